@@ -72,7 +72,7 @@ drill-mutants: setup ## take from each drill the rule that it stands for, and se
 	@$(BIN)/python -m tests.drill_mutants $(RUN)
 
 soak: setup ## a crowd of 2,000 jobs on shared quotas, then twenty drills in a row at random moments
-	@$(BIN)/python -m tests.crowd --jobs 2000
+	@$(BIN)/python -m tests.load_test --jobs 2000
 	@$(BIN)/python -m evenkeel_local.soak
 
 drills: setup ## every drill, the storm and the scenarios: more than a quarter of an hour

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import event_to_cordon
-from bench.event_to_cordon import AIM, AIMED, Report
-from bench.figures import Limit, quantile, regressions
-from bench.lanes import BenchFailed
+from bench.cordon_timer import BenchFailed
+from bench.event_to_cordon import AIM, AIMED, LatencyReport
+from bench.figures import RegressionLimit, quantile, regressions
 from evenkeel_local import PROJECT
 from evenkeel_local.processes import interruptible
 
@@ -64,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"Baseline written: {BASELINE}")
         return 0
     limits = {
-        name: Limit(baseline["ratios"][name], tolerance)
+        name: RegressionLimit(baseline["ratios"][name], tolerance)
         for name, tolerance in baseline["tolerances"].items()
         if name in baseline["ratios"]
     }
@@ -76,7 +76,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return 1 if worse else 0
 
 
-def table(report: Report, baseline: dict[str, float]) -> list[str]:
+def table(report: LatencyReport, baseline: dict[str, float]) -> list[str]:
     """Return what a person reads: ratios first, then where the time went on this machine."""
     lines = ["", "EVENT → NODE UNSCHEDULABLE, one run, one engine", ""]
     lines.append(f"  {'ratio':<36}{'p50':>7}  {'95 % interval':>14}{'p99':>8}{'baseline p50':>15}")

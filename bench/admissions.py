@@ -28,8 +28,8 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
+from bench.cpu_usage import Usage
 from bench.figures import ratio
-from bench.machine import Usage
 from evenkeel.adapters import aws
 from evenkeel.adapters.dynamo_ledger import DynamoLedger
 from evenkeel.adapters.system import RandomIds
@@ -43,7 +43,7 @@ from evenkeel.services.storage import rows
 from evenkeel_local.engine import Engine
 from evenkeel_local.identities import Credentials, bootstrap, make_user
 from tests.contract.test_ledger import make_tables
-from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.job_scenario import JobScenario
 
 AIM: Final = 0.5
 TEAMS: Final = ("red", "blue", "green")
@@ -53,7 +53,7 @@ LANES: Final = ("pass", "bare")
 _PATIENCE_SECONDS: Final = 120.0
 
 
-class Report(Value):
+class AdmissionReport(Value):
     """What one number of writers came to."""
 
     writers: int
@@ -139,8 +139,8 @@ def _names(prefix: str) -> dict[Table, str]:
 def _pass(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
     """Run passes until nobody waits; return when it began, when its last admission was in, and what it committed."""
     client = _Recorder(task.credentials.client("dynamodb", config=aws.READS_AND_IDEMPOTENT_WRITES))
-    story = Story(size=task.nodes)
-    world = story.world
+    scenario = JobScenario(size=task.nodes)
+    world = scenario.world
     ledger = DynamoLedger(_names(task.prefix), client)
 
     def run() -> schedule_jobs.Outcome:
@@ -152,8 +152,8 @@ def _pass(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
             RandomIds(),
             world.telemetry,
             clusters=(next(iter(world.cluster.by_name))[0],),
-            policy=story.policy,
-            mode=story.mode,
+            policy=scenario.policy,
+            mode=scenario.mode,
             now=world.clock.now(),
         )
 
@@ -226,8 +226,8 @@ def _a_queue(credentials: Credentials, prefix: str, jobs: int) -> int:
     """Set up teams and their waiting jobs on tables of their own; return how many nodes the fleet has."""
     ledger = make_tables(credentials.client("dynamodb"), prefix)
     nodes = jobs * 2
-    story = Story(size=nodes)
-    now = story.world.clock.now()
+    scenario = JobScenario(size=nodes)
+    now = scenario.world.clock.now()
     parts: list[Team | FleetQuotas] = [FleetQuotas(priority_classes={"low": 1, "high": 10})]
     parts += [
         Team.model_validate(
@@ -244,13 +244,13 @@ def _a_queue(credentials: Credentials, prefix: str, jobs: int) -> int:
         )
         for name in TEAMS
     ]
-    for where in (ledger, story.ledger):
+    for where in (ledger, scenario.ledger):
         for part in parts:
             request = set_quotas.Request(part=part, expected=0, by="role/Platform", reason="A benchmark.")
-            set_quotas.run(request, where, story.passes, now=now)
+            set_quotas.run(request, where, scenario.passes, now=now)
     # Submission is none of a pass's work: jobs are submitted in memory, and their rows stored a hundred at a time.
     waiting = [
-        story.submit(
+        scenario.submit(
             f"key-{number}",
             team=TEAMS[number % len(TEAMS)],
             nodes=1 + number % 2,
@@ -264,7 +264,7 @@ def _a_queue(credentials: Credentials, prefix: str, jobs: int) -> int:
 
 
 @dataclass
-class _Bench:
+class _AdmissionBench:
     credentials: Credentials
     jobs: int
     pools: dict[int, ProcessPoolExecutor]
@@ -313,11 +313,11 @@ def _pools() -> Iterator[dict[int, ProcessPoolExecutor]]:
             pool.shutdown(cancel_futures=True)
 
 
-def run(rounds: int, jobs: int) -> list[Report]:
+def run(rounds: int, jobs: int) -> list[AdmissionReport]:
     """Measure all lanes with each number of writers, in turn."""
     with tempfile.TemporaryDirectory() as folder, Engine.start(Path(folder)) as engine, _pools() as pools:
         statement = {"Effect": "Allow", "Action": "dynamodb:*", "Resource": "*"}
-        bench = _Bench(make_user(bootstrap(engine), "bench", [statement]), jobs, pools)
+        bench = _AdmissionBench(make_user(bootstrap(engine), "bench", [statement]), jobs, pools)
         turns = [(lane, writers) for writers in WRITERS for lane in LANES]
         for lane, writers in turns:  # processes are up, code is warm, and what is to be sent is known
             bench.take(lane, writers)
@@ -329,7 +329,7 @@ def run(rounds: int, jobs: int) -> list[Report]:
             print(f"  round {number + 1} of {rounds}", file=sys.stderr, flush=True)
         others = Usage.now().others_since(before)
     return [
-        Report(
+        AdmissionReport(
             writers=writers,
             admissions=jobs,
             transactions=len(bench.recorded),

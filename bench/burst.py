@@ -29,14 +29,34 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from evenkeel.domain.capacity.compatibility import Place
+from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.capacity.shortages import Shortages
-from evenkeel.domain.capacity.start_estimates import Asked, Held, expected_starts, expected_wait, left_of
+from evenkeel.domain.capacity.start_estimates import (
+    RunningUse,
+    WaitingUse,
+    expected_starts,
+    expected_wait,
+    remaining_seconds,
+)
 from evenkeel.domain.economics import money
-from evenkeel.domain.renting.demand import Chance, Placement, PlacementFacts, Spending, Terms, Waiting, shadow_price
-from evenkeel.domain.renting.migration import Guest, Home, Stay, StayFacts, judge_stay
-from evenkeel.domain.renting.placement import place
+from evenkeel.domain.renting.demand import (
+    CandidatePool,
+    JobDemand,
+    PlacementAction,
+    PlacementFacts,
+    RiskLimits,
+    SpendLimits,
+    shadow_price,
+)
+from evenkeel.domain.renting.migration import (
+    MigrationAction,
+    MigrationCandidate,
+    MigrationFacts,
+    MigrationTarget,
+    decide_migration,
+)
+from evenkeel.domain.renting.placement import choose_pool
 
 Json = dict[str, Any]
 HERE = Path(__file__).parent
@@ -60,7 +80,7 @@ def setup_hash() -> str:
 
 
 @dataclass(slots=True)
-class Job:
+class TraceJob:
     """One job of the trace, and what has become of it."""
 
     name: str
@@ -85,7 +105,7 @@ class Job:
     @property
     def guess(self) -> float:
         """How much longer it is expected to take."""
-        return left_of(self.estimate, self.done)
+        return remaining_seconds(self.estimate, self.done)
 
 
 @functools.cache
@@ -99,7 +119,7 @@ def _trace() -> tuple[dict[str, list[tuple[float, int]]], list[float]]:
     return arrivals, lengths
 
 
-def jobs_of(setup: Json, seed: int, sigma: float) -> list[Job]:
+def jobs_of(setup: Json, seed: int, sigma: float) -> list[TraceJob]:
     """Draw one month of jobs, in the order in which they arrive."""
     rng = random.Random(f"{seed}/jobs")
     told = setup["jobs"]
@@ -127,7 +147,9 @@ def jobs_of(setup: Json, seed: int, sigma: float) -> list[Job]:
             nodes = max(1, -(-gpus // 8))
             value = round(told["classes"][kind]["usdPerHourOfDelay"] * money.MICROS)
             found.append(
-                Job("", vc, kind, moment, nodes, gpus if nodes == 1 else 8, run, max(60.0, run * wrong), saves, value)
+                TraceJob(
+                    "", vc, kind, moment, nodes, gpus if nodes == 1 else 8, run, max(60.0, run * wrong), saves, value
+                )
             )
     found.sort(key=lambda job: job.at)
     for number, job in enumerate(found):
@@ -138,7 +160,7 @@ def jobs_of(setup: Json, seed: int, sigma: float) -> list[Job]:
 # ---------------------------------------------------------------- the market
 
 
-class MarketOfNodes:
+class CapacityMarket:
     """Which (type, zone, kind) has capacity when: open and closed in turn, the same for every policy of one seed."""
 
     def __init__(self, setup: Json, seed: int) -> None:
@@ -167,13 +189,13 @@ class MarketOfNodes:
             low, high = (middle + 1, high) if times[middle] <= now else (low, middle)
         return low % 2 == 1
 
-    def launch_seconds(self, job: Job) -> float:
+    def launch_seconds(self, job: TraceJob) -> float:
         """Draw how long this start of this job takes until its last node is Ready."""
         rng = random.Random(f"{self.seed}/launch/{job.name}/{job.starts}")
         law = self.setup["launch"]
         return max(math.exp(math.log(law["medianSeconds"]) + law["sigma"] * rng.gauss(0, 1)) for _ in range(job.nodes))
 
-    def interrupted_after(self, job: Job) -> float:
+    def interrupted_after(self, job: TraceJob) -> float:
         """Draw when the first of this start's spot nodes is taken back."""
         rng = random.Random(f"{self.seed}/reclaim/{job.name}/{job.starts}")
         return rng.expovariate(self.setup["spot"]["interruptionsPerNodeHour"] * job.nodes / HOUR)
@@ -183,7 +205,7 @@ class MarketOfNodes:
 
 
 @dataclass(frozen=True)
-class Way:
+class BaselinePolicy:
     """One policy with its knobs."""
 
     name: str
@@ -195,7 +217,7 @@ class Way:
     value_factor: float = 1.0
     """`evenkeel` only: how many times the price of delay it believes in, for the frontier."""
 
-    def key(self, job: Job) -> tuple[float, float, str]:
+    def key(self, job: TraceJob) -> tuple[float, float, str]:
         """Return the job's place in the queue."""
         if self.order == "class":
             return (-job.value, job.at, job.name)
@@ -204,18 +226,18 @@ class Way:
         return (0.0, job.at, job.name)
 
 
-def baselines(setup: Json) -> dict[str, list[Way]]:
+def baselines(setup: Json) -> dict[str, list[BaselinePolicy]]:
     """Return every knob of the three baselines, as the setup lists them."""
     told = setup["baselines"]
     always, greedy = told["always"], told["greedy"]
     return {
-        "committed": [Way("committed", order) for order in told["committed"]["orders"]],
+        "committed": [BaselinePolicy("committed", order) for order in told["committed"]["orders"]],
         "always": [
-            Way("always", *each)
+            BaselinePolicy("always", *each)
             for each in itertools.product(always["orders"], [0.0], always["spot"], always["mostGpus"])
         ],
         "greedy": [
-            Way("greedy", *each)
+            BaselinePolicy("greedy", *each)
             for each in itertools.product(greedy["orders"], greedy["patienceHours"], greedy["spot"], greedy["mostGpus"])
         ],
     }
@@ -225,16 +247,16 @@ def baselines(setup: Json) -> dict[str, list[Way]]:
 
 
 @dataclass(slots=True)
-class Run:
+class TraceJobRun:
     """One start of one job."""
 
-    job: Job
+    job: TraceJob
     token: int
     began: float
     trains_at: float
     ends_at: float
     expected_at: float
-    """When it should end, by the estimate; one that outruns it is reckoned as in `starts.left_of`."""
+    """When it should end, by the estimate; one that outruns it is reckoned as in `starts.remaining_seconds`."""
     seats: tuple[tuple[int, int], ...] = ()
     """Committed: (node, GPUs)."""
     pool: Pool | None = None
@@ -243,7 +265,7 @@ class Run:
 
 
 @dataclass
-class Outcome:
+class BurstOutcome:
     """What one policy came to in one world."""
 
     rent_parts: int = 0
@@ -263,19 +285,19 @@ class Outcome:
         return (self.rent_parts + self.delay_parts) / money.PARTS
 
 
-class World:
+class BurstSimulation:
     """One month, one policy."""
 
-    def __init__(self, setup: Json, way: Way, seed: int, sigma: float | None = None) -> None:
+    def __init__(self, setup: Json, way: BaselinePolicy, seed: int, sigma: float | None = None) -> None:
         self.setup, self.way = setup, way
-        self.market = MarketOfNodes(setup, seed)
+        self.market = CapacityMarket(setup, seed)
         self.jobs = jobs_of(setup, seed, setup["jobs"]["estimate"]["sigma"] if sigma is None else sigma)
         self.sigma = setup["jobs"]["estimate"]["sigma"] if sigma is None else sigma
         self.free = [8] * setup["committed"]["nodes"]
-        self.queue: list[tuple[tuple[float, float, str], Job]] = []
-        self.runs: dict[int, Run] = {}
+        self.queue: list[tuple[tuple[float, float, str], TraceJob]] = []
+        self.runs: dict[int, TraceJobRun] = {}
         self.rented: set[int] = set()
-        self.leaving: dict[int, Run] = {}
+        self.leaving: dict[int, TraceJobRun] = {}
         self.events: list[tuple[float, int, int, int]] = []
         self.numbers = itertools.count()
         self.memory = Shortages()
@@ -285,12 +307,12 @@ class World:
         self.pools = _pools(setup)
         self.home_pool = _committed(setup)
         self.share_full, self.seen_at = 0.0, 0.0
-        self.out = Outcome()
+        self.out = BurstOutcome()
         self.busy_gpu_seconds = 0.0
 
     # ------------------------------------------------ the clock
 
-    def play(self) -> Outcome:
+    def play(self) -> BurstOutcome:
         """Play the month, and on until the last job has ended."""
         began = time.process_time()
         for number, job in enumerate(self.jobs):
@@ -325,14 +347,14 @@ class World:
             self.share_full = self.share_full * fades + (1 - fades) * bool(self.queue)
             self.seen_at = now
 
-    def _arrive(self, job: Job, now: float) -> None:
+    def _arrive(self, job: TraceJob, now: float) -> None:
         if not (self.way.order == "arrival" and self.queue) and self._seat(job, now):
             return
         insort(self.queue, (self.way.key(job), job))
         if self.way.name == "evenkeel":
             self._weigh_queue(now, [job])
         elif self.way.patience_hours <= 0:
-            self._rent_as_told(job, now)
+            self._rent_as_decided(job, now)
 
     def _pass(self, now: float) -> None:
         self._fill(now)
@@ -342,7 +364,7 @@ class World:
         elif self.way.patience_hours < math.inf:
             for _, job in list(self.queue):
                 if now - job.at >= self.way.patience_hours * HOUR:
-                    self._rent_as_told(job, now)
+                    self._rent_as_decided(job, now)
 
     def _fill(self, now: float) -> None:
         kept = []
@@ -361,14 +383,14 @@ class World:
 
     # ------------------------------------------------ committed nodes
 
-    def _seats(self, job: Job) -> tuple[tuple[int, int], ...]:
+    def _seats(self, job: TraceJob) -> tuple[tuple[int, int], ...]:
         if job.nodes > 1:
             whole = [node for node, free in enumerate(self.free) if free == 8]
             return tuple((node, 8) for node in whole[: job.nodes]) if len(whole) >= job.nodes else ()
         fitting = [(free, node) for node, free in enumerate(self.free) if free >= job.per_node]
         return ((min(fitting)[1], job.per_node),) if fitting else ()
 
-    def _seat(self, job: Job, now: float, *, after: float = 0.0) -> bool:
+    def _seat(self, job: TraceJob, now: float, *, after: float = 0.0) -> bool:
         seats = self._seats(job)
         if not seats:
             return False
@@ -379,17 +401,17 @@ class World:
 
     # ------------------------------------------------ starts and ends
 
-    def _begin(self, job: Job, now: float, launch: float, **where: Any) -> Run:
+    def _begin(self, job: TraceJob, now: float, launch: float, **where: Any) -> TraceJobRun:
         restart = self.setup["jobs"]["restartSeconds"] if job.starts else 0
         job.starts += 1
         trains_at = now + launch + restart
         ends_at, expected_at = trains_at + job.run - job.done, trains_at + job.guess
-        run = Run(job, next(self.numbers), now, trains_at, ends_at, expected_at, **where)
+        run = TraceJobRun(job, next(self.numbers), now, trains_at, ends_at, expected_at, **where)
         self.runs[run.token] = run
         heapq.heappush(self.events, (run.ends_at, next(self.numbers), 2, run.token))
         return run
 
-    def _leave(self, run: Run, now: float, *, is_done: bool) -> int:
+    def _leave(self, run: TraceJobRun, now: float, *, is_done: bool) -> int:
         """Take a run off its nodes; what it has done by now is kept where the job saves. Returns jobs ended."""
         job = run.job
         for node, gpus in run.seats:
@@ -412,13 +434,13 @@ class World:
         self._arrive(job, now)
         return 0
 
-    def _pay(self, run: Run, now: float) -> None:
+    def _pay(self, run: TraceJobRun, now: float) -> None:
         assert run.pool is not None  # the caller asked
         self.rented.discard(run.token)
         rate = run.pool.micros_per_node_hour * run.job.nodes
         self.rates[run.job.team] -= rate
         self.fleet_rate -= rate
-        rental = money.Rental(
+        rental = money.BillableRental(
             pool=run.pool.name,
             job_id=run.job.name,
             team=run.job.team,
@@ -431,7 +453,7 @@ class World:
 
     # ------------------------------------------------ renting
 
-    def _rent(self, job: Job, pool: Pool, now: float, waited: float) -> bool:
+    def _rent(self, job: TraceJob, pool: Pool, now: float, waited: float) -> bool:
         """Ask for nodes. False where the market is closed, which is remembered."""
         if not self.market.is_open(pool.instance_type, pool.zone, pool.market, now + waited):
             self.memory = self.memory.with_refusal(pool.instance_type, pool.zone, pool.market, _at(now))
@@ -450,7 +472,7 @@ class World:
         self.out.most_team_rate = max(self.out.most_team_rate, self.rates[job.team])
         return True
 
-    def _rent_as_told(self, job: Job, now: float) -> None:
+    def _rent_as_decided(self, job: TraceJob, now: float) -> None:
         """Rent as the baselines do: the cheapest kind first, within the caps, where nothing was refused lately."""
         if job.gpus > self.way.most_gpus:
             return
@@ -468,21 +490,23 @@ class World:
                 return
             waited += self.setup["market"]["refusalAnswerSeconds"]
 
-    def _unqueue(self, job: Job) -> None:
+    def _unqueue(self, job: TraceJob) -> None:
         self.queue = [entry for entry in self.queue if entry[1] is not job]
 
     # ------------------------------------------------ what Evenkeel decides
 
-    def _weigh_queue(self, now: float, jobs: Sequence[Job]) -> None:
+    def _weigh_queue(self, now: float, jobs: Sequence[TraceJob]) -> None:
         if not self.queue:
             return
         held = [
-            Held(run.job.gpus, run.expected_at - now if run.expected_at > now else max(60.0, (now - run.trains_at) / 2))
+            RunningUse(
+                run.job.gpus, run.expected_at - now if run.expected_at > now else max(60.0, (now - run.trains_at) / 2)
+            )
             for run in self.runs.values()
             if run.seats
         ]
         ordered = [job for _, job in self.queue]
-        starts = expected_starts(sum(self.free), held, [Asked(job.gpus, job.guess) for job in ordered])
+        starts = expected_starts(sum(self.free), held, [WaitingUse(job.gpus, job.guess) for job in ordered])
         waits = {
             job.name: expected_wait(forecast, 0.0 if job.starts else now - job.at)
             for job, forecast in zip(ordered, starts, strict=True)
@@ -493,7 +517,7 @@ class World:
             if self._may_pay(job, waits[job.name], shadow):
                 self._weigh(job, now, waits[job.name], shadow)
 
-    def _may_pay(self, job: Job, wait: float, shadow: int) -> bool:
+    def _may_pay(self, job: TraceJob, wait: float, shadow: int) -> bool:
         """Whether renting could pay at all: if not, the job need not be weighed pool by pool.
 
         No rental costs less than the cheapest node for the bare run, and none gains more than the whole wait.
@@ -502,15 +526,15 @@ class World:
         gain = job.value * self.way.value_factor * (wait + self.setup["committed"]["launchSeconds"])
         return bool(gain + shadow * job.gpus * job.guess > cheapest * job.nodes * job.guess)
 
-    def _shadow(self, job: Job, queue_price: int) -> int:
+    def _shadow(self, job: TraceJob, queue_price: int) -> int:
         cheapest = min(pool.micros_per_node_hour // pool.accelerators_per_node for pool in self.pools[_size(job)])
         return shadow_price(cheapest, self.share_full, queue_price, 8 * len(self.free))
 
-    def _weigh(self, job: Job, now: float, wait: float, shadow: int) -> None:
+    def _weigh(self, job: TraceJob, now: float, wait: float, shadow: int) -> None:
         waited = 0.0
         for _ in range(1 + len(self.pools[_size(job)])):
-            decision = place(self._facts(job, now, wait, shadow))
-            if decision.action is not Placement.RENT:
+            decision = choose_pool(self._facts(job, now, wait, shadow))
+            if decision.action is not PlacementAction.RENT:
                 return
             pool = next(each for each in self.pools[_size(job)] if each.name == decision.pool)
             if self._rent(job, pool, now, waited):
@@ -518,11 +542,11 @@ class World:
                 return
             waited += self.setup["market"]["refusalAnswerSeconds"]
 
-    def _facts(self, job: Job, now: float, wait: float, shadow: int) -> PlacementFacts:
+    def _facts(self, job: TraceJob, now: float, wait: float, shadow: int) -> PlacementFacts:
         moment = _at(now)
         chances = [
             # It does not fit now, or it would not be asked about.
-            Chance(
+            CandidatePool(
                 pool=self.home_pool,
                 accelerators_left=0,
                 wait_seconds=max(1.0, wait),
@@ -532,8 +556,8 @@ class World:
         for pool in self.pools[_size(job)]:
             barred = self.memory.barred_until(pool.instance_type, pool.zone, pool.market, moment)
             left = pool.most_nodes * pool.accelerators_per_node
-            chances.append(Chance(pool=pool, accelerators_left=left, barred_until=barred))
-        waiting = Waiting(
+            chances.append(CandidatePool(pool=pool, accelerators_left=left, barred_until=barred))
+        waiting = JobDemand(
             job_id=job.name,
             team=job.team,
             job_class=job.kind,
@@ -547,13 +571,13 @@ class World:
             submitted_at=_at(job.at),
             done_seconds=job.done,
         )
-        spending = Spending(
+        spending = SpendLimits(
             team_micros_per_hour=self.rates.get(job.team, 0),
             fleet_micros_per_hour=self.fleet_rate,
             team_cap_micros_per_hour=self.caps[0],
             fleet_cap_micros_per_hour=self.caps[1],
         )
-        return PlacementFacts(job=waiting, chances=tuple(chances), spending=spending, terms=TERMS, now=moment)
+        return PlacementFacts(job=waiting, candidates=tuple(chances), spending=spending, terms=TERMS, now=moment)
 
     def _go_home(self, now: float) -> None:
         """Take guests home to what the queue has left over."""
@@ -568,17 +592,17 @@ class World:
             if now < run.trains_at or not self._seats(job):
                 continue
             assert run.pool is not None  # it is rented
-            facts = StayFacts(
-                guest=self._guest(run, now),
+            facts = MigrationFacts(
+                candidate=self._guest(run, now),
                 pool=run.pool,
-                home=Home(
+                target=MigrationTarget(
                     pool="committed",
                     launch_seconds=self.setup["committed"]["launchSeconds"],
                     shadow_micros_per_accelerator_hour=self._shadow(job, queue_price),
                 ),
                 now=_at(now),
             )
-            if judge_stay(facts).action is not Stay.GO_HOME:
+            if decide_migration(facts).action is not MigrationAction.MIGRATE:
                 continue
             # It saves, and the rent runs on meanwhile; the seats are kept for it.
             del self.runs[token]
@@ -589,15 +613,15 @@ class World:
             self.out.moves += 1
             self._seat(job, now, after=SAVE_SECONDS)
 
-    def _guest(self, run: Run, now: float) -> Guest:
+    def _guest(self, run: TraceJobRun, now: float) -> MigrationCandidate:
         job, trained = run.job, now - run.trains_at
-        return Guest(
+        return MigrationCandidate(
             job_id=job.name,
             team=job.team,
             nodes=job.nodes,
             accelerators_per_node=job.per_node,
             micros_per_hour_of_delay=round(job.value * self.way.value_factor),
-            left_seconds=left_of(job.estimate, job.done + trained),
+            left_seconds=remaining_seconds(job.estimate, job.done + trained),
             since_checkpoint_seconds=trained % self.setup["jobs"]["checkpointSeconds"],
             checkpoint_seconds=self.setup["jobs"]["checkpointSeconds"] if job.saves else None,
             save_seconds=SAVE_SECONDS,
@@ -606,7 +630,7 @@ class World:
 
 
 SAVE_SECONDS = 60.0
-TERMS = Terms()
+TERMS = RiskLimits()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -614,7 +638,7 @@ def _at(seconds: float) -> datetime:
     return BEGIN + timedelta(seconds=seconds)
 
 
-def _size(job: Job) -> str:
+def _size(job: TraceJob) -> str:
     """Return the smallest rented type that holds one of its pods."""
     return next(
         name for name, gpus in (("g5.xlarge", 1), ("g5.12xlarge", 4), ("g5.48xlarge", 8)) if gpus >= job.per_node
@@ -632,7 +656,7 @@ def _committed(setup: Json) -> Pool:
         accelerators_per_node=8,
         most_nodes=told["nodes"],
         launch=launch,
-        place=Place(),
+        place=PoolEnvironment(),
     )
 
 
@@ -656,7 +680,7 @@ def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
                 least_billed_seconds=market["leastBilledSeconds"],
                 launch=launch,
                 interruptions_per_node_hour=law["interruptionsPerNodeHour"],
-                place=Place(),
+                place=PoolEnvironment(),
             )
             for kind, share, law in (
                 (Market.SPOT, market["spotShareOfOnDemand"], market["spot"]),
@@ -670,9 +694,11 @@ def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
 # ---------------------------------------------------------------- tuning and measuring
 
 
-def tuned(setup: Json, ways: Sequence[Way], seeds: Sequence[int]) -> tuple[Way, list[tuple[float, Way]]]:
+def tuned(
+    setup: Json, ways: Sequence[BaselinePolicy], seeds: Sequence[int]
+) -> tuple[BaselinePolicy, list[tuple[float, BaselinePolicy]]]:
     """Return the best knobs: all on one seed, the best quarter on three, the best four on every tuning seed."""
-    kept, seen = list(ways), dict[tuple[Way, int], float]()
+    kept, seen = list(ways), dict[tuple[BaselinePolicy, int], float]()
     for count, least in ((1, len(kept) // 4), (3, 4)):
         ranked = sorted(((_mean(setup, way, seeds[:count], seen), way) for way in kept), key=lambda pair: pair[0])
         kept = [way for _, way in ranked[: max(4, least)]]
@@ -680,10 +706,12 @@ def tuned(setup: Json, ways: Sequence[Way], seeds: Sequence[int]) -> tuple[Way, 
     return final[0][1], final
 
 
-def _mean(setup: Json, way: Way, seeds: Sequence[int], seen: dict[tuple[Way, int], float]) -> float:
+def _mean(
+    setup: Json, way: BaselinePolicy, seeds: Sequence[int], seen: dict[tuple[BaselinePolicy, int], float]
+) -> float:
     for seed in seeds:
         if (way, seed) not in seen:
-            seen[way, seed] = World(setup, way, seed).play().usd
+            seen[way, seed] = BurstSimulation(setup, way, seed).play().usd
     return statistics.fmean(seen[way, seed] for seed in seeds)
 
 
@@ -698,7 +726,7 @@ def interval(ratios: Sequence[tuple[float, float]], seed: int = 1) -> tuple[floa
     return ratio(ratios), drawn[int(0.025 * _RESAMPLES)], drawn[int(0.975 * _RESAMPLES) - 1]
 
 
-def told_of(outcomes: Mapping[int, Outcome]) -> Json:
+def described(outcomes: Mapping[int, BurstOutcome]) -> Json:
     """Return the figures of one policy over its seeds."""
     every = list(outcomes.values())
     delays = sorted(delay for each in every for delay in each.delays)
@@ -719,7 +747,7 @@ def told_of(outcomes: Mapping[int, Outcome]) -> Json:
     }
 
 
-def _shown(way: Way) -> Json:
+def _shown(way: BaselinePolicy) -> Json:
     return {
         "order": way.order,
         "spot": way.spot,
@@ -729,14 +757,14 @@ def _shown(way: Way) -> Json:
     }
 
 
-def _frontier(setup: Json, best: Mapping[str, Way], seeds: Sequence[int]) -> Iterator[Json]:
+def _frontier(setup: Json, best: Mapping[str, BaselinePolicy], seeds: Sequence[int]) -> Iterator[Json]:
     """Yield (cost, wait) of each policy over its own knob: what it believes delay is worth, or its patience."""
     ways = [replace(best["evenkeel"], value_factor=factor) for factor in setup["frontier"]["valueFactors"]]
     ways += [replace(best["greedy"], patience_hours=hours) for hours in setup["baselines"]["greedy"]["patienceHours"]]
     ways += [replace(best["always"], most_gpus=most) for most in setup["baselines"]["always"]["mostGpus"]]
     ways.append(best["committed"])
     for way in ways:
-        told = told_of({seed: World(setup, way, seed).play() for seed in seeds})
+        told = described({seed: BurstSimulation(setup, way, seed).play() for seed in seeds})
         yield {
             "policy": way.name,
             **_shown(way),
@@ -754,17 +782,20 @@ def main(words: Sequence[str] | None = None) -> int:
     setup = load_setup()
     tuning = setup["seeds"]["tuning"][: 1 if asked.quick else None]
     seeds = setup["seeds"]["measured"][: asked.seeds]
-    best: dict[str, Way] = {}
+    best: dict[str, BaselinePolicy] = {}
     found: Json = {"setup": setup_hash(), "seeds": seeds, "tuned": {}, "policies": {}}
-    groups = {**baselines(setup), "evenkeel": [Way("evenkeel", order) for order in ("backfill", "class", "value")]}
+    groups = {
+        **baselines(setup),
+        "evenkeel": [BaselinePolicy("evenkeel", order) for order in ("backfill", "class", "value")],
+    }
     for name, ways in groups.items():
         best[name], ranking = tuned(setup, ways, tuning)
         found["tuned"][name] = {"tried": len(ways), **_shown(best[name]), "usd": round(ranking[0][0])}
         print(f"  tuned {name:<10} {found['tuned'][name]}", flush=True)
-    outcomes = {name: {seed: World(setup, way, seed).play() for seed in seeds} for name, way in best.items()}
+    outcomes = {name: {seed: BurstSimulation(setup, way, seed).play() for seed in seeds} for name, way in best.items()}
     print(f"\n  {'policy':<10}{'$':>8}{'rent $':>9}{'delay $':>9}{'mean h':>8}{'90 % h':>8}{'rentals':>9}{'idle':>7}")
     for name, each in outcomes.items():
-        told = found["policies"][name] = told_of(each)
+        told = found["policies"][name] = described(each)
         print(
             f"  {name:<10}{told['usd']:>8}{told['rentUsd']:>9}{told['delayUsd']:>9}{told['meanDelayHours']:>8.2f}"
             f"{told['p90DelayHours']:>8.2f}{told['rentals']:>9}{told['idleShare']:>7.1%}"
@@ -795,7 +826,7 @@ def _write(output: Path | None, found: Json) -> None:
         output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def _more(setup: Json, best: Mapping[str, Way], rival: str, seeds: Sequence[int], found: Json) -> None:
+def _more(setup: Json, best: Mapping[str, BaselinePolicy], rival: str, seeds: Sequence[int], found: Json) -> None:
     """Add the frontier, and what better and worse estimates of run times would change; fewer seeds each."""
     found["frontier"] = list(_frontier(setup, best, seeds[:_FRONTIER_SEEDS]))
     print(f"\n  frontier, {_FRONTIER_SEEDS} seeds: rent $ and mean delay h")
@@ -805,7 +836,10 @@ def _more(setup: Json, best: Mapping[str, Way], rival: str, seeds: Sequence[int]
     found["otherEstimates"] = {}
     for sigma in setup["jobs"]["estimate"]["otherSigmas"]:
         pairs = [
-            (World(setup, best["evenkeel"], seed, sigma).play().usd, World(setup, best[rival], seed, sigma).play().usd)
+            (
+                BurstSimulation(setup, best["evenkeel"], seed, sigma).play().usd,
+                BurstSimulation(setup, best[rival], seed, sigma).play().usd,
+            )
             for seed in seeds[:_ESTIMATE_SEEDS]
         ]
         ratio, low, high = (round(each, 3) for each in interval(pairs))
@@ -823,7 +857,7 @@ _FRONTIER_SEEDS = 4
 _ESTIMATE_SEEDS = 8
 
 
-def _pairs(ours: Mapping[int, Outcome], theirs: Mapping[int, Outcome]) -> list[tuple[float, float]]:
+def _pairs(ours: Mapping[int, BurstOutcome], theirs: Mapping[int, BurstOutcome]) -> list[tuple[float, float]]:
     return [(each.usd, theirs[seed].usd) for seed, each in ours.items()]
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.burst import load_setup, setup_hash
-from evenkeel.domain.elastic.grow_shrink import GrowFacts, Idle, grow, make_room
+from evenkeel.domain.elastic.grow_shrink import GrowFacts, IdleNodes, plan_growth, plan_shrink
 from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
@@ -32,7 +32,7 @@ DAY = 86_400
 
 
 @dataclass(frozen=True)
-class Day:
+class ElasticDay:
     """What came of one day, in shares of its idle GPU-seconds."""
 
     idle_gpu_hours: float
@@ -80,15 +80,15 @@ def play(told: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
         now = BEGIN + timedelta(seconds=seconds)
         extra = job.nodes - base
         if free < extra:
-            size = job.nodes - sum(r.from_nodes - r.to_nodes for r in make_room([job], extra - free, 1).resizes)
+            size = job.nodes - sum(r.from_nodes - r.to_nodes for r in plan_shrink([job], extra - free, 1).resizes)
             job, since = job.but(nodes=size, resized_at=now), []
             gained, resizes = gained - cost * size * step, resizes + 1
         else:
             # Those that stood idle longest are the last that inference takes again.
             since = since[: free - extra] + [seconds] * (free - extra - len(since))
             stood = sum(seconds - each for each in since)
-            facts = GrowFacts(jobs=(job,), idle=Idle(nodes=free - extra, idle_node_seconds=stood), now=now)
-            for each in grow(facts).resizes if since else ():
+            facts = GrowFacts(jobs=(job,), idle=IdleNodes(nodes=free - extra, idle_node_seconds=stood), now=now)
+            for each in plan_growth(facts).resizes if since else ():
                 since = since[: len(since) - (each.to_nodes - each.from_nodes)]
                 job = job.but(nodes=each.to_nodes, resized_at=now)
                 gained, resizes = gained - cost * each.to_nodes * step, resizes + 1
@@ -111,12 +111,12 @@ def best(told: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
     return gained, -resizes
 
 
-def a_day(told: dict[str, Any], name: str, seed: int = 0) -> Day:
+def a_day(told: dict[str, Any], name: str, seed: int = 0) -> ElasticDay:
     """Play one day."""
     idle = shapes(told, name, seed)
     whole = sum(idle) * told["step"] * told["tickSeconds"]
     (gained, resizes), (most, best_resizes) = play(told, idle), best(told, idle)
-    return Day(whole / 3600, gained / whole, most / whole, resizes, best_resizes)
+    return ElasticDay(whole / 3600, gained / whole, most / whole, resizes, best_resizes)
 
 
 def main(words: Sequence[str] | None = None) -> int:

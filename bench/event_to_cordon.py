@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench.cordon_timer import STACK as YARDSTICKS
+from bench.cordon_timer import BenchFailed, CordonTimer, Sample
+from bench.cpu_usage import Usage
 from bench.figures import Ratio, ratio
-from bench.lanes import STACK as YARDSTICKS
-from bench.lanes import BenchFailed, Sample, Track
-from bench.machine import Usage
 from bench.node_watch import NodeWatch, admin_api
 from evenkeel_local.data_centre import DataCentre, FleetShape, Say
 from evenkeel_local.deployment import STACK_NAME
@@ -60,7 +60,7 @@ _FLEET: Final = FleetShape(
 
 
 @dataclass(frozen=True)
-class Stage:
+class LatencyStage:
     """One stretch of the way: seconds at the median, in the two lanes that have it."""
 
     name: str
@@ -72,14 +72,14 @@ Samples = Mapping[str, Sequence[Sample]]
 
 
 @dataclass(frozen=True)
-class Report:
+class LatencyReport:
     """What a run saw."""
 
     warm: Samples
     """By lane: every function on the way was up."""
     cold: Samples
     """By lane: none was."""
-    stages: tuple[Stage, ...]
+    stages: tuple[LatencyStage, ...]
     own: Mapping[str, tuple[float, ...]]
     """Seconds that each function of the product spent on an event, as it logged them itself; warm."""
     others: float
@@ -124,7 +124,7 @@ class Report:
         }
 
 
-def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say) -> Report:
+def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say) -> LatencyReport:
     """Bring up a data centre with the real stack, deploy the yardsticks beside it, and measure.
 
     Args:
@@ -138,7 +138,7 @@ def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say)
         BenchFailed: something that was awaited did not happen.
     """
     with DataCentre.start(run_dir, fleet=_FLEET, say=say) as centre, NodeWatch(admin_api(centre.cluster)) as watch:
-        track = Track(centre, watch)
+        track = CordonTimer(centre, watch)
         yardsticks = track.deploy_yardsticks(say)
         machines = {EVENKEEL: centre.outputs["RecoverNodeArn"], EMPTY: yardsticks["RecoverNodeArn"]}
 
@@ -157,10 +157,10 @@ def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say)
         cold = measure("measuring cold starts", cold_rounds, is_cold=True)
         others = Usage.now().others_since(before)
         own = _own_seconds(centre, {sample.execution.rpartition("-r")[0] for sample in warm[EVENKEEL]})
-    return Report(warm, cold, tuple(_stages(warm)), own, others)
+    return LatencyReport(warm, cold, tuple(_stages(warm)), own, others)
 
 
-def _one(track: Track, lane: str, machine: str | None, *, is_cold: bool) -> Sample:
+def _one(track: CordonTimer, lane: str, machine: str | None, *, is_cold: bool) -> Sample:
     node = track.next_node()
     if is_cold:
         track.chill(ON_THE_WAY[lane])
@@ -176,7 +176,7 @@ def _as_json(sample: Sample) -> dict[str, Any]:
     return {"seconds": sample.seconds, "acceptSeconds": sample.accept_seconds, "marks": dict(sample.marks)}
 
 
-def _stages(taken: Samples) -> Iterable[Stage]:
+def _stages(taken: Samples) -> Iterable[LatencyStage]:
     """Cut the way at the marks that both workflows leave in their histories."""
     cuts = (
         ("received: the event has started a workflow", None, "started"),
@@ -193,7 +193,7 @@ def _stages(taken: Samples) -> Iterable[Stage]:
             )
             for lane in (EVENKEEL, EMPTY)
         ]
-        yield Stage(name, *medians)
+        yield LatencyStage(name, *medians)
 
 
 def _own_seconds(centre: DataCentre, incidents: set[str]) -> dict[str, tuple[float, ...]]:

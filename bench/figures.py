@@ -55,7 +55,7 @@ def ratio(lane: Sequence[float], yardstick: Sequence[float], *, seed: int = 1) -
 
 
 @dataclass(frozen=True)
-class Limit:
+class RegressionLimit:
     """How far a ratio may rise above its baseline before it counts as a regression."""
 
     baseline: float
@@ -67,7 +67,7 @@ class Limit:
         return self.baseline * (1 + self.tolerance)
 
 
-def regressions(seen: Mapping[str, float], limits: Mapping[str, Limit]) -> list[str]:
+def regressions(seen: Mapping[str, float], limits: Mapping[str, RegressionLimit]) -> list[str]:
     """Return what got worse, one sentence each; a ratio without a baseline is no regression."""
     return [
         f"{name} is {seen[name]:.2f}, more than {limit.tolerance:.0%} above the baseline of {limit.baseline:.2f}"

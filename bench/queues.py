@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from bench.cpu_usage import Usage
 from bench.figures import quantile
-from bench.machine import Usage
 from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
 from evenkeel.domain.kueue.objects import (
     Cohort,
@@ -53,7 +53,7 @@ COHORTS: Final = 10
 
 
 @dataclass
-class Speed:
+class QueueThroughput:
     """One lane of nominations."""
 
     queued: int
@@ -96,10 +96,10 @@ def a_fleet(*, fair: bool) -> Scheduler:
     return Scheduler(queues, cohorts, [Flavor("p5"), Flavor("p4d")], Rules(fair_sharing=fair))
 
 
-def nominations(queued: int, wanted: int, *, fair: bool) -> Speed:
+def nominations(queued: int, wanted: int, *, fair: bool) -> QueueThroughput:
     """Measure verdicts on the heads of queues that hold so many jobs, while jobs end and others move up."""
     rng = random.Random(queued)
-    scheduler, speed = a_fleet(fair=fair), Speed(queued, fair)
+    scheduler, speed = a_fleet(fair=fair), QueueThroughput(queued, fair)
     jobs = [
         Workload(
             f"job-{number:07}",
@@ -166,7 +166,7 @@ class Arrival:
 
 
 @dataclass
-class Ran:
+class ReplayResult:
     """What became of all jobs."""
 
     makespan: float = 0.0
@@ -177,9 +177,9 @@ class Ran:
     cpu_seconds: float = 0.0
 
 
-def run(scheduler: Scheduler, arrivals: Iterable[Arrival]) -> Ran:
+def run(scheduler: Scheduler, arrivals: Iterable[Arrival]) -> ReplayResult:
     """Let every job arrive, run and end. Deciding takes no virtual time; an evicted job begins again from nothing."""
-    ran, clock = Ran(), time.process_time()
+    ran, clock = ReplayResult(), time.process_time()
     coming = {each.workload.workload_id: each for each in arrivals}
     agenda = [(each.at, 0, each.workload.workload_id) for each in coming.values()]
     heapq.heapify(agenda)
@@ -211,7 +211,7 @@ def _carry_out(
     coming: dict[str, Arrival],
     ends: dict[str, float],
     agenda: list[tuple[float, int, str]],
-    ran: Ran,
+    ran: ReplayResult,
 ) -> bool:
     """Start who was admitted, stop who has to go; return whether another cycle could change anything."""
     goes_on = False

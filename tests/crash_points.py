@@ -6,8 +6,8 @@ after each effect; `make test-all` plays both.
 
 import pytest
 
-from tests.fakes.crashes import When
+from tests.fakes.crashes import CrashTiming
 
-MARKS = {When.BEFORE: (pytest.mark.exhaustive,), When.AFTER: ()}
+MARKS = {CrashTiming.BEFORE: (pytest.mark.exhaustive,), CrashTiming.AFTER: ()}
 SIDES = [pytest.param(when, marks=marks) for when, marks in MARKS.items()]
 """For a test that takes `when`."""

@@ -27,10 +27,10 @@ from evenkeel.domain.checkpoints import fence, proof
 from evenkeel.domain.checkpoints import resume as checkpoint_resume
 from evenkeel.domain.economics import forecasts, money
 from evenkeel.domain.elastic import grow_shrink
-from evenkeel.domain.external import kueue_status, serving, workloads
+from evenkeel.domain.external import kueue_status, serving, unmanaged_workloads
 from evenkeel.domain.fault_preview import Preview, preview
 from evenkeel.domain.health import assessment, intake
-from evenkeel.domain.health.faults import Catalogue, Fault, shipped
+from evenkeel.domain.health.faults import Fault, FaultCatalogue, default_catalogue
 from evenkeel.domain.jobs import attempt_end, lifecycle, settlement
 from evenkeel.domain.jobs import awaiting as attempt_waits
 from evenkeel.domain.policy import Policy
@@ -38,21 +38,21 @@ from evenkeel.domain.policy_base import Section
 from evenkeel.domain.quotas import spending
 from evenkeel.domain.recovery import (
     approval,
+    attribution,
     awaiting,
-    blame,
     draining,
     guardrails,
     leases,
     modes,
+    node_slot,
+    opt_out,
     plan,
     repair,
     resume,
     rollback,
-    seats,
     settling,
     unhealthy,
     validation,
-    vetoes,
 )
 from evenkeel.domain.renting import candidates, demand, migration, moving, placement, rental
 from evenkeel.domain.values import Value, rfc3339
@@ -68,7 +68,7 @@ Json = Any
 class ValidationFacts(Value):
     """The facts of a VALIDATION record, which has no model of its own."""
 
-    machine: seats.Holder
+    machine: node_slot.ObservedNode
     expected: int
 
 
@@ -79,12 +79,12 @@ FACTS: Mapping[str, type[Value]] = {
     "RESUME": resume.ResumeFacts,
     "ROLLBACK": rollback.RollbackFacts,
     "DRAIN": draining.DrainFacts,
-    "BLAME": blame.BlameFacts,
+    "BLAME": attribution.AttributionFacts,
     "ADMISSION": decide.AdmissionFacts,
     "RESIZE": resize_facts.ResizeFacts,
     "PLACEMENT": demand.PlacementFacts,
-    "STAY": migration.StayFacts,
-    "LOAN": migration.LoanFacts,
+    "STAY": migration.MigrationFacts,
+    "LOAN": migration.TemporaryCapacityFacts,
     "VALIDATION": ValidationFacts,
 }
 """The model that reads the facts of each kind of decision."""
@@ -92,7 +92,7 @@ FACTS: Mapping[str, type[Value]] = {
 
 def fault_of(key: str) -> Fault:
     """Return the row of the shipped fault catalogue that a fault key leads to."""
-    return shipped().look_up(key)
+    return default_catalogue().look_up(key)
 
 
 def preview_of(key: str, policy: Policy) -> Preview:
@@ -103,102 +103,102 @@ def preview_of(key: str, policy: Policy) -> Preview:
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "admission.admit": fifo.admit,
     "admission.decide": decide.decide,
-    "admission.request_of": request_facts.request_of,
-    "admission.with_ends": request_facts.with_ends,
+    "admission.request_of": request_facts.admission_request,
+    "admission.with_ends": request_facts.with_reservation_ends,
     "approval.answer": approval.answer,
-    "approval.beyond": approval.beyond,
+    "approval.beyond": approval.beyond_approval,
     "approval.why_superseded": approval.why_superseded,
-    "attempts.attempt_answer": attempt_waits.attempt_answer,
+    "attempts.attempt_answer": attempt_waits.evaluate_attempt_wait,
     "attempts.attempt_writers": lifecycle.attempt_writers,
-    "attempts.contradicted": attempt_end.contradicted,
-    "attempts.excused": attempt_end.excused,
+    "attempts.contradicted": attempt_end.end_despite_live_pods,
+    "attempts.excused": attempt_end.without_blame,
     "attempts.job_writers": lifecycle.job_writers,
     "attempts.judge_abandoned": attempt_end.judge_abandoned,
     "attempts.judge_end": attempt_end.judge_end,
-    "attempts.outcome_of": settlement.outcome_of,
+    "attempts.outcome_of": settlement.settled_outcome,
     "attempts.settle": settlement.settle,
-    "blame.blame": blame.blame,
-    "burst.judge_loan": migration.judge_loan,
-    "burst.judge_stay": migration.judge_stay,
+    "blame.blame": attribution.attribute_fault,
+    "burst.judge_loan": migration.decide_temporary_capacity,
+    "burst.judge_stay": migration.decide_migration,
     "checkpoints.choose_resume_point": checkpoint_resume.choose_resume_point,
     "checkpoints.prove": proof.prove,
     "checkpoints.raised": fence.raised,
     "checkpoints.refusal": fence.refusal,
-    "checkpoints.standing": fence.standing,
-    "checkpoints.weigh": proof.weigh,
-    "draining.drain_of": draining.drain_of,
-    "draining.may_finish": draining.may_finish,
-    "draining.weigh_foreign": draining.weigh_foreign,
+    "checkpoints.standing": fence.fence_status,
+    "checkpoints.weigh": proof.verify,
+    "draining.drain_of": draining.plan_drain,
+    "draining.may_finish": draining.finish_deadline,
+    "draining.weigh_foreign": draining.decide_unmanaged_pod,
     "economics.bill": money.bill,
     "economics.forecast": forecasts.forecast,
-    "elastic.after_fault": grow_shrink.after_fault,
-    "elastic.grow": grow_shrink.grow,
-    "elastic.make_room": grow_shrink.make_room,
+    "elastic.after_fault": grow_shrink.decide_after_node_loss,
+    "elastic.grow": grow_shrink.plan_growth,
+    "elastic.make_room": grow_shrink.plan_shrink,
     "events.node_facts": kubernetes_node.facts_of,
-    "events.node_marks": kubernetes_node.marks_of,
+    "events.node_marks": kubernetes_node.fault_evidence,
     "events.parse": envelope.parse,
     "faults.fault_of": fault_of,
     "faults.preview_of": preview_of,
-    "foreign.foreign_workloads": workloads.foreign_workloads,
-    "guardrails.causes_of": guardrails.causes_of,
-    "guardrails.may_go": guardrails.may_go,
-    "guardrails.weigh": guardrails.weigh,
+    "foreign.foreign_workloads": unmanaged_workloads.unmanaged_workloads,
+    "guardrails.causes_of": guardrails.shared_causes,
+    "guardrails.may_go": guardrails.released_actions,
+    "guardrails.weigh": guardrails.check_guardrails,
     "health.assess": assessment.assess,
-    "health.cured_at": assessment.cured_at,
-    "health.trust": assessment.trust,
-    "health.witnesses": assessment.witnesses,
-    "intake.doubt_of": intake.doubt_of,
+    "health.cured_at": assessment.cleared_at,
+    "health.trust": assessment.checkpoint_trust,
+    "health.witnesses": assessment.independent_sources_of,
+    "intake.doubt_of": intake.checkpoint_trust_of,
     "intake.join_or_open": intake.join_or_open,
     "intake.ladder_of": intake.ladder_of,
     "kueue.eviction_of": kueue_status.eviction_of,
-    "kueue.said_of": kueue_status.said_of,
+    "kueue.said_of": kueue_status.describe_status,
     "leases.is_lemon": leases.is_lemon,
-    "leases.settled": leases.settled,
+    "leases.settled": leases.released_lease,
     "modes.mode_for": modes.mode_for,
     "modes.mode_now": modes.mode_now,
-    "moving.why_not_there": moving.why_not_there,
-    "placement.place": placement.place,
-    "placement.place_in_turn": placement.place_in_turn,
-    "placement.weigh": placement.weigh,
+    "moving.why_not_there": moving.why_not_portable,
+    "placement.place": placement.choose_pool,
+    "placement.place_in_turn": placement.place_in_queue_order,
+    "placement.weigh": placement.cost_of_pool,
     "plan.plan_recovery": plan.plan_recovery,
     "portability.differences": compatibility.differences,
-    "recovery.jobs_back": awaiting.jobs_back,
-    "recovery.late_from": awaiting.late_from,
+    "recovery.jobs_back": awaiting.jobs_resumed,
+    "recovery.late_from": awaiting.overdue_at,
     "recovery.node_back": awaiting.node_back,
     "recovery.node_valid": awaiting.node_valid,
-    "recovery.way_clear": awaiting.way_clear,
-    "renting.asked_again": candidates.asked_again,
-    "renting.end_answer": rental.end_answer,
-    "renting.loan_of": migration.loan_of,
-    "renting.nodes_answer": rental.nodes_answer,
-    "renting.stay_facts": migration.stay_facts,
+    "recovery.way_clear": awaiting.node_free,
+    "renting.asked_again": candidates.facts_for_next_offer,
+    "renting.end_answer": rental.evaluate_rental_over,
+    "renting.loan_of": migration.temporary_capacity_of,
+    "renting.nodes_answer": rental.evaluate_rental_ready,
+    "renting.stay_facts": migration.migration_facts,
     "repair.choose_repair": repair.choose_repair,
     "repair.deadline_of": repair.deadline_of,
     "repair.took_effect": repair.took_effect,
-    "resizing.answer_for": resize_facts.answer_for,
+    "resizing.answer_for": resize_facts.resize_answer,
     "resume.demand_after": resume.demand_after,
     "resume.lost_work": resume.lost_work,
     "resume.plan_resume": resume.plan_resume,
     "rollback.roll_back": rollback.roll_back,
-    "seats.look": seats.look,
-    "serving.short_of": serving.short_of,
-    "settling.outgrown": settling.outgrown,
-    "settling.runs_again_at": settling.runs_again_at,
-    "settling.settle": settling.settle,
-    "sharing.share": team_cycle.share,
-    "spending.limits_of": spending.limits_of,
+    "seats.look": node_slot.find_slot_state,
+    "serving.short_of": serving.replica_shortfalls,
+    "settling.outgrown": settling.why_replan,
+    "settling.runs_again_at": settling.next_run_at,
+    "settling.settle": settling.choose_incident_end,
+    "sharing.share": team_cycle.run_team_cycle,
+    "spending.limits_of": spending.usage_limits,
     "starts.expected_starts": start_estimates.expected_starts,
     "starts.expected_wait": start_estimates.expected_wait,
-    "unhealthy.left_unhealthy": unhealthy.left_unhealthy,
-    "unhealthy.resumed": unhealthy.resumed,
-    "unhealthy.why_over": unhealthy.why_over,
+    "unhealthy.left_unhealthy": unhealthy.unhealthy_after,
+    "unhealthy.resumed": unhealthy.resumed_incident,
+    "unhealthy.why_over": unhealthy.why_healthy,
     "unhealthy.why_resume": unhealthy.why_resume,
     "validation.choose_check": validation.choose_check,
     "validation.judge_deep_check": validation.judge_deep_check,
     "validation.judge_node": validation.judge_node,
     "validation.margin_seconds": validation.margin_seconds,
-    "vetoes.veto": vetoes.veto,
-    "vetoes.was_uncordoned": vetoes.was_uncordoned,
+    "vetoes.veto": opt_out.opt_out_reason,
+    "vetoes.was_uncordoned": opt_out.was_uncordoned,
 }
 """Pure functions whose calls are recorded, by the name in the corpus. The name stays when a function is renamed."""
 
@@ -231,8 +231,8 @@ def encode(value: Any) -> Json:
             return value.decode()
         case BaseModel():
             return value.model_dump(mode="json", by_alias=True)
-        case Catalogue():
-            if value.hash != shipped().hash:
+        case FaultCatalogue():
+            if value.hash != default_catalogue().hash:
                 raise CannotEncodeError("a fault catalogue with changes of a site")
             return _SHIPPED
         case Mapping():
@@ -253,8 +253,8 @@ def encode(value: Any) -> Json:
 def decode(hint: Any, document: Json) -> Any:
     """Return the value that a JSON form stands for, as an argument of this type."""
     origin, parts = get_origin(hint), get_args(hint)
-    if hint is Catalogue:
-        return shipped()
+    if hint is FaultCatalogue:
+        return default_catalogue()
     if hint is bytes:
         return document.encode()
     if origin is Annotated:
@@ -327,7 +327,7 @@ class DifferenceError(AssertionError):
 _MISSING = object()
 
 SENTENCES = frozenset(
-    ("reason", "whyNot", "option", "answer", "alike", "behindFor", "detail", "differences", "how", "what")
+    ("reason", "whyNot", "option", "answer", "alike", "blockerWaitsFor", "detail", "differences", "how", "what")
 )
 """Fields of answers that hold text for people, so that their words may change. A text without a space is a name or a
 code, and is compared in these fields, too. `answer` is a function's own answer where it is a text."""

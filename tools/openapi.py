@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Operation:
+class ApiOperation:
     """One route as its handler has it."""
 
     function: str
@@ -57,7 +57,7 @@ class Operation:
             yield from (412, 428)
 
 
-def operations() -> Iterator[Operation]:
+def operations() -> Iterator[ApiOperation]:
     """Read every route of every API function."""
     for function in FUNCTIONS:
         source = (ROOT / "functions" / function / "handler.py").read_text(encoding="utf-8")
@@ -75,7 +75,7 @@ def _route(decorator: ast.expr) -> tuple[str, str] | None:
     return None
 
 
-def _operation(function: str, node: ast.FunctionDef, method: str, path: str) -> Operation:
+def _operation(function: str, node: ast.FunctionDef, method: str, path: str) -> ApiOperation:
     calls: dict[str, list[ast.expr]] = {}
     named: set[str | None] = set()
     for call in ast.walk(node):
@@ -84,7 +84,7 @@ def _operation(function: str, node: ast.FunctionDef, method: str, path: str) -> 
                 named.add(name)
             case ast.Call(func=ast.Attribute(value=ast.Name(id="app"), attr=name), args=arguments):
                 calls[name] = arguments
-    return Operation(
+    return ApiOperation(
         function=function,
         name=node.name,
         method=method,
@@ -152,7 +152,7 @@ def document() -> Json:
     }
 
 
-def _described(operation: Operation, bodies: dict[str, Json]) -> Json:
+def _described(operation: ApiOperation, bodies: dict[str, Json]) -> Json:
     parameters: list[Json] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"\{(\w+)\}", operation.path)

@@ -45,7 +45,7 @@ class Lane(threading.Thread):
         self.printing = printing
         self.exit_code = 0
         self.counts: dict[str, int] = {}
-        self.story: list[str] = []
+        self.title: list[str] = []
         self.seconds = 0.0
 
     def run(self) -> None:
@@ -54,12 +54,12 @@ class Lane(threading.Thread):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pytest:
             assert pytest.stdout
             for line in pytest.stdout:
-                self.story.append(line)
+                self.title.append(line)
                 with self.printing:
                     print(f"{self.name:5} {line}", end="", flush=True)
         self.exit_code = pytest.returncode
         self.seconds = time.monotonic() - started
-        for count, what in _COUNTS.findall(self.story[-1] if self.story else ""):
+        for count, what in _COUNTS.findall(self.title[-1] if self.title else ""):
             self.counts[what.removesuffix("s") if what.startswith("error") else what] = int(count)
 
 
@@ -75,7 +75,7 @@ def main() -> int:
         what: sum(lane.counts.get(what, 0) for lane in running) for what in ("passed", "failed", "error", "skipped")
     }
     for lane in running:
-        for line in lane.story:
+        for line in lane.title:
             if line.startswith(("FAILED ", "ERROR ")):
                 print(f"{lane.name:5} {line}", end="")
         print(f"test: {lane.name}: {lane.seconds:.0f} s, exit code {lane.exit_code}")

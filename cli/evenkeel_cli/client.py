@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from evenkeel_cli.context import Context
-from evenkeel_cli.errors import CommandFailed, Exit, Problem, exit_for
+from evenkeel_cli.context import CliContext
+from evenkeel_cli.errors import ApiRequestFailed, CommandFailed, Exit, exit_for
 from evenkeel_cli.render import warn
 
 if TYPE_CHECKING:
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from botocore.httpsession import URLLib3Session
 
 Json = dict[str, Any]
-_TRIES = 3
+_MAX_TRIES = 3
 _PAUSE_SECONDS = 0.4
 _TIMEOUT_SECONDS = 35
 """The gateway ends a request after 29."""
 
 
-class Client:
+class ApiClient:
     """One API. Reads are tried again where the answer invites it; changes carry an idempotency key, so they are too."""
 
     def __init__(
-        self, context: Context, *, pause: Callable[[float], None] = time.sleep, warns_of_stale: bool = True
+        self, context: CliContext, *, pause: Callable[[float], None] = time.sleep, warns_of_stale: bool = True
     ) -> None:
         """Prepare a client; nothing is sent yet.
 
@@ -115,16 +115,16 @@ class Client:
         return self._send(method, path, json.dumps(body).encode(), headers)
 
     def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Json:
-        for remaining in reversed(range(_TRIES)):
+        for remaining in reversed(range(_MAX_TRIES)):
             try:
-                return self._once(method, path, body, headers)
+                return self._send_once(method, path, body, headers)
             except CommandFailed as failed:
                 if failed.exit_code is not Exit.TRY_AGAIN or not remaining:
                     raise
-                self._pause(_PAUSE_SECONDS * (_TRIES - remaining))
+                self._pause(_PAUSE_SECONDS * (_MAX_TRIES - remaining))
         raise AssertionError("the last try returns or raises")
 
-    def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Json:
+    def _send_once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Json:
         from botocore.auth import SigV4Auth
         from botocore.awsrequest import AWSRequest
         from botocore.exceptions import BotoCoreError
@@ -141,7 +141,7 @@ class Client:
                 hint="Is it up, and is the URL right? "
                 + ("evenkeel dev status" if self.context.control_url else f"It comes from {self.context.source}."),
             ) from error
-        return read_answer(answer.status_code, answer.content)
+        return parse_response(answer.status_code, answer.content)
 
     @cached_property
     def _session(self) -> "URLLib3Session":
@@ -157,7 +157,7 @@ class Client:
         key = self.context.key
         if key is not None:
             return Credentials(key.access_key_id, key.secret_access_key)
-        return _found_credentials(self.context.profile)
+        return _load_credentials(self.context.profile)
 
     def _frozen_credentials(self) -> "ReadOnlyCredentials":
         """Return what to sign one request with: short-lived credentials are fetched anew before they end."""
@@ -175,7 +175,7 @@ class Client:
             ) from error
 
 
-def _found_credentials(profile: str | None) -> "Credentials":
+def _load_credentials(profile: str | None) -> "Credentials":
     from botocore.session import Session
 
     found = Session(profile=profile).get_credentials()
@@ -189,7 +189,7 @@ def _found_credentials(profile: str | None) -> "Credentials":
     return found
 
 
-def read_answer(status: int, content: bytes) -> Json:
+def parse_response(status: int, content: bytes) -> Json:
     """Return an answer's document.
 
     Raises:
@@ -215,7 +215,7 @@ def read_answer(status: int, content: bytes) -> Json:
     errors = problem.get("errors") or []
     if len(errors) > 1:
         text += "".join(f"\n  {error['field']}: {error['message']}" for error in errors)
-    raise Problem(
+    raise ApiRequestFailed(
         exit_for(status, code),
         text,
         code=code,
@@ -257,4 +257,4 @@ class ControlClient:
                 code="UNREACHABLE",
                 hint="Is the data centre up? evenkeel dev status",
             ) from error
-        return read_answer(answer.status_code, answer.content)
+        return parse_response(answer.status_code, answer.content)

@@ -33,7 +33,7 @@ class StaticKey:
 
 
 @dataclass(frozen=True)
-class Context:
+class CliContext:
     """One API and how to reach it."""
 
     name: str
@@ -53,7 +53,7 @@ class Context:
     """Where this context was found, for messages."""
 
 
-def find(environment: Mapping[str, str], folder: Path) -> Context:
+def find(environment: Mapping[str, str], folder: Path) -> CliContext:
     """Find the context that is in force.
 
     Raises:
@@ -63,9 +63,9 @@ def find(environment: Mapping[str, str], folder: Path) -> Context:
     if url:
         document = {"name": environment.get("EVENKEEL_FLEET", ""), "url": url}
         return read(document, "EVENKEEL_URL", environment)
-    for file in _places(environment, folder):
+    for file in _candidate_files(environment, folder):
         if file.is_file():
-            if file == _of_project(folder):
+            if file == _project_context_file(folder):
                 _check_owner(file)
             try:
                 return read(json.loads(file.read_text(encoding="utf-8")), str(file), environment)
@@ -81,17 +81,17 @@ def find(environment: Mapping[str, str], folder: Path) -> Context:
     )
 
 
-def _places(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
+def _candidate_files(environment: Mapping[str, str], folder: Path) -> Iterator[Path]:
     named = environment.get("EVENKEEL_CONTEXT")
     if named:
         yield Path(named)
         return
-    yield _of_project(folder)
+    yield _project_context_file(folder)
     settings = environment.get("XDG_CONFIG_HOME")
     yield (Path(settings) if settings else Path(environment.get("HOME", "/"), ".config")) / "evenkeel" / "context.json"
 
 
-def _of_project(folder: Path) -> Path:
+def _project_context_file(folder: Path) -> Path:
     return folder / ".evenkeel" / "context.json"
 
 
@@ -122,18 +122,18 @@ def _check_owner(file: Path) -> None:
             )
 
 
-def read(document: Any, source: str, environment: Mapping[str, str]) -> Context:
+def read(document: Any, source: str, environment: Mapping[str, str]) -> CliContext:
     """Read a context from its JSON form.
 
     Raises:
         CommandFailed: it cannot be used.
     """
     if not isinstance(document, dict):
-        _refuse(source, "it is no JSON object")
+        _reject(source, "it is no JSON object")
     url = str(document.get("url", "")).rstrip("/")
     parts = _endpoint(url, source, "the URL")
     if not parts.path.endswith("/v1"):
-        _refuse(source, f"the URL {url!r} must end in /v1")
+        _reject(source, f"the URL {url!r} must end in /v1")
     host = _API_HOST.fullmatch(parts.hostname or "")
     region = (
         document.get("region")
@@ -142,8 +142,8 @@ def read(document: Any, source: str, environment: Mapping[str, str]) -> Context:
         or environment.get("AWS_DEFAULT_REGION")
     )
     if not region:
-        _refuse(source, "the region is not known: set AWS_REGION")
-    return Context(
+        _reject(source, "the region is not known: set AWS_REGION")
+    return CliContext(
         name=str(document.get("name") or ""),
         url=url,
         region=str(region),
@@ -166,11 +166,11 @@ def _endpoint(url: str, source: str, what: str) -> SplitResult:
         parts = urlsplit(url)
         name, _ = parts.hostname, parts.port
     except ValueError:
-        _refuse(source, f"{what} {url!r} cannot be read")
+        _reject(source, f"{what} {url!r} cannot be read")
     is_safe = parts.scheme == "https" or (parts.scheme == "http" and name in _LOOPBACK)
     is_named = name is not None and _HOST.fullmatch(name) is not None
     if not is_safe or not is_named or "@" in parts.netloc or parts.query or parts.fragment or not url.isprintable():
-        _refuse(source, f"{what} {url!r} must begin with https:// and name a host, and nothing besides a path")
+        _reject(source, f"{what} {url!r} must begin with https:// and name a host, and nothing besides a path")
     return parts
 
 
@@ -178,10 +178,10 @@ def _key(document: Any, source: str) -> StaticKey | None:
     if document is None:
         return None
     if not isinstance(document, dict):
-        _refuse(source, "credentials must be a JSON object")
+        _reject(source, "credentials must be a JSON object")
     for field in ("accessKeyId", "secretAccessKey"):
         if not isinstance(document.get(field), str) or not document[field]:
-            _refuse(source, f"credentials.{field} is missing")
+            _reject(source, f"credentials.{field} is missing")
     return StaticKey(document["accessKeyId"], document["secretAccessKey"])
 
 
@@ -193,9 +193,9 @@ def _local_address(document: Mapping[str, Any], field: str, source: str) -> str:
     """
     url = str(document.get(field) or "").rstrip("/")
     if url and _endpoint(url, source, field).hostname not in _LOOPBACK:
-        _refuse(source, f"{field} {url!r} must be on this machine: 127.0.0.1 or localhost")
+        _reject(source, f"{field} {url!r} must be on this machine: 127.0.0.1 or localhost")
     return url
 
 
-def _refuse(source: str, why: str) -> NoReturn:
+def _reject(source: str, why: str) -> NoReturn:
     raise CommandFailed(Exit.USAGE, f"The context from {source} cannot be used: {why}.", code="BAD_CONTEXT")

@@ -10,7 +10,7 @@ class Exit(IntEnum):
     FAILED = 1
     """The tool or the service failed."""
     USAGE = 2
-    UNHAPPY_END = 3
+    UNSUCCESSFUL_END = 3
     """The thing waited for failed."""
     NOT_FOUND = 4
     CONFLICT = 5
@@ -36,7 +36,7 @@ class CommandFailed(Exception):
         self.request_id = request_id
 
 
-class Problem(CommandFailed):
+class ApiRequestFailed(CommandFailed):
     """The API answered with a problem."""
 
 

@@ -12,7 +12,7 @@ import typer
 from evenkeel_cli.errors import CommandFailed, Exit
 
 
-class Noun(NamedTuple):
+class CommandGroup(NamedTuple):
     """One word after `evenkeel`."""
 
     module: str
@@ -20,21 +20,21 @@ class Noun(NamedTuple):
 
 
 NOUNS = {
-    "status": Noun("status", "One screen: what burns, what is done, the fleet, the jobs."),
-    "why": Noun("why", "Why a job waits, moved or ended; why an incident went so."),
-    "jobs": Noun("jobs", "Submit, list, show, follow, hold back and cancel training jobs."),
-    "teams": Noun("teams", "Who shares the fleet: quotas, who borrows from whom."),
-    "incidents": Noun("incidents", "What happened to nodes, and what was done about it."),
-    "nodes": Noun("nodes", "The machines of the fleet."),
-    "faults": Noun("faults", "What can go wrong with a node, and what it calls for."),
-    "automation": Noun("automation", "Hold harmful acts, or let them go on."),
-    "policy": Noun("policy", "The limits, deadlines and faults that decisions are made by."),
-    "plan": Noun("plan", "Run the scheduler on files: who is admitted where, who has to go, and why."),
-    "quota": Noun("quota", "Quota files: from one spelling into another."),
-    "doctor": Noun("doctor", "Check everything that Evenkeel needs, and say what to fix."),
-    "drill": Noun("drill", "Break something in the local data centre."),
-    "dev": Noun("dev", "The local data centre: up, down, status."),
-    "version": Noun("version", "Print the version."),
+    "status": CommandGroup("status", "Show health, open incidents, the fleet and jobs on one screen."),
+    "why": CommandGroup("why", "Explain why a job waits, moved or ended, or how an incident was handled."),
+    "jobs": CommandGroup("jobs", "Submit, list, show, follow, suspend and cancel training jobs."),
+    "teams": CommandGroup("teams", "Show and change teams, their quotas, and what they borrow and lend."),
+    "incidents": CommandGroup("incidents", "Show node incidents and their recovery; approve or decline plans."),
+    "nodes": CommandGroup("nodes", "List, show, cordon, uncordon and replace nodes."),
+    "faults": CommandGroup("faults", "List and explain known faults, and report a fault."),
+    "automation": CommandGroup("automation", "Hold or release harmful acts."),
+    "policy": CommandGroup("policy", "Show, check and change the policy: limits, deadlines and faults."),
+    "plan": CommandGroup("plan", "Run the scheduler on files: admissions, preemptions and their reasons."),
+    "quota": CommandGroup("quota", "Convert quota files between formats."),
+    "doctor": CommandGroup("doctor", "Check everything that Evenkeel needs, and print how to fix problems."),
+    "drill": CommandGroup("drill", "Inject faults into the local data centre."),
+    "dev": CommandGroup("dev", "Start, stop and inspect the local data centre."),
+    "version": CommandGroup("version", "Print the version."),
 }
 
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _let_go(sys.stdout)
+        _discard_output(sys.stdout)
     return code
 
 
@@ -59,25 +59,25 @@ def _run(words: list[str]) -> int:
     try:
         answer = _root(words)(args=words, prog_name="evenkeel", standalone_mode=False)
     except CommandFailed as failed:
-        _say(failed)
+        _print_error(failed)
         return failed.exit_code
     except typer.Abort:
         return Exit.INTERRUPTED
     except typer.TyperException as wrong:
         noun = next((word for word in words if word in NOUNS), "")
         hint = f"evenkeel {noun} --help" if noun else "evenkeel --help"
-        _say(CommandFailed(Exit.USAGE, wrong.format_message(), code="USAGE", hint=hint))
+        _print_error(CommandFailed(Exit.USAGE, wrong.format_message(), code="USAGE", hint=hint))
         return Exit.USAGE
     except SystemExit as ended:
         # The reader of a pipe had enough (`evenkeel jobs ls | head`): not worth a word. Typer makes exit 1 of it.
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
-        _let_go(sys.stdout)
+        _discard_output(sys.stdout)
         return Exit.DONE
     return answer if isinstance(answer, int) else Exit.DONE
 
 
-def _let_go(stream: TextIO) -> None:
+def _discard_output(stream: TextIO) -> None:
     """Let what is still to be written to a closed pipe go nowhere: Python would complain of it as it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
@@ -92,11 +92,11 @@ def _root(words: Sequence[str]) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    root.callback()(_nothing)
+    root.callback()(_placeholder_command)
     typed = next((word for word in words if not word.startswith("-")), "")
     for name, noun in NOUNS.items():
         if name != typed:
-            root.command(name, help=noun.help)(_nothing)
+            root.command(name, help=noun.help)(_placeholder_command)
             continue
         app: typer.Typer = importlib.import_module(f"evenkeel_cli.commands.{noun.module}").app
         # A noun with one nameless command is that command; the others are groups.
@@ -104,12 +104,12 @@ def _root(words: Sequence[str]) -> typer.Typer:
     return root
 
 
-def _nothing() -> None:
+def _placeholder_command() -> None:
     """Stand in for a noun that was not typed."""
 
 
-def _say(failed: CommandFailed) -> None:
-    from evenkeel_cli.render import Page
+def _print_error(failed: CommandFailed) -> None:
+    from evenkeel_cli.render import Printer
 
     code = f" [{failed.code}]" if failed.code else ""
     lines = [f"✖ {failed.text}{code}"]
@@ -119,10 +119,10 @@ def _say(failed: CommandFailed) -> None:
         lines.append(f"  request {failed.request_id}")
     try:
         for line in lines:
-            Page(sys.stderr, os.environ).line(line)
+            Printer(sys.stderr, os.environ).line(line)
         sys.stderr.flush()
     except BrokenPipeError:
-        _let_go(sys.stderr)
+        _discard_output(sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What people see: aligned columns, a glyph and a word, relative times on a terminal and RFC 3339 in a pipe.
 
-All output passes `Page`, and all text in it `neutral`: what comes from jobs, detectors and providers moves no cursor,
-sets no colour and turns no text around.
+All output passes `Printer`, and all text in it `escape_control_characters`: text of jobs, detectors and providers
+cannot move the cursor, set a colour or turn text around.
 """
 
 import json
@@ -26,11 +26,11 @@ _GLYPHS = {"ok": "●", "working": "◐", "warn": "▲", "failed": "✖", "next"
 _ASCII = {"ok": "*", "working": "~", "warn": "!", "failed": "x", "next": "o", "idle": "."}
 _COLOURS = {"ok": "32", "working": "36", "warn": "33", "failed": "31", "next": "2", "idle": "2"}
 _PLAIN = str.maketrans({"…": "~", "–": "-", "→": ">", "✔": "y", "✖": "x", "·": ".", "●": "*", "◐": "~", "▲": "!"})
-_OURS = secrets.token_hex(8)
+_STYLE_MARK = secrets.token_hex(8)
 """Marks the styles that this module sets: text from elsewhere cannot know it."""
-_STYLED = re.compile(rf"\x1b{_OURS}\[([0-9;]*)m")
-_RESET = f"\x1b{_OURS}[0m"
-_ACTED_ON = re.compile(
+_STYLED = re.compile(rf"\x1b{_STYLE_MARK}\[([0-9;]*)m")
+_RESET = f"\x1b{_STYLE_MARK}[0m"
+_CONTROL_CHARACTERS = re.compile(
     # Controls but tab and line feed; soft hyphen; what turns or joins text; line and paragraph ends; what is invisible.
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f"
     "\\ufeff\\ufff9-\\ufffb\\ud800-\\udfff\\U000e0000-\\U000e007f]"
@@ -38,7 +38,7 @@ _ACTED_ON = re.compile(
 """Characters that a terminal acts on, or that make a text look like another."""
 
 
-class Output(StrEnum):
+class OutputFormat(StrEnum):
     """Forms of output."""
 
     TABLE = "table"
@@ -58,7 +58,7 @@ class Column:
 
 
 @dataclass
-class Page:
+class Printer:
     """Where a command writes, and what that place can show."""
 
     stream: TextIO
@@ -88,7 +88,7 @@ class Page:
     # ------------------------------------------------------------ words
 
     def style(self, text: str, codes: str) -> str:
-        return f"\x1b{_OURS}[{codes}m{text}{_RESET}" if self.has_colour and text else text
+        return f"\x1b{_STYLE_MARK}[{codes}m{text}{_RESET}" if self.has_colour and text else text
 
     def bold(self, text: str) -> str:
         return self.style(text, "1")
@@ -100,7 +100,7 @@ class Page:
         """Return the sign of a status; never alone, a word stands beside it."""
         return self.style((_GLYPHS if self.has_unicode else _ASCII)[status], _COLOURS[status])
 
-    def marked(self, status: str, text: str) -> str:
+    def with_glyph(self, status: str, text: str) -> str:
         """Return a text with its sign before it."""
         return f"{self.glyph(status)} {text}"
 
@@ -152,14 +152,14 @@ class Page:
 
     def line(self, text: str = "") -> None:
         """Write one line."""
-        clean = "".join(_painted(part) or neutral(part) for part in _split(text))
+        clean = "".join(_ansi_code(part) or escape_control_characters(part) for part in _split(text))
         self._write(clean if self.has_unicode else clean.translate(_PLAIN))
         self._write("\n")
 
     def text(self, text: str) -> None:
         """Write text of several lines that came from elsewhere, such as a log, at once."""
         # A progress bar returns to the begin of its line to write over it: here each state has a line of its own.
-        self._write(neutral(re.sub(r"\r+\n?", "\n", text)))
+        self._write(escape_control_characters(re.sub(r"\r+\n?", "\n", text)))
         self.stream.flush()
 
     def raw(self, text: str) -> None:
@@ -230,13 +230,13 @@ class Page:
     def json(self, document: Any, *, one_line: bool = False) -> None:
         """Write the API's own object, unchanged; what a terminal would act on is spelled as JSON's escapes."""
         text = json.dumps(document, ensure_ascii=not self.has_unicode, indent=None if one_line else 2)
-        self._write(_ACTED_ON.sub(_escaped, text))
+        self._write(_CONTROL_CHARACTERS.sub(_escaped, text))
         self._write("\n")
         if one_line:
             self.stream.flush()
 
     def cut(self, text: str, room: int) -> str:
-        return _clipped(text, max(1, room))
+        return _truncate(text, max(1, room))
 
     def _fit(self, columns: Sequence[Column], widths: list[int], indent: int) -> None:
         if self.width is None:
@@ -248,21 +248,21 @@ class Page:
                 widths[index] = max(len(columns[index].title), 12, widths[index] - over)
 
 
-def page() -> Page:
+def page() -> Printer:
     """Return standard output as a page."""
-    return Page(sys.stdout, os.environ)
+    return Printer(sys.stdout, os.environ)
 
 
 def note(text: str) -> None:
     """Say something that is not the answer: on standard error."""
-    page = Page(sys.stderr, os.environ)
+    page = Printer(sys.stderr, os.environ)
     page.line(page.dim(text))
 
 
 def warn(text: str) -> None:
     """Say something degraded on standard error."""
-    page = Page(sys.stderr, os.environ)
-    page.line(page.marked("warn", text))
+    page = Printer(sys.stderr, os.environ)
+    page.line(page.with_glyph("warn", text))
 
 
 def duration(seconds: float) -> str:
@@ -289,9 +289,9 @@ def age(seconds: float) -> str:
     return f"{left}s"
 
 
-def neutral(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Return a text with `?` in the place of each character that a terminal would act on."""
-    return _ACTED_ON.sub("?", text)
+    return _CONTROL_CHARACTERS.sub("?", text)
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -300,7 +300,7 @@ def _escaped(found: re.Match[str]) -> str:
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
-def _painted(part: str) -> str:
+def _ansi_code(part: str) -> str:
     """Return one of our own styles as terminals know it; empty for anything else."""
     found = _STYLED.fullmatch(part)
     return f"\x1b[{found[1]}m" if found else ""
@@ -321,19 +321,19 @@ def _columns(character: str) -> int:
 
 
 def _split(text: str) -> list[str]:
-    return [part for part in re.split(rf"(\x1b{_OURS}\[[0-9;]*m)", text) if part]
+    return [part for part in re.split(rf"(\x1b{_STYLE_MARK}\[[0-9;]*m)", text) if part]
 
 
 def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
     parts = []
     for cell, column, width in zip(cells, columns, widths, strict=True):
-        text = _clipped(cell, width)
+        text = _truncate(cell, width)
         space = " " * (width - visible(text))
         parts.append(space + text if column.is_right else text + space)
     return "  ".join(parts).rstrip()
 
 
-def _clipped(text: str, room: int) -> str:
+def _truncate(text: str, room: int) -> str:
     if visible(text) <= room:
         return text
     kept, used, styled = "", 0, False
@@ -348,7 +348,7 @@ def _clipped(text: str, room: int) -> str:
     return kept
 
 
-def only(output: Output, allowed: Iterable[Output]) -> Output:
+def only(output: OutputFormat, allowed: Iterable[OutputFormat]) -> OutputFormat:
     """Return the form asked for.
 
     Raises:

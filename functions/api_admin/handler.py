@@ -3,7 +3,7 @@
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.admin import change_policy, remove_team, set_quotas, try_policy
 from evenkeel.services.queries import read_policy
-from evenkeel.services.storage import paging, read_setup
+from evenkeel.services.storage import pagination, read_setup
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -13,7 +13,7 @@ def show_policy(cluster: str) -> api.Reply:
     query = app.query(api_types.PageQuery)
     world = wiring.world()
     app.expect_fleet(cluster, world.settings.fleet)
-    page = paging.Request(query.page_size, query.next_page_token)
+    page = pagination.Request(query.page_size, query.next_page_token)
     policy = world.policy
     shown = read_policy.show(policy, world.policies.base, world.policies.change, ledger=world.ledger, page=page)
     return app.answer(shown)
@@ -77,7 +77,7 @@ def set_quotas_of_the_fleet(cluster: str) -> api.Reply:
     return _set(body.quotas, body.reason, app.expected_version())
 
 
-def _set(part: set_quotas.Part, reason: str, expected: int) -> api.Reply:
+def _set(part: set_quotas.SetupPart, reason: str, expected: int) -> api.Reply:
     world = wiring.world()
     request = set_quotas.Request(part=part, expected=expected, by=app.caller().actor, reason=reason)
     outcome = set_quotas.run(
@@ -91,5 +91,5 @@ def _set(part: set_quotas.Part, reason: str, expected: int) -> api.Reply:
 
 
 @entry.api
-def handler(event: entry.Json, context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, context: entry.LambdaContext) -> entry.Json:
     return app.reply(event, context)

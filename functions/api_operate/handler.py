@@ -5,7 +5,7 @@ from typing import Any
 from evenkeel.runtime import api, api_types, entry, wiring
 from evenkeel.services.incidents import approve_recovery, report_faults
 from evenkeel.services.queries import read_incidents
-from evenkeel.services.recovery import hold_automation, mark_node, replace_node
+from evenkeel.services.recovery import hold_automation, operator_cordon, replace_node
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -65,9 +65,9 @@ def decline(incident_id: str) -> api.Reply:
 
 @app.post("/v1/nodes/<node_id>/cordon")
 def cordon(node_id: str) -> api.Reply:
-    request = _mark(node_id, app.body(api_types.MarkBody), app.request_id())
+    request = _mark(node_id, app.body(api_types.CordonBody), app.request_id())
     world = wiring.world()
-    outcome = mark_node.cordon(
+    outcome = operator_cordon.cordon(
         request,
         ledger=world.ledger,
         cluster=world.cluster,
@@ -79,9 +79,9 @@ def cordon(node_id: str) -> api.Reply:
 
 @app.post("/v1/nodes/<node_id>/uncordon")
 def uncordon(node_id: str) -> api.Reply:
-    request = _mark(node_id, app.body(api_types.MarkBody), app.request_id())
+    request = _mark(node_id, app.body(api_types.CordonBody), app.request_id())
     world = wiring.world()
-    outcome = mark_node.uncordon(
+    outcome = operator_cordon.uncordon(
         request,
         ledger=world.ledger,
         cluster=world.cluster,
@@ -120,8 +120,10 @@ def replace(node_id: str) -> api.Reply:
     return app.accepted(answer, location)
 
 
-def _mark(node_id: str, body: api_types.MarkBody, request_id: str) -> mark_node.Request:
-    return mark_node.Request(instance_id=node_id, by=app.caller().actor, reason=body.reason, request_id=request_id)
+def _mark(node_id: str, body: api_types.CordonBody, request_id: str) -> operator_cordon.Request:
+    return operator_cordon.Request(
+        instance_id=node_id, by=app.caller().actor, reason=body.reason, request_id=request_id
+    )
 
 
 def _incident(incident_id: str) -> str:
@@ -164,5 +166,5 @@ def report() -> api.Reply:
 
 
 @entry.api
-def handler(event: entry.Json, context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, context: entry.LambdaContext) -> entry.Json:
     return app.reply(event, context)

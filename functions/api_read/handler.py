@@ -1,7 +1,7 @@
 """GET routes: what is so, and why. Changes nothing."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services.jobs.check_authority import Asker
+from evenkeel.services.jobs.check_authority import Requester
 from evenkeel.services.queries import (
     disclosure,
     explain,
@@ -12,7 +12,7 @@ from evenkeel.services.queries import (
     read_teams,
 )
 from evenkeel.services.recovery import hold_automation
-from evenkeel.services.storage import paging, read_setup
+from evenkeel.services.storage import pagination, read_setup
 
 app = api.Resolver(lambda: wiring.world().telemetry)
 
@@ -21,7 +21,7 @@ def _reader() -> disclosure.Reader:
     """Return the caller, as what it may read of other teams' jobs is decided by."""
     world = wiring.world()
     caller = app.caller()
-    asker = Asker(principal=caller.principal, identity=caller.identity, actor=caller.actor)
+    asker = Requester(principal=caller.principal, identity=caller.identity, actor=caller.actor)
     return disclosure.Reader.of(asker, world.ledger, world.settings.operators)
 
 
@@ -84,10 +84,10 @@ def show_automation(cluster: str) -> api.Reply:
 @app.get("/v1/jobs")
 def list_jobs() -> api.Reply:
     query = app.query(api_types.JobsQuery)
-    if query.foreign:
+    if query.unmanaged:
         world = wiring.world()
-        return app.answer(_seen(read_jobs.list_foreign(world.ledger, world.settings.kubernetes_clusters)))
-    page = paging.Request(query.page_size, query.next_page_token)
+        return app.answer(_seen(read_jobs.list_unmanaged(world.ledger, world.settings.kubernetes_clusters)))
+    page = pagination.Request(query.page_size, query.next_page_token)
     asked = read_jobs.Filter(states=query.state, team=query.team, priority_class=query.priority_class)
     world = wiring.world()
     return app.answer(_seen(read_jobs.list_jobs(world.ledger, asked, page, _reader(), world.policy.priority_classes)))
@@ -149,7 +149,7 @@ def show_quotas(cluster: str) -> api.Reply:
 @app.get("/v1/incidents")
 def list_incidents() -> api.Reply:
     query = app.query(api_types.IncidentsQuery)
-    page = paging.Request(query.page_size, query.next_page_token)
+    page = pagination.Request(query.page_size, query.next_page_token)
     world = wiring.world()
     return app.answer(_seen(read_incidents.list_incidents(world.ledger, query.state, page, now=world.clock.now())))
 
@@ -184,7 +184,7 @@ def show_decision(decision_id: str) -> api.Reply:
 @app.get("/v1/nodes")
 def list_nodes() -> api.Reply:
     query = app.query(api_types.NodesQuery)
-    page = paging.Request(query.page_size, query.next_page_token)
+    page = pagination.Request(query.page_size, query.next_page_token)
     return app.answer(_seen(read_fleet.list_nodes(wiring.world().ledger, page, with_gone=bool(query.gone))))
 
 
@@ -196,5 +196,5 @@ def show_node(node_id: str) -> api.Reply:
 
 
 @entry.api
-def handler(event: entry.Json, context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, context: entry.LambdaContext) -> entry.Json:
     return app.reply(event, context)

@@ -1,8 +1,8 @@
 """What researchers change: submitting, cancelling, suspending and re-ranking jobs."""
 
 from evenkeel.runtime import api, api_types, entry, wiring
-from evenkeel.services.jobs import cancel_job, rank_job, submit_job, suspend_job
-from evenkeel.services.jobs.check_authority import Asker
+from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job
+from evenkeel.services.jobs.check_authority import Requester
 from evenkeel.services.queries import read_jobs, read_queue
 
 app = api.Resolver(lambda: wiring.world().telemetry)
@@ -13,7 +13,7 @@ def submit() -> api.Reply:
     world = wiring.world()
     request = submit_job.Request(
         spec=app.body(api_types.JobBody).spec(),
-        asker=_asker(),
+        requester=_asker(),
         idempotency_key=app.idempotency_key(),
     )
     outcome = submit_job.run(
@@ -53,7 +53,7 @@ def plan() -> api.Reply:
 def cancel(job_id: str) -> api.Reply:
     world = wiring.world()
     app.idempotency_key()  # the job's own state makes a repeat harmless; a key is asked of every change
-    request = cancel_job.Request(job_id=job_id, asker=_asker(), reason=app.body(api_types.CancelBody).reason)
+    request = cancel_job.Request(job_id=job_id, requester=_asker(), reason=app.body(api_types.CancelBody).reason)
     outcome = cancel_job.run(request, world.ledger, world.passes, now=world.clock.now())
     app.expect(outcome.outcome != cancel_job.CancelOutcome.ALREADY_ENDED, "JOB_ENDED", outcome.job.reason)
     return app.accepted(read_jobs.summary(outcome.job), f"/v1/jobs/{job_id}")
@@ -63,7 +63,7 @@ def cancel(job_id: str) -> api.Reply:
 def suspend(job_id: str) -> api.Reply:
     world = wiring.world()
     app.idempotency_key()  # as above
-    request = suspend_job.Request(job_id=job_id, asker=_asker(), reason=app.body(api_types.CancelBody).reason)
+    request = suspend_job.Request(job_id=job_id, requester=_asker(), reason=app.body(api_types.CancelBody).reason)
     job = suspend_job.suspend(request, world.ledger, world.passes, now=world.clock.now())
     return app.accepted(read_jobs.summary(job), f"/v1/jobs/{job_id}")
 
@@ -72,7 +72,7 @@ def suspend(job_id: str) -> api.Reply:
 def resume(job_id: str) -> api.Reply:
     world = wiring.world()
     app.idempotency_key()  # as above
-    request = suspend_job.Request(job_id=job_id, asker=_asker(), reason=app.body(api_types.CancelBody).reason)
+    request = suspend_job.Request(job_id=job_id, requester=_asker(), reason=app.body(api_types.CancelBody).reason)
     job = suspend_job.resume(request, world.ledger, world.passes, now=world.clock.now())
     return app.accepted(read_jobs.summary(job), f"/v1/jobs/{job_id}")
 
@@ -80,25 +80,25 @@ def resume(job_id: str) -> api.Reply:
 @app.patch("/v1/jobs/<job_id>")
 def rank(job_id: str) -> api.Reply:
     world = wiring.world()
-    body = app.body(api_types.RankBody)
-    request = rank_job.Request(
+    body = app.body(api_types.PriorityBody)
+    request = set_priority.Request(
         job_id=job_id,
         priority_class=body.priority_class,
         expected=app.expected_version(),
-        asker=_asker(),
+        requester=_asker(),
         reason=body.reason,
     )
-    job = rank_job.run(
+    job = set_priority.run(
         request, world.ledger, world.passes, classes=world.policy.priority_classes, now=world.clock.now()
     )
     return app.done(read_jobs.summary(job))
 
 
-def _asker() -> Asker:
+def _asker() -> Requester:
     caller = app.caller()
-    return Asker(principal=caller.principal, identity=caller.identity, actor=caller.actor)
+    return Requester(principal=caller.principal, identity=caller.identity, actor=caller.actor)
 
 
 @entry.api
-def handler(event: entry.Json, context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, context: entry.LambdaContext) -> entry.Json:
     return app.reply(event, context)

@@ -5,7 +5,7 @@ from evenkeel.services.recovery import check_node
 
 
 @entry.task
-def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = check_node.Request.model_validate(event)
     world = wiring.world()
     outcome = check_node.run(

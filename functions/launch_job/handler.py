@@ -5,7 +5,7 @@ from evenkeel.services.attempts import launch_job
 
 
 @entry.task
-def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = launch_job.Request.model_validate(event)
     world = wiring.world()
     outcome = launch_job.run(

@@ -5,7 +5,7 @@ from evenkeel.services.waits import open_wait
 
 
 @entry.task
-def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = open_wait.Request.model_validate(event)
     world = wiring.world()
     outcome = open_wait.run(

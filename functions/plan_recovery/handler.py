@@ -5,7 +5,7 @@ from evenkeel.services.recovery import plan_recovery
 
 
 @entry.task
-def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = plan_recovery.Request.model_validate(event)
     world = wiring.world()
     outcome = plan_recovery.run(

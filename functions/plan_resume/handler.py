@@ -5,7 +5,7 @@ from evenkeel.services.resume import plan_resume
 
 
 @entry.task
-def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = plan_resume.Request.model_validate(event)
     world = wiring.world()
     outcome = plan_resume.run(

@@ -5,7 +5,7 @@ from evenkeel.services.recovery import protect_jobs
 
 
 @entry.task
-def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = protect_jobs.Request.model_validate(event)
     world = wiring.world()
     outcome = protect_jobs.run(

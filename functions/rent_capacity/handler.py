@@ -5,7 +5,7 @@ from evenkeel.services.rentals import rent_capacity
 
 
 @entry.task
-def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = rent_capacity.Request.model_validate(event)
     world = wiring.world()
     outcome = rent_capacity.run(

@@ -5,7 +5,7 @@ from evenkeel.services.recovery import repair_node
 
 
 @entry.task
-def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = repair_node.Request.model_validate(event)
     world = wiring.world()
     outcome = repair_node.run(

@@ -5,7 +5,7 @@ from evenkeel.services.waits import resolve_wait
 
 
 @entry.task
-def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = resolve_wait.Request.model_validate(event)
     world = wiring.world()
     outcome = resolve_wait.run(

@@ -5,7 +5,7 @@ from evenkeel.services.recovery import return_node
 
 
 @entry.task
-def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = return_node.Request.model_validate(event)
     world = wiring.world()
     outcome = return_node.run(

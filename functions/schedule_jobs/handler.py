@@ -5,7 +5,7 @@ from evenkeel.services.scheduling import schedule_jobs
 
 
 @entry.scheduled
-def handler(_event: entry.Json, _context: entry.Context) -> entry.Json:
+def handler(_event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     world = wiring.world()
     outcome = schedule_jobs.run(
         world.ledger,

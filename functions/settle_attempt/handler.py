@@ -5,7 +5,7 @@ from evenkeel.services.attempts import settle_attempt
 
 
 @entry.task
-def handler(event: entry.Json, _context: entry.Context) -> entry.Json:
+def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = settle_attempt.Request.model_validate(event)
     world = wiring.world()
     outcome = settle_attempt.run(

@@ -2,13 +2,13 @@
 
 from evenkeel.runtime import entry, wiring
 from evenkeel.services.sweep import sweep_fleet
-from evenkeel.services.sweep.round import World
+from evenkeel.services.sweep.sweep_run import SweepPorts
 
 
 @entry.scheduled
-def handler(_event: entry.Json, _context: entry.Context) -> entry.Json:
+def handler(_event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     world = wiring.world()
-    ports = World(
+    ports = SweepPorts(
         ledger=world.ledger,
         cluster=world.cluster,
         provider=world.provider,

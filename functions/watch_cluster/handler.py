@@ -5,9 +5,9 @@ from evenkeel.services.sweep import watch_cluster
 
 
 @entry.scheduled
-def handler(_event: entry.Json, _context: entry.Context) -> entry.Json:
+def handler(_event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     world = wiring.world()
-    ports = watch_cluster.World(
+    ports = watch_cluster.WatchPorts(
         ledger=world.ledger,
         cluster=world.cluster,
         provider=world.provider,

@@ -24,8 +24,8 @@ from typing import Any, Final, Self
 
 import yaml
 
-from evenkeel_cli.client import Client
-from evenkeel_cli.context import Context, StaticKey
+from evenkeel_cli.client import ApiClient
+from evenkeel_cli.context import CliContext, StaticKey
 from evenkeel_local import ACCOUNT_ID, PROJECT, REGION, gpu_cluster
 from evenkeel_local.deployment import STACK_NAME, Outputs, deploy
 from evenkeel_local.engine import Engine
@@ -196,15 +196,13 @@ class DataCentre:
         )
         say("granting Kubernetes access")
         self._grant_kubernetes_access()
-        self._give_pods_their_identity()
+        self._put_pod_identity()
         self._subscribe_to_pages()
         on_call = policy_statements(self.deployer, self.outputs["EvenkeelOnCallPolicy"])
-        tests_itself = _may_test_functions([f"{STACK_NAME}-{function}" for function in self.roles])
-        routes = _may_call_the_api(self.outputs["ApiId"])
+        tests_itself = _doctor_statement([f"{STACK_NAME}-{function}" for function in self.roles])
+        routes = _api_statement(self.outputs["ApiId"])
         self.up_since = datetime.now(UTC).isoformat(timespec="seconds")
-        self.operator = make_user(
-            self.deployer, _OPERATOR, [routes, tests_itself, *_WHERE_THE_ENGINE_DIFFERS, *on_call]
-        )
+        self.operator = make_user(self.deployer, _OPERATOR, [routes, tests_itself, *_ENGINE_PARAMETERS, *on_call])
 
     def _start_ticking(self) -> None:
         functions = [self.outputs[name] for name in SCHEDULED]
@@ -258,11 +256,11 @@ class DataCentre:
             "outputs": self.outputs,
         }
 
-    def client(self) -> Client:
+    def client(self) -> ApiClient:
         """Return the command line's client, as the operator."""
         key = StaticKey(self.operator.access_key_id, self.operator.secret_access_key)
-        return Client(
-            Context(
+        return ApiClient(
+            CliContext(
                 FLEET, self.api_url, REGION, key=key, control_url=self.cluster.control_url, source="the data centre"
             )
         )
@@ -321,7 +319,7 @@ class DataCentre:
         topic = self.outputs["PageTopicArn"]
         self.deployer.client("sns").subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn)
 
-    def _give_pods_their_identity(self) -> None:
+    def _put_pod_identity(self) -> None:
         trainer = make_user(self.deployer, "trainer", _TRAINER_STATEMENTS)
         self.cluster.put_pod_identity(NAMESPACE, SERVICE_ACCOUNT, trainer.environment())
 
@@ -348,7 +346,7 @@ _TRAINER_STATEMENTS: Final[list[dict[str, Any]]] = [
 
 
 _BUS: Final = f"arn:aws:events:{REGION}:{ACCOUNT_ID}"
-_WHERE_THE_ENGINE_DIFFERS: Final[list[dict[str, Any]]] = [
+_ENGINE_PARAMETERS: Final[list[dict[str, Any]]] = [
     # It spells the ARN of a rule with its bus; AWS spells that of a rule on the default bus without it.
     {"Effect": "Allow", "Action": "events:DescribeRule", "Resource": f"{_BUS}:rule/default/{STACK_NAME}-*"},
     # It does not know the condition key `events:source`.
@@ -357,12 +355,12 @@ _WHERE_THE_ENGINE_DIFFERS: Final[list[dict[str, Any]]] = [
 """What the stack's policy allows on AWS and not here."""
 
 
-def _may_test_functions(names: list[str]) -> dict[str, Any]:
+def _doctor_statement(names: list[str]) -> dict[str, Any]:
     """What `evenkeel doctor` needs besides the stack's own policy: as much as being the functions."""
     arns = [f"arn:aws:lambda:{REGION}:{ACCOUNT_ID}:function:{name}" for name in names]
     return {"Effect": "Allow", "Action": "lambda:InvokeFunction", "Resource": arns}
 
 
-def _may_call_the_api(api_id: str) -> dict[str, Any]:
+def _api_statement(api_id: str) -> dict[str, Any]:
     arn = f"arn:aws:execute-api:{REGION}:{ACCOUNT_ID}:{api_id}/*"
     return {"Effect": "Allow", "Action": "execute-api:Invoke", "Resource": arn}

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from evenkeel_cli.client import Client
+from evenkeel_cli.client import ApiClient
 from evenkeel_local import PROJECT
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre, FleetShape
 from evenkeel_local.deployment import DeploymentError
@@ -25,8 +25,8 @@ from evenkeel_local.drills import (
     ENDED,
     SETTLED,
     DrillTimeoutError,
-    Work,
-    await_whole_fleet,
+    TrainingWork,
+    await_all_nodes_ready,
     dead_letters,
     last_step,
     node_of_rank,
@@ -36,17 +36,17 @@ from evenkeel_local.drills import (
 from evenkeel_local.engine import EngineError
 from evenkeel_local.gpu_cluster import ClusterFailed
 from evenkeel_local.processes import interruptible
-from evenkeel_local.twin import undisturbed_digest
+from evenkeel_local.reference_run import reference_digest
 
-WORK: Final = Work(nodes=3, steps=80, checkpoint_every=5, step_seconds=0.25, seed=2026)
-STRIKE_BETWEEN: Final = (17, 28)
-STRIKE_SECONDS: Final = 120.0
+WORK: Final = TrainingWork(nodes=3, steps=80, checkpoint_every=5, step_seconds=0.25, seed=2026)
+INJECT_BETWEEN_STEPS: Final = (17, 28)
+INJECT_TIMEOUT_SECONDS: Final = 120.0
 RECOVERY_SECONDS: Final = 150.0
 
 GLYPHS: Final = {"sickened": "✖", "failed": "✖", "settled": "●", "decided": "●", "job": "▶", "node": "◆"}
 
 
-class Story:
+class DemoOutput:
     """Prints the demo: plain lines in a pipe, one living progress line on a terminal."""
 
     def __init__(self) -> None:
@@ -78,10 +78,10 @@ class Story:
         return f"\x1b[1m{text}\x1b[0m" if self._is_tty else text
 
 
-class Told:
+class TimelinePrinter:
     """Which timeline entries were printed already, and when the plug was pulled."""
 
-    def __init__(self, story: Story, client: Client) -> None:
+    def __init__(self, story: DemoOutput, client: ApiClient) -> None:
         self._story, self._client = story, client
         self._seen: set[str] = set()
         self.struck_at: datetime | None = None
@@ -107,7 +107,7 @@ class Told:
 
 def main() -> int:
     """Run the demo; return its exit code."""
-    story = Story()
+    story = DemoOutput()
     story.line("Evenkeel: a node fails, the job comes back. Nothing leaves this machine.")
     try:
         with interruptible():
@@ -120,19 +120,19 @@ def main() -> int:
         return 130
 
 
-def _play(story: Story) -> int:
+def _play(story: DemoOutput) -> int:
     story.chapter("a data centre on this machine")
     with ThreadPoolExecutor(1) as background:
-        twin: Future[str] = background.submit(undisturbed_digest, WORK.nodes, WORK.steps, WORK.seed)
+        twin: Future[str] = background.submit(reference_digest, WORK.nodes, WORK.steps, WORK.seed)
         run_dir = PROJECT / ".evenkeel" / "demo"
         with DataCentre.start(run_dir, fleet=FleetShape(nodes=5), say=story.step) as centre:
             client = centre.client()
-            await_whole_fleet(client, centre)
+            await_all_nodes_ready(client, centre)
             story.step(f"{centre.node_count} nodes validated and in service")
-            return _strike_and_recover(story, centre, client, twin)
+            return _inject_and_recover(story, centre, client, twin)
 
 
-def _strike_and_recover(story: Story, centre: DataCentre, client: Client, twin: Future[str]) -> int:
+def _inject_and_recover(story: DemoOutput, centre: DataCentre, client: ApiClient, twin: Future[str]) -> int:
     story.chapter(
         f"a training job on {WORK.nodes} nodes, {WORK.steps} steps, a checkpoint every {WORK.checkpoint_every}"
     )
@@ -140,14 +140,14 @@ def _strike_and_recover(story: Story, centre: DataCentre, client: Client, twin: 
     job_id = client.post("/jobs", WORK.submission("demo", uri))["jobId"]
     path = f"/jobs/{job_id}"
     story.step(f"submitted {job_id}; its checkpoints go to {uri}")
-    strike_at = random.SystemRandom().randint(*STRIKE_BETWEEN)
+    strike_at = random.SystemRandom().randint(*INJECT_BETWEEN_STEPS)
 
     def reached() -> bool:
         step = last_step(client, job_id)
         story.live(_progress(step))
         return step >= strike_at
 
-    wait_for(f"step {strike_at}", STRIKE_SECONDS, reached)
+    wait_for(f"step {strike_at}", INJECT_TIMEOUT_SECONDS, reached)
     job = client.get(path)
     for attempt in job["attempts"][:1]:
         names = ", ".join("…" + node["name"][-6:] for node in attempt["nodes"])
@@ -156,10 +156,10 @@ def _strike_and_recover(story: Story, centre: DataCentre, client: Client, twin: 
 
 
 def _recover(
-    story: Story, centre: DataCentre, client: Client, job: dict[str, Any], strike_at: int, twin: Future[str]
+    story: DemoOutput, centre: DataCentre, client: ApiClient, job: dict[str, Any], strike_at: int, twin: Future[str]
 ) -> int:
     job_id, path = job["jobId"], f"/jobs/{job['jobId']}"
-    told = Told(story, client)
+    told = TimelinePrinter(story, client)
     told.skip(f"{path}/timeline")
     node = node_of_rank(centre, job, random.SystemRandom().randrange(WORK.nodes))
     story.chapter(f"step {strike_at}: pulling the plug on {node}")
@@ -179,15 +179,15 @@ def _recover(
 
     wait_for("the job to end and the incident to settle", RECOVERY_SECONDS, over)
     incident = client.get(f"/incidents/{incident['incidentId']}")
-    checks = _prove(story, centre, job, incident, twin)
-    _where_the_time_went(story, told.struck_at, job, incident)
-    _what_was_shortened(story)
-    _look_closer(story)
+    checks = _check_result(story, centre, job, incident, twin)
+    _print_durations(story, told.struck_at, job, incident)
+    _print_shortened_timings(story)
+    _print_next_commands(story)
     return 0 if all(checks) else 1
 
 
-def _prove(
-    story: Story, centre: DataCentre, job: dict[str, Any], incident: dict[str, Any], twin: Future[str]
+def _check_result(
+    story: DemoOutput, centre: DataCentre, job: dict[str, Any], incident: dict[str, Any], twin: Future[str]
 ) -> list[bool]:
     story.chapter("the proof")
     document = read_object(centre, f"s3://{CHECKPOINTS_BUCKET}/demo", f"result/attempt={job['currentAttempt']}.json")
@@ -208,7 +208,7 @@ def _prove(
     return [ok for ok, _ in checks]
 
 
-def _where_the_time_went(story: Story, struck_at: datetime, job: dict[str, Any], incident: dict[str, Any]) -> None:
+def _print_durations(story: DemoOutput, struck_at: datetime, job: dict[str, Any], incident: dict[str, Any]) -> None:
     story.chapter("where the time went (seconds after the fault, on this machine)")
     stages = incident["stages"]
     attempt, lost = job["attempts"][0], job["attempts"][-1]
@@ -224,7 +224,7 @@ def _where_the_time_went(story: Story, struck_at: datetime, job: dict[str, Any],
             "on " + ", ".join("…" + node["name"][-6:] for node in attempt["nodes"]),
         ),
         ("job running", attempt.get("runningAt"), _resumed_from(attempt)),
-        ("repair asked", stages.get("repairAskedAt"), " then ".join(incident["repairs"])),
+        ("repair asked", stages.get("repairRequestedAt"), " then ".join(incident["repairs"])),
         ("node back", stages.get("nodeBackAt"), _short(str(incident.get("replacementInstanceId") or ""))),
         ("node returned", stages.get("returnedAt"), "validated, takes work again"),
     ]
@@ -238,7 +238,7 @@ def _resumed_from(attempt: dict[str, Any]) -> str:
     return f"from step {point['step']} of attempt {point['attempt']}, proved" if point else "from the beginning"
 
 
-def _what_was_shortened(story: Story) -> None:
+def _print_shortened_timings(story: DemoOutput) -> None:
     story.chapter("what is shortened here against production (seconds)")
     folder = importlib.resources.files("evenkeel").joinpath("policy")
     production, local = (
@@ -253,7 +253,7 @@ def _what_was_shortened(story: Story) -> None:
     story.line(f"  a replacement takes {delays['replace']:g} s here; AWS publishes about 940 s on p5.48xlarge")
 
 
-def _look_closer(story: Story) -> None:
+def _print_next_commands(story: DemoOutput) -> None:
     story.chapter("look closer")
     for command in (
         "make dev                                   keep this data centre up",

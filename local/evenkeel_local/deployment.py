@@ -69,7 +69,7 @@ def deploy(
     Raises:
         DeploymentError: Building or deploying failed.
     """
-    say = progress or _silent
+    say = progress or _no_progress
     logs = run_dir or engine.run_dir
     chosen = local_parameters(template) | dict(parameters)
     built = build(template, chosen["PythonRuntime"], chosen["Architecture"], logs, progress=say)
@@ -96,7 +96,7 @@ def build(template: Path, runtime: str, architecture: str, log_dir: Path, *, pro
     if built.exists():
         os.utime(place)
         return built
-    (progress or _silent)("building the functions and their layer")
+    (progress or _no_progress)("building the functions and their layer")
     BUILDS.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=BUILDS))
     # The other parameters change nothing that is built; the endpoints among them are new on each run.
@@ -212,5 +212,5 @@ def _input_files(root: Path) -> Iterator[Path]:
         yield from (path for path in found if path.is_file() and not set(path.parts) & set(_NEVER_BUILT_FROM))
 
 
-def _silent(_text: str) -> None:
+def _no_progress(_text: str) -> None:
     """Say nothing."""

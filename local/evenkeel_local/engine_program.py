@@ -18,7 +18,7 @@ Run by the engine's own interpreter, so nothing of this project can be imported 
 * It answered for every host name and every origin, so a web page could reach it through a name of its own that points
   at 127.0.0.1. Here it answers for loopback alone, and to no web page.
 * Two hundred calls at once started two hundred processes of a function, which on a laptop is minutes of imports and
-  gigabytes. Here the calls of a function that has `AT_ONCE` processes wait in line.
+  gigabytes. Here the calls of a function that has `MAX_PARALLEL` processes wait in line.
 * Nobody could put events of AWS's own sources. On AWS the services can: here an IAM user whose name begins with
   `SERVICE_PREFIX` stands in for them. Everybody else is refused, as on AWS.
 """
@@ -47,12 +47,12 @@ from ministack.services import dynamodb, eventbridge, iam, lambda_svc, stepfunct
 
 Document = dict[str, Any]
 
-AT_ONCE = 4
+MAX_PARALLEL = 4
 """Processes of one function: enough for every race, few enough for two processors."""
 SERVICE_PREFIX = "aws-"
 FAILURE = "__evenkeel_handler_failure__"
-_TOLD_AS_BROKEN = '{"status": "error", "error": str(e), "trace": traceback.format_exc()}'
-_TOLD_BY_NAME = (
+_BROKEN_MESSAGE = '{"status": "error", "error": str(e), "trace": traceback.format_exc()}'
+_MESSAGE_BY_NAME = (
     '{"status": "ok", "result": {"'
     + FAILURE
     + '": {"errorType": type(e).__name__, "errorMessage": str(e), "stackTrace": traceback.format_exc().splitlines()}}}'
@@ -89,13 +89,13 @@ def _note(execution: Document, kind: str, details: str, name: str, **document: A
     stepfunctions._add_event(execution, kind, {details: {"name": name, **spelled}})
 
 
-def named_failures() -> None:
+def keep_error_names() -> None:
     """Let an error that leaves a handler keep its name, and the process that it left."""
     script = lambda_runtime._PYTHON_WORKER_SCRIPT
-    if script.count(_TOLD_AS_BROKEN) != 1:
+    if script.count(_BROKEN_MESSAGE) != 1:
         message = "the engine's worker is not the one that this correction was written for"
         raise RuntimeError(message)
-    lambda_runtime._PYTHON_WORKER_SCRIPT = script.replace(_TOLD_AS_BROKEN, _TOLD_BY_NAME)
+    lambda_runtime._PYTHON_WORKER_SCRIPT = script.replace(_BROKEN_MESSAGE, _MESSAGE_BY_NAME)
     execute = lambda_svc._execute_function_warm
 
     def execute_and_name(func: Document, event: Any, request_id: str) -> Document:
@@ -114,14 +114,14 @@ def named_failures() -> None:
     lambda_svc._execute_function_warm = execute_and_name
 
 
-def few_processes() -> None:
+def limit_processes() -> None:
     """Let calls of a function wait for one of its processes. No function here calls another, so none waits for ever."""
     execute, lock = lambda_svc._execute_function_warm, threading.Lock()
     lines: dict[str, threading.Semaphore] = {}
 
     def execute_in_turn(func: Document, event: Any, request_id: str) -> Document:
         with lock:
-            line = lines.setdefault((func.get("config") or func)["FunctionName"], threading.Semaphore(AT_ONCE))
+            line = lines.setdefault((func.get("config") or func)["FunctionName"], threading.Semaphore(MAX_PARALLEL))
         with line:
             result: Document = execute(func, event, request_id)
         return result
@@ -135,7 +135,7 @@ def _has_died(body: Document) -> bool:
     return body.get("errorType") == "Runtime.HandlerError" or told.startswith("Worker process exited immediately")
 
 
-def failing_waits() -> None:
+def fail_waits_with_function() -> None:
     """Let a state that waits for a token fail with the function that was to take the token."""
     under = threading.local()
     wait, call = stepfunctions._invoke_with_callback, stepfunctions._call_lambda
@@ -168,14 +168,14 @@ class SharedLayer(zipfile.ZipFile):
 
     def namelist(self) -> list[str]:
         """Return the members, which the engine checks one by one: none where that was done before."""
-        return [] if self._is_layer() and self._place().exists() else super().namelist()
+        return [] if self._is_layer() and self._layer_folder().exists() else super().namelist()
 
     def extractall(self, path: Any = None, members: Any = None, pwd: Any = None) -> None:
         """Unpack into `path`, or make `path` a link to the place where this archive is unpacked already."""
         if not self._is_layer():
             super().extractall(path, members, pwd)
             return
-        place = self._place()
+        place = self._layer_folder()
         with self._unpacking:
             if not place.exists():
                 draft = Path(tempfile.mkdtemp(prefix="layer-"))
@@ -188,23 +188,23 @@ class SharedLayer(zipfile.ZipFile):
     def _is_layer(self) -> bool:
         return Path(str(self.filename)).name.startswith("layer_")
 
-    def _place(self) -> Path:
+    def _layer_folder(self) -> Path:
         digest = hashlib.sha256(Path(str(self.filename)).read_bytes()).hexdigest()
         return Path(os.environ["TMPDIR"]) / "layers" / digest
 
 
-def _once(check: Any) -> Any:
+def _cached_check(check: Any) -> Any:
     """Return a check of an expression's parts that is made once for each: an update passes them as a list."""
     cached = functools.lru_cache(maxsize=1000)(check)
     return lambda parts, *more: cached(tuple(parts) if isinstance(parts, list) else parts, *more)
 
 
-def quick_lists() -> None:
+def speed_up_queries() -> None:
     """Parse each condition once, and measure items leaf by leaf only where a page may be full."""
     tokenize, measured = dynamodb._tokenize, dynamodb._paginate_evaluated_items
     dynamodb._tokenize = functools.lru_cache(maxsize=1000)(lambda expression: tuple(tokenize(expression)))
     for check in ("_check_redundant_parens", "_check_reserved_keyword_usage", "_condition_syntax_error"):
-        setattr(dynamodb, check, _once(getattr(dynamodb, check)))
+        setattr(dynamodb, check, _cached_check(getattr(dynamodb, check)))
 
     def paginate(items: list[Document], limit: Any, table: Document, index_name: str | None = None) -> Any:
         asked = items if limit is None else items[: int(limit)]
@@ -220,7 +220,7 @@ _AUTHORITY = re.compile(r"[a-z0-9.-]+(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 """A host name and perhaps a port. `urlsplit` also takes paths, spaces and tabs in it."""
 
 
-def only_local_names() -> None:
+def reject_foreign_hosts() -> None:
     """Answer 421 to a request for another host, and 403 to one from another origin."""
     serve = app.app
 
@@ -257,7 +257,7 @@ def _is_local(url: str) -> bool:
     return name in ("127.0.0.1", "localhost") and parts.username is None
 
 
-def service_events() -> None:
+def allow_service_events() -> None:
     """Let users that stand in for AWS's services put events under the sources of those."""
     handle, put = eventbridge.handle_request, eventbridge._put_events
     caller: contextvars.ContextVar[str] = contextvars.ContextVar("caller", default="")
@@ -275,18 +275,18 @@ def service_events() -> None:
     eventbridge._put_events = put_for_caller
 
 
-def shared_layers() -> None:
+def share_layers() -> None:
     """Let all workers read one copy of each layer."""
     lambda_runtime.zipfile = types.SimpleNamespace(**{**vars(zipfile), "ZipFile": SharedLayer})
 
 
 if __name__ == "__main__":
     stepfunctions._run_sub_machine = run_branch
-    named_failures()
-    few_processes()
-    failing_waits()
-    quick_lists()
-    service_events()
-    shared_layers()
-    only_local_names()
+    keep_error_names()
+    limit_processes()
+    fail_waits_with_function()
+    speed_up_queries()
+    allow_service_events()
+    share_layers()
+    reject_foreign_hosts()
     app.main()

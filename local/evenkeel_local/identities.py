@@ -80,7 +80,7 @@ def bootstrap(engine: Engine) -> Credentials:
     """
     root = Credentials(_ROOT_KEY, _ROOT_KEY, engine.endpoint_url)
     credentials = make_user(root, "deployer", _deployer_statements(engine.account_id))
-    with _already_so("BucketAlreadyOwnedByYou"):
+    with _ignore_error("BucketAlreadyOwnedByYou"):
         credentials.client("s3").create_bucket(
             Bucket=ARTIFACTS_BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION}
         )
@@ -98,7 +98,7 @@ def make_user(maker: Credentials, name: str, statements: Sequence[Statement]) ->
         statements: IAM policy statements, `Effect` included.
     """
     iam: IAMClient = maker.client("iam")
-    with _already_so("EntityAlreadyExists"):
+    with _ignore_error("EntityAlreadyExists"):
         iam.create_user(UserName=name)
     for old in iam.list_access_keys(UserName=name)["AccessKeyMetadata"]:
         iam.delete_access_key(UserName=name, AccessKeyId=old["AccessKeyId"])
@@ -126,7 +126,7 @@ def set_policy(maker: Credentials, name: str, statements: Sequence[Statement]) -
     """
     iam: IAMClient = maker.client("iam")
     if not statements:
-        with _already_so("NoSuchEntity"):
+        with _ignore_error("NoSuchEntity"):
             iam.delete_user_policy(UserName=name, PolicyName=_POLICY_NAME)
         return
     document = json.dumps({"Version": "2012-10-17", "Statement": list(statements)})
@@ -134,7 +134,7 @@ def set_policy(maker: Credentials, name: str, statements: Sequence[Statement]) -
 
 
 @contextlib.contextmanager
-def _already_so(code: str) -> Iterator[None]:
+def _ignore_error(code: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from evenkeel_cli.client import Client
+from evenkeel_cli.client import ApiClient
 from evenkeel_cli.context import read
 
 ANSWER_SECONDS: Final = 20.0
@@ -26,7 +26,7 @@ _DIRECT: Final = urllib.request.ProxyHandler({})
 
 
 @dataclass(frozen=True)
-class Probe:
+class ProbeResult:
     """What one part said."""
 
     part: str
@@ -34,7 +34,7 @@ class Probe:
     detail: str
 
 
-def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[Probe]:
+def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[ProbeResult]:
     """Try every part of a data centre, side by side.
 
     Args:
@@ -46,7 +46,7 @@ def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[Pro
 
     @functools.cache
     def asked() -> Json:
-        return Client(read(context, "the data centre", {}), warns_of_stale=False).get("/status")
+        return ApiClient(read(context, "the data centre", {}), warns_of_stale=False).get("/status")
 
     def status() -> Json:
         with lock:
@@ -59,21 +59,23 @@ def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[Pro
         "API": lambda: str(context["url"]) if status() else "",
         "schedules": lambda: _schedules(status(), state["upSince"]),
     }
-    found: dict[str, Probe] = {}
-    threads = [threading.Thread(target=_try, args=(found, part, one), daemon=True) for part, one in tries.items()]
+    found: dict[str, ProbeResult] = {}
+    threads = [
+        threading.Thread(target=_probe_part, args=(found, part, one), daemon=True) for part, one in tries.items()
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(ANSWER_SECONDS + 1)
     silent = f"no answer within {ANSWER_SECONDS:.0f} s"
-    return [found.get(part, Probe(part, is_up=False, detail=silent)) for part in tries]
+    return [found.get(part, ProbeResult(part, is_up=False, detail=silent)) for part in tries]
 
 
-def _try(found: dict[str, Probe], part: str, one: Callable[[], str]) -> None:
+def _probe_part(found: dict[str, ProbeResult], part: str, one: Callable[[], str]) -> None:
     try:
-        found[part] = Probe(part, is_up=True, detail=one())
+        found[part] = ProbeResult(part, is_up=True, detail=one())
     except Exception as error:  # noqa: BLE001 - whatever it fails by, the part does not answer as it should
-        found[part] = Probe(part, is_up=False, detail=str(error) or type(error).__name__)
+        found[part] = ProbeResult(part, is_up=False, detail=str(error) or type(error).__name__)
 
 
 def _get(url: str) -> str:

@@ -23,25 +23,25 @@ from typing import Any, Final
 
 from evenkeel.domain.capacity.pools import Reservation
 from evenkeel.domain.values import rfc3339
-from evenkeel.runtime.policies import FRESH
+from evenkeel.runtime.site_policy import FRESH
 from evenkeel_local import ACCOUNT_ID, PROJECT
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre, FleetShape, Say
 from evenkeel_local.drills import (
     ENDED,
     SETTLED,
+    DrillResult,
     DrillTimeoutError,
-    Result,
-    Work,
-    await_whole_fleet,
+    TrainingWork,
+    await_all_nodes_ready,
     last_step,
     node_of_rank,
     read_object,
 )
-from evenkeel_local.drills.checks import check_dead_letters, check_decisions, left_behind
+from evenkeel_local.drills.checks import check_dead_letters, check_decisions, leftover_records
 from evenkeel_local.engine import EngineError
 from evenkeel_local.gpu_cluster import ClusterFailed
 from evenkeel_local.processes import interruptible
-from evenkeel_local.twin import undisturbed_digest
+from evenkeel_local.reference_run import reference_digest
 
 Json = dict[str, Any]
 
@@ -52,23 +52,23 @@ _LEFT_SECONDS: Final = 60.0
 _SERVES: Final = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); time.sleep(3600)"
 
 
-class Play:
+class ScenarioRun:
     """One scenario while it runs: its jobs, what is told of them, and what is checked."""
 
-    def __init__(self, centre: DataCentre, result: Result, say: Say) -> None:
+    def __init__(self, centre: DataCentre, result: DrillResult, say: Say) -> None:
         self.centre = centre
         self.client = centre.client()
         self.result = result
         self.say = say
-        self.jobs: list[Act] = []
-        self.meter: Meter | None = None
-        self._told: set[tuple[str, str]] = set()
+        self.jobs: list[ScenarioJob] = []
+        self.meter: CostMeter | None = None
+        self._seen_entries: set[tuple[str, str]] = set()
 
     # ------------------------------------------------------------ the stage
 
     def policy(self, changes: Json, reason: str) -> None:
         """Put a site's policy in force everywhere."""
-        self.told("you", f"Put a policy in force: {reason}.")
+        self.note("you", f"Put a policy in force: {reason}.")
         self.client.post(f"/clusters/{self.client.fleet}/policy", {"changes": changes, "reason": reason})
         time.sleep(FRESH.total_seconds())
 
@@ -84,20 +84,20 @@ class Play:
         groups = [{instance_type: {"nvidia.com/gpu": gpus}}]
         team = {"name": name, "queue": {"groups": groups, "preemption": {"within": "LowerPriority"}} | queue}
         self.client.change("PUT", f"/teams/{name}/quota", {"team": team, "reason": "the scenario's"}, version=0)
-        self.told("you", f"Team {name} has {gpus} GPUs.")
+        self.note("you", f"Team {name} has {gpus} GPUs.")
 
-    def submit(self, name: str, work: Work, **fields: Any) -> Act:
+    def submit(self, name: str, work: TrainingWork, **fields: Any) -> ScenarioJob:
         """Submit a job whose checkpoints are its own; `fields` go into the request."""
         uri = f"s3://{CHECKPOINTS_BUCKET}/scenarios/{name}-{time.time_ns()}"
         job_id = self.client.post("/jobs", work.submission(name, uri) | fields)["jobId"]
-        act = Act(self, name, str(job_id), uri, work)
+        act = ScenarioJob(self, name, str(job_id), uri, work)
         self.jobs.append(act)
-        self.told("you", f"Submitted {name} on {work.nodes} {'node' if work.nodes == 1 else 'nodes'}: {job_id}.")
+        self.note("you", f"Submitted {name} on {work.nodes} {'node' if work.nodes == 1 else 'nodes'}: {job_id}.")
         return act
 
     def serve(self, name: str, replicas: int, *tolerations: Json) -> None:
         """Scale a Deployment that serves on whole nodes, as its own autoscaler would."""
-        self.told("serving", f"{name} is to have {replicas} replicas.")
+        self.note("serving", f"{name} is to have {replicas} replicas.")
         container = {
             "name": "main",
             "image": f"registry.invalid/{name}:1",
@@ -136,7 +136,7 @@ class Play:
         deadline = time.monotonic() + seconds
         while True:
             seen = look()
-            self.tell()
+            self.print_timeline()
             if self.meter:
                 self.meter.read(self.centre)
             if seen:
@@ -145,24 +145,24 @@ class Play:
                 raise DrillTimeoutError(f"waited {seconds:.0f} s for {what}")
             time.sleep(_POLL_SECONDS)
 
-    def tell(self) -> None:
+    def print_timeline(self) -> None:
         """Say what is new in the jobs' stories, in order of time."""
         fresh = []
         for act in self.jobs:
             for entry in self.client.get(f"/jobs/{act.job_id}/timeline")["entries"]:
                 place = (act.job_id, f"{entry['at']} {entry['text']}")
-                if place not in self._told and entry["kind"] != "submitted":  # that was told already
-                    self._told.add(place)
+                if place not in self._seen_entries and entry["kind"] != "submitted":  # that was told already
+                    self._seen_entries.add(place)
                     fresh.append((str(entry["at"]), act.name, str(entry["text"])))
         for at, name, text in sorted(fresh):
-            self.told(name, self._by_name(text), at[11:19])
+            self.note(name, self._by_name(text), at[11:19])
 
     def _by_name(self, text: str) -> str:
         for act in self.jobs:
             text = text.replace(act.job_id, act.name)
         return text
 
-    def told(self, who: str, text: str, at: str = "") -> None:
+    def note(self, who: str, text: str, at: str = "") -> None:
         """Say one line of the story: when, who, what."""
         self.say(f"{at or datetime.now(UTC).strftime('%H:%M:%S')}  {who:<9} {text}")
 
@@ -177,11 +177,11 @@ class Play:
                 self.client.post(f"/jobs/{act.job_id}/cancel", {"reason": "its scenario is over"})
         for act in self.jobs:
             act.end()
-        await_whole_fleet(self.client, self.centre)
+        await_all_nodes_ready(self.client, self.centre)
         deadline = time.monotonic() + _LEFT_SECONDS
         while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        self.tell()
+        self.print_timeline()
         self.check("nothing is left: no wait, charge, execution, rented machine or limit", not left, left or "nothing")
         if self.meter:
             self._check_money(self.meter)
@@ -196,14 +196,18 @@ class Play:
             if not each["endedAt"]
         ]
         unpaid += [f"rental {each['rental']} of serving" for each in self.rented_for_serving() if not each["endedAt"]]
-        return [*left_behind(self.centre), *rented_left(self.centre), *unpaid]
+        return [*leftover_records(self.centre), *leftover_rentals(self.centre), *unpaid]
 
-    def _check_money(self, meter: Meter) -> None:
+    def _check_money(self, meter: CostMeter) -> None:
         """Check each bill against the price table and the machines that were seen, and the caps against both."""
         rentals = [rental for act in self.jobs for rental in act.show()["rentals"]] + self.rented_for_serving()
-        wrong = [f"{rental['costUsd']} in place of {owed_for(rental)}" for rental in rentals if not is_exact(rental)]
+        wrong = [
+            f"{rental['costUsd']} in place of {expected_cost_usd(rental)}"
+            for rental in rentals
+            if not has_expected_cost(rental)
+        ]
         whole = sum((Decimal(rental["costUsd"] or 0) for rental in rentals), Decimal(0))
-        self.told("you", f"Rented in all for ${whole:.2f}.")
+        self.note("you", f"Rented in all for ${whole:.2f}.")
         self.check("every bill is price x begun seconds x nodes, to the micro-dollar", not wrong, wrong or f"${whole}")
         used = meter.least_usd()
         self.check("and no less than what the machines themselves were seen to run", whole >= used, f"{whole}, {used}")
@@ -212,7 +216,7 @@ class Play:
         self.check(f"never more than $120 an hour was rented: ${most:.2f} at most", within, f"${most} an hour")
 
 
-class Meter:
+class CostMeter:
     """The rented machines as the cluster itself shows them, whatever Evenkeel says."""
 
     def __init__(self) -> None:
@@ -240,57 +244,57 @@ class Meter:
         return Decimal(parts) / _PARTS
 
 
-def owed_for(rental: Json) -> Decimal:
+def expected_cost_usd(rental: Json) -> Decimal:
     """Work out what a rental cost, from when its offers were open and from the price table alone."""
     parts = 0
     for offer in rental["offers"]:
-        if offer["nodesThatCame"]:
+        if offer["joinedNodes"]:
             lasted = datetime.fromisoformat(offer["closedAt"]) - datetime.fromisoformat(offer["openedAt"])
-            parts += PRICES[offer["pool"]] * offer["nodesThatCame"] * max(60, math.ceil(lasted.total_seconds()))
+            parts += PRICES[offer["pool"]] * offer["joinedNodes"] * max(60, math.ceil(lasted.total_seconds()))
     return Decimal(parts) / _PARTS
 
 
-def is_exact(rental: Json) -> bool:
+def has_expected_cost(rental: Json) -> bool:
     """Whether a rental has ended with the bill that it ought to have."""
-    return bool(rental["costUsd"] == f"{owed_for(rental):.6f}")
+    return bool(rental["costUsd"] == f"{expected_cost_usd(rental):.6f}")
 
 
 @dataclass
-class Act:
+class ScenarioJob:
     """One job of a scenario."""
 
-    play: Play
+    scenario_run: ScenarioRun
     name: str
     job_id: str
     uri: str
-    work: Work
+    work: TrainingWork
 
     def show(self) -> Json:
         """Return the job as the API shows it."""
-        found: Json = self.play.client.get(f"/jobs/{self.job_id}")
+        found: Json = self.scenario_run.client.get(f"/jobs/{self.job_id}")
         return found
 
     def why(self) -> Json:
         """Return why it waits, or what was decided last."""
-        found: Json = self.play.client.get(f"/jobs/{self.job_id}/why")
+        found: Json = self.scenario_run.client.get(f"/jobs/{self.job_id}/why")
         return found
 
     def attempt(self, number: int) -> Json:
         """Return one of its attempts."""
         return next(dict(each) for each in self.show()["attempts"] if each["attempt"] == number)
 
-    def story(self) -> str:
+    def timeline(self) -> str:
         """Return its story in one text."""
-        entries = self.play.client.get(f"/jobs/{self.job_id}/timeline")["entries"]
+        entries = self.scenario_run.client.get(f"/jobs/{self.job_id}/timeline")["entries"]
         return " ".join(str(entry["text"]) for entry in entries)
 
     def step(self) -> int:
         """Return the newest step in the log of its current attempt."""
-        return last_step(self.play.client, self.job_id)
+        return last_step(self.scenario_run.client, self.job_id)
 
-    def reach(self, step: int) -> Act:
+    def reach(self, step: int) -> ScenarioJob:
         """Wait for a step."""
-        self.play.wait(f"step {step} of {self.name}", lambda: self.step() >= step)
+        self.scenario_run.wait(f"step {step} of {self.name}", lambda: self.step() >= step)
         return self
 
     def until(self, what: str, holds: Callable[[Json], object], seconds: float = WAIT_SECONDS) -> Json:
@@ -304,7 +308,7 @@ class Act:
                 raise DrillTimeoutError(f"waited for {self.name} {what}, and it is {seen['state']}: {seen['reason']}")
             return {}
 
-        found: Json = self.play.wait(f"{self.name} {what}", look, seconds)
+        found: Json = self.scenario_run.wait(f"{self.name} {what}", look, seconds)
         return found
 
     def at_size(self, nodes: int) -> Json:
@@ -315,7 +319,7 @@ class Act:
 
     def node(self, rank: int) -> str:
         """Return the name of the node that a rank of its current attempt runs on."""
-        return node_of_rank(self.play.centre, self.show(), rank)
+        return node_of_rank(self.scenario_run.centre, self.show(), rank)
 
     def end(self) -> Json:
         """Wait until it has ended."""
@@ -324,17 +328,25 @@ class Act:
     def ends_well(self, attempts: int) -> Json:
         """Wait for its end, and check that it ends with the weights of an undisturbed run, in so many attempts."""
         job = self.end()
-        document = read_object(self.play.centre, self.uri, f"result/attempt={job['currentAttempt']}.json")
+        document = read_object(self.scenario_run.centre, self.uri, f"result/attempt={job['currentAttempt']}.json")
         seen = json.loads(document)["digest"] if document else "no result"
-        right = undisturbed_digest(self.work.nodes, self.work.steps, self.work.seed)
-        self.play.check(f"{self.name} ends well", job["state"] == "SUCCEEDED", f"{job['state']}: {job['reason']}")
-        self.play.check(f"{self.name} has the weights of an undisturbed run", seen == right, f"{seen} against {right}")
-        self.play.check(f"{self.name} took {attempts} attempts", job["currentAttempt"] == attempts, job["reason"])
-        self.play.check(f"{self.name} was nobody's failure", not job["applicationFailures"], job["applicationFailures"])
+        right = reference_digest(self.work.nodes, self.work.steps, self.work.seed)
+        self.scenario_run.check(
+            f"{self.name} ends well", job["state"] == "SUCCEEDED", f"{job['state']}: {job['reason']}"
+        )
+        self.scenario_run.check(
+            f"{self.name} has the weights of an undisturbed run", seen == right, f"{seen} against {right}"
+        )
+        self.scenario_run.check(
+            f"{self.name} took {attempts} attempts", job["currentAttempt"] == attempts, job["reason"]
+        )
+        self.scenario_run.check(
+            f"{self.name} was nobody's failure", not job["applicationFailures"], job["applicationFailures"]
+        )
         return job
 
 
-def rented_left(centre: DataCentre) -> list[str]:
+def leftover_rentals(centre: DataCentre) -> list[str]:
     """Return what renting has left: machines, capacity pods, limits."""
     get = centre.cluster.get
     pools = get("/apis/karpenter.sh/v1/nodepools")["items"]
@@ -348,124 +360,130 @@ def rented_left(centre: DataCentre) -> list[str]:
 # ---------------------------------------------------------------- the scenarios
 
 TYPE: Final = FleetShape().instance_type
-LONG: Final = Work(nodes=2, steps=120, checkpoint_every=4, step_seconds=0.15)
-SHORT: Final = Work(nodes=2, steps=12, checkpoint_every=4, step_seconds=0.1)
+LONG: Final = TrainingWork(nodes=2, steps=120, checkpoint_every=4, step_seconds=0.15)
+SHORT: Final = TrainingWork(nodes=2, steps=12, checkpoint_every=4, step_seconds=0.1)
 
 
-def preemption(play: Play) -> None:
+def preemption(scenario_run: ScenarioRun) -> None:
     """The baseline is full: a higher class has the lower one save and give way, and that one returns."""
-    play.classes(low=1, high=100)
-    play.team("red", 16, TYPE)
-    low = play.submit("low", LONG, team="red", priorityClass="low").reach(9)
-    high = play.submit("high", SHORT, team="red", priorityClass="high")
+    scenario_run.classes(low=1, high=100)
+    scenario_run.team("red", 16, TYPE)
+    low = scenario_run.submit("low", LONG, team="red", priorityClass="low").reach(9)
+    high = scenario_run.submit("high", SHORT, team="red", priorityClass="high")
     high.ends_well(attempts=1)
     low.ends_well(attempts=2)
     stopped, resumed = low.attempt(1), low.attempt(2)
-    play.check("low is told whom it gives way to", high.job_id in stopped["reason"], stopped["reason"])
-    play.check("low goes on from what it saved", resumed["resumeFrom"]["step"] >= 8, resumed["resumeFrom"])
+    scenario_run.check("low is told whom it gives way to", high.job_id in stopped["reason"], stopped["reason"])
+    scenario_run.check("low goes on from what it saved", resumed["resumeFrom"]["step"] >= 8, resumed["resumeFrom"])
 
 
 SIZES: Final = {"minNodes": 1, "maxNodes": 3}
 
 
-def elastic(play: Play) -> None:
+def elastic(scenario_run: ScenarioRun) -> None:
     """Idle nodes: a job grows. A higher class comes: it shrinks in place of ending, and grows back."""
-    play.classes(low=1, high=100)
-    play.team("red", 24, TYPE)
-    work = Work(nodes=2, steps=1000, checkpoint_every=4, step_seconds=0.12)
-    job = play.submit("elastic", work, team="red", priorityClass="low", elastic=SIZES)
+    scenario_run.classes(low=1, high=100)
+    scenario_run.team("red", 24, TYPE)
+    work = TrainingWork(nodes=2, steps=1000, checkpoint_every=4, step_seconds=0.12)
+    job = scenario_run.submit("elastic", work, team="red", priorityClass="low", elastic=SIZES)
     job.at_size(3)
     job.reach(job.step() + 5)
-    high = play.submit("urgent", Work(nodes=2, steps=30, step_seconds=0.1), team="red", priorityClass="high")
+    high = scenario_run.submit(
+        "urgent", TrainingWork(nodes=2, steps=30, step_seconds=0.1), team="red", priorityClass="high"
+    )
     job.at_size(1)
     high.ends_well(attempts=1)
     job.at_size(3)
     ended = job.ends_well(attempts=4)
     sizes = [each["gpus"] // 8 for each in reversed(ended["attempts"])]
-    play.check("it had 2, 3, 1 and 3 nodes", sizes == [2, 3, 1, 3], sizes)
+    scenario_run.check("it had 2, 3, 1 and 3 nodes", sizes == [2, 3, 1, 3], sizes)
 
 
-def node_lost(play: Play) -> None:
+def node_lost(scenario_run: ScenarioRun) -> None:
     """A node is lost and there is no spare: the job goes on with fewer while the replacement proceeds."""
-    play.classes(low=1)
-    play.team("red", 24, TYPE)
+    scenario_run.classes(low=1)
+    scenario_run.team("red", 24, TYPE)
     slow = {
         "jobs": {"expectedReplaceSeconds": 120},
         "repair": {"replaceDeadlineSeconds": 90},
         "scheduling": {"elastic": {"spareWaitSeconds": 15}},
     }
-    play.policy(slow, "repairs are slow here")
-    work = Work(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
-    job = play.submit("elastic", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
+    scenario_run.policy(slow, "repairs are slow here")
+    work = TrainingWork(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
+    job = scenario_run.submit("elastic", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
     node = job.node(2)
-    play.centre.cluster.inject("gpu-xid79", node=node)
-    play.told("world", f"A GPU of {node} falls off the bus.")
+    scenario_run.centre.cluster.inject("gpu-xid79", node=node)
+    scenario_run.note("world", f"A GPU of {node} falls off the bus.")
     job.at_size(2)
     instance_id = node.removeprefix("hyperpod-")
 
     def incident() -> Json:
-        found = play.client.get("/incidents", pageSize=100)["items"]
+        found = scenario_run.client.get("/incidents", pageSize=100)["items"]
         return next((each for each in found if each["node"]["instanceId"] == instance_id), {})
 
     open_still = incident()
-    play.check("it runs on while its machine is repaired", open_still["state"] not in SETTLED, open_still["state"])
-    play.wait("the incident to settle", lambda: incident()["state"] in SETTLED)
+    scenario_run.check(
+        "it runs on while its machine is repaired", open_still["state"] not in SETTLED, open_still["state"]
+    )
+    scenario_run.wait("the incident to settle", lambda: incident()["state"] in SETTLED)
     job.at_size(3)
     job.ends_well(attempts=3)
-    play.check("the plan was to shrink", "SHRINK" in job.story(), job.story())
+    scenario_run.check("the plan was to shrink", "SHRINK" in job.timeline(), job.timeline())
 
 
-def place_taken(play: Play) -> None:
+def preempted_for_interrupted(scenario_run: ScenarioRun) -> None:
     """A node of a high class is lost and there is no spare: a lower one saves and gives way, and returns."""
-    play.classes(low=1, high=100)
-    play.team("red", 24, TYPE)
+    scenario_run.classes(low=1, high=100)
+    scenario_run.team("red", 24, TYPE)
     slow = {"jobs": {"expectedReplaceSeconds": 600}, "repair": {"replaceDeadlineSeconds": 90}}
-    play.policy(slow, "repairs are slow here")
-    work = Work(nodes=2, steps=300, checkpoint_every=4, step_seconds=0.15)
-    high = play.submit("high", work, team="red", priorityClass="high", graceSeconds=20).reach(9)
-    work = Work(nodes=1, steps=300, checkpoint_every=4, step_seconds=0.15)
-    low = play.submit("low", work, team="red", priorityClass="low", graceSeconds=20).reach(9)
+    scenario_run.policy(slow, "repairs are slow here")
+    work = TrainingWork(nodes=2, steps=300, checkpoint_every=4, step_seconds=0.15)
+    high = scenario_run.submit("high", work, team="red", priorityClass="high", graceSeconds=20).reach(9)
+    work = TrainingWork(nodes=1, steps=300, checkpoint_every=4, step_seconds=0.15)
+    low = scenario_run.submit("low", work, team="red", priorityClass="low", graceSeconds=20).reach(9)
     node, place = high.node(1), low.node(0)
-    play.centre.cluster.inject("gpu-xid79", node=node)
-    play.told("world", f"A GPU of {node} falls off the bus.")
+    scenario_run.centre.cluster.inject("gpu-xid79", node=node)
+    scenario_run.note("world", f"A GPU of {node} falls off the bus.")
     high.until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
     waits = low.show()
-    play.check("low waits meanwhile", waits["state"] == "PENDING", f"{waits['state']}: {waits['reason']}")
+    scenario_run.check("low waits meanwhile", waits["state"] == "PENDING", f"{waits['state']}: {waits['reason']}")
     low.until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
     high.ends_well(attempts=2)
     low.ends_well(attempts=2)
     taken = [each["name"] for each in high.attempt(2)["nodes"]]
-    play.check("high runs where low ran", place in taken and node not in taken, taken)
+    scenario_run.check("high runs where low ran", place in taken and node not in taken, taken)
     stopped, resumed = low.attempt(1), low.attempt(2)
-    play.check("low is told whom it gives way to", high.job_id in stopped["reason"], stopped["reason"])
-    play.check("low goes on from what it saved", resumed["resumeFrom"]["step"] >= 8, resumed["resumeFrom"])
-    play.check("the plan was to take a place", "PREEMPT" in high.story(), high.story())
+    scenario_run.check("low is told whom it gives way to", high.job_id in stopped["reason"], stopped["reason"])
+    scenario_run.check("low goes on from what it saved", resumed["resumeFrom"]["step"] >= 8, resumed["resumeFrom"])
+    scenario_run.check("the plan was to take a place", "PREEMPT" in high.timeline(), high.timeline())
 
 
-def inference_spike(play: Play) -> None:
+def inference_spike(scenario_run: ScenarioRun) -> None:
     """Serving wants more replicas than find a node: training shrinks for them. The spike is over: it grows back."""
-    play.classes(low=1)
-    play.team("red", 24, TYPE)
-    chat = {"cluster": play.centre.cluster.eks_cluster_name, "namespace": "default", "name": "chat"}
-    play.policy({"scheduling": {"serving": [chat]}}, "default/chat serves, and comes before training")
-    work = Work(nodes=3, steps=800, checkpoint_every=4, step_seconds=0.12)
-    job = play.submit("training", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
-    play.serve("chat", 2)
+    scenario_run.classes(low=1)
+    scenario_run.team("red", 24, TYPE)
+    chat = {"cluster": scenario_run.centre.cluster.eks_cluster_name, "namespace": "default", "name": "chat"}
+    scenario_run.policy({"scheduling": {"serving": [chat]}}, "default/chat serves, and comes before training")
+    work = TrainingWork(nodes=3, steps=800, checkpoint_every=4, step_seconds=0.12)
+    job = scenario_run.submit("training", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
+    scenario_run.serve("chat", 2)
     job.at_size(1)
-    play.wait("both replicas to run", lambda: play.serving("chat") == 2)
-    play.told("serving", "Both replicas run, on nodes that training gave.")
-    play.serve("chat", 0)
+    scenario_run.wait("both replicas to run", lambda: scenario_run.serving("chat") == 2)
+    scenario_run.note("serving", "Both replicas run, on nodes that training gave.")
+    scenario_run.serve("chat", 0)
     job.at_size(3)
     ended = job.ends_well(attempts=3)
     sizes = [each["gpus"] // 8 for each in reversed(ended["attempts"])]
-    play.check("it had 3, 1 and 3 nodes", sizes == [3, 1, 3], sizes)
-    play.check("it says for whom it made room", "It makes room for default/chat." in job.story(), job.story())
+    scenario_run.check("it had 3, 1 and 3 nodes", sizes == [3, 1, 3], sizes)
+    scenario_run.check(
+        "it says for whom it made room", "It makes room for default/chat." in job.timeline(), job.timeline()
+    )
 
 
 RENTED: Final = "p5.48xlarge"
-HOLDS: Final = Work(nodes=1, steps=3000, checkpoint_every=4, step_seconds=0.15)
+HOLDING_JOB: Final = TrainingWork(nodes=1, steps=3000, checkpoint_every=4, step_seconds=0.15)
 """Until it is cancelled."""
-URGENT: Final = Work(nodes=1, steps=400, checkpoint_every=4, step_seconds=0.15)
+URGENT: Final = TrainingWork(nodes=1, steps=400, checkpoint_every=4, step_seconds=0.15)
 PRICES: Final = {"burst-spot": 22_000_000, "burst-on-demand": 55_040_000}
 """Of a node, in micro-dollars an hour."""
 CAP_MICROS_PER_HOUR: Final = 120_000_000
@@ -475,7 +493,9 @@ _PARTS: Final = 3_600_000_000
 """Micro-dollars an hour times seconds, in a dollar."""
 
 
-def _rentable(play: Play, taint: Json | None = None, burst: Json | None = None, **other: Any) -> None:
+def _add_node_pools(
+    scenario_run: ScenarioRun, taint: Json | None = None, burst: Json | None = None, **other: Any
+) -> None:
     """Give the fleet two NodePools that nothing is rented from yet, and say what may be; `other` is more of policy."""
     taints = [taint] if taint else []
     market = {"burst-spot": "spot", "burst-on-demand": "on-demand"}
@@ -488,13 +508,13 @@ def _rentable(play: Play, taint: Json | None = None, burst: Json | None = None, 
             "template": {"spec": {"requirements": requirements, "nodeClassRef": node_class, "taints": taints}},
             "disruption": {"consolidateAfter": "Never"},
         }
-        play.centre.cluster.apply(
+        scenario_run.centre.cluster.apply(
             [{"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": name}, "spec": spec}]
         )
     pools = [
         {
             "name": name,
-            "cluster": play.centre.cluster.eks_cluster_name,
+            "cluster": scenario_run.centre.cluster.eks_cluster_name,
             "market": market[name],
             "instanceType": RENTED,
             "zone": "us-west-2a",
@@ -514,99 +534,109 @@ def _rentable(play: Play, taint: Json | None = None, burst: Json | None = None, 
         "otherExpectedRunSeconds": 3600,
     }
     may |= burst or {}
-    play.policy({"burst": {"pools": pools, **may}, **other}, "nodes may be rented, $120 an hour at most")
-    play.meter = Meter()
+    scenario_run.policy({"burst": {"pools": pools, **may}, **other}, "nodes may be rented, $120 an hour at most")
+    scenario_run.meter = CostMeter()
 
 
-def burst_home(play: Play) -> None:
+def return_to_committed(scenario_run: ScenarioRun) -> None:
     """The baseline is full: an urgent job is rented for. Committed room frees, and it returns home."""
-    _rentable(play)
-    first = play.submit("baseline", HOLDS).reach(9)
-    urgent = play.submit("urgent", URGENT)
+    _add_node_pools(scenario_run)
+    first = scenario_run.submit("baseline", HOLDING_JOB).reach(9)
+    urgent = scenario_run.submit("urgent", URGENT)
     urgent.reach(9)
     rented = urgent.attempt(1)
-    play.check("it runs on rented nodes", rented["pool"] in _NODE_POOLS, rented["pool"])
-    play.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "its room is wanted"})
-    play.told("you", "Cancelled baseline: its room is wanted.")
+    scenario_run.check("it runs on rented nodes", rented["pool"] in _NODE_POOLS, rented["pool"])
+    scenario_run.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "its room is wanted"})
+    scenario_run.note("you", "Cancelled baseline: its room is wanted.")
     urgent.ends_well(attempts=2)
     back = urgent.attempt(2)
-    play.check("it went home", back["pool"] == FleetShape().group, back["pool"])
-    play.check("and says why", "It goes home" in urgent.attempt(1)["reason"], urgent.attempt(1)["reason"])
-    play.check("it was rented for once", len(urgent.show()["rentals"]) == 1, urgent.show()["rentals"])
+    scenario_run.check("it went home", back["pool"] == FleetShape().group, back["pool"])
+    scenario_run.check("and says why", "It goes home" in urgent.attempt(1)["reason"], urgent.attempt(1)["reason"])
+    scenario_run.check("it was rented for once", len(urgent.show()["rentals"]) == 1, urgent.show()["rentals"])
 
 
-def inference_burst(play: Play) -> None:
+def inference_burst(scenario_run: ScenarioRun) -> None:
     """Serving wants more than is committed, and nobody can shrink: nodes are rented for replicas, and go back."""
     taint = {"key": "evenkeel.io/serving", "value": "chat", "effect": "NoSchedule"}
     chat = {
-        "cluster": play.centre.cluster.eks_cluster_name,
+        "cluster": scenario_run.centre.cluster.eks_cluster_name,
         "namespace": "default",
         "name": "chat",
         "rentsFrom": ["burst-on-demand"],
         "spikeSeconds": 600,
         "patienceSeconds": 2,
     }
-    _rentable(play, taint, {"quietSeconds": 5}, scheduling={"serving": [chat]})
-    training = play.submit("baseline", HOLDS).reach(9)
+    _add_node_pools(scenario_run, taint, {"quietSeconds": 5}, scheduling={"serving": [chat]})
+    training = scenario_run.submit("baseline", HOLDING_JOB).reach(9)
     own = training.node(0)
-    play.serve("chat", 2, {**taint, "operator": "Equal"})
-    play.wait("both replicas to run", lambda: play.serving("chat") == 2)
+    scenario_run.serve("chat", 2, {**taint, "operator": "Equal"})
+    scenario_run.wait("both replicas to run", lambda: scenario_run.serving("chat") == 2)
     # A replica may stand on its node a moment before that is handed over.
-    rented = play.wait(
+    rented = scenario_run.wait(
         "both nodes to be handed over",
         lambda: (
-            names if len(names := [one for each in play.rented_for_serving() for one in each["nodeNames"]]) > 1 else []
+            names
+            if len(names := [one for each in scenario_run.rented_for_serving() for one in each["nodeNames"]]) > 1
+            else []
         ),
     )
-    nodes = play.served_on("chat")
-    play.told("serving", f"Both replicas run, on {' and '.join(nodes)}.")
-    play.check("each replica has a rented node of its own", sorted(nodes) == sorted(rented), f"{nodes} of {rented}")
-    play.check("training runs on", training.show()["state"] == "RUNNING", training.show()["reason"])
-    play.serve("chat", 1, {**taint, "operator": "Equal"})
-    going = play.wait("one node to go back", lambda: [each for each in play.rented_for_serving() if each["endedAt"]])
-    play.check("the one that nobody stood on", going[0]["nodeNames"] != play.served_on("chat"), going)
-    play.serve("chat", 0)
-    play.wait("the other to go back", lambda: all(each["endedAt"] for each in play.rented_for_serving()))
-    play.check("training kept its node all the while", training.node(0) == own, training.node(0))
-    play.client.post(f"/jobs/{training.job_id}/cancel", {"reason": "seen enough"})
+    nodes = scenario_run.served_on("chat")
+    scenario_run.note("serving", f"Both replicas run, on {' and '.join(nodes)}.")
+    scenario_run.check(
+        "each replica has a rented node of its own", sorted(nodes) == sorted(rented), f"{nodes} of {rented}"
+    )
+    scenario_run.check("training runs on", training.show()["state"] == "RUNNING", training.show()["reason"])
+    scenario_run.serve("chat", 1, {**taint, "operator": "Equal"})
+    going = scenario_run.wait(
+        "one node to go back", lambda: [each for each in scenario_run.rented_for_serving() if each["endedAt"]]
+    )
+    scenario_run.check("the one that nobody stood on", going[0]["nodeNames"] != scenario_run.served_on("chat"), going)
+    scenario_run.serve("chat", 0)
+    scenario_run.wait(
+        "the other to go back", lambda: all(each["endedAt"] for each in scenario_run.rented_for_serving())
+    )
+    scenario_run.check("training kept its node all the while", training.node(0) == own, training.node(0))
+    scenario_run.client.post(f"/jobs/{training.job_id}/cancel", {"reason": "seen enough"})
 
 
-def spot_reclaimed(play: Play) -> None:
+def spot_reclaimed(scenario_run: ScenarioRun) -> None:
     """A spot machine gets its notice: the job saves inside it, and goes on where nodes are rented on demand."""
-    _rentable(play)
-    first = play.submit("baseline", HOLDS).reach(9)
-    urgent = play.submit("urgent", URGENT).reach(9)
+    _add_node_pools(scenario_run)
+    first = scenario_run.submit("baseline", HOLDING_JOB).reach(9)
+    urgent = scenario_run.submit("urgent", URGENT).reach(9)
     told_at = urgent.step()
-    play.centre.cluster.inject("spot-reclaim", node=urgent.node(0))
-    play.told("world", f"The spot machine under urgent gets its notice, at step {told_at}.")
+    scenario_run.centre.cluster.inject("spot-reclaim", node=urgent.node(0))
+    scenario_run.note("world", f"The spot machine under urgent gets its notice, at step {told_at}.")
     urgent.until("to start again", lambda job: job["currentAttempt"] > 1)
-    play.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "seen enough"})
+    scenario_run.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "seen enough"})
     ended = urgent.end()
     pools = [each["pool"] for each in reversed(ended["attempts"])]
     urgent.ends_well(attempts=ended["currentAttempt"])
-    play.check("it went from spot to on demand", pools[:2] == ["burst-spot", "burst-on-demand"], pools)
+    scenario_run.check("it went from spot to on demand", pools[:2] == ["burst-spot", "burst-on-demand"], pools)
     resumed = urgent.attempt(2)["resumeFrom"]
-    play.check("it saved inside the notice", resumed["step"] >= told_at, resumed)
-    play.check("it was rented for twice", len(urgent.show()["rentals"]) == 2, urgent.show()["rentals"])
+    scenario_run.check("it saved inside the notice", resumed["step"] >= told_at, resumed)
+    scenario_run.check("it was rented for twice", len(urgent.show()["rentals"]) == 2, urgent.show()["rentals"])
 
 
-def nowhere(play: Play) -> None:
+def nowhere(scenario_run: ScenarioRun) -> None:
     """No pool has capacity: the job waits, says why and pays nothing, and starts when the baseline has room."""
-    _rentable(play)
+    _add_node_pools(scenario_run)
     for market in ("spot", "on-demand"):
         none = {"instanceType": RENTED, "zone": "us-west-2a", "capacityType": market, "machines": 0}
-        play.centre.cluster.control("POST", "offerings", none)
-    play.told("world", "No pool has a machine to rent out.")
-    work = Work(nodes=1, steps=200, checkpoint_every=4, step_seconds=0.15)
-    first = play.submit("baseline", work).reach(4)
-    urgent = play.submit("urgent", work)
+        scenario_run.centre.cluster.control("POST", "offerings", none)
+    scenario_run.note("world", "No pool has a machine to rent out.")
+    work = TrainingWork(nodes=1, steps=200, checkpoint_every=4, step_seconds=0.15)
+    first = scenario_run.submit("baseline", work).reach(4)
+    urgent = scenario_run.submit("urgent", work)
     asked = urgent.until("to be refused", lambda job: job["rentals"] and job["rentals"][0]["endedAt"])
     rental = asked["rentals"][0]
-    play.check("every pool refused", all(each["refused"] for each in rental["offers"]), rental["offers"])
-    play.check("which costs nothing", rental["costUsd"] == "0.000000", rental["costUsd"])
+    scenario_run.check("every pool refused", all(each["refused"] for each in rental["offers"]), rental["offers"])
+    scenario_run.check("which costs nothing", rental["costUsd"] == "0.000000", rental["costUsd"])
     waiting = urgent.until("to say why it waits", lambda job: "nothing can be rented" in job["reason"])
-    play.told("urgent", waiting["reason"])
-    play.check("it is told how long it is expected to wait", "It waits about" in waiting["reason"], waiting["reason"])
+    scenario_run.note("urgent", waiting["reason"])
+    scenario_run.check(
+        "it is told how long it is expected to wait", "It waits about" in waiting["reason"], waiting["reason"]
+    )
     first.ends_well(attempts=1)
     urgent.ends_well(attempts=1)
 
@@ -615,29 +645,31 @@ PLAN_SECONDS: Final = 150
 """For which the training plan holds its machine once the policy is in force."""
 
 
-def plan_ends(play: Play) -> None:
+def plan_ends(scenario_run: ScenarioRun) -> None:
     """The training plan under the baseline ends: the job saves, leaves in time, and goes on where machines stay."""
     left_by = datetime.now(UTC) + FRESH + timedelta(seconds=PLAN_SECONDS)
     plan = {
-        "cluster": play.centre.cluster.eks_cluster_name,
+        "cluster": scenario_run.centre.cluster.eks_cluster_name,
         "pool": FleetShape().group,
         "startsAt": rfc3339(left_by - timedelta(days=30)),
         "endsAt": rfc3339(left_by + timedelta(seconds=Reservation.model_fields["closing_seconds"].default)),
     }
-    play.told("world", f"The training plan ends for work at {left_by:%H:%M:%S}.")
-    _rentable(play, scheduling={"reservations": [plan]})
-    work = Work(nodes=1, steps=1000, checkpoint_every=4, step_seconds=0.15)
-    job = play.submit("training", work, graceSeconds=10)
+    scenario_run.note("world", f"The training plan ends for work at {left_by:%H:%M:%S}.")
+    _add_node_pools(scenario_run, scheduling={"reservations": [plan]})
+    work = TrainingWork(nodes=1, steps=1000, checkpoint_every=4, step_seconds=0.15)
+    job = scenario_run.submit("training", work, graceSeconds=10)
     job.reach(9)
-    play.check("it begins on the plan", job.attempt(1)["pool"] == FleetShape().group, job.attempt(1)["pool"])
+    scenario_run.check("it begins on the plan", job.attempt(1)["pool"] == FleetShape().group, job.attempt(1)["pool"])
     job.until("to be asked to leave", lambda seen: seen["currentAttempt"] > 1 or "leaves" in seen["reason"])
     told_at = job.step()
     job.until("to go on elsewhere", lambda seen: seen["currentAttempt"] > 1 and seen["state"] == "RUNNING")
     first, second = job.attempt(1), job.attempt(2)
-    play.check("it left in time", datetime.fromisoformat(first["endedAt"]) < left_by, first["endedAt"])
-    play.check("and says why", "ends for work at" in first["reason"], first["reason"])
-    play.check("it goes on where machines stay", second["pool"] in _NODE_POOLS, second["pool"])
-    play.check("from what it saved on the way out", second["resumeFrom"]["step"] >= told_at, second["resumeFrom"])
+    scenario_run.check("it left in time", datetime.fromisoformat(first["endedAt"]) < left_by, first["endedAt"])
+    scenario_run.check("and says why", "ends for work at" in first["reason"], first["reason"])
+    scenario_run.check("it goes on where machines stay", second["pool"] in _NODE_POOLS, second["pool"])
+    scenario_run.check(
+        "from what it saved on the way out", second["resumeFrom"]["step"] >= told_at, second["resumeFrom"]
+    )
     job.ends_well(attempts=2)
 
 
@@ -646,8 +678,8 @@ class Scenario:
     """One story."""
 
     name: str
-    story: str
-    play: Callable[[Play], None]
+    title: str
+    play: Callable[[ScenarioRun], None]
     fleet: FleetShape = field(default_factory=FleetShape)
 
 
@@ -665,7 +697,7 @@ SCENARIOS: Final = {
         Scenario(
             "burst-home",
             "The baseline is full: an urgent job runs on rented nodes, and goes home when committed room frees.",
-            burst_home,
+            return_to_committed,
             FleetShape(nodes=1),
         ),
         Scenario(
@@ -713,27 +745,27 @@ SCENARIOS: Final = {
         Scenario(
             "place-taken",
             "A node of a high class is lost and there is no spare: a lower one saves and gives way, and returns.",
-            place_taken,
+            preempted_for_interrupted,
             FleetShape(nodes=3, delays=_SLOW_REPAIRS),
         ),
     )
 }
 
 
-def run(scenario: Scenario, centre: DataCentre, *, say: Say = lambda _text: None) -> Result:
+def run(scenario: Scenario, centre: DataCentre, *, say: Say = lambda _text: None) -> DrillResult:
     """Run one scenario on a running data centre that nobody has set up yet, and check everything that must hold."""
-    result = Result(scenario.name, seed=0)
-    play = Play(centre, result, say)
+    result = DrillResult(scenario.name, seed=0)
+    scenario_run = ScenarioRun(centre, result, say)
     try:
-        await_whole_fleet(play.client, centre)
-        scenario.play(play)
-        play.finish()
+        await_all_nodes_ready(scenario_run.client, centre)
+        scenario.play(scenario_run)
+        scenario_run.finish()
     except DrillTimeoutError as late:
         result.check("everything awaited came", False, str(late))
     return result
 
 
-def rehearse(scenario: Scenario, *, say: Say = lambda _text: None) -> Result:
+def rehearse(scenario: Scenario, *, say: Say = lambda _text: None) -> DrillResult:
     """Run one scenario in a data centre of its own, which ends with it."""
     folder = PROJECT / ".evenkeel" / f"scenario-{scenario.name}"
     with interruptible(), DataCentre.start(folder, fleet=scenario.fleet, say=say) as centre:
@@ -747,12 +779,12 @@ def main() -> int:
     name = options.parse_args().name
     if name is None:
         for scenario in SCENARIOS.values():
-            print(f"{scenario.name:<15} {scenario.story}")
+            print(f"{scenario.name:<15} {scenario.title}")
         print("\nmake scenarios RUN=preemption     one of them; RUN=all: all of them")
         return 0
     chosen = list(SCENARIOS.values()) if name == "all" else [SCENARIOS[name]]
     try:
-        return max(_told(scenario) for scenario in chosen)
+        return max(_run_and_report(scenario) for scenario in chosen)
     except (EngineError, ClusterFailed) as failed:
         print(f"✖ {failed}", flush=True)
         return 1
@@ -761,8 +793,8 @@ def main() -> int:
         return 130
 
 
-def _told(scenario: Scenario) -> int:
-    print(f"── {scenario.name}: {scenario.story}", flush=True)
+def _run_and_report(scenario: Scenario) -> int:
+    print(f"── {scenario.name}: {scenario.title}", flush=True)
     began = time.monotonic()
     result = rehearse(scenario, say=lambda text: print(f"  {text}", flush=True))
     for what, holds, seen in result.checks:

@@ -28,7 +28,7 @@ _POLL_SECONDS: Final = 0.25
 Say = Callable[[str], None]
 
 
-class GivenUp(Exception):
+class RestartLimitReached(Exception):
     """A part died too often. The message names it and its log."""
 
 
@@ -44,7 +44,7 @@ class Restart:
 
 
 @dataclass
-class Silence:
+class HangDetector:
     """Whether a part that runs has stopped answering, as a stopped or hung process does."""
 
     probe: Callable[[], None]
@@ -81,7 +81,7 @@ class Backoff:
         return float(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (len(recent) - 1)))
 
 
-class Part(Protocol):
+class SupervisedPart(Protocol):
     """One part of a data centre."""
 
     @property
@@ -103,7 +103,7 @@ class Supervisor:
 
     def __init__(
         self,
-        parts: Callable[[], tuple[Part, ...]],
+        parts: Callable[[], tuple[SupervisedPart, ...]],
         *,
         say: Say,
         restarted: Callable[[list[Restart]], None],
@@ -128,7 +128,7 @@ class Supervisor:
         """Supervise until `stopping` is set.
 
         Raises:
-            GivenUp: a part died too often.
+            RestartLimitReached: a part died too often.
         """
         while not stopping.wait(_POLL_SECONDS):
             for part in self._parts():
@@ -139,12 +139,14 @@ class Supervisor:
                     return
                 break  # other parts may rest on it: look anew
 
-    def _revive(self, part: Part, why: str, stopping: threading.Event) -> bool:
+    def _revive(self, part: SupervisedPart, why: str, stopping: threading.Event) -> bool:
         """Start a part again, however often that fails within bounds; return False where it was told to stop."""
         while True:
             pause = self._backoff.died(part.name, self._clock())
             if pause is None:
-                raise GivenUp(f"{why}: it died more than {MOST_DEATHS} times in {WINDOW_SECONDS / 60:.0f} minutes")
+                raise RestartLimitReached(
+                    f"{why}: it died more than {MOST_DEATHS} times in {WINDOW_SECONDS / 60:.0f} minutes"
+                )
             self._say(f"{why}: it is started again in {pause:.0f} s")
             if stopping.wait(pause):
                 return False
@@ -160,7 +162,7 @@ class Supervisor:
             return True
 
 
-def _trouble(part: Part) -> str:
+def _trouble(part: SupervisedPart) -> str:
     """Return why a part must be started again; empty if it need not."""
     if not part.is_running():
         return f"{part.name} died"

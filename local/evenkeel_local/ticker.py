@@ -43,7 +43,7 @@ def rest_seconds(took: float, every_seconds: float, *, waits: bool) -> float:
 
 
 @dataclass
-class Beat:
+class ScheduleState:
     """What one function's clock has done so far."""
 
     function_name: str
@@ -85,7 +85,7 @@ class Ticker:
             proxies={},
         )
         self._lambda = credentials.client("lambda", config=options)
-        self.beats: Mapping[str, Beat] = {name: Beat(name) for name in function_names}
+        self.beats: Mapping[str, ScheduleState] = {name: ScheduleState(name) for name in function_names}
         # Daemons: a watch that is held for a minute must not keep a stopping process waiting.
         self._threads = [
             threading.Thread(target=self._run, args=(beat,), name=f"tick-{beat.function_name}", daemon=True)
@@ -115,7 +115,7 @@ class Ticker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _run(self, beat: Beat) -> None:
+    def _run(self, beat: ScheduleState) -> None:
         payload = json.dumps(self._payloads.get(beat.function_name, {})).encode()
         while not self._stopping.is_set():
             started = time.monotonic()
@@ -124,7 +124,7 @@ class Ticker:
             waits = beat.function_name in self._waiting
             self._stopping.wait(rest_seconds(took, self._every_seconds, waits=waits))
 
-    def _invoke(self, beat: Beat, payload: bytes) -> None:
+    def _invoke(self, beat: ScheduleState, payload: bytes) -> None:
         try:
             answer = self._lambda.invoke(FunctionName=beat.function_name, Payload=payload)
             body = answer["Payload"].read()

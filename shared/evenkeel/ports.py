@@ -23,10 +23,10 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from evenkeel.domain.capacity import efa
-from evenkeel.domain.capacity.efa import Network
+from evenkeel.domain.capacity.efa import EfaRequest
 from evenkeel.domain.checkpoints import Distrust
-from evenkeel.domain.external.workloads import ForeignPod
-from evenkeel.domain.jobs.attempt import Attempt, ResumePoint, WorkloadSeen
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
+from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload, ResumePoint
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KubernetesNode, ProviderCluster, ProviderNode
 from evenkeel.domain.recovery.validation import CheckResult
@@ -133,7 +133,7 @@ class Row:
     key: Key
     doc: dict[str, Any]
     version: int = 0
-    """As read; 0 = never stored. A write stores the condition's version + 1, or begins at `Put.born`."""
+    """As read; 0 = never stored. A write stores the condition's version + 1, or begins at `Put.first_version`."""
     state: tuple[str, str] | None = None
     expires_at: datetime | None = None
 
@@ -147,13 +147,13 @@ class Put:
     """
 
     row: Row
-    born: int = 0
+    first_version: int = 0
     """What the first version counts from: another number each time, as milliseconds are."""
 
     @property
     def version(self) -> int:
         """What the row is at once it is stored."""
-        return (self.row.version or self.born) + 1
+        return (self.row.version or self.first_version) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ConditionCheck:
     """Hold the commit to a row being at this version (0: absent) without writing it."""
 
     key: Key
@@ -183,7 +183,7 @@ class Add:
     amounts: Mapping[str, int]
 
 
-Write = Put | Delete | Check | Add
+Write = Put | Delete | ConditionCheck | Add
 
 LARGEST_ROW = 400_000
 """Bytes of one stored row, names and keys included. DynamoDB takes 400 KB; this is a little below in any counting."""
@@ -248,7 +248,7 @@ class Ledger(Protocol):
         """Return the row, or None."""
         ...
 
-    def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
+    def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
         """Return the rows of these keys (at most 100), None where there is none: one round trip, not one instant."""
         ...
 
@@ -336,7 +336,7 @@ class LaunchSpec:
     """Nodes that its pods keep off, where the attempt names none to be on."""
     accelerator_resource: str = ""
     """As which its accelerators are asked for; empty = that of the nodes that the attempt names."""
-    network: Network = efa.NONE
+    network: EfaRequest = efa.NO_EFA
     """What each pod asks for to use EFA."""
 
 
@@ -356,7 +356,7 @@ class CheckSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Right:
+class KubernetesPermission:
     """One verb on one kind of Kubernetes object."""
 
     verb: str
@@ -375,7 +375,7 @@ class LaunchResult(StrEnum):
     ALREADY_THERE = "ALREADY_THERE"
 
 
-class EvictResult(StrEnum):
+class EvictionStatus(StrEnum):
     """What an eviction came to."""
 
     EVICTED = "EVICTED"
@@ -390,10 +390,10 @@ class EvictResult(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Eviction:
+class EvictionAnswer:
     """The answer to one eviction. No answer is an error: a drain goes on with its other pods."""
 
-    result: EvictResult
+    result: EvictionStatus
     why: str = ""
     """What the server said; empty for EVICTED and GONE."""
 
@@ -428,7 +428,7 @@ class CapacitySpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class NodeClaim:
     """A machine that Karpenter has asked for in a pool, or has."""
 
     name: str
@@ -440,7 +440,7 @@ class LimitResult(StrEnum):
     """What setting a pool's limit found or did."""
 
     SET = "SET"
-    ALREADY_SO = "ALREADY_SO"
+    UNCHANGED = "UNCHANGED"
     UNBOUNDED = "UNBOUNDED"
     """It has no limit of accelerators or nodes: left alone, and never rented from."""
     GONE = "GONE"
@@ -449,15 +449,15 @@ class LimitResult(StrEnum):
 class RentedCapacity(Protocol):
     """What renting does in a Kubernetes cluster."""
 
-    def hold_capacity(self, spec: CapacitySpec) -> None:
+    def create_capacity_pods(self, spec: CapacitySpec) -> None:
         """Create a rental's capacity pods. Idempotent: yes, by name."""
         ...
 
-    def free_capacity(self, cluster: str, namespace: str, name: str) -> bool:
+    def delete_capacity_pods(self, cluster: str, namespace: str, name: str) -> bool:
         """Delete a rental's capacity pods; True where none is left. Idempotent: yes, gone is success."""
         ...
 
-    def limit_pool(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
+    def set_pool_limit(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
         """Set a NodePool's limits to what is rented of it.
 
         Idempotent: yes, by the pool's resourceVersion: whoever was slower counts again.
@@ -469,7 +469,7 @@ class RentedCapacity(Protocol):
         """
         ...
 
-    def claims(self, cluster: str, pool: str) -> tuple[Claim, ...]:
+    def claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
         """List the machines of a NodePool, asked for or there."""
         ...
 
@@ -489,7 +489,7 @@ class Cluster(RentedCapacity, Protocol):
         """Return the API server's version, as it spells it: `v1.33.1-eks-595af52`."""
         ...
 
-    def missing_rights(self, cluster: str, rights: Iterable[Right]) -> tuple[Right, ...]:
+    def missing_rights(self, cluster: str, rights: Iterable[KubernetesPermission]) -> tuple[KubernetesPermission, ...]:
         """Return those of the rights that the caller's own identity lacks, in the order given. Changes nothing."""
         ...
 
@@ -551,11 +551,11 @@ class Cluster(RentedCapacity, Protocol):
         """
         ...
 
-    def workload(self, attempt: Attempt) -> WorkloadSeen:
+    def workload(self, attempt: Attempt) -> ObservedWorkload:
         """Read an attempt's own Job and pods: in its namespace, with its UID (`Attempt.owns`)."""
         ...
 
-    def workloads(self, cluster: str) -> tuple[WorkloadSeen, ...]:
+    def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
         """List every Job with its pods that carries our labels, over all namespaces (two list calls).
 
         Labels prove nothing: `Attempt.own` picks an attempt's.
@@ -563,10 +563,10 @@ class Cluster(RentedCapacity, Protocol):
         ...
 
     def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
-        """Return accelerators requested by live pods per node name, foreign pods included."""
+        """Return accelerators requested by live pods per node name, unmanaged pods included."""
         ...
 
-    def pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
+    def pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
         """List the live pods of all namespaces, without those of a DaemonSet and static ones.
 
         Which of them are not Evenkeel's, `services/recovery/unmanaged.py` tells.
@@ -581,21 +581,21 @@ class Cluster(RentedCapacity, Protocol):
         """Return the namespaces in which Kueue admits jobs, each with what says so; none where there is no Kueue."""
         ...
 
-    def evict(self, cluster: str, pod: ForeignPod) -> Eviction:
+    def evict(self, cluster: str, pod: UnmanagedPod) -> EvictionAnswer:
         """Ask for the eviction of this very pod, within its disruption budget.
 
         Never raises for what the server answers, or where it does not answer. Idempotent: yes, by its uid.
         """
         ...
 
-    def stop(self, attempt: Attempt, grace_seconds: int, at_once_on: Container[str] = ()) -> None:
+    def stop(self, attempt: Attempt, grace_seconds: int, nodes_without_grace: Container[str] = ()) -> None:
         """Delete an attempt's own Job and pods, with this grace; without any on the nodes named.
 
         Idempotent: yes, gone is success.
         """
         ...
 
-    def forget_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
+    def force_delete_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
         """Force-delete the attempt's own pods on lost nodes. Only once the fence is raised or the node is gone.
 
         Idempotent: yes.
@@ -743,7 +743,7 @@ class ExecutionState(StrEnum):
     NONE = "NONE"
 
 
-class Machine(StrEnum):
+class WorkflowName(StrEnum):
     """The workflows that services start."""
 
     RECOVER_NODE = "recover_node"
@@ -754,15 +754,15 @@ class Machine(StrEnum):
 class Workflows(Protocol):
     """Step Functions."""
 
-    def start(self, machine: Machine, name: str, document: Mapping[str, Any]) -> bool:
+    def start(self, machine: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
         """Start an execution; False where one of that name exists already. Idempotent: yes, by name."""
         ...
 
-    def state(self, machine: Machine, name: str) -> ExecutionState:
+    def state(self, machine: WorkflowName, name: str) -> ExecutionState:
         """Look an execution up by name."""
         ...
 
-    def running(self, machine: Machine) -> frozenset[str]:
+    def running(self, machine: WorkflowName) -> frozenset[str]:
         """Return the names of executions under way, in a call for each thousand. Eventually consistent on AWS.
 
         One that is missing may run all the same: ask `state`.
@@ -786,7 +786,7 @@ class WaitAnswers(Protocol):
         ...
 
 
-class Passes(Protocol):
+class CycleRequests(Protocol):
     """Asks for a scheduling pass."""
 
     def request(self, reason: str) -> None:
@@ -821,7 +821,7 @@ class Inbox(Protocol):
         """Return about how many envelopes wait to be taken in."""
         ...
 
-    def deliver_again(self, receipt: str, seconds: int) -> None:
+    def delay_redelivery(self, receipt: str, seconds: int) -> None:
         """Have an envelope that was not taken in delivered again in so long. Idempotent: yes, the last one counts."""
         ...
 
@@ -897,5 +897,5 @@ def get_all(ledger: Ledger, keys: Iterable[Key]) -> dict[Key, Row]:
     found: dict[Key, Row] = {}
     for start in range(0, len(wanted), _READ_AT_ONCE):
         some = wanted[start : start + _READ_AT_ONCE]
-        found |= {key: row for key, row in zip(some, ledger.get_each(*some), strict=True) if row is not None}
+        found |= {key: row for key, row in zip(some, ledger.batch_get(*some), strict=True) if row is not None}
     return found

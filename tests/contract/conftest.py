@@ -11,7 +11,7 @@ from moto import mock_aws
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel_local.gpu_cluster import ClusterHandle, start
 from evenkeel_local.identities import Credentials, make_user
-from tests.contract.beds import CLUSTER, CONFIG, NAMESPACE
+from tests.contract.clusters_under_test import CLUSTER, CONFIG, NAMESPACE
 
 ClientOf = Callable[[str], Any]
 

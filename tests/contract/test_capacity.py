@@ -18,9 +18,9 @@ from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.ports import CapacitySpec, Cluster, LimitResult
 from evenkeel_local.gpu_cluster import ClusterHandle, start
-from tests.contract.beds import CLUSTER, CONFIG, FLEET, NAMESPACE
+from tests.contract.clusters_under_test import CLUSTER, CONFIG, FLEET, NAMESPACE
 from tests.fakes import FakeCluster, FixedClock
-from tests.unit.services_jobs.test_rentals import ON_DEMAND, Renting, a_policy, a_pool
+from tests.unit.services_jobs.test_rentals import ON_DEMAND, RentalScenario, a_policy, a_pool
 from tests.waiting import until
 
 BOUNDED, OPEN = "bounded", "open"
@@ -39,7 +39,7 @@ def node_pool(name: str, *taints: dict[str, str], **spec: Any) -> dict[str, Any]
     }
 
 
-class Connections:
+class SingleConnection:
     """One API server, whatever the cluster is called."""
 
     def __init__(self, api: KubernetesApi) -> None:
@@ -81,7 +81,7 @@ def untouched(tmp_path: Path) -> Iterator[ClusterHandle]:
 
 def adapter(handle: ClusterHandle) -> Cluster:
     api = KubernetesApi(CLUSTER, handle.kubernetes_url, handle.ca_pem, lambda _: handle.admin_token)
-    return KubernetesCluster(Connections(api), fleet=FLEET)
+    return KubernetesCluster(SingleConnection(api), fleet=FLEET)
 
 
 @pytest.fixture(params=["twin", "local"])
@@ -107,30 +107,30 @@ def a_spec(nodes: int = 2) -> CapacitySpec:
 
 
 def test_a_limit_is_set_once_and_a_pool_without_one_is_left_alone(cluster: Cluster) -> None:
-    first = cluster.limit_pool(CLUSTER, BOUNDED, lambda: (1, 8))
-    second = cluster.limit_pool(CLUSTER, BOUNDED, lambda: (1, 8))
-    back = cluster.limit_pool(CLUSTER, BOUNDED, lambda: (0, 0))
+    first = cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (1, 8))
+    second = cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (1, 8))
+    back = cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (0, 0))
 
-    assert (first, second, back) == (LimitResult.SET, LimitResult.ALREADY_SO, LimitResult.SET)
-    assert cluster.limit_pool(CLUSTER, OPEN, lambda: (1, 8)) is LimitResult.UNBOUNDED
-    assert cluster.limit_pool(CLUSTER, "none", lambda: (1, 8)) is LimitResult.GONE
+    assert (first, second, back) == (LimitResult.SET, LimitResult.UNCHANGED, LimitResult.SET)
+    assert cluster.set_pool_limit(CLUSTER, OPEN, lambda: (1, 8)) is LimitResult.UNBOUNDED
+    assert cluster.set_pool_limit(CLUSTER, "none", lambda: (1, 8)) is LimitResult.GONE
 
 
 def test_what_is_not_there_is_gone(cluster: Cluster) -> None:
     cluster.delete_claim(CLUSTER, "none-12345")
 
-    assert cluster.free_capacity(CLUSTER, NAMESPACE, "job-none-b1")
+    assert cluster.delete_capacity_pods(CLUSTER, NAMESPACE, "job-none-b1")
     assert cluster.claims(CLUSTER, BOUNDED) == ()
     assert cluster.refusal(CLUSTER, BOUNDED, datetime.now(UTC)) == ""
 
 
 def test_capacity_pods_bring_whole_nodes_within_the_limit_and_leave_nothing(handle: ClusterHandle) -> None:
     cluster, spec = adapter(handle), a_spec()
-    cluster.hold_capacity(spec)
-    cluster.hold_capacity(spec)
+    cluster.create_capacity_pods(spec)
+    cluster.create_capacity_pods(spec)
     assert cluster.claims(CLUSTER, BOUNDED) == ()
 
-    cluster.limit_pool(CLUSTER, BOUNDED, lambda: (2, 16))
+    cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (2, 16))
     there = until(
         lambda: [node for node in cluster.nodes(CLUSTER) if node.pool == BOUNDED and node.is_ready][1:],
         "two nodes of the pool",
@@ -139,8 +139,8 @@ def test_capacity_pods_bring_whole_nodes_within_the_limit_and_leave_nothing(hand
     names = {claim.node_name for claim in cluster.claims(CLUSTER, BOUNDED)}
     assert there[0].name in names
     assert len(names) == 2
-    until(lambda: cluster.free_capacity(CLUSTER, NAMESPACE, spec.name), "the capacity pods to be gone")
-    cluster.limit_pool(CLUSTER, BOUNDED, lambda: (0, 0))
+    until(lambda: cluster.delete_capacity_pods(CLUSTER, NAMESPACE, spec.name), "the capacity pods to be gone")
+    cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (0, 0))
     for claim in cluster.claims(CLUSTER, BOUNDED):
         cluster.delete_claim(CLUSTER, claim.name)
     until(lambda: not cluster.claims(CLUSTER, BOUNDED), "the machines to be gone")
@@ -153,16 +153,16 @@ def test_capacity_pods_bring_whole_nodes_within_the_limit_and_leave_nothing(hand
 def test_a_refusal_is_told_by_karpenters_event_and_by_those_since_then_alone(handle: ClusterHandle) -> None:
     cluster, spec = adapter(handle), a_spec(nodes=3)
     began = datetime.now(UTC)
-    cluster.limit_pool(CLUSTER, BOUNDED, lambda: (3, 24))
-    cluster.hold_capacity(spec)
+    cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (3, 24))
+    cluster.create_capacity_pods(spec)
 
     said = until(lambda: cluster.refusal(CLUSTER, BOUNDED, began), "the third machine to be refused")
 
     assert "InsufficientInstanceCapacity" in said
     assert cluster.refusal(CLUSTER, "other", began) == ""
     assert cluster.refusal(CLUSTER, BOUNDED, datetime.now(UTC) + timedelta(minutes=1)) == ""
-    until(lambda: cluster.free_capacity(CLUSTER, NAMESPACE, spec.name), "the capacity pods to be gone")
-    cluster.limit_pool(CLUSTER, BOUNDED, lambda: (0, 0))
+    until(lambda: cluster.delete_capacity_pods(CLUSTER, NAMESPACE, spec.name), "the capacity pods to be gone")
+    cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (0, 0))
     for claim in cluster.claims(CLUSTER, BOUNDED):
         cluster.delete_claim(CLUSTER, claim.name)
     until(lambda: not cluster.claims(CLUSTER, BOUNDED), "the machines to be gone")
@@ -171,50 +171,50 @@ def test_a_refusal_is_told_by_karpenters_event_and_by_those_since_then_alone(han
 def test_a_rental_from_its_wish_to_its_bill_on_real_pods(untouched: ClusterHandle) -> None:
     """The services on a ledger in memory; pods, nodes, limits and Karpenter are the local cluster's."""
     pool = a_pool(ON_DEMAND, Market.ON_DEMAND, most_nodes=2).but(name=BOUNDED)
-    market = Renting(policy=a_policy(pools=(pool,)))
+    market = RentalScenario(policy=a_policy(pools=(pool,)))
     cluster = adapter(untouched)
-    market.story.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
-    market.story.world.clock.set(datetime.now(UTC))
+    market.scenario.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
+    market.scenario.world.clock.set(datetime.now(UTC))
 
     def is_now(state: RentalState) -> bool:
         market.advance()
         return market.rental(job.job_id).state is state
 
-    job = market.story.submit("rented", instance_types=(TYPE,), command=("sleep", "600"), grace_seconds=1)
+    job = market.scenario.submit("rented", instance_types=(TYPE,), command=("sleep", "600"), grace_seconds=1)
 
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
     until(lambda: is_now(RentalState.READY), "the nodes to be ready")
     held = until(
         lambda: found if len(found := cluster.accelerators_in_use(CLUSTER)) == 2 else None,
         "the capacity pods to be bound to the ready nodes",
     )
-    market.story.run_pass()
-    attempt = market.story.attempt(job.job_id)
-    market.story.launch(job.job_id)
+    market.scenario.run_pass()
+    attempt = market.scenario.attempt(job.job_id)
+    market.scenario.launch(job.job_id)
     running = until(
         lambda: [
             pod
-            for pod in cluster.workload(market.story.attempt(job.job_id)).pods
+            for pod in cluster.workload(market.scenario.attempt(job.job_id)).pods
             if pod.phase is PodPhase.RUNNING and pod.node_name in attempt.node_names
         ][1:],
         "both pods to run where capacity pods stood",
     )
-    market.story.cancel(job.job_id)
-    market.story.stop(job.job_id)
-    until(lambda: not cluster.workload(market.story.attempt(job.job_id)).pods, "its pods to end")
-    market.story.settle(job.job_id)
+    market.scenario.cancel(job.job_id)
+    market.scenario.stop(job.job_id)
+    until(lambda: not cluster.workload(market.scenario.attempt(job.job_id)).pods, "its pods to end")
+    market.scenario.settle(job.job_id)
     until(lambda: is_now(RentalState.ENDED), "the rental to end")
 
     assert running
     assert attempt.pool == BOUNDED
     assert set(attempt.node_names) <= set(held or {})
-    assert market.rental(job.job_id).offer.came == attempt.node_names
+    assert market.rental(job.job_id).offer.joined_node_names == attempt.node_names
     assert market.rental(job.job_id).cost_parts == 60 * 2 * pool.micros_per_node_hour
     assert (market.holds(), cluster.claims(CLUSTER, BOUNDED)) == (0, ())
     limits = untouched.get(f"/apis/karpenter.sh/v1/nodepools/{BOUNDED}")["spec"]["limits"]
     assert limits["nvidia.com/gpu"] == "0"
-    assert cluster.free_capacity(CLUSTER, NAMESPACE, market.rental(job.job_id).pods_name)
+    assert cluster.delete_capacity_pods(CLUSTER, NAMESPACE, market.rental(job.job_id).pods_name)
 
 
 CHAT_TAINT = {"key": "evenkeel.io/serving", "value": "chat", "effect": "NoSchedule"}
@@ -247,16 +247,16 @@ def test_a_spike_of_a_deployment_is_rented_for_and_given_back_on_real_pods(untou
     ).but(name=name)
     chat = ServingWorkload(cluster=CLUSTER, namespace="default", name="chat", rents_from=(name,), patience_seconds=0)
     policy = a_policy(pools=(pool,), quiet_seconds=1, capacity_pod_namespace=NAMESPACE)
-    market = Renting(policy=policy.but(scheduling=SchedulingPolicy(serving=(chat,))))
+    market = RentalScenario(policy=policy.but(scheduling=SchedulingPolicy(serving=(chat,))))
     cluster = adapter(untouched)
-    market.story.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
+    market.scenario.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
     limits = {"nvidia.com/gpu": "0", "cpu": "1000"}
     # Karpenter would launch a node of any pool that is open to the replicas, and of that one first.
     untouched.apply([node_pool(OPEN, limits=limits), node_pool(name, CHAT_TAINT, limits=limits)])
 
     def turn() -> None:
-        market.story.world.clock.set(datetime.now(UTC))
-        market.story.run_pass()
+        market.scenario.world.clock.set(datetime.now(UTC))
+        market.scenario.run_pass()
         market.advance()
 
     def states() -> list[RentalState]:
@@ -282,4 +282,4 @@ def test_a_spike_of_a_deployment_is_rented_for_and_given_back_on_real_pods(untou
     assert (market.holds(), cluster.claims(CLUSTER, name)) == (0, ())
     assert standing() == []
     assert untouched.get(f"/apis/karpenter.sh/v1/nodepools/{name}")["spec"]["limits"]["nvidia.com/gpu"] == "0"
-    assert cluster.free_capacity(CLUSTER, NAMESPACE, over.pods_name)
+    assert cluster.delete_capacity_pods(CLUSTER, NAMESPACE, over.pods_name)

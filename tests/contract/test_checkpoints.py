@@ -18,7 +18,7 @@ Put = Callable[[str, bytes], None]
 URI = "s3://research-checkpoints/teams/vision/job-1"
 
 
-class Place:
+class CheckpointPlace:
     """A store, and how training code puts an object there."""
 
     def __init__(self, store: CheckpointStore, uri: str, put: Put) -> None:
@@ -27,7 +27,7 @@ class Place:
         self.put = put
 
 
-def on_s3(client: Any, bucket: str) -> Place:
+def on_s3(client: Any, bucket: str) -> CheckpointPlace:
     client.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
 
     def put(key: str, body: bytes) -> None:
@@ -35,21 +35,21 @@ def on_s3(client: Any, bucket: str) -> Place:
         told = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
         client.put_object(Bucket=bucket, Key=f"teams/job-1/{key}", Body=body, **told)
 
-    return Place(S3Checkpoints(client), f"s3://{bucket}/teams/job-1", put)
+    return CheckpointPlace(S3Checkpoints(client), f"s3://{bucket}/teams/job-1", put)
 
 
 @pytest.fixture(params=["memory", "moto", "engine"])
-def place(request: pytest.FixtureRequest, unique: str) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, unique: str) -> Iterator[CheckpointPlace]:
     if request.param == "memory":
         twin = InMemoryCheckpoints()
-        yield Place(twin, URI, lambda key, body: twin.put(URI, key, body))
+        yield CheckpointPlace(twin, URI, lambda key, body: twin.put(URI, key, body))
     elif request.param == "moto":
         yield on_s3(request.getfixturevalue("moto_client")("s3"), unique)
     else:
         yield on_s3(request.getfixturevalue("engine_user").client("s3"), unique)
 
 
-def test_folders_are_listed_whether_finished_or_not(place: Place) -> None:
+def test_folders_are_listed_whether_finished_or_not(place: CheckpointPlace) -> None:
     place.put("attempt=1/step=000000010/shard-0-of-1.bin", b"a")
     place.put("attempt=1/step=000000010/manifest.json", b"{}")
     place.put("attempt=2/step=000000020/shard-0-of-1.bin", b"b")
@@ -60,20 +60,20 @@ def test_folders_are_listed_whether_finished_or_not(place: Place) -> None:
     assert place.store.folders(f"{place.uri}/") == place.store.folders(place.uri)
 
 
-def test_another_jobs_checkpoints_are_not_listed(place: Place) -> None:
+def test_another_jobs_checkpoints_are_not_listed(place: CheckpointPlace) -> None:
     place.put("attempt=1/step=000000010/manifest.json", b"{}")
     assert place.store.folders(place.uri.replace("job-1", "job-10")) == ()
     assert place.store.folders(place.uri.rpartition("-")[0]) == ()
 
 
-def test_many_folders_come_over_all_pages(place: Place) -> None:
+def test_many_folders_come_over_all_pages(place: CheckpointPlace) -> None:
     for step in range(25):
         place.put(f"attempt=1/step={step:09d}/manifest.json", b"{}")
 
     assert len(place.store.folders(place.uri)) == 25
 
 
-def test_an_object_is_read_whole_and_a_missing_one_is_not_found(place: Place) -> None:
+def test_an_object_is_read_whole_and_a_missing_one_is_not_found(place: CheckpointPlace) -> None:
     place.put("attempt=1/step=000000010/manifest.json", b'{"a": 1}')
 
     assert place.store.read(place.uri, "attempt=1/step=000000010/manifest.json") == b'{"a": 1}'
@@ -81,7 +81,7 @@ def test_an_object_is_read_whole_and_a_missing_one_is_not_found(place: Place) ->
         place.store.read(place.uri, "attempt=1/step=000000020/manifest.json")
 
 
-def test_sizes_and_checksums_are_what_the_store_itself_says(place: Place) -> None:
+def test_sizes_and_checksums_are_what_the_store_itself_says(place: CheckpointPlace) -> None:
     key = "attempt=1/step=000000010/shard-0-of-2.bin"
     place.put(key, b"weights")
 
@@ -96,7 +96,7 @@ def test_sizes_and_checksums_are_what_the_store_itself_says(place: Place) -> Non
     assert abs(listed.modified_at - found.modified_at) < timedelta(seconds=1)
 
 
-def test_the_contents_of_a_folder_are_described_and_no_others(place: Place) -> None:
+def test_the_contents_of_a_folder_are_described_and_no_others(place: CheckpointPlace) -> None:
     place.put("attempt=1/step=000000010/shard-0-of-1.bin", b"weights")
     place.put("attempt=1/step=000000010/manifest.json", b"{}")
     place.put("attempt=1/step=0000000100/manifest.json", b"{}")
@@ -109,7 +109,7 @@ def test_the_contents_of_a_folder_are_described_and_no_others(place: Place) -> N
     }
 
 
-def test_the_fence_is_raised_from_nothing_and_then_from_what_was_read(place: Place) -> None:
+def test_the_fence_is_raised_from_nothing_and_then_from_what_was_read(place: CheckpointPlace) -> None:
     assert place.store.fence(place.uri) == (None, "")
 
     place.store.raise_fence(place.uri, {"attempt": 1}, "")
@@ -120,7 +120,7 @@ def test_the_fence_is_raised_from_nothing_and_then_from_what_was_read(place: Pla
     assert place.store.fence(place.uri)[0] == {"attempt": 2}
 
 
-def test_a_fence_that_moved_is_not_overwritten(place: Place) -> None:
+def test_a_fence_that_moved_is_not_overwritten(place: CheckpointPlace) -> None:
     place.store.raise_fence(place.uri, {"attempt": 1}, "")
     _, tag = place.store.fence(place.uri)
     place.store.raise_fence(place.uri, {"attempt": 2}, tag)
@@ -134,7 +134,7 @@ def test_a_fence_that_moved_is_not_overwritten(place: Place) -> None:
 
 # moto looks and writes without a lock between: of several writers in one process, two may be the first.
 @pytest.mark.parametrize("place", ["memory", "engine"], indirect=True)
-def test_of_many_who_raise_the_first_fence_one_does(place: Place) -> None:
+def test_of_many_who_raise_the_first_fence_one_does(place: CheckpointPlace) -> None:
     won: list[int] = []
 
     def raise_it(number: int) -> None:
@@ -153,7 +153,7 @@ def test_of_many_who_raise_the_first_fence_one_does(place: Place) -> None:
     assert [{"attempt": number} for number in won] == [place.store.fence(place.uri)[0]]
 
 
-def test_a_fence_that_cannot_be_read_is_not_taken_for_none(place: Place) -> None:
+def test_a_fence_that_cannot_be_read_is_not_taken_for_none(place: CheckpointPlace) -> None:
     for content in (b"\x00not json", b"[1]", b""):
         place.put("_fence", content)
         with pytest.raises(Refused):
@@ -163,7 +163,7 @@ def test_a_fence_that_cannot_be_read_is_not_taken_for_none(place: Place) -> None
 # ---------------------------------------------------------------- what only S3 answers
 
 
-class StubClient:
+class StubS3Client:
     """Answers every call with one thing."""
 
     def __init__(self, answer: Any) -> None:
@@ -176,7 +176,7 @@ class StubClient:
 
     get_object = put_object = head_object = _answer
 
-    def get_paginator(self, _name: str) -> "StubClient":
+    def get_paginator(self, _name: str) -> "StubS3Client":
         return self
 
     def paginate(self, Prefix: str, **_: Any) -> list[Any]:  # noqa: N803 - S3's own name
@@ -206,13 +206,13 @@ def refusal(code: str, status: int) -> ClientError:
 )
 def test_each_refusal_of_a_fence_has_its_meaning(error: Exception, meaning: type[Exception]) -> None:
     with pytest.raises(meaning):
-        S3Checkpoints(StubClient(error)).raise_fence(URI, {"attempt": 1}, "tag")
+        S3Checkpoints(StubS3Client(error)).raise_fence(URI, {"attempt": 1}, "tag")
 
 
 def test_a_fence_behind_a_refusal_is_not_taken_for_none() -> None:
     for error, meaning in ((refusal("AccessDenied", 403), NotAllowed), (refusal("InternalError", 500), Unreachable)):
         with pytest.raises(meaning):
-            S3Checkpoints(StubClient(error)).fence(URI)
+            S3Checkpoints(StubS3Client(error)).fence(URI)
 
 
 FOLDER = "attempt=1/step=000000010"
@@ -230,7 +230,7 @@ def test_a_checksum_that_is_not_of_the_whole_object_is_none(head: dict[str, Any]
     head = {"ContentLength": 7, "LastModified": datetime.now(UTC), **head}
 
     key = f"{FOLDER}/shard-0-of-1.bin"
-    (shard,) = S3Checkpoints(StubClient(head)).contents(URI, FOLDER, checksums_of=[key]).values()
+    (shard,) = S3Checkpoints(StubS3Client(head)).contents(URI, FOLDER, checksums_of=[key]).values()
 
     assert (shard.size_bytes, shard.sha256) == (7, None)
 
@@ -238,17 +238,17 @@ def test_a_checksum_that_is_not_of_the_whole_object_is_none(head: dict[str, Any]
 def test_a_file_that_goes_while_it_is_looked_at_is_left_out_and_a_refusal_is_not() -> None:
     keys = [f"{FOLDER}/shard-0-of-1.bin"]
 
-    assert S3Checkpoints(StubClient(refusal("404", 404))).contents(URI, FOLDER, checksums_of=keys) == {}
+    assert S3Checkpoints(StubS3Client(refusal("404", 404))).contents(URI, FOLDER, checksums_of=keys) == {}
     with pytest.raises(NotAllowed):
-        S3Checkpoints(StubClient(refusal("403", 403))).contents(URI, FOLDER, checksums_of=keys)
+        S3Checkpoints(StubS3Client(refusal("403", 403))).contents(URI, FOLDER, checksums_of=keys)
 
 
 def test_a_manifest_too_large_to_be_one_is_refused() -> None:
     with pytest.raises(TooLarge):
-        S3Checkpoints(StubClient({"ContentLength": 10**9})).read(URI, "k")
+        S3Checkpoints(StubS3Client({"ContentLength": 10**9})).read(URI, "k")
 
 
 @pytest.mark.parametrize("uri", ["", "/tmp/x", "file:///x", "s3://", "s3:///x", "s3://Bad_Bucket/x", "https://b/x"])
 def test_only_places_on_s3_are_taken(uri: str) -> None:
     with pytest.raises(Refused):
-        S3Checkpoints(StubClient({})).fence(uri)
+        S3Checkpoints(StubS3Client({})).fence(uri)

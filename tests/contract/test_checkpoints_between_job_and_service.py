@@ -66,7 +66,7 @@ def an_attempt(number: int) -> Attempt:
 def pinned_by_service(store: S3Checkpoints, attempt: int) -> service_side.ResumeChoice:
     """Pin as a launch does."""
     answer = pin_resume_point.run(a_job(), an_attempt(attempt), store, policy=JobPolicy())
-    assert answer.kind is pin_resume_point.Kind.PINNED
+    assert answer.kind is pin_resume_point.PinOutcome.PINNED
     return answer.choice
 
 
@@ -107,7 +107,7 @@ def test_what_the_manifest_alone_settles_costs_one_call(store: S3Checkpoints, ca
     for step in range(10, 60, 10):
         run.save(step, b"state")
     calls.clear()
-    doubted = a_job().but(distrust_after=datetime(2020, 1, 1, tzinfo=UTC), distrust_through=1)
+    doubted = a_job().but(distrust_after=datetime(2020, 1, 1, tzinfo=UTC), distrust_through_attempt=1)
 
     answer = pin_resume_point.run(doubted, an_attempt(2), store, policy=JobPolicy())
 
@@ -146,8 +146,8 @@ def test_fence_that_a_script_raised_is_the_pin_that_the_service_finds(store: S3C
     fence = service_side.fence_of(store.fence(URI)[0])
 
     assert told.resume_from == ResumePoint(1, 10, "attempt=1/step=000000010/manifest.json")
-    assert service_side.standing(fence, 2) == service_side.Standing.PINNED
-    assert service_side.standing(fence, 1) == service_side.Standing.STALE
+    assert service_side.fence_status(fence, 2) == service_side.FenceStatus.PINNED
+    assert service_side.fence_status(fence, 1) == service_side.FenceStatus.STALE
     assert (fence.choice().resume_from, fence.choice().grade) == (
         service_side.CheckpointRef(attempt=1, step=10).point(),
         service_side.Grade.PROVED,

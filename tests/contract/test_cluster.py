@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from evenkeel.domain.capacity.efa import Network
-from evenkeel.domain.external.workloads import Comeback, ForeignPod
+from evenkeel.domain.capacity.efa import EfaRequest
+from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
 from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.ports import (
     CheckSpec,
     CordonResult,
-    EvictResult,
+    EvictionStatus,
     LaunchResult,
     LaunchSpec,
     NotFound,
@@ -23,22 +23,31 @@ from evenkeel.ports import (
     ReleaseResult,
     RepairAnswer,
 )
-from tests.contract.beds import CLUSTER, NAMESPACE, Bed, FakeBed, a_launch, free_nodes, on_both, seen
+from tests.contract.clusters_under_test import (
+    CLUSTER,
+    NAMESPACE,
+    ClusterUnderTest,
+    FakeClusterUnderTest,
+    a_launch,
+    free_nodes,
+    on_both,
+    seen,
+)
 
 
 @pytest.fixture(params=["twin", "local"])
-def bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
+def bed(request: pytest.FixtureRequest) -> Iterator[ClusterUnderTest]:
     if request.param == "twin":
-        yield FakeBed()
+        yield FakeClusterUnderTest()
     else:
         yield from on_both(request.getfixturevalue("gpu_cluster"), request.param)
 
 
-def test_server_version_is_the_servers_own(bed: Bed) -> None:
+def test_server_version_is_the_servers_own(bed: ClusterUnderTest) -> None:
     assert bed.cluster.server_version(CLUSTER).startswith("v1.")
 
 
-def test_a_healthy_node_reads_as_one(bed: Bed) -> None:
+def test_a_healthy_node_reads_as_one(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
 
     assert bed.cluster.node(CLUSTER, node.name) == node
@@ -51,7 +60,7 @@ def test_a_healthy_node_reads_as_one(bed: Bed) -> None:
     assert node.labels["kubernetes.io/hostname"]
 
 
-def test_nodes_come_by_name_and_tainted_ones_await_validation(bed: Bed) -> None:
+def test_nodes_come_by_name_and_tainted_ones_await_validation(bed: ClusterUnderTest) -> None:
     nodes = bed.eventually(lambda: bed.cluster.nodes(CLUSTER), "nodes")
 
     assert [node.name for node in nodes] == sorted(node.name for node in nodes)
@@ -60,13 +69,13 @@ def test_nodes_come_by_name_and_tainted_ones_await_validation(bed: Bed) -> None:
     assert all(node.is_awaiting_validation and not node.is_schedulable for node in tainted)
 
 
-def test_a_node_that_is_not_there_is_none(bed: Bed) -> None:
+def test_a_node_that_is_not_there_is_none(bed: ClusterUnderTest) -> None:
     assert bed.cluster.node(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa") is None
     assert bed.cluster.cordon(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa", "inc-1") is CordonResult.GONE
     assert bed.cluster.release(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa", "inc-1") is ReleaseResult.GONE
 
 
-def test_a_cordon_carries_our_mark_and_is_ours_the_second_time(bed: Bed) -> None:
+def test_a_cordon_carries_our_mark_and_is_ours_the_second_time(bed: ClusterUnderTest) -> None:
     name = free_nodes(bed)[0].name
 
     first = bed.cluster.cordon(CLUSTER, name, "inc-1")
@@ -83,7 +92,7 @@ def test_a_cordon_carries_our_mark_and_is_ours_the_second_time(bed: Bed) -> None
     assert (node.is_cordoned, node.incident_id, node.is_schedulable) == (True, "inc-1", False)
 
 
-def test_a_persons_cordon_is_left_alone(bed: Bed) -> None:
+def test_a_persons_cordon_is_left_alone(bed: ClusterUnderTest) -> None:
     name = free_nodes(bed)[0].name
     bed.cordon_as_a_person(name)
 
@@ -95,7 +104,7 @@ def test_a_persons_cordon_is_left_alone(bed: Bed) -> None:
     assert node.is_cordoned
 
 
-def test_a_release_undoes_our_cordon_and_takes_only_our_taint_off(bed: Bed) -> None:
+def test_a_release_undoes_our_cordon_and_takes_only_our_taint_off(bed: ClusterUnderTest) -> None:
     name = free_nodes(bed)[0].name
     bed.taint(name)
     bed.cluster.cordon(CLUSTER, name, "inc-1")
@@ -112,7 +121,7 @@ def test_a_release_undoes_our_cordon_and_takes_only_our_taint_off(bed: Bed) -> N
     assert own == ["own=x:NoSchedule"]
 
 
-def test_a_release_for_no_incident_takes_the_taint_off_an_uncordoned_node(bed: Bed) -> None:
+def test_a_release_for_no_incident_takes_the_taint_off_an_uncordoned_node(bed: ClusterUnderTest) -> None:
     name = free_nodes(bed)[0].name
     bed.taint(name)
 
@@ -123,7 +132,7 @@ def test_a_release_for_no_incident_takes_the_taint_off_an_uncordoned_node(bed: B
     assert not any(AWAITING_VALIDATION_TAINT in taint for taint in node.taints)
 
 
-def test_a_persons_cordon_is_taken_off_and_a_recoverys_stays(bed: Bed) -> None:
+def test_a_persons_cordon_is_taken_off_and_a_recoverys_stays(bed: ClusterUnderTest) -> None:
     name = free_nodes(bed)[0].name
     bed.cordon_as_a_person(name)
 
@@ -135,7 +144,7 @@ def test_a_persons_cordon_is_taken_off_and_a_recoverys_stays(bed: Bed) -> None:
     assert bed.cluster.uncordon(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa") is ReleaseResult.GONE
 
 
-def test_of_two_incidents_that_cordon_at_once_one_owns_the_cordon(bed: Bed) -> None:
+def test_of_two_incidents_that_cordon_at_once_one_owns_the_cordon(bed: ClusterUnderTest) -> None:
     name = free_nodes(bed)[0].name
     answers: dict[str, CordonResult] = {}
 
@@ -155,7 +164,7 @@ def test_of_two_incidents_that_cordon_at_once_one_owns_the_cordon(bed: Bed) -> N
     assert len(answers) == 4
 
 
-def test_a_machine_that_is_not_karpenters_is_not_given_back(bed: Bed) -> None:
+def test_a_machine_that_is_not_karpenters_is_not_given_back(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
     assert node.instance_id
 
@@ -167,7 +176,7 @@ def test_a_machine_that_is_not_karpenters_is_not_given_back(bed: Bed) -> None:
 
 @pytest.mark.parametrize(("script", "result"), [("exit 0", CheckResult.PASSED), ("exit 3", CheckResult.FAILED)])
 def test_a_test_job_runs_on_its_node_though_that_is_cordoned_and_tainted(
-    bed: Bed, script: str, result: CheckResult
+    bed: ClusterUnderTest, script: str, result: CheckResult
 ) -> None:
     node = free_nodes(bed)[0]
     bed.taint(node.name)
@@ -194,7 +203,7 @@ def test_a_test_job_runs_on_its_node_though_that_is_cordoned_and_tainted(
     bed.eventually(lambda: bed.cluster.check_result(CLUSTER, NAMESPACE, name) is result, f"the test job to be {result}")
 
 
-def test_a_lost_node_is_not_ready_since_a_time(bed: Bed) -> None:
+def test_a_lost_node_is_not_ready_since_a_time(bed: ClusterUnderTest) -> None:
     name = free_nodes(bed)[0].name
 
     bed.loses(name)
@@ -206,7 +215,7 @@ def test_a_lost_node_is_not_ready_since_a_time(bed: Bed) -> None:
     assert not node.is_schedulable
 
 
-def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bed: Bed) -> None:
+def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bed: ClusterUnderTest) -> None:
     nodes = free_nodes(bed, 2)
     spec = a_launch(bed, nodes)
 
@@ -227,7 +236,7 @@ def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bed: Bed) -> None:
     }
 
 
-def test_an_attempt_launched_twice_is_one_workload(bed: Bed) -> None:
+def test_an_attempt_launched_twice_is_one_workload(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed))
     first = bed.cluster.launch(spec)
 
@@ -237,9 +246,9 @@ def test_an_attempt_launched_twice_is_one_workload(bed: Bed) -> None:
     assert len(bed.cluster.workloads(CLUSTER)) == 1
 
 
-def test_a_gang_with_efa_gets_its_nodes(bed: Bed) -> None:
+def test_a_gang_with_efa_gets_its_nodes(bed: ClusterUnderTest) -> None:
     nodes = free_nodes(bed)[:2]
-    spec = replace(a_launch(bed, nodes), network=Network(32, 5120))
+    spec = replace(a_launch(bed, nodes), network=EfaRequest(32, 5120))
 
     bed.cluster.launch(spec)
 
@@ -249,29 +258,29 @@ def test_a_gang_with_efa_gets_its_nodes(bed: Bed) -> None:
     bed.eventually(placed, "the pods to have nodes")
 
 
-def test_where_there_is_no_kueue_no_namespace_is_its_own(bed: Bed) -> None:
+def test_where_there_is_no_kueue_no_namespace_is_its_own(bed: ClusterUnderTest) -> None:
     assert bed.cluster.kueue_namespaces(CLUSTER) == {}
 
 
-def test_kueue_alone_makes_no_namespace_its_own(bed: Bed) -> None:
+def test_kueue_alone_makes_no_namespace_its_own(bed: ClusterUnderTest) -> None:
     bed.installs_kueue()
 
     assert bed.cluster.kueue_namespaces(CLUSTER) == {}
 
 
-def test_a_namespace_with_a_local_queue_is_kueues(bed: Bed) -> None:
+def test_a_namespace_with_a_local_queue_is_kueues(bed: ClusterUnderTest) -> None:
     bed.installs_kueue(queue="default", labels=True)
 
     assert bed.cluster.kueue_namespaces(CLUSTER) == {NAMESPACE: "its LocalQueue default"}
 
 
-def test_a_namespace_that_is_labelled_so_is_kueues(bed: Bed) -> None:
+def test_a_namespace_that_is_labelled_so_is_kueues(bed: ClusterUnderTest) -> None:
     bed.installs_kueue(labels=True)
 
     assert bed.cluster.kueue_namespaces(CLUSTER) == {NAMESPACE: "its label kueue.x-k8s.io/managed-namespace=true"}
 
 
-def test_an_attempt_that_somebody_suspends_is_refused_and_leaves_nothing_that_stays(bed: Bed) -> None:
+def test_an_attempt_that_somebody_suspends_is_refused_and_leaves_nothing_that_stays(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed))
     bed.suspends(spec)
 
@@ -284,7 +293,7 @@ def test_an_attempt_that_somebody_suspends_is_refused_and_leaves_nothing_that_st
     assert seen(bed, spec).pods == ()
 
 
-def test_what_is_handed_to_kueue_has_no_pods_before_kueue_lets_it_in(bed: Bed) -> None:
+def test_what_is_handed_to_kueue_has_no_pods_before_kueue_lets_it_in(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed), local_queue="research")
 
     first = bed.cluster.launch(spec)
@@ -295,7 +304,7 @@ def test_what_is_handed_to_kueue_has_no_pods_before_kueue_lets_it_in(bed: Bed) -
     assert [each.is_suspended for each in bed.cluster.workloads(CLUSTER)] == [True]
 
 
-def test_what_kueue_says_of_a_job_is_read_from_its_workload(bed: Bed) -> None:
+def test_what_kueue_says_of_a_job_is_read_from_its_workload(bed: ClusterUnderTest) -> None:
     bed.installs_kueue(queue="research")
     spec = a_launch(bed, free_nodes(bed), local_queue="research")
     bed.cluster.launch(spec)
@@ -326,19 +335,19 @@ def test_what_kueue_says_of_a_job_is_read_from_its_workload(bed: Bed) -> None:
     assert [(each.name, each.state, each.message) for each in kueue.checks] == [("nodes", "Pending", "asked")]
 
 
-def test_an_attempt_that_was_never_launched_is_seen_empty(bed: Bed) -> None:
+def test_an_attempt_that_was_never_launched_is_seen_empty(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed))
 
     found = seen(bed, spec)
 
     assert (found.uid, found.pods) == ("", ())
     bed.cluster.stop(spec.attempt, 1)
-    bed.cluster.forget_pods(spec.attempt, spec.attempt.node_names)
+    bed.cluster.force_delete_pods(spec.attempt, spec.attempt.node_names)
     with pytest.raises(NotFound):
         bed.cluster.logs(spec.attempt, 0, 10)
 
 
-def test_an_attempt_that_succeeds_is_seen_completed(bed: Bed) -> None:
+def test_an_attempt_that_succeeds_is_seen_completed(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed), "exit 0")
     bed.cluster.launch(spec)
     bed.ends(spec, 0)
@@ -351,7 +360,7 @@ def test_an_attempt_that_succeeds_is_seen_completed(bed: Bed) -> None:
     assert bed.cluster.accelerators_in_use(CLUSTER).get(pod.node_name, 0) == 0
 
 
-def test_an_attempt_that_fails_is_seen_with_its_exit_code(bed: Bed) -> None:
+def test_an_attempt_that_fails_is_seen_with_its_exit_code(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed), "exit 75")
     bed.cluster.launch(spec)
     bed.ends(spec, 75)
@@ -363,7 +372,7 @@ def test_an_attempt_that_fails_is_seen_with_its_exit_code(bed: Bed) -> None:
     assert seen(bed, spec).has_completed is False
 
 
-def test_the_last_lines_of_a_ranks_log_are_read(bed: Bed) -> None:
+def test_the_last_lines_of_a_ranks_log_are_read(bed: ClusterUnderTest) -> None:
     nodes = free_nodes(bed, 2)
     spec = a_launch(bed, nodes, 'echo one; echo two; echo "rank $JOB_COMPLETION_INDEX"')
     bed.cluster.launch(spec)
@@ -380,7 +389,7 @@ def test_the_last_lines_of_a_ranks_log_are_read(bed: Bed) -> None:
         tail(2)
 
 
-def test_ends_of_all_logs_are_read_by_rank(bed: Bed) -> None:
+def test_ends_of_all_logs_are_read_by_rank(bed: ClusterUnderTest) -> None:
     nodes = free_nodes(bed, 2)
     spec = a_launch(bed, nodes, 'echo one; echo two; echo "rank $JOB_COMPLETION_INDEX"')
     bed.cluster.launch(spec)
@@ -399,7 +408,7 @@ def test_ends_of_all_logs_are_read_by_rank(bed: Bed) -> None:
     assert bed.cluster.tails(spec.attempt.but(attempt=9), 2, 64, 10.0) == {}
 
 
-def test_a_stopped_attempt_is_gone_and_frees_its_accelerators(bed: Bed) -> None:
+def test_a_stopped_attempt_is_gone_and_frees_its_accelerators(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed, 2))
     bed.cluster.launch(spec)
     attempt = spec.attempt
@@ -412,7 +421,7 @@ def test_a_stopped_attempt_is_gone_and_frees_its_accelerators(bed: Bed) -> None:
     assert bed.cluster.workloads(CLUSTER) == ()
 
 
-def test_a_stopped_attempts_pod_on_a_lost_node_stays_until_it_is_forgotten(bed: Bed) -> None:
+def test_a_stopped_attempts_pod_on_a_lost_node_stays_until_it_is_forgotten(bed: ClusterUnderTest) -> None:
     nodes = free_nodes(bed, 2)
     spec = a_launch(bed, nodes)
     bed.cluster.launch(spec)
@@ -427,22 +436,22 @@ def test_a_stopped_attempts_pod_on_a_lost_node_stays_until_it_is_forgotten(bed: 
     (pod,) = seen(bed, spec).pods
     assert (pod.node_name, pod.is_terminating) == (lost, True)
     for _ in range(2):
-        bed.cluster.forget_pods(spec.attempt, [lost])
+        bed.cluster.force_delete_pods(spec.attempt, [lost])
     bed.eventually(lambda: seen(bed, spec).pods == (), "the pod to be forgotten")
 
 
-def test_only_pods_on_the_named_nodes_are_forgotten(bed: Bed) -> None:
+def test_only_pods_on_the_named_nodes_are_forgotten(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed, 1))
     bed.cluster.launch(spec)
     bed.eventually(lambda: seen(bed, spec).pods, "a pod")
 
-    bed.cluster.forget_pods(spec.attempt, ["hyperpod-i-0aaaaaaaaaaaaaaaa"])
+    bed.cluster.force_delete_pods(spec.attempt, ["hyperpod-i-0aaaaaaaaaaaaaaaa"])
 
     assert len(seen(bed, spec).pods) == 1
     assert seen(bed, spec).uid
 
 
-def test_a_pod_whose_node_is_cordoned_waits_unschedulable(bed: Bed) -> None:
+def test_a_pod_whose_node_is_cordoned_waits_unschedulable(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
     bed.cluster.cordon(CLUSTER, node.name, "inc-1")
     spec = a_launch(bed, [node])
@@ -454,7 +463,7 @@ def test_a_pod_whose_node_is_cordoned_waits_unschedulable(bed: Bed) -> None:
     assert (pod.phase, pod.node_name) == (PodPhase.PENDING, "")
 
 
-def test_another_attempt_of_the_job_is_another_workload(bed: Bed) -> None:
+def test_another_attempt_of_the_job_is_another_workload(bed: ClusterUnderTest) -> None:
     nodes = free_nodes(bed, 2)
     spec = a_launch(bed, nodes[:1])
     later = replace(spec, attempt=spec.attempt.but(attempt=2, node_names=(nodes[1].name,)))
@@ -471,7 +480,7 @@ def test_another_attempt_of_the_job_is_another_workload(bed: Bed) -> None:
 # ---------------------------------------------------------------- labels prove nothing
 
 
-def test_job_with_borrowed_labels_elsewhere_is_not_the_attempts(bed: Bed) -> None:
+def test_job_with_borrowed_labels_elsewhere_is_not_the_attempts(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed))
     _, uid = bed.cluster.launch(spec)
     recorded = spec.attempt.but(workload_uid=uid)
@@ -487,7 +496,7 @@ def test_job_with_borrowed_labels_elsewhere_is_not_the_attempts(bed: Bed) -> Non
     bed.eventually(lambda: [each.namespace for each in bed.cluster.workloads(CLUSTER)] == ["default"], "one Job")
 
 
-def test_job_that_another_creates_under_the_name_is_not_adopted(bed: Bed) -> None:
+def test_job_that_another_creates_under_the_name_is_not_adopted(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed))
     forged = replace(spec, attempt=spec.attempt.but(decision_id="dec-forged"))
     bed.cluster.launch(forged)
@@ -500,7 +509,7 @@ def test_job_that_another_creates_under_the_name_is_not_adopted(bed: Bed) -> Non
     assert seen(bed, forged).uid
 
 
-def test_recreated_job_of_another_uid_is_not_the_attempts(bed: Bed) -> None:
+def test_recreated_job_of_another_uid_is_not_the_attempts(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed))
     _, uid = bed.cluster.launch(spec)
     recorded = spec.attempt.but(workload_uid=uid)
@@ -517,18 +526,18 @@ def test_recreated_job_of_another_uid_is_not_the_attempts(bed: Bed) -> None:
     assert seen(bed, spec).uid == again
 
 
-def created_anew(bed: Bed, spec: LaunchSpec) -> str:
+def created_anew(bed: ClusterUnderTest, spec: LaunchSpec) -> str:
     result, uid = bed.cluster.launch(spec)
     return uid if result is LaunchResult.CREATED else ""
 
 
-def test_bare_pod_with_borrowed_labels_is_not_the_attempts(bed: Bed) -> None:
+def test_bare_pod_with_borrowed_labels_is_not_the_attempts(bed: ClusterUnderTest) -> None:
     here, there = free_nodes(bed, 2)
     spec = a_launch(bed, [here], "echo mine; exec sleep 60")
     bed.cluster.launch(spec)
     bed.forges_pod(spec, there.name)
 
-    def claims() -> list[ForeignPod]:
+    def claims() -> list[UnmanagedPod]:
         pods = [pod for pod in bed.cluster.pods(CLUSTER) if pod.claim and pod.node_name]
         return pods if len(pods) == 2 else []
 
@@ -540,7 +549,7 @@ def test_bare_pod_with_borrowed_labels_is_not_the_attempts(bed: Bed) -> None:
     }
     assert [pod.node_name for pod in seen(bed, spec).pods] == [here.name]
     bed.cluster.stop(spec.attempt, 1)
-    bed.cluster.forget_pods(spec.attempt, [there.name])
+    bed.cluster.force_delete_pods(spec.attempt, [there.name])
     bed.eventually(lambda: seen(bed, spec).pods == () and seen(bed, spec).uid == "", "the attempt to be gone")
     assert [pod.node_name for pod in bed.cluster.pods(CLUSTER)] == [there.name]
     with pytest.raises(NotFound):
@@ -550,29 +559,29 @@ def test_bare_pod_with_borrowed_labels_is_not_the_attempts(bed: Bed) -> None:
 # ---------------------------------------------------------------- work that is not ours
 
 
-def test_foreign_pods_are_seen_with_whose_they_are_and_how_they_come_back(bed: Bed) -> None:
+def test_foreign_pods_are_seen_with_whose_they_are_and_how_they_come_back(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
     bed.cluster.launch(a_launch(bed, free_nodes(bed, 2)[1:]))
     bed.holds("bare", node.name)
     bed.holds("kubeflow-0", node.name, owner="PyTorchJob", resume="allowed")
     bed.holds("hyperpod-0", node.name, owner="HyperPodPyTorchJob", resume="allowed")
 
-    def foreign() -> list[ForeignPod]:
+    def foreign() -> list[UnmanagedPod]:
         pods = [pod for pod in bed.cluster.pods(CLUSTER) if pod.claim is None]
         return pods if len(pods) == 3 else []
 
     found = bed.eventually(foreign, "three pods")
 
-    assert {(pod.name, pod.kind, pod.workload, pod.comeback, pod.may_move, pod.is_movable) for pod in found} == {
-        ("bare", "", "bare", Comeback.NEVER, False, False),
-        ("kubeflow-0", "PyTorchJob", "llama", Comeback.BY_OWNER, True, True),
-        ("hyperpod-0", "HyperPodPyTorchJob", "llama", Comeback.BY_HYPERPOD, True, False),
+    assert {(pod.name, pod.kind, pod.workload, pod.recreation, pod.may_move, pod.is_movable) for pod in found} == {
+        ("bare", "", "bare", PodRecreation.NEVER, False, False),
+        ("kubeflow-0", "PyTorchJob", "llama", PodRecreation.BY_OWNER, True, True),
+        ("hyperpod-0", "HyperPodPyTorchJob", "llama", PodRecreation.BY_HYPERPOD, True, False),
     }
     assert {(pod.namespace, pod.node_name, pod.accelerators) for pod in found} == {("default", node.name, 2)}
     assert bed.cluster.accelerators_in_use(CLUSTER)[node.name] == 6
 
 
-def test_foreign_pods_can_be_listed_by_the_node_that_they_stand_on(bed: Bed) -> None:
+def test_foreign_pods_can_be_listed_by_the_node_that_they_stand_on(bed: ClusterUnderTest) -> None:
     here, there = free_nodes(bed, 2)
     bed.holds("replica-0", here.name, owner="ReplicaSet")
     bed.holds("replica-1", there.name, owner="ReplicaSet")
@@ -583,36 +592,36 @@ def test_foreign_pods_can_be_listed_by_the_node_that_they_stand_on(bed: Bed) -> 
     assert bed.cluster.pods(CLUSTER, "") == ()
 
 
-def test_an_eviction_goes_through_once(bed: Bed) -> None:
+def test_an_eviction_goes_through_once(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
     bed.holds("kubeflow-0", node.name, owner="PyTorchJob")
     (pod,) = bed.eventually(lambda: bed.cluster.pods(CLUSTER), "a pod")
 
-    assert bed.cluster.evict(CLUSTER, pod).result is EvictResult.EVICTED
+    assert bed.cluster.evict(CLUSTER, pod).result is EvictionStatus.EVICTED
 
     bed.eventually(lambda: not bed.cluster.pods(CLUSTER), "the pod to be gone")
-    assert bed.cluster.evict(CLUSTER, pod).result is EvictResult.GONE
+    assert bed.cluster.evict(CLUSTER, pod).result is EvictionStatus.GONE
 
 
-def test_a_later_pod_of_the_same_name_is_not_evicted_for_the_one_before(bed: Bed) -> None:
+def test_a_later_pod_of_the_same_name_is_not_evicted_for_the_one_before(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
     bed.holds("kubeflow-0", node.name, owner="PyTorchJob")
     (pod,) = bed.eventually(lambda: bed.cluster.pods(CLUSTER), "a pod")
 
-    assert bed.cluster.evict(CLUSTER, pod.but(uid="another")).result is EvictResult.GONE
+    assert bed.cluster.evict(CLUSTER, pod.but(uid="another")).result is EvictionStatus.GONE
     assert bed.cluster.pods(CLUSTER)
 
 
-def test_a_disruption_budget_is_respected(bed: Bed) -> None:
+def test_a_disruption_budget_is_respected(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
     bed.holds("kubeflow-0", node.name, owner="PyTorchJob", allows_eviction=False)
     (pod,) = bed.eventually(lambda: bed.cluster.pods(CLUSTER), "a pod")
 
-    assert bed.cluster.evict(CLUSTER, pod).result is EvictResult.NOT_NOW
+    assert bed.cluster.evict(CLUSTER, pod).result is EvictionStatus.NOT_NOW
     assert bed.cluster.pods(CLUSTER)
 
 
-def test_pod_under_two_budgets_is_not_evicted_now(bed: Bed) -> None:
+def test_pod_under_two_budgets_is_not_evicted_now(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
     bed.holds("kubeflow-0", node.name, owner="PyTorchJob")
     bed.budgets("kubeflow-0", 2)
@@ -621,11 +630,11 @@ def test_pod_under_two_budgets_is_not_evicted_now(bed: Bed) -> None:
 
     eviction = bed.cluster.evict(CLUSTER, pod)
 
-    assert (eviction.result, "more than one PodDisruptionBudget" in eviction.why) == (EvictResult.NOT_NOW, True)
+    assert (eviction.result, "more than one PodDisruptionBudget" in eviction.why) == (EvictionStatus.NOT_NOW, True)
     assert bed.cluster.pods(CLUSTER)
 
 
-def test_pod_of_a_namespace_that_ends_is_not_evicted_now(bed: Bed) -> None:
+def test_pod_of_a_namespace_that_ends_is_not_evicted_now(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
     bed.holds("kubeflow-0", node.name)
     bed.eventually(lambda: bed.cluster.pods(CLUSTER), "a pod")
@@ -634,10 +643,10 @@ def test_pod_of_a_namespace_that_ends_is_not_evicted_now(bed: Bed) -> None:
 
     eviction = bed.cluster.evict(CLUSTER, pod)
 
-    assert (eviction.result, "being terminated" in eviction.why) == (EvictResult.NOT_NOW, True)
+    assert (eviction.result, "being terminated" in eviction.why) == (EvictionStatus.NOT_NOW, True)
 
 
-def test_a_watch_reports_changes_of_nodes_pods_and_jobs(bed: Bed) -> None:
+def test_a_watch_reports_changes_of_nodes_pods_and_jobs(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
     spec = a_launch(bed, [node])
     kinds: set[str] = set()

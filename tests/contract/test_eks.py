@@ -15,12 +15,20 @@ from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.eks import EksConnections, EksToken
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.domain.jobs.attempt import Attempt
-from evenkeel.ports import CordonResult, LaunchResult, NotAllowed, NotFound, PermanentError, ReleaseResult, Right
+from evenkeel.ports import (
+    CordonResult,
+    KubernetesPermission,
+    LaunchResult,
+    NotAllowed,
+    NotFound,
+    PermanentError,
+    ReleaseResult,
+)
 from evenkeel_cli.offline import access
 from evenkeel_local.engine import Engine
 from evenkeel_local.gpu_cluster import ClusterHandle, start
 from evenkeel_local.identities import Credentials, make_user
-from tests.contract.beds import CLUSTER, CONFIG, FLEET, NAMESPACE, a_launch
+from tests.contract.clusters_under_test import CLUSTER, CONFIG, FLEET, NAMESPACE, a_launch
 from tests.waiting import until
 
 ACCESS = Path(__file__).parents[2] / "charts" / "kubernetes-access.yaml"
@@ -134,7 +142,7 @@ def test_launchers_launch_stop_and_forget_and_log_readers_read_logs(
     assert cluster.launch(spec)[0] is LaunchResult.CREATED
     until(lambda: "hello" in log_of(cluster, spec.attempt), "the first line of the log")
     cluster.stop(spec.attempt, 1)
-    cluster.forget_pods(spec.attempt, spec.attempt.node_names)
+    cluster.force_delete_pods(spec.attempt, spec.attempt.node_names)
 
     until(lambda: cluster.workloads(CLUSTER) == (), "the workload to be gone")
 
@@ -152,8 +160,8 @@ def test_role_has_exactly_the_rights_of_its_groups(
 ) -> None:
     let_in(guarded, caller, *access.groups_of(function))
     cluster = KubernetesCluster(connections, fleet=FLEET)
-    needed = [Right(*right) for right in access.rights_of(function, [NAMESPACE])]
-    never = Right("delete", "", "namespaces")
+    needed = [KubernetesPermission(*right) for right in access.rights_of(function, [NAMESPACE])]
+    never = KubernetesPermission("delete", "", "namespaces")
 
     assert cluster.missing_rights(CLUSTER, [*needed, never]) == (never,)
 

@@ -26,7 +26,7 @@ from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.kubernetes import (
     AlreadyExists,
     Expired,
-    Invalid,
+    InvalidObject,
     KubernetesApi,
     NamespaceTerminating,
     ServerFailed,
@@ -37,7 +37,7 @@ from evenkeel.ports import (
     Conflict,
     CordonResult,
     EvenkeelError,
-    EvictResult,
+    EvictionStatus,
     NotAllowed,
     NotFound,
     Refused,
@@ -180,7 +180,7 @@ class OneApi:
         ((410, status(410, "Expired")), Expired),
         ((410, status(410, "Gone")), Expired),
         ((415, status(415, "UnsupportedMediaType")), Refused),
-        ((422, status(422, "Invalid")), Invalid),
+        ((422, status(422, "InvalidObject")), InvalidObject),
         ((429, status(429, "TooManyRequests")), Throttled),
         ((500, status(500, "InternalError")), ServerFailed),
         ((403, status(403, "Forbidden", details=TERMINATING)), NamespaceTerminating),
@@ -388,35 +388,35 @@ def test_quantities_are_read_as_api_servers_write_them(script: Script, api: Kube
 
 
 BUDGET = {"causes": [{"reason": "DisruptionBudget", "message": "needs 2 healthy pods and has 2 currently"}]}
-EVICTIONS: list[tuple[Answer, EvictResult]] = [
-    ((201, {"kind": "Status", "status": "Success", "code": 201}), EvictResult.EVICTED),
-    ((200, b""), EvictResult.EVICTED),
-    ((201, status(500, "")), EvictResult.NOT_NOW),
-    ((500, status(500, "")), EvictResult.NOT_NOW),
-    ((500, status(500, "InternalError")), EvictResult.NOT_NOW),
-    ((429, status(429, "TooManyRequests", details=BUDGET)), EvictResult.NOT_NOW),
-    ((429, status(429, "TooManyRequests", details={"retryAfterSeconds": 10})), EvictResult.NOT_NOW),
-    ((429, b"slow down"), EvictResult.NOT_NOW),
-    ((403, status(403, "Forbidden", details=TERMINATING)), EvictResult.NOT_NOW),
-    ((403, status(403, "Forbidden")), EvictResult.REFUSED),
-    ((401, status(401, "Unauthorized")), EvictResult.REFUSED),
-    ((400, status(400, "BadRequest")), EvictResult.REFUSED),
-    ((422, status(422, "Invalid")), EvictResult.REFUSED),
-    ((405, status(405, "MethodNotAllowed")), EvictResult.REFUSED),
-    ((404, status(404, "NotFound")), EvictResult.GONE),
-    ((409, status(409, "Conflict")), EvictResult.GONE),
-    ((410, status(410, "Gone")), EvictResult.NO_ANSWER),
-    ((503, status(503, "ServiceUnavailable")), EvictResult.NO_ANSWER),
-    ((504, status(504, "Timeout")), EvictResult.NO_ANSWER),
-    ((502, b"<html>bad gateway</html>"), EvictResult.NO_ANSWER),
-    ((200, b"<html>welcome</html>"), EvictResult.NO_ANSWER),
-    ((0, None), EvictResult.NO_ANSWER),
+EVICTIONS: list[tuple[Answer, EvictionStatus]] = [
+    ((201, {"kind": "Status", "status": "Success", "code": 201}), EvictionStatus.EVICTED),
+    ((200, b""), EvictionStatus.EVICTED),
+    ((201, status(500, "")), EvictionStatus.NOT_NOW),
+    ((500, status(500, "")), EvictionStatus.NOT_NOW),
+    ((500, status(500, "InternalError")), EvictionStatus.NOT_NOW),
+    ((429, status(429, "TooManyRequests", details=BUDGET)), EvictionStatus.NOT_NOW),
+    ((429, status(429, "TooManyRequests", details={"retryAfterSeconds": 10})), EvictionStatus.NOT_NOW),
+    ((429, b"slow down"), EvictionStatus.NOT_NOW),
+    ((403, status(403, "Forbidden", details=TERMINATING)), EvictionStatus.NOT_NOW),
+    ((403, status(403, "Forbidden")), EvictionStatus.REFUSED),
+    ((401, status(401, "Unauthorized")), EvictionStatus.REFUSED),
+    ((400, status(400, "BadRequest")), EvictionStatus.REFUSED),
+    ((422, status(422, "InvalidObject")), EvictionStatus.REFUSED),
+    ((405, status(405, "MethodNotAllowed")), EvictionStatus.REFUSED),
+    ((404, status(404, "NotFound")), EvictionStatus.GONE),
+    ((409, status(409, "Conflict")), EvictionStatus.GONE),
+    ((410, status(410, "Gone")), EvictionStatus.NO_ANSWER),
+    ((503, status(503, "ServiceUnavailable")), EvictionStatus.NO_ANSWER),
+    ((504, status(504, "Timeout")), EvictionStatus.NO_ANSWER),
+    ((502, b"<html>bad gateway</html>"), EvictionStatus.NO_ANSWER),
+    ((200, b"<html>welcome</html>"), EvictionStatus.NO_ANSWER),
+    ((0, None), EvictionStatus.NO_ANSWER),
 ]
 
 
 @pytest.mark.parametrize(("answer", "result"), EVICTIONS)
 def test_every_answer_to_an_eviction_is_a_result(
-    script: Script, api: KubernetesApi, answer: Answer, result: EvictResult
+    script: Script, api: KubernetesApi, answer: Answer, result: EvictionStatus
 ) -> None:
     script.on("POST", "/api/v1/namespaces/a/pods/p/eviction", answer)
     script.on("GET", "/api/v1/pods", (200, {"metadata": {}, "items": [a_pod_object("p", "8", "n1")]}))
@@ -426,7 +426,7 @@ def test_every_answer_to_an_eviction_is_a_result(
     eviction = cluster.evict("c", pod)
 
     assert eviction.result is result
-    assert bool(eviction.why) is (result not in (EvictResult.EVICTED, EvictResult.GONE))
+    assert bool(eviction.why) is (result not in (EvictionStatus.EVICTED, EvictionStatus.GONE))
 
 
 def test_a_test_job_that_cannot_end_on_its_dead_node_has_failed(script: Script, api: KubernetesApi) -> None:
@@ -453,7 +453,7 @@ def test_capacity_pods_bear_their_pools_taints_and_no_others(script: Script, api
         image="registry.k8s.io/pause:3.10",
     )
 
-    KubernetesCluster(OneApi(api), fleet="f").hold_capacity(spec)
+    KubernetesCluster(OneApi(api), fleet="f").create_capacity_pods(spec)
 
     (made,) = [body for method, _, body, _ in script.asked if method == "POST"]
     borne = made["spec"]["template"]["spec"]["tolerations"]
@@ -516,7 +516,7 @@ def test_a_release_reads_anew_when_its_tests_do_not_hold(script: Script, api: Ku
         (200, a_node_object("1", taints=[ours, other])),
         (200, a_node_object("2", taints=[other, ours])),
     )
-    script.on("PATCH", f"{NODES}/n1", (422, status(422, "Invalid")), (200, {}))
+    script.on("PATCH", f"{NODES}/n1", (422, status(422, "InvalidObject")), (200, {}))
 
     assert KubernetesCluster(OneApi(api), fleet="f").release("c", "n1", None) is ReleaseResult.RELEASED
 

@@ -4,54 +4,54 @@ from collections.abc import Iterator
 
 import pytest
 
-from evenkeel.domain.external.kueue_status import Eviction, eviction_of, said_of
-from evenkeel.domain.jobs.attempt import PodPhase, WorkloadSeen
+from evenkeel.domain.external.kueue_status import KueueEviction, describe_status, eviction_of
+from evenkeel.domain.jobs.attempt import ObservedWorkload, PodPhase
 from evenkeel.ports import LaunchSpec
 from evenkeel_local.gpu_cluster import ClusterHandle
-from tests.contract.beds import CLUSTER, NAMESPACE, LocalBed, a_launch, free_nodes
+from tests.contract.clusters_under_test import CLUSTER, NAMESPACE, LocalClusterUnderTest, a_launch, free_nodes
+from tests.fake_kueue import FakeKueue
 from tests.fakes.system import A_MOMENT
-from tests.kueue_stand_in import KueueStandIn
 from tests.waiting import until
 
 
 @pytest.fixture
-def bed(gpu_cluster: ClusterHandle) -> Iterator[LocalBed]:
-    bed = LocalBed(gpu_cluster)
+def bed(gpu_cluster: ClusterHandle) -> Iterator[LocalClusterUnderTest]:
+    bed = LocalClusterUnderTest(gpu_cluster)
     yield bed
     bed.restore()
 
 
 @pytest.fixture
-def kueue(bed: LocalBed) -> Iterator[KueueStandIn]:
-    with KueueStandIn(bed.admin, NAMESPACE, room=0, priorities={"high": 9}) as stand_in:
+def kueue(bed: LocalClusterUnderTest) -> Iterator[FakeKueue]:
+    with FakeKueue(bed.admin, NAMESPACE, room=0, priorities={"high": 9}) as stand_in:
         yield stand_in
     assert stand_in.faults == []
 
 
-def seen(bed: LocalBed, spec: LaunchSpec) -> WorkloadSeen:
+def seen(bed: LocalClusterUnderTest, spec: LaunchSpec) -> ObservedWorkload:
     return bed.cluster.workload(spec.attempt)
 
 
-def said(bed: LocalBed, spec: LaunchSpec) -> str:
-    return said_of(seen(bed, spec).kueue, "research", A_MOMENT)
+def messages(bed: LocalClusterUnderTest, spec: LaunchSpec) -> str:
+    return describe_status(seen(bed, spec).kueue, "research", A_MOMENT)
 
 
-def taken_back(bed: LocalBed, spec: LaunchSpec) -> Eviction | None:
+def taken_back(bed: LocalClusterUnderTest, spec: LaunchSpec) -> KueueEviction | None:
     found = seen(bed, spec).kueue
     assert found
     return eviction_of(found)
 
 
-def test_a_job_waits_runs_is_evicted_and_is_let_in_again(bed: LocalBed, kueue: KueueStandIn) -> None:
+def test_a_job_waits_runs_is_evicted_and_is_let_in_again(bed: LocalClusterUnderTest, kueue: FakeKueue) -> None:
     spec = a_launch(bed, free_nodes(bed, 2), local_queue="research")
     bed.cluster.launch(spec)
-    until(lambda: "16 more needed" in said(bed, spec), "Kueue's reason")
+    until(lambda: "16 more needed" in messages(bed, spec), "Kueue's reason")
     assert (seen(bed, spec).is_suspended, seen(bed, spec).pods) == (True, ())
 
     kueue.room = 16
     until(lambda: [pod.phase for pod in seen(bed, spec).pods] == [PodPhase.RUNNING] * 2, "its pods to run")
     assert not seen(bed, spec).is_suspended
-    assert said(bed, spec) == "Kueue admitted it by quota of ml.p5.48xlarge in ClusterQueue research-queue."
+    assert messages(bed, spec) == "Kueue admitted it by quota of ml.p5.48xlarge in ClusterQueue research-queue."
     assert len({pod.node_name for pod in seen(bed, spec).pods}) == 2
 
     kueue.evict(spec.attempt.workload_name, "Preempted", "for another", room=0)
@@ -60,14 +60,14 @@ def test_a_job_waits_runs_is_evicted_and_is_let_in_again(bed: LocalBed, kueue: K
     until(lambda: (one := seen(bed, spec).kueue) and one.was_admitted, "its quota to go")
     evicted = taken_back(bed, spec)
     assert evicted
-    assert (evicted.reason, evicted.gave_way) == ("Kueue preempted it: for another.", True)
+    assert (evicted.reason, evicted.was_preempted) == ("Kueue preempted it: for another.", True)
 
     kueue.room = 16
     until(lambda: [pod.phase for pod in seen(bed, spec).pods] == [PodPhase.RUNNING] * 2, "its pods to run again")
     assert taken_back(bed, spec)
 
 
-def test_who_waits_is_told_its_place_by_priority_then_age(bed: LocalBed, kueue: KueueStandIn) -> None:
+def test_who_waits_is_told_its_place_by_priority_then_age(bed: LocalClusterUnderTest, kueue: FakeKueue) -> None:
     nodes = free_nodes(bed)
     specs = [a_launch(bed, nodes, local_queue="research", priority_class=each) for each in ("", "", "high")]
     for spec in specs:
@@ -82,7 +82,7 @@ def test_who_waits_is_told_its_place_by_priority_then_age(bed: LocalBed, kueue: 
     assert [one.kueue.position for spec in specs if (one := seen(bed, spec)).kueue] == [2, 3, 1]
 
 
-def test_an_end_of_its_own_is_told_to_kueue_and_is_no_eviction(bed: LocalBed, kueue: KueueStandIn) -> None:
+def test_an_end_of_its_own_is_told_to_kueue_and_is_no_eviction(bed: LocalClusterUnderTest, kueue: FakeKueue) -> None:
     kueue.room = 8
     spec = a_launch(bed, free_nodes(bed), "exit 0", local_queue="research")
     bed.cluster.launch(spec)

@@ -11,10 +11,10 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.adapters.dynamo_ledger import DynamoLedger, _stored, document_of
+from evenkeel.adapters.dynamo_ledger import DynamoLedger, _put_item, document_of
 from evenkeel.ports import (
     Add,
-    Check,
+    ConditionCheck,
     Conflict,
     Delete,
     Key,
@@ -74,10 +74,10 @@ def ledger(request: pytest.FixtureRequest, unique: str) -> Iterator[Ledger]:
 
 
 def test_a_row_that_is_put_anew_does_not_come_to_the_versions_of_the_one_before(ledger: Ledger) -> None:
-    ledger.commit(Put(Row(JOB, {"life": 1}), born=1_000))
+    ledger.commit(Put(Row(JOB, {"life": 1}), first_version=1_000))
     before = stored(ledger, JOB)
     ledger.commit(Delete(JOB, before.version))
-    ledger.commit(anew := Put(Row(JOB, {"life": 2}), born=2_000))
+    ledger.commit(anew := Put(Row(JOB, {"life": 2}), first_version=2_000))
 
     with pytest.raises(Conflict):
         ledger.commit(Put(Row(JOB, {"life": 1}, before.version)))
@@ -86,7 +86,7 @@ def test_a_row_that_is_put_anew_does_not_come_to_the_versions_of_the_one_before(
 
     now = stored(ledger, JOB)
     assert (now.version, now.doc) == (anew.version, {"life": 2}) == (2_001, {"life": 2})
-    ledger.commit(raised := Put(Row(JOB, {"life": 3}, now.version), born=3_000))
+    ledger.commit(raised := Put(Row(JOB, {"life": 3}, now.version), first_version=3_000))
     assert stored(ledger, JOB).version == raised.version == 2_002
 
 
@@ -137,20 +137,20 @@ def test_rows_are_read_together_in_the_order_of_their_keys(ledger: Ledger) -> No
     ledger.commit(Put(Row(OTHER, {"n": 2})), Put(Row(JOB, {"n": 1})))
     missing = Key(Table.JOBS, "JOB#job-2", "META")
 
-    read = ledger.get_each(JOB, missing, OTHER, JOB)
+    read = ledger.batch_get(JOB, missing, OTHER, JOB)
 
     assert read == (Row(JOB, {"n": 1}, 1), None, Row(OTHER, {"n": 2}, 1), Row(JOB, {"n": 1}, 1))
 
 
 def test_no_rows_are_read_for_no_keys(ledger: Ledger) -> None:
-    assert ledger.get_each() == ()
+    assert ledger.batch_get() == ()
 
 
 def test_rows_are_read_together_under_keys_that_utf8_cannot_carry(ledger: Ledger) -> None:
     key = Key(Table.JOBS, "JOB#a\ud800b", "META")
     ledger.commit(Put(Row(key, {"n": 1})))
 
-    (read,) = ledger.get_each(key)
+    (read,) = ledger.batch_get(key)
 
     assert read is not None
     assert read.doc == {"n": 1}
@@ -158,7 +158,7 @@ def test_rows_are_read_together_under_keys_that_utf8_cannot_carry(ledger: Ledger
 
 def test_more_rows_than_one_read_takes_are_refused(ledger: Ledger) -> None:
     with pytest.raises(Refused, match="at most 100"):
-        ledger.get_each(*(Key(Table.JOBS, f"JOB#job-{number}", "META") for number in range(101)))
+        ledger.batch_get(*(Key(Table.JOBS, f"JOB#job-{number}", "META") for number in range(101)))
 
 
 def test_a_first_put_conflicts_where_a_row_exists(ledger: Ledger) -> None:
@@ -202,7 +202,7 @@ def test_one_failed_condition_undoes_all_and_is_named(ledger: Ledger) -> None:
     ledger.commit(Put(Row(OTHER, {"n": 1})))
 
     with pytest.raises(Conflict) as caught:
-        ledger.commit(Put(Row(JOB, {})), Check(OTHER, 9), Add(USAGE, {"gpus": 8}))
+        ledger.commit(Put(Row(JOB, {})), ConditionCheck(OTHER, 9), Add(USAGE, {"gpus": 8}))
 
     assert caught.value.failed == (1,)
     assert ledger.get(JOB) is None
@@ -212,7 +212,7 @@ def test_one_failed_condition_undoes_all_and_is_named(ledger: Ledger) -> None:
 def test_a_check_holds_the_commit_without_writing(ledger: Ledger) -> None:
     ledger.commit(Put(Row(OTHER, {"n": 1})))
 
-    ledger.commit(Put(Row(JOB, {})), Check(OTHER, 1), Check(USAGE, 0))
+    ledger.commit(Put(Row(JOB, {})), ConditionCheck(OTHER, 1), ConditionCheck(USAGE, 0))
 
     assert stored(ledger, OTHER).version == 1
     assert ledger.get(USAGE) is None
@@ -267,7 +267,7 @@ def test_of_many_first_comers_one_wins(ledger: Ledger) -> None:
 
 def test_two_writes_to_one_row_are_refused(ledger: Ledger) -> None:
     with pytest.raises(Refused):
-        ledger.commit(Check(JOB, 0), Put(Row(JOB, {})))
+        ledger.commit(ConditionCheck(JOB, 0), Put(Row(JOB, {})))
 
 
 def test_more_than_a_hundred_writes_are_refused(ledger: Ledger) -> None:
@@ -341,7 +341,7 @@ def test_keys_of_the_full_length_are_kept(ledger: Ledger) -> None:
 )
 def test_a_rows_size_is_never_underestimated(doc: dict[str, str], sk: str, state: tuple[str, str] | None) -> None:
     row = Row(Key(Table.JOBS, "JOB#job-1", sk), doc, 123, state, datetime(2027, 1, 2, tzinfo=UTC))
-    item = _stored(row, 124)
+    item = _put_item(row, 124)
     size = sum(len(name) + len(next(iter(value.values())).encode()) for name, value in item.items())
 
     assert size <= row_bytes(row) <= size + 64
@@ -468,7 +468,7 @@ def test_a_token_used_for_other_writes_is_refused(ledger: Ledger, unique: str) -
 # ---------------------------------------------------------------- what only AWS answers
 
 
-class StubClient:
+class StubDynamoClient:
     """Answers TransactWriteItems with what a test wants, one after the other."""
 
     def __init__(self, *answers: Exception | None) -> None:
@@ -489,13 +489,13 @@ def refusal(code: str, *reasons: str, status: int = 400) -> ClientError:
     return ClientError(answer, "TransactWriteItems")
 
 
-def stubbed(client: StubClient, pauses: list[float]) -> DynamoLedger:
+def stubbed(client: StubDynamoClient, pauses: list[float]) -> DynamoLedger:
     return DynamoLedger({table: table.lower() for table in Table}, client, pauses.append)
 
 
 def test_a_transaction_in_conflict_with_another_is_sent_again_under_the_same_token() -> None:
     conflict = refusal("TransactionCanceledException", "None", "TransactionConflict")
-    client, pauses = StubClient(conflict, conflict, None), list[float]()
+    client, pauses = StubDynamoClient(conflict, conflict, None), list[float]()
 
     stubbed(client, pauses).commit(Put(Row(JOB, {})), Put(Row(OTHER, {})))
 
@@ -524,7 +524,7 @@ def test_rows_that_a_busy_table_left_unread_are_asked_for_again() -> None:
     keys = [Key(Table.JOBS, f"JOB#job-{number}", "META") for number in range(3)]
     client, pauses = SlowTables(), list[float]()
 
-    read = DynamoLedger({Table.JOBS: "jobs"}, client, pauses.append).get_each(*keys)
+    read = DynamoLedger({Table.JOBS: "jobs"}, client, pauses.append).batch_get(*keys)
 
     assert [row.key for row in read if row] == keys
     assert [request["jobs"]["ConsistentRead"] for request in client.requests] == [True] * 3
@@ -535,11 +535,11 @@ def test_a_table_that_stays_busy_throttles_a_read() -> None:
     keys = [Key(Table.JOBS, f"JOB#job-{number}", "META") for number in range(5)]
 
     with pytest.raises(Throttled, match="unread"):
-        DynamoLedger({Table.JOBS: "jobs"}, SlowTables(), lambda _seconds: None).get_each(*keys)
+        DynamoLedger({Table.JOBS: "jobs"}, SlowTables(), lambda _seconds: None).batch_get(*keys)
 
 
 def test_a_transaction_that_stays_in_conflict_is_throttled() -> None:
-    client = StubClient(*[refusal("TransactionCanceledException", "TransactionConflict")] * 4)
+    client = StubDynamoClient(*[refusal("TransactionCanceledException", "TransactionConflict")] * 4)
 
     with pytest.raises(Throttled):
         stubbed(client, []).commit(Put(Row(JOB, {})))
@@ -566,14 +566,14 @@ def test_a_transaction_that_stays_in_conflict_is_throttled() -> None:
 )
 def test_each_answer_of_the_service_has_its_meaning(error: Exception, meaning: type[Exception]) -> None:
     with pytest.raises(meaning) as caught:
-        stubbed(StubClient(error), []).commit(Put(Row(JOB, {})), Put(Row(OTHER, {})))
+        stubbed(StubDynamoClient(error), []).commit(Put(Row(JOB, {})), Put(Row(OTHER, {})))
 
     assert type(caught.value) is meaning
 
 
 def test_a_table_that_was_not_given_is_refused_by_name() -> None:
     with pytest.raises(Refused, match="QUOTAS"):
-        DynamoLedger({}, StubClient()).commit(Add(USAGE, {"gpus": 1}))
+        DynamoLedger({}, StubDynamoClient()).commit(Add(USAGE, {"gpus": 1}))
 
 
 JSON = st.recursive(
@@ -589,7 +589,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_every_json_value_survives_being_stored(value: Any) -> None:
-    assert document_of(_stored(Row(USAGE, {"value": value}), 1)) == {"value": value}
+    assert document_of(_put_item(Row(USAGE, {"value": value}), 1)) == {"value": value}
 
 
 def run_together(*bodies: Any) -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evenkeel.adapters.dynamo_ledger import DynamoLedger
-from evenkeel.ports import Add, Check, Conflict, Delete, Key, Ledger, Put, Refused, Row, Table, Write
+from evenkeel.ports import Add, ConditionCheck, Conflict, Delete, Key, Ledger, Put, Refused, Row, Table, Write
 from tests.contract.test_ledger import make_tables
 from tests.fakes import InMemoryLedger
 
@@ -35,7 +35,7 @@ writes: st.SearchStrategy[Write] = st.one_of(
         st.sampled_from(STATES),
     ),
     st.builds(lambda name, version: Delete(a_key(name), version), names, versions),
-    st.builds(lambda name, version: Check(a_key(name), version), names, versions),
+    st.builds(lambda name, version: ConditionCheck(a_key(name), version), names, versions),
     st.builds(lambda name, amount: Add(a_key(name), {"n": amount}), names, st.integers(-3, 3)),
 )
 commits = st.lists(st.lists(writes, min_size=1, max_size=3), max_size=10)

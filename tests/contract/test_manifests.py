@@ -7,8 +7,8 @@ import kubernetes_validate
 import pytest
 
 from evenkeel.adapters import operators, workloads
-from evenkeel.domain.capacity.efa import Network
-from evenkeel.domain.checkpoints import Demand, Distrust
+from evenkeel.domain.capacity.efa import EfaRequest
+from evenkeel.domain.checkpoints import CheckpointRequirement, Distrust
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ResumePoint
 from evenkeel.domain.jobs.spec import JobSpec, SecretKey
 from evenkeel.domain.nodes import join_nodes
@@ -86,12 +86,12 @@ def test_the_claim_that_holds_the_checkpoints_is_mounted_where_their_address_say
             },
         ),
         (
-            ProofTerms(Distrust(after=None, through_attempt=2, demand=Demand.EVIDENCE), False, False),
+            ProofTerms(Distrust(after=None, through_attempt=2, demand=CheckpointRequirement.EVIDENCE), False, False),
             {"EVENKEEL_DISTRUST_THROUGH": "2", "EVENKEEL_DISTRUST_DEMAND": "EVIDENCE"},
         ),
         (
             ProofTerms(None, False, False, tuple(ResumePoint(attempt=1, step=at, manifest="") for at in (20, 30))),
-            {"EVENKEEL_DAMAGED": "1/20,1/30"},
+            {"EVENKEEL_DAMAGED_CHECKPOINTS": "1/20,1/30"},
         ),
     ],
 )
@@ -147,7 +147,7 @@ def test_pods_meet_the_restricted_security_standard() -> None:
     [("nvidia.com/gpu", 8, 32), ("nvidia.com/gpu", 8, 4), ("aws.amazon.com/neuron", 16, 8)],
 )
 def test_pods_ask_for_efa_and_its_memory(resource: str, accelerators: int, interfaces: int) -> None:
-    spec = replace(a_spec(accelerators_per_node=accelerators), network=Network(interfaces, 5120))
+    spec = replace(a_spec(accelerators_per_node=accelerators), network=EfaRequest(interfaces, 5120))
 
     manifest = workloads.job(spec, "research", resource)
 
@@ -167,7 +167,7 @@ def test_pods_ask_for_efa_and_its_memory(resource: str, accelerators: int, inter
 
 
 def test_pods_without_huge_pages_request_nothing_else() -> None:
-    spec = replace(a_spec(), network=Network(16))
+    spec = replace(a_spec(), network=EfaRequest(16))
 
     (container,) = pod_of(workloads.job(spec, "research", "nvidia.com/gpu"))["containers"]
 
@@ -175,7 +175,7 @@ def test_pods_without_huge_pages_request_nothing_else() -> None:
 
 
 def test_training_operators_get_the_same_network() -> None:
-    spec = replace(a_spec(), network=Network(32, 5120))
+    spec = replace(a_spec(), network=EfaRequest(32, 5120))
 
     job = operators.pytorch_job(spec, "research", "nvidia.com/gpu")
 

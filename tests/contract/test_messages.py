@@ -10,10 +10,10 @@ from evenkeel.adapters.messages import (
     LambdaWaitAnswers,
     S3RawEvents,
     SnsPager,
+    SqsCycleRequests,
     SqsDeadLetters,
     SqsInbox,
-    SqsPasses,
-    sendable,
+    escape_invalid_characters,
 )
 from evenkeel.ports import NotAllowed, NotFound, Refused, Throttled, Unreachable
 from evenkeel_local.identities import Credentials
@@ -41,7 +41,7 @@ def all_messages(sqs: Any, queue_url: str, count: int) -> list[Any]:
 def test_pass_requests_with_one_reason_are_all_delivered_in_one_group(engine_user: Credentials, unique: str) -> None:
     sqs = engine_user.client("sqs")
     url = sqs.create_queue(QueueName=f"{unique}.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
-    passes = SqsPasses(url, sqs)
+    passes = SqsCycleRequests(url, sqs)
 
     for _ in range(3):
         passes.request("job-1 ended")
@@ -91,12 +91,12 @@ def test_an_event_that_was_not_taken_in_comes_again_when_it_is_told_to(engine_us
     inbox.put({"id": "e-1"})
     (first,) = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=5)["Messages"]
 
-    inbox.deliver_again(first["ReceiptHandle"], 0)
+    inbox.delay_redelivery(first["ReceiptHandle"], 0)
 
     (again,) = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=5)["Messages"]
     assert again["Body"] == first["Body"]
     with pytest.raises(Refused):
-        inbox.deliver_again("none", 10)
+        inbox.delay_redelivery("none", 10)
 
 
 def test_waiting_events_are_counted(engine_user: Credentials, unique: str) -> None:
@@ -112,8 +112,8 @@ def test_waiting_events_are_counted(engine_user: Credentials, unique: str) -> No
 def test_what_is_sendable_means_the_same_as_json() -> None:
     text = json.dumps(HOSTILE, ensure_ascii=False)
 
-    assert json.loads(sendable(text)) == HOSTILE
-    assert sendable("plain \t\r\n text") == "plain \t\r\n text"
+    assert json.loads(escape_invalid_characters(text)) == HOSTILE
+    assert escape_invalid_characters("plain \t\r\n text") == "plain \t\r\n text"
 
 
 def test_a_page_reaches_the_topic_with_its_key(engine_user: Credentials, unique: str) -> None:
@@ -138,7 +138,7 @@ def test_a_page_reaches_the_topic_with_its_key(engine_user: Credentials, unique:
     told = json.loads(message["Body"])
     assert told["Subject"].startswith("A recovery needs ? you xxx")
     assert len(told["Subject"]) == 100
-    assert told["Message"] == sendable(HOSTILE)
+    assert told["Message"] == escape_invalid_characters(HOSTILE)
     assert told["MessageAttributes"]["key"]["Value"] == "inc-1"
 
 
@@ -155,7 +155,7 @@ def test_a_raw_event_is_kept_byte_for_byte_under_its_id(engine_user: Credentials
     assert s3.get_object(Bucket=unique, Key=entry["Key"])["Body"].read() == b'{"id": "e-1", "x": "\xff"}'
 
 
-class StubClient:
+class StubMessagingClient:
     """Records calls, or fails them."""
 
     def __init__(self, error: Exception | None = None) -> None:
@@ -172,7 +172,7 @@ class StubClient:
 
 
 def test_a_wait_is_answered_by_an_invocation_that_nobody_waits_for() -> None:
-    client = StubClient()
+    client = StubMessagingClient()
 
     LambdaWaitAnswers("resolve-wait", client).request("inc-1", "node-back", 2, {"outcome": "NODE_BACK"})
 
@@ -187,7 +187,7 @@ def test_a_wait_is_answered_by_an_invocation_that_nobody_waits_for() -> None:
 
 
 def test_a_wait_that_is_asked_for_at_every_look_costs_an_invocation_every_few_seconds() -> None:
-    client = StubClient()
+    client = StubMessagingClient()
     moments = iter(range(100))
     answers = LambdaWaitAnswers("resolve-wait", client, seconds=lambda: float(next(moments)))
 
@@ -200,7 +200,7 @@ def test_a_wait_that_is_asked_for_at_every_look_costs_an_invocation_every_few_se
 
 
 def test_a_request_that_failed_is_sent_again_at_once() -> None:
-    client = StubClient(ClientError({"Error": {"Code": "TooManyRequestsException", "Message": ""}}, "Invoke"))
+    client = StubMessagingClient(ClientError({"Error": {"Code": "TooManyRequestsException", "Message": ""}}, "Invoke"))
     answers = LambdaWaitAnswers("resolve-wait", client)
     with pytest.raises(Throttled):
         answers.request("inc-1", "node-back", 2, {})
@@ -222,10 +222,10 @@ def test_a_request_that_failed_is_sent_again_at_once() -> None:
     ],
 )
 def test_each_refusal_has_its_meaning(error: str, meaning: type[Exception]) -> None:
-    client = StubClient(ClientError({"Error": {"Code": error, "Message": ""}}, "Send"))
+    client = StubMessagingClient(ClientError({"Error": {"Code": error, "Message": ""}}, "Send"))
 
     with pytest.raises(meaning):
-        SqsPasses("u", client).request("r")
+        SqsCycleRequests("u", client).request("r")
     with pytest.raises(meaning):
         SqsDeadLetters("u", client).put("b", "c", "r")
     with pytest.raises(meaning):
@@ -236,10 +236,10 @@ def test_each_refusal_has_its_meaning(error: str, meaning: type[Exception]) -> N
 
 def test_no_answer_is_unreachable() -> None:
     with pytest.raises(Unreachable):
-        SqsPasses("u", StubClient(EndpointConnectionError(endpoint_url="x"))).request("r")
+        SqsCycleRequests("u", StubMessagingClient(EndpointConnectionError(endpoint_url="x"))).request("r")
 
 
-class Recording:
+class RecordingClient:
     """Keeps what a client was asked to send."""
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ def bytes_of(request: dict[str, Any], body: str) -> int:
 
 @pytest.mark.parametrize("character", ["x", "\u20ac", "\U0001f600", "\x00"])
 def test_a_page_of_any_length_fits_the_topic(character: str) -> None:
-    client = Recording()
+    client = RecordingClient()
 
     SnsPager("arn", client).page("subject", character * 300_000, key="\u20ac" * 200)
 
@@ -270,7 +270,7 @@ def test_a_page_of_any_length_fits_the_topic(character: str) -> None:
 
 @pytest.mark.parametrize("character", ["x", "\u20ac", "\U0001f600", "\x00"])
 def test_a_dead_letter_of_any_length_fits_the_queue(character: str) -> None:
-    client = Recording()
+    client = RecordingClient()
 
     SqsDeadLetters("url", client).put(character * 300_000, "EVENT_TOO_LARGE", "\U0001f600" * 1_000)
 

@@ -11,28 +11,28 @@ from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.domain.nodes import ProviderNode
 from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS
 from evenkeel.ports import NotAllowed, NotFound, Refused, RepairAnswer, Throttled, Unreachable
-from tests.contract.beds import CLUSTER, Bed, FakeBed, on_both, tainted_machine
+from tests.contract.clusters_under_test import CLUSTER, ClusterUnderTest, FakeClusterUnderTest, on_both, tainted_machine
 
 ARN = "arn:aws:sagemaker:us-west-2:000000000000:cluster/abcdefghijkl"
 MACHINE = "i-0123456789abcdef0"
 
 
 @pytest.fixture(params=["twin", "local"])
-def bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
+def bed(request: pytest.FixtureRequest) -> Iterator[ClusterUnderTest]:
     if request.param == "twin":
-        yield FakeBed()
+        yield FakeClusterUnderTest()
     else:
         yield from on_both(request.getfixturevalue("gpu_cluster"), request.param)
 
 
-def test_the_cluster_says_who_repairs(bed: Bed) -> None:
+def test_the_cluster_says_who_repairs(bed: ClusterUnderTest) -> None:
     cluster = bed.provider.cluster()
 
     assert (cluster.name, cluster.status) == ("research-train", "InService")
     assert (cluster.repairs_by_itself, cluster.is_continuous) == (False, True)
 
 
-def test_every_machine_is_listed_with_its_seat_and_told_alike_alone(bed: Bed) -> None:
+def test_every_machine_is_listed_with_its_seat_and_told_alike_alone(bed: ClusterUnderTest) -> None:
     nodes = bed.provider.nodes()
 
     assert len(nodes) == 6
@@ -40,16 +40,16 @@ def test_every_machine_is_listed_with_its_seat_and_told_alike_alone(bed: Bed) ->
     assert bed.provider.node(nodes[0].instance_id) == nodes[0]
 
 
-def test_a_machine_that_is_not_there_is_none(bed: Bed) -> None:
+def test_a_machine_that_is_not_there_is_none(bed: ClusterUnderTest) -> None:
     assert bed.provider.node("i-0aaaaaaaaaaaaaaaa") is None
 
 
-def test_repairs_of_a_machine_that_is_not_there_are_stale(bed: Bed) -> None:
+def test_repairs_of_a_machine_that_is_not_there_are_stale(bed: ClusterUnderTest) -> None:
     assert bed.provider.reboot("i-0aaaaaaaaaaaaaaaa") is RepairAnswer.NO_SUCH_NODE
     assert bed.provider.replace("i-0aaaaaaaaaaaaaaaa") is RepairAnswer.NO_SUCH_NODE
 
 
-def test_a_reboot_keeps_the_machine_and_changes_the_boot(bed: Bed) -> None:
+def test_a_reboot_keeps_the_machine_and_changes_the_boot(bed: ClusterUnderTest) -> None:
     machine = tainted_machine(bed)
     name = f"hyperpod-{machine.instance_id}"
     node = bed.eventually(lambda: bed.cluster.node(CLUSTER, name), "its node")
@@ -69,7 +69,7 @@ def test_a_reboot_keeps_the_machine_and_changes_the_boot(bed: Bed) -> None:
     assert (after.instance_id, after.logical_id) == (machine.instance_id, machine.logical_id)
 
 
-def test_a_deep_health_check_is_of_one_machine_and_shows_on_its_node(bed: Bed) -> None:
+def test_a_deep_health_check_is_of_one_machine_and_shows_on_its_node(bed: ClusterUnderTest) -> None:
     machine = tainted_machine(bed)
     others = {node.instance_id for node in bed.provider.nodes() if node.status != "Running"}
 
@@ -88,7 +88,7 @@ def test_a_deep_health_check_is_of_one_machine_and_shows_on_its_node(bed: Bed) -
     bed.eventually(passed, "the check to pass")
 
 
-def test_a_replacement_is_a_new_life_in_the_old_seat_and_comes_up_tainted(bed: Bed) -> None:
+def test_a_replacement_is_a_new_life_in_the_old_seat_and_comes_up_tainted(bed: ClusterUnderTest) -> None:
     machine = tainted_machine(bed)
 
     first = bed.provider.replace(machine.instance_id)
@@ -114,7 +114,7 @@ def test_a_replacement_is_a_new_life_in_the_old_seat_and_comes_up_tainted(bed: B
     assert bed.cluster.node(CLUSTER, f"hyperpod-{machine.instance_id}") is None
 
 
-def running(bed: Bed, instance_id: str) -> ProviderNode | None:
+def running(bed: ClusterUnderTest, instance_id: str) -> ProviderNode | None:
     node = bed.provider.node(instance_id)
     return node if node and node.status == "Running" else None
 
@@ -122,7 +122,7 @@ def running(bed: Bed, instance_id: str) -> ProviderNode | None:
 # ---------------------------------------------------------------- what only AWS answers
 
 
-class StubClient:
+class StubSageMakerClient:
     """Answers every call with what a test wants."""
 
     def __init__(self, *answers: Any) -> None:
@@ -147,8 +147,8 @@ def refusal(code: str, status: int = 400) -> ClientError:
     )
 
 
-def provider(*answers: Any) -> tuple[HyperPodProvider, StubClient]:
-    client = StubClient(*answers)
+def provider(*answers: Any) -> tuple[HyperPodProvider, StubSageMakerClient]:
+    client = StubSageMakerClient(*answers)
     return HyperPodProvider(ARN, client, client), client
 
 

@@ -15,53 +15,53 @@ from evenkeel.ports import Ledger, Table
 from evenkeel.services.storage import read_charges, rows
 from tests.contract.test_ledger import ledger as three_beds
 from tests.fakes import InMemoryLedger
-from tests.interleaving import Interleaved, every_point
+from tests.interleaving import InterleavedLedger, at_every_point
 from tests.unit.scheduling.test_sharing import a_team
-from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up
 
 ledger = three_beds
 
 
-def a_fleet(ledger: Ledger, run: str, *, teams: bool, size: int) -> Story:
-    story = Story(size=size)
-    story.world.ledger = story.ledger = ledger  # type: ignore[assignment]
+def a_fleet(ledger: Ledger, run: str, *, teams: bool, size: int) -> JobScenario:
+    scenario = JobScenario(size=size)
+    scenario.world.ledger = scenario.ledger = ledger  # type: ignore[assignment]
     # DynamoDB remembers the tokens of commits: no two runs in one account may use one id.
-    story.world.ids._numbers = itertools.count(1000 * zlib.crc32(run.encode()))
+    scenario.world.ids._numbers = itertools.count(1000 * zlib.crc32(run.encode()))
     if teams:
-        set_up(story, a_team("red", 16, members=MEMBERS))
-    return story
+        set_up(scenario, a_team("red", 16, members=MEMBERS))
+    return scenario
 
 
-def alpha_and_beta(story: Story, team: str) -> tuple[Job, Job]:
+def alpha_and_beta(scenario: JobScenario, team: str) -> tuple[Job, Job]:
     """Run `alpha` on one node; `beta`, which is younger, waits for two."""
-    alpha = story.submit("alpha", team=team, nodes=1)
-    story.run_pass()
-    story.run_attempt(alpha.job_id, 1)
-    story.world.clock.advance(1)
-    beta = story.submit("beta", team=team, nodes=2)
-    story.run_pass()
-    assert (story.job(alpha.job_id).state, story.job(beta.job_id).state) == (JobState.RUNNING, JobState.PENDING)
+    alpha = scenario.submit("alpha", team=team, nodes=1)
+    scenario.run_pass()
+    scenario.run_attempt(alpha.job_id, 1)
+    scenario.world.clock.advance(1)
+    beta = scenario.submit("beta", team=team, nodes=2)
+    scenario.run_pass()
+    assert (scenario.job(alpha.job_id).state, scenario.job(beta.job_id).state) == (JobState.RUNNING, JobState.PENDING)
     return alpha, beta
 
 
-def lose_node(story: Story, job: Job) -> None:
-    story.world.cluster.remove_node(story.attempt(job.job_id).node_names[0])
+def lose_node(scenario: JobScenario, job: Job) -> None:
+    scenario.world.cluster.remove_node(scenario.attempt(job.job_id).node_names[0])
 
 
-def end_pods(story: Story, job: Job) -> None:
-    story.world.cluster.stop(story.attempt(job.job_id), 0)
+def end_pods(scenario: JobScenario, job: Job) -> None:
+    scenario.world.cluster.stop(scenario.attempt(job.job_id), 0)
 
 
-def run_cycle(story: Story, at: int, act: Callable[[], Any], *, lags: bool) -> int:
+def run_cycle(scenario: JobScenario, at: int, act: Callable[[], Any], *, lags: bool) -> int:
     """Run one cycle with `act` before its ledger call number `at`; return how many calls it made."""
-    real = story.ledger
-    interleaved = Interleaved(real, at, act, lags=lags)
-    story.ledger = interleaved  # type: ignore[assignment]
+    real = scenario.ledger
+    interleaved = InterleavedLedger(real, at, act, lags=lags)
+    scenario.ledger = interleaved  # type: ignore[assignment]
     try:
-        story.run_pass()
+        scenario.run_pass()
     finally:
-        story.ledger = real
+        scenario.ledger = real
     return interleaved.calls
 
 
@@ -84,30 +84,30 @@ def test_interrupted_job_keeps_quota_from_younger_job(
     ledger: Ledger,
     team: str,
     size: int,
-    interrupt: Callable[[Story, Job], None],
+    interrupt: Callable[[JobScenario, Job], None],
     lags: bool,
 ) -> None:
     fresh = fresh_ledgers(ledger, request)
 
     def run(at: int) -> int:
-        story = a_fleet(next(fresh), f"{unique}-{at}", teams=team == "red", size=size)
-        alpha, beta = alpha_and_beta(story, team)
-        interrupt(story, alpha)
+        scenario = a_fleet(next(fresh), f"{unique}-{at}", teams=team == "red", size=size)
+        alpha, beta = alpha_and_beta(scenario, team)
+        interrupt(scenario, alpha)
 
-        calls = run_cycle(story, at, lambda: story.settle(alpha.job_id), lags=lags)
-        story.settle(alpha.job_id)
-        story.run_pass()
+        calls = run_cycle(scenario, at, lambda: scenario.settle(alpha.job_id), lags=lags)
+        scenario.settle(alpha.job_id)
+        scenario.run_pass()
 
-        assert (story.job(alpha.job_id).state, story.job(beta.job_id).state) == (
+        assert (scenario.job(alpha.job_id).state, scenario.job(beta.job_id).state) == (
             JobState.STARTING,
             JobState.PENDING,
-        ), f"settled before call {at}: {story.job(alpha.job_id).reason}"
-        charges = read_charges.run(story.world.ledger)
+        ), f"settled before call {at}: {scenario.job(alpha.job_id).reason}"
+        charges = read_charges.run(scenario.world.ledger)
         assert [charge.job_id for charge in charges.held] == [alpha.job_id]
         assert not charges.released
         return calls
 
-    assert len(list(every_point(run))) >= 6
+    assert len(list(at_every_point(run))) >= 6
 
 
 def fresh_ledgers(ledger: Ledger, request: pytest.FixtureRequest) -> Any:
@@ -129,32 +129,32 @@ def empty(ledger: Any) -> None:
 
 
 def test_cycle_deletes_released_charge_of_cancelled_job() -> None:
-    story = Story(size=2)
-    alpha, beta = alpha_and_beta(story, "default")
-    end_pods(story, alpha)
-    story.settle(alpha.job_id)
-    story.cancel(alpha.job_id)
+    scenario = JobScenario(size=2)
+    alpha, beta = alpha_and_beta(scenario, "default")
+    end_pods(scenario, alpha)
+    scenario.settle(alpha.job_id)
+    scenario.cancel(alpha.job_id)
 
-    story.run_pass()
+    scenario.run_pass()
 
-    charges = read_charges.run(story.world.ledger)
+    charges = read_charges.run(scenario.world.ledger)
     assert [charge.job_id for charge in charges.held] == [beta.job_id]
     assert not charges.released
 
 
 def test_cycle_reads_again_where_a_settlement_is_half_visible() -> None:
-    story = Story(size=2)
-    alpha, beta = alpha_and_beta(story, "default")
-    end_pods(story, alpha)
-    running = story.world.ledger.get(rows.job_key(alpha.job_id))
-    story.settle(alpha.job_id)
-    torn = HalfVisible(story.world.ledger, running)
-    story.ledger = torn  # type: ignore[assignment]
+    scenario = JobScenario(size=2)
+    alpha, beta = alpha_and_beta(scenario, "default")
+    end_pods(scenario, alpha)
+    running = scenario.world.ledger.get(rows.job_key(alpha.job_id))
+    scenario.settle(alpha.job_id)
+    torn = HalfVisible(scenario.world.ledger, running)
+    scenario.ledger = torn  # type: ignore[assignment]
 
-    story.run_pass()
+    scenario.run_pass()
 
     assert torn.shown == 1
-    assert (story.job(alpha.job_id).state, story.job(beta.job_id).state) == (JobState.STARTING, JobState.PENDING)
+    assert (scenario.job(alpha.job_id).state, scenario.job(beta.job_id).state) == (JobState.STARTING, JobState.PENDING)
 
 
 class HalfVisible:
@@ -167,8 +167,8 @@ class HalfVisible:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
 
-    def get_each(self, *keys: Any) -> Any:
-        found = self._ledger.get_each(*keys)
+    def batch_get(self, *keys: Any) -> Any:
+        found = self._ledger.batch_get(*keys)
         if self._row.key in keys and not self.shown:
             self.shown += 1
             return tuple(self._row if key == self._row.key else row for key, row in zip(keys, found, strict=True))

@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from evenkeel.adapters.stepfunctions import StepFunctionsTokens, StepFunctionsWorkflows
-from evenkeel.ports import ExecutionState, Machine, NotFound, Refused, Throttled, Workflows
+from evenkeel.ports import ExecutionState, NotFound, Refused, Throttled, WorkflowName, Workflows
 from evenkeel_local.identities import Credentials
 from tests.fakes import RecordingTokens, RecordingWorkflows
 from tests.waiting import until
@@ -55,38 +55,38 @@ def workflows(request: pytest.FixtureRequest) -> Iterator[Workflows]:
         return
     client = request.getfixturevalue("engine_user").client("stepfunctions")
     arn = request.getfixturevalue("machine_arn")
-    yield StepFunctionsWorkflows({Machine.RUN_JOB: arn}, client)
+    yield StepFunctionsWorkflows({WorkflowName.RUN_JOB: arn}, client)
     for execution in client.list_executions(stateMachineArn=arn, statusFilter="RUNNING")["executions"]:
         client.stop_execution(executionArn=execution["executionArn"])
 
 
 def test_an_execution_is_started_once_under_its_name(workflows: Workflows, unique: str) -> None:
-    assert workflows.state(Machine.RUN_JOB, unique) is ExecutionState.NONE
+    assert workflows.state(WorkflowName.RUN_JOB, unique) is ExecutionState.NONE
 
-    first = workflows.start(Machine.RUN_JOB, unique, {"ends": "not yet"})
-    second = workflows.start(Machine.RUN_JOB, unique, {"ends": "not yet"})
-    other = workflows.start(Machine.RUN_JOB, unique, {"ends": "well"})
+    first = workflows.start(WorkflowName.RUN_JOB, unique, {"ends": "not yet"})
+    second = workflows.start(WorkflowName.RUN_JOB, unique, {"ends": "not yet"})
+    other = workflows.start(WorkflowName.RUN_JOB, unique, {"ends": "well"})
 
     assert (first, second, other) == (True, False, False)
-    assert workflows.state(Machine.RUN_JOB, unique) is ExecutionState.RUNNING
+    assert workflows.state(WorkflowName.RUN_JOB, unique) is ExecutionState.RUNNING
 
 
 @pytest.mark.parametrize(("ends", "state"), [("well", ExecutionState.SUCCEEDED), ("badly", ExecutionState.FAILED)])
 def test_an_execution_that_ended_says_how_and_keeps_its_name(
     workflows: Workflows, unique: str, ends: str, state: ExecutionState
 ) -> None:
-    workflows.start(Machine.RUN_JOB, unique, {"ends": ends})
+    workflows.start(WorkflowName.RUN_JOB, unique, {"ends": ends})
     if isinstance(workflows, RecordingWorkflows):
-        workflows.finish(Machine.RUN_JOB, unique, state)
+        workflows.finish(WorkflowName.RUN_JOB, unique, state)
 
-    until(lambda: workflows.state(Machine.RUN_JOB, unique) is state, f"the execution to end {ends}")
+    until(lambda: workflows.state(WorkflowName.RUN_JOB, unique) is state, f"the execution to end {ends}")
 
-    assert workflows.start(Machine.RUN_JOB, unique, {"ends": ends}) is False
+    assert workflows.start(WorkflowName.RUN_JOB, unique, {"ends": ends}) is False
 
 
 def test_a_machine_that_was_not_given_is_refused_by_name() -> None:
     with pytest.raises(Refused, match="recover_node"):
-        StepFunctionsWorkflows({}, StubStarter()).start(Machine.RECOVER_NODE, "n", {})
+        StepFunctionsWorkflows({}, StubStarter()).start(WorkflowName.RECOVER_NODE, "n", {})
 
 
 class StubStarter:
@@ -96,7 +96,7 @@ class StubStarter:
         raise AssertionError
 
 
-class StubClient:
+class StubStepFunctionsClient:
     """Takes every answer, or refuses it."""
 
     def __init__(self, code: str = "") -> None:
@@ -112,7 +112,7 @@ class StubClient:
 
 
 def test_a_token_takes_one_answer() -> None:
-    for tokens in (RecordingTokens(), StepFunctionsTokens(StubClient())):
+    for tokens in (RecordingTokens(), StepFunctionsTokens(StubStepFunctionsClient())):
         assert tokens.succeed("t1", {"outcome": "ENDED"}) is True
         assert tokens.fail("t2", "TransientError", "Throttled: …") is True
     twin = RecordingTokens(over={"t3"})
@@ -121,7 +121,7 @@ def test_a_token_takes_one_answer() -> None:
 
 @pytest.mark.parametrize("code", ["TaskTimedOut", "TaskDoesNotExist", "InvalidToken"])
 def test_a_task_that_is_over_takes_no_answer_and_that_is_no_error(code: str) -> None:
-    tokens = StepFunctionsTokens(StubClient(code))
+    tokens = StepFunctionsTokens(StubStepFunctionsClient(code))
 
     assert tokens.succeed("t", {}) is False
     assert tokens.fail("t", "E", "c") is False
@@ -134,13 +134,13 @@ def test_an_unknown_token_is_over_on_the_engine(engine_user: Credentials) -> Non
 @pytest.mark.parametrize(("code", "meaning"), [("ThrottlingException", Throttled), ("InvalidOutput", Refused)])
 def test_other_refusals_have_their_meaning_and_never_tell_the_token(code: str, meaning: type[Exception]) -> None:
     with pytest.raises(meaning) as caught:
-        StepFunctionsTokens(StubClient(code)).succeed("secret-token", {})
+        StepFunctionsTokens(StubStepFunctionsClient(code)).succeed("secret-token", {})
 
     assert "secret-token" not in str(caught.value)
 
 
 def test_a_failure_fits_what_step_functions_takes() -> None:
-    client = StubClient()
+    client = StubStepFunctionsClient()
 
     StepFunctionsTokens(client).fail("t", "E" * 1000, "c\ud800" * 50_000)
 
@@ -153,6 +153,6 @@ def test_a_machine_that_does_not_exist_is_not_found(engine_user: Credentials) ->
     gone = "arn:aws:states:us-west-2:000000000000:stateMachine:gone"
 
     with pytest.raises(NotFound):
-        StepFunctionsWorkflows({Machine.RUN_JOB: gone}, engine_user.client("stepfunctions")).start(
-            Machine.RUN_JOB, "n", {}
+        StepFunctionsWorkflows({WorkflowName.RUN_JOB: gone}, engine_user.client("stepfunctions")).start(
+            WorkflowName.RUN_JOB, "n", {}
         )

@@ -7,8 +7,8 @@ from tests.fakes.ledger import InMemoryLedger
 from tests.fakes.messages import (
     InMemoryDeadLetters,
     InMemoryRawEvents,
+    RecordingCycleRequests,
     RecordingPager,
-    RecordingPasses,
     RecordingWaitAnswers,
 )
 from tests.fakes.provider import FakeProvider, a_provider_node
@@ -28,8 +28,8 @@ __all__ = [
     "InMemoryDeadLetters",
     "InMemoryLedger",
     "InMemoryRawEvents",
+    "RecordingCycleRequests",
     "RecordingPager",
-    "RecordingPasses",
     "RecordingTelemetry",
     "RecordingTokens",
     "RecordingWaitAnswers",

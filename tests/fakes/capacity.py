@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.nodes import KubernetesNode
-from evenkeel.ports import CapacitySpec, Claim, LimitResult
+from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim
 
 
 class FakeCapacity:
@@ -19,7 +19,7 @@ class FakeCapacity:
         """Nodes and accelerators that a NodePool may have; None = it is unbounded. Absent = there is none."""
         self.capacity: dict[str, CapacitySpec] = {}
         """Capacity pods, by the name of their Job."""
-        self.claimed: dict[str, tuple[str, Claim]] = {}
+        self.claimed: dict[str, tuple[str, NodeClaim]] = {}
         """Machines by claim: the pool, and the claim."""
         self.refusals: dict[str, tuple[datetime, str]] = {}
         """By pool: when capacity was refused last, and what was said."""
@@ -27,17 +27,17 @@ class FakeCapacity:
         """Whether a machine that is given back stays until `go()`."""
         self.going: list[str] = []
 
-    def hold_capacity(self, spec: CapacitySpec) -> None:
+    def create_capacity_pods(self, spec: CapacitySpec) -> None:
         if spec.name not in self.capacity:
             self.capacity[spec.name] = spec
-            self.calls.append(("hold_capacity", spec.name, spec.pool))
+            self.calls.append(("create_capacity_pods", spec.name, spec.pool))
 
-    def free_capacity(self, cluster: str, namespace: str, name: str) -> bool:
+    def delete_capacity_pods(self, cluster: str, namespace: str, name: str) -> bool:
         if self.capacity.pop(name, None) is not None:
-            self.calls.append(("free_capacity", name))
+            self.calls.append(("delete_capacity_pods", name))
         return True
 
-    def limit_pool(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
+    def set_pool_limit(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
         if (cluster, pool) not in self.limits:
             return LimitResult.GONE
         before = self.limits[cluster, pool]
@@ -45,12 +45,12 @@ class FakeCapacity:
         if before is None:
             return LimitResult.UNBOUNDED
         if before == wanted:
-            return LimitResult.ALREADY_SO
+            return LimitResult.UNCHANGED
         self.limits[cluster, pool] = wanted
-        self.calls.append(("limit_pool", pool, *wanted))
+        self.calls.append(("set_pool_limit", pool, *wanted))
         return LimitResult.SET
 
-    def claims(self, cluster: str, pool: str) -> tuple[Claim, ...]:
+    def claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
         return tuple(claim for name, (of, claim) in sorted(self.claimed.items()) if of == pool)
 
     def delete_claim(self, cluster: str, name: str) -> None:
@@ -70,12 +70,12 @@ class FakeCapacity:
         """Have a machine of a pool join."""
         self.by_name[node.cluster, node.name] = node
         name = f"{node.pool}-{len(self.claimed):05d}"
-        self.claimed[name] = (node.pool, Claim(name=name, node_name=node.name))
+        self.claimed[name] = (node.pool, NodeClaim(name=name, node_name=node.name))
 
     def go(self) -> None:
         """Take away what is being given back."""
         for name in self.going:
-            _, claim = self.claimed.pop(name, ("", Claim(name="")))
+            _, claim = self.claimed.pop(name, ("", NodeClaim(name="")))
             for place in [place for place in self.by_name if place[1] == claim.node_name]:
                 self.remove_node(claim.node_name, place[0])
         self.going.clear()

@@ -6,16 +6,17 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evenkeel.domain.external.kueue_status import KueueCondition, KueueSeen
-from evenkeel.domain.external.workloads import ForeignPod, Owned, PodClaim
-from evenkeel.domain.jobs.attempt import Attempt, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.external.kueue_status import KueueCondition, KueueStatus
+from evenkeel.domain.external.unmanaged_workloads import ManagedKind, OwnershipClaim, UnmanagedPod
+from evenkeel.domain.jobs.attempt import Attempt, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.ports import (
     CheckSpec,
     CordonResult,
-    Eviction,
-    EvictResult,
+    EvictionAnswer,
+    EvictionStatus,
+    KubernetesPermission,
     LaunchResult,
     LaunchSpec,
     LogTail,
@@ -23,7 +24,6 @@ from evenkeel.ports import (
     Refused,
     ReleaseResult,
     RepairAnswer,
-    Right,
     Unreachable,
 )
 from tests.fakes.capacity import FakeCapacity
@@ -64,16 +64,16 @@ def a_node(number: int = 1, **changes: Any) -> KubernetesNode:
 
 
 @dataclass
-class Workload:
+class FakeWorkload:
     """One attempt's Job and pods."""
 
     spec: LaunchSpec
     uid: str
-    pods: list[PodSeen] = field(default_factory=list)
+    pods: list[ObservedPod] = field(default_factory=list)
     is_there: bool = True
     """Whether the Job object exists; pods may outlive it."""
     is_suspended: bool = False
-    kueue: KueueSeen | None = None
+    kueue: KueueStatus | None = None
     """What Kueue says of it: a test sets it."""
 
 
@@ -89,24 +89,24 @@ class FakeCluster(FakeCapacity):
         self.clock = clock
         self.runs_at_once = runs_at_once
         self.by_name: dict[tuple[str, str], KubernetesNode] = {(node.cluster, node.name): node for node in nodes}
-        self.jobs: dict[str, dict[Name, Workload]] = {}
+        self.jobs: dict[str, dict[Name, FakeWorkload]] = {}
         self.text: dict[str, str] = {}
         """Log of each pod by name."""
         self.foreign_accelerators: dict[str, int] = {}
         """Accelerators in use by pods that are not ours, by node name."""
-        self.foreign: list[ForeignPod] = []
+        self.unmanaged: list[UnmanagedPod] = []
         """Pods that are not ours."""
-        self.forged: list[WorkloadSeen] = []
+        self.forged: list[ObservedWorkload] = []
         """Jobs and pods of other people that carry the labels of an attempt."""
         self.budgeted: set[str] = set()
         """Names of those whose disruption budget allows no eviction."""
-        self.evictions: dict[str, Eviction] = {}
+        self.evictions: dict[str, EvictionAnswer] = {}
         """How the server answers the eviction of a pod, by its name."""
         self.ended_at_once: set[str] = set()
         """Names of our pods that were stopped without any grace."""
         self.of_kueue: dict[str, str] = {}
         """Namespaces in which Kueue admits, and what says so. It suspends every Job there."""
-        self.refused_rights: set[Right] = set()
+        self.refused_rights: set[KubernetesPermission] = set()
         """What the caller's role lacks."""
         self.checks: dict[str, CheckSpec] = {}
         """Test jobs, by name."""
@@ -131,7 +131,7 @@ class FakeCluster(FakeCapacity):
     def server_version(self, cluster: str) -> str:
         return "v1.33.0"
 
-    def missing_rights(self, cluster: str, rights: Iterable[Right]) -> tuple[Right, ...]:
+    def missing_rights(self, cluster: str, rights: Iterable[KubernetesPermission]) -> tuple[KubernetesPermission, ...]:
         return tuple(right for right in rights if right in self.refused_rights)
 
     def _answer(self, cluster: str, what: str) -> None:
@@ -212,14 +212,14 @@ class FakeCluster(FakeCapacity):
             return LaunchResult.ALREADY_THERE, there[name].uid
         if attempt.namespace in self.of_kueue and not attempt.local_queue:
             raise Refused(f"{attempt.workload_name} was suspended as it was created")
-        workload = Workload(spec, f"uid-{next(self._uids)}")
+        workload = FakeWorkload(spec, f"uid-{next(self._uids)}")
         workload.is_suspended = bool(attempt.local_queue)
         for rank, node_name in enumerate(attempt.node_names):
             node = self.node(attempt.cluster, node_name)
             fits = node is not None and node.is_schedulable
             runs = self.runs_at_once and fits
             workload.pods.append(
-                PodSeen(
+                ObservedPod(
                     name=f"{attempt.workload_name}-{rank}",
                     node_name=node_name if fits else "",
                     phase=PodPhase.RUNNING if runs else PodPhase.PENDING,
@@ -231,22 +231,22 @@ class FakeCluster(FakeCapacity):
         self._changed("job", "pod")
         return LaunchResult.CREATED, workload.uid
 
-    def workload(self, attempt: Attempt) -> WorkloadSeen:
+    def workload(self, attempt: Attempt) -> ObservedWorkload:
         self._answer(attempt.cluster, "workload")
         return attempt.own(self._listed(attempt.cluster))
 
-    def workloads(self, cluster: str) -> tuple[WorkloadSeen, ...]:
+    def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
         self._answer(cluster, "workloads")
         return self._listed(cluster)
 
-    def _listed(self, cluster: str) -> tuple[WorkloadSeen, ...]:
+    def _listed(self, cluster: str) -> tuple[ObservedWorkload, ...]:
         own = (_seen(found) for _, found in sorted(self.jobs.get(cluster, {}).items()))
         return (*self.forged, *own)
 
     def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
         self._answer(cluster, "accelerators_in_use")
         used = dict(self.foreign_accelerators)
-        for foreign in self.foreign_pods(cluster):
+        for foreign in self.unmanaged_pods(cluster):
             if foreign.accelerators:
                 used[foreign.node_name] = used.get(foreign.node_name, 0) + foreign.accelerators
         for workload in self.jobs.get(cluster, {}).values():
@@ -255,52 +255,52 @@ class FakeCluster(FakeCapacity):
                     used[pod.node_name] = used.get(pod.node_name, 0) + workload.spec.job.accelerators_per_node
         return used
 
-    def pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
+    def pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
         self._answer(cluster, "pods")
         ours = (pod for found in self.jobs.get(cluster, {}).values() for pod in _as_listed(found))
-        return (*self.foreign_pods(cluster, on), *(pod for pod in ours if on is None or pod.node_name == on))
+        return (*self.unmanaged_pods(cluster, on), *(pod for pod in ours if on is None or pod.node_name == on))
 
-    def foreign_pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
+    def unmanaged_pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
         """Return the pods that a test put there: none of an attempt's own."""
-        there = (pod for pod in self.foreign if (cluster, pod.node_name) in self.by_name or not pod.node_name)
+        there = (pod for pod in self.unmanaged if (cluster, pod.node_name) in self.by_name or not pod.node_name)
         return tuple(pod for pod in there if on is None or pod.node_name == on)
 
     def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
         self._answer(cluster, "kueue_namespaces")
         return dict(self.of_kueue)
 
-    def evict(self, cluster: str, pod: ForeignPod) -> Eviction:
-        there = next((one for one in self.foreign_pods(cluster) if one.uid == pod.uid), None)
+    def evict(self, cluster: str, pod: UnmanagedPod) -> EvictionAnswer:
+        there = next((one for one in self.unmanaged_pods(cluster) if one.uid == pod.uid), None)
         if there is None:
-            return Eviction(EvictResult.GONE)
+            return EvictionAnswer(EvictionStatus.GONE)
         if there.name in self.evictions:
             self.calls.append(("ask to evict", there.name))
             return self.evictions[there.name]
         if there.name in self.budgeted:
-            return Eviction(EvictResult.NOT_NOW, "429 TooManyRequests: its budget allows no eviction")
+            return EvictionAnswer(EvictionStatus.NOT_NOW, "429 TooManyRequests: its budget allows no eviction")
         self.calls.append(("evict", there.name))
-        self.foreign.remove(there)
+        self.unmanaged.remove(there)
         self._changed("pod")
-        return Eviction(EvictResult.EVICTED)
+        return EvictionAnswer(EvictionStatus.EVICTED)
 
-    def stop(self, attempt: Attempt, grace_seconds: int, at_once_on: Container[str] = ()) -> None:
+    def stop(self, attempt: Attempt, grace_seconds: int, nodes_without_grace: Container[str] = ()) -> None:
         found = self._own(attempt)
         if found is None:
             return
         self.calls.append(("stop", attempt.workload_name, grace_seconds))
-        self.ended_at_once |= {pod.name for pod in found.pods if pod.node_name in at_once_on}
+        self.ended_at_once |= {pod.name for pod in found.pods if pod.node_name in nodes_without_grace}
         found.is_there = False
         found.pods = [pod.but(is_terminating=True) for pod in found.pods if self._is_unreachable(attempt.cluster, pod)]
         self._forget_empty(attempt.cluster)
         self._changed("job", "pod")
 
-    def forget_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
+    def force_delete_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
         found = self._own(attempt)
         names = set(node_names)
         if found is None or not any(pod.node_name in names for pod in found.pods):
             return
         found.pods = [pod for pod in found.pods if pod.node_name not in names]
-        self.calls.append(("forget_pods", attempt.workload_name, tuple(sorted(names))))
+        self.calls.append(("force_delete_pods", attempt.workload_name, tuple(sorted(names))))
         self._forget_empty(attempt.cluster)
         self._changed("pod")
 
@@ -322,11 +322,11 @@ class FakeCluster(FakeCapacity):
             tails[rank] = LogTail(pod_name=pod.name, node_name=pod.node_name, text=text if is_read else "", why=why)
         return tails
 
-    def _is_out_of_reach(self, cluster: str, pod: PodSeen) -> bool:
+    def _is_out_of_reach(self, cluster: str, pod: ObservedPod) -> bool:
         node = self.node(cluster, pod.node_name)
         return node is None or not node.is_ready
 
-    def _own(self, attempt: Attempt) -> Workload | None:
+    def _own(self, attempt: Attempt) -> FakeWorkload | None:
         found = self.jobs.get(attempt.cluster, {}).get((attempt.namespace, attempt.job_id, attempt.attempt))
         return found if found and attempt.owns(_seen(found)) else None
 
@@ -353,7 +353,7 @@ class FakeCluster(FakeCapacity):
         """Set what Kueue says of an attempt."""
         found = self.launched(job_id, attempt)
         known = {"name": f"job-{job_id}-a{attempt}", "queue": found.spec.attempt.local_queue}
-        found.kueue = KueueSeen.model_validate(known | {"conditions": conditions} | facts)
+        found.kueue = KueueStatus.model_validate(known | {"conditions": conditions} | facts)
         self._changed("job")
 
     def kueue_admits(self, job_id: str, attempt: int, *node_names: str, **facts: Any) -> None:
@@ -366,7 +366,7 @@ class FakeCluster(FakeCapacity):
         found = self.launched(job_id, attempt)
         found.is_suspended = False
         found.pods = [
-            PodSeen(name=f"{job_id}-a{attempt}-{rank}", node_name=name, phase=PodPhase.RUNNING)
+            ObservedPod(name=f"{job_id}-a{attempt}-{rank}", node_name=name, phase=PodPhase.RUNNING)
             for rank, name in enumerate(node_names)
         ]
         self._changed("pod")
@@ -435,7 +435,7 @@ class FakeCluster(FakeCapacity):
         """End some pods, or all, with this exit code."""
         self.set_pods(job_id, attempt, PodPhase.FAILED, *ranks, exit_code=exit_code, reason=reason)
 
-    def launched(self, job_id: str, attempt: int) -> Workload:
+    def launched(self, job_id: str, attempt: int) -> FakeWorkload:
         """Return the workload of an attempt, in whatever cluster and namespace."""
         for there in self.jobs.values():
             for (_, job, number), workload in there.items():
@@ -443,7 +443,7 @@ class FakeCluster(FakeCapacity):
                     return workload
         raise KeyError(f"{job_id}-a{attempt}")
 
-    def _is_unreachable(self, cluster: str, pod: PodSeen) -> bool:
+    def _is_unreachable(self, cluster: str, pod: ObservedPod) -> bool:
         node = self.node(cluster, pod.node_name)
         return node is not None and not node.is_ready
 
@@ -465,10 +465,10 @@ class FakeCluster(FakeCapacity):
         self.changes.extend(kinds)
 
 
-def _seen(workload: Workload) -> WorkloadSeen:
+def _seen(workload: FakeWorkload) -> ObservedWorkload:
     pods = workload.pods
     has_pods = len(pods) == len(workload.spec.attempt.node_names) or bool(workload.spec.attempt.local_queue)
-    return WorkloadSeen(
+    return ObservedWorkload(
         job_id=workload.spec.attempt.job_id,
         attempt=workload.spec.attempt.attempt,
         namespace=workload.spec.attempt.namespace,
@@ -487,11 +487,11 @@ def _seen(workload: Workload) -> WorkloadSeen:
     )
 
 
-def _as_listed(workload: Workload) -> Iterator[ForeignPod]:
+def _as_listed(workload: FakeWorkload) -> Iterator[UnmanagedPod]:
     """An attempt's live pods as a list of all pods has them."""
     attempt = workload.spec.attempt
-    claim = PodClaim(
-        kind=Owned.ATTEMPT,
+    claim = OwnershipClaim(
+        kind=ManagedKind.ATTEMPT,
         name=attempt.workload_name,
         job_id=attempt.job_id,
         attempt=attempt.attempt,
@@ -501,7 +501,7 @@ def _as_listed(workload: Workload) -> Iterator[ForeignPod]:
     )
     for pod in workload.pods:
         if pod.phase in _ALIVE:
-            yield ForeignPod(
+            yield UnmanagedPod(
                 namespace=attempt.namespace,
                 name=pod.name,
                 uid=f"{workload.uid}-{pod.name}",

@@ -15,7 +15,7 @@ class Crash(BaseException):
     """The process is gone. Not an Exception, so that no handler swallows it."""
 
 
-class When(StrEnum):
+class CrashTiming(StrEnum):
     """On which side of the effect the process dies."""
 
     BEFORE = "before"
@@ -27,14 +27,14 @@ class CrashPlan:
     """Counts effects over all ports that share it, and dies at the chosen one (1 = the first; 0 = never)."""
 
     at: int = 0
-    when: When | str = When.BEFORE
+    when: CrashTiming | str = CrashTiming.BEFORE
     effects: list[str] = field(default_factory=list)
     """Name of every effect reached so far."""
 
     def around(self, name: str, effect: Callable[[], Any]) -> Any:
         self.effects.append(name)
         dies = len(self.effects) == self.at
-        if dies and self.when == When.BEFORE:
+        if dies and self.when == CrashTiming.BEFORE:
             raise Crash(f"before effect {self.at}, {name}")
         result = effect()
         if dies:
@@ -46,7 +46,12 @@ class CrashingLedger:
     """A ledger whose n-th commit is the last thing the process does, or the first thing it does not."""
 
     def __init__(
-        self, ledger: Ledger, at: int = 0, when: When | str = When.BEFORE, *, plan: CrashPlan | None = None
+        self,
+        ledger: Ledger,
+        at: int = 0,
+        when: CrashTiming | str = CrashTiming.BEFORE,
+        *,
+        plan: CrashPlan | None = None,
     ) -> None:
         self._ledger = ledger
         self.plan = plan or CrashPlan(at, when)
@@ -54,8 +59,8 @@ class CrashingLedger:
     def get(self, key: Key) -> Row | None:
         return self._ledger.get(key)
 
-    def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
-        return self._ledger.get_each(*keys)
+    def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
+        return self._ledger.batch_get(*keys)
 
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
         return self._ledger.partition(table, pk, prefix)

@@ -10,7 +10,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from evenkeel.ports import Add, Check, Conflict, Delete, Key, Page, Put, Refused, Row, Table, Write, document_text
+from evenkeel.ports import (
+    Add,
+    ConditionCheck,
+    Conflict,
+    Delete,
+    Key,
+    Page,
+    Put,
+    Refused,
+    Row,
+    Table,
+    Write,
+    document_text,
+)
 
 
 class InMemoryLedger:
@@ -31,7 +44,7 @@ class InMemoryLedger:
         with self._lock:
             return self._copy(key) if key in self.rows else None
 
-    def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
+    def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
         if len(keys) > 100:
             raise Refused(f"a read of {len(keys)} rows, at most 100 are possible")
         with self._lock:
@@ -114,7 +127,7 @@ class InMemoryLedger:
         match write:
             case Put(row):
                 return self._version(row.key) == row.version
-            case Delete(key, version) | Check(key, version):
+            case Delete(key, version) | ConditionCheck(key, version):
                 return self._version(key) == version
             case Add():
                 return True
@@ -130,7 +143,7 @@ class InMemoryLedger:
                 return Row(row.key, self._document(row.doc), write.version, row.state, expires)
             case Delete():
                 return None
-            case Check(key):
+            case ConditionCheck(key):
                 return self.rows.get(key)
             case Add(key, amounts):
                 row = self.rows.get(key) or Row(key, {})

@@ -24,7 +24,7 @@ class RecordingWaitAnswers:
 
 
 @dataclass
-class RecordingPasses:
+class RecordingCycleRequests:
     reasons: list[str] = field(default_factory=list)
 
     def request(self, reason: str) -> None:
@@ -69,7 +69,7 @@ class InMemoryInbox:
     def put(self, document: Mapping[str, Any]) -> None:
         self.queued.append(dict(document))
 
-    def deliver_again(self, receipt: str, seconds: int) -> None:
+    def delay_redelivery(self, receipt: str, seconds: int) -> None:
         self.again.append((receipt, seconds))
 
 

@@ -41,7 +41,7 @@ class SequenceIds:
 
 
 @dataclass(frozen=True)
-class Metric:
+class RecordedMetric:
     name: str
     value: float
     unit: str
@@ -59,7 +59,7 @@ class LogLine:
 class RecordingTelemetry:
     """Keeps metrics and log lines. Takes declared metrics only, as the real one does."""
 
-    metrics: list[Metric] = field(default_factory=list)
+    metrics: list[RecordedMetric] = field(default_factory=list)
     lines: list[LogLine] = field(default_factory=list)
     bound: dict[str, Any] = field(default_factory=dict)
 
@@ -68,11 +68,11 @@ class RecordingTelemetry:
 
     def count(self, name: str, value: float = 1.0, **dimensions: str) -> None:
         check_declared(name, "Count", dimensions)
-        self.metrics.append(Metric(name, value, "Count", dimensions))
+        self.metrics.append(RecordedMetric(name, value, "Count", dimensions))
 
     def seconds(self, name: str, value: float, **dimensions: str) -> None:
         check_declared(name, "Seconds", dimensions)
-        self.metrics.append(Metric(name, value, "Seconds", dimensions))
+        self.metrics.append(RecordedMetric(name, value, "Seconds", dimensions))
 
     def info(self, message: str, **keys: Any) -> None:
         self.lines.append(LogLine("INFO", message, keys))

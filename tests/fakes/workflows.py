@@ -4,38 +4,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evenkeel.ports import ExecutionState, Machine
+from evenkeel.ports import ExecutionState, WorkflowName
 
 
 @dataclass
 class RecordingWorkflows:
     """Executions by machine and name. A name is taken for ever, as on AWS for 90 days."""
 
-    executions: dict[tuple[Machine, str], dict[str, Any]] = field(default_factory=dict)
+    executions: dict[tuple[WorkflowName, str], dict[str, Any]] = field(default_factory=dict)
     """The input of each."""
-    states: dict[tuple[Machine, str], ExecutionState] = field(default_factory=dict)
+    states: dict[tuple[WorkflowName, str], ExecutionState] = field(default_factory=dict)
 
-    def start(self, machine: Machine, name: str, document: Mapping[str, Any]) -> bool:
+    def start(self, machine: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
         if (machine, name) in self.executions:
             return False
         self.executions[machine, name] = dict(document)
         self.states[machine, name] = ExecutionState.RUNNING
         return True
 
-    def state(self, machine: Machine, name: str) -> ExecutionState:
+    def state(self, machine: WorkflowName, name: str) -> ExecutionState:
         return self.states.get((machine, name), ExecutionState.NONE)
 
-    def running(self, machine: Machine) -> frozenset[str]:
+    def running(self, machine: WorkflowName) -> frozenset[str]:
         under_way = (place for place, state in self.states.items() if state is ExecutionState.RUNNING)
         return frozenset(name for kind, name in under_way if kind is machine)
 
     # ------------------------------------------------------------ for tests
 
-    def finish(self, machine: Machine, name: str, state: ExecutionState = ExecutionState.SUCCEEDED) -> None:
+    def finish(self, machine: WorkflowName, name: str, state: ExecutionState = ExecutionState.SUCCEEDED) -> None:
         """End an execution."""
         self.states[machine, name] = state
 
-    def names(self, machine: Machine) -> list[str]:
+    def names(self, machine: WorkflowName) -> list[str]:
         """Names of one machine's executions, in the order of their start."""
         return [name for kind, name in self.executions if kind is machine]
 

@@ -13,8 +13,8 @@ from tests.fakes.messages import (
     InMemoryDeadLetters,
     InMemoryInbox,
     InMemoryRawEvents,
+    RecordingCycleRequests,
     RecordingPager,
-    RecordingPasses,
     RecordingWaitAnswers,
 )
 from tests.fakes.provider import FakeProvider, a_provider_node
@@ -44,7 +44,7 @@ class FakeWorld:
         self.workflows = RecordingWorkflows()
         self.tokens = RecordingTokens()
         self.wait_answers = RecordingWaitAnswers()
-        self.passes = RecordingPasses()
+        self.passes = RecordingCycleRequests()
         self.pager = RecordingPager()
         self.raw_events = InMemoryRawEvents()
         self.dead_letters = InMemoryDeadLetters()

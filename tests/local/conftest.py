@@ -16,8 +16,8 @@ def data_centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator["DataCentr
     In the end every decision that was recorded in it must come out the same from its own facts.
     """
     from evenkeel_local.data_centre import DataCentre  # the tests of its parts run without it
-    from evenkeel_local.drills.replays import decided_otherwise
+    from evenkeel_local.drills.decision_replay import replay_mismatches
 
     with DataCentre.start(tmp_path_factory.mktemp("data-centre"), keeps_cluster=True) as running:
         yield running
-        assert decided_otherwise(running) == []
+        assert replay_mismatches(running) == []

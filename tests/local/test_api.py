@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from evenkeel_cli import context
-from evenkeel_cli.client import Client
-from evenkeel_cli.errors import Problem
+from evenkeel_cli.client import ApiClient
+from evenkeel_cli.errors import ApiRequestFailed
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.identities import Credentials, make_user
 from tests.unit.api.gateway import template_routes
@@ -57,9 +57,9 @@ NEEDS = {
 class People:
     """One client for each of the stack's policies."""
 
-    clients: dict[str, Client]
+    clients: dict[str, ApiClient]
 
-    def __getitem__(self, name: str) -> Client:
+    def __getitem__(self, name: str) -> ApiClient:
         return self.clients[name]
 
 
@@ -69,17 +69,17 @@ def people(data_centre: DataCentre) -> People:
     return People({name: _holder_of(data_centre, name) for name in POLICIES})
 
 
-def _holder_of(centre: DataCentre, name: str) -> Client:
+def _holder_of(centre: DataCentre, name: str) -> ApiClient:
     """Return the client of a new user who holds one of the stack's managed policies."""
     iam = centre.deployer.client("iam")
     arn = centre.outputs[f"Evenkeel{name}Policy"]
     version = iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
     document = iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
     user = make_user(centre.deployer, f"person-{name.lower()}", document["Statement"])
-    return Client(_context(centre, user))
+    return ApiClient(_context(centre, user))
 
 
-def _context(centre: DataCentre, user: Credentials) -> context.Context:
+def _context(centre: DataCentre, user: Credentials) -> context.CliContext:
     document = centre.context() | {
         "credentials": {"accessKeyId": user.access_key_id, "secretAccessKey": user.secret_access_key}
     }
@@ -90,7 +90,7 @@ def asked(call: Callable[[], Any]) -> str:
     """Return the code of the problem that a call ends with; `OK` where it is answered."""
     try:
         call()
-    except Problem as problem:
+    except ApiRequestFailed as problem:
         return problem.code
     return "OK"
 
@@ -118,7 +118,7 @@ def test_a_policy_opens_its_routes_and_no_other(route: Any, name: str, people: P
         assert code in {"NOT_ALLOWED", "HTTP_403"}
 
 
-def _change(client: Client, method: str, path: str, body: dict[str, Any]) -> Any:
+def _change(client: ApiClient, method: str, path: str, body: dict[str, Any]) -> Any:
     return client.post(path, body) if method == "POST" else client.change(method, path, body, version=1)
 
 
@@ -147,13 +147,13 @@ def test_an_unsigned_request_is_refused(data_centre: DataCentre) -> None:
 def test_a_wrong_signature_is_refused(data_centre: DataCentre) -> None:
     forged = replace(data_centre.operator, secret_access_key="another-secret")
 
-    assert asked(lambda: Client(_context(data_centre, forged)).get("/status")) != "OK"
+    assert asked(lambda: ApiClient(_context(data_centre, forged)).get("/status")) != "OK"
 
 
 def test_a_key_that_nobody_holds_is_refused(data_centre: DataCentre) -> None:
     forged = replace(data_centre.operator, access_key_id="AKIANOBODY0000000000")
 
-    assert asked(lambda: Client(_context(data_centre, forged)).get("/status")) != "OK"
+    assert asked(lambda: ApiClient(_context(data_centre, forged)).get("/status")) != "OK"
 
 
 def test_a_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
@@ -178,7 +178,7 @@ def test_a_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
 
 
 def test_a_malformed_job_names_its_field(people: People) -> None:
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(ApiRequestFailed) as caught:
         people["Submitter"].post("/jobs", {**SMALL, "nodes": 0})
 
     assert (caught.value.code, caught.value.text.partition(":")[0]) == ("VALIDATION_FAILED", "nodes")

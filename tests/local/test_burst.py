@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from evenkeel.runtime.policies import FRESH
+from evenkeel.runtime.site_policy import FRESH
 from evenkeel_local.data_centre import DataCentre, FleetShape
-from evenkeel_local.drills import Work
-from evenkeel_local.drills.replays import decided_otherwise
-from tests.local.training import Training
+from evenkeel_local.drills import TrainingWork
+from evenkeel_local.drills.decision_replay import replay_mismatches
+from tests.local.training import TrainingJob
 from tests.waiting import until
 
 Json = dict[str, Any]
@@ -20,10 +20,10 @@ FLEET = FleetShape(nodes=1)
 TYPE = "p5.48xlarge"
 SPOT, ON_DEMAND = "burst-spot", "burst-on-demand"
 MICROS = {SPOT: 22_000_000, ON_DEMAND: 55_040_000}
-LONG = Work(nodes=1, steps=400, checkpoint_every=4, step_seconds=0.15)
-HOLDS = Work(nodes=1, steps=3000, checkpoint_every=4, step_seconds=0.15)
+LONG = TrainingWork(nodes=1, steps=400, checkpoint_every=4, step_seconds=0.15)
+HOLDS = TrainingWork(nodes=1, steps=3000, checkpoint_every=4, step_seconds=0.15)
 """Holds the baseline until it is cancelled."""
-SHORT = Work(nodes=1, steps=160, checkpoint_every=4, step_seconds=0.15)
+SHORT = TrainingWork(nodes=1, steps=160, checkpoint_every=4, step_seconds=0.15)
 
 
 def node_pool(name: str, market: str) -> Json:
@@ -75,7 +75,7 @@ def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
         client.post(f"/clusters/{client.fleet}/policy", {"changes": {"burst": burst}, "reason": "burst to EKS"})
         time.sleep(FRESH.total_seconds())
         yield running
-        assert decided_otherwise(running) == []
+        assert replay_mismatches(running) == []
 
 
 @pytest.fixture(autouse=True)
@@ -102,11 +102,11 @@ def left_of(centre: DataCentre) -> list[str]:
     return [*claims, *named, *limits, *(row["sk"]["S"] for row in rows)]
 
 
-def rental_of(job: Training, number: int = 1) -> Json:
+def rental_of(job: TrainingJob, number: int = 1) -> Json:
     return next((each for each in job.show()["rentals"] if each["rental"] == number), {})
 
 
-def ended(job: Training, number: int = 1) -> Json:
+def ended(job: TrainingJob, number: int = 1) -> Json:
     def look() -> Json:
         found = rental_of(job, number)
         return found if found.get("endedAt") else {}
@@ -118,18 +118,18 @@ def bill_of(rental: Json) -> str:
     """Work out what a rental cost, from its offers: price x begun seconds x nodes, to the micro-dollar."""
     parts = 0
     for offer in rental["offers"]:
-        if offer["nodesThatCame"]:
+        if offer["joinedNodes"]:
             lasted = datetime.fromisoformat(offer["closedAt"]) - datetime.fromisoformat(offer["openedAt"])
             seconds = max(60, lasted.seconds + (1 if lasted.microseconds else 0))
-            parts += offer["microsPerNodeHour"] * offer["nodesThatCame"] * seconds
+            parts += offer["microsPerNodeHour"] * offer["joinedNodes"] * seconds
     return f"{parts / 3_600_000_000:.6f}"
 
 
 @pytest.mark.drills
 @pytest.mark.timeout(600)
 def test_urgent_job_bursts_and_returns_home_when_committed_capacity_frees(centre: DataCentre) -> None:
-    first = Training.submit(centre, "baseline", HOLDS).reach(9)
-    urgent = Training.submit(centre, "urgent", LONG)
+    first = TrainingJob.submit(centre, "baseline", HOLDS).reach(9)
+    urgent = TrainingJob.submit(centre, "urgent", LONG)
 
     urgent.reach(9)
     rented = urgent.attempt(1)
@@ -150,8 +150,8 @@ def test_urgent_job_bursts_and_returns_home_when_committed_capacity_frees(centre
 @pytest.mark.drills
 @pytest.mark.timeout(600)
 def test_reclaimed_spot_node_is_answered_on_demand(centre: DataCentre) -> None:
-    first = Training.submit(centre, "baseline", HOLDS).reach(9)
-    urgent = Training.submit(centre, "urgent", LONG).reach(9)
+    first = TrainingJob.submit(centre, "baseline", HOLDS).reach(9)
+    urgent = TrainingJob.submit(centre, "urgent", LONG).reach(9)
     told_at = urgent.last_step()
 
     centre.cluster.inject("spot-reclaim", node=urgent.node())
@@ -172,8 +172,8 @@ def test_without_capacity_anywhere_a_job_waits_with_its_reason(centre: DataCentr
     for market in ("spot", "on-demand"):
         none = {"instanceType": TYPE, "zone": "us-west-2a", "capacityType": market, "machines": 0}
         centre.cluster.control("POST", "offerings", none)
-    first = Training.submit(centre, "baseline", SHORT).reach(4)
-    urgent = Training.submit(centre, "urgent", SHORT)
+    first = TrainingJob.submit(centre, "baseline", SHORT).reach(4)
+    urgent = TrainingJob.submit(centre, "urgent", SHORT)
 
     rental = ended(urgent)
     waiting = until(

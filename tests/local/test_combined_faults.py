@@ -14,11 +14,11 @@ from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre
 from evenkeel_local.drills import (
     ENDED,
     JOB_SECONDS,
-    Counters,
-    Result,
-    Work,
-    await_whole_fleet,
-    check_afterwards,
+    DrillResult,
+    RepairCounters,
+    TrainingWork,
+    await_all_nodes_ready,
+    check_outcome,
     last_step,
     node_of_rank,
     wait_for,
@@ -28,18 +28,18 @@ Json = dict[str, Any]
 
 
 @dataclass
-class Trouble:
+class FaultCombination:
     """One job in a data centre whose fleet is whole, and what is done to it."""
 
     centre: DataCentre
     name: str
-    work: Work
+    work: TrainingWork
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.client = self.centre.client()
-        await_whole_fleet(self.client, self.centre)
-        self.before = Counters.read(self.centre)
+        await_all_nodes_ready(self.client, self.centre)
+        self.before = RepairCounters.read(self.centre)
         self.uri = f"s3://{CHECKPOINTS_BUCKET}/combined/{self.name}-{time.time_ns()}"
         self.job_id = self.client.post("/jobs", self.work.submission(self.name, self.uri))["jobId"]
 
@@ -71,13 +71,13 @@ class Trouble:
         self.until("the job to end", lambda job: job["state"] in ENDED)
         for fault in self.faults:
             self.centre.cluster.clear(fault)
-        result = Result(self.name, 0, self.job_id)
-        check_afterwards(result, self.centre, self.job(), self.uri, self.work, self.before, may_overlap=may_overlap)
+        result = DrillResult(self.name, 0, self.job_id)
+        check_outcome(result, self.centre, self.job(), self.uri, self.work, self.before, may_overlap=may_overlap)
         return result.failures()
 
 
 def test_a_second_node_fails_during_the_recovery_and_then_one_of_the_new_ones(data_centre: DataCentre) -> None:
-    trouble = Trouble(data_centre, "chain", Work(paced_attempts=2))
+    trouble = FaultCombination(data_centre, "chain", TrainingWork(paced_attempts=2))
     trouble.until_step(6)
 
     trouble.strike("gpu-xid79", 0, 1)
@@ -89,7 +89,7 @@ def test_a_second_node_fails_during_the_recovery_and_then_one_of_the_new_ones(da
 
 
 def test_a_job_of_one_node_trains_on_behind_the_partition_until_its_next_save(data_centre: DataCentre) -> None:
-    trouble = Trouble(data_centre, "alone", Work(nodes=1, steps=120, paced_attempts=1))
+    trouble = FaultCombination(data_centre, "alone", TrainingWork(nodes=1, steps=120, paced_attempts=1))
     # The reboot would end the old process: it is put off until that has ended by itself.
     trouble.call_fault(
         effect="throttle", api="hyperpod", operation="BatchRebootClusterNodes", times=6, code="ThrottlingException"
@@ -106,7 +106,7 @@ def test_a_job_of_one_node_trains_on_behind_the_partition_until_its_next_save(da
 
 
 def test_every_function_dies_in_the_middle_of_a_recovery_whose_repair_has_no_reply(data_centre: DataCentre) -> None:
-    trouble = Trouble(data_centre, "dying", Work(paced_attempts=1))
+    trouble = FaultCombination(data_centre, "dying", TrainingWork(paced_attempts=1))
     trouble.call_fault(effect="lost-reply", api="hyperpod", operation="BatchReplaceClusterNodes")
     trouble.until_step(6)
 

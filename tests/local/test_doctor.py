@@ -14,7 +14,7 @@ import pytest
 from evenkeel_cli.offline import access
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.deployment import STACK_NAME
-from evenkeel_local.drills import await_whole_fleet
+from evenkeel_local.drills import await_all_nodes_ready
 from evenkeel_local.identities import make_user
 from tests.waiting import until
 
@@ -25,7 +25,7 @@ UNKNOWN_HERE = {("hyperpod", "patch level"), ("events", "")}
 """What the local HyperPod and the local engine do not tell."""
 
 
-class Bed:
+class DoctorBench:
     """A data centre and the command."""
 
     def __init__(self, centre: DataCentre, folder: Path) -> None:
@@ -54,9 +54,9 @@ class Bed:
 
 
 @pytest.fixture(scope="module")
-def bed(data_centre: DataCentre, tmp_path_factory: pytest.TempPathFactory) -> Bed:
-    await_whole_fleet(data_centre.client(), data_centre)
-    found = Bed(data_centre, tmp_path_factory.mktemp("doctor"))
+def bed(data_centre: DataCentre, tmp_path_factory: pytest.TempPathFactory) -> DoctorBench:
+    await_all_nodes_ready(data_centre.client(), data_centre)
+    found = DoctorBench(data_centre, tmp_path_factory.mktemp("doctor"))
     until(
         lambda: not any(check in ("ages", "sources") for check, _ in found.wrong()),
         "every function to have run",
@@ -65,7 +65,7 @@ def bed(data_centre: DataCentre, tmp_path_factory: pytest.TempPathFactory) -> Be
     return found
 
 
-def test_data_centre_in_order_leaves_two_things_unknown(bed: Bed) -> None:
+def test_data_centre_in_order_leaves_two_things_unknown(bed: DoctorBench) -> None:
     code, findings = bed.run()
 
     wrong = {(one["check"], one["subject"]): one["status"] for one in findings if one["status"] != "ok"}
@@ -73,7 +73,7 @@ def test_data_centre_in_order_leaves_two_things_unknown(bed: Bed) -> None:
     assert code == 2
 
 
-def test_schedule_that_is_off_is_a_warning_with_the_way_on(bed: Bed) -> None:
+def test_schedule_that_is_off_is_a_warning_with_the_way_on(bed: DoctorBench) -> None:
     scheduler, name = bed.centre.deployer.client("scheduler"), f"{STACK_NAME}-sweep_fleet"
     schedule = scheduler.get_schedule(Name=name)
     kept = {key: schedule[key] for key in ("Name", "ScheduleExpression", "Target", "FlexibleTimeWindow")}
@@ -87,7 +87,7 @@ def test_schedule_that_is_off_is_a_warning_with_the_way_on(bed: Bed) -> None:
     assert "sweep_fleet" in found["schedules", ""]["text"]
 
 
-def test_message_in_a_dead_letter_queue_names_its_runbook(bed: Bed) -> None:
+def test_message_in_a_dead_letter_queue_names_its_runbook(bed: DoctorBench) -> None:
     sqs, url = bed.centre.deployer.client("sqs"), bed.centre.outputs["FailedPassesQueueUrl"]
     sqs.send_message(QueueUrl=url, MessageBody="{}", MessageGroupId="g", MessageDeduplicationId="d")
     try:
@@ -98,7 +98,7 @@ def test_message_in_a_dead_letter_queue_names_its_runbook(bed: Bed) -> None:
     assert found["dead-letters", "FailedPassesQueue"]["fix"] == "docs/runbooks/failed-passes.md"
 
 
-def test_access_entry_without_a_group_is_told_by_its_verbs(bed: Bed) -> None:
+def test_access_entry_without_a_group_is_told_by_its_verbs(bed: DoctorBench) -> None:
     role = bed.centre.roles["repair_node"]
     groups = access.groups_of("repair_node")
     bed.centre.cluster.put_access_entry(role, [group for group in groups if group != "evenkeel:retirers"])
@@ -112,7 +112,7 @@ def test_access_entry_without_a_group_is_told_by_its_verbs(bed: Bed) -> None:
     assert f"--principal-arn {role} --kubernetes-groups {' '.join(groups)}" in finding["fix"]
 
 
-def test_identity_that_may_do_less_gets_unknown_never_ok(bed: Bed) -> None:
+def test_identity_that_may_do_less_gets_unknown_never_ok(bed: DoctorBench) -> None:
     less = make_user(bed.centre.deployer, "doctor-without-rights", [])
     bed.context = bed.context | {
         "credentials": {"accessKeyId": less.access_key_id, "secretAccessKey": less.secret_access_key}
@@ -127,7 +127,7 @@ def test_identity_that_may_do_less_gets_unknown_never_ok(bed: Bed) -> None:
     assert {one["check"] for one in findings if one["status"] == "ok"} == {"credentials", "concurrency"}
 
 
-def test_wrong_secret_is_a_failure_of_the_credentials(bed: Bed) -> None:
+def test_wrong_secret_is_a_failure_of_the_credentials(bed: DoctorBench) -> None:
     key = bed.context["credentials"]["accessKeyId"]
     bed.context = bed.context | {"credentials": {"accessKeyId": key, "secretAccessKey": "wrong"}}
     try:
@@ -139,16 +139,16 @@ def test_wrong_secret_is_a_failure_of_the_credentials(bed: Bed) -> None:
 
 
 @pytest.fixture
-def dead_cluster(bed: Bed) -> Iterator[None]:
+def dead_cluster(bed: DoctorBench) -> Iterator[None]:
     """Kill the GPU cluster; start it again afterwards, with the machines that it had."""
     os.kill(bed.centre.cluster.pid, signal.SIGKILL)
     yield
     bed.centre.restart_cluster()
-    await_whole_fleet(bed.centre.client(), bed.centre)
+    await_all_nodes_ready(bed.centre.client(), bed.centre)
 
 
 @pytest.mark.usefixtures("dead_cluster")
-def test_dead_gpu_cluster_is_found_by_the_functions(bed: Bed) -> None:
+def test_dead_gpu_cluster_is_found_by_the_functions(bed: DoctorBench) -> None:
     found = bed.wrong()
 
     assert found["kubernetes", bed.centre.cluster.eks_cluster_name]["status"] == "failed"

@@ -7,17 +7,17 @@ import pytest
 
 from evenkeel_local import ACCOUNT_ID
 from evenkeel_local.data_centre import DataCentre, FleetShape
-from evenkeel_local.drills import Work
-from evenkeel_local.drills.replays import decided_otherwise
+from evenkeel_local.drills import TrainingWork
+from evenkeel_local.drills.decision_replay import replay_mismatches
 from tests.local import signals
-from tests.local.training import Training, with_a_whole_fleet
+from tests.local.training import TrainingJob, with_a_whole_fleet
 from tests.waiting import until
 
 Json = dict[str, Any]
 
 FLEET = FleetShape(nodes=3, delays={**FleetShape().delays, "replace": 90.0})
-LONG = Work(nodes=2, steps=1000, checkpoint_every=4, step_seconds=0.12)
-SHORT = Work(nodes=2, steps=30, checkpoint_every=4, step_seconds=0.1)
+LONG = TrainingWork(nodes=2, steps=1000, checkpoint_every=4, step_seconds=0.12)
+SHORT = TrainingWork(nodes=2, steps=30, checkpoint_every=4, step_seconds=0.1)
 SIZES = {"minNodes": 1, "maxNodes": 3}
 SECONDS = 150.0
 EKS = "research-eks"
@@ -48,7 +48,7 @@ def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
         reason = "repairs are slow here, and chat serves"
         client.post(f"/clusters/{client.fleet}/policy", {"changes": changes, "reason": reason})
         yield running
-        assert decided_otherwise(running) == []
+        assert replay_mismatches(running) == []
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def serving(centre: DataCentre) -> int:
     return sum(pod["status"].get("phase") == "Running" for pod in pods)
 
 
-def at_size(job: Training, nodes: int) -> Json:
+def at_size(job: TrainingJob, nodes: int) -> Json:
     """Wait until a job runs on so many nodes."""
 
     def look() -> Json:
@@ -91,11 +91,11 @@ def at_size(job: Training, nodes: int) -> Json:
 @pytest.mark.drills
 @pytest.mark.timeout(900)
 def test_a_job_grows_on_idle_nodes_shrinks_for_a_higher_class_and_grows_back(centre: DataCentre) -> None:
-    job = Training.submit(centre, "elastic", LONG, team="red", priorityClass="low", elastic=SIZES)
+    job = TrainingJob.submit(centre, "elastic", LONG, team="red", priorityClass="low", elastic=SIZES)
     grown = at_size(job, 3)
     step = job.last_step()
     job.reach(step + 5)
-    high = Training.submit(centre, "urgent", SHORT, team="red", priorityClass="high")
+    high = TrainingJob.submit(centre, "urgent", SHORT, team="red", priorityClass="high")
     shrunk = at_size(job, 1)
     beside = high.reach_state("RUNNING", "SUCCEEDED")
     done = high.end()
@@ -109,7 +109,7 @@ def test_a_job_grows_on_idle_nodes_shrinks_for_a_higher_class_and_grows_back(cen
     attempts = [job.attempt(number) for number in (1, 2, 3, 4)]
     assert [each["gpus"] for each in attempts] == [16, 24, 8, 24]
     assert all(each["resumeFrom"]["step"] > 0 for each in attempts[1:])
-    story = " ".join(job.story())
+    story = " ".join(job.timeline())
     assert "Saves and stops, to go on with 3 in place of 2 nodes." in story
     assert f"It makes room for {high.job_id}." in story
     assert "Attempt 4 runs on all 3 nodes, again from step" in story
@@ -118,8 +118,8 @@ def test_a_job_grows_on_idle_nodes_shrinks_for_a_higher_class_and_grows_back(cen
 @pytest.mark.drills
 @pytest.mark.timeout(900)
 def test_a_spike_of_serving_makes_a_job_shrink_and_it_grows_back_after(centre: DataCentre) -> None:
-    work = Work(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
-    job = Training.submit(centre, "beside-chat", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
+    work = TrainingWork(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
+    job = TrainingJob.submit(centre, "beside-chat", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
 
     serve(centre, 1)
     shrunk = at_size(job, 2)
@@ -130,14 +130,14 @@ def test_a_spike_of_serving_makes_a_job_shrink_and_it_grows_back_after(centre: D
 
     assert (shrunk["currentAttempt"], back["currentAttempt"]) == (2, 3)
     assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.right_digest)
-    assert "It makes room for default/chat." in " ".join(job.story())
+    assert "It makes room for default/chat." in " ".join(job.timeline())
 
 
 @pytest.mark.drills
 @pytest.mark.timeout(900)
 def test_a_job_that_loses_a_node_goes_on_with_fewer_while_that_is_repaired(centre: DataCentre) -> None:
-    work = Work(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
-    job = Training.submit(centre, "loses-a-node", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
+    work = TrainingWork(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
+    job = TrainingJob.submit(centre, "loses-a-node", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
     node = job.node(2)
 
     centre.cluster.inject("gpu-xid79", node=node)
@@ -151,4 +151,4 @@ def test_a_job_that_loses_a_node_goes_on_with_fewer_while_that_is_repaired(centr
     assert node not in [each["name"] for each in job.attempt(2)["nodes"]]
     assert (shrunk["currentAttempt"], back["currentAttempt"]) == (2, 3)
     assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.right_digest)
-    assert any("SHRINK" in line for line in job.story()), job.story()
+    assert any("SHRINK" in line for line in job.timeline()), job.timeline()

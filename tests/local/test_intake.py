@@ -13,7 +13,7 @@ import pytest
 
 from evenkeel.adapters.dynamo_ledger import document_of
 from evenkeel_local.data_centre import DataCentre
-from evenkeel_local.drills import SETTLED, await_whole_fleet, dead_letters
+from evenkeel_local.drills import SETTLED, await_all_nodes_ready, dead_letters
 from tests.local import signals
 from tests.waiting import until
 
@@ -36,16 +36,16 @@ RECOVERY_SECONDS = 90.0
 
 @pytest.fixture(scope="module", autouse=True)
 def _fleet_stays_whole(data_centre: DataCentre) -> Iterator[None]:
-    await_whole_fleet(data_centre.client(), data_centre)
+    await_all_nodes_ready(data_centre.client(), data_centre)
     yield
-    await_whole_fleet(data_centre.client(), data_centre)
+    await_all_nodes_ready(data_centre.client(), data_centre)
 
 
 # ---------------------------------------------------------------- hostile events
 
 
 @dataclass
-class Aftermath:
+class IntakeResults:
     """What hostile events left behind."""
 
     began_at: datetime
@@ -71,9 +71,9 @@ WAYS = [
 
 
 @pytest.fixture(scope="module")
-def aftermath(data_centre: DataCentre) -> Aftermath:
+def aftermath(data_centre: DataCentre) -> IntakeResults:
     """Send every hostile sample by every way it can take, and a good event amid them."""
-    found = Aftermath(good_instance=signals.untouched_machine(data_centre), began_at=datetime.now(UTC))
+    found = IntakeResults(good_instance=signals.untouched_machine(data_centre), began_at=datetime.now(UTC))
     signals.take_dead_letters(data_centre)
     before = signals.incident_rows(data_centre)
     good = signals.health_event(found.good_instance, fault="NobodyKnowsThisFault")
@@ -105,7 +105,7 @@ def aftermath(data_centre: DataCentre) -> Aftermath:
 
 
 @pytest.mark.parametrize(("sample", "way"), WAYS)
-def test_a_hostile_event_is_archived_as_it_came(sample: str, way: str, aftermath: Aftermath) -> None:
+def test_a_hostile_event_is_archived_as_it_came(sample: str, way: str, aftermath: IntakeResults) -> None:
     envelope_id = aftermath.ids[sample, way]
 
     raw = aftermath.raw[envelope_id]
@@ -117,7 +117,9 @@ def test_a_hostile_event_is_archived_as_it_came(sample: str, way: str, aftermath
 
 
 @pytest.mark.parametrize(("sample", "way"), [(sample, way) for sample, way in WAYS if sample != UNKNOWN])
-def test_a_malformed_event_is_dead_lettered_whole_with_its_code(sample: str, way: str, aftermath: Aftermath) -> None:
+def test_a_malformed_event_is_dead_lettered_whole_with_its_code(
+    sample: str, way: str, aftermath: IntakeResults
+) -> None:
     envelope_id = aftermath.ids[sample, way]
 
     letter = aftermath.letters[envelope_id]
@@ -126,19 +128,19 @@ def test_a_malformed_event_is_dead_lettered_whole_with_its_code(sample: str, way
     assert letter["body"].encode() == aftermath.raw[envelope_id]
 
 
-def test_a_wrong_type_is_named_by_its_path(aftermath: Aftermath) -> None:
+def test_a_wrong_type_is_named_by_its_path(aftermath: IntakeResults) -> None:
     letter = aftermath.letters[aftermath.ids["wrong-types", "queue"]]
 
     assert letter["reason"] == "detail.InstanceId: expected string, got number"
 
 
 @pytest.mark.parametrize("way", ["bus", "queue"])
-def test_an_event_of_an_unknown_kind_is_no_dead_letter(way: str, aftermath: Aftermath) -> None:
+def test_an_event_of_an_unknown_kind_is_no_dead_letter(way: str, aftermath: IntakeResults) -> None:
     assert aftermath.ids[UNKNOWN, way] not in aftermath.letters
 
 
 def test_what_is_logged_of_a_hostile_event_names_it_and_shows_little(
-    data_centre: DataCentre, aftermath: Aftermath
+    data_centre: DataCentre, aftermath: IntakeResults
 ) -> None:
     samples = {envelope_id: sample for (sample, _), envelope_id in aftermath.ids.items()}
     logged = signals.log_lines(data_centre, "EventDone", since=aftermath.began_at)
@@ -152,14 +154,14 @@ def test_what_is_logged_of_a_hostile_event_names_it_and_shows_little(
         assert len(line.get("beginning", "")) <= 200
 
 
-def test_hostile_events_are_counted_by_their_code(data_centre: DataCentre, aftermath: Aftermath) -> None:
+def test_hostile_events_are_counted_by_their_code(data_centre: DataCentre, aftermath: IntakeResults) -> None:
     failed = signals.log_lines(data_centre, "EventsFailed", since=aftermath.began_at)
 
     assert failed, "nothing was counted"
     assert {line["Code"] for line in failed} <= set(CODES.values())
 
 
-def test_hostile_events_change_no_incident(data_centre: DataCentre, aftermath: Aftermath) -> None:
+def test_hostile_events_change_no_incident(data_centre: DataCentre, aftermath: IntakeResults) -> None:
     good = signals.incidents_about(data_centre, aftermath.good_instance)[0]["incidentId"]
 
     others = [key for key, row in aftermath.changed.items() if good not in json.dumps(row)]
@@ -167,21 +169,23 @@ def test_hostile_events_change_no_incident(data_centre: DataCentre, aftermath: A
     assert others == []
 
 
-def test_the_good_event_amid_hostile_ones_is_handled(data_centre: DataCentre, aftermath: Aftermath) -> None:
+def test_the_good_event_amid_hostile_ones_is_handled(data_centre: DataCentre, aftermath: IntakeResults) -> None:
     [incident] = signals.incidents_about(data_centre, aftermath.good_instance)
 
     assert (incident["fault"]["key"], incident["state"]) == ("hp:unknown_fault_type", "OBSERVED")
     assert incident["repairs"] == []
 
 
-def test_a_fault_that_nobody_knows_is_never_answered_by_a_guess(data_centre: DataCentre, aftermath: Aftermath) -> None:
+def test_a_fault_that_nobody_knows_is_never_answered_by_a_guess(
+    data_centre: DataCentre, aftermath: IntakeResults
+) -> None:
     node = next(node for node in data_centre.cluster.nodes() if node["instanceId"] == aftermath.good_instance)
 
     assert (node["unschedulable"], node["taints"]) == (False, [])
     assert signals.accepted_calls(data_centre, aftermath.good_instance) == {}
 
 
-def test_the_dead_letter_queue_is_empty_again(data_centre: DataCentre, aftermath: Aftermath) -> None:
+def test_the_dead_letter_queue_is_empty_again(data_centre: DataCentre, aftermath: IntakeResults) -> None:
     assert aftermath.letters
     assert dead_letters(data_centre) == {}
 
@@ -190,7 +194,7 @@ def test_the_dead_letter_queue_is_empty_again(data_centre: DataCentre, aftermath
 
 
 @dataclass
-class Storm:
+class DuplicateStorm:
     """One fault that was told by several events at once, and its incident once it is settled."""
 
     event: Json
@@ -203,7 +207,7 @@ class Storm:
 
 
 @pytest.fixture(scope="module")
-def storm(data_centre: DataCentre) -> Storm:
+def storm(data_centre: DataCentre) -> DuplicateStorm:
     """Three copies of one event and three events of other ids for the same state change, all at once."""
     machine = signals.untouched_machine(data_centre)
     event = signals.health_event(machine)
@@ -214,16 +218,16 @@ def storm(data_centre: DataCentre) -> Storm:
         list(senders.map(lambda each: signals.queue(data_centre, each), sent))
     signals.await_handled(data_centre, *(each["id"] for each in (event, *others)))
     incident = signals.settled_incident(data_centre, machine)
-    return Storm(event, (event["id"], *(other["id"] for other in others)), incident)
+    return DuplicateStorm(event, (event["id"], *(other["id"] for other in others)), incident)
 
 
-def test_copies_of_one_event_at_once_open_one_incident(data_centre: DataCentre, storm: Storm) -> None:
+def test_copies_of_one_event_at_once_open_one_incident(data_centre: DataCentre, storm: DuplicateStorm) -> None:
     incidents = signals.incidents_about(data_centre, storm.instance_id)
 
     assert [incident["incidentId"] for incident in incidents] == [storm.incident["incidentId"]]
 
 
-def test_copies_of_one_event_are_one_piece_of_evidence(data_centre: DataCentre, storm: Storm) -> None:
+def test_copies_of_one_event_are_one_piece_of_evidence(data_centre: DataCentre, storm: DuplicateStorm) -> None:
     shown = data_centre.client().get(f"/incidents/{storm.incident['incidentId']}")
 
     # The reboot takes the node away for a while, which its node object tells as well.
@@ -233,7 +237,7 @@ def test_copies_of_one_event_are_one_piece_of_evidence(data_centre: DataCentre, 
     assert others <= {"node:not_ready"}
 
 
-def test_copies_of_one_event_start_one_execution_and_one_repair(data_centre: DataCentre, storm: Storm) -> None:
+def test_copies_of_one_event_start_one_execution_and_one_repair(data_centre: DataCentre, storm: DuplicateStorm) -> None:
     incident_id = storm.incident["incidentId"]
 
     assert signals.executions_of(data_centre, incident_id) == [f"{incident_id}-r1"]
@@ -241,7 +245,7 @@ def test_copies_of_one_event_start_one_execution_and_one_repair(data_centre: Dat
     assert (storm.incident["state"], storm.incident["repairs"]) == ("RECOVERED", ["reboot"])
 
 
-def test_a_late_copy_opens_nothing(data_centre: DataCentre, storm: Storm) -> None:
+def test_a_late_copy_opens_nothing(data_centre: DataCentre, storm: DuplicateStorm) -> None:
     before = signals.incident_rows(data_centre)
     same = storm.event
     resent = signals.health_event(storm.instance_id) | {"time": same["time"]}
@@ -256,7 +260,7 @@ def test_a_late_copy_opens_nothing(data_centre: DataCentre, storm: Storm) -> Non
     assert len(signals.executions_of(data_centre, storm.incident["incidentId"])) == 1
 
 
-def test_healthy_again_without_an_incident_opens_nothing(data_centre: DataCentre, storm: Storm) -> None:
+def test_healthy_again_without_an_incident_opens_nothing(data_centre: DataCentre, storm: DuplicateStorm) -> None:
     before = signals.incident_rows(data_centre)
     healthy = signals.health_event(storm.instance_id, status="Healthy", at=datetime.now(UTC) + timedelta(seconds=1))
 
@@ -354,7 +358,7 @@ def _release(centre: DataCentre) -> None:
     client.post(f"/clusters/{client.fleet}/automation/release", {})
 
 
-def _told(centre: DataCentre, instance_id: str, kind: str) -> Json | None:
+def _timeline_entry(centre: DataCentre, instance_id: str, kind: str) -> Json | None:
     """Return the open incident of a machine once its story has a line of that kind."""
     for incident in signals.incidents_about(centre, instance_id)[:1]:
         story = centre.client().get(f"/incidents/{incident['incidentId']}/timeline")["entries"]
@@ -370,7 +374,7 @@ def test_healthy_from_before_the_fault_does_not_stop_its_repair(data_centre: Dat
     healthy = signals.health_event(machine, status="Healthy", at=fault_at - timedelta(minutes=1))
 
     signals.queue(data_centre, sick)
-    until(lambda: _told(data_centre, machine, "held"), "the repair to be held", RECOVERY_SECONDS)
+    until(lambda: _timeline_entry(data_centre, machine, "held"), "the repair to be held", RECOVERY_SECONDS)
     signals.queue(data_centre, healthy)
     signals.await_handled(data_centre, healthy["id"])
     _release(data_centre)
@@ -390,7 +394,7 @@ def test_healthy_again_after_the_fault_gives_the_node_back_without_a_repair(
     healthy = signals.health_event(machine, status="Healthy", at=fault_at + timedelta(seconds=3))
 
     signals.queue(data_centre, sick)
-    until(lambda: _told(data_centre, machine, "held"), "the repair to be held", RECOVERY_SECONDS)
+    until(lambda: _timeline_entry(data_centre, machine, "held"), "the repair to be held", RECOVERY_SECONDS)
     signals.queue(data_centre, healthy)
     signals.await_handled(data_centre, healthy["id"])
     _release(data_centre)

@@ -1,6 +1,6 @@
 """Jobs in a fleet where Kueue admits: with real processes, IAM enforced, and a stand-in for Kueue itself.
 
-Real Kueue was not run: `tests/kueue_stand_in.py` says what of it is played.
+Real Kueue was not run: `tests/fake_kueue.py` says what of it is played.
 """
 
 from collections.abc import Iterator
@@ -9,28 +9,28 @@ import pytest
 
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel_local.data_centre import NAMESPACE, DataCentre, FleetShape
-from evenkeel_local.drills import Work
-from evenkeel_local.drills.replays import decided_otherwise
-from tests.kueue_stand_in import KueueStandIn, local_queue
-from tests.local.training import Training
+from evenkeel_local.drills import TrainingWork
+from evenkeel_local.drills.decision_replay import replay_mismatches
+from tests.fake_kueue import FakeKueue, local_queue
+from tests.local.training import TrainingJob
 from tests.waiting import until
 
 FLEET = FleetShape(nodes=2)
-LONG = Work(nodes=2, steps=320, checkpoint_every=4, step_seconds=0.15)
+LONG = TrainingWork(nodes=2, steps=320, checkpoint_every=4, step_seconds=0.15)
 
 
 @pytest.fixture(scope="module")
 def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
     with DataCentre.start(tmp_path_factory.mktemp("kueue"), fleet=FLEET, admission="kueue") as running:
         yield running
-        assert decided_otherwise(running) == []
+        assert replay_mismatches(running) == []
 
 
 @pytest.fixture
-def kueue(centre: DataCentre) -> Iterator[KueueStandIn]:
+def kueue(centre: DataCentre) -> Iterator[FakeKueue]:
     handle = centre.cluster
     api = KubernetesApi("research-eks", handle.kubernetes_url, handle.ca_pem, lambda _: handle.admin_token)
-    with KueueStandIn(api, NAMESPACE, room=0) as stand_in:
+    with FakeKueue(api, NAMESPACE, room=0) as stand_in:
         centre.cluster.apply([local_queue(NAMESPACE, "default")])
         yield stand_in
     assert stand_in.faults == []
@@ -39,9 +39,9 @@ def kueue(centre: DataCentre) -> Iterator[KueueStandIn]:
 @pytest.mark.drills
 @pytest.mark.timeout(600)
 def test_a_job_waits_is_admitted_evicted_saves_and_comes_back_with_the_right_weights(
-    centre: DataCentre, kueue: KueueStandIn
+    centre: DataCentre, kueue: FakeKueue
 ) -> None:
-    job = Training.submit(centre, "followed", LONG)
+    job = TrainingJob.submit(centre, "followed", LONG)
     until(lambda: "16 more needed" in job.why()["sentence"], "Kueue's own reason to be told", 90)
     waiting = job.show()
     assert (waiting["state"], waiting["queue"]) == ("STARTING", {"position": 1, "estimate": None})
@@ -62,6 +62,6 @@ def test_a_job_waits_is_admitted_evicted_saves_and_comes_back_with_the_right_wei
     assert stopped["reason"] == "Kueue preempted it: Preempted to accommodate a workload."
     assert resumed["resumeFrom"]["step"] >= 8
     assert done["applicationFailures"] == 0
-    story = job.story()
+    story = job.timeline()
     assert any("was saved while attempt 1 was stopped" in line for line in story), story
     assert any(line.startswith("Kueue admitted it by quota of ml.p5.48xlarge") for line in story), story

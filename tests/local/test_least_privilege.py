@@ -13,9 +13,15 @@ import pytest
 
 from evenkeel_local.data_centre import FLEET
 from evenkeel_local.identities import make_user, set_policy
-from tests.local.privilege import listing
-from tests.local.privilege.probes import PROBES, Probe, keeps_a_malformed_event, probes_of
-from tests.local.privilege.stage import Seen, Stage, access_entries, access_groups, verbs
+from tests.local.privilege import permission_table
+from tests.local.privilege.permission_bench import (
+    InvocationResult,
+    PermissionBench,
+    access_entries,
+    access_groups,
+    verbs,
+)
+from tests.local.privilege.probes import PROBES, PermissionProbe, keeps_a_malformed_event, probes_of
 from tests.template.documents import Json
 from tests.template.statements import FUNCTIONS, Permission, Statement, of_callers
 from tests.waiting import until
@@ -47,12 +53,12 @@ LIKELY = {
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with Stage.standing(tmp_path_factory.mktemp("privilege")) as standing:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PermissionBench]:
+    with PermissionBench.standing(tmp_path_factory.mktemp("privilege")) as standing:
         yield standing
 
 
-def refused(stage: Stage, function: str, permission: Permission) -> Seen | None:
+def refused(stage: PermissionBench, function: str, permission: Permission) -> InvocationResult | None:
     """Return what the first probe saw that was refused for this action; None where none was."""
     for one in sorted(probes_of(function), key=lambda one: -MISSED[str(one)]):
         seen = one.run(stage)
@@ -66,14 +72,14 @@ def refused(stage: Stage, function: str, permission: Permission) -> Seen | None:
 
 
 @pytest.mark.parametrize("one", PROBES, ids=str)
-def test_a_probe_comes_through_with_the_whole_role(stage: Stage, one: Probe) -> None:
+def test_a_probe_comes_through_with_the_whole_role(stage: PermissionBench, one: PermissionProbe) -> None:
     seen = one.run(stage)
 
-    assert one.comes_through(seen), seen.told
+    assert one.comes_through(seen), seen.error_text
 
 
-@pytest.mark.parametrize("permission", listing.proved_of_roles(), ids=str)
-def test_a_permission_is_missed_when_it_is_taken_away(stage: Stage, permission: Permission) -> None:
+@pytest.mark.parametrize("permission", permission_table.proved_of_roles(), ids=str)
+def test_a_permission_is_missed_when_it_is_taken_away(stage: PermissionBench, permission: Permission) -> None:
     function = FUNCTIONS[permission.owner]
 
     with stage.without(permission):
@@ -88,18 +94,18 @@ def test_a_permission_is_missed_when_it_is_taken_away(stage: Stage, permission: 
 
 
 @pytest.mark.parametrize("owner", sorted(FUNCTIONS))
-def test_what_is_listed_as_unproved_goes_unnoticed(stage: Stage, owner: str) -> None:
+def test_what_is_listed_as_unproved_goes_unnoticed(stage: PermissionBench, owner: str) -> None:
     first = probes_of(FUNCTIONS[owner])[0]
 
-    with stage.without(*listing.unproved_of_roles(owner)):
+    with stage.without(*permission_table.unproved_of_roles(owner)):
         seen = first.run(stage)
 
-    assert first.comes_through(seen), seen.told
+    assert first.comes_through(seen), seen.error_text
 
 
-def test_a_queue_is_polled_whatever_the_role_says(stage: Stage) -> None:
+def test_a_queue_is_polled_whatever_the_role_says(stage: PermissionBench) -> None:
     event = keeps_a_malformed_event(stage)["Records"][0]["body"]
-    take = [one for one in listing.unproved_of_roles("ReceiveEventRole") if one.sid == "TakeEvents"]
+    take = [one for one in permission_table.unproved_of_roles("ReceiveEventRole") if one.sid == "TakeEvents"]
 
     with stage.without(*take), stage.polled("receive_event"):
         stage.sqs.send_message(QueueUrl=stage.centre.outputs["EventsQueueUrl"], MessageBody=event)
@@ -107,8 +113,8 @@ def test_a_queue_is_polled_whatever_the_role_says(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("machine", ["RecoverNode", "RunJob"])
-def test_a_workflow_calls_a_function_whatever_its_role_says(stage: Stage, machine: str) -> None:
-    with stage.without(*listing.unproved_of_roles(f"{machine}MachineRole")):
+def test_a_workflow_calls_a_function_whatever_its_role_says(stage: PermissionBench, machine: str) -> None:
+    with stage.without(*permission_table.unproved_of_roles(f"{machine}MachineRole")):
         end = stage.call_by_workflow(f"{machine}Arn", "mark_running", {"jobId": "job-none", "attempt": 1})
 
     assert "There is no attempt 1 of job-none" in end["cause"], "the function was called, and does not know that job"
@@ -122,18 +128,18 @@ def test_every_function_has_a_probe() -> None:
 
 
 def test_every_statement_has_a_removal_test_or_is_listed_as_unproved() -> None:
-    assert listing.every_sid() - listing.sids_with_a_test() == set(listing.unproved())
+    assert permission_table.every_sid() - permission_table.sids_with_a_test() == set(permission_table.unproved())
 
 
 def test_roles_of_functions_alone_are_decided_by() -> None:
-    assert {one.owner for one in listing.proved_of_roles()} <= set(FUNCTIONS)
+    assert {one.owner for one in permission_table.proved_of_roles()} <= set(FUNCTIONS)
 
 
 # ---------------------------------------------------------------- callers of the API
 
 
 @pytest.mark.parametrize("statement", CALLERS, ids=str)
-def test_a_route_is_closed_when_its_statement_is_taken_away(stage: Stage, statement: Statement) -> None:
+def test_a_route_is_closed_when_its_statement_is_taken_away(stage: PermissionBench, statement: Statement) -> None:
     granted = stage.granted(statement.owner)
     caller = make_user(stage.centre.deployer, f"caller-{statement.owner}", granted)
     route = ROUTES[statement.sid]
@@ -146,7 +152,7 @@ def test_a_route_is_closed_when_its_statement_is_taken_away(stage: Stage, statem
 
 
 @pytest.mark.parametrize("policy", sorted({statement.owner for statement in CALLERS}))
-def test_a_policy_opens_no_more_than_its_own_routes(stage: Stage, policy: str) -> None:
+def test_a_policy_opens_no_more_than_its_own_routes(stage: PermissionBench, policy: str) -> None:
     caller = make_user(stage.centre.deployer, f"only-{policy}", stage.granted(policy))
 
     open_to_it = {sid for sid, route in ROUTES.items() if not stage.call(caller, route).is_refused}
@@ -162,7 +168,7 @@ def without(granted: list[Json], sid: str) -> list[Json]:
 
 
 @pytest.mark.parametrize(("role", "resource", "verb"), verbs(), ids=["-".join(one) for one in verbs()])
-def test_a_verb_is_missed_when_it_is_taken_away(stage: Stage, role: str, resource: str, verb: str) -> None:
+def test_a_verb_is_missed_when_it_is_taken_away(stage: PermissionBench, role: str, resource: str, verb: str) -> None:
     members = [function for function, group in GROUPS if access_groups()[group] == role]
     members.sort(key=lambda function: function not in (LIKELY.get(verb), LIKELY.get(resource)))
 
@@ -175,8 +181,10 @@ def test_a_verb_is_missed_when_it_is_taken_away(stage: Stage, role: str, resourc
 
 
 @pytest.mark.parametrize(("function", "group"), GROUPS, ids=["-".join(one) for one in GROUPS])
-def test_a_group_is_missed_when_it_is_taken_from_an_access_entry(stage: Stage, function: str, group: str) -> None:
+def test_a_group_is_missed_when_it_is_taken_from_an_access_entry(
+    stage: PermissionBench, function: str, group: str
+) -> None:
     with stage.without_group(function, group):
-        is_missed = any(" cannot " in one.run(stage).told for one in probes_of(function))
+        is_missed = any(" cannot " in one.run(stage).error_text for one in probes_of(function))
 
     assert is_missed, f"{function} needs no {group}"

@@ -3,11 +3,19 @@
 import json
 
 from evenkeel_local.data_centre import DataCentre
-from evenkeel_local.drills import ENDED, JOB_SECONDS, Work, await_whole_fleet, last_step, node_of_rank, wait_for
-from evenkeel_local.twin import undisturbed_digest
+from evenkeel_local.drills import (
+    ENDED,
+    JOB_SECONDS,
+    TrainingWork,
+    await_all_nodes_ready,
+    last_step,
+    node_of_rank,
+    wait_for,
+)
+from evenkeel_local.reference_run import reference_digest
 from tests.local.gpu_cluster.kube_client import KubeClient, a_claim
 
-WORK = Work(nodes=2, steps=200, checkpoint_every=4, step_seconds=0.15, seed=11, paced_attempts=1)
+WORK = TrainingWork(nodes=2, steps=200, checkpoint_every=4, step_seconds=0.15, seed=11, paced_attempts=1)
 
 
 def test_a_job_with_its_checkpoints_on_a_claim_resumes_after_a_fault(data_centre: DataCentre) -> None:
@@ -15,7 +23,7 @@ def test_a_job_with_its_checkpoints_on_a_claim_resumes_after_a_fault(data_centre
     kube = KubeClient(cluster.kubernetes_url, cluster.ca_pem, cluster.admin_token)
     kube.create("/api/v1/namespaces/evenkeel-jobs/persistentvolumeclaims", a_claim("fsx"))
     kube.close()
-    await_whole_fleet(client, data_centre)
+    await_all_nodes_ready(client, data_centre)
     body = WORK.submission("mounted", "") | {"checkpoint": {"uri": "file:///fsx/research/mounted", "claim": "fsx"}}
     job_id = client.post("/jobs", body)["jobId"]
     wait_for("step 10", JOB_SECONDS, lambda: last_step(client, job_id) >= 10)
@@ -24,7 +32,7 @@ def test_a_job_with_its_checkpoints_on_a_claim_resumes_after_a_fault(data_centre
     fault = data_centre.cluster.control("POST", "faults", {"fault": "gpu-xid79", "node": node})
     wait_for("the job to end", JOB_SECONDS, lambda: client.get(f"/jobs/{job_id}")["state"] in ENDED)
     data_centre.cluster.control("DELETE", f"faults/{fault['faultId']}")
-    await_whole_fleet(client, data_centre)
+    await_all_nodes_ready(client, data_centre)
 
     job = client.get(f"/jobs/{job_id}")
     (claim,) = data_centre.run_dir.rglob("evenkeel-jobs/fsx")
@@ -37,6 +45,6 @@ def test_a_job_with_its_checkpoints_on_a_claim_resumes_after_a_fault(data_centre
     assert (job["state"], last["isPinned"]) == ("SUCCEEDED", True)
     assert last["resumeFrom"]["step"] == fence["resumeFrom"]["step"]
     assert (fence["grade"], fence["resumeFrom"]["step"] >= 4) == ("PROVED", True)
-    assert result["digest"] == undisturbed_digest(WORK.nodes, WORK.steps, WORK.seed)
+    assert result["digest"] == reference_digest(WORK.nodes, WORK.steps, WORK.seed)
     assert len(told) >= 2
     assert all("rank 0 proves them" in text for text in told)

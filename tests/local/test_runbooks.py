@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel_local import PROJECT, kept_up
+from evenkeel_local import PROJECT, dev_data_centre
 from evenkeel_local.data_centre import DataCentre
 from tests.waiting import until
 
@@ -52,7 +52,7 @@ _FRAGMENT = re.compile(
 
 
 @dataclass(frozen=True)
-class Typed:
+class RunbookCommand:
     """One command of a page."""
 
     page: str
@@ -63,7 +63,7 @@ class Typed:
         return f"{self.page}-{self.number}-{self.text[:50]}"
 
 
-def typed_on(page: Path) -> Iterator[Typed]:
+def typed_on(page: Path) -> Iterator[RunbookCommand]:
     text = page.read_text(encoding="utf-8")
     found = [
         line.strip()
@@ -75,14 +75,14 @@ def typed_on(page: Path) -> Iterator[Typed]:
     for number, command in enumerate(dict.fromkeys(found)):
         is_run = not command.startswith(tuple(NOT_RUN)) or command.startswith(_RUN_ALL_THE_SAME)
         if is_run and not _FRAGMENT.search(command.partition("  #")[0].strip()):
-            yield Typed(page.name, number, command)
+            yield RunbookCommand(page.name, number, command)
 
 
 COMMANDS = [typed for page in RUNBOOKS for typed in typed_on(page)]
 
 
 @dataclass
-class Desk:
+class RunbookShell:
     """A shell of the operator's, with what a runbook's placeholders stand for."""
 
     folder: Path
@@ -108,14 +108,14 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunbookShell]:
     root = tmp_path_factory.mktemp("runbooks")
     with DataCentre.start(root / ".evenkeel" / "dev", mode="observe") as centre:
-        yield Desk(root, _environment(root, centre), _names(centre))
+        yield RunbookShell(root, _environment(root, centre), _names(centre))
 
 
 def _environment(root: Path, centre: DataCentre) -> dict[str, str]:
-    places = kept_up.Places(root)
+    places = dev_data_centre.DevPaths(root)
     places.context.write_text(json.dumps(centre.context()), encoding="utf-8")
     places.kubeconfig.write_text(json.dumps(centre.cluster.kubeconfig()), encoding="utf-8")
     tools = root / "bin"
@@ -128,7 +128,7 @@ def _environment(root: Path, centre: DataCentre) -> dict[str, str]:
         (tools / name).chmod(0o755)
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "PYTHONPATH") if name in os.environ}
     path = f"{tools}:{PROJECT / '.tools' / 'kubectl'}:{PROJECT / '.tools' / 'kubectl' / 'bin'}:{os.environ['PATH']}"
-    return kept | kept_up.environment(root) | {"PATH": path}
+    return kept | dev_data_centre.environment(root) | {"PATH": path}
 
 
 def _names(centre: DataCentre) -> dict[str, str]:
@@ -172,7 +172,7 @@ def test_every_command_that_is_not_run_is_on_a_page() -> None:
 
 
 @pytest.mark.parametrize("typed", COMMANDS, ids=str)
-def test_command_of_a_page_runs_as_the_operator(desk: Desk, typed: Typed) -> None:
+def test_command_of_a_page_runs_as_the_operator(desk: RunbookShell, typed: RunbookCommand) -> None:
     if typed.text.startswith("kubectl") and not shutil.which("kubectl", path=desk.environment["PATH"]):
         pytest.skip("kubectl is unpacked on x86_64 Linux only")
 

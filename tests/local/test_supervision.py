@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel_cli.client import Client
+from evenkeel_cli.client import ApiClient
 from evenkeel_cli.context import read
-from evenkeel_local import kept_up
+from evenkeel_local import dev_data_centre
 from evenkeel_local.processes import ProcessMark
 from tests.waiting import until
 
@@ -31,8 +31,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "local").mkdir()
     assert command(folder, "dev", "up").returncode == 0
     yield folder
-    kept_up.down(folder)
-    assert kept_up.status(folder)["isUp"] is False
+    dev_data_centre.down(folder)
+    assert dev_data_centre.status(folder)["isUp"] is False
 
 
 def command(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -42,21 +42,21 @@ def command(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def parts_down(root: Path) -> set[str]:
-    return {part["part"] for part in kept_up.status(root)["parts"] if not part["isUp"]}
+    return {part["part"] for part in dev_data_centre.status(root)["parts"] if not part["isUp"]}
 
 
 def state(root: Path) -> Json:
-    found: Json = json.loads(kept_up.Places(root).state.read_text(encoding="utf-8"))
+    found: Json = json.loads(dev_data_centre.DevPaths(root).state.read_text(encoding="utf-8"))
     return found
 
 
-def client(root: Path) -> Client:
-    context = json.loads(kept_up.Places(root).context.read_text(encoding="utf-8"))
-    return Client(read(context, "the data centre", {}))
+def client(root: Path) -> ApiClient:
+    context = json.loads(dev_data_centre.DevPaths(root).context.read_text(encoding="utf-8"))
+    return ApiClient(read(context, "the data centre", {}))
 
 
 def restarts(root: Path, part: str) -> list[Json]:
-    if not kept_up.Places(root).state.exists():
+    if not dev_data_centre.DevPaths(root).state.exists():
         return []
     return [one for one in state(root)["restarts"] if one["part"] == part]
 
@@ -107,14 +107,14 @@ def test_killed_engine_comes_back_and_its_loss_is_told(root: Path, whom: str) ->
 
     until(lambda: len(restarts(root, "engine")) > told, "the data centre to be built anew", _UP_SECONDS)
     assert "all jobs, incidents" in restarts(root, "engine")[-1]["lost"]
-    assert (kept_up.Places(root).lost_dir / "engine" / "engine.log").exists()
+    assert (dev_data_centre.DevPaths(root).previous_run_dir / "engine" / "engine.log").exists()
     assert parts_down(root) == set()
     assert client(root).get("/status")["fleet"] == "laptop"
     assert until(lambda: len(machines(root)) == 5, "five nodes in service again", _UP_SECONDS)
 
 
 def test_status_of_the_command_fails_after_the_supervisor_is_killed(root: Path) -> None:
-    mark = ProcessMark.read(kept_up.Places(root).pid)
+    mark = ProcessMark.read(dev_data_centre.DevPaths(root).pid)
     assert mark is not None
 
     os.kill(mark.pid, signal.SIGKILL)

@@ -12,22 +12,22 @@ import pytest
 
 from evenkeel_local import ACCOUNT_ID
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, SERVICE_ACCOUNT, DataCentre, FleetShape
-from evenkeel_local.drills import Work, await_whole_fleet
-from tests.kueue_stand_in import local_queues
-from tests.local.training import Training
+from evenkeel_local.drills import TrainingWork, await_all_nodes_ready
+from tests.fake_kueue import local_queues
+from tests.local.training import TrainingJob
 from tests.waiting import until
 
 Json = dict[str, Any]
 
 INSTANCE_TYPE = FleetShape().instance_type
-LONG = Work(nodes=2, steps=120, checkpoint_every=4, step_seconds=0.15, paced_attempts=1)
-SHORT = Work(nodes=2, steps=12, checkpoint_every=4, step_seconds=0.1)
+LONG = TrainingWork(nodes=2, steps=120, checkpoint_every=4, step_seconds=0.15, paced_attempts=1)
+SHORT = TrainingWork(nodes=2, steps=12, checkpoint_every=4, step_seconds=0.1)
 
 
 @pytest.fixture(scope="module")
 def centre(data_centre: DataCentre) -> Iterator[DataCentre]:
     client = data_centre.client()
-    await_whole_fleet(client, data_centre)
+    await_all_nodes_ready(client, data_centre)
     people = [{"principal": f"arn:aws:iam::{ACCOUNT_ID}:user/operator", "role": "lead"}]
     set_fleet_quotas(data_centre, {"priorityClasses": {"low": 1, "high": 100}, "members": people})
     for name, gpus in (("red", 16), ("blue", 0)):
@@ -58,7 +58,7 @@ def remove_team(centre: DataCentre, name: str) -> None:
     client.change("DELETE", f"/teams/{name}?reason=over", {}, version=client.get(f"/teams/{name}/quota")["version"])
 
 
-def by_curl(centre: DataCentre, name: str, work: Work, **changes: Any) -> Training:
+def by_curl(centre: DataCentre, name: str, work: TrainingWork, **changes: Any) -> TrainingJob:
     """Submit a job as the README does: with nothing but curl and a signature."""
     uri = f"s3://{CHECKPOINTS_BUCKET}/tests/{name}-{time.time_ns()}"
     key = centre.operator
@@ -70,10 +70,10 @@ def by_curl(centre: DataCentre, name: str, work: Work, **changes: Any) -> Traini
     said = subprocess.run(
         [*command, "--data", body, f"{centre.api_url}/jobs"], capture_output=True, text=True, check=True, timeout=60
     )
-    return Training(centre, json.loads(said.stdout)["jobId"], uri, work)
+    return TrainingJob(centre, json.loads(said.stdout)["jobId"], uri, work)
 
 
-def by_command(centre: DataCentre, name: str, work: Work, **changes: Any) -> Training:
+def by_command(centre: DataCentre, name: str, work: TrainingWork, **changes: Any) -> TrainingJob:
     """Submit a job as a person does: `evenkeel jobs submit -`."""
     uri = f"s3://{CHECKPOINTS_BUCKET}/tests/{name}-{time.time_ns()}"
     context = centre.run_dir / "context-of-a-person.json"
@@ -87,14 +87,14 @@ def by_command(centre: DataCentre, name: str, work: Work, **changes: Any) -> Tra
         check=True,
         timeout=60,
     )
-    return Training(centre, said.stdout.strip(), uri, work)
+    return TrainingJob(centre, said.stdout.strip(), uri, work)
 
 
 @pytest.mark.timeout(600)
 def test_a_job_is_preempted_by_a_higher_class_saves_and_comes_back_with_the_right_weights(centre: DataCentre) -> None:
     low = by_curl(centre, "low", LONG, team="red", priorityClass="low").reach(9)
     high = by_command(centre, "high", SHORT, team="red", priorityClass="high")
-    other = Training.submit(centre, "other", SHORT, team="blue", priorityClass="high")
+    other = TrainingJob.submit(centre, "other", SHORT, team="blue", priorityClass="high")
 
     until(
         lambda: (other.why()["decision"] or {}).get("action") == "NO_QUOTA", "the borrower to be told why it waits", 60
@@ -116,7 +116,7 @@ def test_a_job_waits_as_long_as_its_namespace_is_kueues(centre: DataCentre) -> N
     queue = {"name": "default", "namespace": "red"}
     kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue"}
     centre.cluster.apply([local_queues(), {**kind, "metadata": queue, "spec": {"clusterQueue": "research"}}])
-    job = Training.submit(centre, "beside-kueue", SHORT, team="red")
+    job = TrainingJob.submit(centre, "beside-kueue", SHORT, team="red")
 
     until(lambda: (job.why()["decision"] or {}).get("action") == "HELD", "the job to be held back", 60)
     said = job.why()["sentence"]
@@ -134,7 +134,7 @@ def test_a_team_with_a_namespace_of_its_own_runs_there_and_resumes(centre: DataC
     client = centre.client()
     client.change("PUT", "/teams/green/quota", {"team": team, "reason": "a third team"}, version=0)
 
-    job = Training.submit(centre, "own-namespace", LONG, team="green").reach(6)
+    job = TrainingJob.submit(centre, "own-namespace", LONG, team="green").reach(6)
     pods = centre.cluster.get("/api/v1/namespaces/green/pods")["items"]
     client.post(f"/jobs/{job.job_id}/suspend", {"reason": "once round"})
     job.reach_state("SUSPENDED")

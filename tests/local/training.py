@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre
-from evenkeel_local.drills import ENDED, Work, await_whole_fleet, last_step, node_of_rank, read_object
-from evenkeel_local.twin import undisturbed_digest
+from evenkeel_local.drills import ENDED, TrainingWork, await_all_nodes_ready, last_step, node_of_rank, read_object
+from evenkeel_local.reference_run import reference_digest
 from tests.waiting import until
 
 Json = dict[str, Any]
@@ -17,16 +17,16 @@ JOB_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingJob:
     """One submitted job."""
 
     centre: DataCentre
     job_id: str
     uri: str
-    work: Work
+    work: TrainingWork
 
     @classmethod
-    def submit(cls, centre: DataCentre, name: str, work: Work, **changes: Any) -> "Training":
+    def submit(cls, centre: DataCentre, name: str, work: TrainingWork, **changes: Any) -> "TrainingJob":
         """Submit a job whose checkpoints are its own; `changes` go into the request."""
         uri = f"s3://{CHECKPOINTS_BUCKET}/tests/{name}-{time.time_ns()}"
         job = centre.client().post("/jobs", work.submission(name, uri) | changes)
@@ -40,7 +40,7 @@ class Training:
     def why(self) -> Json:
         return self.centre.client().get(f"/jobs/{self.job_id}/why")
 
-    def story(self) -> list[str]:
+    def timeline(self) -> list[str]:
         """Return the lines of its timeline."""
         entries = self.centre.client().get(f"/jobs/{self.job_id}/timeline")["entries"]
         return [str(entry["text"]) for entry in entries]
@@ -104,11 +104,11 @@ class Training:
     @property
     def right_digest(self) -> str:
         """The digest of the same job when nothing is in its way."""
-        return undisturbed_digest(self.work.nodes, self.work.steps, self.work.seed)
+        return reference_digest(self.work.nodes, self.work.steps, self.work.seed)
 
     # ------------------------------------------------------------ waiting for it
 
-    def reach(self, step: int) -> "Training":
+    def reach(self, step: int) -> "TrainingJob":
         """Wait until its current attempt's log shows a step."""
         client = self.centre.client()
         until(lambda: last_step(client, self.job_id) >= step, f"step {step} of {self.job_id}", JOB_SECONDS)
@@ -131,9 +131,9 @@ class Training:
 def with_a_whole_fleet(centre: DataCentre) -> Iterator[None]:
     """Begin with every machine in service, and leave it so: whatever still trains is cancelled."""
     client = centre.client()
-    await_whole_fleet(client, centre)
+    await_all_nodes_ready(client, centre)
     yield
     for state in ("PENDING", "STARTING", "RUNNING"):
         for job in client.get("/jobs", state=state)["items"]:
             client.post(f"/jobs/{job['jobId']}/cancel", {"reason": "its test is over"})
-    await_whole_fleet(client, centre)
+    await_all_nodes_ready(client, centre)

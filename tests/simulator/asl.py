@@ -17,7 +17,7 @@ from jsonata.jexception import JException
 from jsonata.utils import Utils
 
 from evenkeel.ports import ExecutionState
-from tests.simulator.loop import Loop
+from tests.simulator.event_loop import Loop
 from tests.template.documents import WORKFLOWS, machines, workflow
 
 Json = dict[str, Any]
@@ -130,7 +130,7 @@ class Execution:
     entered: list[str] = field(default_factory=list)
 
 
-class Engine:
+class WorkflowEngine:
     """All executions. Functions are called through `invoke`; a token is told by `succeed` and `fail`."""
 
     def __init__(self, loop: Loop, invoke: Invoke, chance: random.Random) -> None:
@@ -149,7 +149,7 @@ class Engine:
         if (machine, name) in self.executions:
             return False
         execution = self.executions[machine, name] = Execution(machine, name, dict(document))
-        track = Track(self, execution, _definition(machine), ChainMap(), self._ended(execution))
+        track = StateRun(self, execution, _definition(machine), ChainMap(), self._ended(execution))
         self.loop.after(0.05, lambda: track.enter(_definition(machine)["StartAt"], execution.document))
         return True
 
@@ -196,12 +196,12 @@ class Engine:
         return ended
 
 
-class Track:
+class StateRun:
     """One machine or branch as it is walked, with its own variables over those of its parent."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: WorkflowEngine,
         execution: Execution,
         definition: Json,
         variables: ChainMap[str, Any],
@@ -251,7 +251,7 @@ class Track:
     def _parallel(self, name: str, state: Json, given: Any) -> None:
         results: list[Any] = [None] * len(state["Branches"])
         left = set(range(len(results)))
-        branches: list[Track] = []
+        branches: list[StateRun] = []
 
         def ended(index: int) -> Callable[[str, Any], None]:
             def one(_: str, result: Any) -> None:
@@ -271,7 +271,7 @@ class Track:
             return one
 
         for index, definition in enumerate(state["Branches"]):
-            branches.append(Track(self.engine, self.execution, definition, self.variables.new_child(), ended(index)))
+            branches.append(StateRun(self.engine, self.execution, definition, self.variables.new_child(), ended(index)))
         for branch, definition in zip(branches, state["Branches"], strict=True):
             branch.enter(definition["StartAt"], given)
 

@@ -8,7 +8,7 @@ from typing import Any
 from evenkeel import ports
 from evenkeel.ports import Throttled, Unreachable
 from tests.fakes.crashes import Crash
-from tests.simulator.loop import Loop
+from tests.simulator.event_loop import Loop
 
 PORTS: dict[str, type] = {
     "ledger": ports.Ledger,
@@ -18,7 +18,7 @@ PORTS: dict[str, type] = {
     "workflows": ports.Workflows,
     "tokens": ports.Tokens,
     "wait_answers": ports.WaitAnswers,
-    "passes": ports.Passes,
+    "passes": ports.CycleRequests,
     "pager": ports.Pager,
     "raw_events": ports.RawEvents,
     "inbox": ports.Inbox,
@@ -26,7 +26,7 @@ PORTS: dict[str, type] = {
 }
 """What services reach the world through."""
 READS = {
-    "ledger": {"get", "get_each", "partition", "by_state"},
+    "ledger": {"get", "batch_get", "partition", "by_state"},
     "cluster": {
         *("nodes", "node", "workload", "workloads", "accelerators_in_use", "pods", "check_result", "logs", "tails"),
         *("watch", "claims", "refusal"),
@@ -36,8 +36,8 @@ READS = {
     "workflows": {"state"},
 }
 """Calls that change nothing. Whatever else a port has is an effect."""
-READS_GO_WRONG = ("throttled", "unreachable", "crash", "pause", "pause")
-EFFECTS_GO_WRONG = ("throttled", "unreachable", "lost", "lost", "before", "after", "after", "pause")
+READ_FAULTS = ("throttled", "unreachable", "crash", "pause", "pause")
+EFFECT_FAULTS = ("throttled", "unreachable", "lost", "lost", "before", "after", "after", "pause")
 _LONGEST_STACK = 3
 """How many paused processes may wait for each other's events at once."""
 
@@ -54,40 +54,40 @@ class Chaos:
         """Ports behind which nobody answers for a while."""
         self.rate = 0.0
         """Share of calls that go wrong."""
-        self.injuries = 0
+        self.injected_failures = 0
         """Faults so far: who compares two counts knows whether one fell between."""
         self._paused = 0
-        self._around: list[Hostile] = []
+        self._around: list[FaultyPort] = []
 
     def around(self, name: str, port: Any) -> Any:
         """Return a port whose calls may go wrong."""
-        hostile = Hostile(self, name, port)
+        hostile = FaultyPort(self, name, port)
         self._around.append(hostile)
         return hostile
 
-    def calm_down(self) -> None:
+    def stop_faults(self) -> None:
         """Have nothing go wrong any more."""
         self.rate = 0.0
         self.away.clear()
         for hostile in self._around:
-            hostile.calm_down()
+            hostile.stop_faults()
 
     def hits(self, scale: float = 1.0) -> bool:
         """Whether something goes wrong here."""
         return self.rate > 0 and self.chance.random() < self.rate * scale
 
     def read(self, what: str, call: Callable[[], Any]) -> Any:
-        kind = self.chance.choice(READS_GO_WRONG)
+        kind = self.chance.choice(READ_FAULTS)
         self.seen[f"read {kind}"] += 1
         match kind:
             case "throttled":
-                self._hurt(f"{what} is throttled")
+                self._record_injury(f"{what} is throttled")
                 raise Throttled(what)
             case "unreachable":
-                self._hurt(f"{what} gets no answer")
+                self._record_injury(f"{what} gets no answer")
                 raise Unreachable(what)
             case "crash":
-                self._hurt(f"the process dies before {what}")
+                self._record_injury(f"the process dies before {what}")
                 raise Crash(what)
             case _:
                 result = call()
@@ -95,25 +95,25 @@ class Chaos:
                 return result
 
     def effect(self, what: str, call: Callable[[], Any]) -> Any:
-        kind = self.chance.choice(EFFECTS_GO_WRONG)
+        kind = self.chance.choice(EFFECT_FAULTS)
         self.seen[f"effect {kind}"] += 1
         match kind:
             case "throttled":
-                self._hurt(f"{what} is throttled")
+                self._record_injury(f"{what} is throttled")
                 raise Throttled(what)
             case "unreachable":
-                self._hurt(f"{what} does not arrive")
+                self._record_injury(f"{what} does not arrive")
                 raise Unreachable(what)
             case "lost":
                 call()
-                self._hurt(f"{what} takes effect, its reply is lost")
+                self._record_injury(f"{what} takes effect, its reply is lost")
                 raise Unreachable(what)
             case "before":
-                self._hurt(f"the process dies before {what}")
+                self._record_injury(f"the process dies before {what}")
                 raise Crash(what)
             case "after":
                 call()
-                self._hurt(f"the process dies after {what}")
+                self._record_injury(f"the process dies after {what}")
                 raise Crash(what)
             case _:
                 self.pause(what)
@@ -124,7 +124,7 @@ class Chaos:
         if self._paused >= _LONGEST_STACK:
             return
         seconds = seconds or self.chance.choice((0.2, 1.0, 3.0, 12.0))
-        self._hurt(f"the process pauses {seconds:g} s at {what}")
+        self._record_injury(f"the process pauses {seconds:g} s at {what}")
         self._paused += 1
         try:
             self.loop.run(self.loop.seconds + seconds)
@@ -134,15 +134,15 @@ class Chaos:
     def silence(self, what: str) -> None:
         """Have nobody answer."""
         self.seen["call while away"] += 1
-        self._hurt(f"{what} gets no answer, as for a while")
+        self._record_injury(f"{what} gets no answer, as for a while")
         raise Unreachable(what)
 
-    def _hurt(self, text: str) -> None:
-        self.injuries += 1
+    def _record_injury(self, text: str) -> None:
+        self.injected_failures += 1
         self.tell(text)
 
 
-class Hostile:
+class FaultyPort:
     """A port between a service and its twin. What is no call of the port passes through."""
 
     def __init__(self, chaos: Chaos, name: str, port: Any) -> None:
@@ -155,7 +155,7 @@ class Hostile:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)
 
-    def calm_down(self) -> None:
+    def stop_faults(self) -> None:
         """Pass every call through: nothing is between a service and its port any more."""
         for method in [one for one in vars(self) if not one.startswith("_")]:
             setattr(self, method, getattr(self._port, method))

@@ -7,26 +7,26 @@ from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.recovery.guardrails import Rule
 from tests.simulator.asl import ways
-from tests.simulator.chaos import EFFECTS_GO_WRONG, READS_GO_WRONG
-from tests.simulator.elastic import DEEDS as DEEDS_IN_RESIZES
-from tests.simulator.elastic import KINDS as KINDS_OF_SIZES
-from tests.simulator.elastic import OUTCOMES as OUTCOMES_OF_SIZES
-from tests.simulator.renting import DEEDS as DEEDS_OF_RENTING
-from tests.simulator.renting import KINDS as KINDS_OF_POOLS
-from tests.simulator.renting import OUTCOMES as OUTCOMES_OF_RENTING
-from tests.simulator.renting import TROUBLES
-from tests.simulator.schedule import AWAY, DEEDS, FAULTS, HURTS, OUTAGES
-from tests.simulator.teams import DEEDS as DEEDS_OF_TEAMS
-from tests.simulator.teams import KINDS, OUTCOMES
+from tests.simulator.chaos import EFFECT_FAULTS, READ_FAULTS
+from tests.simulator.elastic_scenario import DEEDS as DEEDS_IN_RESIZES
+from tests.simulator.elastic_scenario import KINDS as KINDS_OF_SIZES
+from tests.simulator.elastic_scenario import OUTCOMES as OUTCOMES_OF_SIZES
+from tests.simulator.fault_schedule import AWAY, DEEDS, FAULTS, HURTS, OUTAGES
+from tests.simulator.renting_scenario import DEEDS as DEEDS_OF_RENTING
+from tests.simulator.renting_scenario import KINDS as KINDS_OF_POOLS
+from tests.simulator.renting_scenario import OUTCOMES as OUTCOMES_OF_RENTING
+from tests.simulator.renting_scenario import TROUBLES
+from tests.simulator.team_scenario import DEEDS as DEEDS_OF_TEAMS
+from tests.simulator.team_scenario import KINDS, OUTCOMES
 
 PLAYED = ("recover_node", "run_job", "burst_capacity")
 """The workflows that the worlds lead to."""
 
 
-def everything() -> Iterator[str]:
+def all_events() -> Iterator[str]:
     """Yield all that a seed may try."""
-    yield from (f"read {kind}" for kind in READS_GO_WRONG)
-    yield from (f"effect {kind}" for kind in EFFECTS_GO_WRONG)
+    yield from (f"read {kind}" for kind in READ_FAULTS)
+    yield from (f"effect {kind}" for kind in EFFECT_FAULTS)
     yield from (f"fault {kind}" for kind in HURTS)
     yield from (f"shows {kind}" for kind in (*FAULTS, "a spot notice"))
     yield from (f"deed {kind}" for kind in (*DEEDS, *DEEDS_OF_TEAMS))
@@ -47,12 +47,12 @@ def everything() -> Iterator[str]:
         yield from ways(machine)
 
 
-def never(seen: Counter[str]) -> list[str]:
+def never_seen(seen: Counter[str]) -> list[str]:
     """Return what could have been tried, and was not."""
-    return [one for one in dict.fromkeys(everything()) if not seen[one]]
+    return [one for one in dict.fromkeys(all_events()) if not seen[one]]
 
 
 def table(seen: Counter[str]) -> str:
     """Tell how often each thing came: what is known of beforehand, and what came of it."""
-    known = list(dict.fromkeys([*everything(), *sorted(seen)]))
+    known = list(dict.fromkeys([*all_events(), *sorted(seen)]))
     return "\n".join(f"{seen[one]:8}  {one}" for one in known)

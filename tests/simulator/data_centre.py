@@ -6,16 +6,16 @@ import random
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from evenkeel.domain.jobs.attempt import Attempt, PodPhase, PodSeen
+from evenkeel.domain.jobs.attempt import Attempt, ObservedPod, PodPhase
 from evenkeel.domain.jobs.attempt_end import PEER_LOST_EXIT
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderNode
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import LaunchResult, LaunchSpec, RepairAnswer
 from tests.fakes.checkpoints import InMemoryCheckpoints
-from tests.fakes.cluster import CLUSTER, FakeCluster, Workload, a_node
+from tests.fakes.cluster import CLUSTER, FakeCluster, FakeWorkload, a_node
 from tests.fakes.provider import REBOOT, FakeProvider, a_provider_node
 from tests.fakes.system import A_MOMENT, FixedClock
-from tests.simulator.loop import Loop
+from tests.simulator.event_loop import Loop
 
 FAULT_TYPES = "sagemaker.amazonaws.com/fault-types"
 _SAVES_EVERY = 20.0
@@ -75,11 +75,11 @@ class SimulatedCluster(FakeCluster):
         result = super().launch(spec)
         if result[0] is LaunchResult.CREATED:
             if self.on_full is not None:
-                self._turn_away(spec)
+                self._reject_pods(spec)
             self.on_launch(spec)
         return result
 
-    def _turn_away(self, spec: LaunchSpec) -> None:
+    def _reject_pods(self, spec: LaunchSpec) -> None:
         """Have those of a new attempt's pods wait whose nodes others have taken meanwhile."""
         workload = self.launched(spec.attempt.job_id, spec.attempt.attempt)
         used = self.accelerators_in_use(CLUSTER)
@@ -91,7 +91,7 @@ class SimulatedCluster(FakeCluster):
         if full and self.on_full is not None:
             self.on_full()
 
-    def seat_waiting(self) -> bool:
+    def bind_waiting_pods(self) -> bool:
         """Place pods that wait for their node where it has room by now; return whether others wait still."""
         is_left = False
         for workload in self.running():
@@ -106,24 +106,26 @@ class SimulatedCluster(FakeCluster):
                 is_left = is_left or not workload.pods[index].node_name
         return is_left
 
-    def stop(self, attempt: Attempt, grace_seconds: int, at_once_on: Container[str] = ()) -> None:
+    def stop(self, attempt: Attempt, grace_seconds: int, nodes_without_grace: Container[str] = ()) -> None:
         """Delete a Job; what runs and can be reached uses some of its grace."""
         found = self._own(attempt)
         if found and found.is_there and grace_seconds:
             names = {
-                pod.name for pod in found.pods if pod.phase is PodPhase.RUNNING and pod.node_name not in at_once_on
+                pod.name
+                for pod in found.pods
+                if pod.phase is PodPhase.RUNNING and pod.node_name not in nodes_without_grace
             }
             self.dying |= names
             self.loop.after(self.chance.uniform(0, grace_seconds), lambda: self._dead(found, names))
-        super().stop(attempt, grace_seconds, at_once_on)
+        super().stop(attempt, grace_seconds, nodes_without_grace)
 
-    def _dead(self, workload: Workload, names: set[str]) -> None:
+    def _dead(self, workload: FakeWorkload, names: set[str]) -> None:
         self.dying -= names
         workload.pods = [pod for pod in workload.pods if pod.name not in names or self._is_unreachable(CLUSTER, pod)]
         self._forget_empty(CLUSTER)
         self._changed("pod")
 
-    def _is_unreachable(self, cluster: str, pod: PodSeen) -> bool:
+    def _is_unreachable(self, cluster: str, pod: ObservedPod) -> bool:
         return pod.name in self.dying or super()._is_unreachable(cluster, pod)
 
     def ready_node(self, name: str, cluster: str = CLUSTER, **changes: Any) -> None:
@@ -148,7 +150,7 @@ class SimulatedCluster(FakeCluster):
                 on_state(kind, "")
         until()
 
-    def running(self) -> list[Workload]:
+    def running(self) -> list[FakeWorkload]:
         return [workload for _, workload in sorted(self.jobs.get(CLUSTER, {}).items())]
 
 
@@ -232,7 +234,7 @@ class SimulatedProvider(FakeProvider):
             self.loop.after(30, lambda: self._end(machine, sick_still=sick_still))
             return
         if not sick_still and (seen := self._seen(machine)):
-            labels = unmarked(seen.labels)
+            labels = without_health_labels(seen.labels)
             self.kubernetes.set_node(seen.name, seen.cluster, labels=labels)  # type: ignore[union-attr]  # always given here
         rung = self.running[machine]
         now = self.finish(machine)
@@ -243,7 +245,7 @@ class SimulatedProvider(FakeProvider):
             self.kubernetes.set_node(seen.name, seen.cluster, accelerators=seen.accelerators - 1)  # type: ignore[union-attr]  # always given here
 
 
-class Trainers:
+class SimulatedTrainers:
     """The processes of each attempt: they save, end, lose their peers, and write late behind a lost node.
 
     An attempt saves one step after the other, as it trains: none twice, and none before the last one is written.
@@ -345,11 +347,11 @@ class Trainers:
             self.late.add(f"{attempt.job_id} {key}")
             self.tell(f"{attempt.workload_name} writes step {step} late, behind fence {document['attempt']}")
 
-    def _workload(self, spec: LaunchSpec) -> Workload | None:
+    def _workload(self, spec: LaunchSpec) -> FakeWorkload | None:
         attempt = spec.attempt
         return self.cluster.jobs.get(attempt.cluster, {}).get((attempt.namespace, attempt.job_id, attempt.attempt))
 
-    def _is_gone(self, pod: PodSeen) -> bool:
+    def _is_gone(self, pod: ObservedPod) -> bool:
         return pod.has_ended or self._is_cut_off(pod.node_name)
 
     def _is_cut_off(self, node_name: str) -> bool:
@@ -357,7 +359,7 @@ class Trainers:
         return node is None or not node.is_ready
 
 
-def unmarked(labels: Mapping[str, str]) -> dict[str, str]:
+def without_health_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """Return a node's labels without HyperPod's marks: whose machine it is, they still say."""
     return {name: value for name, value in labels.items() if name != FAULT_TYPES}
 

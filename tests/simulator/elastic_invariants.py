@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from evenkeel.domain.admission.decide import Action
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.jobs.job import Job, JobState, ResizeWish
+from evenkeel.domain.jobs.job import Job, JobState, ResizeRequest
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.ports import LaunchSpec, Row
 from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER
-from tests.simulator.elastic import PASSES_EVERY, Growth
-from tests.simulator.invariants import Changes, Moment, held_charges, holds
+from tests.simulator.elastic_scenario import PASSES_EVERY, GrowthAttempt
+from tests.simulator.invariants import Changes, CheckTrigger, held_charges, invariant_check
 from tests.simulator.team_invariants import over
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _attempts_changed(changes: Changes) -> Iterator[tuple[Attempt | None, Attemp
             yield rows.read(before, Attempt) if before else None, rows.read(after, Attempt)
 
 
-def _wishes(changes: Changes) -> Iterator[tuple[Job, ResizeWish]]:
+def _wishes(changes: Changes) -> Iterator[tuple[Job, ResizeRequest]]:
     """Yield each job that a commit asks to change its size."""
     for before, after in _jobs_changed(changes):
         if after.resize and before and after.resize != before.resize:
@@ -71,14 +71,16 @@ def _charges(world: "Simulation") -> list[Charge]:
 
 def _was_undisturbed(world: "Simulation") -> bool:
     """Whether the function at work has seen the world as it is: nothing went wrong since it began."""
-    return bool(world.calls) and world.calls[-1].injuries == world.chaos.injuries
+    return bool(world.calls) and world.calls[-1].injected_failures == world.chaos.injected_failures
 
 
 # ---------------------------------------------------------------- sizes
 
 
-@holds(
-    "sizes-are-allowed", "An attempt has a size that its job can have, in its seats and in its charge.", Moment.COMMIT
+@invariant_check(
+    "allowed-sizes-only",
+    "An attempt has a size that its job can have, in its seats and in its charge.",
+    CheckTrigger.COMMIT,
 )
 def sizes_are_allowed(world: "Simulation", changes: Changes) -> Iterator[str]:
     for before, attempt in _attempts_changed(changes):
@@ -97,7 +99,7 @@ def sizes_are_allowed(world: "Simulation", changes: Changes) -> Iterator[str]:
             yield f"{job.job_id} is to go from {wish.from_nodes} to {wish.nodes} nodes"
 
 
-@holds("sizes-are-allowed", "", Moment.LAUNCH)
+@invariant_check("allowed-sizes-only", "", CheckTrigger.LAUNCH)
 def sizes_are_launched(_: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     if spec.attempt.ranks not in sizes_of(spec.job):
         yield f"{spec.attempt.workload_name} is launched on {spec.attempt.ranks} nodes"
@@ -106,17 +108,17 @@ def sizes_are_launched(_: "Simulation", spec: LaunchSpec) -> Iterator[str]:
 # ---------------------------------------------------------------- growth
 
 
-@holds(
-    "growth-waits",
+@invariant_check(
+    "growth-respects-backoff",
     "No job grows within its snooze, nor within the back-off of a growth that failed.",
-    Moment.COMMIT,
-    is_of_sizes=True,
+    CheckTrigger.COMMIT,
+    needs_elastic_jobs=True,
 )
 def growth_waits(world: "Simulation", changes: Changes) -> Iterator[str]:
     assert world.elastic
     terms, known = world.policy.scheduling.elastic, world.elastic.watched.growths
     for job, wish in _wishes(changes):
-        seen = known.setdefault(job.job_id, Growth())
+        seen = known.setdefault(job.job_id, GrowthAttempt())
         if wish.nodes < wish.from_nodes:
             continue
         if seen.resized_at and wish.asked_at < seen.resized_at + timedelta(seconds=terms.snooze_seconds):
@@ -125,10 +127,10 @@ def growth_waits(world: "Simulation", changes: Changes) -> Iterator[str]:
         if seen.failed_at and wish.asked_at < seen.failed_at + timedelta(seconds=pause):
             yield f"{job.job_id} grows, and failed to {seen.failures} times, last at {seen.failed_at:%H:%M:%S}"
     for before, attempt in _attempts_changed(changes):
-        _follow(world, known.setdefault(attempt.job_id, Growth()), before, attempt)
+        _follow(world, known.setdefault(attempt.job_id, GrowthAttempt()), before, attempt)
 
 
-def _follow(world: "Simulation", seen: Growth, before: Attempt | None, attempt: Attempt) -> None:
+def _follow(world: "Simulation", seen: GrowthAttempt, before: Attempt | None, attempt: Attempt) -> None:
     """Note what an attempt's change says of its job's growth."""
     if before is None:
         last = _attempt(world, attempt.job_id, attempt.attempt - 1)
@@ -149,11 +151,11 @@ def _follow(world: "Simulation", seen: Growth, before: Attempt | None, attempt: 
             seen.failures, seen.failed_at = seen.failures + 1, attempt.ended_at
 
 
-@holds(
-    "grows-onto-idle",
+@invariant_check(
+    "grow-onto-idle-nodes-only",
     "A job grows onto machines that nothing uses, nobody cordoned and nobody waits for.",
-    Moment.COMMIT,
-    is_of_sizes=True,
+    CheckTrigger.COMMIT,
+    needs_elastic_jobs=True,
 )
 def grows_onto_idle(world: "Simulation", changes: Changes) -> Iterator[str]:
     for job, wish in _wishes(changes):
@@ -203,9 +205,9 @@ def _waiting(world: "Simulation", pool: tuple[str, str]) -> list[str]:
         if key.sk != "META" or not key.pk.startswith("JOB#") or row.doc["state"] != JobState.PENDING:
             continue
         job = rows.read(row, Job)
-        if job.nodes_wanted <= size and not (job.not_before and now < job.not_before):
+        if job.next_node_count <= size and not (job.not_before and now < job.not_before):
             found.append(job.job_id)
-    replicas = [pod for pod in world.cluster.foreign_pods(CLUSTER) if pod.namespace == "serving"]
+    replicas = [pod for pod in world.cluster.unmanaged_pods(CLUSTER) if pod.namespace == "serving"]
     most = sum(each.most_replicas for each in world.policy.scheduling.serving)
     placed = sum(bool(pod.node_name) for pod in replicas)
     return found + [pod.name for pod in replicas if not pod.node_name][: max(0, most - placed)]
@@ -214,17 +216,17 @@ def _waiting(world: "Simulation", pool: tuple[str, str]) -> list[str]:
 # ---------------------------------------------------------------- rest
 
 
-@holds(
-    "resizes-rest",
+@invariant_check(
+    "no-repeated-resize",
     "While nothing else changes, no job makes the same resize twice.",
-    Moment.COMMIT,
-    is_of_sizes=True,
+    CheckTrigger.COMMIT,
+    needs_elastic_jobs=True,
 )
 def resizes_rest(world: "Simulation", changes: Changes) -> Iterator[str]:
     assert world.elastic
     known = world.elastic.watched
     known.changes += sum(_is_from_outside(each) for each in changes)
-    era = (known.changes, world.chaos.injuries, world.cluster.node_changes)
+    era = (known.changes, world.chaos.injected_failures, world.cluster.node_changes)
     if era != known.era:
         known.made.clear()
         known.disturbed_at = world.loop.seconds
@@ -258,11 +260,11 @@ def _is_from_outside(change: tuple[object, Row | None, Row | None]) -> bool:
 # ---------------------------------------------------------------- what a resize costs
 
 
-@holds(
-    "resize-keeps-work",
+@invariant_check(
+    "resize-keeps-progress",
     "A resize goes on from the newest sound checkpoint, and costs neither a restart nor the job's place.",
-    Moment.COMMIT,
-    is_of_sizes=True,
+    CheckTrigger.COMMIT,
+    needs_elastic_jobs=True,
 )
 def resize_costs_nothing(world: "Simulation", changes: Changes) -> Iterator[str]:
     ended = {
@@ -288,7 +290,7 @@ def resize_costs_nothing(world: "Simulation", changes: Changes) -> Iterator[str]
             yield f"{after.job_id} changes size, and it counts as a failure"
 
 
-@holds("resize-keeps-work", "", Moment.LAUNCH, is_of_sizes=True)
+@invariant_check("resize-keeps-progress", "", CheckTrigger.LAUNCH, needs_elastic_jobs=True)
 def resize_keeps_work(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     attempt = spec.attempt
     job = _job(world, attempt.job_id)
@@ -323,11 +325,11 @@ def _saved(world: "Simulation", job_id: str) -> Iterator[tuple[int, int]]:
             yield int(number.partition("=")[2]), int(step.partition("=")[2])
 
 
-@holds(
-    "spares-come-first",
+@invariant_check(
+    "spare-before-shrink",
     "Who lost machines goes on with fewer than it had only once spares had their time.",
-    Moment.COMMIT,
-    is_of_sizes=True,
+    CheckTrigger.COMMIT,
+    needs_elastic_jobs=True,
 )
 def spares_come_first(world: "Simulation", changes: Changes) -> Iterator[str]:
     for before, attempt in _attempts_changed(changes):
@@ -355,11 +357,11 @@ def _signs(world: "Simulation", job: Job) -> Iterator[datetime]:
 # ---------------------------------------------------------------- who makes room
 
 
-@holds(
-    "shrunk-before-killed",
+@invariant_check(
+    "shrink-before-preempt",
     "Nobody is stopped for another who could start if those who are stopped shrank instead.",
-    Moment.COMMIT,
-    is_of_sizes=True,
+    CheckTrigger.COMMIT,
+    needs_elastic_jobs=True,
 )
 def shrunk_before_killed(world: "Simulation", changes: Changes) -> Iterator[str]:
     if world.sharing is None or not _was_undisturbed(world):
@@ -371,8 +373,8 @@ def shrunk_before_killed(world: "Simulation", changes: Changes) -> Iterator[str]
         is_new = before is not None and asked is not None and asked != before.stop_request
         if is_new and asked and after.live_resize() is None and after.job_id in charges:
             victims.setdefault(asked.by, []).append(charges[after.job_id])
-    for asker, stopped in victims.items():
-        writer, _, winner = asker.partition("/")
+    for requester, stopped in victims.items():
+        writer, _, winner = requester.partition("/")
         if writer != "schedule_jobs" or not winner.startswith("job-"):
             continue
         kept = [_at_least(world, charge) for charge in stopped]
@@ -411,7 +413,7 @@ def _resized(charge: Charge, nodes: int) -> Charge:
 
 def _as_charged(job: Job, like: Charge) -> Charge:
     """Return what a waiting job would hold beside, or in place of, somebody."""
-    held = job.nodes_wanted * job.spec.accelerators_per_node
+    held = job.next_node_count * job.spec.accelerators_per_node
     use = {flavor: dict.fromkeys(amounts, held) for flavor, amounts in like.use.items()}
     return like.but(job_id=job.job_id, team=job.spec.team, queue=job.spec.team, accelerators=held, use=use)
 
@@ -435,7 +437,7 @@ def _has_machines(world: "Simulation", asks: Charge, stopped: list[Charge], kept
         and node.accelerators - used.get(node.name, 0) >= each
         and not any(f"/{node.instance_id}/" in life for life in (plan.avoid if plan else ()))
     ]
-    return len(fits) - world.policy.scheduling.spare_nodes.get(asks.pool, 0) >= job.nodes_wanted
+    return len(fits) - world.policy.scheduling.spare_nodes.get(asks.pool, 0) >= job.next_node_count
 
 
 def _others_wait(world: "Simulation", winner: str) -> bool:
@@ -443,7 +445,7 @@ def _others_wait(world: "Simulation", winner: str) -> bool:
 
     Who has no quota takes nothing, nor does one of the same team that comes later. Replicas take what they can get.
     """
-    if any(not pod.node_name for pod in world.cluster.foreign_pods(CLUSTER)):
+    if any(not pod.node_name for pod in world.cluster.unmanaged_pods(CLUSTER)):
         return True
     first, said = _job(world, winner), {}
     waiting: list[Job] = []
@@ -462,11 +464,11 @@ def _others_wait(world: "Simulation", winner: str) -> bool:
 # ---------------------------------------------------------------- in peace
 
 
-@holds(
-    "grows-when-idle",
+@invariant_check(
+    "grow-when-nodes-idle",
     "In peace no job stays smaller than idle machines that nobody waits for allow.",
-    Moment.CALM,
-    is_of_sizes=True,
+    CheckTrigger.CALM,
+    needs_elastic_jobs=True,
 )
 def grows_when_idle(world: "Simulation") -> Iterator[str]:
     assert world.elastic
@@ -495,7 +497,7 @@ def grows_when_idle(world: "Simulation") -> Iterator[str]:
         larger = min((size for size in sizes_of(job.spec) if held < size <= len(own) + idle), default=0)
         if not larger or _waiting(world, _pool_of(world, job)):
             continue
-        seen = known.growths.get(job.job_id, Growth())
+        seen = known.growths.get(job.job_id, GrowthAttempt())
         pays = terms.resize_seconds * (held + idle)
         pause = terms.snooze_seconds + pays + terms.scaling_timeout_seconds + 3 * PASSES_EVERY
         if seen.failures:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulator import elastic_invariants, renting_invariants, team_invariants  # noqa: F401 - add their rows to the table
-from tests.simulator.coverage import everything, never, table
-from tests.simulator.invariants import Checks
-from tests.simulator.simulation import Result, Simulation
+from tests.simulator.coverage import all_events, never_seen, table
+from tests.simulator.invariants import InvariantChecker
+from tests.simulator.simulation import Simulation, SimulationResult
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRESS = ROOT / ".evenkeel" / "fuzz.json"
@@ -37,12 +37,12 @@ class Chunk:
     incidents: int = 0
     decisions: int = 0
     virtual_seconds: float = 0.0
-    failed: list[Result] = field(default_factory=list)
+    failed: list[SimulationResult] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
 
 
-def run_seed(seed: int, *, is_strict: bool = False) -> Result:
-    return Simulation(seed, Checks(), is_strict=is_strict).run()
+def run_seed(seed: int, *, is_strict: bool = False) -> SimulationResult:
+    return Simulation(seed, InvariantChecker(), is_strict=is_strict).run()
 
 
 def run_chunk(bounds: tuple[int, int]) -> Chunk:
@@ -76,7 +76,7 @@ def run_all(first: int, last: int, processes: int) -> Iterator[Chunk]:
 
 
 def fingerprint() -> str:
-    """Return a hash of everything that a seed's run depends on."""
+    """Return a hash of all_events that a seed's run depends on."""
     digest = hashlib.sha256()
     for folder in ("shared/evenkeel", "functions", "statemachines", "tests/simulator", "tests/fakes", "tests/template"):
         for path in sorted((ROOT / folder).rglob("*")):
@@ -86,9 +86,9 @@ def fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def story(result: Result) -> str:
+def print_trace(result: SimulationResult) -> str:
     """Tell what happened to a seed."""
-    lines = [f"{at:9.2f}  {text}" for at, text in result.story]
+    lines = [f"{at:9.2f}  {text}" for at, text in result.event_log]
     found = [f"seed {result.seed}: {one.invariant} does not hold: {one.text}" for one in result.violations]
     return "\n".join([*lines, *found, f"again: make fuzz SEEDS={result.seed}..{result.seed}"])
 
@@ -107,7 +107,7 @@ def main(arguments: list[str]) -> int:
 def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool, tells_all: bool) -> int:
     if first == last:
         result = run_seed(first)
-        print(story(result))
+        print(print_trace(result))
         return 1 if result.violations else 0
     code, asked = fingerprint(), f"{first}..{last}"
     done = _resumed(asked, code)
@@ -118,7 +118,7 @@ def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool, tells_all: b
     for chunk in run_all(max(first, done["next"]), last, processes):
         failed += len(chunk.failed)
         for result in chunk.failed[: _SHOWN - failed + len(chunk.failed)]:
-            print(story(result) if not is_quiet else "\n".join(story(result).splitlines()[-2:]), flush=True)
+            print(print_trace(result) if not is_quiet else "\n".join(print_trace(result).splitlines()[-2:]), flush=True)
         if not failed:
             spent = before + time.monotonic() - began
             done |= {
@@ -141,8 +141,8 @@ def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool, tells_all: b
     seen = Counter(done["seen"])
     if tells_all:
         print(table(seen))
-    missing = never(seen)
-    kinds = len(set(everything()))
+    missing = never_seen(seen)
+    kinds = len(set(all_events()))
     print(f"fuzz: {kinds - len(missing)} of {kinds} kinds of things happened")
     if failed:
         print(f"fuzz: {failed} seeds failed")

@@ -11,10 +11,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.admission import scheduler_state, start_size, team_cycle
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, said_of
-from evenkeel.domain.admission.fifo import Snapshot, admit
-from evenkeel.domain.admission.free_capacity import rooms_of
-from evenkeel.domain.admission.request import Request
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, recorded_reason
+from evenkeel.domain.admission.fifo import QueueSnapshot, admit
+from evenkeel.domain.admission.free_capacity import node_capacity
+from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import IncidentState, NodeFact
@@ -25,8 +25,8 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode, join_nodes
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.spending import Spent
-from evenkeel.domain.quotas.teams import SetUp
-from evenkeel.domain.recovery.guardrails import bound
+from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.recovery.guardrails import pool_limit
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.replay import CannotReplayError, replay
 from evenkeel.domain.values import rfc3339
@@ -35,7 +35,7 @@ from evenkeel.ports import CapacitySpec, ExecutionState, Key, LaunchSpec, Perman
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.queries import read_fleet, read_sources
 from evenkeel.services.rentals import rentals
-from evenkeel.services.scheduling import read_use
+from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
@@ -44,14 +44,14 @@ from tests.simulator.privileges import granted
 
 if TYPE_CHECKING:
     from tests.simulator.asl import Json
-    from tests.simulator.simulation import Call, Simulation
+    from tests.simulator.simulation import FunctionCall, Simulation
 
 Changes = list[tuple[Key, Row | None, Row | None]]
-_IN_THE_END = timedelta(days=1)
+_LATEST_SHRINK = timedelta(days=1)
 """By then everybody who waits for all its nodes would start with fewer."""
 
 
-class Moment(StrEnum):
+class CheckTrigger(StrEnum):
     """When a check is made."""
 
     COMMIT = "at every commit"
@@ -78,103 +78,104 @@ class Invariant:
 
     name: str
     sentence: str
-    moment: Moment
+    moment: CheckTrigger
     check: Callable[..., Iterator[str]]
-    is_of_teams: bool
+    needs_teams: bool
     """Whether it says nothing where no teams are set up."""
-    is_of_sizes: bool
+    needs_elastic_jobs: bool
     """Whether it says nothing where no job has several sizes."""
 
 
 TABLE: list[Invariant] = []
 
 
-def holds(
-    name: str, sentence: str, moment: Moment, *, is_of_teams: bool = False, is_of_sizes: bool = False
+def invariant_check(
+    name: str, sentence: str, moment: CheckTrigger, *, needs_teams: bool = False, needs_elastic_jobs: bool = False
 ) -> Callable[[Callable[..., Iterator[str]]], Callable[..., Any]]:
     def register(check: Callable[..., Iterator[str]]) -> Callable[..., Any]:
-        TABLE.append(Invariant(name, sentence, moment, check, is_of_teams, is_of_sizes))
+        TABLE.append(Invariant(name, sentence, moment, check, needs_teams, needs_elastic_jobs))
         return check
 
     return register
 
 
-_OF_NO_CHECK = ("LOCK#", "HEARTBEAT#")
+_UNCHECKED_PREFIXES = ("LOCK#", "HEARTBEAT#")
 """Rows that no check of a commit reads, and half of all commits."""
 
 
-class Checks:
+class InvariantChecker:
     """Makes the checks of each moment."""
 
     def __init__(self, *without: str) -> None:
         self.by_moment = {
-            moment: [one for one in TABLE if one.moment is moment and one.name not in without] for moment in Moment
+            moment: [one for one in TABLE if one.moment is moment and one.name not in without]
+            for moment in CheckTrigger
         }
 
-    def _make(self, moment: Moment, world: "Simulation", *facts: Any) -> None:
+    def _make(self, moment: CheckTrigger, world: "Simulation", *facts: Any) -> None:
         for invariant in self.by_moment[moment]:
-            if (invariant.is_of_teams and not world.sharing) or (invariant.is_of_sizes and not world.elastic):
+            if (invariant.needs_teams and not world.sharing) or (invariant.needs_elastic_jobs and not world.elastic):
                 continue
             for text in invariant.check(world, *facts):
                 world.violate(invariant.name, text)
 
     def commit(self, world: "Simulation", changes: Changes) -> None:
-        if len(changes) == 1 and changes[0][0].pk.startswith(_OF_NO_CHECK):
+        if len(changes) == 1 and changes[0][0].pk.startswith(_UNCHECKED_PREFIXES):
             return
-        self._make(Moment.COMMIT, world, changes)
+        self._make(CheckTrigger.COMMIT, world, changes)
 
     def repair(self, world: "Simulation", rung: str, machine: str) -> None:
-        self._make(Moment.REPAIR, world, rung, machine)
+        self._make(CheckTrigger.REPAIR, world, rung, machine)
 
     def cordon(self, world: "Simulation", name: str) -> None:
-        self._make(Moment.CORDON, world, name)
+        self._make(CheckTrigger.CORDON, world, name)
 
     def released(self, world: "Simulation", name: str, result: str) -> None:
-        self._make(Moment.RELEASE, world, name, result)
+        self._make(CheckTrigger.RELEASE, world, name, result)
 
     def launch(self, world: "Simulation", spec: LaunchSpec) -> None:
-        self._make(Moment.LAUNCH, world, spec)
+        self._make(CheckTrigger.LAUNCH, world, spec)
 
     def stop(self, world: "Simulation", job_id: str, attempt: int) -> None:
-        self._make(Moment.STOP, world, job_id, attempt)
+        self._make(CheckTrigger.STOP, world, job_id, attempt)
 
     def rented(self, world: "Simulation", spec: CapacitySpec) -> None:
-        self._make(Moment.RENT, world, spec)
+        self._make(CheckTrigger.RENT, world, spec)
 
     def limited(self, world: "Simulation", pool: str, limit: tuple[int, int]) -> None:
-        self._make(Moment.LIMIT, world, pool, limit)
+        self._make(CheckTrigger.LIMIT, world, pool, limit)
 
     def looked(self, world: "Simulation") -> None:
-        self._make(Moment.LOOK, world)
+        self._make(CheckTrigger.LOOK, world)
 
     def blind(self, world: "Simulation") -> None:
-        self._make(Moment.BLIND, world)
+        self._make(CheckTrigger.BLIND, world)
 
     def answered(self, world: "Simulation", token: str, output: "Json") -> None:
-        self._make(Moment.ANSWER, world, token, output)
+        self._make(CheckTrigger.ANSWER, world, token, output)
 
     def paged(self, world: "Simulation", key: str) -> None:
-        self._make(Moment.PAGE, world, key)
+        self._make(CheckTrigger.PAGE, world, key)
 
-    def raised(self, world: "Simulation", call: "Call", error: Exception) -> None:
-        self._make(Moment.FAILURE, world, call, error)
+    def raised(self, world: "Simulation", call: "FunctionCall", error: Exception) -> None:
+        self._make(CheckTrigger.FAILURE, world, call, error)
 
-    def ended(self, world: "Simulation", call: "Call") -> None:
-        self._make(Moment.RETURN, world, call)
+    def ended(self, world: "Simulation", call: "FunctionCall") -> None:
+        self._make(CheckTrigger.RETURN, world, call)
 
     def calm(self, world: "Simulation") -> None:
-        self._make(Moment.CALM, world)
+        self._make(CheckTrigger.CALM, world)
 
     def end(self, world: "Simulation") -> None:
-        self._make(Moment.END, world)
+        self._make(CheckTrigger.END, world)
 
     def is_at_rest(self, world: "Simulation") -> bool:
         """Whether nothing is left to be done."""
         return (
             world.loop.seconds > world.rests_from
-            and not any(_unrest(world))
+            and not any(_unfinished_work(world))
             and not any(_untrue_reasons(world))
-            and not any(_left_of_renting(world))
+            and not any(_leftover_rentals(world))
         )
 
 
@@ -224,7 +225,9 @@ def _is_incident(key: Key) -> bool:
 # ---------------------------------------------------------------- incidents
 
 
-@holds("one-incident-per-life", "A node life has one open incident at most, and one drill.", Moment.COMMIT)
+@invariant_check(
+    "one-open-incident-per-node", "A node life has one open incident at most, and one drill.", CheckTrigger.COMMIT
+)
 def one_incident_per_life(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, _, after in changes:
         if after is None or not _is_incident(key):
@@ -240,7 +243,11 @@ def one_incident_per_life(world: "Simulation", changes: Changes) -> Iterator[str
             yield f"{life} has {', '.join(sorted(others))} open"
 
 
-@holds("pointer-is-true", "`OPEN#life` points to an incident exactly while that incident is open.", Moment.COMMIT)
+@invariant_check(
+    "open-pointer-matches-incident",
+    "`OPEN#life` points to an incident exactly while that incident is open.",
+    CheckTrigger.COMMIT,
+)
 def pointer_is_true(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, _, after in changes:
         if _is_incident(key) and after:
@@ -256,10 +263,10 @@ def pointer_is_true(world: "Simulation", changes: Changes) -> Iterator[str]:
                 yield f"the pointer of {life} goes while {', '.join(sorted(still))} is open"
 
 
-@holds(
-    "drills-stay-apart",
+@invariant_check(
+    "drills-are-isolated",
     "No drill joins a real incident or shares its records, and no real fact joins a drill.",
-    Moment.COMMIT,
+    CheckTrigger.COMMIT,
 )
 def drills_stay_apart(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, after in changes:
@@ -278,7 +285,11 @@ def drills_stay_apart(world: "Simulation", changes: Changes) -> Iterator[str]:
                 yield f"{key.pk} names {after.doc['incidentId']}, which is of the other kind"
 
 
-@holds("ends-stand", "An incident, an attempt or a job that has ended stays as it ended.", Moment.COMMIT)
+@invariant_check(
+    "terminal-states-are-final",
+    "An incident, an attempt or a job that has ended stays as it ended.",
+    CheckTrigger.COMMIT,
+)
 def ends_stand(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, after in changes:
         if before is None or "state" not in before.doc or key.sk.startswith("WAIT#"):
@@ -296,7 +307,7 @@ def ends_stand(world: "Simulation", changes: Changes) -> Iterator[str]:
             yield f"{key.pk} {key.sk} was {before.doc['state']} and is {now}"
 
 
-@holds("labels-prove-nothing", "An attempt succeeds only if its own pods did.", Moment.COMMIT)
+@invariant_check("labels-do-not-prove-ownership", "An attempt succeeds only if its own pods did.", CheckTrigger.COMMIT)
 def labels_prove_nothing(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, _, after in changes:
         if not key.sk.startswith("ATTEMPT#") or after is None or after.doc["state"] != AttemptState.SUCCEEDED:
@@ -306,7 +317,11 @@ def labels_prove_nothing(world: "Simulation", changes: Changes) -> Iterator[str]
             yield f"{attempt.workload_name} has succeeded, and its own pods have not"
 
 
-@holds("lease-is-its-owners", "A lease is let go by its owner alone, or once its owner is settled.", Moment.COMMIT)
+@invariant_check(
+    "only-owner-releases-lease",
+    "A lease is let go by its owner alone, or once its owner is settled.",
+    CheckTrigger.COMMIT,
+)
 def lease_is_its_owners(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, after in changes:
         if not key.pk.startswith("LEASE#") or before is None or not before.doc.get("incidentId"):
@@ -320,10 +335,14 @@ def lease_is_its_owners(world: "Simulation", changes: Changes) -> Iterator[str]:
 # ---------------------------------------------------------------- repairs
 
 
-@holds("intent-before-effect", "Before a repair call its intent and its decision are recorded.", Moment.REPAIR)
+@invariant_check(
+    "intent-recorded-before-effect",
+    "Before a repair call its intent and its decision are recorded.",
+    CheckTrigger.REPAIR,
+)
 def intent_before_effect(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
     for row in world.ledger.of("META", "LEASE#"):
-        asks = row.doc.get("asks", ())
+        asks = row.doc.get("requests", ())
         if asks and asks[-1]["life"]["instanceId"] == machine and asks[-1]["rung"] == rung and not asks[-1]["answer"]:
             break
     else:
@@ -340,7 +359,11 @@ def intent_before_effect(world: "Simulation", rung: str, machine: str) -> Iterat
         yield f"{rung} of {machine} is called and no decision says so"
 
 
-@holds("one-repair-per-life", "A machine has one repair in flight at most, and is replaced once.", Moment.REPAIR)
+@invariant_check(
+    "one-repair-in-flight-per-node",
+    "A machine has one repair in flight at most, and is replaced once.",
+    CheckTrigger.REPAIR,
+)
 def one_repair_per_life(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
     for at, was, was_heard in world.watched.calls.get(machine, ()):
         if rung == "replace" == was and machine in world.provider.by_id and was_heard:
@@ -353,10 +376,10 @@ def one_repair_per_life(world: "Simulation", rung: str, machine: str) -> Iterato
             yield f"{was} of {machine} had no reply at {at:.1f} and is called again so soon"
 
 
-@holds(
-    "limits-hold",
+@invariant_check(
+    "repair-and-cordon-limits",
     "No more machines of a pool are in repair, or carry our cordon, than its limits allow.",
-    Moment.REPAIR,
+    CheckTrigger.REPAIR,
 )
 def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
     rails = world.policy.repair.guardrails
@@ -364,12 +387,14 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iter
     for row in world.ledger.of("META", "LEASE#"):
         owner = world.ledger.rows.get(rows.incident_key(row.doc["incidentId"]))
         called = [
-            ask for ask in row.doc["asks"] if ask["incidentId"] == row.doc["incidentId"] and ask["rung"] in NODE_RUNGS
+            ask
+            for ask in row.doc["requests"]
+            if ask["incidentId"] == row.doc["incidentId"] and ask["rung"] in NODE_RUNGS
         ]
         # Once its node branch has ended, a machine is in service again, or in a person's hands; in a later run it is
         # in service until it is called for again.
         returned_at = (owner.doc["stages"]["returnedAt"] if owner else "") or ""
-        is_called = any(ask["askedAt"] > returned_at for ask in called)
+        is_called = any(ask["requestedAt"] > returned_at for ask in called)
         if (
             owner
             and _is_karpenters(world, owner.doc["pool"])
@@ -381,13 +406,13 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iter
             others.append((owner.doc["life"]["instanceId"], owner.doc["pool"]))
     node = world.node_of(machine)
     pool = node.pool if node else ""
-    most = bound(rails.pool_repairs, rails.pool_repair_share, world.pool_sizes.get(pool, world.size))
+    most = pool_limit(rails.pool_repairs, rails.pool_repair_share, world.pool_sizes.get(pool, world.size))
     in_pool = [name for name, its in others if its == pool]
     if len(in_pool) >= most or len(others) >= rails.fleet_repairs:
         yield f"{rung} of {machine} beside {', '.join(name for name, _ in others)}, of {most}"
 
 
-@holds("limits-hold", "", Moment.CORDON)
+@invariant_check("repair-and-cordon-limits", "", CheckTrigger.CORDON)
 def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
     rails = world.policy.repair.guardrails
     ours = [one for one in world.cluster.by_name.values() if one.is_cordoned and one.incident_id]
@@ -395,7 +420,7 @@ def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
     if node is None:
         return  # it is gone: nothing is cordoned
     pool = node.pool
-    most = bound(rails.pool_cordons, rails.pool_cordon_share, world.pool_sizes.get(pool, world.size))
+    most = pool_limit(rails.pool_cordons, rails.pool_cordon_share, world.pool_sizes.get(pool, world.size))
     others = [one.name for one in ours if one.pool == pool]
     # What goes by itself is cordoned whatever else is out: its jobs are saved now, or not at all.
     if any(doc["nodeName"] == name and doc["deadlineAt"] for doc in _incidents(world)):
@@ -404,17 +429,17 @@ def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
         yield f"{name} is to be cordoned beside {', '.join(others)}, of {most}"
 
 
-@holds(
-    "no-harm-while-held",
+@invariant_check(
+    "no-harmful-act-without-permission",
     "Nothing harmful is done in mode observe, unapproved in mode recommend, or under a hold.",
-    Moment.REPAIR,
+    CheckTrigger.REPAIR,
 )
 def no_harm_while_held(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
     if barred := _barred(world):
         yield f"{rung} of {machine} {barred}"
 
 
-@holds("no-harm-while-held", "", Moment.STOP)
+@invariant_check("no-harmful-act-without-permission", "", CheckTrigger.STOP)
 def no_stop_while_held(world: "Simulation", job_id: str, attempt: int) -> Iterator[str]:
     # A stop that was asked for earlier, or by a person, is carried out; only a recovery's own is held.
     is_recovery = world.calls and world.calls[-1].function in ("protect_jobs", "repair_node")
@@ -422,13 +447,13 @@ def no_stop_while_held(world: "Simulation", job_id: str, attempt: int) -> Iterat
         yield f"{job_id}-a{attempt} is stopped {barred}"
 
 
-@holds("no-harm-while-held", "", Moment.CORDON)
+@invariant_check("no-harmful-act-without-permission", "", CheckTrigger.CORDON)
 def no_cordon_while_watching(world: "Simulation", name: str) -> Iterator[str]:
     if barred := barred_mode(world):
         yield f"{name} is cordoned {barred}"
 
 
-@holds("no-harm-while-held", "", Moment.LAUNCH)
+@invariant_check("no-harmful-act-without-permission", "", CheckTrigger.LAUNCH)
 def no_launch_while_watching(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     if world.mode != "act":
         yield f"{spec.attempt.workload_name} is launched in mode {world.mode}"
@@ -447,7 +472,9 @@ def _barred(world: "Simulation") -> str:
     return "under a hold" if since < _began(world) and world.loop.seconds < until else ""
 
 
-@holds("approval-is-of-its-plan", "What is approved is the plan that asks at that time.", Moment.COMMIT)
+@invariant_check(
+    "approval-matches-current-plan", "What is approved is the plan that asks at that time.", CheckTrigger.COMMIT
+)
 def approval_is_of_its_plan(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, after in changes:
         said = after.doc["approval"] if after and before and _is_incident(key) else None
@@ -458,10 +485,10 @@ def approval_is_of_its_plan(world: "Simulation", changes: Changes) -> Iterator[s
             yield f"{said['decisionId']} of {before.doc['incidentId']} is answered, and {plan.get('decisionId')} asks"
 
 
-@holds(
-    "shared-cause-bars-repairs",
+@invariant_check(
+    "shared-cause-blocks-repairs",
     "While enough machines of a zone are unhealthy by one cause, none of them is repaired.",
-    Moment.REPAIR,
+    CheckTrigger.REPAIR,
 )
 def shared_cause_bars_repairs(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
     rails, decided_at = world.policy.repair.guardrails, _asked_at(world, rung, machine)
@@ -494,21 +521,23 @@ def _asked_at(world: "Simulation", rung: str, machine: str) -> datetime:
     asks = [
         ask
         for row in world.ledger.of("META", "LEASE#")
-        for ask in row.doc.get("asks", ())
+        for ask in row.doc.get("requests", ())
         if ask["life"]["instanceId"] == machine and ask["rung"] == rung
     ]
     began = A_MOMENT + timedelta(seconds=_began(world))
-    return min([began, *(datetime.fromisoformat(ask["askedAt"]) for ask in asks[-1:])])
+    return min([began, *(datetime.fromisoformat(ask["requestedAt"]) for ask in asks[-1:])])
 
 
-@holds("persons-cordon-stays", "What a person cordoned is neither repaired nor un-cordoned.", Moment.REPAIR)
+@invariant_check(
+    "operator-cordon-is-kept", "What a person cordoned is neither repaired nor un-cordoned.", CheckTrigger.REPAIR
+)
 def persons_node_is_left(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
     node = world.node_of(machine)
     if node and world.watched.persons.get(node.name, 1e12) < _began(world):
         yield f"{rung} of {machine}, which a person cordoned"
 
 
-@holds("persons-cordon-stays", "", Moment.RELEASE)
+@invariant_check("operator-cordon-is-kept", "", CheckTrigger.RELEASE)
 def persons_cordon_stays(world: "Simulation", name: str, result: str) -> Iterator[str]:
     if result == "RELEASED" and name in world.watched.persons:
         yield f"{name} was cordoned by a person and is released"
@@ -517,7 +546,7 @@ def persons_cordon_stays(world: "Simulation", name: str, result: str) -> Iterato
 # ---------------------------------------------------------------- jobs
 
 
-@holds("no-attempt-without-charge", "An attempt is charged exactly while it is live.", Moment.COMMIT)
+@invariant_check("live-attempts-are-charged", "An attempt is charged exactly while it is live.", CheckTrigger.COMMIT)
 def charge_with_attempt(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, _, after in changes:
         if key.table is not Table.JOBS or not key.sk.startswith("ATTEMPT#") or after is None:
@@ -530,7 +559,7 @@ def charge_with_attempt(world: "Simulation", changes: Changes) -> Iterator[str]:
             yield f"{name} is {after.doc['state']} and its charge is {'held' if is_held else 'not held'}"
 
 
-@holds("no-overcommit", "No node is charged with more accelerators than it has.", Moment.COMMIT)
+@invariant_check("no-node-overcommit", "No node is charged with more accelerators than it has.", CheckTrigger.COMMIT)
 def no_overcommit(world: "Simulation", changes: Changes) -> Iterator[str]:
     if not any(key.sk.startswith("CHARGE#") and after for key, _, after in changes):
         return
@@ -541,10 +570,10 @@ def no_overcommit(world: "Simulation", changes: Changes) -> Iterator[str]:
     yield from (f"{name} is charged with {count}" for name, count in used.items() if count > GPUS)
 
 
-@holds(
-    "unhealthy-takes-no-job",
+@invariant_check(
+    "no-job-on-unhealthy-node",
     "A node that an incident left unhealthy takes no job, and its GPUs are not counted as free.",
-    Moment.COMMIT,
+    CheckTrigger.COMMIT,
 )
 def unhealthy_takes_no_job(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, after in changes:
@@ -558,7 +587,7 @@ def unhealthy_takes_no_job(world: "Simulation", changes: Changes) -> Iterator[st
                 yield f"{key.sk} is admitted on {name}, which {left[node.instance_id]} left unhealthy"
 
 
-@holds("unhealthy-takes-no-job", "", Moment.LOOK)
+@invariant_check("no-job-on-unhealthy-node", "", CheckTrigger.LOOK)
 def unhealthy_is_not_free(world: "Simulation") -> Iterator[str]:
     left = _left_unhealthy(world, before=world.loop.seconds - _INDEXED_WITHIN)
     if not left:
@@ -593,8 +622,10 @@ def _left_unhealthy(world: "Simulation", *, before: float) -> dict[str, str]:
     return {node.life.instance_id: node.incident_id for node in found if not node.trusted_by and node.since < until}
 
 
-@holds(
-    "attempts-are-alone", "An attempt starts when no other of its job can be reached, behind its fence.", Moment.LAUNCH
+@invariant_check(
+    "one-running-attempt-per-job",
+    "An attempt starts when no other of its job can be reached, behind its fence.",
+    CheckTrigger.LAUNCH,
 )
 def attempts_are_alone(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     attempt = spec.attempt
@@ -612,7 +643,7 @@ def attempts_are_alone(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
             yield f"{attempt.workload_name} starts without its fence"
 
 
-@holds("stops-have-a-reason", "Before an attempt is asked to end, its job says why.", Moment.STOP)
+@invariant_check("stop-has-recorded-reason", "Before an attempt is asked to end, its job says why.", CheckTrigger.STOP)
 def stops_have_a_reason(world: "Simulation", job_id: str, attempt: int) -> Iterator[str]:
     row = world.ledger.rows.get(rows.attempt_key(job_id, attempt))
     asked = rows.read(world.ledger.rows[rows.job_key(job_id)], Job).stop_of(attempt)
@@ -621,7 +652,7 @@ def stops_have_a_reason(world: "Simulation", job_id: str, attempt: int) -> Itera
         yield f"{job_id}-a{attempt} is asked to end, and nothing says why"
 
 
-@holds("no-attempt-without-charge", "", Moment.LAUNCH)
+@invariant_check("live-attempts-are-charged", "", CheckTrigger.LAUNCH)
 def no_attempt_without_charge(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     row = world.ledger.rows.get(rows.attempt_key(spec.attempt.job_id, spec.attempt.attempt))
     is_over = row is not None and AttemptState(row.doc["state"]).has_ended
@@ -630,13 +661,21 @@ def no_attempt_without_charge(world: "Simulation", spec: LaunchSpec) -> Iterator
         yield f"{spec.attempt.workload_name} is launched without a charge"
 
 
-@holds("fenced-is-never-read", "Nothing that was written behind a later fence is resumed from.", Moment.LAUNCH)
+@invariant_check(
+    "no-resume-from-fenced-checkpoint",
+    "Nothing that was written behind a later fence is resumed from.",
+    CheckTrigger.LAUNCH,
+)
 def fenced_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     if f"{spec.attempt.job_id} {spec.resume_from}" in world.trainers.late:
         yield f"{spec.attempt.workload_name} resumes from {spec.resume_from}, which was written late"
 
 
-@holds("gangs-use-efa", "Pods of a job with several nodes ask for their share of the node's EFA.", Moment.LAUNCH)
+@invariant_check(
+    "gang-pods-request-efa",
+    "Pods of a job with several nodes ask for their share of the node's EFA.",
+    CheckTrigger.LAUNCH,
+)
 def gangs_use_efa(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     node = world.cluster.node(CLUSTER, spec.attempt.node_names[0]) if spec.attempt.node_names else None
     own, asked = spec.job.accelerators_per_node, spec.network.interfaces
@@ -645,7 +684,9 @@ def gangs_use_efa(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
         yield f"{spec.attempt.workload_name} asks for {asked} EFA interfaces, and {share} are its share"
 
 
-@holds("distrusted-is-never-read", "What was written under suspicion is not resumed from.", Moment.LAUNCH)
+@invariant_check(
+    "no-resume-from-distrusted-checkpoint", "What was written under suspicion is not resumed from.", CheckTrigger.LAUNCH
+)
 def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     attempt, began = spec.attempt, world.trainers.started.get(f"{spec.attempt.job_id} {spec.resume_from}")
     if began is None or attempt.resume_from is None:
@@ -668,15 +709,15 @@ def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[
 # ---------------------------------------------------------------- waits, pages, functions
 
 
-@holds("one-answer-per-wait", "A wait is given one answer, however often it is given.", Moment.ANSWER)
+@invariant_check("one-answer-per-wait", "A wait is given one answer, however often it is given.", CheckTrigger.ANSWER)
 def one_answer_per_wait(world: "Simulation", token: str, output: "Json") -> Iterator[str]:
     first = world.watched.answers.setdefault((token, world.watched.opened[token]), output)
     if first != output:
         yield f"{token} was told {first['outcome']} and is told {output['outcome']}"
 
 
-@holds("one-answer-per-wait", "", Moment.COMMIT)
-def waits_are_told_apart(world: "Simulation", changes: Changes) -> Iterator[str]:
+@invariant_check("one-answer-per-wait", "", CheckTrigger.COMMIT)
+def waits_are_distinct(world: "Simulation", changes: Changes) -> Iterator[str]:
     # A function that is run twice may open a wait anew whose task has its answer: that other wait's goes nowhere.
     world.watched.opened.update(
         after.doc["token"] for key, before, after in changes if key.sk.startswith("WAIT#") and after and not before
@@ -684,35 +725,37 @@ def waits_are_told_apart(world: "Simulation", changes: Changes) -> Iterator[str]
     yield from ()
 
 
-@holds("one-page-per-incident", "A person is called once for one thing.", Moment.PAGE)
+@invariant_check("one-page-per-incident", "A person is called once for one thing.", CheckTrigger.PAGE)
 def one_page_per_incident(world: "Simulation", key: str) -> Iterator[str]:
     incident = "-".join(key.split("-")[:2]) if key.startswith("inc-") else key  # a shared cause is its own
-    injuries = world.chaos.injuries
+    injected_failures = world.chaos.injected_failures
     before = world.watched.pages.get(incident)
     # A call that dies between the page and its record pages again, under the same key: Lambda cannot do better.
-    if before and (before[0] != key or before[1] == injuries):
+    if before and (before[0] != key or before[1] == injected_failures):
         yield f"{incident} was paged as {before[0]} and is paged as {key}"
-    world.watched.pages[incident] = (key, injuries)
+    world.watched.pages[incident] = (key, injected_failures)
 
 
-@holds("functions-do-not-break", "A function fails only where the world failed it.", Moment.FAILURE)
-def functions_do_not_break(world: "Simulation", call: "Call", error: Exception) -> Iterator[str]:
+@invariant_check(
+    "no-unexpected-function-failure", "A function fails only where the world failed it.", CheckTrigger.FAILURE
+)
+def functions_do_not_break(world: "Simulation", call: "FunctionCall", error: Exception) -> Iterator[str]:
     if type(error) is not TransientError and not isinstance(error, TransientError):
         kind = "refuses" if isinstance(error, PermanentError) else "breaks"
         yield f"{call.function} {kind}: {type(error).__name__}: {error}"
 
 
-@holds(
-    "no-more-than-its-role",
+@invariant_check(
+    "least-privilege",
     "A function asks nothing of a table that its role in the template does not let it.",
-    Moment.RETURN,
+    CheckTrigger.RETURN,
 )
-def no_more_than_its_role(world: "Simulation", call: "Call") -> Iterator[str]:
+def no_more_than_its_role(world: "Simulation", call: "FunctionCall") -> Iterator[str]:
     for ask in sorted(call.asked - granted(call.function)):
         yield f"{call.function} needs {ask}"
 
 
-@holds("functions-do-not-break", "", Moment.END)
+@invariant_check("no-unexpected-function-failure", "", CheckTrigger.END)
 def nothing_broke_quietly(world: "Simulation") -> Iterator[str]:
     for line in world.telemetry.lines:
         if line.message == "Failed":
@@ -722,16 +765,16 @@ def nothing_broke_quietly(world: "Simulation") -> Iterator[str]:
 # ---------------------------------------------------------------- the end
 
 
-@holds(
-    "comes-to-rest",
+@invariant_check(
+    "reaches-quiescence",
     "When faults stop, all incidents, workflows, waits and jobs end, even if only the sweeper is left.",
-    Moment.END,
+    CheckTrigger.END,
 )
 def comes_to_rest(world: "Simulation") -> Iterator[str]:
-    yield from _unrest(world)
+    yield from _unfinished_work(world)
 
 
-def _unrest(world: "Simulation") -> Iterator[str]:
+def _unfinished_work(world: "Simulation") -> Iterator[str]:
     """What is still to be done."""
     blocked = {doc["incidentId"] for doc in _incidents(world) if _is_out_of_places(world, doc)}
     for doc in _incidents(world):
@@ -754,7 +797,7 @@ def _unrest(world: "Simulation") -> Iterator[str]:
             yield f"{decision.job_id} could start: {decision.reason}"
 
 
-def _left_of_renting(world: "Simulation") -> Iterator[str]:
+def _leftover_rentals(world: "Simulation") -> Iterator[str]:
     yield from getattr(world.cluster, "left", tuple)()
 
 
@@ -769,7 +812,7 @@ def _is_out_of_places(world: "Simulation", doc: "Json") -> bool:
 
 def pass_of(world: "Simulation") -> Iterator[Any]:
     """What a pass would decide about the world as it is."""
-    pending = [Request.of(job) for job in _jobs(world) if job.state is JobState.PENDING]
+    pending = [AdmissionRequest.of(job) for job in _jobs(world) if job.state is JobState.PENDING]
     if not pending or world.mode != "act":
         return
     nodes = join_nodes(world.cluster.nodes(CLUSTER), world.provider.nodes(), CLUSTER)
@@ -777,42 +820,44 @@ def pass_of(world: "Simulation") -> Iterator[Any]:
     charges = held_charges(world)
     seen = [(CLUSTER, one) for one in world.cluster.workloads(CLUSTER)]
     now = world.loop.now()
-    unhealthy = unhealthy_nodes.among(world.cluster.nodes(CLUSTER), world.ledger, world.policy, now)
-    rooms = rooms_of(nodes, in_use, charges, seen, unhealthy)
+    unhealthy = unhealthy_nodes.unhealthy_among(world.cluster.nodes(CLUSTER), world.ledger, world.policy, now)
+    capacities = node_capacity(nodes, in_use, charges, seen, unhealthy)
     if world.renting:
         # What is rented is its job's; who waits for nodes of its own is told so, and does not wait for others.
         rented = rentals.load(world.ledger)
-        rooms = rented.rooms(rooms, {job.job_id: (job, 0) for job in _jobs(world)}, world.renting.pools)
+        capacities = rented.capacities(capacities, {job.job_id: (job, 0) for job in _jobs(world)}, world.renting.pools)
         pending = [request for request in pending if request.job_id not in rented.serving]
-    setup = world.sharing.setup if world.sharing else SetUp()
+    setup = world.sharing.setup if world.sharing else TeamSetup()
     asked = tuple(pending)
     if not setup.has_teams:
 
-        def weigh_alone(pending: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
-            return admit(Snapshot(rooms=rooms, pending=pending), world.policy.scheduling, now)
+        def weigh_alone(pending: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
+            return admit(QueueSnapshot(capacities=capacities, pending=pending), world.policy.scheduling, now)
 
-        yield from start_size.fit(asked, weigh_alone(asked), weigh_alone, now + _IN_THE_END)
+        yield from start_size.fit_sizes(asked, weigh_alone(asked), weigh_alone, now + _LATEST_SHRINK)
         return
     tree = world.ledger.rows[rows.tree_key()]
     holders = {charge.job_id: rows.read(world.ledger.rows[rows.job_key(charge.job_id)], Job) for charge in charges}
-    shared = team_cycle.Snapshot(
+    shared = team_cycle.TeamCycleSnapshot(
         setup,
-        rooms,
+        capacities,
         asked,
         tuple(charge.but(priority=holders[charge.job_id].priority) for charge in charges),
         frozenset(name for name, job in holders.items() if job.stop_of(job.current_attempt)),
-        scheduler_state.Memory.model_validate(tree.doc.get("memory") or {}).pruned(charges, setup, now),
+        scheduler_state.SchedulerState.model_validate(tree.doc.get("memory") or {}).pruned(charges, setup, now),
         _spent(world, setup),
-        used=read_use.run(setup, world.ledger, now),
+        used=read_usage.run(setup, world.ledger, now),
     )
 
-    def weigh(pending: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
-        return team_cycle.share(shared._replace(pending=pending), world.policy.scheduling, world.policy.economy, now)
+    def weigh(pending: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
+        return team_cycle.run_team_cycle(
+            shared._replace(pending=pending), world.policy.scheduling, world.policy.economy, now
+        )
 
-    yield from start_size.fit(asked, weigh(asked), weigh, now + _IN_THE_END)
+    yield from start_size.fit_sizes(asked, weigh(asked), weigh, now + _LATEST_SHRINK)
 
 
-def _spent(world: "Simulation", setup: SetUp) -> dict[tuple[str, str], Spent]:
+def _spent(world: "Simulation", setup: TeamSetup) -> dict[tuple[str, str], Spent]:
     periods = [(team.name, budget.period.key_at(world.loop.now())) for team in setup.teams for budget in team.budgets]
     found = {place: world.ledger.rows.get(rows.spent_key(*place)) for place in periods}
     return {place: Spent.model_validate(row.doc) for place, row in found.items() if row}
@@ -822,17 +867,19 @@ def _untrue_reasons(world: "Simulation") -> Iterator[str]:
     """Yield the waiting jobs that say something else than the rules say by now."""
     jobs = {job.job_id: job for job in _jobs(world)}
     for decision in pass_of(world):
-        said = said_of(decision, Mode(world.mode))
-        if decision.action is not Action.BACK_OFF and jobs[decision.job_id].reason_of_queue != said:
+        said = recorded_reason(decision, Mode(world.mode))
+        if decision.action is not Action.BACK_OFF and jobs[decision.job_id].queue_reason != said:
             yield f"{decision.job_id} says: {jobs[decision.job_id].reason} The rules say: {said}"
 
 
-@holds("reasons-are-true", "At rest each job waits for what the rules say, and says so.", Moment.END)
+@invariant_check(
+    "pending-reasons-are-current", "At rest each job waits for what the rules say, and says so.", CheckTrigger.END
+)
 def reasons_are_true(world: "Simulation") -> Iterator[str]:
     yield from _untrue_reasons(world)
 
 
-@holds("nothing-left-behind", "At rest no lease, pointer, charge or workload is left.", Moment.END)
+@invariant_check("no-leftover-records", "At rest no lease, pointer, charge or workload is left.", CheckTrigger.END)
 def nothing_left_behind(world: "Simulation") -> Iterator[str]:
     for key, row in world.ledger.rows.items():
         if key.pk.removeprefix("DRILL-").startswith("OPEN#"):
@@ -858,22 +905,22 @@ def nothing_left_behind(world: "Simulation") -> Iterator[str]:
             yield f"{attempt.workload_name} runs on after its end"
 
 
-@holds(
-    "nothing-lost",
+@invariant_check(
+    "no-lost-faults-or-jobs",
     "Each sign of a sick node leads to an incident, each job ends or waits for a reason.",
-    Moment.END,
+    CheckTrigger.END,
 )
 def nothing_lost(world: "Simulation") -> Iterator[str]:
     if world.mode == "act":
-        yield from _sick_and_unnoticed(world)
+        yield from _unnoticed_faults(world)
     for body in world.watched.delivered:
-        yield from _forgotten(world, body)
+        yield from _is_fact_lost(world, body)
     for job in _jobs(world):
         if not job.state.has_ended and not job.reason:
             yield f"{job.job_id} is {job.state} and says not why"
 
 
-def _sick_and_unnoticed(world: "Simulation") -> Iterator[str]:
+def _unnoticed_faults(world: "Simulation") -> Iterator[str]:
     known = {doc["life"]["instanceId"] for doc in _incidents(world)}
     for node in world.cluster.by_name.values():
         is_sick = not node.is_ready or any("fault-types" in label for label in node.labels)
@@ -881,7 +928,7 @@ def _sick_and_unnoticed(world: "Simulation") -> Iterator[str]:
             yield f"{node.instance_id} is sick, and no incident says so"
 
 
-def _forgotten(world: "Simulation", body: str) -> Iterator[str]:
+def _is_fact_lost(world: "Simulation", body: str) -> Iterator[str]:
     parsed: Any = envelope.parse(body.encode())
     for fact in getattr(parsed, "facts", (parsed,)):
         if fact.kind != "SICKENED" or fact.is_drill:
@@ -889,7 +936,7 @@ def _forgotten(world: "Simulation", body: str) -> Iterator[str]:
         key = fact.fact_key
         kept: tuple[Key, ...] = (rows.fact_key(key), rows.unresolved_row({}, key, A_MOMENT).key)
         is_over = any(
-            row.doc["isOver"] or (row.doc["returnedAt"] or "") >= rfc3339(fact.observed_at)
+            row.doc["isReplaced"] or (row.doc["returnedAt"] or "") >= rfc3339(fact.observed_at)
             for row in world.ledger.of("META", f"LAST#{CLUSTER}/{fact.instance_id}/")
         )
         if rows.node_key(CLUSTER, fact.instance_id) not in world.ledger.rows:
@@ -917,10 +964,10 @@ def _is_of_a_burst(world: "Simulation", fact: NodeFact) -> bool:
 _SOURCE_OF = {"cluster": f"kubernetes-list/{CLUSTER}", "provider": "hyperpod"}
 
 
-@holds(
-    "blind-is-never-ok",
+@invariant_check(
+    "unreachable-is-never-healthy",
     "A control plane silent past its threshold is shown as stale, and the status is not OK.",
-    Moment.BLIND,
+    CheckTrigger.BLIND,
 )
 def blind_is_never_ok(world: "Simulation") -> Iterator[str]:
     policy, now = world.policy, world.loop.now()
@@ -947,7 +994,9 @@ def blind_is_never_ok(world: "Simulation") -> Iterator[str]:
         yield f"status says OK, and {', '.join(sorted(late))} does not answer"
 
 
-@holds("uncordon-is-never-blocked", "A node that is well again and was cordoned by us is un-cordoned.", Moment.END)
+@invariant_check(
+    "uncordon-is-never-blocked", "A node that is well again and was cordoned by us is un-cordoned.", CheckTrigger.END
+)
 def uncordon_is_never_blocked(world: "Simulation") -> Iterator[str]:
     for node in world.cluster.by_name.values():
         row = world.ledger.rows.get(rows.incident_key(node.incident_id)) if node.incident_id else None
@@ -955,7 +1004,9 @@ def uncordon_is_never_blocked(world: "Simulation") -> Iterator[str]:
             yield f"{node.name} is cordoned for {node.incident_id}, which has recovered"
 
 
-@holds("decisions-replay", "Every recorded decision replays to the same answer from its own facts.", Moment.END)
+@invariant_check(
+    "decisions-replay", "Every recorded decision replays to the same answer from its own facts.", CheckTrigger.END
+)
 def decisions_replay(world: "Simulation") -> Iterator[str]:
     replaced = world.renting.replaced if world.renting else {}
     for row in world.ledger.of("META", "DEC#"):

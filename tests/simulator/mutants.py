@@ -51,7 +51,7 @@ class Mutant:
 
 
 @dataclass(frozen=True)
-class Found:
+class MutantDetection:
     """What the seeds made of a mutant."""
 
     seed: int = 0
@@ -73,7 +73,7 @@ def copy_and_apply(patch: Path, folder: Path, names: Sequence[str]) -> str:
     return _git_apply(patch, folder)
 
 
-def why_unfit(patch: Path) -> str:
+def why_not_applicable(patch: Path) -> str:
     """Return why a patch would not apply to this tree; empty where it would."""
     return _git_apply(patch, ROOT, "--check")
 
@@ -83,7 +83,7 @@ def _git_apply(patch: Path, folder: Path, *options: str) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stderr.strip()
 
 
-def hunt(mutant: Mutant, seeds: int) -> Found:
+def run_seeds(mutant: Mutant, seeds: int) -> MutantDetection:
     """Run seeds in a tree with the bug until its invariant breaks.
 
     Raises:
@@ -104,16 +104,16 @@ def hunt(mutant: Mutant, seeds: int) -> Found:
         )
     if ran.returncode:
         raise RuntimeError(f"{mutant.name} does not run: {ran.stderr.strip()[-2000:]}")
-    return Found(**json.loads(ran.stdout))
+    return MutantDetection(**json.loads(ran.stdout))
 
 
-def seek(invariant: str, seeds: int) -> Found:
+def find_violation(invariant: str, seeds: int) -> MutantDetection:
     """Return the first seed that breaks the invariant here."""
     for seed in range(1, seeds + 1):
         for violation in run_seed(seed).violations:
             if violation.invariant == invariant:
-                return Found(seed, violation.text)
-    return Found()
+                return MutantDetection(seed, violation.text)
+    return MutantDetection()
 
 
 def main(arguments: list[str]) -> int:
@@ -123,14 +123,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("names", nargs="*", help="only these mutants")
     given = parser.parse_args(arguments)
     if given.seek:
-        found = seek(given.seek, given.seeds)
+        found = find_violation(given.seek, given.seeds)
         print(json.dumps({"seed": found.seed, "text": found.text}))
         return 0
     chosen = [mutant for mutant in mutants() if not given.names or mutant.name in given.names]
     print(f"{'mutant':34} {'invariant':28} seed  what broke")
     survived = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for mutant, hunted in [(mutant, pool.submit(hunt, mutant, given.seeds)) for mutant in chosen]:
+        for mutant, hunted in [(mutant, pool.submit(run_seeds, mutant, given.seeds)) for mutant in chosen]:
             try:
                 found = hunted.result()
             except RuntimeError as error:

@@ -4,13 +4,13 @@ import functools
 import json
 from typing import NamedTuple
 
-from evenkeel.ports import Add, Check, Delete, Put, Table, Write
+from evenkeel.ports import Add, ConditionCheck, Delete, Put, Table, Write
 from tests.template.statements import FUNCTIONS, of_roles
 
-_WRITES = {Put: "PutItem", Delete: "DeleteItem", Check: "ConditionCheckItem", Add: "UpdateItem"}
+_WRITES = {Put: "PutItem", Delete: "DeleteItem", ConditionCheck: "ConditionCheckItem", Add: "UpdateItem"}
 
 
-class Ask(NamedTuple):
+class TableRequest(NamedTuple):
     """One kind of call to DynamoDB."""
 
     action: str
@@ -21,16 +21,16 @@ class Ask(NamedTuple):
         return f"dynamodb:{self.action} on {self.table}{' by state' if self.is_of_index else ''}"
 
 
-def ask_of(write: Write) -> Ask:
+def ask_of(write: Write) -> TableRequest:
     """Return what a member of a commit needs."""
-    return Ask(_WRITES[type(write)], write.row.key.table if isinstance(write, Put) else write.key.table)
+    return TableRequest(_WRITES[type(write)], write.row.key.table if isinstance(write, Put) else write.key.table)
 
 
 @functools.cache
-def granted(function: str) -> frozenset[Ask]:
+def granted(function: str) -> frozenset[TableRequest]:
     """Return what a function's role lets it ask of the tables."""
     return frozenset(
-        Ask(action.removeprefix("dynamodb:"), table, "/index/" in written)
+        TableRequest(action.removeprefix("dynamodb:"), table, "/index/" in written)
         for statement in of_roles()
         if FUNCTIONS.get(statement.owner) == function
         for written in map(json.dumps, statement.resources)

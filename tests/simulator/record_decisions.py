@@ -36,7 +36,7 @@ from pydantic.alias_generators import to_camel
 
 import evenkeel
 from evenkeel.domain.decisions import OMITTED, Decision
-from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy, changed
@@ -61,13 +61,13 @@ from tests.decision_corpus import (
 )
 from tests.fakes.ledger import InMemoryLedger
 from tests.simulator.fuzz import ROOT
-from tests.simulator.invariants import Checks
+from tests.simulator.invariants import InvariantChecker
 from tests.simulator.simulation import Simulation
 
 Json = Any
 SEEDS = (1, 300)
 TESTS = (
-    "tests/unit/services_jobs/test_loans.py",
+    "tests/unit/services_jobs/test_temporary_capacity.py",
     "tests/unit/api/test_faults.py",
     "tests/unit/services_recovery",
     "tests/unit/recovery",
@@ -261,7 +261,7 @@ def call_with_fixed_inputs(calls: Calls) -> None:
         calls.source = path.relative_to(ROOT).as_posix()
         call["events.parse"](path.read_bytes())
     calls.source = "the shipped fault catalogue"
-    keys = [*sorted(shipped()), "xid:9999", "sxid:9999", "hp:unheard-of", "site:disk-slow", "nonsense"]
+    keys = [*sorted(default_catalogue()), "xid:9999", "sxid:9999", "hp:unheard-of", "site:disk-slow", "nonsense"]
     for key in keys:
         call["faults.fault_of"](key)
         for name in SHIPPED_POLICIES:
@@ -357,7 +357,7 @@ def from_simulator(first: int, last: int) -> None:
     watch(calls)
     for seed in range(first, last + 1):
         calls.source = f"seed {seed}"
-        world = Simulation(seed, Checks())
+        world = Simulation(seed, InvariantChecker())
         result = world.run()
         if result.violations:
             raise SystemExit(f"seed {seed} breaks {result.violations[0].invariant}")
@@ -423,7 +423,7 @@ def from_drills(names: list[str]) -> None:
     # The simulator needs none of the local data centre.
     from evenkeel_local.data_centre import DataCentre
     from evenkeel_local.drills import DRILLS, run
-    from evenkeel_local.drills.replays import rows
+    from evenkeel_local.drills.decision_replay import rows
 
     recording = Recording("drills")
     base = load_policy("local")

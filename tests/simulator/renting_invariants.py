@@ -13,8 +13,8 @@ from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.asl import Json
-from tests.simulator.invariants import Changes, Moment, barred_mode, held_charges, holds
-from tests.simulator.renting import Asked, Machine, RentingCluster
+from tests.simulator.invariants import Changes, CheckTrigger, barred_mode, held_charges, invariant_check
+from tests.simulator.renting_scenario import BurstMachine, CapacityRequest, RentingCluster
 from tests.simulator.simulation import Simulation
 
 _CALM_DELAY = 65
@@ -55,12 +55,12 @@ def _began(world: Simulation) -> float:
     return world.calls[-1].began if world.calls else world.loop.seconds
 
 
-def _machine(cluster: RentingCluster, node_name: str) -> Machine | None:
+def _machine(cluster: RentingCluster, node_name: str) -> BurstMachine | None:
     """Return the rented machine that a node is, or was."""
     return next((each for each in cluster.machines.values() if each.node_name == node_name), None)
 
 
-def _was_usable(machine: Machine, since: float) -> bool:
+def _was_usable(machine: BurstMachine, since: float) -> bool:
     """Whether a machine could take work at some time since then: who looked may have seen it so."""
     lost = [at for at in (machine.gone_at, machine.usable_until) if at is not None]
     return machine.joined_at is not None and all(at >= since for at in lost)
@@ -69,7 +69,11 @@ def _was_usable(machine: Machine, since: float) -> bool:
 # ---------------------------------------------------------------- money
 
 
-@holds("caps-hold", "What is rented never costs more an hour than its team, or the fleet, may spend.", Moment.COMMIT)
+@invariant_check(
+    "spending-caps",
+    "What is rented never costs more an hour than its team, or the fleet, may spend.",
+    CheckTrigger.COMMIT,
+)
 def caps_hold(world: Simulation, changes: Changes) -> Iterator[str]:
     if world.renting is None or not any(_changed(changes)):
         return
@@ -95,7 +99,7 @@ def caps_hold(world: Simulation, changes: Changes) -> Iterator[str]:
             yield f"team {team} rents for {spent} of {most}"
 
 
-@holds("caps-hold", "", Moment.LOOK)
+@invariant_check("spending-caps", "", CheckTrigger.LOOK)
 def machines_are_within_caps(world: Simulation) -> Iterator[str]:
     if world.renting is None or not isinstance(world.cluster, RentingCluster):
         return
@@ -105,10 +109,10 @@ def machines_are_within_caps(world: Simulation) -> Iterator[str]:
         yield f"machines are there for {costs} of {most}"
 
 
-@holds(
-    "pools-are-bounded",
+@invariant_check(
+    "pool-limit-matches-rentals",
     "A pool's limit is what its rentals ask for, no more and no less, and never beyond the policy's.",
-    Moment.LIMIT,
+    CheckTrigger.LIMIT,
 )
 def pools_are_bounded(world: Simulation, pool: str, limit: tuple[int, int]) -> Iterator[str]:
     assert world.renting is not None
@@ -124,14 +128,14 @@ def pools_are_bounded(world: Simulation, pool: str, limit: tuple[int, int]) -> I
         yield f"{pool} may have {nodes} nodes and {accelerators} accelerators"
 
 
-@holds("pools-are-bounded", "", Moment.COMMIT)
+@invariant_check("pool-limit-matches-rentals", "", CheckTrigger.COMMIT)
 def asks_are_bounded(world: Simulation, changes: Changes) -> Iterator[str]:
     if world.renting is None:
         return
     asked, now = world.renting.asked, world.loop.seconds
     for _, doc in _changed(changes):
         for place, offer in enumerate(doc["offers"], 1):
-            one = asked.setdefault((_name(doc), place), Asked(offer["pool"], doc["nodes"], now))
+            one = asked.setdefault((_name(doc), place), CapacityRequest(offer["pool"], doc["nodes"], now))
             is_over = offer["refused"] or place < len(doc["offers"]) or not _serves(doc)
             one.until = min(one.until, now) if is_over else math.inf
         pool = world.renting.by_name[doc["offers"][-1]["pool"]]
@@ -140,11 +144,11 @@ def asks_are_bounded(world: Simulation, changes: Changes) -> Iterator[str]:
             yield f"{held} nodes of {pool.name} are asked for, of {pool.most_nodes}"
 
 
-@holds(
-    "rentals-end",
+@invariant_check(
+    "rental-bill-is-exact",
     "A rental ends when nothing of it is left; its bill is the price of each node that came, by the second, "
     "from its beginning until that is gone.",
-    Moment.COMMIT,
+    CheckTrigger.COMMIT,
 )
 def rentals_end(world: Simulation, changes: Changes) -> Iterator[str]:
     if not isinstance(world.cluster, RentingCluster):
@@ -158,14 +162,14 @@ def rentals_end(world: Simulation, changes: Changes) -> Iterator[str]:
             if name in world.cluster.capacity:
                 yield f"{_name(doc)} is over, and its capacity pods are there"
             closed = _seconds(offer["closedAt"])
-            parts += len(offer["came"]) * offer["microsPerNodeHour"] * _held_seconds(offer)
-            for node_name in offer["came"]:
+            parts += len(offer["joinedNodeNames"]) * offer["microsPerNodeHour"] * _held_seconds(offer)
+            for node_name in offer["joinedNodeNames"]:
                 machine = _machine(world.cluster, node_name)
                 if machine is None or machine.gone_at is None or machine.gone_at > closed:
                     yield f"{node_name} is on the bill of {_name(doc)}, which ends before it"
         if parts != doc["costParts"]:
             yield f"{_name(doc)} cost {parts}, and its bill says {doc['costParts']}"
-        missing = {name for name in doc["nodeNames"] if name not in doc["offers"][-1]["came"]}
+        missing = {name for name in doc["nodeNames"] if name not in doc["offers"][-1]["joinedNodeNames"]}
         if missing:
             yield f"{_name(doc)} had {', '.join(sorted(missing))}, and they are not on its bill"
 
@@ -175,10 +179,10 @@ def _held_seconds(offer: Json) -> int:
     return max(int(offer["leastBilledSeconds"]), math.ceil(round(seconds, 6)))
 
 
-@holds(
-    "offers-end",
+@invariant_check(
+    "failed-offers-are-returned",
     "An offer that is refused, or whose nodes are not all there in time, is given up, and what came of it goes back.",
-    Moment.LOOK,
+    CheckTrigger.LOOK,
 )
 def offers_end(world: Simulation) -> Iterator[str]:
     if world.renting is None or not world.is_calm or not isinstance(world.cluster, RentingCluster):
@@ -202,7 +206,11 @@ def offers_end(world: Simulation) -> Iterator[str]:
 # ---------------------------------------------------------------- machines
 
 
-@holds("no-orphan-nodes", "At rest no machine, capacity pod, limit or hold is left of what was rented.", Moment.END)
+@invariant_check(
+    "no-orphaned-capacity",
+    "At rest no machine, capacity pod, limit or hold is left of what was rented.",
+    CheckTrigger.END,
+)
 def no_orphan_nodes(world: Simulation) -> Iterator[str]:
     if not isinstance(world.cluster, RentingCluster):
         return
@@ -214,10 +222,10 @@ def no_orphan_nodes(world: Simulation) -> Iterator[str]:
             yield f"{key.sk} is held, and its rental is over"
 
 
-@holds(
-    "rented-once",
+@invariant_check(
+    "one-rental-per-job",
     "A job has one rental at a time, begun while it waits; only what an open one asks for is asked of a pool, once.",
-    Moment.COMMIT,
+    CheckTrigger.COMMIT,
 )
 def rented_once(world: Simulation, changes: Changes) -> Iterator[str]:
     for before, doc in _changed(changes):
@@ -233,13 +241,13 @@ def rented_once(world: Simulation, changes: Changes) -> Iterator[str]:
             yield f"{_name(doc)} is number {1 + len(others)}"
 
 
-@holds("pools-are-bounded", "", Moment.RENT)
+@invariant_check("pool-limit-matches-rentals", "", CheckTrigger.RENT)
 def no_pool_without_limit_is_opened(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
     if world.cluster.limits.get((CLUSTER, spec.pool)) is None:
         yield f"{spec.name} asks for machines of {spec.pool}, which has no limit or is not there"
 
 
-@holds("rented-once", "", Moment.RENT)
+@invariant_check("one-rental-per-job", "", CheckTrigger.RENT)
 def asked_for_once(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
     began = _began(world)
     for doc in _rentals(world):
@@ -256,16 +264,16 @@ def asked_for_once(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
     yield f"{spec.nodes} nodes of {spec.pool} are asked for {spec.name}, which no rental says"
 
 
-@holds("no-harm-while-held", "", Moment.RENT)
+@invariant_check("no-harmful-act-without-permission", "", CheckTrigger.RENT)
 def nothing_is_rented_while_watching(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
     if barred := barred_mode(world):
         yield f"{spec.name} asks for machines {barred}"
 
 
-@holds(
-    "gang-starts-whole",
+@invariant_check(
+    "all-nodes-or-none",
     "Rented nodes are handed over all together, ready, to one job; it starts on all of them, and nobody else does.",
-    Moment.COMMIT,
+    CheckTrigger.COMMIT,
 )
 def gang_is_handed_over_whole(world: Simulation, changes: Changes) -> Iterator[str]:
     if not isinstance(world.cluster, RentingCluster):
@@ -290,7 +298,7 @@ def gang_is_handed_over_whole(world: Simulation, changes: Changes) -> Iterator[s
             yield from _not_its_own(world, world.cluster, row.doc["jobId"], row.doc["nodeNames"])
 
 
-@holds("gang-starts-whole", "", Moment.LAUNCH)
+@invariant_check("all-nodes-or-none", "", CheckTrigger.LAUNCH)
 def gang_starts_whole(world: Simulation, spec: LaunchSpec) -> Iterator[str]:
     attempt = spec.attempt
     row = world.ledger.rows.get(rows.attempt_key(attempt.job_id, attempt.attempt))
@@ -311,10 +319,10 @@ def _not_its_own(world: Simulation, cluster: RentingCluster, job_id: str, names:
 # ---------------------------------------------------------------- loans
 
 
-@holds(
-    "loans-go-home",
+@invariant_check(
+    "temporary-capacity-is-returned",
     "Nodes on loan are left when their time is over, or once there is room at home that nobody waits for.",
-    Moment.LOOK,
+    CheckTrigger.LOOK,
 )
 def loans_go_home(world: Simulation) -> Iterator[str]:
     if world.renting is None or not world.is_calm:
@@ -340,7 +348,7 @@ def loans_go_home(world: Simulation) -> Iterator[str]:
             yield f"{_name(doc)} is on loan, and there is room at home for {now - since:.0f} s"
 
 
-@holds("loans-go-home", "", Moment.COMMIT)
+@invariant_check("temporary-capacity-is-returned", "", CheckTrigger.COMMIT)
 def loans_stand_in_for_something(world: Simulation, changes: Changes) -> Iterator[str]:
     for before, doc in _changed(changes):
         if before is None and bool(doc["dueAt"]) != bool(doc["incidentId"]):

@@ -29,7 +29,7 @@ from evenkeel.domain.jobs.spec import JobSpec, OnNodeFault
 from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery import guardrails
-from evenkeel.domain.recovery.guardrails import Act, GuardFacts, Rail
+from evenkeel.domain.recovery.guardrails import GuardedAction, GuardFacts, Guardrail
 from evenkeel.domain.recovery.policy import GuardrailPolicy, RepairPolicy
 from evenkeel.events import envelope
 from evenkeel.ports import (
@@ -37,12 +37,12 @@ from evenkeel.ports import (
     ExecutionState,
     Key,
     LaunchSpec,
-    Machine,
     Page,
     PermanentError,
     Put,
     Row,
     Table,
+    WorkflowName,
     Write,
 )
 from evenkeel.runtime import wiring
@@ -57,22 +57,22 @@ from tests.fakes.crashes import Crash
 from tests.fakes.ledger import InMemoryLedger
 from tests.fakes.messages import InMemoryDeadLetters, InMemoryInbox, InMemoryRawEvents, RecordingPager
 from tests.fakes.system import RecordingTelemetry, SequenceIds
-from tests.simulator.asl import Engine, Execution, Failure, Json, Reply
+from tests.simulator.asl import Execution, Failure, Json, Reply, WorkflowEngine
 from tests.simulator.chaos import Chaos
 from tests.simulator.data_centre import (
     FAULT_TYPES,
     LoopClock,
     SimulatedCluster,
     SimulatedProvider,
-    Trainers,
+    SimulatedTrainers,
     machines,
-    unmarked,
+    without_health_labels,
 )
-from tests.simulator.elastic import Elastic, is_in
-from tests.simulator.loop import Loop
-from tests.simulator.privileges import Ask, ask_of
-from tests.simulator.renting import Renting, RentingCluster, rents
-from tests.simulator.teams import EVERY, PEOPLE, Sharing
+from tests.simulator.elastic_scenario import ElasticScenario, is_in
+from tests.simulator.event_loop import Loop
+from tests.simulator.privileges import TableRequest, ask_of
+from tests.simulator.renting_scenario import RentingCluster, RentingScenario, rents
+from tests.simulator.team_scenario import EVERY, PEOPLE, TeamScenario
 
 FUNCTIONS = Path(__file__).resolve().parents[2] / "functions"
 SWEEPS_EVERY = 30.0
@@ -106,7 +106,7 @@ POLICY = Policy(
         return_margin_seconds=2,
         takeover_seconds=60,
         leave_seconds=20,
-        way_deadline_seconds=200,
+        node_free_deadline_seconds=200,
         approval_deadline_seconds=150,
     ),
     jobs=JobPolicy(
@@ -118,7 +118,7 @@ POLICY = Policy(
         application_restarts=2,
         restart_backoff_seconds=5,
         restart_backoff_max_seconds=20,
-        blame_seconds=8,
+        attribution_delay_seconds=8,
         distrust_guard_seconds=10,
         finish_seconds=70,
     ),
@@ -168,7 +168,7 @@ def function_of(placeholder: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in words).lstrip("_")
 
 
-class InTurn:
+class SequentialExecutor:
     """An executor without threads: a seed must be told in one order."""
 
     def __init__(self, max_workers: int = 1) -> None:
@@ -200,15 +200,15 @@ def _with_threads() -> tuple[Any, ...]:
 def _simulated(simulation: "Simulation") -> Iterator[None]:
     """Run services without threads, read no stored row twice, and count the guardrails that trip."""
     executors = [(module, module.ThreadPoolExecutor) for module in _with_threads()]
-    read, rails = rows.read, guardrails.RAILS
+    read, rails = rows.read, guardrails.GUARDRAILS
     for module, _ in executors:
-        module.ThreadPoolExecutor = InTurn
+        module.ThreadPoolExecutor = SequentialExecutor
     rows.read = simulation.ledger.read
-    guardrails.RAILS = tuple(rail._replace(judge=functools.partial(simulation.tripped, rail)) for rail in rails)
+    guardrails.GUARDRAILS = tuple(rail._replace(judge=functools.partial(simulation.tripped, rail)) for rail in rails)
     try:
         yield
     finally:
-        rows.read, guardrails.RAILS = read, rails
+        rows.read, guardrails.GUARDRAILS = read, rails
         for module, executor in executors:
             module.ThreadPoolExecutor = executor
 
@@ -231,14 +231,14 @@ class QuietTelemetry(RecordingTelemetry):
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """One invocation of a function."""
 
     function: str
     began: float
-    injuries: int
+    injected_failures: int
     """Of the whole world when it began."""
-    asked: set[Ask] = field(default_factory=set)
+    asked: set[TableRequest] = field(default_factory=set)
     """What it asked of the tables."""
 
 
@@ -252,12 +252,12 @@ class Violation:
 
 
 @dataclass
-class Result:
+class SimulationResult:
     """What became of a seed."""
 
     seed: int
     violations: list[Violation]
-    story: list[tuple[float, str]]
+    event_log: list[tuple[float, str]]
     seconds: float
     """Virtual time until everything was at rest."""
     incidents: int = 0
@@ -268,11 +268,11 @@ class Result:
     @property
     def trace(self) -> str:
         """A hash of everything that happened, in its order."""
-        return hashlib.sha256("\n".join(f"{at:.6f} {text}" for at, text in self.story).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join(f"{at:.6f} {text}" for at, text in self.event_log).encode()).hexdigest()[:16]
 
 
 @dataclass
-class Watched:
+class RecordedEffects:
     """What the checks need to remember, beside the ledger and the data centre."""
 
     open_by_life: dict[str, set[str]] = field(default_factory=dict)
@@ -299,7 +299,7 @@ class Watched:
 
 
 _WAITS = f"JOB#{JobState.PENDING}"
-_LAGS_EVERY = 4
+_INDEX_LAG_EVERY = 4
 """Seeds of which one has an index that lags."""
 _INDEX_LAG = 2.0
 
@@ -315,7 +315,7 @@ class WatchedLedger(InMemoryLedger):
     def __init__(
         self,
         told: Callable[[list[tuple[Key, Row | None, Row | None]]], None],
-        asks: Callable[[Ask], None],
+        asks: Callable[[TableRequest], None],
         *,
         is_strict: bool,
     ) -> None:
@@ -374,20 +374,20 @@ class WatchedLedger(InMemoryLedger):
         return kept
 
     def get(self, key: Key) -> Row | None:
-        self.asks(Ask("GetItem", key.table))
+        self.asks(TableRequest("GetItem", key.table))
         return super().get(key)
 
-    def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
+    def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
         for table in {key.table for key in keys}:
-            self.asks(Ask("BatchGetItem", table))
-        return super().get_each(*keys)
+            self.asks(TableRequest("BatchGetItem", table))
+        return super().batch_get(*keys)
 
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
-        self.asks(Ask("Query", table))
+        self.asks(TableRequest("Query", table))
         return super().partition(table, pk, prefix)
 
     def by_state(self, table: Table, state: str, **how: Any) -> Page:
-        self.asks(Ask("Query", table, is_of_index=True))
+        self.asks(TableRequest("Query", table, is_of_index=True))
         page = super().by_state(table, state, **how)
         if not self.lag or state != _WAITS:
             return page
@@ -419,12 +419,12 @@ class Simulation:
         self.chance = random.Random(seed)
         self.forger = random.Random(f"{seed} drills") if seed % _FORGED_EVERY == _FORGED_FIRST else None
         self.loop = Loop()
-        self.story: list[tuple[float, str]] = []
+        self.event_log: list[tuple[float, str]] = []
         self.violations: list[Violation] = []
-        self.watched = Watched()
+        self.watched = RecordedEffects()
         self.seen: Counter[str] = Counter()
         self.checks = checks
-        self.calls: list[Call] = []
+        self.calls: list[FunctionCall] = []
         """Functions that run now; more than one where some are paused."""
         self.size = self.chance.choice((3, 3, 4, 4, 5, 6, 8, 12))
         self.spot = self.chance.choice((0, 0, 0, 1, 2)) if self.size > 3 else 0
@@ -444,12 +444,14 @@ class Simulation:
         """Since and until when automation is held."""
         self.rests_from = 0.0
         """When the last thing that was laid out has happened."""
-        self.sharing = Sharing(self, random.Random(f"{seed} teams")) if seed % EVERY == 0 else None
+        self.sharing = TeamScenario(self, random.Random(f"{seed} teams")) if seed % EVERY == 0 else None
         """The teams, where there are any."""
-        self.renting = Renting(self, random.Random(f"{seed} renting")) if rents(seed) else None
+        self.renting = RentingScenario(self, random.Random(f"{seed} renting")) if rents(seed) else None
         """What may be rented, where anything may."""
         self.policy = self.renting.governed(self.policy) if self.renting else self.policy
-        self.elastic = Elastic(self, random.Random(f"{seed} elastic")) if is_in(seed) and not self.renting else None
+        self.elastic = (
+            ElasticScenario(self, random.Random(f"{seed} elastic")) if is_in(seed) and not self.renting else None
+        )
         """The jobs of several sizes, where there are any."""
         if self.elastic:
             self.policy, self.size = self.elastic.policy(self.policy), self.elastic.size
@@ -461,7 +463,7 @@ class Simulation:
         loop, chance = self.loop, self.chance
         self.chaos = Chaos(chance, loop, self.tell, self.seen)
         self.ledger = WatchedLedger(self._committed, self._asked, is_strict=self.is_strict)
-        if self.seed % _LAGS_EVERY == 0 and not self.elastic:
+        if self.seed % _INDEX_LAG_EVERY == 0 and not self.elastic:
             self.ledger.lag = _INDEX_LAG
         self.ledger.seconds = lambda: loop.seconds
         nodes = machines(self.size, self.spot, chance)
@@ -472,14 +474,14 @@ class Simulation:
         self.provider = SimulatedProvider(loop, chance, self.cluster, self.size - self.spot)
         self.provider.is_told = self.tell
         self.provider.on_no_capacity = self.without_capacity
-        self.provider.on_newcomer = self._come_anew
+        self.provider.on_newcomer = self._fault_replacements
         self.owner_repairs = chance.random() < 0.08
         self.provider.settings = self.provider.settings.but(repairs_by_itself=self.owner_repairs)
         self.checkpoints = InMemoryCheckpoints()
-        self.trainers = Trainers(loop, chance, self.cluster, self.checkpoints, self.tell)
+        self.trainers = SimulatedTrainers(loop, chance, self.cluster, self.checkpoints, self.tell)
         self.cluster.on_launch = self.trainers.launched
-        self.cluster.on_change = self.hear
-        self.engine = Engine(loop, self.invoke, chance)
+        self.cluster.on_change = self.ingest
+        self.engine = WorkflowEngine(loop, self.invoke, chance)
         self.engine.on_end = self._execution_ended
         self.pager = RecordingPager()
         self.ids = SequenceIds()
@@ -490,11 +492,11 @@ class Simulation:
                 "cluster": WatchedCluster(self),
                 "provider": WatchedProvider(self),
                 "checkpoints": self.checkpoints,
-                "workflows": Workflows(self),
-                "tokens": Tokens(self),
-                "wait_answers": WaitAnswers(self),
-                "passes": Passes(self),
-                "pager": Pager(self),
+                "workflows": SimulatedWorkflows(self),
+                "tokens": SimulatedTokens(self),
+                "wait_answers": SimulatedWaitAnswers(self),
+                "passes": SimulatedCycleRequests(self),
+                "pager": SimulatedPager(self),
                 "raw_events": InMemoryRawEvents(),
                 "inbox": InMemoryInbox(),
                 "dead_letters": InMemoryDeadLetters(),
@@ -519,9 +521,9 @@ class Simulation:
         )
 
     def tell(self, text: str) -> None:
-        self.story.append((self.loop.seconds, text))
+        self.event_log.append((self.loop.seconds, text))
 
-    def seen_as(self, group: str, kind: str, work: Callable[[], None]) -> Callable[[], None]:
+    def counted_as(self, group: str, kind: str, work: Callable[[], None]) -> Callable[[], None]:
         """Return the work, counted when it is done."""
 
         def counted() -> None:
@@ -530,7 +532,7 @@ class Simulation:
 
         return counted
 
-    def tripped(self, rail: Rail, act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> Any:
+    def tripped(self, rail: Guardrail, act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> Any:
         """Ask a guardrail; count it where it bars something that a function is about to do."""
         trip = rail.judge(act, facts, policy)
         self.seen[f"guardrail {rail.rule}"] += trip is not None and bool(self.calls)
@@ -541,7 +543,7 @@ class Simulation:
         if self.elastic:
             self.elastic.committed()
 
-    def _asked(self, ask: Ask) -> None:
+    def _asked(self, ask: TableRequest) -> None:
         if self.calls:
             self.calls[-1].asked.add(ask)
 
@@ -553,7 +555,7 @@ class Simulation:
 
     def call(self, name: str, event: Json) -> Json:
         """Run a function once, in this process, as Lambda does."""
-        call = Call(name, self.loop.seconds, self.chaos.injuries)
+        call = FunctionCall(name, self.loop.seconds, self.chaos.injected_failures)
         self.calls.append(call)
         if name == "launch_job":
             self.watched.launches.setdefault(f"{event['jobId']}-a{event['attempt']}", self.loop.seconds)
@@ -615,10 +617,10 @@ class Simulation:
         """Hand an event to its function through its queue, with drills that somebody forged beside it."""
         if self.forger and receives == 1:
             for _ in range(self.forger.choice((0, 1, 2))):
-                self._queue(self._forged(body), self.forger.choice((0.1, 0.5, 2.0, 15.0, 90.0)))
+                self._queue(self._forge_drill(body), self.forger.choice((0.1, 0.5, 2.0, 15.0, 90.0)))
         self._queue(body, seconds, receives)
 
-    def _forged(self, body: str) -> str:
+    def _forge_drill(self, body: str) -> str:
         """Return a drill that looks like an event: the same, of another fault, healthy again, or of another minute."""
         assert self.forger
         event = json.loads(body)
@@ -666,7 +668,7 @@ class Simulation:
 
         self.loop.after(seconds, run)
 
-    def hear(self) -> None:
+    def ingest(self) -> None:
         """Have the watch look soon, since something changed."""
         if self._watch_is_due or not self.is_watching:
             return
@@ -676,9 +678,9 @@ class Simulation:
     def _watch(self) -> None:
         self._watch_is_due = False
         if self.is_watching:
-            self.call_alone("watch_cluster")
+            self.invoke_scheduled("watch_cluster")
 
-    def call_alone(self, name: str) -> None:
+    def invoke_scheduled(self, name: str) -> None:
         """Invoke a function as its schedule does: nobody waits for it."""
         with contextlib.suppress(Crash, EvenkeelError):
             self.call(name, {})
@@ -693,7 +695,7 @@ class Simulation:
 
     def _sweep(self) -> None:
         if self.is_sweeping:
-            self.call_alone("sweep_fleet")
+            self.invoke_scheduled("sweep_fleet")
 
     def _execution_ended(self, execution: Execution) -> None:
         self.tell(f"{execution.name} ended in {execution.ended_in or 'nothing'} {execution.error}".rstrip())
@@ -747,17 +749,17 @@ class Simulation:
             on_node_fault=OnNodeFault.FINISH if finishes else OnNodeFault.MOVE,
             priority_class=priority_class,
         )
-        asker = PEOPLE[0]
+        requester = PEOPLE[0]
         whose = ""
         if self.sharing:
             spec = spec.but(**self.sharing.governed(number, nodes))
-            asker = self.sharing.submitter()
+            requester = self.sharing.submitter()
             whose = f", {spec.priority_class or 'no class'} of team {spec.team}"
         spec = self.elastic.sized(number, spec) if self.elastic else spec
-        request = submit_job.Request(spec=spec, asker=asker, idempotency_key=name)
+        request = submit_job.Request(spec=spec, requester=requester, idempotency_key=name)
         world = self.world
         self.person(
-            f"{asker.actor} submits {name}: {spec.nodes} nodes for {length:.0f} s{whose}",
+            f"{requester.actor} submits {name}: {spec.nodes} nodes for {length:.0f} s{whose}",
             lambda: submit_job.run(
                 request,
                 world.ledger,
@@ -778,7 +780,7 @@ class Simulation:
             if key.pk.startswith("JOB#") and key.sk == "META" and row.doc["spec"]["name"] == f"train-{number}"
         ]
         for job_id in found:
-            request = cancel_job.Request(job_id=job_id, asker=PEOPLE[0])
+            request = cancel_job.Request(job_id=job_id, requester=PEOPLE[0])
             work = functools.partial(cancel_job.run, request, self.world.ledger, self.world.passes)
             self.person(f"ana cancels {job_id}", lambda work=work: work(now=self.loop.now()))  # type: ignore[misc]  # bound now
 
@@ -844,7 +846,7 @@ class Simulation:
             self.warn_of_reclaim(machine)
             return
         self.seen[f"shows {fault}"] += 1
-        self.tell(f"{machine} shows {fault}" + ("" if marked else ", unmarked"))
+        self.tell(f"{machine} shows {fault}" + ("" if marked else ", without_health_labels"))
         if marked:
             self.cluster.set_node(node.name, labels={**node.labels, FAULT_TYPES: fault})
         if heard and not self.drops_events:
@@ -870,11 +872,11 @@ class Simulation:
 
         self.loop.after(_SPOT_NOTICE, reclaim)
 
-    def _come_anew(self, machine: str) -> None:
+    def _fault_replacements(self, machine: str) -> None:
         """Have some machines sicken that have only just taken a seat."""
         if not self.is_calm and self.chance.random() < 0.3:
             sicken = functools.partial(self.sicken, machine, "NvidiaErrorTerminate", marked=True, heard=True)
-            self.loop.after(self.chance.uniform(1, 15), self.seen_as("fault", "newcomer", sicken))
+            self.loop.after(self.chance.uniform(1, 15), self.counted_as("fault", "newcomer", sicken))
 
     def mend(self, machine: str) -> None:
         """Have a person take the fault away, and tell nobody."""
@@ -882,7 +884,7 @@ class Simulation:
         if node is not None and node.labels.get(FAULT_TYPES):
             self.seen["deed mend"] += 1
             self.tell(f"bo mends {machine}")
-            self.cluster.set_node(node.name, labels=unmarked(node.labels))
+            self.cluster.set_node(node.name, labels=without_health_labels(node.labels))
 
     def without_capacity(self, machine: str) -> None:
         """Have HyperPod say of the whole group that it found no capacity."""
@@ -953,11 +955,11 @@ class Simulation:
 
     # ------------------------------------------------------------ the run
 
-    def run(self) -> Result:
+    def run(self) -> SimulationResult:
         """Chaos, then calm, until everything is at rest."""
-        from tests.simulator.schedule import lay_out
+        from tests.simulator.fault_schedule import lay_out
 
-        with wiring.using(self.world), _simulated(self):
+        with wiring.use_world(self.world), _simulated(self):
             self.loop.after(0.2, self._sweep)
             self.every(SWEEPS_EVERY, self._sweep)
             self.every(WATCHES_EVERY, self._watch)
@@ -981,18 +983,18 @@ class Simulation:
             if not self._is_broken():
                 self.checks.end(self)
         kept = self.ledger.rows
-        self._count_what_came_of_it()
-        return Result(
+        self._count_outcomes()
+        return SimulationResult(
             self.seed,
             self.violations,
-            self.story,
+            self.event_log,
             self.loop.seconds,
             incidents=sum(key.pk.startswith("INC#") and key.sk == "META" for key in kept),
             decisions=sum(key.pk.startswith("DEC#") for key in kept),
             seen=self.seen,
         )
 
-    def _count_what_came_of_it(self) -> None:
+    def _count_outcomes(self) -> None:
         self.seen[f"mode {self.mode}"] += 1
         self.seen["mode all events are lost"] += self.drops_events
         self.seen["mode HyperPod repairs by itself"] += self.owner_repairs
@@ -1015,7 +1017,7 @@ class Simulation:
     def _calm_down(self) -> None:
         self.tell("from here on nothing goes wrong")
         self.is_calm = True
-        self.chaos.calm_down()
+        self.chaos.stop_faults()
         self.away_since.clear()
         self.absent = ""
         self.update_cluster(is_busy=False)
@@ -1023,7 +1025,7 @@ class Simulation:
         self.provider.has_capacity = True
         self.is_sweeping = True
         self.is_watching = not self.drops_events
-        self.hear()
+        self.ingest()
 
     def _is_broken(self) -> bool:
         return bool(self.violations)
@@ -1032,21 +1034,21 @@ class Simulation:
 # ---------------------------------------------------------------- ports
 
 
-class Workflows:
+class SimulatedWorkflows:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
 
-    def start(self, machine: Machine, name: str, document: Any) -> bool:
+    def start(self, machine: WorkflowName, name: str, document: Any) -> bool:
         started = self.simulation.engine.start(str(machine), name, document)
         if started:
             self.simulation.tell(f"{name} starts")
         return started
 
-    def state(self, machine: Machine, name: str) -> ExecutionState:
+    def state(self, machine: WorkflowName, name: str) -> ExecutionState:
         found = self.simulation.engine.executions.get((str(machine), name))
         return found.status if found else ExecutionState.NONE
 
-    def running(self, machine: Machine) -> frozenset[str]:
+    def running(self, machine: WorkflowName) -> frozenset[str]:
         if self.simulation.chaos.hits():
             return frozenset()  # the list lags behind
         under_way = self.simulation.engine.executions.items()
@@ -1055,7 +1057,7 @@ class Workflows:
         )
 
 
-class Tokens:
+class SimulatedTokens:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
 
@@ -1067,7 +1069,7 @@ class Tokens:
         return self.simulation.engine.fail(token, Failure(error, cause))
 
 
-class WaitAnswers:
+class SimulatedWaitAnswers:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
 
@@ -1082,7 +1084,7 @@ class WaitAnswers:
             simulation.later("resolve_wait", event, simulation.chance.uniform(0.1, 0.6))
 
 
-class Passes:
+class SimulatedCycleRequests:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
 
@@ -1091,7 +1093,7 @@ class Passes:
             self.simulation.ask_for_pass()
 
 
-class Pager:
+class SimulatedPager:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
 

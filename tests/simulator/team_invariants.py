@@ -5,18 +5,18 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from evenkeel.domain.admission.request import Request
+from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.attempt_end import is_lost
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.checker import overcommitted
 from evenkeel.domain.kueue.objects import Admitted, Workload
-from evenkeel.domain.quotas.teams import SetUp, Team
+from evenkeel.domain.quotas.teams import Team, TeamSetup
 from evenkeel.ports import Key
 from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER
-from tests.simulator.invariants import Changes, Moment, held_charges, holds
+from tests.simulator.invariants import Changes, CheckTrigger, held_charges, invariant_check
 
 if TYPE_CHECKING:
     from tests.simulator.simulation import Simulation
@@ -57,11 +57,11 @@ def _jobs_changed(changes: Changes) -> Iterator[tuple[Job, Job]]:
 # ---------------------------------------------------------------- limits
 
 
-@holds(
-    "quotas-hold",
+@invariant_check(
+    "quota-limits",
     "Nothing is admitted that takes its team, a cohort above it or its submitter over a limit.",
-    Moment.COMMIT,
-    is_of_teams=True,
+    CheckTrigger.COMMIT,
+    needs_teams=True,
 )
 def quotas_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
     new = _admitted_in(changes)
@@ -85,7 +85,7 @@ def quotas_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
             yield f"{charge.owner} holds {held} of {most} in team {team.name}"
 
 
-def over(setup: SetUp, charges: Iterable[Charge]) -> Iterator[str]:
+def over(setup: TeamSetup, charges: Iterable[Charge]) -> Iterator[str]:
     found = setup.queues
     admitted = []
     for charge in charges:
@@ -94,11 +94,11 @@ def over(setup: SetUp, charges: Iterable[Charge]) -> Iterator[str]:
     yield from overcommitted(found.queues, found.cohorts, admitted)
 
 
-@holds(
-    "budgets-hold",
+@invariant_check(
+    "budget-limits",
     "Nothing of a team starts once its budget is spent: it is exceeded by what then runs, and by no more.",
-    Moment.COMMIT,
-    is_of_teams=True,
+    CheckTrigger.COMMIT,
+    needs_teams=True,
 )
 def budgets_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
     if world.sharing is None:
@@ -128,7 +128,7 @@ def _spent(world: "Simulation", team: str, period: str, now: datetime, *, but: s
     return total
 
 
-@holds("budgets-hold", "", Moment.END, is_of_teams=True)
+@invariant_check("budget-limits", "", CheckTrigger.END, needs_teams=True)
 def spending_is_counted_once(world: "Simulation") -> Iterator[str]:
     now = world.loop.now()
     teams: Iterable[Team] = world.sharing.setup.teams if world.sharing else ()
@@ -145,11 +145,11 @@ def spending_is_counted_once(world: "Simulation") -> Iterator[str]:
 # ---------------------------------------------------------------- who has to stop
 
 
-@holds(
-    "no-preempt-cycle",
+@invariant_check(
+    "no-preemption-cycle",
     "Of two jobs one has the other stopped once while the flap guard counts; and never over and over without starting.",
-    Moment.COMMIT,
-    is_of_teams=True,
+    CheckTrigger.COMMIT,
+    needs_teams=True,
 )
 def no_preempt_cycle(world: "Simulation", changes: Changes) -> Iterator[str]:
     if world.sharing is None:
@@ -175,11 +175,11 @@ def no_preempt_cycle(world: "Simulation", changes: Changes) -> Iterator[str]:
             yield f"{by} has {after.job_id} stopped {known.turns[by, after.job_id]} times, and has not started"
 
 
-@holds(
-    "preempted-comes-back",
+@invariant_check(
+    "preempted-keeps-queue-position",
     "Who gave way to another waits again in its old place, and keeps its restarts.",
-    Moment.COMMIT,
-    is_of_teams=True,
+    CheckTrigger.COMMIT,
+    needs_teams=True,
 )
 def preempted_comes_back(world: "Simulation", changes: Changes) -> Iterator[str]:
     ended = {
@@ -202,10 +202,10 @@ def preempted_comes_back(world: "Simulation", changes: Changes) -> Iterator[str]
             yield f"{after.job_id} gave way, and it counts as a failure"
 
 
-@holds(
-    "held-until-gone",
+@invariant_check(
+    "quota-held-until-pods-gone",
     "Who was asked to stop holds its quota until its pods are gone, cannot be reached, or its workflow itself failed.",
-    Moment.COMMIT,
+    CheckTrigger.COMMIT,
 )
 def held_until_gone(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, _ in changes:
@@ -233,10 +233,10 @@ def held_until_gone(world: "Simulation", changes: Changes) -> Iterator[str]:
 # ---------------------------------------------------------------- who was interrupted
 
 
-@holds(
-    "interrupted-comes-first",
+@invariant_check(
+    "interrupted-before-younger",
     "No younger job of the same queue and priority takes the quota of an interrupted job that could start.",
-    Moment.COMMIT,
+    CheckTrigger.COMMIT,
 )
 def interrupted_comes_first(world: "Simulation", changes: Changes) -> Iterator[str]:
     given_back = world.watched.given_back
@@ -249,7 +249,7 @@ def interrupted_comes_first(world: "Simulation", changes: Changes) -> Iterator[s
     were = {before.job_id: before for before, _ in _jobs_changed(changes)}
     for charge in _admitted_in(changes):
         younger = were[charge.job_id]
-        is_others = Request.of(younger).goes_first or younger.job_id in sticky or charge.is_rented
+        is_others = AdmissionRequest.of(younger).has_prior_grant or younger.job_id in sticky or charge.is_rented
         for name, had in list(given_back.items()) if not is_others else ():
             job = _job(world, name)
             if job.state is not JobState.PENDING or job.current_attempt != had.attempt:
@@ -267,7 +267,7 @@ def _comes_before(job: Job, younger: Job, charge: Charge, world: "Simulation") -
     team = world.sharing.setup.by_name.get(job.queue) if world.sharing else None
     if team and (team.queue.by_use or (team.most_accelerators_per_user is not None and job.owner != younger.owner)):
         return False
-    mine, other = Request.of(job), Request.of(younger)
+    mine, other = AdmissionRequest.of(job), AdmissionRequest.of(younger)
     if (mine.queued_at or mine.submitted_at, job.job_id) > (other.queued_at or other.submitted_at, younger.job_id):
         return False
     fits = mine.nodes <= len(charge.node_names) and mine.accelerators_per_node <= other.accelerators_per_node
@@ -296,11 +296,11 @@ def _was_taken(had: Charge, charge: Charge, world: "Simulation") -> bool:
 # ---------------------------------------------------------------- people's wishes
 
 
-@holds(
-    "suspended-stays-suspended",
+@invariant_check(
+    "suspended-until-resumed",
     "Who is held back by somebody does not start, and waits again only when somebody says so.",
-    Moment.COMMIT,
-    is_of_teams=True,
+    CheckTrigger.COMMIT,
+    needs_teams=True,
 )
 def suspended_stays_suspended(_: "Simulation", changes: Changes) -> Iterator[str]:
     is_resumed = any("#resumed-" in key.sk for key, _, _ in changes)

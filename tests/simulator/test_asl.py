@@ -7,34 +7,34 @@ from collections.abc import Mapping
 import pytest
 
 from evenkeel.ports import ExecutionState
-from tests.simulator.asl import Engine, Failure, Json, Reply, Track, evaluate
-from tests.simulator.loop import Loop
+from tests.simulator.asl import Failure, Json, Reply, StateRun, WorkflowEngine, evaluate
+from tests.simulator.event_loop import Loop
 from tests.template.documents import WORKFLOWS, machines, workflow
 from tests.workflow.cases import CASES, ending_states
-from tests.workflow.machines import Case, Thrown, usual_input
+from tests.workflow.workflow_bench import TaskError, WorkflowCase, usual_input
 
 A_YEAR = 31_600_000
 
 
-def run(case: Case) -> tuple[Engine, list[str]]:
+def run(case: WorkflowCase) -> tuple[WorkflowEngine, list[str]]:
     """Let a case run with the answers that its row gives."""
     loop = Loop()
     queues = {
-        state: deque([answers] if isinstance(answers, Mapping | Thrown) else answers)
+        state: deque([answers] if isinstance(answers, Mapping | TaskError) else answers)
         for state, answers in case.answers.items()
     }
 
     def invoke(state: str, _placeholder: str, payload: Json, reply: Reply) -> None:
         queue = queues[state]
         given = queue[0] if len(queue) == 1 else queue.popleft()
-        if isinstance(given, Thrown):
+        if isinstance(given, TaskError):
             loop.after(0.1, lambda: reply(Failure(given.error, given.cause)))
         elif token := payload.get("token"):
             loop.after(0.1, lambda: engine.succeed(token, given))
         else:
             loop.after(0.1, lambda: reply(given))
 
-    engine = Engine(loop, invoke, random.Random(1))
+    engine = WorkflowEngine(loop, invoke, random.Random(1))
     document = usual_input(case.machine) if case.document is None else dict(case.document)
     engine.start(case.machine, case.name, document)
     loop.run(A_YEAR)
@@ -42,7 +42,7 @@ def run(case: Case) -> tuple[Engine, list[str]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_case_ends_as_it_does_on_the_engine(case: Case) -> None:
+def test_a_case_ends_as_it_does_on_the_engine(case: WorkflowCase) -> None:
     engine, entered = run(case)
 
     execution = engine.executions[case.machine, case.name]
@@ -92,4 +92,4 @@ def test_every_kind_of_state_is_known() -> None:
         for state in part["States"].values()
     }
 
-    assert [kind for kind in kinds if not hasattr(Track, f"_{kind}")] == []
+    assert [kind for kind in kinds if not hasattr(StateRun, f"_{kind}")] == []

@@ -3,12 +3,12 @@
 import pytest
 
 from tests.simulator.invariants import TABLE
-from tests.simulator.mutants import Mutant, mutants, why_unfit
+from tests.simulator.mutants import Mutant, mutants, why_not_applicable
 
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
 def test_a_planted_bug_fits_the_tree_and_names_an_invariant(mutant: Mutant) -> None:
-    assert why_unfit(mutant.path) == ""
+    assert why_not_applicable(mutant.path) == ""
     assert mutant.invariant in {invariant.name for invariant in TABLE}
 
 

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from tests.simulator.coverage import never
-from tests.simulator.fuzz import ROOT, run_all, run_seed, story
-from tests.simulator.invariants import TABLE, Moment
+from tests.simulator.coverage import never_seen
+from tests.simulator.fuzz import ROOT, print_trace, run_all, run_seed
+from tests.simulator.invariants import TABLE, CheckTrigger
 
 FEW, ALL = 100, 500
 OUTCOMES = ("end ", "recover_node: ", "run_job: ", "burst_capacity: ")
@@ -26,14 +26,14 @@ def test_every_invariant_holds_on_every_seed(last: int, most_untried: int) -> No
     chunks = list(run_all(1, last, processes=os.cpu_count() or 1))
 
     failed = [result for chunk in chunks for result in chunk.failed]
-    assert not failed, story(failed[0])
+    assert not failed, print_trace(failed[0])
     assert sum(chunk.last - chunk.first + 1 for chunk in chunks) == last
     # A world in which nothing happens would hold every invariant too.
     assert sum(chunk.incidents for chunk in chunks) > last
     assert sum(chunk.decisions for chunk in chunks) > 5 * last
     seen = sum((chunk.seen for chunk in chunks), Counter())
-    untried = [kind for kind in never(seen) if not kind.startswith(OUTCOMES)]
-    assert len(untried) <= most_untried, f"never tried in seeds 1 to {last}: {untried}"
+    untried = [kind for kind in never_seen(seen) if not kind.startswith(OUTCOMES)]
+    assert len(untried) <= most_untried, f"never_seen tried in seeds 1 to {last}: {untried}"
 
 
 def test_a_seed_is_the_same_story_each_time_and_in_each_process() -> None:
@@ -58,7 +58,7 @@ def test_what_is_read_once_for_speed_makes_no_difference(seed: int) -> None:
 
 
 def test_every_moment_has_its_check() -> None:
-    assert {invariant.moment for invariant in TABLE} == set(Moment)
+    assert {invariant.moment for invariant in TABLE} == set(CheckTrigger)
 
 
 def test_the_document_lists_every_invariant_in_its_words() -> None:

@@ -16,7 +16,7 @@ from evenkeel.domain.sources import SourceKind
 from evenkeel.runtime.settings import Settings
 from evenkeel.runtime.wiring import World
 from evenkeel.services.scheduling import schedule_jobs
-from evenkeel.services.sweep import round as sweep_round
+from evenkeel.services.sweep import sweep_run as sweep_round
 from evenkeel.services.sweep import watch_cluster
 from tests.template.documents import ROOT, Json, resources, template
 

@@ -24,7 +24,7 @@ VARIABLES: dict[str, Json] = {
         "run": 1,
         "plan": {"outcome": "ACT", "reason": "Xid 79", "repairsNode": True, "settleSeconds": 5, "maxRepairs": 3},
         "node": BRANCH,
-        "jobs": {"outcome": "JOBS_BACK", "reason": "It runs again."},
+        "jobs": {"outcome": "JOBS_RESUMED", "reason": "It runs again."},
         "failure": None,
     },
     "run_job": {"jobId": "job-llm", "attempt": 2, "ended": ENDED, "failure": None},

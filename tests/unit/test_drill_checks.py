@@ -7,7 +7,7 @@ import pytest
 from evenkeel_local import PROJECT
 from evenkeel_local.drills import DRILLS, resumed_past_a_fence
 from tests.drill_mutants import DrillMutant, drill_mutants
-from tests.simulator.mutants import why_unfit
+from tests.simulator.mutants import why_not_applicable
 
 Point = tuple[int, int] | None
 
@@ -67,5 +67,5 @@ def test_every_drill_has_a_patch_that_it_fails_with() -> None:
 def test_what_takes_the_rule_of_a_drill_fits_the_tree_and_names_a_check(mutant: DrillMutant) -> None:
     sources = (PROJECT / "local" / "evenkeel_local" / "drills").glob("*.py")
 
-    assert why_unfit(mutant.path) == ""
+    assert why_not_applicable(mutant.path) == ""
     assert [path.name for path in sources if f'"{mutant.fails}"' in path.read_text("utf-8")] != []

@@ -24,7 +24,7 @@ IMPURE_CALLS = frozenset({"datetime.now", "datetime.utcnow", "datetime.today", "
 
 
 @dataclass(frozen=True)
-class Room:
+class LayerRule:
     """Where some files are, and what they may import besides the standard library."""
 
     name: str
@@ -36,56 +36,56 @@ class Room:
 
 
 ROOMS = (
-    Room(
+    LayerRule(
         "domain",
         ("shared/evenkeel/domain",),
         ("evenkeel.domain",),
         frozenset({"pydantic"}),
         is_pure=True,
     ),
-    Room(
+    LayerRule(
         "events",
         ("shared/evenkeel/events",),
         ("evenkeel.events", "evenkeel.domain"),
         frozenset({"pydantic"}),
         is_pure=True,
     ),
-    Room("ports", ("shared/evenkeel/ports.py",), ("evenkeel.domain",), frozenset({"pydantic"}), is_pure=True),
-    Room(
+    LayerRule("ports", ("shared/evenkeel/ports.py",), ("evenkeel.domain",), frozenset({"pydantic"}), is_pure=True),
+    LayerRule(
         "services",
         ("shared/evenkeel/services",),
         ("evenkeel.services", "evenkeel.domain", "evenkeel.events", "evenkeel.ports"),
         frozenset({"pydantic"}),
         is_pure=True,
     ),
-    Room(
+    LayerRule(
         "adapters",
         ("shared/evenkeel/adapters",),
         ("evenkeel.adapters", "evenkeel.domain", "evenkeel.ports"),
         AWS | {"pydantic", "urllib3"},
     ),
-    Room(
+    LayerRule(
         "runtime",
         ("shared/evenkeel/runtime",),
         ("evenkeel.runtime", "evenkeel.adapters", "evenkeel.ports", "evenkeel.domain", "evenkeel.__version__"),
         frozenset({"aws_lambda_powertools", "pydantic"}),
     ),
-    Room("training", ("shared/evenkeel/training",), ("evenkeel.training",), only_late=AWS),
-    Room("functions", ("functions",), ("evenkeel.services", "evenkeel.events", "evenkeel.runtime")),
-    Room(
+    LayerRule("training", ("shared/evenkeel/training",), ("evenkeel.training",), only_late=AWS),
+    LayerRule("functions", ("functions",), ("evenkeel.services", "evenkeel.events", "evenkeel.runtime")),
+    LayerRule(
         "cli",
         ("cli/evenkeel_cli",),
         ("evenkeel_cli",),
         frozenset({"click", "rich", "typer"}),
         only_late=frozenset({"botocore", "evenkeel_local"}),
     ),
-    Room(
+    LayerRule(
         "cli offline",
         ("cli/evenkeel_cli/offline", "cli/evenkeel_cli/offline.py"),
         ("evenkeel_cli", "evenkeel.domain"),
         frozenset({"rich", "typer", "yaml"}),
     ),
-    Room("trainer", ("examples/trainer/evenkeel_trainer",), ("evenkeel_trainer", "evenkeel.training")),
+    LayerRule("trainer", ("examples/trainer/evenkeel_trainer",), ("evenkeel_trainer", "evenkeel.training")),
 )
 
 
@@ -123,7 +123,7 @@ def is_within(module: str, allowed: tuple[str, ...] | frozenset[str]) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in allowed)
 
 
-def offence(room: Room, found: Import) -> str | None:
+def offence(room: LayerRule, found: Import) -> str | None:
     """Say why a room may not have this import, or None if it may."""
     top = found.module.partition(".")[0]
     top = "mypy_boto3" if top.startswith("mypy_boto3_") else top
@@ -142,7 +142,7 @@ def offence(room: Room, found: Import) -> str | None:
     return f"may not use {top}"
 
 
-def offences(room: Room, source: str) -> list[str]:
+def offences(room: LayerRule, source: str) -> list[str]:
     """List what a file of this room may not do."""
     tree = ast.parse(source)
     found = [
@@ -160,7 +160,7 @@ def offences(room: Room, source: str) -> list[str]:
     return found
 
 
-def room_of(path: str) -> Room | None:
+def room_of(path: str) -> LayerRule | None:
     """Return the room whose place names the path most closely."""
     inside = [
         (len(place), room) for room in ROOMS for place in room.places if path == place or path.startswith(f"{place}/")

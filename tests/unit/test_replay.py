@@ -9,7 +9,7 @@ import pytest
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.seats import Holder
+from evenkeel.domain.recovery.node_slot import ObservedNode
 from evenkeel.domain.replay import KINDS, CannotReplayError, replay
 from tests.fakes.cluster import a_node
 from tests.fakes.system import A_MOMENT
@@ -25,7 +25,7 @@ def a_record(node: KubernetesNode | None = None, **changes: Any) -> Decision:
         "subject": "research-eks/i-1/1",
         "action": "RELEASE",
         "reason": "It is Running and Ready, carries no fault mark and offers all 8 accelerators.",
-        "facts": {"machine": Holder(node=node or a_node()).to_json(), "expected": 8},
+        "facts": {"machine": ObservedNode(node=node or a_node()).to_json(), "expected": 8},
         "policy_hash": Policy().hash,
         "decided_at": A_MOMENT,
     }

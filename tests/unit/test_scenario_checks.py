@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel_local.scenarios import Meter, is_exact, owed_for
+from evenkeel_local.scenarios import CostMeter, expected_cost_usd, has_expected_cost
 
 Json = dict[str, Any]
 
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 def an_offer(seconds: str, **changes: Any) -> Json:
     facts = {
         "pool": "burst-spot",
-        "nodesThatCame": 1,
+        "joinedNodes": 1,
         "openedAt": "2026-11-03T10:00:00.000000Z",
         "closedAt": f"2026-11-03T10:{seconds}Z",
     }
@@ -31,20 +31,20 @@ def a_rental(*offers: Json, cost: str | None = None) -> Json:
         ([an_offer("01:21.000000")], "0.495000"),
         ([an_offer("01:20.000001")], "0.495000"),
         ([an_offer("00:10.000000")], "0.366667"),
-        ([an_offer("01:21.000000", nodesThatCame=2)], "0.990000"),
-        ([an_offer("05:00.000000", nodesThatCame=0), an_offer("01:30.000000", pool="burst-on-demand")], "1.376000"),
+        ([an_offer("01:21.000000", joinedNodes=2)], "0.990000"),
+        ([an_offer("05:00.000000", joinedNodes=0), an_offer("01:30.000000", pool="burst-on-demand")], "1.376000"),
         ([], "0.000000"),
     ],
     ids=["whole seconds", "a begun second", "a minute at least", "each node", "what never came is free", "nothing"],
 )
 def test_a_bill_is_price_times_begun_seconds_times_nodes(offers: list[Json], usd: str) -> None:
-    assert is_exact(a_rental(*offers, cost=usd))
-    assert f"{owed_for(a_rental(*offers)):.6f}" == usd
+    assert has_expected_cost(a_rental(*offers, cost=usd))
+    assert f"{expected_cost_usd(a_rental(*offers)):.6f}" == usd
 
 
 @pytest.mark.parametrize("cost", ["0.495001", "0.494999", "0.00", None])
 def test_a_bill_that_is_a_micro_dollar_off_is_seen(cost: str | None) -> None:
-    assert not is_exact(a_rental(an_offer("01:21.000000"), cost=cost))
+    assert not has_expected_cost(a_rental(an_offer("01:21.000000"), cost=cost))
 
 
 def a_centre(*claims: Json) -> Any:
@@ -58,7 +58,7 @@ def a_claim(name: str, pool: str, *, is_launched: bool = True) -> Json:
 
 
 def test_the_meter_remembers_the_dearest_moment_and_counts_machines_only() -> None:
-    meter = Meter()
+    meter = CostMeter()
     spot, on_demand = a_claim("one", "burst-spot"), a_claim("two", "burst-on-demand")
 
     for claims in ([spot], [spot, on_demand, a_claim("three", "burst-on-demand", is_launched=False)], [on_demand], []):

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.template.documents import states, workflow
-from tests.workflow.machines import Answer, Case, Thrown
+from tests.workflow.workflow_bench import Answer, TaskError, WorkflowCase
 
 Answers = Mapping[str, Answer | Sequence[Answer]]
 
-BROKEN = Thrown("KeyError", "a bug")
-LOST = Thrown("PermanentError", "NotAllowed: patch node hyperpod-i-0ab: 403")
-LATE = Thrown("States.Timeout")
-FLAPPING = Thrown("TransientError", "Throttled: describe cluster")
+BROKEN = TaskError("KeyError", "a bug")
+LOST = TaskError("PermanentError", "NotAllowed: patch node hyperpod-i-0ab: 403")
+LATE = TaskError("States.Timeout")
+FLAPPING = TaskError("TransientError", "Throttled: describe cluster")
 
 
 def says(outcome: str, **more: Any) -> dict[str, Any]:
@@ -29,17 +29,17 @@ WELL = {
     "AwaitApproval": says("APPROVED", facts={}),
     "CordonNode": says("CORDONED"),
     "ProtectJobs": says("PROTECTED", jobs=[{"jobId": "job-llm", "attempt": 1}]),
-    "AwaitLeaveToStop": says("RELEASED", facts={}),
+    "AwaitStopAllowed": says("RELEASED", facts={}),
     "RepairNode": ASKED,
     "AwaitNode": says("NODE_BACK", facts={"instanceId": "i-0ce"}),
     "CheckNode": says("DEEP"),
     "ValidateNode": says("VALID", facts={}),
-    "AwaitProvider": says("WAY_CLEAR", facts={}),
-    "AwaitClearWay": says("WAY_CLEAR", facts={}),
-    "AwaitRelease": says("RELEASED", facts={}),
+    "AwaitProvider": says("NODE_FREE", facts={}),
+    "AwaitFreeNode": says("NODE_FREE", facts={}),
+    "AwaitGuardrails": says("RELEASED", facts={}),
     "ReturnNode": says("RETURNED"),
     "PlanResume": says("PLANNED", jobs=[{"jobId": "job-llm", "attempt": 1, "option": "SPARE"}]),
-    "AwaitResume": says("JOBS_BACK", facts={}),
+    "AwaitResume": says("JOBS_RESUMED", facts={}),
     "SettleIncident": says("RECOVERED"),
 }
 IN_BRANCHES = (
@@ -47,7 +47,7 @@ IN_BRANCHES = (
     "AwaitNode",
     "CheckNode",
     "ValidateNode",
-    "AwaitRelease",
+    "AwaitGuardrails",
     "ReturnNode",
     "PlanResume",
     "AwaitResume",
@@ -62,8 +62,8 @@ BARRED_FIRST = {"RepairNode": [says("BLOCKED", rung="", waitSeconds=0), ASKED]}
 ASK = {**PLAN, "outcome": "ASK"}
 
 
-def recovery(name: str, ends: str, answers: Answers | None = None, **more: Any) -> Case:
-    return Case(f"recover-{name}", "recover_node", {**WELL, **(answers or {})}, ends, **more)
+def recovery(name: str, ends: str, answers: Answers | None = None, **more: Any) -> WorkflowCase:
+    return WorkflowCase(f"recover-{name}", "recover_node", {**WELL, **(answers or {})}, ends, **more)
 
 
 def settled(outcome: str, **answers: Any) -> Answers:
@@ -89,17 +89,17 @@ RECOVER_NODE = [
         visits=("AwaitApproval", "LeaveNode"),
         never=("CordonNode",),
     ),
-    recovery("stop-held", "Recovered", STOP_HELD, visits=("AwaitLeaveToStop", "LeaveNode", "AwaitResume")),
+    recovery("stop-held", "Recovered", STOP_HELD, visits=("AwaitStopAllowed", "LeaveNode", "AwaitResume")),
     recovery(
         "stop-held-and-vetoed",
         "StoodDown",
-        settled("STOOD_DOWN", **STOP_HELD, AwaitLeaveToStop=says("VETOED")),
-        visits=("AwaitLeaveToStop",),
+        settled("STOOD_DOWN", **STOP_HELD, AwaitStopAllowed=says("OPTED_OUT")),
+        visits=("AwaitStopAllowed",),
         never=("PlanResume",),
     ),
     recovery("stop-held-for-ever", "Recovered", {**STOP_HELD, "ProtectJobs": says("HELD")}, visits=("LeaveNode",)),
-    recovery("breaks-in-AwaitLeaveToStop", "RecoveryFailed", {**STOP_HELD, "AwaitLeaveToStop": BROKEN}),
-    recovery("late-in-AwaitLeaveToStop", "RecoveryFailed", {**STOP_HELD, "AwaitLeaveToStop": LATE}),
+    recovery("breaks-in-AwaitStopAllowed", "RecoveryFailed", {**STOP_HELD, "AwaitStopAllowed": BROKEN}),
+    recovery("late-in-AwaitStopAllowed", "RecoveryFailed", {**STOP_HELD, "AwaitStopAllowed": LATE}),
     recovery("hyperpod-busy", "Recovered", {"PlanRecovery": [LATER, PLAN]}, visits=("AwaitProvider", "CordonNode")),
     recovery(
         "hyperpod-busy-for-ever",
@@ -110,15 +110,15 @@ RECOVER_NODE = [
     ),
     recovery("breaks-in-AwaitProvider", "RecoveryFailed", {"PlanRecovery": LATER, "AwaitProvider": BROKEN}),
     recovery("late-in-AwaitProvider", "RecoveryFailed", {"PlanRecovery": LATER, "AwaitProvider": LATE}),
-    recovery("work-may-end-first", "Recovered", IN_THE_WAY, visits=("AwaitClearWay", "AwaitNode")),
-    recovery("breaks-in-AwaitClearWay", "RecoveryFailed", {**IN_THE_WAY, "AwaitClearWay": BROKEN}),
-    recovery("late-in-AwaitClearWay", "RecoveryFailed", {**IN_THE_WAY, "AwaitClearWay": LATE}),
+    recovery("work-may-end-first", "Recovered", IN_THE_WAY, visits=("AwaitFreeNode", "AwaitNode")),
+    recovery("breaks-in-AwaitFreeNode", "RecoveryFailed", {**IN_THE_WAY, "AwaitFreeNode": BROKEN}),
+    recovery("late-in-AwaitFreeNode", "RecoveryFailed", {**IN_THE_WAY, "AwaitFreeNode": LATE}),
     recovery("examined", "Recovered", {"RepairNode": says("DIAGNOSE")}, never=("AwaitNode",)),
     recovery("healthy-by-itself", "Recovered", {"RepairNode": says("HEALTHY")}, never=("AwaitNode",)),
     recovery("repair-not-needed", "Recovered", {"RepairNode": says("NOT_NEEDED")}, never=("ValidateNode",)),
     recovery("provider-busy", "Recovered", {"RepairNode": [RETRY, RETRY, ASKED]}, visits=("PauseRepair",)),
-    recovery("held", "Recovered", HOLD_FIRST, visits=("AwaitRelease", "AwaitNode")),
-    recovery("barred", "Recovered", BARRED_FIRST, visits=("AwaitRelease", "AwaitNode")),
+    recovery("held", "Recovered", HOLD_FIRST, visits=("AwaitGuardrails", "AwaitNode")),
+    recovery("barred", "Recovered", BARRED_FIRST, visits=("AwaitGuardrails", "AwaitNode")),
     recovery("approved", "Recovered", {"PlanRecovery": ASK}, visits=("AwaitApproval", "CordonNode")),
     recovery(
         "declined",
@@ -165,7 +165,7 @@ RECOVER_NODE = [
     recovery("unknown-repair-outcome", "RecoveryFailed", {"RepairNode": says("PONDER")}),
     recovery("no-jobs", "Recovered", {"PlanResume": says("NO_JOBS", jobs=[])}, never=("AwaitResume",)),
     recovery("jobs-queued", "Recovered", {"AwaitResume": says("QUEUED", facts={})}),
-    recovery("job-not-back", "JobNotBack", settled("JOB_NOT_BACK", AwaitResume=says("DEADLINE_PASSED"))),
+    recovery("job-not-back", "JobNotResumed", settled("JOB_NOT_RESUMED", AwaitResume=says("DEADLINE_PASSED"))),
     recovery("settled-as-failed", "RecoveryFailed", settled("FAILED")),
     recovery("settled-as-something-new", "RecoveryFailed", settled("SHELVED")),
     recovery("cannot-settle", "RecoveryFailed", {"SettleIncident": BROKEN}),
@@ -175,7 +175,7 @@ RECOVER_NODE = [
     *(recovery(f"breaks-in-{s}", "RecoveryFailed", {**HOLD_FIRST, s: BROKEN}) for s in IN_BRANCHES),
     *(
         recovery(f"late-in-{s}", "RecoveryFailed", {**HOLD_FIRST, s: LATE})
-        for s in ("AwaitNode", "ValidateNode", "AwaitRelease", "AwaitResume")
+        for s in ("AwaitNode", "ValidateNode", "AwaitGuardrails", "AwaitResume")
     ),
     recovery("unknown-version", "UnsupportedInput", document={"schemaVersion": 2, "incidentId": "inc-1", "run": 1}),
     recovery("no-incident", "UnsupportedInput", document={"schemaVersion": 1, "run": 1}),
@@ -197,8 +197,8 @@ NOT_YET = says("NOT_YET", waitSeconds=5)
 STOP = says("STOP_REQUESTED", facts={})
 
 
-def attempt(name: str, ends: str, answers: Answers | None = None, **more: Any) -> Case:
-    return Case(f"run-{name}", "run_job", {**RUNS, **(answers or {})}, ends, **more)
+def attempt(name: str, ends: str, answers: Answers | None = None, **more: Any) -> WorkflowCase:
+    return WorkflowCase(f"run-{name}", "run_job", {**RUNS, **(answers or {})}, ends, **more)
 
 
 def ends_as(outcome: str, **answers: Any) -> Answers:
@@ -298,8 +298,8 @@ TO_GO = says("NOT_YET", waitSeconds=0)
 TURNED_DOWN: Answers = {"AwaitNodes": [says("REFUSED", facts={}), RENTS["AwaitNodes"]]}
 
 
-def rental(name: str, ends: str = "CapacityReleased", answers: Answers | None = None, **more: Any) -> Case:
-    return Case(f"rent-{name}", "burst_capacity", {**RENTS, **(answers or {})}, ends, **more)
+def rental(name: str, ends: str = "CapacityReleased", answers: Answers | None = None, **more: Any) -> WorkflowCase:
+    return WorkflowCase(f"rent-{name}", "burst_capacity", {**RENTS, **(answers or {})}, ends, **more)
 
 
 BURST_CAPACITY = [
@@ -338,7 +338,7 @@ BURST_CAPACITY = [
     rental("late-in-AwaitNodes", "BurstCapacityFailed", {"AwaitNodes": LATE}, visits=("ReleasePool",)),
     rental("late-in-AwaitEnd", "BurstCapacityFailed", {"AwaitEnd": LATE}, visits=("ReleasePool",)),
     rental("flapping-to-the-end", "BurstCapacityFailed", {"OpenPool": FLAPPING}, visits=("ReleasePool",)),
-    Case(
+    WorkflowCase(
         "rent-unsupported", "burst_capacity", {}, "UnsupportedInput", document={"schemaVersion": 2, "jobId": "job-llm"}
     ),
 ]

@@ -6,7 +6,7 @@ import pytest
 
 from evenkeel_local.engine import Engine
 from evenkeel_local.identities import Credentials, bootstrap
-from tests.workflow.machines import Bench
+from tests.workflow.workflow_bench import WorkflowBench
 
 SKIP_WAITS = 0.0
 
@@ -25,6 +25,6 @@ def workflow_deployer(workflow_engine: Engine) -> Credentials:
 
 
 @pytest.fixture(scope="session")
-def bench(workflow_engine: Engine, workflow_deployer: Credentials) -> Bench:
+def bench(workflow_engine: Engine, workflow_deployer: Credentials) -> WorkflowBench:
     """Both state machines on `workflow_engine`."""
-    return Bench(workflow_engine, workflow_deployer)
+    return WorkflowBench(workflow_engine, workflow_deployer)

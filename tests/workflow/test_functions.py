@@ -17,7 +17,7 @@ from evenkeel_local.engine import Engine
 from evenkeel_local.identities import Credentials
 from tests.template.documents import Json, states, workflow
 from tests.workflow.cases import RUNS, WELL, says
-from tests.workflow.machines import Bench, Ending, function_name, make_role, usual_input
+from tests.workflow.workflow_bench import ExecutionResult, WorkflowBench, function_name, make_role, usual_input
 
 STAND_IN = """
 import json, os, pathlib
@@ -43,7 +43,7 @@ def handler(event, context):
 WAITS = {
     "NODE_BACK": WELL["AwaitNode"],
     "NODE_VALID": WELL["ValidateNode"],
-    "JOBS_BACK": WELL["AwaitResume"],
+    "JOBS_RESUMED": WELL["AwaitResume"],
     "ATTEMPT_RUNNING": RUNS["AwaitRunning"],
     "ATTEMPT_ENDED": says("STOP_REQUESTED", facts={}),
     "ATTEMPT_STOPPED": RUNS["AwaitStopped"],
@@ -51,18 +51,18 @@ WAITS = {
 
 
 @dataclass(frozen=True)
-class Walk:
+class WorkflowRun:
     """One execution with real functions, and what each function was given."""
 
-    ending: Ending
+    ending: ExecutionResult
     given: dict[str, list[Json]]
     execution: str
 
 
-class StandIns:
+class StubFunctions:
     """A function behind every task, and the test as the one who answers tokens."""
 
-    def __init__(self, bench: Bench, notes: Path) -> None:
+    def __init__(self, bench: WorkflowBench, notes: Path) -> None:
         self._bench = bench
         self._notes = notes
         self._lambda = bench.deployer.client("lambda")
@@ -90,7 +90,7 @@ class StandIns:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         return [json.loads(line) for line in lines]
 
-    def walk(self, machine: str) -> Walk:
+    def walk(self, machine: str) -> WorkflowRun:
         """Run a machine to its end, answering each token as soon as it is known."""
         steps = self._bench.steps
         started = steps.start_execution(
@@ -112,14 +112,17 @@ class StandIns:
             if state["Type"] == "Task"
         }
         given = {name: [event for event in self.given(name) if event["executionArn"] == arn] for name in names}
-        return Walk(self._bench.ending(arn), given, arn)
+        return WorkflowRun(self._bench.ending(arn), given, arn)
 
 
 @pytest.fixture(scope="module")
 def stand_ins(
-    workflow_engine: Engine, workflow_deployer: Credentials, bench: Bench, tmp_path_factory: pytest.TempPathFactory
-) -> StandIns:
-    made = StandIns(bench, tmp_path_factory.mktemp("notes"))
+    workflow_engine: Engine,
+    workflow_deployer: Credentials,
+    bench: WorkflowBench,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> StubFunctions:
+    made = StubFunctions(bench, tmp_path_factory.mktemp("notes"))
     tasks = {**WELL, **RUNS, "SettleAttempt": says("JOB_REQUEUED")}
     for name, answer in tasks.items():
         if not name.startswith("Await") and name != "ValidateNode":
@@ -129,58 +132,62 @@ def stand_ins(
 
 
 @pytest.fixture(scope="module")
-def recovery(stand_ins: StandIns) -> Walk:
+def recovery(stand_ins: StubFunctions) -> WorkflowRun:
     return stand_ins.walk("recover_node")
 
 
 @pytest.fixture(scope="module")
-def attempt(stand_ins: StandIns) -> Walk:
+def attempt(stand_ins: StubFunctions) -> WorkflowRun:
     return stand_ins.walk("run_job")
 
 
-def test_a_recovery_ends_well_though_a_function_fails_twice(recovery: Walk) -> None:
+def test_a_recovery_ends_well_though_a_function_fails_twice(recovery: WorkflowRun) -> None:
     assert recovery.ending.entered[-1] == "Recovered"
     assert len(recovery.given["CordonNode"]) == 3
 
 
-def test_a_recovery_ends_well_though_the_process_of_a_function_dies(stand_ins: StandIns, recovery: Walk) -> None:
+def test_a_recovery_ends_well_though_the_process_of_a_function_dies(
+    stand_ins: StubFunctions, recovery: WorkflowRun
+) -> None:
     (died,) = stand_ins.given("RepairNode.died")
 
     assert recovery.ending.entered[-1] == "Recovered"
     assert died == recovery.given["RepairNode"][0]
 
 
-def test_a_wait_is_opened_again_when_the_process_that_was_to_open_it_dies(stand_ins: StandIns, recovery: Walk) -> None:
+def test_a_wait_is_opened_again_when_the_process_that_was_to_open_it_dies(
+    stand_ins: StubFunctions, recovery: WorkflowRun
+) -> None:
     (died,) = stand_ins.given("OpenWait.died")
 
     opened = [wait for wait in recovery.given["OpenWait"] if wait["kind"] == died["kind"]]
     assert len(opened) == 1
 
 
-def test_functions_are_given_ids_and_no_documents(recovery: Walk) -> None:
+def test_functions_are_given_ids_and_no_documents(recovery: WorkflowRun) -> None:
     expected = {"schemaVersion": 1, "incidentId": "inc-7qk2", "run": 1, "executionArn": recovery.execution}
     for name in ("PlanRecovery", "CordonNode", "ProtectJobs", "RepairNode", "CheckNode", "ReturnNode", "PlanResume"):
         assert recovery.given[name][0] == expected
 
 
-def test_each_wait_of_a_recovery_gets_a_token_of_its_own(recovery: Walk) -> None:
+def test_each_wait_of_a_recovery_gets_a_token_of_its_own(recovery: WorkflowRun) -> None:
     waits = recovery.given["OpenWait"]
 
-    assert {wait["kind"] for wait in waits} == {"NODE_BACK", "NODE_VALID", "JOBS_BACK"}
+    assert {wait["kind"] for wait in waits} == {"NODE_BACK", "NODE_VALID", "JOBS_RESUMED"}
     assert len({wait["token"] for wait in waits}) == 3
     assert all(wait["incidentId"] == "inc-7qk2" for wait in waits)
 
 
-def test_the_incident_is_settled_with_how_each_branch_ended(recovery: Walk) -> None:
+def test_the_incident_is_settled_with_how_each_branch_ended(recovery: WorkflowRun) -> None:
     (settled,) = recovery.given["SettleIncident"]
 
     assert settled["plan"] == {"outcome": "ACT", "reason": "It is act."}
     assert settled["node"] == {"outcome": "RETURNED", "reason": "It is returned."}
-    assert settled["jobs"] == {"outcome": "JOBS_BACK", "reason": "It is jobs_back."}
+    assert settled["jobs"] == {"outcome": "JOBS_RESUMED", "reason": "It is jobs_resumed."}
     assert settled["failure"] is None
 
 
-def test_an_attempt_is_settled_with_the_last_answer(attempt: Walk) -> None:
+def test_an_attempt_is_settled_with_the_last_answer(attempt: WorkflowRun) -> None:
     (settled,) = attempt.given["SettleAttempt"]
 
     assert attempt.ending.entered[-1] == "JobRequeued"

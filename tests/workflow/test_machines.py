@@ -8,7 +8,7 @@ import pytest
 
 from tests.template.documents import WORKFLOWS, Json, machines, states, transitions, workflow
 from tests.workflow.cases import CASES, IN_BRANCHES, NODE_TASKS, ending_states, recovery
-from tests.workflow.machines import Bench, Case, Ending, Thrown
+from tests.workflow.workflow_bench import ExecutionResult, TaskError, WorkflowBench, WorkflowCase
 
 DATA_LIMIT = 64 * 1024
 EVENTS_AT_THE_CAPS = 5_000
@@ -16,14 +16,14 @@ EVENTS_THAT_AWS_TAKES = 25_000
 
 
 @pytest.fixture(scope="module")
-def endings(bench: Bench) -> Iterator[dict[str, Ending]]:
+def endings(bench: WorkflowBench) -> Iterator[dict[str, ExecutionResult]]:
     """Every case, run once, side by side."""
     yield bench.run_all(CASES)
     bench.engine.mock_workflows({})
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_execution_ends_as_its_row_says(case: Case, endings: dict[str, Ending]) -> None:
+def test_execution_ends_as_its_row_says(case: WorkflowCase, endings: dict[str, ExecutionResult]) -> None:
     ending = endings[case.name]
     status, error = ending_states(case.machine)[case.ends]
 
@@ -33,7 +33,7 @@ def test_execution_ends_as_its_row_says(case: Case, endings: dict[str, Ending]) 
 
 
 @pytest.mark.parametrize("machine", WORKFLOWS)
-def test_every_arrow_is_taken(machine: str, endings: dict[str, Ending]) -> None:
+def test_every_arrow_is_taken(machine: str, endings: dict[str, ExecutionResult]) -> None:
     drawn = {arrow for _, part in machines(workflow(machine)) for arrow in transitions(part)}
     taken = {arrow for case in CASES if case.machine == machine for arrow in endings[case.name].arrows(machine)}
 
@@ -46,16 +46,16 @@ def test_case_names_are_unique() -> None:
 
 
 @pytest.mark.parametrize("state", IN_BRANCHES)
-def test_a_branch_that_breaks_cancels_not_the_other(state: str, endings: dict[str, Ending]) -> None:
+def test_a_branch_that_breaks_cancels_not_the_other(state: str, endings: dict[str, ExecutionResult]) -> None:
     ending = endings[f"recover-breaks-in-{state}"]
     node, jobs = ending.inputs_of("JoinBranches")[0]
     broken, whole = (node, jobs) if state in NODE_TASKS else (jobs, node)
 
     assert broken == {"outcome": "FAILED", "reason": "KeyError: a bug"}
-    assert whole["outcome"] in ("RETURNED", "JOBS_BACK")
+    assert whole["outcome"] in ("RETURNED", "JOBS_RESUMED")
 
 
-def test_the_cap_counts_rounds_and_says_what_came_last(endings: dict[str, Ending]) -> None:
+def test_the_cap_counts_rounds_and_says_what_came_last(endings: dict[str, ExecutionResult]) -> None:
     ending = endings["recover-provider-busy-for-ever"]
     node, _ = ending.inputs_of("JoinBranches")[0]
 
@@ -64,25 +64,27 @@ def test_the_cap_counts_rounds_and_says_what_came_last(endings: dict[str, Ending
     assert node["reason"] == "After 160 rounds the node is still not back. Last: It is retry."
 
 
-def test_a_hold_is_awaited_before_the_repair(endings: dict[str, Ending]) -> None:
+def test_a_hold_is_awaited_before_the_repair(endings: dict[str, ExecutionResult]) -> None:
     ending = endings["recover-held"]
     node_branch = [name for name in ending.entered if name in NODE_TASKS]
 
-    assert node_branch[:3] == ["RepairNode", "AwaitRelease", "RepairNode"]
+    assert node_branch[:3] == ["RepairNode", "AwaitGuardrails", "RepairNode"]
     assert node_branch[3:] == ["AwaitNode", "CheckNode", "ValidateNode", "ReturnNode"]
 
 
-def test_an_approval_that_nobody_gives_touches_nothing(endings: dict[str, Ending]) -> None:
+def test_an_approval_that_nobody_gives_touches_nothing(endings: dict[str, ExecutionResult]) -> None:
     ending = endings["recover-nobody-approves"]
 
     assert ending.entered[-4:] == ("IsApproved", "SettleIncident", "HowDidItEnd", "Observed")
 
 
-def test_a_plan_is_asked_for_anew_only_so_often(endings: dict[str, Ending]) -> None:
+def test_a_plan_is_asked_for_anew_only_so_often(endings: dict[str, ExecutionResult]) -> None:
     assert endings["recover-superseded-for-ever"].entered.count("AwaitApproval") == 12
 
 
-def test_a_second_start_under_the_same_name_starts_nothing(bench: Bench, endings: dict[str, Ending]) -> None:
+def test_a_second_start_under_the_same_name_starts_nothing(
+    bench: WorkflowBench, endings: dict[str, ExecutionResult]
+) -> None:
     case = CASES[0]
     already = bench.steps.exceptions.ExecutionAlreadyExists
 
@@ -112,7 +114,7 @@ def history_size(machine: str, entered: tuple[str, ...], *, tries: int) -> int:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_history_stays_within_limits_even_at_the_caps(case: Case, endings: dict[str, Ending]) -> None:
+def test_history_stays_within_limits_even_at_the_caps(case: WorkflowCase, endings: dict[str, ExecutionResult]) -> None:
     entered = endings[case.name].entered
     tries = 1 + max(state["Retry"][0]["MaxAttempts"] for _, state in states(workflow(case.machine)) if "Retry" in state)
 
@@ -127,13 +129,13 @@ def documents_of(event: Json) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_data_stays_legible(case: Case, endings: dict[str, Ending]) -> None:
+def test_data_stays_legible(case: WorkflowCase, endings: dict[str, ExecutionResult]) -> None:
     largest = max(len(text.encode()) for event in endings[case.name].events for text in documents_of(event))
     assert largest < DATA_LIMIT
 
 
-def test_a_long_cause_is_cut_before_it_is_carried_on(bench: Bench, endings: dict[str, Ending]) -> None:
-    long = recovery("long-cause", "RecoveryFailed", {"ReturnNode": Thrown("Broken", "x" * 200_000)})
+def test_a_long_cause_is_cut_before_it_is_carried_on(bench: WorkflowBench, endings: dict[str, ExecutionResult]) -> None:
+    long = recovery("long-cause", "RecoveryFailed", {"ReturnNode": TaskError("Broken", "x" * 200_000)})
 
     ending = bench.run_all([long])[long.name]
 

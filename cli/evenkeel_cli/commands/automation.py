@@ -5,52 +5,52 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.client import Client
-from evenkeel_cli.commands import asking
-from evenkeel_cli.commands.answering import answer
+from evenkeel_cli.client import ApiClient
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import answer
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Output, Page
-from evenkeel_cli.words import mode_of
+from evenkeel_cli.render import OutputFormat, Printer
+from evenkeel_cli.state_labels import mode_of
 
 Json = dict[str, Any]
 
 PoolOption = Annotated[str | None, typer.Option("--pool", help="Only this pool.", metavar="POOL")]
 NodeOption = Annotated[str | None, typer.Option("--node", help="Only this machine.", metavar="NODE")]
 
-app = asking.group("Hold harmful acts (repairs, stopping jobs), or let them go on. Un-cordon is never held.")
+app = lookup.group("Hold or release harmful acts (repairs, stopping jobs). Uncordon is never held.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
 
 
 @app.command("show")
-def show(output: asking.OutputOption = Output.TABLE) -> None:
-    """Say how far automation may go now."""
-    client = asking.current_client()
+def show(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+    """Show the mode of automation and active holds."""
+    client = lookup.current_client()
     found = client.get(f"/clusters/{client.fleet}/automation")
     answer(found, output, lambda out: _show(out, found))
 
 
 @app.command("hold")
 def hold(
-    reason: Annotated[str, typer.Option(help="Why; recorded and shown.")],
+    reason: Annotated[str, typer.Option(help="Reason; recorded and shown.")],
     length: Annotated[str, typer.Option("--for", help="How long: 30m, 2h, 1d.", metavar="TIME")] = "1h",
     pool: PoolOption = None,
     node: NodeOption = None,
     allow_unknown: Annotated[
         bool, typer.Option("--allow-unknown", help="Also hold a pool or a node that does not exist yet.")
     ] = False,
-    key: asking.KeyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Hold harmful acts for a while. What runs already goes on."""
-    client = asking.current_client()
+    """Hold harmful acts for a time. Steps that have started are finished."""
+    client = lookup.current_client()
     body = {"reason": reason, "forSeconds": seconds_of(length), **_scope(client, pool, node)}
     body |= {"allowUnknown": True} if allow_unknown else {}
     found = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
 
-    def draw(out: Page) -> None:
-        out.line(out.marked("warn", f"held{_where(found)}, until {found['until'][:19]}Z: {found['reason']}"))
+    def draw(out: Printer) -> None:
+        out.line(out.with_glyph("warn", f"held{_where(found)}, until {found['until'][:19]}Z: {found['reason']}"))
         out.line(f"{out.dim('next')}  evenkeel automation release{scope_options(found)}")
 
     answer(found, output, draw)
@@ -58,32 +58,32 @@ def hold(
 
 @app.command("release")
 def release(
-    reason: Annotated[str, typer.Option(help="Why; recorded.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason; recorded.")] = "",
     pool: PoolOption = None,
     node: NodeOption = None,
-    cause: Annotated[str, typer.Option(help="A shared cause that is over, like zone/use1-az1.")] = "",
-    key: asking.KeyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    cause: Annotated[str, typer.Option(help="Shared cause to clear, such as zone/use1-az1.")] = "",
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """End the hold that was given with the same --pool or --node, or a shared cause; what waited goes on in turn."""
-    client = asking.current_client()
+    """End the hold with the same --pool or --node, or clear a shared cause. Blocked recoveries continue in order."""
+    client = lookup.current_client()
     path = f"/clusters/{client.fleet}/automation/release"
     given = {name: value for name, value in (("reason", reason), ("cause", cause)) if value}
     found = client.post(path, {**given, **_scope(client, pool, node)}, key=key)
 
-    def draw(out: Page) -> None:
+    def draw(out: Printer) -> None:
         held = "released" if found.get("wasHeld") else "nothing was held"
-        out.line(out.marked("ok", f"{cause} is over: repairs go on, a few at a time" if cause else held))
+        out.line(out.with_glyph("ok", f"{cause} is over: repairs go on, a few at a time" if cause else held))
         out.line(f"{out.dim('next')}  evenkeel status")
 
     answer(found, output, draw)
 
 
-def _scope(client: Client, pool: str | None, node: str | None) -> Json:
+def _scope(client: ApiClient, pool: str | None, node: str | None) -> Json:
     if pool is not None and not pool.strip():
         # As a script's variable that is not set: taken for none, it would mean the whole fleet.
         raise CommandFailed(Exit.USAGE, "--pool takes the name of a pool.", code="USAGE")
-    machine = None if node is None else asking.find_node(client, node)
+    machine = None if node is None else lookup.find_node(client, node)
     return {name: value for name, value in (("pool", pool), ("instanceId", machine)) if value}
 
 
@@ -110,7 +110,7 @@ def seconds_of(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _show(out: Page, found: Json) -> None:
+def _show(out: Printer, found: Json) -> None:
     drills = "drills may act" if found["drillsMayAct"] else "drills are only recorded"
     meaning = f"({_MODES.get(found.get('modeInForce') or found['mode'], '')}; {drills})"
     out.line(f"mode  {out.bold(mode_of(found))}  {out.dim(meaning)}")
@@ -118,11 +118,11 @@ def _show(out: Page, found: Json) -> None:
         where = " ".join(filter(None, (rule["faultClass"], f"in pool {rule['pool']}" if rule["pool"] else "")))
         out.line(f"      at most {rule['mode']} for {where}")
     for held in found["holds"]:
-        out.line(out.marked("warn", f"held{_where(held)} by {held['by']}, until {held['until'][:19]}Z"))
+        out.line(out.with_glyph("warn", f"held{_where(held)} by {held['by']}, until {held['until'][:19]}Z"))
         out.paragraph(held["reason"], indent="  ")
         out.line(f"{out.dim('next')}  evenkeel automation release{scope_options(held)}")
     if not found["holds"]:
-        out.line(out.marked("ok", "not held"))
+        out.line(out.with_glyph("ok", "not held"))
 
 
 _MODES = {

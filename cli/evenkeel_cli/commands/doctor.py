@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenkeel_cli import context
-from evenkeel_cli.client import Client
-from evenkeel_cli.commands import asking
+from evenkeel_cli.client import ApiClient
+from evenkeel_cli.commands import lookup
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Output, Page, only, page
+from evenkeel_cli.render import OutputFormat, Printer, only, page
 
 if TYPE_CHECKING:
-    from evenkeel_cli.doctor.findings import Finding
+    from evenkeel_cli.doctor.findings import DoctorFinding
     from evenkeel_cli.doctor.site import BotocoreAws, Site
 
-app = asking.single("doctor")
+app = lookup.single("doctor")
 
 _SIGNS = {"ok": "ok", "warning": "warn", "failed": "failed", "unknown": "next"}
 
@@ -26,9 +26,9 @@ def doctor(
     stack: Annotated[str, typer.Option("--stack", help="The CloudFormation stack.", metavar="NAME")] = "",
     skip: Annotated[str, typer.Option("--skip", help="Skip these checks (comma-separated).", metavar="CHECK,…")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
-    output: asking.OutputOption = Output.TABLE,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Check everything that Evenkeel needs, and say what to fix.
+    """Check everything that Evenkeel needs, and print how to fix problems.
 
     It only reads. Exit 0: nothing failed. 1: something failed. 2: something could not be checked.
     """
@@ -42,7 +42,7 @@ def doctor(
         raise CommandFailed(
             Exit.USAGE, f"There is no check {wrong[0]!r}.", code="USAGE", hint=f"The checks: {', '.join(known)}"
         )
-    form = Output.JSON if as_json else only(output, (Output.TABLE, Output.JSON))
+    form = OutputFormat.JSON if as_json else only(output, (OutputFormat.TABLE, OutputFormat.JSON))
     where = _context(stack)
     aws = BotocoreAws(where)
     site = Site(aws, _client(where) if where.url else None, where, stack or where.stack, access)
@@ -50,7 +50,7 @@ def doctor(
     where = _located(site, aws)
     found = checks.run(site, out.now(), skipped)
     then = findings.next_step(found, checks.ENABLE)
-    if form is Output.JSON:
+    if form is OutputFormat.JSON:
         fleet, as_of = site.fleet(), out.now().isoformat()
         out.json(findings.to_json(found, fleet=fleet, stack=site.stack, region=where.region, as_of=as_of, then=then))
     else:
@@ -58,23 +58,23 @@ def doctor(
     raise typer.Exit(findings.exit_code(found))
 
 
-def _context(stack: str) -> context.Context:
+def _context(stack: str) -> context.CliContext:
     """Return the context in force. With `--stack` the API's address is found from the stack where none is known."""
     try:
-        return asking.current_context()
+        return lookup.current_context()
     except CommandFailed as failed:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         if failed.code != "NO_CONTEXT" or not stack or not region:
             raise
         profile = os.environ.get("EVENKEEL_PROFILE")
-        return context.Context(name="", url="", region=region, profile=profile, source=f"the stack {stack}")
+        return context.CliContext(name="", url="", region=region, profile=profile, source=f"the stack {stack}")
 
 
-def _client(where: context.Context) -> Client:
-    return Client(where, warns_of_stale=False)  # the check `sources` says it
+def _client(where: context.CliContext) -> ApiClient:
+    return ApiClient(where, warns_of_stale=False)  # the check `sources` says it
 
 
-def _located(site: "Site", aws: "BotocoreAws") -> context.Context:
+def _located(site: "Site", aws: "BotocoreAws") -> context.CliContext:
     """Complete what is known of the site from the stack's own description, where that can be read."""
     from evenkeel_cli.doctor.findings import CouldNotCheck
 
@@ -88,7 +88,7 @@ def _located(site: "Site", aws: "BotocoreAws") -> context.Context:
     return site.context
 
 
-def show(out: Page, head: str, found: list["Finding"], then: str) -> None:
+def show(out: Printer, head: str, found: list["DoctorFinding"], then: str) -> None:
     """Print a line for each finding, with its fix below."""
     out.line(out.bold(f"evenkeel doctor  {head}"))
     widest = max((len(finding.check) for finding in found), default=0)
@@ -97,7 +97,7 @@ def show(out: Page, head: str, found: list["Finding"], then: str) -> None:
     for finding in found:
         name = finding.check if finding.check != last else ""
         last = finding.check
-        mark = out.marked(_SIGNS[finding.status.value], f"{finding.status.value:<7}")
+        mark = out.with_glyph(_SIGNS[finding.status.value], f"{finding.status.value:<7}")
         text = f"{finding.subject}: {finding.text}" if finding.subject else finding.text
         first, *more = out.wrapped(text, len(indent))
         out.line(f"{name:<{widest}}  {mark}  {first}")

@@ -6,39 +6,41 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.client import ControlClient
-from evenkeel_cli.commands import asking
-from evenkeel_cli.commands.answering import answer
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import answer
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Column, Output, Page, page
-from evenkeel_cli.words import plain
+from evenkeel_cli.render import Column, OutputFormat, Printer, page
+from evenkeel_cli.state_labels import plain
 
 Json = dict[str, Any]
 
-app = asking.group("Break something in a local data centre. There is no way to do it to a real fleet.")
+app = lookup.group("Inject faults into a local data centre. A real fleet cannot be targeted.")
 
 
 @app.command("ls")
-def list_drills(output: asking.OutputOption = Output.TABLE) -> None:
-    """List the drills: each breaks something and checks all that must hold."""
+def list_drills(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+    """List the drills. Each injects a fault and checks the outcome."""
     drills = _drills().DRILLS.values()
     out = page()
     match output:
-        case Output.JSON:
+        case OutputFormat.JSON:
             out.json({"items": [{"name": drill.name, "story": drill.story} for drill in drills]})
-        case Output.NAME:
+        case OutputFormat.NAME:
             for drill in drills:
                 out.line(drill.name)
         case _:
-            _explained(out, [(drill.name, drill.story) for drill in drills], "DRILL")
+            _print_entries(out, [(drill.name, drill.story) for drill in drills], "DRILL")
 
 
 @app.command("run")
 def run(
-    name: Annotated[str, typer.Argument(metavar="DRILL", help="Which: evenkeel drill ls.")],
-    full: Annotated[bool, typer.Option("--full", help="At its full size, where it has one.")] = False,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the moment and the victim; else by chance.")] = None,
+    name: Annotated[str, typer.Argument(metavar="DRILL", help="Name of the drill (evenkeel drill ls).")],
+    full: Annotated[bool, typer.Option("--full", help="Run at full size, if the drill has one.")] = False,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed for the time and the node; random if omitted.")
+    ] = None,
 ) -> None:
-    """Run a drill in a data centre of its own; exit 1 if anything fails to hold."""
+    """Run a drill in its own data centre. Exit 1 if a check fails."""
     drills = _drills()
     if name not in drills.DRILLS:
         hint = "evenkeel drill ls"
@@ -49,7 +51,9 @@ def run(
     result = drills.rehearse(drill, seed=thrown, full=full, say=lambda text: out.line(out.dim(f"  {text}")))
     for what, holds, seen in result.checks:
         out.line(
-            out.marked("ok" if holds else "failed", f"{what}: {seen}" if not holds or len(seen) <= _SHORT else what)
+            out.with_glyph(
+                "ok" if holds else "failed", f"{what}: {seen}" if not holds or len(seen) <= _SHORT_TEXTS else what
+            )
         )
     if result.figures:
         out.pairs(list(result.figures.items()), indent="  ")
@@ -59,19 +63,19 @@ def run(
         raise typer.Exit(Exit.FAILED)
 
 
-_SHORT = 60
+_SHORT_TEXTS = 60
 """What was seen is shown next to a check that holds if it is no longer than this."""
 
 
 @app.command("faults")
-def list_faults(output: asking.OutputOption = Output.TABLE) -> None:
+def list_faults(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List the faults that can be injected, and those injected so far."""
     found = _control().call("GET", "/control/faults")
     out = page()
     match output:
-        case Output.JSON:
+        case OutputFormat.JSON:
             out.json(found)
-        case Output.NAME:
+        case OutputFormat.NAME:
             for row in found["rows"]:
                 out.line(row["fault"])
         case _:
@@ -82,24 +86,25 @@ def list_faults(output: asking.OutputOption = Output.TABLE) -> None:
 def inject(
     fault: Annotated[str, typer.Argument(help="Which fault: evenkeel drill faults.")],
     node: Annotated[
-        str | None, typer.Option("--node", help="Instance id, node name or seat; else one that runs a job, by chance.")
+        str | None,
+        typer.Option("--node", help="Instance id, node name or node slot; if omitted, a random node that runs a job."),
     ] = None,
-    job: Annotated[str | None, typer.Option("--job", help="Strike a node of this job.")] = None,
-    output: asking.OutputOption = Output.TABLE,
+    job: Annotated[str | None, typer.Option("--job", help="Inject the fault into a node of this job.")] = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Inject a fault into the data centre that is up, now."""
+    """Inject a fault into the running data centre."""
     control = _control()
     body: Json = {"fault": fault}
     if node:
         body["node"] = node
     elif job:
-        client = asking.current_client()
-        struck = client.get(f"/jobs/{asking.find_job(client, job)}")
+        client = lookup.current_client()
+        struck = client.get(f"/jobs/{lookup.find_job(client, job)}")
         body["job"] = f"{struck['namespace']}/{struck['jobId']}-a{struck['currentAttempt']}"
     found = control.call("POST", "/control/faults", body)
 
-    def draw(out: Page) -> None:
-        out.line(out.marked("warn", f"{found['fault']} on {found['node']} ({found['faultId']})"))
+    def draw(out: Printer) -> None:
+        out.line(out.with_glyph("warn", f"{found['fault']} on {found['node']} ({found['faultId']})"))
         out.line(f"{out.dim('next')}  evenkeel status -w")
 
     answer(found, output, draw)
@@ -107,17 +112,17 @@ def inject(
 
 @app.command("clear")
 def clear(
-    fault_id: Annotated[str, typer.Argument(metavar="FAULT-ID", help="As drill inject and drill faults print it.")],
-    output: asking.OutputOption = Output.TABLE,
+    fault_id: Annotated[str, typer.Argument(metavar="FAULT-ID", help="Id that drill inject and drill faults print.")],
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Take a fault away."""
+    """Clear a fault."""
     found = _control().call("DELETE", f"/control/faults/{fault_id}")
     text = f"{found['fault']} on {found['node']} cleared"
-    answer(found, output, lambda out: out.line(out.marked("ok", text)))
+    answer(found, output, lambda out: out.line(out.with_glyph("ok", text)))
 
 
 def _control() -> ControlClient:
-    context = asking.current_context()
+    context = lookup.current_context()
     if not context.control_url:
         raise CommandFailed(
             Exit.NOT_ALLOWED,
@@ -142,8 +147,8 @@ def _drills() -> Any:
     return drills
 
 
-def _table(out: Page, found: Json) -> None:
-    _explained(out, [(row["fault"], row["does"]) for row in found["rows"]], "FAULT")
+def _table(out: Printer, found: Json) -> None:
+    _print_entries(out, [(row["fault"], row["does"]) for row in found["rows"]], "FAULT")
     injected = [item for item in found["injected"] if not item["cleared"]]
     if injected:
         out.line()
@@ -151,7 +156,7 @@ def _table(out: Page, found: Json) -> None:
         out.table([Column("INJECTED"), Column("FAULT"), Column("NODE")], rows)
 
 
-def _explained(out: Page, entries: list[tuple[str, str]], head: str) -> None:
+def _print_entries(out: Printer, entries: list[tuple[str, str]], head: str) -> None:
     if out.width is None:
         out.table([Column(head), Column("WHAT IT DOES", gives_way=True)], [list(entry) for entry in entries])
         return

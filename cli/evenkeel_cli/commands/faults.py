@@ -7,32 +7,32 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.commands import asking
-from evenkeel_cli.commands.answering import answer, answer_list
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import answer, answer_list
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Output, Page
+from evenkeel_cli.render import OutputFormat, Printer
 
 Json = dict[str, Any]
 
-app = asking.group("What can go wrong with a node, and what it calls for.")
+app = lookup.group("List and explain known faults, and report a fault.")
 
 _INSTANCE_ID = re.compile(r"i-(?:[0-9a-f]{8}|[0-9a-f]{17})", re.ASCII)
 
 
 PolicyOption = Annotated[
     Path | None,
-    typer.Option("--policy", metavar="FILE", help="With a site's own policy file laid over the shipped one."),
+    typer.Option("--policy", metavar="FILE", help="Policy file of the site, applied over the shipped policy."),
 ]
 
 
 @app.command("ls")
 @app.command("list", hidden=True)
 def list_faults(
-    family: Annotated[str, typer.Option(metavar="FAMILY", help="Only this one: xid, sxid, hp, eks, ec2, …")] = "",
+    family: Annotated[str, typer.Option(metavar="FAMILY", help="Only this family: xid, sxid, hp, eks, ec2, …")] = "",
     policy: PolicyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List the faults that are known. Needs no fleet."""
+    """List known faults. Needs no fleet."""
     from evenkeel_cli.offline import faults, policies
 
     found = faults.listed(policies.load(policy).catalogue, family)
@@ -43,9 +43,9 @@ def list_faults(
 def explain(
     code: Annotated[str, typer.Argument(metavar="CODE", help="xid:79, 79, NvidiaErrorReboot, DCGMError, …")],
     policy: PolicyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show what a fault is and the plan that it leads to, by the rules that decide. Needs no fleet."""
+    """Show a fault and the recovery plan that it leads to. Needs no fleet."""
     from evenkeel_cli.offline import faults, policies
 
     found = faults.explained(code, policies.load(policy))
@@ -54,16 +54,16 @@ def explain(
 
 @app.command("report")
 def report(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="Instance id, or the node's whole name.")],
-    code: Annotated[str, typer.Argument(help="xid:79, 79, gpu:driver_hang, …; - where --line tells it.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Instance id or full node name.")],
+    code: Annotated[str, typer.Argument(help="xid:79, 79, gpu:driver_hang, …; - if --line names it.")],
     line: Annotated[str, typer.Option(help="Line of the kernel log, or of HyperPod's agent.")] = "",
     gpu: Annotated[str, typer.Option(help="UUID or PCI address of the device.")] = "",
     detail: Annotated[str, typer.Option(help="What was seen, in your own words.")] = "",
     at: Annotated[str, typer.Option(help="When it was seen, as 2026-11-03T10:15:00Z; now if not given.")] = "",
-    key: asking.KeyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Report a fault of a node, as a site's own detectors do. Needs no right to read."""
+    """Report a fault of a node, as your own detectors do. Needs no read permission."""
     fault = {
         # The API finds the node by its name: whoever may report need not be allowed to list.
         "instanceId" if _INSTANCE_ID.fullmatch(node) else "nodeName": node,
@@ -76,11 +76,11 @@ def report(
     if code == "-" and not line:
         raise CommandFailed(Exit.USAGE, "Without a code, give --line.", code="USAGE")
     body = {"faults": [{name: value for name, value in fault.items() if value}]}
-    found = asking.current_client().post("/faults", body, key=key, repeat="" if at else f" --at {fault['observedAt']}")
+    found = lookup.current_client().post("/faults", body, key=key, repeat="" if at else f" --at {fault['observedAt']}")
 
-    def draw(out: Page) -> None:
+    def draw(out: Printer) -> None:
         said = f"{found['accepted']} reported" if found["accepted"] else "the line says nothing of the node"
-        out.line(out.marked("ok" if found["accepted"] else "warn", said))
+        out.line(out.with_glyph("ok" if found["accepted"] else "warn", said))
         out.line(f"{out.dim('next')}  evenkeel incidents ls")
 
     answer(found, output, draw)

@@ -5,49 +5,51 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.commands import asking
-from evenkeel_cli.commands.answering import answer, answer_list
-from evenkeel_cli.commands.jobs import tell
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.jobs import print_notes
+from evenkeel_cli.commands.output import answer, answer_list
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Column, Output, Page, duration, note
-from evenkeel_cli.words import INCIDENT, plain
+from evenkeel_cli.render import Column, OutputFormat, Printer, duration, note
+from evenkeel_cli.state_labels import INCIDENT, plain
 
 Json = dict[str, Any]
 
-app = asking.group("What happened to nodes, and what was done about it.")
+app = lookup.group("Show node incidents and their recovery; approve or decline plans.")
 
-ReasonOption = Annotated[str, typer.Option(help="Why; recorded.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-IncidentArgument = Annotated[str, typer.Argument(metavar="INCIDENT", help="Id, unique beginning of one, or @latest.")]
+ReasonOption = Annotated[str, typer.Option(help="Reason; recorded.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+IncidentArgument = Annotated[str, typer.Argument(metavar="INCIDENT", help="Id, unique prefix of an id, or @latest.")]
 
 
 @app.command("ls")
 def list_incidents(
-    state: asking.StateOption = None,
-    limit: asking.LimitOption = 50,
-    output: asking.OutputOption = Output.TABLE,
+    state: lookup.StateOption = None,
+    limit: lookup.LimitOption = 50,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """List incidents, newest first."""
-    found, token = asking.listed(asking.current_client(), "/incidents", limit, state=state and state.upper())
+    found, token = lookup.listed(lookup.current_client(), "/incidents", limit, state=state and state.upper())
     nothing = "No incidents." if not state else f"No incidents are {plain(state)}."
-    answer_list(found, output, name_key="incidentId", nothing=nothing, table=_table, page_token=token, ends_after=limit)
+    answer_list(
+        found, output, name_key="incidentId", nothing=nothing, table=_print_table, page_token=token, ends_after=limit
+    )
 
 
 @app.command("show")
-def show_incident(incident: IncidentArgument, output: asking.OutputOption = Output.TABLE) -> None:
-    """Show an incident: evidence, both lanes of its recovery, where the time went."""
-    client = asking.current_client()
-    found = client.get(f"/incidents/{asking.find_incident(client, incident)}")
-    answer(found, output, lambda out: _show(out, found), has_wide=True)
+def show_incident(incident: IncidentArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+    """Show an incident: evidence, node and job recovery, and durations."""
+    client = lookup.current_client()
+    found = client.get(f"/incidents/{lookup.find_incident(client, incident)}")
+    answer(found, output, lambda out: _print_incident(out, found), has_wide=True)
 
 
 @app.command("timeline")
-def timeline(incident: IncidentArgument, output: asking.OutputOption = Output.TABLE) -> None:
-    """Tell an incident's story."""
-    client = asking.current_client()
-    incident_id = asking.find_incident(client, incident)
+def timeline(incident: IncidentArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+    """Show the timeline of an incident."""
+    client = lookup.current_client()
+    incident_id = lookup.find_incident(client, incident)
     found = client.get(f"/incidents/{incident_id}/timeline")
-    answer(found, output, lambda out: tell(out, found["entries"]), has_wide=True)
+    answer(found, output, lambda out: print_notes(out, found["entries"]), has_wide=True)
 
 
 @app.command("approve")
@@ -55,11 +57,11 @@ def approve(
     incident: IncidentArgument,
     reason: ReasonOption = "",
     is_sure: YesOption = False,
-    key: asking.KeyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Approve the plan that waits for you: it is done at once, as far as the guardrails allow."""
-    _say(incident, "approve", reason, is_sure, key, output)
+    """Approve the plan that awaits approval. It starts at once, within the guardrails."""
+    _answer_plan(incident, "approve", reason, is_sure, key, output)
 
 
 @app.command("decline")
@@ -67,37 +69,37 @@ def decline(
     incident: IncidentArgument,
     reason: ReasonOption = "",
     is_sure: YesOption = False,
-    key: asking.KeyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Decline the plan that waits: nothing is touched, and the incident is settled."""
-    _say(incident, "decline", reason, is_sure, key, output)
+    """Decline the plan that awaits approval. Nothing is changed, and the incident is settled."""
+    _answer_plan(incident, "decline", reason, is_sure, key, output)
 
 
-def _say(typed: str, verb: str, reason: str, is_sure: bool, key: str | None, output: Output) -> None:
-    client = asking.current_client()
-    incident_id = asking.find_incident(client, typed)
+def _answer_plan(typed: str, verb: str, reason: str, is_sure: bool, key: str | None, output: OutputFormat) -> None:
+    client = lookup.current_client()
+    incident_id = lookup.find_incident(client, typed)
     asked = client.get(f"/incidents/{incident_id}")
     late = asked["lateApproval"] if verb == "approve" else None
-    plan = asked["asks"] or late
+    plan = asked["pendingApproval"] or late
     if plan is None:
         said = asked["approval"]
         was = f" {said['by']} {'approved' if said['approves'] else 'declined'} it." if said else ""
         raise CommandFailed(Exit.CONFLICT, f"{incident_id} asks nobody.{was}", code="PLAN_SUPERSEDED")
     if not is_sure:
-        _ask(asked, plan, verb)
+        _confirm(asked, plan, verb)
     body = {"decisionId": plan["decisionId"], **({"reason": reason} if reason else {})}
     found = client.post(f"/incidents/{incident_id}/{verb}", body, key=key)
 
-    def draw(out: Page) -> None:
+    def draw(out: Printer) -> None:
         done = "approved" if found["approval"]["approves"] else "declined"
-        out.line(out.marked("ok", f"{incident_id}  {done}"))
+        out.line(out.with_glyph("ok", f"{incident_id}  {done}"))
         out.line(f"{out.dim('next')}  evenkeel incidents timeline {incident_id}")
 
     answer(found, output, draw)
 
 
-def _ask(asked: Json, plan: Json, verb: str) -> None:
+def _confirm(asked: Json, plan: Json, verb: str) -> None:
     """Say what will happen, and ask whether it shall."""
     if not sys.stdin.isatty():
         raise CommandFailed(Exit.USAGE, f"Say --yes to {verb} without being asked.", code="USAGE")
@@ -109,23 +111,23 @@ def _ask(asked: Json, plan: Json, verb: str) -> None:
     typer.confirm(f"{verb.capitalize()}?", abort=True, err=True)
 
 
-def lanes(out: Page, incident: Json, *, indent: str = "") -> None:
+def print_recovery_branches(out: Printer, incident: Json, *, indent: str = "") -> None:
     """Print the node's and the jobs' lane of a recovery, one line each."""
     node = incident["nodeLane"]
     is_working = node["status"] == "working" and out.is_terminal
     since = f" for {duration(out.seconds_since(node['since']))}" if is_working else ""
-    out.line(f"{indent}node  {out.marked(node['status'], node['phase'])}{since}")
+    out.line(f"{indent}node  {out.with_glyph(node['status'], node['phase'])}{since}")
     for job in incident["jobLanes"]:
         name = f" ({job['name']})" if job["name"] else ""
         attempt = f", attempt {job['attempt']}" if job.get("attempt") else ""
-        out.line(f"{indent}job   {out.marked(job['status'], job['jobId'])}{name} {job['phase']}{attempt}")
+        out.line(f"{indent}job   {out.with_glyph(job['status'], job['jobId'])}{name} {job['phase']}{attempt}")
     if not incident["jobLanes"]:
         is_early = node["status"] == "working" and node["phase"] in ("detected", "planned", "cordoned")
-        text = out.marked("next", "not looked at yet") if is_early else out.marked("idle", "no job ran there")
+        text = out.with_glyph("next", "not looked at yet") if is_early else out.with_glyph("idle", "no job ran there")
         out.line(f"{indent}job   {text}")
 
 
-def _table(out: Page, incidents: list[Json], is_wide: bool) -> None:
+def _print_table(out: Printer, incidents: list[Json], is_wide: bool) -> None:
     columns = [
         Column("INCIDENT"),
         Column("NODE"),
@@ -142,7 +144,7 @@ def _table(out: Page, incidents: list[Json], is_wide: bool) -> None:
             incident["incidentId"],
             incident["node"]["instanceId"] if is_wide else short_node(incident["node"]["instanceId"]),
             incident["fault"]["key"],
-            out.marked(INCIDENT[incident["state"]], plain(incident["state"])),
+            out.with_glyph(INCIDENT[incident["state"]], plain(incident["state"])),
             out.when(incident["openedAt"], ago=False),
         ]
         if is_wide:
@@ -163,10 +165,10 @@ def short_node(instance_id: str) -> str:
     return instance_id if len(instance_id) <= 12 else f"{instance_id[:5]}…{instance_id[-4:]}"
 
 
-def _show(out: Page, incident: Json) -> None:
+def _print_incident(out: Printer, incident: Json) -> None:
     state = incident["state"]
     drill = "  drill" if incident["isDrill"] else ""
-    out.line(f"{out.marked(INCIDENT[state], out.bold(incident['incidentId']))}  {plain(state)}{out.dim(drill)}")
+    out.line(f"{out.with_glyph(INCIDENT[state], out.bold(incident['incidentId']))}  {plain(state)}{out.dim(drill)}")
     if incident["outcome"]:
         out.paragraph(incident["outcome"], indent="  ")
     out.line()
@@ -180,16 +182,21 @@ def _show(out: Page, incident: Json) -> None:
             ("opened", out.when(incident["openedAt"])),
             ("mode", incident["mode"]),
             ("waits", f"{incident['block']['rule']}: {incident['block']['reason']}" if incident["block"] else ""),
-            ("asks", f"{incident['asks']['reason']} ({incident['asks']['decisionId']})" if incident["asks"] else ""),
-            ("silence", incident["asks"]["onSilence"] if incident["asks"] else ""),
-            ("approve", _late(incident)),
+            (
+                "plan",
+                f"{incident['pendingApproval']['reason']} ({incident['pendingApproval']['decisionId']})"
+                if incident["pendingApproval"]
+                else "",
+            ),
+            ("if unanswered", incident["pendingApproval"]["ifUnanswered"] if incident["pendingApproval"] else ""),
+            ("approve", _late_approval_hint(incident)),
             ("goes on from", incident["resumes"] or ""),
             ("execution", incident["execution"]),
         ],
         indent="  ",
     )
     out.line()
-    lanes(out, incident, indent="  ")
+    print_recovery_branches(out, incident, indent="  ")
     if incident["took"]:
         out.line()
         steps = incident["took"]
@@ -201,19 +208,19 @@ def _show(out: Page, incident: Json) -> None:
             indent="  ",
         )
     out.line()
-    _evidence(out, incident["evidence"])
+    _print_evidence(out, incident["evidence"])
     out.line()
-    verb = "approve" if incident["asks"] else "timeline"
+    verb = "approve" if incident["pendingApproval"] else "timeline"
     out.line(f"{out.dim('next')}  evenkeel incidents {verb} {incident['incidentId']}")
 
 
-def _late(incident: Json) -> str:
+def _late_approval_hint(incident: Json) -> str:
     """Say how a plan that nobody approved in time may be approved after all."""
     late = incident["lateApproval"]
     return f"while the node is unhealthy: evenkeel incidents approve {incident['incidentId']}" if late else ""
 
 
-def _evidence(out: Page, evidence: list[Json]) -> None:
+def _print_evidence(out: Printer, evidence: list[Json]) -> None:
     columns = [Column("EVIDENCE"), Column("SEEN"), Column("SOURCE"), Column("DETAIL", gives_way=True)]
     rows = [
         [

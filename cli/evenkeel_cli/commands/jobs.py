@@ -9,23 +9,23 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.client import Client
-from evenkeel_cli.commands import asking
-from evenkeel_cli.commands.answering import answer, answer_list
+from evenkeel_cli.client import ApiClient
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import answer, answer_list
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Column, Output, Page, duration, note, only, page
-from evenkeel_cli.words import ATTEMPT, JOB, counted, plain
+from evenkeel_cli.render import Column, OutputFormat, Printer, duration, note, only, page
+from evenkeel_cli.state_labels import ATTEMPT, JOB, counted, plain
 
 Json = dict[str, Any]
 
-app = asking.group("Submit, list, show, follow, hold back and cancel training jobs.")
+app = lookup.group("Submit, list, show, follow, suspend and cancel training jobs.")
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, unique beginning of one, name, or @latest.")]
-ReasonOption = Annotated[str, typer.Option(help="Why; recorded.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, unique prefix of an id, name, or @latest.")]
+ReasonOption = Annotated[str, typer.Option(help="Reason; recorded.")]
 _POLL_SECONDS = 1.0
-_WHOLE = 5000
+_MAX_LOG_LINES = 5000
 """Lines: as much of a log as the API gives."""
-_LOOK = 200
+_POLL_NOTE = 200
 """Lines that a look at a log takes at least: what is added between two looks should not be more."""
 
 
@@ -33,27 +33,26 @@ WordsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="JOB.json|COMMAND",
-        help="A file with a job (- reads standard input), or after -- the command that it runs.",
+        help="Job file (- reads standard input), or the command of the job after --.",
     ),
 ]
 NameOption = Annotated[str | None, typer.Option(help="Name of the job.")]
-TeamOption = Annotated[str | None, typer.Option(help="Team that it counts for.")]
-TypeOption = Annotated[str | None, typer.Option("--type", help="Job type: its template fills what is left out.")]
+TeamOption = Annotated[str | None, typer.Option(help="Team whose quota the job uses.")]
+TypeOption = Annotated[str | None, typer.Option("--type", help="Job type; its template sets omitted fields.")]
 ClassOption = Annotated[str | None, typer.Option("--class", help="Priority class.")]
 ImageOption = Annotated[str | None, typer.Option(help="Container image.")]
 NodesOption = Annotated[int | None, typer.Option(help="Nodes of the gang, one pod each.")]
-DeadlineOption = Annotated[
-    str | None, typer.Option(metavar="INSTANT", help="When it is to be done, such as 2026-11-03T10:15:00Z.")
-]
+DeadlineOption = Annotated[str | None, typer.Option(metavar="INSTANT", help="Deadline, such as 2026-11-03T10:15:00Z.")]
 GpusOption = Annotated[int | None, typer.Option("--gpus-per-node", help="Accelerators on each node.")]
 UriOption = Annotated[
-    str | None, typer.Option("--checkpoint-uri", help="s3://bucket/prefix or file:///folder/path of this job alone.")
+    str | None,
+    typer.Option("--checkpoint-uri", help="s3://bucket/prefix or file:///folder/path that only this job uses."),
 ]
 ClaimOption = Annotated[
     str | None, typer.Option("--checkpoint-claim", help="PersistentVolumeClaim that holds a file:///folder.")
 ]
-LeastOption = Annotated[int | None, typer.Option("--min-nodes", help="Fewest nodes that will do: its size may change.")]
-MostOption = Annotated[int | None, typer.Option("--max-nodes", help="Most nodes that it can use.")]
+LeastOption = Annotated[int | None, typer.Option("--min-nodes", help="Minimum number of nodes; makes the job elastic.")]
+MostOption = Annotated[int | None, typer.Option("--max-nodes", help="Maximum number of nodes; makes the job elastic.")]
 EnvOption = Annotated[
     list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment; may be repeated.")
 ]
@@ -75,21 +74,21 @@ def submit(  # noqa: PLR0917 - options, each given by its name
     min_nodes: LeastOption = None,
     max_nodes: MostOption = None,
     env: EnvOption = None,
-    key: asking.KeyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Submit a job, from a file or from options (which win)."""
     fields = _fields(name, team, job_type, priority_class, image, nodes, gpus_per_node, deadline)
     body = _body(words, fields, checkpoint_uri, checkpoint_claim, min_nodes, max_nodes, env)
-    job = asking.current_client().post("/jobs", body, key=key)
+    job = lookup.current_client().post("/jobs", body, key=key)
     out = page()
-    match only(output, (Output.TABLE, Output.JSON, Output.NAME)):
-        case Output.JSON:
+    match only(output, (OutputFormat.TABLE, OutputFormat.JSON, OutputFormat.NAME)):
+        case OutputFormat.JSON:
             out.json(job)
-        case Output.NAME:
+        case OutputFormat.NAME:
             out.line(job["jobId"])
         case _:
-            out.line(f"{out.marked(JOB[job['state']], job['jobId'])}  {plain(job['state'])}, {_size(job)}")
+            out.line(f"{out.with_glyph(JOB[job['state']], job['jobId'])}  {plain(job['state'])}, {_node_count(job)}")
             out.line(f"{out.dim('next')}  evenkeel jobs wait {job['jobId']}")
 
 
@@ -109,13 +108,16 @@ def plan(  # noqa: PLR0917 - options, each given by its name
     min_nodes: LeastOption = None,
     max_nodes: MostOption = None,
     env: EnvOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Say what the next pass would decide about a job, without submitting it. Takes what `submit` takes."""
+    """Show what the next scheduling cycle would decide about a job, without submitting it.
+
+    Takes the options of `submit`.
+    """
     fields = _fields(name, team, job_type, priority_class, image, nodes, gpus_per_node, deadline)
     body = _body(words, fields, checkpoint_uri, checkpoint_claim, min_nodes, max_nodes, env)
-    found = asking.current_client().ask("/jobs/plan", body)
-    answer(found, output, lambda out: _planned(out, found))
+    found = lookup.current_client().ask("/jobs/plan", body)
+    answer(found, output, lambda out: _print_plan(out, found))
 
 
 def _fields(
@@ -155,20 +157,20 @@ def _body(
         wanted = body.get("nodes", 1)
         sizes = {"minNodes": min_nodes, "maxNodes": max_nodes}
         said: Json = {field: count for field, count in sizes.items() if count is not None}
-        body["elastic"] = {"minNodes": wanted, "maxNodes": wanted} | _part(body, "elastic") | said
+        body["elastic"] = {"minNodes": wanted, "maxNodes": wanted} | _nested_field(body, "elastic") | said
     if checkpoint_uri and not checkpoint_uri.startswith("file:"):
         # A claim holds folders only: the file's own goes with its folder.
         checkpoint_claim = checkpoint_claim or ""
     own = {"uri": checkpoint_uri or None, "claim": checkpoint_claim}
     said = {field: value for field, value in own.items() if value is not None}
     if said:
-        body["checkpoint"] = _part(body, "checkpoint") | said
+        body["checkpoint"] = _nested_field(body, "checkpoint") | said
     if env:
-        body["env"] = _part(body, "env") | dict(_assignment(text) for text in env)
+        body["env"] = _nested_field(body, "env") | dict(_assignment(text) for text in env)
     return body
 
 
-def _part(body: Json, field: str) -> Json:
+def _nested_field(body: Json, field: str) -> Json:
     """Return what a job's file has in a field of several values, which options are laid over."""
     part = body.get(field)
     if part is not None and not isinstance(part, dict):
@@ -178,7 +180,7 @@ def _part(body: Json, field: str) -> Json:
     return part or {}
 
 
-def _planned(out: Page, found: Json) -> None:
+def _print_plan(out: Printer, found: Json) -> None:
     decision = found["decision"]
     would_start = decision["action"] == "ADMIT"
     # Let in without a node, it would be another's to place: then there is no queue of ours, and nothing to weigh.
@@ -187,7 +189,7 @@ def _planned(out: Page, found: Json) -> None:
     starts = "would be handed over" if is_handed_over else "would start"
     said = starts if would_start else f"would wait: {plain(decision['action'])}"
     place = "" if is_handed_over else f", place {found['position']} in its queue"
-    out.line(f"{out.marked(status, said)}, team {found['team']}{place}")
+    out.line(f"{out.with_glyph(status, said)}, team {found['team']}{place}")
     out.paragraph(decision["reason"], indent="  ")
     out.pairs(
         [
@@ -201,13 +203,13 @@ def _planned(out: Page, found: Json) -> None:
     placement = found.get("placement")
     if placement and placement["pools"]:
         out.line()
-        _places(out, placement["pools"])
+        _print_pools(out, placement["pools"])
     if placement:
         out.paragraph(placement["reason"], indent="  ")
     out.line(f"{out.dim('next')}  evenkeel jobs submit")
 
 
-def _places(out: Page, pools: list[Json]) -> None:
+def _print_pools(out: Printer, pools: list[Json]) -> None:
     """Print where the job could run: the chosen row marked, the others with why not or what they would cost."""
     columns = [Column("POOL"), Column("MARKET")]
     columns += [Column(name, is_right=True) for name in ("STARTS", "ENDS", "RENT", "DELAY", "SHADOW", "IN ALL", "CUTS")]
@@ -216,7 +218,7 @@ def _places(out: Page, pools: list[Json]) -> None:
     for each in pools:
         usd = each["usd"]
         row = [
-            out.marked("ok" if each["isChosen"] else "failed" if each["whyNot"] else "idle", each["pool"]),
+            out.with_glyph("ok" if each["isChosen"] else "failed" if each["whyNot"] else "idle", each["pool"]),
             each["market"],
             duration(each["startsAfterSeconds"]),
             duration(each["endsAfterSeconds"]),
@@ -230,43 +232,45 @@ def _places(out: Page, pools: list[Json]) -> None:
 
 @app.command("ls")
 def list_jobs(
-    state: asking.StateOption = None,
+    state: lookup.StateOption = None,
     team: Annotated[str | None, typer.Option("--team", help="Only of this team.")] = None,
     priority_class: Annotated[
         str | None, typer.Option("--class", help="Only of this priority class; (unset) for none.")
     ] = None,
-    foreign: Annotated[bool, typer.Option("--foreign", help="The work that Evenkeel did not start, instead.")] = False,
-    limit: asking.LimitOption = 50,
-    output: asking.OutputOption = Output.TABLE,
+    unmanaged: Annotated[bool, typer.Option("--unmanaged", help="List unmanaged workloads instead.")] = False,
+    limit: lookup.LimitOption = 50,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """List jobs, newest first; `--state pending` in the order of the queues."""
-    if foreign:
-        others = asking.current_client().get("/jobs", foreign="true")["items"]
-        answer_list(others, output, name_key="name", nothing="No accelerator is in others' use.", table=_foreign)
+    if unmanaged:
+        others = lookup.current_client().get("/jobs", unmanaged="true")["items"]
+        answer_list(
+            others, output, name_key="name", nothing="No accelerator is in others' use.", table=_print_unmanaged
+        )
         return
     # An empty class is a filter, too: those without one.
     path = "/jobs?class=" if priority_class == "(unset)" else "/jobs"
     given = None if priority_class == "(unset)" else priority_class
     found = {"state": state and state.upper(), "team": team, "class": given}
-    jobs, token = asking.listed(asking.current_client(), path, limit, **found)
+    jobs, token = lookup.listed(lookup.current_client(), path, limit, **found)
     nothing = "No jobs." if not state else f"No jobs are {state.lower()}."
     answer_list(jobs, output, name_key="jobId", nothing=nothing, table=_table, page_token=token, ends_after=limit)
 
 
 @app.command("show")
-def show_job(job: JobArgument, output: asking.OutputOption = Output.TABLE) -> None:
+def show_job(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show a job and its attempts."""
-    client = asking.current_client()
-    found = client.get(f"/jobs/{asking.find_job(client, job)}")
+    client = lookup.current_client()
+    found = client.get(f"/jobs/{lookup.find_job(client, job)}")
     answer(found, output, lambda out: _show(out, found), has_wide=True)
 
 
 @app.command("timeline")
-def timeline(job: JobArgument, output: asking.OutputOption = Output.TABLE) -> None:
-    """Tell a job's story."""
-    client = asking.current_client()
-    found = client.get(f"/jobs/{asking.find_job(client, job)}/timeline")
-    answer(found, output, lambda out: tell(out, found["entries"]), has_wide=True)
+def timeline(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+    """Show the timeline of a job."""
+    client = lookup.current_client()
+    found = client.get(f"/jobs/{lookup.find_job(client, job)}/timeline")
+    answer(found, output, lambda out: print_notes(out, found["entries"]), has_wide=True)
 
 
 @app.command("logs")
@@ -275,14 +279,14 @@ def logs(
     rank: Annotated[int, typer.Option(min=0, help="Which pod of the gang.")] = 0,
     attempt: Annotated[int | None, typer.Option(min=1, help="Which attempt; the latest unless given.")] = None,
     tail: Annotated[int, typer.Option(min=1, max=5000, help="How many lines from the end.")] = 200,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the job ends.")] = False,
     is_raw: Annotated[bool, typer.Option("--raw", help="Print the bytes unchanged, with escapes.")] = False,
 ) -> None:
     """Print one rank's log; `?` replaces control characters."""
     out = page()
     write = out.raw if is_raw else out.text
-    client = asking.current_client()
-    job_id = asking.find_job(client, job)
+    client = lookup.current_client()
+    job_id = lookup.find_job(client, job)
     if follow:
         try:
             _follow(client, job_id, rank, attempt, tail, write)
@@ -290,7 +294,7 @@ def logs(
             raise CommandFailed(Exit.INTERRUPTED, "No longer following; the job goes on.") from None
         return
     said = client.get(f"/jobs/{job_id}/logs", rank=rank, attempt=attempt, tail=tail)
-    write(said["text"] + _line_end(said["text"]))
+    write(said["text"] + _missing_newline(said["text"]))
     if said.get("note"):
         sys.stdout.flush()
         note(said["note"])
@@ -299,47 +303,45 @@ def logs(
 @app.command("wait")
 def wait(
     job: JobArgument,
-    timeout: Annotated[
-        float | None, typer.Option(min=0, help="How long at most; then exit 124.", metavar="SECONDS")
-    ] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Timeout; then exit 124.", metavar="SECONDS")] = None,
     until: Annotated[str, typer.Option("--for", help="`ended`, or `running`.", metavar="WHAT")] = "ended",
-    output: asking.OutputOption = Output.TABLE,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Wait until a job ends, well (exit 0) or not (exit 3)."""
+    """Wait until a job ends: exit 0 if it succeeded, 3 if not."""
     if until not in ("ended", "running"):
         raise CommandFailed(Exit.USAGE, "--for takes `ended` or `running`.", code="USAGE")
-    client = asking.current_client()
-    job_id = asking.find_job(client, job)
+    client = lookup.current_client()
+    job_id = lookup.find_job(client, job)
     try:
-        found = _await(client, job_id, until, timeout)
+        found = _wait_for_job(client, job_id, until, timeout)
     except KeyboardInterrupt:
         raise CommandFailed(
             Exit.INTERRUPTED, "No longer watching; the job goes on.", hint=f"evenkeel jobs wait {job_id}"
         ) from None
     out = page()
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         out.json(found)
     else:
-        out.line(f"{out.marked(JOB[found['state']], job_id)}  {plain(found['state'])}  {out.dim(found['reason'])}")
+        out.line(f"{out.with_glyph(JOB[found['state']], job_id)}  {plain(found['state'])}  {out.dim(found['reason'])}")
     if found["state"] in ("FAILED", "CANCELLED"):
-        raise typer.Exit(Exit.UNHAPPY_END)
+        raise typer.Exit(Exit.UNSUCCESSFUL_END)
 
 
 @app.command("cancel")
 def cancel(
     job: JobArgument,
-    reason: Annotated[str, typer.Option(help="Why; recorded.")] = "",
-    key: asking.KeyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    reason: Annotated[str, typer.Option(help="Reason; recorded.")] = "",
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Cancel a job; it gets its grace for a last checkpoint."""
-    client = asking.current_client()
-    job_id = asking.find_job(client, job, is_to_change=True)
+    """Cancel a job. Its pods get their grace period for a last checkpoint."""
+    client = lookup.current_client()
+    job_id = lookup.find_job(client, job, is_to_change=True)
     found = client.post(f"/jobs/{job_id}/cancel", {"reason": reason} if reason else {}, key=key)
 
-    def draw(out: Page) -> None:
-        out.line(f"{out.marked(JOB[found['state']], job_id)}  {plain(found['state'])}")
-        if found["state"] not in asking.ENDED:
+    def draw(out: Printer) -> None:
+        out.line(f"{out.with_glyph(JOB[found['state']], job_id)}  {plain(found['state'])}")
+        if found["state"] not in lookup.ENDED:
             out.line(f"{out.dim('next')}  evenkeel jobs wait {job_id}")
 
     answer(found, output, draw)
@@ -349,22 +351,22 @@ def cancel(
 def suspend(
     job: JobArgument,
     reason: ReasonOption = "",
-    key: asking.KeyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Hold a job back; where it runs it is stopped, with its grace for a last checkpoint."""
-    _hold_back(job, "suspend", reason, key, output, follows="evenkeel jobs resume")
+    """Suspend a job. If it runs, its pods get their grace period for a last checkpoint."""
+    _suspend_or_resume(job, "suspend", reason, key, output, follows="evenkeel jobs resume")
 
 
 @app.command("resume")
 def resume(
     job: JobArgument,
     reason: ReasonOption = "",
-    key: asking.KeyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Let a suspended job wait for capacity again, in its old place."""
-    _hold_back(job, "resume", reason, key, output, follows="evenkeel jobs wait")
+    """Queue a suspended job again, at its old position."""
+    _suspend_or_resume(job, "resume", reason, key, output, follows="evenkeel jobs wait")
 
 
 @app.command("priority")
@@ -372,11 +374,11 @@ def priority(
     job: JobArgument,
     priority_class: Annotated[str, typer.Argument(metavar="CLASS", help='Priority class; "" for none.')],
     reason: ReasonOption = "",
-    output: asking.OutputOption = Output.TABLE,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Give a job another priority class: another place in its queue, and others whom it may have preempted."""
-    client = asking.current_client()
-    job_id = asking.find_job(client, job, is_to_change=True)
+    """Change the priority class of a job: its queue position, and which jobs it may preempt."""
+    client = lookup.current_client()
+    job_id = lookup.find_job(client, job, is_to_change=True)
     body = {"priorityClass": priority_class} | ({"reason": reason} if reason else {})
     for tries_left in (2, 1, 0):
         version = client.get(f"/jobs/{job_id}")["version"]
@@ -387,23 +389,25 @@ def priority(
             # A job changes often, by passes alone: what was asked for is no less wanted.
             if failed.code != "STALE_VERSION" or not tries_left:
                 raise
-    answer(found, output, lambda out: _ranked(out, found))
+    answer(found, output, lambda out: _print_priority(out, found))
 
 
-def _ranked(out: Page, job: Json) -> None:
-    out.line(f"{out.marked(JOB[job['state']], job['jobId'])}  class {job['priorityClass'] or '(unset)'}")
+def _print_priority(out: Printer, job: Json) -> None:
+    out.line(f"{out.with_glyph(JOB[job['state']], job['jobId'])}  class {job['priorityClass'] or '(unset)'}")
     out.line(f"{out.dim('next')}  evenkeel why {job['jobId']}")
 
 
-def _hold_back(job: str, verb: str, reason: str, key: str | None, output: Output, *, follows: str) -> None:
-    client = asking.current_client()
-    job_id = asking.find_job(client, job, is_to_change=True)
+def _suspend_or_resume(
+    job: str, verb: str, reason: str, key: str | None, output: OutputFormat, *, follows: str
+) -> None:
+    client = lookup.current_client()
+    job_id = lookup.find_job(client, job, is_to_change=True)
     found = client.post(f"/jobs/{job_id}/{verb}", {"reason": reason} if reason else {}, key=key)
 
-    def draw(out: Page) -> None:
+    def draw(out: Printer) -> None:
         is_stopping = found["isSuspended"] and found["state"] != "SUSPENDED"
         said = "is being stopped, and rests then" if is_stopping else plain(found["state"])
-        out.line(f"{out.marked(JOB[found['state']], job_id)}  {said}")
+        out.line(f"{out.with_glyph(JOB[found['state']], job_id)}  {said}")
         out.line(f"{out.dim('next')}  {follows} {job_id}")
 
     answer(found, output, draw)
@@ -428,7 +432,7 @@ def _submission(words: list[str]) -> Json:
     return body
 
 
-def _required(requires: Json) -> str:
+def _requirements(requires: Json) -> str:
     parts = [" or ".join(requires["architectures"]), " or ".join(requires["gpuModels"]), requires["fabric"]]
     if requires["gpuMemoryGib"]:
         parts.append(f"{requires['gpuMemoryGib']:g} GiB on each GPU")
@@ -449,7 +453,7 @@ def _assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _size(job: Json) -> str:
+def _node_count(job: Json) -> str:
     has, wanted = job.get("currentNodes") or job["nodes"], job["nodes"]
     sizes = job.get("elastic")
     elastic = f", {sizes['minNodes']} to {sizes['maxNodes']} will do" if sizes else ""
@@ -457,7 +461,7 @@ def _size(job: Json) -> str:
     return f"{now}{counted(wanted, 'node')}{elastic} × {counted(job['gpusPerNode'], 'GPU')}"
 
 
-def _foreign(out: Page, workloads: list[Json], is_wide: bool) -> None:
+def _print_unmanaged(out: Printer, workloads: list[Json], is_wide: bool) -> None:
     columns = [Column("WORKLOAD"), Column("PODS", is_right=True), Column("GPUS", is_right=True)]
     columns += [Column("NODES"), Column("WHEN ITS MACHINE SICKENS", gives_way=True)]
     rows = [
@@ -477,7 +481,7 @@ def _sign(job: Json) -> str:
     return "warn" if job.get("isStale") else JOB[job["state"]]
 
 
-def _table(out: Page, jobs: list[Json], is_wide: bool) -> None:
+def _table(out: Printer, jobs: list[Json], is_wide: bool) -> None:
     columns = [
         Column("JOB"),
         Column("NAME", gives_way=True),
@@ -494,7 +498,7 @@ def _table(out: Page, jobs: list[Json], is_wide: bool) -> None:
         row = [
             job["jobId"],
             job["name"],
-            out.marked(_sign(job), plain(job["state"]) + out.last_seen(job)),
+            out.with_glyph(_sign(job), plain(job["state"]) + out.last_seen(job)),
             str(job["nodes"]),
             str(job["currentAttempt"]),
             out.when(job["submittedAt"], ago=False),
@@ -506,9 +510,9 @@ def _table(out: Page, jobs: list[Json], is_wide: bool) -> None:
     out.table(columns, rows, is_whole=is_wide)
 
 
-def _show(out: Page, job: Json) -> None:
+def _show(out: Printer, job: Json) -> None:
     state = plain(job["state"]) + out.last_seen(job)
-    out.line(f"{out.marked(_sign(job), out.bold(job['jobId']))}  {job['name']}  {state}")
+    out.line(f"{out.with_glyph(_sign(job), out.bold(job['jobId']))}  {job['name']}  {state}")
     if job["reason"]:
         out.paragraph(job["reason"], indent="  ")
     out.line()
@@ -517,54 +521,54 @@ def _show(out: Page, job: Json) -> None:
         return
     out.pairs(
         [
-            ("size", f"{_size(job)}{' on ' + ', '.join(job['instanceTypes']) if job['instanceTypes'] else ''}"),
+            ("size", f"{_node_count(job)}{' on ' + ', '.join(job['instanceTypes']) if job['instanceTypes'] else ''}"),
             ("team", f"{job['team']}, class {job['priorityClass'] or '(unset)'}"),
             ("type", job["jobType"] or ""),
             ("pools", ", then ".join(choice["name"] for choice in job["pools"])),
-            ("requires", _required(job["requires"])),
+            ("requires", _requirements(job["requires"])),
             ("runs", " ".join([*job["command"], *job["args"]])),
             ("image", job["image"]),
             ("checkpoints", _checkpoints(job["checkpoint"])),
             ("submitted", f"{out.when(job['submittedAt'])} by {job['submittedBy']}"),
             ("deadline", out.when(job["deadline"], ago=False) if job.get("deadline") else ""),
             ("ended", out.when(job["endedAt"]) if job["endedAt"] else ""),
-            ("place", _place(out, job["queue"])),
+            ("place", _queue_position(out, job["queue"])),
             ("stop asked", job["stopRequest"]["reason"] if job["stopRequest"] else ""),
         ],
         indent="  ",
     )
     if job["attempts"]:
         out.line()
-        _attempts(out, job["attempts"])
+        _print_attempts(out, job["attempts"])
     if job.get("rentals"):
         out.line()
-        _rentals(out, job["rentals"])
+        _print_rentals(out, job["rentals"])
     result = json.dumps(job["result"]) if job["result"] else ""
     out.pairs([("result", result)], indent="  ")
     out.line()
     out.line(f"{out.dim('next')}  evenkeel why {job['jobId']}")
 
 
-def _show_redacted(out: Page, job: Json) -> None:
+def _show_redacted(out: Printer, job: Json) -> None:
     """Print what everybody may see of another team's job."""
     out.pairs(
         [
-            ("size", f"{_size(job)}{' on ' + ', '.join(job['instanceTypes']) if job['instanceTypes'] else ''}"),
+            ("size", f"{_node_count(job)}{' on ' + ', '.join(job['instanceTypes']) if job['instanceTypes'] else ''}"),
             ("team", f"{job['team']}, class {job['priorityClass'] or '(unset)'}"),
-            ("requires", _required(job["requires"])),
+            ("requires", _requirements(job["requires"])),
             ("submitted", f"{out.when(job['submittedAt'])} by {job['submittedBy']}"),
             ("ended", out.when(job["endedAt"]) if job["endedAt"] else ""),
-            ("place", _place(out, job["queue"])),
+            ("place", _queue_position(out, job["queue"])),
             ("withheld", f"Only team {job['team']} and operators see its command, logs, checkpoints and failures."),
         ],
         indent="  ",
     )
     if job["attempts"]:
         out.line()
-        _attempts(out, job["attempts"])
+        _print_attempts(out, job["attempts"])
 
 
-def _place(out: Page, queue: Json | None) -> str:
+def _queue_position(out: Printer, queue: Json | None) -> str:
     if not queue or queue["position"] is None:
         return ""
     text, estimate = f"{queue['position']} in its queue", queue["estimate"]
@@ -575,7 +579,7 @@ def _place(out: Page, queue: Json | None) -> str:
     return f"{text}; expected to start {out.when(estimate['startsAt'])} ({band})"
 
 
-def _attempts(out: Page, attempts: list[Json]) -> None:
+def _print_attempts(out: Printer, attempts: list[Json]) -> None:
     columns = [
         Column("TRY", is_right=True),
         Column("STATE"),
@@ -590,9 +594,9 @@ def _attempts(out: Page, attempts: list[Json]) -> None:
         rows.append(
             [
                 str(attempt["attempt"]),
-                out.marked(ATTEMPT[attempt["state"]], plain(attempt["state"])),
+                out.with_glyph(ATTEMPT[attempt["state"]], plain(attempt["state"])),
                 f"step {point['step']}" if point else "start" if attempt.get("isPinned") else "–",
-                _ran(out, attempt),
+                _run_duration(out, attempt),
                 ",".join(node["instanceId"][-5:] for node in attempt["nodes"]),
                 attempt.get("reason", ""),
             ]
@@ -600,7 +604,7 @@ def _attempts(out: Page, attempts: list[Json]) -> None:
     out.table(columns, rows, indent="  ")
 
 
-def _rentals(out: Page, rentals: list[Json]) -> None:
+def _print_rentals(out: Printer, rentals: list[Json]) -> None:
     columns = [
         Column("RENTAL", is_right=True),
         Column("STATE"),
@@ -623,14 +627,14 @@ def _rentals(out: Page, rentals: list[Json]) -> None:
     out.table(columns, rows, indent="  ")
 
 
-def _ran(out: Page, attempt: Json) -> str:
+def _run_duration(out: Printer, attempt: Json) -> str:
     if not attempt["runningAt"]:
         return "–"
     end = out.seconds_since(attempt["endedAt"]) if attempt["endedAt"] else 0.0
     return duration(max(0.0, out.seconds_since(attempt["runningAt"]) - end))
 
 
-def tell(out: Page, entries: list[Json]) -> None:
+def print_notes(out: Printer, entries: list[Json]) -> None:
     """Print a story, one line a step, aligned; long texts wrap under themselves."""
     widest = max((len(entry["kind"]) for entry in entries), default=0)
     for entry, at in zip(entries, out.clocks(entry["at"] for entry in entries), strict=True):
@@ -648,10 +652,10 @@ def tell(out: Page, entries: list[Json]) -> None:
 _KINDS = {"sickened": "warn", "failed": "failed", "paged": "failed", "held": "warn", "lost": "warn", "planned": "next"}
 
 
-class _Patience:
+class _RetryingClient:
     """Reads for as long as somebody watches: throttled or unreachable, the API is asked again at the next look."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ApiClient) -> None:
         self._client = client
         self._told: set[str] = set()
 
@@ -672,14 +676,14 @@ class _Patience:
             return None
 
 
-def _await(client: Client, job_id: str, until: str, timeout: float | None) -> Json:
+def _wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | None) -> Json:
     deadline = None if timeout is None else time.monotonic() + timeout
-    said, patience = "", _Patience(client)
+    said, patience = "", _RetryingClient(client)
     while True:
         job = patience.get(f"/jobs/{job_id}")
         if job is not None:
             line = f"{plain(job['state'])}{', attempt ' + str(job['currentAttempt']) if job['currentAttempt'] else ''}"
-            if job["state"] in asking.ENDED or (until == "running" and job["state"] == "RUNNING"):
+            if job["state"] in lookup.ENDED or (until == "running" and job["state"] == "RUNNING"):
                 return job
             if line != said:
                 note(f"{job_id}  {line}  {job['reason']}".rstrip())
@@ -697,23 +701,23 @@ def _await(client: Client, job_id: str, until: str, timeout: float | None) -> Js
 
 
 def _follow(
-    client: Client, job_id: str, rank: int, attempt: int | None, tail: int, write: Callable[[str], None]
+    client: ApiClient, job_id: str, rank: int, attempt: int | None, tail: int, write: Callable[[str], None]
 ) -> None:
     """Print a log and what is added to it, attempt after attempt, until the job ends, or the attempt asked for.
 
     Between two attempts there is no log: that is nothing new.
     """
-    path, patience, lines = f"/jobs/{job_id}/logs", _Patience(client), max(tail, _LOOK)
+    path, patience, lines = f"/jobs/{job_id}/logs", _RetryingClient(client), max(tail, _POLL_NOTE)
     current, seen, is_awaited = 0, "", False
     while True:
         job = patience.get(f"/jobs/{job_id}")
-        is_over = job is not None and _is_over(job, attempt)
+        is_over = job is not None and _is_log_complete(job, attempt)
         found = None
         try:
             if job is not None:
                 found = patience.get(path, rank=rank, attempt=attempt, tail=lines)
             if found and found["attempt"] != current and (current or is_awaited):
-                found = patience.get(path, rank=rank, attempt=found["attempt"], tail=_WHOLE)
+                found = patience.get(path, rank=rank, attempt=found["attempt"], tail=_MAX_LOG_LINES)
             is_over = is_over and found is not None
         except CommandFailed as failed:
             if failed.exit_code is not Exit.NOT_FOUND or (is_over and not current):
@@ -724,32 +728,32 @@ def _follow(
                 is_awaited = True
         if found:
             if current and found["attempt"] != current:
-                write(_line_end(seen))
+                write(_missing_newline(seen))
                 note(f"Attempt {found['attempt']} of {job_id}, from its beginning:")
                 seen = ""
             is_first = not current and not is_awaited
             # Kept lines of an attempt that was followed are a copy of what was printed.
             is_copy = current == found["attempt"] and bool(found.get("keptAt"))
             text = seen if is_copy else found["text"]
-            write(_last_lines(text, tail) if is_first else added(seen, text))
+            write(_last_lines(text, tail) if is_first else new_log_text(seen, text))
             current, seen = found["attempt"], _last_lines(text, lines)
         if is_over:
-            write(_line_end(seen))
+            write(_missing_newline(seen))
             return
         time.sleep(_POLL_SECONDS)
 
 
-def _is_over(job: Json, attempt: int | None) -> bool:
+def _is_log_complete(job: Json, attempt: int | None) -> bool:
     """Whether nothing is added any more: the job has ended, or the one attempt that is meant."""
     is_settled = any(each["attempt"] == attempt and each["endedAt"] for each in job["attempts"])
-    return job["state"] in asking.ENDED or is_settled
+    return job["state"] in lookup.ENDED or is_settled
 
 
 def _last_lines(text: str, count: int) -> str:
     return "".join(text.splitlines(keepends=True)[-count:])
 
 
-def added(seen: str, now: str) -> str:
+def new_log_text(seen: str, now: str) -> str:
     """Return what a log's newer tail holds beyond an older one: all of it where they do not meet."""
     if now.startswith(seen):
         return now[len(seen) :]
@@ -761,6 +765,6 @@ def added(seen: str, now: str) -> str:
     return now
 
 
-def _line_end(text: str) -> str:
+def _missing_newline(text: str) -> str:
     """Return what a text lacks to end with its line."""
     return "" if not text or text.endswith("\n") else "\n"

@@ -5,31 +5,31 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.commands import asking
-from evenkeel_cli.commands.answering import answer, answer_list
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import answer, answer_list
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Column, Output, Page, note
-from evenkeel_cli.words import NODE, plain
+from evenkeel_cli.render import Column, OutputFormat, Printer, note
+from evenkeel_cli.state_labels import NODE, plain
 
 Json = dict[str, Any]
 
-app = asking.group("The machines of the fleet.")
+app = lookup.group("List, show, cordon, uncordon and replace nodes.")
 
-ReasonOption = Annotated[str, typer.Option(help="Why; recorded.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Instance id, node name, or a unique beginning.")]
+ReasonOption = Annotated[str, typer.Option(help="Reason; recorded.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Instance id, node name, or a unique prefix.")]
 
 
 @app.command("ls")
 def list_nodes(
     lemons: Annotated[
-        bool, typer.Option("--lemons", help="Only those that were returned to service too often lately.")
+        bool, typer.Option("--lemons", help="Only nodes that were returned to service too often lately.")
     ] = False,
-    limit: asking.LimitOption = 1000,
-    output: asking.OutputOption = Output.TABLE,
+    limit: lookup.LimitOption = 1000,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """List nodes by pool."""
-    found, token = asking.listed(asking.current_client(), "/nodes", limit)
+    found, token = lookup.listed(lookup.current_client(), "/nodes", limit)
     nodes = [node for node in found if node["state"] != "GONE" and (node["isLemon"] or not lemons)]
     nodes.sort(key=lambda node: (node["pool"], node["slot"]))
     nothing = "No node is a lemon." if lemons else "No nodes are known yet: the first sweep brings them."
@@ -37,10 +37,10 @@ def list_nodes(
 
 
 @app.command("show")
-def show_node(node: NodeArgument, output: asking.OutputOption = Output.TABLE) -> None:
+def show_node(node: NodeArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show one node."""
-    client = asking.current_client()
-    found = client.get(f"/nodes/{asking.find_node(client, node)}")
+    client = lookup.current_client()
+    found = client.get(f"/nodes/{lookup.find_node(client, node)}")
     answer(found, output, lambda out: _show(out, found), has_wide=True)
 
 
@@ -48,55 +48,55 @@ def show_node(node: NodeArgument, output: asking.OutputOption = Output.TABLE) ->
 def cordon(
     node: NodeArgument,
     reason: ReasonOption = "",
-    key: asking.KeyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Keep new pods off a node. The cordon is yours: no recovery takes it off."""
-    _mark(node, "cordon", reason, key, output)
+    """Cordon a node. No recovery removes this cordon."""
+    _cordon_or_uncordon(node, "cordon", reason, key, output)
 
 
 @app.command("uncordon")
 def uncordon(
     node: NodeArgument,
     reason: ReasonOption = "",
-    key: asking.KeyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Remove a cordon that Evenkeel or one of its users set; holds do not prevent it. The node's recovery ends."""
-    _mark(node, "uncordon", reason, key, output)
+    _cordon_or_uncordon(node, "uncordon", reason, key, output)
 
 
 @app.command("replace")
 def replace(
     node: NodeArgument,
-    reason: Annotated[str, typer.Option(help="Why; recorded.")],
+    reason: Annotated[str, typer.Option(help="Reason; recorded.")],
     code: Annotated[str, typer.Option(help="What is wrong with it, if known: `evenkeel faults ls`.")] = "",
-    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Say and record what would be done, no more.")] = False,
+    is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show and record the plan; change nothing.")] = False,
     is_sure: YesOption = False,
-    key: asking.KeyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Have a node replaced: its jobs are moved first, and every guardrail is weighed."""
-    client = asking.current_client()
-    node_id = asking.find_node(client, node)
+    """Replace a node. Its jobs are moved first, and every guardrail applies."""
+    client = lookup.current_client()
+    node_id = lookup.find_node(client, node)
     body = {"reason": reason, **({"code": code} if code else {})}
     if is_dry_run:
         planned = client.post(f"/nodes/{node_id}/replace", {**body, "dryRun": True}, key=key)
-        answer(planned, output, lambda out: _plan(out, planned))
+        answer(planned, output, lambda out: _print_plan(out, planned))
         return
     if not is_sure:
-        _ask(client.ask(f"/nodes/{node_id}/replace", {**body, "dryRun": True}))
+        _confirm(client.ask(f"/nodes/{node_id}/replace", {**body, "dryRun": True}))
     found = client.post(f"/nodes/{node_id}/replace", body, key=key)
 
-    def draw(out: Page) -> None:
-        out.line(out.marked("ok", f"{node_id}  asked for"))
+    def draw(out: Printer) -> None:
+        out.line(out.with_glyph("ok", f"{node_id}  asked for"))
         out.line(f"{out.dim('next')}  evenkeel nodes show {node_id}")
 
     answer(found, output, draw)
 
 
-def _plan(out: Page, planned: Json) -> None:
-    out.line(f"{out.marked('next', planned['instanceId'])}  {plain(planned['outcome'])}, in a dry run")
+def _print_plan(out: Printer, planned: Json) -> None:
+    out.line(f"{out.with_glyph('next', planned['instanceId'])}  {plain(planned['outcome'])}, in a dry run")
     jobs = ", ".join(planned["jobs"])
     refused = "; ".join(f"{each['option']}: {each['whyNot']}" for each in planned["alternatives"])
     out.pairs([("why", planned["reason"]), ("jobs", jobs), ("not", refused)], indent="  ")
@@ -104,7 +104,7 @@ def _plan(out: Page, planned: Json) -> None:
         out.line(f"{out.dim('next')}  evenkeel why {planned['decisionId']}")
 
 
-def _ask(planned: Json) -> None:
+def _confirm(planned: Json) -> None:
     """Say what will happen, and ask whether it shall."""
     if not sys.stdin.isatty():
         raise CommandFailed(Exit.USAGE, "Say --yes to replace without being asked.", code="USAGE")
@@ -114,13 +114,13 @@ def _ask(planned: Json) -> None:
     typer.confirm("Replace?", abort=True, err=True)
 
 
-def _mark(typed: str, verb: str, reason: str, key: str | None, output: Output) -> None:
-    client = asking.current_client()
-    node_id = asking.find_node(client, typed)
+def _cordon_or_uncordon(typed: str, verb: str, reason: str, key: str | None, output: OutputFormat) -> None:
+    client = lookup.current_client()
+    node_id = lookup.find_node(client, typed)
     found = client.post(f"/nodes/{node_id}/{verb}", {"reason": reason} if reason else {}, key=key)
 
-    def draw(out: Page) -> None:
-        out.line(out.marked("ok", f"{found['instanceId']}  {plain(found['outcome'])}"))
+    def draw(out: Printer) -> None:
+        out.line(out.with_glyph("ok", f"{found['instanceId']}  {plain(found['outcome'])}"))
         is_cordoned = found["outcome"] == "CORDONED"
         verb, ends = ("uncordon", " removes it") if is_cordoned else ("show", "")
         out.line(f"{out.dim('next')}  evenkeel nodes {verb} {found['instanceId']}{ends}")
@@ -128,9 +128,9 @@ def _mark(typed: str, verb: str, reason: str, key: str | None, output: Output) -
     answer(found, output, draw)
 
 
-def _show(out: Page, found: Json) -> None:
+def _show(out: Printer, found: Json) -> None:
     state = found["state"]
-    out.line(f"{out.marked(_sign(found), out.bold(found['instanceId']))}  {plain(state)}{out.last_seen(found)}")
+    out.line(f"{out.with_glyph(_sign(found), out.bold(found['instanceId']))}  {plain(state)}{out.last_seen(found)}")
     out.line()
     out.pairs(
         [
@@ -142,9 +142,9 @@ def _show(out: Page, found: Json) -> None:
             ("name", found["name"] or "has not joined its cluster"),
             ("cluster", found["cluster"]),
             ("pool", f"{found['pool']}, {found['instanceType']}, {found['zone'] or 'zone unknown'}"),
-            ("seat", found["slot"]),
+            ("node slot", found["slot"]),
             ("GPUs", f"{found['gpusInUse']} of {found['gpus']} in use"),
-            ("others' work", ", ".join(found["others"])),
+            ("unmanaged work", ", ".join(found["unmanagedWorkloads"])),
             ("lemon", "returned to service too often: its next fault replaces it" if found["isLemon"] else ""),
             ("HyperPod says", found["providerStatus"] or ""),
             ("launched", out.when(found["launchedAt"])),
@@ -162,7 +162,7 @@ def _sign(node: Json) -> str:
     return "warn" if node.get("isStale") else NODE[node["state"]]
 
 
-def cordoned(out: Page, node: Json) -> str:
+def cordoned(out: Printer, node: Json) -> str:
     """Say who cordoned a node, why and when; empty where nobody did through Evenkeel."""
     cordon = node.get("cordon")
     if not cordon:
@@ -171,7 +171,7 @@ def cordoned(out: Page, node: Json) -> str:
     return f"{out.when(cordon['at'])} by {cordon['by']}{why}"
 
 
-def _table(out: Page, nodes: list[Json], is_wide: bool) -> None:
+def _table(out: Printer, nodes: list[Json], is_wide: bool) -> None:
     columns = [
         Column("NODE"),
         Column("POOL", gives_way=True),
@@ -191,13 +191,13 @@ def _table(out: Page, nodes: list[Json], is_wide: bool) -> None:
         row = [
             node["instanceId"],
             node["pool"],
-            out.marked(_sign(node), plain(node["state"]) + out.last_seen(node)),
+            out.with_glyph(_sign(node), plain(node["state"]) + out.last_seen(node)),
             f"{node['gpusInUse']}/{node['gpus']}",
             out.when(node["launchedAt"], ago=False),
         ]
         if is_wide:
             seat = [node["zone"] or "–", node["name"] or "–", node["slot"], node["providerStatus"] or "–"]
-            row += [node["instanceType"], *seat, ", ".join(node["others"]) or "–"]
+            row += [node["instanceType"], *seat, ", ".join(node["unmanagedWorkloads"]) or "–"]
         # The rule stands next to the node that waits for it.
         rule = f" ({plain(node['block']['rule'])})" if node["block"] else ""
         cordon = node.get("cordon")

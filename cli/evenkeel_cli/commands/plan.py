@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from evenkeel_cli.commands import asking
-from evenkeel_cli.commands.answering import answer_model
-from evenkeel_cli.render import Output, note
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import answer_model
+from evenkeel_cli.render import OutputFormat, note
 
-app = asking.single("plan")
+app = lookup.single("plan")
 
 
 @app.command("plan")
@@ -26,7 +26,7 @@ def plan(
         Path | None, typer.Option("--events", "-e", metavar="FILE", help="What happens, in order of time.")
     ] = None,
     profile: Annotated[
-        str, typer.Option(metavar="NAME", help="Whose rules: kueue, hyperpod or evenkeel.")
+        str, typer.Option(metavar="NAME", help="Scheduler rules: kueue, hyperpod or evenkeel.")
     ] = "evenkeel",
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Kueue's own configuration.")] = None,
     now: Annotated[
@@ -39,9 +39,9 @@ def plan(
         str, typer.Option(metavar="HOW", help="`held` until an event podsGone, or `released` before the next cycle.")
     ] = "held",
     why: Annotated[str, typer.Option(metavar="JOB", help="Explain one job instead.")] = "",
-    output: asking.OutputOption = Output.TABLE,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Run the scheduler on files: who is admitted where, who has to go, and why. Needs no fleet and no AWS."""
+    """Run the scheduler on files: admissions, preemptions and their reasons. Needs no fleet and no AWS."""
     from evenkeel_cli.offline import plan as offline
     from evenkeel_cli.offline import quota_files
 
@@ -49,7 +49,7 @@ def plan(
     released = offline.releases(evictions)
     begins = offline.instant(now)
     replay = offline.run(declared, jobs or [], events, begins=begins, cycles=cycles, releases_at_once=released)
-    for warning in declared.told.warnings:
+    for warning in declared.read_warnings.warnings:
         note(f"warning: {warning}")
     if why:
         reasons = offline.explain(replay, why)

@@ -7,22 +7,26 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.commands import asking
-from evenkeel_cli.commands.answering import answer, answer_list
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import answer, answer_list
 from evenkeel_cli.errors import Exit
-from evenkeel_cli.render import Column, Output, Page, note, page
+from evenkeel_cli.render import Column, OutputFormat, Printer, note, page
 
 Json = dict[str, Any]
 
-app = asking.group("The limits, deadlines and faults that decisions are made by.")
+app = lookup.group("Show, check and change the policy: limits, deadlines and faults.")
 
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="JSON: what the site has otherwise.")]
-BaseOption = Annotated[str, typer.Option("--base", metavar="NAME", help="The policy it is laid over.")]
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="JSON file with the site's changes to the shipped policy.")
+]
+BaseOption = Annotated[str, typer.Option("--base", metavar="NAME", help="Base policy.")]
 
 
 @app.command("check")
-def check(file: FileArgument, base: BaseOption = "production", output: asking.OutputOption = Output.TABLE) -> None:
-    """Judge a site's policy file as the service would, without a fleet; exit 2 where it would be refused."""
+def check(
+    file: FileArgument, base: BaseOption = "production", output: lookup.OutputOption = OutputFormat.TABLE
+) -> None:
+    """Check a policy file without a fleet. Exit 2 if the service would refuse it."""
     from evenkeel_cli.offline import policies
 
     policy = policies.load(file, base)
@@ -32,7 +36,7 @@ def check(file: FileArgument, base: BaseOption = "production", output: asking.Ou
         "catalogueHash": policy.catalogue.hash,
         "changes": [{"field": name, "before": before, "after": after} for name, before, after in changes],
     }
-    answer(found, output, lambda out: _checked(out, found))
+    answer(found, output, lambda out: _print_check(out, found))
 
 
 ValuesArgument = Annotated[
@@ -41,12 +45,12 @@ ValuesArgument = Annotated[
 
 
 @app.command("lint")
-def lint(values: ValuesArgument = Path("values.yaml"), output: asking.OutputOption = Output.TABLE) -> None:
-    """Say what in a values file will not do what it seems to, without a fleet; exit 1 where something cannot work."""
+def lint(values: ValuesArgument = Path("values.yaml"), output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+    """Check a values file without a fleet. Exit 1 if something cannot work."""
     from evenkeel_cli.offline import values_files
 
     found = values_files.lint(values)
-    answer(found, output, lambda out: _linted(out, found["findings"]))
+    answer(found, output, lambda out: _print_findings(out, found["findings"]))
     if found["refused"]:
         raise typer.Exit(Exit.FAILED)
 
@@ -54,30 +58,32 @@ def lint(values: ValuesArgument = Path("values.yaml"), output: asking.OutputOpti
 @app.command("import")
 def import_(
     values: ValuesArgument,
-    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Where the documents go.")] = Path(),
+    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="OutputFormat folder.")] = Path(),
     onto: Annotated[
         Path | None, typer.Option("--onto", metavar="FILE", help="A site's policy file: its other fields are kept.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
-    output: asking.OutputOption = Output.TABLE,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Write a values file as job types (policy), classes and flavors (`teams apply`) and classes (Kubernetes)."""
     from evenkeel_cli.offline import values_files
 
     found = values_files.import_(values, onto)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         page().json(found)
         return
     written = values_files.write(found, into, force=force)
 
-    def draw(out: Page) -> None:
-        _linted(out, found["findings"])
+    def draw(out: Printer) -> None:
+        _print_findings(out, found["findings"])
         for loss in found["losses"]:
             note(f"lost: {loss}")
         for addition in found["additions"]:
             note(f"added: {addition}")
         out.line(
-            out.marked("ok", f"{', '.join(found['policy']['jobTypes']['types'])}: written to {' and '.join(written)}")
+            out.with_glyph(
+                "ok", f"{', '.join(found['policy']['jobTypes']['types'])}: written to {' and '.join(written)}"
+            )
         )
         out.line(f"{out.dim('next')}  kubectl apply -f {written[2]}")
         out.line(f"{out.dim('next')}  evenkeel policy apply {written[0]} --reason …")
@@ -87,17 +93,17 @@ def import_(
 
 
 @app.command("show")
-def show(output: asking.OutputOption = Output.TABLE) -> None:
-    """Show the policy in force, and who changed it last."""
-    client = asking.current_client()
+def show(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+    """Show the active policy and its last change."""
+    client = lookup.current_client()
     found = client.get(f"/clusters/{client.fleet}/policy")
     answer(found, output, lambda out: _show(out, found))
 
 
 @app.command("history")
-def history(limit: asking.LimitOption = 1000, output: asking.OutputOption = Output.TABLE) -> None:
-    """List every change of the policy, the newest first: who, when, why and what."""
-    client = asking.current_client()
+def history(limit: lookup.LimitOption = 1000, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+    """List all policy changes, newest first."""
+    client = lookup.current_client()
     changes: list[Json] = []
     token: str | None = None
     while len(changes) < limit:
@@ -111,7 +117,7 @@ def history(limit: asking.LimitOption = 1000, output: asking.OutputOption = Outp
     answer_list(changes, output, name_key="number", nothing=nothing, table=_history, page_token=token, ends_after=limit)
 
 
-def _history(out: Page, changes: list[Json], is_wide: bool) -> None:
+def _history(out: Printer, changes: list[Json], is_wide: bool) -> None:
     columns = [Column("CHANGE", is_right=True), Column("AT"), Column("BY"), Column("BECAUSE", gives_way=True)]
     columns.append(Column("HAS", gives_way=True))
     rows = [
@@ -130,22 +136,22 @@ def _history(out: Page, changes: list[Json], is_wide: bool) -> None:
 @app.command("apply")
 def apply(
     file: FileArgument,
-    reason: Annotated[str, typer.Option(help="Why; recorded and shown.")],
+    reason: Annotated[str, typer.Option(help="Reason; recorded and shown.")],
     based_on: Annotated[
-        str, typer.Option("--based-on", metavar="HASH", help="Refuse where another policy is in force.")
+        str, typer.Option("--based-on", metavar="HASH", help="Refuse if another policy is active.")
     ] = "",
-    key: asking.KeyOption = None,
-    output: asking.OutputOption = Output.TABLE,
+    key: lookup.KeyOption = None,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Put a site's policy file in force, in place of the one before. `policy check` judges it first."""
+    """Activate a policy file in place of the current one. Run `policy check` first."""
     from evenkeel_cli.offline import policies
 
-    client = asking.current_client()
+    client = lookup.current_client()
     body = {"changes": policies.document(file), "reason": reason} | ({"basedOn": based_on} if based_on else {})
     found = client.post(f"/clusters/{client.fleet}/policy", body, key=key)
 
-    def draw(out: Page) -> None:
-        out.line(out.marked("ok", f"change {found['number']} is in force everywhere within half a minute"))
+    def draw(out: Printer) -> None:
+        out.line(out.with_glyph("ok", f"change {found['number']} is in force everywhere within half a minute"))
         out.line(f"{out.dim('next')}  evenkeel policy show")
 
     answer(found, output, draw)
@@ -157,24 +163,30 @@ def try_(
     since: Annotated[
         str | None, typer.Option("--since", metavar="INSTANT", help="RFC 3339; the last seven days unless given.")
     ] = None,
-    output: asking.OutputOption = Output.TABLE,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Say what a site's policy file would have changed: recorded decisions, decided again under it."""
+    """Replay recorded decisions under a policy file, and show what would differ."""
     from evenkeel_cli.offline import policies
 
-    client = asking.current_client()
+    client = lookup.current_client()
     body = {"changes": policies.document(file)} | ({"since": since} if since else {})
     found = client.ask(f"/clusters/{client.fleet}/policy/test", body)
-    answer(found, output, lambda out: _tested(out, found))
+    answer(found, output, lambda out: _print_test(out, found))
 
 
-def _tested(out: Page, found: Json) -> None:
+def _print_test(out: Printer, found: Json) -> None:
     changed = found["changed"]
     of = f"of {found['examined']} decisions since {found['since'][:19]}Z"
-    out.line(out.marked("warn" if changed else "ok", f"{len(changed)} {of} would have been others"))
+    out.line(out.with_glyph("warn" if changed else "ok", f"{len(changed)} {of} would have been others"))
     if changed:
         rows = [
-            [each["decisionId"], each["kind"], each["subject"], _answered(each["before"]), _answered(each["after"])]
+            [
+                each["decisionId"],
+                each["kind"],
+                each["subject"],
+                _answer_text(each["before"]),
+                _answer_text(each["after"]),
+            ]
             for each in changed
         ]
         out.table([Column(name) for name in ("DECISION", "KIND", "ABOUT", "WAS", "WOULD BE")], rows, indent="  ")
@@ -185,22 +197,24 @@ def _tested(out: Page, found: Json) -> None:
     out.paragraph(found["asRecorded"], indent="  ")
 
 
-def _answered(said: Json) -> str:
+def _answer_text(said: Json) -> str:
     return f"{said['action']} in {said['mode']}" if said.get("mode") else str(said["action"])
 
 
-def _linted(out: Page, findings: list[Json]) -> None:
+def _print_findings(out: Printer, findings: list[Json]) -> None:
     marks = {"refused": "failed", "changed": "next", "warning": "warn", "note": "idle"}
     for each in findings:
-        head = out.marked(marks[each["weight"]], f"{each['trap'] or 'field':<5} {each['weight']:<7} {each['field']}")
+        head = out.with_glyph(
+            marks[each["weight"]], f"{each['trap'] or 'field':<5} {each['weight']:<7} {each['field']}"
+        )
         out.line(head)
         out.paragraph(each["said"], indent="    ")
     counts = Counter(each["weight"] for each in findings)
     told = ", ".join(f"{count} {weight}" for weight, count in sorted(counts.items()))
-    out.line(f"{len(findings)} findings: {told}" if findings else out.marked("ok", "nothing to say against it"))
+    out.line(f"{len(findings)} findings: {told}" if findings else out.with_glyph("ok", "nothing to say against it"))
 
 
-def _show(out: Page, found: Json) -> None:
+def _show(out: Printer, found: Json) -> None:
     change = found["change"]
     out.line(f"{out.bold(found['policy']['name'])}  policy {found['hash']}, catalogue {found['catalogueHash']}")
     if not change:
@@ -208,7 +222,7 @@ def _show(out: Page, found: Json) -> None:
         return
     if found.get("refused"):
         instead = f"change {found['inForce']} is" if found["inForce"] else "the policy as shipped is"
-        out.line(out.marked("warn", f"change {change['number']} cannot be used, and {instead} in force:"))
+        out.line(out.with_glyph("warn", f"change {change['number']} cannot be used, and {instead} in force:"))
         out.paragraph(found["refused"], indent="  ")
     out.pairs(
         [
@@ -220,8 +234,8 @@ def _show(out: Page, found: Json) -> None:
     )
 
 
-def _checked(out: Page, found: Json) -> None:
-    out.line(out.marked("ok", f"It can be used: policy {found['hash']}, catalogue {found['catalogueHash']}"))
+def _print_check(out: Printer, found: Json) -> None:
+    out.line(out.with_glyph("ok", f"It can be used: policy {found['hash']}, catalogue {found['catalogueHash']}"))
     if found["changes"]:
         out.line()
         rows = [[change["field"], change["before"], change["after"]] for change in found["changes"]]

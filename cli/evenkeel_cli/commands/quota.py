@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from evenkeel_cli.commands import asking
+from evenkeel_cli.commands import lookup
 from evenkeel_cli.render import note, page
 
-app = asking.group("Quota files: from one spelling into another.")
+app = lookup.group("Convert quota files between formats.")
 
-FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILE…", help="Quota files; all are read together.")]
+FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILE…", help="Quota files; read together.")]
 
 
 @app.command("import")
@@ -25,7 +25,7 @@ def export(
     files: FilesArgument,
     into: Annotated[str, typer.Option("--to", metavar="SPELLING", help="kueue, hyperpod or evenkeel.")] = "kueue",
 ) -> None:
-    """Write quota files in another spelling: one JSON with `documents` and `losses`."""
+    """Convert quota files to another format: one JSON with `documents` and `losses`."""
     _exchange(files, into)
 
 

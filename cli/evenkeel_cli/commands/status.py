@@ -7,32 +7,32 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.client import Client
-from evenkeel_cli.commands import asking
+from evenkeel_cli.client import ApiClient
+from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.automation import scope_options
-from evenkeel_cli.commands.incidents import lanes
+from evenkeel_cli.commands.incidents import print_recovery_branches
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Output, Page, age, duration, only, page, visible
-from evenkeel_cli.words import HEALTH, NODE, SOURCE, counted, mode_of, plain
+from evenkeel_cli.render import OutputFormat, Printer, age, duration, only, page, visible
+from evenkeel_cli.state_labels import HEALTH, NODE, SOURCE, counted, mode_of, plain
 
 Json = dict[str, Any]
 
-app = asking.single("status")
+app = lookup.single("status")
 
 _EVERY_SECONDS = 2.0
 
 
 @app.command("status")
 def status(
-    watch: Annotated[bool, typer.Option("-w", "--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Refresh every two seconds until Ctrl-C.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="For cron: exit 0 if all is well, 20 degraded, 21 critical.")
     ] = False,
-    output: asking.OutputOption = Output.TABLE,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """One screen: what burns, whether it is handled, what the fleet and the jobs do."""
-    client = asking.current_client()
-    form = only(output, (Output.TABLE, Output.WIDE, Output.JSON))
+    """Show health, open incidents, the fleet and jobs on one screen."""
+    client = lookup.current_client()
+    form = only(output, (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON))
     out = page()
     if watch:
         _watch(client, out, form)
@@ -40,13 +40,13 @@ def status(
     if check:
         _line(out, found, form)
         raise typer.Exit({"OK": Exit.DONE, "DEGRADED": Exit.DEGRADED}.get(found["health"], Exit.CRITICAL))
-    if form is Output.JSON:
+    if form is OutputFormat.JSON:
         out.json(found)
     else:
-        show(out, found, is_wide=form is Output.WIDE)
+        show(out, found, is_wide=form is OutputFormat.WIDE)
 
 
-def _watch(client: Client, out: Page, form: Output) -> None:
+def _watch(client: ApiClient, out: Printer, form: OutputFormat) -> None:
     try:
         while True:
             try:
@@ -54,39 +54,39 @@ def _watch(client: Client, out: Page, form: Output) -> None:
             except CommandFailed as failed:
                 if failed.exit_code is not Exit.TRY_AGAIN:
                     raise
-                out.line(out.marked("warn", failed.text))
+                out.line(out.with_glyph("warn", failed.text))
             else:
-                if form is Output.JSON:
+                if form is OutputFormat.JSON:
                     out.json(found, one_line=True)
                 else:
                     out.clear()
-                    show(out, found, is_wide=form is Output.WIDE)
+                    show(out, found, is_wide=form is OutputFormat.WIDE)
                 out.stream.flush()
             time.sleep(_EVERY_SECONDS)
     except KeyboardInterrupt:
         raise CommandFailed(Exit.INTERRUPTED, "No longer watching; nothing else has changed.") from None
 
 
-def _line(out: Page, found: Json, form: Output) -> None:
-    if form is Output.JSON:
+def _line(out: Printer, found: Json, form: OutputFormat) -> None:
+    if form is OutputFormat.JSON:
         out.json(found)
     else:
-        out.line(f"{out.marked(HEALTH[found['health']], found['health'])}  {'; '.join(found['reasons'])}".rstrip())
+        out.line(f"{out.with_glyph(HEALTH[found['health']], found['health'])}  {'; '.join(found['reasons'])}".rstrip())
 
 
-def show(out: Page, found: Json, *, is_wide: bool = False) -> None:
+def show(out: Printer, found: Json, *, is_wide: bool = False) -> None:
     """Print the overview; the wide form names every source with its age."""
     automation, incidents = found["automation"], found["incidents"]
     old = out.seconds_since(found["asOf"])
     seen = f"{found['asOf'][11:19]}Z" + (f" ({duration(old)} old)" if out.is_terminal and old >= 2 else "")
     held = "  HELD" if automation["isHeld"] else ""
-    _spread(out, out.bold(f"fleet {found['fleet']}"), f"mode: {mode_of(automation)}{held}  {seen}")
-    head = out.marked(HEALTH[found["health"]], out.bold(found["health"]))
+    _print_left_right(out, out.bold(f"fleet {found['fleet']}"), f"mode: {mode_of(automation)}{held}  {seen}")
+    head = out.with_glyph(HEALTH[found["health"]], out.bold(found["health"]))
     more = "+" if incidents.get("isLowerBound") else ""
     working = counted(incidents["working"], "incident").replace(" ", f"{more} ", 1)
-    counts = f"{working} working, {_need(incidents['needYou'], more)}"
+    counts = f"{working} working, {_attention_text(incidents['needYou'], more)}"
     out.line(f"{head}  {counts}")
-    for reason in _others(found["reasons"]):
+    for reason in _other_reasons(found["reasons"]):
         out.line(f"  {reason}")
     _sources(out, found.get("sources", []), is_wide=is_wide)
     _nodes(out, found["nodes"])
@@ -103,11 +103,11 @@ def show(out: Page, found: Json, *, is_wide: bool = False) -> None:
         word = "NEEDS YOU" if incident["needsYou"] else "WORKING"
         name = f"{incident['incidentId']}  {incident['node']['instanceId']}  {incident['fault']['name']}"
         out.line(out.cut(f"{out.bold(word)} {name}", out.width or 10_000))
-        lanes(out, incident, indent="        ")
+        print_recovery_branches(out, incident, indent="        ")
         if incident["needsYou"] and incident["outcome"]:
             out.paragraph(incident["outcome"], indent="        ")
-        if incident["asks"]:
-            out.paragraph(incident["asks"]["onSilence"], indent="        ")
+        if incident["pendingApproval"]:
+            out.paragraph(incident["pendingApproval"]["ifUnanswered"], indent="        ")
     for node in found.get("unhealthy", []):
         since = f" since {node['since'][11:16]}Z" if node["since"] else ""
         out.line(f"{out.bold('UNHEALTHY')} {node['instanceId']}  {node['incidentId'] or ''}{since}")
@@ -121,19 +121,19 @@ def show(out: Page, found: Json, *, is_wide: bool = False) -> None:
     for cordon in found.get("cordons", []):
         why = f": {cordon['reason']}" if cordon["reason"] else ""
         out.line(f"{out.bold('CORDONED')} {cordon['instanceId']} by {cordon['by']}, {out.when(cordon['at'])}{why}")
-    _next(out, found)
+    _print_next_steps(out, found)
 
 
-def _need(number: int, more: str = "") -> str:
+def _attention_text(number: int, more: str = "") -> str:
     return f"{number}{more} {'needs' if number == 1 and not more else 'need'} you"
 
 
-def _others(reasons: list[str]) -> list[str]:
+def _other_reasons(reasons: list[str]) -> list[str]:
     """Return the reasons that the counts of incidents do not say already."""
     return [reason for reason in reasons if not re.match(r"[0-9]+[+]? incidents? ", reason)]
 
 
-def _sources(out: Page, sources: list[Json], *, is_wide: bool) -> None:
+def _sources(out: Printer, sources: list[Json], *, is_wide: bool) -> None:
     """Print how many sources of facts are current; in the wide form each one, with its age."""
     if not sources or all(source["state"] == "OFF" for source in sources):
         return
@@ -143,10 +143,10 @@ def _sources(out: Page, sources: list[Json], *, is_wide: bool) -> None:
     )
     out.line(f"{out.bold('SOURCES')} {said}")
     for source in sources if is_wide else ():
-        out.line(f"        {out.marked(SOURCE[source['state']], source['reason'])}")
+        out.line(f"        {out.with_glyph(SOURCE[source['state']], source['reason'])}")
 
 
-def _nodes(out: Page, nodes: Json) -> None:
+def _nodes(out: Printer, nodes: Json) -> None:
     if not nodes["pools"]:
         out.line("NODES   none known yet: the first sweep brings them")
         return
@@ -160,7 +160,7 @@ def _nodes(out: Page, nodes: Json) -> None:
         out.line(f"{title}{pool['pool']:<{widest}}  {counted(pool['total'], 'node')}: {states}")
 
 
-def _gpus(out: Page, gpus: Json) -> None:
+def _gpus(out: Printer, gpus: Json) -> None:
     if gpus["total"] is None:
         out.line(f"{out.bold('GPUs')}    unknown: no list of nodes was read yet")
         return
@@ -171,8 +171,8 @@ def _gpus(out: Page, gpus: Json) -> None:
     )
 
 
-def _jobs(out: Page, jobs: Json) -> None:
-    if not jobs["classes"] and not jobs["foreign"]["workloads"]:
+def _jobs(out: Printer, jobs: Json) -> None:
+    if not jobs["classes"] and not jobs["unmanaged"]["workloads"]:
         out.line(f"{out.bold('JOBS')}    none running, none pending")
         return
     titles = ("class", "run", "pend", "preempted", "avg run", "max run", "avg wait", "max wait")
@@ -182,16 +182,16 @@ def _jobs(out: Page, jobs: Json) -> None:
             str(entry["running"]),
             str(entry["pending"]),
             str(entry["preempted"]),
-            _span(entry["averageRunSeconds"]),
-            _span(entry["longestRunSeconds"]),
-            _span(entry["averageWaitSeconds"]),
-            _span(entry["longestWaitSeconds"]),
+            _age_text(entry["averageRunSeconds"]),
+            _age_text(entry["longestRunSeconds"]),
+            _age_text(entry["averageWaitSeconds"]),
+            _age_text(entry["longestWaitSeconds"]),
         )
         for entry in jobs["classes"]
     ]
-    foreign = jobs["foreign"]
-    if foreign["workloads"]:
-        rows.append(("(foreign)", str(foreign["workloads"]), *["–"] * (len(titles) - 2)))
+    unmanaged = jobs["unmanaged"]
+    if unmanaged["workloads"]:
+        rows.append(("(unmanaged)", str(unmanaged["workloads"]), *["–"] * (len(titles) - 2)))
     widths = [max(len(row[index]) for row in (titles, *rows)) for index in range(len(titles))]
     for index, row in enumerate((titles, *rows)):
         cells = [
@@ -209,7 +209,7 @@ def _jobs(out: Page, jobs: Json) -> None:
         out.line("        more than 2000 in one state: the counts are lower bounds")
 
 
-def _teams(out: Page, teams: list[Json]) -> None:
+def _teams(out: Printer, teams: list[Json]) -> None:
     """Print who holds, borrows and lends; only where teams share the fleet."""
     if not any(team["accelerators"]["allocated"] is not None for team in teams):
         return
@@ -223,7 +223,7 @@ def _teams(out: Page, teams: list[Json]) -> None:
         out.line(f"{title}{team['team']:<{widest}}  {held['used']} {quota} GPUs{util}{moved}")
 
 
-def _serving(out: Page, serving: list[Json]) -> None:
+def _serving(out: Printer, serving: list[Json]) -> None:
     """Print which Deployments have nodes rented, and what was last decided for their replicas."""
     going = [(each, [one for one in each["rentals"] if not one["endedAt"]]) for each in serving]
     for index, (each, rentals) in enumerate((each, rented) for each, rented in going if rented or each["reason"]):
@@ -235,11 +235,11 @@ def _serving(out: Page, serving: list[Json]) -> None:
             out.paragraph(each["reason"], indent="        ")
 
 
-def _span(seconds: float | None) -> str:
+def _age_text(seconds: float | None) -> str:
     return "–" if seconds is None else age(seconds)
 
 
-def _next(out: Page, found: Json) -> None:
+def _print_next_steps(out: Printer, found: Json) -> None:
     if found.get("next"):
         out.line(f"{out.bold('NEXT')}    {found['next']}")
     elif found["automation"]["isHeld"]:
@@ -249,6 +249,6 @@ def _next(out: Page, found: Json) -> None:
         out.line(f"{out.bold('NEXT')}    evenkeel doctor")
 
 
-def _spread(out: Page, left: str, right: str) -> None:
+def _print_left_right(out: Printer, left: str, right: str) -> None:
     room = (out.width or 80) - visible(left) - visible(right)
     out.line(left + " " * max(2, room) + right)

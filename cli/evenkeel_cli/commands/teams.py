@@ -7,37 +7,37 @@ from urllib.parse import quote
 
 import typer
 
-from evenkeel_cli.client import Client
-from evenkeel_cli.commands import asking
-from evenkeel_cli.commands.answering import answer, answer_list
+from evenkeel_cli.client import ApiClient
+from evenkeel_cli.commands import lookup
+from evenkeel_cli.commands.output import answer, answer_list
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Column, Output, Page, note
+from evenkeel_cli.render import Column, OutputFormat, Printer, note
 
 Json = dict[str, Any]
 
-app = asking.group("Who shares the fleet: quotas, who borrows from whom, and whose jobs are whose.")
+app = lookup.group("Show and change teams, their quotas, and what they borrow and lend.")
 
 TeamArgument = Annotated[str, typer.Argument(metavar="TEAM", help="The team's name.")]
 
 
 @app.command("ls")
-def list_teams(output: asking.OutputOption = Output.TABLE) -> None:
+def list_teams(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List teams: allocated, used, borrowed, lent."""
-    found = asking.current_client().get("/teams")["items"]
+    found = lookup.current_client().get("/teams")["items"]
     answer_list(found, output, name_key="team", nothing="No team is set up, and nothing runs.", table=_table)
 
 
 @app.command("show")
-def show_team(team: TeamArgument, output: asking.OutputOption = Output.TABLE) -> None:
-    """Show how a team is set up. What `-o json` prints, `teams apply` takes."""
-    found = asking.current_client().get(f"/teams/{team}/quota")
+def show_team(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
+    """Show the configuration of a team. `teams apply` accepts the output of `-o json`."""
+    found = lookup.current_client().get(f"/teams/{team}/quota")
     answer(found, output, lambda out: _show(out, found))
 
 
 @app.command("quota")
-def quota(team: TeamArgument, output: asking.OutputOption = Output.TABLE) -> None:
+def quota(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show a team's quota by flavor and resource, and what it uses, borrows and lends of each."""
-    found = next((each for each in asking.current_client().get("/teams")["items"] if each["team"] == team), None)
+    found = next((each for each in lookup.current_client().get("/teams")["items"] if each["team"] == team), None)
     if found is None:
         raise CommandFailed(Exit.NOT_FOUND, f"There is no team {team!r}.", code="NOT_FOUND", hint="evenkeel teams ls")
     line = found
@@ -48,13 +48,15 @@ def quota(team: TeamArgument, output: asking.OutputOption = Output.TABLE) -> Non
 def apply(
     files: Annotated[
         list[Path],
-        typer.Option("-f", "--file", metavar="FILE", help="Teams, or quotas in any spelling; may be repeated."),
+        typer.Option(
+            "-f", "--file", metavar="FILE", help="File with teams, or with quotas in any format; may be repeated."
+        ),
     ],
-    reason: Annotated[str, typer.Option(help="Why; recorded.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
-    output: asking.OutputOption = Output.TABLE,
+    reason: Annotated[str, typer.Option(help="Reason; recorded.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes; change nothing.")] = False,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Set teams up from files. Teams that the files do not name stay as they are.
+    """Create or change teams from files. Other teams do not change.
 
     A quota file says only queues, cohorts, flavors and priority classes: people, namespaces and budgets of a team that
     is there already stay.
@@ -64,7 +66,7 @@ def apply(
     wanted = team_files.read(files)
     for loss in wanted.losses:
         note(f"lost: {loss}")
-    client = asking.current_client()
+    client = lookup.current_client()
     path = f"/clusters/{client.fleet}/quotas"
     changes: list[Json] = []
     if wanted.quotas is not None or wanted.fleet:
@@ -73,7 +75,7 @@ def apply(
         changes.append(_change("", path, "quotas", there, quotas, wanted.versions.get("")))
     for name, team in sorted({**wanted.queues, **wanted.teams}.items()):
         at = f"/teams/{name}/quota"
-        there = _there(client, at)
+        there = _current_or_new(client, at)
         is_whole = name in wanted.teams or not there["team"]
         whole = team if is_whole else there["team"] | {"queue": team["queue"]}
         changes.append(_change(name, at, "team", there, whole, wanted.versions.get(name)))
@@ -81,27 +83,27 @@ def apply(
         if change["changes"] and not dry_run:
             body = {change["kind"]: change.pop("wanted"), "reason": reason}
             change["version"] = client.change("PUT", change["path"], body, version=change["version"])["version"]
-    found = {"isDryRun": dry_run, "items": [{k: v for k, v in each.items() if k in _SAID} for each in changes]}
-    answer(found, output, lambda out: _applied(out, found))
+    found = {"isDryRun": dry_run, "items": [{k: v for k, v in each.items() if k in _STATE_TEXT} for each in changes]}
+    answer(found, output, lambda out: _print_changes(out, found))
 
 
 @app.command("remove")
 def remove(
     team: TeamArgument,
-    reason: Annotated[str, typer.Option(help="Why; recorded.")],
-    output: asking.OutputOption = Output.TABLE,
+    reason: Annotated[str, typer.Option(help="Reason; recorded.")],
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Remove a team that has no jobs, holds no machines and has lent nothing."""
-    client = asking.current_client()
+    client = lookup.current_client()
     version = client.get(f"/teams/{team}/quota")["version"]
     found = client.change("DELETE", f"/teams/{team}?reason={quote(reason, safe='')}", {}, version=version)
-    answer(found, output, lambda out: out.line(out.marked("ok", f"{team}  removed")))
+    answer(found, output, lambda out: out.line(out.with_glyph("ok", f"{team}  removed")))
 
 
-_SAID = ("name", "changes", "version")
+_STATE_TEXT = ("name", "changes", "version")
 
 
-def _there(client: Client, path: str) -> Json:
+def _current_or_new(client: ApiClient, path: str) -> Json:
     try:
         return client.get(path)
     except CommandFailed as failed:
@@ -124,18 +126,18 @@ def _change(name: str, path: str, kind: str, there: Json, wanted: Json, read_at:
     }
 
 
-def _applied(out: Page, found: Json) -> None:
+def _print_changes(out: Printer, found: Json) -> None:
     for item in found["items"]:
         name = item["name"] or "(the fleet's part)"
         if not item["changes"]:
-            out.line(out.marked("idle", f"{name}  unchanged"))
+            out.line(out.with_glyph("idle", f"{name}  unchanged"))
             continue
         verb = "would change" if found["isDryRun"] else f"set, version {item['version']}"
-        out.line(out.marked("next" if found["isDryRun"] else "ok", f"{name}  {verb}: {', '.join(item['changes'])}"))
+        out.line(out.with_glyph("next" if found["isDryRun"] else "ok", f"{name}  {verb}: {', '.join(item['changes'])}"))
     out.line(f"{out.dim('next')}  evenkeel teams ls")
 
 
-def _table(out: Page, teams: list[Json], is_wide: bool) -> None:
+def _table(out: Printer, teams: list[Json], is_wide: bool) -> None:
     columns = [Column("TEAM", gives_way=True)]
     columns += [Column(name, is_right=True) for name in ("QUOTA", "USED", "BORROWED", "LENT", "UTIL", "RUN", "PEND")]
     if is_wide:
@@ -151,7 +153,7 @@ def _table(out: Page, teams: list[Json], is_wide: bool) -> None:
     out.table(columns, rows, is_whole=is_wide)
 
 
-def _resources(out: Page, team: Json) -> None:
+def _resources(out: Printer, team: Json) -> None:
     names = ("allocated", "used", "borrowed", "lent")
     columns = [Column("FLAVOR", gives_way=True), Column("RESOURCE")]
     columns += [Column(name, is_right=True) for name in ("QUOTA", "USED", "BORROWED", "LENT", "UTIL")]
@@ -165,7 +167,7 @@ def _resources(out: Page, team: Json) -> None:
         out.line(f"besides, {besides} accelerators on machines that its quota does not name")
 
 
-def _show(out: Page, found: Json) -> None:
+def _show(out: Printer, found: Json) -> None:
     team = found["team"]
     queue = team["queue"]
     out.line(f"{out.bold(team['name'])}  version {found['version']}")

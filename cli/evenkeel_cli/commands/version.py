@@ -1,6 +1,6 @@
 """`evenkeel version`."""
 
-from evenkeel_cli.commands.asking import single
+from evenkeel_cli.commands.lookup import single
 from evenkeel_cli.render import page
 
 app = single("version")

@@ -4,16 +4,16 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.client import Client
-from evenkeel_cli.commands import asking
+from evenkeel_cli.client import ApiClient
+from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.nodes import cordoned
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Column, Output, Page, duration, only, page
-from evenkeel_cli.words import INCIDENT, JOB, NODE, plain
+from evenkeel_cli.render import Column, OutputFormat, Printer, duration, only, page
+from evenkeel_cli.state_labels import INCIDENT, JOB, NODE, plain
 
 Json = dict[str, Any]
 
-app = asking.single("why")
+app = lookup.single("why")
 
 
 @app.command("why")
@@ -21,49 +21,49 @@ def why(
     subject: Annotated[
         str,
         typer.Argument(
-            metavar="JOB|INCIDENT|NODE|DECISION", help="Id, unique beginning, job's or node's name; @latest = incident."
+            metavar="JOB|INCIDENT|NODE|DECISION", help="Id or unique prefix, job or node name, or @latest (incident)."
         ),
     ],
-    output: asking.OutputOption = Output.TABLE,
+    output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Say why: one sentence, what was weighed, what to do next."""
-    client = asking.current_client()
+    """Explain a decision: the reason, the alternatives and the next step."""
+    client = lookup.current_client()
     out = page()
-    form = only(output, (Output.TABLE, Output.WIDE, Output.JSON))
+    form = only(output, (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON))
     if subject.startswith("dec-"):
         decision = client.get(f"/decisions/{subject}")
-        if form is Output.JSON:
+        if form is OutputFormat.JSON:
             out.json(decision)
         else:
-            _decision(out, decision)
+            _print_decision(out, decision)
         return
     found = _ask(client, subject)
-    if form is Output.JSON:
+    if form is OutputFormat.JSON:
         out.json(found)
     elif found.get("cordon"):
         _cordoned(out, found)
     else:
-        _answer(out, found)
+        _print_answer(out, found)
 
 
-def _ask(client: Client, subject: str) -> Json:
+def _ask(client: ApiClient, subject: str) -> Json:
     """Ask about an incident, a job, or what happened to a node: the id says which, a name is a job's, else a node's."""
     if subject.startswith("inc-") or subject == "@latest":
         try:
-            return client.get(f"/incidents/{asking.find_incident(client, subject)}/why")
+            return client.get(f"/incidents/{lookup.find_incident(client, subject)}/why")
         except CommandFailed as failed:
             # @latest means the newest incident, and the newest job where nothing has gone wrong yet.
             if subject != "@latest" or failed.exit_code is not Exit.NOT_FOUND:
                 raise
-    if not asking.is_instance_id(subject):
+    if not lookup.is_instance_id(subject):
         try:
-            return client.get(f"/jobs/{asking.find_job(client, subject)}/why")
+            return client.get(f"/jobs/{lookup.find_job(client, subject)}/why")
         except CommandFailed as failed:
             if failed.exit_code is not Exit.NOT_FOUND or subject.startswith(("job-", "@")):
                 raise
             no_job = failed
         try:
-            subject = asking.find_node(client, subject)
+            subject = lookup.find_node(client, subject)
         except CommandFailed as failed:
             if failed.exit_code is Exit.NOT_FOUND:
                 raise no_job from None
@@ -72,7 +72,7 @@ def _ask(client: Client, subject: str) -> Json:
     return node or client.get(f"/incidents/{_incident_of(client, subject)}/why")
 
 
-def _cordoned_node(client: Client, instance_id: str) -> Json | None:
+def _cordoned_node(client: ApiClient, instance_id: str) -> Json | None:
     """Return a node that a person keeps out of service: no incident says why."""
     try:
         node = client.get(f"/nodes/{instance_id}")
@@ -83,14 +83,14 @@ def _cordoned_node(client: Client, instance_id: str) -> Json | None:
     return node if node.get("cordon") and not node["incidentId"] else None
 
 
-def _cordoned(out: Page, node: Json) -> None:
-    out.line(f"{out.marked(NODE[node['state']], out.bold(node['instanceId']))}  {plain(node['state'])}")
-    out.paragraph(f"A person cordoned it, {cordoned(out, node)}.", indent="  ")
+def _cordoned(out: Printer, node: Json) -> None:
+    out.line(f"{out.with_glyph(NODE[node['state']], out.bold(node['instanceId']))}  {plain(node['state'])}")
+    out.paragraph(f"A person cordoned the node, {cordoned(out, node)}.", indent="  ")
     out.line()
     out.line(f"{out.dim('next')}  evenkeel nodes uncordon {node['instanceId']}")
 
 
-def _incident_of(client: Client, instance_id: str) -> str:
+def _incident_of(client: ApiClient, instance_id: str) -> str:
     """Return the incident of a node that is open, else its last one.
 
     Raises:
@@ -106,7 +106,7 @@ def _incident_of(client: Client, instance_id: str) -> str:
             raise
         # It was replaced, perhaps: then its incident is there still.
         gone = failed
-    for incident in asking.looked_through(client, "/incidents"):
+    for incident in lookup.list_for_lookup(client, "/incidents"):
         if incident["node"]["instanceId"] == instance_id:
             return str(incident["incidentId"])
     raise gone or CommandFailed(
@@ -117,10 +117,10 @@ def _incident_of(client: Client, instance_id: str) -> str:
     )
 
 
-def _answer(out: Page, found: Json) -> None:
+def _print_answer(out: Printer, found: Json) -> None:
     states = JOB if found["kind"] == "job" else INCIDENT
     sign = "warn" if found.get("isStale") else states[found["state"]]
-    out.line(f"{out.marked(sign, out.bold(found['subject']))}  {plain(found['state'])}{out.last_seen(found)}")
+    out.line(f"{out.with_glyph(sign, out.bold(found['subject']))}  {plain(found['state'])}{out.last_seen(found)}")
     out.paragraph(found["sentence"], indent="  ")
     decision = found["decision"]
     if decision:
@@ -132,7 +132,7 @@ def _answer(out: Page, found: Json) -> None:
             ],
             indent="  ",
         )
-        _considered(out, found["considered"])
+        _print_alternatives(out, found["considered"])
     for number, change in enumerate(found.get("changes") or []):
         if not number:
             out.line()
@@ -150,8 +150,8 @@ def _answer(out: Page, found: Json) -> None:
     out.pairs(
         [
             ("resumed from", f"step {resumed['step']} of attempt {resumed['attempt']}" if resumed else ""),
-            ("passed over", "; ".join(_rejection(item) for item in rejected)),
-            ("others' work", ", ".join(evidence.get("others") or ())),
+            ("passed over", "; ".join(_rejection_text(item) for item in rejected)),
+            ("unmanaged work", ", ".join(evidence.get("unmanagedWorkloads") or ())),
             ("incident", evidence.get("incident") or ""),
             ("execution", evidence.get("execution") or ""),
             ("withheld", "Only the job's team and operators see the rest." if found.get("isRedacted") else ""),
@@ -161,7 +161,7 @@ def _answer(out: Page, found: Json) -> None:
     )
 
 
-def _considered(out: Page, options: list[Json]) -> None:
+def _print_alternatives(out: Printer, options: list[Json]) -> None:
     if len(options) < 2:
         return
     columns = [
@@ -174,10 +174,10 @@ def _considered(out: Page, options: list[Json]) -> None:
     rows = [
         [
             plain(option["option"]),
-            _about(option.get("expectedSeconds")),
+            _approximate_duration(option.get("expectedSeconds")),
             _hours(option.get("gpuHoursLost")),
             _usd(option.get("usd")),
-            out.marked("ok", "yes") if option["chosen"] else f"no: {option['whyNot']}",
+            out.with_glyph("ok", "yes") if option["chosen"] else f"no: {option['whyNot']}",
         ]
         for option in options
     ]
@@ -202,11 +202,11 @@ def _considered(out: Page, options: list[Json]) -> None:
             out.line(" " * room + text)
 
 
-def _decision(out: Page, decision: Json) -> None:
+def _print_decision(out: Printer, decision: Json) -> None:
     out.line(f"{out.bold(decision['decisionId'])}  {plain(decision['kind'])}: {decision['action']}")
     out.paragraph(decision["reason"], indent="  ")
     chosen: Json = {"option": decision["action"], **(decision.get("chosen") or {}), "chosen": True}
-    _considered(out, [chosen, *({**other, "chosen": False} for other in decision["alternatives"])])
+    _print_alternatives(out, [chosen, *({**other, "chosen": False} for other in decision["alternatives"])])
     out.line()
     out.pairs(
         [
@@ -221,12 +221,12 @@ def _decision(out: Page, decision: Json) -> None:
     )
 
 
-def _rejection(item: Json) -> str:
+def _rejection_text(item: Json) -> str:
     where = f"step {item['step']} of attempt {item['attempt']}" if "step" in item else str(item.get("manifest", ""))
     return f"{where}, {plain(str(item.get('code', '')))}"
 
 
-def _about(seconds: float | None) -> str:
+def _approximate_duration(seconds: float | None) -> str:
     return "–" if seconds is None else f"~{duration(seconds)}"
 
 

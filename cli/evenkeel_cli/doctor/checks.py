@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from evenkeel_cli.doctor import judgements
+from evenkeel_cli.doctor import evaluate
 from evenkeel_cli.doctor.deadlines import CHECK_SECONDS, answers_within
-from evenkeel_cli.doctor.findings import CouldNotCheck, Finding, Status, failed, unknown
+from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status, failed, unknown
 from evenkeel_cli.doctor.site import KUEUE_READER, BadCredentials, NotThere, Site
 from evenkeel_cli.errors import CommandFailed
 
@@ -19,59 +19,59 @@ RULES = ("HyperPodEvents", "Ec2Notices", "Ec2InstanceStates", "HealthEvents")
 _DAY = timedelta(days=1)
 
 
-class Check(NamedTuple):
+class DoctorCheck(NamedTuple):
     """One line of the table."""
 
     name: str
-    run: Callable[[Site, datetime], list[Finding]]
+    run: Callable[[Site, datetime], list[DoctorFinding]]
     title: str
     """What it answers, for the help and the document."""
     silence: Status = Status.UNKNOWN
     """What it means that the check has no answer in time."""
 
 
-def credentials(site: Site, _now: datetime) -> list[Finding]:
+def credentials(site: Site, _now: datetime) -> list[DoctorFinding]:
     try:
         arn = site.aws.call("sts", "get_caller_identity")["Arn"]
     except BadCredentials as error:
         return [failed(error.reason, error.fix)]
-    return judgements.judge_credentials(arn)
+    return evaluate.judge_credentials(arn)
 
 
-def api(site: Site, _now: datetime) -> list[Finding]:
+def api(site: Site, _now: datetime) -> list[DoctorFinding]:
     try:
         status = site.status()
     except CommandFailed as problem:
-        return judgements.judge_api(problem.text, problem.hint or "evenkeel status", {})
-    return judgements.judge_api("", "", status)
+        return evaluate.judge_api(problem.text, problem.hint or "evenkeel status", {})
+    return evaluate.judge_api("", "", status)
 
 
-def stack(site: Site, _now: datetime) -> list[Finding]:
+def stack(site: Site, _now: datetime) -> list[DoctorFinding]:
     site.read_stack()  # raises why not, where it cannot be described
     url = site.context.url
     is_ours = not url or site.output("ApiId") in url
-    return judgements.judge_stack(site.described()["StackStatus"], is_ours, url)
+    return evaluate.judge_stack(site.described()["StackStatus"], is_ours, url)
 
 
-def api_logs(site: Site, _now: datetime) -> list[Finding]:
-    return judgements.judge_api_log_role(site.aws.call("apigateway", "get_account").get("cloudwatchRoleArn") or "")
+def api_logs(site: Site, _now: datetime) -> list[DoctorFinding]:
+    return evaluate.judge_api_log_role(site.aws.call("apigateway", "get_account").get("cloudwatchRoleArn") or "")
 
 
-def hyperpod(site: Site, _now: datetime) -> list[Finding]:
+def hyperpod(site: Site, _now: datetime) -> list[DoctorFinding]:
     arn = site.parameter("HyperPodClusterArn")
     if not arn:
-        return judgements.judge_hyperpod("", None)
+        return evaluate.judge_hyperpod("", None)
     try:
         found = site.aws.call("sagemaker", "describe_cluster", ClusterName=arn)
     except NotThere:
-        return judgements.judge_hyperpod(arn, None)
-    return judgements.judge_hyperpod(arn, found)
+        return evaluate.judge_hyperpod(arn, None)
+    return evaluate.judge_hyperpod(arn, found)
 
 
-def kubernetes(site: Site, _now: datetime) -> list[Finding]:
+def kubernetes(site: Site, _now: datetime) -> list[DoctorFinding]:
     tests, problems = site.self_tests()
     states = {cluster: _eks_state(site, cluster) for cluster in site.clusters()}
-    return judgements.judge_kubernetes(states, tests, problems)
+    return evaluate.judge_kubernetes(states, tests, problems)
 
 
 def _eks_state(site: Site, cluster: str) -> str:
@@ -83,20 +83,20 @@ def _eks_state(site: Site, cluster: str) -> str:
         return ""  # the functions' own answers say more
 
 
-def access(site: Site, _now: datetime) -> list[Finding]:
+def access(site: Site, _now: datetime) -> list[DoctorFinding]:
     tests, problems = site.self_tests()
     groups = {function: site.rights.groups_of(function) for function in tests}
     untold = site.namespaces_problem()
     partly = [unknown(f"Namespaces of teams were not tested: {untold}", "evenkeel teams ls", "teams")] if untold else []
-    return [*judgements.judge_access(tests, site.roles(), groups), *judgements.judge_untested(problems), *partly]
+    return [*evaluate.judge_access(tests, site.roles(), groups), *evaluate.judge_untested(problems), *partly]
 
 
-def kueue(site: Site, _now: datetime) -> list[Finding]:
-    return judgements.judge_kueue(_reader(site), site.namespaces())
+def kueue(site: Site, _now: datetime) -> list[DoctorFinding]:
+    return evaluate.judge_kueue(_reader(site), site.namespaces())
 
 
-def policy(site: Site, _now: datetime) -> list[Finding]:
-    return judgements.judge_policy(_reader(site)["policy"])
+def policy(site: Site, _now: datetime) -> list[DoctorFinding]:
+    return evaluate.judge_policy(_reader(site)["policy"])
 
 
 def _reader(site: Site) -> Json:
@@ -106,21 +106,21 @@ def _reader(site: Site) -> Json:
     return tests[KUEUE_READER]
 
 
-def versions(site: Site, _now: datetime) -> list[Finding]:
+def versions(site: Site, _now: datetime) -> list[DoctorFinding]:
     from importlib.metadata import version
 
     tests, _ = site.self_tests()
     if not tests:
         _reader(site)
-    return judgements.judge_versions(version("evenkeel"), tests)
+    return evaluate.judge_versions(version("evenkeel"), tests)
 
 
-def queues(site: Site, _now: datetime) -> list[Finding]:
-    return judgements.judge_queues(_waiting(site, "EventsQueue"), _waiting(site, "PassesQueue"))
+def queues(site: Site, _now: datetime) -> list[DoctorFinding]:
+    return evaluate.judge_queues(_waiting(site, "EventsQueue"), _waiting(site, "PassesQueue"))
 
 
-def dead_letters(site: Site, _now: datetime) -> list[Finding]:
-    return judgements.judge_dead_letters({name: _waiting(site, name) for name in judgements.DEAD_LETTERS})
+def dead_letters(site: Site, _now: datetime) -> list[DoctorFinding]:
+    return evaluate.judge_dead_letters({name: _waiting(site, name) for name in evaluate.DEAD_LETTERS})
 
 
 def _waiting(site: Site, queue: str) -> int:
@@ -130,8 +130,8 @@ def _waiting(site: Site, queue: str) -> int:
     return sum(int(found[name]) for name in names)
 
 
-def schedules(site: Site, _now: datetime) -> list[Finding]:
-    return judgements.judge_schedules({function: _schedule(site, function) for function in SCHEDULED}, ENABLE)
+def schedules(site: Site, _now: datetime) -> list[DoctorFinding]:
+    return evaluate.judge_schedules({function: _schedule(site, function) for function in SCHEDULED}, ENABLE)
 
 
 def _schedule(site: Site, function: str) -> str:
@@ -141,11 +141,11 @@ def _schedule(site: Site, function: str) -> str:
         return ""
 
 
-def sources(site: Site, _now: datetime) -> list[Finding]:
+def sources(site: Site, _now: datetime) -> list[DoctorFinding]:
     found = _status(site).get("sources")
     if not found:
         raise CouldNotCheck("The deployed API does not report the ages of sources.", "Deploy this version: make deploy")
-    return judgements.judge_sources(found)
+    return evaluate.judge_sources(found)
 
 
 def _status(site: Site) -> Json:
@@ -155,7 +155,7 @@ def _status(site: Site) -> Json:
         raise CouldNotCheck(f"The API call failed: {problem.text}", problem.hint or "evenkeel status") from problem
 
 
-def ages(site: Site, now: datetime) -> list[Finding]:
+def ages(site: Site, now: datetime) -> list[DoctorFinding]:
     status = _status(site)
     states = {}
     for function in SCHEDULED:
@@ -164,7 +164,7 @@ def ages(site: Site, now: datetime) -> list[Finding]:
         except CouldNotCheck:
             continue
     found = {one["function"]: _age(one["at"], now) for one in status["heartbeats"]}
-    return judgements.judge_ages(found, states, _deployed_seconds(site, now))
+    return evaluate.judge_ages(found, states, _deployed_seconds(site, now))
 
 
 def _deployed_seconds(site: Site, now: datetime) -> float | None:
@@ -181,16 +181,16 @@ def _age(instant: str | None, now: datetime) -> float | None:
     return None if instant is None else max(0.0, (now - datetime.fromisoformat(instant)).total_seconds())
 
 
-def concurrency(site: Site, now: datetime) -> list[Finding]:
+def concurrency(site: Site, now: datetime) -> list[DoctorFinding]:
     limits = site.aws.call("lambda", "get_account_settings")["AccountLimit"]
     try:
         peak = _metric(site, now, "AWS/Lambda", "ConcurrentExecutions", "Maximum")
     except CouldNotCheck:
         peak = None
-    return judgements.judge_concurrency(limits["ConcurrentExecutions"], limits["UnreservedConcurrentExecutions"], peak)
+    return evaluate.judge_concurrency(limits["ConcurrentExecutions"], limits["UnreservedConcurrentExecutions"], peak)
 
 
-def events(site: Site, now: datetime) -> list[Finding]:
+def events(site: Site, now: datetime) -> list[DoctorFinding]:
     has_metrics = site.parameter("LocalEngine") != "true"
     found: dict[str, Json] = {}
     for logical in RULES:
@@ -199,7 +199,7 @@ def events(site: Site, now: datetime) -> list[Finding]:
         if has_metrics and name:
             for field, metric in (("matched", "MatchedEvents"), ("failed", "FailedInvocations")):
                 found[logical][field] = _metric(site, now, "AWS/Events", metric, "Sum", RuleName=name) or 0.0
-    return judgements.judge_events(found)
+    return evaluate.judge_events(found)
 
 
 def _rule(site: Site, name: str) -> str:
@@ -230,34 +230,34 @@ def _metric(site: Site, now: datetime, namespace: str, name: str, statistic: str
     return max(points) if statistic == "Maximum" else sum(points)
 
 
-def pages(site: Site, _now: datetime) -> list[Finding]:
+def pages(site: Site, _now: datetime) -> list[DoctorFinding]:
     topic = site.output("PageTopicArn")
     found = site.aws.call("sns", "list_subscriptions_by_topic", TopicArn=topic)["Subscriptions"]
-    return judgements.judge_pages([one["SubscriptionArn"] for one in found], topic)
+    return evaluate.judge_pages([one["SubscriptionArn"] for one in found], topic)
 
 
 ENABLE = "set Schedules=on in samconfig.toml, then make deploy (docs/deploy.md, step 9)"
 """How schedules are turned on."""
 
 CHECKS = (
-    Check("credentials", credentials, "your identity in AWS"),
-    Check("stack", stack, "whether the stack is deployed, and is the one that the command talks to"),
-    Check("api", api, "whether the API answers you, the mode, holds", silence=Status.FAILED),
-    Check("api-logs", api_logs, "whether API Gateway has a role to write logs with"),
-    Check("hyperpod", hyperpod, "the HyperPod cluster: state, `NodeRecovery`, patch level"),
-    Check("kubernetes", kubernetes, "which EKS clusters answer the functions"),
-    Check("access", access, "which verbs each function's role lacks in Kubernetes"),
-    Check("kueue", kueue, "whether Kueue admits where Evenkeel's jobs run"),
-    Check("queues", queues, "messages that wait in the queues"),
-    Check("dead-letters", dead_letters, "messages in the dead-letter queues"),
-    Check("schedules", schedules, "whether the schedules are on"),
-    Check("ages", ages, "how long ago each scheduled function finished"),
-    Check("sources", sources, "when each source of facts last answered"),
-    Check("concurrency", concurrency, "free concurrent Lambda invocations"),
-    Check("events", events, "whether the event rules are on, and matched events in the last day"),
-    Check("pages", pages, "whether alarms reach a person"),
-    Check("policy", policy, "which policy is in force"),
-    Check("versions", versions, "versions of the command, the functions, their layer and the API servers"),
+    DoctorCheck("credentials", credentials, "your identity in AWS"),
+    DoctorCheck("stack", stack, "whether the stack is deployed, and is the one that the command talks to"),
+    DoctorCheck("api", api, "whether the API answers you, the mode, holds", silence=Status.FAILED),
+    DoctorCheck("api-logs", api_logs, "whether API Gateway has a role to write logs with"),
+    DoctorCheck("hyperpod", hyperpod, "the HyperPod cluster: state, `NodeRecovery`, patch level"),
+    DoctorCheck("kubernetes", kubernetes, "which EKS clusters answer the functions"),
+    DoctorCheck("access", access, "which verbs each function's role lacks in Kubernetes"),
+    DoctorCheck("kueue", kueue, "whether Kueue admits where Evenkeel's jobs run"),
+    DoctorCheck("queues", queues, "messages that wait in the queues"),
+    DoctorCheck("dead-letters", dead_letters, "messages in the dead-letter queues"),
+    DoctorCheck("schedules", schedules, "whether the schedules are on"),
+    DoctorCheck("ages", ages, "how long ago each scheduled function finished"),
+    DoctorCheck("sources", sources, "when each source of facts last answered"),
+    DoctorCheck("concurrency", concurrency, "free concurrent Lambda invocations"),
+    DoctorCheck("events", events, "whether the event rules are on, and matched events in the last day"),
+    DoctorCheck("pages", pages, "whether alarms reach a person"),
+    DoctorCheck("policy", policy, "which policy is in force"),
+    DoctorCheck("versions", versions, "versions of the command, the functions, their layer and the API servers"),
 )
 
 
@@ -265,9 +265,9 @@ def run(
     site: Site,
     now: datetime,
     skipped: Collection[str] = (),
-    table: Iterable[Check] = CHECKS,
+    table: Iterable[DoctorCheck] = CHECKS,
     seconds: float = CHECK_SECONDS,
-) -> list[Finding]:
+) -> list[DoctorFinding]:
     """Run the checks side by side and return their findings, in the order of the table.
 
     A check that cannot read its facts, breaks, or has no answer after `seconds` gives one finding and stops no other.
@@ -279,11 +279,11 @@ def run(
     return [replace(one, check=check.name) for check, each in found for one in each]
 
 
-def _silent(check: Check, seconds: float) -> Finding:
-    return Finding(check.silence, f"No answer in {seconds:g} s.", "docs/operate/doctor.md#no-answer")
+def _silent(check: DoctorCheck, seconds: float) -> DoctorFinding:
+    return DoctorFinding(check.silence, f"No answer in {seconds:g} s.", "docs/operate/doctor.md#no-answer")
 
 
-def _found(check: Check, site: Site, now: datetime) -> list[Finding]:
+def _found(check: DoctorCheck, site: Site, now: datetime) -> list[DoctorFinding]:
     try:
         return check.run(site, now) or [unknown("The check found nothing to judge.", "docs/operate/doctor.md")]
     except CouldNotCheck as error:

@@ -21,7 +21,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """One line of the report."""
 
     status: Status
@@ -44,23 +44,23 @@ class CouldNotCheck(Exception):
         self.fix = fix
 
 
-def ok(text: str, subject: str = "") -> Finding:
-    return Finding(Status.OK, text, subject=subject)
+def ok(text: str, subject: str = "") -> DoctorFinding:
+    return DoctorFinding(Status.OK, text, subject=subject)
 
 
-def warning(text: str, fix: str, subject: str = "") -> Finding:
-    return Finding(Status.WARNING, text, fix, subject)
+def warning(text: str, fix: str, subject: str = "") -> DoctorFinding:
+    return DoctorFinding(Status.WARNING, text, fix, subject)
 
 
-def failed(text: str, fix: str, subject: str = "") -> Finding:
-    return Finding(Status.FAILED, text, fix, subject)
+def failed(text: str, fix: str, subject: str = "") -> DoctorFinding:
+    return DoctorFinding(Status.FAILED, text, fix, subject)
 
 
-def unknown(text: str, fix: str = "", subject: str = "") -> Finding:
-    return Finding(Status.UNKNOWN, text, fix, subject)
+def unknown(text: str, fix: str = "", subject: str = "") -> DoctorFinding:
+    return DoctorFinding(Status.UNKNOWN, text, fix, subject)
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
+def exit_code(findings: Iterable[DoctorFinding]) -> int:
     """Return 1 where something failed, 2 where something could not be checked, else 0. Warnings change nothing."""
     statuses = {finding.status for finding in findings}
     if Status.FAILED in statuses:
@@ -68,15 +68,15 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return 2 if Status.UNKNOWN in statuses else 0
 
 
-def merged(findings: Sequence[Finding]) -> list[Finding]:
+def merged(findings: Sequence[DoctorFinding]) -> list[DoctorFinding]:
     """Join findings that differ in nothing but their subject, in the place of the first."""
-    subjects: dict[Finding, list[str]] = {}
+    subjects: dict[DoctorFinding, list[str]] = {}
     for finding in findings:
         subjects.setdefault(replace(finding, subject=""), []).append(finding.subject)
     return [replace(one, subject=", ".join(filter(None, names))) for one, names in subjects.items()]
 
 
-def next_step(findings: Sequence[Finding], enable: str) -> str:
+def next_step(findings: Sequence[DoctorFinding], enable: str) -> str:
     """Return what to do next, where the schedules are off: turn them on once nothing else is wrong.
 
     Args:
@@ -94,7 +94,7 @@ def next_step(findings: Sequence[Finding], enable: str) -> str:
     return f"Everything else is in order. Turn the schedules on: {enable}"
 
 
-def to_json(findings: Sequence[Finding], *, fleet: str, stack: str, region: str, as_of: str, then: str) -> Any:
+def to_json(findings: Sequence[DoctorFinding], *, fleet: str, stack: str, region: str, as_of: str, then: str) -> Any:
     """Return the report as docs/schemas/doctor.schema.json describes it."""
     counts = Counter(finding.status for finding in findings)
     return {

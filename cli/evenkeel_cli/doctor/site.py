@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from evenkeel_cli.client import Client
-from evenkeel_cli.context import Context
+from evenkeel_cli.client import ApiClient
+from evenkeel_cli.context import CliContext
 from evenkeel_cli.doctor.deadlines import AWS_SECONDS, SELF_TEST_SECONDS, answers_within
 from evenkeel_cli.doctor.findings import CouldNotCheck
 from evenkeel_cli.errors import CommandFailed, Exit
@@ -31,7 +31,7 @@ _NOT_THERE = frozenset(
     {"ResourceNotFoundException", "ResourceNotFound", "NotFoundException", "ValidationError", "NotFound", "404"}
 )
 _NOT_OFFERED = frozenset({"InvalidAction", "UnknownOperationException", "NotImplemented", "UnsupportedOperation"})
-_AT_ONCE = 8
+_MAX_PARALLEL = 8
 """Self-tests under way at once."""
 _TEAMS = 50
 _NETWORK = "Check network, proxy and region."
@@ -61,7 +61,7 @@ class Aws(Protocol):
 class BotocoreAws:
     """AWS by botocore, as the context says, with its answers to failures said in words."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CliContext) -> None:
         self._context = context
         self._clients: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -142,7 +142,9 @@ def _failure(service: str, operation: str, error: Any) -> Exception:
 class Site:
     """One stack and its surroundings. What several checks need is read once."""
 
-    def __init__(self, aws: Aws, client: Client | None, context: Context, stack: str, rights: "RightsTable") -> None:
+    def __init__(
+        self, aws: Aws, client: ApiClient | None, context: CliContext, stack: str, rights: "RightsTable"
+    ) -> None:
         self.aws = aws
         self.client = client
         self.context = context
@@ -264,13 +266,13 @@ class Site:
     def namespaces(self) -> tuple[str, ...]:
         """Return the namespaces in which jobs run: the stack's own, and each team's as far as they can be read."""
         own = self.parameter("JobNamespace") or "evenkeel-jobs"
-        return tuple(dict.fromkeys([own, *self._of_teams()[0]]))
+        return tuple(dict.fromkeys([own, *self._read_team_namespaces()[0]]))
 
     def namespaces_problem(self) -> str:
         """Return why the teams' namespaces are not known; empty where they are."""
-        return self._of_teams()[1]
+        return self._read_team_namespaces()[1]
 
-    def _of_teams(self) -> tuple[tuple[str, ...], str]:
+    def _read_team_namespaces(self) -> tuple[tuple[str, ...], str]:
         def read() -> tuple[tuple[str, ...], str]:
             client = self.client
             if client is None:
@@ -296,9 +298,9 @@ class Site:
         def read() -> tuple[dict[str, Json], dict[str, tuple[str, str]]]:
             names = [name for name in self.rights.functions() if name in self.roles()]
             namespaces = self.namespaces()
-            calls = [partial(self._tested, name, namespaces) for name in names]
+            calls = [partial(self._run_self_test, name, namespaces) for name in names]
             silent = CouldNotCheck(f"No answer in {SELF_TEST_SECONDS:g} s.", "docs/operate/doctor.md#no-answer")
-            answered = answers_within(SELF_TEST_SECONDS, calls, _AT_ONCE)
+            answered = answers_within(SELF_TEST_SECONDS, calls, _MAX_PARALLEL)
             answers = {name: one or silent for name, one in zip(names, answered, strict=True)}
             good = {name: one for name, one in answers.items() if isinstance(one, dict)}
             bad = {name: (one.reason, one.fix) for name, one in answers.items() if isinstance(one, CouldNotCheck)}
@@ -307,7 +309,7 @@ class Site:
         found: tuple[Mapping[str, Json], Mapping[str, tuple[str, str]]] = self.once("self-tests", read)
         return found
 
-    def _tested(self, function: str, namespaces: tuple[str, ...]) -> Json | CouldNotCheck:
+    def _run_self_test(self, function: str, namespaces: tuple[str, ...]) -> Json | CouldNotCheck:
         rights = self.rights.rights_of(function, namespaces)
         asked = {
             "rights": [right._asdict() for right in rights],

@@ -20,7 +20,7 @@ _PACKAGED = Path(__file__).parents[1] / "charts"
 _CLONED = Path(__file__).parents[3] / "charts"
 
 
-class Right(NamedTuple):
+class AccessRule(NamedTuple):
     """One verb on one kind of object; an empty namespace means the whole cluster."""
 
     verb: str
@@ -43,14 +43,14 @@ def groups_of(function: str) -> tuple[str, ...]:
     return tuple(_entries()[function])
 
 
-def rights_of(function: str, namespaces: Sequence[str]) -> tuple[Right, ...]:
+def rights_of(function: str, namespaces: Sequence[str]) -> tuple[AccessRule, ...]:
     """Return every right that a function's groups grant, in each of the namespaces in which jobs run."""
     granted = _granted()
     found = (right for group in groups_of(function) for right in granted.get(group, ()))
     return tuple(dict.fromkeys(one for right in found for one in _spread(right, namespaces)))
 
 
-def _spread(right: Right, namespaces: Sequence[str]) -> Iterator[Right]:
+def _spread(right: AccessRule, namespaces: Sequence[str]) -> Iterator[AccessRule]:
     if right.namespace != JOBS_NAMESPACE:
         yield right
         return
@@ -65,10 +65,10 @@ def _entries() -> dict[str, list[str]]:
 
 
 @cache
-def _granted() -> dict[str, tuple[Right, ...]]:
+def _granted() -> dict[str, tuple[AccessRule, ...]]:
     documents = [document for document in yaml.safe_load_all(_text("kubernetes-access.yaml")) if document]
     rules = {_key(one): one["rules"] for one in documents if one["kind"] in ("ClusterRole", "Role")}
-    found: dict[str, tuple[Right, ...]] = {}
+    found: dict[str, tuple[AccessRule, ...]] = {}
     for binding in documents:
         if binding["kind"] not in ("ClusterRoleBinding", "RoleBinding"):
             continue
@@ -83,12 +83,12 @@ def _key(role: Json) -> tuple[str, str, str]:
     return role["kind"], role["metadata"].get("namespace", ""), role["metadata"]["name"]
 
 
-def _rights(rules: Iterable[Json], namespace: str) -> Iterator[Right]:
+def _rights(rules: Iterable[Json], namespace: str) -> Iterator[AccessRule]:
     for rule in rules:
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
                 for verb in rule["verbs"]:
-                    yield Right(verb, group, resource, namespace)
+                    yield AccessRule(verb, group, resource, namespace)
 
 
 def _text(name: str) -> str:

@@ -4,16 +4,16 @@ import csv
 import importlib.resources
 from typing import Any
 
-from evenkeel.domain.fault_preview import Preview, Step, preview
-from evenkeel.domain.health.faults import Catalogue, CheckpointTrust, Fault, RecurKey, Rung
+from evenkeel.domain.fault_preview import Preview, RungPreview, preview
+from evenkeel.domain.health.faults import CheckpointTrust, Fault, FaultCatalogue, RecurKey, Rung
 from evenkeel.domain.policy import Policy
 from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import Column, Page, duration
+from evenkeel_cli.render import Column, Printer, duration
 
 Json = dict[str, Any]
 
 
-def listed(catalogue: Catalogue, family: str) -> list[Json]:
+def listed(catalogue: FaultCatalogue, family: str) -> list[Json]:
     """Return the faults of a family in short, all of them where none is named.
 
     Raises:
@@ -39,7 +39,7 @@ def _summary(fault: Fault) -> Json:
     }
 
 
-def draw_list(out: Page, found: list[Json], is_wide: bool) -> None:
+def draw_list(out: Printer, found: list[Json], is_wide: bool) -> None:
     """Draw the list."""
     columns = [Column("FAULT"), Column("SEVERITY"), Column("LADDER", gives_way=True), Column("NAME", gives_way=True)]
     if is_wide:
@@ -72,11 +72,11 @@ def document_of(found: Preview) -> Json:
     return found.to_json() | {"sources": [_source(key) for key in found.fault.facts.sources]}
 
 
-def draw(out: Page, found: Preview) -> None:
+def draw(out: Printer, found: Preview) -> None:
     """Draw what a fault is, what it leads to, and from where that is known."""
     fault = found.fault
     sign = {"critical": "failed", "major": "warn", "minor": "next", "info": "idle"}[fault.severity]
-    out.line(f"{out.marked(sign, out.bold(fault.key))}  {fault.name}")
+    out.line(f"{out.with_glyph(sign, out.bold(fault.key))}  {fault.name}")
     changed = "changed by this policy" if found.is_changed else ""
     kind = ", ".join(part for part in (fault.fault_class, fault.severity, changed) if part)
     out.line(f"  {kind}")
@@ -85,13 +85,13 @@ def draw(out: Page, found: Preview) -> None:
         [
             ("means", f"another name of {fault.alias_of}" if fault.alias_of else ""),
             ("leads to", _leads_to(found)),
-            ("witnesses", _WITNESSES[fault.acts_alone]),
-            ("with two", _with_two(found)),
+            ("independent sources", _SOURCE_TEXTS[fault.acts_alone]),
+            ("with two", _two_fault_note(found)),
             ("waits", f"{duration(fault.settle_seconds)} for more evidence, then begins" if found.steps else ""),
             ("drain", _drain(fault)),
             ("checkpoints", _checkpoints(found)),
             ("validation", _VALIDATION[fault.validate_with] if found.steps else ""),
-            ("again", _again(found)),
+            ("again", _recurrence_text(found)),
         ],
         indent="  ",
     )
@@ -118,13 +118,13 @@ def draw(out: Page, found: Preview) -> None:
     out.line(f"{out.dim('policy')}  {found.policy_hash}, catalogue {found.catalogue_hash}")
 
 
-_WITNESSES = {True: "one signal is enough", False: "a second, independent one is needed, or a person"}
+_SOURCE_TEXTS = {True: "one signal is enough", False: "a second, independent one is needed, or a person"}
 _VALIDATION = {
     "none": "none",
     "basic": "Running, Ready, all accelerators, no fault mark",
     "deep": "HyperPod's deep health check",
 }
-_KEYS = {
+_RECURRENCE_KEY_TEXTS = {
     RecurKey.NONE: "",
     RecurKey.GPU: "on one device",
     RecurKey.GPU_ACROSS_JOBS: "on one device, in different jobs",
@@ -143,8 +143,8 @@ def _leads_to(found: Preview) -> str:
     return f"No incident: {said}."
 
 
-def _with_two(found: Preview) -> str:
-    alone, both = found.plan, found.with_witness
+def _two_fault_note(found: Preview) -> str:
+    alone, both = found.plan, found.with_second_source
     return both.reason if alone and both and both.reason != alone.reason else ""
 
 
@@ -158,29 +158,31 @@ def _drain(fault: Fault) -> str:
 
 def _checkpoints(found: Preview) -> str:
     if found.distrusted_from_seconds is None:
-        return f"trusted; {_DEMANDS[found.demand]}"
+        return f"trusted; {_CHECK_TEXTS[found.demand]}"
     before = duration(found.distrusted_from_seconds)
-    said = f"begun later than {before} before the first signal are passed over; {_DEMANDS[found.demand]}"
+    said = f"begun later than {before} before the first signal are passed over; {_CHECK_TEXTS[found.demand]}"
     none = found.fault.checkpoint_trust is CheckpointTrust.NONE
     return f"{said}, since time does not bound the damage" if none else said
 
 
-_DEMANDS = {
+_CHECK_TEXTS = {
     "CONVENTION": "complete by its writer's convention will do",
     "PROOF": "only a proved one will do",
     "EVIDENCE": "only one that shows by its own evidence that it is good",
 }
 
 
-def _again(found: Preview) -> str:
+def _recurrence_text(found: Preview) -> str:
     again = found.repeated
     if again is None:
         return ""
     nth = {2: "2nd", 3: "3rd"}.get(again.count, f"{again.count}th")
-    return f"the {nth} time within {again.window_hours} h {_KEYS[again.key]} it begins with {again.rung}"
+    return (
+        f"the {nth} time within {again.window_hours} h {_RECURRENCE_KEY_TEXTS[again.key]} it begins with {again.rung}"
+    )
 
 
-def _ladder(out: Page, found: Preview) -> None:
+def _ladder(out: Printer, found: Preview) -> None:
     if not found.steps:
         return
     out.line()
@@ -188,7 +190,7 @@ def _ladder(out: Page, found: Preview) -> None:
     out.pairs([(_step(step), step.reason) for step in found.steps], indent="  ")
 
 
-def _step(step: Step) -> str:
+def _step(step: RungPreview) -> str:
     waits = f", {duration(step.deadline_seconds)} at most" if step.deadline_seconds else ""
     return f"{step.rung} after {duration(step.after_seconds)}{waits}"
 

@@ -12,7 +12,7 @@ from evenkeel.domain.kueue.report import Considered, CycleAnswer, DecisionAnswer
 from evenkeel.domain.kueue.setup import Declared, Profile
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.offline import quota_files
-from evenkeel_cli.render import Column, Page
+from evenkeel_cli.render import Column, Printer
 
 if TYPE_CHECKING:
     from evenkeel.domain.kueue.why import Why
@@ -43,7 +43,7 @@ def run(
                 for found in _jobs_of(each):
                     where = f"{file}: document {position + 1}"
                     if isinstance(found, dict) and (str(found.get("kind")) in NO_JOBS or is_foreign(found)):
-                        declared.told.warn(where, f"{found['kind']} is no job: it is passed over here")
+                        declared.read_warnings.warn(where, f"{found['kind']} is no job: it is passed over here")
                     else:
                         replay.submit(found, where)
         replay.run(_events(declared, events), str(events or "events"))
@@ -66,10 +66,10 @@ def _events(declared: Declared, file: Path | None) -> Events:
     found: list[Any] = []
     for each in quota_files.load(file):
         found += _listed(each["events"]) if isinstance(each, dict) and "events" in each else [each]
-    return declared.told.read(Events, {"events": found}, str(file))
+    return declared.read_warnings.read(Events, {"events": found}, str(file))
 
 
-def draw(out: Page, plan: Plan) -> None:
+def draw(out: Printer, plan: Plan) -> None:
     """Draw a plan for a person."""
     for cycle in plan.cycles:
         _draw_cycle(out, cycle)
@@ -87,12 +87,12 @@ def draw(out: Page, plan: Plan) -> None:
         out.table([Column("NOT ADMITTED"), Column("STATE", gives_way=True)], rows_)
 
 
-def _draw_cycle(out: Page, cycle: CycleAnswer) -> None:
+def _draw_cycle(out: Printer, cycle: CycleAnswer) -> None:
     out.line(out.bold(f"cycle {cycle.number}") + out.dim(f"  at {_instant(cycle.at)}"))
     out.table(
         [Column("JOB"), Column("QUEUE"), Column("RESULT"), Column("FLAVORS"), Column("LEVEL", True), Column("BECAUSE")],
         [
-            [each.job, each.queue, each.result, _flavors(each), str(each.level), _because(each)]
+            [each.job, each.queue, each.result, _flavor_text(each), str(each.level), _reason_text(each)]
             for each in cycle.decisions
         ],
         indent="  ",
@@ -108,7 +108,7 @@ def _instant(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="auto").replace("+00:00", "Z")
 
 
-def _flavors(each: DecisionAnswer) -> str:
+def _flavor_text(each: DecisionAnswer) -> str:
     return (
         " ".join(
             f"{pods.name}×{pods.count}:{','.join(sorted({chosen.flavor for chosen in pods.flavors.values()}))}"
@@ -119,7 +119,7 @@ def _flavors(each: DecisionAnswer) -> str:
     )
 
 
-def _because(each: DecisionAnswer) -> str:
+def _reason_text(each: DecisionAnswer) -> str:
     victims = ", ".join(f"{victim.job} ({victim.reason})" for victim in each.victims)
     return f"evicts {victims}" if victims else each.pending or each.reason
 
@@ -198,11 +198,11 @@ def explain(replay: Replay, job: str) -> "Why":
     )
 
 
-def draw_why(out: Page, found: "Why") -> None:
+def draw_why(out: Printer, found: "Why") -> None:
     """Draw why for a person."""
     out.line(f"{out.bold(found.job)} in {found.queue}: {found.sentence}")
     rows = [
-        [each.pod_set, each.flavor, each.mode, _compared(each) or each.why or each.pending]
+        [each.pod_set, each.flavor, each.mode, _comparison_text(each) or each.why or each.pending]
         for each in found.decision.considered
     ]
     if rows:
@@ -211,10 +211,10 @@ def draw_why(out: Page, found: "Why") -> None:
     if found.changes:
         out.line()
         out.line("Each of these alone would get it in:")
-        out.pairs([(each.kind, each.said) for each in found.changes], indent="  ")
+        out.pairs([(each.kind, each.message) for each in found.changes], indent="  ")
 
 
-def _compared(each: Considered) -> str:
+def _comparison_text(each: Considered) -> str:
     return "; ".join(
         f"{key.resource} wants {short_text(key.resource, key.wanted)},"
         f" {short_text(key.resource, key.available)} available, {short_text(key.resource, key.potential)} at most"

@@ -9,7 +9,15 @@ from evenkeel.domain.kueue.documents import read as read_document
 from evenkeel.domain.kueue.exchange import Spelling, exchanged
 from evenkeel.domain.kueue.own import OwnQuotas
 from evenkeel.domain.kueue.setup import RULES, Declared, Profile
-from evenkeel.domain.quotas.teams import FleetQuotas, SetUp, Team, check_fleet, check_set_up, check_team, of_quotas
+from evenkeel.domain.quotas.teams import (
+    FleetQuotas,
+    Team,
+    TeamSetup,
+    check_fleet,
+    check_setup,
+    check_team,
+    setup_of_quotas,
+)
 from evenkeel_cli.offline import quota_files
 
 Json = dict[str, Any]
@@ -18,7 +26,7 @@ OF_QUOTA_FILES = ("cohorts", "flavors", "priorityClasses", "fairSharing")
 
 
 @dataclass
-class Wanted:
+class DesiredState:
     """What files say."""
 
     teams: dict[str, Json] = field(default_factory=dict)
@@ -34,13 +42,13 @@ class Wanted:
     losses: tuple[str, ...] = ()
 
 
-def read(files: list[Path]) -> Wanted:
+def read(files: list[Path]) -> DesiredState:
     """Read all files together.
 
     Raises:
         CommandFailed: one cannot be used; names the file and what is wrong.
     """
-    wanted, declared = Wanted(), Declared(Profile.KUEUE, RULES[Profile.KUEUE])
+    wanted, declared = DesiredState(), Declared(Profile.KUEUE, RULES[Profile.KUEUE])
     for file in files:
         for each in quota_files.load(file):
             for document in each["documents"] if isinstance(each, dict) and "documents" in each else [each]:
@@ -49,15 +57,15 @@ def read(files: list[Path]) -> Wanted:
         found = exchanged(declared, Spelling.EVENKEEL)
         wanted.losses = found.losses
         document = OwnQuotas.model_validate(found.documents[0])
-        setup = of_quotas(document)
+        setup = setup_of_quotas(document)
         wanted.queues = {team.name: team.to_json() for team in setup.teams}
         said = setup.fleet.to_json()
-        wanted.fleet = {name: said[name] for name in OF_QUOTA_FILES if _says(name, found.documents[0])}
+        wanted.fleet = {name: said[name] for name in OF_QUOTA_FILES if _declares(name, found.documents[0])}
     _check(wanted, ", ".join(map(str, files)))
     return wanted
 
 
-def _check(wanted: Wanted, files: str) -> None:
+def _check(wanted: DesiredState, files: str) -> None:
     """Check what the service would refuse, as far as the files alone show it.
 
     Raises:
@@ -68,17 +76,17 @@ def _check(wanted: Wanted, files: str) -> None:
     if wanted.quotas is not None:
         found += [("quotas", fault) for fault in check_fleet(FleetQuotas.model_validate(wanted.quotas))]
     if not found:
-        together = SetUp(teams=tuple(sorted(teams, key=lambda team: team.name)))
-        found = [("teams", fault) for fault in check_set_up(together)]
+        together = TeamSetup(teams=tuple(sorted(teams, key=lambda team: team.name)))
+        found = [("teams", fault) for fault in check_setup(together)]
     for where, fault in found:
         raise quota_files.refused(DocumentError(f"{files}: {where}", fault.field, fault.message))
 
 
-def _says(name: str, document: Json) -> bool:
+def _declares(name: str, document: Json) -> bool:
     return name in document
 
 
-def _add(document: Any, file: str, wanted: Wanted, declared: Declared) -> None:
+def _add(document: Any, file: str, wanted: DesiredState, declared: Declared) -> None:
     try:
         if isinstance(document, dict) and isinstance(document.get("team"), dict):
             team = read_document(Team, document["team"], f"{file}: team")
@@ -96,6 +104,6 @@ def _add(document: Any, file: str, wanted: Wanted, declared: Declared) -> None:
         raise quota_files.refused(error) from error
 
 
-def _note_version(document: Json, name: str, wanted: Wanted) -> None:
+def _note_version(document: Json, name: str, wanted: DesiredState) -> None:
     if isinstance(document.get("version"), int):
         wanted.versions[name] = document["version"]

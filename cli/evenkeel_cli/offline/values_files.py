@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evenkeel.domain.jobs.imported_types import imported
-from evenkeel.domain.jobs.templates import JobTemplates, ValuesError, Weight, read_values
+from evenkeel.domain.jobs.imported_types import import_values
+from evenkeel.domain.jobs.templates import FindingSeverity, JobTemplates, ValuesError, read_values
 from evenkeel.domain.policy import PolicyError, changed
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.offline import policies, quota_files
@@ -20,7 +20,7 @@ def lint(file: Path) -> Json:
         CommandFailed: it cannot be read; names the field.
     """
     read = _read(file)
-    refused = sum(each.weight is Weight.REFUSED for each in read.findings)
+    refused = sum(each.weight is FindingSeverity.REFUSED for each in read.findings)
     return {"refused": refused, "findings": [each.to_json() for each in read.findings]}
 
 
@@ -36,7 +36,7 @@ def import_(file: Path, onto: Path | None) -> Json:
     """
     read = _read(file)
     try:
-        found = imported(read)
+        found = import_values(read)
         policy = (policies.document(onto) if onto else {}) | found.policy
         changed(policies.load(None), policy)
     except (ValuesError, PolicyError) as error:

@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evenkeel import training
-from evenkeel_trainer.group import Group, PeerLostError, StoppedError, join
-from evenkeel_trainer.model import MICRO_SHARDS, PIECE_BYTES, Piece, State, accuracy, piece_of
+from evenkeel_trainer.group import PeerLostError, RankGroup, StoppedError, join
+from evenkeel_trainer.model import MICRO_SHARDS, PIECE_BYTES, MicroShardResult, ModelState, accuracy, piece_of
 
 EXIT_PEER_LOST = 76
 
@@ -87,7 +87,7 @@ def _train(run: training.Run, options: argparse.Namespace, say: "_Speaker") -> i
         group.close()
 
 
-def _join(run: training.Run, options: argparse.Namespace) -> Group:
+def _join(run: training.Run, options: argparse.Namespace) -> RankGroup:
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     return join(
         f"{run.job_id}/{run.attempt}",
@@ -101,22 +101,22 @@ def _join(run: training.Run, options: argparse.Namespace) -> Group:
     )
 
 
-def _begin(run: training.Run, seed: int, say: "_Speaker") -> tuple[State, int]:
+def _begin(run: training.Run, seed: int, say: "_Speaker") -> tuple[ModelState, int]:
     resume = run.resume()
     if resume is None:
-        return State.fresh(seed), 0
-    state = State.joined(list(resume.shards()))
+        return ModelState.fresh(seed), 0
+    state = ModelState.joined(list(resume.shards()))
     say("resumed", step=resume.step, fromAttempt=resume.attempt, fromWorldSize=resume.world_size)
     return state, resume.step
 
 
-def _step(run: training.Run, group: Group, state: State, seed: int, step: int) -> tuple[float, bool]:
+def _step(run: training.Run, group: RankGroup, state: ModelState, seed: int, step: int) -> tuple[float, bool]:
     """Take one step together. One rank's wish to stop stops all, at the same step."""
     mine = range(run.rank, MICRO_SHARDS, run.world_size)
     pieces = b"".join(piece_of(state.weights, seed, step, number).to_bytes() for number in mine)
     told = group.gather((_STOP if run.should_stop() else _GO_ON) + pieces)
     everything = group.spread(_in_order(told, run.world_size))
-    loss = state.learn([Piece.from_bytes(_cut(everything, number)) for number in range(MICRO_SHARDS)])
+    loss = state.learn([MicroShardResult.from_bytes(_cut(everything, number)) for number in range(MICRO_SHARDS)])
     return loss, everything[:1] == _STOP
 
 

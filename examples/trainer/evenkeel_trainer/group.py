@@ -27,7 +27,7 @@ class StoppedError(Exception):
     """The rank was asked to stop while the others had not joined yet."""
 
 
-class Group:
+class RankGroup:
     """All ranks of one attempt. With one rank it needs no network at all."""
 
     def __init__(self, rank: int, world_size: int, sockets: Sequence[socket.socket], patience_seconds: float) -> None:
@@ -72,7 +72,7 @@ def join(
     rendezvous_seconds: float,
     patience_seconds: float,
     should_stop: Callable[[], bool],
-) -> Group:
+) -> RankGroup:
     """Meet the other ranks of the attempt called `name`.
 
     Args:
@@ -91,15 +91,15 @@ def join(
     """
     deadline = time.monotonic() + rendezvous_seconds
     if world_size == 1:
-        return Group(rank, world_size, [], patience_seconds)
+        return RankGroup(rank, world_size, [], patience_seconds)
     hello = {"name": name, "rank": rank, "worldSize": world_size}
     if rank != 0:
-        return Group(rank, world_size, [_connect(master, hello, deadline, should_stop)], patience_seconds)
+        return RankGroup(rank, world_size, [_connect(master, hello, deadline, should_stop)], patience_seconds)
     with _listen(bind_address, master[1], deadline, should_stop) as listener:
         peers = _accept_all(listener, hello, deadline, should_stop)
     for peer in peers:
         _send(peer, b"welcome")
-    return Group(rank, world_size, peers, patience_seconds)
+    return RankGroup(rank, world_size, peers, patience_seconds)
 
 
 def _listen(address: str, port: int, deadline: float, should_stop: Callable[[], bool]) -> socket.socket:

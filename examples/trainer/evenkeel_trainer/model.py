@@ -28,7 +28,7 @@ PIECE_BYTES = _PIECE.size
 
 
 @dataclass(frozen=True)
-class Piece:
+class MicroShardResult:
     """Loss and gradient of one micro-shard, both summed over its samples."""
 
     loss: float
@@ -38,24 +38,24 @@ class Piece:
         return _PIECE.pack(self.loss, *self.gradient)
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> "Piece":
+    def from_bytes(cls, content: bytes) -> "MicroShardResult":
         loss, *gradient = _PIECE.unpack(content)
         return cls(loss, tuple(gradient))
 
 
 @dataclass
-class State:
+class ModelState:
     """What training has reached: weights and their momentum."""
 
     weights: list[float]
     velocity: list[float]
 
     @classmethod
-    def fresh(cls, seed: int) -> "State":
+    def fresh(cls, seed: int) -> "ModelState":
         source = random.Random(f"{seed}/weights")
         return cls([source.uniform(-1.0, 1.0) for _ in range(PARAMETERS)], [0.0] * PARAMETERS)
 
-    def learn(self, pieces: Sequence[Piece]) -> float:
+    def learn(self, pieces: Sequence[MicroShardResult]) -> float:
         """Take one step along the sum of the pieces, in their order; return the mean loss."""
         samples = MICRO_SHARDS * SAMPLES_A_MICRO_SHARD
         loss = 0.0
@@ -77,14 +77,14 @@ class State:
         return _pack(values[len(values) * rank // world_size : len(values) * (rank + 1) // world_size])
 
     @classmethod
-    def joined(cls, shards: Sequence[bytes]) -> "State":
+    def joined(cls, shards: Sequence[bytes]) -> "ModelState":
         """Put the slices of every rank together again."""
         content = b"".join(shards)
         values = list(struct.unpack(f"<{2 * PARAMETERS}d", content))
         return cls(values[:PARAMETERS], values[PARAMETERS:])
 
 
-def piece_of(weights: Sequence[float], seed: int, step: int, micro_shard: int) -> Piece:
+def piece_of(weights: Sequence[float], seed: int, step: int, micro_shard: int) -> MicroShardResult:
     """Compute loss and gradient of one micro-shard of one step's batch."""
     source = random.Random(f"{seed}/{step}/{micro_shard}")
     loss = 0.0
@@ -94,7 +94,7 @@ def piece_of(weights: Sequence[float], seed: int, step: int, micro_shard: int) -
         hidden, chances = _forward(weights, x, y)
         loss -= math.log(max(chances[ring], 1e-300))
         _backward(weights, (x, y), hidden, [p - (k == ring) for k, p in enumerate(chances)], gradient)
-    return Piece(loss, tuple(gradient))
+    return MicroShardResult(loss, tuple(gradient))
 
 
 def accuracy(weights: Sequence[float], seed: int, samples: int = 300) -> float:

@@ -9,58 +9,58 @@ from typing import Any
 
 from evenkeel.adapters.dynamo_ledger import document_of
 from evenkeel_local.data_centre import DataCentre
-from evenkeel_local.drills.looking import (
+from evenkeel_local.drills.decision_replay import replay_mismatches
+from evenkeel_local.drills.harness import (
     FLEET_SECONDS,
     POLL_SECONDS,
-    Counters,
-    Result,
-    Work,
-    await_whole_fleet,
+    DrillResult,
+    RepairCounters,
+    TrainingWork,
+    await_all_nodes_ready,
     dead_letters,
     read_object,
 )
-from evenkeel_local.drills.replays import decided_otherwise
-from evenkeel_local.twin import undisturbed_digest
+from evenkeel_local.reference_run import reference_digest
 
 
-def check_afterwards(
-    result: Result,
+def check_outcome(
+    result: DrillResult,
     centre: DataCentre,
     ended: dict[str, Any],
     uri: str,
-    work: Work,
-    before: Counters,
+    work: TrainingWork,
+    before: RepairCounters,
     *,
     may_overlap: bool = False,
 ) -> None:
     """Check everything that must hold once a disturbed job has ended: of the job, the fleet and the records."""
     _check_job(result, centre, ended, uri, work)
     _check_fence(result, centre, uri)
-    await_whole_fleet(centre.client(), centre)
+    await_all_nodes_ready(centre.client(), centre)
     _check_overlap(result, centre, ended["jobId"], may_overlap=may_overlap)
     _check_provider(result, centre, before)
     check_dead_letters(result, centre)
-    _check_left_behind(result, centre)
+    _check_leftovers(result, centre)
     check_decisions(result, centre)
 
 
-def check_decisions(result: Result, centre: DataCentre) -> None:
+def check_decisions(result: DrillResult, centre: DataCentre) -> None:
     """Check that every decision ever recorded here comes out the same from its own facts."""
-    otherwise = decided_otherwise(centre)
+    otherwise = replay_mismatches(centre)
     result.check(
         "every decision replays to its recorded answer", not otherwise, f"{len(otherwise)} do not: {otherwise[:3]}"
     )
 
 
-def _check_job(result: Result, centre: DataCentre, job: dict[str, Any], uri: str, work: Work) -> None:
+def _check_job(result: DrillResult, centre: DataCentre, job: dict[str, Any], uri: str, work: TrainingWork) -> None:
     result.check("the job ends well", job["state"] == "SUCCEEDED", f"{job['state']}: {job.get('reason', '')}")
     document = read_object(centre, uri, f"result/attempt={job['currentAttempt']}.json")
-    expected = undisturbed_digest(work.nodes, work.steps, work.seed)
+    expected = reference_digest(work.nodes, work.steps, work.seed)
     seen = json.loads(document)["digest"] if document else "no result"
     result.check("the weights equal the undisturbed run's", seen == expected, f"{seen} against {expected}")
 
 
-def _check_fence(result: Result, centre: DataCentre, uri: str) -> None:
+def _check_fence(result: DrillResult, centre: DataCentre, uri: str) -> None:
     document = read_object(centre, uri, "_fence")
     fence: dict[str, Any] = json.loads(document) if document else {"attempt": 0, "history": []}
     wrong = resumed_past_a_fence(fence)
@@ -88,7 +88,7 @@ def resumed_past_a_fence(fence: dict[str, Any]) -> list[str]:
     return wrong
 
 
-def _check_overlap(result: Result, centre: DataCentre, job_id: str, *, may_overlap: bool) -> None:
+def _check_overlap(result: DrillResult, centre: DataCentre, job_id: str, *, may_overlap: bool) -> None:
     """Processes of two attempts ran together only where that is allowed, and then the old one ended."""
     runs: dict[int, list[tuple[datetime, datetime]]] = {}
     for process in centre.cluster.control("GET", f"processes?job={job_id}")["processes"]:
@@ -104,28 +104,28 @@ def _check_overlap(result: Result, centre: DataCentre, job_id: str, *, may_overl
     result.check("attempts overlap only behind a partition", may_overlap or not overlaps, "; ".join(overlaps) or "none")
 
 
-def _check_provider(result: Result, centre: DataCentre, before: Counters) -> None:
-    after = Counters.read(centre).replaces
+def _check_provider(result: DrillResult, centre: DataCentre, before: RepairCounters) -> None:
+    after = RepairCounters.read(centre).replaces
     many = {life: count for life, count in after.items() if count > 1}
     result.check(
         "at most one accepted Replace a node life", not many, str(many or f"{len(after) - len(before.replaces)} new")
     )
 
 
-def check_dead_letters(result: Result, centre: DataCentre) -> None:
+def check_dead_letters(result: DrillResult, centre: DataCentre) -> None:
     waiting = dead_letters(centre)
     result.check("dead-letter queues are empty", not waiting, str(waiting or "all empty"))
 
 
-def _check_left_behind(result: Result, centre: DataCentre) -> None:
+def _check_leftovers(result: DrillResult, centre: DataCentre) -> None:
     """Whatever worked on the fault ends soon after it, and leaves nothing that would keep the next one out."""
     deadline = time.monotonic() + FLEET_SECONDS
-    while (left := left_behind(centre)) and time.monotonic() < deadline:
+    while (left := leftover_records(centre)) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     result.check("nothing is left half done", not left, "; ".join(left) or "no open wait, pointer, charge or lease")
 
 
-def left_behind(centre: DataCentre) -> list[str]:
+def leftover_records(centre: DataCentre) -> list[str]:
     """Return what is still open: waits, pointers to incidents, charges, leases, executions."""
     names = {name: centre.outputs[f"{name}TableName"] for name in ("Jobs", "Incidents", "Fleet", "Quotas")}
     left = []

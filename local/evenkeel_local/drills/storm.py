@@ -18,12 +18,12 @@ from typing import Any, Final
 from evenkeel.adapters.dynamo_ledger import INDEX, document_of
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel_local.drills.checks import check_dead_letters, check_decisions
-from evenkeel_local.drills.looking import SETTLED, DrillTimeoutError, Json, dead_letters, wait_for
-from evenkeel_local.drills.scenarios import waiting_events, waves_of
-from evenkeel_local.drills.stage import Stage
+from evenkeel_local.drills.drill_run import DrillRun
+from evenkeel_local.drills.harness import SETTLED, DrillTimeoutError, Json, dead_letters, wait_for
+from evenkeel_local.drills.scenarios import shared_cause_window, waiting_events
 
 HEALTH_EVENT: Final = "SageMaker HyperPod Cluster Node Health Event"
-TOLD_EACH: Final = 5
+EVENTS_PER_MACHINE: Final = 5
 COPIES: Final = 3
 SENDERS: Final = 8
 DRAINED_SECONDS: Final = 300.0
@@ -31,65 +31,65 @@ DRAINED_SECONDS: Final = 300.0
 INJECTED_SECONDS: Final = 10.0
 
 
-def storm(stage: Stage) -> None:
+def storm(drill: DrillRun) -> None:
     """Break every machine, tell it all, wait until it is calm, and count."""
-    with waves_of(stage, 900) as in_force:
+    with shared_cause_window(drill, 900) as in_force:
         in_force()
-        _storm(stage)
+        _storm(drill)
 
 
-def _storm(stage: Stage) -> None:
-    policy = stage.client.get(f"/clusters/{stage.client.fleet}/policy")["policy"]
+def _storm(drill: DrillRun) -> None:
+    policy = drill.client.get(f"/clusters/{drill.client.fleet}/policy")["policy"]
     limits = policy["repair"]["guardrails"]
-    machines = [node["instanceId"] for node in stage.cluster.nodes()]
-    events = [event for machine in machines for event in _told(stage, machine)]
+    machines = [node["instanceId"] for node in drill.cluster.nodes()]
+    events = [event for machine in machines for event in _events_of(drill, machine)]
     sent = events * COPIES
-    stage.dice.shuffle(sent)
+    drill.rng.shuffle(sent)
     began = time.monotonic()
-    _send(stage, sent)
-    stage.result.seconds["injected"] = time.monotonic() - began
-    stage.say(f"{len(sent)} messages of {len(events)} events for {len(machines)} machines are out")
-    seen = Seen()
+    _send(drill, sent)
+    drill.result.seconds["injected"] = time.monotonic() - began
+    drill.say(f"{len(sent)} messages of {len(events)} events for {len(machines)} machines are out")
+    seen = OpenIncidentPeaks()
 
     def is_calm() -> bool:
         time.sleep(2.0)  # whoever looks takes from those that work
-        seen.look(stage)
-        return seen.is_calm(len(machines)) and not waiting_events(stage)
+        seen.look(drill)
+        return seen.is_calm(len(machines)) and not waiting_events(drill)
 
-    figures = stage.result.figures
+    figures = drill.result.figures
     figures["sent"] = f"{len(sent)} messages of {len(events)} events about {len(machines)} machines"
     try:
         wait_for("the storm to be over", DRAINED_SECONDS * 2, is_calm)
     except DrillTimeoutError as late:
         # What did happen is counted all the same.
-        stage.result.check("the storm is over", False, f"{late}: {dict(seen.now)}, {waiting_events(stage)} waiting")
-    stage.result.seconds["drained"] = time.monotonic() - began
-    _check_pace(stage)
-    _check_each(stage, machines)
-    _check_limits(stage, seen, limits, len(machines))
-    _check_ledger(stage)
-    check_dead_letters(stage.result, stage.centre)
-    figures["dead letters"] = str(dead_letters(stage.centre) or "none")
-    check_decisions(stage.result, stage.centre)
+        drill.result.check("the storm is over", False, f"{late}: {dict(seen.now)}, {waiting_events(drill)} waiting")
+    drill.result.seconds["drained"] = time.monotonic() - began
+    _check_pace(drill)
+    _check_each(drill, machines)
+    _check_limits(drill, seen, limits, len(machines))
+    _check_ledger(drill)
+    check_dead_letters(drill.result, drill.centre)
+    figures["dead letters"] = str(dead_letters(drill.centre) or "none")
+    check_decisions(drill.result, drill.centre)
 
 
-def _told(stage: Stage, machine: str) -> Iterator[Json]:
+def _events_of(drill: DrillRun, machine: str) -> Iterator[Json]:
     """Yield the events about one machine: the same fault, seen again and again, each under an id of its own."""
     now = datetime.now(UTC)
-    for number in range(TOLD_EACH):
+    for number in range(EVENTS_PER_MACHINE):
         said = "HyperPod Health Monitoring Agent (HMA) has detected fault type NvidiaErrorTerminate on this node."
         yield {
             "version": "0",
-            "id": f"storm-{stage.seed}-{machine}-{number}",
+            "id": f"storm-{drill.seed}-{machine}-{number}",
             "detail-type": HEALTH_EVENT,
             "source": "aws.sagemaker",
-            "account": stage.cluster.cluster_arn.split(":")[4],
-            "time": f"{now - timedelta(seconds=TOLD_EACH - number):%Y-%m-%dT%H:%M:%SZ}",
-            "region": stage.centre.deployer.region,
-            "resources": [stage.cluster.cluster_arn],
+            "account": drill.cluster.cluster_arn.split(":")[4],
+            "time": f"{now - timedelta(seconds=EVENTS_PER_MACHINE - number):%Y-%m-%dT%H:%M:%SZ}",
+            "region": drill.centre.deployer.region,
+            "resources": [drill.cluster.cluster_arn],
             "detail": {
                 "ClusterName": "research-train",
-                "ClusterArn": stage.cluster.cluster_arn,
+                "ClusterArn": drill.cluster.cluster_arn,
                 "InstanceId": machine,
                 "Tags": {},
                 "HealthSummary": {
@@ -102,8 +102,8 @@ def _told(stage: Stage, machine: str) -> Iterator[Json]:
         }
 
 
-def _send(stage: Stage, events: Sequence[Json]) -> None:
-    sqs, url = stage.centre.deployer.client("sqs"), stage.centre.outputs["EventsQueueUrl"]
+def _send(drill: DrillRun, events: Sequence[Json]) -> None:
+    sqs, url = drill.centre.deployer.client("sqs"), drill.centre.outputs["EventsQueueUrl"]
 
     def send(batch: tuple[Json, ...]) -> None:
         entries: Any = [{"Id": str(number), "MessageBody": json.dumps(each)} for number, each in enumerate(batch)]
@@ -111,28 +111,28 @@ def _send(stage: Stage, events: Sequence[Json]) -> None:
         assert not answer.get("Failed"), answer
 
     with ThreadPoolExecutor(SENDERS) as senders:
-        list(senders.map(send, _tens(events)))
+        list(senders.map(send, _batches_of_ten(events)))
 
 
-def _tens(events: Sequence[Json]) -> Iterator[tuple[Json, ...]]:
+def _batches_of_ten(events: Sequence[Json]) -> Iterator[tuple[Json, ...]]:
     for start in range(0, len(events), 10):
         yield tuple(events[start : start + 10])
 
 
 @dataclass
-class Seen:
+class OpenIncidentPeaks:
     """The most that was ever seen at once, and how it is now."""
 
     most: Counter[str] = field(default_factory=Counter)
     now: Counter[str] = field(default_factory=Counter)
 
-    def look(self, stage: Stage) -> None:
+    def look(self, drill: DrillRun) -> None:
         """Count what is under way."""
-        repairs = _register(stage, "repairs")
-        cordons = [node for node in stage.cluster.nodes() if node["unschedulable"]]
+        repairs = _register(drill, "repairs")
+        cordons = [node for node in drill.cluster.nodes() if node["unschedulable"]]
         for name, count in (("repairs", len(repairs)), ("cordons", len(cordons))):
             self.most[name] = max(self.most[name], count)
-        self.now = _states(stage)
+        self.now = _states(drill)
 
     def is_calm(self, machines: int) -> bool:
         """Whether every machine has an incident that waits or is over."""
@@ -140,21 +140,21 @@ class Seen:
         return sum(self.now.values()) == calm >= machines
 
 
-def listed(stage: Stage, path: str) -> list[Json]:
+def listed(drill: DrillRun, path: str) -> list[Json]:
     """Return everything that the API lists, page by page."""
     found: list[Json] = []
     cursor: Mapping[str, Any] = {}
     while True:
-        page = stage.client.get(path, pageSize=100, **cursor)
+        page = drill.client.get(path, pageSize=100, **cursor)
         found += page["items"]
         if not page.get("nextPageToken"):
             return found
         cursor = {"nextPageToken": page["nextPageToken"]}
 
 
-def _states(stage: Stage) -> Counter[str]:
+def _states(drill: DrillRun) -> Counter[str]:
     """Count the stored incidents by state: the API is one of those that are busy."""
-    dynamodb, table = stage.centre.deployer.client("dynamodb"), stage.centre.outputs["IncidentsTableName"]
+    dynamodb, table = drill.centre.deployer.client("dynamodb"), drill.centre.outputs["IncidentsTableName"]
     pages = dynamodb.get_paginator("query")
     counts: Counter[str] = Counter()
     for state in IncidentState:
@@ -169,12 +169,12 @@ def _states(stage: Stage) -> Counter[str]:
     return +counts
 
 
-def _register(stage: Stage, name: str) -> list[str]:
+def _register(drill: DrillRun, name: str) -> list[str]:
     """Return the machines in a register."""
     item = (
-        stage.centre.deployer.client("dynamodb")
+        drill.centre.deployer.client("dynamodb")
         .get_item(
-            TableName=stage.centre.outputs["FleetTableName"],
+            TableName=drill.centre.outputs["FleetTableName"],
             Key={"pk": {"S": f"REGISTER#{name}"}, "sk": {"S": "META"}},
             ConsistentRead=True,
         )
@@ -187,60 +187,60 @@ def _register(stage: Stage, name: str) -> list[str]:
 # ---------------------------------------------------------------- what must hold
 
 
-def _check_pace(stage: Stage) -> None:
-    seconds, result = stage.result.seconds, stage.result
+def _check_pace(drill: DrillRun) -> None:
+    seconds, result = drill.result.seconds, drill.result
     result.check("all were sent within 10 s", seconds["injected"] <= INJECTED_SECONDS, f"{seconds['injected']:.1f} s")
     result.check("drained within 5 min", seconds["drained"] <= DRAINED_SECONDS, f"{seconds['drained']:.0f} s")
 
 
-def _check_each(stage: Stage, machines: Sequence[str]) -> None:
-    incidents = listed(stage, "/incidents")
+def _check_each(drill: DrillRun, machines: Sequence[str]) -> None:
+    incidents = listed(drill, "/incidents")
     about = Counter(incident["node"]["instanceId"] for incident in incidents)
     wrong = {machine: about[machine] for machine in machines if about[machine] != 1}
-    stage.result.check("one incident for each machine", not wrong, str(wrong or f"{len(incidents)} incidents"))
+    drill.result.check("one incident for each machine", not wrong, str(wrong or f"{len(incidents)} incidents"))
     decided = {incident["incidentId"]: 0 for incident in incidents}
     for incident in incidents:
-        kinds = [decision["kind"] for decision in stage.detail(incident)["decisions"]]
+        kinds = [decision["kind"] for decision in drill.detail(incident)["decisions"]]
         decided[incident["incidentId"]] = kinds.count("RECOVERY")
     odd = {incident: count for incident, count in decided.items() if count != 1}
-    stage.result.figures["incidents"] = f"{len(incidents)}, of {sum(1 for count in about.values() if count)} machines"
-    stage.result.figures["decisions"] = f"{sum(decided.values())} plans"
-    stage.result.check("one decision for each incident", not odd, str(odd or f"{len(decided)} decisions"))
+    drill.result.figures["incidents"] = f"{len(incidents)}, of {sum(1 for count in about.values() if count)} machines"
+    drill.result.figures["decisions"] = f"{sum(decided.values())} plans"
+    drill.result.check("one decision for each incident", not odd, str(odd or f"{len(decided)} decisions"))
     blocked = [incident for incident in incidents if incident["state"] == "BLOCKED"]
     rules = Counter((incident["block"] or {}).get("rule") or "no rule" for incident in blocked)
     ended = Counter(incident["state"] for incident in incidents)
-    stage.result.figures["states"] = _counted(ended)
-    stage.result.figures["blocked by"] = _counted(rules) or "nothing"
+    drill.result.figures["states"] = _counted(ended)
+    drill.result.figures["blocked by"] = _counted(rules) or "nothing"
     is_said = bool(blocked) and "no rule" not in rules
-    stage.result.check("what waits says by which rule", is_said, f"{_counted(ended)}; {_counted(rules)}")
-    lost = [incident for incident in incidents if incident["state"] in ("FAILED", "JOB_NOT_BACK")]
-    stage.result.check("no recovery failed", not lost, str(lost))
+    drill.result.check("what waits says by which rule", is_said, f"{_counted(ended)}; {_counted(rules)}")
+    lost = [incident for incident in incidents if incident["state"] in ("FAILED", "JOB_NOT_RESUMED")]
+    drill.result.check("no recovery failed", not lost, str(lost))
 
 
 def _counted(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {what}" for what, count in counts.most_common())
 
 
-def _check_limits(stage: Stage, seen: Seen, limits: Json, machines: int) -> None:
+def _check_limits(drill: DrillRun, seen: OpenIncidentPeaks, limits: Json, machines: int) -> None:
     repairs = min(limits["fleetRepairs"], limits["poolRepairs"], int(limits["poolRepairShare"] * machines) or 1)
     cordons = min(limits["fleetCordons"], limits["poolCordons"], int(limits["poolCordonShare"] * machines) or 1)
     most = seen.most
-    stage.result.figures["at most at once"] = (
+    drill.result.figures["at most at once"] = (
         f"{most['cordons']} cordons of {cordons}, {most['repairs']} repairs of {repairs}"
     )
-    stage.result.check("repairs stay within their limit", most["repairs"] <= repairs, f"{most['repairs']} of {repairs}")
-    stage.result.check("cordons stay within theirs", most["cordons"] <= cordons, f"{most['cordons']} of {cordons}")
+    drill.result.check("repairs stay within their limit", most["repairs"] <= repairs, f"{most['repairs']} of {repairs}")
+    drill.result.check("cordons stay within theirs", most["cordons"] <= cordons, f"{most['cordons']} of {cordons}")
 
 
-def _check_ledger(stage: Stage) -> None:
+def _check_ledger(drill: DrillRun) -> None:
     """The records and the cluster say the same of every machine."""
 
     def differences() -> dict[str, Any]:
-        nodes = stage.cluster.nodes()
+        nodes = drill.cluster.nodes()
         cordoned = {node["instanceId"] for node in nodes if node["unschedulable"]}
-        shown = listed(stage, "/nodes")
+        shown = listed(drill, "/nodes")
         pairs = {
-            "cordoned": (cordoned, set(_register(stage, "cordons"))),
+            "cordoned": (cordoned, set(_register(drill, "cordons"))),
             "shown as cordoned": (cordoned, {row["instanceId"] for row in shown if row["isCordoned"]}),
             "machines": ({node["instanceId"] for node in nodes}, {row["instanceId"] for row in shown}),
         }
@@ -249,8 +249,8 @@ def _check_ledger(stage: Stage) -> None:
     deadline = time.monotonic() + 30
     while (found := differences()) and time.monotonic() < deadline:
         time.sleep(1)
-    stage.result.figures["ledger and cluster"] = f"differ: {found}" if found else "say the same"
-    stage.result.check("the ledger equals the cluster", not found, str(found or "it does"))
-    asked = sum(len(incident["repairs"]) for incident in listed(stage, "/incidents"))
-    accepted = sum(sum(counts.values()) for counts in stage.cluster.control("GET", "counters")["accepted"].values())
-    stage.result.check("each repair on record was made, once", asked == accepted, f"{asked} recorded, {accepted} made")
+    drill.result.figures["ledger and cluster"] = f"differ: {found}" if found else "say the same"
+    drill.result.check("the ledger equals the cluster", not found, str(found or "it does"))
+    asked = sum(len(incident["repairs"]) for incident in listed(drill, "/incidents"))
+    accepted = sum(sum(counts.values()) for counts in drill.cluster.control("GET", "counters")["accepted"].values())
+    drill.result.check("each repair on record was made, once", asked == accepted, f"{asked} recorded, {accepted} made")

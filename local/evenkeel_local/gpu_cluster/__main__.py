@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from evenkeel_local.gpu_cluster import config
-from evenkeel_local.gpu_cluster.cluster import Host, Options, Ports
+from evenkeel_local.gpu_cluster.cluster import ClusterOptions, Host, Ports
 from evenkeel_local.gpu_cluster.snapshots import SnapshotRefused
 
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         run_dir = arguments.run_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-cluster-")))
         ports = Ports(arguments.aws_port, arguments.kubernetes_port, arguments.control_port)
-        options = Options(
+        options = ClusterOptions(
             settings,
             run_dir.resolve(),
             ports,
@@ -80,7 +80,7 @@ def _port(text: str) -> int:
     return number
 
 
-async def _run(options: Options, quiet: bool, stop_with_stdin: bool) -> None:
+async def _run(options: ClusterOptions, quiet: bool, stop_with_stdin: bool) -> None:
     host = Host(options)
     if stop_with_stdin:
         await asyncio.get_running_loop().connect_read_pipe(lambda: _UntilClosed(host), sys.stdin)

@@ -15,32 +15,32 @@ import yaml
 from aiohttp import web
 
 from evenkeel_local.gpu_cluster import (
+    admission,
     catalogue,
     discovery,
     errors,
     exec_session,
     field_table,
-    kinds,
     metrics,
-    options,
+    object_schemas,
     patches,
+    printers,
     protobuf,
     quantities,
+    request_options,
     scale,
     schemas,
     selectors,
     server_side_apply,
-    shapes,
-    tables,
 )
-from evenkeel_local.gpu_cluster.calls import Call, CallFailed, CallFaults, ReplyLost
-from evenkeel_local.gpu_cluster.catalogue import Catalogue
+from evenkeel_local.gpu_cluster.call_faults import ApiCall, CallFailed, CallFaults, ReplyLost
+from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.exec_session import Begin
 from evenkeel_local.gpu_cluster.identity import User
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.selectors import Predicate
-from evenkeel_local.gpu_cluster.store import Change, ResourceType, ScalePaths, Store, clone, name_of
+from evenkeel_local.gpu_cluster.store import ResourceType, ScalePaths, Store, StoreChange, clone, name_of
 from evenkeel_local.gpu_cluster.validation import causes
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ PODS_STAY = (
     "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set "
     "propagationPolicy=Orphan to suppress this warning"
 )
-UNDYING = frozenset({"default", "kube-system", "kube-public"})
+NEVER_DELETED = frozenset({"default", "kube-system", "kube-public"})
 PATCH_TYPES = {
     "application/json-patch+json": "json",
     "application/merge-patch+json": "merge",
@@ -78,7 +78,7 @@ PATCH_TYPES = {
 
 
 @dataclass(frozen=True)
-class Request:
+class RequestInfo:
     """A request as authorization sees it."""
 
     verb: str
@@ -106,7 +106,7 @@ class Authenticator(Protocol):
 class Authorizer(Protocol):
     """Decides whether the caller may."""
 
-    def refusal(self, user: User, request: Request) -> str | None:
+    def refusal(self, user: User, request: RequestInfo) -> str | None:
         """Return why a user may not do something, nothing when they may."""
 
     def rules(self, user: User, namespace: str) -> Iterable[Obj]:
@@ -142,7 +142,7 @@ class ApiServer:
     ) -> None:
         self._registry = registry
         self._store: Store = registry.store
-        self._types: Catalogue = registry.types
+        self._types: ResourceCatalogue = registry.types
         self._authenticator = authenticator
         self._authorizer = authorizer
         self._logs = logs
@@ -194,11 +194,11 @@ class ApiServer:
         if review is not None:
             return review
         if request.group == metrics.GROUP:
-            return self._measure(request)
+            return self._metrics_response(request)
         rt = self._types.find(request.group, request.version, request.plural)
         if rt is None:
             raise errors.no_such_path()
-        call = Call("kubernetes", f"{request.verb} {request.resource}", request.name, user.name)
+        call = ApiCall("kubernetes", f"{request.verb} {request.resource}", request.name, user.name)
         try:
             await self._faults.before(call)
         except CallFailed as failed:
@@ -208,12 +208,16 @@ class ApiServer:
                     "The server has received too many requests and has asked us to try again later", None, 1
                 ) from None
             raise ApiError(fault.status, fault.code, fault.message) from None
-        form = options.form(http, request.subresource)
+        form = request_options.form(http, request.subresource)
         answer = await self._dispatch(http, rt, request, user, call)
         self._faults.after(call)
-        if form == options.YAML and isinstance(answer, web.Response) and answer.content_type == options.JSON:
+        if (
+            form == request_options.YAML
+            and isinstance(answer, web.Response)
+            and answer.content_type == request_options.JSON
+        ):
             written = yaml.safe_dump(json.loads(answer.text or "null"))
-            return web.Response(text=written, status=answer.status, content_type=options.YAML)
+            return web.Response(text=written, status=answer.status, content_type=request_options.YAML)
         return answer
 
     def _impersonated(self, http: web.Request, user: User) -> User:
@@ -230,12 +234,12 @@ class ApiServer:
         else:
             asked = [("users", "", name)]
         for plural, namespace, who in [*asked, *(("groups", "", group) for group in groups if not account)]:
-            wanted = Request("impersonate", "", "v1", plural, namespace, who, "", http.path)
+            wanted = RequestInfo("impersonate", "", "v1", plural, namespace, who, "", http.path)
             if (refusal := self._authorizer.refusal(user, wanted)) is not None:
                 raise errors.forbidden("", plural, who, refusal)
         return User(name, tuple(dict.fromkeys([*groups, "system:authenticated"])))
 
-    def _measure(self, request: Request) -> web.Response:
+    def _metrics_response(self, request: RequestInfo) -> web.Response:
         """Answer for the metrics API, whose objects are measured and not stored."""
         if request.verb not in ("get", "list") or request.plural not in ("pods", "nodes"):
             raise errors.no_such_path()
@@ -253,7 +257,7 @@ class ApiServer:
 
     # Reading the request
 
-    def _parse(self, http: web.Request) -> Request:
+    def _parse(self, http: web.Request) -> RequestInfo:
         parts = [part for part in http.path.split("/") if part]
         if parts[:2] == ["api", "v1"]:
             group, version, rest = "", "v1", parts[2:]
@@ -269,7 +273,7 @@ class ApiServer:
         plural, name = rest[0], rest[1] if len(rest) > 1 else ""
         subresource = "/".join(rest[2:])
         verb = self._verb(http, name)
-        return Request(verb, group, version, plural, namespace, name, subresource, http.path)
+        return RequestInfo(verb, group, version, plural, namespace, name, subresource, http.path)
 
     def _verb(self, http: web.Request, name: str) -> str:
         if http.method in ("GET", "HEAD"):
@@ -308,34 +312,34 @@ class ApiServer:
         unknown: list[str] = []
         message = None if rt.custom else field_table.table().message_of(rt.api_version, rt.kind)
         if message is None and not rt.custom:
-            body = shapes.without_nulls(body)
+            body = object_schemas.without_nulls(body)
         if message is not None:
             try:
                 body = field_table.decoded(message, body, unknown)
             except field_table.Undecodable as failed:
-                raise errors.bad_request(_cannot_be_handled(rt, str(failed))) from failed
+                raise errors.bad_request(_decode_error(rt, str(failed))) from failed
         elif rt.schema is not None:
             schemas.prune(rt.schema, body, dropped=unknown)
         body.setdefault("metadata", {})
-        shapes.check(rt, body)
-        self._judge_unknown(http, rt, unknown)
+        object_schemas.check(rt, body)
+        self._handle_unknown_fields(http, rt, unknown)
         return body
 
-    def _judge_unknown(self, http: web.Request, rt: ResourceType, unknown: list[str]) -> None:
+    def _handle_unknown_fields(self, http: web.Request, rt: ResourceType, unknown: list[str]) -> None:
         told = [f'unknown field "{path}"' for path in unknown]
-        directive = options.directive(http)
+        directive = request_options.directive(http)
         if told and directive == "Strict":
             strict = f"strict decoding error: {', '.join(told)}"
             if http.method == "PATCH":
                 raise errors.invalid("", "", "", [("FieldValueInvalid", "patch", f"Invalid value: {strict}")])
-            raise errors.bad_request(_cannot_be_handled(rt, strict))
+            raise errors.bad_request(_decode_error(rt, strict))
         if told and directive == "Warn":
             _warnings.get().extend(told)
 
     # Verbs
 
     async def _dispatch(
-        self, http: web.Request, rt: ResourceType, request: Request, user: User, call: Call
+        self, http: web.Request, rt: ResourceType, request: RequestInfo, user: User, call: ApiCall
     ) -> web.StreamResponse:
         if not rt.namespaced and request.namespace and rt.key != catalogue.NAMESPACES.key:
             raise errors.no_such_path()
@@ -346,7 +350,7 @@ class ApiServer:
         if request.verb == "watch":
             return await self._watch(http, rt, request, call)
         if request.verb == "get":
-            return self._one(http, rt, self._store.get(rt, request.namespace, request.name))
+            return self._object_response(http, rt, self._store.get(rt, request.namespace, request.name))
         if request.verb == "create" and not request.name:
             return await self._create(http, rt, request)
         if request.verb == "update":
@@ -359,15 +363,17 @@ class ApiServer:
             return await self._delete_all(http, rt, request)
         raise ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
-    async def _create(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
+    async def _create(self, http: web.Request, rt: ResourceType, request: RequestInfo) -> web.Response:
         body = self._decoded(http, rt, await self._body(http))
         namespace = self._namespace(rt, request)
-        manager = options.manager(http)
+        manager = request_options.manager(http)
         server_side_apply.track_write(rt, body, None, manager, "")
-        created = self._registry.create(rt, namespace, body, dry_run=options.dry_run(http))
-        return self._one(http, rt, created, 201)
+        created = self._registry.create(rt, namespace, body, dry_run=request_options.dry_run(http))
+        return self._object_response(http, rt, created, 201)
 
-    async def _update(self, http: web.Request, rt: ResourceType, request: Request, subresource: str) -> web.Response:
+    async def _update(
+        self, http: web.Request, rt: ResourceType, request: RequestInfo, subresource: str
+    ) -> web.Response:
         body = self._decoded(http, rt, await self._body(http))
         metadata = body["metadata"]
         _check_names(request, {**metadata, "name": metadata.get("name", request.name)})
@@ -376,17 +382,17 @@ class ApiServer:
             metadata["namespace"] = self._namespace(rt, request)
         old = self._store.get(rt, request.namespace, request.name)
         self._registry.check_replacement(rt, body, old)
-        server_side_apply.track_write(rt, body, old, options.manager(http), subresource)
-        stored = self._registry.update(rt, body, subresource=subresource, dry_run=options.dry_run(http))
-        return self._one(http, rt, stored)
+        server_side_apply.track_write(rt, body, old, request_options.manager(http), subresource)
+        stored = self._registry.update(rt, body, subresource=subresource, dry_run=request_options.dry_run(http))
+        return self._object_response(http, rt, stored)
 
-    async def _patch(self, http: web.Request, rt: ResourceType, request: Request, subresource: str) -> web.Response:
+    async def _patch(self, http: web.Request, rt: ResourceType, request: RequestInfo, subresource: str) -> web.Response:
         kind = self._patch_type(http, ("json", "merge", "apply") if rt.custom else tuple(PATCH_TYPES.values()))
         if kind != "apply" and "force" in http.query:
             cause = causes.forbidden("force", "may not be specified for non-apply patch")
             raise errors.invalid("meta.k8s.io", "PatchOptions", "", [cause])
         raw = await http.read()
-        dry_run = options.dry_run(http)
+        dry_run = request_options.dry_run(http)
         if kind == "apply":
             return self._apply(http, rt, request, subresource, raw, dry_run)
         old = self._store.get(rt, request.namespace, request.name)
@@ -394,9 +400,9 @@ class ApiServer:
         _check_names(request, new["metadata"])
         if rt.namespaced:
             new["metadata"]["namespace"] = request.namespace
-        server_side_apply.track_write(rt, new, old, options.manager(http), subresource)
+        server_side_apply.track_write(rt, new, old, request_options.manager(http), subresource)
         stored = self._registry.update(rt, new, subresource=subresource, dry_run=dry_run)
-        return self._one(http, rt, stored)
+        return self._object_response(http, rt, stored)
 
     def _patch_type(self, http: web.Request, taken: tuple[str, ...]) -> str:
         kind = PATCH_TYPES.get(http.content_type, "")
@@ -408,7 +414,7 @@ class ApiServer:
             )
         return kind
 
-    def _patched(self, rt: ResourceType, old: Obj, raw: bytes, kind: str, request: Request) -> Obj:
+    def _patched(self, rt: ResourceType, old: Obj, raw: bytes, kind: str, request: RequestInfo) -> Obj:
         try:
             patch = _read_json(raw)
         except ValueError as broken:
@@ -430,7 +436,7 @@ class ApiServer:
         return new
 
     def _apply(
-        self, http: web.Request, rt: ResourceType, request: Request, subresource: str, raw: bytes, dry_run: bool
+        self, http: web.Request, rt: ResourceType, request: RequestInfo, subresource: str, raw: bytes, dry_run: bool
     ) -> web.Response:
         manager = http.query.get("fieldManager", "")
         if not manager:
@@ -442,7 +448,7 @@ class ApiServer:
             raise errors.bad_request(f"error decoding YAML: {broken}") from broken
         if not isinstance(config, dict):
             raise errors.bad_request("the applied configuration must be an object")
-        config = self._typed(rt, request, config)
+        config = self._check_applied_fields(rt, request, config)
         if config.get("apiVersion") != rt.api_version or config.get("kind") != rt.kind:
             raise errors.bad_request(
                 f"the applied configuration must be of apiVersion {rt.api_version} and kind {rt.kind}"
@@ -458,13 +464,13 @@ class ApiServer:
                 raise errors.conflict(rt.group, rt.plural, request.name, "the object does not exist")
             new = clone(config)
             server_side_apply.own(rt, new, config, manager, subresource)
-            return self._one(http, rt, self._registry.create(rt, namespace, new, dry_run=dry_run), 201)
+            return self._object_response(http, rt, self._registry.create(rt, namespace, new, dry_run=dry_run), 201)
         if rt.namespaced:
             config["metadata"]["namespace"] = namespace
         new = server_side_apply.applied(rt, old, config, manager, force, subresource)
-        return self._one(http, rt, self._registry.update(rt, new, subresource=subresource, dry_run=dry_run))
+        return self._object_response(http, rt, self._registry.update(rt, new, subresource=subresource, dry_run=dry_run))
 
-    def _typed(self, rt: ResourceType, request: Request, config: Obj) -> Obj:
+    def _check_applied_fields(self, rt: ResourceType, request: RequestInfo, config: Obj) -> Obj:
         """Return an applied configuration, whose fields the type must all have, whatever `fieldValidation` says."""
         unknown: list[str] = []
         message = None if rt.custom else field_table.table().message_of(rt.api_version, rt.kind)
@@ -479,16 +485,16 @@ class ApiServer:
             kind = f"{rt.group}/{rt.version}, Kind={rt.kind}"
             raise ApiError(500, "", f"failed to create typed patch object ({where}; {kind}): {told}")
         config.setdefault("metadata", {})
-        shapes.check(rt, config)
+        object_schemas.check(rt, config)
         return config
 
-    async def _delete(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
-        asked = options.deletion(http, await self._body(http))
+    async def _delete(self, http: web.Request, rt: ResourceType, request: RequestInfo) -> web.Response:
+        asked = request_options.deletion(http, await self._body(http))
         self._warn_of_orphans(rt, asked)
-        if rt.key == catalogue.NAMESPACES.key and request.name in UNDYING:
+        if rt.key == catalogue.NAMESPACES.key and request.name in NEVER_DELETED:
             raise errors.forbidden("", "namespaces", request.name, "this namespace may not be deleted")
         last, done = self._registry.delete(
-            rt, request.namespace, request.name, asked, dry_run=options.dry_run(http, asked)
+            rt, request.namespace, request.name, asked, dry_run=request_options.dry_run(http, asked)
         )
         if done and rt.key not in RETURNED_WHEN_DELETED:
             details = {"name": name_of(last), "kind": rt.plural, "uid": last["metadata"]["uid"]}
@@ -496,31 +502,35 @@ class ApiServer:
                 details["group"] = rt.group
             body = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
             return web.json_response(body)
-        return self._one(http, rt, last)
+        return self._object_response(http, rt, last)
 
     def _warn_of_orphans(self, rt: ResourceType, asked: Obj) -> None:
-        if rt.key in kinds.ORPHANING and not asked.get("propagationPolicy") and "orphanDependents" not in asked:
+        if rt.key in admission.ORPHANING and not asked.get("propagationPolicy") and "orphanDependents" not in asked:
             _warnings.get().append(PODS_STAY)
 
-    async def _delete_all(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
-        asked = options.deletion(http, await self._body(http))
+    async def _delete_all(self, http: web.Request, rt: ResourceType, request: RequestInfo) -> web.Response:
+        asked = request_options.deletion(http, await self._body(http))
         self._warn_of_orphans(rt, asked)
         chosen = self._select(http, rt, request)
         for obj in chosen:
             self._registry.delete(
-                rt, obj["metadata"].get("namespace") or "", name_of(obj), asked, dry_run=options.dry_run(http, asked)
+                rt,
+                obj["metadata"].get("namespace") or "",
+                name_of(obj),
+                asked,
+                dry_run=request_options.dry_run(http, asked),
             )
         return self._items(http, rt, chosen, self._store.revision, None, 0)
 
     # Subresources
 
     async def _subresource(
-        self, http: web.Request, rt: ResourceType, request: Request, user: User
+        self, http: web.Request, rt: ResourceType, request: RequestInfo, user: User
     ) -> web.StreamResponse:
         sub = request.subresource
         if sub == "status" and rt.has_status:
             if request.verb == "get":
-                return self._one(http, rt, self._store.get(rt, request.namespace, request.name))
+                return self._object_response(http, rt, self._store.get(rt, request.namespace, request.name))
             if request.verb == "update":
                 return await self._update(http, rt, request, "status")
             if request.verb == "patch":
@@ -529,7 +539,7 @@ class ApiServer:
             return await self._scale(http, rt, rt.scale, request)
         if rt.key == catalogue.PODS.key and sub == "eviction" and request.verb == "create":
             body = await self._body(http)
-            self._registry.evict(request.namespace, request.name, body, dry_run=options.dry_run(http))
+            self._registry.evict(request.namespace, request.name, body, dry_run=request_options.dry_run(http))
             done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
             return web.json_response(done, status=201)
         if rt.key == catalogue.PODS.key and sub == "log" and request.verb == "get":
@@ -544,7 +554,9 @@ class ApiServer:
             raise errors.forbidden("", "serviceaccounts/token", request.name, "this cluster issues no tokens")
         raise errors.no_such_path()
 
-    async def _scale(self, http: web.Request, rt: ResourceType, paths: ScalePaths, request: Request) -> web.Response:
+    async def _scale(
+        self, http: web.Request, rt: ResourceType, paths: ScalePaths, request: RequestInfo
+    ) -> web.Response:
         # The body first: whoever waits for it between read and write is overtaken.
         wanted = await self._body(http) if request.verb == "update" else {}
         patch = await http.read() if request.verb == "patch" else b""
@@ -557,11 +569,11 @@ class ApiServer:
             del shown["metadata"]["resourceVersion"]  # a patch states a version only where it means one
             wanted = self._patched(rt, shown, patch, kind, request)
         new = scale.scaled_to(paths, old, wanted)
-        server_side_apply.track_write(rt, new, old, options.manager(http), "scale")
-        stored = self._registry.update(rt, new, dry_run=options.dry_run(http))
+        server_side_apply.track_write(rt, new, old, request_options.manager(http), "scale")
+        stored = self._registry.update(rt, new, dry_run=request_options.dry_run(http))
         return web.json_response(scale.scale_of(paths, stored))
 
-    async def _bind(self, http: web.Request, request: Request) -> web.Response:
+    async def _bind(self, http: web.Request, request: RequestInfo) -> web.Response:
         body = await self._body(http)
         node = str((body.get("target") or {}).get("name") or "")
         pod = self._store.get(catalogue.PODS, request.namespace, request.name)
@@ -577,7 +589,7 @@ class ApiServer:
             {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, status=201
         )
 
-    async def _finalize(self, http: web.Request, request: Request) -> web.Response:
+    async def _finalize(self, http: web.Request, request: RequestInfo) -> web.Response:
         body = self._decoded(http, catalogue.NAMESPACES, await self._body(http))
         old = self._store.get(catalogue.NAMESPACES, "", request.name)
         stated = body["metadata"]
@@ -592,9 +604,9 @@ class ApiServer:
                     obj["metadata"][field] = stated[field]
 
         stored = self._registry.mutate(catalogue.NAMESPACES, "", request.name, finalize)
-        return self._one(http, catalogue.NAMESPACES, stored or old)
+        return self._object_response(http, catalogue.NAMESPACES, stored or old)
 
-    async def _exec(self, http: web.Request, request: Request) -> web.StreamResponse:
+    async def _exec(self, http: web.Request, request: RequestInfo) -> web.StreamResponse:
         pod = self._store.get(catalogue.PODS, request.namespace, request.name)
         container, command = self._container(http, pod), http.query.getall("command", [])
         if not command:
@@ -619,7 +631,7 @@ class ApiServer:
             raise errors.bad_request(f"container {container} is not valid for pod {name_of(pod)}")
         return container
 
-    async def _log(self, http: web.Request, request: Request) -> web.StreamResponse:
+    async def _log(self, http: web.Request, request: RequestInfo) -> web.StreamResponse:
         pod = self._store.get(catalogue.PODS, request.namespace, request.name)
         container = self._container(http, pod)
         follow = http.query.get("follow") in ("true", "1")
@@ -649,7 +661,7 @@ class ApiServer:
 
     # Lists and watches
 
-    def _namespace(self, rt: ResourceType, request: Request) -> str:
+    def _namespace(self, rt: ResourceType, request: RequestInfo) -> str:
         if not rt.namespaced:
             return ""
         if not request.namespace:
@@ -664,14 +676,14 @@ class ApiServer:
             tests.append(selectors.field_selector(text, rt.key))
         return (lambda obj: all(test(obj) for test in tests)) if tests else None
 
-    def _select(self, http: web.Request, rt: ResourceType, request: Request) -> list[Obj]:
+    def _select(self, http: web.Request, rt: ResourceType, request: RequestInfo) -> list[Obj]:
         namespace = request.namespace if rt.namespaced and request.namespace else None
         objects = self._store.all(rt.key, namespace)
         predicate = self._predicate(http, rt)
         return objects if predicate is None else [obj for obj in objects if predicate(obj)]
 
-    def _list(self, http: web.Request, rt: ResourceType, request: Request) -> web.Response:
-        options.check_list(http)
+    def _list(self, http: web.Request, rt: ResourceType, request: RequestInfo) -> web.Response:
+        request_options.check_list(http)
         try:
             limit = int(http.query.get("limit") or 0)
         except ValueError as broken:
@@ -703,9 +715,9 @@ class ApiServer:
             metadata["continue"] = following
             if remaining:
                 metadata["remainingItemCount"] = remaining
-        if tables.wanted(http.headers.get("Accept", "")):
+        if printers.wanted(http.headers.get("Accept", "")):
             include = http.query.get("includeObject", "Metadata")
-            table = tables.table(rt, objects, metadata, include)
+            table = printers.table(rt, objects, metadata, include)
             return web.json_response(table)
         head = json.dumps({"kind": f"{rt.kind}List", "apiVersion": rt.api_version, "metadata": metadata})
         items = b",".join(
@@ -720,17 +732,19 @@ class ApiServer:
             return json.dumps({**obj, "apiVersion": rt.api_version}, separators=(",", ":")).encode()
         return self._store.encoded(rt.key, obj)
 
-    def _one(self, http: web.Request, rt: ResourceType, obj: Obj, status: int = 200) -> web.Response:
-        if tables.wanted(http.headers.get("Accept", "")):
+    def _object_response(self, http: web.Request, rt: ResourceType, obj: Obj, status: int = 200) -> web.Response:
+        if printers.wanted(http.headers.get("Accept", "")):
             include = http.query.get("includeObject", "Metadata")
             metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
-            return web.json_response(tables.table(rt, [obj], metadata, include), status=status)
+            return web.json_response(printers.table(rt, [obj], metadata, include), status=status)
         return web.Response(body=self.encoded(rt, obj) + b"\n", status=status, content_type="application/json")
 
-    async def _watch(self, http: web.Request, rt: ResourceType, request: Request, call: Call) -> web.StreamResponse:
+    async def _watch(
+        self, http: web.Request, rt: ResourceType, request: RequestInfo, call: ApiCall
+    ) -> web.StreamResponse:
         namespace = request.namespace if rt.namespaced and request.namespace else None
         predicate = self._predicate(http, rt)
-        options.check_list(http)
+        request_options.check_list(http)
         if request.name:
             name, inner = request.name, predicate
             predicate = lambda obj: name_of(obj) == name and (inner is None or inner(obj))  # noqa: E731 (a closure)
@@ -771,7 +785,7 @@ class ApiServer:
         namespace: str | None,
         predicate: Predicate | None,
         since: int,
-        call: Call,
+        call: ApiCall,
     ) -> None:
         initial = http.query.get("sendInitialEvents") in ("true", "1")
         if initial or since == 0:
@@ -784,14 +798,14 @@ class ApiServer:
                 await response.write(b"".join(lines))
         beats = 0
         try:
-            if self._drops(http, call):
+            if self._drop_watch(http, call):
                 return
             async for batch in self._store.watch(rt.key, since, BEAT_SECONDS):
-                if self._drops(http, call):
+                if self._drop_watch(http, call):
                     return
                 lines = []
                 for change in batch:
-                    seen = _as_seen(change, namespace, predicate)
+                    seen = _filter_change(change, namespace, predicate)
                     if seen is not None:
                         lines.append(encode.event(*seen))
                     since = change.revision
@@ -806,7 +820,7 @@ class ApiServer:
         except ApiError as expired:
             await response.write(json.dumps({"type": "ERROR", "object": expired.status()}).encode() + b"\n")
 
-    def _drops(self, http: web.Request, call: Call) -> bool:
+    def _drop_watch(self, http: web.Request, call: ApiCall) -> bool:
         """Break the connection if a rule says that this watch is to be dropped."""
         if not self._faults.drops_watch(call):
             return False
@@ -816,7 +830,7 @@ class ApiServer:
 
     # Questions about permissions
 
-    async def _review(self, http: web.Request, user: User, request: Request) -> web.Response | None:
+    async def _review(self, http: web.Request, user: User, request: RequestInfo) -> web.Response | None:
         if request.verb != "create" or request.group not in ("authorization.k8s.io", "authentication.k8s.io"):
             return None
         body = await self._body(http)
@@ -837,7 +851,7 @@ class ApiServer:
                     raise errors.forbidden(request.group, request.plural, "", refusal)
                 user = User(spec.get("user") or "", tuple(spec.get("groups") or ()))
             asked = spec.get("resourceAttributes") or {}
-            wanted = Request(
+            wanted = RequestInfo(
                 asked.get("verb", ""),
                 asked.get("group", ""),
                 asked.get("version", ""),
@@ -860,13 +874,13 @@ class _Encoder:
     def __init__(self, server: ApiServer, http: web.Request, rt: ResourceType) -> None:
         self._server = server
         self._rt = rt
-        self._as_table = tables.wanted(http.headers.get("Accept", ""))
+        self._as_table = printers.wanted(http.headers.get("Accept", ""))
         self._include = http.query.get("includeObject", "Metadata")
 
     def event(self, kind: str, obj: Obj) -> bytes:
         if self._as_table:
             metadata = {"resourceVersion": obj["metadata"]["resourceVersion"]}
-            body = json.dumps(tables.table(self._rt, [obj], metadata, self._include)).encode()
+            body = json.dumps(printers.table(self._rt, [obj], metadata, self._include)).encode()
         else:
             body = self._server.encoded(self._rt, obj)
         return b'{"type":"' + kind.encode() + b'","object":' + body + b"}\n"
@@ -877,11 +891,11 @@ class _Encoder:
             metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
         obj: Obj = {"kind": self._rt.kind, "apiVersion": self._rt.api_version, "metadata": metadata}
         if self._as_table:
-            obj = tables.table(self._rt, [], {"resourceVersion": str(revision)}, self._include)
+            obj = printers.table(self._rt, [], {"resourceVersion": str(revision)}, self._include)
         return json.dumps({"type": "BOOKMARK", "object": obj}).encode() + b"\n"
 
 
-def _as_seen(change: Change, namespace: str | None, predicate: Predicate | None) -> tuple[str, Obj] | None:
+def _filter_change(change: StoreChange, namespace: str | None, predicate: Predicate | None) -> tuple[str, Obj] | None:
     """Return a change as a watch with a selector sees it: an object may enter or leave the selection."""
     if namespace is not None and change.new["metadata"].get("namespace") != namespace:
         return None
@@ -894,7 +908,7 @@ def _as_seen(change: Change, namespace: str | None, predicate: Predicate | None)
     return ("DELETED", change.new) if before else None
 
 
-def _check_names(request: Request, metadata: Obj) -> None:
+def _check_names(request: RequestInfo, metadata: Obj) -> None:
     """Refuse a body that names another object than its path.
 
     Raises:
@@ -909,14 +923,14 @@ def _check_names(request: Request, metadata: Obj) -> None:
 
 def _read_json(raw: bytes) -> Any:
     """Return what JSON says; numbers with a fraction keep their text, which a quantity may be."""
-    return json.loads(raw, parse_float=quantities.WrittenFloat, parse_constant=_no_number)
+    return json.loads(raw, parse_float=quantities.WrittenFloat, parse_constant=_reject_constant)
 
 
-def _no_number(text: str) -> None:
+def _reject_constant(text: str) -> None:
     raise ValueError(f"invalid character in literal: {text}")
 
 
-def _cannot_be_handled(rt: ResourceType, why: str) -> str:
+def _decode_error(rt: ResourceType, why: str) -> str:
     return f'{rt.kind} in version "{rt.version}" cannot be handled as a {rt.kind}: {why}'
 
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from evenkeel_local.gpu_cluster import aws_model
 from evenkeel_local.gpu_cluster.aws_auth import AwsAuth, Incoming
 from evenkeel_local.gpu_cluster.aws_model import AwsError, Json
-from evenkeel_local.gpu_cluster.calls import Call, CallFailed, CallFaults, ReplyLost
+from evenkeel_local.gpu_cluster.call_faults import ApiCall, CallFailed, CallFaults, ReplyLost
 from evenkeel_local.gpu_cluster.config import ClusterConfig
 from evenkeel_local.gpu_cluster.hyperpod import HyperPod
 
@@ -99,7 +99,7 @@ class AwsApi:
         if not isinstance(body, dict):
             raise AwsError("SerializationException", "the body is not an object")
         caller = await self._auth.check(incoming, f"sagemaker:{name}", self._resource(name, body))
-        call = Call("hyperpod", name, _subject(body), caller)
+        call = ApiCall("hyperpod", name, _subject(body), caller)
         await self._faults.before(call)
         bucket = self._reads if name.startswith(READS) else self._writes
         if not bucket.take():
@@ -134,7 +134,7 @@ class AwsApi:
             )
         action = "ListClusters" if len(parts) == 1 else "DescribeCluster"
         caller = await self._auth.check(incoming, f"eks:{action}", self._config.eks_arn)
-        call = Call("eks", action, parts[-1], caller)
+        call = ApiCall("eks", action, parts[-1], caller)
         await self._faults.before(call)
         if action == "ListClusters":
             answer: Json = {"clusters": [self._config.eks_cluster_name]}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from evenkeel_local.gpu_cluster.aws_model import AwsError
-from evenkeel_local.gpu_cluster.engine import Answer, Engine, EngineError
+from evenkeel_local.gpu_cluster.engine import EngineClient, EngineClientError, EngineResponse
 
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/")
 IAM_VERSION, STS_VERSION = "2010-05-08", "2011-06-15"
@@ -62,7 +62,7 @@ class NoAuth:
 class EngineAuth:
     """Asks the engine."""
 
-    def __init__(self, engine: Engine, account: str, region: str, cache_seconds: float) -> None:
+    def __init__(self, engine: EngineClient, account: str, region: str, cache_seconds: float) -> None:
         self._engine = engine
         self._account = account
         self._region = region
@@ -88,11 +88,11 @@ class EngineAuth:
             self._read_signature(answer, action)
             principal = await self._principal(request.access_key)
             await self._decide(request.access_key, principal, action, resource)
-        except EngineError as failed:
+        except EngineClientError as failed:
             raise AwsError("ServiceUnavailable", str(failed), 503) from failed
         return principal
 
-    def _read_signature(self, answer: Answer, action: str) -> None:
+    def _read_signature(self, answer: EngineResponse, action: str) -> None:
         """Take "unsupported service" for what it says: everything before that, the signature, was right."""
         if UNSUPPORTED in answer.body:
             return
@@ -131,7 +131,7 @@ class EngineAuth:
         while True:
             answer = await self._engine.get("lambda", FUNCTIONS_PATH + (f"?Marker={marker}" if marker else ""))
             if answer.status != 200:
-                raise EngineError(f"the cluster may not list functions: {answer.body[:300]!r}")
+                raise EngineClientError(f"the cluster may not list functions: {answer.body[:300]!r}")
             page = answer.json()
             for function in page.get("Functions") or ():
                 arn, role = function["FunctionArn"], function["Role"]
@@ -163,7 +163,7 @@ class EngineAuth:
             )
             decision = answer.text("EvalDecision")
             if answer.status != 200 or decision is None:
-                raise EngineError(f"the cluster may not ask about policies: {answer.body[:300]!r}")
+                raise EngineClientError(f"the cluster may not ask about policies: {answer.body[:300]!r}")
             known = (now + self._cache_seconds, decision)
             self._decisions[key] = known
         if known[1] == "allowed":
@@ -183,7 +183,7 @@ def policy_source(arn: str) -> str:
     return f"arn:aws:iam::{match.group(1)}:role/{match.group(2)}" if match else arn
 
 
-def _relayed(answer: Answer) -> AwsError:
+def _relayed(answer: EngineResponse) -> AwsError:
     """Return the engine's refusal as one of ours."""
     body = answer.json()
     code = str(body.get("__type") or body.get("code") or answer.text("Code") or "AccessDeniedException")

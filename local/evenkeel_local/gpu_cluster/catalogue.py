@@ -116,7 +116,7 @@ BUILT_IN = (
 )
 
 
-class Catalogue:
+class ResourceCatalogue:
     """Finds resource types by path; custom resource definitions come and go."""
 
     def __init__(self) -> None:

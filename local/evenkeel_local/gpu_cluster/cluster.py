@@ -22,18 +22,18 @@ from evenkeel_local.gpu_cluster import catalogue, rbac, snapshots
 from evenkeel_local.gpu_cluster.api_server import ApiServer, Authenticator, tls_context
 from evenkeel_local.gpu_cluster.aws_api import AwsApi
 from evenkeel_local.gpu_cluster.aws_auth import AwsAuth, EngineAuth, NoAuth
-from evenkeel_local.gpu_cluster.calls import CallFaults
-from evenkeel_local.gpu_cluster.catalogue import Catalogue
+from evenkeel_local.gpu_cluster.call_faults import CallFaults
+from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
 from evenkeel_local.gpu_cluster.config import AccessEntry, ClusterConfig, PodIdentity
 from evenkeel_local.gpu_cluster.control import Control
 from evenkeel_local.gpu_cluster.deployment_controller import DeploymentController
 from evenkeel_local.gpu_cluster.disruption_controller import DisruptionController
 from evenkeel_local.gpu_cluster.endpoints_controller import EndpointsController
-from evenkeel_local.gpu_cluster.engine import Engine
+from evenkeel_local.gpu_cluster.engine import EngineClient
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.event_bus import EventBus
-from evenkeel_local.gpu_cluster.faults import FaultTable
+from evenkeel_local.gpu_cluster.faults import FaultInjector
 from evenkeel_local.gpu_cluster.garbage_collector import GarbageCollector
 from evenkeel_local.gpu_cluster.health_agent import HealthAgent
 from evenkeel_local.gpu_cluster.host_names import only_local_names
@@ -41,15 +41,15 @@ from evenkeel_local.gpu_cluster.hyperpod import HyperPod
 from evenkeel_local.gpu_cluster.job_controller import JobController
 from evenkeel_local.gpu_cluster.karpenter import Karpenter
 from evenkeel_local.gpu_cluster.kube_auth import EksAuthenticator, StaticAuthenticator
-from evenkeel_local.gpu_cluster.kubelet import Directory, Executor, LogReader, remove_folder
-from evenkeel_local.gpu_cluster.machines import Fleet
+from evenkeel_local.gpu_cluster.kubelet import ExecRunner, KubeletDirectory, LogReader, remove_folder
+from evenkeel_local.gpu_cluster.machines import MachineFleet
 from evenkeel_local.gpu_cluster.metrics import Metrics
 from evenkeel_local.gpu_cluster.node_controller import NodeController
-from evenkeel_local.gpu_cluster.processes import CLUSTER_MARK, Guard
+from evenkeel_local.gpu_cluster.processes import CLUSTER_MARK, ProcessGuard
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.replica_set_controller import ReplicaSetController
-from evenkeel_local.gpu_cluster.scheduler import Scheduler
-from evenkeel_local.gpu_cluster.store import Change, Store, name_of, namespace_of
+from evenkeel_local.gpu_cluster.scheduler import PodScheduler
+from evenkeel_local.gpu_cluster.store import Store, StoreChange, name_of, namespace_of
 
 NAMESPACES = ("default", "kube-system", "kube-node-lease", "kube-public")
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Ports:
 
 
 @dataclass
-class Options:
+class ClusterOptions:
     """How the process was asked to run."""
 
     config: ClusterConfig
@@ -81,23 +81,23 @@ class Options:
     data_dir: Path | None = None
 
 
-class Cluster:
+class GpuCluster:
     """One set of objects, controllers and machines; a reset makes another."""
 
     def __init__(
         self,
         config: ClusterConfig,
         run_dir: Path,
-        guard: Guard,
+        guard: ProcessGuard,
         mark: str,
-        engine: Engine | None,
+        engine: EngineClient | None,
         admin_token: str,
         kubernetes_url: str,
         ca_pem: str,
     ) -> None:
         self.config = config
         self.store = Store(config.watch_history)
-        self.types = Catalogue()
+        self.types = ResourceCatalogue()
         self.registry = Registry(self.store, self.types)
         self.call_faults = CallFaults()
         self.access_entries: list[AccessEntry] = list(config.access_entries)
@@ -109,15 +109,15 @@ class Cluster:
         self._tasks: list[asyncio.Task[Any]] = []
         self.registry.new_address = self._new_address
         self.events = ClusterEvents(config, self.bus)
-        self.directory = Directory()
-        self.fleet = Fleet(config, self.registry, guard, run_dir, self._variables, self.directory)
+        self.directory = KubeletDirectory()
+        self.fleet = MachineFleet(config, self.registry, guard, run_dir, self._variables, self.directory)
         self.fleet.events = self.events
         self.agent = HealthAgent(self.fleet, self.registry, self.bus)
         self.fleet.on_rebooted = self.agent.rebooted
         self.store.listen(self.agent.notice)
         self.hyperpod = HyperPod(self.fleet, self.registry, self.events)
         delays = config.delays
-        self.scheduler = Scheduler(self.registry)
+        self.scheduler = PodScheduler(self.registry)
         self.jobs = JobController(self.registry, delays.restart_backoff)
         self.replica_sets = ReplicaSetController(self.registry)
         self.deployments = DeploymentController(self.registry)
@@ -143,17 +143,17 @@ class Cluster:
                 self._variables,
                 self.bus,
             )
-        self.faults = FaultTable(self.fleet, self.store, self.agent, self.bus, self.karpenter)
+        self.faults = FaultInjector(self.fleet, self.store, self.agent, self.bus, self.karpenter)
         logs = LogReader(self.directory.of_pod, self.store, run_dir)
-        executor = Executor(self.directory.of_pod)
+        executor = ExecRunner(self.directory.of_pod)
         measured = Metrics(self.directory, self.store)
         authorizer = rbac.RbacAuthorizer(self.store)
         self.api_server = ApiServer(
             self.registry, authenticator, authorizer, logs, executor, measured, self.call_faults
         )
         self.aws_api = AwsApi(config, self.hyperpod, aws_auth, self.call_faults, kubernetes_url, ca_pem)
-        self.store.listen(self._tell_kubelet)
-        self.store.listen(self._give_account)
+        self.store.listen(self._notify_kubelet)
+        self.store.listen(self._create_service_account)
 
     def start(self, snapshot: dict[str, Any] | None = None) -> None:
         """Create what every cluster begins with, or take up a snapshot; start the controllers and the machines."""
@@ -175,7 +175,7 @@ class Cluster:
         if self.karpenter is not None:
             controllers.append(self.karpenter.run)
         for controller in controllers:
-            self._tasks.append(asyncio.create_task(_kept_up(controller)))
+            self._tasks.append(asyncio.create_task(_run_controller(controller)))
         if snapshot is None:
             self.fleet.start()
         else:
@@ -216,7 +216,7 @@ class Cluster:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _tell_kubelet(self, change: Change) -> None:
+    def _notify_kubelet(self, change: StoreChange) -> None:
         if change.key != catalogue.PODS.key:
             return
         kubelet = self.directory.of_pod(change.new)
@@ -227,7 +227,7 @@ class Cluster:
         else:
             kubelet.sync(change.new)
 
-    def _give_account(self, change: Change) -> None:
+    def _create_service_account(self, change: StoreChange) -> None:
         """Give every namespace the service account that its pods run as."""
         if change.key == catalogue.NAMESPACES.key and change.kind == "ADDED":
             try:
@@ -258,7 +258,7 @@ class Cluster:
         return env
 
 
-async def _kept_up(controller: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _run_controller(controller: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a controller; one that breaks says so in the log and begins again, as a controller's pod would."""
     while True:
         try:
@@ -271,20 +271,20 @@ async def _kept_up(controller: Callable[[], Coroutine[Any, Any, None]]) -> None:
 class Host:
     """The process: certificates, listeners, signals, and the cluster that they serve now."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ClusterOptions) -> None:
         self._options = options
         self._config = options.config
         self._mark = secrets.token_hex(8)
-        self._guard = Guard(self._mark)
-        self._admin_token = _kept_token(options.data_dir) or secrets.token_urlsafe(32)
-        self._engine: Engine | None = None
+        self._guard = ProcessGuard(self._mark)
+        self._admin_token = _load_token(options.data_dir) or secrets.token_urlsafe(32)
+        self._engine: EngineClient | None = None
         self._warming: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._runners: list[web.AppRunner] = []
         self._stop = asyncio.Event()
         self._urls: dict[str, str] = {}
         self._ca_pem = ""
-        self.cluster: Cluster
+        self.cluster: GpuCluster
 
     async def run(self) -> None:
         """Run until a signal or a call to the control address ends it."""
@@ -321,14 +321,14 @@ class Host:
         }
         certificate, key = self._certificates(run_dir)
         if self._options.engine_endpoint:
-            self._engine = Engine(self._options.engine_endpoint, self._options.credentials, self._config.region)
+            self._engine = EngineClient(self._options.engine_endpoint, self._options.credentials, self._config.region)
             await self._engine.open()
             self._warming = asyncio.create_task(self._engine.warm_up())
-        self.cluster = self._new_cluster()
+        self.cluster = self._create_cluster()
         data_dir = self._options.data_dir
         self.cluster.start(snapshots.read(data_dir) if data_dir is not None else None)
         if data_dir is not None:
-            self._saving = asyncio.create_task(self._save_now_and_then(data_dir))
+            self._saving = asyncio.create_task(self._save_periodically(data_dir))
         await self._serve(self._delegate("aws_api"), sockets[0])
         await self._serve(self._delegate("api_server"), sockets[1], tls_context(certificate, key))
         await self._serve(Control(self).application(), sockets[2])
@@ -370,13 +370,13 @@ class Host:
             # The last of the three to be written, so that it vouches for the others.
             authority.cert_pem.write_to_path(str(ca))
         if self._options.data_dir:
-            _keep_token(self._options.data_dir, self._admin_token)
+            _save_token(self._options.data_dir, self._admin_token)
         self._ca_pem = ca.read_text()
         (run_dir / "ca.pem").write_text(self._ca_pem)
         return str(certificate), str(key)
 
-    def _new_cluster(self, after_revision: int = 0) -> Cluster:
-        cluster = Cluster(
+    def _create_cluster(self, after_revision: int = 0) -> GpuCluster:
+        cluster = GpuCluster(
             self._config,
             self._options.run_dir,
             self._guard,
@@ -406,7 +406,7 @@ class Host:
             "startedAt": time.time(),
         }
 
-    async def _save_now_and_then(self, folder: Path) -> None:
+    async def _save_periodically(self, folder: Path) -> None:
         saved = 0
         while True:
             await asyncio.sleep(SAVE_SECONDS)
@@ -421,11 +421,11 @@ class Host:
             SnapshotRefused: the snapshot cannot be taken up; the cluster goes on as it was.
         """
         if snapshot is not None:
-            snapshots.restore(self._new_cluster(), snapshot)
+            snapshots.restore(self._create_cluster(), snapshot)
         entries, identities = self.cluster.access_entries, self.cluster.pod_identities
         await self.cluster.stop()
         remove_folder(self._options.run_dir / "pods")
-        self.cluster = self._new_cluster(self.cluster.store.revision)
+        self.cluster = self._create_cluster(self.cluster.store.revision)
         self.cluster.access_entries[:] = entries
         self.cluster.pod_identities[:] = identities
         self.cluster.start(snapshot)
@@ -448,13 +448,13 @@ class Host:
             self._options.state_file.unlink(missing_ok=True)
 
 
-def _kept_token(folder: Path | None) -> str:
+def _load_token(folder: Path | None) -> str:
     """Return the admin's token that a former process left in the data folder; empty where there is none."""
     path = folder / "admin-token" if folder else None
     return path.read_text() if path is not None and path.exists() else ""
 
 
-def _keep_token(folder: Path, token: str) -> None:
+def _save_token(folder: Path, token: str) -> None:
     path = folder / "admin-token"
     path.touch(mode=0o600)
     path.write_text(token)

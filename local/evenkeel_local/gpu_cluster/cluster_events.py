@@ -16,7 +16,7 @@ KEPT = 500
 EVENT_TYPE = "SageMaker HyperPod Cluster Event"
 
 
-class Bus(Protocol):
+class EventPublisher(Protocol):
     """Where events go."""
 
     def send(self, detail_type: str, detail: Json, resources: list[str]) -> None:
@@ -26,7 +26,7 @@ class Bus(Protocol):
 class ClusterEvents:
     """The cluster's event list, newest last."""
 
-    def __init__(self, config: ClusterConfig, bus: Bus) -> None:
+    def __init__(self, config: ClusterConfig, bus: EventPublisher) -> None:
         self._config = config
         self._bus = bus
         self._events: deque[Json] = deque(maxlen=KEPT)

@@ -10,13 +10,13 @@ from pydantic.alias_generators import to_camel
 from evenkeel_local.gpu_cluster.aws_model import service_model
 
 
-class Settings(BaseModel):
+class ConfigModel(BaseModel):
     """Frozen, camelCase in JSON, unknown keys refused: a misspelt delay must not pass silently."""
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True, extra="forbid")
 
 
-class Taint(Settings):
+class TaintConfig(ConfigModel):
     """A taint that new nodes of a group carry."""
 
     key: str
@@ -24,7 +24,7 @@ class Taint(Settings):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
 
 
-class InstanceGroup(Settings):
+class InstanceGroupConfig(ConfigModel):
     """One HyperPod instance group."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", max_length=63)
@@ -33,7 +33,7 @@ class InstanceGroup(Settings):
     """What its nodes offer, such as `{"nvidia.com/gpu": "8"}`; nothing means what the type is known for."""
     count: int = Field(default=1, ge=0, le=6758)
     labels: dict[str, str] = {}
-    taints: tuple[Taint, ...] = ()
+    taints: tuple[TaintConfig, ...] = ()
     availability_zone: str = "us-west-2a"
     availability_zone_id: str = "usw2-az1"
     capacity_type: Literal["OnDemand", "Spot"] = "OnDemand"
@@ -42,7 +42,7 @@ class InstanceGroup(Settings):
     """How many machines of this group the provider has in all; nothing means no limit."""
 
 
-class TrainingPlan(Settings):
+class TrainingPlan(ConfigModel):
     """A training plan that instance groups may run on."""
 
     name: str
@@ -56,7 +56,7 @@ class TrainingPlan(Settings):
     ultra_server_health: Literal["OK", "Impaired", "Insufficient-Data"] = "OK"
 
 
-class Delays(Settings):
+class ClusterDelays(ConfigModel):
     """How long things take, in seconds. The defaults suit a laptop; in life they are minutes."""
 
     boot: float = 0.0
@@ -81,7 +81,7 @@ class Delays(Settings):
     """First delay before a container is started again; it doubles to 30 times this (10 s and 300 s in production)."""
 
 
-class KarpenterOffering(Settings):
+class KarpenterOffering(ConfigModel):
     """An EC2 instance type that Karpenter can launch; capacity holds for each zone and capacity type."""
 
     instance_type: str
@@ -91,7 +91,7 @@ class KarpenterOffering(Settings):
     machines: int | None = None
 
 
-class KarpenterSettings(Settings):
+class KarpenterSettings(ConfigModel):
     """Karpenter's world; times in seconds, minutes in production."""
 
     offerings: tuple[KarpenterOffering, ...] = (
@@ -111,14 +111,14 @@ class KarpenterSettings(Settings):
     """From the repair's beginning to the machine's end, drained or not."""
 
 
-class AccessPolicy(Settings):
+class AccessPolicy(ConfigModel):
     """An EKS access policy that is associated with an entry, for some namespaces or for the cluster."""
 
     policy: str = Field(pattern=r"^(arn:aws:eks::aws:cluster-access-policy/)?AmazonEKS\w+Policy$")
     namespaces: tuple[str, ...] | None = None
 
 
-class AccessEntry(Settings):
+class AccessEntry(ConfigModel):
     """An EKS access entry: which Kubernetes user and groups an IAM principal is."""
 
     principal_arn: str
@@ -129,7 +129,7 @@ class AccessEntry(Settings):
     name alone is for the whole cluster."""
 
 
-class PodIdentity(Settings):
+class PodIdentity(ConfigModel):
     """Environment given to the pods of one service account, as EKS Pod Identity gives credentials."""
 
     namespace: str
@@ -137,7 +137,7 @@ class PodIdentity(Settings):
     env: dict[str, str]
 
 
-class ClusterConfig(Settings):
+class ClusterConfig(ConfigModel):
     """Everything that the cluster is started with."""
 
     cluster_name: str = Field(default="research-train", pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")
@@ -147,8 +147,8 @@ class ClusterConfig(Settings):
     region: str = "us-west-2"
     node_recovery: Literal["Automatic", "None"] = "None"
     node_provisioning_mode: Literal["Continuous"] | None = "Continuous"
-    instance_groups: tuple[InstanceGroup, ...] = (InstanceGroup(name="p5-workers", count=4),)
-    delays: Delays = Delays()
+    instance_groups: tuple[InstanceGroupConfig, ...] = (InstanceGroupConfig(name="p5-workers", count=4),)
+    delays: ClusterDelays = ClusterDelays()
     training_plans: tuple[TrainingPlan, ...] = ()
     duplicate_events: bool = False
     reorder_events: bool = False

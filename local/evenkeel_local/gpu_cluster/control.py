@@ -10,18 +10,18 @@ from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from evenkeel_local.gpu_cluster import catalogue, snapshots
-from evenkeel_local.gpu_cluster.calls import CallFault
+from evenkeel_local.gpu_cluster.call_faults import CallFault
 from evenkeel_local.gpu_cluster.config import AccessEntry, PodIdentity, sentence
 from evenkeel_local.gpu_cluster.errors import ApiError
-from evenkeel_local.gpu_cluster.faults import ROWS, FaultRefused
-from evenkeel_local.gpu_cluster.kubelet import Kubelet, Started
+from evenkeel_local.gpu_cluster.faults import ROWS, InvalidFault
+from evenkeel_local.gpu_cluster.kubelet import Kubelet, StartedContainer
 from evenkeel_local.gpu_cluster.machines import Machine
 from evenkeel_local.gpu_cluster.node_controller import ready_value
 from evenkeel_local.gpu_cluster.registry import controller_of
 from evenkeel_local.gpu_cluster.store import name_of, namespace_of
 
 if TYPE_CHECKING:
-    from evenkeel_local.gpu_cluster.cluster import Cluster, Host
+    from evenkeel_local.gpu_cluster.cluster import GpuCluster, Host
 
 Json = dict[str, Any]
 CALL_EFFECTS = ("latency", "error", "throttle", "lost-reply", "drop-watch")
@@ -34,7 +34,7 @@ class Control:
         self._host = host
 
     @property
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> GpuCluster:
         return self._host.cluster
 
     def application(self) -> web.Application:
@@ -149,7 +149,7 @@ class Control:
                     listed.append(entry)
         return web.json_response({"processes": listed})
 
-    def _process(self, kubelet: Kubelet, started: Started) -> Json:
+    def _process(self, kubelet: Kubelet, started: StartedContainer) -> Json:
         owner, running = controller_of(started.pod), started.running
         return {
             "pid": running.group,
@@ -215,13 +215,13 @@ class Control:
     async def _add_call_fault(self, http: web.Request) -> web.Response:
         body = await _body(http)
         if body.get("effect") not in CALL_EFFECTS:
-            raise FaultRefused(f"effect must be one of {', '.join(CALL_EFFECTS)}")
+            raise InvalidFault(f"effect must be one of {', '.join(CALL_EFFECTS)}")
         known = {"effect", "api", "operation", "subject", "caller", "times", "seconds", "status", "code", "message"}
         if unknown := set(body) - known:
-            raise FaultRefused(f"a call fault has no {', '.join(sorted(unknown))}")
+            raise InvalidFault(f"a call fault has no {', '.join(sorted(unknown))}")
         fault = TypeAdapter(CallFault).validate_python(body)
         if fault.times is not None and fault.times < 1:
-            raise FaultRefused("times must be at least 1, or null for every call")
+            raise InvalidFault("times must be at least 1, or null for every call")
         return web.json_response({"callFaultId": self._cluster.call_faults.add(fault)}, status=201)
 
     async def _remove_call_fault(self, http: web.Request) -> web.Response:
@@ -237,9 +237,9 @@ class Control:
         body = await _body(http)
         group, machines = str(body["instanceGroup"]), body.get("machines")
         if group not in self._cluster.fleet.groups:
-            raise FaultRefused(f"there is no instance group {group!r}")
+            raise InvalidFault(f"there is no instance group {group!r}")
         if machines is not None and (not isinstance(machines, int) or machines < 0):
-            raise FaultRefused("machines must be a number from 0 on, or null for no limit")
+            raise InvalidFault("machines must be a number from 0 on, or null for no limit")
         self._cluster.fleet.capacity[group] = machines
         self._cluster.fleet.let_go()
         return web.json_response({"instanceGroup": group, "machines": machines})
@@ -249,7 +249,7 @@ class Control:
         body = await _body(http)
         machine = self._cluster.fleet.by_instance(str(body["instanceId"]))
         if machine is None:
-            raise FaultRefused(f"there is no instance {body['instanceId']!r}")
+            raise InvalidFault(f"there is no instance {body['instanceId']!r}")
         machine.is_visible = not bool(body.get("hidden", True))
         return web.json_response({"instanceId": machine.instance_id, "hidden": not machine.is_visible})
 
@@ -258,7 +258,7 @@ class Control:
         body = await _body(http)
         repair = str(body.get("repair", "replace"))
         if repair not in ("reboot", "replace"):
-            raise FaultRefused("repair must be reboot or replace")
+            raise InvalidFault("repair must be reboot or replace")
         self._cluster.hyperpod.running.failing_checks[str(body["instanceId"])] = repair
         return web.json_response({}, status=201)
 
@@ -272,7 +272,7 @@ class Control:
         elif "id" in body:
             thing = hyperpod.quotas.things.get(body["id"]) or hyperpod.schedulers.things.get(body["id"])
             if thing is None:
-                raise FaultRefused(f"there is nothing with id {body['id']!r}")
+                raise InvalidFault(f"there is nothing with id {body['id']!r}")
             thing.status, thing.failure = str(body["status"]), str(body.get("failure") or "")
         else:
             hyperpod.status_override = body["status"]
@@ -296,7 +296,7 @@ class Control:
         """Say how many machines of an offering EC2 has."""
         body, karpenter = await _body(http), self._cluster.karpenter
         if karpenter is None:
-            raise FaultRefused("this cluster runs no Karpenter")
+            raise InvalidFault("this cluster runs no Karpenter")
         key = (str(body["instanceType"]), str(body["zone"]), str(body["capacityType"]))
         karpenter.machines_left[key] = int(body["machines"])
         return web.json_response({})
@@ -366,9 +366,9 @@ async def _body(http: web.Request) -> Json:
     try:
         body = await http.json()
     except json.JSONDecodeError as broken:
-        raise FaultRefused(f"the body is not JSON: {broken}") from broken
+        raise InvalidFault(f"the body is not JSON: {broken}") from broken
     if not isinstance(body, dict):
-        raise FaultRefused("the body must be an object")
+        raise InvalidFault("the body must be an object")
     return body
 
 
@@ -386,7 +386,7 @@ async def _plain_errors(request: web.Request, handler: Any) -> web.StreamRespons
         response: web.StreamResponse = await handler(request)
     except ApiError as refused:
         return web.json_response({"error": refused.message}, status=refused.code)
-    except (FaultRefused, snapshots.SnapshotRefused) as refused:
+    except (InvalidFault, snapshots.SnapshotRefused) as refused:
         return web.json_response({"error": str(refused)}, status=400)
     except KeyError as missing:
         return web.json_response({"error": f"the body needs {missing}"}, status=400)

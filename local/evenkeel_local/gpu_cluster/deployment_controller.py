@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.admission import SUFFIX_ALPHABET
 from evenkeel_local.gpu_cluster.disruption_controller import scaled
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.kinds import SUFFIX_ALPHABET
 from evenkeel_local.gpu_cluster.registry import (
     Registry,
     condition_of,
@@ -27,7 +27,7 @@ from evenkeel_local.gpu_cluster.registry import (
     timestamp,
 )
 from evenkeel_local.gpu_cluster.selectors import matches_selector
-from evenkeel_local.gpu_cluster.store import Change, Store, clone, name_of, namespace_of
+from evenkeel_local.gpu_cluster.store import Store, StoreChange, clone, name_of, namespace_of
 from evenkeel_local.gpu_cluster.work_queue import WorkQueue
 
 SOURCE = "deployment-controller"
@@ -36,9 +36,9 @@ RETRY_SECONDS = 1.0
 HASH = "pod-template-hash"
 REVISION = "deployment.kubernetes.io/revision"
 DESIRED = "deployment.kubernetes.io/desired-replicas"
-MOST = "deployment.kubernetes.io/max-replicas"
+MAX_REPLICAS_ANNOTATION = "deployment.kubernetes.io/max-replicas"
 TIMED_OUT = "ProgressDeadlineExceeded"
-NOT_COPIED = frozenset({"kubectl.kubernetes.io/last-applied-configuration", REVISION, DESIRED, MOST})
+NOT_COPIED = frozenset({"kubectl.kubernetes.io/last-applied-configuration", REVISION, DESIRED, MAX_REPLICAS_ANNOTATION})
 
 
 @dataclass
@@ -108,22 +108,22 @@ class DeploymentController:
         self._store: Store = registry.store
         self._queue = WorkQueue(self.sync, DEBOUNCE_SECONDS)
         self.run = self._queue.run
-        self._store.listen(self._hear)
+        self._store.listen(self._on_change)
 
-    def _hear(self, change: Change) -> None:
+    def _on_change(self, change: StoreChange) -> None:
         if change.key == catalogue.DEPLOYMENTS.key:
             self._queue.add(namespace_of(change.new), name_of(change.new))
         elif change.key == catalogue.REPLICA_SETS.key:
-            self._hear_of_replica_set(change.new)
+            self._on_replica_set_change(change.new)
         elif change.key == catalogue.PODS.key and change.kind == "DELETED":
             # `Recreate` waits for the last of the old pods, whose ReplicaSet has counted it out long before.
             owner = controller_of(change.new) or {}
             if owner.get("kind") == "ReplicaSet":
                 replica_set = self._store.find(catalogue.REPLICA_SETS.key, namespace_of(change.new), owner["name"])
                 if replica_set is not None:
-                    self._hear_of_replica_set(replica_set)
+                    self._on_replica_set_change(replica_set)
 
-    def _hear_of_replica_set(self, replica_set: Obj) -> None:
+    def _on_replica_set_change(self, replica_set: Obj) -> None:
         owner = controller_of(replica_set)
         if owner is not None and owner["kind"] == "Deployment":
             self._queue.add(namespace_of(replica_set), owner["name"])
@@ -190,7 +190,7 @@ class DeploymentController:
         else:
             self._recreate(rollout)
         if not spec.get("paused"):
-            self._forget_history(rollout)
+            self._delete_old_replica_sets(rollout)
 
     def _pause(self, rollout: _Rollout) -> None:
         progressing = condition_of({"status": rollout.status}, "Progressing") or {}
@@ -213,7 +213,7 @@ class DeploymentController:
         if rollout.new is None:
             self._create(rollout)
             return
-        if self._resize(rollout, rollout.new, self._room_for_new(rollout, rollout.new)):
+        if self._resize(rollout, rollout.new, self._new_replica_set_size(rollout, rollout.new)):
             return
         older = [each for each in rollout.old if int(each["spec"]["replicas"])]
         least = rollout.wanted - rollout.unavailable
@@ -232,7 +232,7 @@ class DeploymentController:
                 self._resize(rollout, replica_set, int(replica_set["spec"]["replicas"]) - going)
                 spare -= going
 
-    def _room_for_new(self, rollout: _Rollout, new: Obj | None) -> int:
+    def _new_replica_set_size(self, rollout: _Rollout, new: Obj | None) -> int:
         """Return how large the new ReplicaSet may be now."""
         if not rollout.is_rolling:
             return rollout.wanted
@@ -275,13 +275,13 @@ class DeploymentController:
             return
         if rollout.is_rolling:
             allowed = rollout.wanted + rollout.surge if rollout.wanted else 0
-            for replica_set, size in _shares(active, allowed, rollout).values():
+            for replica_set, size in _proportional_shares(active, allowed, rollout).values():
                 self._resize(rollout, replica_set, size)
 
     def _resize(self, rollout: _Rollout, replica_set: Obj, size: int) -> bool:
         """Ask a ReplicaSet for another number of pods; return whether it is another."""
         before = int(replica_set["spec"]["replicas"])
-        notes = {DESIRED: str(rollout.wanted), MOST: str(rollout.wanted + rollout.surge)}
+        notes = {DESIRED: str(rollout.wanted), MAX_REPLICAS_ANNOTATION: str(rollout.wanted + rollout.surge)}
 
         def change(obj: Obj) -> None:
             obj["spec"]["replicas"] = size
@@ -305,7 +305,7 @@ class DeploymentController:
 
     def _create(self, rollout: _Rollout) -> None:
         """Make the ReplicaSet of the template as it is now."""
-        deployment, size = rollout.deployment, self._room_for_new(rollout, None)
+        deployment, size = rollout.deployment, self._new_replica_set_size(rollout, None)
         hashed = template_hash(deployment)
         template: Obj = clone(deployment["spec"]["template"])
         template.setdefault("metadata", {}).setdefault("labels", {})[HASH] = hashed
@@ -324,7 +324,7 @@ class DeploymentController:
                     **{key: value for key, value in annotations.items() if key not in NOT_COPIED},
                     REVISION: str(revision),
                     DESIRED: str(rollout.wanted),
-                    MOST: str(rollout.wanted + rollout.surge),
+                    MAX_REPLICAS_ANNOTATION: str(rollout.wanted + rollout.surge),
                 },
                 "ownerReferences": [owner_reference(deployment)],
             },
@@ -372,7 +372,7 @@ class DeploymentController:
             lambda obj: obj["metadata"].setdefault("annotations", {}).update({REVISION: str(revision)}),
         )
 
-    def _forget_history(self, rollout: _Rollout) -> None:
+    def _delete_old_replica_sets(self, rollout: _Rollout) -> None:
         limit = rollout.deployment["spec"].get("revisionHistoryLimit")
         if limit is None or not _is_complete(rollout, rollout.status):
             return
@@ -465,7 +465,7 @@ def _has_progressed(status: Obj, before: Obj) -> bool:
     return any(map(grew, ("updatedReplicas", "readyReplicas", "availableReplicas"))) or old(status) < old(before)
 
 
-def _shares(active: list[Obj], allowed: int, rollout: _Rollout) -> dict[str, tuple[Obj, int]]:
+def _proportional_shares(active: list[Obj], allowed: int, rollout: _Rollout) -> dict[str, tuple[Obj, int]]:
     """Return what each ReplicaSet gets of the pods to add or remove, by its share of those that were wanted before."""
     total = allowed - _asked(active)
     newer = sorted(active, key=_age, reverse=total > 0)
@@ -474,7 +474,7 @@ def _shares(active: list[Obj], allowed: int, rollout: _Rollout) -> dict[str, tup
     left = total
     for replica_set in ordered:
         size = int(replica_set["spec"]["replicas"])
-        most = int((replica_set["metadata"].get("annotations") or {}).get(MOST) or allowed) or 1
+        most = int((replica_set["metadata"].get("annotations") or {}).get(MAX_REPLICAS_ANNOTATION) or allowed) or 1
         share = round(size * allowed / most) - size
         share = max(min(share, left), 0) if total > 0 else min(max(share, left), 0)
         left -= share
@@ -486,10 +486,12 @@ def _shares(active: list[Obj], allowed: int, rollout: _Rollout) -> dict[str, tup
 
 
 def _same_template(replica_set: Obj, deployment: Obj) -> bool:
-    return _bare(replica_set["spec"]["template"]) == _bare(deployment["spec"]["template"])
+    return _template_without_hash(replica_set["spec"]["template"]) == _template_without_hash(
+        deployment["spec"]["template"]
+    )
 
 
-def _bare(template: Obj) -> Obj:
+def _template_without_hash(template: Obj) -> Obj:
     """Return a template without the label that its ReplicaSet added."""
     bare: Obj = clone(template)
     labels = (bare.get("metadata") or {}).get("labels") or {}
@@ -504,7 +506,7 @@ def _name(rollout: _Rollout) -> str:
 def template_hash(deployment: Obj) -> str:
     """Return what tells this template's pods from others': FNV-1a over its JSON, in letters that spell no words."""
     count = (deployment.get("status") or {}).get("collisionCount")
-    text = json.dumps([_bare(deployment["spec"]["template"]), count], sort_keys=True)
+    text = json.dumps([_template_without_hash(deployment["spec"]["template"]), count], sort_keys=True)
     number = 0x811C9DC5
     for byte in text.encode():
         number = ((number ^ byte) * 0x01000193) & 0xFFFFFFFF

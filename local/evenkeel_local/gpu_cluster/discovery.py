@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from evenkeel_local.gpu_cluster import metrics, openapi
-from evenkeel_local.gpu_cluster.catalogue import Catalogue
+from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.store import ResourceType
 
@@ -13,7 +13,7 @@ SERVED_VERSION = "v1.33.0"
 VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 
 
-def document(path: str, accept: str, types: Catalogue) -> tuple[bytes, str] | None:
+def document(path: str, accept: str, types: ResourceCatalogue) -> tuple[bytes, str] | None:
     """Return the body and content type of a path that describes the API, nothing for any other path."""
     parts = [part for part in path.split("/") if part]
     if path in ("/healthz", "/livez", "/readyz") or path.startswith(("/livez/", "/readyz/", "/healthz/")):
@@ -24,7 +24,7 @@ def document(path: str, accept: str, types: Catalogue) -> tuple[bytes, str] | No
     return json.dumps(body).encode(), "application/json"
 
 
-def _describe(parts: list[str], types: Catalogue) -> Obj | None:
+def _describe(parts: list[str], types: ResourceCatalogue) -> Obj | None:
     if parts[:2] == ["openapi", "v3"]:
         return _openapi(parts[2:], types)
     if parts == ["version"]:
@@ -59,7 +59,7 @@ def _describe(parts: list[str], types: Catalogue) -> Obj | None:
     return None
 
 
-def _openapi(parts: list[str], types: Catalogue) -> Obj | None:
+def _openapi(parts: list[str], types: ResourceCatalogue) -> Obj | None:
     if not parts:
         return openapi.index(types)
     if parts == ["api", "v1"]:
@@ -69,7 +69,7 @@ def _openapi(parts: list[str], types: Catalogue) -> Obj | None:
     return None
 
 
-def _groups(types: Catalogue) -> list[Obj]:
+def _groups(types: ResourceCatalogue) -> list[Obj]:
     groups: list[Obj] = []
     for group, versions in {**types.group_versions(), metrics.GROUP: [metrics.VERSION]}.items():
         if not group:

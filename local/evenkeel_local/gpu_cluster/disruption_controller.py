@@ -9,7 +9,7 @@ from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.registry import Registry, condition_of, set_condition
 from evenkeel_local.gpu_cluster.selectors import matches_selector
-from evenkeel_local.gpu_cluster.store import Change, Store, name_of, namespace_of
+from evenkeel_local.gpu_cluster.store import Store, StoreChange, name_of, namespace_of
 
 DEBOUNCE_SECONDS = 0.01
 
@@ -21,9 +21,9 @@ class DisruptionController:
         self._registry = registry
         self._store: Store = registry.store
         self._dirty = asyncio.Event()
-        self._store.listen(self._hear)
+        self._store.listen(self._on_change)
 
-    def _hear(self, change: Change) -> None:
+    def _on_change(self, change: StoreChange) -> None:
         if change.key == catalogue.BUDGETS.key or (
             change.key == catalogue.PODS.key and self._store.count(catalogue.BUDGETS.key)
         ):

@@ -9,7 +9,7 @@ from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.registry import Registry, condition_of
 from evenkeel_local.gpu_cluster.selectors import matches_selector
-from evenkeel_local.gpu_cluster.store import Change, Store, name_of, namespace_of
+from evenkeel_local.gpu_cluster.store import Store, StoreChange, name_of, namespace_of
 from evenkeel_local.gpu_cluster.work_queue import WorkQueue
 
 DEBOUNCE_SECONDS = 0.02
@@ -24,9 +24,9 @@ class EndpointsController:
         self._store: Store = registry.store
         self._queue = WorkQueue(self.sync, DEBOUNCE_SECONDS)
         self.run = self._queue.run
-        self._store.listen(self._hear)
+        self._store.listen(self._on_change)
 
-    def _hear(self, change: Change) -> None:
+    def _on_change(self, change: StoreChange) -> None:
         if change.key == catalogue.SERVICES.key:
             self._queue.add(namespace_of(change.new), name_of(change.new))
         elif change.key == catalogue.PODS.key and self._store.count(catalogue.SERVICES.key):

@@ -20,12 +20,12 @@ from evenkeel_local.gpu_cluster.aws_model import Json
 TIMEOUT_SECONDS = 10.0
 
 
-class EngineError(Exception):
+class EngineClientError(Exception):
     """The engine refused a call of the cluster's own, or did not answer."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class EngineResponse:
     """What the engine answered."""
 
     status: int
@@ -51,7 +51,7 @@ class Answer:
         return body if isinstance(body, dict) else {}
 
 
-class Engine:
+class EngineClient:
     """A client of the emulator; every call is signed, none is retried here."""
 
     def __init__(self, endpoint: str, credentials: Mapping[str, str], region: str) -> None:
@@ -72,7 +72,7 @@ class Engine:
 
     async def warm_up(self) -> None:
         """Have the engine load its list of services, which its first call to one that it does not have waits for."""
-        with contextlib.suppress(EngineError):
+        with contextlib.suppress(EngineClientError):
             await self.json("sagemaker", "SageMaker.ListClusters", {})
 
     async def close(self) -> None:
@@ -80,40 +80,40 @@ class Engine:
         if self._session is not None:
             await self._session.close()
 
-    async def query(self, service: str, parameters: Mapping[str, str], version: str) -> Answer:
+    async def query(self, service: str, parameters: Mapping[str, str], version: str) -> EngineResponse:
         """Call an action of a query-protocol service (IAM, STS)."""
         body = urlencode({**parameters, "Version": version}).encode()
         headers = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
         return await self._signed(service, body, headers)
 
-    async def json(self, service: str, target: str, body: Json) -> Answer:
+    async def json(self, service: str, target: str, body: Json) -> EngineResponse:
         """Call an operation of a JSON-protocol service (EventBridge)."""
         headers = {"Content-Type": "application/x-amz-json-1.1", "X-Amz-Target": target}
         return await self._signed(service, json.dumps(body).encode(), headers)
 
-    async def get(self, service: str, path: str) -> Answer:
+    async def get(self, service: str, path: str) -> EngineResponse:
         """Read a path of a REST service (Lambda)."""
         return await self._signed(service, b"", {}, "GET", path)
 
     async def _signed(
         self, service: str, body: bytes, headers: dict[str, str], method: str = "POST", path: str = "/"
-    ) -> Answer:
+    ) -> EngineResponse:
         request = AWSRequest(method=method, url=f"{self.endpoint}{path}", data=body, headers=headers)
         SigV4Auth(self._credentials, service, self._region).add_auth(request)
         return await self.forward(method, path, dict(request.headers.items()), body)
 
-    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def forward(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> EngineResponse:
         """Send a request exactly as given; its signature, if any, stays valid.
 
         Raises:
-            EngineError: the engine did not answer.
+            EngineClientError: the engine did not answer.
         """
         if self._session is None:
-            raise EngineError("the connection to the engine is not open")
+            raise EngineClientError("the connection to the engine is not open")
         try:
             async with self._session.request(
                 method, URL(f"{self.endpoint}{path}", encoded=True), headers=headers, data=body or None
             ) as response:
-                return Answer(response.status, await response.read())
+                return EngineResponse(response.status, await response.read())
         except (aiohttp.ClientError, TimeoutError) as failed:
-            raise EngineError(f"no answer from the engine for {method} {path}: {failed!r}") from failed
+            raise EngineClientError(f"no answer from the engine for {method} {path}: {failed!r}") from failed

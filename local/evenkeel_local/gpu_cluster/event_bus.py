@@ -10,7 +10,7 @@ from collections import deque
 
 from evenkeel_local.gpu_cluster.aws_model import Json
 from evenkeel_local.gpu_cluster.config import ClusterConfig
-from evenkeel_local.gpu_cluster.engine import Engine, EngineError
+from evenkeel_local.gpu_cluster.engine import EngineClient, EngineClientError
 
 KEPT = 2000
 TRIES = 5
@@ -28,7 +28,7 @@ def source_of(detail_type: str) -> str:
 class EventBus:
     """Puts events on the engine's default bus; without an engine it only remembers them."""
 
-    def __init__(self, config: ClusterConfig, engine: Engine | None) -> None:
+    def __init__(self, config: ClusterConfig, engine: EngineClient | None) -> None:
         self._config = config
         self._engine = engine
         self._random = random.Random()
@@ -63,7 +63,7 @@ class EventBus:
         for attempt in range(TRIES):
             try:
                 answer = await self._engine.json("events", "AWSEvents.PutEvents", {"Entries": [entry]})
-            except EngineError as failed:
+            except EngineClientError as failed:
                 record["error"] = str(failed)
             else:
                 if answer.status == 200 and not answer.json().get("FailedEntryCount"):

@@ -22,7 +22,7 @@ from aiohttp import WSMsgType, web
 
 from evenkeel_local.gpu_cluster import processes
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.processes import MARK, Guard, die_with_parent
+from evenkeel_local.gpu_cluster.processes import MARK, ProcessGuard, die_with_parent
 
 STDIN, STDOUT, STDERR, RESULT, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
@@ -39,7 +39,7 @@ class Session:
 
     process: asyncio.subprocess.Process
     outputs: dict[int, asyncio.StreamReader]
-    guard: Guard
+    guard: ProcessGuard
     terminal: int | None = None
 
     async def write(self, data: bytes) -> None:
@@ -69,7 +69,14 @@ class Session:
 
 
 async def start(
-    argv: list[str], env: Mapping[str, str], folder: Path, container_id: str, guard: Guard, *, tty: bool, stdin: bool
+    argv: list[str],
+    env: Mapping[str, str],
+    folder: Path,
+    container_id: str,
+    guard: ProcessGuard,
+    *,
+    tty: bool,
+    stdin: bool,
 ) -> Session:
     """Start a command with a container's environment; its mark makes it end with the container.
 

@@ -15,12 +15,12 @@ from email.utils import format_datetime
 from typing import Any, Literal
 
 from evenkeel_local.gpu_cluster import catalogue
-from evenkeel_local.gpu_cluster.cluster_events import Bus
+from evenkeel_local.gpu_cluster.cluster_events import EventPublisher
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.health_agent import HealthAgent
 from evenkeel_local.gpu_cluster.karpenter import Instance, Karpenter
 from evenkeel_local.gpu_cluster.kubelet import Kubelet
-from evenkeel_local.gpu_cluster.machines import BOOT_FAILURES, FailingBoots, Fault, Fleet, Machine
+from evenkeel_local.gpu_cluster.machines import BOOT_FAILURES, FailingBoots, HardwareFault, Machine, MachineFleet
 from evenkeel_local.gpu_cluster.registry import controller_of
 from evenkeel_local.gpu_cluster.store import Store, name_of, namespace_of
 
@@ -46,7 +46,7 @@ class Xid:
 
 XIDS: dict[int, Xid] = {
     13: Xid("Graphics Engine Exception"),
-    31: Xid("MMU Fault"),
+    31: Xid("MMU HardwareFault"),
     48: Xid("An uncorrectable double bit error (DBE) has been detected", fault_type="NvidiaErrorReboot"),
     63: Xid("Row Remapper: New row marked for remapping, reset gpu to activate.", ends_work=False),
     64: Xid("Row Remapper: Failed to remap a row", fault_type="NvidiaErrorTerminate"),
@@ -58,12 +58,12 @@ XIDS: dict[int, Xid] = {
 }
 
 
-class FaultRefused(Exception):
+class InvalidFault(Exception):
     """The fault cannot be injected as asked; the message says why."""
 
 
 @dataclass
-class Injected:
+class InjectedFault:
     """A fault that was injected."""
 
     id: str
@@ -103,7 +103,7 @@ class Injected:
 
 
 @dataclass(frozen=True)
-class FaultRow:
+class FaultDefinition:
     """One kind of fault, and the nodes that it can hit: HyperPod's, Karpenter's (`burst`), or both.
 
     A fault of a group or a zone takes it from the option of that name, or from the node.
@@ -112,25 +112,27 @@ class FaultRow:
     name: str
     does: str
     repaired_by: str
-    inject: Callable[[FaultTable, Node, Json, Injected], None]
+    inject: Callable[[FaultInjector, Node, Json, InjectedFault], None]
     options: tuple[str, ...] = ()
     hits: tuple[Literal["hyperpod", "burst"], ...] = ("hyperpod", "burst")
 
 
-class FaultTable:
+class FaultInjector:
     """Injects the faults of `ROWS` and keeps a list of what it did."""
 
-    def __init__(self, fleet: Fleet, store: Store, agent: HealthAgent, bus: Bus, karpenter: Karpenter | None) -> None:
+    def __init__(
+        self, fleet: MachineFleet, store: Store, agent: HealthAgent, bus: EventPublisher, karpenter: Karpenter | None
+    ) -> None:
         self.fleet = fleet
         self.store = store
         self.agent = agent
         self.bus = bus
         self.karpenter = karpenter
-        self.injected: dict[str, Injected] = {}
+        self.injected: dict[str, InjectedFault] = {}
         self._numbers = itertools.count(1)
         self._random = random.Random()
 
-    def inject(self, name: str, options: Json) -> Injected:
+    def inject(self, name: str, options: Json) -> InjectedFault:
         """Inject a fault by name.
 
         Args:
@@ -139,17 +141,17 @@ class FaultTable:
                 the node; without either, one that runs pods is chosen by chance. What else a row reads is in its text.
 
         Raises:
-            FaultRefused: there is no such fault, node or job.
+            InvalidFault: there is no such fault, node or job.
         """
         row = ROWS.get(name)
         if row is None:
-            raise FaultRefused(f"there is no fault {name!r}; there are {', '.join(ROWS)}")
+            raise InvalidFault(f"there is no fault {name!r}; there are {', '.join(ROWS)}")
         if unknown := sorted(set(options) - {"fault", *CHOOSING, *row.options}):
-            raise FaultRefused(
+            raise InvalidFault(
                 f"{name} has no option {', '.join(unknown)}; it has {', '.join((*CHOOSING, *row.options))}"
             )
-        node = self._choose(row, options)
-        injected = Injected(
+        node = self._choose_node(row, options)
+        injected = InjectedFault(
             id=f"fault-{next(self._numbers)}",
             fault=name,
             node=node.node_name,
@@ -162,15 +164,15 @@ class FaultTable:
         self.injected[injected.id] = injected
         return injected
 
-    def clear(self, fault_id: str) -> Injected:
+    def clear(self, fault_id: str) -> InjectedFault:
         """Take a fault back as far as that is possible. Idempotent: yes, what was cleared stays so.
 
         Raises:
-            FaultRefused: there is no such fault.
+            InvalidFault: there is no such fault.
         """
         injected = self.injected.get(fault_id)
         if injected is None:
-            raise FaultRefused(f"there is no injected fault {fault_id!r}")
+            raise InvalidFault(f"there is no injected fault {fault_id!r}")
         if not injected.is_cleared:
             injected.cleared.set()
             injected.clear()
@@ -184,25 +186,25 @@ class FaultTable:
         every: list[Node] = [*self.fleet.machines, *burst]
         return [node for node in every if node.kubelet is not None and node.kubelet.is_on]
 
-    def _choose(self, row: FaultRow, options: Json) -> Node:
-        found = [node for node in self.all_nodes() if _kind(node) in row.hits]
+    def _choose_node(self, row: FaultDefinition, options: Json) -> Node:
+        found = [node for node in self.all_nodes() if _node_kind(node) in row.hits]
         if wanted := options.get("node"):
-            named = [node for node in self.all_nodes() if wanted in _names(node)]
+            named = [node for node in self.all_nodes() if wanted in _node_names(node)]
             if not named:
-                raise FaultRefused(f"there is no node {wanted!r} that is up")
+                raise InvalidFault(f"there is no node {wanted!r} that is up")
             if named[0] not in found:
-                raise FaultRefused(f"{row.name} cannot hit {wanted!r}: it is for {OWNERS[row.hits[0]]} nodes")
+                raise InvalidFault(f"{row.name} cannot hit {wanted!r}: it is for {OWNERS[row.hits[0]]} nodes")
             return named[0]
         for option, of in (("instanceGroup", _group_of), ("zone", self.zone_of)):
             if wanted := options.get(option):
                 found = [node for node in found if of(node) == wanted]
                 if not found:
-                    raise FaultRefused(f"there is no node up in {option} {wanted!r}")
+                    raise InvalidFault(f"there is no node up in {option} {wanted!r}")
                 return found[0]
         busy = {str(pod["spec"]["nodeName"]) for pod in self._running(options.get("job"))}
         found = [node for node in found if node.node_name in busy and kubelet_of(node).is_connected]
         if not found:
-            raise FaultRefused(f"no node runs a pod of {options.get('job') or 'any job'}")
+            raise InvalidFault(f"no node runs a pod of {options.get('job') or 'any job'}")
         return self._random.choice(found)
 
     def zone_of(self, node: Node) -> str:
@@ -211,7 +213,7 @@ class FaultTable:
             return self.fleet.groups[node.group].availability_zone
         return node.offering.zone
 
-    def lives(self, node: Node) -> bool:
+    def is_present(self, node: Node) -> bool:
         """Whether the machine is still there."""
         return node in self.fleet.machines if isinstance(node, Machine) else not node.ended
 
@@ -228,11 +230,11 @@ class FaultTable:
         return found
 
 
-def _kind(node: Node) -> Literal["hyperpod", "burst"]:
+def _node_kind(node: Node) -> Literal["hyperpod", "burst"]:
     return "hyperpod" if isinstance(node, Machine) else "burst"
 
 
-def _names(node: Node) -> tuple[str, str, str]:
+def _node_names(node: Node) -> tuple[str, str, str]:
     return node.instance_id, node.node_name, node.logical_id if isinstance(node, Machine) else node.claim
 
 
@@ -244,24 +246,24 @@ def kubelet_of(node: Node) -> Kubelet:
     """Return the kubelet of a node that is up.
 
     Raises:
-        FaultRefused: it is not.
+        InvalidFault: it is not.
     """
     if node.kubelet is None:
-        raise FaultRefused(f"node {node.node_name} is not up")
+        raise InvalidFault(f"node {node.node_name} is not up")
     return node.kubelet
 
 
 def _number(options: Json, name: str, default: float, least: float = 0.0) -> float:
     value = options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-        raise FaultRefused(f"{name} must be a number, at least {least:g}")
+        raise InvalidFault(f"{name} must be a number, at least {least:g}")
     return value
 
 
 # GPUs
 
 
-def _xid(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+def _xid(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     code = int(_number(options, "code", 79, least=1))
     known = XIDS.get(code, Xid("Unknown Error", ends_work=False))
     fault_type = str(options.get("faultType", known.fault_type))
@@ -273,12 +275,12 @@ def _xid(table: FaultTable, node: Node, options: Json, injected: Injected) -> No
     }
     if not fault_type:
         return
-    fault = Fault(fault_type, str(options.get("faultReason", "XidHardwareFailure")), line)
+    fault = HardwareFault(fault_type, str(options.get("faultReason", "XidHardwareFailure")), line)
     if isinstance(node, Machine) and options.get("survivesReboot"):
         node.lasting = fault
 
     def find() -> None:
-        if injected.is_cleared or not table.lives(node):
+        if injected.is_cleared or not table.is_present(node):
             return
         if isinstance(node, Machine):
             table.agent.detect(node, fault)
@@ -286,7 +288,7 @@ def _xid(table: FaultTable, node: Node, options: Json, injected: Injected) -> No
             table.agent.mark_accelerator(node.node_name, f"NvidiaXID{code}Error", line)
 
     def clear() -> None:
-        if not table.lives(node):
+        if not table.is_present(node):
             return
         if isinstance(node, Machine):
             node.lasting = None
@@ -298,7 +300,7 @@ def _xid(table: FaultTable, node: Node, options: Json, injected: Injected) -> No
     table.fleet.later(table.fleet.config.delays.agent_detect, find)
 
 
-def _stuck_replace(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+def _stuck_replace(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     assert isinstance(node, Machine), "the row hits HyperPod's nodes alone"
     table.fleet.stuck_slots[node.logical_id] = injected.id
     _xid(table, node, options, injected)
@@ -310,7 +312,7 @@ def _stuck_replace(table: FaultTable, node: Node, options: Json, injected: Injec
     injected.clear = clear
 
 
-def _agent_silent(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+def _agent_silent(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     assert isinstance(node, Machine), "the row hits HyperPod's nodes alone"
     node.is_agent_silent = True
 
@@ -323,7 +325,7 @@ def _agent_silent(table: FaultTable, node: Node, options: Json, injected: Inject
 # Nodes
 
 
-def _node_lost(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+def _node_lost(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     kubelet = kubelet_of(node)
     running = [running for worker in kubelet.workers.values() for _, running in worker.processes]
     injected.effects = {"processesBehindPartition": len(running)}
@@ -331,12 +333,12 @@ def _node_lost(table: FaultTable, node: Node, options: Json, injected: Injected)
     injected.clear = kubelet.rejoin
 
 
-def _node_flap(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+def _node_flap(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     kubelet, seconds = kubelet_of(node), _number(options, "seconds", 5.0)
     grace = table.fleet.config.delays.node_monitor_grace
 
     async def flap() -> None:
-        while table.lives(node) and not injected.is_cleared:
+        while table.is_present(node) and not injected.is_cleared:
             kubelet.partition()
             # Not Ready begins when the grace has passed; only then do the seconds count.
             await injected.wait_cleared(grace + seconds)
@@ -347,7 +349,7 @@ def _node_flap(table: FaultTable, node: Node, options: Json, injected: Injected)
     table.fleet.begin(flap())
 
 
-def _app_crash(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+def _app_crash(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     wanted = str(options.get("job") or "").rpartition("/")[2]
     for worker in kubelet_of(node).workers.values():
         owner = controller_of(worker.pod)
@@ -356,10 +358,10 @@ def _app_crash(table: FaultTable, node: Node, options: Json, injected: Injected)
         if worker.crash(int(_number(options, "exitCode", 1))):
             injected.effects = {"pod": f"{namespace_of(worker.pod)}/{name_of(worker.pod)}"}
             return
-    raise FaultRefused(f"no process runs on node {node.node_name}")
+    raise InvalidFault(f"no process runs on node {node.node_name}")
 
 
-def _zone_outage(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+def _zone_outage(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     zone = table.zone_of(node)
     cut = [other for other in table.all_nodes() if table.zone_of(other) == zone]
     for other in cut:
@@ -370,24 +372,24 @@ def _zone_outage(table: FaultTable, node: Node, options: Json, injected: Injecte
     def clear() -> None:
         _close_zone(table, zone, closed=False)
         for other in cut:
-            if table.lives(other):
+            if table.is_present(other):
                 kubelet_of(other).rejoin()
 
     injected.clear = clear
 
 
-def _close_zone(table: FaultTable, zone: str, *, closed: bool) -> None:
+def _close_zone(table: FaultInjector, zone: str, *, closed: bool) -> None:
     for zones in (table.fleet.zones_out, *((table.karpenter.zones_out,) if table.karpenter is not None else ())):
         zones.append(zone) if closed else zones.remove(zone)
     table.fleet.let_go()
 
 
-def _boot_failing(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+def _boot_failing(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     assert isinstance(node, Machine), "the row hits HyperPod's nodes alone"
     stage = str(options.get("stage", "lifecycle"))
     times = None if options.get("times") is None else int(_number(options, "times", 1, least=1))
     if stage not in BOOT_FAILURES:
-        raise FaultRefused(f"stage must be one of {', '.join(BOOT_FAILURES)}")
+        raise InvalidFault(f"stage must be one of {', '.join(BOOT_FAILURES)}")
     failing = FailingBoots(stage, times)
     table.fleet.failing_boots[node.group] = failing
     injected.effects = {"instanceGroup": node.group, "stage": stage}
@@ -402,20 +404,20 @@ def _boot_failing(table: FaultTable, node: Node, options: Json, injected: Inject
 # Notices
 
 
-def _spot_reclaim(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
-    karpenter, node = _burst(table, node)
+def _spot_reclaim(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+    karpenter, node = _burst_instance(table, node)
     if node.offering.capacity_type != "spot":
-        raise FaultRefused(f"node {node.node_name} is no spot node")
+        raise InvalidFault(f"node {node.node_name} is no spot node")
     karpenter.reclaim(node)
 
 
-def _rebalance(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
-    _, node = _burst(table, node)
+def _rebalance(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+    _, node = _burst_instance(table, node)
     table.bus.send(REBALANCE, {"instance-id": node.instance_id}, [_ec2_arn(table, node)])
 
 
-def _reservation_ends(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
-    karpenter, node = _burst(table, node)
+def _reservation_ends(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+    karpenter, node = _burst_instance(table, node)
     notice = karpenter.settings.spot_notice
     ends_at = datetime.now(UTC) + timedelta(seconds=notice)
     detail = {
@@ -428,18 +430,18 @@ def _reservation_ends(table: FaultTable, node: Node, options: Json, injected: In
     karpenter.end_after(node, notice)
 
 
-def _burst(table: FaultTable, node: Node) -> tuple[Karpenter, Instance]:
+def _burst_instance(table: FaultInjector, node: Node) -> tuple[Karpenter, Instance]:
     assert table.karpenter is not None, "a node of Karpenter's was found"
     assert isinstance(node, Instance), "the row hits Karpenter's nodes alone"
     return table.karpenter, node
 
 
-def _ec2_arn(table: FaultTable, node: Node) -> str:
+def _ec2_arn(table: FaultInjector, node: Node) -> str:
     config = table.fleet.config
     return f"arn:aws:ec2:{config.region}:{config.account}:instance/{node.instance_id}"
 
 
-def _maintenance(table: FaultTable, node: Node, options: Json, injected: Injected) -> None:
+def _maintenance(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     """Announce planned work in AWS Health, and do it when its time comes."""
     retires, seconds = bool(options.get("retires")), _number(options, "startsInSeconds", 10.0)
     service = "SAGEMAKER" if isinstance(node, Machine) else "EC2"
@@ -473,7 +475,7 @@ def _maintenance(table: FaultTable, node: Node, options: Json, injected: Injecte
         table.bus.send(HEALTH, detail, [node.instance_id])
 
     def begin() -> None:
-        if injected.is_cleared or not table.lives(node):
+        if injected.is_cleared or not table.is_present(node):
             return
         announce("closed", "RESOLVED")
         if isinstance(node, Instance):
@@ -488,17 +490,17 @@ def _maintenance(table: FaultTable, node: Node, options: Json, injected: Injecte
 
 
 XID_OPTIONS = ("faultType", "faultReason", "survivesReboot")
-ROWS: dict[str, FaultRow] = {
+ROWS: dict[str, FaultDefinition] = {
     row.name: row
     for row in (
-        FaultRow(
+        FaultDefinition(
             "gpu-xid79",
             "A GPU falls off the bus: `gpu-xid` with code 79.",
             "reboot or replace, as the fault type says",
             _xid,
             XID_OPTIONS,
         ),
-        FaultRow(
+        FaultDefinition(
             "gpu-xid",
             f"The driver logs an Xid (option `code`; {', '.join(map(str, XIDS))} are known). Where it ends GPU work, "
             "the processes that use GPUs abort. If the code has a fault type (option `faultType` sets one, "
@@ -509,41 +511,41 @@ ROWS: dict[str, FaultRow] = {
             _xid,
             ("code", *XID_OPTIONS),
         ),
-        FaultRow(
+        FaultDefinition(
             "health-silent",
             "The node's health agent dies: whatever breaks from now on, no mark and no event comes.",
             "reboot, replace or clearing",
             _agent_silent,
             hits=("hyperpod",),
         ),
-        FaultRow(
+        FaultDefinition(
             "node-lost",
             "The node is cut off: no heartbeats, no reports, no news from the API, and no health event. Its processes "
             "go on running, whatever is deleted, until the machine is rebooted, replaced or gone. Clearing heals it.",
             "reboot or replace",
             _node_lost,
         ),
-        FaultRow(
+        FaultDefinition(
             "node-flap",
             "The node is cut off and heals in turns: not Ready for `seconds` (default 5), then Ready for as long.",
             "replace or clearing",
             _node_flap,
             ("seconds",),
         ),
-        FaultRow(
+        FaultDefinition(
             "zone-outage",
             "Every node of a zone (option `zone`, or the node's) is cut off, and the zone has no capacity.",
             "clearing",
             _zone_outage,
         ),
-        FaultRow(
+        FaultDefinition(
             "app-crash",
             "One training process ends with an exit code (option `exitCode`, default 1); the node is fine.",
             "nothing to repair",
             _app_crash,
             ("exitCode",),
         ),
-        FaultRow(
+        FaultDefinition(
             "stuck-replace",
             "As gpu-xid79, and the replacement stays Pending for want of capacity until the fault is cleared.",
             "clearing the fault",
@@ -551,7 +553,7 @@ ROWS: dict[str, FaultRow] = {
             XID_OPTIONS,
             ("hyperpod",),
         ),
-        FaultRow(
+        FaultDefinition(
             "boot-failing",
             "New machines of a group (option `instanceGroup`, or the node's) fail, `times` of them or all: at stage "
             "`start` (a bad image), `efa` or `lifecycle` (the default). HyperPod tries again with another instance.",
@@ -560,7 +562,7 @@ ROWS: dict[str, FaultRow] = {
             ("stage", "times"),
             ("hyperpod",),
         ),
-        FaultRow(
+        FaultDefinition(
             "maintenance",
             "AWS Health announces planned work on the node; after `startsInSeconds` (default 10) it is rebooted, or "
             "with `retires` replaced; a Karpenter node ends. Clearing withdraws the plan.",
@@ -568,21 +570,21 @@ ROWS: dict[str, FaultRow] = {
             _maintenance,
             ("startsInSeconds", "retires"),
         ),
-        FaultRow(
+        FaultDefinition(
             "spot-reclaim",
             "A spot node of Karpenter's gets its interruption warning and ends after `spotNotice`.",
             "another node",
             _spot_reclaim,
             hits=("burst",),
         ),
-        FaultRow(
+        FaultDefinition(
             "rebalance",
             "A Karpenter node gets a rebalance recommendation; nothing follows by itself.",
             "nothing to repair",
             _rebalance,
             hits=("burst",),
         ),
-        FaultRow(
+        FaultDefinition(
             "capacity-reservation-interruption",
             "A Karpenter node's interruptible capacity reservation is taken back; it ends after `spotNotice`, and "
             "Karpenter is not told.",

@@ -93,7 +93,7 @@ class Field:
 
 
 @dataclass
-class Table:
+class FieldTable:
     """How messages are read: fields by number, and the message of each kind."""
 
     messages: dict[str, dict[int, Field]] = field(default_factory=dict)
@@ -106,20 +106,20 @@ class Table:
     @functools.cached_property
     def by_name(self) -> dict[str, dict[str, Field]]:
         """Each message's fields as JSON has them: what lies inline is lifted."""
-        return {name: dict(self._lifted(name)) for name in self.messages}
+        return {name: dict(self._inline_fields(name)) for name in self.messages}
 
-    def _lifted(self, message: str) -> Iterator[tuple[str, Field]]:
+    def _inline_fields(self, message: str) -> Iterator[tuple[str, Field]]:
         for each in self.messages[message].values():
             if each.inline:
-                yield from self._lifted(each.kind)
+                yield from self._inline_fields(each.kind)
             else:
                 yield each.name, each
 
 
 @functools.cache
-def table() -> Table:
+def table() -> FieldTable:
     """Return the table, read once."""
-    read = Table()
+    read = FieldTable()
     text = resources.files(__package__).joinpath("protobuf_fields.txt").read_text(encoding="utf-8")
     for line in text.splitlines():
         name, *fields = line.split()
@@ -161,23 +161,23 @@ def _members(message: str, value: Obj, path: str, unknown: list[str]) -> Obj:
             continue
         if item is None:
             continue
-        fitting = _fitting(told.kind, item, _At(struct, at), unknown)
+        fitting = _coerce(told.kind, item, _At(struct, at), unknown)
         if fitting or not told.left_out_when_zero:
             found[name] = fitting
     return found
 
 
-def _fitting(kind: str, value: Any, at: _At, unknown: list[str]) -> Any:
+def _coerce(kind: str, value: Any, at: _At, unknown: list[str]) -> Any:
     if value is None:  # of a list or a map: Go puts the zero value of the type there
         return _zero(kind)
     if kind.startswith("[]"):
         if not isinstance(value, list):
             raise _mismatch(value, at, _go_type(kind, at))
-        return [_fitting(kind[2:], item, at.inside(f"[{number}]"), unknown) for number, item in enumerate(value)]
+        return [_coerce(kind[2:], item, at.inside(f"[{number}]"), unknown) for number, item in enumerate(value)]
     if kind.startswith("{}"):
         if not isinstance(value, dict):
             raise _mismatch(value, at, _go_type(kind, at))
-        return {key: _fitting(kind[2:], item, at.inside(f".{key}"), unknown) for key, item in value.items()}
+        return {key: _coerce(kind[2:], item, at.inside(f".{key}"), unknown) for key, item in value.items()}
     if "/" in kind:
         if not isinstance(value, dict):
             raise _mismatch(value, at, _go_type(kind, at))

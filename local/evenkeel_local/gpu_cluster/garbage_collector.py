@@ -7,7 +7,7 @@ import asyncio
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.registry import FOREGROUND, ORPHAN, Registry, mark_disrupted
-from evenkeel_local.gpu_cluster.store import Change, Store, TypeKey, name_of, namespace_of
+from evenkeel_local.gpu_cluster.store import Store, StoreChange, TypeKey, name_of, namespace_of
 
 
 class GarbageCollector:
@@ -21,33 +21,33 @@ class GarbageCollector:
         self._ending: dict[tuple[TypeKey, str, str], None] = {}
         self._namespaces: dict[str, None] = {}
         self._wake = asyncio.Event()
-        self._store.listen(self._hear)
+        self._store.listen(self._on_change)
 
-    def _hear(self, change: Change) -> None:
+    def _on_change(self, change: StoreChange) -> None:
         metadata = change.new["metadata"]
         at = (change.key, namespace_of(change.new), name_of(change.new))
         if change.kind == "DELETED":
             for key, dependant in self._store.owned_by(metadata["uid"]):
                 self._orphaned[(key, namespace_of(dependant), name_of(dependant))] = None
             for reference in metadata.get("ownerReferences") or ():
-                self._look_at_owner(reference, namespace_of(change.new))
+                self._check_owner(reference, namespace_of(change.new))
             if namespace_of(change.new):
-                self._look_at_namespace(namespace_of(change.new))
+                self._check_namespace(namespace_of(change.new))
         else:
             if metadata.get("deletionTimestamp") and metadata.get("finalizers"):
                 self._ending[at] = None
             if change.kind == "ADDED" and metadata.get("ownerReferences"):
                 self._orphaned[at] = None
             if change.key == catalogue.NAMESPACES.key:
-                self._look_at_namespace(name_of(change.new))
+                self._check_namespace(name_of(change.new))
         self._wake.set()
 
-    def _look_at_owner(self, reference: Obj, namespace: str) -> None:
+    def _check_owner(self, reference: Obj, namespace: str) -> None:
         rt = self._registry.types.by_kind(reference["apiVersion"], reference["kind"])
         if rt is not None:
             self._ending[(rt.key, namespace if rt.namespaced else "", reference["name"])] = None
 
-    def _look_at_namespace(self, name: str) -> None:
+    def _check_namespace(self, name: str) -> None:
         namespace = self._store.find(catalogue.NAMESPACES.key, "", name)
         if namespace is not None and namespace["metadata"].get("deletionTimestamp"):
             self._namespaces[name] = None
@@ -61,7 +61,7 @@ class GarbageCollector:
                 if self._ending:
                     at = next(iter(self._ending))
                     del self._ending[at]
-                    self._end(*at)
+                    self._finish_deletion(*at)
                 elif self._orphaned:
                     at = next(iter(self._orphaned))
                     del self._orphaned[at]
@@ -69,7 +69,7 @@ class GarbageCollector:
                 else:
                     name = next(iter(self._namespaces))
                     del self._namespaces[name]
-                    self._empty(name)
+                    self._empty_namespace(name)
             await asyncio.sleep(0)
 
     def _owner_lives(self, reference: Obj, namespace: str) -> bool:
@@ -89,7 +89,7 @@ class GarbageCollector:
         rt = self._registry.types.by_key(key)
         self._registry.delete(rt, namespace, name, {"propagationPolicy": "Background"})
 
-    def _end(self, key: TypeKey, namespace: str, name: str) -> None:
+    def _finish_deletion(self, key: TypeKey, namespace: str, name: str) -> None:
         """Go on with an object that is being deleted and waits for its dependants."""
         obj = self._store.find(key, namespace, name)
         if obj is None or not obj["metadata"].get("deletionTimestamp"):
@@ -98,7 +98,7 @@ class GarbageCollector:
         rt = self._registry.types.by_key(key)
         if ORPHAN in finalizers:
             for dependant_key, dependant in self._store.owned_by(obj["metadata"]["uid"]):
-                self._disown(dependant_key, dependant, obj["metadata"]["uid"])
+                self._remove_owner_reference(dependant_key, dependant, obj["metadata"]["uid"])
             self._drop_finalizer(rt.key, obj, ORPHAN)
         elif FOREGROUND in finalizers:
             blocking = False
@@ -119,7 +119,7 @@ class GarbageCollector:
             elif not self._store.owned_by(obj["metadata"]["uid"]):
                 self._ending[(key, namespace, name)] = None
 
-    def _disown(self, key: TypeKey, dependant: Obj, uid: str) -> None:
+    def _remove_owner_reference(self, key: TypeKey, dependant: Obj, uid: str) -> None:
         rt = self._registry.types.by_key(key)
 
         def strip(obj: Obj) -> None:
@@ -141,7 +141,7 @@ class GarbageCollector:
 
         self._registry.mutate(rt, namespace_of(obj), name_of(obj), drop)
 
-    def _empty(self, name: str) -> None:
+    def _empty_namespace(self, name: str) -> None:
         """Delete what is in a namespace that is being deleted; when nothing is left, let the namespace go."""
         namespace = self._store.find(catalogue.NAMESPACES.key, "", name)
         if namespace is None:

@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict
 
 from evenkeel_local.gpu_cluster import catalogue
-from evenkeel_local.gpu_cluster.cluster_events import Bus
+from evenkeel_local.gpu_cluster.cluster_events import EventPublisher
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.machines import PREFIX, Fault, Fleet, Machine
+from evenkeel_local.gpu_cluster.machines import PREFIX, HardwareFault, Machine, MachineFleet
 from evenkeel_local.gpu_cluster.registry import Registry, set_condition, timestamp
-from evenkeel_local.gpu_cluster.store import Change, name_of
+from evenkeel_local.gpu_cluster.store import StoreChange, name_of
 
 HEALTH_EVENT = "SageMaker HyperPod Cluster Node Health Event"
 REBOOT_TYPES = ("NvidiaErrorReboot",)
@@ -21,12 +21,12 @@ PENDING_REBOOT, PENDING_REPLACEMENT = "UnschedulablePendingReboot", "Unschedulab
 class HealthAgent:
     """Marks nodes and sends health events; with NodeRecovery=Automatic it has them repaired too."""
 
-    def __init__(self, fleet: Fleet, registry: Registry, bus: Bus) -> None:
+    def __init__(self, fleet: MachineFleet, registry: Registry, bus: EventPublisher) -> None:
         self._fleet = fleet
         self._registry = registry
         self._bus = bus
 
-    def detect(self, machine: Machine, fault: Fault) -> None:
+    def detect(self, machine: Machine, fault: HardwareFault) -> None:
         """Find a fault on a life: labels, annotation, condition, taint and event, as the real agent leaves them."""
         if machine not in self._fleet.machines or machine.kubelet is None or not machine.kubelet.is_connected:
             return
@@ -61,7 +61,7 @@ class HealthAgent:
                 "Please Reboot the Node." if may_reboot else "Please Replace the Faulty Node.",
             )
 
-    def notice(self, change: Change) -> None:
+    def notice(self, change: StoreChange) -> None:
         """With NodeRecovery=Automatic a Pending label is a repair command, whoever wrote it; else it is a label."""
         if change.key != catalogue.NODES.key or change.kind != "MODIFIED":
             return

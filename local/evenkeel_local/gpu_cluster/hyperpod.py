@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
 from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
-from evenkeel_local.gpu_cluster.config import InstanceGroup
+from evenkeel_local.gpu_cluster.config import InstanceGroupConfig
 from evenkeel_local.gpu_cluster.hyperpod_capacity import Capacity
 from evenkeel_local.gpu_cluster.hyperpod_governance import Governance
 from evenkeel_local.gpu_cluster.hyperpod_operations import POLL_SECONDS, Operations
-from evenkeel_local.gpu_cluster.machines import Fleet, Machine, ProviderCall
+from evenkeel_local.gpu_cluster.machines import Machine, MachineFleet, ProviderCall
 from evenkeel_local.gpu_cluster.registry import Registry
 
 CLIENT_TOKEN_LIFE_SECONDS = 8 * 3600
@@ -31,7 +31,7 @@ REPAIR_TEXTS = {
 class HyperPod:
     """One HyperPod cluster's operations; each takes a checked request and returns an answer of the model's shape."""
 
-    def __init__(self, fleet: Fleet, registry: Registry, events: ClusterEvents) -> None:
+    def __init__(self, fleet: MachineFleet, registry: Registry, events: ClusterEvents) -> None:
         self._fleet = fleet
         self._events = events
         self._config = fleet.config
@@ -141,7 +141,7 @@ class HyperPod:
         detail["CreationTime"] = int(self._fleet.created_at * 1000)
         self._events.announce("SageMaker HyperPod Cluster State Change", detail)
 
-    def _describe_group(self, group: InstanceGroup) -> Json:
+    def _describe_group(self, group: InstanceGroupConfig) -> Json:
         machines = self._fleet.of_group(group.name)
         running = [machine for machine in machines if machine.status in ("Running", "DeepHealthCheckInProgress")]
         target = self._fleet.targets[group.name]
@@ -170,7 +170,7 @@ class HyperPod:
             answer["KubernetesConfig"] = shown
         return answer
 
-    def _kubernetes_config(self, group: InstanceGroup) -> Json:
+    def _kubernetes_config(self, group: InstanceGroupConfig) -> Json:
         if not group.labels and not group.taints:
             return {}
         taints = [

@@ -6,7 +6,7 @@ import time
 
 from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
 from evenkeel_local.gpu_cluster.config import ClusterConfig, TrainingPlan
-from evenkeel_local.gpu_cluster.machines import Fleet
+from evenkeel_local.gpu_cluster.machines import MachineFleet
 
 HOUR = 3600.0
 USD_PER_INSTANCE_HOUR = 39.33
@@ -16,7 +16,7 @@ USD_PER_INSTANCE_HOUR = 39.33
 class Capacity:
     """Answers from the plans in the configuration and the machines that run."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: MachineFleet) -> None:
         self._fleet = fleet
         self._config: ClusterConfig = fleet.config
         self._started_at = time.time()

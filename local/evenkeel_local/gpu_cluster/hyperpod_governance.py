@@ -18,7 +18,7 @@ _ALPHABET = string.ascii_lowercase + string.digits
 
 
 @dataclass
-class Governed:
+class GovernanceItem:
     """One quota or configuration."""
 
     name: str
@@ -47,19 +47,19 @@ class Governance:
         self._arn_part = arn_part
         self._parts = parts
         self._later = later
-        self.things: dict[str, Governed] = {}
+        self.things: dict[str, GovernanceItem] = {}
 
-    def _arn(self, thing: Governed) -> str:
+    def _arn(self, thing: GovernanceItem) -> str:
         return f"arn:aws:sagemaker:{self._config.region}:{self._config.account}:{self._arn_part}/{thing.id}"
 
-    def _find(self, body: Json) -> Governed:
+    def _find(self, body: Json) -> GovernanceItem:
         wanted = body[f"{self._stem}Id"]
         thing = self.things.get(wanted)
         if thing is None:
             raise AwsError("ResourceNotFound", f"{self._stem} with ID {wanted} does not exist.")
         return thing
 
-    def _settle(self, thing: Governed, status: str) -> None:
+    def _settle(self, thing: GovernanceItem, status: str) -> None:
         def end() -> None:
             if thing.status in ("Creating", "Updating", "Deleting"):
                 thing.status = status
@@ -80,7 +80,7 @@ class Governance:
             team = body["ComputeQuotaTarget"]["TeamName"]
             if any(thing.parts["ComputeQuotaTarget"]["TeamName"] == team for thing in self.things.values()):
                 raise AwsError("ConflictException", f"Team {team} already has a compute quota on this cluster.")
-        thing = Governed(body["Name"], {key: body[key] for key in (*self._parts, "Description") if key in body})
+        thing = GovernanceItem(body["Name"], {key: body[key] for key in (*self._parts, "Description") if key in body})
         self.things[thing.id] = thing
         self._settle(thing, "Created")
         return {f"{self._stem}Arn": self._arn(thing), f"{self._stem}Id": thing.id}
@@ -96,7 +96,7 @@ class Governance:
             answer["FailureReason"] = thing.failure
         return answer
 
-    def _summary(self, thing: Governed) -> Json:
+    def _summary(self, thing: GovernanceItem) -> Json:
         return {
             f"{self._stem}Arn": self._arn(thing),
             f"{self._stem}Id": thing.id,
@@ -117,7 +117,7 @@ class Governance:
             found = [thing for thing in found if thing.status == status]
         if (arn := body.get("ClusterArn")) and arn != self._config.cluster_arn:
             found = []
-        keys: dict[str, Callable[[Governed], Any]] = {"Name": lambda t: t.name, "Status": lambda t: t.status}
+        keys: dict[str, Callable[[GovernanceItem], Any]] = {"Name": lambda t: t.name, "Status": lambda t: t.status}
         found.sort(
             key=keys.get(body.get("SortBy", ""), lambda t: t.created_at),
             reverse=body.get("SortOrder") == "Descending",

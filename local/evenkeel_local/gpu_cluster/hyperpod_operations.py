@@ -12,7 +12,7 @@ from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
 from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.health_agent import PENDING_REBOOT, PENDING_REPLACEMENT, STATUS_LABEL
-from evenkeel_local.gpu_cluster.machines import PREFIX, Fleet, Machine
+from evenkeel_local.gpu_cluster.machines import PREFIX, Machine, MachineFleet
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.store import name_of, namespace_of
 
@@ -21,7 +21,7 @@ DONE, IN_PROGRESS, SUPERSEDED = "Done", "InProgress", "Superseded"
 
 
 @dataclass
-class Operation:
+class ClusterOperation:
     """One entry of ListClusterOperations."""
 
     kind: str
@@ -34,11 +34,11 @@ class Operation:
 class Operations:
     """Records what runs on the cluster, and runs the checks and updates themselves."""
 
-    def __init__(self, fleet: Fleet, registry: Registry, events: ClusterEvents) -> None:
+    def __init__(self, fleet: MachineFleet, registry: Registry, events: ClusterEvents) -> None:
         self._fleet = fleet
         self._registry = registry
         self._events = events
-        self.recorded: list[Operation] = []
+        self.recorded: list[ClusterOperation] = []
         self.failing_checks: dict[str, str] = {}
         """Instances that the next deep health check finds faulty, and what HyperPod then does: reboot or replace."""
         self.software_updating: set[str] = set()
@@ -59,14 +59,14 @@ class Operations:
             "Original": {"CurrentCount": current, "TargetCount": original, "MinCount": 0},
             "Desired": {"CurrentCount": desired, "TargetCount": desired, "MinCount": 0},
         }
-        operation = Operation("Scaling", [detail])
+        operation = ClusterOperation("Scaling", [detail])
         self.recorded.append(operation)
         metadata = {"InstanceGroupScaling": {"InstanceCount": current, "TargetCount": desired, "MinCount": 0}}
         told = f"Scaling of IG {group} from {original} to {desired} instances has started"
         self._events.record("InstanceGroup", told, "Info", metadata, group, operation_id=operation.id)
         self._fleet.begin(self._await_scaling(operation, group, desired))
 
-    async def _await_scaling(self, operation: Operation, group: str, desired: int) -> None:
+    async def _await_scaling(self, operation: ClusterOperation, group: str, desired: int) -> None:
         while operation.status == IN_PROGRESS:
             running = [m for m in self._fleet.of_group(group) if m.status == "Running" and m.operation is None]
             if len(running) == desired == len(self._fleet.of_group(group)):
@@ -100,7 +100,7 @@ class Operations:
                 return {**self._summary(operation), key: details}
         raise AwsError("ResourceNotFound", f"Could not find operation {body['OperationId']}.")
 
-    def _summary(self, operation: Operation) -> Json:
+    def _summary(self, operation: ClusterOperation) -> Json:
         return {
             "OperationId": operation.id,
             "ClusterArn": self._fleet.config.cluster_arn,
@@ -128,7 +128,7 @@ class Operations:
                     raise AwsError("ValidationException", f"Instance {instance_id} is not in status Running.")
                 chosen.append(machine)
             details.append({**wish, "InstanceIds": list(asked)})
-        operation = Operation("DeepHealthCheck", details)
+        operation = ClusterOperation("DeepHealthCheck", details)
         self.recorded.append(operation)
         for machine in chosen:
             machine.operation, machine.status = "DeepHealthCheck", "DeepHealthCheckInProgress"
@@ -136,7 +136,7 @@ class Operations:
         self._fleet.begin(self._check(operation, chosen))
         return {"ClusterArn": self._fleet.config.cluster_arn}
 
-    async def _check(self, operation: Operation, machines: list[Machine]) -> None:
+    async def _check(self, operation: ClusterOperation, machines: list[Machine]) -> None:
         await asyncio.sleep(self._fleet.config.delays.deep_health_check)
         for machine in machines:
             if machine not in self._fleet.machines:
@@ -190,12 +190,12 @@ class Operations:
                 if machine.operation is not None or machine.status != "Running":
                     continue
                 if self._is_guarded(machine):
-                    self._told(machine, "skipped due to PodDisruptionBudget constraint.")
+                    self._record_progress(machine, "skipped due to PodDisruptionBudget constraint.")
                     continue
                 machine.operation, machine.status = "SoftwareUpdate", "SystemUpdating"
-                self._told(machine, "cordoned and pods evicted.")
+                self._record_progress(machine, "cordoned and pods evicted.")
                 await self._fleet.restart(machine)
-                self._told(machine, "restored to schedulable state.")
+                self._record_progress(machine, "restored to schedulable state.")
             self.software_updating.discard(group)
             self.software_status[group] = "Succeeded"
 
@@ -208,5 +208,5 @@ class Operations:
                 return True
         return False
 
-    def _told(self, machine: Machine, what: str) -> None:
+    def _record_progress(self, machine: Machine, what: str) -> None:
         self._events.instance_event(machine, f"Instance {machine.instance_id} in IG {machine.group} {what}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Access:
+class AccessScope:
     """A cluster role that an EKS access policy gives, in some namespaces or in all."""
 
     role: str
@@ -20,7 +20,7 @@ class User:
     name: str
     groups: tuple[str, ...] = ()
     arn: str | None = None
-    access: tuple[Access, ...] = ()
+    access: tuple[AccessScope, ...] = ()
 
     @property
     def is_master(self) -> bool:

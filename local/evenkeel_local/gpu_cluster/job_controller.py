@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.admission import TRACKING, random_suffix
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.kinds import TRACKING, random_suffix
 from evenkeel_local.gpu_cluster.registry import (
     Registry,
     condition_of,
@@ -22,7 +22,7 @@ from evenkeel_local.gpu_cluster.registry import (
     set_condition,
     timestamp,
 )
-from evenkeel_local.gpu_cluster.store import Change, Store, clone, name_of, namespace_of
+from evenkeel_local.gpu_cluster.store import Store, StoreChange, clone, name_of, namespace_of
 from evenkeel_local.gpu_cluster.work_queue import WorkQueue
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -73,15 +73,15 @@ class JobController:
         self._queue = WorkQueue(self.sync, DEBOUNCE_SECONDS)
         self.run = self._queue.run
         self._not_before: dict[str, float] = {}
-        self._store.listen(self._hear)
+        self._store.listen(self._on_change)
 
-    def _hear(self, change: Change) -> None:
+    def _on_change(self, change: StoreChange) -> None:
         if change.key == catalogue.JOBS.key:
             self._queue.add(namespace_of(change.new), name_of(change.new))
         elif change.key == catalogue.PODS.key:
             owner = controller_of(change.new)
             if owner is None and change.kind != "DELETED":
-                self._untrack(change.new)
+                self._remove_tracking_finalizer(change.new)
             elif owner is not None and owner["kind"] == "Job":
                 self._queue.add(namespace_of(change.new), owner["name"])
                 if TRACKING in (change.new["metadata"].get("finalizers") or ()):
@@ -90,7 +90,7 @@ class JobController:
     def _release_orphan(self, pod: Obj, owner: Obj) -> None:
         job = self._store.find(catalogue.JOBS.key, namespace_of(pod), owner["name"])
         if job is None or job["metadata"]["uid"] != owner["uid"]:
-            self._untrack(pod)
+            self._remove_tracking_finalizer(pod)
 
     def notice_all(self) -> None:
         """Look at every Job that is there already."""
@@ -111,14 +111,14 @@ class JobController:
         pods = [obj for key, obj in self._store.owned_by(job["metadata"]["uid"]) if key == catalogue.PODS.key]
         if job["metadata"].get("deletionTimestamp") or is_finished(job):
             for pod in pods:
-                self._untrack(pod)
-            self._expire(job)
+                self._remove_tracking_finalizer(pod)
+            self._delete_after_ttl(job)
             return
         status = clone(job.get("status") or {})
         self._start(job, status)
-        failure = self._account(job, status, pods)
+        failure = self._count_finished_pods(job, status, pods)
         pods = [obj for key, obj in self._store.owned_by(job["metadata"]["uid"]) if key == catalogue.PODS.key]
-        self._conclude(job, status, pods, failure)
+        self._finish_job(job, status, pods, failure)
         self._save(job, status)
 
     def _save(self, job: Obj, status: Obj) -> None:
@@ -127,7 +127,7 @@ class JobController:
                 catalogue.JOBS, namespace_of(job), name_of(job), lambda obj: obj.__setitem__("status", status)
             )
 
-    def _expire(self, job: Obj) -> None:
+    def _delete_after_ttl(self, job: Obj) -> None:
         ttl = job["spec"].get("ttlSecondsAfterFinished")
         if ttl is None or job["metadata"].get("deletionTimestamp"):
             return
@@ -144,7 +144,7 @@ class JobController:
         if not job["spec"].get("suspend") and "startTime" not in status:
             status["startTime"] = timestamp()
 
-    def _untrack(self, pod: Obj) -> None:
+    def _remove_tracking_finalizer(self, pod: Obj) -> None:
         if TRACKING not in (pod["metadata"].get("finalizers") or ()):
             return
 
@@ -166,7 +166,7 @@ class JobController:
             return False
         return bool(pod["metadata"].get("deletionTimestamp")) and pod["status"].get("phase") != "Succeeded"
 
-    def _account(self, job: Obj, status: Obj, pods: list[Obj]) -> tuple[str, str] | None:
+    def _count_finished_pods(self, job: Obj, status: Obj, pods: list[Obj]) -> tuple[str, str] | None:
         """Count the pods that ended and let go of them; return the failure that a pod failure policy decides."""
         indexed = job["spec"]["completionMode"] == "Indexed"
         done = read_indexes(status.get("completedIndexes") or "")
@@ -185,10 +185,10 @@ class JobController:
                     decided = decided or ("PodFailurePolicy", why)
                 if action != "Ignore":
                     status["failed"] = int(status.get("failed") or 0) + 1
-                    self._hold_back(job, int(status["failed"]))
+                    self._schedule_backoff(job, int(status["failed"]))
             else:
                 continue
-            self._untrack(pod)
+            self._remove_tracking_finalizer(pod)
         if indexed:
             limit = job["spec"]["completions"]
             done = {index for index in done if index < limit}
@@ -198,7 +198,7 @@ class JobController:
                 status["succeeded"] = len(done)
         return decided
 
-    def _hold_back(self, job: Obj, failures: int) -> None:
+    def _schedule_backoff(self, job: Obj, failures: int) -> None:
         seconds = min(self._backoff_seconds * 2 ** min(failures - 1, 10), self._backoff_seconds * 60)
         self._not_before[job["metadata"]["uid"]] = asyncio.get_running_loop().time() + seconds
 
@@ -214,7 +214,7 @@ class JobController:
 
     # Deciding
 
-    def _conclude(self, job: Obj, status: Obj, pods: list[Obj], decided: tuple[str, str] | None) -> None:
+    def _finish_job(self, job: Obj, status: Obj, pods: list[Obj], decided: tuple[str, str] | None) -> None:
         spec = job["spec"]
         live = [pod for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")]
         active = [pod for pod in live if not pod["metadata"].get("deletionTimestamp")]
@@ -240,10 +240,10 @@ class JobController:
             was_suspended = condition_of({"status": status}, "Suspended") is not None
             if was_suspended and set_condition(status, "Suspended", "False", "JobResumed", "Job resumed"):
                 status["startTime"] = timestamp()
-            active = self._fill(job, status, active, terminating)
-        self._tally(status, active, terminating)
+            active = self._create_missing_pods(job, status, active, terminating)
+        self._count_pods(status, active, terminating)
 
-    def _tally(self, status: Obj, active: list[Obj], terminating: list[Obj]) -> None:
+    def _count_pods(self, status: Obj, active: list[Obj], terminating: list[Obj]) -> None:
         ready = [
             pod
             for pod in active
@@ -289,13 +289,13 @@ class JobController:
         remaining = list(terminating)
         for pod in active:
             if not counted:
-                self._untrack(pod)
+                self._remove_tracking_finalizer(pod)
             last, done = self._registry.delete(catalogue.PODS, namespace_of(pod), name_of(pod))
             self._registry.record(job, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}", source=SOURCE)
             if not done and last["metadata"].get("deletionGracePeriodSeconds"):
                 remaining.append(last)
             elif not done:
-                self._untrack(last)
+                self._remove_tracking_finalizer(last)
         return [], remaining
 
     def _suspend(self, job: Obj, status: Obj, active: list[Obj], terminating: list[Obj]) -> tuple[list[Obj], list[Obj]]:
@@ -305,7 +305,7 @@ class JobController:
 
     # Creating pods
 
-    def _fill(self, job: Obj, status: Obj, active: list[Obj], terminating: list[Obj]) -> list[Obj]:
+    def _create_missing_pods(self, job: Obj, status: Obj, active: list[Obj], terminating: list[Obj]) -> list[Obj]:
         spec = job["spec"]
         holding = active + (terminating if spec["podReplacementPolicy"] == "Failed" else [])
         completions = spec.get("completions")

@@ -22,14 +22,14 @@ from decimal import Decimal
 from pathlib import Path
 
 from evenkeel_local.gpu_cluster import catalogue
-from evenkeel_local.gpu_cluster.cluster_events import Bus
+from evenkeel_local.gpu_cluster.admission import random_suffix
+from evenkeel_local.gpu_cluster.cluster_events import EventPublisher
 from evenkeel_local.gpu_cluster.config import ClusterConfig, KarpenterSettings
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.kinds import random_suffix
-from evenkeel_local.gpu_cluster.kubelet import Directory, Kubelet, Variables
+from evenkeel_local.gpu_cluster.kubelet import Kubelet, KubeletDirectory, Variables
 from evenkeel_local.gpu_cluster.machines import EFA, PODS_PER_NODE, shape_of
-from evenkeel_local.gpu_cluster.pod_topology import Amounts, NodeRoom
-from evenkeel_local.gpu_cluster.processes import Guard
+from evenkeel_local.gpu_cluster.pod_topology import Amounts, NodeCapacityView
+from evenkeel_local.gpu_cluster.processes import ProcessGuard
 from evenkeel_local.gpu_cluster.quantities import quantity
 from evenkeel_local.gpu_cluster.registry import Registry, condition_of, owner_reference, set_condition
 from evenkeel_local.gpu_cluster.scheduler import refusal, requests_of
@@ -151,11 +151,11 @@ class Karpenter:
         config: ClusterConfig,
         settings: KarpenterSettings,
         registry: Registry,
-        directory: Directory,
-        guard: Guard,
+        directory: KubeletDirectory,
+        guard: ProcessGuard,
         run_dir: Path,
         variables: Variables,
-        bus: Bus,
+        bus: EventPublisher,
     ) -> None:
         self._config = config
         self.settings = settings
@@ -230,7 +230,7 @@ class Karpenter:
         rt = self._type("NodePool")
         for pool in self._pools:
             used = self._used(name_of(pool))
-            shown = {name: _plain(amount) for name, amount in used.items()}
+            shown = {name: _format_amount(amount) for name, amount in used.items()}
 
             def write(obj: Obj, shown: dict[str, str] = shown) -> None:
                 status = obj.setdefault("status", {})
@@ -271,7 +271,7 @@ class Karpenter:
         waiting = self._waiting()
         if not waiting or not self._pools:
             return
-        rooms = [self._room_of(claim) for claim in self._claims if self._is_coming(claim)]
+        rooms = [self._capacity_of(claim) for claim in self._claims if self._is_launching(claim)]
         for pod in waiting:
             wanted = requests_of(pod["spec"])
             room = next((room for room in rooms if refusal(pod, wanted, room) is None), None)
@@ -279,18 +279,18 @@ class Karpenter:
                 claim = self._new_claim(pod, wanted)
                 if claim is None:
                     continue
-                room = self._room_of(claim)
+                room = self._capacity_of(claim)
                 rooms.append(room)
             for name, amount in wanted.items():
                 room.free[name] = room.free.get(name, Decimal(0)) - amount
 
-    def _is_coming(self, claim: Obj) -> bool:
+    def _is_launching(self, claim: Obj) -> bool:
         return (
             not claim["metadata"].get("deletionTimestamp")
             and (condition_of(claim, "Initialized") or {}).get("status") != "True"
         )
 
-    def _room_of(self, claim: Obj) -> NodeRoom:
+    def _capacity_of(self, claim: Obj) -> NodeCapacityView:
         spec = {"taints": claim["spec"].get("taints") or []}
         node = {"metadata": {"name": name_of(claim), "labels": claim["metadata"].get("labels") or {}}, "spec": spec}
         capacity = (claim.get("status") or {}).get("capacity") or {}
@@ -299,7 +299,7 @@ class Karpenter:
         for pod in self._store.pods_on(bound) if bound else ():
             for name, amount in requests_of(pod["spec"]).items():
                 free[name] = free.get(name, Decimal(0)) - amount
-        return NodeRoom(node, free)
+        return NodeCapacityView(node, free)
 
     def _new_claim(self, pod: Obj, wanted: Amounts) -> Obj | None:
         now = time.monotonic()
@@ -318,7 +318,7 @@ class Karpenter:
                     "spec": {"taints": template.get("taints") or []},
                 }
                 free = {name: quantity(amount) for name, amount in offering.resources.items()}
-                if refusal(pod, wanted, NodeRoom(node, free)) is None and self._within_limits(pool, offering):
+                if refusal(pod, wanted, NodeCapacityView(node, free)) is None and self._within_limits(pool, offering):
                     return self._create_claim(pool, template, all_labels, offering, wanted)
         return None
 
@@ -352,7 +352,7 @@ class Karpenter:
                 "taints": template.get("taints") or [],
                 "startupTaints": template.get("startupTaints") or [],
                 "nodeClassRef": template.get("nodeClassRef") or {},
-                "resources": {"requests": {name: _plain(amount) for name, amount in wanted.items()}},
+                "resources": {"requests": {name: _format_amount(amount) for name, amount in wanted.items()}},
             },
             "status": {"capacity": resources, "allocatable": resources},
         }
@@ -386,7 +386,7 @@ class Karpenter:
             self._out_of_capacity[key] = time.monotonic() + self.settings.capacity_memory
             told = f"creating instance, insufficient capacity, with fleet error(s), InsufficientInstanceCapacity: {key}"
             self._registry.record(claim, "InsufficientCapacityError", told, "Warning", "karpenter")
-            self._drop(instance)
+            self._abandon_claim(instance)
             return
         self._count += 1
         address = f"10.2.{self._count // 250}.{self._count % 250 + 1}"
@@ -526,18 +526,18 @@ class Karpenter:
             self._directory.remove(instance.node_name)
         node = self._store.find(catalogue.NODES.key, "", instance.node_name)
         if node is not None:
-            self._registry.mutate(catalogue.NODES, "", instance.node_name, _let_go)
+            self._registry.mutate(catalogue.NODES, "", instance.node_name, _remove_finalizer)
             if self._store.find(catalogue.NODES.key, "", instance.node_name) is not None:
                 self._registry.delete(catalogue.NODES, "", instance.node_name, {"propagationPolicy": "Background"})
 
-    def _drop(self, instance: Instance) -> None:
+    def _abandon_claim(self, instance: Instance) -> None:
         """Give up a claim that never became a machine."""
         self._registry.delete(self._type("NodeClaim"), "", instance.claim)
         self._drop_claim(instance.claim)
 
     def _drop_claim(self, name: str) -> None:
         self._instances.pop(name, None)
-        self._registry.mutate(self._type("NodeClaim"), "", name, _let_go)
+        self._registry.mutate(self._type("NodeClaim"), "", name, _remove_finalizer)
 
     # Node repair
 
@@ -551,7 +551,7 @@ class Karpenter:
         now = datetime.now(UTC)
         for pool in self._pools:
             nodes = self._nodes_of(name_of(pool))
-            sick = [(claim, since) for claim, node in nodes if (since := self._sick_since(node)) is not None]
+            sick = [(claim, since) for claim, node in nodes if (since := self._unhealthy_since(node)) is not None]
             if len(sick) > math.ceil(len(nodes) * REPAIR_SHARE):
                 if name_of(pool) not in self._paused:
                     self._paused.add(name_of(pool))
@@ -578,7 +578,7 @@ class Karpenter:
                 found.append((claim, node))
         return found
 
-    def _sick_since(self, node: Obj) -> tuple[datetime, float] | None:
+    def _unhealthy_since(self, node: Obj) -> tuple[datetime, float] | None:
         """Return since when a node is unhealthy and how long that is borne; the one that is due first."""
         due = []
         for kind, wait in self.settings.node_repair.items():
@@ -602,7 +602,7 @@ class Karpenter:
             allowed = self._budget(disruption, len(claims))
             allowed -= sum(1 for claim in claims if claim["metadata"].get("deletionTimestamp"))
             for claim in claims:
-                if allowed > 0 and self._is_superfluous(claim, after, underused):
+                if allowed > 0 and self._is_consolidatable(claim, after, underused):
                     allowed -= 1
                     self._condition(
                         name_of(claim), "DisruptionReason", "True", "Empty" if not underused else "Underutilized"
@@ -621,7 +621,7 @@ class Karpenter:
             limits.append(math.ceil(int(text[:-1]) * total / 100) if text.endswith("%") else int(text))
         return min(limits)
 
-    def _is_superfluous(self, claim: Obj, after: float, underused: bool) -> bool:
+    def _is_consolidatable(self, claim: Obj, after: float, underused: bool) -> bool:
         instance = self._instances.get(name_of(claim))
         initialized = (condition_of(claim, "Initialized") or {}).get("status") == "True"
         if instance is None or claim["metadata"].get("deletionTimestamp") or not initialized:
@@ -650,7 +650,7 @@ class Karpenter:
                 if pod["status"].get("phase") not in ("Succeeded", "Failed"):
                     for name, amount in requests_of(pod["spec"]).items():
                         free[name] = free.get(name, Decimal(0)) - amount
-            rooms.append(NodeRoom(node, free))
+            rooms.append(NodeCapacityView(node, free))
         for pod in pods:
             wanted = requests_of(pod["spec"])
             room = next((room for room in rooms if refusal(pod, wanted, room) is None), None)
@@ -695,14 +695,14 @@ def _key(offering: Offering) -> tuple[str, str, str]:
     return offering.instance_type, offering.zone, offering.capacity_type
 
 
-def _let_go(obj: Obj) -> None:
+def _remove_finalizer(obj: Obj) -> None:
     """Take Karpenter's own finalizer off; another's keeps the object."""
     kept = [item for item in obj["metadata"].pop("finalizers", None) or () if item != TERMINATION]
     if kept:
         obj["metadata"]["finalizers"] = kept
 
 
-def _plain(amount: Decimal) -> str:
+def _format_amount(amount: Decimal) -> str:
     return str(int(amount)) if amount == int(amount) else str(amount)
 
 

@@ -16,8 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from evenkeel_local.gpu_cluster.aws_auth import EngineAuth, policy_source
 from evenkeel_local.gpu_cluster.config import AccessEntry, AccessPolicy
-from evenkeel_local.gpu_cluster.engine import Engine, EngineError
-from evenkeel_local.gpu_cluster.identity import ADMIN, Access, User
+from evenkeel_local.gpu_cluster.engine import EngineClient, EngineClientError
+from evenkeel_local.gpu_cluster.identity import ADMIN, AccessScope, User
 from evenkeel_local.gpu_cluster.rbac import ADMIN_VIEW
 
 PREFIX = "k8s-aws-v1."
@@ -67,7 +67,7 @@ class EksAuthenticator:
     """Knows the admin's token, and everybody whom STS and an access entry vouch for."""
 
     def __init__(
-        self, admin_token: str, engine: Engine, callers: EngineAuth, cluster_name: str, entries: list[AccessEntry]
+        self, admin_token: str, engine: EngineClient, callers: EngineAuth, cluster_name: str, entries: list[AccessEntry]
     ) -> None:
         self._static = StaticAuthenticator(admin_token)
         self._engine = engine
@@ -100,7 +100,7 @@ class EksAuthenticator:
         headers = {"Host": parts.netloc, CLUSTER_HEADER: self._cluster_name}
         try:
             answer = await self._engine.forward("GET", f"{parts.path or '/'}?{parts.query}", headers, b"")
-        except EngineError:
+        except EngineClientError:
             return None
         arn = answer.text("Arn") if answer.status == 200 else None
         if arn is not None:
@@ -160,9 +160,9 @@ def user_of(arn: str, entries: list[AccessEntry]) -> User | None:
     return None
 
 
-def _accesses(entry: AccessEntry) -> Iterator[Access]:
+def _accesses(entry: AccessEntry) -> Iterator[AccessScope]:
     for associated in entry.access_policies:
         policy = AccessPolicy(policy=associated) if isinstance(associated, str) else associated
         role = ROLES.get(policy.policy.rsplit("/", 1)[-1])
         if role is not None:  # the rest permit nothing that this cluster has
-            yield Access(role, policy.namespaces)
+            yield AccessScope(role, policy.namespaces)

@@ -16,8 +16,8 @@ from pathlib import Path
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.exec_session import Begin, Session
-from evenkeel_local.gpu_cluster.pod_worker import Container, MissingReference, PodWorker
-from evenkeel_local.gpu_cluster.processes import Guard, Running
+from evenkeel_local.gpu_cluster.pod_worker import ContainerRun, MissingReference, PodWorker
+from evenkeel_local.gpu_cluster.processes import ProcessGuard, RunningProcess
 from evenkeel_local.gpu_cluster.registry import Registry, micro_timestamp, set_condition, timestamp
 from evenkeel_local.gpu_cluster.store import Store, clone, name_of, namespace_of
 
@@ -35,13 +35,13 @@ Variables = Callable[[Obj], dict[str, str]]
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedContainer:
     """A process that this node started, kept after its end."""
 
     pod: Obj
     container: str
     uses_gpu: bool
-    running: Running
+    running: RunningProcess
 
 
 class Kubelet:
@@ -51,7 +51,7 @@ class Kubelet:
         self,
         name: str,
         registry: Registry,
-        guard: Guard,
+        guard: ProcessGuard,
         run_dir: Path,
         heartbeat_seconds: float,
         restart_backoff: float,
@@ -63,7 +63,7 @@ class Kubelet:
         self.is_on = False
         self.host_ip = ""
         self.workers: dict[str, PodWorker] = {}
-        self.started: deque[Started] = deque(maxlen=KEPT_PROCESSES)
+        self.started: deque[StartedContainer] = deque(maxlen=KEPT_PROCESSES)
         self._registry = registry
         self._store: Store = registry.store
         self._pods_dir = run_dir / "pods"
@@ -79,8 +79,8 @@ class Kubelet:
         """Start on a fresh machine or after a reboot: register the node, report what was lost, run what is bound."""
         self.is_on = self.is_connected = True
         self._register(node)
-        self._report_lost()
-        self._beat()
+        self._report_lost_pods()
+        self._send_heartbeat()
         self._beating = asyncio.create_task(self._heartbeats(), name=f"heartbeats of {self.name}")
         self.sync_all()
 
@@ -114,7 +114,7 @@ class Kubelet:
         if not self.is_on or self.is_connected:
             return
         self.is_connected = True
-        self._beat()
+        self._send_heartbeat()
         for worker in list(self.workers.values()):
             found = self._store.find(catalogue.PODS.key, namespace_of(worker.pod), name_of(worker.pod))
             if found is None or found["metadata"]["uid"] != worker.uid:
@@ -140,7 +140,7 @@ class Kubelet:
 
         self._registry.mutate(catalogue.NODES, "", self.name, update)
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         now = micro_timestamp()
         spec = {
             "holderIdentity": self.name,
@@ -168,7 +168,7 @@ class Kubelet:
         while True:
             await asyncio.sleep(self._heartbeat_seconds)
             if self.is_connected:
-                self._beat()
+                self._send_heartbeat()
 
     # Pods
 
@@ -230,7 +230,7 @@ class Kubelet:
             if refused.code not in (404, 409):
                 raise
 
-    def _report_lost(self) -> None:
+    def _report_lost_pods(self) -> None:
         """Report pods that ran here before a reboot as ended: their processes are gone."""
         for pod in self._store.pods_on(self.name):
             if pod["status"].get("phase") in ("Succeeded", "Failed"):
@@ -301,9 +301,9 @@ class Kubelet:
         if stored is not None and worker.is_over and stored["metadata"].get("deletionTimestamp"):
             self._confirm_deletion(stored)
 
-    def note(self, worker: PodWorker, container: Container, running: Running) -> None:
+    def note(self, worker: PodWorker, container: ContainerRun, running: RunningProcess) -> None:
         """Remember a process that was started."""
-        self.started.append(Started(worker.pod, container.name, container.uses_gpu, running))
+        self.started.append(StartedContainer(worker.pod, container.name, container.uses_gpu, running))
 
     def tell(self, worker: PodWorker, reason: str, message: str, kind: str = "Normal") -> None:
         """Record an event about a pod, if the API can be seen."""
@@ -323,7 +323,7 @@ class Kubelet:
             worker.signal_gpu_processes(signal.SIGKILL)
 
 
-class Directory:
+class KubeletDirectory:
     """The kubelets of all nodes, whoever launched their machines."""
 
     def __init__(self) -> None:
@@ -399,11 +399,11 @@ class LogReader:
     def _runs(self, worker: PodWorker | None, name: str) -> bool:
         if worker is None or worker.is_over:
             return False
-        found: list[Container] = [item for item in worker.containers + worker.init_containers if item.name == name]
+        found: list[ContainerRun] = [item for item in worker.containers + worker.init_containers if item.name == name]
         return bool(found) and "terminated" not in found[0].state
 
 
-class Executor:
+class ExecRunner:
     """Runs commands in containers, as a kubelet does for the API server."""
 
     def __init__(self, kubelet_of: Callable[[Obj], Kubelet | None]) -> None:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from evenkeel_local.gpu_cluster import catalogue
-from evenkeel_local.gpu_cluster.config import ClusterConfig, InstanceGroup
+from evenkeel_local.gpu_cluster.config import ClusterConfig, InstanceGroupConfig
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.kubelet import Directory, Kubelet, Variables
-from evenkeel_local.gpu_cluster.processes import Guard
+from evenkeel_local.gpu_cluster.kubelet import Kubelet, KubeletDirectory, Variables
+from evenkeel_local.gpu_cluster.processes import ProcessGuard
 from evenkeel_local.gpu_cluster.registry import Registry
 
 PREFIX = "sagemaker.amazonaws.com/"
@@ -83,7 +83,7 @@ class EventSink(Protocol):
 
 
 @dataclass(frozen=True)
-class Fault:
+class HardwareFault:
     """What the health agent finds on a machine."""
 
     type: str
@@ -126,7 +126,7 @@ class Machine:
     kubelet: Kubelet | None = None
     unhealthy: tuple[str, str] | None = None
     """(fault type, fault reason) that the health agent reported for this life."""
-    lasting: Fault | None = None
+    lasting: HardwareFault | None = None
     """A fault that no reboot clears: the health agent finds it again after each."""
     has_rebooted_in_vain: bool = False
     is_agent_silent: bool = False
@@ -152,23 +152,23 @@ class ProviderCall:
     caller: str
 
 
-class Fleet:
+class MachineFleet:
     """All machines of the HyperPod cluster."""
 
     def __init__(
         self,
         config: ClusterConfig,
         registry: Registry,
-        guard: Guard,
+        guard: ProcessGuard,
         run_dir: Path,
         variables: Variables,
-        directory: Directory,
+        directory: KubeletDirectory,
     ) -> None:
         self.config = config
         self._directory = directory
         self.created_at = time.time()
         self.node_recovery: str = config.node_recovery
-        self.groups: dict[str, InstanceGroup] = {group.name: group for group in config.instance_groups}
+        self.groups: dict[str, InstanceGroupConfig] = {group.name: group for group in config.instance_groups}
         self.targets: dict[str, int] = {group.name: group.count for group in config.instance_groups}
         self.capacity: dict[str, int | None] = {group.name: group.capacity for group in config.instance_groups}
         self.machines: list[Machine] = []
@@ -223,7 +223,7 @@ class Fleet:
             for _ in range(group.count):
                 self.begin(self._boot_new(self._new_machine(group.name, str(uuid.uuid4())), self.config.delays.boot))
 
-    def take_up(self, machine: Machine) -> None:
+    def restore_machine(self, machine: Machine) -> None:
         """Go on with a machine of a former process; its power was cut meanwhile."""
         self._next_ip += 1
         self.machines.append(machine)
@@ -240,13 +240,13 @@ class Fleet:
             elif machine.operation in ("Replace", "Launch") or (
                 machine.operation is None and machine.status == "Pending"
             ):
-                self.begin(self._bring_up(machine))
+                self.begin(self._boot_until_up(machine))
             else:
                 machine.operation = "Reboot"
                 self.begin(self._boot_new(machine, self.config.delays.boot))
         self._taken_up.clear()
         for slot in self.empty_slots:
-            self.begin(self._go_on_with(slot))
+            self.begin(self._resume_slot(slot))
 
     def stop(self) -> None:
         """Switch everything off."""
@@ -294,9 +294,9 @@ class Fleet:
     async def _boot_new(self, machine: Machine, seconds: float) -> None:
         if seconds:
             await asyncio.sleep(seconds)
-        self._switch_on(machine)
+        self._power_on(machine)
 
-    def _switch_on(self, machine: Machine) -> None:
+    def _power_on(self, machine: Machine) -> None:
         if machine.kubelet is None:
             machine.kubelet = Kubelet(
                 machine.node_name,
@@ -387,7 +387,7 @@ class Fleet:
             machine.kubelet.shut_down()
         await asyncio.sleep(self.config.delays.reboot)
         machine.boot_id = str(uuid.uuid4())
-        self._switch_on(machine)
+        self._power_on(machine)
         if self.on_rebooted is not None:
             self.on_rebooted(machine)
 
@@ -396,27 +396,27 @@ class Fleet:
         if self.events is not None:
             self.events.lost_readiness(1)
         if self.auto_scaling is not None:
-            self._tell_termination(machine)
+            self._report_termination(machine)
             self.remove(machine)
             return
         machine.operation, machine.status = "Replace", "ShuttingDown"
         self.begin(self._replace(machine))
 
     async def _replace(self, machine: Machine) -> None:
-        self._tell_termination(machine)
+        self._report_termination(machine)
         await asyncio.sleep(self.config.delays.terminate)
-        self._end_life(machine)
+        self._destroy(machine)
         fresh = self._new_machine(machine.group, machine.logical_id)
         fresh.operation = "Replace"
-        await self._bring_up(fresh)
+        await self._boot_until_up(fresh)
 
-    async def _bring_up(self, machine: Machine) -> None:
+    async def _boot_until_up(self, machine: Machine) -> None:
         """Launch a machine until a boot succeeds; each attempt is an instance of its own, as HyperPod retries."""
         while (failed := await self._try_boot(machine)) is not None:
             purpose, machine.operation = machine.operation, machine.operation or "Launch"
             machine.status, machine.message = "Failure", BOOT_FAILURES[failed]
             await asyncio.sleep(self.config.delays.replace)
-            self._end_life(machine)
+            self._destroy(machine)
             slot = EmptySlot(machine.group, machine.logical_id, purpose, machine.message)
             self.empty_slots.append(slot)
             machine = await self._fill(slot)
@@ -424,8 +424,8 @@ class Fleet:
             return  # it was deleted on its way
         self._run_lifecycle_script(machine)
         is_replacement = machine.operation == "Replace"
-        self._switch_on(machine)
-        self._tell_provisioned(machine)
+        self._power_on(machine)
+        self._report_provisioned(machine)
         if is_replacement:
             self._event(
                 machine,
@@ -442,8 +442,8 @@ class Fleet:
         machine.operation, machine.message = slot.operation, slot.message
         return machine
 
-    async def _go_on_with(self, slot: EmptySlot) -> None:
-        await self._bring_up(await self._fill(slot))
+    async def _resume_slot(self, slot: EmptySlot) -> None:
+        await self._boot_until_up(await self._fill(slot))
 
     async def _try_boot(self, machine: Machine) -> str | None:
         """Take one launch up to where it fails; return the stage, or nothing when nothing does."""
@@ -453,7 +453,7 @@ class Fleet:
             failing.times -= 1
             if failing.times == 0:
                 del self.failing_boots[machine.group]
-        self._tell_reservation(machine)
+        self._report_reservation(machine)
         if is_replacement and (failing is None or failing.stage != "start"):
             self._event(
                 machine,
@@ -504,7 +504,7 @@ class Fleet:
         """Look again at replacements that wait for capacity."""
         self._unstuck.set()
 
-    def _end_life(self, machine: Machine) -> None:
+    def _destroy(self, machine: Machine) -> None:
         """Take a machine away for good: its processes die, its node object goes, whatever a partition hid."""
         if machine.kubelet is not None:
             machine.kubelet.power_off()
@@ -528,7 +528,7 @@ class Fleet:
         self._scale(group, count)
         added = [self._new_machine(group, str(uuid.uuid4())) for _ in range(count)]
         for machine in added:
-            self.begin(self._bring_up(machine))
+            self.begin(self._boot_until_up(machine))
         return added
 
     def _scale(self, group: str, by: int) -> None:
@@ -537,7 +537,7 @@ class Fleet:
         if self.on_scaling is not None:
             self.on_scaling(group, original, self.targets[group])
 
-    def _tell_reservation(self, machine: Machine) -> None:
+    def _report_reservation(self, machine: Machine) -> None:
         if self.groups[machine.group].training_plan is not None:
             found = f"cr-{machine.logical_id.replace('-', '')[:17]}"
             arn = f"arn:aws:ec2:{self.config.region}:{self.config.account}:capacity-reservation/{found}"
@@ -554,7 +554,7 @@ class Fleet:
             level = "Error" if state == "Failed" else "Info"
             self._event(machine, told + " in Cluster {cluster} and IG {group}", {"LcsExecutionState": state}, level)
 
-    def _tell_provisioned(self, machine: Machine) -> None:
+    def _report_provisioned(self, machine: Machine) -> None:
         number = machine.instance_id.removeprefix("i-")
         told = "EC2 Instance {id} successfully provisioned in Cluster {cluster} and IG {group}"
         self._event(machine, told, {"CustomerEni": f"eni-{number}"})
@@ -567,9 +567,9 @@ class Fleet:
 
     async def _remove(self, machine: Machine) -> None:
         await asyncio.sleep(self.config.delays.terminate)
-        self._end_life(machine)
+        self._destroy(machine)
 
-    def _tell_termination(self, machine: Machine) -> None:
+    def _report_termination(self, machine: Machine) -> None:
         told = "Termination of EC2 Instance {id} is currently in progress on Cluster {cluster} and IG {group}"
         self._event(machine, told)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.kubelet import Directory
+from evenkeel_local.gpu_cluster.kubelet import KubeletDirectory
 from evenkeel_local.gpu_cluster.registry import timestamp
 from evenkeel_local.gpu_cluster.store import ResourceType, Store, name_of, namespace_of
 
@@ -40,7 +40,7 @@ def _by_session() -> dict[int, tuple[float, int]]:
 class Metrics:
     """Measures pods by their processes, and nodes by their pods."""
 
-    def __init__(self, directory: Directory, store: Store) -> None:
+    def __init__(self, directory: KubeletDirectory, store: Store) -> None:
         self._directory = directory
         self._store = store
 

@@ -7,14 +7,14 @@ takes its own, compiled ones.
 from __future__ import annotations
 
 from evenkeel_local.gpu_cluster import field_table
-from evenkeel_local.gpu_cluster.catalogue import Catalogue
+from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.store import ResourceType
 
 META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
 
-def index(types: Catalogue) -> Obj:
+def index(types: ResourceCatalogue) -> Obj:
     """Return the list of documents, one a group version."""
     paths: Obj = {}
     for group, versions in types.group_versions().items():

@@ -21,7 +21,7 @@ Domain = tuple[str, str]
 
 
 @dataclass
-class NodeRoom:
+class NodeCapacityView:
     """A node with what its pods leave free."""
 
     node: Obj
@@ -65,43 +65,43 @@ def constraints(pod: Obj) -> list[Obj]:
     return [each for each in stated if each.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule"]
 
 
-def is_choosy(pod: Obj) -> bool:
+def has_topology_rules(pod: Obj) -> bool:
     """Whether it matters to a pod where others are, so that its labels decide where it fits."""
     return bool(terms(pod, "podAffinity") or terms(pod, "podAntiAffinity") or constraints(pod))
 
 
-def _is_about(term: Obj, owner: Obj, other: Obj) -> bool:
+def _term_matches(term: Obj, owner: Obj, other: Obj) -> bool:
     namespaces = term.get("namespaces") or [namespace_of(owner)]
     if term.get("namespaceSelector") != {} and namespace_of(other) not in namespaces:
         return False
-    return _alike(term, owner, other) and matches_selector(term.get("labelSelector"), labels_of(other))
+    return _same_domain(term, owner, other) and matches_selector(term.get("labelSelector"), labels_of(other))
 
 
-def _alike(term: Obj, owner: Obj, other: Obj) -> bool:
+def _same_domain(term: Obj, owner: Obj, other: Obj) -> bool:
     keys = term.get("matchLabelKeys") or ()
     return all(labels_of(owner).get(key) == labels_of(other).get(key) for key in keys)
 
 
-class Neighbours:
+class PodAffinityRules:
     """What the pods that are placed mean for one that is not, worked out once for all nodes."""
 
-    def __init__(self, pod: Obj, rooms: Iterable[NodeRoom], may_go_to: Callable[[Obj], bool]) -> None:
+    def __init__(self, pod: Obj, rooms: Iterable[NodeCapacityView], may_go_to: Callable[[Obj], bool]) -> None:
         rooms = list(rooms)
         self._kept_from = {
             found
             for room in rooms
             for guard in room.guards
             for term in terms(guard, "podAntiAffinity")
-            if (found := room.domain(term["topologyKey"])) is not None and _is_about(term, guard, pod)
+            if (found := room.domain(term["topologyKey"])) is not None and _term_matches(term, guard, pod)
         }
         self._avoided = [(term["topologyKey"], _where(term, pod, rooms)) for term in terms(pod, "podAntiAffinity")]
         wanted = [(term, _where(term, pod, rooms)) for term in terms(pod, "podAffinity")]
         # The first of a group that wants to be together may begin anywhere.
-        begins = not any(found for _, found in wanted) and all(_is_about(term, pod, pod) for term, _ in wanted)
+        begins = not any(found for _, found in wanted) and all(_term_matches(term, pod, pod) for term, _ in wanted)
         self._wanted = [(term["topologyKey"], None if begins else found) for term, found in wanted]
         self._spread = [_Spread(each, pod, rooms, may_go_to) for each in constraints(pod)]
 
-    def refusal(self, room: NodeRoom) -> str | None:
+    def refusal(self, room: NodeCapacityView) -> str | None:
         """Return why the pod may not go to a node, nothing when it may."""
         for key, found in self._wanted:
             domain = room.domain(key)
@@ -114,20 +114,22 @@ class Neighbours:
         return next((why for spread in self._spread if (why := spread.refusal(room)) is not None), None)
 
 
-def _where(term: Obj, pod: Obj, rooms: list[NodeRoom]) -> set[Domain]:
+def _where(term: Obj, pod: Obj, rooms: list[NodeCapacityView]) -> set[Domain]:
     """Return the domains in which a pod runs that a term of `pod` is about."""
     return {
         found
         for room in rooms
         if (found := room.domain(term["topologyKey"])) is not None
-        and any(_is_about(term, pod, other) for other in room.pods)
+        and any(_term_matches(term, pod, other) for other in room.pods)
     }
 
 
 class _Spread:
     """One constraint: how many of the pods that it counts there are in each domain."""
 
-    def __init__(self, constraint: Obj, pod: Obj, rooms: list[NodeRoom], may_go_to: Callable[[Obj], bool]) -> None:
+    def __init__(
+        self, constraint: Obj, pod: Obj, rooms: list[NodeCapacityView], may_go_to: Callable[[Obj], bool]
+    ) -> None:
         self._key = str(constraint["topologyKey"])
         self._most = int(constraint.get("maxSkew") or 1)
         selector = constraint.get("labelSelector")
@@ -142,13 +144,13 @@ class _Spread:
                 for other in room.pods
                 if namespace_of(other) == namespace_of(pod)
                 and not other["metadata"].get("deletionTimestamp")
-                and _alike(constraint, pod, other)
+                and _same_domain(constraint, pod, other)
                 and matches_selector(selector, labels_of(other))
             )
         enough = len(self._counts) >= int(constraint.get("minDomains") or 1)
         self._fewest = min(self._counts.values(), default=0) if enough else 0
 
-    def refusal(self, room: NodeRoom) -> str | None:
+    def refusal(self, room: NodeCapacityView) -> str | None:
         domain = room.domain(self._key)
         if domain is None:
             return "node(s) didn't match pod topology spread constraints (missing required label)"

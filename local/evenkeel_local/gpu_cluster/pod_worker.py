@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from evenkeel_local.gpu_cluster import catalogue, exec_session, processes, volumes
+from evenkeel_local.gpu_cluster.admission import GPU
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.exec_session import Session
-from evenkeel_local.gpu_cluster.kinds import GPU
-from evenkeel_local.gpu_cluster.processes import Guard, Running
+from evenkeel_local.gpu_cluster.processes import ProcessGuard, RunningProcess
 from evenkeel_local.gpu_cluster.quantities import quantity
 from evenkeel_local.gpu_cluster.registry import set_condition, timestamp
 from evenkeel_local.gpu_cluster.store import Store, clone, name_of, namespace_of
@@ -32,10 +32,10 @@ _POD_NAME = re.compile(
 )
 
 
-class NodeEnvironment(Protocol):
+class PodHost(Protocol):
     """What a pod gets from the machine it runs on."""
 
-    guard: Guard
+    guard: ProcessGuard
 
     def environment(self, pod: Obj) -> dict[str, str]:
         """Return the variables that every container of a pod starts with."""
@@ -49,7 +49,7 @@ class NodeEnvironment(Protocol):
     def report(self, worker: PodWorker) -> None:
         """Hear that the pod's status changed."""
 
-    def note(self, worker: PodWorker, container: Container, running: Running) -> None:
+    def note(self, worker: PodWorker, container: ContainerRun, running: RunningProcess) -> None:
         """Hear that a process was started."""
 
     def tell(self, worker: PodWorker, reason: str, message: str, kind: str = "Normal") -> None:
@@ -57,7 +57,7 @@ class NodeEnvironment(Protocol):
 
 
 @dataclass
-class Container:
+class ContainerRun:
     """A container's progress, in the words of `containerStatuses`."""
 
     spec: Obj
@@ -67,7 +67,7 @@ class Container:
     last_state: Obj = field(default_factory=dict)
     restarts: int = 0
     started: bool = False
-    running: Running | None = None
+    running: RunningProcess | None = None
     pause_ended: asyncio.Event | None = None
     runs: int = 0
     has_visitors: bool = False  # whether a command was run beside its own
@@ -106,7 +106,7 @@ class Container:
 class PodWorker:
     """Runs one pod on one node until it ends or is ended."""
 
-    def __init__(self, pod: Obj, node: NodeEnvironment, store: Store, restart_backoff: float) -> None:
+    def __init__(self, pod: Obj, node: PodHost, store: Store, restart_backoff: float) -> None:
         self.pod = pod
         self.uid = str(pod["metadata"]["uid"])
         self.phase = "Pending"
@@ -117,15 +117,15 @@ class PodWorker:
         self._store = store
         self._restart_backoff = restart_backoff
         spec = pod["spec"]
-        self.init_containers = [Container(item, True) for item in spec.get("initContainers") or ()]
-        self.containers = [Container(item, False) for item in spec["containers"]]
+        self.init_containers = [ContainerRun(item, True) for item in spec.get("initContainers") or ()]
+        self.containers = [ContainerRun(item, False) for item in spec["containers"]]
         self._task: asyncio.Task[None] | None = None
         self._stop_task: asyncio.Task[None] | None = None
         self._deadline: float | None = None
         self._ended = asyncio.Event()
 
     @property
-    def processes(self) -> list[tuple[Container, Running]]:
+    def processes(self) -> list[tuple[ContainerRun, RunningProcess]]:
         """The containers that run now, with their processes."""
         both = [*self.init_containers, *self.containers]
         return [(item, item.running) for item in both if item.running is not None]
@@ -140,7 +140,7 @@ class PodWorker:
                 if not await self._run_init(container):
                     return
             if not self.is_stopping:
-                self.phase = "Running"
+                self.phase = "RunningProcess"
                 await asyncio.gather(*(self._run_container(container) for container in self.containers))
         finally:
             if not self.is_over:
@@ -162,9 +162,9 @@ class PodWorker:
         self.phase = "Succeeded" if ended_well else "Failed"
         self._node.report(self)
 
-    async def _run_init(self, container: Container) -> bool:
+    async def _run_init(self, container: ContainerRun) -> bool:
         while not self._must_stop():
-            await self._once(container)
+            await self._run_once(container)
             if container.exit_code == 0:
                 return True
             if self.pod["spec"]["restartPolicy"] == "Never" or self._must_stop():
@@ -172,16 +172,16 @@ class PodWorker:
             await self._back_off(container)
         return False
 
-    async def _run_container(self, container: Container) -> None:
+    async def _run_container(self, container: ContainerRun) -> None:
         policy = self.pod["spec"]["restartPolicy"]
         while not self._must_stop():
-            await self._once(container)
+            await self._run_once(container)
             again = policy == "Always" or (policy == "OnFailure" and container.exit_code != 0)
             if self._must_stop() or not again:
                 return
             await self._back_off(container)
 
-    async def _back_off(self, container: Container) -> None:
+    async def _back_off(self, container: ContainerRun) -> None:
         """Wait before a container is started again: at once, then after a delay that doubles to 30 times the first."""
         container.last_state = container.state
         delay = 0.0 if container.restarts == 0 else self._restart_backoff * min(2 ** (container.restarts - 1), 30)
@@ -193,7 +193,7 @@ class PodWorker:
             await asyncio.sleep(delay)
         container.restarts += 1
 
-    async def _once(self, container: Container) -> None:
+    async def _run_once(self, container: ContainerRun) -> None:
         """Run a container's command once, from start to end."""
         container.container_id = f"{self.uid}-{container.name}-{container.runs}"
         container.runs += 1
@@ -203,7 +203,7 @@ class PodWorker:
             return
         began = timestamp()
         try:
-            argv, env = await self._prepared(container, command)
+            argv, env = await self._resolve_command(container, command)
             if self._must_stop():
                 container.state = _terminated(137, "Error", began)
                 return
@@ -222,7 +222,7 @@ class PodWorker:
             self._node.report(self)
             await asyncio.sleep(max(self._restart_backoff, 0.2))
             if not self._must_stop():
-                await self._once(container)
+                await self._run_once(container)
             return
         container.running = running
         self._node.note(self, container, running)
@@ -234,11 +234,11 @@ class PodWorker:
         code = await running.wait()
         container.running = None
         container.state = _terminated(
-            code, "Completed" if code == 0 else "Error", began, self._last_words(container, code)
+            code, "Completed" if code == 0 else "Error", began, self._termination_message(container, code)
         )
         self._node.report(self)
 
-    async def _prepared(self, container: Container, command: list[str]) -> tuple[list[str], dict[str, str]]:
+    async def _resolve_command(self, container: ContainerRun, command: list[str]) -> tuple[list[str], dict[str, str]]:
         """Return a command and the environment it runs with in a container, paths below its volumes rewritten."""
         env = await self._environment(container)
         mounted = volumes.prepare(
@@ -247,19 +247,19 @@ class PodWorker:
         env = {name: volumes.rewritten(text, mounted) for name, text in env.items()}
         return [volumes.rewritten(expand(part, env), mounted) for part in command], env
 
-    async def execute(self, container: Container, command: list[str], *, tty: bool, stdin: bool) -> Session:
+    async def execute(self, container: ContainerRun, command: list[str], *, tty: bool, stdin: bool) -> Session:
         """Start another command in a container that runs.
 
         Raises:
             OSError: the command cannot be started.
         """
         container.has_visitors = True
-        argv, env = await self._prepared(container, command)
+        argv, env = await self._resolve_command(container, command)
         root = self._node.folder(self.pod) / "root"
         root.mkdir(parents=True, exist_ok=True)
         return await exec_session.start(argv, env, root, container.container_id, self._node.guard, tty=tty, stdin=stdin)
 
-    def _last_words(self, container: Container, code: int) -> str:
+    def _termination_message(self, container: ContainerRun, code: int) -> str:
         """Return the end of the log of a container that failed, where its termination message policy asks for that.
 
         Source: the kubelet keeps the last 80 lines, of at most 2,048 bytes.
@@ -269,7 +269,7 @@ class PodWorker:
         tail = self.log_file(container).read_bytes()[-2048:].decode("utf-8", "replace")
         return "".join(tail.splitlines(keepends=True)[-80:])
 
-    async def _pause(self, container: Container) -> None:
+    async def _pause(self, container: ContainerRun) -> None:
         """Run a container that has no command: it has no process, and runs until it is stopped."""
         container.pause_ended = asyncio.Event()
         container.state = {"running": {"startedAt": timestamp()}}
@@ -282,7 +282,7 @@ class PodWorker:
         container.state = _terminated(0, "Completed", began)
         container.pause_ended = None
 
-    def log_file(self, container: Container, *, previous: bool = False) -> Path:
+    def log_file(self, container: ContainerRun, *, previous: bool = False) -> Path:
         """Return the file that a container's current (or previous) run writes its output to."""
         run = container.runs - 1 - int(previous)
         return self._node.folder(self.pod) / "logs" / f"{container.name}.{max(run, 0)}.log"
@@ -359,22 +359,22 @@ class PodWorker:
         if self.init_containers:
             status["initContainerStatuses"] = [container.status() for container in self.init_containers]
         over = self.phase in ("Succeeded", "Failed")
-        ready = self.phase == "Running" and all("running" in container.state for container in self.containers)
+        ready = self.phase == "RunningProcess" and all("running" in container.state for container in self.containers)
         initialized = all(container.exit_code == 0 for container in self.init_containers)
         names = [container.name for container in self.containers if "running" not in container.state]
         unready = "PodCompleted" if self.phase == "Succeeded" else "PodFailed" if over else "ContainersNotReady"
         told = "" if over else f"containers with unready status: [{' '.join(names)}]"
-        _plain(status, "PodReadyToStartContainers", not over, "", "")
-        _plain(status, "Initialized", initialized, "" if initialized else "ContainersNotInitialized", "")
-        _plain(status, "Ready", ready, "" if ready else unready, "" if ready else told)
-        _plain(status, "ContainersReady", ready, "" if ready else unready, "" if ready else told)
+        _set_condition(status, "PodReadyToStartContainers", not over, "", "")
+        _set_condition(status, "Initialized", initialized, "" if initialized else "ContainersNotInitialized", "")
+        _set_condition(status, "Ready", ready, "" if ready else unready, "" if ready else told)
+        _set_condition(status, "ContainersReady", ready, "" if ready else unready, "" if ready else told)
 
     # Environment
 
-    async def _environment(self, container: Container) -> dict[str, str]:
+    async def _environment(self, container: ContainerRun) -> dict[str, str]:
         env = dict(self._node.environment(self.pod))
         for source in container.spec.get("envFrom") or ():
-            env.update(self._all_of(source))
+            env.update(self._env_from(source))
         for entry in container.spec.get("env") or ():
             value = entry.get("value")
             if value is None and entry.get("valueFrom"):
@@ -391,7 +391,7 @@ class PodWorker:
     def _current(self) -> Obj:
         return self._store.find(catalogue.PODS.key, namespace_of(self.pod), name_of(self.pod)) or self.pod
 
-    def _all_of(self, source: Obj) -> Mapping[str, str]:
+    def _env_from(self, source: Obj) -> Mapping[str, str]:
         prefix = source.get("prefix") or ""
         for field_name, key in (("configMapRef", catalogue.CONFIG_MAPS.key), ("secretRef", catalogue.SECRETS.key)):
             ref = source.get(field_name)
@@ -411,7 +411,7 @@ class PodWorker:
             data = {name: base64.b64decode(value).decode("utf-8", "replace") for name, value in data.items()}
         return data
 
-    def _value_from(self, source: Obj, container: Container) -> str | None:
+    def _value_from(self, source: Obj, container: ContainerRun) -> str | None:
         if ref := source.get("fieldRef"):
             return field_value(self._current(), ref["fieldPath"])
         if ref := source.get("resourceFieldRef"):
@@ -458,7 +458,7 @@ class MissingReference(Exception):
     """A config map, secret or key that a container needs is not there."""
 
 
-def _plain(status: Obj, kind: str, value: bool, reason: str, message: str) -> None:
+def _set_condition(status: Obj, kind: str, value: bool, reason: str, message: str) -> None:
     """Set a pod condition; a true one carries no reason."""
     set_condition(status, kind, "True" if value else "False", reason, message, {"lastProbeTime": None})
     for condition in status["conditions"]:

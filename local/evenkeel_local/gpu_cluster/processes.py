@@ -62,7 +62,7 @@ def kill_marked(container_id: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-class Guard:
+class ProcessGuard:
     """The process that cleans up after a cluster that was killed."""
 
     def __init__(self, cluster_mark: str) -> None:
@@ -72,7 +72,7 @@ class Guard:
     def start(self) -> None:
         """Start the guard; it is idle until told of a group."""
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), CLUSTER_MARK, self._mark],
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("process_guard.py")), CLUSTER_MARK, self._mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -103,12 +103,12 @@ class Guard:
 
 
 @dataclass
-class Running:
+class RunningProcess:
     """One container's process."""
 
     process: asyncio.subprocess.Process
     container_id: str
-    guard: Guard
+    guard: ProcessGuard
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     ended_at: datetime | None = None
     forced_exit_code: int | None = None
@@ -150,9 +150,9 @@ async def start(
     folder: Path,
     log: Path,
     container_id: str,
-    guard: Guard,
+    guard: ProcessGuard,
     before_exec: Callable[[], None] = die_with_parent,
-) -> Running:
+) -> RunningProcess:
     """Start a container's command.
 
     Raises:
@@ -170,4 +170,4 @@ async def start(
             preexec_fn=before_exec,
         )
     guard.tell("+", process.pid)
-    return Running(process, container_id, guard)
+    return RunningProcess(process, container_id, guard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from evenkeel_local.gpu_cluster import catalogue
-from evenkeel_local.gpu_cluster.api_server import Request
+from evenkeel_local.gpu_cluster.api_server import RequestInfo
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.identity import User
 from evenkeel_local.gpu_cluster.selectors import matches_selector
@@ -29,7 +29,7 @@ class RbacAuthorizer:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def refusal(self, user: User, request: Request) -> str | None:
+    def refusal(self, user: User, request: RequestInfo) -> str | None:
         """Return why a user may not do something, nothing when a rule allows it."""
         if user.is_master or (request.group, request.plural) in FREE_TO_ASK:
             return None
@@ -83,7 +83,7 @@ def _binds(binding: Obj, user: User, namespace: str) -> bool:
     return False
 
 
-def allows(rule: Obj, request: Request) -> bool:
+def allows(rule: Obj, request: RequestInfo) -> bool:
     """Whether one rule allows a request."""
     if not _has(rule.get("verbs"), request.verb):
         return False

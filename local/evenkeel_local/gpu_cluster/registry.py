@@ -11,11 +11,19 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from evenkeel_local.gpu_cluster import catalogue, errors, kinds, schemas, server_side_apply, shapes, validation
-from evenkeel_local.gpu_cluster.catalogue import Catalogue
+from evenkeel_local.gpu_cluster import (
+    admission,
+    catalogue,
+    errors,
+    object_schemas,
+    schemas,
+    server_side_apply,
+    validation,
+)
+from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.selectors import matches_selector
-from evenkeel_local.gpu_cluster.store import Change, ResourceType, Store, clone, name_of, namespace_of
+from evenkeel_local.gpu_cluster.store import ResourceType, Store, StoreChange, clone, name_of, namespace_of
 from evenkeel_local.gpu_cluster.validation import metadata as metadata_rules
 from evenkeel_local.gpu_cluster.validation.causes import Cause
 
@@ -71,7 +79,7 @@ def condition_of(obj: Obj, kind: str) -> Obj | None:
 class Registry:
     """The rules of the API over the store."""
 
-    def __init__(self, store: Store, types: Catalogue) -> None:
+    def __init__(self, store: Store, types: ResourceCatalogue) -> None:
         self.store = store
         self.types = types
         self.new_address: Callable[[], str] | None = None
@@ -89,9 +97,9 @@ class Registry:
         Raises:
             ApiError: 404 without the namespace, 409 when the name is taken, 422 when the object is invalid.
         """
-        obj = clone(obj) if trusted or rt.custom else shapes.without_nulls(obj)
+        obj = clone(obj) if trusted or rt.custom else object_schemas.without_nulls(obj)
         metadata = obj.setdefault("metadata", {})
-        shapes.check(rt, obj)
+        object_schemas.check(rt, obj)
         self._check_identity(rt, namespace, obj)
         if rt.namespaced:
             metadata["namespace"] = namespace
@@ -103,21 +111,21 @@ class Registry:
         if not metadata.get("name"):
             if not metadata.get("generateName"):
                 raise errors.invalid(rt.group, rt.kind, "", [metadata_rules.name_is_required()])
-            metadata["name"] = kinds.generated_name(metadata["generateName"])
+            metadata["name"] = admission.generated_name(metadata["generateName"])
         metadata["uid"] = str(uuid.uuid4())
         metadata["creationTimestamp"] = timestamp()
         if rt.has_status and not trusted and rt.key != catalogue.NODES.key:  # kubelets bring their node's first status
             obj.pop("status", None)
-        if rt.key in kinds.NEEDS_SPEC:
+        if rt.key in admission.NEEDS_SPEC:
             obj.setdefault("spec", {})
-        if rt.key in kinds.WITH_GENERATION or rt.custom:
+        if rt.key in admission.WITH_GENERATION or rt.custom:
             metadata["generation"] = 1
         if rt.custom:
-            obj = self._shaped(rt, obj)
+            obj = self._apply_schema(rt, obj)
             metadata = obj["metadata"]
-        if (fill := kinds.DEFAULTS.get(rt.key)) is not None:
+        if (fill := admission.DEFAULTS.get(rt.key)) is not None:
             fill(obj)
-        admit = kinds.ADMISSION.get(rt.key)
+        admit = admission.ADMISSION.get(rt.key)
         kept = obj.get("status")
         if admit is not None:
             admit(obj, self.store)
@@ -128,7 +136,7 @@ class Registry:
             address = self.new_address()
             obj["status"].update(podIP=address, podIPs=[{"ip": address}])
         if rt.key == catalogue.NODES.key and not trusted:
-            kinds.taint_new_node(obj)
+            admission.taint_new_node(obj)
         self._validate(rt, obj, is_new=True)
         if dry_run:
             if self.store.find(rt.key, namespace_of(obj), name_of(obj)) is not None:
@@ -171,7 +179,7 @@ class Registry:
             ]
             raise denied
 
-    def _shaped(self, rt: ResourceType, obj: Obj) -> Obj:
+    def _apply_schema(self, rt: ResourceType, obj: Obj) -> Obj:
         """Return a custom object with its schema's defaults and without what its schema does not know."""
         if rt.schema is None:
             return obj
@@ -210,11 +218,11 @@ class Registry:
         old = self.store.get(rt, namespace_of(obj), name_of(obj))
         self._check_version(rt, obj, old)
         self._refuse(rt, obj, metadata_rules.check_metadata_update(obj["metadata"], old["metadata"]))
-        new: Obj = clone(obj) if rt.custom else shapes.without_nulls(obj)
-        shapes.check(rt, new)
+        new: Obj = clone(obj) if rt.custom else object_schemas.without_nulls(obj)
+        object_schemas.check(rt, new)
         new["apiVersion"], new["kind"] = old["apiVersion"], old["kind"]
         if rt.custom:
-            new = self._shaped(rt, new)
+            new = self._apply_schema(rt, new)
         metadata, before = new["metadata"], old["metadata"]
         for field in (*SERVER_FIELDS, "deletionGracePeriodSeconds"):
             if field in before:
@@ -252,11 +260,11 @@ class Registry:
         Raises:
             ApiError: 422 when the object, or the step from the stored one to it, is invalid.
         """
-        if rt.key in kinds.NEEDS_SPEC:
+        if rt.key in admission.NEEDS_SPEC:
             new.setdefault("spec", {})
-        if (fill := kinds.DEFAULTS.get(rt.key)) is not None:
+        if (fill := admission.DEFAULTS.get(rt.key)) is not None:
             fill(new)
-        if (keep := kinds.KEPT.get(rt.key)) is not None:
+        if (keep := admission.KEPT.get(rt.key)) is not None:
             keep(new, old)
         self._validate(rt, new)
         check = validation.UPDATE_CHECKS.get(rt.key)
@@ -286,7 +294,7 @@ class Registry:
                 f"Precondition failed: UID in precondition: {stated['uid']}, UID in object meta: {stored['uid']}"
             )
             raise errors.conflict(rt.group, rt.plural, name_of(old), told)
-        if not stated.get("resourceVersion") and (rt.custom or rt.key in kinds.NEEDS_VERSION):
+        if not stated.get("resourceVersion") and (rt.custom or rt.key in admission.NEEDS_VERSION):
             told = "Invalid value: 0x0: must be specified for an update"
             causes = [("FieldValueInvalid", "metadata.resourceVersion", told)]
             raise errors.invalid(rt.group, rt.plural, name_of(old), causes)
@@ -313,7 +321,7 @@ class Registry:
         return self.update(rt, server_side_apply.applied(rt, old, config, manager, force, ""))
 
     def _raise_generation(self, rt: ResourceType, new: Obj, old: Obj) -> None:
-        if rt.key in kinds.WITH_GENERATION or rt.custom:
+        if rt.key in admission.WITH_GENERATION or rt.custom:
             outside = ("metadata", "status", "apiVersion", "kind")
             body = {key: value for key, value in new.items() if key not in outside}
             if body != {key: value for key, value in old.items() if key not in outside}:
@@ -326,11 +334,11 @@ class Registry:
         if rt.key == catalogue.NAMESPACES.key:
             holds = holds or old["spec"].get("finalizers")
         waited = metadata.get("deletionTimestamp") and holds
-        if waited and not metadata.get("finalizers") and self._may_go(rt, new):
+        if waited and not metadata.get("finalizers") and self._can_be_removed(rt, new):
             return self.store.delete(rt, namespace_of(new), name_of(new), new)
         return self.store.update(rt, new)
 
-    def _may_go(self, rt: ResourceType, obj: Obj) -> bool:
+    def _can_be_removed(self, rt: ResourceType, obj: Obj) -> bool:
         if rt.key == catalogue.NAMESPACES.key:
             return not obj["spec"].get("finalizers")
         return not obj["metadata"].get("deletionGracePeriodSeconds")
@@ -370,7 +378,7 @@ class Registry:
         new = clone(old)
         metadata = new["metadata"]
         finalizers: list[str] = metadata.get("finalizers") or []
-        stated = options.get("propagationPolicy") or self._old_policy(options)
+        stated = options.get("propagationPolicy") or self._orphan_dependents_policy(options)
         policy = stated or self._policy_of(rt, finalizers)
         if stated or not metadata.get("deletionTimestamp"):
             finalizers = [finalizer for finalizer in finalizers if finalizer not in (FOREGROUND, ORPHAN)]
@@ -390,7 +398,7 @@ class Registry:
             return new, False
         return self.store.update(rt, new), False
 
-    def _old_policy(self, options: Obj) -> str:
+    def _orphan_dependents_policy(self, options: Obj) -> str:
         orphans = options.get("orphanDependents")
         return "" if orphans is None else ("Orphan" if orphans else "Background")
 
@@ -399,7 +407,7 @@ class Registry:
         for finalizer, policy in ((ORPHAN, "Orphan"), (FOREGROUND, "Foreground")):
             if finalizer in finalizers:
                 return policy
-        return "Orphan" if rt.key in kinds.ORPHANING else "Background"
+        return "Orphan" if rt.key in admission.ORPHANING else "Background"
 
     def _mark(self, new: Obj, grace: int, rt: ResourceType) -> None:
         metadata = new["metadata"]
@@ -498,9 +506,9 @@ class Registry:
             return  # a pod that serves nobody takes nothing from the budget
         if int(status.get("observedGeneration") or 0) < int(budget["metadata"].get("generation") or 0):
             told = f"The disruption budget {name_of(budget)} is still being processed by the server."
-            raise _would_violate(told, retry_after=10)
+            raise _disruption_budget_error(told, retry_after=10)
         if int(status.get("disruptionsAllowed") or 0) <= 0:
-            raise _would_violate(
+            raise _disruption_budget_error(
                 f"The disruption budget {name_of(budget)} needs {desired} healthy pods and has {healthy} currently"
             )
         if not dry_run:
@@ -566,7 +574,7 @@ class Registry:
 
     # Custom resource definitions
 
-    def _follow_definitions(self, change: Change) -> None:
+    def _follow_definitions(self, change: StoreChange) -> None:
         if change.key != catalogue.DEFINITIONS.key:
             return
         if change.kind == "DELETED":
@@ -585,7 +593,7 @@ def _establish(definition: Obj) -> None:
     status["storedVersions"] = [v["name"] for v in definition["spec"]["versions"] if v.get("storage")]
 
 
-def _would_violate(why: str, retry_after: int | None = None) -> ApiError:
+def _disruption_budget_error(why: str, retry_after: int | None = None) -> ApiError:
     details: Obj = {"causes": [{"reason": "DisruptionBudget", "message": why}]}
     if retry_after is not None:
         details["retryAfterSeconds"] = retry_after

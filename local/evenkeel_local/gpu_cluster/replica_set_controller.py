@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.admission import random_suffix
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.kinds import random_suffix
 from evenkeel_local.gpu_cluster.registry import (
     Registry,
     condition_of,
@@ -20,7 +20,7 @@ from evenkeel_local.gpu_cluster.registry import (
     set_condition,
 )
 from evenkeel_local.gpu_cluster.selectors import matches_selector
-from evenkeel_local.gpu_cluster.store import Change, Store, clone, name_of, namespace_of
+from evenkeel_local.gpu_cluster.store import Store, StoreChange, clone, name_of, namespace_of
 from evenkeel_local.gpu_cluster.work_queue import WorkQueue
 
 SOURCE = "replicaset-controller"
@@ -51,20 +51,20 @@ class ReplicaSetController:
         self._store: Store = registry.store
         self._queue = WorkQueue(self.sync, DEBOUNCE_SECONDS)
         self.run = self._queue.run
-        self._store.listen(self._hear)
+        self._store.listen(self._on_change)
 
-    def _hear(self, change: Change) -> None:
+    def _on_change(self, change: StoreChange) -> None:
         if change.key == catalogue.REPLICA_SETS.key:
             self._queue.add(namespace_of(change.new), name_of(change.new))
         elif change.key == catalogue.PODS.key and self._store.count(catalogue.REPLICA_SETS.key):
             for pod in filter(None, (change.new, change.old)):
                 owner = controller_of(pod)
                 if owner is None:
-                    self._offer(pod)
+                    self._enqueue_owner(pod)
                 elif owner["kind"] == "ReplicaSet":
                     self._queue.add(namespace_of(pod), owner["name"])
 
-    def _offer(self, pod: Obj) -> None:
+    def _enqueue_owner(self, pod: Obj) -> None:
         for replica_set in self._store.all(catalogue.REPLICA_SETS.key, namespace_of(pod)):
             if matches_selector(replica_set["spec"]["selector"], pod["metadata"].get("labels") or {}):
                 self._queue.add(namespace_of(replica_set), name_of(replica_set))
@@ -96,7 +96,9 @@ class ReplicaSetController:
                 if meant or replica_set["metadata"].get("deletionTimestamp"):
                     claimed.append(pod)
                 else:
-                    self._registry.mutate(catalogue.PODS, namespace_of(pod), name_of(pod), lambda obj: _leave(obj, uid))
+                    self._registry.mutate(
+                        catalogue.PODS, namespace_of(pod), name_of(pod), lambda obj: _release_pod(obj, uid)
+                    )
             elif owner is None and meant and is_active(pod) and not replica_set["metadata"].get("deletionTimestamp"):
                 taken = self._registry.mutate(
                     catalogue.PODS,
@@ -124,7 +126,7 @@ class ReplicaSetController:
             for pod in pods:
                 node = str(pod["spec"].get("nodeName") or "")
                 crowd[node] = crowd.get(node, 0) + 1
-            ordered = sorted(pods, key=lambda pod: _worth(pod, crowd))
+            ordered = sorted(pods, key=lambda pod: _deletion_rank(pod, crowd))
             for pod in ordered[: min(-missing, BURST)]:
                 self._registry.delete(catalogue.PODS, namespace_of(pod), name_of(pod))
                 self._registry.record(replica_set, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}", source=SOURCE)
@@ -160,7 +162,7 @@ class ReplicaSetController:
         )
 
 
-def _leave(pod: Obj, uid: str) -> None:
+def _release_pod(pod: Obj, uid: str) -> None:
     kept = [reference for reference in pod["metadata"]["ownerReferences"] if reference["uid"] != uid]
     if kept:
         pod["metadata"]["ownerReferences"] = kept
@@ -168,7 +170,7 @@ def _leave(pod: Obj, uid: str) -> None:
         del pod["metadata"]["ownerReferences"]
 
 
-def _worth(pod: Obj, crowd: dict[str, int]) -> tuple[Any, ...]:
+def _deletion_rank(pod: Obj, crowd: dict[str, int]) -> tuple[Any, ...]:
     """Return what orders pods by how little is lost with them: the first goes first."""
     node, since = str(pod["spec"].get("nodeName") or ""), ready_since(pod)
     statuses = pod["status"].get("containerStatuses") or ()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from evenkeel_local.gpu_cluster import errors
 from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.printers import at_path
 from evenkeel_local.gpu_cluster.store import ScalePaths, clone, name_of
-from evenkeel_local.gpu_cluster.tables import at_path
 
 IDENTITY = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
 

@@ -10,16 +10,22 @@ from typing import Any
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.pod_topology import Amounts, Neighbours, NodeRoom, is_choosy, labels_of
+from evenkeel_local.gpu_cluster.pod_topology import (
+    Amounts,
+    NodeCapacityView,
+    PodAffinityRules,
+    has_topology_rules,
+    labels_of,
+)
 from evenkeel_local.gpu_cluster.quantities import quantity
 from evenkeel_local.gpu_cluster.registry import Registry, mark_disrupted, set_condition
 from evenkeel_local.gpu_cluster.selectors import matches_expression
-from evenkeel_local.gpu_cluster.store import Change, Store, name_of, namespace_of
+from evenkeel_local.gpu_cluster.store import Store, StoreChange, name_of, namespace_of
 from evenkeel_local.gpu_cluster.volumes import missing_claim
 
 NAME = "default-scheduler"
 DEBOUNCE_SECONDS = 0.01
-PASS_SECONDS = 0.1
+RESYNC_SECONDS = 0.1
 """How long one pass may hold up everything else."""
 
 
@@ -74,7 +80,7 @@ def _meets_term(term: Obj, node: Obj) -> bool:
     )
 
 
-def refusal(pod: Obj, wanted: Amounts, room: NodeRoom) -> str | None:
+def refusal(pod: Obj, wanted: Amounts, room: NodeCapacityView) -> str | None:
     """Return why a node does not take a pod, in the scheduler's words; nothing when it does."""
     spec, node = pod["spec"], room.node
     tolerations = spec.get("tolerations") or []
@@ -94,20 +100,20 @@ def refusal(pod: Obj, wanted: Amounts, room: NodeRoom) -> str | None:
     return None
 
 
-class Scheduler:
+class PodScheduler:
     """Looks at every waiting pod again whenever something changed that could let one in."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._store: Store = registry.store
         self._waiting: dict[tuple[str, str], None] = {}
-        self._rooms: dict[str, NodeRoom] = {}
+        self._rooms: dict[str, NodeCapacityView] = {}
         """What is free on each node; an entry is dropped when the node or a pod on it changes."""
         self._next_node = 0
         self._dirty = asyncio.Event()
-        self._store.listen(self._hear)
+        self._store.listen(self._on_change)
 
-    def _hear(self, change: Change) -> None:
+    def _on_change(self, change: StoreChange) -> None:
         if change.key == catalogue.PODS.key:
             for pod in (change.new, change.old):
                 if pod is not None and (node := pod["spec"].get("nodeName")):
@@ -124,7 +130,7 @@ class Scheduler:
             self._dirty.set()
         elif change.key == catalogue.NODES.key:
             self._rooms.pop(name_of(change.new), None)
-            if self._matters(change):
+            if self._is_relevant(change):
                 self._dirty.set()
 
     def _needs_node(self, pod: Obj) -> bool:
@@ -137,7 +143,7 @@ class Scheduler:
             and pod["status"].get("phase") == "Pending"
         )
 
-    def _matters(self, change: Change) -> bool:
+    def _is_relevant(self, change: StoreChange) -> bool:
         if change.old is None or change.kind == "DELETED":
             return True
         old, new = change.old, change.new
@@ -174,39 +180,39 @@ class Scheduler:
                 int(pod["metadata"]["resourceVersion"]),
             )
         )
-        rooms = self._current_rooms()
+        rooms = self._node_capacities()
         hopeless: set[str] = set()
-        until = time.monotonic() + PASS_SECONDS
+        until = time.monotonic() + RESYNC_SECONDS
         for pod in pods:
             if time.monotonic() > until:
                 # Others want the event loop too: go on with the rest in another pass.
                 self._dirty.set()
                 return
             shape = _shape(pod)
-            if shape in hopeless and self._is_told(pod):
+            if shape in hopeless and self._has_condition(pod):
                 continue
             if not self._place(pod, rooms):
                 hopeless.add(shape)
 
-    def _is_told(self, pod: Obj) -> bool:
+    def _has_condition(self, pod: Obj) -> bool:
         return any(c["type"] == "PodScheduled" for c in pod["status"].get("conditions") or ())
 
-    def _current_rooms(self) -> dict[str, NodeRoom]:
+    def _node_capacities(self) -> dict[str, NodeCapacityView]:
         nodes = {name_of(node): node for node in self._store.each(catalogue.NODES.key)}
         for name in [name for name in self._rooms if name not in nodes]:
             del self._rooms[name]
         for name, node in nodes.items():
             if name not in self._rooms:
-                self._rooms[name] = self._room(node)
+                self._rooms[name] = self._node_capacity(node)
         return {name: self._rooms[name] for name in nodes}
 
-    def _enough(self, nodes: int) -> int:
+    def _feasible_nodes_to_find(self, nodes: int) -> int:
         """Return how many fitting nodes are looked for. Source: `numFeasibleNodesToFind` of kube-scheduler."""
         return nodes if nodes <= 100 else max(100, nodes * max(50 - nodes // 125, 5) // 100)
 
-    def _room(self, node: Obj) -> NodeRoom:
+    def _node_capacity(self, node: Obj) -> NodeCapacityView:
         allocatable = (node.get("status") or {}).get("allocatable") or {}
-        room = NodeRoom(node, {name: quantity(amount) for name, amount in allocatable.items()})
+        room = NodeCapacityView(node, {name: quantity(amount) for name, amount in allocatable.items()})
         for pod in self._store.pods_on(name_of(node)):
             if pod["status"].get("phase") in ("Succeeded", "Failed"):
                 continue
@@ -215,17 +221,17 @@ class Scheduler:
                 room.free[name] = room.free.get(name, Decimal(0)) - amount
         return room
 
-    def _place(self, pod: Obj, rooms: dict[str, NodeRoom]) -> bool:
+    def _place(self, pod: Obj, rooms: dict[str, NodeCapacityView]) -> bool:
         wanted = requests_of(pod["spec"])
         reasons: Counter[str] = Counter()
-        fitting: list[NodeRoom] = []
+        fitting: list[NodeCapacityView] = []
         if (claim := missing_claim(pod, self._store)) is not None:
             told = f'0/{len(rooms)} nodes are available: persistentvolumeclaim "{claim}" not found.'
-            self._tell(pod, told, None)
+            self._set_condition(pod, told, None)
             return False
-        neighbours = Neighbours(pod, rooms.values(), lambda node: matches_node(pod["spec"], node))
+        neighbours = PodAffinityRules(pod, rooms.values(), lambda node: matches_node(pod["spec"], node))
         names = list(rooms)
-        enough, first = self._enough(len(names)), self._next_node % len(names) if names else 0
+        enough, first = self._feasible_nodes_to_find(len(names)), self._next_node % len(names) if names else 0
         for number in range(len(names)):
             room = rooms[names[(first + number) % len(names)]]
             why = refusal(pod, wanted, room) or neighbours.refusal(room)
@@ -244,10 +250,10 @@ class Scheduler:
         message = f"0/{len(rooms)} nodes are available: {told}." if rooms else "no nodes available to schedule pods"
         nominated = self._preempt(pod, wanted, rooms)
         suffix = "" if nominated else f" preemption: 0/{len(rooms)} nodes are available: no victims found."
-        self._tell(pod, message + suffix, nominated)
+        self._set_condition(pod, message + suffix, nominated)
         return False
 
-    def _score(self, pod: Obj, room: NodeRoom) -> tuple[Any, ...]:
+    def _score(self, pod: Obj, room: NodeCapacityView) -> tuple[Any, ...]:
         """Prefer the nominated node, then preferred affinity, then few soft taints, then the emptiest node."""
         spec = pod["spec"]
         preferred = 0
@@ -271,7 +277,7 @@ class Scheduler:
             room.free.get("pods", Decimal(0)),
         )
 
-    def _bind(self, pod: Obj, room: NodeRoom, wanted: Amounts) -> None:
+    def _bind(self, pod: Obj, room: NodeCapacityView, wanted: Amounts) -> None:
         node = name_of(room.node)
 
         def bind(obj: Obj) -> None:
@@ -292,7 +298,7 @@ class Scheduler:
             told = f"Successfully assigned {namespace_of(pod)}/{name_of(pod)} to {node}"
             self._registry.record(bound, "Scheduled", told, source=NAME)
 
-    def _tell(self, pod: Obj, message: str, nominated: str | None) -> None:
+    def _set_condition(self, pod: Obj, message: str, nominated: str | None) -> None:
         changed: list[bool] = []
 
         def mark(obj: Obj) -> None:
@@ -308,7 +314,7 @@ class Scheduler:
 
     # Preemption
 
-    def _preempt(self, pod: Obj, wanted: Amounts, rooms: dict[str, NodeRoom]) -> str | None:
+    def _preempt(self, pod: Obj, wanted: Amounts, rooms: dict[str, NodeCapacityView]) -> str | None:
         """Delete the fewest, lowest pods whose going lets this one in; return the node nominated for it."""
         priority = int(pod["spec"].get("priority") or 0)
         if priority <= 0 or pod["spec"].get("preemptionPolicy") == "Never":
@@ -316,7 +322,7 @@ class Scheduler:
         standing = pod["status"].get("nominatedNodeName")
         if standing in rooms and any(victim["metadata"].get("deletionTimestamp") for victim in rooms[standing].pods):
             return str(standing)
-        best: tuple[tuple[int, int, str], NodeRoom, list[Obj]] | None = None
+        best: tuple[tuple[int, int, str], NodeCapacityView, list[Obj]] | None = None
         for room in rooms.values():
             victims = self._victims(pod, wanted, room, priority)
             if victims is None:
@@ -343,7 +349,7 @@ class Scheduler:
             room.remove(victim)
         return name_of(room.node)
 
-    def _victims(self, pod: Obj, wanted: Amounts, room: NodeRoom, priority: int) -> list[Obj] | None:
+    def _victims(self, pod: Obj, wanted: Amounts, room: NodeCapacityView, priority: int) -> list[Obj] | None:
         lower = [
             other
             for other in room.pods
@@ -353,12 +359,12 @@ class Scheduler:
         free = dict(room.free)
         chosen: list[Obj] = []
         for victim in lower:
-            if refusal(pod, wanted, NodeRoom(room.node, free)) is None:
+            if refusal(pod, wanted, NodeCapacityView(room.node, free)) is None:
                 break
             for name, amount in requests_of(victim["spec"]).items():
                 free[name] = free.get(name, Decimal(0)) + amount
             chosen.append(victim)
-        if not chosen or refusal(pod, wanted, NodeRoom(room.node, free)) is not None:
+        if not chosen or refusal(pod, wanted, NodeCapacityView(room.node, free)) is not None:
             return None
         return chosen
 
@@ -371,7 +377,7 @@ def _shape(pod: Obj) -> str:
         resources,
         spec.get("nodeSelector"),
         spec.get("affinity"),
-        (labels_of(pod), spec.get("topologySpreadConstraints")) if is_choosy(pod) else None,
+        (labels_of(pod), spec.get("topologySpreadConstraints")) if has_topology_rules(pod) else None,
         spec.get("volumes"),
         spec.get("tolerations"),
         spec.get("priority"),

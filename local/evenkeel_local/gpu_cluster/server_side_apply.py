@@ -324,7 +324,7 @@ def applied(rt: ResourceType, old: Obj, config: Obj, manager: str, force: bool, 
     conflicts = {
         other: clashing
         for other, (paths, _) in managers.items()
-        if other != writer and (clashing := _clashes(paths & wanted, old, config))
+        if other != writer and (clashing := _find_conflicts(paths & wanted, old, config))
     }
     if conflicts and not force:
         raise _conflict(rt, conflicts)
@@ -341,7 +341,7 @@ def applied(rt: ResourceType, old: Obj, config: Obj, manager: str, force: bool, 
     return new
 
 
-def _clashes(paths: set[Path], old: Obj, config: Obj) -> set[Path]:
+def _find_conflicts(paths: set[Path], old: Obj, config: Obj) -> set[Path]:
     clashing: set[Path] = set()
     for path in paths:
         if path[-1].startswith(("k:", "v:")):
@@ -352,7 +352,7 @@ def _clashes(paths: set[Path], old: Obj, config: Obj) -> set[Path]:
     return clashing
 
 
-def _shown(path: Path) -> str:
+def _format_path(path: Path) -> str:
     text = ""
     for element in path:
         kind, _, rest = element.partition(":")
@@ -366,7 +366,9 @@ def _shown(path: Path) -> str:
 
 
 def _conflict(rt: ResourceType, conflicts: dict[Writer, set[Path]]) -> errors.ApiError:
-    clashes = [(_manager_shown(writer), _shown(path)) for writer in conflicts for path in sorted(conflicts[writer])]
+    clashes = [
+        (_format_manager(writer), _format_path(path)) for writer in conflicts for path in sorted(conflicts[writer])
+    ]
     causes = [
         {"reason": "FieldManagerConflict", "message": f"conflict with {manager}", "field": field}
         for manager, field in clashes
@@ -381,7 +383,7 @@ def _conflict(rt: ResourceType, conflicts: dict[Writer, set[Path]]) -> errors.Ap
     return errors.ApiError(409, "Conflict", told, {"causes": causes})
 
 
-def _manager_shown(writer: Writer) -> str:
+def _format_manager(writer: Writer) -> str:
     text = json.dumps(writer.manager)
     if writer.operation == "Apply":
         return text

@@ -20,11 +20,11 @@ from evenkeel_local.gpu_cluster.config import AccessEntry, PodIdentity
 from evenkeel_local.gpu_cluster.machines import EmptySlot, Machine, ProviderCall
 
 if TYPE_CHECKING:
-    from evenkeel_local.gpu_cluster.cluster import Cluster
+    from evenkeel_local.gpu_cluster.cluster import GpuCluster
 
 Json = dict[str, Any]
 SCHEMA_VERSION = 1
-LEAP = 1_000_000
+REVISION_GAP = 1_000_000
 """How far versions leap when a snapshot is taken up. What was killed wrote on after its last snapshot: the versions
 that it gave then are never given to anything else, and a watch from one of them is told 410."""
 
@@ -33,7 +33,7 @@ class SnapshotRefused(Exception):
     """The document is not a snapshot that this cluster can take up; the message says why."""
 
 
-def take(cluster: Cluster) -> Json:
+def take(cluster: GpuCluster) -> Json:
     """Return the state of the moment."""
     store, fleet = cluster.store, cluster.fleet
     return {
@@ -68,7 +68,7 @@ def _machine(machine: Machine) -> Json:
     }
 
 
-def restore(cluster: Cluster, document: Json) -> None:
+def restore(cluster: GpuCluster, document: Json) -> None:
     """Take up a snapshot in a cluster that has not started yet.
 
     Raises:
@@ -91,7 +91,7 @@ def restore(cluster: Cluster, document: Json) -> None:
     for key, obj in kept:
         if key == catalogue.DEFINITIONS.key:
             cluster.types.define(obj)
-    cluster.store.load(kept, int(document["revision"]) + LEAP)
+    cluster.store.load(kept, int(document["revision"]) + REVISION_GAP)
     fleet = cluster.fleet
     fleet.created_at = document["createdAt"]
     fleet.node_recovery = document["nodeRecovery"]
@@ -102,7 +102,7 @@ def restore(cluster: Cluster, document: Json) -> None:
     cluster.pod_identities[:] = [PodIdentity.model_validate(entry) for entry in document["podIdentities"]]
     fleet.empty_slots = [EmptySlot(**slot) for slot in document.get("emptySlots", ())]
     for item in document["machines"]:
-        fleet.take_up(
+        fleet.restore_machine(
             Machine(
                 instance_id=item["instanceId"],
                 logical_id=item["logicalId"],

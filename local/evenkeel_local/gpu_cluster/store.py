@@ -65,7 +65,7 @@ class ResourceType:
 
 
 @dataclass(frozen=True)
-class Change:
+class StoreChange:
     """One committed write, as watchers and controllers hear of it."""
 
     revision: int
@@ -86,7 +86,7 @@ class _Page:
 
 @dataclass
 class _Log:
-    changes: deque[Change]
+    changes: deque[StoreChange]
     dropped_up_to: int = 0
     waiters: set[asyncio.Future[None]] = field(default_factory=set)
 
@@ -125,9 +125,9 @@ class Store:
         self._history = history
         self._objects: dict[TypeKey, dict[tuple[str, str], Obj]] = defaultdict(dict)
         self._logs: dict[TypeKey, _Log] = {}
-        self._listeners: list[Callable[[Change], None]] = []
+        self._listeners: list[Callable[[StoreChange], None]] = []
         self._compacted_at = 0
-        self._told: deque[Change] = deque()
+        self._told: deque[StoreChange] = deque()
         self._telling = False
         self._pages: dict[str, _Page] = {}
         self._encoded: dict[tuple[TypeKey, str, str], bytes] = {}
@@ -239,15 +239,15 @@ class Store:
         else:
             self._objects[key][where] = stored
             self._index(key, where, stored)
-        change = Change(self.revision, kind, key, stored, old)
+        change = StoreChange(self.revision, kind, key, stored, old)
         self._log(key).changes.append(change)
         self._trim(key)
         self._wake(key)
         self._told.append(change)
-        self._tell()
+        self._notify()
         return stored
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Call the listeners; a listener that writes is heard after the write it reacted to, never before."""
         if self._telling:
             return
@@ -291,16 +291,16 @@ class Store:
 
     # Hearing
 
-    def listen(self, listener: Callable[[Change], None]) -> None:
+    def listen(self, listener: Callable[[StoreChange], None]) -> None:
         """Call `listener` after every write, in the order of the writes. It must not block."""
         self._listeners.append(listener)
 
-    def changes_since(self, key: TypeKey, revision: int) -> list[Change]:
+    def changes_since(self, key: TypeKey, revision: int) -> list[StoreChange]:
         """Return the changes after a revision; raise 410 when history no longer reaches it."""
         log = self._log(key)
         if revision < log.dropped_up_to:
             raise errors.gone(f"too old resource version: {revision} ({log.dropped_up_to})")
-        newer: list[Change] = []
+        newer: list[StoreChange] = []
         for change in reversed(log.changes):
             if change.revision <= revision:
                 break
@@ -308,7 +308,7 @@ class Store:
         newer.reverse()
         return newer
 
-    async def watch(self, key: TypeKey, revision: int, beat_seconds: float) -> AsyncIterator[list[Change]]:
+    async def watch(self, key: TypeKey, revision: int, beat_seconds: float) -> AsyncIterator[list[StoreChange]]:
         """Yield batches of changes after `revision`; an empty batch every `beat_seconds` without one.
 
         Raises:

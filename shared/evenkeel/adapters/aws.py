@@ -26,7 +26,7 @@ READS_AND_IDEMPOTENT_WRITES = Config(
 ONE_ATTEMPT = Config(connect_timeout=5, read_timeout=60, retries={"total_max_attempts": 1})
 """For calls that have no client token: the SDK itself resends after a read timeout or a 5xx, and here it must not."""
 
-_MEANINGS: Mapping[str, type[EvenkeelError]] = {
+_ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "Throttling": Throttled,
     "ThrottlingException": Throttled,
     "ThrottledException": Throttled,
@@ -64,7 +64,7 @@ _MEANINGS: Mapping[str, type[EvenkeelError]] = {
     "ServiceUnavailableException": Unreachable,
     "ServiceException": Unreachable,
 }
-_NO_ANSWER = (NoConnection, HTTPClientError, IncompleteReadError)
+_NETWORK_ERRORS = (NoConnection, HTTPClientError, IncompleteReadError)
 
 
 @functools.cache
@@ -89,7 +89,7 @@ def status_of(error: ClientError) -> int:
 
 
 @contextmanager
-def translated(attempt: str, also: Mapping[str, type[EvenkeelError]] | None = None) -> Iterator[None]:
+def translate_errors(attempt: str, also: Mapping[str, type[EvenkeelError]] | None = None) -> Iterator[None]:
     """Translate what a call raises into the errors of the ports, by error code alone.
 
     Args:
@@ -103,18 +103,18 @@ def translated(attempt: str, also: Mapping[str, type[EvenkeelError]] | None = No
         yield
     except ClientError as error:
         code = code_of(error)
-        meaning = (also or {}).get(code) or _MEANINGS.get(code)
+        meaning = (also or {}).get(code) or _ERRORS_BY_CODE.get(code)
         if meaning is None and status_of(error) >= 500:
             meaning = Unreachable
         if meaning is None:
             raise
         raise meaning(f"{attempt}: {code}: {error.response['Error'].get('Message', '')}") from error
-    except _NO_ANSWER as error:
+    except _NETWORK_ERRORS as error:
         raise Unreachable(f"{attempt}: no answer: {describe_connection_error(error)}") from error
     except ParamValidationError as error:
         raise Refused(f"{attempt}: {error}") from error
 
 
-def encodable(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """Return text that UTF-8 can carry: a lone surrogate, which JSON can smuggle in, becomes its escape."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -6,15 +6,15 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.adapters.kubernetes import AlreadyExists, KubernetesApi
-from evenkeel.adapters.workloads import FLEET_LABEL, NEURON, NVIDIA, RENTAL_LABEL, Json, capacity_job, job_that_controls
+from evenkeel.adapters.workloads import FLEET_LABEL, NEURON, NVIDIA, RENTAL_LABEL, Json, capacity_job, controlling_job
 from evenkeel.domain.nodes import KARPENTER_LABEL
-from evenkeel.ports import CapacitySpec, Claim, Conflict, LimitResult
+from evenkeel.ports import CapacitySpec, Conflict, LimitResult, NodeClaim
 
 _POOLS = "/apis/karpenter.sh/v1/nodepools"
 _CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 _EVENTS = "/api/v1/namespaces/default/events"
 """Events about objects without a namespace are kept in this one."""
-_REFUSED = "InsufficientCapacityError"
+_LAUNCH_FAILED_REASON = "InsufficientCapacityError"
 """The reason of Karpenter's event about a NodeClaim that it gives up, and then deletes: nothing else tells of it."""
 _TRIES = 5
 
@@ -30,7 +30,7 @@ class KubernetesCapacity:
     def _all(self, cluster: str, path: str, **query: str) -> list[Json]:
         raise NotImplementedError
 
-    def hold_capacity(self, spec: CapacitySpec) -> None:
+    def create_capacity_pods(self, spec: CapacitySpec) -> None:
         path = f"/apis/batch/v1/namespaces/{spec.namespace}/jobs"
         pool = self._api(spec.cluster).get(f"{_POOLS}/{spec.pool}") or {}
         nodes = ((pool.get("spec") or {}).get("template") or {}).get("spec") or {}
@@ -38,7 +38,7 @@ class KubernetesCapacity:
         with contextlib.suppress(AlreadyExists):
             self._api(spec.cluster).create(path, capacity_job(spec, self._fleet, taints))
 
-    def free_capacity(self, cluster: str, namespace: str, name: str) -> bool:
+    def delete_capacity_pods(self, cluster: str, namespace: str, name: str) -> bool:
         api = self._api(cluster)
         path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
         job = api.get(path)
@@ -49,20 +49,20 @@ class KubernetesCapacity:
         ours = f"{RENTAL_LABEL}={name},{FLEET_LABEL}={self._fleet}"
         listed = self._all(cluster, f"/api/v1/namespaces/{namespace}/pods", labelSelector=ours)
         # Anybody's pod may carry the labels: the rental's are those that its Job controls.
-        pods = [pod for pod in listed if job_that_controls(pod)[0] == name]
+        pods = [pod for pod in listed if controlling_job(pod)[0] == name]
         for pod in pods:
             if "deletionTimestamp" not in pod["metadata"]:
                 path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}"
                 api.delete(path, gracePeriodSeconds=1)
         return job is None and not pods
 
-    def limit_pool(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
+    def set_pool_limit(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
         for _ in range(_TRIES - 1):
             with contextlib.suppress(Conflict):
-                return self._limit_once(cluster, pool, rented)
-        return self._limit_once(cluster, pool, rented)
+                return self._try_limit(cluster, pool, rented)
+        return self._try_limit(cluster, pool, rented)
 
-    def _limit_once(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
+    def _try_limit(self, cluster: str, pool: str, rented: Callable[[], tuple[int, int]]) -> LimitResult:
         found = self._api(cluster).get(f"{_POOLS}/{pool}")
         if found is None:
             return LimitResult.GONE
@@ -75,15 +75,15 @@ class KubernetesCapacity:
         if not wanted:
             return LimitResult.UNBOUNDED
         if all(str(limits[name]) == value for name, value in wanted.items()):
-            return LimitResult.ALREADY_SO
+            return LimitResult.UNCHANGED
         metadata = {"resourceVersion": found["metadata"]["resourceVersion"]}
         self._api(cluster).patch(f"{_POOLS}/{pool}", {"metadata": metadata, "spec": {"limits": wanted}})
         return LimitResult.SET
 
-    def claims(self, cluster: str, pool: str) -> tuple[Claim, ...]:
+    def claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
         found = self._all(cluster, _CLAIMS, labelSelector=f"{KARPENTER_LABEL}={pool}")
         return tuple(
-            Claim(name=each["metadata"]["name"], node_name=(each.get("status") or {}).get("nodeName") or "")
+            NodeClaim(name=each["metadata"]["name"], node_name=(each.get("status") or {}).get("nodeName") or "")
             for each in found
         )
 
@@ -91,9 +91,13 @@ class KubernetesCapacity:
         self._api(cluster).delete(f"{_CLAIMS}/{name}")
 
     def refusal(self, cluster: str, pool: str, since: datetime) -> str:
-        found = self._all(cluster, _EVENTS, fieldSelector=f"involvedObject.kind=NodeClaim,reason={_REFUSED}")
-        told = [each for each in found if _is_of_pool(each, pool) and _at(each) >= since.replace(microsecond=0)]
-        return str(max(told, key=_at).get("message") or _REFUSED)[:300] if told else ""
+        found = self._all(
+            cluster, _EVENTS, fieldSelector=f"involvedObject.kind=NodeClaim,reason={_LAUNCH_FAILED_REASON}"
+        )
+        matching = [
+            each for each in found if _is_of_pool(each, pool) and _event_time(each) >= since.replace(microsecond=0)
+        ]
+        return str(max(matching, key=_event_time).get("message") or _LAUNCH_FAILED_REASON)[:300] if matching else ""
 
 
 def _labels(item: Mapping[str, Any]) -> Mapping[str, str]:
@@ -105,6 +109,6 @@ def _is_of_pool(event: Mapping[str, Any], pool: str) -> bool:
     return str(event["involvedObject"].get("name", "")).rpartition("-")[0] == pool
 
 
-def _at(event: Mapping[str, Any]) -> datetime:
-    told = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"]
-    return datetime.fromisoformat(told)
+def _event_time(event: Mapping[str, Any]) -> datetime:
+    timestamp = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"]
+    return datetime.fromisoformat(timestamp)

@@ -14,16 +14,16 @@ from evenkeel.adapters.kubernetes import (
     JSON_PATCH,
     AlreadyExists,
     Expired,
-    Invalid,
+    InvalidObject,
     KubernetesApi,
     NamespaceTerminating,
     ServerFailed,
     Watch,
 )
 from evenkeel.adapters.workloads import ATTEMPT_LABEL, FLEET_LABEL, INDEX_LABEL, JOB_LABEL, Json
-from evenkeel.domain.external.kueue_status import KueueSeen
-from evenkeel.domain.external.workloads import ForeignPod
-from evenkeel.domain.jobs.attempt import Attempt, WorkloadSeen
+from evenkeel.domain.external.kueue_status import KueueStatus
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
+from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, INCIDENT_ANNOTATION, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.ports import (
@@ -31,8 +31,9 @@ from evenkeel.ports import (
     Conflict,
     CordonResult,
     EvenkeelError,
-    Eviction,
-    EvictResult,
+    EvictionAnswer,
+    EvictionStatus,
+    KubernetesPermission,
     LaunchResult,
     LaunchSpec,
     LogTail,
@@ -41,7 +42,6 @@ from evenkeel.ports import (
     Refused,
     ReleaseResult,
     RepairAnswer,
-    Right,
     Throttled,
     TransientError,
 )
@@ -49,30 +49,30 @@ from evenkeel.ports import (
 _TRIES = 5
 _WATCH_SECONDS = 25
 """Short, so that a server that accepts the call and then says nothing is noticed; the next one goes on from there."""
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 """How often a watch asks whether it should end."""
 _PAUSE_SECONDS = 0.5
-_LOG_HEAD = 65_536
+_LOG_HEAD_BYTES = 65_536
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _TAIL_BYTES = 4_000_000
 """Of one pod's last lines: a runtime splits a line at 16 KB, so 200 lines are less."""
-_READERS = 8
-_WHY = 300
+_LOG_READERS = 8
+_MAX_ERROR_LENGTH = 300
 """Characters of a refusal that are kept."""
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
-_LIVE = "status.phase!=Succeeded,status.phase!=Failed"
+_LIVE_PODS_SELECTOR = "status.phase!=Succeeded,status.phase!=Failed"
 _JOBS = "/apis/batch/v1/jobs"
 _NAMESPACES = "/api/v1/namespaces"
 _KUEUE = "/apis/kueue.x-k8s.io"
-_FOR_KUEUE = "kueue.x-k8s.io/managed-namespace=true"
+_KUEUE_NAMESPACE_SELECTOR = "kueue.x-k8s.io/managed-namespace=true"
 """By convention: what Kueue's `managedJobsNamespaceSelector` asks for is known to its own configuration only."""
 
 
 Result = TypeVar("Result", CordonResult, ReleaseResult)
 
 
-class Connections(Protocol):
+class KubernetesConnections(Protocol):
     """Where the API servers are."""
 
     def api(self, cluster: str) -> KubernetesApi:
@@ -83,7 +83,7 @@ class Connections(Protocol):
 class KubernetesCluster(KubernetesCapacity):
     """The Kubernetes clusters of a fleet."""
 
-    def __init__(self, connections: Connections, *, fleet: str) -> None:
+    def __init__(self, connections: KubernetesConnections, *, fleet: str) -> None:
         self._connections = connections
         self._fleet = fleet
 
@@ -92,10 +92,10 @@ class KubernetesCluster(KubernetesCapacity):
     def server_version(self, cluster: str) -> str:
         return str((self._api(cluster).get("/version") or {}).get("gitVersion", ""))
 
-    def missing_rights(self, cluster: str, rights: Iterable[Right]) -> tuple[Right, ...]:
+    def missing_rights(self, cluster: str, rights: Iterable[KubernetesPermission]) -> tuple[KubernetesPermission, ...]:
         return tuple(right for right in rights if not self._has_right(cluster, right))
 
-    def _has_right(self, cluster: str, right: Right) -> bool:
+    def _has_right(self, cluster: str, right: KubernetesPermission) -> bool:
         answer = self._api(cluster).create(_ACCESS_REVIEWS, workloads.access_review(right))
         return (answer.get("status") or {}).get("allowed") is True
 
@@ -129,7 +129,7 @@ class KubernetesCluster(KubernetesCapacity):
                 return CordonResult.GONE
             return CordonResult.CORDONED
 
-        return _again_on_conflict(once)
+        return _retry_on_conflict(once)
 
     def release(self, cluster: str, name: str, incident_id: str | None) -> ReleaseResult:
         def once() -> ReleaseResult:
@@ -139,7 +139,7 @@ class KubernetesCluster(KubernetesCapacity):
             node = workloads.read_node(cluster, item)
             if node.is_cordoned and (incident_id is None or node.incident_id != incident_id):
                 return ReleaseResult.NOT_OURS
-            changes = list(_releasing(item, is_cordoned=node.is_cordoned))
+            changes = list(_release_patch(item, is_cordoned=node.is_cordoned))
             if not changes:
                 return ReleaseResult.ALREADY_FREE
             # The indexes below count only as long as the node is the one that was read.
@@ -150,7 +150,7 @@ class KubernetesCluster(KubernetesCapacity):
                 return ReleaseResult.GONE
             return ReleaseResult.RELEASED
 
-        return _again_on_conflict(once)
+        return _retry_on_conflict(once)
 
     def uncordon(self, cluster: str, name: str) -> ReleaseResult:
         def once() -> ReleaseResult:
@@ -168,11 +168,11 @@ class KubernetesCluster(KubernetesCapacity):
                 return ReleaseResult.GONE
             return ReleaseResult.RELEASED
 
-        return _again_on_conflict(once)
+        return _retry_on_conflict(once)
 
     def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
         used: defaultdict[str, int] = defaultdict(int)
-        for pod in self._lean(cluster, _PODS, workloads.lean_user, {"fieldSelector": _LIVE}):
+        for pod in self._list_trimmed(cluster, _PODS, workloads.trim_gpu_pod, {"fieldSelector": _LIVE_PODS_SELECTOR}):
             used[pod["spec"]["nodeName"]] += workloads.accelerators_requested(pod)
         return dict(used)
 
@@ -208,13 +208,13 @@ class KubernetesCluster(KubernetesCapacity):
         try:
             api.create(f"/api/v1/namespaces/{attempt.namespace}/services", workloads.service(spec, self._fleet))
         except AlreadyExists:
-            self._check_own(attempt, f"/api/v1/namespaces/{attempt.namespace}/services/{attempt.workload_name}")
+            self._require_own_job(attempt, f"/api/v1/namespaces/{attempt.namespace}/services/{attempt.workload_name}")
         path = f"/apis/batch/v1/namespaces/{attempt.namespace}/jobs"
         result = LaunchResult.CREATED
         try:
             job = api.create(path, workloads.job(spec, self._fleet, resource))
         except AlreadyExists:
-            result, job = LaunchResult.ALREADY_THERE, self._check_own(attempt, f"{path}/{attempt.workload_name}")
+            result, job = LaunchResult.ALREADY_THERE, self._require_own_job(attempt, f"{path}/{attempt.workload_name}")
         except PermanentError:
             self._delete_objects(api, attempt, None)  # no Job: no Service either
             raise
@@ -226,23 +226,25 @@ class KubernetesCluster(KubernetesCapacity):
             )
         return result, job["metadata"]["uid"]
 
-    def workload(self, attempt: Attempt) -> WorkloadSeen:
+    def workload(self, attempt: Attempt) -> ObservedWorkload:
         job, pods = self._objects(attempt)
-        kueue: Mapping[tuple[str, str], KueueSeen] = {}
-        if job is not None and workloads.is_handed_over(job):
+        kueue: Mapping[tuple[str, str], KueueStatus] = {}
+        if job is not None and workloads.is_queued_in_kueue(job):
             # While it waits, its place is known from those that wait with it.
             alone = "" if job["spec"].get("suspend") else f"{workloads.KUEUE_JOB_LABEL}={job['metadata']['uid']}"
-            kueue = self._kueues(attempt.cluster, attempt.namespace, alone)
+            kueue = self._kueue_workloads(attempt.cluster, attempt.namespace, alone)
         return attempt.own(workloads.read_workloads([job] if job else [], pods, kueue))
 
-    def workloads(self, cluster: str) -> tuple[WorkloadSeen, ...]:
+    def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
         ours = f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
         jobs = self._all(cluster, _JOBS, labelSelector=ours)
         pods = self._all(cluster, _PODS, labelSelector=ours)
-        kueue = self._kueues(cluster) if any(map(workloads.is_handed_over, jobs)) else {}
+        kueue = self._kueue_workloads(cluster) if any(map(workloads.is_queued_in_kueue, jobs)) else {}
         return workloads.read_workloads(jobs, pods, kueue)
 
-    def _kueues(self, cluster: str, namespace: str = "", labels: str = "") -> dict[tuple[str, str], KueueSeen]:
+    def _kueue_workloads(
+        self, cluster: str, namespace: str = "", labels: str = ""
+    ) -> dict[tuple[str, str], KueueStatus]:
         """Return Kueue's Workloads by namespace and UID of their Jobs; none where there is no Kueue."""
         group = self._api(cluster).get(_KUEUE)
         if group is None:
@@ -254,13 +256,15 @@ class KubernetesCluster(KubernetesCapacity):
             return workloads.read_queue(self._all(cluster, path, **query))
         return {}
 
-    def pods(self, cluster: str, on: str | None = None) -> tuple[ForeignPod, ...]:
+    def pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
         where = "" if on is None else f",spec.nodeName={on}"
-        pods = self._lean(cluster, _PODS, workloads.lean_foreign, {"fieldSelector": f"{_LIVE}{where}"})
+        pods = self._list_trimmed(
+            cluster, _PODS, workloads.trim_unmanaged_pod, {"fieldSelector": f"{_LIVE_PODS_SELECTOR}{where}"}
+        )
         jobs: dict[tuple[str, str], Json] = {}
         if any(workloads.owner_of(pod)[0] == "Job" for pod in pods):
-            jobs = {_place(job): job for job in self._all(cluster, _JOBS)}
-        return tuple(workloads.read_foreign(pod, jobs, self._fleet) for pod in pods)
+            jobs = {_namespaced_name(job): job for job in self._all(cluster, _JOBS)}
+        return tuple(workloads.read_unmanaged_pod(pod, jobs, self._fleet) for pod in pods)
 
     def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
         """Kueue writes a LocalQueue called `default` into every Job of its namespace; others it may be told to."""
@@ -268,36 +272,36 @@ class KubernetesCluster(KubernetesCapacity):
         if group is None:
             return {}
         path = f"{_KUEUE}/{group['preferredVersion']['version']}/localqueues"
-        labelled = self._all(cluster, _NAMESPACES, labelSelector=_FOR_KUEUE)
-        found = {each["metadata"]["name"]: f"its label {_FOR_KUEUE}" for each in labelled}
+        labelled = self._all(cluster, _NAMESPACES, labelSelector=_KUEUE_NAMESPACE_SELECTOR)
+        found = {each["metadata"]["name"]: f"its label {_KUEUE_NAMESPACE_SELECTOR}" for each in labelled}
         with contextlib.suppress(NotFound):  # its definitions are put in one by one
-            queues = map(_place, self._all(cluster, path))
+            queues = map(_namespaced_name, self._all(cluster, path))
             found |= {namespace: f"its LocalQueue {name}" for namespace, name in queues}
         return found
 
-    def evict(self, cluster: str, pod: ForeignPod) -> Eviction:
+    def evict(self, cluster: str, pod: UnmanagedPod) -> EvictionAnswer:
         body = {
             "apiVersion": "policy/v1",
-            "kind": "Eviction",
+            "kind": "EvictionAnswer",
             "metadata": {"name": pod.name, "namespace": pod.namespace},
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         try:
-            said = self._api(cluster).create(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction", body)
+            response = self._api(cluster).create(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction", body)
         except (NotFound, Conflict):
-            return Eviction(EvictResult.GONE)  # of this name there is none, or another one by now
+            return EvictionAnswer(EvictionStatus.GONE)  # of this name there is none, or another one by now
         except (Throttled, NamespaceTerminating, ServerFailed) as error:
             # A server that finds two disruption budgets for one pod answers 500 without a reason.
-            return Eviction(EvictResult.NOT_NOW, _brief(error))
+            return EvictionAnswer(EvictionStatus.NOT_NOW, _error_text(error))
         except TransientError as error:
-            return Eviction(EvictResult.NO_ANSWER, _brief(error))
+            return EvictionAnswer(EvictionStatus.NO_ANSWER, _error_text(error))
         except PermanentError as error:
-            return Eviction(EvictResult.REFUSED, _brief(error))
-        if said.get("status") == "Failure":  # some servers answer 201, and in the body that it failed
-            return Eviction(EvictResult.NOT_NOW, str(said.get("message") or "")[:_WHY])
-        return Eviction(EvictResult.EVICTED)
+            return EvictionAnswer(EvictionStatus.REFUSED, _error_text(error))
+        if response.get("status") == "Failure":  # some servers answer 201, and in the body that it failed
+            return EvictionAnswer(EvictionStatus.NOT_NOW, str(response.get("message") or "")[:_MAX_ERROR_LENGTH])
+        return EvictionAnswer(EvictionStatus.EVICTED)
 
-    def stop(self, attempt: Attempt, grace_seconds: int, at_once_on: Container[str] = ()) -> None:
+    def stop(self, attempt: Attempt, grace_seconds: int, nodes_without_grace: Container[str] = ()) -> None:
         """Pods go first, with the grace asked for; deleting the Job would give them their own.
 
         A grace of 0 means "forget the pod at once, whatever its process does" to Kubernetes: one second is the least.
@@ -305,11 +309,11 @@ class KubernetesCluster(KubernetesCapacity):
         api = self._api(attempt.cluster)
         job, pods = self._objects(attempt)
         for pod in pods:
-            is_sick = (pod.get("spec") or {}).get("nodeName") in at_once_on
+            is_sick = (pod.get("spec") or {}).get("nodeName") in nodes_without_grace
             _delete_pod(api, pod, gracePeriodSeconds=1 if is_sick else max(1, grace_seconds))
         self._delete_objects(api, attempt, job)
 
-    def forget_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
+    def force_delete_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
         names = set(node_names)
         api = self._api(attempt.cluster)
         job, pods = self._objects(attempt)
@@ -326,7 +330,7 @@ class KubernetesCluster(KubernetesCapacity):
         if not pods:
             raise NotFound(f"no pod of rank {rank} of {attempt.workload_name} in {attempt.namespace}")
         path = f"/api/v1/namespaces/{attempt.namespace}/pods/{pods[-1]['metadata']['name']}/log"
-        part = {"limitBytes": str(_LOG_HEAD)} if tail_lines is None else {"tailLines": str(tail_lines)}
+        part = {"limitBytes": str(_LOG_HEAD_BYTES)} if tail_lines is None else {"tailLines": str(tail_lines)}
         return self._api(attempt.cluster).text(path, container="trainer", **part)
 
     def tails(self, attempt: Attempt, lines: int, most: int, within_seconds: float) -> Mapping[int, LogTail]:
@@ -334,25 +338,25 @@ class KubernetesCluster(KubernetesCapacity):
         by_rank = {rank: pod for pod in pods if (rank := workloads.rank_of(pod)) < attempt.ranks}
         first = sorted(by_rank, key=lambda rank: ((by_rank[rank].get("status") or {}).get("phase") != "Failed", rank))
         # Many at once, and none of them waited for beyond the time: a kubelet out of reach answers nothing.
-        pool = ThreadPoolExecutor(_READERS, thread_name_prefix="tails")
+        pool = ThreadPoolExecutor(_LOG_READERS, thread_name_prefix="tails")
         reads = {rank: pool.submit(self._tail, attempt, by_rank[rank], lines) for rank in first[:most]}
         wait(reads.values(), within_seconds)
         late = f"The log was not read within {within_seconds:g} s."
         found = {
-            rank: read.result() if read.done() else workloads.tail_of(by_rank[rank], why=late)
+            rank: read.result() if read.done() else workloads.log_tail(by_rank[rank], why=late)
             for rank, read in reads.items()
         }
         pool.shutdown(wait=False, cancel_futures=True)
         left_out = f"Evenkeel keeps at most {most} logs of an attempt."
-        return found | {rank: workloads.tail_of(by_rank[rank], why=left_out) for rank in first[most:]}
+        return found | {rank: workloads.log_tail(by_rank[rank], why=left_out) for rank in first[most:]}
 
     def _tail(self, attempt: Attempt, pod: Json, lines: int) -> LogTail:
         path = f"/api/v1/namespaces/{attempt.namespace}/pods/{pod['metadata']['name']}/log"
         query = {"container": "trainer", "tailLines": str(lines), "limitBytes": str(_TAIL_BYTES)}
         try:
-            return workloads.tail_of(pod, text=self._api(attempt.cluster).text(path, **query))
+            return workloads.log_tail(pod, text=self._api(attempt.cluster).text(path, **query))
         except EvenkeelError as error:
-            return workloads.tail_of(pod, why=_brief(error))
+            return workloads.log_tail(pod, why=_error_text(error))
 
     def _objects(self, attempt: Attempt, more: str = "") -> tuple[Json | None, list[Json]]:
         """Read an attempt's own Job and pods. Labels only narrow the list; UID or decision prove whose they are."""
@@ -371,14 +375,14 @@ class KubernetesCluster(KubernetesCapacity):
             path = f"/apis/batch/v1/{space}/jobs/{name}"
             api.delete(path, propagationPolicy="Background", preconditions=preconditions)
         found = api.get(f"/api/v1/{space}/services/{name}")
-        if found is not None and workloads.is_of(found, attempt, self._fleet):
+        if found is not None and workloads.is_launched_by(found, attempt, self._fleet):
             api.delete(f"/api/v1/{space}/services/{name}", preconditions={"uid": found["metadata"]["uid"]})
 
-    def _check_own(self, attempt: Attempt, path: str) -> Json:
+    def _require_own_job(self, attempt: Attempt, path: str) -> Json:
         found = self._api(attempt.cluster).get(path)
         if found is None:
             raise Conflict(f"{path} of {attempt.cluster} was there, and is gone")
-        if not workloads.is_of(found, attempt, self._fleet):
+        if not workloads.is_launched_by(found, attempt, self._fleet):
             raise Refused(f"{path} of {attempt.cluster} was not created by the launch of {attempt.workload_name}")
         return found
 
@@ -397,18 +401,18 @@ class KubernetesCluster(KubernetesCapacity):
         `on_change` is called in the caller's own thread.
         """
         ours = f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
-        heard: queue.SimpleQueue[str | _WatchState | PermanentError] = queue.SimpleQueue()
+        changes: queue.SimpleQueue[str | _WatchState | PermanentError] = queue.SimpleQueue()
         watchers = [
-            _Watcher(self._api(cluster), "node", _NODES, {}, heard),
-            _Watcher(self._api(cluster), "pod", _PODS, {"labelSelector": ours}, heard),
-            _Watcher(self._api(cluster), "job", _JOBS, {"labelSelector": ours}, heard),
+            _Watcher(self._api(cluster), "node", _NODES, {}, changes),
+            _Watcher(self._api(cluster), "pod", _PODS, {"labelSelector": ours}, changes),
+            _Watcher(self._api(cluster), "job", _JOBS, {"labelSelector": ours}, changes),
         ]
         for watcher in watchers:
             watcher.start()
         try:
             while not until():
                 try:
-                    change = heard.get(timeout=_LOOK_SECONDS)
+                    change = changes.get(timeout=_POLL_SECONDS)
                 except queue.Empty:
                     continue
                 if isinstance(change, PermanentError):
@@ -429,15 +433,15 @@ class KubernetesCluster(KubernetesCapacity):
 
     def _all(self, cluster: str, path: str, **query: str) -> list[Json]:
         """List everything; from the start again, once, where the continuation ran out under a slow reader."""
-        return self._lean(cluster, path, lambda item: item, query)
+        return self._list_trimmed(cluster, path, lambda item: item, query)
 
-    def _lean(
+    def _list_trimmed(
         self, cluster: str, path: str, lean: Callable[[Json], Json | None], query: Mapping[str, str]
     ) -> list[Json]:
         """List everything, each item reduced or dropped as its page is read: all pods fill a function."""
 
         def listed() -> list[Json]:
-            return sorted(filter(None, map(lean, self._api(cluster).items(path, **query))), key=_place)
+            return sorted(filter(None, map(lean, self._api(cluster).items(path, **query))), key=_namespaced_name)
 
         try:
             return listed()
@@ -462,14 +466,14 @@ class _Watcher(threading.Thread):
         kind: str,
         path: str,
         query: Mapping[str, str],
-        heard: "queue.SimpleQueue[str | _WatchState | PermanentError]",
+        changes: "queue.SimpleQueue[str | _WatchState | PermanentError]",
     ) -> None:
         super().__init__(name=f"watch-{api.name}-{kind}", daemon=True)
         self._server = api
         self._kind = kind
         self._path = path
         self._query = query
-        self._heard = heard
+        self._heard = changes
         self._ended = threading.Event()
         self._open: Watch | None = None
         self._lock = threading.Lock()
@@ -520,17 +524,17 @@ class _Watcher(threading.Thread):
         return version
 
 
-def _again_on_conflict(once: Callable[[], Result]) -> Result:
+def _retry_on_conflict(once: Callable[[], Result]) -> Result:
     """Read and write anew while somebody else is quicker: nodes are patched by many."""
     for _ in range(_TRIES - 1):
         try:
             return once()
-        except (Conflict, Invalid):
+        except (Conflict, InvalidObject):
             continue
     return once()
 
 
-def _releasing(item: Mapping[str, Any], *, is_cordoned: bool) -> Iterator[Json]:
+def _release_patch(item: Mapping[str, Any], *, is_cordoned: bool) -> Iterator[Json]:
     """Yield the JSON patch that frees a node: our cordon, its mark, and the taint; highest index first."""
     if is_cordoned:
         yield {"op": "remove", "path": "/spec/unschedulable"}
@@ -544,12 +548,12 @@ def _releasing(item: Mapping[str, Any], *, is_cordoned: bool) -> Iterator[Json]:
 
 
 def _is_controlled_by(pod: Json, job_uid: str) -> bool:
-    return bool(job_uid) and workloads.job_that_controls(pod)[1] == job_uid
+    return bool(job_uid) and workloads.controlling_job(pod)[1] == job_uid
 
 
-def _brief(error: EvenkeelError) -> str:
+def _error_text(error: EvenkeelError) -> str:
     """Return what a server answered, without the path that was asked."""
-    return str(error).partition(": ")[2][:_WHY]
+    return str(error).partition(": ")[2][:_MAX_ERROR_LENGTH]
 
 
 def _delete_pod(api: KubernetesApi, pod: Json, **options: Any) -> None:
@@ -560,5 +564,5 @@ def _delete_pod(api: KubernetesApi, pod: Json, **options: Any) -> None:
         api.delete(path, preconditions={"uid": metadata["uid"]}, **options)
 
 
-def _place(item: Mapping[str, Any]) -> tuple[str, str]:
+def _namespaced_name(item: Mapping[str, Any]) -> tuple[str, str]:
     return (item["metadata"].get("namespace", ""), item["metadata"]["name"])

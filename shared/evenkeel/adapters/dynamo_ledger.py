@@ -33,7 +33,7 @@ from evenkeel.ports import (
     LONGEST_SK,
     MOST_WRITES,
     Add,
-    Check,
+    ConditionCheck,
     Conflict,
     Delete,
     EvenkeelError,
@@ -51,17 +51,17 @@ from evenkeel.ports import (
 )
 
 INDEX = "byState"
-_SUM = "sum:"
-_MOST_READS = 100
+_SUM_PREFIX = "sum:"
+_MAX_BATCH_READS = 100
 _CONFLICT_TRIES = 4
-_LONGEST_TOKEN = 36
+_MAX_TOKEN_LENGTH = 36
 
-_MEANINGS: Mapping[str, type[EvenkeelError]] = {
+_ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "TransactionInProgressException": Throttled,
     "IdempotentParameterMismatchException": Refused,
     "ItemCollectionSizeLimitExceededException": Refused,
 }
-_REASONS: Mapping[str, type[EvenkeelError]] = {
+_ERRORS_BY_CANCELLATION_REASON: Mapping[str, type[EvenkeelError]] = {
     "TransactionConflict": Throttled,
     "ThrottlingError": Throttled,
     "ProvisionedThroughputExceeded": Throttled,
@@ -84,20 +84,22 @@ class DynamoLedger:
         self._pause = pause
 
     def get(self, key: Key) -> Row | None:
-        with aws.translated(f"read {key.table} {key.pk} {key.sk}", _MEANINGS):
+        with aws.translate_errors(f"read {key.table} {key.pk} {key.sk}", _ERRORS_BY_CODE):
             answer = self._client.get_item(TableName=self._name(key.table), Key=_key(key), ConsistentRead=True)
         return _row(key.table, answer["Item"]) if "Item" in answer else None
 
-    def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
-        if len(keys) > _MOST_READS:
-            raise Refused(f"a read of {len(keys)} rows, at most {_MOST_READS} are possible")
+    def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
+        if len(keys) > _MAX_BATCH_READS:
+            raise Refused(f"a read of {len(keys)} rows, at most {_MAX_BATCH_READS} are possible")
         wanted: dict[str, Any] = {}
         for key in dict.fromkeys(keys):
             table = wanted.setdefault(self._name(key.table), {"Keys": [], "ConsistentRead": True})
             table["Keys"].append(_key(key))
         tables = {self._name(key.table): key.table for key in keys}
         found: dict[tuple[Table, str, str], Row] = {}
-        with aws.translated(f"read {', '.join(f'{key.table} {key.pk} {key.sk}' for key in keys)}", _MEANINGS):
+        with aws.translate_errors(
+            f"read {', '.join(f'{key.table} {key.pk} {key.sk}' for key in keys)}", _ERRORS_BY_CODE
+        ):
             for tries_left in reversed(range(_CONFLICT_TRIES)):
                 if not wanted:
                     break
@@ -111,17 +113,19 @@ class DynamoLedger:
                     raise Throttled(f"read {len(keys)} rows: {', '.join(wanted)} left some unread")
                 if wanted:
                     self._pause(random.uniform(0.02, 0.1) * (_CONFLICT_TRIES - tries_left))  # noqa: S311 - jitter
-        return tuple(found.get((key.table, aws.encodable(key.pk), aws.encodable(key.sk))) for key in keys)
+        return tuple(
+            found.get((key.table, aws.escape_surrogates(key.pk), aws.escape_surrogates(key.sk))) for key in keys
+        )
 
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
-        values = {":pk": _text(pk), **({":prefix": _text(prefix)} if prefix else {})}
+        values = {":pk": _string_value(pk), **({":prefix": _string_value(prefix)} if prefix else {})}
         query = {
             "TableName": self._name(table),
             "KeyConditionExpression": "pk = :pk AND begins_with(sk, :prefix)" if prefix else "pk = :pk",
             "ExpressionAttributeValues": values,
             "ConsistentRead": True,
         }
-        with aws.translated(f"list {table} {pk} {prefix}", _MEANINGS):
+        with aws.translate_errors(f"list {table} {pk} {prefix}", _ERRORS_BY_CODE):
             return tuple(_row(table, item) for item in self._items(query))
 
     def by_state(
@@ -139,12 +143,15 @@ class DynamoLedger:
             "TableName": self._name(table),
             "IndexName": INDEX,
             "KeyConditionExpression": f"stateKey = :state{begins}",
-            "ExpressionAttributeValues": {":state": _text(state), **({":prefix": _text(prefix)} if prefix else {})},
+            "ExpressionAttributeValues": {
+                ":state": _string_value(state),
+                **({":prefix": _string_value(prefix)} if prefix else {}),
+            },
             "ScanIndexForward": not newest_first,
         }
         start = None if cursor is None else _read_cursor(cursor)
         rows: list[Row] = []
-        with aws.translated(f"list {table} in state {state}", _MEANINGS):
+        with aws.translate_errors(f"list {table} in state {state}", _ERRORS_BY_CODE):
             while True:
                 page = {"Limit": limit - len(rows), **({"ExclusiveStartKey": start} if start else {})}
                 answer = self._client.query(**query, **page)
@@ -176,12 +183,12 @@ class DynamoLedger:
 
     def _send(self, request: Mapping[str, Any], keys: list[Key]) -> None:
         named = ", ".join(f"{key.table} {key.pk} {key.sk}" for key in keys)
-        with aws.translated(f"write {named}", _MEANINGS):
+        with aws.translate_errors(f"write {named}", _ERRORS_BY_CODE):
             try:
                 self._client.transact_write_items(**request)
             except ClientError as error:
                 if aws.code_of(error) == "TransactionCanceledException":
-                    raise _cancelled(error, named) from error
+                    raise _cancellation_error(error, named) from error
                 raise
 
     def _items(self, query: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -197,14 +204,22 @@ class DynamoLedger:
         """Convert one write into a member of TransactItems."""
         match write:
             case Put(row):
-                item = _stored(row, write.version)
-                return {"Put": {"TableName": self._name(row.key.table), "Item": item, **_if_at(row.version)}}
+                item = _put_item(row, write.version)
+                return {
+                    "Put": {"TableName": self._name(row.key.table), "Item": item, **_version_condition(row.version)}
+                }
             case Delete(key, version):
-                return {"Delete": {"TableName": self._name(key.table), "Key": _key(key), **_if_at(version)}}
-            case Check(key, version):
-                return {"ConditionCheck": {"TableName": self._name(key.table), "Key": _key(key), **_if_at(version)}}
+                return {"Delete": {"TableName": self._name(key.table), "Key": _key(key), **_version_condition(version)}}
+            case ConditionCheck(key, version):
+                return {
+                    "ConditionCheck": {
+                        "TableName": self._name(key.table),
+                        "Key": _key(key),
+                        **_version_condition(version),
+                    }
+                }
             case Add(key, amounts):
-                names = {f"#n{index}": f"{_SUM}{name}" for index, name in enumerate(amounts)}
+                names = {f"#n{index}": f"{_SUM_PREFIX}{name}" for index, name in enumerate(amounts)}
                 values = {f":n{index}": {"N": str(amount)} for index, amount in enumerate(amounts.values())}
                 sums = "".join(f", #n{index} :n{index}" for index in range(len(amounts)))
                 return {
@@ -228,7 +243,7 @@ class _InConflict(Throttled):
     """Cancelled only because other transactions touch the same items right now."""
 
 
-def _cancelled(error: ClientError, named: str) -> EvenkeelError:
+def _cancellation_error(error: ClientError, named: str) -> EvenkeelError:
     codes = [str(reason.get("Code", "None")) for reason in error.response.get("CancellationReasons", ())]
     failed = tuple(index for index, code in enumerate(codes) if code == "ConditionalCheckFailed")
     if failed:
@@ -237,7 +252,7 @@ def _cancelled(error: ClientError, named: str) -> EvenkeelError:
     message = f"write {named}: cancelled: {', '.join(sorted(others)) or 'no reason given'}"
     if others == {"TransactionConflict"}:
         return _InConflict(message)
-    kinds = {_REASONS.get(code, Unreachable) for code in others} or {Unreachable}
+    kinds = {_ERRORS_BY_CANCELLATION_REASON.get(code, Unreachable) for code in others} or {Unreachable}
     return next(kind for kind in (Refused, Throttled, Unreachable) if kind in kinds)(message)
 
 
@@ -273,12 +288,12 @@ def _value_bytes(value: Mapping[str, str]) -> int:
 
 def _request_token(token: str) -> str:
     """DynamoDB takes 36 characters; what is longer is named by its digest."""
-    if len(token) > _LONGEST_TOKEN:
-        return hashlib.sha256(token.encode()).hexdigest()[:_LONGEST_TOKEN]
+    if len(token) > _MAX_TOKEN_LENGTH:
+        return hashlib.sha256(token.encode()).hexdigest()[:_MAX_TOKEN_LENGTH]
     return token or uuid.uuid4().hex
 
 
-def _if_at(version: int) -> dict[str, Any]:
+def _version_condition(version: int) -> dict[str, Any]:
     if version == 0:
         return {"ConditionExpression": "attribute_not_exists(pk)"}
     return {
@@ -289,17 +304,17 @@ def _if_at(version: int) -> dict[str, Any]:
 
 
 def _key(key: Key) -> dict[str, Any]:
-    return {"pk": _text(key.pk), "sk": _text(key.sk)}
+    return {"pk": _string_value(key.pk), "sk": _string_value(key.sk)}
 
 
-def _text(text: str) -> dict[str, str]:
-    return {"S": aws.encodable(text)}
+def _string_value(text: str) -> dict[str, str]:
+    return {"S": aws.escape_surrogates(text)}
 
 
-def _stored(row: Row, version: int) -> dict[str, Any]:
+def _put_item(row: Row, version: int) -> dict[str, Any]:
     item = {**_key(row.key), "version": {"N": str(version)}, "doc": {"S": document_text(row.doc)}}
     if row.state:
-        item |= {"stateKey": _text(row.state[0]), "stateSort": _text(row.state[1])}
+        item |= {"stateKey": _string_value(row.state[0]), "stateSort": _string_value(row.state[1])}
     if row.expires_at:
         item["ttl"] = {"N": str(int(row.expires_at.timestamp()))}
     return item
@@ -317,11 +332,11 @@ def _row(table: Table, item: Mapping[str, Any]) -> Row:
 
 def document_of(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of an item, with what was added to it since it was put."""
-    doc: dict[str, Any] = _READ(item["doc"]["S"]) if "doc" in item else {}
+    doc: dict[str, Any] = _DECODE(item["doc"]["S"]) if "doc" in item else {}
     for name, attribute in item.items():
-        if name.startswith(_SUM):
-            field = name.removeprefix(_SUM)
-            doc[field] = doc.get(field, 0) + _READ(attribute["N"])
+        if name.startswith(_SUM_PREFIX):
+            field = name.removeprefix(_SUM_PREFIX)
+            doc[field] = doc.get(field, 0) + _DECODE(attribute["N"])
     return doc
 
 
@@ -331,7 +346,7 @@ def _number(text: str) -> float:
     return int(number) if number.is_integer() else number
 
 
-_READ = json.JSONDecoder(parse_float=_number).decode
+_DECODE = json.JSONDecoder(parse_float=_number).decode
 
 
 def _cursor(start: Mapping[str, Any]) -> str:

@@ -35,7 +35,7 @@ class EksConnections:
 
     def _connect(self, cluster: str) -> KubernetesApi:
         client = self._client or aws.client("eks")
-        with aws.translated(f"describe EKS cluster {cluster}"):
+        with aws.translate_errors(f"describe EKS cluster {cluster}"):
             answer = client.describe_cluster(name=cluster)["cluster"]
         if not answer.get("endpoint"):
             raise PermanentError(f"EKS cluster {cluster} has no endpoint: it is {answer.get('status')}")

@@ -34,7 +34,7 @@ class HyperPodProvider:
         self._has_logical_ids = True
 
     def cluster(self) -> ProviderCluster:
-        with aws.translated(f"describe cluster {self._arn}"):
+        with aws.translate_errors(f"describe cluster {self._arn}"):
             answer = self._reader.describe_cluster(ClusterName=self._arn)
         return ProviderCluster(
             name=answer.get("ClusterName", ""),
@@ -45,7 +45,7 @@ class HyperPodProvider:
         )
 
     def nodes(self) -> tuple[ProviderNode, ...]:
-        with aws.translated(f"list nodes of {self._arn}"):
+        with aws.translate_errors(f"list nodes of {self._arn}"):
             if self._has_logical_ids:
                 try:
                     return self._list(IncludeNodeLogicalIds=True)
@@ -60,7 +60,7 @@ class HyperPodProvider:
 
     def node(self, instance_id: str) -> ProviderNode | None:
         _check(instance_id)
-        with aws.translated(f"describe node {instance_id} of {self._arn}"):
+        with aws.translate_errors(f"describe node {instance_id} of {self._arn}"):
             try:
                 answer = self._reader.describe_cluster_node(ClusterName=self._arn, NodeId=instance_id)
             except ClientError as error:
@@ -84,7 +84,7 @@ class HyperPodProvider:
             "DeepHealthChecks": ["InstanceStress", "InstanceConnectivity"],
         }
         try:
-            with aws.translated(f"deep health check of {instance_id} of {self._arn}", _REFUSALS):
+            with aws.translate_errors(f"deep health check of {instance_id} of {self._arn}", _REFUSALS):
                 self._repairer.start_cluster_health_check(ClusterName=self._arn, DeepHealthCheckConfigurations=[wish])
         except Unreachable:
             return RepairAnswer.UNKNOWN
@@ -106,7 +106,7 @@ class HyperPodProvider:
         """Make one call for one node: the outcome is then unambiguous, or honestly unknown."""
         _check(instance_id)
         try:
-            with aws.translated(f"{rung} {instance_id} of {self._arn}", _REFUSALS):
+            with aws.translate_errors(f"{rung} {instance_id} of {self._arn}", _REFUSALS):
                 answer = call(ClusterName=self._arn, NodeIds=[instance_id])
         except Unreachable:
             return RepairAnswer.UNKNOWN

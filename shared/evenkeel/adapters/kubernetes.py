@@ -33,8 +33,8 @@ Json: TypeAlias = dict[str, Any]
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-_PATIENCE = urllib3.Timeout(connect=3, read=15)
-_PAGE = 500
+_TIMEOUT = urllib3.Timeout(connect=3, read=15)
+_PAGE_SIZE = 500
 
 
 class AlreadyExists(Conflict):
@@ -53,24 +53,24 @@ class NamespaceTerminating(NotAllowed):
     """403: the namespace is being deleted, and takes nothing new."""
 
 
-class Invalid(Refused):
+class InvalidObject(Refused):
     """422: the object is not valid, or a JSON patch's `test` did not hold."""
 
 
-_BY_REASON: Mapping[str, type[EvenkeelError]] = {
+_ERRORS_BY_REASON: Mapping[str, type[EvenkeelError]] = {
     "AlreadyExists": AlreadyExists,
     "Conflict": Conflict,
     "Expired": Expired,
     "Gone": Expired,
-    "Invalid": Invalid,
+    "InvalidObject": InvalidObject,
 }
-_BY_CODE: Mapping[int, type[EvenkeelError]] = {
+_ERRORS_BY_STATUS: Mapping[int, type[EvenkeelError]] = {
     401: NotAllowed,
     403: NotAllowed,
     404: NotFound,
     409: Conflict,
     410: Expired,
-    422: Invalid,
+    422: InvalidObject,
     429: Throttled,
     500: ServerFailed,
 }
@@ -105,7 +105,7 @@ class KubernetesApi:
         # the name and the time are checked without it.
         # https://github.com/kubernetes-client/python/issues/2394
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        self._pool = urllib3.PoolManager(maxsize=16, block=False, ssl_context=context, retries=False, timeout=_PATIENCE)
+        self._pool = urllib3.PoolManager(maxsize=16, block=False, ssl_context=context, retries=False, timeout=_TIMEOUT)
 
     def get(self, path: str) -> Json | None:
         """Read one object; None where there is none."""
@@ -122,7 +122,9 @@ class KubernetesApi:
         """
         token = ""
         while True:
-            page = self._json("GET", path, {**query, "limit": str(_PAGE), **({"continue": token} if token else {})})
+            page = self._json(
+                "GET", path, {**query, "limit": str(_PAGE_SIZE), **({"continue": token} if token else {})}
+            )
             yield from page.get("items") or ()
             token = page.get("metadata", {}).get("continue", "")
             if not token:
@@ -158,8 +160,8 @@ class KubernetesApi:
         Raises:
             Expired: the version is too old.
         """
-        said = {**query, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
-        response = self._open("GET", path, {**said, "timeoutSeconds": str(seconds)}, read_seconds=seconds + 5)
+        parameters = {**query, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
+        response = self._open("GET", path, {**parameters, "timeoutSeconds": str(seconds)}, read_seconds=seconds + 5)
         try:
             self._check("GET", path, response)
             yield Watch(response, f"watch {path} of {self.name}")
@@ -174,13 +176,13 @@ class KubernetesApi:
         body: Any = None,
         content_type: str = "application/json",
     ) -> Json:
-        said = self._request(method, path, query, body, content_type) or b"{}"
+        content = self._request(method, path, query, body, content_type) or b"{}"
         try:
-            answer = json.loads(said)
+            answer = json.loads(content)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise Unreachable(f"{method} {path} of {self.name}: no JSON object: {said[:100]!r}")
+            raise Unreachable(f"{method} {path} of {self.name}: no JSON object: {content[:100]!r}")
         return answer
 
     def _request(
@@ -192,7 +194,7 @@ class KubernetesApi:
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> bytes:
-        with _no_answer_is_unreachable(f"{method} {path} of {self.name}"):
+        with _translate_network_errors(f"{method} {path} of {self.name}"):
             response = self._open(method, path, query, body, content_type, accept)
             try:
                 self._check(method, path, response)
@@ -213,11 +215,11 @@ class KubernetesApi:
         url = f"{self._endpoint}{path}{'?' + urlencode(query) if query else ''}"
         payload = None if body is None else json.dumps(body).encode()
         headers = {"Accept": accept, **({"Content-Type": content_type} if body is not None else {})}
-        timeout = _PATIENCE if read_seconds is None else urllib3.Timeout(connect=3, read=read_seconds)
-        with _no_answer_is_unreachable(f"{method} {path} of {self.name}"):
+        timeout = _TIMEOUT if read_seconds is None else urllib3.Timeout(connect=3, read=read_seconds)
+        with _translate_network_errors(f"{method} {path} of {self.name}"):
             for is_second_try in (False, True):
                 headers["Authorization"] = f"Bearer {self._token(is_second_try)}"
-                response = self._sent(method, url, payload, headers, timeout)
+                response = self._send(method, url, payload, headers, timeout)
                 if response.status != 401 or is_second_try:
                     return response
                 # The token may have run out between two uses: one fresh one, and no more.
@@ -225,7 +227,7 @@ class KubernetesApi:
                 response.release_conn()
         raise AssertionError("unreachable")
 
-    def _sent(
+    def _send(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout: urllib3.Timeout
     ) -> urllib3.BaseHTTPResponse:
         """Send one call: a read a second time where the connection broke, as one does that was kept over a freeze."""
@@ -273,7 +275,7 @@ class Watch:
             Expired: the version has become too old.
         """
         rest = b""
-        with _no_answer_is_unreachable(self._name):
+        with _translate_network_errors(self._name):
             # `read1` hands over what has come; `stream` would wait for a whole block.
             while chunk := self._response.read1():
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -295,12 +297,12 @@ def _failure(what: str, code: int, status: Mapping[str, Any]) -> EvenkeelError:
     causes = (status.get("details") or {}).get("causes") or ()
     if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
         return NamespaceTerminating(f"{what}: {code} {reason}: {status.get('message', '')}")
-    kind = _BY_REASON.get(reason) or _BY_CODE.get(code) or (Unreachable if code >= 500 else Refused)
+    kind = _ERRORS_BY_REASON.get(reason) or _ERRORS_BY_STATUS.get(code) or (Unreachable if code >= 500 else Refused)
     return kind(f"{what}: {code} {reason}: {status.get('message', '')}")
 
 
 @contextmanager
-def _no_answer_is_unreachable(what: str) -> Iterator[None]:
+def _translate_network_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (urllib3.exceptions.HTTPError, OSError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 from evenkeel.adapters import aws
 from evenkeel.ports import EvenkeelError, NotFound, Refused
 
-_MEANINGS: Mapping[str, type[EvenkeelError]] = {
+_ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "AWS.SimpleQueueService.NonExistentQueue": NotFound,
     "QueueDoesNotExist": NotFound,
     "AWS.SimpleQueueService.MessageNotInflight": Refused,
@@ -22,30 +22,30 @@ _MEANINGS: Mapping[str, type[EvenkeelError]] = {
     "RequestTooLargeException": Refused,
 }
 _GROUP_OF_PASSES = "passes"
-_ASK_AGAIN_SECONDS = 4.0
+_DEDUPLICATION_SECONDS = 4.0
 """How long after a request for the same wait another one is worth sending."""
 _LONGEST_REASON = 200
 _LONGEST_SUBJECT = 100
 _LARGEST_PAGE = 200_000
 """Bytes: SNS takes 256 KiB, attributes included."""
-_LARGEST_LETTER = 260_000
+_MAX_MESSAGE_BYTES = 260_000
 """Bytes: SQS takes 256 KiB, attributes included."""
 
-_NOT_IN_SQS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_INVALID_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """SQS takes the characters of XML 1.0 and refuses the message for any other."""
 
 
-def sendable(text: str) -> str:
+def escape_invalid_characters(text: str) -> str:
     r"""Return text that SQS and SNS take; another character becomes its escape, which in JSON means the same."""
-    return _NOT_IN_SQS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _INVALID_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _within(text: str, most: int) -> str:
+def _truncate_bytes(text: str, most: int) -> str:
     """Return the beginning of a text that takes at most so many bytes."""
     return text if len(text) * 4 <= most else text.encode()[:most].decode(errors="ignore")
 
 
-class SqsPasses:
+class SqsCycleRequests:
     """Asks for scheduling passes through a FIFO queue of one group: passes run one after the other."""
 
     def __init__(self, queue_url: str, client: Any = None) -> None:
@@ -54,7 +54,7 @@ class SqsPasses:
 
     def request(self, reason: str) -> None:
         # An own id each time: SQS would drop a request like one of the last five minutes, though the world has changed.
-        with aws.translated("ask for a pass", _MEANINGS):
+        with aws.translate_errors("ask for a pass", _ERRORS_BY_CODE):
             self._client.send_message(
                 QueueUrl=self._queue_url,
                 MessageBody=json.dumps({"reason": reason}),
@@ -72,17 +72,17 @@ class SqsInbox:
 
     def put(self, document: Mapping[str, Any]) -> None:
         body = json.dumps(document, ensure_ascii=False)
-        with aws.translated(f"queue event {document.get('id')}", _MEANINGS):
-            self._client.send_message(QueueUrl=self._queue_url, MessageBody=sendable(body))
+        with aws.translate_errors(f"queue event {document.get('id')}", _ERRORS_BY_CODE):
+            self._client.send_message(QueueUrl=self._queue_url, MessageBody=escape_invalid_characters(body))
 
     def waiting(self) -> int:
         name = "ApproximateNumberOfMessages"
-        with aws.translated("count the events that wait", _MEANINGS):
+        with aws.translate_errors("count the events that wait", _ERRORS_BY_CODE):
             answer = self._client.get_queue_attributes(QueueUrl=self._queue_url, AttributeNames=[name])
         return int(answer["Attributes"][name])
 
-    def deliver_again(self, receipt: str, seconds: int) -> None:
-        with aws.translated("have an event delivered again", _MEANINGS):
+    def delay_redelivery(self, receipt: str, seconds: int) -> None:
+        with aws.translate_errors("have an event delivered again", _ERRORS_BY_CODE):
             self._client.change_message_visibility(
                 QueueUrl=self._queue_url, ReceiptHandle=receipt, VisibilityTimeout=seconds
             )
@@ -96,10 +96,10 @@ class SqsDeadLetters:
         self._client = client or aws.client("sqs")
 
     def put(self, body: str, code: str, reason: str) -> None:
-        attributes = {"code": code, "reason": sendable(reason)[:_LONGEST_REASON] or code}
+        attributes = {"code": code, "reason": escape_invalid_characters(reason)[:_LONGEST_REASON] or code}
         # The archive has the event whole.
-        letter = _within(sendable(body), _LARGEST_LETTER) or "{}"
-        with aws.translated(f"dead-letter an event ({code})", _MEANINGS):
+        letter = _truncate_bytes(escape_invalid_characters(body), _MAX_MESSAGE_BYTES) or "{}"
+        with aws.translate_errors(f"dead-letter an event ({code})", _ERRORS_BY_CODE):
             self._client.send_message(
                 QueueUrl=self._queue_url,
                 MessageBody=letter,
@@ -118,12 +118,14 @@ class SnsPager:
 
     def page(self, subject: str, message: str, *, key: str) -> None:
         """Idempotent: no, a repeat is a second message; both carry `key`, by which receivers fold them."""
-        with aws.translated(f"page about {key}", _MEANINGS):
+        with aws.translate_errors(f"page about {key}", _ERRORS_BY_CODE):
             self._client.publish(
                 TopicArn=self._topic_arn,
-                Subject=_headline(subject),
-                Message=_within(sendable(message), _LARGEST_PAGE),
-                MessageAttributes={"key": {"DataType": "String", "StringValue": sendable(key) or "none"}},
+                Subject=_sns_subject(subject),
+                Message=_truncate_bytes(escape_invalid_characters(message), _LARGEST_PAGE),
+                MessageAttributes={
+                    "key": {"DataType": "String", "StringValue": escape_invalid_characters(key) or "none"}
+                },
             )
 
 
@@ -135,7 +137,7 @@ class S3RawEvents:
         self._client = client or aws.client("s3")
 
     def keep(self, envelope_id: str, body: bytes) -> None:
-        with aws.translated(f"archive event {envelope_id}"):
+        with aws.translate_errors(f"archive event {envelope_id}"):
             self._client.put_object(
                 Bucket=self._bucket, Key=f"events/{envelope_id}.json", Body=body, ContentType="application/json"
             )
@@ -156,18 +158,18 @@ class LambdaWaitAnswers:
 
     def request(self, subject: str, name: str, generation: int, answer: Mapping[str, Any]) -> None:
         now = self._seconds()
-        self._asked = {wait: at for wait, at in self._asked.items() if now - at < _ASK_AGAIN_SECONDS}
+        self._asked = {wait: at for wait, at in self._asked.items() if now - at < _DEDUPLICATION_SECONDS}
         if (subject, name, generation) in self._asked:
             return
         payload = {"subject": subject, "name": name, "generation": generation, "answer": dict(answer)}
-        with aws.translated(f"have the wait {name} of {subject} answered", _MEANINGS):
+        with aws.translate_errors(f"have the wait {name} of {subject} answered", _ERRORS_BY_CODE):
             self._client.invoke(
                 FunctionName=self._function, InvocationType="Event", Payload=json.dumps(payload).encode()
             )
         self._asked[subject, name, generation] = now
 
 
-def _headline(text: str) -> str:
+def _sns_subject(text: str) -> str:
     """SNS takes up to 100 printable ASCII characters that begin with a letter, digit or punctuation mark."""
     plain = "".join(char if 32 <= ord(char) < 127 else "?" for char in " ".join(text.split())).strip()
     return plain[:_LONGEST_SUBJECT] or "Evenkeel"

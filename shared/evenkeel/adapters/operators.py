@@ -36,7 +36,7 @@ def pytorch_job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json
         "kind": "PyTorchJob",
         "metadata": _metadata(spec, fleet),
         "spec": {
-            **({"elasticPolicy": _bounds(spec)} if elastic else {}),
+            **({"elasticPolicy": _replica_bounds(spec)} if elastic else {}),
             "pytorchReplicaSpecs": {
                 "Worker": {
                     "replicas": spec.attempt.ranks,
@@ -58,7 +58,7 @@ def hyperpod_pytorch_job(
     policy: Json = {}
     if elastic:
         policy = {
-            **_bounds(spec),
+            **_replica_bounds(spec),
             # One or the other; without either the operator's own step would count.
             **(
                 {"replicaDiscreteValues": list(elastic.sizes)}
@@ -108,7 +108,7 @@ def _metadata(spec: LaunchSpec, fleet: str) -> Json:
     }
 
 
-def _bounds(spec: LaunchSpec) -> Json:
+def _replica_bounds(spec: LaunchSpec) -> Json:
     assert spec.job.elastic is not None  # the caller looked
     return {"minReplicas": spec.job.elastic.min_nodes, "maxReplicas": spec.job.elastic.max_nodes}
 

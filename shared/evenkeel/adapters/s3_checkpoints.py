@@ -19,7 +19,7 @@ _AT_ONCE = 16
 _LARGEST_READ = 16 * 1024 * 1024
 
 # 412: the tag is another; 409: two conditional writes met, AWS asks to look again; 404 on a write: the object is gone.
-_LOST_THE_RACE: Mapping[str, type[EvenkeelError]] = {
+_PRECONDITION_CODES: Mapping[str, type[EvenkeelError]] = {
     "PreconditionFailed": Conflict,
     "ConditionalRequestConflict": Conflict,
     "NoSuchKey": Conflict,
@@ -37,22 +37,22 @@ class S3Checkpoints:
         self._client = client or aws.client("s3", _CLIENT)
 
     def folders(self, uri: str) -> tuple[str, ...]:
-        bucket, prefix = _place(uri)
-        with aws.translated(f"list checkpoints under {uri}"):
+        bucket, prefix = _bucket_and_prefix(uri)
+        with aws.translate_errors(f"list checkpoints under {uri}"):
             attempts = list(self._list_folders(bucket, f"{prefix}attempt="))
             found = [folder for attempt in attempts for folder in self._list_folders(bucket, f"{attempt}step=")]
         return tuple(sorted(folder.removeprefix(prefix).rstrip("/") for folder in found))
 
     def contents(self, uri: str, folder: str, *, checksums_of: Collection[str] = ()) -> Mapping[str, StoredShard]:
-        bucket, prefix = _place(uri)
-        with aws.translated(f"list {folder} under {uri}"):
+        bucket, prefix = _bucket_and_prefix(uri)
+        with aws.translate_errors(f"list {folder} under {uri}"):
             found = {
                 entry["Key"].removeprefix(prefix): StoredShard(entry["Size"], None, entry["LastModified"])
                 for entry in self._list(bucket, f"{prefix}{folder}/")
             }
 
         def look(key: str) -> StoredShard | None:
-            with aws.translated(f"describe {key} in {bucket}"):
+            with aws.translate_errors(f"describe {key} in {bucket}"):
                 try:
                     head = self._client.head_object(Bucket=bucket, Key=prefix + key, ChecksumMode="ENABLED")
                 except ClientError as error:
@@ -68,14 +68,14 @@ class S3Checkpoints:
         return {key: stored for key, listed in found.items() if (stored := answers.get(key, listed)) is not None}
 
     def read(self, uri: str, key: str) -> bytes:
-        bucket, prefix = _place(uri)
-        with aws.translated(f"read {key} under {uri}", dict.fromkeys(_GONE, NotFound)):
+        bucket, prefix = _bucket_and_prefix(uri)
+        with aws.translate_errors(f"read {key} under {uri}", dict.fromkeys(_GONE, NotFound)):
             answer = self._client.get_object(Bucket=bucket, Key=prefix + key)
             return _body(answer, f"{key} under {uri}")
 
     def fence(self, uri: str) -> tuple[dict[str, Any] | None, str]:
-        bucket, prefix = _place(uri)
-        with aws.translated(f"read the fence of {uri}"):
+        bucket, prefix = _bucket_and_prefix(uri)
+        with aws.translate_errors(f"read the fence of {uri}"):
             try:
                 answer = self._client.get_object(Bucket=bucket, Key=prefix + _FENCE)
             except ClientError as error:
@@ -93,10 +93,10 @@ class S3Checkpoints:
 
     def raise_fence(self, uri: str, document: dict[str, Any], tag: str) -> None:
         """Idempotent: no; a resend after a lost reply meets its own write as a Conflict, and the reload shows it."""
-        bucket, prefix = _place(uri)
+        bucket, prefix = _bucket_and_prefix(uri)
         condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
         body = json.dumps(document).encode()
-        with aws.translated(f"raise the fence of {uri}", _LOST_THE_RACE):
+        with aws.translate_errors(f"raise the fence of {uri}", _PRECONDITION_CODES):
             self._client.put_object(
                 Bucket=bucket, Key=prefix + _FENCE, Body=body, ContentType="application/json", **condition
             )
@@ -111,7 +111,7 @@ class S3Checkpoints:
             yield from (entry["Prefix"] for entry in page.get("CommonPrefixes", ()))
 
 
-def _place(uri: str) -> tuple[str, str]:
+def _bucket_and_prefix(uri: str) -> tuple[str, str]:
     match = _URI.fullmatch(uri)
     if match is None:
         raise Refused(f"{uri!r} is no place on S3: s3://bucket/prefix is needed")

@@ -7,16 +7,16 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from evenkeel.adapters import aws
-from evenkeel.ports import EvenkeelError, ExecutionState, Machine, NotFound, Refused
+from evenkeel.ports import EvenkeelError, ExecutionState, NotFound, Refused, WorkflowName
 
-_MEANINGS: Mapping[str, type[EvenkeelError]] = {
+_ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "StateMachineDoesNotExist": NotFound,
     "InvalidName": Refused,
     "InvalidArn": Refused,
     "InvalidExecutionInput": Refused,
     "InvalidOutput": Refused,
 }
-_OVER = ("TaskTimedOut", "TaskDoesNotExist", "InvalidToken")
+_TASK_ENDED_CODES = ("TaskTimedOut", "TaskDoesNotExist", "InvalidToken")
 """The task was answered, timed out, or was stopped: whoever asks, there is nothing left to answer."""
 _LISTED_AT_ONCE = 1000
 _LONGEST_ERROR = 256
@@ -26,12 +26,12 @@ _LONGEST_CAUSE = 32_000
 class StepFunctionsWorkflows:
     """Executions of the two machines, by name."""
 
-    def __init__(self, arns: Mapping[Machine, str], client: Any = None) -> None:
+    def __init__(self, arns: Mapping[WorkflowName, str], client: Any = None) -> None:
         self._arns = arns
         self._client = client or aws.client("stepfunctions")
 
-    def start(self, machine: Machine, name: str, document: Mapping[str, Any]) -> bool:
-        with aws.translated(f"start {machine} {name}", _MEANINGS):
+    def start(self, machine: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
+        with aws.translate_errors(f"start {machine} {name}", _ERRORS_BY_CODE):
             try:
                 self._client.start_execution(
                     stateMachineArn=self._arn(machine), name=name, input=json.dumps(dict(document))
@@ -42,9 +42,9 @@ class StepFunctionsWorkflows:
                 raise
         return True
 
-    def state(self, machine: Machine, name: str) -> ExecutionState:
+    def state(self, machine: WorkflowName, name: str) -> ExecutionState:
         arn = f"{self._arn(machine).replace(':stateMachine:', ':execution:')}:{name}"
-        with aws.translated(f"look up {machine} {name}", _MEANINGS):
+        with aws.translate_errors(f"look up {machine} {name}", _ERRORS_BY_CODE):
             try:
                 status = self._client.describe_execution(executionArn=arn)["status"]
             except ClientError as error:
@@ -59,13 +59,13 @@ class StepFunctionsWorkflows:
             case _:
                 return ExecutionState.FAILED
 
-    def running(self, machine: Machine) -> frozenset[str]:
+    def running(self, machine: WorkflowName) -> frozenset[str]:
         asked = {"stateMachineArn": self._arn(machine), "statusFilter": "RUNNING", "maxResults": _LISTED_AT_ONCE}
-        with aws.translated(f"list {machine} under way", _MEANINGS):
+        with aws.translate_errors(f"list {machine} under way", _ERRORS_BY_CODE):
             pages = self._client.get_paginator("list_executions").paginate(**asked)
             return frozenset(each["name"] for page in pages for each in page["executions"])
 
-    def _arn(self, machine: Machine) -> str:
+    def _arn(self, machine: WorkflowName) -> str:
         try:
             return self._arns[machine]
         except KeyError:
@@ -85,18 +85,18 @@ class StepFunctionsTokens:
 
     def fail(self, token: str, error: str, cause: str) -> bool:
         """End a task with an error; False where it is over already. Only for the wrapper of a function that failed."""
-        told = aws.encodable(cause)[:_LONGEST_CAUSE]
+        message = aws.escape_surrogates(cause)[:_LONGEST_CAUSE]
         return self._answer(
             "fail a task",
-            lambda: self._client.send_task_failure(taskToken=token, error=error[:_LONGEST_ERROR], cause=told),
+            lambda: self._client.send_task_failure(taskToken=token, error=error[:_LONGEST_ERROR], cause=message),
         )
 
     def _answer(self, attempt: str, call: Callable[[], Any]) -> bool:
-        with aws.translated(attempt, _MEANINGS):
+        with aws.translate_errors(attempt, _ERRORS_BY_CODE):
             try:
                 call()
             except ClientError as error:
-                if aws.code_of(error) in _OVER:
+                if aws.code_of(error) in _TASK_ENDED_CODES:
                     return False
                 raise
         return True

@@ -7,10 +7,17 @@ from typing import Any, TypeAlias
 
 from evenkeel.domain.capacity.instance_types import EFA
 from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration
-from evenkeel.domain.external.kueue_status import KueueCheck, KueueCondition, KueueSeen
-from evenkeel.domain.external.workloads import RESUME_ALLOWED, RESUME_LABEL, Comeback, ForeignPod, Owned, PodClaim
-from evenkeel.domain.jobs.attempt import Attempt, PodPhase, PodSeen, WorkloadSeen
-from evenkeel.domain.jobs.job import Demand
+from evenkeel.domain.external.kueue_status import KueueCheck, KueueCondition, KueueStatus
+from evenkeel.domain.external.unmanaged_workloads import (
+    RESUME_ALLOWED,
+    RESUME_LABEL,
+    ManagedKind,
+    OwnershipClaim,
+    PodRecreation,
+    UnmanagedPod,
+)
+from evenkeel.domain.jobs.attempt import Attempt, ObservedPod, ObservedWorkload, PodPhase
+from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.jobs.validation import RESERVED_ENV
 from evenkeel.domain.kueue.quantities import amount
 from evenkeel.domain.nodes import (
@@ -22,7 +29,7 @@ from evenkeel.domain.nodes import (
     parse_provider_id,
 )
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import CapacitySpec, CheckSpec, LaunchSpec, LogTail, Right
+from evenkeel.ports import CapacitySpec, CheckSpec, KubernetesPermission, LaunchSpec, LogTail
 
 Json: TypeAlias = dict[str, Any]
 
@@ -44,7 +51,7 @@ RENDEZVOUS_PORT = 29500
 _FAILED = ("Failed", "FailureTarget")
 _DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
 """Kubernetes' mark on a pod that is ended for its node's sake, or for another pod's."""
-_LEFT_ALONE = {"karpenter.sh/do-not-disrupt": "true"}
+_DO_NOT_DISRUPT = {"karpenter.sh/do-not-disrupt": "true"}
 """Karpenter does not take a node of such a pod to save something, nor because it is old."""
 NVIDIA, NEURON = "nvidia.com/gpu", "aws.amazon.com/neuron"
 _HUGE_PAGES = "hugepages-2Mi"
@@ -132,7 +139,7 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
             "template": {
                 "metadata": {
                     "labels": labels(spec, fleet),
-                    "annotations": {**_LEFT_ALONE, DECISION_NOTE: attempt.decision_id},
+                    "annotations": {**_DO_NOT_DISRUPT, DECISION_NOTE: attempt.decision_id},
                 },
                 "spec": _pod(spec, accelerator_resource),
             },
@@ -284,7 +291,7 @@ def check_job(spec: CheckSpec, fleet: str) -> Json:
     }
 
 
-def access_review(right: Right) -> Json:
+def access_review(right: KubernetesPermission) -> Json:
     """The question whether the caller itself has a right. It is answered and not stored."""
     resource, _, subresource = right.resource.partition("/")
     asked = {"verb": right.verb, "group": right.group, "resource": resource, "namespace": right.namespace}
@@ -358,7 +365,7 @@ def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, A
             "backoffLimit": 6,
             # A node that goes takes its pod along: another one is made, however often that happens.
             "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [_DISRUPTED]}]},
-            "template": {"metadata": {"labels": mine, "annotations": _LEFT_ALONE}, "spec": pod},
+            "template": {"metadata": {"labels": mine, "annotations": _DO_NOT_DISRUPT}, "spec": pod},
         },
     }
 
@@ -382,9 +389,9 @@ def _environment(spec: LaunchSpec) -> list[Json]:
         "MASTER_ADDR": f"{name}-0.{name}",
         "MASTER_PORT": str(RENDEZVOUS_PORT),
     }
-    told = {key: value for key, value in spec.job.env.items() if key not in RESERVED_ENV}
+    given = {key: value for key, value in spec.job.env.items() if key not in RESERVED_ENV}
     return [
-        *({"name": key, "value": value} for key, value in {**told, **ours}.items()),
+        *({"name": key, "value": value} for key, value in {**given, **ours}.items()),
         *(
             {"name": name, "valueFrom": {"secretKeyRef": {"name": source.secret, "key": source.key}}}
             for name, source in spec.job.secret_env.items()
@@ -403,27 +410,31 @@ def _resume(spec: LaunchSpec) -> dict[str, str]:
     return {
         **({"EVENKEEL_DISTRUST_AFTER": rfc3339(doubt.after)} if doubt and doubt.after else {}),
         **({"EVENKEEL_DISTRUST_THROUGH": str(doubt.through_attempt)} if doubt else {}),
-        **({"EVENKEEL_DISTRUST_DEMAND": doubt.demand} if doubt and doubt.demand is not Demand.CONVENTION else {}),
+        **(
+            {"EVENKEEL_DISTRUST_DEMAND": doubt.demand}
+            if doubt and doubt.demand is not CheckpointRequirement.CONVENTION
+            else {}
+        ),
         **({"EVENKEEL_ACCEPT_CONVENTION": "1"} if terms.accepts_convention else {}),
         **({"EVENKEEL_START_OVER": "1"} if terms.may_start_over else {}),
-        **({"EVENKEEL_DAMAGED": damaged} if damaged else {}),
+        **({"EVENKEEL_DAMAGED_CHECKPOINTS": damaged} if damaged else {}),
     }
 
 
 # ---------------------------------------------------------------- reading
 
 
-def is_handed_over(job: Mapping[str, Any]) -> bool:
+def is_queued_in_kueue(job: Mapping[str, Any]) -> bool:
     """Whether a Job is Kueue's to admit."""
     return QUEUE_LABEL in (job["metadata"].get("labels") or {})
 
 
-def made_for(workload: Mapping[str, Any]) -> tuple[str, str]:
+def owner_of_workload(workload: Mapping[str, Any]) -> tuple[str, str]:
     """Return namespace and UID of the Job that controls one of Kueue's Workloads; no UID where none does."""
-    return (str(workload["metadata"].get("namespace", "")), job_that_controls(workload)[1])
+    return (str(workload["metadata"].get("namespace", "")), controlling_job(workload)[1])
 
 
-def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> KueueSeen:
+def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> KueueStatus:
     """Reduce one of Kueue's Workloads to what is decided and said about it.
 
     Source: `apis/kueue/v1beta2/workload_types.go`; v1beta1 spells the note of past execution with an x too many.
@@ -433,7 +444,7 @@ def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> Kueu
     assigned = admission.get("podSetAssignments") or ()
     flavors = (str(flavor) for each in assigned for flavor in (each.get("flavors") or {}).values())
     past = ("accumulatedPastExecutionTimeSeconds", "accumulatedPastExexcutionTimeSeconds")
-    return KueueSeen(
+    return KueueStatus(
         name=workload["metadata"]["name"],
         queue=spec.get("queueName") or "",
         cluster_queue=admission.get("clusterQueue") or "",
@@ -459,12 +470,12 @@ def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> Kueu
     )
 
 
-def read_queue(listed: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], KueueSeen]:
+def read_queue(listed: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], KueueStatus]:
     """Return Kueue's Workloads by namespace and UID of their Jobs, with the place of those that wait."""
-    found = {job: (each, read_kueue(each)) for each in listed if (job := made_for(each))[1]}
+    found = {job: (each, read_kueue(each)) for each in listed if (job := owner_of_workload(each))[1]}
     ahead: Counter[tuple[str, str]] = Counter()
     places: dict[tuple[str, str], int] = {}
-    for uid, (each, seen) in sorted(found.items(), key=lambda one: _in_queue_order(*one[1])):
+    for uid, (each, seen) in sorted(found.items(), key=lambda one: _queue_order(*one[1])):
         if seen.is_pending and seen.is_active:
             place = (each["metadata"]["namespace"], seen.queue)
             ahead[place] += 1
@@ -472,7 +483,7 @@ def read_queue(listed: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Kue
     return {uid: seen.but(position=places.get(uid)) for uid, (_, seen) in found.items()}
 
 
-def _in_queue_order(workload: Mapping[str, Any], seen: KueueSeen) -> tuple[int, str, str]:
+def _queue_order(workload: Mapping[str, Any], seen: KueueStatus) -> tuple[int, str, str]:
     """Higher priority first, then as Kueue's queues do: by age, or by the eviction that costs a place."""
     priority = int((workload.get("spec") or {}).get("priority") or 0)
     evicted = seen.condition("Evicted")
@@ -482,7 +493,7 @@ def _in_queue_order(workload: Mapping[str, Any], seen: KueueSeen) -> tuple[int, 
     return (-priority, since, str(workload["metadata"]["name"]))
 
 
-def is_of(item: Mapping[str, Any], attempt: Attempt, fleet: str) -> bool:
+def is_launched_by(item: Mapping[str, Any], attempt: Attempt, fleet: str) -> bool:
     """Whether an object of an attempt's namespace and name is what the attempt's launch created."""
     found = item["metadata"].get("labels") or {}
     ours = (attempt.job_id, str(attempt.attempt), fleet)
@@ -495,7 +506,7 @@ def decision_of(item: Mapping[str, Any]) -> str:
     return str((item["metadata"].get("annotations") or {}).get(DECISION_NOTE, ""))
 
 
-def job_that_controls(item: Mapping[str, Any]) -> tuple[str, str]:
+def controlling_job(item: Mapping[str, Any]) -> tuple[str, str]:
     """Return name and UID of the Kubernetes Job that controls an object; empty where no Job does."""
     owners = item["metadata"].get("ownerReferences") or ()
     jobs = (one for one in owners if one.get("controller") and one.get("kind") == "Job")
@@ -506,8 +517,8 @@ def job_that_controls(item: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def read_workloads(
-    jobs: Iterable[Json], pods: Iterable[Json], kueue: Mapping[tuple[str, str], KueueSeen]
-) -> tuple[WorkloadSeen, ...]:
+    jobs: Iterable[Json], pods: Iterable[Json], kueue: Mapping[tuple[str, str], KueueStatus]
+) -> tuple[ObservedWorkload, ...]:
     """Group Jobs and pods by the Job that controls them; each group names the attempt that its labels name.
 
     A Job counts under the name that a launch gives it alone, and a pod under the Job that controls it alone.
@@ -519,7 +530,7 @@ def read_workloads(
         if name and job["metadata"]["name"] == _workload_name(*name):
             found[(job["metadata"]["namespace"], *name, job["metadata"]["uid"])] = job
     for pod in pods:
-        name, (controller, uid) = attempt_of(pod), job_that_controls(pod)
+        name, (controller, uid) = attempt_of(pod), controlling_job(pod)
         if name and uid and controller == _workload_name(*name):
             members.setdefault((pod["metadata"]["namespace"], *name, uid), []).append(pod)
     return tuple(
@@ -536,10 +547,10 @@ def _workload_name(job_id: str, attempt: int) -> str:
     return f"{job_id}-a{attempt}"
 
 
-def _workload(group: _Group, job: Json | None, pods: list[Json], kueue: KueueSeen | None) -> WorkloadSeen:
+def _workload(group: _Group, job: Json | None, pods: list[Json], kueue: KueueStatus | None) -> ObservedWorkload:
     namespace, job_id, attempt, uid = group
     decisions = {decision_of(item) for item in ([job] if job else pods)}
-    return WorkloadSeen(
+    return ObservedWorkload(
         job_id=job_id,
         attempt=attempt,
         namespace=namespace,
@@ -577,8 +588,8 @@ def has_failed(job: Mapping[str, Any]) -> bool:
 def was_disrupted(job: Mapping[str, Any]) -> bool:
     """Whether a Job failed since a pod of it was evicted, or went with its node: its failure policy says so."""
     conditions = (job.get("status") or {}).get("conditions") or ()
-    told = {one.get("reason") for one in conditions if one["type"] in _FAILED and one["status"] == "True"}
-    return "PodFailurePolicy" in told
+    reasons = {one.get("reason") for one in conditions if one["type"] in _FAILED and one["status"] == "True"}
+    return "PodFailurePolicy" in reasons
 
 
 def rank_of(pod: Mapping[str, Any]) -> int:
@@ -588,14 +599,14 @@ def rank_of(pod: Mapping[str, Any]) -> int:
     return int(text) if text.isascii() and text.isdigit() else 1_000_000
 
 
-def tail_of(pod: Mapping[str, Any], *, text: str = "", why: str = "") -> LogTail:
+def log_tail(pod: Mapping[str, Any], *, text: str = "", why: str = "") -> LogTail:
     """Return what was read of a pod's log, with whose and where it is."""
     return LogTail(
         pod_name=pod["metadata"]["name"], node_name=(pod.get("spec") or {}).get("nodeName") or "", text=text, why=why
     )
 
 
-def read_pod(pod: Mapping[str, Any]) -> PodSeen:
+def read_pod(pod: Mapping[str, Any]) -> ObservedPod:
     """Reduce a pod to what decisions rest on."""
     status = pod.get("status") or {}
     states = [container.get("state") or {} for container in status.get("containerStatuses") or ()]
@@ -611,7 +622,7 @@ def read_pod(pod: Mapping[str, Any]) -> PodSeen:
         (waiting or {}).get("reason"),
         (unscheduled or {}).get("reason"),
     )
-    return PodSeen(
+    return ObservedPod(
         name=pod["metadata"]["name"],
         node_name=(pod.get("spec") or {}).get("nodeName") or "",
         phase=PodPhase(status.get("phase") or PodPhase.PENDING),
@@ -652,8 +663,8 @@ def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
         taints=tuple(f"{taint['key']}={taint.get('value') or ''}:{taint['effect']}" for taint in taints),
         accelerators=count,
         accelerator_resource=resource,
-        efa=_whole(EFA, allocatable.get(EFA, 0)),
-        huge_pages_mib=_whole(_HUGE_PAGES, allocatable.get(_HUGE_PAGES, 0)) // _MIB,
+        efa=_parse_quantity(EFA, allocatable.get(EFA, 0)),
+        huge_pages_mib=_parse_quantity(_HUGE_PAGES, allocatable.get(_HUGE_PAGES, 0)) // _MIB,
         labels=found,
         fault_details=next((notes[key] for key in _DETAILS if notes.get(key)), ""),
         conditions=tuple(
@@ -694,51 +705,55 @@ def is_movable_kind(pod: Mapping[str, Any]) -> bool:
     return kind != "DaemonSet" and not (kind == "Node" and _MIRROR in (pod["metadata"].get("annotations") or {}))
 
 
-def claim_of(pod: Mapping[str, Any], fleet: str) -> PodClaim | None:
+def claim_of(pod: Mapping[str, Any], fleet: str) -> OwnershipClaim | None:
     """Return what of Evenkeel's a pod says it belongs to; None where its labels name nothing."""
     found = pod["metadata"].get("labels") or {}
     if found.get(FLEET_LABEL) != fleet:
         return None
-    controller, uid = job_that_controls(pod)
-    said: Json = {"controller": controller, "controller_uid": uid, "decision_id": decision_of(pod)}
+    controller, uid = controlling_job(pod)
+    claim: Json = {"controller": controller, "controller_uid": uid, "decision_id": decision_of(pod)}
     if name := attempt_of(pod):
         job_id, attempt = name
-        return PodClaim(kind=Owned.ATTEMPT, name=_workload_name(*name), job_id=job_id, attempt=attempt, **said)
-    for label, kind in ((RENTAL_LABEL, Owned.RENTAL), (CHECK_LABEL, Owned.CHECK)):
+        return OwnershipClaim(
+            kind=ManagedKind.ATTEMPT, name=_workload_name(*name), job_id=job_id, attempt=attempt, **claim
+        )
+    for label, kind in ((RENTAL_LABEL, ManagedKind.RENTAL), (CHECK_LABEL, ManagedKind.CHECK)):
         if found.get(label):
-            return PodClaim(kind=kind, name=found[label], **said)
+            return OwnershipClaim(kind=kind, name=found[label], **claim)
     return None
 
 
-def lean_foreign(pod: Json) -> Json | None:
-    """Reduce a pod to what `read_foreign` looks at; None where it belongs to no workload."""
+def trim_unmanaged_pod(pod: Json) -> Json | None:
+    """Reduce a pod to what `read_unmanaged_pod` looks at; None where it belongs to no workload."""
     if not is_movable_kind(pod):
         return None
-    told, spec = pod["metadata"], pod.get("spec") or {}
+    source_metadata, spec = pod["metadata"], pod.get("spec") or {}
     metadata = ("namespace", "name", "uid", "labels", "annotations", "ownerReferences", "creationTimestamp")
     return {
-        "metadata": {name: told[name] for name in metadata if name in told},
+        "metadata": {name: source_metadata[name] for name in metadata if name in source_metadata},
         "spec": {
             **{name: spec[name] for name in ("nodeName", "tolerations", "nodeSelector") if name in spec},
-            "containers": _what_containers_take(spec),
+            "containers": _container_requests(spec),
         },
     }
 
 
-def lean_user(pod: Json) -> Json | None:
+def trim_gpu_pod(pod: Json) -> Json | None:
     """Reduce a pod to which node's accelerators it takes; None where it takes none."""
     spec = pod.get("spec") or {}
     if not spec.get("nodeName") or not accelerators_requested(pod):
         return None
     place = {name: pod["metadata"][name] for name in ("namespace", "name")}
-    return {"metadata": place, "spec": {"nodeName": spec["nodeName"], "containers": _what_containers_take(spec)}}
+    return {"metadata": place, "spec": {"nodeName": spec["nodeName"], "containers": _container_requests(spec)}}
 
 
-def _what_containers_take(spec: Mapping[str, Any]) -> list[Json]:
+def _container_requests(spec: Mapping[str, Any]) -> list[Json]:
     return [{"resources": one.get("resources")} for one in spec.get("containers") or ()]
 
 
-def read_foreign(pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[str, Any]], fleet: str) -> ForeignPod:
+def read_unmanaged_pod(
+    pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[str, Any]], fleet: str
+) -> UnmanagedPod:
     """Reduce a pod to what decisions rest on.
 
     Source: JobSet (and with it Kubeflow's TrainJob) names itself in a label of its pods, whose controller is a Job.
@@ -754,10 +769,10 @@ def read_foreign(pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[
     restarts = kind not in ("", "Job") or _job_restarts(jobs.get((metadata["namespace"], name)))
     if _JOBSET_LABEL in found:
         kind, name, restarts = "JobSet", found[_JOBSET_LABEL], True
-    comeback = Comeback.BY_OWNER if restarts else Comeback.NEVER
+    recreation = PodRecreation.BY_OWNER if restarts else PodRecreation.NEVER
     if kind == "HyperPodPyTorchJob" or notes.get(f"{_SAGEMAKER}/enable-job-auto-resume") == "true":
-        comeback = Comeback.BY_HYPERPOD
-    return ForeignPod(
+        recreation = PodRecreation.BY_HYPERPOD
+    return UnmanagedPod(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
@@ -765,7 +780,7 @@ def read_foreign(pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[
         accelerators=accelerators_requested(pod),
         kind=kind,
         workload=name or metadata["name"],
-        comeback=comeback,
+        recreation=recreation,
         may_move=found.get(RESUME_LABEL) == RESUME_ALLOWED,
         created_at=_instant(metadata.get("creationTimestamp")),
         tolerations=_tolerations((pod.get("spec") or {}).get("tolerations") or ()),
@@ -774,7 +789,7 @@ def read_foreign(pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[
     )
 
 
-def _tolerations(told: Iterable[Mapping[str, Any]]) -> tuple[Toleration, ...]:
+def _tolerations(tolerations: Iterable[Mapping[str, Any]]) -> tuple[Toleration, ...]:
     """Read a pod's tolerations; one of a kind that is not known here tolerates nothing."""
     return tuple(
         Toleration(
@@ -783,7 +798,7 @@ def _tolerations(told: Iterable[Mapping[str, Any]]) -> tuple[Toleration, ...]:
             value=one.get("value") or "",
             effect=Effect(one["effect"]) if one.get("effect") else None,
         )
-        for one in told
+        for one in tolerations
         if (one.get("operator") or Operator.EQUAL) in set(Operator) and (one.get("effect") or None) in {None, *Effect}
     )
 
@@ -808,11 +823,11 @@ def accelerators_requested(pod: Mapping[str, Any]) -> int:
 def _accelerators(quantities: Mapping[str, Any]) -> tuple[str, int]:
     for resource in (NVIDIA, NEURON):
         if resource in quantities:
-            return resource, _whole(resource, quantities[resource])
+            return resource, _parse_quantity(resource, quantities[resource])
     return "", 0
 
 
-def _whole(resource: str, quantity: str | float) -> int:
+def _parse_quantity(resource: str, quantity: str | float) -> int:
     """Read a quantity as an API server writes it, 1000 as `1k`; what is none counts for nothing."""
     try:
         return amount(resource, quantity)

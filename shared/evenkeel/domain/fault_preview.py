@@ -5,30 +5,37 @@ fault, policy ─▶ an incident of one signal ─▶ the plan ─▶ rung, its 
 
 from datetime import UTC, datetime
 
-from evenkeel.domain.health.faults import Fault, RecurKey, shipped
-from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact, SickSeat
-from evenkeel.domain.health.intake import Intake, doubt_of, join_or_open, joined, ladder_of, rungs_of
-from evenkeel.domain.health.recurrence import History, remembered
-from evenkeel.domain.jobs.job import Demand
+from evenkeel.domain.health.faults import Fault, RecurKey, default_catalogue
+from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, NodeFact
+from evenkeel.domain.health.intake import (
+    IntakeAction,
+    checkpoint_trust_of,
+    join_or_open,
+    ladder_of,
+    rungs_of,
+    with_fact,
+)
+from evenkeel.domain.health.recurrence import FaultHistory, with_occurrence
+from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.recovery.leases import RepairAsk
+from evenkeel.domain.recovery.leases import RepairRequest
+from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import FaultTerms, PlanFacts, RecoveryPlan, plan_recovery
 from evenkeel.domain.recovery.repair import ACCEPTED, Repair, RepairFacts, choose_repair, deadline_of
 from evenkeel.domain.recovery.resume import demand_after, distrust_after
-from evenkeel.domain.recovery.seats import Holder, SeatNow
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Value
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 """Any time will do: only differences are told."""
 _LIFE = NodeLife(cluster="eks", instance_id="i-00000000000000000", launched_at=_AT)
-_SEAT = SickSeat(life=_LIFE, slot="eks/seat", node_name="node", pool="pool", job_ids=("job",))
-_MOST_STEPS = 8
+_NODE = AffectedNode(life=_LIFE, slot="eks/seat", node_name="node", pool="pool", job_ids=("job",))
+_MAX_STEPS = 8
 
 
-class Step(Value):
+class RungPreview(Value):
     """One rung that is climbed to where none before it helped."""
 
     rung: str
@@ -40,7 +47,7 @@ class Step(Value):
     reason: str
 
 
-class Repeated(Value):
+class RecurrencePreview(Value):
     """Where a fault begins when it has come before."""
 
     count: int
@@ -60,11 +67,11 @@ class Preview(Value):
     opens_incident: bool
     plan: RecoveryPlan | None
     """On one signal alone; None where none opens."""
-    with_witness: RecoveryPlan | None
+    with_second_source: RecoveryPlan | None
     """Where the first needs a second witness: what both lead to."""
-    steps: tuple[Step, ...]
-    repeated: Repeated | None
-    demand: Demand
+    steps: tuple[RungPreview, ...]
+    repeated: RecurrencePreview | None
+    demand: CheckpointRequirement
     """What a checkpoint must have to be resumed from."""
     distrusted_from_seconds: int | None
     """How long before the first signal a checkpoint's write must have begun to be used; None = all are."""
@@ -72,24 +79,24 @@ class Preview(Value):
 
 def preview(fault: Fault, policy: Policy) -> Preview:
     """Tell what a fault leads to."""
-    incident = _incident(fault, policy, History())
+    incident = _incident(fault, policy, FaultHistory())
     alone = _plan(incident, policy) if incident else None
     both = None
     if incident and not fault.acts_alone:
         second = _signal(fault).but(source="another.witness", envelope_id="another")
-        incident = joined(incident, second, seat=_SEAT, catalogue=policy.catalogue)
+        incident = with_fact(incident, second, affected=_NODE, catalogue=policy.catalogue)
         both = _plan(incident, policy)
     planned = both or alone
-    trust, since = doubt_of(incident, policy.catalogue) if incident else (fault.checkpoint_trust, _AT)
+    trust, since = checkpoint_trust_of(incident, policy.catalogue) if incident else (fault.checkpoint_trust, _AT)
     distrusted = distrust_after(trust, since, policy.jobs)
     return Preview(
         fault=fault,
-        is_changed=fault != shipped().get(fault.key),
+        is_changed=fault != default_catalogue().get(fault.key),
         policy_hash=policy.hash,
         catalogue_hash=policy.catalogue.hash,
         opens_incident=incident is not None,
         plan=alone,
-        with_witness=both,
+        with_second_source=both,
         steps=_steps(incident, policy) if incident and planned and planned.repairs_node else (),
         repeated=_repeated(fault, policy),
         demand=demand_after(trust, fault.fault_class, policy.jobs),
@@ -108,11 +115,11 @@ def _signal(fault: Fault) -> NodeFact:
     )
 
 
-def _incident(fault: Fault, policy: Policy, history: History) -> Incident | None:
+def _incident(fault: Fault, policy: Policy, history: FaultHistory) -> Incident | None:
     decided = join_or_open(
         _signal(fault),
-        _SEAT,
-        known_as="",
+        _NODE,
+        known_incident_id="",
         last=None,
         current=None,
         new_id="inc-preview",
@@ -120,7 +127,7 @@ def _incident(fault: Fault, policy: Policy, history: History) -> Incident | None
         histories={"seat/eks/seat": history},
         catalogue=policy.catalogue,
     )
-    return decided.incident if decided.action is Intake.OPEN else None
+    return decided.incident if decided.action is IntakeAction.OPEN else None
 
 
 def _plan(incident: Incident, policy: Policy) -> RecoveryPlan:
@@ -129,29 +136,29 @@ def _plan(incident: Incident, policy: Policy) -> RecoveryPlan:
         fault=FaultTerms.of(policy.catalogue.look_up(incident.fault_key)),
         ladder=ladder_of(incident, policy.catalogue),
         rungs=rungs_of(incident, policy.catalogue),
-        asked_because=incident.asked_because,
-        sources=incident.witnesses or incident.sources,
+        min_rung_reason=incident.min_rung_reason,
+        sources=incident.independent_sources or incident.sources,
         has_recovered=False,
         mode=Mode.ACT,
         is_drill=False,
         drills_may_act=False,
-        life_is_over=False,
+        is_node_gone=False,
         is_hyperpod=True,
         hyperpod_repairs=False,
-        is_persons_cordon=False,
+        is_person_cordon=False,
     )
     return plan_recovery(facts, policy.repair)
 
 
-def _steps(incident: Incident, policy: Policy) -> tuple[Step, ...]:
+def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
     record = ProviderNode(
         instance_id=_LIFE.instance_id, instance_group="pool", instance_type="", launched_at=_AT, status="Running"
     )
     node = KubernetesNode(cluster="eks", name="node", instance_id=_LIFE.instance_id, is_ready=True)
-    asks: tuple[RepairAsk, ...] = ()
-    steps: list[Step] = []
+    asks: tuple[RepairRequest, ...] = ()
+    steps: list[RungPreview] = []
     now = _AT
-    while len(steps) < _MOST_STEPS:
+    while len(steps) < _MAX_STEPS:
         facts = RepairFacts(
             incident_id=incident.incident_id,
             life=_LIFE,
@@ -163,10 +170,10 @@ def _steps(incident: Incident, policy: Policy) -> tuple[Step, ...]:
             owner="EVENKEEL",
             has_recovered=False,
             not_allowed="",
-            is_persons_cordon=False,
+            is_person_cordon=False,
             lease_holder="",
-            asks=asks,
-            seat=SeatNow(patient=Holder(record=record, node=node)),
+            requests=asks,
+            slot_state=SlotState(original=ObservedNode(record=record, node=node)),
             validity=Validity(is_valid=False, reason="It is as sick as before."),
             hold=None,
             now=now,
@@ -176,31 +183,33 @@ def _steps(incident: Incident, policy: Policy) -> tuple[Step, ...]:
         rung = decided.action.lower()
         if rung not in facts.ladder:
             if decided.action is Repair.ASK_PERSON:
-                steps.append(Step(rung="page_human", after_seconds=after, deadline_seconds=0, reason=decided.reason))
+                steps.append(
+                    RungPreview(rung="page_human", after_seconds=after, deadline_seconds=0, reason=decided.reason)
+                )
             break
-        ask = RepairAsk(
-            rung=rung, life=_LIFE, boot_id="", asked_at=now, incident_id=incident.incident_id, answer=ACCEPTED
+        ask = RepairRequest(
+            rung=rung, life=_LIFE, boot_id="", requested_at=now, incident_id=incident.incident_id, answer=ACCEPTED
         )
         asks, now = (*asks, ask), deadline_of(ask, policy.repair)
-        waited = round((now - ask.asked_at).total_seconds())
-        steps.append(Step(rung=rung, after_seconds=after, deadline_seconds=waited, reason=decided.reason))
+        waited = round((now - ask.requested_at).total_seconds())
+        steps.append(RungPreview(rung=rung, after_seconds=after, deadline_seconds=waited, reason=decided.reason))
     return tuple(steps)
 
 
-def _repeated(fault: Fault, policy: Policy) -> Repeated | None:
+def _repeated(fault: Fault, policy: Policy) -> RecurrencePreview | None:
     """Tell where the fault begins the N-th time, by letting it come that often."""
     if fault.recur_count == 0:
         return None
-    history = History()
+    history = FaultHistory()
     for number in range(1, fault.recur_count):
         spread = fault.recur_window_hours * 3600 * number / fault.recur_count
         before = _signal(fault).but(observed_at=datetime.fromtimestamp(_AT.timestamp() - spread, UTC))
-        seat = _SEAT.but(job_ids=(f"job-{number}",)) if fault.recur_key is RecurKey.GPU_ACROSS_JOBS else _SEAT
-        history = remembered(history, before, seat, f"inc-{number}")
+        affected = _NODE.but(job_ids=(f"job-{number}",)) if fault.recur_key is RecurKey.GPU_ACROSS_JOBS else _NODE
+        history = with_occurrence(history, before, affected, f"inc-{number}")
     incident = _incident(fault, policy, history)
-    found = incident.repetitions if incident else ()
+    found = incident.recurrences if incident else ()
     if not found:
         return None
-    return Repeated(
+    return RecurrencePreview(
         count=found[0].count, window_hours=fault.recur_window_hours, key=fault.recur_key, rung=found[0].rung
     )

@@ -6,18 +6,18 @@ from collections.abc import Iterable
 _MOST = 5
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Say that there is no such thing, and which names are near, or which there are."""
     names = sorted({each for each in known if each})
     near = difflib.get_close_matches(name, names, n=_MOST, cutoff=0.5)
     near += [each for each in names if name and each not in near and (name in each or each in name)]
-    said = f"There is no {kind} {name}."
+    text = f"There is no {kind} {name}."
     if near:
-        return f"{said} Did you mean {_listed(near[:_MOST])}?"
+        return f"{text} Did you mean {_listed(near[:_MOST])}?"
     if not names:
-        return said
+        return text
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"{said} There are {', '.join(names[:_MOST])}{more}."
+    return f"{text} There are {', '.join(names[:_MOST])}{more}."
 
 
 def _listed(names: list[str]) -> str:

@@ -235,7 +235,7 @@ class FleetNode(Value):
     accelerators_in_use: int = 0
     marks: tuple[str, ...] = ()
     """What marks it as broken: the provider's labels and taints, and the conditions of agents."""
-    others: tuple[str, ...] = ()
+    unmanaged_workloads: tuple[str, ...] = ()
     """Work with accelerators on it that Evenkeel did not start: `PyTorchJob research/llama`."""
     job_ids: tuple[str, ...] = ()
     """Evenkeel's own jobs on it."""
@@ -255,7 +255,7 @@ class FleetNode(Value):
         *,
         is_lemon: bool = False,
         marks: tuple[str, ...] = (),
-        others: tuple[str, ...] = (),
+        unmanaged_workloads: tuple[str, ...] = (),
         job_ids: tuple[str, ...] = (),
     ) -> "FleetNode":
         """Reduce what both control planes show of a machine to what is remembered of it."""
@@ -282,7 +282,7 @@ class FleetNode(Value):
             accelerators_in_use=accelerators_in_use,
             is_lemon=is_lemon,
             marks=marks,
-            others=others,
+            unmanaged_workloads=unmanaged_workloads,
             job_ids=job_ids,
             changed_at=now,
         )

@@ -11,7 +11,7 @@ from pydantic import ValidationError, model_validator
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.external.policy import ServingWorkload
-from evenkeel.domain.health.faults import Catalogue, CatalogueError, FaultOverride, shipped
+from evenkeel.domain.health.faults import CatalogueError, FaultCatalogue, FaultOverride, default_catalogue
 from evenkeel.domain.health.policy import SourcePolicy, WatchPolicy
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.jobs.types import JobTypes
@@ -84,7 +84,7 @@ class Policy(Section):
     @model_validator(mode="after")
     def _knows_its_faults(self) -> Self:
         try:
-            shipped().overridden(self.faults)
+            default_catalogue().overridden(self.faults)
         except CatalogueError as error:
             raise ValueError(f"faults: {error}") from error
         known = {fault.fault_class for fault in self.catalogue.values()}
@@ -97,9 +97,9 @@ class Policy(Section):
         return self
 
     @functools.cached_property
-    def catalogue(self) -> Catalogue:
+    def catalogue(self) -> FaultCatalogue:
         """The fault catalogue as this site has it."""
-        return shipped().overridden(self.faults)
+        return default_catalogue().overridden(self.faults)
 
     @functools.cached_property
     def priority_classes(self) -> frozenset[str]:
@@ -155,7 +155,7 @@ class PolicyChange(Value):
     at: Instant
 
 
-class Standing(NamedTuple):
+class PolicyInForce(NamedTuple):
     """What a site's last change has come to."""
 
     policy: Policy
@@ -166,26 +166,26 @@ class Standing(NamedTuple):
     """Why the last change is not in it; empty where it is."""
 
 
-def standing(base: Policy, change: PolicyChange | None) -> Standing:
+def resolve_policy(base: Policy, change: PolicyChange | None) -> PolicyInForce:
     """Return the policy in force, which change that is, and why it is not the last; the reason is empty where it is.
 
     A change is judged when it is given, so one that cannot be used was made for another release: then the one before
     it counts, and at last the shipped policy.
     """
     if change is None:
-        return Standing(base, 0, "")
+        return PolicyInForce(base, 0, "")
     problem = ""
     for number, changes in ((change.number, change.changes), (change.number - 1, change.before or {})):
         try:
-            return Standing(changed(base, changes), number, problem)
+            return PolicyInForce(changed(base, changes), number, problem)
         except PolicyError as error:
             problem = problem or f"change {change.number} by {change.by}: {error}"
-    return Standing(base, 0, problem)
+    return PolicyInForce(base, 0, problem)
 
 
 def in_force(base: Policy, change: PolicyChange | None) -> tuple[Policy, str]:
     """Return the policy in force, and why the last change is not in it; empty where it is."""
-    found = standing(base, change)
+    found = resolve_policy(base, change)
     return found.policy, found.refused
 
 
@@ -203,29 +203,29 @@ def changed(base: Policy, changes: Mapping[str, Any]) -> Policy:
     if wrong:
         raise PolicyError("; ".join(wrong))
     try:
-        return Policy.model_validate(_laid_over(base.to_json(), changes))
+        return Policy.model_validate(_merge(base.to_json(), changes))
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False, include_context=False)
         raise PolicyError(
-            "; ".join(f"{_where(fault['loc'])}{_said(fault)}" for fault in faults[:_MOST_TOLD])
+            "; ".join(f"{_where(fault['loc'])}{_error_text(fault)}" for fault in faults[:_MAX_ERRORS_SHOWN])
         ) from error
 
 
-_MOST_TOLD = 20
+_MAX_ERRORS_SHOWN = 20
 """Faults of one policy that a message names."""
 
 
-def _laid_over(base: Any, changes: Any) -> Any:
+def _merge(base: Any, changes: Any) -> Any:
     if not isinstance(base, Mapping) or not isinstance(changes, Mapping):
         return changes
-    return {**base, **{name: _laid_over(base.get(name), value) for name, value in changes.items()}}
+    return {**base, **{name: _merge(base.get(name), value) for name, value in changes.items()}}
 
 
 def _where(parts: tuple[int | str, ...]) -> str:
     return f"{'.'.join(map(str, parts))}: " if parts else ""
 
 
-def _said(fault: Mapping[str, Any]) -> str:
+def _error_text(fault: Mapping[str, Any]) -> str:
     if fault["type"] == "extra_forbidden":
         return "there is no such field"
     return str(fault["msg"]).removeprefix("Value error, ")

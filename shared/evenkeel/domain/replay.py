@@ -8,23 +8,28 @@ from collections.abc import Callable, Mapping
 
 from pydantic import ValidationError
 
-from evenkeel.domain.admission.decide import AdmissionFacts, decide, said_of
+from evenkeel.domain.admission.decide import AdmissionFacts, decide, recorded_reason
 from evenkeel.domain.admission.fifo import with_spares
-from evenkeel.domain.admission.resize_facts import ResizeFacts, answer_for
+from evenkeel.domain.admission.resize_facts import ResizeFacts, resize_answer
 from evenkeel.domain.decisions import ENGINE_VERSION, MOST_ALTERNATIVES, OMITTED, Alternative, Decision
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.recovery.blame import BlameFacts, blame
-from evenkeel.domain.recovery.draining import DrainFacts, drain_of
+from evenkeel.domain.recovery.attribution import AttributionFacts, attribute_fault
+from evenkeel.domain.recovery.draining import DrainFacts, plan_drain
+from evenkeel.domain.recovery.node_slot import ObservedNode
 from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, not_allowed, outcome_of, plan_recovery
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
 from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
-from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.recovery.validation import CheckFacts, choose_check, judge_node
 from evenkeel.domain.renting.demand import PlacementFacts
-from evenkeel.domain.renting.migration import LoanFacts, StayFacts, judge_loan, judge_stay
-from evenkeel.domain.renting.placement import place, placement_said
+from evenkeel.domain.renting.migration import (
+    MigrationFacts,
+    TemporaryCapacityFacts,
+    decide_migration,
+    decide_temporary_capacity,
+)
+from evenkeel.domain.renting.placement import choose_pool, recorded_placement_reason
 from evenkeel.domain.values import Sentence, Value
 
 
@@ -136,12 +141,12 @@ def _rollback(record: Decision, policy: Policy) -> Replayed:
 
 
 def _drain(record: Decision, policy: Policy) -> Replayed:
-    decided = drain_of(DrainFacts.model_validate(record.facts), policy)
+    decided = plan_drain(DrainFacts.model_validate(record.facts), policy)
     return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
 
 
-def _blame(record: Decision, _policy: Policy) -> Replayed:
-    blamed = blame(BlameFacts.model_validate(record.facts))
+def _attribution(record: Decision, _policy: Policy) -> Replayed:
+    blamed = attribute_fault(AttributionFacts.model_validate(record.facts))
     if blamed is None:
         return Replayed(action="", reason="It has no such rank.")
     return Replayed(action=blamed.instance_id, reason=blamed.reason, alternatives=blamed.alternatives)
@@ -150,33 +155,33 @@ def _blame(record: Decision, _policy: Policy) -> Replayed:
 def _admission(record: Decision, policy: Policy) -> Replayed:
     decided = decide(with_spares(AdmissionFacts.model_validate(record.facts), policy.scheduling))
     return Replayed(
-        action=decided.action, reason=said_of(decided, Mode(record.mode)), alternatives=decided.alternatives
+        action=decided.action, reason=recorded_reason(decided, Mode(record.mode)), alternatives=decided.alternatives
     )
 
 
 def _resize(record: Decision, _policy: Policy) -> Replayed:
-    answer = answer_for(ResizeFacts.model_validate(record.facts))
+    answer = resize_answer(ResizeFacts.model_validate(record.facts))
     return Replayed(action=answer.action, reason=answer.reason, alternatives=answer.alternatives)
 
 
 def _placement(record: Decision, _policy: Policy) -> Replayed:
-    placed = place(PlacementFacts.model_validate(record.facts))
-    reason = placement_said(placed, Mode(record.mode))
+    placed = choose_pool(PlacementFacts.model_validate(record.facts))
+    reason = recorded_placement_reason(placed, Mode(record.mode))
     return Replayed(action=placed.action, reason=reason, alternatives=placed.alternatives)
 
 
 def _stay(record: Decision, _policy: Policy) -> Replayed:
-    judged = judge_stay(StayFacts.model_validate(record.facts))
+    judged = decide_migration(MigrationFacts.model_validate(record.facts))
     return Replayed(action=judged.action, reason=judged.reason, alternatives=judged.alternatives)
 
 
 def _loan(record: Decision, _policy: Policy) -> Replayed:
-    judged = judge_loan(LoanFacts.model_validate(record.facts))
+    judged = decide_temporary_capacity(TemporaryCapacityFacts.model_validate(record.facts))
     return Replayed(action=judged.state, reason=judged.reason)
 
 
 def _validation(record: Decision, _policy: Policy) -> Replayed:
-    verdict = judge_node(Holder.model_validate(record.facts["machine"]), expected=int(record.facts["expected"]))
+    verdict = judge_node(ObservedNode.model_validate(record.facts["machine"]), expected=int(record.facts["expected"]))
     return Replayed(action="RELEASE" if verdict.is_valid else "KEEP", reason=verdict.reason)
 
 
@@ -189,7 +194,7 @@ _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "RESUME": _resume,
     "ROLLBACK": _rollback,
     "DRAIN": _drain,
-    "BLAME": _blame,
+    "BLAME": _attribution,
     "ADMISSION": _admission,
     "RESIZE": _resize,
     "PLACEMENT": _placement,

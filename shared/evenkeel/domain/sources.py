@@ -247,10 +247,10 @@ def complaints(ages: Iterable[SourceAge]) -> tuple[list[str], list[str]]:
         for age in failing
         if age.source.kind not in (SourceKind.KUBERNETES_WATCH, SourceKind.KUEUE) or age.source.target not in blind
     ]
-    said = [age.reason.removesuffix(".") for age in named]
+    reasons = [age.reason.removesuffix(".") for age in named]
     if silent:
-        said.append(f"nothing has read {_listed(silent)} for too long")
-    return said, [f"nothing is known yet of {_listed(unknown)}"] if unknown else []
+        reasons.append(f"nothing has read {_listed(silent)} for too long")
+    return reasons, [f"nothing is known yet of {_listed(unknown)}"] if unknown else []
 
 
 def _has_run(age: SourceAge) -> bool:

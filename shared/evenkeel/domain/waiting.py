@@ -24,17 +24,17 @@ class ConditionKind(StrEnum):
     """After a stop request: every pod is gone or ended, or is behind a lost node and so fenced out."""
     NODE_BACK = "NODE_BACK"
     """The repaired seat holds a Ready machine: same id and a new boot after REBOOT, a new id after REPLACE."""
-    JOBS_BACK = "JOBS_BACK"
+    JOBS_RESUMED = "JOBS_RESUMED"
     """Each hurt job runs on a later attempt, has ended, or was handed to the queue."""
     NODE_VALID = "NODE_VALID"
     """The returned machine passes validation."""
-    WAY_CLEAR = "WAY_CLEAR"
+    NODE_FREE = "NODE_FREE"
     """What kept hands off a machine is over: the work on it, or HyperPod's own work on the cluster."""
     RELEASED = "RELEASED"
     """No hold is in force, and the guardrails would let this one act now."""
     RENTAL_READY = "RENTAL_READY"
     """All nodes of a rental are there. Also answered when they are refused, or nobody wants them any more."""
-    RENTAL_OVER = "RENTAL_OVER"
+    RENTAL_ENDED = "RENTAL_ENDED"
     """Nobody runs on a rental's nodes, and nobody will."""
     APPROVED = "APPROVED"
     """A person approved or declined the plan, or it is obsolete."""
@@ -47,14 +47,14 @@ class WaitState(StrEnum):
     ANSWERED = "ANSWERED"
 
 
-class Condition(Value):
+class WaitCondition(Value):
     """What is waited for, as data: `kind` and the facts its evaluation needs (ids, attempt numbers, boot id before)."""
 
     kind: ConditionKind
     facts: dict[str, Any] = {}
 
 
-class Answer(Value):
+class WaitAnswer(Value):
     """How a wait ended: the output of the waiting state."""
 
     outcome: str
@@ -77,24 +77,24 @@ class Wait(Value):
     """The task token. Never logged."""
     opened_at: Instant
     deadline_at: Instant
-    condition: Condition
+    condition: WaitCondition
     state: WaitState = WaitState.OPEN
-    answer: Answer | None = None
-    said: str = ""
+    answer: WaitAnswer | None = None
+    kueue_status: str = ""
     """Why it still waits, where somebody else decides: as it was seen last."""
-    step: str = ""
+    kueue_step: str = ""
     """In that one's own word."""
-    position: int | None = None
+    kueue_position: int | None = None
     """Among those who wait there."""
-    doubted_since: Instant | None = None
+    seen_since: Instant | None = None
     """When a first, doubtful answer was seen: given only if it still stands after a while."""
 
 
 WAIT_NAMES = {
     ConditionKind.NODE_BACK: "node-back",
     ConditionKind.NODE_VALID: "node-valid",
-    ConditionKind.JOBS_BACK: "jobs-back",
-    ConditionKind.WAY_CLEAR: "way-clear",
+    ConditionKind.JOBS_RESUMED: "jobs-back",
+    ConditionKind.NODE_FREE: "way-clear",
     ConditionKind.RELEASED: "released",
     ConditionKind.APPROVED: "approved",
 }
@@ -113,7 +113,7 @@ def wait_name(kind: ConditionKind, attempt: int = 0) -> str:
             return f"attempt-{attempt}-stopped"
         case ConditionKind.RENTAL_READY:
             return f"rental-{attempt}-ready"
-        case ConditionKind.RENTAL_OVER:
+        case ConditionKind.RENTAL_ENDED:
             return f"rental-{attempt}-over"
         case _:
             return WAIT_NAMES[kind]

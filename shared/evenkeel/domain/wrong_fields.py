@@ -53,7 +53,7 @@ def wrong_fields(error: ValidationError, document: Any) -> tuple[WrongField, ...
             tag = str(fault["ctx"]["discriminator"]).strip("'")
             field = f"{field}.{tag}" if field else tag
         messages.setdefault(field, []).append(_message(fault))
-    return tuple(WrongField(field, _together(said)) for field, said in messages.items())
+    return tuple(WrongField(field, _together(texts)) for field, texts in messages.items())
 
 
 def _field(location: Sequence[int | str], document: Any, *, is_missing: bool) -> str:

@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.events import driver_lines
 from evenkeel.events.driver_lines import Reading
 from evenkeel.events.hyperpod_node_health import fault_key
@@ -29,15 +29,15 @@ def readings(line: str) -> tuple[Reading, ...]:
     if _MARK not in document or not isinstance(details, dict):
         return ()
     message, reason = _under(details, "message"), _under(details, "reason")
-    told = driver_lines.readings(message) if isinstance(message, str) else ()
+    found = driver_lines.readings(message) if isinstance(message, str) else ()
     number = _under(details, "ErrNum")
-    if not told and _under(details, "condition") == "XID Error" and type(number) is int and 0 < number < 10_000:
+    if not found and _under(details, "condition") == "XID Error" and type(number) is int and 0 < number < 10_000:
         key = driver_lines.xid_key(str(number))
-        told = () if driver_lines.is_cleanup(str(number)) else (Reading(key, str(number)),)
+        found = () if driver_lines.is_cleanup(str(number)) else (Reading(key, str(number)),)
     # The agent's own verdict stands beside the code: it lays some Xids on the application.
-    if isinstance(reason, str) and _NAME.fullmatch(reason) and f"hp:{reason}" in shipped():
-        return (*told, Reading(fault_key(reason), reason))
-    return told
+    if isinstance(reason, str) and _NAME.fullmatch(reason) and f"hp:{reason}" in default_catalogue():
+        return (*found, Reading(fault_key(reason), reason))
+    return found
 
 
 def _document(line: str) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.nodes import INSTANCE_ID
 from evenkeel.events import fields
-from evenkeel.events.outcomes import BadEvent, Fact, Heard, Ignored, Unknown
+from evenkeel.events.outcomes import BadEvent, Fact, Ignored, ParsedEvent, Unknown
 
 DETAIL_TYPE = "AWS Health Event"
 SOURCE = "health.event"
@@ -30,7 +30,7 @@ _FAULTS = {
 }
 """By a part of the event type code."""
 _STATUSES = ("open", "closed", "upcoming")
-_UNTOUCHED = ("RESOLVED", "UNIMPAIRED")
+_UNAFFECTED_STATUSES = ("RESOLVED", "UNIMPAIRED")
 """What an entity is that the event no longer concerns. Any other status, a new one too, is taken as concerned."""
 
 _ENTITY = re.compile(r"(?:arn:[^:]{1,20}:ec2:[^:]{0,30}:[0-9]{0,12}:instance/)?(?P<id>i-[0-9a-f]{8,17})", re.ASCII)
@@ -40,7 +40,7 @@ _TIME = re.compile(
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-class _Event(NamedTuple):
+class _HealthEvent(NamedTuple):
     arn: str
     account: str
     type_code: str
@@ -53,7 +53,7 @@ class _Event(NamedTuple):
     is_drill: bool
 
 
-def parse(envelope: fields.Envelope) -> Heard | Ignored | Unknown:
+def parse(envelope: fields.Envelope) -> ParsedEvent | Ignored | Unknown:
     """Read one page of an event.
 
     Raises:
@@ -65,18 +65,20 @@ def parse(envelope: fields.Envelope) -> Heard | Ignored | Unknown:
     if scope == "PUBLIC":
         return Ignored("a public event: it names no machine")
     event = _event(envelope, type_code)
-    entities = [(value, _is_concerned(status, event)) for value, status in _entities(detail)]
+    entities = [(value, _is_affected(status, event)) for value, status in _entities(detail)]
     machines = {value: is_concerned for value, is_concerned in entities if INSTANCE_ID.fullmatch(value)}
     if not event.fault_key:
         reason = f"no rule for {type_code[:80]}"
         return Unknown(reason) if machines else Ignored(f"{reason}, and it names no machine")
-    facts: list[Fact] = [_of_machine(event, value) for value, is_concerned in machines.items() if is_concerned]
+    facts: list[Fact] = [_node_fact(event, value) for value, is_concerned in machines.items() if is_concerned]
     if event.fault_key == "health:ultraserver_maintenance":
-        facts += [_of_rack(event, value) for value, is_concerned in entities if is_concerned and value not in machines]
-    return Heard(tuple(facts)) if facts else Ignored(f"{type_code[:80]} concerns no machine")
+        facts += [
+            _group_fact(event, value) for value, is_concerned in entities if is_concerned and value not in machines
+        ]
+    return ParsedEvent(tuple(facts)) if facts else Ignored(f"{type_code[:80]} concerns no machine")
 
 
-def _event(envelope: fields.Envelope, type_code: str) -> _Event:
+def _event(envelope: fields.Envelope, type_code: str) -> _HealthEvent:
     detail = envelope.detail
     arn = fields.plain_text_of(detail, "eventArn", "detail.eventArn")
     status = fields.plain_text_of(detail, "statusCode", "detail.statusCode")
@@ -85,7 +87,7 @@ def _event(envelope: fields.Envelope, type_code: str) -> _Event:
     if status not in _STATUSES:
         raise BadEvent("EVENT_UNKNOWN_STATUS", f"detail.statusCode: {status[:40]!r} is not {' or '.join(_STATUSES)}")
     envelope_id, at = envelope.identity()
-    return _Event(
+    return _HealthEvent(
         arn=arn,
         account=account,
         type_code=type_code,
@@ -107,12 +109,12 @@ def _entities(detail: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield match["id"] if match else value, fields.text_of(entity, "status", f"{path}.status", required=False)
 
 
-def _is_concerned(status: str, event: _Event) -> bool:
+def _is_affected(status: str, event: _HealthEvent) -> bool:
     # The end of the whole is told of every machine, whatever its own status says.
-    return event.is_over or status not in _UNTOUCHED
+    return event.is_over or status not in _UNAFFECTED_STATUSES
 
 
-def _of_machine(event: _Event, instance_id: str) -> NodeFact:
+def _node_fact(event: _HealthEvent, instance_id: str) -> NodeFact:
     return NodeFact(
         kind=FactKind.RECOVERED if event.is_over else FactKind.SICKENED,
         source=SOURCE,
@@ -129,7 +131,7 @@ def _of_machine(event: _Event, instance_id: str) -> NodeFact:
     )
 
 
-def _of_rack(event: _Event, entity: str) -> GroupFact:
+def _group_fact(event: _HealthEvent, entity: str) -> GroupFact:
     return GroupFact(
         kind=GroupFactKind.RACK_MAINTENANCE,
         source=SOURCE,
@@ -143,7 +145,7 @@ def _of_rack(event: _Event, entity: str) -> GroupFact:
     )
 
 
-def _occurrence(event: _Event) -> str:
+def _occurrence(event: _HealthEvent) -> str:
     """Tell one plan from another. Pages, updates and copies of one plan are one; a new date is a new one.
 
     The ARN alone will not do: it is not unique over accounts.
@@ -152,7 +154,7 @@ def _occurrence(event: _Event) -> str:
     return hashlib.sha256("\n".join((event.arn, event.account, starts)).encode()).hexdigest()[:16]
 
 
-def _words(event: _Event) -> str:
+def _words(event: _HealthEvent) -> str:
     when = f" at {event.starts_at.isoformat()}" if event.starts_at and not event.is_over else ""
     return fields.quoted(f"{event.type_code[:120]}{when}{', withdrawn or over' if event.is_over else ''}.")
 

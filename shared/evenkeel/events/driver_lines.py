@@ -10,7 +10,7 @@ Source: NVIDIA's Xid catalog and Fabric Manager guide.
 import re
 from typing import NamedTuple
 
-from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.faults import default_catalogue
 
 UNPARSED = "xid_unparsed"
 """Code of a line that speaks of an Xid and cannot be read: a change of the format must be seen."""
@@ -20,11 +20,11 @@ _CODE = re.compile(
     r"(?P<number>[0-9]{1,6})(?![0-9])",
     re.ASCII,
 )
-_SPEAKS_OF_ONE = re.compile(r"\bS?Xid\b", re.ASCII | re.IGNORECASE)
+_NAMES_DEVICE = re.compile(r"\bS?Xid\b", re.ASCII | re.IGNORECASE)
 _LINK = re.compile(r"\bLink (?P<number>[0-9]{1,3})\b", re.ASCII)
 _NOT_FATAL = re.compile(r"\bnon-?fatal\b", re.ASCII | re.IGNORECASE)
 _FATAL = re.compile(r"\bfatal\b", re.ASCII | re.IGNORECASE)
-_MOST = 8
+_MAX_READINGS = 8
 """Codes that are read of one text."""
 
 _CLEANUP = "45"
@@ -56,9 +56,9 @@ def readings(text: str) -> tuple[Reading, ...]:
 
     A text that speaks of an Xid which cannot be read tells `UNPARSED`.
     """
-    found = [*_CODE.finditer(text)][:_MOST]
+    found = [*_CODE.finditer(text)][:_MAX_READINGS]
     if not found:
-        return (Reading("xid:*", UNPARSED),) if _SPEAKS_OF_ONE.search(text) else ()
+        return (Reading("xid:*", UNPARSED),) if _NAMES_DEVICE.search(text) else ()
     ends = [*(match.start() for match in found[1:]), len(text)]
     read = [_reading(match, text[match.end() : end]) for match, end in zip(found, ends, strict=True)]
     return tuple(dict.fromkeys(reading for reading in read if reading))
@@ -73,27 +73,27 @@ def xid_key(number: str, words: str = "") -> str:
     """Return the catalogue key of an Xid, by its number and what its line says besides."""
     plain = f"xid:{int(number)}"
     if number == _VERDICT:
-        verdict = next((key for said, key in _VERDICTS.items() if said in words), "")
+        verdict = next((key for phrase, key in _VERDICTS.items() if phrase in words), "")
         verdict = verdict or ("none" if _WITHDRAWN.search(words) else "")
         # A verdict in other words than the known ones is never guessed.
         return f"{plain}/{verdict}" if verdict else "xid:*"
-    variant = f"{plain}/{_gravity(words)}"
-    return next((key for key in (variant, plain) if key in shipped()), "xid:*")
+    variant = f"{plain}/{_severity_code(words)}"
+    return next((key for key in (variant, plain) if key in default_catalogue()), "xid:*")
 
 
 def _reading(match: re.Match[str], words: str) -> Reading | None:
     number, link = match["number"].lstrip("0") or "0", _LINK.search(words)
     where = {"gpu": match["pci"].lower(), "link": str(int(link["number"])) if link else ""}
     if match["kind"] == "SXid":
-        keys = (f"sxid:{number}", f"sxid:*/{_gravity(words)}")
-        return Reading(next((key for key in keys if key in shipped()), "sxid:*"), number, **where)
+        keys = (f"sxid:{number}", f"sxid:*/{_severity_code(words)}")
+        return Reading(next((key for key in keys if key in default_catalogue()), "sxid:*"), number, **where)
     if is_cleanup(number):
         return None
     key = xid_key(number, words)
     return Reading(key, number if key == "xid:*" else key.removeprefix("xid:"), **where)
 
 
-def _gravity(words: str) -> str:
+def _severity_code(words: str) -> str:
     if _NOT_FATAL.search(words):
         return "nonfatal"
     return "fatal" if _FATAL.search(words) else ""

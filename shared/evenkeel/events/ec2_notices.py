@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.events import fields
-from evenkeel.events.outcomes import BadEvent, Heard, Ignored
+from evenkeel.events.outcomes import BadEvent, Ignored, ParsedEvent
 
 SOURCE = "ec2.notice"
 
@@ -20,49 +20,49 @@ SPOT_NOTICE = timedelta(minutes=2)
 """A Spot instance goes this long after its warning; hibernation begins at once."""
 CAPACITY_BLOCK_ENDS_EARLY = timedelta(minutes=30)
 """Instances of a Capacity Block begin to go this long before its end; its warning comes ten minutes before that."""
-_GOING = ("stopping", "stopped", "shutting-down", "terminated")
-_STAYING = ("pending", "running")
+_TERMINATING_STATES = ("stopping", "stopped", "shutting-down", "terminated")
+_RUNNING_STATES = ("pending", "running")
 _RESERVATION_ID = re.compile(r"cr-[0-9a-f]{8,17}", re.ASCII)
 
 
-def _spot(envelope: fields.Envelope) -> Heard:
+def _spot(envelope: fields.Envelope) -> ParsedEvent:
     instance_id, action = _instance(envelope), _action(envelope)
     _, at = envelope.identity()
     goes_at = at if action == "hibernate" else at + SPOT_NOTICE
-    return _told(envelope, instance_id, "ec2:spot_interruption", action, goes_at)
+    return _node_fact_event(envelope, instance_id, "ec2:spot_interruption", action, goes_at)
 
 
-def _rebalance(envelope: fields.Envelope) -> Heard:
-    return _told(envelope, _instance(envelope), "ec2:rebalance_recommendation", "rebalance", None)
+def _rebalance(envelope: fields.Envelope) -> ParsedEvent:
+    return _node_fact_event(envelope, _instance(envelope), "ec2:rebalance_recommendation", "rebalance", None)
 
 
-def _state(envelope: fields.Envelope) -> Heard | Ignored:
+def _state(envelope: fields.Envelope) -> ParsedEvent | Ignored:
     instance_id, state = _instance(envelope), fields.text_of(envelope.detail, "state", "detail.state")
-    if state in _STAYING:
+    if state in _RUNNING_STATES:
         return Ignored(f"the instance is {state}")
-    if state not in _GOING:
+    if state not in _TERMINATING_STATES:
         raise BadEvent("EVENT_UNKNOWN_STATUS", f"detail.state: {state[:40]!r} is not a state of an instance")
     _, at = envelope.identity()
     # An instance ends once: the two states of its end are one fact, however far apart they are told.
     occurrence = "ended" if state in ("shutting-down", "terminated") else ""
-    return _told(envelope, instance_id, "ec2:state_stopping", state, at, occurrence=occurrence)
+    return _node_fact_event(envelope, instance_id, "ec2:state_stopping", state, at, occurrence=occurrence)
 
 
-def _reservation(envelope: fields.Envelope) -> Heard:
+def _reservation(envelope: fields.Envelope) -> ParsedEvent:
     instance_id, action = _instance(envelope), _action(envelope)
     path = "detail.instance-termination-time"
     goes_at = fields.time_of(fields.text_of(envelope.detail, "instance-termination-time", path), path)
-    return _told(envelope, instance_id, "ec2:capacity_reservation_interruption", action, goes_at)
+    return _node_fact_event(envelope, instance_id, "ec2:capacity_reservation_interruption", action, goes_at)
 
 
-def _block(envelope: fields.Envelope) -> Heard:
+def _block(envelope: fields.Envelope) -> ParsedEvent:
     """The end of a whole reservation. Which machines hold it, their nodes' labels tell."""
     reservation = fields.text_of(envelope.detail, "capacity-reservation-id", "detail.capacity-reservation-id")
     if not _RESERVATION_ID.fullmatch(reservation):
         raise BadEvent("EVENT_BAD_ID", f"detail.capacity-reservation-id: {reservation[:40]!r} is not a reservation")
     end = fields.time_of(fields.text_of(envelope.detail, "end-date", "detail.end-date"), "detail.end-date")
     envelope_id, at = envelope.identity()
-    return Heard(
+    return ParsedEvent(
         (
             GroupFact(
                 kind=GroupFactKind.RESERVATION_EXPIRING,
@@ -104,7 +104,7 @@ def _action(envelope: fields.Envelope) -> str:
     return action
 
 
-def _told(
+def _node_fact_event(
     envelope: fields.Envelope,
     instance_id: str,
     fault_key: str,
@@ -112,7 +112,7 @@ def _told(
     goes_at: datetime | None,
     *,
     occurrence: str = "",
-) -> Heard:
+) -> ParsedEvent:
     envelope_id, at = envelope.identity()
     fact = NodeFact(
         kind=FactKind.SICKENED,
@@ -123,14 +123,14 @@ def _told(
         deadline_at=goes_at,
         observed_at=at,
         envelope_id=envelope_id,
-        detail=_WORDS[fault_key],
+        detail=_MESSAGES[fault_key],
         is_drill=envelope.is_drill,
         occurrence=occurrence,
     )
-    return Heard((fact,))
+    return ParsedEvent((fact,))
 
 
-_WORDS: Mapping[str, str] = {
+_MESSAGES: Mapping[str, str] = {
     "ec2:spot_interruption": "EC2 takes this Spot instance back.",
     "ec2:rebalance_recommendation": "EC2 sees a raised risk that it takes this Spot instance back.",
     "ec2:state_stopping": "EC2 stops or ends this instance.",

@@ -7,7 +7,7 @@ counts from the first.
 
 import re
 
-from evenkeel.domain.health.faults import UNKNOWN_FAULT, shipped
+from evenkeel.domain.health.faults import UNKNOWN_FAULT, default_catalogue
 from evenkeel.events import driver_lines
 from evenkeel.events.driver_lines import Reading
 
@@ -33,7 +33,7 @@ def reading(reason: str, message: str = "") -> Reading | None:
     if numbered:
         return Reading(_numbered_key(numbered["name"], numbered["number"]), code)
     name = "RepeatedRestart" if reason.endswith("RepeatedRestart") else code
-    return Reading(f"eks:{name}" if f"eks:{name}" in shipped() else UNKNOWN_FAULT, code)
+    return Reading(f"eks:{name}" if f"eks:{name}" in default_catalogue() else UNKNOWN_FAULT, code)
 
 
 def _numbered_key(name: str, number: str) -> str:

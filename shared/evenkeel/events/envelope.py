@@ -19,9 +19,9 @@ from evenkeel.events import (
     reported_faults,
 )
 from evenkeel.events.fields import Envelope
-from evenkeel.events.outcomes import Answer, BadEvent, Heard, Ignored, Malformed, Unknown
+from evenkeel.events.outcomes import BadEvent, Ignored, Malformed, ParsedEvent, ParseResult, Unknown
 
-Parser: TypeAlias = Callable[[Envelope], Heard | Ignored | Unknown]
+Parser: TypeAlias = Callable[[Envelope], ParsedEvent | Ignored | Unknown]
 
 DRILL_SOURCE = "evenkeel.drill"
 PARSERS: Mapping[str, Mapping[str, Parser]] = {
@@ -46,12 +46,12 @@ LARGEST_BYTES = 131_072
 """Real events are a few KB; one with every instance group of a large cluster stays below this."""
 
 
-def parse(body: bytes) -> Answer:
+def parse(body: bytes) -> ParseResult:
     """Read one envelope as it came from EventBridge. Never raises for what the envelope contains."""
     if len(body) > LARGEST_BYTES:
         return Malformed("EVENT_TOO_LARGE", f"{len(body)} bytes, at most {LARGEST_BYTES} are read")
     try:
-        return _routed(_document(body))
+        return _parse_by_type(_document(body))
     except BadEvent as bad:
         return bad.malformed
     except ValidationError as error:  # a fact has a limit for each text
@@ -75,13 +75,13 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _routed(document: dict[str, Any]) -> Heard | Ignored | Unknown:
+def _parse_by_type(document: dict[str, Any]) -> ParsedEvent | Ignored | Unknown:
     source, detail_type = document.get("source"), document.get("detail-type")
     is_named = type(source) is str and type(detail_type) is str
     parsers = _DRILLS if source == DRILL_SOURCE else PARSERS.get(str(source), {})
     parser = parsers.get(str(detail_type)) if is_named else None
     if parser is None:
-        return Unknown(f"no parser for {_shown(source)} / {_shown(detail_type)}")
+        return Unknown(f"no parser for {_quoted(source)} / {_quoted(detail_type)}")
     if "detail" not in document:
         raise BadEvent("EVENT_NO_DETAIL", "detail: missing")
     detail = document["detail"]
@@ -90,5 +90,5 @@ def _routed(document: dict[str, Any]) -> Heard | Ignored | Unknown:
     return parser(Envelope(document, detail, is_drill=source == DRILL_SOURCE))
 
 
-def _shown(value: object) -> str:
+def _quoted(value: object) -> str:
     return ascii(value)[:80]

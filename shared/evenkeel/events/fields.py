@@ -41,7 +41,7 @@ class Envelope:
         return envelope_id, time_of(time, "time")
 
 
-def _named(value: Any) -> str:
+def _json_type(value: Any) -> str:
     return "null" if value is None else _NAMES[type(value)]
 
 
@@ -57,7 +57,7 @@ def text_of(parent: Mapping[str, Any], key: str, path: str, *, required: bool = 
         return ""
     value = parent[key]
     if type(value) is not str:
-        raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected string, got {_named(value)}")
+        raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected string, got {_json_type(value)}")
     return value
 
 
@@ -80,11 +80,11 @@ def list_of(parent: Mapping[str, Any], key: str, path: str) -> Iterator[tuple[st
     """
     value = parent.get(key, [])
     if type(value) is not list:
-        raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected array, got {_named(value)}")
+        raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected array, got {_json_type(value)}")
     for index, item in enumerate(value):
         place = f"{path}[{index}]"
         if type(item) is not dict:
-            raise BadEvent("EVENT_BAD_TYPE", f"{place}: expected object, got {_named(item)}")
+            raise BadEvent("EVENT_BAD_TYPE", f"{place}: expected object, got {_json_type(item)}")
         yield place, item
 
 
@@ -98,7 +98,7 @@ def object_of(parent: Mapping[str, Any], key: str, path: str) -> dict[str, Any]:
         raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected object, got nothing")
     value = parent[key]
     if type(value) is not dict:
-        raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected object, got {_named(value)}")
+        raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected object, got {_json_type(value)}")
     return value
 
 
@@ -110,7 +110,7 @@ def number_of(parent: Mapping[str, Any], key: str, path: str) -> float:
     """
     value = parent.get(key)
     if type(value) not in (int, float):
-        got = _named(value) if key in parent else "nothing"
+        got = _json_type(value) if key in parent else "nothing"
         raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected number, got {got}")
     try:
         return float(value)  # type: ignore[arg-type]  # the exact type was just checked

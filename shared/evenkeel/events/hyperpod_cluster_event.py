@@ -16,7 +16,7 @@ from evenkeel.domain.health.faults import UNKNOWN_FAULT
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.events import fields
-from evenkeel.events.outcomes import Fact, Heard, Ignored
+from evenkeel.events.outcomes import Fact, Ignored, ParsedEvent
 
 DETAIL_TYPE = "SageMaker HyperPod Cluster Event"
 SOURCE = "hyperpod.cluster-event"
@@ -85,7 +85,7 @@ class _Record(NamedTuple):
     logical_id: str
 
 
-def parse(envelope: fields.Envelope) -> Heard | Ignored:
+def parse(envelope: fields.Envelope) -> ParsedEvent | Ignored:
     """Read the event. `EventTime` is in epoch milliseconds here, unlike in the API.
 
     Raises:
@@ -96,14 +96,14 @@ def parse(envelope: fields.Envelope) -> Heard | Ignored:
     meaning = _meaning(record)
     facts: list[Fact] = []
     if meaning and meaning.code and record.texts["InstanceId"]:
-        facts.append(_news(record, meaning.code, envelope_id, is_drill=envelope.is_drill))
+        facts.append(_progress_fact(record, meaning.code, envelope_id, is_drill=envelope.is_drill))
     if meaning and meaning.group:
-        facts.append(_of_group(record, *meaning.group, envelope_id, is_drill=envelope.is_drill))
+        facts.append(_group_fact(record, *meaning.group, envelope_id, is_drill=envelope.is_drill))
     if meaning is None and record.texts["EventLevel"] == "Error":
-        facts.append(_unnamed(record, envelope_id, is_drill=envelope.is_drill))
+        facts.append(_unnamed_fact(record, envelope_id, is_drill=envelope.is_drill))
     if not facts:
         return Ignored(f"cluster event, archived: {fields.quoted(record.texts['Description'])[:160]}")
-    return Heard(tuple(facts))
+    return ParsedEvent(tuple(facts))
 
 
 def _read(detail: Mapping[str, Any]) -> _Record:
@@ -133,11 +133,11 @@ def _metadata(record: Mapping[str, Any], path: str) -> tuple[str, str]:
     metadata = inner.get("EventMetadata") if type(inner) is dict else None
     if type(metadata) is not dict:
         return "", ""
-    kind, told = next(((kind, told) for kind, told in metadata.items() if type(told) is dict), ("", {}))
+    kind, entry = next(((kind, entry) for kind, entry in metadata.items() if type(entry) is dict), ("", {}))
     place = f"{path}.EventDetails.EventMetadata.{kind}"
     fields.check_text(kind, f"{path}.EventDetails.EventMetadata")
-    failure = fields.plain_text_of(told, "FailureMessage", f"{place}.FailureMessage", required=False)
-    logical_id = fields.text_of(told, "NodeLogicalId", f"{place}.NodeLogicalId", required=False)
+    failure = fields.plain_text_of(entry, "FailureMessage", f"{place}.FailureMessage", required=False)
+    logical_id = fields.text_of(entry, "NodeLogicalId", f"{place}.NodeLogicalId", required=False)
     return failure, logical_id if _LOGICAL_ID.fullmatch(logical_id) else ""
 
 
@@ -153,7 +153,7 @@ def _meaning(record: _Record) -> _Meaning | None:
     return next((meaning for pattern, meaning in _BY_DESCRIPTION if pattern.match(description)), None)
 
 
-def _news(record: _Record, code: str, envelope_id: str, *, is_drill: bool) -> NodeFact:
+def _progress_fact(record: _Record, code: str, envelope_id: str, *, is_drill: bool) -> NodeFact:
     return NodeFact(
         kind=FactKind.PROGRESS,
         source=SOURCE,
@@ -170,7 +170,7 @@ def _news(record: _Record, code: str, envelope_id: str, *, is_drill: bool) -> No
     )
 
 
-def _of_group(record: _Record, kind: GroupFactKind, fault_key: str, envelope_id: str, *, is_drill: bool) -> GroupFact:
+def _group_fact(record: _Record, kind: GroupFactKind, fault_key: str, envelope_id: str, *, is_drill: bool) -> GroupFact:
     return GroupFact(
         kind=kind,
         source=SOURCE,
@@ -185,12 +185,12 @@ def _of_group(record: _Record, kind: GroupFactKind, fault_key: str, envelope_id:
     )
 
 
-def _unnamed(record: _Record, envelope_id: str, *, is_drill: bool) -> Fact:
+def _unnamed_fact(record: _Record, envelope_id: str, *, is_drill: bool) -> Fact:
     """An error without a name: a low incident of the machine, or a note on the group."""
     if not record.texts["InstanceId"]:
-        return _of_group(record, GroupFactKind.OTHER_ERROR, "", envelope_id, is_drill=is_drill)
-    news = _news(record, "", envelope_id, is_drill=is_drill)
-    return news.but(kind=FactKind.SICKENED, fault_key=UNKNOWN_FAULT, code="other")
+        return _group_fact(record, GroupFactKind.OTHER_ERROR, "", envelope_id, is_drill=is_drill)
+    fact = _progress_fact(record, "", envelope_id, is_drill=is_drill)
+    return fact.but(kind=FactKind.SICKENED, fault_key=UNKNOWN_FAULT, code="other")
 
 
 def _words(record: _Record) -> str:

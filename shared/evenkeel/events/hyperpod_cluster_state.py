@@ -7,20 +7,20 @@ from collections.abc import Iterator
 
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.events import fields
-from evenkeel.events.outcomes import Heard
+from evenkeel.events.outcomes import ParsedEvent
 
 DETAIL_TYPE = "SageMaker HyperPod Cluster State Change"
 SOURCE = "hyperpod.cluster-state"
 _FAILED = ("Failed", "RollingBack")
 
 
-def parse(envelope: fields.Envelope) -> Heard:
+def parse(envelope: fields.Envelope) -> ParsedEvent:
     """Read the event.
 
     Raises:
         BadEvent: at the first fault.
     """
-    return Heard(tuple(_facts(envelope)))
+    return ParsedEvent(tuple(_facts(envelope)))
 
 
 def _facts(envelope: fields.Envelope) -> Iterator[GroupFact]:

@@ -6,10 +6,10 @@ values but `Unhealthy` are not published, so anything else than the two known on
 
 import re
 
-from evenkeel.domain.health.faults import UNKNOWN_FAULT, shipped
+from evenkeel.domain.health.faults import UNKNOWN_FAULT, default_catalogue
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.events import fields
-from evenkeel.events.outcomes import BadEvent, Heard
+from evenkeel.events.outcomes import BadEvent, ParsedEvent
 
 DETAIL_TYPE = "SageMaker HyperPod Cluster Node Health Event"
 SOURCE = "hyperpod.node-health"
@@ -20,7 +20,7 @@ _BARE_CODE = re.compile(r"[A-Z][A-Z0-9_]{2,63}", re.ASCII)
 _KINDS = {"Unhealthy": FactKind.SICKENED, "Healthy": FactKind.RECOVERED}
 
 
-def parse(envelope: fields.Envelope) -> Heard:
+def parse(envelope: fields.Envelope) -> ParsedEvent:
     """Read the event.
 
     Raises:
@@ -62,7 +62,7 @@ def parse(envelope: fields.Envelope) -> Heard:
         detail=fields.quoted(" ".join(word for word in words if word)),
         is_drill=envelope.is_drill,
     )
-    return Heard((fact,))
+    return ParsedEvent((fact,))
 
 
 def _code(reason: str) -> str:
@@ -75,4 +75,4 @@ def _code(reason: str) -> str:
 def fault_key(code: str) -> str:
     """Return the catalogue's key of a HyperPod fault type or reason; the unknown fault where it has none."""
     key = f"hp:{code}"
-    return key if key in shipped() else UNKNOWN_FAULT
+    return key if key in default_catalogue() else UNKNOWN_FAULT

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from evenkeel.domain.health.faults import Catalogue, shipped
+from evenkeel.domain.health.faults import FaultCatalogue, default_catalogue
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.health.policy import WatchPolicy
@@ -32,7 +32,7 @@ NOT_READY = "node:not_ready"
 _NAMES = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 _DETAILS_LIMIT = 65_536
 _MOST_DETAILS = 8
-_JUST_BORN = timedelta(seconds=10)
+_NEW_NODE_WINDOW = timedelta(seconds=10)
 _FAULT_REASONS = ("sagemaker.amazonaws.com/fault-reasons", "sagemaker.amazonaws.com/fault-reason")
 _RESERVATION = "karpenter.k8s.aws/capacity-reservation-id"
 _PENDING = {
@@ -71,16 +71,18 @@ def facts_of(
     )
 
 
-def marks_of(node: KubernetesNode, policy: WatchPolicy, catalogue: Catalogue, now: datetime) -> tuple[str, ...]:
+def fault_evidence(
+    node: KubernetesNode, policy: WatchPolicy, catalogue: FaultCatalogue, now: datetime
+) -> tuple[str, ...]:
     """Return what marks a node as broken now: labels, taints and conditions. None where no fault calls for a repair."""
-    said = (*_from_hyperpod(node, policy, now), *_from_eks(node, policy, now)) if node.instance_id else ()
-    faults = (catalogue.look_up(fact.fault_key) for fact in said if fact.kind is FactKind.SICKENED)
+    facts = (*_from_hyperpod(node, policy, now), *_from_eks(node, policy, now)) if node.instance_id else ()
+    faults = (catalogue.look_up(fact.fault_key) for fact in facts if fact.kind is FactKind.SICKENED)
     if not any(fault.repairs_node for fault in faults):
         return ()
     keys = (*FAULT_TYPES, HEALTH_STATUS, DEEP_CHECK_STATUS)
     labels = [f"{key}={node.labels[key]}" for key in keys if node.labels.get(key)]
     taints = [taint for taint in node.taints if taint.startswith(f"{HEALTH_STATUS}=")]
-    conditions = [f"{one.type}={one.status} ({one.reason})" for one in node.conditions if _is_sick(one)]
+    conditions = [f"{one.type}={one.status} ({one.reason})" for one in node.conditions if _reports_fault(one)]
     return (*labels, *taints, *conditions)
 
 
@@ -89,7 +91,7 @@ def stale_conditions(node: KubernetesNode, policy: WatchPolicy, now: datetime) -
 
     Source: aws/eks-node-monitoring-agent#275: the heartbeat goes on though nothing is looked at any more.
     """
-    return tuple(one.type for one in node.conditions if _is_sick(one) and _is_stale(one, policy, now))
+    return tuple(one.type for one in node.conditions if _reports_fault(one) and _is_stale(one, policy, now))
 
 
 def _from_kubelet(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> tuple[NodeFact, ...]:
@@ -114,40 +116,44 @@ def _from_kubelet(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> t
 def _is_booting(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> bool:
     if node.created_at is None or (now - node.created_at).total_seconds() >= policy.first_boot_grace_seconds:
         return False
-    never_was_ready = node.not_ready_since is not None and node.not_ready_since - node.created_at <= _JUST_BORN
+    never_was_ready = node.not_ready_since is not None and node.not_ready_since - node.created_at <= _NEW_NODE_WINDOW
     return node.is_awaiting_validation or never_was_ready
 
 
 def _from_hyperpod(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Iterator[NodeFact]:
-    told: set[str] = set()
-    for fact in _from_marks(node, now):
-        told.add(fact.fault_key)
+    seen_keys: set[str] = set()
+    for fact in _from_labels(node, now):
+        seen_keys.add(fact.fault_key)
         yield fact
-    conditions = [one for one in node.conditions if f"hp:{one.type}" in shipped()]
+    conditions = [one for one in node.conditions if f"hp:{one.type}" in default_catalogue()]
     for condition in conditions:
         # The condition stands beside the label, and seconds off its time: one fault, told once.
-        if _is_sick(condition) and f"hp:{condition.type}" not in told and not _is_stale(condition, policy, now):
+        if (
+            _reports_fault(condition)
+            and f"hp:{condition.type}" not in seen_keys
+            and not _is_stale(condition, policy, now)
+        ):
             yield from _of_condition(node, SOURCE_AGENT, condition, Reading(f"hp:{condition.type}", condition.type))
     if not fault_marks(node):
-        yield from _well_again(node, SOURCE_AGENT, conditions, policy, now)
+        yield from _recovery_facts(node, SOURCE_AGENT, conditions, policy, now)
 
 
 def _from_eks(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Iterator[NodeFact]:
     conditions = [one for one in node.conditions if one.type in eks_conditions.TYPES]
     for condition in conditions:
         reading = eks_conditions.reading(condition.reason, condition.message)
-        if _is_sick(condition) and reading and not _is_stale(condition, policy, now):
+        if _reports_fault(condition) and reading and not _is_stale(condition, policy, now):
             yield from _of_condition(node, SOURCE_EKS, condition, reading)
-    yield from _well_again(node, SOURCE_EKS, conditions, policy, now)
+    yield from _recovery_facts(node, SOURCE_EKS, conditions, policy, now)
 
 
-def _is_sick(condition: NodeCondition) -> bool:
+def _reports_fault(condition: NodeCondition) -> bool:
     if condition.type in eks_conditions.TYPES:
         return condition.status == "False"
-    return condition.status == "True" and f"hp:{condition.type}" in shipped()
+    return condition.status == "True" and f"hp:{condition.type}" in default_catalogue()
 
 
-def _is_well(condition: NodeCondition) -> bool:
+def _reports_healthy(condition: NodeCondition) -> bool:
     return condition.status == ("True" if condition.type in eks_conditions.TYPES else "False")
 
 
@@ -160,20 +166,20 @@ def _is_stale(condition: NodeCondition, policy: WatchPolicy, now: datetime) -> b
 def _of_condition(node: KubernetesNode, source: str, condition: NodeCondition, reading: Reading) -> Iterator[NodeFact]:
     if condition.changed_at is None:
         return  # nothing would tell one occurrence from the next
-    said = f"{condition.type}={condition.status}, {condition.reason}: {condition.message}"
-    yield _fact(node, source, reading, condition.changed_at, occurrence=rfc3339(condition.changed_at), detail=said)
+    text = f"{condition.type}={condition.status}, {condition.reason}: {condition.message}"
+    yield _fact(node, source, reading, condition.changed_at, occurrence=rfc3339(condition.changed_at), detail=text)
 
 
-def _well_again(
+def _recovery_facts(
     node: KubernetesNode, source: str, conditions: Iterable[NodeCondition], policy: WatchPolicy, now: datetime
 ) -> Iterator[NodeFact]:
     """Tell that an agent takes the node for well: once all that it says is good, and only while that is news."""
     conditions = tuple(conditions)
     changes = [one.changed_at for one in conditions if one.changed_at]
-    if not changes or not all(_is_well(one) for one in conditions):
+    if not changes or not all(_reports_healthy(one) for one in conditions):
         return
     since = max(changes)
-    if (now - since).total_seconds() > policy.recovery_told_seconds:
+    if (now - since).total_seconds() > policy.recovery_signal_max_age_seconds:
         return
     well = _fact(
         node, source, Reading("", ""), since, occurrence=rfc3339(since), detail=f"Node {node.name} is well again."
@@ -183,43 +189,43 @@ def _well_again(
 
 def _from_reservation(node: KubernetesNode, ending: Mapping[str, GroupFact], now: datetime) -> Iterator[NodeFact]:
     reservation = node.labels.get(_RESERVATION, "")
-    said = ending.get(reservation)
-    goes_at = said.deadline_at if said else None
-    if said is None or goes_at is None:
+    notice = ending.get(reservation)
+    goes_at = notice.deadline_at if notice else None
+    if notice is None or goes_at is None:
         return
     reading = Reading("ec2:capacity_block_expiring", reservation)
     detail = f"Its capacity reservation {reservation} takes node {node.name} back at {rfc3339(goes_at)}."
     occurrence = f"{reservation}-{rfc3339(goes_at)}"
     fact = _fact(node, SOURCE_RESERVATION, reading, now, occurrence=occurrence, detail=detail)
-    yield fact.but(deadline_at=goes_at, is_drill=said.is_drill)
+    yield fact.but(deadline_at=goes_at, is_drill=notice.is_drill)
 
 
-def _from_marks(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:
+def _from_labels(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:
     types = _label_names(node, FAULT_TYPES) or _label_names(node, _FAULT_REASONS)
     pending = _PENDING.get(node.labels.get(HEALTH_STATUS, "")) or _pending_by_taint(node)
     failed_check = node.labels.get(DEEP_CHECK_STATUS) == "Failed"
     if not (types or pending or failed_check):
         return ()
     facts: dict[str, NodeFact] = {}
-    told: set[str] = set()
+    seen_keys: set[str] = set()
     for at, kind, reason, message in _details(node):
         named = kind or reason
         readings = list(driver_lines.readings(message))
         if named and (not types or named in types or reason in types):
-            told.update((named, reason))
+            seen_keys.update((named, reason))
             readings.insert(0, Reading(fault_key(named), named))
         for reading in readings:
             fact = _fact(node, SOURCE_AGENT, reading, at, occurrence=rfc3339(at), detail=message)
             facts[fact.fact_key] = fact
     # A label without a dated line counts once a boot: nothing else tells one occurrence from the next.
     boot = f"boot-{node.boot_id}"
-    untimed = [Reading(fault_key(name), name) for name in types if name not in told]
+    untimed = [Reading(fault_key(name), name) for name in types if name not in seen_keys]
     if not facts and not types:
         untimed += [Reading(pending, pending.partition(":")[2])] if pending else []
         untimed += [Reading("hp:deep_health_check_failed", "deep_health_check_failed")] if failed_check else []
     for reading in untimed:
-        said = f"Node {node.name} is marked {reading.code}."
-        fact = _fact(node, SOURCE_AGENT, reading, now, occurrence=boot, detail=said)
+        text = f"Node {node.name} is marked {reading.code}."
+        fact = _fact(node, SOURCE_AGENT, reading, now, occurrence=boot, detail=text)
         facts[fact.fact_key] = fact
     return tuple(facts.values())
 

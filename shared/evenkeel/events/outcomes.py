@@ -10,7 +10,7 @@ Fact: TypeAlias = NodeFact | GroupFact
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ParsedEvent:
     """The facts that one event tells, each of them to be taken in by itself; at least one."""
 
     facts: tuple[Fact, ...]
@@ -39,7 +39,7 @@ class Malformed:
     reason: str
 
 
-Answer: TypeAlias = Heard | Ignored | Unknown | Malformed
+ParseResult: TypeAlias = ParsedEvent | Ignored | Unknown | Malformed
 
 
 class BadEvent(Exception):

@@ -7,18 +7,18 @@ detector's envelope that names a provider's or a person's fault was not made by 
 import re
 from datetime import datetime
 
-from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import FactKind, NodeFact
-from evenkeel.domain.health.reports import Filer
+from evenkeel.domain.health.reports import ReporterRole
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import agent_log, driver_lines, eks_conditions, fields
 from evenkeel.events.driver_lines import Reading
-from evenkeel.events.outcomes import BadEvent, Heard, Ignored
+from evenkeel.events.outcomes import BadEvent, Ignored, ParsedEvent
 
 SOURCE = "evenkeel.api"
 DETAIL_TYPE = "Evenkeel Reported Faults"
 
-_SOURCES = {Filer.DETECTOR: "site", Filer.OPERATOR: "person"}
+_SOURCES = {ReporterRole.DETECTOR: "site", ReporterRole.OPERATOR: "person"}
 _DIGITS = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 
@@ -27,19 +27,19 @@ def readings(code: str, line: str) -> tuple[Reading, ...]:
 
     A code is a key of the catalogue (`xid:79`), the number of an Xid, or a name as HyperPod or the EKS agent spell it.
     """
-    told = agent_log.readings(line) if line else ()
+    found = agent_log.readings(line) if line else ()
     if not code:
-        return told
+        return found
     key = fault_key(code)
     if not key:
         return ()
-    where = next((each for each in told if each.gpu), Reading(key, code))
+    where = next((each for each in found if each.gpu), Reading(key, code))
     return (Reading(key, code, where.gpu, where.link),)
 
 
 def fault_key(code: str) -> str:
     """Return the catalogue key of a code; empty where it has none: a guess would be a repair on hearsay."""
-    found = shipped().find(code)
+    found = default_catalogue().find(code)
     if found:
         return found.key
     if _DIGITS.fullmatch(code):
@@ -48,9 +48,9 @@ def fault_key(code: str) -> str:
     return named.fault_key if named and named.fault_key.startswith(("xid:", "eks:", "gpu:")) else ""
 
 
-def detail_of(caller: str, filer: Filer, facts: list[dict[str, str]]) -> dict[str, object]:
+def detail_of(caller: str, reporter_role: ReporterRole, facts: list[dict[str, str]]) -> dict[str, object]:
     """Return the `detail` of an envelope that `parse` reads back."""
-    return {"caller": caller, "filer": filer, "faults": facts}
+    return {"caller": caller, "reporterRole": reporter_role, "faults": facts}
 
 
 def fault_of(
@@ -69,16 +69,16 @@ def fault_of(
     }
 
 
-def parse(envelope: fields.Envelope) -> Heard | Ignored:
+def parse(envelope: fields.Envelope) -> ParsedEvent | Ignored:
     """Read the event.
 
     Raises:
         BadEvent: at the first fault.
     """
     caller = fields.plain_text_of(envelope.detail, "caller", "detail.caller")
-    filed_as = fields.plain_text_of(envelope.detail, "filer", "detail.filer", required=False)
+    filed_as = fields.plain_text_of(envelope.detail, "reporterRole", "detail.reporterRole", required=False)
     # An envelope that says nothing is a detector's: the one with the least authority.
-    filer = Filer.OPERATOR if filed_as == Filer.OPERATOR else Filer.DETECTOR
+    reporter_role = ReporterRole.OPERATOR if filed_as == ReporterRole.OPERATOR else ReporterRole.DETECTOR
     envelope_id, _ = envelope.identity()
     facts = []
     for path, fault in fields.list_of(envelope.detail, "faults", "detail.faults"):
@@ -87,13 +87,13 @@ def parse(envelope: fields.Envelope) -> Heard | Ignored:
             for name in ("instanceId", "faultKey", "code", "gpu", "link", "jobId", "observedAt", "detail")
         }
         fields.check_instance_id(text["instanceId"], f"{path}.instanceId")
-        if not filer.may_name(text["faultKey"]):
+        if not reporter_role.may_report(text["faultKey"]):
             raise BadEvent("EVENT_NOT_ITS_FAULT", f"{path}.faultKey: {text['faultKey']} is not a detector's to report")
         facts.append(
             NodeFact(
                 kind=FactKind.SICKENED,
                 # One witness per caller, however much it says.
-                source=f"{_SOURCES[filer]}:{caller}",
+                source=f"{_SOURCES[reporter_role]}:{caller}",
                 instance_id=text["instanceId"],
                 fault_key=text["faultKey"],
                 code=text["code"],
@@ -105,4 +105,4 @@ def parse(envelope: fields.Envelope) -> Heard | Ignored:
                 detail=text["detail"],
             )
         )
-    return Heard(tuple(facts)) if facts else Ignored("a report without a fault")
+    return ParsedEvent(tuple(facts)) if facts else Ignored("a report without a fault")

@@ -36,13 +36,13 @@ Reply = Response[Any]
 
 LARGEST_BODY = 64_000
 """Characters of a request body."""
-_KEY = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
-_TAG = re.compile(r'(?:W/)?"(\d{1,9})(?:-[0-9a-f]{16})?"', re.ASCII)
+_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
+_ETAG = re.compile(r'(?:W/)?"(\d{1,9})(?:-[0-9a-f]{16})?"', re.ASCII)
 """An ETag of something that has a version."""
 PROBLEM_TYPE = "application/problem+json"
 
 
-class Kind(NamedTuple):
+class ProblemKind(NamedTuple):
     """What one problem code means."""
 
     status: int
@@ -50,50 +50,58 @@ class Kind(NamedTuple):
     hint: str
 
 
-PROBLEMS: Mapping[str, Kind] = {
-    "VALIDATION_FAILED": Kind(400, "The request is not valid", "Correct the fields that `errors` names."),
-    "NOT_JSON": Kind(400, "The body is not a JSON object", "Send one JSON object, UTF-8, at most 64 kB."),
-    "BAD_PAGE_TOKEN": Kind(400, "Unknown page token", "Start the list again without nextPageToken."),
-    "IDEMPOTENCY_KEY_MISSING": Kind(
+PROBLEMS: Mapping[str, ProblemKind] = {
+    "VALIDATION_FAILED": ProblemKind(400, "The request is not valid", "Correct the fields that `errors` names."),
+    "NOT_JSON": ProblemKind(400, "The body is not a JSON object", "Send one JSON object, UTF-8, at most 64 kB."),
+    "BAD_PAGE_TOKEN": ProblemKind(400, "Unknown page token", "Start the list again without nextPageToken."),
+    "IDEMPOTENCY_KEY_MISSING": ProblemKind(
         400, "Idempotency-Key is missing", "Send a header Idempotency-Key of 1 to 128 visible ASCII characters."
     ),
-    "REFUSED": Kind(400, "The request was refused", "Read the detail; the same request will not succeed."),
-    "NOT_ALLOWED": Kind(403, "Not allowed", "Ask for the IAM policy that this path needs (docs/api.md lists them)."),
-    "NOT_YOUR_TEAM": Kind(
+    "REFUSED": ProblemKind(400, "The request was refused", "Read the detail; the same request will not succeed."),
+    "NOT_ALLOWED": ProblemKind(
+        403, "Not allowed", "Ask for the IAM policy that this path needs (docs/api.md lists them)."
+    ),
+    "NOT_YOUR_TEAM": ProblemKind(
         403,
         "Not your team",
         "Ask a lead of the team, or an administrator to name your role in it (evenkeel teams show).",
     ),
-    "NOT_FOUND": Kind(404, "Not found", "Check the id; finished things are kept for 400 days."),
-    "NO_SUCH_ROUTE": Kind(404, "No such route", "docs/api.md lists every route."),
-    "CONFLICT": Kind(409, "Something else came first", "Read it again, then decide whether to repeat."),
-    "JOB_ENDED": Kind(409, "The job has ended", "Nothing is left to change; submit it again if it should run."),
-    "TOO_MANY_OPEN_JOBS": Kind(
+    "NOT_FOUND": ProblemKind(404, "Not found", "Check the id. Ended jobs and incidents are kept for 400 days."),
+    "NO_SUCH_ROUTE": ProblemKind(404, "No such route", "docs/api.md lists every route."),
+    "CONFLICT": ProblemKind(
+        409, "Conflicting change", "Read the resource again, then decide whether to repeat the request."
+    ),
+    "JOB_ENDED": ProblemKind(409, "The job has ended", "An ended job cannot change. Submit it again to run it."),
+    "TOO_MANY_OPEN_JOBS": ProblemKind(
         409, "Too many open jobs", "Cancel jobs that are not needed, or submit again when some have ended."
     ),
-    "TEAM_IN_USE": Kind(
-        409, "The team is in use", "Cancel its jobs, wait until its quota is given back, then remove it."
+    "TEAM_IN_USE": ProblemKind(
+        409, "The team is in use", "Cancel its jobs, wait until its quota is released, then remove it."
     ),
-    "CORDONED_BY_PERSON": Kind(409, "A person cordoned it", "Ask them, or use kubectl uncordon."),
-    "CORDONED_BY_RECOVERY": Kind(
-        409, "A recovery cordoned it", "Take its cordon off first (evenkeel nodes uncordon), then cordon the node."
+    "CORDONED_BY_PERSON": ProblemKind(409, "A person cordoned the node", "Ask that person, or run kubectl uncordon."),
+    "CORDONED_BY_RECOVERY": ProblemKind(
+        409, "A recovery cordoned the node", "Run evenkeel nodes uncordon first, then cordon the node."
     ),
-    "ALREADY_ANSWERED": Kind(409, "Somebody else answered first", "The first answer stands; the detail names it."),
-    "PLAN_SUPERSEDED": Kind(
-        409, "The plan does not ask any more", "Read the incident again; answer the plan that asks now, if one does."
+    "ALREADY_ANSWERED": ProblemKind(
+        409, "The plan was already answered", "The first answer counts; the detail names it."
     ),
-    "STALE_VERSION": Kind(
-        412, "It has changed since", "Read it again, then send the change with the ETag that it has now."
+    "PLAN_SUPERSEDED": ProblemKind(
+        409,
+        "This plan is no longer awaiting approval",
+        "Read the incident again. If a newer plan is awaiting approval, answer that one.",
     ),
-    "IDEMPOTENCY_KEY_REUSED": Kind(
+    "STALE_VERSION": ProblemKind(
+        412, "The resource has changed", "Read it again, then send the change with its current ETag."
+    ),
+    "IDEMPOTENCY_KEY_REUSED": ProblemKind(
         422, "Idempotency-Key was used for another request", "Use a fresh key for a different request."
     ),
-    "PRECONDITION_MISSING": Kind(
-        428, "If-Match is missing", "Send If-Match with the ETag that you read, or If-None-Match: * for what is new."
+    "PRECONDITION_MISSING": ProblemKind(
+        428, "If-Match is missing", "Send If-Match with the ETag that you read, or If-None-Match: * to create."
     ),
-    "THROTTLED": Kind(429, "Too many requests", "Wait a moment, then send the same request again."),
-    "INTERNAL": Kind(500, "Evenkeel failed", "Report the requestId; changing requests are safe to repeat."),
-    "UNAVAILABLE": Kind(503, "Something that is needed does not answer", "Send the same request again in a moment."),
+    "THROTTLED": ProblemKind(429, "Too many requests", "Wait a moment, then send the same request again."),
+    "INTERNAL": ProblemKind(500, "Internal error", "Report the requestId; changing requests are safe to repeat."),
+    "UNAVAILABLE": ProblemKind(503, "A dependency does not respond", "Send the same request again in a moment."),
 }
 """Every code that the API may answer with. docs/api.md lists them; a test compares."""
 
@@ -105,7 +113,7 @@ class FieldError(NamedTuple):
     message: str
 
 
-class Problem(Exception):
+class ApiProblem(Exception):
     """Ends a request with a problem document."""
 
     def __init__(self, code: str, detail: str, errors: tuple[FieldError, ...] = ()) -> None:
@@ -116,7 +124,7 @@ class Problem(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class ApiCaller:
     """Who signed the request."""
 
     principal: str
@@ -154,7 +162,7 @@ class Resolver(APIGatewayRestResolver):
         self._telemetry = telemetry
         self.not_found(self._no_such_route)
         # A bug is not handled here: it passes to the entry wrapper, which logs it with its trace.
-        self.exception_handler([Problem, EvenkeelError])(self._fail)
+        self.exception_handler([ApiProblem, EvenkeelError])(self._fail)
 
     def reply(self, event: Json, context: Any) -> Json:
         """Answer one request."""
@@ -170,7 +178,7 @@ class Resolver(APIGatewayRestResolver):
         """Read the body.
 
         Raises:
-            Problem: it is no JSON object, or fields are wrong, which are named.
+            ApiProblem: it is no JSON object, or fields are wrong, which are named.
         """
         return _validated(model, self._json_body())
 
@@ -178,11 +186,11 @@ class Resolver(APIGatewayRestResolver):
         """Read the query string.
 
         Raises:
-            Problem: a parameter is wrong or unknown, or given twice: of two values one would be passed over unsaid.
+            ApiProblem: a parameter is wrong or unknown, or given twice: of two values one would be passed over unsaid.
         """
         given = self.incoming.multi_value_query_string_parameters
         faults = tuple(
-            FieldError(name, "is given more than once; several values stand in one, with commas between")
+            FieldError(name, "is given more than once; separate several values with commas")
             for name, values in given.items()
             if len(values) > 1
         )
@@ -193,11 +201,11 @@ class Resolver(APIGatewayRestResolver):
         """Return the key of this request.
 
         Raises:
-            Problem: there is none, or it cannot be one.
+            ApiProblem: there is none, or it cannot be one.
         """
         key = self.incoming.headers.get("Idempotency-Key") or ""
-        if not _KEY.fullmatch(key):
-            raise Problem(
+        if not _IDEMPOTENCY_KEY.fullmatch(key):
+            raise ApiProblem(
                 "IDEMPOTENCY_KEY_MISSING",
                 "This request changes something, so it needs an Idempotency-Key."
                 if not key
@@ -210,32 +218,32 @@ class Resolver(APIGatewayRestResolver):
         text = json.dumps([self.incoming.http_method, self.incoming.path, self._json_body()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def caller(self) -> Caller:
+    def caller(self) -> ApiCaller:
         """Return who signed the request.
 
         Raises:
-            Problem: nobody did. The gateway lets no unsigned request through, so this is a second net.
+            ApiProblem: nobody did. The gateway lets no unsigned request through, so this is a second net.
         """
         context = self.incoming.request_context
         arn = context.identity.user_arn or ""
         if not arn:
-            raise Problem("NOT_ALLOWED", "The request carries no AWS identity.")
+            raise ApiProblem("NOT_ALLOWED", "The request carries no AWS identity.")
         return read_caller(arn, own_account=context.account_id or "")
 
     def expected_version(self) -> int:
         """Return the version that a change was written for: that of the ETag in If-Match; 0 for what must be new.
 
         Raises:
-            Problem: the request names none, or names what is no ETag of ours.
+            ApiProblem: the request names none, or names what is no ETag of ours.
         """
         headers = self.incoming.headers
         if (headers.get("If-None-Match") or "").strip() == "*":
             return 0
         match = headers.get("If-Match") or ""
-        self.expect(bool(match.strip()), "PRECONDITION_MISSING", "This change says not what it was written for.")
-        found = _TAG.fullmatch(match.strip())
+        self.expect(bool(match.strip()), "PRECONDITION_MISSING", "This change needs If-Match or If-None-Match.")
+        found = _ETAG.fullmatch(match.strip())
         if found is None:
-            raise Problem("STALE_VERSION", f"{match[:80]!r} is not one ETag that this was read with.")
+            raise ApiProblem("STALE_VERSION", f"{match[:80]!r} is not a valid ETag of this resource.")
         return int(found[1])
 
     def request_id(self) -> str:
@@ -246,20 +254,20 @@ class Resolver(APIGatewayRestResolver):
         """Answer with a problem unless something holds.
 
         Raises:
-            Problem: it does not.
+            ApiProblem: it does not.
         """
         if not holds:
-            raise Problem(code, detail)
+            raise ApiProblem(code, detail)
 
     def _expect_fields(self, faults: tuple[FieldError, ...]) -> None:
         if faults:
-            raise Problem("VALIDATION_FAILED", "; ".join(": ".join(fault) for fault in faults), faults)
+            raise ApiProblem("VALIDATION_FAILED", "; ".join(": ".join(fault) for fault in faults), faults)
 
     def expect_fleet(self, named: str, own: str) -> None:
         """Hold the path to this stack's fleet.
 
         Raises:
-            Problem: the path names another one.
+            ApiProblem: the path names another one.
         """
         self.expect(named == own, "NOT_FOUND", f"This stack serves the fleet {own}, not {named}.")
 
@@ -290,26 +298,30 @@ class Resolver(APIGatewayRestResolver):
         try:
             text = self.incoming.decoded_body or ""
         except ValueError as error:
-            raise Problem("NOT_JSON", "The body is not text in UTF-8.") from error
+            raise ApiProblem("NOT_JSON", "The body is not text in UTF-8.") from error
         if (size := len(text.encode("utf-8", "surrogatepass"))) > LARGEST_BODY:
-            raise Problem("NOT_JSON", f"The body has {size} bytes; at most {LARGEST_BODY} are read.")
+            raise ApiProblem("NOT_JSON", f"The body has {size} bytes; at most {LARGEST_BODY} are read.")
         try:
-            document = json.loads(text, parse_float=_finite, parse_constant=_finite) if text.strip() else {}
+            document = (
+                json.loads(text, parse_float=_parse_finite_float, parse_constant=_parse_finite_float)
+                if text.strip()
+                else {}
+            )
             # Half a surrogate pair could be taken in, and never be given out again.
             json.dumps(document, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise Problem("NOT_JSON", "The body has half of a surrogate pair, which is no character.") from error
+            raise ApiProblem("NOT_JSON", "The body contains an unpaired surrogate.") from error
         except ValueError as error:
-            raise Problem("NOT_JSON", f"The body cannot be read as JSON: {error}.") from error
+            raise ApiProblem("NOT_JSON", f"The body cannot be read as JSON: {error}.") from error
         except RecursionError as error:
-            raise Problem("NOT_JSON", "The body is nested too deeply.") from error
+            raise ApiProblem("NOT_JSON", "The body is nested too deeply.") from error
         if not isinstance(document, dict):
-            raise Problem("NOT_JSON", "The body must be a JSON object.")
+            raise ApiProblem("NOT_JSON", "The body must be a JSON object.")
         return document
 
     def _no_such_route(self, _error: NotFoundError) -> Reply:
         return self._problem(
-            Problem("NO_SUCH_ROUTE", f"{self.incoming.http_method} {self.incoming.path} does not exist.")
+            ApiProblem("NO_SUCH_ROUTE", f"{self.incoming.http_method} {self.incoming.path} does not exist.")
         )
 
     def _fail(self, error: Exception) -> Reply:
@@ -318,7 +330,7 @@ class Resolver(APIGatewayRestResolver):
             self._telemetry().warning("RequestFailed", error=type(error).__name__, detail=str(error))
         return self._problem(problem)
 
-    def _problem(self, problem: Problem) -> Reply:
+    def _problem(self, problem: ApiProblem) -> Reply:
         document = problem_document(problem, self.incoming.request_context.request_id or "")
         return _json(document["status"], document, retry_headers(document["status"]), content_type=PROBLEM_TYPE)
 
@@ -330,7 +342,7 @@ def failure(error: Exception, request_id: str) -> Json:
     return {"statusCode": document["status"], "headers": headers, "body": json.dumps(document)}
 
 
-def problem_document(problem: Problem, request_id: str) -> Json:
+def problem_document(problem: ApiProblem, request_id: str) -> Json:
     """Return the body of a problem answer."""
     kind = PROBLEMS[problem.code]
     document: Json = {
@@ -352,35 +364,37 @@ def retry_headers(status: int) -> dict[str, str]:
     return {"Retry-After": "2"} if status in (429, 503) else {}
 
 
-def as_problem(error: Exception) -> Problem:
+def as_problem(error: Exception) -> ApiProblem:
     """Say an error in the API's words. What is not known by class is INTERNAL, and its text stays inside."""
     match error:
-        case Problem():
+        case ApiProblem():
             return error
         case NotFound():
-            return Problem("NOT_FOUND", str(error))
+            return ApiProblem("NOT_FOUND", str(error))
         case NotAllowed():
-            return Problem("UNAVAILABLE", "Evenkeel itself was refused by something that it needs.")
+            return ApiProblem("UNAVAILABLE", "A dependency denied access to Evenkeel.")
         case Invalid():
-            faults = tuple(FieldError(_as_sent(field), message) for field, message in error.faults)
-            return Problem("VALIDATION_FAILED", "; ".join(": ".join(fault) for fault in faults) or str(error), faults)
+            faults = tuple(FieldError(_request_field_name(field), message) for field, message in error.faults)
+            return ApiProblem(
+                "VALIDATION_FAILED", "; ".join(": ".join(fault) for fault in faults) or str(error), faults
+            )
         case KeyReused():
-            return Problem("IDEMPOTENCY_KEY_REUSED", str(error))
+            return ApiProblem("IDEMPOTENCY_KEY_REUSED", str(error))
         case Refused():
-            return Problem(_refusal_code(error), str(error))
+            return ApiProblem(_refusal_code(error), str(error))
         case StaleVersion():
-            return Problem("STALE_VERSION", str(error))
+            return ApiProblem("STALE_VERSION", str(error))
         case Conflict():
-            return Problem("CONFLICT", "It changed while this request was being answered.")
+            return ApiProblem("CONFLICT", "It changed while this request was being answered.")
         case Throttled():
-            return Problem("THROTTLED", "Something that is needed asked for a slower pace.")
+            return ApiProblem("THROTTLED", "A dependency is throttling requests.")
         case TransientError():
-            return Problem("UNAVAILABLE", "Something that is needed gave no answer.")
+            return ApiProblem("UNAVAILABLE", "A dependency did not respond.")
         case _:
-            return Problem("INTERNAL", "The request could not be answered.")
+            return ApiProblem("INTERNAL", "The request could not be answered.")
 
 
-_SENT_AS = {
+_REQUEST_FIELD_NAMES = {
     "acceleratorsPerNode": "gpusPerNode",
     "checkpointUri": "checkpoint.uri",
     "checkpointClaim": "checkpoint.claim",
@@ -390,9 +404,9 @@ _SENT_AS = {
 }
 
 
-def _as_sent(field: str) -> str:
+def _request_field_name(field: str) -> str:
     """Return a job's field under the name that requests have for it."""
-    return _SENT_AS.get(field, field)
+    return _REQUEST_FIELD_NAMES.get(field, field)
 
 
 def _refusal_code(error: Refused) -> str:
@@ -401,7 +415,7 @@ def _refusal_code(error: Refused) -> str:
     return code if code in PROBLEMS else "REFUSED"
 
 
-def read_caller(arn: str, *, own_account: str) -> Caller:
+def read_caller(arn: str, *, own_account: str) -> ApiCaller:
     """Read a caller's ARN. A role is itself whatever session it is assumed in."""
     parts = arn.split(":", 5)
     account, resource = (parts[4], parts[5]) if len(parts) == 6 else ("", arn)
@@ -413,13 +427,13 @@ def read_caller(arn: str, *, own_account: str) -> Caller:
         # The path of a user is part of its ARN and not of its name.
         rest = rest.rpartition("/")[2]
     principal = f"{kind}/{rest}" if rest else kind
-    return Caller(principal if account == own_account else f"{account}:{principal}", session, arn)
+    return ApiCaller(principal if account == own_account else f"{account}:{principal}", session, arn)
 
 
 def _validated(model: type[B], document: Json) -> B:
     wrong = tuple(FieldError(_field(place), NOT_A_NUMBER) for place in booleans_for_numbers(model, document))[:20]
     if wrong:
-        raise Problem("VALIDATION_FAILED", f"{wrong[0].field}: {wrong[0].message}", wrong)
+        raise ApiProblem("VALIDATION_FAILED", f"{wrong[0].field}: {wrong[0].message}", wrong)
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -429,14 +443,14 @@ def _validated(model: type[B], document: Json) -> B:
         )
         first = errors[0]
         more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
-        raise Problem("VALIDATION_FAILED", f"{first.field}: {first.message}{more}", errors) from error
+        raise ApiProblem("VALIDATION_FAILED", f"{first.field}: {first.message}{more}", errors) from error
 
 
-def _finite(text: str) -> float:
+def _parse_finite_float(text: str) -> float:
     """Read a number. What is infinite or none at all is no JSON, and would be kept as null."""
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is no number that can be kept")
+        raise ValueError(f"{text[:20]} is not a finite number")
     return value
 
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.health.incidents import IncidentState
-from evenkeel.domain.health.reports import Report
+from evenkeel.domain.health.reports import FaultReport
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.jobs.spec import ElasticSpec, JobSpec, OnNodeFault, SecretKey
 from evenkeel.domain.jobs.validation import (
@@ -62,7 +62,7 @@ def _in_utc(instant: datetime) -> datetime:
         raise ValueError("must be an instant of the years 1 to 9999") from error
 
 
-Written = Annotated[datetime, BeforeValidator(_rfc3339), AfterValidator(_in_utc)]
+Timestamp = Annotated[datetime, BeforeValidator(_rfc3339), AfterValidator(_in_utc)]
 """An instant in RFC 3339, in UTC from here on."""
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidator(_printable)]
 """Of a job's program: `domain.jobs.validation` bounds the bytes of all of it together."""
@@ -142,15 +142,15 @@ class JobBody(Body):
     checkpoint: CheckpointBody | None = None
     recovery: RecoveryBody = RecoveryBody()
     grace_seconds: int = 30
-    deadline: Written | None = None
+    deadline: Timestamp | None = None
     """When it is to be done."""
     labels: Annotated[dict[str, Label], Field(max_length=MAX_LABELS)] = {}
 
     def spec(self) -> JobSpec:
         """Return the job in the domain's words, with only that set in it which was said."""
-        said = self.model_fields_set
-        given: dict[str, Any] = {name: getattr(self, name) for name in _AS_SENT if name in said}
-        if "gpus_per_node" in said:
+        given_fields = self.model_fields_set
+        given: dict[str, Any] = {name: getattr(self, name) for name in _SAME_NAME_FIELDS if name in given_fields}
+        if "gpus_per_node" in given_fields:
             given["accelerators_per_node"] = self.gpus_per_node
         if "max_restarts" in self.recovery.model_fields_set:
             given["max_restarts"] = self.recovery.max_restarts
@@ -178,7 +178,7 @@ class JobBody(Body):
         )
 
 
-_AS_SENT = (
+_SAME_NAME_FIELDS = (
     *("name", "job_type", "priority_class", "image", "command", "args", "env", "nodes"),
     *("instance_types", "grace_seconds", "labels"),
 )
@@ -191,7 +191,7 @@ class CancelBody(Body):
     reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
 
 
-class RankBody(Body):
+class PriorityBody(Body):
     """`PATCH /v1/jobs/{id}`."""
 
     priority_class: Label
@@ -226,7 +226,7 @@ class HoldBody(Body):
     """`POST /v1/clusters/{cluster}/automation/hold`."""
 
     reason: Reason
-    until: Written | None = None
+    until: Timestamp | None = None
     for_seconds: Annotated[int, Field(ge=1, le=7 * 86_400)] | None = None
     pool: PoolName = ""
     instance_id: InstanceId = ""
@@ -234,9 +234,9 @@ class HoldBody(Body):
     """Hold also a pool or machine that the fleet does not know: one that is to come."""
 
     @model_validator(mode="after")
-    def _one_end(self) -> Self:
+    def _check_end(self) -> Self:
         if (self.until is None) == (self.for_seconds is None):
-            raise ValueError("give either until or forSeconds: a hold has an end")
+            raise ValueError("give either until or forSeconds")
         return self
 
     def end(self, now: datetime) -> datetime:
@@ -259,7 +259,7 @@ class PolicyTestBody(Body):
 
     changes: dict[str, Any]
     """As they would be given."""
-    since: Written | None = None
+    since: Timestamp | None = None
     """Decisions about incidents that were opened since; without it, the last seven days."""
 
 
@@ -273,7 +273,7 @@ class ReleaseBody(Body):
     """A shared cause that is over, instead of a hold: `zone/use1-az1`. It needs a reason."""
 
 
-class MarkBody(Body):
+class CordonBody(Body):
     """`POST /v1/nodes/{id}/cordon` and `…/uncordon`."""
 
     reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
@@ -296,7 +296,7 @@ class ApprovalBody(Body):
     reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""
 
 
-def _some(faults: tuple["FaultBody", ...]) -> tuple["FaultBody", ...]:
+def _not_empty(faults: tuple["FaultBody", ...]) -> tuple["FaultBody", ...]:
     if not faults:
         raise ValueError("report at least one fault")
     return faults
@@ -320,18 +320,18 @@ class FaultBody(Body):
     gpu: Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9:._-]*$")] = ""
     """UUID or PCI address."""
     detail: Annotated[str, StringConstraints(max_length=500), AfterValidator(_one_line)] = ""
-    observed_at: Written
+    observed_at: Timestamp
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _check_fault(self) -> Self:
         if sum(map(bool, (self.instance_id, self.node_name, self.job_id))) != 1:
-            raise ValueError("name the machine, by either instanceId or nodeName, or the job, by jobId")
+            raise ValueError("give exactly one of instanceId, nodeName and jobId")
         if self.rank is not None and not self.job_id:
-            raise ValueError("a rank is a job's: give jobId")
+            raise ValueError("rank requires jobId")
         if self.code and self.fault_key:
             raise ValueError("give either code or faultKey")
         if not (self.code or self.fault_key or self.line):
-            raise ValueError("name the fault, by code, faultKey or line")
+            raise ValueError("give code, faultKey or line")
         return self
 
 
@@ -339,12 +339,12 @@ class FaultsBody(Body):
     """`POST /v1/faults`: what a site's own detectors found."""
 
     # `min_length` would count only the faults that are right, and blame a wrong one twice.
-    faults: Annotated[tuple[FaultBody, ...], Field(max_length=100), AfterValidator(_some)]
+    faults: Annotated[tuple[FaultBody, ...], Field(max_length=100), AfterValidator(_not_empty)]
 
-    def reports(self) -> tuple[Report, ...]:
+    def reports(self) -> tuple[FaultReport, ...]:
         """Return the faults in the service's words."""
         return tuple(
-            Report(
+            FaultReport(
                 instance_id=fault.instance_id,
                 node_name=fault.node_name,
                 job_id=fault.job_id,
@@ -364,10 +364,10 @@ def _split(value: object) -> object:
     return tuple(dict.fromkeys(part for part in value.split(",") if part)) if isinstance(value, str) else value
 
 
-def _alone(value: str, others: ValidationInfo) -> str:
-    said = any(map(others.data.get, ("state", "team", "next_page_token")))
-    if value and (said or others.data.get("priority_class") is not None):
-        raise ValueError("stands alone: work that Evenkeel did not start has no state, team, class or further page")
+def _check_unmanaged_filter(value: str, others: ValidationInfo) -> str:
+    has_filters = any(map(others.data.get, ("state", "team", "next_page_token")))
+    if value and (has_filters or others.data.get("priority_class") is not None):
+        raise ValueError("cannot be combined with state, team, class or nextPageToken")
     return value
 
 
@@ -402,7 +402,7 @@ class JobsQuery(PageQuery):
     team: Annotated[str, StringConstraints(max_length=63)] = ""
     priority_class: Annotated[str | None, StringConstraints(max_length=63), Field(alias="class")] = None
     """Empty: those without one."""
-    foreign: Annotated[Literal["", "true"], AfterValidator(_alone)] = ""
+    unmanaged: Annotated[Literal["", "true"], AfterValidator(_check_unmanaged_filter)] = ""
     """`true`: the work that Evenkeel did not start, instead."""
 
 

@@ -28,11 +28,11 @@ _FIRST_PAUSE, _LAST_PAUSE = 10, 360
 """Seconds until an event that could not be handled is delivered again: three times as long each time, up to the last.
 With the queue's eight deliveries an outage of twenty minutes loses none."""
 """How much of an unusable event a log line shows. The whole of it is in the archive and in the dead-letter queue."""
-_BOUND = ("incidentId", "jobId", "attempt", "run", "nodeLife", "cluster", "executionArn", "decisionId", "kind")
-_MARKED = ("outcome", "reason", "decisionId", "rung", "waitSeconds")
+_BOUND_KEYS = ("incidentId", "jobId", "attempt", "run", "nodeLife", "cluster", "executionArn", "decisionId", "kind")
+_RESULT_KEYS = ("outcome", "reason", "decisionId", "rung", "waitSeconds")
 
 
-class Context(Protocol):
+class LambdaContext(Protocol):
     """What is used of the Lambda context."""
 
     @property
@@ -76,15 +76,18 @@ def task(handler: Handler) -> Handler:
 
     @functools.wraps(handler)
     def wrapped(event: Json, context: Any) -> Json:
-        with _named_failures(event.get("token")), _one_line("TaskDone", context, _picked(event, _BOUND)) as line:
+        with (
+            _report_failure(event.get("token")),
+            _log_call("TaskDone", context, _select_keys(event, _BOUND_KEYS)) as line,
+        ):
             answer = handler(event, context)
-            line.update(_picked(answer, _MARKED))
+            line.update(_select_keys(answer, _RESULT_KEYS))
             return answer
 
     return _with_self_test(wrapped)
 
 
-class Malformed(Protocol):
+class MalformedEvent(Protocol):
     """What a parser returns for an event of a known kind that it cannot read."""
 
     @property
@@ -95,7 +98,7 @@ class Malformed(Protocol):
 
 
 def event(
-    *, parse: Callable[[bytes], Any], malformed: type[Malformed], passed_over: tuple[type[Any], ...]
+    *, parse: Callable[[bytes], Any], malformed: type[MalformedEvent], passed_over: tuple[type[Any], ...]
 ) -> Callable[[Callable[[Any, Any], Json]], Handler]:
     """Wrap the function behind a queue of events. The handler gets one parsed fact at a time.
 
@@ -141,15 +144,15 @@ def event(
             for record in batch.get("Records", ()):
                 # Bytes that UTF-8 cannot carry stay readable as their escapes.
                 body = str(record["body"]).encode("utf-8", "backslashreplace")
-                envelope_id = _archive_name(body)
+                envelope_id = _envelope_id_of(body)
                 keys = {"envelopeId": envelope_id, "messageId": record["messageId"], "sizeBytes": len(body)}
                 try:
-                    with _one_line("EventDone", context, keys) as line:
+                    with _log_call("EventDone", context, keys) as line:
                         answer = one(body, envelope_id, context)
-                        line.update(_picked(answer, (*_BOUND, *_MARKED, "code", "beginning")))
-                except Exception:  # noqa: BLE001 - logged by _one_line; the others of the batch go on
+                        line.update(_select_keys(answer, (*_BOUND_KEYS, *_RESULT_KEYS, "code", "beginning")))
+                except Exception:  # noqa: BLE001 - logged by _log_call; the others of the batch go on
                     failures.append({"itemIdentifier": record["messageId"]})
-                    _again_soon(record)
+                    _redeliver_soon(record)
             return {"batchItemFailures": failures}
 
         return wrapped
@@ -157,20 +160,20 @@ def event(
     return decorate
 
 
-def _again_soon(record: Mapping[str, Any]) -> None:
+def _redeliver_soon(record: Mapping[str, Any]) -> None:
     """Have a record that could not be handled delivered again in seconds, then in minutes.
 
     The queue itself holds it back for six times the function's timeout, and a spot machine is gone after two minutes.
     """
-    receipt, told = record.get("receiptHandle"), record.get("attributes") or {}
+    receipt, attributes = record.get("receiptHandle"), record.get("attributes") or {}
     if not receipt:
         return
-    tries = int(told.get("ApproximateReceiveCount") or 1)
+    tries = int(attributes.get("ApproximateReceiveCount") or 1)
     world = wiring.world()
     try:
-        world.inbox.deliver_again(receipt, min(_LAST_PAUSE, _FIRST_PAUSE * 3 ** (tries - 1)))
+        world.inbox.delay_redelivery(receipt, min(_LAST_PAUSE, _FIRST_PAUSE * 3 ** (tries - 1)))
     except Exception as error:  # noqa: BLE001 - then it comes when the queue lets it
-        world.telemetry.warning("DeliveredLate", error=type(error).__name__, detail=str(error))
+        world.telemetry.warning("EventDeliveredLate", error=type(error).__name__, detail=str(error))
 
 
 def scheduled(handler: Handler) -> Handler:
@@ -187,13 +190,13 @@ def scheduled(handler: Handler) -> Handler:
     def wrapped(event: Json, context: Any) -> Json:
         records = event.get("Records", ())
         try:
-            with _one_line("RoundDone", context, {"requests": len(records)}) as line:
+            with _log_call("RoundDone", context, {"requests": len(records)}) as line:
                 answer = handler(event, context)
                 line.update({name: value for name, value in answer.items() if isinstance(value, str | int | float)})
                 return answer
         except EvenkeelError as error:
             if not records:
-                wiring.world().telemetry.count("RoundsPutOff")
+                wiring.world().telemetry.count("ScheduledRunsDeferred")
                 return {"outcome": "PUT_OFF", "reason": f"{type(error).__name__}: {error}"}
             if not isinstance(error, TransientError):
                 return {"batchItemFailures": []}
@@ -219,11 +222,11 @@ def api(handler: Handler) -> Handler:
             "principal": (request.get("identity") or {}).get("userArn"),
         }
         try:
-            with _one_line("RequestDone", context, keys) as line:
+            with _log_call("RequestDone", context, keys) as line:
                 answer = handler(event, context)
                 line["status"] = answer.get("statusCode")
                 return answer
-        except Exception as error:  # noqa: BLE001 - logged by _one_line; the caller gets a problem
+        except Exception as error:  # noqa: BLE001 - logged by _log_call; the caller gets a problem
             from evenkeel.runtime.api import failure
 
             return failure(error, str(request.get("requestId") or ""))
@@ -232,27 +235,27 @@ def api(handler: Handler) -> Handler:
 
 
 @contextmanager
-def _named_failures(token: str | None) -> Iterator[None]:
+def _report_failure(token: str | None) -> Iterator[None]:
     """Give errors the two names that workflows know, and answer the task token, if there is one, with the failure."""
     try:
         yield
     except Exception as error:
-        named = _named(error)
+        named = _as_port_error(error)
         if token:
-            _tell(token, named)
+            _fail_token(token, named)
         if named is error:
             raise
         raise named from error
 
 
-def _tell(token: str, failure: Exception) -> None:
+def _fail_token(token: str, failure: Exception) -> None:
     try:
         wiring.world().tokens.fail(token, type(failure).__name__, str(failure))
     except Exception as error:  # noqa: BLE001 - the failure itself is raised next, and must not be hidden by this one
-        wiring.world().telemetry.warning("WorkflowNotTold", error=type(error).__name__, detail=str(error))
+        wiring.world().telemetry.warning("WorkflowNotNotified", error=type(error).__name__, detail=str(error))
 
 
-def _named(error: Exception) -> Exception:
+def _as_port_error(error: Exception) -> Exception:
     for kind in (TransientError, PermanentError):
         if isinstance(error, kind) and type(error) is not kind:
             return kind(f"{type(error).__name__}: {error}")
@@ -260,7 +263,7 @@ def _named(error: Exception) -> Exception:
 
 
 @contextmanager
-def _one_line(message: str, context: Any, keys: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _log_call(message: str, context: Any, keys: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Bind the keys to every log line, and write one line when the work is over, whatever its end."""
     began = time.perf_counter()
     telemetry = wiring.world().telemetry
@@ -276,7 +279,7 @@ def _one_line(message: str, context: Any, keys: Mapping[str, Any]) -> Iterator[d
     try:
         yield line
     except TransientError as error:
-        telemetry.warning("WillBeRetried", error=type(error).__name__, detail=str(error), milliseconds=spent())
+        telemetry.warning("RunWillBeRetried", error=type(error).__name__, detail=str(error), milliseconds=spent())
         raise
     except PermanentError as error:
         telemetry.error(
@@ -290,11 +293,11 @@ def _one_line(message: str, context: Any, keys: Mapping[str, Any]) -> Iterator[d
         telemetry.info(message, **line, milliseconds=spent())
 
 
-def _picked(document: Any, names: tuple[str, ...]) -> dict[str, Any]:
+def _select_keys(document: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: document[name] for name in names if name in document} if isinstance(document, Mapping) else {}
 
 
-def _archive_name(body: bytes) -> str:
+def _envelope_id_of(body: bytes) -> str:
     """Return the envelope's own id, or the digest of a body that has none fit for a name."""
     try:
         document = json.loads(body)

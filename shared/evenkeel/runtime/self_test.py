@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from evenkeel import __version__
-from evenkeel.domain.policy import standing
-from evenkeel.ports import EvenkeelError, Right
+from evenkeel.domain.policy import resolve_policy
+from evenkeel.ports import EvenkeelError, KubernetesPermission
 from evenkeel.runtime.wiring import World
 
 Json = dict[str, Any]
-_Word = Annotated[str, Field(max_length=100, pattern=r"^[a-z0-9./-]*$")]
-_READ_NODE = Right("get", "", "nodes")
+_Identifier = Annotated[str, Field(max_length=100, pattern=r"^[a-z0-9./-]*$")]
+_READ_NODE = KubernetesPermission("get", "", "nodes")
 _NO_NODE = "evenkeel-self-test"
 """A name that no node has: the server looks it up in its store all the same."""
 
@@ -25,10 +25,10 @@ class _Model(BaseModel):
 
 
 class _Right(_Model):
-    verb: _Word
-    group: _Word = ""
-    resource: _Word
-    namespace: _Word = ""
+    verb: _Identifier
+    group: _Identifier = ""
+    resource: _Identifier
+    namespace: _Identifier = ""
 
 
 class Request(_Model):
@@ -50,7 +50,7 @@ def run(document: Any, world: World) -> Json:
         request = Request.model_validate(document)
     except ValidationError as error:
         return {"error": f"not a self-test: {error.error_count()} fields cannot be used"}
-    rights = [Right(one.verb, one.group, one.resource, one.namespace) for one in request.rights]
+    rights = [KubernetesPermission(one.verb, one.group, one.resource, one.namespace) for one in request.rights]
     return {
         "version": __version__,
         "mode": world.settings.mode.value,
@@ -60,7 +60,7 @@ def run(document: Any, world: World) -> Json:
     }
 
 
-def _cluster(world: World, name: str, rights: list[Right], request: Request) -> Json:
+def _cluster(world: World, name: str, rights: list[KubernetesPermission], request: Request) -> Json:
     found: Json = {"cluster": name, "serverVersion": "", "missing": [], "error": ""}
     found |= {"kueueNamespaces": None, "kueueError": ""}
     try:
@@ -74,25 +74,25 @@ def _cluster(world: World, name: str, rights: list[Right], request: Request) -> 
             # Version and access reviews are answered from memory: only an object proves that the server can serve.
             world.cluster.node(name, _NO_NODE)
     except EvenkeelError as error:
-        return found | {"error": _said(error)}
+        return found | {"error": _error_text(error)}
     if request.reads_kueue:
         try:
             found["kueueNamespaces"] = dict(world.cluster.kueue_namespaces(name))
         except EvenkeelError as error:
-            found["kueueError"] = _said(error)
+            found["kueueError"] = _error_text(error)
     return found
 
 
-def _said(error: EvenkeelError) -> str:
+def _error_text(error: EvenkeelError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
 def _policy(world: World) -> Json:
     try:
         policy, change = world.policy, world.policies.change
-        found = standing(world.policies.base, change)
+        found = resolve_policy(world.policies.base, change)
     except EvenkeelError as error:
-        return {"error": _said(error)}
+        return {"error": _error_text(error)}
     return {
         "name": world.settings.policy_name,
         "hash": policy.hash,

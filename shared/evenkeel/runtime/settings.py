@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from evenkeel.domain.admission.fifo import Admission
+from evenkeel.domain.admission.fifo import AdmissionAuthority
 from evenkeel.domain.policy_base import Mode
 from evenkeel.ports import PermanentError
 
@@ -21,7 +21,7 @@ class Settings(BaseModel):
 
     fleet: str = Field("", alias="EVENKEEL_FLEET")
     mode: Mode = Field(Mode.OBSERVE, alias="EVENKEEL_MODE")
-    admission: Admission = Field(Admission.EVENKEEL, alias="EVENKEEL_ADMISSION")
+    admission: AdmissionAuthority = Field(AdmissionAuthority.EVENKEEL, alias="EVENKEEL_ADMISSION")
     drills_may_act: bool = Field(default=False, alias="EVENKEEL_DRILLS_MAY_ACT")
     schedules: Literal["on", "off"] = Field("on", alias="EVENKEEL_SCHEDULES")
     """Whether the clocks of the stack run. They are off in a new stack until somebody turns them on."""
@@ -36,7 +36,7 @@ class Settings(BaseModel):
     quotas_table: str = Field("", alias="QUOTAS_TABLE")
     raw_events_bucket: str = Field("", alias="RAW_EVENTS_BUCKET")
     dead_letter_queue_url: str = Field("", alias="DEAD_LETTER_QUEUE_URL")
-    passes_queue_url: str = Field("", alias="PASSES_QUEUE_URL")
+    cycles_queue_url: str = Field("", alias="CYCLES_QUEUE_URL")
     events_queue_url: str = Field("", alias="EVENTS_QUEUE_URL")
     recover_node_arn: str = Field("", alias="RECOVER_NODE_ARN")
     run_job_arn: str = Field("", alias="RUN_JOB_ARN")

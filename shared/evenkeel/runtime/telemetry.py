@@ -46,7 +46,7 @@ class LambdaTelemetry:
 
     def bind(self, keys: Mapping[str, Any]) -> None:
         """Replace the keys that every line carries."""
-        self._logger.structure_logs(append=False, **_loggable(keys))
+        self._logger.structure_logs(append=False, **_log_keys(keys))
 
     def count(self, name: str, value: float = 1.0, **dimensions: str) -> None:
         self._emit(name, Unit.COUNT, value, dimensions)
@@ -55,17 +55,17 @@ class LambdaTelemetry:
         self._emit(name, Unit.SECONDS, value, dimensions)
 
     def info(self, message: str, **keys: Any) -> None:
-        self._logger.info(message, extra=_loggable(keys), stacklevel=3)
+        self._logger.info(message, extra=_log_keys(keys), stacklevel=3)
 
     def warning(self, message: str, **keys: Any) -> None:
-        self._logger.warning(message, extra=_loggable(keys), stacklevel=3)
+        self._logger.warning(message, extra=_log_keys(keys), stacklevel=3)
 
     def error(self, message: str, **keys: Any) -> None:
-        self._logger.error(message, extra=_loggable(keys), stacklevel=3)
+        self._logger.error(message, extra=_log_keys(keys), stacklevel=3)
 
     def exception(self, message: str, error: BaseException, **keys: Any) -> None:
         """Log a bug with its stack."""
-        self._logger.error(message, exc_info=error, extra=_loggable(keys))
+        self._logger.error(message, exc_info=error, extra=_log_keys(keys))
 
     def _emit(self, name: str, unit: Unit, value: float, dimensions: Mapping[str, str]) -> None:
         check_declared(name, unit, dimensions)
@@ -78,6 +78,6 @@ class LambdaTelemetry:
         print(json.dumps(metric.serialize_metric_set(), separators=(",", ":")))
 
 
-def _loggable(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _log_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     named = ((to_camel(name), value) for name, value in keys.items() if value is not None)
     return {f"{name}_" if name in _RESERVED else name: value for name, value in named if name not in SECRET_KEYS}

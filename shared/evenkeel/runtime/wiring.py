@@ -12,21 +12,21 @@ from evenkeel.ports import (
     CheckpointStore,
     Clock,
     Cluster,
+    CycleRequests,
     DeadLetters,
     Ids,
     Inbox,
     Ledger,
-    Machine,
     Pager,
-    Passes,
     Provider,
     RawEvents,
     Table,
     WaitAnswers,
+    WorkflowName,
     Workflows,
 )
-from evenkeel.runtime.policies import SitePolicy
 from evenkeel.runtime.settings import BadSetting, Settings
+from evenkeel.runtime.site_policy import SitePolicy
 from evenkeel.runtime.telemetry import LambdaTelemetry
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ class World:
     @cached_property
     def provider(self) -> Provider:
         if not self.settings.hyperpod_cluster_arn:
-            from evenkeel.adapters.no_provider import NoProvider
+            from evenkeel.adapters.null_provider import NullProvider
 
-            return NoProvider()
+            return NullProvider()
         from evenkeel.adapters.hyperpod import HyperPodProvider
 
         return HyperPodProvider(self.settings.hyperpod_cluster_arn)
@@ -117,9 +117,9 @@ class World:
         from evenkeel.adapters.stepfunctions import StepFunctionsWorkflows
 
         arns = {
-            Machine.RECOVER_NODE: self.settings.recover_node_arn,
-            Machine.RUN_JOB: self.settings.run_job_arn,
-            Machine.BURST_CAPACITY: self.settings.burst_capacity_arn,
+            WorkflowName.RECOVER_NODE: self.settings.recover_node_arn,
+            WorkflowName.RUN_JOB: self.settings.run_job_arn,
+            WorkflowName.BURST_CAPACITY: self.settings.burst_capacity_arn,
         }
         return StepFunctionsWorkflows({machine: arn for machine, arn in arns.items() if arn})
 
@@ -136,10 +136,10 @@ class World:
         return LambdaWaitAnswers(self.settings.need("resolve_wait_function"))
 
     @cached_property
-    def passes(self) -> Passes:
-        from evenkeel.adapters.messages import SqsPasses
+    def passes(self) -> CycleRequests:
+        from evenkeel.adapters.messages import SqsCycleRequests
 
-        return SqsPasses(self.settings.need("passes_queue_url"))
+        return SqsCycleRequests(self.settings.need("cycles_queue_url"))
 
     @cached_property
     def pager(self) -> Pager:
@@ -189,7 +189,7 @@ def world() -> World:
 
 
 @contextlib.contextmanager
-def using(another: World) -> Iterator[World]:
+def use_world(another: World) -> Iterator[World]:
     """Let `world()` return another world for a while."""
     _worlds.append(another)
     try:

@@ -3,27 +3,27 @@
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from evenkeel.domain.admission.scheduler_state import Memory
+from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.ports import Ids, Ledger, Put, Telemetry
 
 
-class Tree(Protocol):
+class QuotaTreeVersion(Protocol):
     """The tree as the pass last wrote it."""
 
-    memory: Memory
+    memory: SchedulerState
 
-    def put(self, memory: Memory) -> Put:
+    def put(self, memory: SchedulerState) -> Put:
         """Return the write that raises it."""
         ...
 
-    def raised(self, memory: Memory) -> None:
+    def raised(self, memory: SchedulerState) -> None:
         """Note that it was written."""
         ...
 
 
-class Desk(NamedTuple):
+class CommitContext(NamedTuple):
     """What every commit of a pass needs."""
 
     ledger: Ledger

@@ -16,7 +16,7 @@
 `python -m evenkeel.training prove <uri>` says from a shell what holds, and why the rest does not.
 """
 
-from evenkeel.training.resume import Choice, Distrust, Fenced, Unproved
+from evenkeel.training.resume import Distrust, Fenced, ResumeChoice, Unproved
 from evenkeel.training.run import (
     EXIT_DAMAGED,
     EXIT_FENCED,
@@ -37,13 +37,13 @@ __all__ = [
     "EXIT_FENCED",
     "EXIT_STOPPED",
     "EXIT_UNPROVED",
-    "Choice",
     "DamagedError",
     "Distrust",
     "Fenced",
     "NotInAnAttemptError",
     "NotInCheckpointError",
     "Resume",
+    "ResumeChoice",
     "Run",
     "Saved",
     "Unproved",

@@ -16,7 +16,7 @@ import sys
 from datetime import datetime
 
 from evenkeel.training.layout import JsonObject, UnreadableError, read_instant
-from evenkeel.training.resume import Choice, Distrust, Fenced, Unproved, choose, pin
+from evenkeel.training.resume import Distrust, Fenced, ResumeChoice, Unproved, choose, pin
 from evenkeel.training.run import EXIT_FENCED, EXIT_UNPROVED
 from evenkeel.training.storage import Storage, open_storage
 
@@ -70,7 +70,7 @@ def _pin(storage: Storage, asked: argparse.Namespace) -> int:
     return 0
 
 
-def _report(storage: Storage, choice: Choice, asked: argparse.Namespace) -> None:
+def _report(storage: Storage, choice: ResumeChoice, asked: argparse.Namespace) -> None:
     if asked.json:
         document: JsonObject = {**choice.to_json(), "digest": None}
         if choice.resume_from:

@@ -115,7 +115,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ResumeChoice:
     """What an attempt resumes from, and what was passed over on the way there, newest first."""
 
     resume_from: ResumePoint | None
@@ -149,7 +149,7 @@ def choose(
     accepts_convention: bool = False,
     job_id: str = "",
     damaged: Collection[Checkpoint] = (),
-) -> Choice:
+) -> ResumeChoice:
     """Walk back from the newest step until one checkpoint counts for `attempt`, is trusted and holds."""
     rejected: list[Rejection] = []
     looked_at: dict[Checkpoint, Manifest | None] = {}
@@ -161,7 +161,7 @@ def choose(
         if verdict is None:
             content = storage.get(checkpoint.manifest_key)
             looked_at[checkpoint] = _readable(checkpoint, content, job_id)
-            outcome = _settled(checkpoint, content, distrust, job_id) or weigh(
+            outcome = _settled(checkpoint, content, distrust, job_id) or verify(
                 # Checksums stand in a manifest or nowhere.
                 checkpoint,
                 content,
@@ -170,7 +170,7 @@ def choose(
                 job_id=job_id,
             )
             if isinstance(outcome, Proof):
-                lacks = _short_of(_demanded(checkpoint, distrust, accepts_convention), outcome, looked_at)
+                lacks = _missing_evidence(_demanded(checkpoint, distrust, accepts_convention), outcome, looked_at)
                 if lacks is None:
                     return _chosen(outcome, rejected)
                 outcome = lacks
@@ -183,7 +183,7 @@ def _settled(checkpoint: Checkpoint, content: bytes | None, distrust: Distrust |
     """Judge a checkpoint where its manifest alone settles it: in a folder, to look further is to read every byte."""
     if content is None:
         return None
-    alone = weigh(checkpoint, content, {}, distrust, job_id=job_id)
+    alone = verify(checkpoint, content, {}, distrust, job_id=job_id)
     return alone if isinstance(alone, Rejection) and alone.code in _SETTLED_BY_MANIFEST else None
 
 
@@ -192,7 +192,7 @@ def _demanded(checkpoint: Checkpoint, distrust: Distrust | None, accepts_convent
     return max(base, distrust.demand, key=DEMANDS.index) if distrust and distrust.is_about(checkpoint.attempt) else base
 
 
-def _short_of(demand: str, proof: Proof, looked_at: Mapping[Checkpoint, Manifest | None]) -> Rejection | None:
+def _missing_evidence(demand: str, proof: Proof, looked_at: Mapping[Checkpoint, Manifest | None]) -> Rejection | None:
     """Say what a checkpoint that holds lacks of what is demanded of it; None where it lacks nothing."""
     checkpoint = proof.checkpoint
     if demand != CONVENTION and proof.grade != PROVED:
@@ -201,14 +201,14 @@ def _short_of(demand: str, proof: Proof, looked_at: Mapping[Checkpoint, Manifest
     if demand != EVIDENCE:
         return None
     own = looked_at[checkpoint]
-    if own is None or not _says_sound(own):
+    if own is None or not _claims_healthy(own):
         detail = "The fault may have corrupted anything, and its manifest has neither a finite loss nor isFinite."
         return Rejection(checkpoint, "NO_EVIDENCE", detail)
     # The one that the same attempt saved next. It may itself be in doubt: that its numbers are sound still says that
     # training went on soundly from here.
     later = sorted(other for other in looked_at if other.attempt == checkpoint.attempt and other > checkpoint)
     after = next((manifest for other in later if (manifest := looked_at[other]) is not None), None)
-    if after is None or not _says_sound(after):
+    if after is None or not _claims_healthy(after):
         then = (
             "nothing readable was saved after it"
             if after is None
@@ -218,7 +218,7 @@ def _short_of(demand: str, proof: Proof, looked_at: Mapping[Checkpoint, Manifest
     return None
 
 
-def _says_sound(manifest: Manifest) -> bool:
+def _claims_healthy(manifest: Manifest) -> bool:
     if manifest.is_finite is False or not all(_is_finite(value) for value in manifest.metrics.values()):
         return False
     return manifest.is_finite is True or "loss" in manifest.metrics
@@ -252,7 +252,7 @@ def pin(
     may_start_over: bool = False,
     job_id: str = "",
     damaged: Collection[Checkpoint] = (),
-) -> Choice:
+) -> ResumeChoice:
     """Raise the fence to `attempt` and pin what it resumes from, in one conditional write.
 
     Idempotent: yes, by the fence: once it stands at `attempt`, its pin is the answer.
@@ -267,7 +267,7 @@ def pin(
         if fence is not None and fence.attempt > attempt:
             raise Fenced(attempt, fence.attempt)
         if fence is not None and fence.attempt == attempt:
-            return Choice(fence.pin.resume_from, fence.grade, fence.reason, fence.rejected, fence.began_at)
+            return ResumeChoice(fence.pin.resume_from, fence.grade, fence.reason, fence.rejected, fence.began_at)
         choice = choose(
             storage,
             attempt,
@@ -287,13 +287,13 @@ REPORT = "evenkeel resume-point "
 """How the line begins in which rank 0 tells, on its standard output, what it pinned."""
 
 
-def report(attempt: int, choice: Choice) -> str:
+def report(attempt: int, choice: ResumeChoice) -> str:
     """Return the line that Evenkeel reads back from rank 0's log: no function can look where it looked."""
-    told = {**choice.to_json(), "attempt": attempt, "rejected": list(choice.rejected[:MAX_REJECTIONS_KEPT])}
-    return f"{REPORT}{json.dumps(told)}"
+    document = {**choice.to_json(), "attempt": attempt, "rejected": list(choice.rejected[:MAX_REJECTIONS_KEPT])}
+    return f"{REPORT}{json.dumps(document)}"
 
 
-def raised(fence: Fence | None, attempt: int, choice: Choice) -> Fence:
+def raised(fence: Fence | None, attempt: int, choice: ResumeChoice) -> Fence:
     """Return the fence of `attempt`, pinned to what it resumes from."""
     return Fence(
         pin=Pin(attempt, choice.resume_from),
@@ -321,7 +321,7 @@ def refusal(fence: Fence | None, attempt: int, checkpoint: Checkpoint) -> Reject
     return None
 
 
-def weigh(
+def verify(
     checkpoint: Checkpoint,
     content: bytes | None,
     listing: Mapping[str, StoredObject],
@@ -334,12 +334,12 @@ def weigh(
         by_convention = _prove_by_convention(checkpoint, listing)
         if isinstance(by_convention, Rejection):
             return by_convention
-        return _doubt(checkpoint, by_convention.began_at, distrust) or by_convention
+        return _distrust_reason(checkpoint, by_convention.began_at, distrust) or by_convention
     try:
         manifest = own_manifest(checkpoint, content, job_id)
     except UnreadableError as error:
         return Rejection(checkpoint, "MANIFEST_UNREADABLE", f"The manifest cannot be used: {error}.")
-    return _doubt(checkpoint, manifest.started_at, distrust) or prove(manifest, listing)
+    return _distrust_reason(checkpoint, manifest.started_at, distrust) or prove(manifest, listing)
 
 
 def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Rejection:
@@ -412,7 +412,7 @@ def _prove_by_convention(checkpoint: Checkpoint, listing: Mapping[str, StoredObj
     )
 
 
-def _doubt(checkpoint: Checkpoint, began_at: datetime | None, distrust: Distrust | None) -> Rejection | None:
+def _distrust_reason(checkpoint: Checkpoint, began_at: datetime | None, distrust: Distrust | None) -> Rejection | None:
     if distrust is None or distrust.after is None or not distrust.covers(checkpoint.attempt, began_at):
         return None
     began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S}"
@@ -420,12 +420,12 @@ def _doubt(checkpoint: Checkpoint, began_at: datetime | None, distrust: Distrust
     return Rejection(checkpoint, "DISTRUSTED", detail)
 
 
-def _chosen(proof: Proof, rejected: list[Rejection]) -> Choice:
+def _chosen(proof: Proof, rejected: list[Rejection]) -> ResumeChoice:
     checkpoint = proof.checkpoint
     files = "1 file" if proof.files == 1 else f"{proof.files} files"
     how = "every size and checksum agrees" if proof.grade == PROVED else "complete, without checksums"
     reason = f"Step {checkpoint.step} of attempt {checkpoint.attempt} holds: {files}, {proof.size_bytes} bytes, {how}."
-    return Choice(
+    return ResumeChoice(
         resume_from=ResumePoint(checkpoint.attempt, checkpoint.step, proof.key),
         grade=proof.grade,
         reason=f"{reason} Passed over: {_summary(rejected)}." if rejected else reason,
@@ -434,11 +434,11 @@ def _chosen(proof: Proof, rejected: list[Rejection]) -> Choice:
     )
 
 
-def _nothing(rejected: list[Rejection]) -> Choice:
+def _nothing(rejected: list[Rejection]) -> ResumeChoice:
     if not rejected:
-        return Choice(None, NONE, "There is no checkpoint yet: training starts from the beginning.")
+        return ResumeChoice(None, NONE, "There is no checkpoint yet: training starts from the beginning.")
     reason = f"No checkpoint holds. Passed over: {_summary(rejected)}."
-    return Choice(None, NONE, reason, tuple(out.to_json() for out in rejected))
+    return ResumeChoice(None, NONE, reason, tuple(out.to_json() for out in rejected))
 
 
 def _summary(rejected: list[Rejection]) -> str:

@@ -34,9 +34,9 @@ from evenkeel.training.resume import (
     DEMANDS,
     NONE,
     PROVED,
-    Choice,
     Distrust,
     Fenced,
+    ResumeChoice,
     pin,
     raised,
     rank_without_shard,
@@ -337,7 +337,7 @@ class Run:
         """Make `should_stop` true, as SIGTERM does."""
         self._has_been_asked_to_stop = True
 
-    def _choice(self) -> Choice:
+    def _choice(self) -> ResumeChoice:
         if self._resume_from is None:
             if self.rank == 0:
                 choice = pin(
@@ -352,33 +352,33 @@ class Run:
                 print(report(self.attempt, choice), flush=True)
                 return choice
             return self._await_pin()
-        told = self._told(self._resume_from)
+        given = self._given_resume_point(self._resume_from)
         standing = self._storage.read_fence()
         if standing.fence is not None and standing.fence.attempt > self.attempt:
             raise Fenced(self.attempt, standing.fence.attempt)
         if self.rank == 0 and (standing.fence is None or standing.fence.attempt < self.attempt):
             # Whoever told us did not raise the fence (a folder it cannot mount): rank 0 does, with the pin it was told.
-            self._storage.raise_fence(raised(standing.fence, self.attempt, told), standing)
+            self._storage.raise_fence(raised(standing.fence, self.attempt, given), standing)
             self.check_fence()
-        return told
+        return given
 
-    def _told(self, key: str) -> Choice:
+    def _given_resume_point(self, key: str) -> ResumeChoice:
         if not key:
-            return Choice(None, NONE, "Told to start from the beginning.")
+            return ResumeChoice(None, NONE, "Told to start from the beginning.")
         checkpoint = checkpoint_of_key(key)
         if checkpoint is None:
             raise NotInAnAttemptError(f"EVENKEEL_RESUME_FROM={key!r} names no checkpoint")
         point = ResumePoint(checkpoint.attempt, checkpoint.step, key)
         grade = PROVED if key == checkpoint.manifest_key else COMPLETE_BY_CONVENTION
-        return Choice(point, grade, f"Told to resume from step {point.step} of attempt {point.attempt}.")
+        return ResumeChoice(point, grade, f"Told to resume from step {point.step} of attempt {point.attempt}.")
 
-    def _await_pin(self) -> Choice:
+    def _await_pin(self) -> ResumeChoice:
         for _ in self._polls(f"rank 0 to pin the resume point of attempt {self.attempt}"):
             fence = self._storage.read_fence().fence
             if fence is not None and fence.attempt > self.attempt:
                 raise Fenced(self.attempt, fence.attempt)
             if fence is not None and fence.attempt == self.attempt:
-                return Choice(fence.pin.resume_from, fence.grade, fence.reason, fence.rejected)
+                return ResumeChoice(fence.pin.resume_from, fence.grade, fence.reason, fence.rejected)
         raise AssertionError("unreachable: polling ends in TimeoutError")
 
     def _put_parts(self, checkpoint: Checkpoint, shard: bytes | bytearray | memoryview) -> list[JsonObject]:
@@ -486,9 +486,9 @@ def attach(environ: Mapping[str, str] | None = None, *, patience_seconds: float 
     | `EVENKEEL_DISTRUST_DEMAND` | optional, `PROOF` or `EVIDENCE`: what the others must have |
     | `EVENKEEL_DISTRUST_THROUGH` | optional: the last attempt that these are about; absent = all |
     | `EVENKEEL_ACCEPT_CONVENTION` | `1`: where rank 0 finds out, DCP's convention is enough |
-    | `EVENKEEL_DAMAGED` | optional, `attempt/step,…`: where rank 0 finds out, these could not be read back before |
+    | `EVENKEEL_DAMAGED_CHECKPOINTS` | optional, `attempt/step,…`: checkpoints that rank 0 could not read back |
     | `EVENKEEL_START_OVER` | `1`: where rank 0 finds out that no checkpoint holds, it begins at the beginning |
-    | `EVENKEEL_PATIENCE_SECONDS` | optional: how long ranks wait for each other; 600 where absent |
+    | `EVENKEEL_TIMEOUT_SECONDS` | optional: how long ranks wait for each other; 600 where absent |
     | `RANK`, `WORLD_SIZE` | where torchrun or one like it set them (`LOCAL_RANK` or `TORCHELASTIC_RUN_ID` says so) |
     | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | otherwise, where mpirun set both |
     | `JOB_COMPLETION_INDEX` (or `RANK`), `WORLD_SIZE` | otherwise: those of the pod; 0 and 1 where absent |
@@ -501,7 +501,7 @@ def attach(environ: Mapping[str, str] | None = None, *, patience_seconds: float 
     if not uri:
         raise NotInAnAttemptError("EVENKEEL_CHECKPOINT_URI is not set: where should checkpoints go?")
     rank, world_size = _place(given)
-    patience_in_environment = _whole(given, "EVENKEEL_PATIENCE_SECONDS", 1, default=str(PATIENCE_SECONDS))
+    patience_in_environment = _whole(given, "EVENKEEL_TIMEOUT_SECONDS", 1, default=str(PATIENCE_SECONDS))
     try:
         storage = open_storage(uri)
         distrust, damaged = _distrust(given), _damaged(given)
@@ -521,17 +521,19 @@ def attach(environ: Mapping[str, str] | None = None, *, patience_seconds: float 
         patience_seconds=patience_in_environment if patience_seconds is None else patience_seconds,
     )
     if threading.current_thread() is threading.main_thread():
-        _listen(run)
+        _stop_on_signal(run)
     return run
 
 
 def _damaged(given: Mapping[str, str]) -> frozenset[Checkpoint]:
     """Return the checkpoints that earlier attempts could not read back: `1/20,1/30`, attempt and step of each."""
     try:
-        pairs = [each.split("/") for each in filter(None, given.get("EVENKEEL_DAMAGED", "").split(","))]
+        pairs = [each.split("/") for each in filter(None, given.get("EVENKEEL_DAMAGED_CHECKPOINTS", "").split(","))]
         return frozenset(Checkpoint(attempt=int(attempt), step=int(step)) for attempt, step in pairs)
     except ValueError as error:
-        raise NotInAnAttemptError(f"EVENKEEL_DAMAGED={given['EVENKEEL_DAMAGED']!r} cannot be read") from error
+        raise NotInAnAttemptError(
+            f"EVENKEEL_DAMAGED_CHECKPOINTS={given['EVENKEEL_DAMAGED_CHECKPOINTS']!r} cannot be read"
+        ) from error
 
 
 def _place(given: Mapping[str, str]) -> tuple[int, int]:
@@ -570,7 +572,7 @@ def _distrust(given: Mapping[str, str]) -> Distrust | None:
     return Distrust(read_instant(after) if after else None, through, demand)
 
 
-def _listen(run: Run) -> None:
+def _stop_on_signal(run: Run) -> None:
     listener = os.getpid()
 
     def heard(_signal: int, _frame: FrameType | None) -> None:

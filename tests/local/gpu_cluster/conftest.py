@@ -16,7 +16,7 @@ from botocore.config import Config
 from evenkeel_local import gpu_cluster
 from evenkeel_local.gpu_cluster import ClusterHandle
 from tests.local.gpu_cluster.contract import REAL, empty
-from tests.local.gpu_cluster.kube_client import KubeClient, Refused, eventually
+from tests.local.gpu_cluster.kube_client import KubeApiError, KubeClient, eventually
 
 QUICK: dict[str, Any] = {
     "instanceGroups": [{"name": "p5-workers", "instanceType": "ml.p5.48xlarge", "count": 3}],
@@ -99,10 +99,10 @@ def space(api: KubeClient) -> Iterator[str]:
     api.create("/api/v1/namespaces", {"metadata": {"name": name}})
     try:
         api.create(f"{path}/serviceaccounts", {"metadata": {"name": "default"}})
-    except Refused as refused:
+    except KubeApiError as refused:
         assert refused.reason == "AlreadyExists"  # noqa: PT017 (a controller was quicker, where there is one)
     yield path
-    with contextlib.suppress(Refused):  # a test may have ended it itself
+    with contextlib.suppress(KubeApiError):  # a test may have ended it itself
         api.delete(path)
     if REAL:
         empty(api, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from tests.local.gpu_cluster.kube_client import Json, KubeClient, Refused
+from tests.local.gpu_cluster.kube_client import Json, KubeApiError, KubeClient
 
 REAL = os.environ.get("EVENKEEL_KUBE_APISERVER")
 
@@ -36,9 +36,9 @@ def empty(api: KubeClient, space: str) -> None:
             path = f"{collection}/{item['metadata']['name']}"
             if item["metadata"].get("finalizers"):
                 api.patch(path, {"metadata": {"finalizers": None}})
-            with contextlib.suppress(Refused):
+            with contextlib.suppress(KubeApiError):
                 api.delete(path, {"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(KubeApiError):
         finalize(api, space)
 
 

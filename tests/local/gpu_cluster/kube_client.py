@@ -28,7 +28,7 @@ def eventually(look: Callable[[], T | None], what: str, seconds: float = 15.0) -
     return found
 
 
-class Refused(Exception):
+class KubeApiError(Exception):
     """The API answered with a Status that is a failure."""
 
     def __init__(self, code: int, status: Json, headers: dict[str, str]) -> None:
@@ -71,14 +71,14 @@ class KubeClient:
             self._headers = {}
 
     def call(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Any:
-        """Return the decoded answer; raise `Refused` for a failure."""
+        """Return the decoded answer; raise `KubeApiError` for a failure."""
         data = body if isinstance(body, bytes | str) else None if body is None else json.dumps(body)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content_type, **self._headers}
         answer = self._pool.request(method, self.url + path, body=data, headers=headers, timeout=30)
         is_json = answer.headers.get("Content-Type", "").startswith("application/json")
         decoded: Any = json.loads(answer.data) if is_json else answer.data.decode()
         if answer.status >= 400:
-            raise Refused(answer.status, decoded if is_json else {}, dict(answer.headers))
+            raise KubeApiError(answer.status, decoded if is_json else {}, dict(answer.headers))
         return decoded
 
     def get(self, path: str) -> Any:
@@ -93,11 +93,13 @@ class KubeClient:
     def patch(self, path: str, body: Any, content_type: str = MERGE) -> Json:
         return dict(self.call("PATCH", path, body, content_type))
 
-    def status_of(self, method: str, path: str, body: Any = None, content_type: str = "application/json") -> Refused:
+    def status_of(
+        self, method: str, path: str, body: Any = None, content_type: str = "application/json"
+    ) -> KubeApiError:
         """Return the refusal of a call that must be refused."""
         try:
             answer = self.call(method, path, body, content_type)
-        except Refused as refused:
+        except KubeApiError as refused:
             return refused
         raise AssertionError(f"{method} {path} was not refused: {answer}")
 
@@ -113,7 +115,7 @@ class KubeClient:
         )
         try:
             if answer.status >= 400:
-                raise Refused(answer.status, json.loads(answer.data), dict(answer.headers))
+                raise KubeApiError(answer.status, json.loads(answer.data), dict(answer.headers))
             rest = b""
             for chunk in answer.stream(65536):
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -136,7 +138,7 @@ class KubeClient:
         def gone() -> bool:
             try:
                 self.get(path)
-            except Refused as refused:
+            except KubeApiError as refused:
                 return refused.code == 404
             return False
 

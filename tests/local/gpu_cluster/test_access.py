@@ -20,8 +20,8 @@ from evenkeel_local import gpu_cluster
 from evenkeel_local.data_centre import SERVICES_USER
 from evenkeel_local.engine import Engine
 from evenkeel_local.gpu_cluster import ClusterHandle, rbac
-from evenkeel_local.gpu_cluster.api_server import Request
-from evenkeel_local.gpu_cluster.catalogue import Catalogue
+from evenkeel_local.gpu_cluster.api_server import RequestInfo
+from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.config import AccessEntry
 from evenkeel_local.gpu_cluster.kube_auth import readable_url, user_of
 from evenkeel_local.gpu_cluster.registry import Registry
@@ -260,7 +260,7 @@ def test_a_token_sends_the_cluster_nowhere_else(url: str) -> None:
 
 def refused(policies: Sequence[Json | str], verb: str, plural: str, namespace: str, group: str = "") -> bool:
     """Whether somebody with these access policies is refused."""
-    registry = Registry(Store(), Catalogue())
+    registry = Registry(Store(), ResourceCatalogue())
     for obj in rbac.bootstrap_roles():
         rt = registry.types.by_kind(obj["apiVersion"], obj["kind"])
         assert rt is not None
@@ -269,7 +269,7 @@ def refused(policies: Sequence[Json | str], verb: str, plural: str, namespace: s
     entry = AccessEntry.model_validate({"principalArn": arn, "accessPolicies": policies})
     user = user_of(arn, [entry])
     assert user is not None
-    asked = Request(verb, group, "v1", plural, namespace, "", "", "")
+    asked = RequestInfo(verb, group, "v1", plural, namespace, "", "", "")
     return rbac.RbacAuthorizer(registry.store).refusal(user, asked) is not None
 
 

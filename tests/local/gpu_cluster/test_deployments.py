@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from evenkeel_local.gpu_cluster import ClusterHandle, catalogue
-from evenkeel_local.gpu_cluster.catalogue import Catalogue
+from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.deployment_controller import DeploymentController
 from evenkeel_local.gpu_cluster.endpoints_controller import subsets_of
 from evenkeel_local.gpu_cluster.registry import Registry
@@ -343,7 +343,7 @@ class Apart:
 
     def __init__(self) -> None:
         self.store = Store()
-        self.registry = Registry(self.store, Catalogue())
+        self.registry = Registry(self.store, ResourceCatalogue())
         self.registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": "default"}})
         self.registry.create(catalogue.SERVICE_ACCOUNTS, "default", {"metadata": {"name": "default"}})
         self.replica_sets, self.deployments = ReplicaSetController(self.registry), DeploymentController(self.registry)

@@ -10,7 +10,16 @@ import pytest
 from evenkeel_local import gpu_cluster
 from evenkeel_local.gpu_cluster import ClusterFailed, ClusterHandle
 from tests.local.gpu_cluster.conftest import QUICK
-from tests.local.gpu_cluster.kube_client import NODES, PODS, Json, KubeClient, Refused, a_pod, condition, eventually
+from tests.local.gpu_cluster.kube_client import (
+    NODES,
+    PODS,
+    Json,
+    KubeApiError,
+    KubeClient,
+    a_pod,
+    condition,
+    eventually,
+)
 
 POOLS, CLAIMS = "/apis/karpenter.sh/v1/nodepools", "/apis/karpenter.sh/v1/nodeclaims"
 SLEEPS = ("python", "-c", "import time; time.sleep(600)")
@@ -218,9 +227,9 @@ def test_a_deleted_claim_drains_its_node(kube: KubeClient) -> None:
     kube.delete(f"{CLAIMS}/{claim}")
     kube.until_gone(f"{CLAIMS}/{claim}")
 
-    with pytest.raises(Refused, match="NotFound"):
+    with pytest.raises(KubeApiError, match="NotFound"):
         kube.get(f"{NODES}/{node}")
-    with pytest.raises(Refused, match="NotFound"):
+    with pytest.raises(KubeApiError, match="NotFound"):
         kube.get(f"{PODS}/large")
 
 

@@ -21,8 +21,8 @@ from tests.local.gpu_cluster.kube_client import (
     MERGE,
     STRATEGIC,
     Json,
+    KubeApiError,
     KubeClient,
-    Refused,
     a_job,
     a_pod,
     eventually,
@@ -74,7 +74,7 @@ needs_controllers = pytest.mark.skipif(bool(REAL), reason="a bare API server run
 def answers(api: KubeClient, path: str) -> bool:
     try:
         api.get(path)
-    except Refused:
+    except KubeApiError:
         return False
     return True
 
@@ -217,7 +217,7 @@ def test_parallel_writers_lose_no_update(api: KubeClient, maps: str) -> None:
             current["data"]["n"] = str(int(current["data"]["n"]) + 1)
             try:
                 api.call("PUT", f"{maps}/counter", current)
-            except Refused as refused:
+            except KubeApiError as refused:
                 codes.add(refused.code)
             else:
                 done += 1
@@ -454,7 +454,7 @@ def test_a_page_of_a_forgotten_version_is_410(api: KubeClient, maps: str) -> Non
     old = base64.urlsafe_b64encode(b'{"v":"meta.k8s.io/v1","rv":1,"start":"a\\u0000"}').decode().rstrip("=")
     try:
         api.get(f"{maps}?limit=1&continue={old}")
-    except Refused as refused:
+    except KubeApiError as refused:
         assert (refused.code, refused.reason) == (410, "Expired")  # noqa: PT017 (an answer is one for a young server)
     else:
         assert REAL, "this version was forgotten"
@@ -472,7 +472,7 @@ def test_a_watch_ends_in_time(api: KubeClient, maps: str) -> None:
 def streamed(api: KubeClient, path: str) -> Iterator[Json]:
     try:
         yield from api.watch(path)
-    except Refused as refused:
+    except KubeApiError as refused:
         if REAL and "WatchList feature gate" in str(refused.status.get("message")):
             pytest.skip("this server's WatchList is switched off")
         raise
@@ -732,7 +732,7 @@ def test_priority_comes_from_the_class(api: KubeClient, space: str, priority: st
     def created() -> Json | None:  # the admission plugin hears of a new class a moment later
         try:
             return api.create(f"{space}/pods", body)
-        except Refused as refused:
+        except KubeApiError as refused:
             assert refused.code == 403  # noqa: PT017 (anything else is no matter of time)
             return None
 
@@ -750,7 +750,7 @@ def bound(api: KubeClient, space: str, node: str) -> Iterator[str]:
     """A pod on a node that no kubelet stands behind; the path to it."""
     api.create(f"{space}/pods", a_pod("one", nodeName=node.rsplit("/", 1)[1], terminationGracePeriodSeconds=7))
     yield f"{space}/pods/one"
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(KubeApiError):
         api.delete(f"{space}/pods/one", {"gracePeriodSeconds": 0})
 
 

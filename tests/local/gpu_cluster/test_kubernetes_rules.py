@@ -16,8 +16,8 @@ from tests.local.gpu_cluster.kube_client import (
     MERGE,
     STRATEGIC,
     Json,
+    KubeApiError,
     KubeClient,
-    Refused,
     a_claim,
     a_job,
     a_pod,
@@ -48,7 +48,7 @@ def a_suspended_job(api: KubeClient, space: str) -> Json:
     return job
 
 
-def causes_of(refused: Refused) -> set[tuple[str, str]]:
+def causes_of(refused: KubeApiError) -> set[tuple[str, str]]:
     """Return the reason and field of each cause of a 422."""
     assert (refused.code, refused.reason) == (422, "Invalid"), refused
     return {(cause["reason"], cause["field"]) for cause in refused.status["details"]["causes"]}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from evenkeel_local.gpu_cluster import catalogue
-from evenkeel_local.gpu_cluster.catalogue import Catalogue
+from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.errors import ApiError
 from evenkeel_local.gpu_cluster.garbage_collector import GarbageCollector
 from evenkeel_local.gpu_cluster.registry import Registry
@@ -56,7 +56,7 @@ class Objects(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.store = Store(history=HISTORY)
-        self.registry = Registry(self.store, Catalogue())
+        self.registry = Registry(self.store, ResourceCatalogue())
         self.garbage = GarbageCollector(self.registry, 1.0)
         self.registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": "default"}})
         self.registry.create(catalogue.SERVICE_ACCOUNTS, "default", {"metadata": {"name": "default"}})

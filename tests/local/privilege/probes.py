@@ -17,7 +17,7 @@ from evenkeel.adapters.workloads import RENTAL_LABEL
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.external.workloads import RESUME_ALLOWED, RESUME_LABEL
+from evenkeel.domain.external.unmanaged_workloads import RESUME_ALLOWED, RESUME_LABEL
 from evenkeel.domain.health.incidents import (
     OPEN_STATES,
     Block,
@@ -26,33 +26,33 @@ from evenkeel.domain.health.incidents import (
     Incident,
     IncidentState,
     NodeFact,
-    RecoveryBrief,
+    StoredRecoveryPlan,
     TimelineEntry,
 )
-from evenkeel.domain.jobs.attempt import Attempt, AttemptState, PodSeen
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, FleetNode, NodeLife
 from evenkeel.domain.quotas.teams import Team
-from evenkeel.domain.recovery.guardrails import Entry, Register
-from evenkeel.domain.recovery.leases import Hold, Lease
+from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
+from evenkeel.domain.recovery.leases import Hold, RepairLease
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
-from evenkeel.domain.renting.demand import PlacementFacts, Spending, Waiting
-from evenkeel.domain.renting.rental import Offer, Rental, RentalState
+from evenkeel.domain.renting.demand import JobDemand, PlacementFacts, SpendLimits
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState
 from evenkeel.domain.values import rfc3339
-from evenkeel.domain.waiting import Condition, ConditionKind, Wait
+from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition
 from evenkeel.ports import CapacitySpec, LaunchSpec, Row, Table
 from evenkeel.runtime.wiring import load_policy
 from evenkeel.services.admin import change_policy
 from evenkeel.services.storage import rows
-from evenkeel.services.storage.guard_register import Which
+from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel_local import ACCOUNT_ID
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, SERVICE_ACCOUNT
-from tests.local.privilege.stage import Seen, Stage
+from tests.local.privilege.permission_bench import InvocationResult, PermissionBench
 from tests.template.documents import Json
 from tests.waiting import until
 
-Prepare = Callable[[Stage], Json]
+Prepare = Callable[[PermissionBench], Json]
 
 MARKED, REBOOTED, REPLACED, EXAMINED = 2, 3, 4, 0
 """Places in the list of machines of those that a probe marks, has rebooted, has replaced
@@ -60,41 +60,41 @@ MARKED, REBOOTED, REPLACED, EXAMINED = 2, 3, 4, 0
 
 
 @dataclass(frozen=True)
-class Probe:
+class PermissionProbe:
     """One situation of one function."""
 
     function: str
     name: str
     prepare: Prepare
-    during: Callable[[Stage], AbstractContextManager[None]] = lambda _stage: nullcontext()
+    during: Callable[[PermissionBench], AbstractContextManager[None]] = lambda _stage: nullcontext()
     """What else holds while the function runs."""
-    comes_through: Callable[[Seen], bool] = lambda seen: not seen.error and not seen.is_refused
+    comes_through: Callable[[InvocationResult], bool] = lambda seen: not seen.error and not seen.is_refused
     """Whether the invocation did what it should, every permission granted."""
 
     def __str__(self) -> str:
         return f"{self.function}-{self.name}"
 
-    def run(self, stage: Stage, *, alone: bool = False) -> Seen:
+    def run(self, stage: PermissionBench, *, alone: bool = False) -> InvocationResult:
         """Prepare the situation and invoke the function once; `alone` leaves out what else should hold meanwhile."""
         payload = self.prepare(stage)
         with nullcontext() if alone else self.during(stage):
             return stage.invoke(self.function, payload)
 
 
-PROBES: Final[list[Probe]] = []
+PROBES: Final[list[PermissionProbe]] = []
 
 
 def probe(function: str, **more: Any) -> Callable[[Prepare], Prepare]:
     """Register a situation of a function; its name is the name of what prepares it."""
 
     def register(prepare: Prepare) -> Prepare:
-        PROBES.append(Probe(function, prepare.__name__, prepare, **more))
+        PROBES.append(PermissionProbe(function, prepare.__name__, prepare, **more))
         return prepare
 
     return register
 
 
-def probes_of(function: str) -> list[Probe]:
+def probes_of(function: str) -> list[PermissionProbe]:
     """Return the situations of a function."""
     return [one for one in PROBES if one.function == function]
 
@@ -106,7 +106,7 @@ def now() -> datetime:
 # ---------------------------------------------------------------- rows, as the other services write them
 
 
-def a_job(stage: Stage, state: JobState, *, nodes: int = 1, **changes: Any) -> Job:
+def a_job(stage: PermissionBench, state: JobState, *, nodes: int = 1, **changes: Any) -> Job:
     job_id = stage.ids.new("job")
     spec = JobSpec(
         name="probe",
@@ -124,12 +124,14 @@ def a_job(stage: Stage, state: JobState, *, nodes: int = 1, **changes: Any) -> J
         "submitted_by": "user/probe",
         "cluster": stage.cluster_name,
         "namespace": NAMESPACE,
-        "counted_in": ("principal#user/probe",),
+        "open_job_counters": ("principal#user/probe",),
     }
     return Job.model_validate({**facts, **changes})
 
 
-def an_attempt(stage: Stage, job: Job, state: AttemptState, number: int = 1, node: int = 0, **changes: Any) -> Attempt:
+def an_attempt(
+    stage: PermissionBench, job: Job, state: AttemptState, number: int = 1, node: int = 0, **changes: Any
+) -> Attempt:
     machine = stage.nodes[node]
     facts: dict[str, Any] = {
         "job_id": job.job_id,
@@ -147,7 +149,7 @@ def an_attempt(stage: Stage, job: Job, state: AttemptState, number: int = 1, nod
     return Attempt.model_validate({**facts, **changes})
 
 
-def stored(stage: Stage, job: Job, *attempts: Attempt) -> tuple[Job, Attempt]:
+def stored(stage: PermissionBench, job: Job, *attempts: Attempt) -> tuple[Job, Attempt]:
     """Store a job with its attempts; the last is the current one."""
     job = job.but(current_attempt=len(attempts))
     live = [attempt for attempt in attempts if not attempt.state.has_ended]
@@ -157,7 +159,7 @@ def stored(stage: Stage, job: Job, *attempts: Attempt) -> tuple[Job, Attempt]:
     return job, attempts[-1]
 
 
-def a_run(stage: Stage, state: AttemptState, *, launched: bool = False, node: int = 0) -> tuple[Job, Attempt]:
+def a_run(stage: PermissionBench, state: AttemptState, *, launched: bool = False, node: int = 0) -> tuple[Job, Attempt]:
     """Store a job with its first attempt, with pods in the cluster if it was launched."""
     job = a_job(stage, JobState.STARTING if state is AttemptState.STARTING else JobState.RUNNING)
     since: dict[str, Any] = (
@@ -169,7 +171,7 @@ def a_run(stage: Stage, state: AttemptState, *, launched: bool = False, node: in
     return job, attempt
 
 
-def launch(stage: Stage, job: Job, attempt: Attempt) -> None:
+def launch(stage: PermissionBench, job: Job, attempt: Attempt) -> None:
     """Create an attempt's Kubernetes Job and wait for its pods, as the admin."""
     stage.clear_workloads()
     for place, machine in enumerate(stage.nodes):
@@ -180,7 +182,7 @@ def launch(stage: Stage, job: Job, attempt: Attempt) -> None:
     until(lambda: any(pod.node_name for pod in pods_of(stage, attempt)), "the probe's pod has a node")
 
 
-def a_mounted_run(stage: Stage) -> Attempt:
+def a_mounted_run(stage: PermissionBench) -> Attempt:
     """Store a run, with its pods in the cluster, whose checkpoints no function can look at."""
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
     spec = job.spec.but(checkpoint_uri="file:///fsx/probe", checkpoint_claim="fsx")
@@ -189,7 +191,7 @@ def a_mounted_run(stage: Stage) -> Attempt:
     return attempt
 
 
-def a_foreign_pod(stage: Stage, node_name: str) -> None:
+def an_unmanaged_pod(stage: PermissionBench, node_name: str) -> None:
     """Put a pod of somebody else's PyTorchJob on a node, which its owner lets be moved."""
     stage.clear_workloads()
     name = stage.ids.new("pod")
@@ -204,12 +206,12 @@ def a_foreign_pod(stage: Stage, node_name: str) -> None:
     stage.kubernetes.create(f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
 
 
-def pods_of(stage: Stage, attempt: Attempt) -> tuple[PodSeen, ...]:
+def pods_of(stage: PermissionBench, attempt: Attempt) -> tuple[ObservedPod, ...]:
     """Return an attempt's pods, as the admin sees them."""
     return stage.cluster.workload(attempt).pods
 
 
-def an_incident(stage: Stage, state: IncidentState, node: int = 1, **changes: Any) -> Incident:
+def an_incident(stage: PermissionBench, state: IncidentState, node: int = 1, **changes: Any) -> Incident:
     """Store an incident of a machine, with the pointer to it while it is open."""
     machine = stage.nodes[node]
     facts: dict[str, Any] = {
@@ -234,10 +236,10 @@ def an_incident(stage: Stage, state: IncidentState, node: int = 1, **changes: An
     return incident
 
 
-def planned(stage: Stage, node: int = 1, **changes: Any) -> Incident:
+def planned(stage: PermissionBench, node: int = 1, **changes: Any) -> Incident:
     """Store an incident whose recovery may act, in a fleet in which nothing is in repair or cordoned."""
-    stage.forget(*(rows.register_key(which) for which in Which))
-    brief = RecoveryBrief(
+    stage.forget(*(rows.register_key(which) for which in RegisterName))
+    brief = StoredRecoveryPlan(
         run=1,
         outcome="ACT",
         repairs_node=True,
@@ -250,7 +252,7 @@ def planned(stage: Stage, node: int = 1, **changes: Any) -> Incident:
     return an_incident(stage, IncidentState.RECOVERING, node, plan=brief, **changes)
 
 
-def alone(stage: Stage, node: int, **changes: Any) -> Incident:
+def alone(stage: PermissionBench, node: int, **changes: Any) -> Incident:
     """Store such an incident where no other machine is sick: those of one probe after the other look like a wave."""
     for state in OPEN_STATES:
         stage.forget_state(Table.INCIDENTS, f"INC#{state}")
@@ -266,7 +268,7 @@ def a_wait(subject: str, kind: ConditionKind, name: str, facts: Json, **changes:
         "token": "a-token-of-no-task",
         "opened_at": now(),
         "deadline_at": now() + timedelta(minutes=5),
-        "condition": Condition(kind=kind, facts=facts),
+        "condition": WaitCondition(kind=kind, facts=facts),
     }
     return Wait.model_validate({**fields, **changes})
 
@@ -288,16 +290,16 @@ TO_RENT: Final = "to-rent"
 MARKET: Final = ("p5.48xlarge", "us-west-2a", Market.SPOT)
 
 
-def a_rental(stage: Stage, *, pool: str = TO_RENT, **changes: Any) -> Rental:
+def a_rental(stage: PermissionBench, *, pool: str = TO_RENT, **changes: Any) -> Rental:
     """Store a rental, and nothing else that would be worked on."""
     stage.settle_everything()
     return a_rental_beside(stage, pool=pool, **changes)
 
 
-def a_rental_beside(stage: Stage, *, pool: str = TO_RENT, **changes: Any) -> Rental:
+def a_rental_beside(stage: PermissionBench, *, pool: str = TO_RENT, **changes: Any) -> Rental:
     """Store a job that waits, nodes that are to be rented for it, and what they take of the caps."""
     job = a_job(stage, JobState.PENDING, rentals=1)
-    offer = Offer(
+    offer = RentalOffer(
         pool=pool,
         cluster=stage.cluster_name,
         market=Market.SPOT,
@@ -322,11 +324,11 @@ def a_rental_beside(stage: Stage, *, pool: str = TO_RENT, **changes: Any) -> Ren
         "decision_id": "dec-none",
     }
     rental = Rental.model_validate({**facts, **changes})
-    stage.put(rows.job_row(job, 0), rows.rental_row(rental, 0), rows.rental_hold_row(rental, 0))
+    stage.put(rows.job_row(job, 0), rows.rental_row(rental, 0), rows.rental_allocation_row(rental, 0))
     return rental
 
 
-def a_pool_to_rent(stage: Stage, accelerators: int = 0) -> None:
+def a_pool_to_rent(stage: PermissionBench, accelerators: int = 0) -> None:
     """Have a NodePool with this limit, and nothing of it."""
     term = {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": ["none.48xlarge"]}
     spec = {"limits": {"nvidia.com/gpu": str(accelerators)}, "template": {"spec": {"requirements": [term]}}}
@@ -334,12 +336,12 @@ def a_pool_to_rent(stage: Stage, accelerators: int = 0) -> None:
     stage.centre.cluster.apply([pool])
 
 
-def refused_lately(stage: Stage) -> None:
+def refused_lately(stage: PermissionBench) -> None:
     """Remember a refusal of the market that the rental's pool is of."""
     stage.put(rows.shortages_row(Shortages().with_refusal(*MARKET, now()), 0))
 
 
-def _policy_that_rents(stage: Stage, function: str) -> Iterator[None]:
+def _policy_that_rents(stage: PermissionBench, function: str) -> Iterator[None]:
     """Let the site's policy rent from that pool for a while; the function begins anew, and so reads it."""
     pool = {
         "name": TO_RENT,
@@ -362,7 +364,7 @@ def _policy_that_rents(stage: Stage, function: str) -> Iterator[None]:
         stage.start_cold(function)
 
 
-def set_policy(stage: Stage, changes: Json) -> None:
+def set_policy(stage: PermissionBench, changes: Json) -> None:
     request = change_policy.Request(
         changes=changes, by="probe", reason="A probe.", request_id=stage.ids.new("op"), fingerprint="probe"
     )
@@ -370,24 +372,24 @@ def set_policy(stage: Stage, changes: Json) -> None:
 
 
 @contextmanager
-def _a_pass_that_rents(stage: Stage) -> Iterator[None]:
+def _a_pass_that_rents(stage: PermissionBench) -> Iterator[None]:
     yield from _policy_that_rents(stage, "schedule_jobs")
 
 
 @contextmanager
-def _a_plan_that_rents(stage: Stage) -> Iterator[None]:
+def _a_plan_that_rents(stage: PermissionBench) -> Iterator[None]:
     yield from _policy_that_rents(stage, "plan_resume")
 
 
 @contextmanager
-def _another_pool(stage: Stage) -> Iterator[None]:
+def _another_pool(stage: PermissionBench) -> Iterator[None]:
     yield from _policy_that_rents(stage, "rent_capacity")
 
 
 # ---------------------------------------------------------------- receive_event
 
 
-def an_envelope(stage: Stage, node: int = 0, instance_id: str = "", **detail: Any) -> Json:
+def an_envelope(stage: PermissionBench, node: int = 0, instance_id: str = "", **detail: Any) -> Json:
     """Return an SQS record with a drill's event in it."""
     arn = stage.centre.cluster.cluster_arn
     body = {
@@ -416,12 +418,12 @@ def an_envelope(stage: Stage, node: int = 0, instance_id: str = "", **detail: An
     return {"Records": [{"messageId": "probe", "body": json.dumps(body)}]}
 
 
-def taken_in(seen: Seen) -> bool:
+def taken_in(seen: InvocationResult) -> bool:
     """Whether no record of the batch is given back."""
     return seen.answer == {"batchItemFailures": []} and not seen.is_refused
 
 
-def forget_facts(stage: Stage, node: int = 0) -> None:
+def forget_facts(stage: PermissionBench, node: int = 0) -> None:
     """Let a machine be one of which nothing was ever heard."""
     life = stage.nodes[node].life
     stage.forget(rows.open_key(life), rows.last_key(life), rows.node_key(life.cluster, life.instance_id))
@@ -433,13 +435,13 @@ def forget_facts(stage: Stage, node: int = 0) -> None:
 
 
 @probe("receive_event", comes_through=taken_in)
-def opens_an_incident(stage: Stage) -> Json:
+def opens_an_incident(stage: PermissionBench) -> Json:
     forget_facts(stage)
     return an_envelope(stage)
 
 
 @probe("receive_event", comes_through=taken_in)
-def joins_an_incident_and_forgets_what_was_unresolved(stage: Stage) -> Json:
+def joins_an_incident_and_forgets_what_was_unresolved(stage: PermissionBench) -> Json:
     forget_facts(stage)
     incident = an_incident(stage, IncidentState.OPEN, 0)
     envelope = an_envelope(stage)
@@ -457,7 +459,7 @@ def joins_an_incident_and_forgets_what_was_unresolved(stage: Stage) -> Json:
 
 
 @probe("receive_event", comes_through=taken_in)
-def remembers_what_is_said_of_a_group(stage: Stage) -> Json:
+def remembers_what_is_said_of_a_group(stage: PermissionBench) -> Json:
     record = {
         "EventId": stage.ids.new("evt"),
         "ClusterArn": stage.centre.cluster.cluster_arn,
@@ -474,12 +476,12 @@ def remembers_what_is_said_of_a_group(stage: Stage) -> Json:
 
 
 @probe("receive_event", comes_through=taken_in)
-def keeps_a_malformed_event(stage: Stage) -> Json:
+def keeps_a_malformed_event(stage: PermissionBench) -> Json:
     return an_envelope(stage, HealthSummary="none")
 
 
 @contextmanager
-def hyperpod_is_throttled(stage: Stage) -> Iterator[None]:
+def hyperpod_is_throttled(stage: PermissionBench) -> Iterator[None]:
     rule = {"effect": "throttle", "api": "hyperpod", "operation": "DescribeClusterNode", "times": None}
     made = stage.centre.cluster.control("POST", "call-faults", rule | {"code": "ThrottlingException"})
     try:
@@ -493,7 +495,7 @@ def hyperpod_is_throttled(stage: Stage) -> Iterator[None]:
     during=hyperpod_is_throttled,
     comes_through=lambda seen: "batchItemFailures" in seen.told and "Throttled" in seen.told and not seen.is_refused,
 )
-def has_an_event_delivered_again(stage: Stage) -> Json:
+def has_an_event_delivered_again(stage: PermissionBench) -> Json:
     forget_facts(stage)
     envelope = an_envelope(stage)
     envelope["Records"][0]["receiptHandle"] = "none"
@@ -504,72 +506,72 @@ def has_an_event_delivered_again(stage: Stage) -> Json:
 
 
 @probe("plan_recovery")
-def plans(stage: Stage) -> Json:
+def plans(stage: PermissionBench) -> Json:
     return of_incident(an_incident(stage, IncidentState.OPEN))
 
 
 @probe("plan_recovery")
-def plans_for_a_node_that_can_wait(stage: Stage) -> Json:
+def plans_for_a_node_that_can_wait(stage: PermissionBench) -> Json:
     return of_incident(an_incident(stage, IncidentState.OPEN, fault_key="xid:63"))
 
 
-def registered(stage: Stage, which: Which, *places: int) -> None:
+def registered(stage: PermissionBench, which: RegisterName, *places: int) -> None:
     """Let these machines, and no others, be in repair or carry our cordon."""
     entries = tuple(
-        Entry(life=machine.life.key, incident_id="inc-probe", pool=machine.pool, since=now())
+        RegisterEntry(life=machine.life.key, incident_id="inc-probe", pool=machine.pool, since=now())
         for machine in (stage.nodes[place] for place in places)
     )
     stage.put(Row(rows.register_key(which), Register(entries=entries).to_json()))
 
 
 @probe("cordon_node")
-def cordons(stage: Stage) -> Json:
+def cordons(stage: PermissionBench) -> Json:
     stage.free(1)
     return of_incident(planned(stage))
 
 
 @probe("cordon_node")
-def cordons_beside_another_machine_of_the_pool(stage: Stage) -> Json:
+def cordons_beside_another_machine_of_the_pool(stage: PermissionBench) -> Json:
     stage.free(1)
     incident = planned(stage)
-    registered(stage, Which.CORDONS, 0)
+    registered(stage, RegisterName.CORDONS, 0)
     return of_incident(incident)
 
 
 @probe("protect_jobs")
-def stops_what_runs_there(stage: Stage) -> Json:
+def stops_what_runs_there(stage: PermissionBench) -> Json:
     a_run(stage, AttemptState.RUNNING, launched=True, node=1)
     return of_incident(planned(stage))
 
 
 @probe("protect_jobs")
-def moves_what_its_owner_lets_move(stage: Stage) -> Json:
+def moves_what_its_owner_lets_move(stage: PermissionBench) -> Json:
     incident = planned(stage)
-    a_foreign_pod(stage, incident.node_name)
+    an_unmanaged_pod(stage, incident.node_name)
     return of_incident(incident)
 
 
 @probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
-def evicts_what_its_owner_starts_again(stage: Stage) -> Json:
+def evicts_what_its_owner_starts_again(stage: PermissionBench) -> Json:
     incident = alone(stage, REBOOTED, opened_at=now() + timedelta(minutes=10))
-    a_foreign_pod(stage, incident.node_name)
+    an_unmanaged_pod(stage, incident.node_name)
     return of_incident(incident)
 
 
 @probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
-def reboots(stage: Stage) -> Json:
+def reboots(stage: PermissionBench) -> Json:
     a_run(stage, AttemptState.RUNNING, launched=True, node=REBOOTED)
     return of_incident(alone(stage, REBOOTED))
 
 
 @probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
-def replaces(stage: Stage) -> Json:
+def replaces(stage: PermissionBench) -> Json:
     stage.await_machine(REPLACED)
     return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", asked_rung="replace"))
 
 
 @probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "ASKED")
-def gives_a_machine_of_karpenters_back(stage: Stage) -> Json:
+def gives_a_machine_of_karpenters_back(stage: PermissionBench) -> Json:
     """The node is an object without a machine behind it: Karpenter, which would end the machine, is not asked here."""
     instance_id = f"i-{int(now().timestamp() * 1000):017x}"
     name = f"burst-{instance_id}"
@@ -577,7 +579,7 @@ def gives_a_machine_of_karpenters_back(stage: Stage) -> Json:
     metadata = {"name": name, "labels": {KARPENTER_LABEL: "burst"}}
     spec = {"providerID": f"aws:///us-west-2a/{instance_id}"}
     stage.kubernetes.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec})
-    registered(stage, Which.REPAIRS)
+    registered(stage, RegisterName.REPAIRS)
     incident = planned(
         stage, life=life, slot=life.key, pool="burst", node_name=name, boot_id="", fault_key="node:not_ready"
     )
@@ -589,7 +591,7 @@ def gives_a_machine_of_karpenters_back(stage: Stage) -> Json:
 
 
 @contextmanager
-def _wave(stage: Stage) -> Iterator[None]:
+def _wave(stage: PermissionBench) -> Iterator[None]:
     """Let four machines of one zone sicken at once, and nobody have been told of it."""
     zone = next(node.kubernetes.zone for node in stage.nodes if node.kubernetes)
     pool = stage.nodes[0].pool
@@ -606,7 +608,7 @@ def _wave(stage: Stage) -> Iterator[None]:
     during=_wave,
     comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "BLOCKED" and not seen.is_refused,
 )
-def pages_for_a_wave(stage: Stage) -> Json:
+def pages_for_a_wave(stage: PermissionBench) -> Json:
     stage.await_machine(REPLACED)
     return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", asked_rung="replace"))
 
@@ -615,33 +617,33 @@ def pages_for_a_wave(stage: Stage) -> Json:
     "repair_node",
     comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"),
 )
-def cordons_what_waited_for_its_cordon(stage: Stage) -> Json:
+def cordons_what_waited_for_its_cordon(stage: PermissionBench) -> Json:
     stage.free(REBOOTED)
     block = Block(rule="POOL_CORDONS", reason="A probe.", since=now(), act="cordon")
     return of_incident(alone(stage, REBOOTED, block=block))
 
 
 @probe("check_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("DEEP", "BASIC"))
-def has_a_machine_examined(stage: Stage) -> Json:
+def has_a_machine_examined(stage: PermissionBench) -> Json:
     """As often as it is asked: while it is examined, a second wish is declined and the machine judged by sight."""
     return of_incident(planned(stage, EXAMINED, fault_key="train:slow_rank"))
 
 
 @probe("check_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "TEST_JOB")
-def runs_a_test_job(stage: Stage) -> Json:
+def runs_a_test_job(stage: PermissionBench) -> Json:
     return of_incident(planned(stage, EXAMINED, fault_key="fabric:manager_not_running"))
 
 
 @probe("return_node")
-def returns(stage: Stage) -> Json:
+def returns(stage: PermissionBench) -> Json:
     incident = planned(stage)
     stage.cordon(1, incident.incident_id)
-    registered(stage, Which.CORDONS, 1)
+    registered(stage, RegisterName.CORDONS, 1)
     return of_incident(incident)
 
 
 @probe("plan_resume")
-def plans_the_way_back(stage: Stage) -> Json:
+def plans_the_way_back(stage: PermissionBench) -> Json:
     job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
     hurt = HurtJob(job_id=job.job_id, attempt=attempt.attempt)
     stage.put(rows.unhealthy_row(left_unhealthy(stage), 0))
@@ -649,7 +651,7 @@ def plans_the_way_back(stage: Stage) -> Json:
 
 
 @probe("plan_resume", during=_a_plan_that_rents)
-def weighs_rented_nodes(stage: Stage) -> Json:
+def weighs_rented_nodes(stage: PermissionBench) -> Json:
     """More nodes than there are: nothing else can be had at once."""
     job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
     stage.put(rows.job_row(job.but(spec=job.spec.but(nodes=99)), 0))
@@ -657,9 +659,9 @@ def weighs_rented_nodes(stage: Stage) -> Json:
 
 
 @probe("settle_incident")
-def settles_and_pages(stage: Stage) -> Json:
+def settles_and_pages(stage: PermissionBench) -> Json:
     incident = planned(stage)
-    lease = Lease(slot=incident.slot, incident_id=incident.incident_id, taken_at=now())
+    lease = RepairLease(slot=incident.slot, incident_id=incident.incident_id, taken_at=now())
     stage.put(Row(rows.lease_key(incident.slot), lease.to_json()))
     node = {"outcome": "WAITING_FOR_PERSON", "reason": "A probe."}
     plan = {"outcome": "ACT", "reason": "A probe."}
@@ -670,13 +672,13 @@ def settles_and_pages(stage: Stage) -> Json:
 
 
 @probe("open_wait")
-def waits_for_a_run_that_was_asked_to_stop(stage: Stage) -> Json:
+def waits_for_a_run_that_was_asked_to_stop(stage: PermissionBench) -> Json:
     attempt = asked_to_stop(stage, AttemptState.RUNNING)
     return of_attempt(attempt, kind="ATTEMPT_RUNNING", token="a-token-of-no-task")
 
 
 @probe("open_wait")
-def waits_for_kueue(stage: Stage) -> Json:
+def waits_for_kueue(stage: PermissionBench) -> Json:
     job = a_job(stage, JobState.STARTING)
     seated = an_attempt(stage, job, AttemptState.LAUNCHED)
     job, attempt = stored(stage, job, seated.but(local_queue="default", nodes=(), node_names=()))
@@ -686,45 +688,45 @@ def waits_for_kueue(stage: Stage) -> Json:
 
 
 @probe("open_wait")
-def waits_until_nothing_is_in_the_way(stage: Stage) -> Json:
-    return of_incident(planned(stage), kind="WAY_CLEAR", token="a-token-of-no-task")
+def waits_until_nothing_is_in_the_way(stage: PermissionBench) -> Json:
+    return of_incident(planned(stage), kind="NODE_FREE", token="a-token-of-no-task")
 
 
-def barred(stage: Stage) -> Incident:
+def barred(stage: PermissionBench) -> Incident:
     """Store an incident whose repair a guardrail bars."""
     block = Block(rule="POOL_REPAIRS", reason="A probe.", since=now(), act="replace")
     incident = planned(stage, block=block).but(state=IncidentState.BLOCKED)
     stage.put(rows.incident_row(incident, 0))
-    registered(stage, Which.REPAIRS, 0)
+    registered(stage, RegisterName.REPAIRS, 0)
     return incident
 
 
 @probe("open_wait")
-def waits_for_rented_nodes(stage: Stage) -> Json:
+def waits_for_rented_nodes(stage: PermissionBench) -> Json:
     rental = a_rental(stage)
     return of_rental(rental, kind="RENTAL_READY", token="a-token-of-no-task")
 
 
 @probe("open_wait")
-def waits_for_its_turn(stage: Stage) -> Json:
+def waits_for_its_turn(stage: PermissionBench) -> Json:
     return of_incident(barred(stage), kind="RELEASED", token="a-token-of-no-task")
 
 
 @probe("open_wait")
-def waits_for_a_node(stage: Stage) -> Json:
+def waits_for_a_node(stage: PermissionBench) -> Json:
     return of_incident(planned(stage), kind="NODE_BACK", token="a-token-of-no-task")
 
 
 @probe(
     "open_wait", comes_through=lambda seen: "There is no incident" in seen.told or "there is no incident" in seen.told
 )
-def fails_its_task(stage: Stage) -> Json:
+def fails_its_task(stage: PermissionBench) -> Json:
     nobody = stage.ids.new("inc")
-    return {"schemaVersion": 1, "incidentId": nobody, "run": 1, "kind": "JOBS_BACK", "token": "a-token-of-no-task"}
+    return {"schemaVersion": 1, "incidentId": nobody, "run": 1, "kind": "JOBS_RESUMED", "token": "a-token-of-no-task"}
 
 
 @probe("resolve_wait")
-def answers_a_job(stage: Stage) -> Json:
+def answers_a_job(stage: PermissionBench) -> Json:
     job, _ = a_run(stage, AttemptState.RUNNING)
     wait = a_wait(job.job_id, ConditionKind.ATTEMPT_RUNNING, "attempt-1-running", {"attempt": 1})
     stage.put(rows.wait_row(wait, 0))
@@ -733,18 +735,18 @@ def answers_a_job(stage: Stage) -> Json:
 
 
 @probe("resolve_wait")
-def answers_an_incident(stage: Stage) -> Json:
+def answers_an_incident(stage: PermissionBench) -> Json:
     incident = planned(stage)
-    wait = a_wait(incident.incident_id, ConditionKind.JOBS_BACK, "jobs-back", {})
+    wait = a_wait(incident.incident_id, ConditionKind.JOBS_RESUMED, "jobs-back", {})
     stage.put(rows.wait_row(wait, 0))
-    answer = {"outcome": "JOBS_BACK", "reason": "A probe.", "facts": {}}
+    answer = {"outcome": "JOBS_RESUMED", "reason": "A probe.", "facts": {}}
     return {"subject": incident.incident_id, "name": wait.name, "generation": 1, "answer": answer}
 
 
 # ---------------------------------------------------------------- the states of run_job
 
 
-def a_checkpoint(stage: Stage, job: Job) -> None:
+def a_checkpoint(stage: PermissionBench, job: Job) -> None:
     """Store a checkpoint of attempt 1, as a training script saves it."""
     data = b"weights"
     digest = hashlib.sha256(data)
@@ -773,7 +775,7 @@ def a_checkpoint(stage: Stage, job: Job) -> None:
 
 
 @probe("launch_job", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "LAUNCHED")
-def launches_from_a_checkpoint(stage: Stage) -> Json:
+def launches_from_a_checkpoint(stage: PermissionBench) -> Json:
     stage.clear_workloads()
     job = a_job(stage, JobState.STARTING)
     ended = an_attempt(stage, job, AttemptState.LOST, ended_at=now())
@@ -783,7 +785,7 @@ def launches_from_a_checkpoint(stage: Stage) -> Json:
 
 
 @probe("launch_job", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "NOT_YET")
-def ends_what_is_left_of_the_attempt_before(stage: Stage) -> Json:
+def ends_what_is_left_of_the_attempt_before(stage: PermissionBench) -> Json:
     job, first = a_run(stage, AttemptState.RUNNING, launched=True)
     ended = first.but(state=AttemptState.LOST, ended_at=now())
     _, attempt = stored(stage, job, ended, an_attempt(stage, job, AttemptState.STARTING, 2))
@@ -791,19 +793,19 @@ def ends_what_is_left_of_the_attempt_before(stage: Stage) -> Json:
 
 
 @probe("mark_running", comes_through=lambda seen: seen.answer == {"outcome": "RUNNING"})
-def marks(stage: Stage) -> Json:
+def marks(stage: PermissionBench) -> Json:
     _, attempt = a_run(stage, AttemptState.LAUNCHED)
     return of_attempt(attempt)
 
 
 @probe("stop_attempt")
-def stops(stage: Stage) -> Json:
+def stops(stage: PermissionBench) -> Json:
     _, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
     return of_attempt(attempt)
 
 
 @probe("settle_attempt")
-def settles_a_failure_of_the_application(stage: Stage) -> Json:
+def settles_a_failure_of_the_application(stage: PermissionBench) -> Json:
     stage.clear_workloads()
     _, attempt = a_run(stage, AttemptState.RUNNING)
     facts = {"state": "FAILED", "reason": "Rank 0 ended with exit code 1.", "exitCodes": {"0": 1}}
@@ -811,7 +813,7 @@ def settles_a_failure_of_the_application(stage: Stage) -> Json:
 
 
 @probe("settle_attempt")
-def settles_a_success(stage: Stage) -> Json:
+def settles_a_success(stage: PermissionBench) -> Json:
     stage.clear_workloads()
     _, attempt = a_run(stage, AttemptState.RUNNING)
     facts = {"state": "SUCCEEDED", "reason": "Every rank ended with success.", "exitCodes": {"0": 0}}
@@ -819,31 +821,31 @@ def settles_a_success(stage: Stage) -> Json:
 
 
 @probe("settle_attempt")
-def settles_what_still_runs(stage: Stage) -> Json:
+def settles_what_still_runs(stage: PermissionBench) -> Json:
     _, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
     return of_attempt(attempt, failure={"Error": "States.Timeout", "Cause": "A probe."})
 
 
 @probe("settle_attempt")
-def settles_what_rank_0_alone_knows(stage: Stage) -> Json:
+def settles_what_rank_0_alone_knows(stage: PermissionBench) -> Json:
     return of_attempt(a_mounted_run(stage), failure={"Error": "States.Timeout", "Cause": "A probe."})
 
 
 # ---------------------------------------------------------------- burst_capacity
 
 
-def answers(*outcomes: str) -> Callable[[Seen], bool]:
+def answers(*outcomes: str) -> Callable[[InvocationResult], bool]:
     return lambda seen: bool(seen.answer) and seen.answer["outcome"] in outcomes
 
 
 @probe("rent_capacity", comes_through=answers("OPENED"))
-def opens_a_pool(stage: Stage) -> Json:
+def opens_a_pool(stage: PermissionBench) -> Json:
     a_pool_to_rent(stage)
     return of_rental(a_rental(stage), step="OPEN")
 
 
 @probe("rent_capacity", comes_through=answers("HANDED_OVER"))
-def hands_nodes_over(stage: Stage) -> Json:
+def hands_nodes_over(stage: PermissionBench) -> Json:
     stage.free(0)
     rental = a_rental(stage, pool=stage.nodes[0].pool)
     refused_lately(stage)
@@ -851,10 +853,10 @@ def hands_nodes_over(stage: Stage) -> Json:
 
 
 @probe("rent_capacity", comes_through=answers("NOT_YET", "NONE"))
-def takes_an_offer_back(stage: Stage) -> Json:
+def takes_an_offer_back(stage: PermissionBench) -> Json:
     a_pool_to_rent(stage, 8)
     rental = a_rental(stage)
-    stage.cluster.hold_capacity(
+    stage.cluster.create_capacity_pods(
         CapacitySpec(
             cluster=stage.cluster_name,
             namespace=NAMESPACE,
@@ -872,11 +874,11 @@ def takes_an_offer_back(stage: Stage) -> Json:
 
 
 @probe("rent_capacity", during=_another_pool, comes_through=answers("OPENED"))
-def asks_another_pool(stage: Stage) -> Json:
+def asks_another_pool(stage: PermissionBench) -> Json:
     """What it rests on is the record of a placement, as a pass wrote it."""
     a_pool_to_rent(stage)
     rental = a_rental(stage, pool="another")
-    job = Waiting(
+    job = JobDemand(
         job_id=rental.job_id,
         team=rental.team,
         nodes=1,
@@ -892,7 +894,7 @@ def asks_another_pool(stage: Stage) -> Json:
         subject=rental.job_id,
         action="RENT",
         reason="A probe.",
-        facts=PlacementFacts(job=job, chances=(), spending=Spending(), now=now()).to_json(),
+        facts=PlacementFacts(job=job, candidates=(), spending=SpendLimits(), now=now()).to_json(),
         policy_hash="0",
         decided_at=now(),
     )
@@ -901,7 +903,7 @@ def asks_another_pool(stage: Stage) -> Json:
 
 
 @probe("rent_capacity", comes_through=answers("NOT_YET", "RELEASED"))
-def gives_a_machine_back(stage: Stage) -> Json:
+def gives_a_machine_back(stage: PermissionBench) -> Json:
     """The machine is a claim that nobody launches."""
     a_pool_to_rent(stage, 8)
     name = f"{TO_RENT}-{int(now().timestamp() * 1000)}"
@@ -917,10 +919,10 @@ def gives_a_machine_back(stage: Stage) -> Json:
 
 
 @probe("rent_capacity", comes_through=answers("SETTLED"))
-def settles_a_rental(stage: Stage) -> Json:
+def settles_a_rental(stage: PermissionBench) -> Json:
     """A machine of it came and is gone: there is a bill, which counts against its team's budgets."""
     a_pool_to_rent(stage)
-    rental = a_rental(stage, state=RentalState.ENDING).with_offer(came=("gone",))
+    rental = a_rental(stage, state=RentalState.ENDING).with_offer(joined_node_names=("gone",))
     stage.put(rows.rental_row(rental, 0))
     return of_rental(rental, step="SETTLE")
 
@@ -929,7 +931,7 @@ def settles_a_rental(stage: Stage) -> Json:
 
 
 @probe("schedule_jobs", during=_a_pass_that_rents)
-def rents(stage: Stage) -> Json:
+def rents(stage: PermissionBench) -> Json:
     stage.settle_everything()
     stage.clear_workloads()
     job = a_job(stage, JobState.PENDING)
@@ -938,37 +940,37 @@ def rents(stage: Stage) -> Json:
 
 
 @probe("schedule_jobs", comes_through=lambda seen: bool(seen.answer) and bool(seen.answer.get("admitted")))
-def admits(stage: Stage) -> Json:
+def admits(stage: PermissionBench) -> Json:
     stage.settle_everything()
     stage.clear_workloads()
     stage.free(0)
     job = a_job(stage, JobState.PENDING)
     earlier = an_attempt(stage, job, AttemptState.LOST)
     stored(stage, job, earlier)
-    stage.put(rows.released_row(earlier, 0, now()), rows.unhealthy_row(left_unhealthy(stage), 0))
+    stage.put(rows.released_charge_row(earlier, 0, now()), rows.unhealthy_row(left_unhealthy(stage), 0))
     return {}
 
 
-def looked(seen: Seen) -> bool:
+def looked(seen: InvocationResult) -> bool:
     """Whether a whole round came through, and then the watch itself was refused."""
-    failed = ("A snapshot of the watch failed", "WaitNotJudged")
-    return seen.refuses_verb("watch", "jobs") and not any(word in seen.told for word in failed)
+    failed = ("A snapshot of the watch failed", "WaitNotEvaluated")
+    return seen.refuses_verb("watch", "jobs") and not any(word in seen.error_text for word in failed)
 
 
 @contextmanager
-def _without_watch(stage: Stage) -> Iterator[None]:
+def _without_watch(stage: PermissionBench) -> Iterator[None]:
     # The watch is held for as long as the policy says. Refusing it ends an invocation right after its first round.
     with stage.without_verb("evenkeel-reader", "jobs", "watch"):
         yield
 
 
 @contextmanager
-def _marked_and_without_watch(stage: Stage) -> Iterator[None]:
+def _marked_and_without_watch(stage: PermissionBench) -> Iterator[None]:
     with stage.marked(MARKED), _without_watch(stage):
         yield
 
 
-def asked_to_stop(stage: Stage, state: AttemptState) -> Attempt:
+def asked_to_stop(stage: PermissionBench, state: AttemptState) -> Attempt:
     """Store a run that was asked to stop: what waits for it is answered at once."""
     job, attempt = a_run(stage, state)
     stop = StopRequest(attempt=1, reason="A probe.", by="probe", grace_seconds=1, requested_at=now())
@@ -976,15 +978,15 @@ def asked_to_stop(stage: Stage, state: AttemptState) -> Attempt:
     return attempt
 
 
-def open_waits(stage: Stage) -> None:
+def open_waits(stage: PermissionBench) -> None:
     """Store a wait of a job, which is to be answered, and one of an incident."""
     attempt = asked_to_stop(stage, AttemptState.RUNNING)
     stage.put(rows.wait_row(a_wait(attempt.job_id, ConditionKind.ATTEMPT_ENDED, "attempt-1-ended", {"attempt": 1}), 0))
     incident = planned(stage, hurt_jobs=(HurtJob(job_id=attempt.job_id, attempt=1),))
     facts = {"life": incident.life.key, "slot": incident.slot, "pool": incident.pool, "since": rfc3339(now())}
     back = a_wait(incident.incident_id, ConditionKind.NODE_BACK, "node-back", {**facts, "rung": "", "bootId": ""})
-    jobs = a_wait(incident.incident_id, ConditionKind.JOBS_BACK, "jobs-back", {})
-    way = a_wait(incident.incident_id, ConditionKind.WAY_CLEAR, "way-clear", facts)
+    jobs = a_wait(incident.incident_id, ConditionKind.JOBS_RESUMED, "jobs-back", {})
+    way = a_wait(incident.incident_id, ConditionKind.NODE_FREE, "way-clear", facts)
     turn = a_wait(barred(stage).incident_id, ConditionKind.RELEASED, "released", {})
     stage.put(*(rows.wait_row(wait, 0) for wait in (back, jobs, way, turn)))
     rental = a_rental_beside(stage)
@@ -992,7 +994,7 @@ def open_waits(stage: Stage) -> None:
     stage.put(rows.wait_row(ready, 0))
 
 
-def of_a_failed_run(stage: Stage) -> None:
+def of_a_failed_run(stage: PermissionBench) -> None:
     """Store a wait for the end of a run whose application has failed just now."""
     command = ("python", "-c", "raise SystemExit(1)")
     job = a_job(stage, JobState.RUNNING)
@@ -1004,21 +1006,21 @@ def of_a_failed_run(stage: Stage) -> None:
 
 
 @probe("watch_cluster", during=_without_watch, comes_through=looked)
-def answers_what_is_waited_for(stage: Stage) -> Json:
+def answers_what_is_waited_for(stage: PermissionBench) -> Json:
     stage.settle_everything()
     open_waits(stage)
     return {}
 
 
 @probe("watch_cluster", during=_marked_and_without_watch, comes_through=looked)
-def hears_a_sick_node(stage: Stage) -> Json:
+def receives_a_fault_event(stage: PermissionBench) -> Json:
     stage.settle_everything()
     forget_facts(stage, MARKED)
     return {}
 
 
 @probe("watch_cluster", during=_marked_and_without_watch, comes_through=looked)
-def hears_more_of_a_sick_node(stage: Stage) -> Json:
+def receives_a_second_fault_event(stage: PermissionBench) -> Json:
     stage.settle_everything()
     an_incident(stage, IncidentState.OPEN, MARKED)
     leave_unresolved(stage, MARKED)
@@ -1026,20 +1028,20 @@ def hears_more_of_a_sick_node(stage: Stage) -> Json:
 
 
 @probe("watch_cluster", during=_without_watch, comes_through=looked)
-def doubts_a_failure(stage: Stage) -> Json:
+def doubts_a_failure(stage: PermissionBench) -> Json:
     stage.settle_everything()
     of_a_failed_run(stage)
     return {}
 
 
-def leave_unresolved(stage: Stage, place: int) -> None:
+def leave_unresolved(stage: PermissionBench, place: int) -> None:
     """Let what a node's marks say be kept as a fact whose machine nobody knew."""
     with stage.marked(place):
         facts = stage.facts_of(place)
     stage.put(*(rows.unresolved_row(fact.to_json(), fact.fact_key, now()) for fact in facts))
 
 
-def swept(seen: Seen) -> bool:
+def swept(seen: InvocationResult) -> bool:
     """Whether every step came through. Events that other probes queued may wait: the queue was read."""
     if not seen.answer or seen.answer["outcome"] != "SWEPT":
         return False
@@ -1047,7 +1049,7 @@ def swept(seen: Seen) -> bool:
 
 
 @probe("sweep_fleet", comes_through=swept)
-def finds_much_left_half_done(stage: Stage) -> Json:
+def finds_much_left_half_done(stage: PermissionBench) -> Json:
     stage.settle_everything()
     stage.put(rows.job_row(a_job(stage, JobState.PENDING), 0))
     open_waits(stage)
@@ -1071,7 +1073,7 @@ def finds_much_left_half_done(stage: Stage) -> Json:
     known = fact.but(instance_id=left_behind.life.instance_id, occurrence=job.job_id)
     stage.put(*(rows.unresolved_row(one.to_json(), one.fact_key, now()) for one in (fact, known)))
     stage.put(rows.early_row(fact.instance_id, [fact], now(), 0))
-    stage.put(rows.lease_row(Lease(slot="nowhere/left", incident_id="", taken_at=now(), lemon=ghost.life.key), 0))
+    stage.put(rows.lease_row(RepairLease(slot="nowhere/left", incident_id="", taken_at=now(), lemon=ghost.life.key), 0))
     stage.patch_node(
         2, {"spec": {"taints": [{"key": AWAITING_VALIDATION_TAINT, "value": "true", "effect": "NoSchedule"}]}}
     )
@@ -1079,14 +1081,14 @@ def finds_much_left_half_done(stage: Stage) -> Json:
 
 
 @probe("sweep_fleet", comes_through=swept)
-def reads_what_rank_0_resumed_from(stage: Stage) -> Json:
+def reads_what_rank_0_resumed_from(stage: PermissionBench) -> Json:
     stage.settle_everything()
     a_mounted_run(stage)
     return {}
 
 
 @probe("sweep_fleet", comes_through=swept)
-def ends_what_settled_attempts_left(stage: Stage) -> Json:
+def ends_what_settled_attempts_left(stage: PermissionBench) -> Json:
     stage.settle_everything()
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
     stored(stage, job, attempt.but(state=AttemptState.LOST, ended_at=now() - timedelta(minutes=1)))
@@ -1125,16 +1127,16 @@ def a_request(method: str, path: str, body: Json | None = None, **query: str) ->
     }
 
 
-def left_unhealthy(stage: Stage) -> UnhealthyNode:
+def left_unhealthy(stage: PermissionBench) -> UnhealthyNode:
     """Return a node that a recovery left unhealthy."""
     return UnhealthyNode(life=stage.nodes[2].life, incident_id="inc-probe", since=now(), reason="A probe.")
 
 
-def answered(seen: Seen) -> bool:
+def answered(seen: InvocationResult) -> bool:
     return bool(seen.answer) and seen.answer["statusCode"] < 300
 
 
-def things_to_read(stage: Stage) -> dict[str, str]:
+def things_to_read(stage: PermissionBench) -> dict[str, str]:
     """Store one of each kind of thing that can be read, once; return their ids."""
     if stage.readable and stage.ledger.get(rows.incident_key(stage.readable["incident"])):
         return stage.readable
@@ -1171,7 +1173,7 @@ def things_to_read(stage: Stage) -> dict[str, str]:
 
 
 def _reading(path: str) -> Prepare:
-    def prepare(stage: Stage) -> Json:
+    def prepare(stage: PermissionBench) -> Json:
         return a_request("GET", path.format(**things_to_read(stage)))
 
     prepare.__name__ = path.removeprefix("/v1/").replace("{", "").replace("}", "").replace("/", "_")
@@ -1200,13 +1202,13 @@ for _path in (
 
 
 @probe("api_submit", comes_through=answered)
-def submits(_stage: Stage) -> Json:
+def submits(_stage: PermissionBench) -> Json:
     body = {"name": "probe", "image": "registry/trainer:1", "command": ["python", "train.py"]}
     return a_request("POST", "/v1/jobs", body)
 
 
 @probe("api_submit", comes_through=answered)
-def plans_a_job(stage: Stage) -> Json:
+def plans_a_job(stage: PermissionBench) -> Json:
     healthy = stage.nodes[1]
     node = FleetNode.seen(healthy, 8, now())
     stage.put(
@@ -1218,28 +1220,28 @@ def plans_a_job(stage: Stage) -> Json:
 
 
 @probe("api_submit", comes_through=answered)
-def cancels_a_job(stage: Stage) -> Json:
+def cancels_a_job(stage: PermissionBench) -> Json:
     job = a_job(stage, JobState.PENDING)
     stage.put(rows.job_row(job, 0))
     return a_request("POST", f"/v1/jobs/{job.job_id}/cancel", {})
 
 
 @probe("api_submit", comes_through=answered)
-def suspends_a_job(stage: Stage) -> Json:
+def suspends_a_job(stage: PermissionBench) -> Json:
     job = a_job(stage, JobState.PENDING)
     stage.put(rows.job_row(job, 0))
     return a_request("POST", f"/v1/jobs/{job.job_id}/suspend", {})
 
 
 @probe("api_operate", comes_through=answered)
-def releases_a_hold(stage: Stage) -> Json:
+def releases_a_hold(stage: PermissionBench) -> Json:
     hold = Hold(by="probe", reason="A probe.", since=now(), until=now() + timedelta(minutes=1))
     stage.put(Row(rows.hold_key(), hold.to_json()))
     return a_request("POST", f"/v1/clusters/{FLEET}/automation/release", {"reason": "A probe."})
 
 
 @probe("api_operate", comes_through=answered)
-def approves_a_plan(stage: Stage) -> Json:
+def approves_a_plan(stage: PermissionBench) -> Json:
     incident = planned(stage)
     assert incident.plan
     stage.put(rows.incident_row(incident.but(plan=incident.plan.but(outcome="ASK")), 0))
@@ -1248,7 +1250,7 @@ def approves_a_plan(stage: Stage) -> Json:
 
 
 @probe("api_operate", comes_through=answered)
-def takes_our_cordon_off(stage: Stage) -> Json:
+def takes_our_cordon_off(stage: PermissionBench) -> Json:
     incident = planned(stage)
     stage.cordon(1, incident.incident_id)
     machine = stage.nodes[1]
@@ -1258,7 +1260,7 @@ def takes_our_cordon_off(stage: Stage) -> Json:
 
 
 @probe("api_operate", comes_through=answered)
-def plans_a_replacement(stage: Stage) -> Json:
+def plans_a_replacement(stage: PermissionBench) -> Json:
     stage.free(1)
     machine = stage.nodes[1]
     seen = FleetNode.seen(machine, 0, now())
@@ -1269,7 +1271,7 @@ def plans_a_replacement(stage: Stage) -> Json:
 
 
 @probe("api_operate", comes_through=answered)
-def reports_a_fault_of_a_node_by_its_name(stage: Stage) -> Json:
+def reports_a_fault_of_a_node_by_its_name(stage: PermissionBench) -> Json:
     machine = stage.nodes[0]
     name = stage.ids.new("node")
     seen = FleetNode.seen(machine, 0, now()).but(node_name=name)
@@ -1279,24 +1281,24 @@ def reports_a_fault_of_a_node_by_its_name(stage: Stage) -> Json:
 
 
 @probe("api_operate", comes_through=answered)
-def reports_a_fault_of_a_job(stage: Stage) -> Json:
+def reports_a_fault_of_a_job(stage: PermissionBench) -> Json:
     job, _ = a_run(stage, AttemptState.RUNNING, node=1)
     fault = {"jobId": job.job_id, "code": "train:hang", "observedAt": rfc3339(now())}
     return a_request("POST", "/v1/faults", {"faults": [fault]})
 
 
 @probe("api_admin", comes_through=answered)
-def shows_the_policy(_stage: Stage) -> Json:
+def shows_the_policy(_stage: PermissionBench) -> Json:
     return a_request("GET", f"/v1/clusters/{FLEET}/policy")
 
 
 @probe("api_admin", comes_through=answered)
-def tries_a_policy(_stage: Stage) -> Json:
+def tries_a_policy(_stage: PermissionBench) -> Json:
     return a_request("POST", f"/v1/clusters/{FLEET}/policy/test", {"changes": {}})
 
 
 @probe("api_admin", comes_through=answered)
-def sets_up_what_no_team_owns(stage: Stage) -> Json:
+def sets_up_what_no_team_owns(stage: PermissionBench) -> Json:
     stage.forget(rows.fleet_quotas_key(), rows.setup_key())
     return a_request("PUT", f"/v1/clusters/{FLEET}/quotas", {"quotas": {}, "reason": "A probe."})
 
@@ -1305,7 +1307,7 @@ _TEAM = "probe-team"
 
 
 @contextmanager
-def _is_gone_afterwards(stage: Stage) -> Iterator[None]:
+def _is_gone_afterwards(stage: PermissionBench) -> Iterator[None]:
     """Leave no team behind, whoever was refused: with one, other probes' jobs would need a team, too."""
     try:
         yield
@@ -1314,12 +1316,12 @@ def _is_gone_afterwards(stage: Stage) -> Iterator[None]:
 
 
 @probe("api_admin", comes_through=answered, during=_is_gone_afterwards)
-def removes_a_team(stage: Stage) -> Json:
+def removes_a_team(stage: PermissionBench) -> Json:
     stage.forget(rows.team_key(_TEAM))
     stage.put(rows.setup_row(rows.team_key(_TEAM), Team(name=_TEAM), 0))
     return a_request("DELETE", f"/v1/teams/{_TEAM}", reason="probe")
 
 
 @probe("api_admin", comes_through=answered)
-def gives_the_policy(_stage: Stage) -> Json:
+def gives_the_policy(_stage: PermissionBench) -> Json:
     return a_request("POST", f"/v1/clusters/{FLEET}/policy", {"changes": {}, "reason": "A probe."})

@@ -71,7 +71,7 @@ def template_routes() -> tuple[Route, ...]:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ApiResponse:
     status: int
     headers: Mapping[str, str]
     text: str
@@ -124,7 +124,7 @@ class Gateway:
         key: str | None = "key-1",
         caller: str = ANA,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> ApiResponse:
         """Answer one request as the deployed API would."""
         url = urlsplit(target)
         sent = {"Content-Type": "application/json", **(headers or {})}
@@ -159,16 +159,16 @@ class Gateway:
         }
         handler = importlib.import_module(f"functions.{route.function}.handler").handler
         context = SimpleNamespace(function_name=route.function, aws_request_id="invocation-1")
-        with wiring.using(self.world):
+        with wiring.use_world(self.world):
             answer = handler(event, context)
         given = {name: ",".join(values) for name, values in (answer.get("multiValueHeaders") or {}).items()}
         given |= answer.get("headers") or {}
-        return Answer(int(answer["statusCode"]), given, answer.get("body") or "")
+        return ApiResponse(int(answer["statusCode"]), given, answer.get("body") or "")
 
-    def get(self, target: str, **options: Any) -> Answer:
+    def get(self, target: str, **options: Any) -> ApiResponse:
         return self.call("GET", target, **options)
 
-    def post(self, target: str, body: Json | str | None = None, **options: Any) -> Answer:
+    def post(self, target: str, body: Json | str | None = None, **options: Any) -> ApiResponse:
         return self.call("POST", target, {} if body is None else body, **options)
 
     def _match(self, method: str, path: str) -> tuple[Route, dict[str, str]]:

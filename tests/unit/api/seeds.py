@@ -10,7 +10,7 @@ from evenkeel.domain.health.incidents import (
     HurtJob,
     Incident,
     NodeFact,
-    RecoveryBrief,
+    StoredRecoveryPlan,
     TimelineEntry,
 )
 from evenkeel.domain.jobs.attempt import Attempt
@@ -26,7 +26,7 @@ from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 
 POOL = "p5-workers"
-ASKS = RecoveryBrief(
+ASKS = StoredRecoveryPlan(
     run=1,
     outcome="ASK",
     repairs_node=True,
@@ -153,7 +153,7 @@ def hurt(job: Job, attempt: int = 1) -> tuple[HurtJob, ...]:
     return (HurtJob(job_id=job.job_id, attempt=attempt),)
 
 
-def told(ledger: InMemoryLedger, subject: str, *entries: tuple[datetime, str, str]) -> None:
+def an_event(ledger: InMemoryLedger, subject: str, *entries: tuple[datetime, str, str]) -> None:
     """Store a story."""
     for number, (at, kind, text) in enumerate(entries):
         entry = TimelineEntry(at=at, kind=kind, text=text, writer="test")

@@ -10,7 +10,7 @@ from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.policy import Policy
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER, instance_id
-from tests.unit.api.gateway import ACCOUNT, FLEET, Answer, Gateway, template_routes
+from tests.unit.api.gateway import ACCOUNT, FLEET, ApiResponse, Gateway, template_routes
 from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, an_incident, stored
 
 NODE = instance_id(1)
@@ -29,7 +29,7 @@ CALLERS = {
     "arn:aws-cn:sts::999988887777:assumed-role/Operator/ana": "999988887777:role/Operator (ana)",
 }
 
-Change = Callable[[Gateway, str], Answer]
+Change = Callable[[Gateway, str], ApiResponse]
 
 
 def post(target: str, body: dict[str, Any]) -> Change:
@@ -41,14 +41,14 @@ def call(method: str, target: str, body: dict[str, Any] | None, headers: Mapping
 
 
 def after(first: Change, then: Change) -> Change:
-    def both(gateway: Gateway, caller: str) -> Answer:
+    def both(gateway: Gateway, caller: str) -> ApiResponse:
         assert first(gateway, f"arn:aws:iam::{ACCOUNT}:user/somebody-else").status < 300
         return then(gateway, caller)
 
     return both
 
 
-def after_our_cordon(gateway: Gateway, caller: str) -> Answer:
+def after_our_cordon(gateway: Gateway, caller: str) -> ApiResponse:
     gateway.fakes.cluster.cordon(CLUSTER, f"hyperpod-{NODE}", "inc-0000000001")
     return gateway.post(f"/v1/nodes/{NODE}/uncordon", {}, caller=caller)
 

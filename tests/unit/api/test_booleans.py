@@ -11,8 +11,8 @@ from evenkeel.domain.values import NOT_A_NUMBER, booleans_for_numbers
 from evenkeel.runtime import api_types
 from evenkeel.runtime.api import Body
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.test_changes import A_JOB, HOLD
 from tests.unit.api.test_faults import report
+from tests.unit.api.test_idempotent_changes import A_JOB, HOLD
 
 
 @pytest.mark.parametrize(

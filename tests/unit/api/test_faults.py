@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.assessment import family_of
-from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.assessment import source_family
+from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import NodeFact
-from evenkeel.domain.health.reports import Filer
+from evenkeel.domain.health.reports import ReporterRole
 from evenkeel.domain.replay import replay
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import envelope
-from evenkeel.events.outcomes import Heard, Malformed, Unknown
+from evenkeel.events.outcomes import Malformed, ParsedEvent, Unknown
 from evenkeel.ports import Table, Unreachable
 from evenkeel.services.incidents import receive_event
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import CLUSTER_ARN
-from tests.unit.api.gateway import Answer, Gateway
+from tests.unit.api.gateway import ApiResponse, Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, an_attempt, an_incident, stored
 
 XID = "NVRM: Xid (PCI:0000:b9:00): 79, pid=1234, GPU has fallen off the bus."
@@ -39,16 +39,16 @@ def a_fault(number: int = 1, **changes: Any) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def report(gateway: Gateway, *faults: dict[str, Any], **options: Any) -> Answer:
+def report(gateway: Gateway, *faults: dict[str, Any], **options: Any) -> ApiResponse:
     return gateway.post("/v1/faults", {"faults": list(faults)}, **options)
 
 
-def told(gateway: Gateway) -> list[NodeFact]:
+def reported(gateway: Gateway) -> list[NodeFact]:
     """Return what receive_event reads of the queue."""
     facts: list[NodeFact] = []
     for document in gateway.fakes.inbox.queued:
         heard = envelope.parse(json.dumps(document).encode())
-        assert isinstance(heard, Heard), heard
+        assert isinstance(heard, ParsedEvent), heard
         facts += [fact for fact in heard.facts if isinstance(fact, NodeFact)]
     return facts
 
@@ -58,7 +58,7 @@ def test_a_report_becomes_facts_of_one_witness(fleet: Gateway) -> None:
 
     assert (answer.status, answer.headers["Location"]) == (202, "/v1/incidents")
     assert (answer.document["accepted"], answer.document["passedOver"]) == (2, 0)
-    first, second = told(fleet)
+    first, second = reported(fleet)
     assert (first.fault_key, first.gpu, first.detail) == ("xid:79", "GPU-5d1f7c0a", "our own probe")
     assert (second.instance_id, second.fault_key) == (instance_id(2), "gpu:dcgm_diag_failed")
     assert {fact.source for fact in (first, second)} == {"site:role/Researcher"}
@@ -71,8 +71,8 @@ def test_a_report_opens_an_incident(fleet: Gateway) -> None:
     report(fleet, a_fault())
     fakes = fleet.fakes
 
-    outcomes = receive_event.hear(
-        told(fleet),
+    outcomes = receive_event.ingest_event(
+        reported(fleet),
         ledger=fakes.ledger,
         provider=fakes.provider,
         workflows=fakes.workflows,
@@ -82,7 +82,7 @@ def test_a_report_opens_an_incident(fleet: Gateway) -> None:
         clusters=(CLUSTER,),
         cluster_arn=CLUSTER_ARN,
         drills_may_act=False,
-        catalogue=shipped(),
+        catalogue=default_catalogue(),
     )
 
     assert [outcome.outcome for outcome in outcomes] == ["OPEN"]
@@ -97,13 +97,13 @@ def test_two_callers_are_two_witnesses_and_two_sessions_of_one_role_are_one(flee
         report(fleet, a_fault(), caller=role + session, key=f"key-{session}")
     report(fleet, a_fault(), caller="arn:aws:iam::000000000000:user/probe", key="key-c")
 
-    assert [fact.source for fact in told(fleet)] == ["site:role/Detector", "site:role/Detector", "site:user/probe"]
+    assert [fact.source for fact in reported(fleet)] == ["site:role/Detector", "site:role/Detector", "site:user/probe"]
 
 
 @pytest.mark.parametrize("name", [f"hyperpod-{instance_id(1)}", "ip-10-0-0-2.ec2.internal"])
 def test_a_machine_may_be_named_by_its_node(fleet: Gateway, name: str) -> None:
     assert report(fleet, a_fault(instanceId=None, nodeName=name)).status == 202
-    assert told(fleet)[0].instance_id in (instance_id(1), instance_id(2))
+    assert reported(fleet)[0].instance_id in (instance_id(1), instance_id(2))
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_a_line_says_which_fault_it_is(fleet: Gateway, line: str, keys: list[str
     answer = report(fleet, a_fault(code=None, line=line))
 
     assert answer.document["accepted"] == len(keys)
-    assert [fact.fault_key for fact in told(fleet)] == keys
-    assert "79" in told(fleet)[0].detail
+    assert [fact.fault_key for fact in reported(fleet)] == keys
+    assert "79" in reported(fleet)[0].detail
 
 
 @pytest.mark.parametrize("line", ["NVRM: Xid (PCI:0000:b9:00): 45, cleanup", "all is well"])
@@ -200,7 +200,7 @@ def test_a_full_batch_of_long_texts_is_refused_or_can_be_read(fleet: Gateway) ->
     plain = report(fleet, *[a_fault(detail="x" * 400)] * 100, key="key-2")
 
     assert (wide.status, plain.status) == (400, 202)
-    assert len(told(fleet)) == 100
+    assert len(reported(fleet)) == 100
 
 
 # ---------------------------------------------------------------- twice
@@ -231,7 +231,7 @@ def test_after_a_crash_behind_the_queue_the_same_envelope_comes_again(
         assert report(fleet, a_fault()).status == 503
     assert report(fleet, a_fault()).status == 202
 
-    first, second = told(fleet)
+    first, second = reported(fleet)
     assert first == second
 
 
@@ -258,7 +258,7 @@ def in_job(**changes: Any) -> dict[str, Any]:
 def test_a_fault_seen_in_a_job_is_laid_on_the_ranks_machine(training: Gateway, rank: int | None, number: int) -> None:
     assert report(training, in_job(rank=rank)).status == 202
 
-    assert [(fact.instance_id, fact.fault_key) for fact in told(training)] == [(instance_id(number), "train:hang")]
+    assert [(fact.instance_id, fact.fault_key) for fact in reported(training)] == [(instance_id(number), "train:hang")]
 
 
 def test_a_hang_after_a_machines_own_fault_joins_it(training: Gateway) -> None:
@@ -267,7 +267,7 @@ def test_a_hang_after_a_machines_own_fault_joins_it(training: Gateway) -> None:
 
     report(training, in_job(rank=0))
 
-    assert [fact.instance_id for fact in told(training)] == [instance_id(2)]
+    assert [fact.instance_id for fact in reported(training)] == [instance_id(2)]
     (row,) = training.fakes.ledger.by_state(Table.INCIDENTS, "DEC#job-0000000001").rows
     record = Decision.model_validate(row.doc)
     assert (record.kind, record.action) == ("BLAME", instance_id(2))
@@ -288,13 +288,13 @@ def test_a_job_that_cannot_be_meant_is_refused(training: Gateway, changes: dict[
     fault = {name: value for name, value in {**in_job(), **changes}.items() if value is not None}
 
     assert report(training, fault).status == status
-    assert told(training) == []
+    assert reported(training) == []
 
 
 # ---------------------------------------------------------------- whose fault it is to report
 
 AGENT_LINE = {"details": {"reason": "NvidiaErrorTerminate"}, "HealthMonitoringAgentDetectionEvent": 1}
-NOT_A_DETECTORS = sorted(key for key in shipped() if not Filer.DETECTOR.may_name(key))
+NOT_A_DETECTORS = sorted(key for key in default_catalogue() if not ReporterRole.DETECTOR.may_report(key))
 
 
 def test_only_detectors_families_are_open() -> None:
@@ -326,11 +326,13 @@ def test_agents_verdict_in_a_line_is_refused(fleet: Gateway) -> None:
     assert (answer.status, answer.document["errors"][0]["field"]) == (400, "faults[0].line")
 
 
-@pytest.mark.parametrize("filer", [{}, {"filer": "detector"}, {"filer": "OPERATOR"}, {"filer": ""}])
-def test_forged_envelope_is_refused(fleet: Gateway, filer: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "reporter_role", [{}, {"reporterRole": "detector"}, {"reporterRole": "OPERATOR"}, {"reporterRole": ""}]
+)
+def test_forged_envelope_is_refused(fleet: Gateway, reporter_role: dict[str, str]) -> None:
     report(fleet, a_fault())
     (document,) = fleet.fakes.inbox.queued
-    detail = {name: value for name, value in document["detail"].items() if name != "filer"} | filer
+    detail = {name: value for name, value in document["detail"].items() if name != "reporterRole"} | reporter_role
     detail["faults"][0]["faultKey"] = "person:replace"
 
     heard = envelope.parse(json.dumps(document | {"detail": detail}).encode())
@@ -346,11 +348,11 @@ def test_operators_order_is_recorded_under_the_session(fleet: Gateway) -> None:
     )
 
     assert answer.status == 202
-    assert [(fact.fault_key, fact.source) for fact in told(fleet)] == [
+    assert [(fact.fault_key, fact.source) for fact in reported(fleet)] == [
         ("person:replace", "person:role/Operator (ana.smith)"),
         ("xid:79", "person:role/Operator (ana.smith)"),
     ]
-    assert {family_of(fact.source) for fact in told(fleet)} == {"person:role/Operator"}
+    assert {source_family(fact.source) for fact in reported(fleet)} == {"person:role/Operator"}
 
 
 @pytest.mark.parametrize("source", ["evenkeel.drill", "aws.sagemaker", "custom.site"])

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from evenkeel.ports import Table
-from evenkeel.runtime.policies import SitePolicy
-from tests.unit.api.gateway import FLEET, Answer, Gateway
+from evenkeel.runtime.site_policy import SitePolicy
+from tests.unit.api.gateway import FLEET, ApiResponse, Gateway
 
 TYPES = {
     "default": "research",
@@ -27,11 +27,11 @@ def site(gateway: Gateway) -> Gateway:
     return gateway
 
 
-def submitted(site: Gateway, key: str = "k1", **fields: Any) -> Answer:
+def submitted(site: Gateway, key: str = "k1", **fields: Any) -> ApiResponse:
     return site.post("/v1/jobs", {"name": "a", **fields}, key=key)
 
 
-def shown(site: Gateway, answer: Answer) -> dict[str, Any]:
+def shown(site: Gateway, answer: ApiResponse) -> dict[str, Any]:
     found: dict[str, Any] = site.get(f"/v1/jobs/{answer.document['jobId']}").document
     return found
 

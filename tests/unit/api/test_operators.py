@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import Block
-from evenkeel.domain.recovery.leases import MOST_PERSON_CORDONS, PersonCordon, PersonCordons
+from evenkeel.domain.recovery.leases import MAX_PERSON_CORDONS, PersonCordon, PersonCordons
 from evenkeel.ports import Put, Row
 from evenkeel.services.recovery import person_cordons
 from evenkeel.services.storage import rows
@@ -34,15 +34,15 @@ def test_a_plan_that_asks_is_shown_and_approved_by_its_decision(asking: Gateway)
     before = asking.get("/v1/incidents/inc-0000000001").document
     answer = answer_to(asking, "approve", YES)
 
-    assert before["asks"] == {
+    assert before["pendingApproval"] == {
         "decisionId": ASKS.decision_id,
         "reason": ASKS.reason,
         "answerBy": "2026-11-03T14:05:00.000000Z",
-        "onSilence": "No answer by 14:05Z: nothing is done; the node stays unhealthy and new pods may land on "
+        "ifUnanswered": "No answer by 14:05Z: nothing is done; the node stays unhealthy and new pods may land on "
         "hyperpod-i-00000000000000001. It can be approved later: evenkeel incidents approve inc-0000000001.",
     }
     assert before["nodeLane"]["phase"] == "waits for approval"
-    assert (answer.status, answer.document["asks"]) == (202, None)
+    assert (answer.status, answer.document["pendingApproval"]) == (202, None)
     assert answer.document["approval"] | {"at": ""} == {
         "decisionId": ASKS.decision_id,
         "approves": True,
@@ -118,8 +118,8 @@ def test_our_cordon_is_taken_off_and_twice_is_the_same(gateway: Gateway) -> None
         (200, "ALREADY_FREE"),
     ]
     assert answers[0].document["incidentId"] == "inc-0000000001"
-    story = gateway.fakes.ledger.partition(rows.hold_key().table, rows.hold_key().pk, "EVENT#")
-    assert [row.doc["text"] for row in story] == [f"{name} un-cordoned by role/Researcher (ana): it is well"]
+    scenario = gateway.fakes.ledger.partition(rows.hold_key().table, rows.hold_key().pk, "EVENT#")
+    assert [row.doc["text"] for row in scenario] == [f"{name} un-cordoned by role/Researcher (ana): it is well"]
 
 
 def test_a_cordon_from_outside_evenkeel_stays(gateway: Gateway) -> None:
@@ -175,11 +175,11 @@ def test_cordon_taken_off_elsewhere_is_forgotten(gateway: Gateway) -> None:
 
 def test_no_more_cordons_are_remembered_than_fit_a_row(gateway: Gateway) -> None:
     known = PersonCordons()
-    for number in range(MOST_PERSON_CORDONS + 5):
+    for number in range(MAX_PERSON_CORDONS + 5):
         known = known.with_cordon(PersonCordon(life=f"l{number}", by="b" * 200, reason="\U0001f600" * 300, at=ago()))
 
-    assert len(known.cordons) == MOST_PERSON_CORDONS
-    assert known.cordons[-1].life == f"l{MOST_PERSON_CORDONS + 4}"
+    assert len(known.cordons) == MAX_PERSON_CORDONS
+    assert known.cordons[-1].life == f"l{MAX_PERSON_CORDONS + 4}"
     assert len(json.dumps(known.to_json(), ensure_ascii=False).encode()) < 400_000
 
 

@@ -7,28 +7,28 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.fifo import Snapshot, admit
+from evenkeel.domain.admission.fifo import QueueSnapshot, admit
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import ResumePoint
-from evenkeel.domain.jobs.job import Demand
+from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.policy import Policy, PolicyChange, PolicyError, changed
 from evenkeel.domain.policy_base import Mode, Section
-from evenkeel.domain.recovery.guardrails import Entry, Register
+from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
 from evenkeel.domain.recovery.plan import plan_recovery
 from evenkeel.domain.recovery.repair import choose_repair
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
 from evenkeel.ports import Invalid, Put, Row, Table, site_policy_key
-from evenkeel.runtime.policies import SitePolicy
+from evenkeel.runtime.site_policy import SitePolicy
 from evenkeel.services.admin import change_policy
 from evenkeel.services.storage import rows
 from tests.fakes.system import A_MOMENT
-from tests.unit.api.gateway import Answer, Gateway
+from tests.unit.api.gateway import ApiResponse, Gateway
 from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident
 from tests.unit.api.seeds import stored as keep
 from tests.unit.recovery.facts import plan_facts, repair_facts
 from tests.unit.recovery.test_guardrails import guard_facts
-from tests.unit.scheduling.builders import a_request, a_room
+from tests.unit.scheduling.builders import a_node_capacity, a_request
 
 PATH = "/v1/clusters/laptop/policy"
 OURS = {"faults": {"xid:94": {"ladder": ["replace"], "severity": "critical"}}, "repair": {"maxAttempts": 2}}
@@ -42,11 +42,11 @@ def site(gateway: Gateway) -> Gateway:
     return gateway
 
 
-def give(site: Gateway, changes: Any = OURS, key: str = "k1", **more: Any) -> Answer:
+def give(site: Gateway, changes: Any = OURS, key: str = "k1", **more: Any) -> ApiResponse:
     return site.call("POST", PATH, {"changes": changes, "reason": "Ours.", **more}, key=key)
 
 
-def code(answer: Answer) -> tuple[int, str]:
+def code(answer: ApiResponse) -> tuple[int, str]:
     return answer.status, answer.document["code"]
 
 
@@ -134,9 +134,9 @@ def a_rollback(taken_back: int) -> Decision:
         current_attempt=2,
         descent=descent,
         distrust_after=ago(minutes=10),
-        demand=Demand.CONVENTION,
+        demand=CheckpointRequirement.CONVENTION,
         distrusted_before=None,
-        demanded_before=Demand.CONVENTION,
+        demanded_before=CheckpointRequirement.CONVENTION,
         rollbacks=taken_back,
     )
     decided = roll_back(facts, Policy().jobs)
@@ -151,7 +151,7 @@ def a_rollback(taken_back: int) -> Decision:
     )
 
 
-def tried(site: Gateway, changes: Any, **more: Any) -> Answer:
+def tried(site: Gateway, changes: Any, **more: Any) -> ApiResponse:
     return site.call("POST", f"{PATH}/test", {"changes": changes, **more})
 
 
@@ -172,8 +172,8 @@ def test_a_policy_is_tried_on_what_was_decided(site: Gateway) -> None:
 
 
 def test_an_admission_is_tried_under_other_spare_nodes(site: Gateway) -> None:
-    request, rooms = a_request(), (a_room(1), a_room(2))
-    (decided,) = admit(Snapshot(rooms=rooms, pending=(request,)), SchedulingPolicy(), ago())
+    request, capacities = a_request(), (a_node_capacity(1), a_node_capacity(2))
+    (decided,) = admit(QueueSnapshot(capacities=capacities, pending=(request,)), SchedulingPolicy(), ago())
     record = a_decision(
         1,
         "job-0000000001",
@@ -205,7 +205,7 @@ def a_plan(number: int, subject: str, mode: Mode = Mode.ACT) -> Decision:
 
 
 def a_repair(number: int, subject: str, **changes: Any) -> Decision:
-    other = Entry(life="another", incident_id="inc-9", pool="others", since=A_MOMENT)
+    other = RegisterEntry(life="another", incident_id="inc-9", pool="others", since=A_MOMENT)
     under_way = Register(entries=(other,))
     facts = repair_facts(guard=guard_facts(now=A_MOMENT, evidence_at=A_MOMENT, under_way=under_way, **changes))
     decided = choose_repair(facts, Policy().repair)

@@ -22,7 +22,7 @@ def test_an_unknown_job_is_a_404_problem(gateway: Gateway) -> None:
         "status": 404,
         "code": "NOT_FOUND",
         "detail": "There is no job job-0000000404.",
-        "hint": "Check the id; finished things are kept for 400 days.",
+        "hint": "Check the id. Ended jobs and incidents are kept for 400 days.",
         "requestId": "request-1",
     }
 
@@ -64,10 +64,10 @@ def test_an_unknown_route_is_a_404_problem(gateway: Gateway) -> None:
         ("/v1/status?verbose=1", "verbose"),
         ("/v1/jobs?state=PENDING&state=RUNNING", "state"),
         ("/v1/incidents?pageSize=1&pageSize=1", "pageSize"),
-        ("/v1/jobs?foreign=true&state=PENDING", "foreign"),
-        ("/v1/jobs?foreign=true&team=nlp", "foreign"),
-        ("/v1/jobs?foreign=true&class=", "foreign"),
-        ("/v1/jobs?foreign=true&pageSize=10", None),
+        ("/v1/jobs?unmanaged=true&state=PENDING", "unmanaged"),
+        ("/v1/jobs?unmanaged=true&team=nlp", "unmanaged"),
+        ("/v1/jobs?unmanaged=true&class=", "unmanaged"),
+        ("/v1/jobs?unmanaged=true&pageSize=10", None),
         ("/v1/jobs/job-1/logs?tail=0", "tail"),
         ("/v1/jobs/job-1/logs?rank=-1", "rank"),
     ],

@@ -8,12 +8,12 @@ import pytest
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.replay import replay
 from evenkeel.events import envelope
-from evenkeel.events.outcomes import Heard
+from evenkeel.events.outcomes import ParsedEvent
 from evenkeel.services.incidents import receive_event
 from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.world import CLUSTER_ARN
-from tests.unit.api.gateway import Answer, Gateway
+from tests.unit.api.gateway import ApiResponse, Gateway
 from tests.unit.api.seeds import a_fleet_node, an_incident, stored
 
 NODE = instance_id(1)
@@ -26,7 +26,7 @@ def fleet(gateway: Gateway) -> Gateway:
     return gateway
 
 
-def ask(gateway: Gateway, node: str = NODE, *, key: str = "k1", **changes: Any) -> Answer:
+def ask(gateway: Gateway, node: str = NODE, *, key: str = "k1", **changes: Any) -> ApiResponse:
     return gateway.post(f"/v1/nodes/{node}/replace", {"reason": "it smells of smoke", **changes}, key=key)
 
 
@@ -68,10 +68,10 @@ def test_without_it_the_wish_goes_the_way_of_every_fault_and_comes_to_the_same(f
     answer = ask(fleet, code="79")
     (queued,) = fleet.fakes.inbox.queued
     heard = envelope.parse(json.dumps(queued).encode())
-    assert isinstance(heard, Heard)
+    assert isinstance(heard, ParsedEvent)
     fakes = fleet.fakes
 
-    outcomes = receive_event.hear(
+    outcomes = receive_event.ingest_event(
         heard.facts,
         ledger=fakes.ledger,
         provider=fakes.provider,

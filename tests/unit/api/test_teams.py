@@ -7,7 +7,7 @@ import pytest
 
 from evenkeel.ports import Put
 from evenkeel.services.storage import rows
-from tests.unit.api.gateway import ACCOUNT, FLEET, Answer, Gateway
+from tests.unit.api.gateway import ACCOUNT, FLEET, ApiResponse, Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, stored
 from tests.unit.scheduling.builders import an_attempt
 
@@ -50,7 +50,7 @@ def site(gateway: Gateway) -> Gateway:
     return gateway
 
 
-def submitted(site: Gateway, caller: str = session("Nlp"), key: str = "key-1", **changes: Any) -> Answer:
+def submitted(site: Gateway, caller: str = session("Nlp"), key: str = "key-1", **changes: Any) -> ApiResponse:
     return site.post("/v1/jobs", A_JOB | changes, caller=caller, key=key)
 
 
@@ -193,7 +193,7 @@ def test_a_job_is_re_ranked_as_it_was_read(site: Gateway) -> None:
     tag = site.get(f"/v1/jobs/{job_id}").headers["ETag"]
     body = {"priorityClass": "high"}
 
-    def ranked(headers: dict[str, str], caller: str = session("Nlp")) -> Answer:
+    def ranked(headers: dict[str, str], caller: str = session("Nlp")) -> ApiResponse:
         return site.call("PATCH", f"/v1/jobs/{job_id}", body, caller=caller, headers=headers)
 
     assert [ranked({}).status, ranked({"If-Match": '"9"'}).status] == [428, 412]
@@ -303,7 +303,7 @@ def machines(site: Gateway, count: int = 2) -> None:
     stored(site.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=0) for number in range(1, count + 1)))
 
 
-def planned(site: Gateway, caller: str = session("Nlp"), **changes: Any) -> Answer:
+def planned(site: Gateway, caller: str = session("Nlp"), **changes: Any) -> ApiResponse:
     return site.post("/v1/jobs/plan", A_JOB | {"nodes": 2} | changes, caller=caller)
 
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from bench.admissions import Report, held_to, moved, table
+from bench.admissions import AdmissionReport, held_to, moved, table
 from evenkeel.adapters.dynamo_ledger import DynamoLedger
 from evenkeel.ports import Put, Row, Table
 from evenkeel.services.storage import rows
 
 
-def a_report(**seconds: tuple[float, ...]) -> Report:
-    return Report(writers=1, admissions=120, transactions=10, items=640, bytes=2_329_000, seconds=seconds)
+def a_report(**seconds: tuple[float, ...]) -> AdmissionReport:
+    return AdmissionReport(writers=1, admissions=120, transactions=10, items=640, bytes=2_329_000, seconds=seconds)
 
 
 def a_transaction(version: int) -> list[dict[str, Any]]:

@@ -9,16 +9,25 @@ from typing import Any
 import pytest
 
 from bench import elastic
-from bench.burst import Job, MarketOfNodes, Way, World, interval, jobs_of, load_setup, setup_hash
+from bench.burst import (
+    BaselinePolicy,
+    BurstSimulation,
+    CapacityMarket,
+    TraceJob,
+    interval,
+    jobs_of,
+    load_setup,
+    setup_hash,
+)
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics import money
 
 PROJECT = Path(__file__).resolve().parents[3]
 WAYS = [
-    Way("committed", "arrival"),
-    Way("always", "value", 0.0, spot=True),
-    Way("greedy", "class", 1.0, spot=True, most_gpus=8),
-    Way("evenkeel", "class"),
+    BaselinePolicy("committed", "arrival"),
+    BaselinePolicy("always", "value", 0.0, spot=True),
+    BaselinePolicy("greedy", "class", 1.0, spot=True, most_gpus=8),
+    BaselinePolicy("evenkeel", "class"),
 ]
 
 
@@ -34,9 +43,9 @@ def a_setup(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_every_job_ends_every_seat_is_given_back_and_no_cap_is_passed(way: Way) -> None:
+def test_every_job_ends_every_seat_is_given_back_and_no_cap_is_passed(way: BaselinePolicy) -> None:
     setup = a_setup(caps__teamUsdPerHour=30, caps__fleetUsdPerHour=45)
-    world = World(setup, way, 7)
+    world = BurstSimulation(setup, way, 7)
 
     found = world.play()
 
@@ -51,24 +60,27 @@ def test_every_job_ends_every_seat_is_given_back_and_no_cap_is_passed(way: Way) 
 
 
 def test_the_same_world_gives_the_same_figures() -> None:
-    first, again = (World(a_setup(), WAYS[-1], 3).play() for _ in range(2))
+    first, again = (BurstSimulation(a_setup(), WAYS[-1], 3).play() for _ in range(2))
 
     assert first.usd == again.usd
     assert first.delays == again.delays
 
 
-class Thorough(World):
+class UnhurriedSimulation(BurstSimulation):
     """Weighs every job pool by pool, where the benchmark first looks whether that can lead to anything."""
 
-    def _may_pay(self, job: Job, wait: float, shadow: int) -> bool:
+    def _may_pay(self, job: TraceJob, wait: float, shadow: int) -> bool:
         return True
 
 
 def test_the_look_beforehand_changes_no_decision() -> None:
-    assert Thorough(a_setup(), WAYS[-1], 3).play().delays == World(a_setup(), WAYS[-1], 3).play().delays
+    assert (
+        UnhurriedSimulation(a_setup(), WAYS[-1], 3).play().delays
+        == BurstSimulation(a_setup(), WAYS[-1], 3).play().delays
+    )
 
 
-class Watched(World):
+class RecordingSimulation(BurstSimulation):
     """Looks, after each pass, at whether anything stands idle that somebody here could have."""
 
     passes = 0
@@ -83,7 +95,7 @@ class Watched(World):
 
 
 def test_nothing_that_is_paid_for_stands_idle_while_a_job_that_fits_waits_or_would_rather_be_home() -> None:
-    world = Watched(a_setup(), WAYS[-1], 5)
+    world = RecordingSimulation(a_setup(), WAYS[-1], 5)
 
     found = world.play()
 
@@ -95,13 +107,13 @@ def test_without_rented_nodes_evenkeel_is_the_committed_fleet() -> None:
     setup = a_setup(caps__teamUsdPerHour=0, caps__fleetUsdPerHour=0)
 
     assert (
-        World(setup, Way("evenkeel", "class"), 2).play().delays
-        == World(setup, Way("committed", "class"), 2).play().delays
+        BurstSimulation(setup, BaselinePolicy("evenkeel", "class"), 2).play().delays
+        == BurstSimulation(setup, BaselinePolicy("committed", "class"), 2).play().delays
     )
 
 
 def test_a_market_is_open_as_often_as_its_law_says_and_for_everybody_alike() -> None:
-    first, second = (MarketOfNodes(load_setup(), 1) for _ in range(2))
+    first, second = (CapacityMarket(load_setup(), 1) for _ in range(2))
     moments = range(0, 400 * 86_400, 1800)
 
     seen = [first.is_open("g5.xlarge", "a", Market.SPOT, moment) for moment in moments]

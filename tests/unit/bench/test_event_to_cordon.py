@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 
 from bench.__main__ import BASELINE, table
-from bench.event_to_cordon import AIMED, BARE, EMPTY, EVENKEEL, Report, Stage
-from bench.lanes import Sample
+from bench.cordon_timer import Sample
+from bench.event_to_cordon import AIMED, BARE, EMPTY, EVENKEEL, LatencyReport, LatencyStage
 
 PAUSE = 0.15
 MARKS = {"started": 0.01, "entered PlanRecovery": 0.01 + PAUSE, "entered CordonNode": 0.18}
@@ -16,12 +16,12 @@ def a_sample(lane: str, seconds: float) -> Sample:
     return Sample(lane, "node-1", "event-1", 0.0, accept_seconds=0.002, seconds=seconds, marks=marks)
 
 
-def a_report(*, evenkeel: float = 0.21, cold: Sequence[float] = (2.0,)) -> Report:
+def a_report(*, evenkeel: float = 0.21, cold: Sequence[float] = (2.0,)) -> LatencyReport:
     seconds = {EVENKEEL: evenkeel, EMPTY: 0.17, BARE: 0.007}
-    return Report(
+    return LatencyReport(
         warm={lane: [a_sample(lane, each)] * 3 for lane, each in seconds.items()},
         cold={lane: [a_sample(lane, each) for each in cold] for lane in seconds},
-        stages=(Stage("received", 0.02, 0.01),),
+        stages=(LatencyStage("received", 0.02, 0.01),),
         own={"plan_recovery": (0.017, 0.018)},
         others=0.0,
     )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.figures import Limit, quantile, ratio, regressions
+from bench.figures import RegressionLimit, quantile, ratio, regressions
 
 SECONDS = st.floats(min_value=1e-3, max_value=1e3)
 ROUNDS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=40)
@@ -55,14 +55,14 @@ def test_lanes_of_different_lengths_are_refused() -> None:
 
 
 def test_rise_within_the_tolerance_is_no_regression() -> None:
-    assert regressions({"a": 1.4}, {"a": Limit(baseline=1.2, tolerance=0.2)}) == []
+    assert regressions({"a": 1.4}, {"a": RegressionLimit(baseline=1.2, tolerance=0.2)}) == []
 
 
 def test_rise_beyond_the_tolerance_is_named_with_both_figures() -> None:
-    worse = regressions({"a": 1.5, "b": 9.0}, {"a": Limit(baseline=1.2, tolerance=0.2)})
+    worse = regressions({"a": 1.5, "b": 9.0}, {"a": RegressionLimit(baseline=1.2, tolerance=0.2)})
 
     assert worse == ["a is 1.50, more than 20% above the baseline of 1.20"]
 
 
 def test_ratio_that_was_not_measured_is_no_regression() -> None:
-    assert regressions({}, {"a": Limit(baseline=1.2, tolerance=0.2)}) == []
+    assert regressions({}, {"a": RegressionLimit(baseline=1.2, tolerance=0.2)}) == []

@@ -1,6 +1,6 @@
 """The share of others is what is busy and not ours."""
 
-from bench.machine import Usage
+from bench.cpu_usage import Usage
 
 
 def test_others_are_what_is_busy_and_not_ours() -> None:

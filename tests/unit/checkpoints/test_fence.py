@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from evenkeel.domain import checkpoints as service_side
 from evenkeel.training import layout as training_layout
 from evenkeel.training import resume as training_side
-from tests.unit.checkpoints.worlds import READERS, Answer, World, WorldStorage, at
+from tests.unit.checkpoints.checkpoint_worlds import READERS, CheckpointWorld, ReaderAnswer, WorldStorage, at
 
 
 def _point(attempt: int, step: int) -> dict[str, Any]:
@@ -52,14 +52,14 @@ def test_bytes_that_are_no_document_are_never_taken_for_no_fence(content: bytes)
 @pytest.mark.parametrize("writer", READERS, ids=repr)
 @pytest.mark.parametrize("reader", READERS, ids=repr)
 def test_fence_written_by_either_side_is_read_by_the_other(writer: Any, reader: Any) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10)
     world.save(1, 20)
     del world.objects["attempt=1/step=000000020/shard-0-of-2.bin"]
 
     written = writer.pin(world, 2)
 
-    assert reader.pin(world, 2) == written == Answer((1, 10), "PROVED", ((1, 20, "SHARD_MISSING"),))
+    assert reader.pin(world, 2) == written == ReaderAnswer((1, 10), "PROVED", ((1, 20, "SHARD_MISSING"),))
 
 
 def test_fence_cannot_be_raised_to_where_it_stands() -> None:
@@ -71,7 +71,7 @@ def test_fence_cannot_be_raised_to_where_it_stands() -> None:
 
 
 def test_fence_that_moved_while_candidates_were_proved_is_read_again() -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10)
     rival = WorldStorage(world)
 
@@ -83,7 +83,7 @@ def test_fence_that_moved_while_candidates_were_proved_is_read_again() -> None:
 
 
 def test_attempt_overtaken_while_it_proved_candidates_is_fenced() -> None:
-    world = World()
+    world = CheckpointWorld()
     rival = WorldStorage(world)
 
     with pytest.raises(training_side.Fenced, match="attempt 3"):
@@ -92,9 +92,9 @@ def test_attempt_overtaken_while_it_proved_candidates_is_fenced() -> None:
 
 def test_distrust_touches_only_the_attempts_that_ran_under_suspicion() -> None:
     """Attempt 2 ran elsewhere after the signal; its checkpoints are good."""
-    world = World()
+    world = CheckpointWorld()
     world.save(2, 20, began=9)
-    evidence = service_side.Evidence(
+    evidence = service_side.CheckpointContents(
         manifest=world.objects["attempt=2/step=000000020/manifest.json"],
         objects={
             key: service_side.StoredObject(size_bytes=len(content), sha256=world.digest(key))
@@ -105,8 +105,8 @@ def test_distrust_touches_only_the_attempts_that_ran_under_suspicion() -> None:
     narrow = service_side.Distrust(after=at(5), through_attempt=1)
     wide = service_side.Distrust(after=at(5), through_attempt=2)
 
-    assert isinstance(service_side.weigh(ref, evidence, (narrow,)), service_side.Proof)
-    assert isinstance(service_side.weigh(ref, evidence, (narrow, wide)), service_side.Rejection)
+    assert isinstance(service_side.verify(ref, evidence, (narrow,)), service_side.Proof)
+    assert isinstance(service_side.verify(ref, evidence, (narrow, wide)), service_side.Rejection)
 
 
 class TwoAttemptsNeverMix(RuleBasedStateMachine):
@@ -117,11 +117,11 @@ class TwoAttemptsNeverMix(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = CheckpointWorld()
         self.step_of: dict[int, int] = {}  # where each attempt's process stands, the dead ones included
         self.written_under: dict[tuple[int, int], int] = {}  # fence at the time of each manifest
         self.damaged: set[tuple[int, int]] = set()
-        self.choices: dict[int, Answer] = {}
+        self.choices: dict[int, ReaderAnswer] = {}
         self.highest = 0
 
     @rule(skip=st.integers(1, 2), side=st.sampled_from(READERS))
@@ -162,7 +162,7 @@ class TwoAttemptsNeverMix(RuleBasedStateMachine):
         if attempt == self.highest:
             assert again == self.choices[attempt]
         else:
-            assert not isinstance(again, Answer)
+            assert not isinstance(again, ReaderAnswer)
 
     @rule(data=st.data())
     def damage(self, data: st.DataObject) -> None:
@@ -207,7 +207,7 @@ _ANY_JSON = st.recursive(
 
 @given(whole=_ANY_JSON)
 def test_both_sides_judge_any_document_alike(whole: Any) -> None:
-    world = World()
+    world = CheckpointWorld()
     folder = world.save(1, 30)
     world.objects[f"{folder}/manifest.json"] = json.dumps(whole).encode()
 
@@ -218,7 +218,7 @@ def test_both_sides_judge_any_document_alike(whole: Any) -> None:
 
 @given(changes=st.dictionaries(st.sampled_from(_KEYS), _ANY_JSON, min_size=1, max_size=2))
 def test_both_sides_judge_a_manifest_with_changes_alike(changes: dict[str, Any]) -> None:
-    world = World()
+    world = CheckpointWorld()
     folder = world.save(1, 30)
     manifest = json.loads(world.objects[f"{folder}/manifest.json"])
     for key, value in changes.items():

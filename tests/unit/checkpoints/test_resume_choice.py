@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from evenkeel.domain import checkpoints as service_side
 from evenkeel.training import resume as training_side
-from tests.unit.checkpoints.worlds import (
+from tests.unit.checkpoints.checkpoint_worlds import (
     READERS,
-    Answer,
+    CheckpointWorld,
+    ReaderAnswer,
     ServiceSide,
     Stale,
     TrainingSide,
-    World,
     WorldStorage,
     at,
 )
@@ -26,53 +26,53 @@ reader_of_both = pytest.mark.parametrize("reader", READERS, ids=repr)
 
 @reader_of_both
 def test_without_checkpoints_training_starts_from_the_beginning(reader: Reader) -> None:
-    assert reader.choose(World(), 1) == Answer(None, "NONE")
+    assert reader.choose(CheckpointWorld(), 1) == ReaderAnswer(None, "NONE")
 
 
 @reader_of_both
 def test_the_newest_step_that_holds_is_chosen(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10)
     world.save(1, 30)
     world.save(1, 20)
 
-    assert reader.choose(world, 2) == Answer((1, 30), "PROVED")
+    assert reader.choose(world, 2) == ReaderAnswer((1, 30), "PROVED")
 
 
 @reader_of_both
 def test_of_two_attempts_at_one_step_the_later_is_tried_first(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 20)
     world.save(2, 20)
     world.put_fence((1, None), (2, (1, 20)))
 
-    assert reader.choose(world, 3) == Answer((2, 20), "PROVED")
+    assert reader.choose(world, 3) == ReaderAnswer((2, 20), "PROVED")
 
 
-def _drop(world: World, folder: str) -> None:
+def _drop(world: CheckpointWorld, folder: str) -> None:
     del world.objects[f"{folder}/shard-1-of-2.bin"]
 
 
-def _truncate(world: World, folder: str) -> None:
+def _truncate(world: CheckpointWorld, folder: str) -> None:
     world.objects[f"{folder}/shard-1-of-2.bin"] = b""
 
 
-def _flip_one_bit(world: World, folder: str) -> None:
+def _flip_one_bit(world: CheckpointWorld, folder: str) -> None:
     content = bytearray(world.objects[f"{folder}/shard-1-of-2.bin"])
     content[0] ^= 1
     world.objects[f"{folder}/shard-1-of-2.bin"] = bytes(content)
 
 
-def _never_finish(world: World, folder: str) -> None:
+def _never_finish(world: CheckpointWorld, folder: str) -> None:
     del world.objects[f"{folder}/manifest.json"]
 
 
-def _cut_the_manifest(world: World, folder: str) -> None:
+def _cut_the_manifest(world: CheckpointWorld, folder: str) -> None:
     world.objects[f"{folder}/manifest.json"] = world.objects[f"{folder}/manifest.json"][:-20]
 
 
 def _rewrite(**changes: Any) -> Any:
-    def change(world: World, folder: str) -> None:
+    def change(world: CheckpointWorld, folder: str) -> None:
         manifest = json.loads(world.objects[f"{folder}/manifest.json"])
         manifest.update(changes)
         world.objects[f"{folder}/manifest.json"] = json.dumps(manifest).encode()
@@ -81,7 +81,7 @@ def _rewrite(**changes: Any) -> Any:
 
 
 def _change_shard(**changes: Any) -> Any:
-    def change(world: World, folder: str) -> None:
+    def change(world: CheckpointWorld, folder: str) -> None:
         manifest = json.loads(world.objects[f"{folder}/manifest.json"])
         manifest["shards"][1].update(changes)
         world.objects[f"{folder}/manifest.json"] = json.dumps(manifest).encode()
@@ -89,14 +89,14 @@ def _change_shard(**changes: Any) -> Any:
     return change
 
 
-def _forget_a_rank(world: World, folder: str) -> None:
+def _forget_a_rank(world: CheckpointWorld, folder: str) -> None:
     manifest = json.loads(world.objects[f"{folder}/manifest.json"])
     manifest["shards"].pop()
     world.objects[f"{folder}/manifest.json"] = json.dumps(manifest).encode()
 
 
 def _write(content: bytes) -> Any:
-    def change(world: World, folder: str) -> None:
+    def change(world: CheckpointWorld, folder: str) -> None:
         world.objects[f"{folder}/manifest.json"] = content
 
     return change
@@ -144,97 +144,97 @@ DAMAGE = {
 def test_damaged_checkpoint_is_passed_over_by_name_and_the_one_before_is_chosen(
     reader: Reader, damage: Any, code: str
 ) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 20)
     damage(world, world.save(1, 30))
 
-    assert reader.choose(world, 2) == Answer((1, 20), "PROVED", ((1, 30, code),))
+    assert reader.choose(world, 2) == ReaderAnswer((1, 20), "PROVED", ((1, 30, code),))
 
 
 @reader_of_both
 def test_infinite_loss_is_passed_over(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     folder = world.save(1, 30)
     manifest = world.objects[f"{folder}/manifest.json"].replace(b'"loss": 0.5', b'"loss": 1e999')
     world.objects[f"{folder}/manifest.json"] = manifest
 
-    assert reader.choose(world, 2) == Answer(None, "NONE", ((1, 30, "METRIC_NOT_FINITE"),))
+    assert reader.choose(world, 2) == ReaderAnswer(None, "NONE", ((1, 30, "METRIC_NOT_FINITE"),))
 
 
 @reader_of_both
 def test_unknown_keys_of_a_manifest_are_ignored(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 30, futureKey={"any": 1})
 
-    assert reader.choose(world, 2) == Answer((1, 30), "PROVED")
+    assert reader.choose(world, 2) == ReaderAnswer((1, 30), "PROVED")
 
 
 @reader_of_both
 def test_when_nothing_holds_every_checkpoint_is_named(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     _drop(world, world.save(1, 10))
     _truncate(world, world.save(1, 20))
 
-    expected = Answer(None, "NONE", ((1, 20, "SHARD_SIZE"), (1, 10, "SHARD_MISSING")))
+    expected = ReaderAnswer(None, "NONE", ((1, 20, "SHARD_SIZE"), (1, 10, "SHARD_MISSING")))
     assert reader.choose(world, 2) == expected
 
 
 @reader_of_both
 def test_write_that_began_after_the_first_signal_is_distrusted(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10, began=0)
     world.save(1, 20, began=5)
     world.save(1, 30, began=5.01)
 
-    assert reader.choose(world, 2, at(5)) == Answer((1, 20), "PROVED", ((1, 30, "DISTRUSTED"),))
+    assert reader.choose(world, 2, at(5)) == ReaderAnswer((1, 20), "PROVED", ((1, 30, "DISTRUSTED"),))
 
 
 @reader_of_both
 def test_checkpoints_of_this_attempt_and_later_ones_are_not_its_past(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10)
     world.save(2, 20)
     world.save(3, 30)
 
-    expected = Answer((1, 10), "PROVED", ((3, 30, "LATER_ATTEMPT"), (2, 20, "LATER_ATTEMPT")))
+    expected = ReaderAnswer((1, 10), "PROVED", ((3, 30, "LATER_ATTEMPT"), (2, 20, "LATER_ATTEMPT")))
     assert reader.choose(world, 2) == expected
 
 
 @reader_of_both
 def test_late_manifest_of_a_fenced_attempt_is_never_chosen(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10)
-    assert reader.pin(world, 2) == Answer((1, 10), "PROVED")
+    assert reader.pin(world, 2) == ReaderAnswer((1, 10), "PROVED")
 
     world.save(1, 20)
     world.save(2, 15)
 
-    assert reader.choose(world, 3) == Answer((2, 15), "PROVED", ((1, 20, "FENCED"),))
+    assert reader.choose(world, 3) == ReaderAnswer((2, 15), "PROVED", ((1, 20, "FENCED"),))
 
 
 @reader_of_both
 def test_attempt_pinned_to_the_beginning_fences_all_before_it(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.put_fence((1, None), (2, None))
     world.save(1, 10)
 
-    assert reader.choose(world, 3) == Answer(None, "NONE", ((1, 10, "FENCED"),))
+    assert reader.choose(world, 3) == ReaderAnswer(None, "NONE", ((1, 10, "FENCED"),))
 
 
 @reader_of_both
 def test_late_manifest_at_the_very_step_of_the_pin_is_fenced(reader: Reader) -> None:
     """Attempt 2 resumed from (1, 10) and saves step 10 again only after attempt 3 was pinned to (1, 10) as well."""
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10)
     world.put_fence((1, None), (2, (1, 10)), (3, (1, 10)))
     world.save(2, 10)
 
-    assert reader.choose(world, 4) == Answer((1, 10), "PROVED", ((2, 10, "FENCED"),))
+    assert reader.choose(world, 4) == ReaderAnswer((1, 10), "PROVED", ((2, 10, "FENCED"),))
 
 
 @reader_of_both
 def test_retried_launch_gets_the_pin_though_a_newer_checkpoint_has_come(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10)
     _drop(world, world.save(1, 20))
     first = reader.pin(world, 2)
@@ -243,13 +243,13 @@ def test_retried_launch_gets_the_pin_though_a_newer_checkpoint_has_come(reader: 
     world.save(1, 30)
     again = reader.pin(world, 2)
 
-    assert again == first == Answer((1, 10), "PROVED", ((1, 20, "SHARD_MISSING"),))
+    assert again == first == ReaderAnswer((1, 10), "PROVED", ((1, 20, "SHARD_MISSING"),))
     assert world.fence == fence
 
 
 @reader_of_both
 def test_attempt_behind_the_fence_is_stale(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.put_fence((1, None), (3, None))
 
     assert reader.pin(world, 2) == Stale()
@@ -257,12 +257,12 @@ def test_attempt_behind_the_fence_is_stale(reader: Reader) -> None:
 
 @reader_of_both
 def test_checkpoint_by_convention_counts_only_where_it_is_accepted(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10)
     world.save_by_convention(1, 20)
 
-    assert reader.choose(world, 2) == Answer((1, 10), "PROVED", ((1, 20, "BELOW_GRADE"),))
-    assert reader.choose(world, 2, convention=True) == Answer((1, 20), "COMPLETE_BY_CONVENTION")
+    assert reader.choose(world, 2) == ReaderAnswer((1, 10), "PROVED", ((1, 20, "BELOW_GRADE"),))
+    assert reader.choose(world, 2, convention=True) == ReaderAnswer((1, 20), "COMPLETE_BY_CONVENTION")
 
 
 @reader_of_both
@@ -277,24 +277,24 @@ def test_checkpoint_by_convention_counts_only_where_it_is_accepted(reader: Reade
 def test_unfinished_checkpoint_by_convention_is_passed_over(
     reader: Reader, name: str, content: bytes | None, code: str
 ) -> None:
-    world = World()
+    world = CheckpointWorld()
     folder = world.save_by_convention(1, 20)
     if content is None:
         del world.objects[f"{folder}/{name}"]
     else:
         world.objects[f"{folder}/{name}"] = content
 
-    assert reader.choose(world, 2, convention=True) == Answer(None, "NONE", ((1, 20, code),))
+    assert reader.choose(world, 2, convention=True) == ReaderAnswer(None, "NONE", ((1, 20, code),))
 
 
 @reader_of_both
 def test_sizes_without_checksums_are_no_proof(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     folder = world.save(1, 10)
     world.without_checksum.add(f"{folder}/shard-0-of-2.bin")
 
-    assert reader.choose(world, 2) == Answer(None, "NONE", ((1, 10, "BELOW_GRADE"),))
-    assert reader.choose(world, 2, convention=True) == Answer((1, 10), "COMPLETE_BY_CONVENTION")
+    assert reader.choose(world, 2) == ReaderAnswer(None, "NONE", ((1, 10, "BELOW_GRADE"),))
+    assert reader.choose(world, 2, convention=True) == ReaderAnswer((1, 10), "COMPLETE_BY_CONVENTION")
 
 
 # ---------------------------------------------------------------- what a suspicion demands
@@ -302,13 +302,13 @@ def test_sizes_without_checksums_are_no_proof(reader: Reader) -> None:
 
 @reader_of_both
 def test_a_suspicion_may_ask_for_proof_where_convention_would_do(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10)
     world.save_by_convention(1, 20)
 
     answer = reader.choose(world, 2, convention=True, demand="PROOF")
 
-    assert answer == Answer((1, 10), "PROVED", ((1, 20, "BELOW_GRADE"),))
+    assert answer == ReaderAnswer((1, 10), "PROVED", ((1, 20, "BELOW_GRADE"),))
 
 
 SOUND: dict[str, dict[str, Any]] = {
@@ -323,7 +323,7 @@ SILENT: dict[str, Any] = {"metrics": {"throughput": 4}}
 def test_after_a_fault_that_time_does_not_bound_a_checkpoint_must_say_that_it_is_sound(
     reader: Reader, says: dict[str, Any]
 ) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10, **says)
     world.save(1, 20, **SILENT)
     world.save(1, 30)
@@ -332,7 +332,7 @@ def test_after_a_fault_that_time_does_not_bound_a_checkpoint_must_say_that_it_is
     assert reader.choose(world, 2, demand="EVIDENCE").rejected[0] == (1, 40, "NO_CLEAN_RUN")
     assert reader.choose(world, 2, demand="EVIDENCE").resume == (1, 30)
     _rewrite(metrics={"loss": "nan"})(world, "attempt=1/step=000000040")
-    assert reader.choose(world, 2, demand="EVIDENCE") == Answer(
+    assert reader.choose(world, 2, demand="EVIDENCE") == ReaderAnswer(
         None,
         "NONE",
         ((1, 40, "METRIC_NOT_FINITE"), (1, 30, "NO_CLEAN_RUN"), (1, 20, "NO_EVIDENCE"), (1, 10, "NO_CLEAN_RUN")),
@@ -341,18 +341,18 @@ def test_after_a_fault_that_time_does_not_bound_a_checkpoint_must_say_that_it_is
 
 @reader_of_both
 def test_that_the_next_one_is_in_doubt_does_not_keep_it_from_showing_that_training_went_on(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10, began=0)
     world.save(1, 20, began=9)
 
     answer = reader.choose(world, 2, at(5), demand="EVIDENCE")
 
-    assert answer == Answer((1, 10), "PROVED", ((1, 20, "DISTRUSTED"),))
+    assert answer == ReaderAnswer((1, 10), "PROVED", ((1, 20, "DISTRUSTED"),))
 
 
 @reader_of_both
 def test_another_attempts_checkpoint_shows_nothing(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10)
     world.save(2, 20)
     world.put_fence((1, None), (2, None))
@@ -362,17 +362,17 @@ def test_another_attempts_checkpoint_shows_nothing(reader: Reader) -> None:
 
 @reader_of_both
 def test_a_script_that_found_bad_numbers_is_believed_in_any_case(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10)
     world.save(1, 20, isFinite=False)
 
-    assert reader.choose(world, 2) == Answer((1, 10), "PROVED", ((1, 20, "METRIC_NOT_FINITE"),))
+    assert reader.choose(world, 2) == ReaderAnswer((1, 10), "PROVED", ((1, 20, "METRIC_NOT_FINITE"),))
 
 
 @reader_of_both
 @pytest.mark.parametrize("value", ["yes", 1])
 def test_a_claim_is_true_or_false(reader: Reader, value: object) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10, isFinite=value)
 
     assert reader.choose(world, 2).rejected == ((1, 10, "MANIFEST_UNREADABLE"),)
@@ -380,7 +380,7 @@ def test_a_claim_is_true_or_false(reader: Reader, value: object) -> None:
 
 @reader_of_both
 def test_what_gives_no_evidence_is_not_disowned_without_a_person(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10, **SILENT)
     world.save(1, 20, **SILENT)
 
@@ -389,7 +389,7 @@ def test_what_gives_no_evidence_is_not_disowned_without_a_person(reader: Reader)
     assert choice.would_disown_work
 
 
-class Written(NamedTuple):
+class WrittenCheckpoint(NamedTuple):
     """One checkpoint of attempt 1, as hypothesis made it up."""
 
     began: int
@@ -409,16 +409,18 @@ _SAYS: dict[str, dict[str, Any]] = {
 
 @given(
     written=st.lists(
-        st.builds(Written, began=st.integers(0, 9), says=st.sampled_from(sorted(_SAYS)), is_whole=st.booleans()),
+        st.builds(
+            WrittenCheckpoint, began=st.integers(0, 9), says=st.sampled_from(sorted(_SAYS)), is_whole=st.booleans()
+        ),
         max_size=6,
     ),
     doubt=st.none() | st.integers(0, 9),
     demand=st.sampled_from(["CONVENTION", "PROOF", "EVIDENCE"]),
 )
 def test_both_readers_walk_back_to_the_newest_checkpoint_that_is_all_it_must_be(
-    written: list[Written], doubt: int | None, demand: str
+    written: list[WrittenCheckpoint], doubt: int | None, demand: str
 ) -> None:
-    world = World()
+    world = CheckpointWorld()
     for number, one in enumerate(written, start=1):
         folder = world.save(1, number * 10, began=one.began, **_SAYS[one.says])
         if not one.is_whole:
@@ -427,7 +429,7 @@ def test_both_readers_walk_back_to_the_newest_checkpoint_that_is_all_it_must_be(
     def is_sound(number: int) -> bool:
         return number < len(written) and written[number].says in ("loss", "looked")
 
-    def is_good(number: int, one: Written) -> bool:
+    def is_good(number: int, one: WrittenCheckpoint) -> bool:
         holds = one.is_whole and one.says not in ("nan", "bad") and (doubt is None or one.began <= doubt)
         return holds and (demand != "EVIDENCE" or (is_sound(number) and is_sound(number + 1)))
 
@@ -441,11 +443,11 @@ def test_both_readers_walk_back_to_the_newest_checkpoint_that_is_all_it_must_be(
 
 @reader_of_both
 def test_folders_of_another_shape_are_no_checkpoints(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     for folder in ("attempt=0/step=000000010", "attempt=1/step=10", "attempt=01/step=000000010", "result"):
         world.objects[f"{folder}/manifest.json"] = b"{}"
 
-    assert reader.choose(world, 2) == Answer(None, "NONE")
+    assert reader.choose(world, 2) == ReaderAnswer(None, "NONE")
 
 
 @reader_of_both
@@ -454,7 +456,7 @@ def test_folders_of_another_shape_are_no_checkpoints(reader: Reader) -> None:
     [(_drop, True), (_truncate, True), (_flip_one_bit, True), (_cut_the_manifest, True), (_never_finish, False)],
 )
 def test_only_what_was_finished_once_can_be_disowned(reader: Reader, spoil: Any, is_disowned: bool) -> None:
-    world = World()
+    world = CheckpointWorld()
     spoil(world, world.save(1, 10))
 
     assert reader.would_disown_work(world, 2) is is_disowned
@@ -462,7 +464,7 @@ def test_only_what_was_finished_once_can_be_disowned(reader: Reader, spoil: Any,
 
 @reader_of_both
 def test_what_is_fenced_or_distrusted_is_not_disowned_by_beginning_again(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.put_fence((1, None), (2, None))
     world.save(1, 10)
     world.save(2, 20, began=9)
@@ -472,7 +474,7 @@ def test_what_is_fenced_or_distrusted_is_not_disowned_by_beginning_again(reader:
 
 @reader_of_both
 def test_a_checkpoint_that_holds_keeps_a_broken_one_from_mattering(reader: Reader) -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10)
     _drop(world, world.save(1, 20))
 
@@ -480,7 +482,7 @@ def test_a_checkpoint_that_holds_keeps_a_broken_one_from_mattering(reader: Reade
 
 
 def test_distrust_reaches_no_later_attempt_in_a_script_either() -> None:
-    world = World()
+    world = CheckpointWorld()
     world.save(1, 10, began=9)
     world.save(2, 20, began=9)
     world.put_fence((1, None), (2, (1, 10)))
@@ -495,7 +497,7 @@ def test_distrust_reaches_no_later_attempt_in_a_script_either() -> None:
 
 
 def test_a_script_pins_nothing_where_nothing_holds() -> None:
-    world = World()
+    world = CheckpointWorld()
     _drop(world, world.save(1, 10))
 
     with pytest.raises(training_side.Unproved, match="SHARD_MISSING"):
@@ -508,9 +510,9 @@ def test_a_script_pins_nothing_where_nothing_holds() -> None:
 
 def test_only_so_many_checkpoints_are_looked_at() -> None:
     refs = [service_side.CheckpointRef(attempt=1, step=step) for step in (10, 20, 30)]
-    nothing = service_side.Evidence(manifest=b"{", objects={})
+    nothing = service_side.CheckpointContents(manifest=b"{", objects={})
 
-    choice = service_side.choose_resume_point(2, None, refs, {refs[2]: nothing}, most_looks=1)
+    choice = service_side.choose_resume_point(2, None, refs, {refs[2]: nothing}, max_reads=1)
 
     assert isinstance(choice, service_side.ResumeChoice)
     assert [(out.step, out.code) for out in choice.rejected] == [(30, "MANIFEST_UNREADABLE"), (20, "NOT_EXAMINED")]

@@ -13,14 +13,14 @@ import pytest
 
 from evenkeel_cli.main import main
 from tests.fakes.system import A_MOMENT
-from tests.unit.api.gateway import FLEET, Answer, Gateway
+from tests.unit.api.gateway import FLEET, ApiResponse, Gateway
 from tests.unit.api.seeds import heartbeats
 
 _KEPT = ("Idempotency-Key", "If-None-Match", "If-Match")
 
 
 @dataclass
-class Said:
+class CliResult:
     """What a command printed, and how it ended."""
 
     exit_code: int
@@ -41,7 +41,7 @@ class _Pipe(io.StringIO):
     encoding = "utf-8"
 
 
-class Served:
+class CliFixture:
     """The API on a port, and the command in a folder whose context names it."""
 
     def __init__(self, gateway: Gateway, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ class Served:
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.bodies: list[str] = []
         """Of the same requests."""
-        self.next_answers: list[Answer] = []
+        self.next_answers: list[ApiResponse] = []
         """Given instead of the API's own, in order."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
@@ -80,7 +80,7 @@ class Served:
         self._server.server_close()
         self._thread.join(5)
 
-    def run(self, *words: str, terminal: bool = False, stdin: str = "") -> Said:
+    def run(self, *words: str, terminal: bool = False, stdin: str = "") -> CliResult:
         """Run the command as a person (on a terminal, without colour) or as a program (in a pipe)."""
         out, err = (_Terminal(), _Terminal()) if terminal else (_Pipe(), _Pipe())
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -88,7 +88,7 @@ class Served:
                 patch.setenv("NO_COLOR", "1")
             patch.setattr("sys.stdin", io.StringIO(stdin))
             code = main(words)
-        return Said(code, out.getvalue(), err.getvalue())
+        return CliResult(code, out.getvalue(), err.getvalue())
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         served = self
@@ -130,21 +130,21 @@ class Served:
 
         return Handler
 
-    def answer(self, method: str, target: str, body: str, headers: dict[str, str]) -> Answer:
+    def answer(self, method: str, target: str, body: str, headers: dict[str, str]) -> ApiResponse:
         if self.next_answers:
             return self.next_answers.pop(0)
         if "AWS4-HMAC-SHA256" not in headers.get("Authorization", ""):
-            return Answer(403, {}, '{"message": "Missing Authentication Token"}')
+            return ApiResponse(403, {}, '{"message": "Missing Authentication Token"}')
         kept = {name: value for name, value in headers.items() if name in _KEPT}
         key = kept.pop("Idempotency-Key", None)
         return self.gateway.call(method, target, body or None, key=key, headers=kept)
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CliFixture]:
     """The command and the API of a fleet in which every source answers."""
     gateway = Gateway()
     heartbeats(gateway.fakes.ledger)
-    api = Served(gateway, tmp_path, monkeypatch)
+    api = CliFixture(gateway, tmp_path, monkeypatch)
     yield api
     api.stop()

@@ -13,31 +13,31 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.external.workloads import Comeback, ForeignPod, foreign_workloads
+from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod, unmanaged_workloads
 from evenkeel.domain.jobs.job import PlacementNote
-from evenkeel.domain.renting.rental import Offer, Rental, RentalState
-from evenkeel.domain.renting.serving import ServingMemory
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState
+from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
 from evenkeel.services.storage import rows
 from evenkeel_cli.commands.automation import seconds_of
-from evenkeel_cli.commands.jobs import added
+from evenkeel_cli.commands.jobs import new_log_text
 from evenkeel_cli.errors import CommandFailed
 from evenkeel_cli.main import NOUNS
 from evenkeel_cli.render import age, duration
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
-from tests.unit.api.gateway import ROOT, Answer, Gateway
+from tests.unit.api.gateway import ROOT, ApiResponse, Gateway
 from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, ago, an_attempt, an_incident, stored
-from tests.unit.cli.conftest import Said, Served
-from tests.unit.cli.story import recovery_at_work
+from tests.unit.cli.conftest import CliFixture, CliResult
+from tests.unit.cli.recovery_fixture import recovery_at_work
 from tests.unit.scheduling.test_replicas import CHAT
 from tests.unit.scheduling.test_replicas import a_rental as serving_rental
 
 A_JOB: dict[str, Any] = {"name": "llama", "image": "registry/trainer:1", "command": ["python", "train.py"], "nodes": 2}
 
 
-def the_job(served: Served) -> dict[str, Any]:
+def the_job(served: CliFixture) -> dict[str, Any]:
     document: dict[str, Any] = served.gateway.get("/v1/jobs/job-0000000001").document
     return document
 
@@ -45,7 +45,7 @@ def the_job(served: Served) -> dict[str, Any]:
 # ---------------------------------------------------------------- submit
 
 
-def test_a_job_is_submitted_from_a_file(served: Served) -> None:
+def test_a_job_is_submitted_from_a_file(served: CliFixture) -> None:
     (served.folder / "job.json").write_text(json.dumps(A_JOB), encoding="utf-8")
 
     said = served.run("jobs", "submit", "job.json", terminal=True)
@@ -54,7 +54,7 @@ def test_a_job_is_submitted_from_a_file(served: Served) -> None:
     assert the_job(served)["command"] == ["python", "train.py"]
 
 
-def test_options_win_over_the_file_and_a_command_over_both(served: Served) -> None:
+def test_options_win_over_the_file_and_a_command_over_both(served: CliFixture) -> None:
     body = json.dumps({**A_JOB, "args": ["--x"], "env": {"A": "1"}})
     words = ["--nodes", "3", "--checkpoint-uri", "s3://bucket/p", "--env", "B=2=3", "-", "--", "python", "-m", "other"]
 
@@ -83,7 +83,7 @@ FOLDER, OTHER = "file:///data/llama", "file:///data/other"
     ],
 )
 def test_options_replace_only_that_of_the_files_checkpoints_which_they_name(
-    served: Served, verb: str, options: list[str], checkpoint: dict[str, str]
+    served: CliFixture, verb: str, options: list[str], checkpoint: dict[str, str]
 ) -> None:
     body = json.dumps({**A_JOB, "checkpoint": {"uri": FOLDER, "claim": "slow"}})
 
@@ -95,8 +95,10 @@ def test_options_replace_only_that_of_the_files_checkpoints_which_they_name(
 @pytest.mark.parametrize(
     "options", [["--env", "A=b"], ["--checkpoint-uri", OTHER], ["--min-nodes", "1"]], ids=lambda options: options[0]
 )
-def test_options_fill_what_a_file_leaves_empty_and_refuse_what_is_no_object(served: Served, options: list[str]) -> None:
-    def submitted(value: object) -> Said:
+def test_options_fill_what_a_file_leaves_empty_and_refuse_what_is_no_object(
+    served: CliFixture, options: list[str]
+) -> None:
+    def submitted(value: object) -> CliResult:
         body = json.dumps({**A_JOB, "env": value, "checkpoint": value, "elastic": value})
         return served.run("jobs", "plan", *options, "-", stdin=body)
 
@@ -109,7 +111,7 @@ def test_options_fill_what_a_file_leaves_empty_and_refuse_what_is_no_object(serv
     )
 
 
-def test_a_job_of_several_sizes_says_which_will_do(served: Served) -> None:
+def test_a_job_of_several_sizes_says_which_will_do(served: CliFixture) -> None:
     words = ["--nodes", "2", "--min-nodes", "1", "--max-nodes", "4", "--checkpoint-uri", "s3://bucket/p", "-"]
 
     said = served.run("jobs", "submit", *words, stdin=json.dumps(A_JOB), terminal=True)
@@ -121,7 +123,7 @@ def test_a_job_of_several_sizes_says_which_will_do(served: Served) -> None:
         assert "elastic.maxNodes" in refused.err
 
 
-def test_a_deadline_is_said_on_submission_and_shown(served: Served) -> None:
+def test_a_deadline_is_said_on_submission_and_shown(served: CliFixture) -> None:
     said = served.run("jobs", "submit", "--deadline", "2030-01-02T10:15:00+01:00", "-", stdin=json.dumps(A_JOB))
     assert said.err == ""
 
@@ -132,11 +134,11 @@ def test_a_deadline_is_said_on_submission_and_shown(served: Served) -> None:
 
 
 @pytest.mark.parametrize("placement", [{}, {"placement": None}], ids=["left out", "none"])
-def test_a_plan_says_what_there_is_where_another_places_jobs(served: Served, placement: dict[str, None]) -> None:
+def test_a_plan_says_what_there_is_where_another_places_jobs(served: CliFixture, placement: dict[str, None]) -> None:
     served.gateway = Gateway(environment={"EVENKEEL_ADMISSION": "kueue"})
     given = served.gateway.post("/v1/jobs/plan", A_JOB).document
     answer = {name: value for name, value in given.items() if name != "placement"} | placement
-    served.next_answers = [Answer(200, {}, json.dumps(answer))]
+    served.next_answers = [ApiResponse(200, {}, json.dumps(answer))]
 
     said = served.run("jobs", "plan", "-", stdin=json.dumps(A_JOB), terminal=True)
 
@@ -148,7 +150,7 @@ def test_a_plan_says_what_there_is_where_another_places_jobs(served: Served, pla
     )
 
 
-def test_every_submission_has_a_fresh_key_unless_one_is_given(served: Served) -> None:
+def test_every_submission_has_a_fresh_key_unless_one_is_given(served: CliFixture) -> None:
     flags = ["--name", "x", "--image", "i:1", "--", "train"]
     served.run("jobs", "submit", *flags)
     served.run("jobs", "submit", *flags)
@@ -170,7 +172,7 @@ def test_every_submission_has_a_fresh_key_unless_one_is_given(served: Served) ->
         (["--name", "x", "--", "train"], "VALIDATION_FAILED"),
     ],
 )
-def test_a_job_that_cannot_be_submitted_exits_2(served: Served, words: list[str], code: str) -> None:
+def test_a_job_that_cannot_be_submitted_exits_2(served: CliFixture, words: list[str], code: str) -> None:
     (served.folder / "broken.json").write_text("{", encoding="utf-8")
     (served.folder / "list.json").write_text("[]", encoding="utf-8")
 
@@ -185,7 +187,7 @@ def test_a_job_that_cannot_be_submitted_exits_2(served: Served, words: list[str]
 
 
 @pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 3), ("CANCELLED", 3)])
-def test_waiting_ends_as_the_job_does(served: Served, state: str, code: int) -> None:
+def test_waiting_ends_as_the_job_does(served: CliFixture, state: str, code: int) -> None:
     stored(served.gateway.fakes.ledger, a_job(1, state=state, reason="So it went."))
 
     said = served.run("jobs", "wait", "llama-1")
@@ -194,7 +196,7 @@ def test_waiting_ends_as_the_job_does(served: Served, state: str, code: int) -> 
     assert said.out.endswith(f"{state.lower()}  So it went.\n")
 
 
-def test_waiting_past_the_timeout_exits_124(served: Served) -> None:
+def test_waiting_past_the_timeout_exits_124(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1))
 
     said = served.run("jobs", "wait", "llama-1", "--timeout", "0")
@@ -203,7 +205,7 @@ def test_waiting_past_the_timeout_exits_124(served: Served) -> None:
     assert "still pending" in said.err
 
 
-def test_a_job_is_cancelled_with_a_reason(served: Served) -> None:
+def test_a_job_is_cancelled_with_a_reason(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1))
 
     said = served.run("jobs", "cancel", "llama-1", "--reason", "not needed")
@@ -212,7 +214,7 @@ def test_a_job_is_cancelled_with_a_reason(served: Served) -> None:
     assert "not needed" in the_job(served)["reason"]
 
 
-def test_cancelling_what_has_ended_exits_5(served: Served) -> None:
+def test_cancelling_what_has_ended_exits_5(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1, state="FAILED"))
 
     said = served.run("jobs", "cancel", "llama-1")
@@ -232,12 +234,12 @@ def test_cancelling_what_has_ended_exits_5(served: Served) -> None:
     ],
 )
 def test_following_prints_what_was_added(seen: str, now: str, new: str) -> None:
-    assert added(seen, now) == new
+    assert new_log_text(seen, now) == new
 
 
-def test_the_work_of_others_is_a_list_of_its_own(served: Served) -> None:
+def test_the_work_of_others_is_a_list_of_its_own(served: CliFixture) -> None:
     pods = [
-        ForeignPod(
+        UnmanagedPod(
             namespace="research",
             name=f"llama-{number}",
             uid=str(number),
@@ -245,24 +247,24 @@ def test_the_work_of_others_is_a_list_of_its_own(served: Served) -> None:
             accelerators=8,
             kind="PyTorchJob",
             workload="llama",
-            comeback=Comeback.BY_OWNER,
+            recreation=PodRecreation.BY_OWNER,
             may_move=True,
         )
         for number in (1, 2)
     ]
-    (workload,) = foreign_workloads(CLUSTER, pods)
-    row = Row(rows.foreign_key(CLUSTER), {"workloads": [workload.to_json()]})
+    (workload,) = unmanaged_workloads(CLUSTER, pods)
+    row = Row(rows.unmanaged_workloads_key(CLUSTER), {"workloads": [workload.to_json()]})
     served.gateway.fakes.ledger.commit(Put(row))
 
-    said = served.run("jobs", "ls", "--foreign")
+    said = served.run("jobs", "ls", "--unmanaged")
 
     assert "PyTorchJob research/llama" in said.out
     assert "moved as soon as its machine sickens" in said.out
-    assert served.run("jobs", "ls", "--foreign", "-o", "name").out == "llama\n"
+    assert served.run("jobs", "ls", "--unmanaged", "-o", "name").out == "llama\n"
 
 
-def test_the_work_of_others_stands_with_the_node_it_is_on(served: Served) -> None:
-    stored(served.gateway.fakes.ledger, a_fleet_node(1, others=("PyTorchJob research/llama",)))
+def test_the_work_of_others_stands_with_the_node_it_is_on(served: CliFixture) -> None:
+    stored(served.gateway.fakes.ledger, a_fleet_node(1, unmanaged_workloads=("PyTorchJob research/llama",)))
 
     assert "PyTorchJob research/llama" in served.run("nodes", "ls", "-o", "wide").out
     assert "PyTorchJob research/llama" in served.run("nodes", "show", "i-00000000000000001").out
@@ -286,7 +288,7 @@ def test_the_work_of_others_stands_with_the_node_it_is_on(served: Served) -> Non
         ("automation show", "/v1/clusters/laptop/automation"),
     ],
 )
-def test_json_is_the_apis_object_unchanged(served: Served, words: str, path: str) -> None:
+def test_json_is_the_apis_object_unchanged(served: CliFixture, words: str, path: str) -> None:
     recovery_at_work(served.gateway)
 
     said = served.run(*words.split(), "-o", "json")
@@ -295,7 +297,7 @@ def test_json_is_the_apis_object_unchanged(served: Served, words: str, path: str
 
 
 @pytest.mark.parametrize("noun", ["jobs", "incidents", "nodes"])
-def test_lists_have_all_their_forms(served: Served, noun: str) -> None:
+def test_lists_have_all_their_forms(served: CliFixture, noun: str) -> None:
     recovery_at_work(served.gateway)
     document = json.loads(served.run(noun, "ls", "-o", "json").out)
     names = served.run(noun, "ls", "-o", "name").out.split()
@@ -306,7 +308,7 @@ def test_lists_have_all_their_forms(served: Served, noun: str) -> None:
     assert len(wide) == len(names) + 1
 
 
-def test_a_list_longer_than_a_page_is_read_to_its_end(served: Served) -> None:
+def test_a_list_longer_than_a_page_is_read_to_its_end(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, *(a_job(n) for n in range(1, 251)))
 
     said = served.run("jobs", "ls", "--limit", "240", "-o", "name")
@@ -319,7 +321,7 @@ MORE = "The list ends after 2, and there may be more: --limit takes up to 1000.\
 
 @pytest.mark.parametrize("noun", ["jobs", "incidents", "nodes"])
 @pytest.mark.parametrize("form", ["table", "wide", "json", "name"])
-def test_a_list_that_ends_before_its_end_says_so(served: Served, noun: str, form: str) -> None:
+def test_a_list_that_ends_before_its_end_says_so(served: CliFixture, noun: str, form: str) -> None:
     for number in (1, 2, 3):
         stored(served.gateway.fakes.ledger, a_job(number), an_incident(number), a_fleet_node(number))
 
@@ -334,13 +336,13 @@ def test_a_list_that_ends_before_its_end_says_so(served: Served, noun: str, form
 
 
 @pytest.mark.parametrize(("state", "code"), [("RECOVERING", 20), ("RECOVERED", 0), ("WAITING_FOR_PERSON", 21)])
-def test_status_check_tells_cron(served: Served, state: str, code: int) -> None:
+def test_status_check_tells_cron(served: CliFixture, state: str, code: int) -> None:
     stored(served.gateway.fakes.ledger, an_incident(1, state=state))
 
     assert served.run("status", "--check").exit_code == code
 
 
-def test_status_names_the_answer_that_a_plan_waits_for(served: Served) -> None:
+def test_status_names_the_answer_that_a_plan_waits_for(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, an_incident(1, plan=ASKS))
 
     said = served.run("status", terminal=True).out
@@ -349,11 +351,11 @@ def test_status_names_the_answer_that_a_plan_waits_for(served: Served) -> None:
     assert said.endswith("NEXT    evenkeel incidents approve inc-0000000001\n")
 
 
-def test_a_policy_that_cannot_be_used_is_shown_with_the_one_that_counts(served: Served) -> None:
+def test_a_policy_that_cannot_be_used_is_shown_with_the_one_that_counts(served: CliFixture) -> None:
     change = {"number": 3, "at": "2026-01-01T00:00:00Z", "by": "ana", "reason": "x", "changes": {"a": 1}}
     shown = {"hash": "h", "catalogueHash": "c", "policy": {"name": "default"}, "change": change}
     document = shown | {"refused": "change 3 by ana: a: there is no such field", "inForce": 2}
-    served.next_answers.append(Answer(200, {}, json.dumps(document)))
+    served.next_answers.append(ApiResponse(200, {}, json.dumps(document)))
 
     said = served.run("policy", "show", terminal=True).out
 
@@ -364,7 +366,7 @@ def test_a_policy_that_cannot_be_used_is_shown_with_the_one_that_counts(served: 
 # ---------------------------------------------------------------- finding things
 
 
-def test_ids_names_and_unique_beginnings_find_a_job(served: Served) -> None:
+def test_ids_names_and_unique_beginnings_find_a_job(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1), a_job(12))
 
     found = {
@@ -391,7 +393,7 @@ def test_ids_names_and_unique_beginnings_find_a_job(served: Served) -> None:
     ],
     ids=" ".join,
 )
-def test_a_variable_that_is_not_set_names_nothing(served: Served, words: list[str]) -> None:
+def test_a_variable_that_is_not_set_names_nothing(served: CliFixture, words: list[str]) -> None:
     stored(served.gateway.fakes.ledger, a_job(1), a_fleet_node(1), an_incident(1))
 
     said = served.run(*words)
@@ -401,7 +403,7 @@ def test_a_variable_that_is_not_set_names_nothing(served: Served, words: list[st
     assert {method for method, _, _ in served.requests} <= {"GET"}
 
 
-def test_an_ambiguous_beginning_exits_2_and_names_the_candidates(served: Served) -> None:
+def test_an_ambiguous_beginning_exits_2_and_names_the_candidates(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1), a_job(2))
 
     said = served.run("jobs", "show", "llama-")
@@ -413,7 +415,7 @@ def test_an_ambiguous_beginning_exits_2_and_names_the_candidates(served: Served)
 
 @pytest.mark.parametrize("typed", ["i-00000000000000001", "hyperpod-i-00000000000000001", "hyperpod-i-"])
 @pytest.mark.parametrize("state", ["RECOVERING", "RECOVERED"])
-def test_why_of_a_node_tells_of_its_open_incident_or_its_last(served: Served, typed: str, state: str) -> None:
+def test_why_of_a_node_tells_of_its_open_incident_or_its_last(served: CliFixture, typed: str, state: str) -> None:
     earlier, now = an_incident(1, state="RECOVERED", opened_at=ago(days=1)), an_incident(2, state=state)
     stored(served.gateway.fakes.ledger, a_job(1), a_fleet_node(1), earlier, now.but(life=earlier.life))
 
@@ -422,13 +424,13 @@ def test_why_of_a_node_tells_of_its_open_incident_or_its_last(served: Served, ty
     assert json.loads(said.out) == served.gateway.get("/v1/incidents/inc-0000000002/why").document
 
 
-def test_why_of_a_node_that_was_replaced_tells_of_its_incident(served: Served) -> None:
+def test_why_of_a_node_that_was_replaced_tells_of_its_incident(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, an_incident(1, state="RECOVERED"))
 
     assert served.run("why", "i-00000000000000001").out.startswith("● inc-0000000001  recovered\n")
 
 
-def test_why_of_a_node_to_which_nothing_happened_names_the_way_to_see_it(served: Served) -> None:
+def test_why_of_a_node_to_which_nothing_happened_names_the_way_to_see_it(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1), an_incident(2))
 
     said = served.run("why", "hyperpod-i-00000000000000001")
@@ -439,19 +441,19 @@ def test_why_of_a_node_to_which_nothing_happened_names_the_way_to_see_it(served:
     )
 
 
-def test_why_of_what_is_neither_job_nor_node_says_so(served: Served) -> None:
+def test_why_of_what_is_neither_job_nor_node_says_so(served: CliFixture) -> None:
     said = served.run("why", "nope")
 
     assert (said.exit_code, "There is no job 'nope'. [NOT_FOUND]" in said.err) == (4, True)
 
 
-def namesakes(served: Served, *states: str) -> None:
+def namesakes(served: CliFixture, *states: str) -> None:
     """Store jobs of one name, the oldest first; job 1 waits in the queue of a team, which is listed before all."""
     jobs = [a_job(number, state=state, queue="research") for number, state in enumerate(states, 1)]
     stored(served.gateway.fakes.ledger, *(job.but(spec=job.spec.but(name="llama")) for job in jobs))
 
 
-def test_of_jobs_with_one_name_the_newest_is_shown(served: Served) -> None:
+def test_of_jobs_with_one_name_the_newest_is_shown(served: CliFixture) -> None:
     namesakes(served, "PENDING", "RUNNING", "SUCCEEDED")
 
     shown = [served.run(*words.split(), "-o", "json").out for words in ("jobs show llama", "jobs show @latest")]
@@ -460,7 +462,7 @@ def test_of_jobs_with_one_name_the_newest_is_shown(served: Served) -> None:
 
 
 @pytest.mark.parametrize(("typed", "number"), [("llama-700", 700), ("@latest", 701)])
-def test_jobs_that_run_are_found_behind_a_long_queue(served: Served, typed: str, number: int) -> None:
+def test_jobs_that_run_are_found_behind_a_long_queue(served: CliFixture, typed: str, number: int) -> None:
     waiting = (a_job(n, queue="research") for n in range(1, 610))
     stored(served.gateway.fakes.ledger, *waiting, a_job(700, state="RUNNING"), a_job(701, state="RUNNING"))
 
@@ -471,7 +473,7 @@ def test_jobs_that_run_are_found_behind_a_long_queue(served: Served, typed: str,
 
 
 @pytest.mark.parametrize("words", ["cancel llama", "suspend llama", "resume llama", "priority llama high"])
-def test_no_job_of_several_with_one_name_is_changed(served: Served, words: str) -> None:
+def test_no_job_of_several_with_one_name_is_changed(served: CliFixture, words: str) -> None:
     namesakes(served, "PENDING", "RUNNING", "SUCCEEDED")
 
     said = served.run("jobs", *words.split())
@@ -484,7 +486,7 @@ def test_no_job_of_several_with_one_name_is_changed(served: Served, words: str) 
 @pytest.mark.parametrize(
     "words", ["jobs show nope", "incidents show @latest", "nodes show i-1", "why inc-0000000404", "why dec-0000000404"]
 )
-def test_what_does_not_exist_exits_4(served: Served, words: str) -> None:
+def test_what_does_not_exist_exits_4(served: CliFixture, words: str) -> None:
     said = served.run(*words.split())
 
     assert (said.exit_code, said.out) == (4, "")
@@ -494,7 +496,7 @@ def test_what_does_not_exist_exits_4(served: Served, words: str) -> None:
 # ---------------------------------------------------------------- hold and release
 
 
-def test_automation_is_held_and_released(served: Served) -> None:
+def test_automation_is_held_and_released(served: CliFixture) -> None:
     held = served.run("automation", "hold", "--reason", "network work", "--for", "30m")
     shown = served.run("automation", "show")
     released = served.run("automation", "release")
@@ -504,7 +506,7 @@ def test_automation_is_held_and_released(served: Served) -> None:
     assert released.out.startswith("● released\n")
 
 
-def test_a_hold_of_a_pool_says_so_and_how_to_end_it(served: Served) -> None:
+def test_a_hold_of_a_pool_says_so_and_how_to_end_it(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1))
     unknown = served.run("automation", "hold", "--reason", "x", "--pool", "p5-worker")
     held = served.run("automation", "hold", "--reason", "new switch", "--pool", "p5-workers")
@@ -521,7 +523,7 @@ def test_a_hold_of_a_pool_says_so_and_how_to_end_it(served: Served) -> None:
 # ---------------------------------------------------------------- approve, cordon
 
 
-def asking(served: Served) -> None:
+def asking(served: CliFixture) -> None:
     plan = {
         "run": 1,
         "outcome": "ASK",
@@ -534,7 +536,7 @@ def asking(served: Served) -> None:
     stored(served.gateway.fakes.ledger, an_incident(1, plan=plan), a_fleet_node(1))
 
 
-def test_a_plan_is_approved_and_a_second_answer_is_told_whose_it_was(served: Served) -> None:
+def test_a_plan_is_approved_and_a_second_answer_is_told_whose_it_was(served: CliFixture) -> None:
     asking(served)
 
     shown = served.run("incidents", "show", "inc-0000000001")
@@ -546,7 +548,7 @@ def test_a_plan_is_approved_and_a_second_answer_is_told_whose_it_was(served: Ser
     assert (second.exit_code, "approved it. [PLAN_SUPERSEDED]" in second.err) == (5, True)
 
 
-def test_a_script_is_not_asked_and_has_to_say_yes(served: Served) -> None:
+def test_a_script_is_not_asked_and_has_to_say_yes(served: CliFixture) -> None:
     asking(served)
 
     said = served.run("incidents", "approve", "inc-0000000001")
@@ -555,7 +557,7 @@ def test_a_script_is_not_asked_and_has_to_say_yes(served: Served) -> None:
     assert served.gateway.get("/v1/incidents/inc-0000000001").document["approval"] is None
 
 
-def test_a_node_is_cordoned_and_our_cordon_taken_off(served: Served) -> None:
+def test_a_node_is_cordoned_and_our_cordon_taken_off(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2), an_incident(2))
     served.gateway.fakes.cluster.cordon(CLUSTER, a_fleet_node(2).node_name, "inc-0000000002")
 
@@ -567,7 +569,7 @@ def test_a_node_is_cordoned_and_our_cordon_taken_off(served: Served) -> None:
     assert freed.out.startswith(f"● {a_fleet_node(2).life.instance_id}  released\n")
 
 
-def test_a_replacement_is_planned_first_and_asked_for_once_it_is_agreed_to(served: Served) -> None:
+def test_a_replacement_is_planned_first_and_asked_for_once_it_is_agreed_to(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1))
     node, queued = a_fleet_node(1).life.instance_id, served.gateway.fakes.inbox.queued
 
@@ -583,7 +585,7 @@ def test_a_replacement_is_planned_first_and_asked_for_once_it_is_agreed_to(serve
     assert len(queued) == 1
 
 
-def test_the_rule_stands_next_to_the_node_that_waits(served: Served) -> None:
+def test_the_rule_stands_next_to_the_node_that_waits(served: CliFixture) -> None:
     block = {
         "rule": "POOL_REPAIRS",
         "reason": "2 of 8 are in repair.",
@@ -626,9 +628,9 @@ def test_another_length_of_time_is_refused(text: str) -> None:
         (500, "INTERNAL", 1),
     ],
 )
-def test_each_problem_has_its_exit_code(served: Served, status: int, code: str, exit_code: int) -> None:
+def test_each_problem_has_its_exit_code(served: CliFixture, status: int, code: str, exit_code: int) -> None:
     problem = {"status": status, "code": code, "detail": "What happened.", "hint": "Do that.", "requestId": "r-1"}
-    served.next_answers = [Answer(status, {}, json.dumps(problem))]
+    served.next_answers = [ApiResponse(status, {}, json.dumps(problem))]
 
     said = served.run("status")
 
@@ -636,8 +638,8 @@ def test_each_problem_has_its_exit_code(served: Served, status: int, code: str, 
     assert said.err.splitlines()[:2] == [f"✖ What happened. [{code}]", "  Do that."]
 
 
-def test_a_gateways_own_refusal_is_said_plainly(served: Served) -> None:
-    served.next_answers = [Answer(403, {}, '{"message": "Forbidden"}')]
+def test_a_gateways_own_refusal_is_said_plainly(served: CliFixture) -> None:
+    served.next_answers = [ApiResponse(403, {}, '{"message": "Forbidden"}')]
 
     said = served.run("status")
 
@@ -645,14 +647,14 @@ def test_a_gateways_own_refusal_is_said_plainly(served: Served) -> None:
     assert said.err.startswith("✖ Forbidden [HTTP_403]\n  Your AWS identity may not do this")
 
 
-def test_a_short_throttle_is_not_noticed(served: Served) -> None:
-    served.next_answers = [Answer(429, {}, '{"code": "THROTTLED"}')]
+def test_a_short_throttle_is_not_noticed(served: CliFixture) -> None:
+    served.next_answers = [ApiResponse(429, {}, '{"code": "THROTTLED"}')]
 
     assert served.run("jobs", "ls", "-o", "json").exit_code == 0
 
 
-def test_a_long_throttle_exits_8(served: Served) -> None:
-    served.next_answers = [Answer(503, {}, '{"code": "UNAVAILABLE", "detail": "Not now."}')] * 3
+def test_a_long_throttle_exits_8(served: CliFixture) -> None:
+    served.next_answers = [ApiResponse(503, {}, '{"code": "UNAVAILABLE", "detail": "Not now."}')] * 3
 
     assert served.run("status").exit_code == 8
 
@@ -660,9 +662,9 @@ def test_a_long_throttle_exits_8(served: Served) -> None:
 @pytest.mark.parametrize(
     ("words", "status"), [("jobs submit --name x --image i:1 -- train", 503), ("nodes cordon i-00000000000000001", 500)]
 )
-def test_a_change_whose_answer_was_lost_can_be_repeated_as_itself(served: Served, words: str, status: int) -> None:
+def test_a_change_whose_answer_was_lost_can_be_repeated_as_itself(served: CliFixture, words: str, status: int) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1))
-    served.next_answers = [Answer(status, {}, '{"code": "LOST", "detail": "Nobody knows.", "hint": "Look."}')] * 3
+    served.next_answers = [ApiResponse(status, {}, '{"code": "LOST", "detail": "Nobody knows.", "hint": "Look."}')] * 3
 
     said = served.run(*words.split())
 
@@ -672,8 +674,8 @@ def test_a_change_whose_answer_was_lost_can_be_repeated_as_itself(served: Served
     assert "  Look.\n" in said.err
 
 
-def test_a_report_whose_answer_was_lost_is_repeated_with_its_instant(served: Served) -> None:
-    served.next_answers = [Answer(500, {}, '{"code": "LOST", "detail": "Nobody knows."}')]
+def test_a_report_whose_answer_was_lost_is_repeated_with_its_instant(served: CliFixture) -> None:
+    served.next_answers = [ApiResponse(500, {}, '{"code": "LOST", "detail": "Nobody knows."}')]
 
     said = served.run("faults", "report", "i-00000000000000001", "xid:79")
 
@@ -683,23 +685,23 @@ def test_a_report_whose_answer_was_lost_is_repeated_with_its_instant(served: Ser
 @pytest.mark.parametrize(
     "words", ["jobs plan --name x --image i:1 -- train", "nodes replace i-00000000000000001 --reason old"]
 )
-def test_what_only_asks_names_no_key_where_its_answer_was_lost(served: Served, words: str) -> None:
-    served.next_answers = [Answer(500, {}, '{"code": "LOST", "detail": "Nobody knows."}')]
+def test_what_only_asks_names_no_key_where_its_answer_was_lost(served: CliFixture, words: str) -> None:
+    served.next_answers = [ApiResponse(500, {}, '{"code": "LOST", "detail": "Nobody knows."}')]
 
     said = served.run(*words.split())
 
     assert (said.exit_code, said.err) == (1, "✖ Nobody knows. [LOST]\n")
 
 
-def test_something_else_on_that_address_is_told_apart(served: Served) -> None:
-    served.next_answers = [Answer(200, {}, "<html>")]
+def test_something_else_on_that_address_is_told_apart(served: CliFixture) -> None:
+    served.next_answers = [ApiResponse(200, {}, "<html>")]
 
     said = served.run("status")
 
     assert (said.exit_code, "[NOT_EVENKEEL]" in said.err) == (1, True)
 
 
-def test_an_api_that_is_not_there_exits_8(served: Served) -> None:
+def test_an_api_that_is_not_there_exits_8(served: CliFixture) -> None:
     served.write_context({**served.context, "url": "http://127.0.0.1:9/v1"})
 
     said = served.run("status")
@@ -715,7 +717,7 @@ def test_an_api_that_is_not_there_exits_8(served: Served) -> None:
         ([], "BAD_CONTEXT"),
     ],
 )
-def test_a_context_that_cannot_be_used_exits_2(served: Served, document: object, code: str) -> None:
+def test_a_context_that_cannot_be_used_exits_2(served: CliFixture, document: object, code: str) -> None:
     served.write_context(document)
 
     said = served.run("status")
@@ -733,7 +735,7 @@ def test_a_context_that_cannot_be_used_exits_2(served: Served, document: object,
         ("AKIA", "credentials must be a JSON object"),
     ],
 )
-def test_what_credentials_of_a_context_lack_is_named(served: Served, credentials: object, missing: str) -> None:
+def test_what_credentials_of_a_context_lack_is_named(served: CliFixture, credentials: object, missing: str) -> None:
     served.write_context({**served.context, "credentials": credentials})
 
     said = served.run("status")
@@ -742,7 +744,7 @@ def test_what_credentials_of_a_context_lack_is_named(served: Served, credentials
     assert f"cannot be used: {missing}. [BAD_CONTEXT]" in said.err
 
 
-def test_without_a_context_the_way_to_one_is_named(served: Served) -> None:
+def test_without_a_context_the_way_to_one_is_named(served: CliFixture) -> None:
     (served.folder / ".evenkeel" / "context.json").unlink()
 
     said = served.run("status")
@@ -751,7 +753,7 @@ def test_without_a_context_the_way_to_one_is_named(served: Served) -> None:
 
 
 def test_the_environment_names_an_api_and_the_callers_own_credentials_sign(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: CliFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (served.folder / ".evenkeel" / "context.json").unlink()
     monkeypatch.setenv("EVENKEEL_URL", served.url)
@@ -768,7 +770,7 @@ def test_the_environment_names_an_api_and_the_callers_own_credentials_sign(
     assert headers["X-Amz-Security-Token"] == "token-of-ana"
 
 
-def test_without_credentials_the_way_to_them_is_named(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_the_way_to_them_is_named(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     served.write_context({key: value for key, value in served.context.items() if key != "credentials"})
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
@@ -778,31 +780,31 @@ def test_without_credentials_the_way_to_them_is_named(served: Served, monkeypatc
     assert (said.exit_code, "aws sso login" in said.err) == (6, True)
 
 
-def test_drills_exist_on_the_local_data_centre_only(served: Served) -> None:
+def test_drills_exist_on_the_local_data_centre_only(served: CliFixture) -> None:
     said = served.run("drill", "inject", "gpu-xid79")
 
     assert (said.exit_code, "[NOT_LOCAL]" in said.err) == (6, True)
 
 
-def test_the_drills_are_listed_without_a_data_centre(served: Served) -> None:
+def test_the_drills_are_listed_without_a_data_centre(served: CliFixture) -> None:
     said = served.run("drill", "ls", "-o", "name")
 
     assert (said.exit_code, "storm" in said.out.splitlines()) == (0, True)
 
 
-def test_a_drill_that_there_is_not_is_named(served: Served) -> None:
+def test_a_drill_that_there_is_not_is_named(served: CliFixture) -> None:
     said = served.run("drill", "run", "earthquake")
 
     assert (said.exit_code, "[NO_SUCH_DRILL]" in said.err) == (4, True)
 
 
-def test_a_fault_strikes_the_current_attempt_of_a_job(served: Served) -> None:
+def test_a_fault_strikes_the_current_attempt_of_a_job(served: CliFixture) -> None:
     recovery_at_work(served.gateway)
     served.write_context({**served.context, "controlUrl": served.url.removesuffix("/v1")})
     injected = {"faultId": "fault-1", "fault": "gpu-xid79", "node": "hyperpod-i-1", "cleared": False}
     shown = served.gateway.get("/v1/jobs/job-0000000001")
     listed = served.gateway.get("/v1/jobs")
-    served.next_answers = [listed, shown, Answer(201, {}, json.dumps(injected))]
+    served.next_answers = [listed, shown, ApiResponse(201, {}, json.dumps(injected))]
 
     said = served.run("drill", "inject", "gpu-xid79", "--job", "llama-1")
 
@@ -811,7 +813,7 @@ def test_a_fault_strikes_the_current_attempt_of_a_job(served: Served) -> None:
 
 
 @pytest.mark.parametrize("words", ["", "--help", "jobs", *(f"{noun} --help" for noun in NOUNS)])
-def test_help_is_an_answer(served: Served, words: str) -> None:
+def test_help_is_an_answer(served: CliFixture, words: str) -> None:
     said = served.run(*words.split())
 
     assert (said.exit_code, said.err) == (0, "")
@@ -819,13 +821,13 @@ def test_help_is_an_answer(served: Served, words: str) -> None:
     assert max(len(line) for line in said.out.splitlines()) <= 80
 
 
-def test_the_overview_shows_what_is_rented_for_a_deployment(served: Served) -> None:
+def test_the_overview_shows_what_is_rented_for_a_deployment(served: CliFixture) -> None:
     text = "1 node of chat-burst is rented for it."
-    memory = ServingMemory.of(CHAT).but(rentals=1, said=PlacementNote(key="RENT", text=text))
+    memory = ServingState.of(CHAT).but(rentals=1, last_note=PlacementNote(key="RENT", text=text))
     served.gateway.fakes.ledger.commit(Put(rows.serving_row(memory, 0)), Put(rows.rental_row(serving_rental(1), 0)))
 
     shown = served.run("status", terminal=True).out
-    served.gateway.fakes.ledger.commit(Put(rows.serving_row(memory.but(said=None), 1)))
+    served.gateway.fakes.ledger.commit(Put(rows.serving_row(memory.but(last_note=None), 1)))
     served.gateway.fakes.ledger.commit(Put(rows.rental_row(serving_rental(1).ended("It is over.", A_MOMENT), 1)))
 
     assert f"SERVING serving/chat: 1 node rented\n        {text}\n" in shown
@@ -833,7 +835,7 @@ def test_the_overview_shows_what_is_rented_for_a_deployment(served: Served) -> N
 
 
 @pytest.mark.parametrize("words", ["nonsense", "jobs nonsense", "jobs show", "jobs ls --limit many", "status -o yaml"])
-def test_misuse_exits_2_with_a_way_on(served: Served, words: str) -> None:
+def test_misuse_exits_2_with_a_way_on(served: CliFixture, words: str) -> None:
     said = served.run(*words.split())
 
     assert (said.exit_code, said.out) == (2, "")
@@ -907,9 +909,9 @@ def test_help_loads_neither_botocore_nor_rich(tmp_path: Path) -> None:
     assert done.stderr.strip() == "[]"
 
 
-def test_a_job_shows_what_was_rented_for_it_and_what_that_cost(served: Served) -> None:
+def test_a_job_shows_what_was_rented_for_it_and_what_that_cost(served: CliFixture) -> None:
     job = a_job(1, state="FAILED")
-    offer = Offer(
+    offer = RentalOffer(
         pool="burst-spot",
         cluster=CLUSTER,
         market=Market.SPOT,
@@ -919,7 +921,7 @@ def test_a_job_shows_what_was_rented_for_it_and_what_that_cost(served: Served) -
         micros_per_node_hour=20_000_000,
         least_billed_seconds=60,
         opened_at=job.submitted_at,
-        came=("ip-1", "ip-2"),
+        joined_node_names=("ip-1", "ip-2"),
     )
     rental = Rental(
         job_id=job.job_id,
@@ -943,7 +945,7 @@ def test_a_job_shows_what_was_rented_for_it_and_what_that_cost(served: Served) -
     assert "$1.122222" in said.out
 
 
-def test_another_teams_job_is_shown_in_part(served: Served) -> None:
+def test_another_teams_job_is_shown_in_part(served: CliFixture) -> None:
     team = {"name": "nlp", "namespace": "nlp", "members": []}
     new = {"If-None-Match": "*"}
     assert served.gateway.call("PUT", "/v1/teams/nlp/quota", {"team": team, "reason": "x"}, headers=new).status == 200
@@ -967,7 +969,7 @@ def test_another_teams_job_is_shown_in_part(served: Served) -> None:
 # ---------------------------------------------------------------- what Evenkeel cannot see
 
 
-def cluster_dies(served: Served) -> None:
+def cluster_dies(served: CliFixture) -> None:
     """Twelve minutes ago the cluster stopped to answer."""
     ledger = served.gateway.fakes.ledger
     for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
@@ -983,7 +985,7 @@ def cluster_dies(served: Served) -> None:
     stored(ledger, a_fleet_node(1), a_job(1, state="RUNNING", started_at=ago(minutes=25)))
 
 
-def test_status_check_fails_while_a_cluster_does_not_answer(served: Served) -> None:
+def test_status_check_fails_while_a_cluster_does_not_answer(served: CliFixture) -> None:
     cluster_dies(served)
 
     said = served.run("status", "--check")
@@ -992,7 +994,7 @@ def test_status_check_fails_while_a_cluster_does_not_answer(served: Served) -> N
     assert "Cluster research-eks does not answer since 2026-11-03 10:04:02Z" in said.out
 
 
-def test_lists_show_when_stale_facts_were_last_seen(served: Served) -> None:
+def test_lists_show_when_stale_facts_were_last_seen(served: CliFixture) -> None:
     cluster_dies(served)
 
     nodes, jobs = (served.run(noun, "ls", terminal=True) for noun in ("nodes", "jobs"))
@@ -1002,7 +1004,7 @@ def test_lists_show_when_stale_facts_were_last_seen(served: Served) -> None:
     assert all("These facts may be stale. Cluster research-eks does not answer" in each.err for each in (nodes, jobs))
 
 
-def test_job_is_never_shown_running_without_its_age(served: Served) -> None:
+def test_job_is_never_shown_running_without_its_age(served: CliFixture) -> None:
     cluster_dies(served)
 
     said = [served.run(noun, *words, "llama-1", terminal=True).out for noun, *words in (("why",), ("jobs", "show"))]
@@ -1010,7 +1012,7 @@ def test_job_is_never_shown_running_without_its_age(served: Served) -> None:
     assert ["running, last seen 12m ago" in each.splitlines()[0] for each in said] == [True, True]
 
 
-def test_incident_that_asks_names_the_answer_as_next_step(served: Served) -> None:
+def test_incident_that_asks_names_the_answer_as_next_step(served: CliFixture) -> None:
     asking(served)
 
     said = served.run("incidents", "show", "inc-0000000001").out
@@ -1018,7 +1020,7 @@ def test_incident_that_asks_names_the_answer_as_next_step(served: Served) -> Non
     assert said.splitlines()[-1] == "next  evenkeel incidents approve inc-0000000001"
 
 
-def test_status_shows_the_age_of_stale_numbers(served: Served) -> None:
+def test_status_shows_the_age_of_stale_numbers(served: CliFixture) -> None:
     cluster_dies(served)
 
     lines = served.run("status", terminal=True).out.splitlines()
@@ -1031,20 +1033,20 @@ def test_status_shows_the_age_of_stale_numbers(served: Served) -> None:
 
 
 @pytest.mark.parametrize("words", ["why llama-1", "incidents ls", "jobs show llama-1"])
-def test_every_answer_warns_of_stale_facts(served: Served, words: str) -> None:
+def test_every_answer_warns_of_stale_facts(served: CliFixture, words: str) -> None:
     cluster_dies(served)
 
     assert "These facts may be stale." in served.run(*words.split(), terminal=True).err
 
 
-def test_wide_status_names_every_source(served: Served) -> None:
+def test_wide_status_names_every_source(served: CliFixture) -> None:
     said = served.run("status", "-o", "wide", terminal=True).out
 
     assert "Cluster research-eks answered (last answer 0 s ago)." in said
     assert "Sweep step rentals answered" in said
 
 
-def test_a_cordons_author_and_reason_are_shown(served: Served) -> None:
+def test_a_cordons_author_and_reason_are_shown(served: CliFixture) -> None:
     node = a_fleet_node(1).life.instance_id
     stored(served.gateway.fakes.ledger, a_fleet_node(1))
     served.run("nodes", "cordon", node, "--reason", "fan noise")

@@ -6,42 +6,42 @@ from evenkeel.domain.values import rfc3339
 from tests.fakes.cluster import instance_id
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.seeds import a_fleet_node, stored
-from tests.unit.cli.conftest import Served
+from tests.unit.cli.conftest import CliFixture
 
 AT = ["--at", rfc3339(A_MOMENT)]
 XID = "NVRM: Xid (PCI:0000:b9:00): 79, GPU has fallen off the bus."
 
 
 @pytest.fixture
-def fleet(served: Served) -> Served:
+def fleet(served: CliFixture) -> CliFixture:
     stored(served.gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2, node_name="ip-10-0-0-2.ec2.internal"))
     return served
 
 
-def told(fleet: Served) -> list[tuple[str, str, str]]:
+def reported(fleet: CliFixture) -> list[tuple[str, str, str]]:
     faults = [fault for document in fleet.gateway.fakes.inbox.queued for fault in document["detail"]["faults"]]
     return [(fault["instanceId"], fault["faultKey"], fault["gpu"]) for fault in faults]
 
 
-def test_a_fault_is_reported_without_reading_anything(fleet: Served) -> None:
+def test_a_fault_is_reported_without_reading_anything(fleet: CliFixture) -> None:
     said = fleet.run("faults", "report", instance_id(1), "79", "--gpu", "0000:b9:00", *AT, terminal=True)
 
     assert said.out == "● 1 reported\nnext  evenkeel incidents ls\n"
-    assert told(fleet) == [(instance_id(1), "xid:79", "0000:b9:00")]
+    assert reported(fleet) == [(instance_id(1), "xid:79", "0000:b9:00")]
     assert [method for method, _, _ in fleet.requests] == ["POST"]
 
 
-def test_a_node_is_named_by_its_whole_name_and_a_line_tells_the_fault(fleet: Served) -> None:
+def test_a_node_is_named_by_its_whole_name_and_a_line_tells_the_fault(fleet: CliFixture) -> None:
     fleet.run("faults", "report", "ip-10-0-0-2.ec2.internal", "-", "--line", XID, *AT)
 
-    assert told(fleet) == [(instance_id(2), "xid:79", "0000:b9:00")]
+    assert reported(fleet) == [(instance_id(2), "xid:79", "0000:b9:00")]
 
 
-def test_a_line_that_says_nothing_is_said_to_say_nothing(fleet: Served) -> None:
+def test_a_line_that_says_nothing_is_said_to_say_nothing(fleet: CliFixture) -> None:
     said = fleet.run("faults", "report", instance_id(1), "-", "--line", "all is well", *AT, terminal=True)
 
     assert "the line says nothing of the node" in said.out
-    assert told(fleet) == []
+    assert reported(fleet) == []
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,15 @@ def test_a_line_that_says_nothing_is_said_to_say_nothing(fleet: Served) -> None:
         ([instance_id(1), "79", "--at", "yesterday"], 2),
     ],
 )
-def test_what_cannot_be_reported_ends_with_its_exit_code(fleet: Served, words: list[str], exit_code: int) -> None:
+def test_what_cannot_be_reported_ends_with_its_exit_code(fleet: CliFixture, words: list[str], exit_code: int) -> None:
     at = [] if "--at" in words else AT
 
     assert fleet.run("faults", "report", *words, *at).exit_code == exit_code
-    assert told(fleet) == []
+    assert reported(fleet) == []
 
 
-def test_a_repeat_under_its_first_key_is_one_report(fleet: Served) -> None:
+def test_a_repeat_under_its_first_key_is_one_report(fleet: CliFixture) -> None:
     for _ in range(2):
         assert fleet.run("faults", "report", instance_id(1), "79", "--idempotency-key", "k1", *AT).exit_code == 0
 
-    assert len(told(fleet)) == 1
+    assert len(reported(fleet)) == 1

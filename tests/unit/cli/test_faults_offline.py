@@ -8,9 +8,9 @@ from textwrap import dedent
 
 import pytest
 
-from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.faults import default_catalogue
 from evenkeel_cli.offline.policies import load
-from tests.unit.cli.conftest import Served
+from tests.unit.cli.conftest import CliFixture
 
 EXPLAINED = f"""\
 ▲ gpu:driver_hang  nvidia-smi or a DCGM probe hangs
@@ -45,11 +45,11 @@ EXPLAINED = f"""\
   note        A local hang is stronger evidence than a remote one
   source  NVSentinel: https://github.com/NVIDIA/NVSentinel
 
-policy  {load(None).hash}, catalogue {shipped().hash}
+policy  {load(None).hash}, catalogue {default_catalogue().hash}
 """
 
 
-def written(served: Served, document: object) -> str:
+def written(served: CliFixture, document: object) -> str:
     file = served.folder / "policy.json"
     file.write_text(document if isinstance(document, str) else json.dumps(document), encoding="utf-8")
     return str(file)
@@ -58,24 +58,24 @@ def written(served: Served, document: object) -> str:
 # ---------------------------------------------------------------- faults
 
 
-def test_a_person_sees_what_a_fault_leads_to(served: Served) -> None:
+def test_a_person_sees_what_a_fault_leads_to(served: CliFixture) -> None:
     said = served.run("faults", "explain", "gpu:driver_hang", terminal=True)
 
     assert said.out == EXPLAINED
     assert served.requests == []
 
 
-def test_a_script_gets_the_plan_the_steps_and_the_sources(served: Served) -> None:
+def test_a_script_gets_the_plan_the_steps_and_the_sources(served: CliFixture) -> None:
     found = json.loads(served.run("faults", "explain", "79", "-o", "json").out)
 
     assert found["fault"]["key"] == "xid:79"
     assert [step["rung"] for step in found["steps"]] == ["reboot", "replace", "page_human"]
     assert [step["deadlineSeconds"] for step in found["steps"]] == [900, 1800, 0]
-    assert found["catalogueHash"] == shipped().hash
+    assert found["catalogueHash"] == default_catalogue().hash
     assert "https://docs.nvidia.com/deploy/xid-errors/index.html" in [source["url"] for source in found["sources"]]
 
 
-def test_a_site_sees_its_own_plan(served: Served) -> None:
+def test_a_site_sees_its_own_plan(served: CliFixture) -> None:
     file = written(served, {"faults": {"xid:79": {"ladder": ["replace"]}}, "repair": {"replaceDeadlineSeconds": 60}})
 
     found = json.loads(served.run("faults", "explain", "79", "--policy", file, "-o", "json").out)
@@ -85,7 +85,7 @@ def test_a_site_sees_its_own_plan(served: Served) -> None:
     assert "hardware, critical, changed by this policy" in said.out
 
 
-def test_an_unknown_code_names_what_looks_like_it_and_ends_with_two(served: Served) -> None:
+def test_an_unknown_code_names_what_looks_like_it_and_ends_with_two(served: CliFixture) -> None:
     said = served.run("faults", "explain", "NvidiaErorReboot", terminal=True)
 
     assert said.exit_code == 2
@@ -94,27 +94,27 @@ def test_an_unknown_code_names_what_looks_like_it_and_ends_with_two(served: Serv
     assert "alike: hp:NvidiaErrorReboot" in said.err
 
 
-def test_every_fault_can_be_explained_to_a_person(served: Served) -> None:
-    for key in shipped():
+def test_every_fault_can_be_explained_to_a_person(served: CliFixture) -> None:
+    for key in default_catalogue():
         said = served.run("faults", "explain", key, terminal=True)
 
         assert (said.exit_code, said.err) == (0, "")
         assert said.out.partition("  ")[0].endswith(key)
 
 
-def test_a_family_is_listed_and_the_whole_catalogue_too(served: Served) -> None:
+def test_a_family_is_listed_and_the_whole_catalogue_too(served: CliFixture) -> None:
     family = served.run("faults", "ls", "--family", "ec2", "-o", "name").out.split()
     everything = json.loads(served.run("faults", "list", "-o", "json").out)["items"]
 
-    assert family == [key for key in shipped() if key.startswith("ec2:")]
-    assert len(everything) == len(shipped())
+    assert family == [key for key in default_catalogue() if key.startswith("ec2:")]
+    assert len(everything) == len(default_catalogue())
     assert served.run("faults", "ls", "--family", "gremlins").exit_code == 2
 
 
 # ---------------------------------------------------------------- a policy
 
 
-def test_a_good_policy_is_told_with_what_it_changes(served: Served) -> None:
+def test_a_good_policy_is_told_with_what_it_changes(served: CliFixture) -> None:
     file = written(served, {"repair": {"maxAttempts": 2}, "faults": {"xid:94": {"severity": "major"}}})
 
     said = served.run("policy", "check", file, terminal=True)
@@ -141,7 +141,7 @@ def test_a_good_policy_is_told_with_what_it_changes(served: Served) -> None:
         ("[]", "is not a JSON object"),
     ],
 )
-def test_a_bad_policy_is_refused_by_field_and_ends_with_two(served: Served, document: object, told: str) -> None:
+def test_a_bad_policy_is_refused_by_field_and_ends_with_two(served: CliFixture, document: object, told: str) -> None:
     said = served.run("policy", "check", written(served, document), terminal=True)
 
     assert said.exit_code == 2
@@ -149,7 +149,7 @@ def test_a_bad_policy_is_refused_by_field_and_ends_with_two(served: Served, docu
     assert said.out == ""
 
 
-def test_a_policy_that_is_not_there_ends_with_two(served: Served) -> None:
+def test_a_policy_that_is_not_there_ends_with_two(served: CliFixture) -> None:
     assert served.run("policy", "check", "nowhere.json").exit_code == 2
     assert served.run("policy", "check", written(served, {}), "--base", "gremlins").exit_code == 2
 

@@ -84,10 +84,10 @@ class Files:
         if events is not None:
             (self.folder / "e.yaml").write_text(yaml.safe_dump({"events": events}))
             words += ["--events", str(self.folder / "e.yaml")]
-        return said(*words)
+        return output(*words)
 
 
-def said(*words: str) -> tuple[int, str, str]:
+def output(*words: str) -> tuple[int, str, str]:
     """Run the command; return its exit code and what it wrote."""
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
@@ -103,7 +103,7 @@ def files(tmp_path: Path) -> Files:
 def example(number: int, *options: str) -> Json:
     """Run one worked example."""
     name = EXAMPLES / f"x{number}"
-    code, out, error = said(
+    code, out, error = output(
         "plan",
         "--profile",
         "kueue",
@@ -633,14 +633,14 @@ def test_why_of_a_job_in_no_queue_says_so(files: Files) -> None:
 
 def test_quota_files_are_written_in_another_spelling_and_what_is_lost_is_said(files: Files, tmp_path: Path) -> None:
     (tmp_path / "q.yaml").write_text(QUEUE)
-    code, out, error = said("quota", "import", str(tmp_path / "q.yaml"))
+    code, out, error = output("quota", "import", str(tmp_path / "q.yaml"))
     (tmp_path / "short.json").write_text(out)
 
     assert code == 0
     assert "lost: ClusterQueue research: its namespace selector" in error
     assert json.loads(out)["documents"][0]["queues"][0]["name"] == "research"
-    assert said("quota", "export", "--to", "kueue", str(tmp_path / "short.json"))[0] == 0
-    assert said("quota", "export", "--to", "slurm", str(tmp_path / "short.json"))[0] == 2
+    assert output("quota", "export", "--to", "kueue", str(tmp_path / "short.json"))[0] == 0
+    assert output("quota", "export", "--to", "slurm", str(tmp_path / "short.json"))[0] == 2
 
 
 # ---------------------------------------------------------------- queues that stop, appear, or take somebody not
@@ -850,7 +850,7 @@ def test_one_file_may_hold_queues_and_jobs(files: Files) -> None:
     both = QUEUE + "---\n" + yaml.safe_dump(workload("a"))
     (files.folder / "all.yaml").write_text(both)
     name = str(files.folder / "all.yaml")
-    code, out, error = said("plan", "--profile", "kueue", "--quota", name, "--jobs", name, "-o", "json")
+    code, out, error = output("plan", "--profile", "kueue", "--quota", name, "--jobs", name, "-o", "json")
 
     assert (code, sorted(evicted(json.loads(out)))) == (0, ["lab/a"])
     assert "Workload/a: declares no quota: it is passed over here" in error
@@ -873,12 +873,12 @@ def test_what_is_wrong_in_hyperpods_json_is_told_with_the_name_of_the_object(fil
     team: Json = {"Name": "vision", "ComputeQuotaTarget": {"TeamName": "v"}, "Colour": "red"}
     policy: Json = {"Name": "fleet", "SchedulerConfig": {"PriorityClasses": [{"Name": "low"}]}}
     quota.write_text(json.dumps([team, policy]))
-    code, _, error = said("plan", "--profile", "hyperpod", "--quota", str(quota))
+    code, _, error = output("plan", "--profile", "hyperpod", "--quota", str(quota))
 
     assert code == 2
     assert "ClusterSchedulerConfig/fleet: SchedulerConfig.PriorityClasses[0].Weight: is required" in error
     quota.write_text(json.dumps(team))
-    code, _, error = said("plan", "--profile", "hyperpod", "--quota", str(quota))
+    code, _, error = output("plan", "--profile", "hyperpod", "--quota", str(quota))
     assert (code, "ComputeQuota/vision: Colour is not known" in error) == (0, True)
 
 
@@ -981,7 +981,7 @@ def test_what_makes_no_sense_is_refused_by_name(files: Files, quota: str, jobs: 
     (files.folder / "q.yaml").write_text(QUEUE + "---\n" + quota)
     (files.folder / "j.yaml").write_text(jobs)
     words = ("plan", "--quota", str(files.folder / "q.yaml"), "--jobs", str(files.folder / "j.yaml"))
-    code, _, error = said(*words)
+    code, _, error = output(*words)
 
     assert code == 2
     assert said_of_it in error

@@ -5,19 +5,19 @@ import json
 import pytest
 
 from evenkeel.ports import Table
-from evenkeel.runtime.policies import SitePolicy
-from tests.unit.cli.conftest import Served
+from evenkeel.runtime.site_policy import SitePolicy
+from tests.unit.cli.conftest import CliFixture
 
 
 @pytest.fixture
-def site(served: Served) -> Served:
+def site(served: CliFixture) -> CliFixture:
     world = served.gateway.world
     world.__dict__["policies"] = SitePolicy(served.gateway.fakes.policy, Table.INCIDENTS, world)
     (served.folder / "ours.json").write_text(json.dumps({"repair": {"maxAttempts": 2}}), encoding="utf-8")
     return served
 
 
-def test_a_policy_file_is_put_in_force_and_shown(site: Served) -> None:
+def test_a_policy_file_is_put_in_force_and_shown(site: CliFixture) -> None:
     applied = site.run("policy", "apply", "ours.json", "--reason", "Ours.", terminal=True)
     site.gateway.fakes.clock.advance(31)
     shown = site.run("policy", "show", terminal=True)
@@ -28,11 +28,11 @@ def test_a_policy_file_is_put_in_force_and_shown(site: Served) -> None:
     assert "because  Ours." in shown.out
 
 
-def test_without_a_change_the_policy_is_as_shipped(site: Served) -> None:
+def test_without_a_change_the_policy_is_as_shipped(site: CliFixture) -> None:
     assert "as shipped" in site.run("policy", "show", terminal=True).out
 
 
-def test_what_the_service_refuses_ends_with_two_and_says_why(site: Served) -> None:
+def test_what_the_service_refuses_ends_with_two_and_says_why(site: CliFixture) -> None:
     (site.folder / "ours.json").write_text('{"repair": {"maxAtempts": 2}}', encoding="utf-8")
 
     refused = site.run("policy", "apply", "ours.json", "--reason", "Ours.", terminal=True)
@@ -41,13 +41,13 @@ def test_what_the_service_refuses_ends_with_two_and_says_why(site: Served) -> No
     assert "repair.maxAtempts: there is no such field" in refused.err
 
 
-def test_a_policy_written_for_another_ends_with_conflict(site: Served) -> None:
+def test_a_policy_written_for_another_ends_with_conflict(site: CliFixture) -> None:
     words = ["policy", "apply", "ours.json", "--reason", "Ours.", "--based-on", "0123456789ab"]
 
     assert site.run(*words).exit_code == 5
 
 
-def test_history_shows_every_change(served: Served) -> None:
+def test_history_shows_every_change(served: CliFixture) -> None:
     for number in (1, 2, 3):
         body = {"changes": {"repair": {"maxAttempts": number}}, "reason": f"Reason {number}."}
         assert served.gateway.post("/v1/clusters/laptop/policy", body, key=f"k{number}").status == 200

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.api.gateway import ACCOUNT, ROOT
 from tests.unit.api.test_teams import charged, machines
-from tests.unit.cli.conftest import Served
+from tests.unit.cli.conftest import CliFixture
 
 TEAM = f"""
 name: nlp
@@ -40,12 +40,12 @@ HYPERPOD: dict[str, Any] = {
 }
 
 
-def a_file(served: Served, text: str, name: str = "teams.yaml") -> str:
+def a_file(served: CliFixture, text: str, name: str = "teams.yaml") -> str:
     (served.folder / name).write_text(text, encoding="utf-8")
     return name
 
 
-def applied(served: Served, *files: str, more: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def applied(served: CliFixture, *files: str, more: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     words = [word for file in files for word in ("-f", file)]
     said = served.run("teams", "apply", *words, "--reason", "the quarter's plan", "-o", "json", *more)
     assert said.exit_code == 0, said.err
@@ -53,7 +53,7 @@ def applied(served: Served, *files: str, more: tuple[str, ...] = ()) -> list[dic
     return items
 
 
-def test_a_team_is_set_up_once_and_shown(served: Served) -> None:
+def test_a_team_is_set_up_once_and_shown(served: CliFixture) -> None:
     file = a_file(served, TEAM)
 
     first, again = applied(served, file), applied(served, file)
@@ -65,7 +65,7 @@ def test_a_team_is_set_up_once_and_shown(served: Served) -> None:
     assert f"arn:aws:iam::{ACCOUNT}:role/Researcher (lead)" in said.out
 
 
-def test_a_quota_file_changes_queues_and_keeps_people(served: Served) -> None:
+def test_a_quota_file_changes_queues_and_keeps_people(served: CliFixture) -> None:
     applied(served, a_file(served, TEAM))
 
     items = applied(served, a_file(served, QUOTAS, "quotas.yaml"))
@@ -77,7 +77,7 @@ def test_a_quota_file_changes_queues_and_keeps_people(served: Served) -> None:
     assert team["members"][0]["role"] == "lead"
 
 
-def test_what_was_imported_from_hyperpod_is_applied(served: Served) -> None:
+def test_what_was_imported_from_hyperpod_is_applied(served: CliFixture) -> None:
     source = a_file(served, json.dumps(HYPERPOD), "hyperpod.json")
     imported = a_file(served, served.run("quota", "import", source).out, "imported.json")
 
@@ -90,14 +90,14 @@ def test_what_was_imported_from_hyperpod_is_applied(served: Served) -> None:
     assert line["accelerators"]["allocated"] == 16
 
 
-def test_a_dry_run_changes_nothing(served: Served) -> None:
+def test_a_dry_run_changes_nothing(served: CliFixture) -> None:
     items = applied(served, a_file(served, TEAM), more=("--dry-run",))
 
     assert items[0]["changes"]
     assert served.gateway.get("/v1/teams/nlp/quota").status == 404
 
 
-def test_what_was_read_at_another_version_is_refused(served: Served) -> None:
+def test_what_was_read_at_another_version_is_refused(served: CliFixture) -> None:
     applied(served, a_file(served, TEAM))
     read = json.loads(served.run("teams", "show", "nlp", "-o", "json").out)
     applied(served, a_file(served, QUOTAS, "quotas.yaml"))
@@ -117,13 +117,13 @@ def test_what_was_read_at_another_version_is_refused(served: Served) -> None:
         "name: nlp\nqueue: {}\nnamespace: a\n---\nname: vision\nqueue: {}",
     ],
 )
-def test_a_file_that_cannot_be_used_exits_2(served: Served, text: str) -> None:
+def test_a_file_that_cannot_be_used_exits_2(served: CliFixture, text: str) -> None:
     said = served.run("teams", "apply", "-f", a_file(served, text), "--reason", "x", "--dry-run")
 
     assert said.exit_code == 2
 
 
-def test_a_team_is_removed_with_a_reason(served: Served) -> None:
+def test_a_team_is_removed_with_a_reason(served: CliFixture) -> None:
     applied(served, a_file(served, QUOTAS, "quotas.yaml"))
     said = served.run("teams", "remove", "vision", "--reason", "merged & gone", terminal=True)
     again = served.run("teams", "remove", "vision", "--reason", "x")
@@ -131,7 +131,7 @@ def test_a_team_is_removed_with_a_reason(served: Served) -> None:
     assert (said.out, said.exit_code, again.exit_code) == ("● vision  removed\n", 0, 4)
 
 
-def test_the_table_of_teams(served: Served) -> None:
+def test_the_table_of_teams(served: CliFixture) -> None:
     applied(served, a_file(served, TEAM), a_file(served, QUOTAS.replace("24", "16"), "quotas.yaml"))
     charged(served.gateway, "job-1", "nlp", 20)
 
@@ -149,7 +149,7 @@ def test_the_table_of_teams(served: Served) -> None:
     assert served.run("teams", "quota", "speech").exit_code == 4
 
 
-def test_a_job_is_held_back_let_go_on_and_re_ranked(served: Served) -> None:
+def test_a_job_is_held_back_let_go_on_and_re_ranked(served: CliFixture) -> None:
     applied(served, a_file(served, TEAM), a_file(served, QUOTAS, "quotas.yaml"))
     flags = ["--name", "x", "--image", "i:1", "--", "train"]
     job_id = served.run("jobs", "submit", "-o", "name", *flags).out.strip()
@@ -167,7 +167,7 @@ def test_a_job_is_held_back_let_go_on_and_re_ranked(served: Served) -> None:
     assert served.run("jobs", "ls", "--class", "(unset)", "-o", "name").out == ""
 
 
-def test_a_plan_is_told_and_nothing_submitted(served: Served) -> None:
+def test_a_plan_is_told_and_nothing_submitted(served: CliFixture) -> None:
     machines(served.gateway, 2)
     flags = ["--name", "x", "--image", "i:1", "--nodes", "2", "--", "train"]
 
@@ -181,13 +181,13 @@ def test_a_plan_is_told_and_nothing_submitted(served: Served) -> None:
     assert json.loads(served.run("jobs", "ls", "-o", "json").out)["items"] == []
 
 
-def test_a_file_that_there_is_not_is_named(served: Served, tmp_path: Path) -> None:
+def test_a_file_that_there_is_not_is_named(served: CliFixture, tmp_path: Path) -> None:
     said = served.run("teams", "apply", "-f", str(tmp_path / "none.yaml"), "--reason", "x")
 
     assert (said.exit_code, "none.yaml" in said.err) == (2, True)
 
 
-def test_the_readmes_teams_and_jobs_are_taken(served: Served) -> None:
+def test_the_readmes_teams_and_jobs_are_taken(served: CliFixture) -> None:
     examples = ROOT / "docs" / "examples" / "teams"
 
     items = applied(served, str(examples / "teams.yaml"))

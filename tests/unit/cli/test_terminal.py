@@ -10,10 +10,10 @@ import pytest
 import evenkeel_cli
 from evenkeel.ports import LaunchSpec
 from evenkeel_cli.main import main
-from evenkeel_cli.render import Page, neutral
-from tests.unit.api.gateway import Answer
+from evenkeel_cli.render import Printer, escape_control_characters
+from tests.unit.api.gateway import ApiResponse
 from tests.unit.api.seeds import a_job, an_attempt, stored
-from tests.unit.cli.conftest import Served
+from tests.unit.cli.conftest import CliFixture
 
 CLI = Path(evenkeel_cli.__file__).parent
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[8mhidden\x9b31m\u202eexe.txt\u2066\u200b\u061c\u2028\ufeff\U000e0041\x7f\b"
@@ -49,7 +49,7 @@ def test_only_the_page_writes() -> None:
 
 def test_lines_tables_and_logs_neutralise_everything() -> None:
     stream = Terminal()
-    page = Page(stream, {"NO_COLOR": "1"}, columns=80)
+    page = Printer(stream, {"NO_COLOR": "1"}, columns=80)
 
     page.line(EVIL)
     page.text(f"one\r\ntwo\rthree {EVIL}\n")
@@ -61,7 +61,7 @@ def test_lines_tables_and_logs_neutralise_everything() -> None:
 
 def test_text_cannot_borrow_our_styles() -> None:
     stream = Terminal()
-    page = Page(stream, {}, columns=80)
+    page = Printer(stream, {}, columns=80)
 
     page.line(f"{page.bold('ours')} \x1b[31mtheirs\x1b[0m")
 
@@ -71,14 +71,14 @@ def test_text_cannot_borrow_our_styles() -> None:
 def test_json_is_escaped_and_means_the_same() -> None:
     stream = Terminal()
 
-    Page(stream, {}).json({"detail": EVIL, "half": "\ud800"})
+    Printer(stream, {}).json({"detail": EVIL, "half": "\ud800"})
 
     assert set(stream.getvalue()) & ACTED_ON == set()
     assert json.loads(stream.getvalue()) == {"detail": EVIL, "half": "\ud800"}
 
 
 @pytest.mark.parametrize("follow", [(), ("-f",)])
-def test_logs_are_neutralised_unless_raw_is_asked_for(served: Served, follow: tuple[str, ...]) -> None:
+def test_logs_are_neutralised_unless_raw_is_asked_for(served: CliFixture, follow: tuple[str, ...]) -> None:
     job = a_job(1, state="SUCCEEDED", current_attempt=1)
     attempt = an_attempt(job, 1, ended_at=job.submitted_at)
     stored(served.gateway.fakes.ledger, job, attempt)
@@ -91,9 +91,9 @@ def test_logs_are_neutralised_unless_raw_is_asked_for(served: Served, follow: tu
     assert (plain.out.strip(), raw.out.strip()) == ("?[2Jlog?", "\x1b[2Jlog\u202e")
 
 
-def test_failures_are_neutralised(served: Served) -> None:
+def test_failures_are_neutralised(served: CliFixture) -> None:
     problem = {"code": "REFUSED", "detail": f"bad {EVIL}", "hint": EVIL, "requestId": "r"}
-    served.next_answers = [Answer(400, {}, json.dumps(problem))] * 3
+    served.next_answers = [ApiResponse(400, {}, json.dumps(problem))] * 3
 
     said = served.run("jobs", "ls", terminal=True)
 
@@ -108,13 +108,13 @@ def test_wrong_usage_is_neutralised(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_tabs_and_lines_stay() -> None:
-    assert neutral("a\tb\nc é 日本 ●") == "a\tb\nc é 日本 ●"
+    assert escape_control_characters("a\tb\nc é 日本 ●") == "a\tb\nc é 日本 ●"
 
 
 @pytest.mark.parametrize("columns", [None, 80])
 def test_a_reason_cannot_begin_a_line(columns: int | None) -> None:
     stream = io.StringIO()
-    page = Page(stream, {}, columns=columns)
+    page = Printer(stream, {}, columns=columns)
 
     page.pairs([("reason", "failed\nstate   SUCCEEDED")])
     page.paragraph("failed\nstate   SUCCEEDED")

@@ -8,20 +8,20 @@ import kubernetes_validate
 import yaml
 
 from evenkeel.domain.jobs.spec import JobSpec
-from evenkeel.domain.jobs.types import filled
+from evenkeel.domain.jobs.types import with_defaults
 from evenkeel.domain.policy import Policy, changed
-from tests.unit.cli.conftest import Served
+from tests.unit.cli.conftest import CliFixture
 
 FILE = Path(__file__).resolve().parents[2] / "fixtures" / "values" / "hybrid.yaml"
 
 
-def with_values(served: Served, **changes: Any) -> str:
+def with_values(served: CliFixture, **changes: Any) -> str:
     document = yaml.safe_load(FILE.read_text("utf-8")) | changes
     (served.folder / "values.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
     return "values.yaml"
 
 
-def test_lint_names_every_trap_and_ends_with_one_where_something_cannot_work(served: Served) -> None:
+def test_lint_names_every_trap_and_ends_with_one_where_something_cannot_work(served: CliFixture) -> None:
     said = served.run("policy", "lint", str(FILE), "-o", "json")
 
     found = json.loads(said.out)
@@ -31,7 +31,7 @@ def test_lint_names_every_trap_and_ends_with_one_where_something_cannot_work(ser
     assert (refused["trap"], refused["field"]) == ("T0-2", "env.CUDA_VISIBLE_DEVICES")
 
 
-def test_lint_reads_the_file_of_this_folder_and_tells_it_to_people(served: Served) -> None:
+def test_lint_reads_the_file_of_this_folder_and_tells_it_to_people(served: CliFixture) -> None:
     with_values(served, env={"NCCL_DEBUG": "INFO"})
 
     said = served.run("policy", "lint", terminal=True)
@@ -41,7 +41,7 @@ def test_lint_reads_the_file_of_this_folder_and_tells_it_to_people(served: Serve
     assert "20 findings: 5 changed, 5 note, 10 warning" in said.out
 
 
-def test_a_file_that_cannot_be_read_ends_with_one_and_names_the_field(served: Served) -> None:
+def test_a_file_that_cannot_be_read_ends_with_one_and_names_the_field(served: CliFixture) -> None:
     name = with_values(served, jobType="prodution")
 
     for verb in ("lint", "import"):
@@ -49,13 +49,13 @@ def test_a_file_that_cannot_be_read_ends_with_one_and_names_the_field(served: Se
         assert (said.exit_code, "jobType: there is no template 'prodution'" in said.err) == (1, True)
 
 
-def test_import_writes_what_apply_takes(served: Served) -> None:
+def test_import_writes_what_apply_takes(served: CliFixture) -> None:
     said = served.run("policy", "import", str(FILE), "--into", "ours", terminal=True)
     checked = served.run("policy", "check", "ours/policy.json")
 
     assert (said.exit_code, checked.exit_code) == (0, 0)
     policy = changed(Policy(), json.loads((served.folder / "ours" / "policy.json").read_text("utf-8")))
-    job = filled(JobSpec(name="a", job_type="production"), policy.job_types)
+    job = with_defaults(JobSpec(name="a", job_type="production"), policy.job_types)
     assert (job.priority_class, job.accelerators_per_node, job.max_restarts) == ("critical", 8, 3)
     assert [choice.name for choice in job.pools] == ["hyperpod", "eksDemand"]
     assert job.env == {"NCCL_DEBUG": "INFO"}
@@ -68,7 +68,7 @@ def test_import_writes_what_apply_takes(served: Served) -> None:
     assert "lost: training-data-pvc" in said.err
 
 
-def test_a_type_tolerates_the_taints_of_the_pools_behind_its_first(served: Served) -> None:
+def test_a_type_tolerates_the_taints_of_the_pools_behind_its_first(served: CliFixture) -> None:
     found = json.loads(served.run("policy", "import", str(FILE), "-o", "json").out)
 
     types = found["policy"]["jobTypes"]["types"]
@@ -77,7 +77,7 @@ def test_a_type_tolerates_the_taints_of_the_pools_behind_its_first(served: Serve
     assert not (served.folder / "policy.json").exists()
 
 
-def test_nothing_is_written_over_and_other_fields_of_a_policy_stay(served: Served) -> None:
+def test_nothing_is_written_over_and_other_fields_of_a_policy_stay(served: CliFixture) -> None:
     (served.folder / "policy.json").write_text('{"repair": {"maxAttempts": 2}}', encoding="utf-8")
 
     refused = served.run("policy", "import", str(FILE))
@@ -88,7 +88,7 @@ def test_nothing_is_written_over_and_other_fields_of_a_policy_stay(served: Serve
     assert (policy["repair"], sorted(policy)) == ({"maxAttempts": 2}, ["jobTypes", "repair"])
 
 
-def test_a_template_that_would_run_nowhere_is_refused(served: Served) -> None:
+def test_a_template_that_would_run_nowhere_is_refused(served: CliFixture) -> None:
     pools = {"spot": {"enabled": False, "labels": {"node-type": "eks-spot"}}}
     template = {"priorityClassName": "low", "nodeSelector": {"node-type": "eks-spot"}}
     name = with_values(served, nodeSelectors=pools, jobTemplates={"development": template})

@@ -18,16 +18,16 @@ from botocore.exceptions import EndpointConnectionError, HTTPClientError, ReadTi
 
 import evenkeel
 from evenkeel_cli.commands.doctor import show
-from evenkeel_cli.context import Context
+from evenkeel_cli.context import CliContext
 from evenkeel_cli.doctor import checks, findings
 from evenkeel_cli.doctor import site as site_module
 from evenkeel_cli.doctor.checks import CHECKS
-from evenkeel_cli.doctor.findings import CouldNotCheck, Finding, Status
-from evenkeel_cli.doctor.judgements import DEAD_LETTERS
+from evenkeel_cli.doctor.evaluate import DEAD_LETTERS
+from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status
 from evenkeel_cli.doctor.site import BadCredentials, BotocoreAws, NotThere, Site
 from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.offline import access
-from evenkeel_cli.render import Page
+from evenkeel_cli.render import Printer
 from tests.fakes.system import A_MOMENT
 from tests.template.statements import of_on_call
 
@@ -168,7 +168,7 @@ def a_source(state: str, name: str = "hyperpod") -> Json:
     return {"name": name, "state": state, "reason": f"{name} is {state.lower()}."}
 
 
-def sources(*states: str) -> Callable[["Bed"], None]:
+def sources(*states: str) -> Callable[["FakeSite"], None]:
     return lambda bed: bed.api.status.update(sources=[a_source(state, f"source-{state}") for state in states])
 
 
@@ -200,57 +200,57 @@ class FakeApi:
 
 
 @dataclass
-class Bed:
+class FakeSite:
     """Where a fault is planted."""
 
     aws: FakeAws = field(default_factory=FakeAws)
     api: FakeApi = field(default_factory=FakeApi)
-    context: Context = field(default_factory=lambda: Context("research", URL, "us-west-2"))
+    context: CliContext = field(default_factory=lambda: CliContext("research", URL, "us-west-2"))
 
-    def run(self, *skipped: str) -> list[Finding]:
+    def run(self, *skipped: str) -> list[DoctorFinding]:
         return checks.run(self.site(), A_MOMENT, skipped)
 
     def site(self) -> Site:
         client: Any = self.api
         return Site(self.aws, client, self.context, "evenkeel", access)
 
-    def of(self, check: str) -> list[Finding]:
+    def of(self, check: str) -> list[DoctorFinding]:
         others = {one.name for one in CHECKS} - {check}
         return self.run(*others)
 
 
-def plant(call: str, answer: Any) -> Callable[[Bed], None]:
+def plant(call: str, answer: Any) -> Callable[[FakeSite], None]:
     return lambda bed: bed.aws.planted.__setitem__(call, answer)
 
 
-def answers(function: str, **changes: Any) -> Callable[[Bed], None]:
+def answers(function: str, **changes: Any) -> Callable[[FakeSite], None]:
     return lambda bed: bed.aws.tests.__setitem__(function, self_test(function, **changes))
 
 
-def everywhere(**changes: Any) -> Callable[[Bed], None]:
+def everywhere(**changes: Any) -> Callable[[FakeSite], None]:
     return lambda bed: bed.aws.tests.update({name: self_test(name, **changes) for name in access.functions()})
 
 
-def heartbeat(seconds: float | None) -> Callable[[Bed], None]:
+def heartbeat(seconds: float | None) -> Callable[[FakeSite], None]:
     at = None if seconds is None else (A_MOMENT - timedelta(seconds=seconds)).isoformat()
     return lambda bed: bed.api.status.update(heartbeats=[{"function": "sweep_fleet", "at": at}])
 
 
-def api_says(problem: CommandFailed) -> Callable[[Bed], None]:
+def api_says(problem: CommandFailed) -> Callable[[FakeSite], None]:
     return lambda bed: setattr(bed.api, "problem", problem)
 
 
-def both(first: Callable[[Bed], None], second: Callable[[Bed], None]) -> Callable[[Bed], None]:
-    def plants(bed: Bed) -> None:
+def both(first: Callable[[FakeSite], None], second: Callable[[FakeSite], None]) -> Callable[[FakeSite], None]:
+    def plants(bed: FakeSite) -> None:
         first(bed)
         second(bed)
 
     return plants
 
 
-class Fault(NamedTuple):
+class DoctorCase(NamedTuple):
     check: str
-    plant: Callable[[Bed], None]
+    plant: Callable[[FakeSite], None]
     status: str
     says: str
     fix: str
@@ -265,188 +265,190 @@ LACKS = [{"verb": "patch", "group": "", "resource": "nodes", "namespace": ""}]
 LACKS_JOBS = [{"verb": "create", "group": "batch", "resource": "jobs", "namespace": "ns-nlp"}]
 
 FAULTS = [
-    Fault(
+    DoctorCase(
         "credentials",
         plant("sts:get_caller_identity", BadCredentials("They have expired.", "aws sso login")),
         "failed",
         "expired",
         "aws sso login",
     ),
-    Fault(
+    DoctorCase(
         "credentials",
         plant("sts:get_caller_identity", {"Arn": "arn:aws:iam::1:root"}),
         "warning",
         "root user",
         "Use a role",
     ),
-    Fault(
+    DoctorCase(
         "credentials",
         plant("sts:get_caller_identity", CouldNotCheck("No answer.", "proxy")),
         "unknown",
         "No answer",
         "proxy",
     ),
-    Fault(
+    DoctorCase(
         "stack",
         plant("cloudformation:describe_stacks", NotThere("no")),
         "unknown",
         "no stack evenkeel in us-west-2",
         "--stack",
     ),
-    Fault(
+    DoctorCase(
         "stack",
         plant("cloudformation:describe_stacks", stack_with("ROLLBACK_COMPLETE")),
         "failed",
         "ROLLBACK_COMPLETE",
         "make deploy",
     ),
-    Fault(
+    DoctorCase(
         "stack",
         plant("cloudformation:describe_stacks", stack_with("UPDATE_ROLLBACK_COMPLETE")),
         "warning",
         "rolled back",
         "make deploy",
     ),
-    Fault(
+    DoctorCase(
         "stack",
         plant("cloudformation:describe_stacks", stack_with("UPDATE_IN_PROGRESS")),
         "warning",
         "under way",
         "again",
     ),
-    Fault(
+    DoctorCase(
         "stack",
-        lambda bed: setattr(bed, "context", Context("x", "https://other.example/v1", "us-west-2")),
+        lambda bed: setattr(bed, "context", CliContext("x", "https://other.example/v1", "us-west-2")),
         "failed",
         "not this stack's API",
         "EVENKEEL_URL",
     ),
-    Fault("api", api_says(REFUSED), "failed", "may not read", "EvenkeelViewerPolicy"),
-    Fault(
+    DoctorCase("api", api_says(REFUSED), "failed", "may not read", "EvenkeelViewerPolicy"),
+    DoctorCase(
         "api",
         lambda bed: bed.api.status["automation"].update(isHeld=True),
         "warning",
         "held",
         "evenkeel automation show",
     ),
-    Fault("api-logs", plant("apigateway:get_account", {}), "failed", "no role", "ApiLogRole=set-up"),
-    Fault("api-logs", plant("apigateway:get_account", DENIED), "unknown", "may not", "identity"),
-    Fault(
+    DoctorCase("api-logs", plant("apigateway:get_account", {}), "failed", "no role", "ApiLogRole=set-up"),
+    DoctorCase("api-logs", plant("apigateway:get_account", DENIED), "unknown", "may not", "identity"),
+    DoctorCase(
         "hyperpod",
         plant("sagemaker:describe_cluster", NotThere("no")),
         "failed",
         "no HyperPod cluster",
         "HyperPodClusterArn",
     ),
-    Fault(
+    DoctorCase(
         "hyperpod",
         plant("sagemaker:describe_cluster", a_hyperpod(ClusterStatus="Failed", FailureMessage="no quota")),
         "failed",
         "no quota",
         "describe-cluster",
     ),
-    Fault(
+    DoctorCase(
         "hyperpod",
         plant("sagemaker:describe_cluster", a_hyperpod(ClusterStatus="Updating")),
         "warning",
         "Updating",
         "describe-cluster",
     ),
-    Fault(
+    DoctorCase(
         "hyperpod",
         plant("sagemaker:describe_cluster", a_hyperpod("SecurityUpdateRequired")),
         "failed",
         "need a patch",
         "update-cluster-software",
     ),
-    Fault(
+    DoctorCase(
         "hyperpod",
         plant("sagemaker:describe_cluster", a_hyperpod("UpdateAvailable")),
         "warning",
         "Newer images",
         "update-cluster-software",
     ),
-    Fault(
+    DoctorCase(
         "hyperpod",
         plant("sagemaker:describe_cluster", a_hyperpod(None)),
         "unknown",
         "no patch level",
         "update-cluster-software",
     ),
-    Fault(
+    DoctorCase(
         "hyperpod",
         plant("sagemaker:describe_cluster", a_hyperpod(NodeRecovery="Sometimes")),
         "unknown",
         "Sometimes",
         "ownership",
     ),
-    Fault(
+    DoctorCase(
         "kubernetes",
         plant("eks:describe_cluster", NotThere("no")),
         "failed",
         "no cluster research-eks",
         "KubernetesClusters",
     ),
-    Fault(
+    DoctorCase(
         "kubernetes",
         plant("eks:describe_cluster", {"cluster": {"status": "UPDATING"}}),
         "warning",
         "UPDATING",
         "describe-cluster",
     ),
-    Fault(
+    DoctorCase(
         "kubernetes",
         everywhere(error=NO_REACH, serverVersion=""),
         "failed",
         "does not answer 17 of 17",
         "SubnetIds",
     ),
-    Fault(
+    DoctorCase(
         "kubernetes",
         answers("launch_job", error=NO_REACH, serverVersion=""),
         "failed",
         "does not answer 1 of 17",
         "SubnetIds",
     ),
-    Fault("kubernetes", everywhere(error=NO_STORE), "failed", "17 of 17 functions can read nothing", "readyz"),
-    Fault(
+    DoctorCase("kubernetes", everywhere(error=NO_STORE), "failed", "17 of 17 functions can read nothing", "readyz"),
+    DoctorCase(
         "kubernetes",
         plant("lambda:invoke", DENIED),
         "unknown",
         "No function tested research-eks. Your identity may not",
         "another identity",
     ),
-    Fault(
+    DoctorCase(
         "kubernetes",
         plant("cloudformation:describe_stacks", stack_with(KubernetesClusters="none")),
         "failed",
         "No Kubernetes cluster",
         "KubernetesClusters",
     ),
-    Fault(
+    DoctorCase(
         "access",
         answers("cordon_node", missing=LACKS),
         "failed",
         "lacks: patch nodes.",
         "--principal-arn arn:aws:iam::111122223333:role/cordon_node --kubernetes-groups evenkeel:cordoners",
     ),
-    Fault(
+    DoctorCase(
         "access",
         answers("launch_job", missing=LACKS_JOBS),
         "failed",
         "create jobs.batch in ns-nlp",
         "kubernetes-access.yaml",
     ),
-    Fault("access", answers("api_read", error=NO_ENTRY), "failed", "does not let api_read in", "create-access-entry"),
-    Fault("access", plant("lambda:invoke:evenkeel-repair_node", DENIED), "unknown", "may not call", "identity"),
-    Fault(
+    DoctorCase(
+        "access", answers("api_read", error=NO_ENTRY), "failed", "does not let api_read in", "create-access-entry"
+    ),
+    DoctorCase("access", plant("lambda:invoke:evenkeel-repair_node", DENIED), "unknown", "may not call", "identity"),
+    DoctorCase(
         "access",
         plant("lambda:invoke:evenkeel-repair_node", NotThere("no")),
         "unknown",
         "no function evenkeel-repair_node",
         "make deploy",
     ),
-    Fault(
+    DoctorCase(
         "access",
         plant(
             "lambda:invoke:evenkeel-repair_node", {"Payload": b'{"errorMessage": "boom"}', "FunctionError": "Unhandled"}
@@ -455,88 +457,88 @@ FAULTS = [
         "boom",
         "function-errors",
     ),
-    Fault("access", api_says(REFUSED), "unknown", "Namespaces of teams", "evenkeel teams ls"),
-    Fault(
+    DoctorCase("access", api_says(REFUSED), "unknown", "Namespaces of teams", "evenkeel teams ls"),
+    DoctorCase(
         "kueue",
         answers("schedule_jobs", kueueNamespaces={"evenkeel-jobs": "its label"}),
         "failed",
         "Kueue admits in evenkeel-jobs",
         "Admission=kueue",
     ),
-    Fault("kueue", answers("schedule_jobs", admission="kueue"), "failed", "jobs there never start", "LocalQueue"),
-    Fault(
+    DoctorCase("kueue", answers("schedule_jobs", admission="kueue"), "failed", "jobs there never start", "LocalQueue"),
+    DoctorCase(
         "kueue",
         answers("schedule_jobs", kueueError=NO_DISCOVERY, kueueNamespaces=None),
         "failed",
         "cannot be read",
         "system:discovery",
     ),
-    Fault(
+    DoctorCase(
         "kueue", answers("schedule_jobs", error=NO_REACH, kueueNamespaces=None), "unknown", "was not asked", "invoke"
     ),
-    Fault("kueue", plant("lambda:invoke:evenkeel-schedule_jobs", DENIED), "unknown", "may not", "identity"),
-    Fault(
+    DoctorCase("kueue", plant("lambda:invoke:evenkeel-schedule_jobs", DENIED), "unknown", "may not", "identity"),
+    DoctorCase(
         "queues",
         plant("sqs:get_queue_attributes:https://sqs/EventsQueue", messages(1001)),
         "failed",
         "1001 events wait",
         "events-delayed",
     ),
-    Fault(
+    DoctorCase(
         "queues",
         plant("sqs:get_queue_attributes:https://sqs/PassesQueue", messages(51)),
         "failed",
         "51 scheduling requests wait",
         "passes-delayed",
     ),
-    Fault("queues", plant("sqs:get_queue_attributes", DENIED), "unknown", "may not", "identity"),
-    Fault(
+    DoctorCase("queues", plant("sqs:get_queue_attributes", DENIED), "unknown", "may not", "identity"),
+    DoctorCase(
         "dead-letters",
         plant("sqs:get_queue_attributes:https://sqs/DeadLetterQueue", messages(2)),
         "failed",
         "holds 2 messages",
         "malformed-events",
     ),
-    Fault(
+    DoctorCase(
         "dead-letters",
         plant("sqs:get_queue_attributes:https://sqs/UndeliveredPagesQueue", messages(1)),
         "failed",
         "holds 1 message",
         "undelivered-pages",
     ),
-    Fault(
+    DoctorCase(
         "dead-letters",
         plant("sqs:get_queue_attributes:https://sqs/FailedPassesQueue", DENIED),
         "unknown",
         "may not",
         "identity",
     ),
-    Fault(
+    DoctorCase(
         "schedules",
         plant("scheduler:get_schedule:evenkeel-sweep_fleet", {"State": "DISABLED"}),
         "warning",
         "sweep_fleet are off",
         "Schedules=on",
     ),
-    Fault(
+    DoctorCase(
         "schedules",
         plant("scheduler:get_schedule:evenkeel-sweep_fleet", NotThere("no")),
         "failed",
         "no schedule for sweep_fleet",
         "make deploy",
     ),
-    Fault("schedules", plant("scheduler:get_schedule", DENIED), "unknown", "may not", "identity"),
-    Fault("ages", heartbeat(601), "failed", "10min ago", "sweep-silent"),
-    Fault("ages", heartbeat(None), "failed", "never run", "sweep-silent"),
-    Fault("ages", heartbeat(240), "warning", "4min ago", "sweep-silent"),
-    Fault(
+    DoctorCase("schedules", plant("scheduler:get_schedule", DENIED), "unknown", "may not", "identity"),
+    DoctorCase("ages", heartbeat(601), "failed", "10min ago", "sweep-silent"),
+    DoctorCase("ages", heartbeat(None), "failed", "never run", "sweep-silent"),
+    DoctorCase("ages", heartbeat(240), "warning", "4min ago", "sweep-silent"),
+    DoctorCase(
         "ages",
         both(heartbeat(None), plant("scheduler:get_schedule", {"State": "DISABLED"})),
         "warning",
         "schedule is off",
         "Turn",
     ),
-    Fault(
+    DoctorCase(
         "ages",
         both(
             heartbeat(None),
@@ -549,14 +551,14 @@ FAULTS = [
         "not finished a run yet",
         "again",
     ),
-    Fault("ages", api_says(REFUSED), "unknown", "API call failed", "EvenkeelViewerPolicy"),
-    Fault("sources", sources("CURRENT", "STALE"), "failed", "source-STALE is stale", "source-stale.md"),
-    Fault("sources", sources("CURRENT", "FAILING"), "warning", "source-FAILING is failing", "source-stale.md"),
-    Fault("sources", sources("OFF"), "warning", "schedules are off", "Turn"),
-    Fault("sources", sources("UNKNOWN"), "unknown", "source-UNKNOWN is unknown", "source-stale.md"),
-    Fault("sources", sources(), "unknown", "does not report the ages", "make deploy"),
-    Fault("sources", api_says(REFUSED), "unknown", "API call failed", "EvenkeelViewerPolicy"),
-    Fault(
+    DoctorCase("ages", api_says(REFUSED), "unknown", "API call failed", "EvenkeelViewerPolicy"),
+    DoctorCase("sources", sources("CURRENT", "STALE"), "failed", "source-STALE is stale", "source-stale.md"),
+    DoctorCase("sources", sources("CURRENT", "FAILING"), "warning", "source-FAILING is failing", "source-stale.md"),
+    DoctorCase("sources", sources("OFF"), "warning", "schedules are off", "Turn"),
+    DoctorCase("sources", sources("UNKNOWN"), "unknown", "source-UNKNOWN is unknown", "source-stale.md"),
+    DoctorCase("sources", sources(), "unknown", "does not report the ages", "make deploy"),
+    DoctorCase("sources", api_says(REFUSED), "unknown", "API call failed", "EvenkeelViewerPolicy"),
+    DoctorCase(
         "concurrency",
         plant(
             "lambda:get_account_settings",
@@ -566,7 +568,7 @@ FAULTS = [
         "7 of 10",
         "service-quotas",
     ),
-    Fault(
+    DoctorCase(
         "concurrency",
         plant(
             "lambda:get_account_settings",
@@ -576,97 +578,99 @@ FAULTS = [
         "97 of 100",
         "service-quotas",
     ),
-    Fault(
+    DoctorCase(
         "concurrency",
         plant("cloudwatch:get_metric_statistics", {"Datapoints": [{"Maximum": 990.0}]}),
         "failed",
         "10 of 1000",
         "service-quotas",
     ),
-    Fault("concurrency", plant("lambda:get_account_settings", DENIED), "unknown", "may not", "identity"),
-    Fault(
+    DoctorCase("concurrency", plant("lambda:get_account_settings", DENIED), "unknown", "may not", "identity"),
+    DoctorCase(
         "events",
         plant("events:describe_rule:evenkeel-HyperPodEvents-1X", {"State": "DISABLED"}),
         "failed",
         "HyperPodEvents is DISABLED",
         "enable-rule",
     ),
-    Fault(
+    DoctorCase(
         "events",
         plant("events:describe_rule:evenkeel-HealthEvents-1X", NotThere("no")),
         "failed",
         "is missing",
         "Deploy",
     ),
-    Fault(
+    DoctorCase(
         "events",
         plant("cloudwatch:get_metric_statistics:FailedInvocations", {"Datapoints": [{"Sum": 2.0}]}),
         "failed",
         "could not deliver 2",
         "undelivered-events",
     ),
-    Fault(
+    DoctorCase(
         "events",
         plant("cloudwatch:get_metric_statistics", {"Datapoints": []}),
         "warning",
         "no event matched",
         "drill event",
     ),
-    Fault(
+    DoctorCase(
         "events",
         plant("cloudformation:describe_stacks", stack_with(LocalEngine="true")),
         "unknown",
         "no such metrics",
         "doctor.md",
     ),
-    Fault("events", plant("cloudwatch:get_metric_statistics", DENIED), "unknown", "may not", "identity"),
-    Fault(
+    DoctorCase("events", plant("cloudwatch:get_metric_statistics", DENIED), "unknown", "may not", "identity"),
+    DoctorCase(
         "pages",
         plant("sns:list_subscriptions_by_topic", {"Subscriptions": []}),
         "failed",
         "no person",
         "aws sns subscribe",
     ),
-    Fault(
+    DoctorCase(
         "pages",
         plant("sns:list_subscriptions_by_topic", {"Subscriptions": [{"SubscriptionArn": "PendingConfirmation"}]}),
         "failed",
         "Nobody confirmed",
         "Confirm",
     ),
-    Fault("pages", plant("sns:list_subscriptions_by_topic", DENIED), "unknown", "may not", "identity"),
-    Fault(
+    DoctorCase("pages", plant("sns:list_subscriptions_by_topic", DENIED), "unknown", "may not", "identity"),
+    DoctorCase(
         "policy",
         answers("schedule_jobs", policy={"name": "production", "hash": "x", "refused": "It is old.", "inForce": 1}),
         "failed",
         "It is old.",
         "policy-refused",
     ),
-    Fault(
+    DoctorCase(
         "policy",
         answers("schedule_jobs", policy={"error": "Unreachable: x"}),
         "failed",
         "cannot be read",
         "policy-refused",
     ),
-    Fault("policy", plant("lambda:invoke", DENIED), "unknown", "may not", "identity"),
-    Fault("versions", answers("launch_job", version="0.0.1"), "failed", "different versions", "make deploy"),
-    Fault("versions", everywhere(version="0.0.1"), "warning", "the functions and their layer are 0.0.1", "one version"),
-    Fault("versions", plant("lambda:invoke", DENIED), "unknown", "may not", "identity"),
+    DoctorCase("policy", plant("lambda:invoke", DENIED), "unknown", "may not", "identity"),
+    DoctorCase("versions", answers("launch_job", version="0.0.1"), "failed", "different versions", "make deploy"),
+    DoctorCase(
+        "versions", everywhere(version="0.0.1"), "warning", "the functions and their layer are 0.0.1", "one version"
+    ),
+    DoctorCase("versions", plant("lambda:invoke", DENIED), "unknown", "may not", "identity"),
 ]
 
 
 @pytest.mark.parametrize("check", [check.name for check in CHECKS])
 def test_check_is_ok_when_all_is_well(check: str) -> None:
-    found = Bed().of(check)
+    found = FakeSite().of(check)
 
     assert {one.status for one in found} == {Status.OK}, found
     assert {one.check for one in found} == {check}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}-{fault.says[:40]}")
-def test_planted_fault_is_found_with_its_fix(fault: Fault) -> None:
-    bed = Bed()
+def test_planted_fault_is_found_with_its_fix(fault: DoctorCase) -> None:
+    bed = FakeSite()
     fault.plant(bed)
 
     found = [one for one in bed.of(fault.check) if one.status is not Status.OK]
@@ -682,7 +686,7 @@ def test_each_check_has_a_planted_fault() -> None:
 
 
 def test_no_finding_is_ok_when_nothing_can_be_read() -> None:
-    bed = Bed()
+    bed = FakeSite()
     bed.api.problem = REFUSED
     bed.aws.call = lambda *_a, **_k: (_ for _ in ()).throw(DENIED)  # type: ignore[method-assign]
 
@@ -694,12 +698,12 @@ def test_no_finding_is_ok_when_nothing_can_be_read() -> None:
 
 
 def test_check_that_breaks_stops_no_other() -> None:
-    def breaks(_site: Site, _now: Any) -> list[Finding]:
+    def breaks(_site: Site, _now: Any) -> list[DoctorFinding]:
         raise ZeroDivisionError("bug")
 
-    table = [checks.Check("broken", breaks, ""), CHECKS[0]]
+    table = [checks.DoctorCheck("broken", breaks, ""), CHECKS[0]]
     client: Any = FakeApi()
-    site = Site(FakeAws(), client, Context("x", URL, "us-west-2"), "evenkeel", access)
+    site = Site(FakeAws(), client, CliContext("x", URL, "us-west-2"), "evenkeel", access)
 
     first, second = checks.run(site, A_MOMENT, (), table)
 
@@ -727,16 +731,16 @@ def silent() -> Iterator[Silent]:
 
 
 def test_silent_check_is_unknown_and_stops_no_other(silent: Silent) -> None:
-    table = [checks.Check("silent", silent, ""), CHECKS[0]]
+    table = [checks.DoctorCheck("silent", silent, ""), CHECKS[0]]
 
-    first, second = checks.run(Bed().site(), A_MOMENT, (), table, seconds=0.5)
+    first, second = checks.run(FakeSite().site(), A_MOMENT, (), table, seconds=0.5)
 
     assert (first.status, first.text, first.check) == (Status.UNKNOWN, "No answer in 0.5 s.", "silent")
     assert second.status is Status.OK
 
 
 def test_silent_api_is_a_failure(silent: Silent) -> None:
-    bed = Bed()
+    bed = FakeSite()
     bed.api.get = silent  # type: ignore[method-assign]
 
     (found,) = checks.run(bed.site(), A_MOMENT, (), [check for check in CHECKS if check.name == "api"], seconds=0.5)
@@ -746,7 +750,7 @@ def test_silent_api_is_a_failure(silent: Silent) -> None:
 
 
 def test_slow_read_delays_no_other_read(silent: Silent) -> None:
-    site = Bed().site()
+    site = FakeSite().site()
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(site.once, "slow", silent)
         silent.has_begun.wait(60)
@@ -759,7 +763,7 @@ def test_slow_read_delays_no_other_read(silent: Silent) -> None:
 
 def test_functions_that_answered_are_judged_beside_silent_ones(silent: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_module, "SELF_TEST_SECONDS", 1.0)
-    bed = Bed()
+    bed = FakeSite()
     answer = bed.aws.call
 
     def call(service: str, operation: str, **parameters: Any) -> Json:
@@ -795,7 +799,7 @@ def test_aws_without_answer_is_said_plainly(error: Exception, expected: str) -> 
         def describe_cluster(self) -> Json:
             raise error
 
-    aws = BotocoreAws(Context("x", URL, "us-west-2"))
+    aws = BotocoreAws(CliContext("x", URL, "us-west-2"))
     aws._clients["eks"] = Client()
 
     with pytest.raises(CouldNotCheck) as caught:
@@ -806,7 +810,7 @@ def test_aws_without_answer_is_said_plainly(error: Exception, expected: str) -> 
 
 
 def test_every_call_reads_but_the_self_test() -> None:
-    bed = Bed()
+    bed = FakeSite()
     bed.run()
 
     verbs = {name.split(":")[1].split("_")[0] for name, _ in bed.aws.calls}
@@ -820,7 +824,7 @@ _NEEDS_NO_RIGHT = {"sts:GetCallerIdentity"}
 
 
 def test_on_call_policy_allows_every_call() -> None:
-    bed = Bed()
+    bed = FakeSite()
     bed.run()
 
     called = {f"{service}:{''.join(map(str.capitalize, words.split('_')))}" for service, words in split(bed)}
@@ -828,12 +832,12 @@ def test_on_call_policy_allows_every_call() -> None:
     assert {_NAMED_OTHERWISE.get(call, call) for call in called - _NEEDS_NO_RIGHT} - allowed == set()
 
 
-def split(bed: Bed) -> set[tuple[str, str]]:
+def split(bed: FakeSite) -> set[tuple[str, str]]:
     return {(name.split(":")[0], name.split(":")[1]) for name, _ in bed.aws.calls}
 
 
 def test_rights_are_asked_for_in_each_teams_namespace() -> None:
-    bed = Bed()
+    bed = FakeSite()
     bed.api.teams = [{"team": "nlp", "weight": 1.0}, {"team": "unset", "weight": None}]
 
     bed.of("access")
@@ -852,10 +856,10 @@ def test_rights_are_asked_for_in_each_teams_namespace() -> None:
     [("ok", 0), ("ok warning", 0), ("ok unknown", 2), ("warning failed unknown", 1), ("failed", 1)],
 )
 def test_exit_code_is_1_for_failed_2_for_unknown(statuses: str, expected: int) -> None:
-    assert findings.exit_code(Finding(Status(one), "") for one in statuses.split()) == expected
+    assert findings.exit_code(DoctorFinding(Status(one), "") for one in statuses.split()) == expected
 
 
-OFF = Finding(Status.WARNING, "off", "on", check="schedules")
+OFF = DoctorFinding(Status.WARNING, "off", "on", check="schedules")
 
 
 @pytest.mark.parametrize(
@@ -867,11 +871,11 @@ OFF = Finding(Status.WARNING, "off", "on", check="schedules")
     ],
 )
 def test_schedules_are_turned_on_when_all_else_is_well(others: str, expected: str) -> None:
-    assert findings.next_step([OFF, Finding(Status(others), "", check="api")], "HOW") == expected
+    assert findings.next_step([OFF, DoctorFinding(Status(others), "", check="api")], "HOW") == expected
 
 
 def test_new_stack_in_order_is_told_to_turn_schedules_on() -> None:
-    bed = Bed()
+    bed = FakeSite()
     bed.aws.planted["scheduler:get_schedule"] = {"State": "DISABLED"}
     bed.api.status |= {
         "sources": [a_source("OFF")],
@@ -885,12 +889,12 @@ def test_new_stack_in_order_is_told_to_turn_schedules_on() -> None:
 
 
 def test_nothing_is_next_while_schedules_are_on() -> None:
-    assert findings.next_step([Finding(Status.OK, "", check="schedules")], "HOW") == ""
+    assert findings.next_step([DoctorFinding(Status.OK, "", check="schedules")], "HOW") == ""
 
 
 def test_json_follows_its_schema() -> None:
     schema = json.loads((ROOT / "docs" / "schemas" / "doctor.schema.json").read_text(encoding="utf-8"))
-    bed = Bed()
+    bed = FakeSite()
     bed.aws.planted["scheduler:get_schedule"] = {"State": "DISABLED"}
     document = findings.to_json(
         bed.run(), fleet="research", stack="evenkeel", region="us-west-2", as_of=A_MOMENT.isoformat(), then="now"
@@ -928,13 +932,13 @@ def test_every_line_fits_80_columns_but_for_long_names() -> None:
     out = io.StringIO()
     found = [one for fault in FAULTS for one in planted(fault)]
 
-    show(Page(out, {"NO_COLOR": "1"}, columns=80), "fleet research", found, "Turn the schedules on.")
+    show(Printer(out, {"NO_COLOR": "1"}, columns=80), "fleet research", found, "Turn the schedules on.")
 
     wide = [line for line in out.getvalue().splitlines() if len(line) > 80]
     assert [line for line in wide if len(max(line.split(), key=len)) < 50] == []
 
 
-def planted(fault: Fault) -> list[Finding]:
-    bed = Bed()
+def planted(fault: DoctorCase) -> list[DoctorFinding]:
+    bed = FakeSite()
     fault.plant(bed)
     return bed.of(fault.check)

@@ -10,7 +10,7 @@ from tests.unit.api.seeds import a_job, ago, an_attempt, an_incident
 def repaired(seconds: float | None, **changes: object) -> Incident:
     asked_at = ago(hours=1)
     back_at = None if seconds is None else asked_at + timedelta(seconds=seconds)
-    stages = StageTimes(repair_asked_at=asked_at, node_back_at=back_at)
+    stages = StageTimes(repair_requested_at=asked_at, node_back_at=back_at)
     return an_incident(1, **{"stages": stages, "repairs": ("reboot",), "pool": "p5", **changes})
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from evenkeel.domain.economics import money, prices
-from evenkeel.domain.economics.money import Rental, bill, cents, micros, said
+from evenkeel.domain.economics.money import BillableRental, bill, cents, format_usd, micros
 
 NOW = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
 
 
-def a_rental(seconds: float, *, price: int = 16_288_000, nodes: int = 1, team: str = "vision") -> Rental:
-    return Rental(
+def a_rental(seconds: float, *, price: int = 16_288_000, nodes: int = 1, team: str = "vision") -> BillableRental:
+    return BillableRental(
         pool="burst",
         job_id="job-1",
         team=team,
@@ -37,7 +37,7 @@ def test_a_price_finer_than_a_micro_dollar_is_refused() -> None:
 
 
 def test_an_hour_costs_the_price_and_a_begun_second_a_whole_one() -> None:
-    assert said(a_rental(3600).parts(NOW)) == "$16.29"
+    assert format_usd(a_rental(3600).parts(NOW)) == "$16.29"
     assert a_rental(90.001).parts(NOW) == 91 * 16_288_000
 
 
@@ -80,8 +80,8 @@ def test_every_shipped_price_says_where_and_when_it_was_read() -> None:
     assert table.of("ml.p5.48xlarge") == table.of("p5.48xlarge") == 55_040_000
     assert table.of("ml.unknown.large") is None
     assert all(table.sources[price.source].link.startswith("https://") for price in table.on_demand.values())
-    assert table.older_than(30, date(2026, 8, 1)) == {}
-    assert table.older_than(30, date(2026, 9, 1)) == {"karpenter": date(2026, 7, 20)}
+    assert table.sources_older_than(30, date(2026, 8, 1)) == {}
+    assert table.sources_older_than(30, date(2026, 9, 1)) == {"karpenter": date(2026, 7, 20)}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.events import envelope
-from evenkeel.events.outcomes import Heard
+from evenkeel.events.outcomes import ParsedEvent
 
 EVENTS = Path(__file__).resolve().parents[2] / "fixtures" / "events"
 Json = dict[str, Any]
@@ -42,7 +42,7 @@ def parsed(event: Json) -> Any:
 
 def facts(event: Json) -> tuple[NodeFact | GroupFact, ...]:
     answer = parsed(event)
-    assert isinstance(answer, Heard), answer
+    assert isinstance(answer, ParsedEvent), answer
     return answer.facts
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.groups import GroupFactKind
 from evenkeel.domain.health.incidents import FactKind
 from evenkeel.events.outcomes import Ignored, Unknown
@@ -49,7 +49,7 @@ def test_each_type_code_has_its_fault(code: str, fault: str) -> None:
     facts = of_nodes(sample(HEALTH, eventTypeCode=code))
 
     assert {fact.fault_key for fact in facts} == {fault}
-    assert fault in shipped()
+    assert fault in default_catalogue()
 
 
 def test_a_plan_that_is_withdrawn_says_so_of_every_machine() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.events import envelope
-from evenkeel.events.outcomes import Heard, Ignored, Malformed, Unknown
+from evenkeel.events.outcomes import Ignored, Malformed, ParsedEvent, Unknown
 
 EVENTS = Path(__file__).resolve().parents[2] / "fixtures" / "events"
 UNHEALTHY = "hyperpod-node-unhealthy.json"
@@ -42,7 +42,7 @@ def parsed(event: dict[str, Any]) -> Any:
 
 def only(answer: Any) -> NodeFact:
     """Return the one fact of an answer."""
-    assert isinstance(answer, Heard), answer
+    assert isinstance(answer, ParsedEvent), answer
     [fact] = answer.facts
     assert isinstance(fact, NodeFact)
     return fact
@@ -85,7 +85,7 @@ def test_copies_under_other_envelopes_are_one_fact_and_another_day_is_another() 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(EVENTS.glob("*.json"))])
 def test_every_sample_tells_a_fact(name: str) -> None:
-    assert isinstance(envelope.parse(body(name)), Heard)
+    assert isinstance(envelope.parse(body(name)), ParsedEvent)
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(EVENTS.glob("*.json"))])
@@ -258,9 +258,9 @@ def altered_events(draw: st.DrawFn) -> Any:
 def test_any_value_anywhere_has_an_answer_and_always_the_same(event: Any) -> None:
     answer = parsed(event)
 
-    assert isinstance(answer, Heard | Ignored | Unknown | Malformed)
+    assert isinstance(answer, ParsedEvent | Ignored | Unknown | Malformed)
     assert str(answer) == str(parsed(event))
-    for fact in answer.facts if isinstance(answer, Heard) else ():
+    for fact in answer.facts if isinstance(answer, ParsedEvent) else ():
         assert isinstance(fact, NodeFact | GroupFact)
         fact.model_dump_json().encode("utf-8")
         assert fact.fact_key.isprintable()
@@ -268,7 +268,7 @@ def test_any_value_anywhere_has_an_answer_and_always_the_same(event: Any) -> Non
 
 @given(st.binary(max_size=300))
 def test_any_bytes_have_an_answer(raw: bytes) -> None:
-    assert isinstance(envelope.parse(raw), Heard | Ignored | Unknown | Malformed)
+    assert isinstance(envelope.parse(raw), ParsedEvent | Ignored | Unknown | Malformed)
 
 
 REPEATED = (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.health.policy import WatchPolicy
@@ -201,7 +201,7 @@ def a_condition(kind: str, status: str, reason: str = "", seconds: float = 0, me
     return NodeCondition(type=kind, status=status, reason=reason, message=message, changed_at=at)
 
 
-def told(node: KubernetesNode, seconds: float = 1) -> list[tuple[str, str, str]]:
+def facts_of_node(node: KubernetesNode, seconds: float = 1) -> list[tuple[str, str, str]]:
     return [(fact.kind, fact.source, fact.fault_key) for fact in facts(node, seconds)]
 
 
@@ -240,8 +240,8 @@ def test_a_condition_of_somebody_else_says_nothing(kind: str) -> None:
 def test_all_conditions_well_again_tell_it_while_it_is_news() -> None:
     node = a_node(conditions=(a_condition(GPU, "True", "Ready", 0), a_condition("StorageReady", "True", "Ready", -9e6)))
 
-    assert told(node) == [("RECOVERED", "eks.node-conditions", "")]
-    assert told(node, 601) == []
+    assert facts_of_node(node) == [("RECOVERED", "eks.node-conditions", "")]
+    assert facts_of_node(node, 601) == []
 
 
 def test_one_of_two_conditions_well_again_keeps_the_node_out() -> None:
@@ -252,7 +252,7 @@ def test_one_of_two_conditions_well_again_keeps_the_node_out() -> None:
         )
     )
 
-    assert told(node) == [("SICKENED", "eks.node-conditions", "eks:BlockDeviceIOError")]
+    assert facts_of_node(node) == [("SICKENED", "eks.node-conditions", "eks:BlockDeviceIOError")]
 
 
 def test_a_condition_stuck_for_days_is_no_news_and_is_noticed() -> None:
@@ -266,15 +266,15 @@ def test_a_condition_stuck_for_days_is_no_news_and_is_noticed() -> None:
 def test_hyperpods_condition_is_told_where_its_labels_are_missing() -> None:
     sick = a_condition("NvidiaErrorReboot", "True", "XidHardwareFailure", -3)
 
-    assert told(a_node(conditions=(sick,))) == [("SICKENED", "hyperpod.node-labels", "hp:NvidiaErrorReboot")]
+    assert facts_of_node(a_node(conditions=(sick,))) == [("SICKENED", "hyperpod.node-labels", "hp:NvidiaErrorReboot")]
     assert keys(a_marked_node(a_detail()).but(conditions=(sick,)), 1) == ["hp:NvidiaErrorReboot"]
 
 
 def test_hyperpods_condition_back_to_false_is_well_again_once_the_marks_are_gone() -> None:
     well = (a_condition("NvidiaErrorReboot", "False", "Recovered"),)
 
-    assert told(a_node(conditions=well)) == [("RECOVERED", "hyperpod.node-labels", "")]
-    assert ("RECOVERED", "hyperpod.node-labels", "") not in told(a_marked_node().but(conditions=well))
+    assert facts_of_node(a_node(conditions=well)) == [("RECOVERED", "hyperpod.node-labels", "")]
+    assert ("RECOVERED", "hyperpod.node-labels", "") not in facts_of_node(a_marked_node().but(conditions=well))
 
 
 # ---------------------------------------------------------------- whatever comes
@@ -310,7 +310,7 @@ def test_whatever_agents_write_has_an_answer_that_can_be_stored(
     told = facts(node)
 
     assert told == facts(node)
-    assert {fact.fault_key for fact in told if fact.kind == "SICKENED"} <= shipped().keys()
+    assert {fact.fault_key for fact in told if fact.kind == "SICKENED"} <= default_catalogue().keys()
     for fact in told:
         fact.model_dump_json().encode("utf-8")
         assert fact.fact_key.isprintable()

@@ -26,7 +26,7 @@ def an_object(*conditions: dict[str, Any], **annotations: str) -> dict[str, Any]
     }
 
 
-def told(node: dict[str, Any]) -> list[str]:
+def facts_of_object(node: dict[str, Any]) -> list[str]:
     return [fact.fault_key for fact in facts_of(read_node("eks", node), WatchPolicy(), A_MOMENT)]
 
 
@@ -44,7 +44,7 @@ def a_condition(**changes: Any) -> dict[str, Any]:
 def test_an_agents_condition_is_read_and_its_heartbeat_changes_nothing() -> None:
     first, later = an_object(a_condition()), an_object(a_condition(lastHeartbeatTime="2026-11-03T10:20:00Z"))
 
-    assert told(first) == ["xid:79"]
+    assert facts_of_object(first) == ["xid:79"]
     assert read_node("eks", first) == read_node("eks", later)
 
 
@@ -58,7 +58,7 @@ def test_a_condition_without_a_usable_time_hides_neither_the_node_nor_the_others
     broken = [a_condition(lastTransitionTime=time) for time in ("soon", None, "2026-11-03T10:00:00")]
     other = a_condition(type="StorageReady", reason="BlockDeviceIOError")
 
-    assert told(an_object(*broken, other)) == ["eks:BlockDeviceIOError"]
+    assert facts_of_object(an_object(*broken, other)) == ["eks:BlockDeviceIOError"]
 
 
 def test_the_annotation_is_read_in_both_spellings() -> None:
@@ -67,7 +67,11 @@ def test_the_annotation_is_read_in_both_spellings() -> None:
     )
 
     expected = ["hp:NvidiaErrorReboot", "xid:79"]
-    assert told(an_object(fault_details=details)) == told(an_object(fault_detail=details)) == expected
+    assert (
+        facts_of_object(an_object(fault_details=details))
+        == facts_of_object(an_object(fault_detail=details))
+        == expected
+    )
 
 
 def test_long_names_on_a_node_fit_the_ledger() -> None:

@@ -6,8 +6,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.health.assessment import bursts, merged, trust
-from evenkeel.domain.health.faults import CheckpointTrust, shipped
+from evenkeel.domain.health.assessment import bursts, checkpoint_trust, merge_signal
+from evenkeel.domain.health.faults import CheckpointTrust, default_catalogue
 from evenkeel.domain.health.incidents import Signal
 from tests.fakes.system import A_MOMENT
 
@@ -20,7 +20,7 @@ def a_signal(second: float, key: str = "xid:79", source: str = "kubernetes.node"
 def together(*signals: Signal) -> tuple[Signal, ...]:
     found: tuple[Signal, ...] = ()
     for signal in signals:
-        found = merged(found, signal)
+        found = merge_signal(found, signal)
     return found
 
 
@@ -44,19 +44,19 @@ def test_signals_merge_alike_in_any_order(seconds: list[int], chance: Random) ->
 def test_the_strictest_row_decides_even_where_another_names_the_fault() -> None:
     signals = together(a_signal(0, "xid:48"), a_signal(5, "xid:79"))
 
-    assert trust(signals, shipped()) == (CheckpointTrust.SUSPECT_SINCE_FIRST_SIGNAL, A_MOMENT)
+    assert checkpoint_trust(signals, default_catalogue()) == (CheckpointTrust.SUSPECT_SINCE_FIRST_SIGNAL, A_MOMENT)
 
 
 def test_doubt_begins_with_the_burst_that_holds_it_and_not_with_hours_of_mild_signs_before() -> None:
     signals = together(a_signal(-7200, "xid:63"), a_signal(-10, "xid:31"), a_signal(0, "xid:48"))
 
-    assert trust(signals, shipped())[1] == A_MOMENT - timedelta(seconds=10)
+    assert checkpoint_trust(signals, default_catalogue())[1] == A_MOMENT - timedelta(seconds=10)
 
 
 def test_a_vague_sign_whose_cause_is_known_casts_no_doubt_of_its_own() -> None:
     signals = together(a_signal(0, "xid:154/gpu_reset_required"), a_signal(0, "xid:79"))
 
-    assert trust(signals, shipped())[0] is CheckpointTrust.TRUSTED
+    assert checkpoint_trust(signals, default_catalogue())[0] is CheckpointTrust.TRUSTED
 
 
 def test_too_many_signals_to_keep_lose_repetitions_first() -> None:

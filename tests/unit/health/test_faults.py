@@ -13,8 +13,8 @@ from evenkeel.domain.health.faults import (
     FaultOverride,
     Rung,
     Severity,
+    default_catalogue,
     read_catalogue,
-    shipped,
 )
 from evenkeel.events import reported_faults
 
@@ -38,7 +38,7 @@ def written(key: str, /, **columns: str) -> str:
 
 
 def test_the_whole_catalogue_is_read_and_each_alias_calls_for_what_its_fault_calls_for() -> None:
-    catalogue = shipped()
+    catalogue = default_catalogue()
 
     assert len(catalogue) == len(TEXT.splitlines()) - 1
     for fault in catalogue.values():
@@ -87,7 +87,7 @@ def test_each_source_is_told_with_its_place() -> None:
     named = importlib.resources.files("evenkeel.domain.health").joinpath("fault_sources.csv").read_text("utf-8")
     known = {row["key"]: row for row in csv.DictReader(named.splitlines())}
 
-    used = {source for fault in shipped().values() for source in fault.facts.sources}
+    used = {source for fault in default_catalogue().values() for source in fault.facts.sources}
 
     assert used == set(known)
     assert all(row["url"].startswith("https://") or row["key"] == "project" for row in known.values())
@@ -110,17 +110,17 @@ def test_each_source_is_told_with_its_place() -> None:
     ],
 )
 def test_every_key_finds_a_row(key: str, found: str) -> None:
-    assert shipped().look_up(key).key == found
+    assert default_catalogue().look_up(key).key == found
 
 
-@pytest.mark.parametrize("key", sorted(shipped()))
+@pytest.mark.parametrize("key", sorted(default_catalogue()))
 def test_every_row_can_be_heard_of(key: str) -> None:
     assert [reading.fault_key for reading in reported_faults.readings(key, "")] == [key]
 
 
 def test_an_unknown_fault_repairs_nothing() -> None:
-    assert not shipped().look_up("hp:Nonsense").repairs_node
-    assert not shipped().look_up("xid:4711").acts_alone
+    assert not default_catalogue().look_up("hp:Nonsense").repairs_node
+    assert not default_catalogue().look_up("xid:4711").acts_alone
 
 
 @pytest.mark.parametrize(
@@ -139,17 +139,17 @@ def test_an_unknown_fault_repairs_nothing() -> None:
     ],
 )
 def test_what_a_person_types_is_found(code: str, found: str) -> None:
-    fault = shipped().find(code)
+    fault = default_catalogue().find(code)
 
     assert fault
     assert fault.key == found
 
 
 def test_what_nobody_knows_is_not_found_but_what_looks_like_it_is() -> None:
-    assert shipped().find("4711") is None
-    assert shipped().find("NvidiaErorReboot") is None
-    assert "hp:NvidiaErrorReboot" in shipped().nearest("NvidiaErorReboot")
-    assert shipped().nearest("zzzzzz") == ()
+    assert default_catalogue().find("4711") is None
+    assert default_catalogue().find("NvidiaErorReboot") is None
+    assert "hp:NvidiaErrorReboot" in default_catalogue().nearest("NvidiaErorReboot")
+    assert default_catalogue().nearest("zzzzzz") == ()
 
 
 # ---------------------------------------------------------------- a site's own mind
@@ -160,16 +160,18 @@ def override(**changes: Any) -> FaultOverride:
 
 
 def test_a_site_changes_what_a_fault_calls_for_and_the_hash_tells() -> None:
-    changed = shipped().overridden({"xid:94": override(ladder=["replace"], severity="critical", drainSeconds=60)})
+    changed = default_catalogue().overridden(
+        {"xid:94": override(ladder=["replace"], severity="critical", drainSeconds=60)}
+    )
 
     assert changed["xid:94"].ladder == (Rung.REPLACE,)
     assert (changed["xid:94"].severity, changed["xid:94"].drain_class) == (Severity.CRITICAL, "notice")
-    assert shipped()["xid:94"].ladder != changed["xid:94"].ladder
-    assert changed.hash != shipped().hash
+    assert default_catalogue()["xid:94"].ladder != changed["xid:94"].ladder
+    assert changed.hash != default_catalogue().hash
 
 
 def test_another_name_of_a_changed_fault_changes_with_it() -> None:
-    changed = shipped().overridden({"thermal:slowdown": override(severity="major")})
+    changed = default_catalogue().overridden({"thermal:slowdown": override(severity="major")})
 
     assert changed["eks:NvidiaThermalError"].severity is Severity.MAJOR
 
@@ -177,8 +179,8 @@ def test_another_name_of_a_changed_fault_changes_with_it() -> None:
 def test_no_change_is_the_same_catalogue_and_the_order_of_changes_does_not_matter() -> None:
     one, two = {"xid:94": override(severity="major")}, {"xid:13": override(severity="major")}
 
-    assert shipped().overridden({}) is shipped()
-    assert shipped().overridden(one | two).hash == shipped().overridden(two | one).hash
+    assert default_catalogue().overridden({}) is default_catalogue()
+    assert default_catalogue().overridden(one | two).hash == default_catalogue().overridden(two | one).hash
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_no_change_is_the_same_catalogue_and_the_order_of_changes_does_not_matte
 )
 def test_a_change_that_makes_no_sense_is_refused_by_name(key: str, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(CatalogueError, match=said):
-        shipped().overridden({key: override(**changes)})
+        default_catalogue().overridden({key: override(**changes)})
 
 
 @pytest.mark.parametrize("changes", [{"fNvidiaNow": "IGNORE"}, {"name": "x"}, {"ladder": ["explode"]}, {"facts": {}}])

@@ -28,13 +28,13 @@ def note(world: FakeWorld, fact: GroupFact) -> str:
 
 
 def remembered(world: FakeWorld, pool: str = "p5-workers") -> list[str]:
-    return [fact.kind for fact in note_group_fact.remembered(world.ledger, pool, world.clock.now())]
+    return [fact.kind for fact in note_group_fact.recent_facts(world.ledger, pool, world.clock.now())]
 
 
 def test_a_copy_under_another_envelope_is_known() -> None:
     world = FakeWorld()
 
-    assert [note(world, a_group_fact()), note(world, a_group_fact(envelope_id="two"))] == ["NOTED", "KNOWN"]
+    assert [note(world, a_group_fact()), note(world, a_group_fact(envelope_id="two"))] == ["NOTED", "DUPLICATE"]
     assert remembered(world) == ["NO_CAPACITY"]
     assert world.telemetry.totals["GroupFactsNoted"] == 1
 

@@ -7,23 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.health.faults import Rung, Severity, shipped
-from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact, SickSeat
+from evenkeel.domain.health.faults import Rung, Severity, default_catalogue
+from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, IncidentState, NodeFact
 from evenkeel.domain.health.intake import (
-    Intake,
+    IntakeAction,
     IntakeDecision,
     LastIncident,
     join_or_open,
-    joined,
     ladder_of,
     rungs_of,
+    with_fact,
 )
 from evenkeel.domain.nodes import NodeLife
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 
 LIFE = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=A_MOMENT - timedelta(days=1))
-SEAT = SickSeat(life=LIFE, slot=f"{CLUSTER}/seat-1", node_name="node-1", pool="p5-workers")
+AFFECTED = AffectedNode(life=LIFE, slot=f"{CLUSTER}/seat-1", node_name="node-1", pool="p5-workers")
 
 
 def a_fact(seconds: float = 0, **changes: Any) -> NodeFact:
@@ -39,8 +39,8 @@ def a_fact(seconds: float = 0, **changes: Any) -> NodeFact:
 
 
 def decide(fact: NodeFact, **changes: Any) -> IntakeDecision:
-    facts: dict[str, Any] = {"known_as": "", "last": None, "current": None}
-    return join_or_open(fact, SEAT, **{**facts, **changes}, new_id="inc-new", now=A_MOMENT + timedelta(seconds=1))
+    facts: dict[str, Any] = {"known_incident_id": "", "last": None, "current": None}
+    return join_or_open(fact, AFFECTED, **{**facts, **changes}, new_id="inc-new", now=A_MOMENT + timedelta(seconds=1))
 
 
 def an_incident(fact: NodeFact | None = None) -> Incident:
@@ -55,7 +55,7 @@ def an_incident(fact: NodeFact | None = None) -> Incident:
 def test_the_first_signal_opens_an_incident_that_says_what_was_seen() -> None:
     decision = decide(a_fact())
 
-    assert decision.action is Intake.OPEN
+    assert decision.action is IntakeAction.OPEN
     assert decision.incident
     assert (decision.incident.state, decision.incident.severity) == (IncidentState.OPEN, Severity.MAJOR)
     assert decision.incident.first_signal_at == A_MOMENT
@@ -65,7 +65,7 @@ def test_the_first_signal_opens_an_incident_that_says_what_was_seen() -> None:
 def test_a_second_signal_joins_the_open_incident() -> None:
     decision = decide(a_fact(source="kubernetes.node", fault_key="node:not_ready"), current=an_incident())
 
-    assert decision.action is Intake.JOIN
+    assert decision.action is IntakeAction.JOIN
     assert decision.incident
     assert decision.incident.evidence_count == 2
     assert decision.incident.sources == ("hyperpod.node-health", "kubernetes.node")
@@ -77,47 +77,47 @@ def test_a_copy_is_known_while_its_incident_is_open_and_after() -> None:
     while_open = decide(a_fact(), known_as="inc-new", current=incident)
     after = decide(a_fact(), known_as="inc-new", last=LastIncident(incident_id="inc-new"))
 
-    assert (while_open.action, while_open.incident) == (Intake.KNOWN, incident)
-    assert (after.action, after.incident) == (Intake.KNOWN, None)
+    assert (while_open.action, while_open.incident) == (IntakeAction.DUPLICATE, incident)
+    assert (after.action, after.incident) == (IntakeAction.DUPLICATE, None)
 
 
 def test_news_from_before_the_return_to_service_opens_nothing() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT + timedelta(minutes=10))
 
-    assert decide(a_fact(), last=last).action is Intake.LATE
-    assert decide(a_fact(60 * 11), last=last).action is Intake.OPEN
+    assert decide(a_fact(), last=last).action is IntakeAction.STALE
+    assert decide(a_fact(60 * 11), last=last).action is IntakeAction.OPEN
 
 
 def test_a_fault_in_the_very_second_of_the_return_counts_since_event_times_are_cut() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT + timedelta(milliseconds=700))
 
-    assert decide(a_fact(), last=last).action is Intake.OPEN
+    assert decide(a_fact(), last=last).action is IntakeAction.OPEN
 
 
 def test_the_same_fault_again_after_the_return_is_a_new_sickness() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT)
 
-    assert decide(a_fact(5), known_as="inc-old", last=last).action is Intake.OPEN
-    assert decide(a_fact(-5), known_as="inc-old", last=last).action is Intake.KNOWN
+    assert decide(a_fact(5), known_as="inc-old", last=last).action is IntakeAction.OPEN
+    assert decide(a_fact(-5), known_as="inc-old", last=last).action is IntakeAction.DUPLICATE
 
 
 def test_what_an_incident_heard_that_was_left_to_a_person_is_no_news_whatever_was_returned_before_it() -> None:
     last = LastIncident(incident_id="inc-left", returned_at=A_MOMENT, returned_by="inc-old")
 
-    assert decide(a_fact(5), known_as="inc-left", last=last).action is Intake.KNOWN
-    assert decide(a_fact(5), known_as="inc-old", last=last).action is Intake.OPEN
+    assert decide(a_fact(5), known_as="inc-left", last=last).action is IntakeAction.DUPLICATE
+    assert decide(a_fact(5), known_as="inc-old", last=last).action is IntakeAction.OPEN
 
 
 def test_nothing_said_of_a_replaced_machine_matters() -> None:
-    last = LastIncident(incident_id="inc-old", is_over=True)
+    last = LastIncident(incident_id="inc-old", is_replaced=True)
 
-    assert decide(a_fact(9999), last=last).action is Intake.LATE
+    assert decide(a_fact(9999), last=last).action is IntakeAction.STALE
 
 
 def test_healthy_again_never_opens_and_is_noted_on_the_open_incident() -> None:
     healthy = a_fact(30, kind=FactKind.RECOVERED, fault_key="")
 
-    assert decide(healthy).action is Intake.IDLE
+    assert decide(healthy).action is IntakeAction.IGNORED
     decision = decide(healthy, current=an_incident())
     assert decision.incident
     assert decision.incident.recovered_at == healthy.observed_at
@@ -140,14 +140,14 @@ def test_news_of_a_repair_joins_and_changes_neither_fault_nor_witnesses() -> Non
 
     decision = decide(news, current=incident)
 
-    assert decision.action is Intake.JOIN
+    assert decision.action is IntakeAction.JOIN
     assert decision.incident
     assert [(each.code, each.at) for each in decision.incident.progress] == [("reboot_in_progress", news.observed_at)]
     assert decision.incident.but(progress=(), evidence_count=1) == incident
 
 
 def test_news_of_a_repair_opens_nothing() -> None:
-    assert decide(a_fact(kind=FactKind.PROGRESS, fault_key="", code="provisioned")).action is Intake.IDLE
+    assert decide(a_fact(kind=FactKind.PROGRESS, fault_key="", code="provisioned")).action is IntakeAction.IGNORED
 
 
 def test_two_pieces_of_news_in_one_minute_are_two_facts() -> None:
@@ -163,7 +163,7 @@ def test_only_the_last_ten_pieces_of_news_are_kept_in_order_of_time() -> None:
     incident = an_incident()
     for second in reversed(range(12)):
         news = a_fact(second, kind=FactKind.PROGRESS, fault_key="", code=f"step_{second}")
-        incident = joined(incident, news)
+        incident = with_fact(incident, news)
 
     assert [each.code for each in incident.progress] == [f"step_{second}" for second in range(2, 12)]
 
@@ -172,11 +172,11 @@ def test_the_earliest_deadline_counts() -> None:
     early, late = A_MOMENT + timedelta(minutes=2), A_MOMENT + timedelta(hours=1)
     incident = an_incident(a_fact(deadline_at=late))
 
-    sooner = joined(incident, a_fact(1, deadline_at=early))
+    sooner = with_fact(incident, a_fact(1, deadline_at=early))
 
     assert incident.deadline_at == late
     assert sooner.deadline_at == early
-    assert joined(sooner, a_fact(2)).deadline_at == early
+    assert with_fact(sooner, a_fact(2)).deadline_at == early
 
 
 # ---------------------------------------------------------------- the worst fault wins
@@ -203,14 +203,14 @@ def test_the_earliest_deadline_counts() -> None:
 )
 def test_the_worst_row_names_the_fault_and_an_exact_code_refines_a_vague_one(one: str, other: str, wins: str) -> None:
     for first, second in ((one, other), (other, one)):
-        both = joined(an_incident(a_fact(fault_key=first)), a_fact(1, fault_key=second))
+        both = with_fact(an_incident(a_fact(fault_key=first)), a_fact(1, fault_key=second))
         assert both.fault_key == wins
 
 
 def test_an_xid_never_makes_gentler_what_hyperpod_asks_for() -> None:
     incident = an_incident(a_fact(fault_key="hp:NvidiaErrorTerminate"))
 
-    refined = joined(incident, a_fact(fault_key="xid:79"))
+    refined = with_fact(incident, a_fact(fault_key="xid:79"))
 
     assert refined.fault_key == "xid:79"
     assert ladder_of(refined) == ("replace",)
@@ -219,7 +219,7 @@ def test_an_xid_never_makes_gentler_what_hyperpod_asks_for() -> None:
 def test_hyperpod_asking_for_more_after_the_xid_raises_the_rung() -> None:
     incident = an_incident(a_fact(fault_key="xid:79"))
 
-    raised = joined(incident, a_fact(fault_key="hp:NvidiaErrorTerminate"))
+    raised = with_fact(incident, a_fact(fault_key="hp:NvidiaErrorTerminate"))
 
     assert (ladder_of(incident), ladder_of(raised)) == (("reboot", "replace"), ("replace",))
 
@@ -230,7 +230,7 @@ def test_hyperpod_asking_for_more_after_the_xid_raises_the_rung() -> None:
 def test_the_drivers_verdict_raises_the_rung_however_late_it_comes() -> None:
     incident = an_incident(a_fact(fault_key="xid:13"))
 
-    late = joined(incident, a_fact(45, fault_key="xid:154/node_reboot_required"))
+    late = with_fact(incident, a_fact(45, fault_key="xid:154/node_reboot_required"))
 
     assert rungs_of(incident)[0] is Rung.RESTART_JOB
     assert rungs_of(late) == ("reboot", "replace")
@@ -240,7 +240,7 @@ def test_the_drivers_verdict_raises_the_rung_however_late_it_comes() -> None:
 def test_no_verdict_lowers_a_rung_or_closes_an_incident(verdict: str) -> None:
     incident = an_incident(a_fact(fault_key="xid:64"))
 
-    after = joined(incident, a_fact(45, fault_key=f"xid:154/{verdict}"))
+    after = with_fact(incident, a_fact(45, fault_key=f"xid:154/{verdict}"))
 
     assert rungs_of(after) == rungs_of(incident) == ("replace",)
     assert after.recovered_at is None
@@ -249,7 +249,7 @@ def test_no_verdict_lowers_a_rung_or_closes_an_incident(verdict: str) -> None:
 def test_a_code_that_waits_for_the_verdict_takes_it() -> None:
     waiting = an_incident(a_fact(fault_key="xid:145/eval154"))
 
-    told = joined(waiting, a_fact(30, fault_key="xid:154/node_reboot_required"))
+    told = with_fact(waiting, a_fact(30, fault_key="xid:154/node_reboot_required"))
 
     assert rungs_of(waiting)[0] is Rung.OBEY_154
     assert rungs_of(told) == ("reboot", "replace")
@@ -262,12 +262,12 @@ def test_a_cleanup_code_opens_nothing_and_changes_nothing() -> None:
     trace = a_fact(5, fault_key="xid:45")
     incident = an_incident(a_fact(fault_key="node:pressure"))
 
-    assert decide(trace).action is Intake.IDLE
-    assert joined(incident, trace) == incident.but(evidence_count=2)
+    assert decide(trace).action is IntakeAction.IGNORED
+    assert with_fact(incident, trace) == incident.but(evidence_count=2)
 
 
 def test_planned_work_opens_nothing() -> None:
-    assert decide(a_fact(fault_key="hp:patching_cordon")).action is Intake.IDLE
+    assert decide(a_fact(fault_key="hp:patching_cordon")).action is IntakeAction.IGNORED
 
 
 # ---------------------------------------------------------------- witnesses
@@ -276,32 +276,32 @@ def test_planned_work_opens_nothing() -> None:
 def test_one_agent_that_speaks_two_ways_is_one_witness() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
 
-    again = joined(incident, a_fact(9, fault_key="gpu:driver_hang", source="hyperpod.node-labels"))
-    other = joined(again, a_fact(9, fault_key="xid:31", source="kubernetes.node"))
+    again = with_fact(incident, a_fact(9, fault_key="gpu:driver_hang", source="hyperpod.node-labels"))
+    other = with_fact(again, a_fact(9, fault_key="xid:31", source="kubernetes.node"))
 
-    assert again.witnesses == ("hyperpod",)
-    assert other.witnesses == ("hyperpod", "kubernetes")
+    assert again.independent_sources == ("hyperpod",)
+    assert other.independent_sources == ("hyperpod", "kubernetes")
 
 
 def test_what_calls_for_nothing_bears_no_witness() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
 
-    after = joined(incident, a_fact(9, fault_key="eks:IODelays", source="kubernetes.node"))
+    after = with_fact(incident, a_fact(9, fault_key="eks:IODelays", source="kubernetes.node"))
 
-    assert after.witnesses == ("hyperpod",)
+    assert after.independent_sources == ("hyperpod",)
 
 
 def test_each_detector_of_a_site_is_a_witness_of_its_own() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang", source="site:prober"))
 
-    after = joined(incident, a_fact(fault_key="gpu:driver_hang", source="site:ranker"))
+    after = with_fact(incident, a_fact(fault_key="gpu:driver_hang", source="site:ranker"))
 
-    assert after.witnesses == ("site:prober", "site:ranker")
+    assert after.independent_sources == ("site:prober", "site:ranker")
 
 
 def test_a_second_witness_finds_the_first_though_its_incident_is_settled() -> None:
     doubtful = a_fact(fault_key="gpu:driver_hang")
-    place = f"seat/{SEAT.slot}"
+    place = f"seat/{AFFECTED.slot}"
     before = decide(doubtful).histories[place]
     second = a_fact(300, fault_key="gpu:driver_hang", source="site:prober")
 
@@ -310,11 +310,11 @@ def test_a_second_witness_finds_the_first_though_its_incident_is_settled() -> No
     returned = decide(second, histories={place: before}, last=LastIncident(incident_id="i", returned_at=A_MOMENT))
 
     assert soon.incident
-    assert soon.incident.witnesses == ("hyperpod", "site:prober")
+    assert soon.incident.independent_sources == ("hyperpod", "site:prober")
     assert soon.incident.first_signal_at == A_MOMENT
     for alone in (much_later, returned):
         assert alone.incident
-        assert alone.incident.witnesses == ("site:prober",)
+        assert alone.incident.independent_sources == ("site:prober",)
 
 
 # ---------------------------------------------------------------- partly well
@@ -322,14 +322,14 @@ def test_a_second_witness_finds_the_first_though_its_incident_is_settled() -> No
 
 def test_a_machine_of_two_faults_is_sick_until_both_are_gone() -> None:
     incident = an_incident(a_fact(fault_key="eks:ForkFailedOutOfPIDs", source="kubernetes.node"))
-    incident = joined(incident, a_fact(5, fault_key="xid:79", source="kubernetes.node"))
+    incident = with_fact(incident, a_fact(5, fault_key="xid:79", source="kubernetes.node"))
     gone = [
         a_fact(60, kind=FactKind.RECOVERED, fault_key=key, source="kubernetes.node")
         for key in ("eks:ForkFailedOutOfPIDs", "xid:79")
     ]
 
-    partly = joined(incident, gone[0])
-    wholly = joined(partly, gone[1])
+    partly = with_fact(incident, gone[0])
+    wholly = with_fact(partly, gone[1])
 
     assert partly.recovered_at is None
     assert wholly.recovered_at == gone[1].observed_at
@@ -337,17 +337,17 @@ def test_a_machine_of_two_faults_is_sick_until_both_are_gone() -> None:
 
 def test_one_agent_does_not_speak_for_another() -> None:
     incident = an_incident(a_fact(fault_key="disk:read_only", source="site:prober"))
-    incident = joined(incident, a_fact(5))
+    incident = with_fact(incident, a_fact(5))
 
-    after = joined(incident, a_fact(60, kind=FactKind.RECOVERED, fault_key=""))
+    after = with_fact(incident, a_fact(60, kind=FactKind.RECOVERED, fault_key=""))
 
     assert after.recovered_at is None
 
 
 def test_a_fault_that_comes_again_after_its_cure_is_there_again() -> None:
-    incident = joined(an_incident(), a_fact(60, kind=FactKind.RECOVERED, fault_key=""))
+    incident = with_fact(an_incident(), a_fact(60, kind=FactKind.RECOVERED, fault_key=""))
 
-    again = joined(incident, a_fact(70))
+    again = with_fact(incident, a_fact(70))
 
     assert incident.recovered_at
     assert again.recovered_at is None
@@ -355,7 +355,7 @@ def test_a_fault_that_comes_again_after_its_cure_is_there_again() -> None:
 
 # ---------------------------------------------------------------- in any order, however often
 
-FAULTS = st.sampled_from(sorted(shipped()))
+FAULTS = st.sampled_from(sorted(default_catalogue()))
 SOURCES = st.sampled_from(["hyperpod.node-health", "hyperpod.node-labels", "kubernetes.node", "site:prober"])
 FACTS = st.builds(
     lambda key, source, second, kind, gpu: a_fact(
@@ -368,17 +368,17 @@ FACTS = st.builds(
     st.sampled_from(["", "GPU-1", "GPU-2"]),
 )
 _JUDGED = (
-    *("fault_key", "severity", "asked_rung", "witnesses", "sources", "signals", "cures"),
-    *("first_signal_at", "last_signal_at", "recovered_at", "repetitions"),
+    *("fault_key", "severity", "min_rung", "independent_sources", "sources", "signals", "cleared_faults"),
+    *("first_signal_at", "last_signal_at", "recovered_at", "recurrences"),
 )
 
 
 def judged(facts: list[NodeFact]) -> dict[str, Any]:
     """What an incident comes to, whose first fact is the first that opens one."""
-    evidence = [fact for fact in facts if fact.kind is FactKind.SICKENED and decide(fact).action is Intake.OPEN]
+    evidence = [fact for fact in facts if fact.kind is FactKind.SICKENED and decide(fact).action is IntakeAction.OPEN]
     incident = an_incident(evidence[0])
     for fact in (each for each in facts if each is not evidence[0]):
-        incident = joined(incident, fact)
+        incident = with_fact(incident, fact)
     return {name: getattr(incident, name) for name in _JUDGED}
 
 
@@ -406,8 +406,8 @@ def test_the_same_signals_again_change_nothing(facts: list[NodeFact]) -> None:
 def test_severity_never_falls_and_no_rung_gets_gentler_than_what_may_act_asks_for(keys: list[str]) -> None:
     incident, asked = an_incident(), Rung.REBOOT.strength
     for key in keys:
-        fault = shipped().look_up(key)
-        after = joined(incident, a_fact(fault_key=key))
+        fault = default_catalogue().look_up(key)
+        after = with_fact(incident, a_fact(fault_key=key))
         if fault.acts_alone and fault.ladder[0] is not Rung.IGNORE:
             asked = max(asked, fault.ladder[0].strength)
             assert after.severity.rank >= fault.severity.rank
@@ -419,18 +419,20 @@ def test_severity_never_falls_and_no_rung_gets_gentler_than_what_may_act_asks_fo
 def test_what_may_not_act_alone_does_not_keep_what_may_from_acting() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
 
-    after = joined(incident, a_fact(5, fault_key="xid:31"))
+    after = with_fact(incident, a_fact(5, fault_key="xid:31"))
 
     assert (after.fault_key, after.severity) == ("xid:31", Severity.MAJOR)
 
 
-@given(st.lists(FAULTS, min_size=1, max_size=5), st.sampled_from([key for key in shipped() if "xid:154/" in key]))
+@given(
+    st.lists(FAULTS, min_size=1, max_size=5), st.sampled_from([key for key in default_catalogue() if "xid:154/" in key])
+)
 def test_a_verdict_never_lowers_what_the_codes_ask_for(keys: list[str], verdict: str) -> None:
     incident = an_incident()
     for key in keys:
-        incident = joined(incident, a_fact(fault_key=key))
+        incident = with_fact(incident, a_fact(fault_key=key))
 
-    after = joined(incident, a_fact(45, fault_key=verdict))
+    after = with_fact(incident, a_fact(45, fault_key=verdict))
 
     assert rungs_of(after)[0].strength >= rungs_of(incident)[0].strength
     assert after.severity.rank >= incident.severity.rank
@@ -440,7 +442,7 @@ def test_two_faults_that_alternate_do_not_put_off_the_first_signal() -> None:
     incident = an_incident(a_fact(fault_key="eks:NvidiaXIDError"))
     for minute in range(1, 30):
         key = "xid:31" if minute % 2 else "eks:DCGMHealthCodeFatal"
-        incident = joined(incident, a_fact(60 * minute, fault_key=key))
+        incident = with_fact(incident, a_fact(60 * minute, fault_key=key))
 
     assert incident.first_signal_at == A_MOMENT
     assert incident.last_signal_at == A_MOMENT + timedelta(minutes=29)
@@ -461,14 +463,14 @@ DRILLED = [
 def test_drill_changes_nothing_of_a_real_incident(drill: NodeFact) -> None:
     incident = an_incident()
 
-    assert joined(incident, drill) == incident
+    assert with_fact(incident, drill) == incident
 
 
 @pytest.mark.parametrize("fact", [a_fact(5), a_fact(5, kind=FactKind.RECOVERED, fault_key="")])
 def test_real_fact_changes_nothing_of_a_drill(fact: NodeFact) -> None:
     drill = an_incident(a_fact(is_drill=True))
 
-    assert joined(drill, fact) == drill
+    assert with_fact(drill, fact) == drill
 
 
 @pytest.mark.parametrize("is_drill", [True, False])
@@ -477,7 +479,7 @@ def test_drill_and_real_incident_open_side_by_side(is_drill: bool) -> None:
 
     decision = decide(a_fact(5, is_drill=is_drill), current=other)
 
-    assert decision.action is Intake.OPEN
+    assert decision.action is IntakeAction.OPEN
     assert decision.incident
     assert decision.incident.is_drill is is_drill
 
@@ -490,19 +492,19 @@ def test_drill_has_a_fact_key_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("seconds", "back", "repairs", "action"),
     [
-        (30, None, ("reboot",), Intake.EXPECTED),
-        (30, 60, ("reboot",), Intake.EXPECTED),
-        (5, None, ("reboot",), Intake.JOIN),
-        (90, 60, ("reboot",), Intake.JOIN),
-        (30, None, (), Intake.JOIN),
+        (30, None, ("reboot",), IntakeAction.EXPECTED),
+        (30, 60, ("reboot",), IntakeAction.EXPECTED),
+        (5, None, ("reboot",), IntakeAction.JOIN),
+        (90, 60, ("reboot",), IntakeAction.JOIN),
+        (30, None, (), IntakeAction.JOIN),
     ],
     ids=["it is down for us", "it was", "before the call", "after it was back", "HyperPod's own repair"],
 )
 def test_a_machine_that_we_took_down_is_no_witness_against_itself(
-    seconds: float, back: float | None, repairs: tuple[str, ...], action: Intake
+    seconds: float, back: float | None, repairs: tuple[str, ...], action: IntakeAction
 ) -> None:
     stages = an_incident().stages.but(
-        repair_asked_at=A_MOMENT + timedelta(seconds=10),
+        repair_requested_at=A_MOMENT + timedelta(seconds=10),
         node_back_at=A_MOMENT + timedelta(seconds=back) if back else None,
     )
     current = an_incident().but(repairs=repairs, stages=stages)

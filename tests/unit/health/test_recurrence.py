@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.health.faults import RecurKey, Rung, Severity, shipped
-from evenkeel.domain.health.incidents import FactKind, NodeFact, Repetition, SickSeat
-from evenkeel.domain.health.intake import Intake, IntakeDecision, join_or_open, joined, rungs_of
-from evenkeel.domain.health.recurrence import History, places, remembered, repetition
+from evenkeel.domain.health.faults import RecurKey, Rung, Severity, default_catalogue
+from evenkeel.domain.health.incidents import AffectedNode, FactKind, NodeFact, Recurrence
+from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, join_or_open, rungs_of, with_fact
+from evenkeel.domain.health.recurrence import FaultHistory, find_recurrence, history_keys, with_occurrence
 from evenkeel.domain.nodes import NodeLife
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 
 LIFE = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=A_MOMENT - timedelta(days=90))
 NEXT = NodeLife(cluster=CLUSTER, instance_id=instance_id(2), launched_at=A_MOMENT - timedelta(days=1))
-SEAT = SickSeat(life=LIFE, slot=f"{CLUSTER}/seat-1", pool="p5-workers")
-PLACE = f"seat/{SEAT.slot}"
+AFFECTED = AffectedNode(life=LIFE, slot=f"{CLUSTER}/seat-1", pool="p5-workers")
+PLACE = f"seat/{AFFECTED.slot}"
 
 
 def a_fact(hours: float = 0, **changes: Any) -> NodeFact:
@@ -33,19 +33,19 @@ def a_fact(hours: float = 0, **changes: Any) -> NodeFact:
     return NodeFact.model_validate({**facts, **changes})
 
 
-def a_history(*hours: float, seat: SickSeat = SEAT, **changes: Any) -> History:
+def a_history(*hours: float, affected: AffectedNode = AFFECTED, **changes: Any) -> FaultHistory:
     """One incident at each of these hours."""
-    history = History()
+    history = FaultHistory()
     for number, hour in enumerate(hours):
-        history = remembered(history, a_fact(hour, **changes), seat, f"inc-{number}")
+        history = with_occurrence(history, a_fact(hour, **changes), affected, f"inc-{number}")
     return history
 
 
 def repeated(
-    fact: NodeFact, history: History, seat: SickSeat = SEAT, incident_id: str = "inc-new"
-) -> Repetition | None:
-    fault = shipped().look_up(fact.fault_key)
-    return repetition(fault, fact, seat, [history], incident_id=incident_id)
+    fact: NodeFact, history: FaultHistory, affected: AffectedNode = AFFECTED, incident_id: str = "inc-new"
+) -> Recurrence | None:
+    fault = default_catalogue().look_up(fact.fault_key)
+    return find_recurrence(fault, fact, affected, [history], incident_id=incident_id)
 
 
 # ---------------------------------------------------------------- counting
@@ -84,7 +84,7 @@ def test_what_lies_before_the_window_is_forgotten() -> None:
 def test_the_signals_of_one_incident_count_once() -> None:
     history = a_history(0)
     for minute in range(60):
-        history = remembered(history, a_fact(minute / 60), SEAT, "inc-0")
+        history = with_occurrence(history, a_fact(minute / 60), AFFECTED, "inc-0")
 
     assert len(history.occurrences) == 1
     assert repeated(a_fact(1), history, incident_id="inc-0") is None
@@ -111,7 +111,7 @@ def test_as_many_bursts_as_the_row_says_raise_the_rung() -> None:
 def test_a_fault_of_severity_info_calls_nobody() -> None:
     key = "eks:IODelays"
 
-    assert shipped()[key].severity is Severity.INFO
+    assert default_catalogue()[key].severity is Severity.INFO
     assert repeated(a_fact(9, fault_key=key), a_history(*range(8), fault_key=key)) is None
 
 
@@ -139,7 +139,7 @@ def test_a_fault_that_is_not_counted_never_repeats() -> None:
 def test_only_what_came_on_the_same_key_counts(
     key: str, recur_key: RecurKey, before: dict[str, Any], now: dict[str, Any], counts: bool
 ) -> None:
-    assert shipped()[key].recur_key is recur_key
+    assert default_catalogue()[key].recur_key is recur_key
 
     found = repeated(a_fact(1, fault_key=key, **now), a_history(0, fault_key=key, **before))
 
@@ -147,19 +147,19 @@ def test_only_what_came_on_the_same_key_counts(
 
 
 def test_a_new_machine_begins_anew_except_where_the_seat_is_counted() -> None:
-    seat = SEAT.but(life=NEXT)
+    affected = AFFECTED.but(life=NEXT)
 
-    assert repeated(a_fact(1), a_history(0), seat) is None
-    assert repeated(a_fact(1, fault_key="xid:64"), a_history(0, fault_key="xid:64"), seat)
+    assert repeated(a_fact(1), a_history(0), affected) is None
+    assert repeated(a_fact(1, fault_key="xid:64"), a_history(0, fault_key="xid:64"), affected)
 
 
 def test_a_second_time_in_one_job_counts_though_it_is_another_machine() -> None:
-    hang, here = "train:hang", SEAT.but(job_ids=("job-1",))
-    there = SickSeat(life=NEXT, slot=f"{CLUSTER}/seat-2", job_ids=("job-1", "job-2"))
+    hang, here = "train:hang", AFFECTED.but(job_ids=("job-1",))
+    there = AffectedNode(life=NEXT, slot=f"{CLUSTER}/seat-2", job_ids=("job-1", "job-2"))
 
-    before = a_history(0, seat=here, fault_key=hang)
+    before = a_history(0, affected=here, fault_key=hang)
 
-    assert places(shipped()[hang], there) == (f"seat/{there.slot}", "job/job-1", "job/job-2")
+    assert history_keys(default_catalogue()[hang], there) == (f"seat/{there.slot}", "job/job-1", "job/job-2")
     found = repeated(a_fact(1, fault_key=hang), before, there)
     assert found
     assert found.rung is Rung.DIAGNOSE
@@ -168,11 +168,11 @@ def test_a_second_time_in_one_job_counts_though_it_is_another_machine() -> None:
 
 def test_heat_in_one_job_is_watched_and_in_two_jobs_it_is_the_machine() -> None:
     heat = "thermal:slowdown"
-    first = a_history(0, 1, 2, seat=SEAT.but(job_ids=("job-1",)), fault_key=heat)
+    first = a_history(0, 1, 2, affected=AFFECTED.but(job_ids=("job-1",)), fault_key=heat)
 
-    assert repeated(a_fact(5, fault_key=heat), first, SEAT.but(job_ids=("job-1",))) is None
+    assert repeated(a_fact(5, fault_key=heat), first, AFFECTED.but(job_ids=("job-1",))) is None
     assert repeated(a_fact(5, fault_key=heat), a_history(0, 1, fault_key=heat)) is None
-    found = repeated(a_fact(5, fault_key=heat), first, SEAT.but(job_ids=("job-2",)))
+    found = repeated(a_fact(5, fault_key=heat), first, AFFECTED.but(job_ids=("job-2",)))
     assert found
     assert found.rung is Rung.REPLACE
 
@@ -183,8 +183,8 @@ def test_heat_in_one_job_is_watched_and_in_two_jobs_it_is_the_machine() -> None:
 def test_a_new_incident_begins_where_the_last_one_ended() -> None:
     decision = join_or_open(
         a_fact(24),
-        SEAT,
-        known_as="",
+        AFFECTED,
+        known_incident_id="",
         last=None,
         current=None,
         new_id="inc-new",
@@ -194,15 +194,15 @@ def test_a_new_incident_begins_where_the_last_one_ended() -> None:
 
     assert decision.incident
     assert rungs_of(decision.incident) == ("replace",)
-    assert "came 2 times" in decision.incident.asked_because
+    assert "came 2 times" in decision.incident.min_rung_reason
     assert len(decision.histories[PLACE].occurrences) == 2
 
 
 def test_a_repetition_of_the_lesser_fault_keeps_nobody_from_repairing_the_worse() -> None:
     incident = join_or_open(
         a_fact(1, fault_key="xid:64"),
-        SEAT,
-        known_as="",
+        AFFECTED,
+        known_incident_id="",
         last=None,
         current=None,
         new_id="inc-new",
@@ -211,44 +211,46 @@ def test_a_repetition_of_the_lesser_fault_keeps_nobody_from_repairing_the_worse(
     assert incident
     unknown = a_history(*range(-5, 0), fault_key="xid:4711")
 
-    after = joined(incident, a_fact(1, fault_key="xid:4711"), seat=SEAT, histories={PLACE: unknown})
+    after = with_fact(incident, a_fact(1, fault_key="xid:4711"), affected=AFFECTED, histories={PLACE: unknown})
 
-    assert after.repetitions
+    assert after.recurrences
     assert rungs_of(after) == ("replace",)
 
 
 def test_what_is_watched_proves_itself_by_coming_often_and_a_doubtful_repair_does_not() -> None:
     for key, proves in (("thermal:slowdown", True), ("gpu:driver_hang", False)):
-        seats = [SEAT.but(job_ids=(f"job-{number}",)) for number in range(2)]
+        seats = [AFFECTED.but(job_ids=(f"job-{number}",)) for number in range(2)]
         incident = join_or_open(
             a_fact(9, fault_key=key),
             seats[1],
-            known_as="",
+            known_incident_id="",
             last=None,
             current=None,
             new_id="inc-new",
             now=A_MOMENT,
-            histories={PLACE: a_history(0, fault_key=key, seat=seats[0])},
+            histories={PLACE: a_history(0, fault_key=key, affected=seats[0])},
         ).incident
         assert incident
-        assert incident.repetitions
-        assert (len(incident.witnesses) > 1) == proves
+        assert incident.recurrences
+        assert (len(incident.independent_sources) > 1) == proves
 
 
 # ---------------------------------------------------------------- what goes on and on
 
 
-def heard(fact: NodeFact, history: History, seat: SickSeat = SEAT, **more: Any) -> IntakeDecision:
-    given: dict[str, Any] = {"known_as": "", "last": None, "current": None, **more}
-    return join_or_open(fact, seat, **given, new_id="inc-new", now=A_MOMENT, histories={PLACE: history})
+def with_signals(
+    fact: NodeFact, history: FaultHistory, affected: AffectedNode = AFFECTED, **more: Any
+) -> IntakeDecision:
+    given: dict[str, Any] = {"known_incident_id": "", "last": None, "current": None, **more}
+    return join_or_open(fact, affected, **given, new_id="inc-new", now=A_MOMENT, histories={PLACE: history})
 
 
 def test_a_sticky_code_is_one_incident_and_one_occurrence() -> None:
     sticky = "sxid:11012"
     history = a_history(0, fault_key=sticky)
     for minute in range(2, 60, 2):
-        decision = heard(a_fact(minute / 60, fault_key=sticky), history)
-        assert decision.action is Intake.IDLE
+        decision = with_signals(a_fact(minute / 60, fault_key=sticky), history)
+        assert decision.action is IntakeAction.IGNORED
         history = decision.histories[PLACE]
 
     assert [each.incident_id for each in history.occurrences] == ["inc-0"]
@@ -256,30 +258,30 @@ def test_a_sticky_code_is_one_incident_and_one_occurrence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fact", "seat"),
+    ("fact", "affected"),
     [
-        (a_fact(0.1, fault_key="sxid:11012"), SEAT),  # after six minutes of silence
-        (a_fact(0.01, fault_key="sxid:11012", source="site:prober"), SEAT),  # another witness
-        (a_fact(0.01, fault_key="sxid:11012", link="9"), SEAT),  # another link
-        (a_fact(0.01, fault_key="sxid:11012"), SEAT.but(job_ids=("job-9",))),  # another job on it
-        (a_fact(0.01, fault_key="xid:79"), SEAT),  # another fault
+        (a_fact(0.1, fault_key="sxid:11012"), AFFECTED),  # after six minutes of silence
+        (a_fact(0.01, fault_key="sxid:11012", source="site:prober"), AFFECTED),  # another witness
+        (a_fact(0.01, fault_key="sxid:11012", link="9"), AFFECTED),  # another link
+        (a_fact(0.01, fault_key="sxid:11012"), AFFECTED.but(job_ids=("job-9",))),  # another job on it
+        (a_fact(0.01, fault_key="xid:79"), AFFECTED),  # another fault
     ],
 )
-def test_what_says_more_than_the_burst_so_far_opens_an_incident(fact: NodeFact, seat: SickSeat) -> None:
-    assert heard(fact, a_history(0, fault_key="sxid:11012"), seat).action is Intake.OPEN
+def test_what_says_more_than_the_burst_so_far_opens_an_incident(fact: NodeFact, affected: AffectedNode) -> None:
+    assert with_signals(fact, a_history(0, fault_key="sxid:11012"), affected).action is IntakeAction.OPEN
 
 
 def test_what_calls_for_more_than_watching_is_never_taken_for_the_burst_before() -> None:
-    assert heard(a_fact(0.01), a_history(0)).action is Intake.OPEN
+    assert with_signals(a_fact(0.01), a_history(0)).action is IntakeAction.OPEN
 
 
 def test_a_code_that_sticks_for_hours_counts_anew() -> None:
     sticky = "sxid:11012"
     history = a_history(0, fault_key=sticky)
     for minute in range(2, 200, 2):
-        history = remembered(history, a_fact(minute / 60, fault_key=sticky), SEAT, "inc-0")
+        history = with_occurrence(history, a_fact(minute / 60, fault_key=sticky), AFFECTED, "inc-0")
 
-    assert heard(a_fact(200 / 60, fault_key=sticky), history).action is Intake.OPEN
+    assert with_signals(a_fact(200 / 60, fault_key=sticky), history).action is IntakeAction.OPEN
 
 
 # ---------------------------------------------------------------- what is remembered
@@ -287,10 +289,10 @@ def test_a_code_that_sticks_for_hours_counts_anew() -> None:
 
 @given(st.permutations([0.0, 0.01, 0.5, 24.0, 48.0]))
 def test_the_order_of_signals_does_not_matter(hours: list[float]) -> None:
-    def told(order: list[float]) -> History:
-        history = History()
+    def told(order: list[float]) -> FaultHistory:
+        history = FaultHistory()
         for hour in order:
-            history = remembered(history, a_fact(hour), SEAT, f"inc-{int(hour)}")
+            history = with_occurrence(history, a_fact(hour), AFFECTED, f"inc-{int(hour)}")
         return history
 
     assert told(hours) == told(sorted(hours)) == told([*hours, *hours])
@@ -299,7 +301,7 @@ def test_the_order_of_signals_does_not_matter(hours: list[float]) -> None:
 def test_a_history_stays_small_and_forgets_what_is_old() -> None:
     long_ago = a_history(*range(100), fault_key="node:pressure")
 
-    later = remembered(long_ago, a_fact(99 + 720), SEAT, "inc-last")
+    later = with_occurrence(long_ago, a_fact(99 + 720), AFFECTED, "inc-last")
 
     assert len(long_ago.occurrences) == 60
     assert [each.incident_id for each in later.occurrences] == ["inc-last"]

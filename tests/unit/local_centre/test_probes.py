@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evenkeel_cli.main import main
-from evenkeel_local import kept_up, probes
+from evenkeel_local import dev_data_centre, probes
 from evenkeel_local.processes import ProcessMark
 
 Json = dict[str, Any]
@@ -53,7 +53,7 @@ class Server:
         self._http.shutdown()
         self._http.server_close()
 
-    def probe(self) -> dict[str, probes.Probe]:
+    def probe(self) -> dict[str, probes.ProbeResult]:
         key = {"accessKeyId": "AKIA", "secretAccessKey": "s"}
         context = {"name": "laptop", "url": f"{self.url}/v1", "region": "us-west-2", "credentials": key}
         state = {"engineUrl": self.url, "controlUrl": self.url, "upSince": self.up_since.isoformat()}
@@ -67,7 +67,7 @@ def server() -> Iterator[Server]:
     found.stop()
 
 
-def down(found: dict[str, probes.Probe]) -> set[str]:
+def down(found: dict[str, probes.ProbeResult]) -> set[str]:
     return {part for part, one in found.items() if not one.is_up} - {"Kubernetes"}
 
 
@@ -126,7 +126,7 @@ def test_status_exits_1_where_none_was_brought_up(project: Path, capsys: pytest.
 
 
 def test_status_exits_1_when_the_supervisor_is_gone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ProcessMark(1, "another boot").write(kept_up.Places(project).pid)
+    ProcessMark(1, "another boot").write(dev_data_centre.DevPaths(project).pid)
 
     assert main(["dev", "status", "-o", "json"]) == 1
     assert json.loads(capsys.readouterr().out) == {
@@ -138,7 +138,7 @@ def test_status_exits_1_when_the_supervisor_is_gone(project: Path, capsys: pytes
 def test_status_exits_1_and_names_the_part_that_is_down(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = kept_up.Places(project)
+    places = dev_data_centre.DevPaths(project)
     mark = ProcessMark.of(os.getpid())
     assert mark is not None
     mark.write(places.pid)
@@ -147,7 +147,10 @@ def test_status_exits_1_and_names_the_part_that_is_down(
     places.state.write_text(json.dumps({"runDir": "x", "restarts": [restart]}))
     places.context.write_text("{}")
     places.kubeconfig.write_text("{}")
-    said = [probes.Probe("engine", is_up=True, detail="x"), probes.Probe("GPU cluster", is_up=False, detail="refused")]
+    said = [
+        probes.ProbeResult("engine", is_up=True, detail="x"),
+        probes.ProbeResult("GPU cluster", is_up=False, detail="refused"),
+    ]
     monkeypatch.setattr(probes, "probe", lambda *_: said)
 
     assert main(["dev", "status"]) == 1

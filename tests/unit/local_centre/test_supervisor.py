@@ -10,9 +10,9 @@ from evenkeel_local.supervisor import (
     PROBE_SECONDS,
     WINDOW_SECONDS,
     Backoff,
-    GivenUp,
+    HangDetector,
     Restart,
-    Silence,
+    RestartLimitReached,
     Supervisor,
 )
 
@@ -97,14 +97,14 @@ class Probe:
         if not self.is_answering:
             raise TimeoutError
 
-    def look(self, silence: Silence, seconds: float) -> bool:
+    def look(self, silence: HangDetector, seconds: float) -> bool:
         self.now += seconds
         return silence.is_silent()
 
 
 def test_part_is_silent_after_failing_probes_alone() -> None:
     probe = Probe()
-    silence = Silence(probe, clock=lambda: probe.now)
+    silence = HangDetector(probe, clock=lambda: probe.now)
     assert not probe.look(silence, 0)
 
     probe.is_answering = False
@@ -113,7 +113,7 @@ def test_part_is_silent_after_failing_probes_alone() -> None:
 
 def test_one_answer_ends_the_silence() -> None:
     probe = Probe()
-    silence = Silence(probe, clock=lambda: probe.now)
+    silence = HangDetector(probe, clock=lambda: probe.now)
     probe.is_answering = False
     assert not any(probe.look(silence, PROBE_SECONDS) for _ in range(6))
 
@@ -125,7 +125,7 @@ def test_one_answer_ends_the_silence() -> None:
 
 def test_part_is_probed_no_more_often_than_needed() -> None:
     probe = Probe()
-    silence = Silence(probe, clock=lambda: probe.now)
+    silence = HangDetector(probe, clock=lambda: probe.now)
 
     for _ in range(40):
         probe.look(silence, PROBE_SECONDS / 20)
@@ -154,7 +154,7 @@ def test_start_that_fails_is_tried_again_after_a_longer_pause() -> None:
 def test_part_that_keeps_dying_is_given_up() -> None:
     part = FakePart("engine", [False] * 100)
 
-    with pytest.raises(GivenUp, match="engine died: it died more than 5 times"):
+    with pytest.raises(RestartLimitReached, match="engine died: it died more than 5 times"):
         supervised(part, waits=100)
 
     assert len(part.restarts) == MOST_DEATHS

@@ -5,10 +5,10 @@ from typing import Any
 
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.recovery.leases import RepairAsk
+from evenkeel.domain.recovery.leases import RepairRequest
+from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import Owner, PlanFacts
 from evenkeel.domain.recovery.repair import RepairFacts
-from evenkeel.domain.recovery.seats import Holder, SeatNow
 from evenkeel.domain.recovery.validation import Validity
 from tests.fakes import a_node, a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
@@ -33,37 +33,37 @@ def plan_facts(**changes: Any) -> PlanFacts:
         "mode": Mode.ACT,
         "is_drill": False,
         "drills_may_act": False,
-        "life_is_over": False,
+        "is_node_gone": False,
         "is_hyperpod": True,
         "hyperpod_repairs": False,
         "cluster_status": "InService",
         "node_status": "Running",
-        "is_persons_cordon": False,
+        "is_person_cordon": False,
     }
     return PlanFacts.model_validate({**facts, **changes})
 
 
-def an_ask(rung: str = "reboot", seconds: float = 10, answer: str = "ACCEPTED", **changes: Any) -> RepairAsk:
+def an_ask(rung: str = "reboot", seconds: float = 10, answer: str = "ACCEPTED", **changes: Any) -> RepairRequest:
     facts: dict[str, Any] = {
         "rung": rung,
         "life": LIFE,
         "boot_id": "boot-1",
         "status_before": "Running",
-        "asked_at": at(seconds),
+        "requested_at": at(seconds),
         "incident_id": "inc-1",
         "answer": answer,
     }
-    return RepairAsk.model_validate({**facts, **changes})
+    return RepairRequest.model_validate({**facts, **changes})
 
 
-def a_seat(*, successor: Holder | None = None, **node: Any) -> SeatNow:
-    patient = Holder(record=a_provider_node(1), node=a_node(1, **{"boot_id": "boot-1", **node}))
-    return SeatNow(patient=patient, successor=successor)
+def a_slot_state(*, successor: ObservedNode | None = None, **node: Any) -> SlotState:
+    original = ObservedNode(record=a_provider_node(1), node=a_node(1, **{"boot_id": "boot-1", **node}))
+    return SlotState(original=original, replacement=successor)
 
 
-def a_successor(seconds: float = 60, status: str = "Running", **node: Any) -> Holder:
+def a_successor(seconds: float = 60, status: str = "Running", **node: Any) -> ObservedNode:
     record = a_provider_node(9, logical_id="seat-1", launched_at=at(seconds), status=status)
-    return Holder(record=record, node=a_node(9, **node))
+    return ObservedNode(record=record, node=a_node(9, **node))
 
 
 def repair_facts(**changes: Any) -> RepairFacts:
@@ -77,10 +77,10 @@ def repair_facts(**changes: Any) -> RepairFacts:
         "boot_id_at_opening": "boot-1",
         "has_recovered": False,
         "not_allowed": "",
-        "is_persons_cordon": False,
+        "is_person_cordon": False,
         "lease_holder": "",
-        "asks": (),
-        "seat": a_seat(),
+        "requests": (),
+        "slot_state": a_slot_state(),
         "validity": ILL,
         "hold": None,
         "now": at(20),

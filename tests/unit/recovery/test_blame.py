@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from evenkeel.domain.recovery.blame import blame, facts_of
+from evenkeel.domain.recovery.attribution import attribute_fault, facts_of
 from tests.unit.api.seeds import a_job, a_life, ago, an_attempt, an_incident
 
 ATTEMPT = an_attempt(a_job(1), 1, nodes=(1, 2))
@@ -19,7 +19,7 @@ def test_a_machine_that_was_sick_lately_takes_the_fault_before_the_rank_that_rep
 ) -> None:
     sick = an_incident(2, last_signal_at=SEEN_AT - timedelta(minutes=minutes_before))
 
-    blamed = blame(facts_of(ATTEMPT, 0, {sick.life.key: sick}, SEEN_AT))
+    blamed = attribute_fault(facts_of(ATTEMPT, 0, {sick.life.key: sick}, SEEN_AT))
 
     assert blamed
     assert blamed.instance_id == a_life(2 if is_blamed else 1).instance_id
@@ -30,7 +30,7 @@ def test_of_two_sick_machines_the_first_is_the_cause() -> None:
     early = an_incident(2, last_signal_at=SEEN_AT - timedelta(minutes=5))
     late = an_incident(1, last_signal_at=SEEN_AT - timedelta(minutes=1))
 
-    blamed = blame(facts_of(ATTEMPT, None, {early.life.key: early, late.life.key: late}, SEEN_AT))
+    blamed = attribute_fault(facts_of(ATTEMPT, None, {early.life.key: early, late.life.key: late}, SEEN_AT))
 
     assert blamed
     assert blamed.instance_id == early.life.instance_id
@@ -38,11 +38,11 @@ def test_of_two_sick_machines_the_first_is_the_cause() -> None:
 
 @pytest.mark.parametrize(("rank", "number"), [(None, 1), (0, 1), (1, 2)])
 def test_where_none_was_sick_it_is_the_ranks_and_else_rank_0s(rank: int | None, number: int) -> None:
-    blamed = blame(facts_of(ATTEMPT, rank, {}, SEEN_AT))
+    blamed = attribute_fault(facts_of(ATTEMPT, rank, {}, SEEN_AT))
 
     assert blamed
     assert blamed.instance_id == a_life(number).instance_id
 
 
 def test_a_rank_that_is_not_there_is_nobodys() -> None:
-    assert blame(facts_of(ATTEMPT, 2, {}, SEEN_AT)) is None
+    assert attribute_fault(facts_of(ATTEMPT, 2, {}, SEEN_AT)) is None

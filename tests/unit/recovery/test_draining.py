@@ -7,33 +7,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.external.workloads import Comeback, ForeignPod
-from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault, shipped
-from evenkeel.domain.health.incidents import JobAct
+from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
+from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault, default_catalogue
+from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.jobs.spec import OnNodeFault
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.draining import (
     Drain,
     DrainFacts,
-    Foreign,
-    drain_of,
-    drained_by,
-    may_finish,
-    weigh_foreign,
+    UnmanagedPodAction,
+    decide_unmanaged_pod,
+    drain_deadline,
+    finish_deadline,
+    plan_drain,
 )
 from evenkeel.domain.recovery.policy import RepairPolicy
 from tests.unit.recovery.facts import at
 
 POLICY = Policy()
-SPOT = shipped().look_up("ec2:spot_interruption")
+SPOT = default_catalogue().look_up("ec2:spot_interruption")
 
 
 def a_fault(drain_seconds: int = 300, can_save: CanSave = CanSave.TRY, **changes: Any) -> Fault:
-    return shipped().look_up("xid:79").but(drain_seconds=drain_seconds, can_save=can_save, **changes)
+    return default_catalogue().look_up("xid:79").but(drain_seconds=drain_seconds, can_save=can_save, **changes)
 
 
-def drained(fault: Fault, wanted: int, act: JobAct = JobAct.MOVE, deadline_at: datetime | None = None) -> Drain:
+def drained(fault: Fault, wanted: int, act: JobAction = JobAction.MOVE, deadline_at: datetime | None = None) -> Drain:
     facts = DrainFacts(
         can_save=fault.can_save,
         drain_seconds=fault.drain_seconds,
@@ -42,7 +42,7 @@ def drained(fault: Fault, wanted: int, act: JobAct = JobAct.MOVE, deadline_at: d
         deadline_at=deadline_at,
         now=at(0),
     )
-    return drain_of(facts, POLICY)
+    return plan_drain(facts, POLICY)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_job_gets_what_it_asks_for_as_far_as_the_fault_allows(fault: Fault, wa
 
 @pytest.mark.parametrize(("can_save", "is_spared"), [(CanSave.NO, False), (CanSave.TRY, True), (CanSave.YES, True)])
 def test_pods_on_a_node_that_cannot_save_are_not_waited_for(can_save: CanSave, is_spared: bool) -> None:
-    assert drained(a_fault(can_save=can_save), 60).spares_sick_node is is_spared
+    assert drained(a_fault(can_save=can_save), 60).grants_grace_on_faulty_node is is_spared
 
 
 def test_a_spot_notice_leaves_ninety_seconds_to_save_and_thirty_to_rest() -> None:
@@ -76,8 +76,8 @@ def test_a_deadline_that_has_passed_leaves_nothing() -> None:
     assert drained(SPOT, 3600, deadline_at=at(10)).grace_seconds == 0
 
 
-@pytest.mark.parametrize("act", [JobAct.ROLLBACK, JobAct.STOP])
-def test_what_would_not_be_used_is_not_waited_for(act: JobAct) -> None:
+@pytest.mark.parametrize("act", [JobAction.ROLLBACK, JobAction.STOP])
+def test_what_would_not_be_used_is_not_waited_for(act: JobAction) -> None:
     assert drained(a_fault(-1), 600, act).grace_seconds == 0
 
 
@@ -103,7 +103,7 @@ def test_nobody_gets_more_than_he_asks_for_or_than_the_deadline_leaves(
 
 def finishing(fault: Fault, wish: OnNodeFault = OnNodeFault.FINISH, **changes: Any) -> datetime | None:
     policy = Policy(jobs=JobPolicy(finish_seconds=1000), repair=RepairPolicy(leave_seconds=100))
-    return may_finish(wish, fault, opened_at=at(0), deadline_at=changes.get("deadline_at"), policy=policy)
+    return finish_deadline(wish, fault, opened_at=at(0), deadline_at=changes.get("deadline_at"), policy=policy)
 
 
 def test_a_job_that_asks_for_it_may_finish_beside_the_cordon() -> None:
@@ -123,8 +123,8 @@ def test_nothing_is_finished_on_a_machine_that_cannot_be_trusted_with_it(fault: 
 # ---------------------------------------------------------------- work that is not ours
 
 
-def a_pod(comeback: Comeback) -> ForeignPod:
-    return ForeignPod(
+def a_pod(recreation: PodRecreation) -> UnmanagedPod:
+    return UnmanagedPod(
         namespace="research",
         name="llama-0",
         uid="u",
@@ -132,34 +132,39 @@ def a_pod(comeback: Comeback) -> ForeignPod:
         accelerators=8,
         kind="PyTorchJob",
         workload="llama",
-        comeback=comeback,
+        recreation=recreation,
     )
 
 
 @pytest.mark.parametrize(
-    ("comeback", "now", "changes", "act"),
+    ("recreation", "now", "changes", "act"),
     [
-        (Comeback.BY_OWNER, 299, {}, Foreign.EVICT),
-        (Comeback.BY_HYPERPOD, 299, {}, Foreign.LEAVE),
-        (Comeback.NEVER, 299, {}, Foreign.LEAVE),
-        (Comeback.BY_OWNER, 300, {}, Foreign.ASK),
-        (Comeback.NEVER, 300, {}, Foreign.ASK),
-        (Comeback.BY_HYPERPOD, 300, {}, Foreign.LEAVE),
-        (Comeback.NEVER, 300, {"has_deadline": True}, Foreign.LEAVE),
-        (Comeback.NEVER, 300, {"fault": a_fault(0)}, Foreign.LEAVE),
-        (Comeback.NEVER, 300, {"policy": Policy(repair=RepairPolicy(ends_foreign_pods=True))}, Foreign.LEAVE),
+        (PodRecreation.BY_OWNER, 299, {}, UnmanagedPodAction.EVICT),
+        (PodRecreation.BY_HYPERPOD, 299, {}, UnmanagedPodAction.LEAVE),
+        (PodRecreation.NEVER, 299, {}, UnmanagedPodAction.LEAVE),
+        (PodRecreation.BY_OWNER, 300, {}, UnmanagedPodAction.ASK),
+        (PodRecreation.NEVER, 300, {}, UnmanagedPodAction.ASK),
+        (PodRecreation.BY_HYPERPOD, 300, {}, UnmanagedPodAction.LEAVE),
+        (PodRecreation.NEVER, 300, {"has_deadline": True}, UnmanagedPodAction.LEAVE),
+        (PodRecreation.NEVER, 300, {"fault": a_fault(0)}, UnmanagedPodAction.LEAVE),
+        (
+            PodRecreation.NEVER,
+            300,
+            {"policy": Policy(repair=RepairPolicy(ends_unmanaged_pods=True))},
+            UnmanagedPodAction.LEAVE,
+        ),
     ],
 )
 def test_somebody_elses_pod_is_evicted_until_the_drain_is_over_and_then_a_person_is_asked(
-    comeback: Comeback, now: int, changes: dict[str, Any], act: Foreign
+    recreation: PodRecreation, now: int, changes: dict[str, Any], act: UnmanagedPodAction
 ) -> None:
     facts: dict[str, Any] = {"until": at(300), "has_deadline": False, "policy": POLICY, "now": at(now)}
     given_ = {"fault": a_fault(300), **facts, **changes}
 
-    assert weigh_foreign(a_pod(comeback), given_.pop("fault"), **given_).act is act
+    assert decide_unmanaged_pod(a_pod(recreation), given_.pop("fault"), **given_).act is act
 
 
 def test_a_drain_ends_with_its_class_or_with_the_machine() -> None:
-    assert drained_by(a_fault(300), opened_at=at(0), deadline_at=None, policy=POLICY) == at(300)
-    assert drained_by(a_fault(300), opened_at=at(0), deadline_at=at(120), policy=POLICY) == at(120)
-    assert drained_by(a_fault(-1), opened_at=at(0), deadline_at=None, policy=POLICY) == at(300)
+    assert drain_deadline(a_fault(300), opened_at=at(0), deadline_at=None, policy=POLICY) == at(300)
+    assert drain_deadline(a_fault(300), opened_at=at(0), deadline_at=at(120), policy=POLICY) == at(120)
+    assert drain_deadline(a_fault(-1), opened_at=at(0), deadline_at=None, policy=POLICY) == at(300)

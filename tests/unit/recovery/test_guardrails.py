@@ -14,19 +14,19 @@ from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.domain.recovery.guardrails import (
-    RAILS,
-    Act,
-    Cause,
-    Entry,
+    GUARDRAILS,
+    BlockedAction,
+    GuardedAction,
     GuardFacts,
     Register,
+    RegisterEntry,
     Rule,
-    SickNow,
-    Waiting,
-    bound,
-    causes_of,
-    may_go,
-    weigh,
+    SharedCause,
+    UnhealthyMachine,
+    check_guardrails,
+    pool_limit,
+    released_actions,
+    shared_causes,
 )
 from evenkeel.domain.recovery.leases import Hold, Holds
 from evenkeel.domain.recovery.policy import GuardrailPolicy
@@ -53,12 +53,12 @@ def life(number: int) -> NodeLife:
     return NodeLife(cluster="c", instance_id=f"i-{number:08x}", launched_at=at(-90_000))
 
 
-def entry(number: int, pool: str = "p5", **changes: Any) -> Entry:
+def entry(number: int, pool: str = "p5", **changes: Any) -> RegisterEntry:
     facts = {"life": life(number).key, "incident_id": f"inc-{number}", "pool": pool, "since": at(9_000)}
-    return Entry.model_validate({**facts, **changes})
+    return RegisterEntry.model_validate({**facts, **changes})
 
 
-def under_way(*entries: Entry, asked: Sequence[float] = ()) -> Register:
+def under_way(*entries: RegisterEntry, asked: Sequence[float] = ()) -> Register:
     return Register(entries=entries, asked=tuple(at(seconds) for seconds in asked))
 
 
@@ -67,189 +67,203 @@ def guard_facts(**changes: Any) -> GuardFacts:
     return GuardFacts.model_validate({**facts, **changes})
 
 
-def said(kind: GroupFactKind, seconds: float, group: str = "p5") -> GroupFact:
+def reason_of(kind: GroupFactKind, seconds: float, group: str = "p5") -> GroupFact:
     return GroupFact(kind=kind, source="hyperpod", instance_group=group, observed_at=at(seconds), envelope_id="e")
 
 
-def zone(*sick_at: float, machines: int = 20) -> Cause:
-    return Cause(kind="zone", name="use1-az1", machines=machines, sick_at=tuple(at(seconds) for seconds in sick_at))
+def zone(*sick_at: float, machines: int = 20) -> SharedCause:
+    return SharedCause(
+        kind="zone", name="use1-az1", machines=machines, faulted_at=tuple(at(seconds) for seconds in sick_at)
+    )
 
 
-BARRED: list[tuple[str, Rule, Act, dict[str, Any], str]] = [
-    ("held", Rule.HOLD, Act.REBOOT, {"hold": HOLD}, "ana holds automation: looking at it"),
-    ("its pool is held", Rule.HOLD, Act.STOP, {"hold": HOLD.but(pool="p5")}, "ana holds automation on p5:"),
+BARRED: list[tuple[str, Rule, GuardedAction, dict[str, Any], str]] = [
+    ("held", Rule.HOLD, GuardedAction.REBOOT, {"hold": HOLD}, "ana holds automation: looking at it"),
+    ("its pool is held", Rule.HOLD, GuardedAction.STOP, {"hold": HOLD.but(pool="p5")}, "ana holds automation on p5:"),
     (
         "stop, where its cordon waits",
         Rule.CORDON_BARRED,
-        Act.STOP,
+        GuardedAction.STOP,
         {"cordon_barred": "4 carry our cordon."},
         "Its cordon waits, so its jobs run on: 4 carry our cordon.",
     ),
     (
         "no capacity for a new machine",
         Rule.GROUP_TROUBLE,
-        Act.REPLACE,
-        {"troubles": (said(GroupFactKind.NO_CAPACITY, 9_500),)},
+        GuardedAction.REPLACE,
+        {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500),)},
         "p5: there is no capacity for it",
     ),
     (
         "the lifecycle script fails",
         Rule.GROUP_TROUBLE,
-        Act.REPLACE,
-        {"troubles": (said(GroupFactKind.LIFECYCLE_SCRIPT_FAILED, 9_500),)},
+        GuardedAction.REPLACE,
+        {"group_facts": (reason_of(GroupFactKind.LIFECYCLE_SCRIPT_FAILED, 9_500),)},
         "p5: its lifecycle script fails on new machines",
     ),
     (
         "the cluster has failed",
         Rule.GROUP_TROUBLE,
-        Act.REBOOT,
-        {"troubles": (said(GroupFactKind.CLUSTER_FAILED, 9_500, ""),)},
+        GuardedAction.REBOOT,
+        {"group_facts": (reason_of(GroupFactKind.CLUSTER_FAILED, 9_500, ""),)},
         "the cluster: the cluster itself has failed",
     ),
     (
         "three of a zone at once",
         Rule.SHARED_CAUSE,
-        Act.REBOOT,
+        GuardedAction.REBOOT,
         {"causes": (zone(9_500, 9_600, 9_700),)},
         "3 of 20 machines of zone use1-az1 sickened within 10 min",
     ),
     (
         "old evidence of a machine that looks well",
         Rule.STALE_EVIDENCE,
-        Act.REPLACE,
-        {"evidence_at": at(10_000 - 1800), "looks_well": True},
+        GuardedAction.REPLACE,
+        {"evidence_at": at(10_000 - 1800), "looks_healthy": True},
         "It looks well, and its evidence is 30 min old",
     ),
     (
         "three in repair",
         Rule.FLEET_REPAIRS,
-        Act.REBOOT,
+        GuardedAction.REBOOT,
         {"under_way": under_way(*(entry(n, "other") for n in (1, 2, 3)))},
         "3 machines of the fleet are in repair, of 3 at a time.",
     ),
     (
         "a quarter of the pool in repair",
         Rule.POOL_REPAIRS,
-        Act.REBOOT,
+        GuardedAction.REBOOT,
         {"under_way": under_way(entry(1), entry(2))},
         "2 of 8 machines of p5 are in repair, of 2 at a time.",
     ),
     (
         "five calls within the hour",
         Rule.REPAIR_RATE,
-        Act.REPLACE,
+        GuardedAction.REPLACE,
         {"under_way": under_way(asked=(7_000, 7_100, 8_000, 9_000, 9_100))},
         "5 repair calls were made within the hour, of 5.",
     ),
     (
         "four carry our cordon",
         Rule.FLEET_CORDONS,
-        Act.CORDON,
+        GuardedAction.CORDON,
         {"under_way": under_way(*(entry(n, "other") for n in (1, 2, 3, 4)))},
         "4 machines of the fleet carry our cordon, of 4 at a time.",
     ),
     (
         "three of the pool carry our cordon",
         Rule.POOL_CORDONS,
-        Act.CORDON,
+        GuardedAction.CORDON,
         {"under_way": under_way(entry(1), entry(2), entry(3))},
         "3 of 8 machines of p5 carry our cordon, of 3 at a time.",
     ),
     (
         "three of the pool carry our cordon, and this one goes tomorrow",
         Rule.POOL_CORDONS,
-        Act.CORDON,
-        {"under_way": under_way(entry(1), entry(2), entry(3)), "goes_at": at(96_400)},
+        GuardedAction.CORDON,
+        {"under_way": under_way(entry(1), entry(2), entry(3)), "terminates_at": at(96_400)},
         "3 of 8 machines of p5 carry our cordon, of 3 at a time.",
     ),
 ]
 
 
 @pytest.mark.parametrize(("why", "rule", "act", "changes", "reason"), BARRED, ids=[row[0] for row in BARRED])
-def test_barred(why: str, rule: Rule, act: Act, changes: dict[str, Any], reason: str) -> None:
-    verdict = weigh(act, guard_facts(**changes), POLICY)
+def test_barred(why: str, rule: Rule, act: GuardedAction, changes: dict[str, Any], reason: str) -> None:
+    verdict = check_guardrails(act, guard_facts(**changes), POLICY)
 
     assert (verdict.allowed, verdict.rule) == (False, rule), why
     assert verdict.reason.startswith(reason)
 
 
-ALLOWED: list[tuple[str, Act, dict[str, Any]]] = [
-    ("nothing is amiss", Act.REPLACE, {}),
-    ("a hold does not bar a cordon", Act.CORDON, {"hold": HOLD}),
-    ("what is dead may be stopped", Act.STOP, {"cordon_barred": "too many", "is_dead": True}),
-    ("a reboot needs no new machine", Act.REBOOT, {"troubles": (said(GroupFactKind.NO_CAPACITY, 9_500),)}),
+ALLOWED: list[tuple[str, GuardedAction, dict[str, Any]]] = [
+    ("nothing is amiss", GuardedAction.REPLACE, {}),
+    ("a hold does not bar a cordon", GuardedAction.CORDON, {"hold": HOLD}),
+    ("what is dead may be stopped", GuardedAction.STOP, {"cordon_barred": "too many", "is_dead": True}),
+    (
+        "a reboot needs no new machine",
+        GuardedAction.REBOOT,
+        {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500),)},
+    ),
     (
         "a launch succeeded since",
-        Act.REPLACE,
-        {"troubles": (said(GroupFactKind.NO_CAPACITY, 9_500), said(GroupFactKind.PROVISIONED, 9_600))},
+        GuardedAction.REPLACE,
+        {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500), reason_of(GroupFactKind.PROVISIONED, 9_600))},
     ),
     (
         "the cluster is in service again",
-        Act.REBOOT,
+        GuardedAction.REBOOT,
         {
-            "troubles": (
-                said(GroupFactKind.CLUSTER_FAILED, 9_500, ""),
-                said(GroupFactKind.CLUSTER_STATUS, 9_600, "").but(code="InService"),
+            "group_facts": (
+                reason_of(GroupFactKind.CLUSTER_FAILED, 9_500, ""),
+                reason_of(GroupFactKind.CLUSTER_STATUS, 9_600, "").but(code="InService"),
             )
         },
     ),
-    ("the trouble is long ago", Act.REPLACE, {"troubles": (said(GroupFactKind.NO_CAPACITY, 9_400),)}),
-    ("two of a zone", Act.REBOOT, {"causes": (zone(9_500, 9_600),)}),
-    ("the wave is over", Act.REBOOT, {"causes": (zone(9_400, 9_600, 9_700),)}),
-    ("three of a large zone are chance", Act.REBOOT, {"causes": (zone(9_500, 9_600, 9_700, machines=40),)}),
-    ("old evidence of a machine that is ill", Act.REPLACE, {"evidence_at": at(0)}),
-    ("fresh evidence of a machine that looks well", Act.REPLACE, {"looks_well": True}),
-    ("a machine in repair counts not against itself", Act.REPLACE, {"under_way": under_way(entry(0), entry(1))}),
-    ("other pools are others' business", Act.REBOOT, {"under_way": under_way(entry(1), entry(2, "other"))}),
-    ("calls of an hour ago", Act.REBOOT, {"under_way": under_way(asked=(6_400, 7_100, 8_000, 9_000, 9_100))}),
+    ("the trouble is long ago", GuardedAction.REPLACE, {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_400),)}),
+    ("two of a zone", GuardedAction.REBOOT, {"causes": (zone(9_500, 9_600),)}),
+    ("the wave is over", GuardedAction.REBOOT, {"causes": (zone(9_400, 9_600, 9_700),)}),
+    ("three of a large zone are chance", GuardedAction.REBOOT, {"causes": (zone(9_500, 9_600, 9_700, machines=40),)}),
+    ("old evidence of a machine that is ill", GuardedAction.REPLACE, {"evidence_at": at(0)}),
+    ("fresh evidence of a machine that looks well", GuardedAction.REPLACE, {"looks_healthy": True}),
+    (
+        "a machine in repair counts not against itself",
+        GuardedAction.REPLACE,
+        {"under_way": under_way(entry(0), entry(1))},
+    ),
+    ("other pools are others' business", GuardedAction.REBOOT, {"under_way": under_way(entry(1), entry(2, "other"))}),
+    ("calls of an hour ago", GuardedAction.REBOOT, {"under_way": under_way(asked=(6_400, 7_100, 8_000, 9_000, 9_100))}),
     (
         "a machine that goes by itself soon",
-        Act.CORDON,
-        {"under_way": under_way(*map(entry, range(1, 9))), "goes_at": at(10_120)},
+        GuardedAction.CORDON,
+        {"under_way": under_way(*map(entry, range(1, 9))), "terminates_at": at(10_120)},
     ),
-    ("cordons are counted apart", Act.CORDON, {"under_way": under_way(entry(1), entry(2))}),
+    ("cordons are counted apart", GuardedAction.CORDON, {"under_way": under_way(entry(1), entry(2))}),
 ]
 
 
 @pytest.mark.parametrize(("why", "act", "changes"), ALLOWED, ids=[row[0] for row in ALLOWED])
-def test_allowed(why: str, act: Act, changes: dict[str, Any]) -> None:
-    assert weigh(act, guard_facts(**changes), POLICY).allowed, why
+def test_allowed(why: str, act: GuardedAction, changes: dict[str, Any]) -> None:
+    assert check_guardrails(act, guard_facts(**changes), POLICY).allowed, why
 
 
 def test_every_rule_has_a_case_and_its_place_in_the_order() -> None:
-    assert [rail.rule for rail in RAILS] == list(Rule)
+    assert [rail.rule for rail in GUARDRAILS] == list(Rule)
     assert {row[1] for row in BARRED} == set(Rule)
 
 
 def test_the_first_rule_that_trips_is_told() -> None:
-    everything = {name: value for row in BARRED if Act.REPLACE in _acts(row[1]) for name, value in row[3].items()}
+    everything = {
+        name: value for row in BARRED if GuardedAction.REPLACE in _acts(row[1]) for name, value in row[3].items()
+    }
 
-    assert weigh(Act.REPLACE, guard_facts(**everything), POLICY).rule == Rule.HOLD
+    assert check_guardrails(GuardedAction.REPLACE, guard_facts(**everything), POLICY).rule == Rule.HOLD
 
 
-def _acts(rule: Rule) -> tuple[Act, ...]:
-    return next(rail.acts for rail in RAILS if rail.rule is rule)
+def _acts(rule: Rule) -> tuple[GuardedAction, ...]:
+    return next(rail.acts for rail in GUARDRAILS if rail.rule is rule)
 
 
 @pytest.mark.parametrize(
     ("act", "changes", "clears"),
     [
-        (Act.REBOOT, {"hold": HOLD}, 20_000),
-        (Act.REPLACE, {"troubles": (said(GroupFactKind.NO_CAPACITY, 9_500),)}, 10_100),
-        (Act.REBOOT, {"causes": (zone(9_450, 9_500, 9_600, 9_700),)}, 10_100),
-        (Act.REBOOT, {"under_way": under_way(asked=(7_000, 7_100, 8_000, 9_000, 9_100, 9_200))}, 10_700),
+        (GuardedAction.REBOOT, {"hold": HOLD}, 20_000),
+        (GuardedAction.REPLACE, {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500),)}, 10_100),
+        (GuardedAction.REBOOT, {"causes": (zone(9_450, 9_500, 9_600, 9_700),)}, 10_100),
+        (GuardedAction.REBOOT, {"under_way": under_way(asked=(7_000, 7_100, 8_000, 9_000, 9_100, 9_200))}, 10_700),
     ],
     ids=["hold", "trouble", "wave", "rate"],
 )
-def test_what_clears_by_time_says_when_and_then_it_does(act: Act, changes: dict[str, Any], clears: float) -> None:
+def test_what_clears_by_time_says_when_and_then_it_does(
+    act: GuardedAction, changes: dict[str, Any], clears: float
+) -> None:
     facts = guard_facts(**changes)
-    verdict = weigh(act, facts, POLICY)
+    verdict = check_guardrails(act, facts, POLICY)
 
     assert verdict.clears_at == at(clears)
     before = {"now": at(clears - 1)}
     after: dict[str, Any] = {"now": at(clears)} | ({"hold": None} if facts.hold else {})
-    assert not weigh(act, facts.but(**before), POLICY).allowed
-    assert weigh(act, facts.but(**after), POLICY).allowed
+    assert not check_guardrails(act, facts.but(**before), POLICY).allowed
+    assert check_guardrails(act, facts.but(**after), POLICY).allowed
 
 
 # ---------------------------------------------------------------- share and count
@@ -269,7 +283,7 @@ def test_what_clears_by_time_says_when_and_then_it_does(act: Act, changes: dict[
 def test_the_lower_binds_and_a_pool_of_three_may_lose_one(
     count: int | None, share: float | None, machines: int, expected: int
 ) -> None:
-    assert bound(count, share, machines) == expected
+    assert pool_limit(count, share, machines) == expected
 
 
 @pytest.mark.parametrize("act", ["repair", "cordon"])
@@ -291,11 +305,13 @@ def test_a_call_counts_for_an_hour_and_a_machine_until_it_is_let_out() -> None:
 
 
 def test_a_machine_counts_once_whoever_works_on_it() -> None:
-    register = Register().entered(entry(1), asks=True).entered(entry(1, incident_id="inc-9", since=NOW), asks=True)
+    register = (
+        Register().with_entry(entry(1), asks=True).with_entry(entry(1, incident_id="inc-9", since=NOW), asks=True)
+    )
 
     assert [each.incident_id for each in register.entries] == ["inc-9"]
     assert register.asked == (at(9_000), NOW)
-    assert register.left(life(1).key) == Register(asked=register.asked)
+    assert register.without(life(1).key) == Register(asked=register.asked)
 
 
 # ---------------------------------------------------------------- what machines share
@@ -315,13 +331,13 @@ def machine(number: int, **changes: Any) -> FleetNode:
     return FleetNode.model_validate({**facts, **changes})
 
 
-def sick(*numbers: int) -> list[SickNow]:
-    return [SickNow(life(number).key, "p5", at(9_000 + number)) for number in numbers]
+def sick(*numbers: int) -> list[UnhealthyMachine]:
+    return [UnhealthyMachine(life(number).key, "p5", at(9_000 + number)) for number in numbers]
 
 
-def shared(fleet: list[FleetNode], ill: list[SickNow], number: int = 1) -> dict[str, tuple[int, int]]:
-    found = causes_of(life(number).key, "p5", fleet, ill, now=NOW, boot_seconds=600)
-    return {cause.key: (len(cause.sick_at), cause.machines) for cause in found}
+def shared(fleet: list[FleetNode], ill: list[UnhealthyMachine], number: int = 1) -> dict[str, tuple[int, int]]:
+    found = shared_causes(life(number).key, "p5", fleet, ill, now=NOW, boot_seconds=600)
+    return {cause.key: (len(cause.faulted_at), cause.machines) for cause in found}
 
 
 def test_machines_share_their_zone_ultra_server_and_image() -> None:
@@ -360,46 +376,48 @@ def test_a_machine_without_a_row_shares_its_pool_alone() -> None:
 # ---------------------------------------------------------------- who goes next
 
 
-def waiting(number: int, severity: Severity = Severity.MAJOR, act: Act = Act.REBOOT, **changes: Any) -> Waiting:
+def waiting(
+    number: int, severity: Severity = Severity.MAJOR, act: GuardedAction = GuardedAction.REBOOT, **changes: Any
+) -> BlockedAction:
     facts = guard_facts(**{"life": life(number).key, **changes})
-    return Waiting(incident_id=f"inc-{number}", severity=severity, opened_at=at(number), act=act, facts=facts)
+    return BlockedAction(incident_id=f"inc-{number}", severity=severity, opened_at=at(number), act=act, facts=facts)
 
 
 def test_the_worst_goes_first_then_the_oldest_and_only_as_many_as_there_are_places() -> None:
     crowd = [waiting(4), waiting(3), waiting(2, Severity.CRITICAL), waiting(1), waiting(5, Severity.MINOR)]
 
-    assert may_go(crowd, POLICY) == {"inc-2", "inc-1"}
+    assert released_actions(crowd, POLICY) == {"inc-2", "inc-1"}
 
 
 def test_who_is_barred_by_another_rule_holds_nobody_up() -> None:
     crowd = [waiting(1, hold=HOLD), waiting(2), waiting(3), waiting(4)]
 
-    assert may_go(crowd, POLICY) == {"inc-2", "inc-3"}
+    assert released_actions(crowd, POLICY) == {"inc-2", "inc-3"}
 
 
 def test_what_looks_well_again_goes_and_takes_no_place() -> None:
-    old: dict[str, Any] = {"evidence_at": at(0), "looks_well": True}
+    old: dict[str, Any] = {"evidence_at": at(0), "looks_healthy": True}
     crowd = [waiting(1, **old), waiting(2), waiting(3)]
 
-    assert may_go(crowd, POLICY) == {"inc-1", "inc-2", "inc-3"}
+    assert released_actions(crowd, POLICY) == {"inc-1", "inc-2", "inc-3"}
 
 
 def test_cordons_wait_in_a_line_of_their_own() -> None:
-    crowd = [waiting(1), waiting(2), *(waiting(number, act=Act.CORDON) for number in range(3, 8))]
+    crowd = [waiting(1), waiting(2), *(waiting(number, act=GuardedAction.CORDON) for number in range(3, 8))]
 
-    assert may_go(crowd, POLICY) == {"inc-1", "inc-2", "inc-3", "inc-4", "inc-5"}
+    assert released_actions(crowd, POLICY) == {"inc-1", "inc-2", "inc-3", "inc-4", "inc-5"}
 
 
 def test_a_held_stop_goes_when_the_hold_is_over() -> None:
-    assert may_go([waiting(1, act=Act.STOP)], POLICY) == {"inc-1"}
-    assert may_go([waiting(1, act=Act.STOP, hold=HOLD)], POLICY) == frozenset()
+    assert released_actions([waiting(1, act=GuardedAction.STOP)], POLICY) == {"inc-1"}
+    assert released_actions([waiting(1, act=GuardedAction.STOP, hold=HOLD)], POLICY) == frozenset()
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(Severity)), st.sampled_from(["p5", "g6", "trn"])), max_size=30))
 def test_whoever_is_let_go_together_stays_within_the_limits_together(crowd: list[tuple[Severity, str]]) -> None:
     people = [waiting(number, severity, pool=pool) for number, (severity, pool) in enumerate(crowd)]
 
-    gone = may_go(people, POLICY)
+    gone = released_actions(people, POLICY)
 
     pools = [each.facts.pool for each in people if each.incident_id in gone]
     assert len(pools) <= POLICY.fleet_repairs
@@ -440,12 +458,12 @@ def test_limits_hold_for_any_order_of_asks_and_releases(data: st.DataObject) -> 
         if does == "read":
             read[who] = (stored.at(now), version)
         elif does == "leave":
-            stored, version = stored.left(life(who).key), version + 1
+            stored, version = stored.without(life(who).key), version + 1
         elif who in read:
             seen, at_version = read.pop(who)
             facts = guard_facts(life=life(who).key, pool=pool, under_way=seen, now=now)
-            if weigh(Act.REBOOT, facts, POLICY).allowed and at_version == version:
-                stored, version = seen.entered(entry(who, pool, since=now), asks=True), version + 1
+            if check_guardrails(GuardedAction.REBOOT, facts, POLICY).allowed and at_version == version:
+                stored, version = seen.with_entry(entry(who, pool, since=now), asks=True), version + 1
         counts = [each.pool for each in stored.entries]
         assert len(counts) <= POLICY.fleet_repairs
         assert max(map(counts.count, counts), default=0) <= 2

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.incidents import Approval, Incident, IncidentState, RecoveryBrief
+from evenkeel.domain.health.incidents import Approval, Incident, IncidentState, StoredRecoveryPlan
 from evenkeel.domain.policy_base import Mode, ModeRule
 from evenkeel.domain.recovery.approval import APPROVED, DECLINED, SUPERSEDED, answer, is_approved
 from evenkeel.domain.recovery.modes import mode_for, mode_now
@@ -67,7 +67,7 @@ def asking(**changes: Any) -> Incident:
         "fault_key": "xid:79",
         "first_signal_at": at(0),
         "opened_at": at(1),
-        "plan": RecoveryBrief(
+        "plan": StoredRecoveryPlan(
             run=1,
             outcome="ASK",
             repairs_node=True,
@@ -82,7 +82,7 @@ def asking(**changes: Any) -> Incident:
     return Incident.model_validate({**facts, **changes})
 
 
-def said(*, approves: bool = True, decision_id: str = "dec-1") -> Approval:
+def answered(*, approves: bool = True, decision_id: str = "dec-1") -> Approval:
     return Approval(decision_id=decision_id, approves=approves, by="role/Op (ana)", reason="go", at=at(9))
 
 
@@ -90,13 +90,13 @@ def said(*, approves: bool = True, decision_id: str = "dec-1") -> Approval:
     ("why", "changes", "boot_id", "outcome"),
     [
         ("nobody said anything", {}, "boot-1", None),
-        ("approved", {"approval": said()}, "boot-1", APPROVED),
-        ("approved, and the node is not to be seen", {"approval": said()}, "", APPROVED),
-        ("declined", {"approval": said(approves=False)}, "boot-1", DECLINED),
-        ("another plan was approved", {"approval": said(decision_id="dec-0")}, "boot-1", None),
-        ("a worse fault came", {"approval": said(), "fault_key": "xid:95"}, "boot-1", SUPERSEDED),
-        ("it has booted again", {"approval": said()}, "boot-2", SUPERSEDED),
-        ("it is healthy again", {"approval": said(), "recovered_at": at(5)}, "boot-1", SUPERSEDED),
+        ("approved", {"approval": answered()}, "boot-1", APPROVED),
+        ("approved, and the node is not to be seen", {"approval": answered()}, "", APPROVED),
+        ("declined", {"approval": answered(approves=False)}, "boot-1", DECLINED),
+        ("another plan was approved", {"approval": answered(decision_id="dec-0")}, "boot-1", None),
+        ("a worse fault came", {"approval": answered(), "fault_key": "xid:95"}, "boot-1", SUPERSEDED),
+        ("it has booted again", {"approval": answered()}, "boot-2", SUPERSEDED),
+        ("it is healthy again", {"approval": answered(), "recovered_at": at(5)}, "boot-1", SUPERSEDED),
         ("it was healthy, and is sick again", {"recovered_at": at(5), "last_signal_at": at(6)}, "boot-1", None),
     ],
 )
@@ -107,7 +107,7 @@ def test_answer(why: str, changes: dict[str, Any], boot_id: str, outcome: str | 
 
 
 def test_an_approval_is_worth_nothing_to_another_plan() -> None:
-    assert is_approved(asking(approval=said()))
-    assert not is_approved(asking(approval=said(approves=False)))
-    assert not is_approved(asking(approval=said(decision_id="dec-0")))
+    assert is_approved(asking(approval=answered()))
+    assert not is_approved(asking(approval=answered(approves=False)))
+    assert not is_approved(asking(approval=answered(decision_id="dec-0")))
     assert not is_approved(asking())

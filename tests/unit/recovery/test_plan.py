@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.health.faults import Rung, shipped
-from evenkeel.domain.health.incidents import JobAct
+from evenkeel.domain.health.faults import Rung, default_catalogue
+from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.plan import RUNGS, Owner, PlanFacts, PlanOutcome, calls_for_person, plan_recovery
 from evenkeel.domain.recovery.policy import RepairPolicy
@@ -25,14 +25,14 @@ POLICY = RepairPolicy()
         ({"mode": Mode.RECOMMEND, "node_status": "SystemUpdating"}, "LATER", False, Owner.HYPERPOD),
         ({"is_drill": True}, "OBSERVE", True, Owner.EVENKEEL),
         ({"is_drill": True, "drills_may_act": True}, "ACT", True, Owner.EVENKEEL),
-        ({"is_persons_cordon": True}, "ACT", True, Owner.PERSON),
+        ({"is_person_cordon": True}, "ACT", True, Owner.PERSON),
         ({"hyperpod_repairs": True}, "ACT", True, Owner.HYPERPOD),
         ({"hyperpod_repairs": True, "fault_key": "node:not_ready"}, "ACT", True, Owner.EVENKEEL),
         ({"is_hyperpod": False}, "ACT", True, Owner.NOBODY),
         ({"is_hyperpod": False, "is_karpenter": True}, "ACT", True, Owner.KARPENTER),
-        ({"life_is_over": True}, "ACT", True, Owner.EVENKEEL),
-        ({"life_is_over": True, "veto": "Left to people."}, "STAND_DOWN", False, Owner.PERSON),
-        ({"veto": "Left to people."}, "STAND_DOWN", False, Owner.PERSON),
+        ({"is_node_gone": True}, "ACT", True, Owner.EVENKEEL),
+        ({"is_node_gone": True, "opt_out_reason": "Left to people."}, "STAND_DOWN", False, Owner.PERSON),
+        ({"opt_out_reason": "Left to people."}, "STAND_DOWN", False, Owner.PERSON),
         ({"has_recovered": True}, "NOTHING", False, Owner.NOBODY),
         ({"cluster_status": "RollingBack"}, "LATER", False, Owner.HYPERPOD),
         ({"node_status": "SystemUpdating"}, "LATER", False, Owner.HYPERPOD),
@@ -57,19 +57,19 @@ def test_plan(changes: dict[str, Any], outcome: str, repairs: bool, owner: Owner
 @pytest.mark.parametrize(
     ("fault_key", "ladder", "repairs", "jobs"),
     [
-        ("xid:79", ("reboot", "replace"), True, JobAct.MOVE),
-        ("xid:8", (), False, JobAct.RESTART),
-        ("train:exit_do_not_requeue", (), False, JobAct.STOP),
-        ("train:checkpoint_incomplete", (), False, JobAct.ROLLBACK),
-        ("train:nan_or_inf", ("diagnose", "replace"), True, JobAct.ROLLBACK),
-        ("train:slow_rank", ("diagnose", "replace"), True, JobAct.MOVE),
-        ("ec2:spot_interruption", (), True, JobAct.MOVE),
-        ("ec2:rebalance_recommendation", (), True, JobAct.LEAVE),
-        ("fabric:manager_not_running", ("reboot", "replace"), True, JobAct.MOVE),
+        ("xid:79", ("reboot", "replace"), True, JobAction.MOVE),
+        ("xid:8", (), False, JobAction.RESTART),
+        ("train:exit_do_not_requeue", (), False, JobAction.STOP),
+        ("train:checkpoint_incomplete", (), False, JobAction.ROLLBACK),
+        ("train:nan_or_inf", ("diagnose", "replace"), True, JobAction.ROLLBACK),
+        ("train:slow_rank", ("diagnose", "replace"), True, JobAction.MOVE),
+        ("ec2:spot_interruption", (), True, JobAction.MOVE),
+        ("ec2:rebalance_recommendation", (), True, JobAction.LEAVE),
+        ("fabric:manager_not_running", ("reboot", "replace"), True, JobAction.MOVE),
     ],
 )
 def test_the_first_rung_says_what_becomes_of_node_and_jobs(
-    fault_key: str, ladder: tuple[str, ...], repairs: bool, jobs: JobAct
+    fault_key: str, ladder: tuple[str, ...], repairs: bool, jobs: JobAction
 ) -> None:
     plan = plan_recovery(plan_facts(fault_key=fault_key, ladder=ladder, sources=("one", "two")), POLICY)
 
@@ -80,7 +80,7 @@ def test_a_rung_that_nobody_here_can_take_is_passed_over_with_a_reason() -> None
     plan = plan_recovery(plan_facts(fault_key="fabric:manager_not_running"), POLICY)
 
     assert [each.option for each in plan.alternatives] == ["restart_fabric_manager"]
-    assert calls_for_person(shipped().look_up("hp:insufficient_capacity").ladder)
+    assert calls_for_person(default_catalogue().look_up("hp:insufficient_capacity").ladder)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_work_may_come_to_its_own_end_where_the_fault_can_wait(changes: dict[str
     plan = plan_recovery(plan_facts(**facts), POLICY)
 
     assert plan.work_may_run_until == until
-    assert plan.jobs is (JobAct.LEAVE if until else JobAct.MOVE)
+    assert plan.jobs is (JobAction.LEAVE if until else JobAction.MOVE)
 
 
 def test_every_verb_of_the_catalogue_is_known() -> None:
@@ -116,7 +116,7 @@ def test_what_comes_again_and_again_begins_on_the_rung_that_is_asked_for() -> No
 
     plan = plan_recovery(facts, POLICY)
 
-    assert (plan.repairs_node, plan.jobs) == (True, JobAct.MOVE)
+    assert (plan.repairs_node, plan.jobs) == (True, JobAction.MOVE)
     assert plan.reason.endswith("Three times a day.")
 
 
@@ -129,13 +129,13 @@ def test_every_mode_records_the_same_intent() -> None:
 def test_settling_time_comes_from_the_catalogue_scaled_by_policy() -> None:
     plan = plan_recovery(plan_facts(), POLICY.but(settle_scale=0.5))
 
-    assert plan.settle_seconds == shipped().look_up("hp:NvidiaErrorReboot").settle_seconds / 2
+    assert plan.settle_seconds == default_catalogue().look_up("hp:NvidiaErrorReboot").settle_seconds / 2
 
 
 @given(
     st.builds(
         PlanFacts,
-        fault_key=st.sampled_from(sorted(shipped())),
+        fault_key=st.sampled_from(sorted(default_catalogue())),
         ladder=st.sampled_from([(), ("reboot",), ("replace",), ("reboot", "replace")]),
         sources=st.sampled_from([("one",), ("one", "two")]),
         mode=st.sampled_from(Mode),
@@ -151,6 +151,6 @@ def test_nothing_acts_where_it_may_not(facts: PlanFacts) -> None:
         assert facts.mode is Mode.ACT
         assert not facts.is_drill or facts.drills_may_act
     if plan.repairs_node:
-        assert not facts.veto
+        assert not facts.opt_out_reason
         assert plan.intent is PlanOutcome.ACT
     assert plan == plan_recovery(facts, POLICY)

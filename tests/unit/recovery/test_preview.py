@@ -6,7 +6,7 @@ import pytest
 from pydantic.alias_generators import to_camel
 
 from evenkeel.domain.fault_preview import preview
-from evenkeel.domain.health.faults import Fault, RecurKey, Rung, Severity, shipped
+from evenkeel.domain.health.faults import Fault, RecurKey, Rung, Severity, default_catalogue
 from evenkeel.domain.policy import Policy, PolicyError, changed
 from evenkeel.domain.recovery.plan import PlanOutcome
 from evenkeel.domain.values import Value
@@ -14,12 +14,12 @@ from evenkeel.domain.values import Value
 POLICY = Policy()
 
 
-@pytest.mark.parametrize("fault", shipped().values(), ids=lambda fault: fault.key)
+@pytest.mark.parametrize("fault", default_catalogue().values(), ids=lambda fault: fault.key)
 def test_each_fault_is_told_as_its_row_says(fault: Fault) -> None:
     found = preview(fault, POLICY)
 
     assert found.opens_incident == (fault.ladder[0] not in (Rung.IGNORE, Rung.FOLLOW_PRIMARY))
-    planned = found.with_witness or found.plan
+    planned = found.with_second_source or found.plan
     climbed = [step.rung for step in found.steps if step.rung != "page_human"]
     if planned and planned.repairs_node and fault.ladder[0] in (Rung.DIAGNOSE, Rung.REBOOT, Rung.REPLACE):
         assert climbed == list(fault.node_rungs)
@@ -33,7 +33,7 @@ def test_each_fault_is_told_as_its_row_says(fault: Fault) -> None:
 def test_a_changed_fault_leads_elsewhere_and_its_hashes_tell() -> None:
     site = changed(POLICY, {"faults": {"xid:43": {"ladder": ["reboot"], "validateWith": "basic"}}})
 
-    before, after = preview(shipped()["xid:43"], POLICY), preview(site.catalogue["xid:43"], site)
+    before, after = preview(default_catalogue()["xid:43"], POLICY), preview(site.catalogue["xid:43"], site)
 
     assert ([step.rung for step in before.steps], [step.rung for step in after.steps]) == ([], ["reboot", "page_human"])
     assert (before.is_changed, after.is_changed) == (False, True)

@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.incidents import Progress
+from evenkeel.domain.health.incidents import RepairProgress
 from evenkeel.domain.recovery.leases import Hold
+from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import Owner
 from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, choose_repair, deadline_of
-from evenkeel.domain.recovery.seats import Holder, SeatNow
 from tests.unit.recovery.facts import (
     ILL,
     LIFE,
     WELL,
-    a_seat,
+    a_slot_state,
     a_successor,
     an_ask,
     at,
@@ -30,18 +30,18 @@ POLICY = RepairPolicy(
     reconcile_after_seconds=50,
 )
 HOLD = Hold(by="ana", reason="looking", since=at(0), until=at(900))
-REBOOTED = a_seat(boot_id="boot-2")
-GONE = SeatNow(patient=Holder())
+REBOOTED = a_slot_state(boot_id="boot-2")
+GONE = SlotState(original=ObservedNode())
 
 
-def news(*told: tuple[str, float]) -> tuple[Progress, ...]:
-    return tuple(Progress(code=code, at=at(seconds), instance_id=LIFE.instance_id) for code, seconds in told)
+def progress_facts(*told: tuple[str, float]) -> tuple[RepairProgress, ...]:
+    return tuple(RepairProgress(code=code, at=at(seconds), instance_id=LIFE.instance_id) for code, seconds in told)
 
 
-def with_status(status: str) -> SeatNow:
-    seat = a_seat()
-    assert seat.patient.record
-    return seat.but(patient=seat.patient.but(record=seat.patient.record.but(status=status)))
+def with_status(status: str) -> SlotState:
+    slot_state = a_slot_state()
+    assert slot_state.original.record
+    return slot_state.but(original=slot_state.original.but(record=slot_state.original.record.but(status=status)))
 
 
 def choose(**changes: Any) -> RepairDecision:
@@ -56,15 +56,15 @@ def choose(**changes: Any) -> RepairDecision:
         ("there is no rung", {"ladder": ()}, Repair.ASK_PERSON),
         ("the mode forbids it", {"not_allowed": "Mode is observe."}, Repair.STAND_DOWN),
         ("another incident repairs the seat", {"lease_holder": "inc-2"}, Repair.STAND_DOWN),
-        ("a person holds the node", {"is_persons_cordon": True}, Repair.STAND_DOWN),
+        ("a person holds the node", {"is_person_cordon": True}, Repair.STAND_DOWN),
         ("a person holds automation", {"hold": HOLD}, Repair.HOLD),
         ("HyperPod owns it", {"owner": Owner.HYPERPOD}, Repair.AWAIT),
         (
             "HyperPod has rebooted it before we looked",
-            {"owner": Owner.HYPERPOD, "seat": REBOOTED, "validity": WELL},
+            {"owner": Owner.HYPERPOD, "slot_state": REBOOTED, "validity": WELL},
             Repair.HEALTHY,
         ),
-        ("… and it is coming up", {"owner": Owner.HYPERPOD, "seat": REBOOTED}, Repair.AWAIT),
+        ("… and it is coming up", {"owner": Owner.HYPERPOD, "slot_state": REBOOTED}, Repair.AWAIT),
         ("it is Ready by itself", {"fault_key": "node:not_ready", "validity": WELL}, Repair.HEALTHY),
         ("it looks well, and the fault is in the hardware", {"validity": WELL}, Repair.REBOOT),
         ("it is healthy again, says HyperPod", {"has_recovered": True, "validity": WELL}, Repair.HEALTHY),
@@ -82,41 +82,45 @@ def test_before_any_call(why: str, changes: dict[str, Any], action: Repair) -> N
 @pytest.mark.parametrize(
     ("why", "changes", "action"),
     [
-        ("the reboot is under way", {"asks": (an_ask(),)}, Repair.AWAIT),
-        ("it rebooted and is well", {"asks": (an_ask(),), "seat": REBOOTED, "validity": WELL}, Repair.HEALTHY),
-        ("it rebooted and is coming up", {"asks": (an_ask(),), "seat": REBOOTED}, Repair.AWAIT),
+        ("the reboot is under way", {"requests": (an_ask(),)}, Repair.AWAIT),
+        (
+            "it rebooted and is well",
+            {"requests": (an_ask(),), "slot_state": REBOOTED, "validity": WELL},
+            Repair.HEALTHY,
+        ),
+        ("it rebooted and is coming up", {"requests": (an_ask(),), "slot_state": REBOOTED}, Repair.AWAIT),
         (
             "it rebooted and failed its validation",
-            {"asks": (an_ask(),), "seat": REBOOTED, "invalid_at": at(60), "now": at(70)},
+            {"requests": (an_ask(),), "slot_state": REBOOTED, "invalid_at": at(60), "now": at(70)},
             Repair.REPLACE,
         ),
         (
             "it rebooted, looks well, and faulted while it was validated",
-            {"asks": (an_ask(),), "seat": REBOOTED, "invalid_at": at(60), "validity": WELL, "now": at(70)},
+            {"requests": (an_ask(),), "slot_state": REBOOTED, "invalid_at": at(60), "validity": WELL, "now": at(70)},
             Repair.REPLACE,
         ),
-        ("the reboot did not bring it back", {"asks": (an_ask(),), "now": at(111)}, Repair.REPLACE),
-        ("the replacement is under way", {"asks": (an_ask("replace"),), "now": at(111)}, Repair.AWAIT),
-        ("the replacement never came", {"asks": (an_ask("replace"),), "now": at(211)}, Repair.ASK_PERSON),
-        ("something runs on it already", {"asks": (an_ask(answer="IN_USE"),)}, Repair.AWAIT),
-        ("the machine is another's already", {"asks": (an_ask(answer="NO_SUCH_NODE"),)}, Repair.AWAIT),
-        ("the provider was not ready", {"asks": (an_ask(answer="NOT_NOW"),)}, Repair.PAUSE),
-        ("… and may be now", {"asks": (an_ask(answer="NOT_NOW"),), "now": at(41)}, Repair.REBOOT),
-        ("the provider failed", {"asks": (an_ask(answer="FAILED"),), "now": at(41)}, Repair.REBOOT),
+        ("the reboot did not bring it back", {"requests": (an_ask(),), "now": at(111)}, Repair.REPLACE),
+        ("the replacement is under way", {"requests": (an_ask("replace"),), "now": at(111)}, Repair.AWAIT),
+        ("the replacement never came", {"requests": (an_ask("replace"),), "now": at(211)}, Repair.ASK_PERSON),
+        ("something runs on it already", {"requests": (an_ask(answer="IN_USE"),)}, Repair.AWAIT),
+        ("the machine is another's already", {"requests": (an_ask(answer="NO_SUCH_NODE"),)}, Repair.AWAIT),
+        ("the provider was not ready", {"requests": (an_ask(answer="NOT_NOW"),)}, Repair.PAUSE),
+        ("… and may be now", {"requests": (an_ask(answer="NOT_NOW"),), "now": at(41)}, Repair.REBOOT),
+        ("the provider failed", {"requests": (an_ask(answer="FAILED"),), "now": at(41)}, Repair.REBOOT),
         (
             "the provider failed twice",
-            {"asks": (an_ask(answer="FAILED"), an_ask(seconds=41, answer="FAILED")), "now": at(80)},
+            {"requests": (an_ask(answer="FAILED"), an_ask(seconds=41, answer="FAILED")), "now": at(80)},
             Repair.REPLACE,
         ),
         (
             "the provider put it off for ever",
-            {"asks": tuple(an_ask(seconds=n, answer="NOT_NOW") for n in range(10)), "now": at(80)},
+            {"requests": tuple(an_ask(seconds=n, answer="NOT_NOW") for n in range(10)), "now": at(80)},
             Repair.ASK_PERSON,
         ),
         (
             "three calls are enough",
             {
-                "asks": tuple(an_ask(seconds=n, answer="FAILED") for n in range(3)),
+                "requests": tuple(an_ask(seconds=n, answer="FAILED") for n in range(3)),
                 "ladder": ("replace",),
                 "now": at(80),
             },
@@ -124,7 +128,13 @@ def test_before_any_call(why: str, changes: dict[str, Any], action: Repair) -> N
         ),
         (
             "HyperPod has rebooted it",
-            {"owner": Owner.HYPERPOD, "asks": (an_ask("owner"),), "now": at(511), "seat": REBOOTED, "validity": WELL},
+            {
+                "owner": Owner.HYPERPOD,
+                "requests": (an_ask("owner"),),
+                "now": at(511),
+                "slot_state": REBOOTED,
+                "validity": WELL,
+            },
             Repair.HEALTHY,
         ),
     ],
@@ -135,7 +145,7 @@ def test_after_a_call(why: str, changes: dict[str, Any], action: Repair) -> None
     assert decision.action is action, f"{why}: {decision.reason}"
 
 
-OWNED = {"owner": Owner.HYPERPOD, "asks": (an_ask("owner"),)}
+OWNED = {"owner": Owner.HYPERPOD, "requests": (an_ask("owner"),)}
 
 
 @pytest.mark.parametrize(
@@ -143,25 +153,33 @@ OWNED = {"owner": Owner.HYPERPOD, "asks": (an_ask("owner"),)}
     [
         ("the label is young", {"now": at(150)}, Repair.AWAIT),
         ("nothing was done since the label", {"now": at(160)}, Repair.REBOOT),
-        ("nothing was done, and HyperPod is busy", {"now": at(160), "in_the_way": "Hands off."}, Repair.LATER),
-        ("an attempt runs, by its status", {"now": at(160), "seat": with_status("Pending")}, Repair.AWAIT),
+        ("nothing was done, and HyperPod is busy", {"now": at(160), "provider_busy": "Hands off."}, Repair.LATER),
+        ("an attempt runs, by its status", {"now": at(160), "slot_state": with_status("Pending")}, Repair.AWAIT),
         (
             "an attempt runs, by its events",
-            {"now": at(160), "progress": news(("reboot_in_progress", 20))},
+            {"now": at(160), "progress": progress_facts(("reboot_in_progress", 20))},
             Repair.AWAIT,
         ),
         (
             "an attempt runs for too long, and is not crossed",
-            {"now": at(530), "progress": news(("replacement_started", 20))},
+            {"now": at(530), "progress": progress_facts(("replacement_started", 20))},
             Repair.ASK_PERSON,
         ),
-        ("an attempt failed lately", {"now": at(530), "progress": news(("replacement_failed", 40))}, Repair.AWAIT),
-        ("no new attempt since", {"now": at(540), "progress": news(("replacement_failed", 40))}, Repair.REBOOT),
-        ("no capacity", {"now": at(540), "progress": news(("insufficient_capacity", 40))}, Repair.ASK_PERSON),
-        ("it rebooted and is sick still", {"now": at(300), "seat": REBOOTED}, Repair.AWAIT),
-        ("it rebooted, is sick, and nothing followed", {"now": at(511), "seat": REBOOTED}, Repair.REBOOT),
-        ("taken over", {"asks": (an_ask("owner"), an_ask(seconds=160)), "now": at(170)}, Repair.AWAIT),
-        ("taken over in vain", {"asks": (an_ask("owner"), an_ask(seconds=160)), "now": at(261)}, Repair.REPLACE),
+        (
+            "an attempt failed lately",
+            {"now": at(530), "progress": progress_facts(("replacement_failed", 40))},
+            Repair.AWAIT,
+        ),
+        (
+            "no new attempt since",
+            {"now": at(540), "progress": progress_facts(("replacement_failed", 40))},
+            Repair.REBOOT,
+        ),
+        ("no capacity", {"now": at(540), "progress": progress_facts(("insufficient_capacity", 40))}, Repair.ASK_PERSON),
+        ("it rebooted and is sick still", {"now": at(300), "slot_state": REBOOTED}, Repair.AWAIT),
+        ("it rebooted, is sick, and nothing followed", {"now": at(511), "slot_state": REBOOTED}, Repair.REBOOT),
+        ("taken over", {"requests": (an_ask("owner"), an_ask(seconds=160)), "now": at(170)}, Repair.AWAIT),
+        ("taken over in vain", {"requests": (an_ask("owner"), an_ask(seconds=160)), "now": at(261)}, Repair.REPLACE),
     ],
 )
 def test_hyperpod_repairs_and_evenkeel_takes_over_only_when_nothing_is_under_way(
@@ -175,26 +193,28 @@ def test_hyperpod_repairs_and_evenkeel_takes_over_only_when_nothing_is_under_way
 @pytest.mark.parametrize(
     ("why", "changes", "action"),
     [
-        ("the replacement failed", {"asks": (an_ask("replace"),), "code": "replacement_failed"}, Repair.ASK_PERSON),
+        ("the replacement failed", {"requests": (an_ask("replace"),), "code": "replacement_failed"}, Repair.ASK_PERSON),
         ("the reboot failed", {"code": "reboot_failed"}, Repair.REPLACE),
-        ("no capacity", {"asks": (an_ask("replace"),), "code": "insufficient_capacity"}, Repair.ASK_PERSON),
-        ("it is at it", {"asks": (an_ask("replace"),), "code": "replacement_started"}, Repair.AWAIT),
+        ("no capacity", {"requests": (an_ask("replace"),), "code": "insufficient_capacity"}, Repair.ASK_PERSON),
+        ("it is at it", {"requests": (an_ask("replace"),), "code": "replacement_started"}, Repair.AWAIT),
     ],
 )
 def test_what_the_provider_says_ends_the_wait_for_its_deadline(
     why: str, changes: dict[str, Any], action: Repair
 ) -> None:
-    decision = choose(**{"asks": (an_ask(),), "progress": news((changes.pop("code"), 30)), "now": at(31), **changes})
+    decision = choose(
+        **{"requests": (an_ask(),), "progress": progress_facts((changes.pop("code"), 30)), "now": at(31), **changes}
+    )
 
     assert decision.action is action, f"{why}: {decision.reason}"
 
 
 def test_old_news_of_a_failure_says_nothing_of_a_later_call() -> None:
-    assert choose(asks=(an_ask(),), progress=news(("reboot_failed", 5)), now=at(31)).action is Repair.AWAIT
+    assert choose(asks=(an_ask(),), progress=progress_facts(("reboot_failed", 5)), now=at(31)).action is Repair.AWAIT
 
 
 def test_want_of_capacity_names_what_to_look_at_and_that_no_loan_is_had() -> None:
-    decision = choose(asks=(an_ask("replace"),), progress=news(("insufficient_capacity", 30)), now=at(31))
+    decision = choose(asks=(an_ask("replace"),), progress=progress_facts(("insufficient_capacity", 30)), now=at(31))
 
     assert "training plan" in decision.reason
     assert "loan" in [each.option for each in decision.alternatives]
@@ -208,12 +228,12 @@ KARPENTERS = {"owner": Owner.KARPENTER, "now": at(20)}
     [
         ("its repair is off", False, {}, Repair.REPLACE),
         ("its repair is on", True, {}, Repair.AWAIT),
-        ("it is at it", True, {"asks": (an_ask("karpenter"),), "now": at(300)}, Repair.AWAIT),
-        ("it does nothing", True, {"asks": (an_ask("karpenter"),), "now": at(310)}, Repair.REPLACE),
-        ("it gave the machine back", True, {"asks": (an_ask("karpenter"),), "seat": GONE}, Repair.NOT_NEEDED),
-        ("we gave it back", False, {"asks": (an_ask("replace"),), "seat": GONE}, Repair.NOT_NEEDED),
-        ("it is being drained", False, {"asks": (an_ask("replace"),)}, Repair.AWAIT),
-        ("it went by itself", False, {"seat": GONE}, Repair.NOT_NEEDED),
+        ("it is at it", True, {"requests": (an_ask("karpenter"),), "now": at(300)}, Repair.AWAIT),
+        ("it does nothing", True, {"requests": (an_ask("karpenter"),), "now": at(310)}, Repair.REPLACE),
+        ("it gave the machine back", True, {"requests": (an_ask("karpenter"),), "slot_state": GONE}, Repair.NOT_NEEDED),
+        ("we gave it back", False, {"requests": (an_ask("replace"),), "slot_state": GONE}, Repair.NOT_NEEDED),
+        ("it is being drained", False, {"requests": (an_ask("replace"),)}, Repair.AWAIT),
+        ("it went by itself", False, {"slot_state": GONE}, Repair.NOT_NEEDED),
     ],
 )
 def test_karpenters_machines(why: str, repairs: bool, changes: dict[str, Any], action: Repair) -> None:
@@ -227,11 +247,11 @@ def test_karpenters_machines(why: str, repairs: bool, changes: dict[str, Any], a
 @pytest.mark.parametrize(
     ("why", "changes", "action", "drains"),
     [
-        ("opted out", {"veto": "Left to people."}, Repair.STAND_DOWN, False),
-        ("opted out while a reboot runs", {"veto": "Left.", "asks": (an_ask(),)}, Repair.STAND_DOWN, False),
-        ("a person's cordon", {"is_persons_cordon": True}, Repair.STAND_DOWN, True),
-        ("a person's cordon under a hold", {"is_persons_cordon": True, "hold": HOLD}, Repair.HOLD, False),
-        ("HyperPod updates the cluster", {"in_the_way": "Hands off."}, Repair.LATER, False),
+        ("opted out", {"optOutReason": "Left to people."}, Repair.STAND_DOWN, False),
+        ("opted out while a reboot runs", {"optOutReason": "Left.", "requests": (an_ask(),)}, Repair.STAND_DOWN, False),
+        ("a person's cordon", {"is_person_cordon": True}, Repair.STAND_DOWN, True),
+        ("a person's cordon under a hold", {"is_person_cordon": True, "hold": HOLD}, Repair.HOLD, False),
+        ("HyperPod updates the cluster", {"provider_busy": "Hands off."}, Repair.LATER, False),
         ("work may end first", {"has_work": True, "work_may_run_until": at(21)}, Repair.LATER, False),
         ("… and has had its time", {"has_work": True, "work_may_run_until": at(20)}, Repair.REBOOT, True),
         ("… and has ended", {"work_may_run_until": at(21)}, Repair.REBOOT, True),
@@ -252,8 +272,8 @@ def test_karpenters_machines(why: str, repairs: bool, changes: dict[str, Any], a
             False,
         ),
         ("nobody's machine", {"owner": Owner.NOBODY}, Repair.ASK_PERSON, True),
-        ("it is gone, and its seat empty", {"seat": GONE}, Repair.AWAIT, False),
-        ("… and stays empty", {"seat": GONE, "now": at(200)}, Repair.NOT_NEEDED, False),
+        ("it is gone, and its seat empty", {"slot_state": GONE}, Repair.AWAIT, False),
+        ("… and stays empty", {"slot_state": GONE, "now": at(200)}, Repair.NOT_NEEDED, False),
     ],
 )
 def test_people_and_what_is_in_the_way(why: str, changes: dict[str, Any], action: Repair, drains: bool) -> None:
@@ -262,18 +282,18 @@ def test_people_and_what_is_in_the_way(why: str, changes: dict[str, Any], action
     assert (decision.action, decision.drains) == (action, drains), f"{why}: {decision.reason}"
 
 
-EXAMINED = {"deep_check_failed_at": at(60), "invalid_at": at(60), "seat": REBOOTED, "now": at(70)}
+EXAMINED = {"deep_check_failed_at": at(60), "invalid_at": at(60), "slot_state": REBOOTED, "now": at(70)}
 
 
 @pytest.mark.parametrize(
     ("why", "changes", "action", "marks"),
     [
-        ("HyperPod repairs what failed its own check", {"asks": (an_ask(),)}, Repair.AWAIT, "owner"),
-        ("it is awaited", {"asks": (an_ask(), an_ask("owner", 65))}, Repair.AWAIT, ""),
-        ("it did nothing", {"asks": (an_ask(), an_ask("owner", 65)), "now": at(800)}, Repair.REPLACE, ""),
+        ("HyperPod repairs what failed its own check", {"requests": (an_ask(),)}, Repair.AWAIT, "owner"),
+        ("it is awaited", {"requests": (an_ask(), an_ask("owner", 65))}, Repair.AWAIT, ""),
+        ("it did nothing", {"requests": (an_ask(), an_ask("owner", 65)), "now": at(800)}, Repair.REPLACE, ""),
         (
             "it failed again and again",
-            {"asks": tuple(an_ask("owner", seconds) for seconds in (10, 20, 30))},
+            {"requests": tuple(an_ask("owner", seconds) for seconds in (10, 20, 30))},
             Repair.ASK_PERSON,
             "",
         ),
@@ -284,7 +304,7 @@ def test_a_machine_that_failed_its_deep_check_is_hyperpods_to_repair(
 ) -> None:
     decision = choose(**{**EXAMINED, **changes})
 
-    assert (decision.action, decision.marks) == (action, marks), f"{why}: {decision.reason}"
+    assert (decision.action, decision.awaited_owner) == (action, marks), f"{why}: {decision.reason}"
 
 
 @pytest.mark.parametrize("answer", ["", "UNKNOWN"], ids=["crashed", "no reply"])
@@ -294,20 +314,20 @@ def test_a_machine_that_failed_its_deep_check_is_hyperpods_to_repair(
         ("it is awaited first", "reboot", {"now": at(30)}, Repair.AWAIT),
         ("no trace: once more", "reboot", {"now": at(61)}, Repair.REBOOT),
         ("no trace: once more", "replace", {"now": at(61)}, Repair.REPLACE),
-        ("it has booted again", "reboot", {"now": at(61), "seat": REBOOTED}, Repair.AWAIT),
+        ("it has booted again", "reboot", {"now": at(61), "slot_state": REBOOTED}, Repair.AWAIT),
         ("its status changed", "replace", {"now": at(61), "status": "Pending"}, Repair.AWAIT),
         ("it took effect and never came", "replace", {"now": at(300), "status": "Pending"}, Repair.ASK_PERSON),
     ],
 )
 def test_a_lost_reply(why: str, rung: str, changes: dict[str, Any], action: Repair, answer: str) -> None:
     status = changes.get("status", "Running")
-    seat = changes.get("seat") or a_seat()
-    assert seat.patient.record
-    patient = seat.patient.but(record=seat.patient.record.but(status=status))
+    slot_state = changes.get("slot_state") or a_slot_state()
+    assert slot_state.original.record
+    original = slot_state.original.but(record=slot_state.original.record.but(status=status))
     ladder = ("reboot", "replace") if rung == "reboot" else ("replace",)
     asks = (an_ask(rung, answer=answer),)
 
-    decision = choose(asks=asks, now=changes["now"], seat=seat.but(patient=patient), ladder=ladder)
+    decision = choose(asks=asks, now=changes["now"], slot_state=slot_state.but(original=original), ladder=ladder)
 
     assert decision.action is action, f"{why}: {decision.reason}"
 
@@ -340,9 +360,9 @@ def test_a_machine_that_was_rebooted_lately_is_replaced_at_once() -> None:
         ("the one before it failed, not this one", {"validity": WELL, "invalid_at": at(30)}, Repair.HEALTHY),
     ],
 )
-@pytest.mark.parametrize("asks", [(), (an_ask("replace"),)], ids=["replaced by another", "replaced by us"])
+@pytest.mark.parametrize("requests", [(), (an_ask("replace"),)], ids=["replaced by another", "replaced by us"])
 def test_another_machine_in_the_seat(why: str, changes: dict[str, Any], action: Repair, asks: Any) -> None:
-    assert choose(asks=asks, seat=a_seat(successor=a_successor()), **changes).action is action, why
+    assert choose(asks=asks, slot_state=a_slot_state(successor=a_successor()), **changes).action is action, why
 
 
 def test_alternatives_say_why_not() -> None:
@@ -379,7 +399,7 @@ def test_the_decision_replays_from_its_facts() -> None:
         ),
         ("it failed", "FAILED", {}, Repair.REBOOT),
         ("it was put off", "NOT_NOW", {}, Repair.REBOOT),
-        ("it took effect", "UNKNOWN", {"seat": REBOOTED}, Repair.REBOOT),
+        ("it took effect", "UNKNOWN", {"slot_state": REBOOTED}, Repair.REBOOT),
         ("it had its time", "UNKNOWN", {"now": at(400)}, Repair.REBOOT),
     ],
 )

@@ -8,40 +8,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.capacity.compatibility import Place
+from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.economics.forecasts import Forecast
-from evenkeel.domain.elastic.grow_shrink import FaultFacts
+from evenkeel.domain.elastic.grow_shrink import NodeLossFacts
 from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
 from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.jobs.job import ResumeOption
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.recovery.resume import (
-    ORDER,
-    Delays,
-    GivesWay,
-    Offer,
-    PoolRoom,
-    Renting,
+    OPTION_ORDER,
+    PoolCapacity,
+    PreemptionCandidate,
+    RentOption,
     ResumeDecision,
+    ResumeDelays,
     ResumeFacts,
+    ResumeOffer,
     lost_work,
     plan_resume,
 )
-from evenkeel.domain.renting.demand import Chance, PlacementFacts, Spending, Waiting
-from evenkeel.domain.renting.placement import cheapest_rented, place
+from evenkeel.domain.renting.demand import CandidatePool, JobDemand, PlacementFacts, SpendLimits
+from evenkeel.domain.renting.placement import cheapest_rented, choose_pool
 from tests.unit.recovery.facts import LIFE, at
 
 POLICY = JobPolicy(distrust_guard_seconds=300)
 REFUSED = tuple(
-    Offer(option=option, why_not="not available here")
+    ResumeOffer(option=option, why_not="not available here")
     for option in (ResumeOption.SHRINK, ResumeOption.PREEMPT, ResumeOption.BURST)
 )
 
 
-def delays(**seconds: float) -> Delays:
+def delays(**seconds: float) -> ResumeDelays:
     known = {"repair": 900, "capacity": 3600, "launch": 30, "restore": 70, **seconds}
-    return Delays.model_validate({part: Forecast(seconds=value) for part, value in known.items()})
+    return ResumeDelays.model_validate({part: Forecast(seconds=value) for part, value in known.items()})
 
 
 def resume(usable: int, spares: int = 0, **changes: Any) -> ResumeDecision:
@@ -50,7 +50,7 @@ def resume(usable: int, spares: int = 0, **changes: Any) -> ResumeDecision:
         "attempt": 1,
         "nodes": 2,
         "accelerators_per_node": 8,
-        "rooms": (PoolRoom(pool="p5", usable=usable, spares=spares),),
+        "pools": (PoolCapacity(pool="p5", usable=usable, spares=spares),),
         "offers": REFUSED,
         "delays": delays(),
         "lost_work_seconds": 0,
@@ -108,8 +108,8 @@ def test_one_repaired_node_is_not_enough_for_two() -> None:
 
 def test_what_an_option_takes_from_others_counts_as_loss() -> None:
     def preempting(gpu_hours_taken: float) -> ResumeOption:
-        gives_way = Offer(option=ResumeOption.PREEMPT, gpu_hours_taken=gpu_hours_taken)
-        return resume(1, offers=(gives_way,)).option
+        preemption_victims = ResumeOffer(option=ResumeOption.PREEMPT, gpu_hours_taken=gpu_hours_taken)
+        return resume(1, offers=(preemption_victims,)).option
 
     assert preempting(3.9) is ResumeOption.PREEMPT  # 900 s of 16 accelerators are 4 GPU-hours
     assert preempting(4.1) is ResumeOption.WAIT_FOR_REPAIR
@@ -117,14 +117,14 @@ def test_what_an_option_takes_from_others_counts_as_loss() -> None:
 
 def test_rent_is_paid_only_where_waiting_costs_more() -> None:
     def renting(usd: float) -> ResumeOption:
-        return resume(1, offers=(Offer(option=ResumeOption.BURST, wait_seconds=300, usd=usd),)).option
+        return resume(1, offers=(ResumeOffer(option=ResumeOption.BURST, wait_seconds=300, usd=usd),)).option
 
     assert renting(13) is ResumeOption.BURST  # waiting costs 4 GPU-hours, renting 1 1/3: $13.33 apart
     assert renting(14) is ResumeOption.WAIT_FOR_REPAIR
 
 
 def test_a_cheaper_way_is_taken_although_it_is_slower() -> None:
-    shrinks = Offer(option=ResumeOption.SHRINK, wait_seconds=60)
+    shrinks = ResumeOffer(option=ResumeOption.SHRINK, wait_seconds=60)
 
     assert resume(1, offers=(shrinks,)).option is ResumeOption.SHRINK
 
@@ -134,7 +134,7 @@ def test_a_cheaper_way_is_taken_although_it_is_slower() -> None:
     spares=st.integers(0, 4),
     offers=st.lists(
         st.builds(
-            Offer,
+            ResumeOffer,
             option=st.sampled_from([ResumeOption.SHRINK, ResumeOption.PREEMPT, ResumeOption.BURST]),
             why_not=st.sampled_from(["", "not here"]),
             wait_seconds=st.integers(0, 2000),
@@ -147,18 +147,22 @@ def test_a_cheaper_way_is_taken_although_it_is_slower() -> None:
     is_repaired=st.booleans(),
 )
 def test_nothing_that_can_be_had_loses_less_and_ties_go_by_the_stated_order(
-    usable: int, spares: int, offers: list[Offer], *, is_repaired: bool
+    usable: int, spares: int, offers: list[ResumeOffer], *, is_repaired: bool
 ) -> None:
     decision = resume(usable, min(spares, usable), offers=tuple(offers), is_repaired=is_repaired)
 
-    chosen = (decision.usd, ORDER.index(decision.option))
-    had = [(each.usd, ORDER.index(ResumeOption(each.option))) for each in decision.alternatives if each.usd is not None]
+    chosen = (decision.usd, OPTION_ORDER.index(decision.option))
+    had = [
+        (each.usd, OPTION_ORDER.index(ResumeOption(each.option)))
+        for each in decision.alternatives
+        if each.usd is not None
+    ]
     assert all(chosen < other for other in had)
     assert decision.option not in {offer.option for offer in offers if offer.why_not}
 
 
 def test_a_pool_that_has_room_is_found_behind_one_that_has_none() -> None:
-    rooms = (PoolRoom(pool="full", usable=1, spares=0), PoolRoom(pool="roomy", usable=2, spares=0))
+    rooms = (PoolCapacity(pool="full", usable=1, spares=0), PoolCapacity(pool="roomy", usable=2, spares=0))
 
     assert resume(0, rooms=rooms).pool == "roomy"
 
@@ -235,7 +239,7 @@ def test_the_worked_example_of_the_handbook_is_what_is_decided() -> None:
 # ---------------------------------------------------------------- fewer nodes
 
 
-def a_fault(left: int, seconds: float = 300, **changes: Any) -> FaultFacts:
+def a_fault(left: int, seconds: float = 300, **changes: Any) -> NodeLossFacts:
     """A job of 4 nodes, 2 to 4 legal, that has so many left, some seconds after the fault."""
     facts: dict[str, Any] = {
         "job": ElasticJob(job_id="job-1", nodes=4, sizes=Sizes(least=2, most=4), started_at=at(0)),
@@ -244,7 +248,7 @@ def a_fault(left: int, seconds: float = 300, **changes: Any) -> FaultFacts:
         "lost_at": at(0),
         "now": at(seconds),
     }
-    return FaultFacts.model_validate({**facts, **changes})
+    return NodeLossFacts.model_validate({**facts, **changes})
 
 
 def test_an_elastic_job_goes_on_with_what_is_left_where_that_loses_less_than_the_repair() -> None:
@@ -289,7 +293,7 @@ def test_free_nodes_are_taken_before_a_job_shrinks() -> None:
 
 def renting(
     *, micros: int = 55_040_000, cap: int = 10**10, nodes: int = 16, barred: str = "", run: float = 7200
-) -> Renting:
+) -> RentOption:
     """A gang that may be rented for in one on-demand pool; nothing committed is left."""
     pool = Pool(
         name="on-demand-p5",
@@ -300,9 +304,9 @@ def renting(
         most_nodes=32,
         micros_per_node_hour=micros,
         launch=LaunchDelay(p50_seconds=240, p90_seconds=400),
-        place=Place(),
+        place=PoolEnvironment(),
     )
-    job = Waiting(
+    job = JobDemand(
         job_id="job-1",
         team="nlp",
         nodes=nodes,
@@ -314,12 +318,14 @@ def renting(
         restart_seconds=1400,
         submitted_at=at(0),
     )
-    spending = Spending(team_cap_micros_per_hour=cap, fleet_cap_micros_per_hour=cap)
-    chances = (Chance(pool=pool, accelerators_left=256),)
-    return Renting(placement=PlacementFacts(job=job, chances=chances, spending=spending, now=at(0)), barred=barred)
+    spending = SpendLimits(team_cap_micros_per_hour=cap, fleet_cap_micros_per_hour=cap)
+    candidates = (CandidatePool(pool=pool, accelerators_left=256),)
+    return RentOption(
+        placement=PlacementFacts(job=job, candidates=candidates, spending=spending, now=at(0)), barred=barred
+    )
 
 
-SMALL = GivesWay(
+SMALL = PreemptionCandidate(
     job_id="job-small",
     team="vision",
     accelerators=8,
@@ -338,7 +344,7 @@ def large(**changes: Any) -> ResumeDecision:
         "lost_work_seconds": 450,
         "usd_per_hour_of_delay": 150,
         "renting": renting(),
-        "gives_way": (SMALL,),
+        "preemption_victims": (SMALL,),
     }
     return resume(15, **{**known, **changes})
 
@@ -363,22 +369,25 @@ def test_the_second_worked_example_of_the_handbook_is_what_is_decided() -> None:
 
 
 def test_what_renting_is_worth_is_the_rent_at_which_the_next_best_way_loses_as_little() -> None:
-    decision = large(gives_way=())
-    worth = decision.rent_worth_parts
+    decision = large(preemption_victims=())
+    worth = decision.max_rent_parts
     assert worth is not None
-    now = cheapest_rented(place(renting().placement).table)
+    now = cheapest_rented(choose_pool(renting().placement).table)
     assert now is not None
     dearest = 55_040_000 * worth / now.rent_parts
 
     assert decision.option is ResumeOption.BURST
-    assert large(gives_way=(), renting=renting(micros=int(dearest * 0.999))).option is ResumeOption.BURST
-    assert large(gives_way=(), renting=renting(micros=int(dearest * 1.001))).option is ResumeOption.WAIT_FOR_REPAIR
-    assert large().rent_worth_parts is None
+    assert large(preemption_victims=(), renting=renting(micros=int(dearest * 0.999))).option is ResumeOption.BURST
+    assert (
+        large(preemption_victims=(), renting=renting(micros=int(dearest * 1.001))).option
+        is ResumeOption.WAIT_FOR_REPAIR
+    )
+    assert large().max_rent_parts is None
 
 
 def test_what_a_pass_would_not_start_is_not_rented() -> None:
-    barred = large(gives_way=(), renting=renting(barred="Rented nodes would not help it: no quota."))
-    over = large(gives_way=(), renting=renting(cap=55_040_000 * 15))
+    barred = large(preemption_victims=(), renting=renting(barred="Rented nodes would not help it: no quota."))
+    over = large(preemption_victims=(), renting=renting(cap=55_040_000 * 15))
 
     for decision, why in ((barred, "no quota"), (over, "$880.64 an hour is too much")):
         row = next(each for each in decision.alternatives if each.option == ResumeOption.BURST)
@@ -389,7 +398,7 @@ def test_what_a_pass_would_not_start_is_not_rented() -> None:
 def test_two_equals_do_not_change_places() -> None:
     equal = SMALL.but(accelerators=128, usd_per_hour_of_delay=150)
 
-    assert large(renting=None, gives_way=(equal,)).option is ResumeOption.WAIT_FOR_REPAIR
+    assert large(renting=None, preemption_victims=(equal,)).option is ResumeOption.WAIT_FOR_REPAIR
 
 
 def test_an_hours_delay_counts_for_every_way_alike() -> None:
@@ -411,7 +420,7 @@ def test_no_way_that_can_be_had_loses_less_than_the_chosen_one_and_no_cap_is_pas
 ) -> None:
     decision = large(
         renting=renting(micros=micros, cap=cap, run=run),
-        gives_way=(SMALL.but(accelerators=accelerators),),
+        preemption_victims=(SMALL.but(accelerators=accelerators),),
         delays=delays(repair=repair),
     )
 

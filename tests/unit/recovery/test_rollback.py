@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.jobs.attempt import Attempt, ResumePoint
-from evenkeel.domain.jobs.job import Demand
+from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
 from tests.unit.recovery.facts import at
@@ -42,9 +42,9 @@ def judged(*descent: Attempt, **changes: Any) -> RollbackDecision:
         "current_attempt": descent[-1].attempt,
         "descent": descent,
         "distrust_after": at(-300),
-        "demand": Demand.CONVENTION,
+        "demand": CheckpointRequirement.CONVENTION,
         "distrusted_before": None,
-        "demanded_before": Demand.CONVENTION,
+        "demanded_before": CheckpointRequirement.CONVENTION,
         "rollbacks": 0,
     }
     return roll_back(RollbackFacts.model_validate({**facts, **changes}), POLICY)
@@ -79,8 +79,11 @@ def test_a_fault_that_corrupts_nothing_takes_nothing_back() -> None:
 def test_what_was_not_asked_for_evidence_is_taken_back_where_the_fault_asks_for_it() -> None:
     before = an_attempt(2, 1, CLEAN)
 
-    assert judged(before, demand=Demand.EVIDENCE).action is Rollback.STOP
-    assert judged(before, demand=Demand.EVIDENCE, demanded_before=Demand.EVIDENCE).action is Rollback.LEAVE
+    assert judged(before, demand=CheckpointRequirement.EVIDENCE).action is Rollback.STOP
+    assert (
+        judged(before, demand=CheckpointRequirement.EVIDENCE, demanded_before=CheckpointRequirement.EVIDENCE).action
+        is Rollback.LEAVE
+    )
 
 
 def test_what_only_rank_0_knows_is_in_doubt_unless_it_was_told_of_the_window() -> None:

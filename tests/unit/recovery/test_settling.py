@@ -5,30 +5,30 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.recovery.settling import Ended, outgrown, settle
+from evenkeel.domain.recovery.settling import BranchEnd, choose_incident_end, why_replan
 from tests.unit.recovery.facts import LIFE, SLOT, at
 
 
 @pytest.mark.parametrize(
     ("plan", "node", "jobs", "failure", "state"),
     [
-        ("ACT", "RETURNED", "JOBS_BACK", "", "RECOVERED"),
+        ("ACT", "RETURNED", "JOBS_RESUMED", "", "RECOVERED"),
         ("ACT", "RETURNED", "NO_JOBS", "", "RECOVERED"),
         ("ACT", "RETURNED", "QUEUED", "", "RECOVERED"),
-        ("ACT", "NOT_OURS", "JOBS_BACK", "", "RECOVERED"),
-        ("ACT", "GONE", "JOBS_BACK", "", "RECOVERED"),
-        ("ACT", "STOOD_DOWN", "JOBS_BACK", "", "STOOD_DOWN"),
-        ("ACT", "WAITING_FOR_PERSON", "JOBS_BACK", "", "WAITING_FOR_PERSON"),
+        ("ACT", "NOT_OURS", "JOBS_RESUMED", "", "RECOVERED"),
+        ("ACT", "GONE", "JOBS_RESUMED", "", "RECOVERED"),
+        ("ACT", "STOOD_DOWN", "JOBS_RESUMED", "", "STOOD_DOWN"),
+        ("ACT", "WAITING_FOR_PERSON", "JOBS_RESUMED", "", "WAITING_FOR_PERSON"),
         ("ACT", "WAITING_FOR_PERSON", "DEADLINE_PASSED", "", "WAITING_FOR_PERSON"),
-        ("ACT", "RETURNED", "DEADLINE_PASSED", "", "JOB_NOT_BACK"),
-        ("ACT", "STOOD_DOWN", "DEADLINE_PASSED", "", "JOB_NOT_BACK"),
-        ("ACT", "FAILED", "JOBS_BACK", "", "FAILED"),
+        ("ACT", "RETURNED", "DEADLINE_PASSED", "", "JOB_NOT_RESUMED"),
+        ("ACT", "STOOD_DOWN", "DEADLINE_PASSED", "", "JOB_NOT_RESUMED"),
+        ("ACT", "FAILED", "JOBS_RESUMED", "", "FAILED"),
         ("ACT", "RETURNED", "FAILED", "", "FAILED"),
-        ("ACT", "SOMETHING_NEW", "JOBS_BACK", "", "FAILED"),
+        ("ACT", "SOMETHING_NEW", "JOBS_RESUMED", "", "FAILED"),
         ("ACT", None, None, "", "FAILED"),
         (None, None, None, "", "FAILED"),
         (None, None, None, "States.Timeout", "FAILED"),
-        ("ACT", "RETURNED", "JOBS_BACK", "States.Timeout", "FAILED"),
+        ("ACT", "RETURNED", "JOBS_RESUMED", "States.Timeout", "FAILED"),
         ("OBSERVE", None, None, "", "OBSERVED"),
         ("NOTHING", None, None, "", "OBSERVED"),
         ("STAND_DOWN", None, None, "", "STOOD_DOWN"),
@@ -37,15 +37,15 @@ from tests.unit.recovery.facts import LIFE, SLOT, at
 def test_the_worst_part_decides_and_no_failure_ends_well(
     plan: str | None, node: str | None, jobs: str | None, failure: str, state: str
 ) -> None:
-    def part(outcome: str | None) -> Ended | None:
-        return Ended(outcome=outcome, reason="So it was.") if outcome else None
+    def part(outcome: str | None) -> BranchEnd | None:
+        return BranchEnd(outcome=outcome, reason="So it was.") if outcome else None
 
-    assert settle(("reboot", "replace"), part(plan), part(node), part(jobs), failure).state == state
+    assert choose_incident_end(("reboot", "replace"), part(plan), part(node), part(jobs), failure).state == state
 
 
 def test_a_fault_that_only_a_person_can_mend_asks_for_one() -> None:
-    assert settle(("page_human",), Ended(outcome="NOTHING"), None, None, "").pages
-    assert not settle("node:pressure", Ended(outcome="NOTHING"), None, None, "").pages
+    assert choose_incident_end(("page_human",), BranchEnd(outcome="NOTHING"), None, None, "").needs_page
+    assert not choose_incident_end("node:pressure", BranchEnd(outcome="NOTHING"), None, None, "").needs_page
 
 
 # ---------------------------------------------------------------- what came since the plan
@@ -61,7 +61,7 @@ def planned(outcome: str = "NOTHING", **changes: Any) -> Incident:
         "decision_id": "dec-1",
         "reason": "Watched.",
         "rungs": ("watch", "reboot"),
-        "witnesses": 1,
+        "independent_source_count": 1,
         **changes.pop("plan", {}),
     }
     return Incident.model_validate(
@@ -77,7 +77,7 @@ def planned(outcome: str = "NOTHING", **changes: Any) -> Incident:
             "fault_key": "sxid:11012",
             "first_signal_at": at(0),
             "opened_at": at(0),
-            "witnesses": ("hyperpod",),
+            "independent_sources": ("hyperpod",),
             "plan": brief,
             **changes,
         }
@@ -103,7 +103,7 @@ def planned(outcome: str = "NOTHING", **changes: Any) -> Incident:
 def test_a_plan_without_a_repair_does_not_close_over_what_asks_for_more(
     incident: Incident, rungs: tuple[str, ...], said: str
 ) -> None:
-    found = outgrown(incident, rungs, "ACT")
+    found = why_replan(incident, rungs, "ACT")
 
     assert said in found
     assert bool(said) == bool(found)
@@ -119,6 +119,8 @@ def test_a_plan_without_a_repair_does_not_close_over_what_asks_for_more(
     ],
 )
 def test_a_failure_is_told_without_its_stack(cause: str, said: str) -> None:
-    ended = settle((), Ended(outcome="ACT"), Ended(outcome="FAILED", reason=cause), Ended(outcome="NO_JOBS"), "")
+    ended = choose_incident_end(
+        (), BranchEnd(outcome="ACT"), BranchEnd(outcome="FAILED", reason=cause), BranchEnd(outcome="NO_JOBS"), ""
+    )
 
     assert ended.reason == f"The node branch failed: {said}"

@@ -3,31 +3,40 @@
 from datetime import timedelta
 
 from evenkeel.domain.health.faults import Severity
-from evenkeel.domain.recovery.guardrails import Act, Entry, GuardFacts, Register, Waiting, may_go
+from evenkeel.domain.recovery.guardrails import (
+    BlockedAction,
+    GuardedAction,
+    GuardFacts,
+    Register,
+    RegisterEntry,
+    released_actions,
+)
 from evenkeel.domain.recovery.policy import GuardrailPolicy
 from tests.fakes.system import A_MOMENT
 
 POLICY = GuardrailPolicy(stale_after_seconds=300)
 
 
-def a_waiting(*, looks_well: bool, age: float) -> Waiting:
-    other = Entry(life="research-eks/i-2/1", incident_id="inc-2", pool="p5-workers", since=A_MOMENT)
+def a_waiting(*, looks_well: bool, age: float) -> BlockedAction:
+    other = RegisterEntry(life="research-eks/i-2/1", incident_id="inc-2", pool="p5-workers", since=A_MOMENT)
     facts = GuardFacts(
         life="research-eks/i-1/1",
         pool="p5-workers",
         under_way=Register(entries=(other,)),
         pool_machines=3,
         evidence_at=A_MOMENT - timedelta(seconds=age),
-        looks_well=looks_well,
+        looks_healthy=looks_well,
         now=A_MOMENT,
     )
-    return Waiting(incident_id="inc-1", severity=Severity.MAJOR, opened_at=A_MOMENT, act=Act.CORDON, facts=facts)
+    return BlockedAction(
+        incident_id="inc-1", severity=Severity.MAJOR, opened_at=A_MOMENT, act=GuardedAction.CORDON, facts=facts
+    )
 
 
 def test_a_machine_that_looks_well_needs_no_place_to_be_cordoned_in() -> None:
-    assert may_go([a_waiting(looks_well=True, age=301)], POLICY) == {"inc-1"}
+    assert released_actions([a_waiting(looks_well=True, age=301)], POLICY) == {"inc-1"}
 
 
 def test_a_sick_one_and_one_with_fresh_evidence_wait_for_their_place() -> None:
-    assert may_go([a_waiting(looks_well=False, age=301)], POLICY) == frozenset()
-    assert may_go([a_waiting(looks_well=True, age=299)], POLICY) == frozenset()
+    assert released_actions([a_waiting(looks_well=False, age=301)], POLICY) == frozenset()
+    assert released_actions([a_waiting(looks_well=True, age=299)], POLICY) == frozenset()

@@ -23,18 +23,18 @@ from tests.fakes.messages import DeadLetter
 
 
 @dataclass(frozen=True)
-class LambdaContext:
+class StubLambdaContext:
     function_name: str = "a-function"
     aws_request_id: str = "req-1"
 
 
-CONTEXT = LambdaContext()
+CONTEXT = StubLambdaContext()
 
 
 @pytest.fixture
 def world() -> Iterator[FakeWorld]:
     fake = FakeWorld()
-    with wiring.using(fake.as_world()):
+    with wiring.use_world(fake.as_world()):
         yield fake
 
 
@@ -115,10 +115,10 @@ def test_a_workflow_that_cannot_be_told_does_not_hide_the_failure(world: FakeWor
             raise Throttled("states")
 
     world.tokens = DeafTokens()  # type: ignore[assignment]  # the port is all that matters
-    with wiring.using(world.as_world()), pytest.raises(ZeroDivisionError, match="the bug"):
+    with wiring.use_world(world.as_world()), pytest.raises(ZeroDivisionError, match="the bug"):
         entry.task(raising(ZeroDivisionError("the bug")))({"token": "t-1"}, CONTEXT)
 
-    assert world.telemetry.lines[-1].message == "WorkflowNotTold"
+    assert world.telemetry.lines[-1].message == "WorkflowNotNotified"
 
 
 def test_a_success_under_a_token_answers_nothing(world: FakeWorld) -> None:
@@ -143,7 +143,7 @@ class Bad:
 
 
 @dataclass(frozen=True)
-class Ignored:
+class StubIgnored:
     reason: str
 
 
@@ -153,7 +153,7 @@ def parse(body: bytes) -> Any:
         case "bad":
             return Bad("EVENT_BAD_ID", "detail.InstanceId")
         case "other":
-            return Ignored("nothing to do")
+            return StubIgnored("nothing to do")
         case _:
             return Fact(kind)
 
@@ -163,7 +163,7 @@ def on_events(*outcomes: Any) -> tuple[entry.Handler, list[Fact]]:
     facts: list[Fact] = []
     left = list(outcomes)
 
-    @entry.event(parse=parse, malformed=Bad, passed_over=(Ignored,))
+    @entry.event(parse=parse, malformed=Bad, passed_over=(StubIgnored,))
     def handler(fact: Fact, _context: Any) -> entry.Json:
         facts.append(fact)
         outcome = left.pop(0) if left else {"outcome": "OPENED", "incidentId": "inc-1"}
@@ -241,19 +241,19 @@ def test_what_goes_back_comes_again_soon_and_then_more_rarely(world: FakeWorld, 
 
 def test_what_cannot_be_put_off_waits_as_long_as_the_queue_holds_it_back(world: FakeWorld) -> None:
     class NoQueue:
-        def deliver_again(self, receipt: str, seconds: int) -> None:
+        def delay_redelivery(self, receipt: str, seconds: int) -> None:
             raise Throttled("queue")
 
     world.inbox = NoQueue()  # type: ignore[assignment]  # the port is all that matters
     handler, facts = on_events(Throttled("slow"))
     batch = a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "ecc"})
     batch["Records"][0]["receiptHandle"] = "r-0"
-    with wiring.using(world.as_world()):
+    with wiring.use_world(world.as_world()):
         answer = handler(batch, CONTEXT)
 
     assert answer == {"batchItemFailures": [{"itemIdentifier": "m-0"}]}
     assert len(facts) == 2
-    assert "DeliveredLate" in [line.message for line in world.telemetry.lines]
+    assert "EventDeliveredLate" in [line.message for line in world.telemetry.lines]
 
 
 def test_an_event_that_cannot_be_archived_goes_back_unread(world: FakeWorld) -> None:
@@ -263,7 +263,7 @@ def test_an_event_that_cannot_be_archived_goes_back_unread(world: FakeWorld) -> 
 
     world.raw_events = FullArchive()  # type: ignore[assignment]  # the port is all that matters
     handler, facts = on_events()
-    with wiring.using(world.as_world()):
+    with wiring.use_world(world.as_world()):
         answer = handler(a_batch({"id": "e-1", "kind": "bad"}), CONTEXT)
 
     assert answer == {"batchItemFailures": [{"itemIdentifier": "m-0"}]}
@@ -322,15 +322,15 @@ def test_scheduled_run_without_access_is_put_off(world: FakeWorld, error: Except
     answer = entry.scheduled(raising(error))({}, CONTEXT)
 
     assert answer == {"outcome": "PUT_OFF", "reason": f"{type(error).__name__}: {error}"}
-    assert world.telemetry.totals["RoundsPutOff"] == 1
+    assert world.telemetry.totals["ScheduledRunsDeferred"] == 1
 
 
 def test_a_round_that_the_next_one_makes_good_pages_nobody(world: FakeWorld) -> None:
     answer = entry.scheduled(raising(Throttled("slow")))({}, CONTEXT)
 
     assert answer == {"outcome": "PUT_OFF", "reason": "Throttled: slow"}
-    assert [line.message for line in world.telemetry.lines] == ["WillBeRetried"]
-    assert world.telemetry.totals["RoundsPutOff"] == 1
+    assert [line.message for line in world.telemetry.lines] == ["RunWillBeRetried"]
+    assert world.telemetry.totals["ScheduledRunsDeferred"] == 1
 
 
 def test_pass_requests_go_back_to_the_queue_while_a_retry_may_help(world: FakeWorld) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from evenkeel.domain.policy import Policy, PolicyChange, in_force
 from evenkeel.ports import Key, Put, Row, Table, Throttled, site_policy_key
-from evenkeel.runtime.policies import FRESH, SitePolicy
+from evenkeel.runtime.site_policy import FRESH, SitePolicy
 from tests.fakes import FakeWorld
 from tests.fakes.system import A_MOMENT
 
@@ -51,8 +51,8 @@ def test_a_change_of_another_release_gives_way_to_the_one_before_and_calls_someb
     policy = site(world).current()
 
     assert policy.repair.max_attempts == 2
-    assert world.telemetry.totals["PolicyRefused"] == 1
-    assert [line.level for line in world.telemetry.lines if line.message == "SitePolicyRefused"] == ["ERROR"]
+    assert world.telemetry.totals["PolicyInvalid"] == 1
+    assert [line.level for line in world.telemetry.lines if line.message == "SitePolicyInvalid"] == ["ERROR"]
 
 
 def test_where_neither_can_be_used_the_shipped_one_counts() -> None:

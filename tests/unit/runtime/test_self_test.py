@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import evenkeel
-from evenkeel.ports import NotAllowed, Right, Unreachable
+from evenkeel.ports import KubernetesPermission, NotAllowed, Unreachable
 from evenkeel.runtime import entry, self_test, wiring
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER
@@ -18,7 +18,7 @@ PATCH = {"verb": "patch", "group": "", "resource": "nodes", "namespace": ""}
 @pytest.fixture
 def world() -> Iterator[FakeWorld]:
     fake = FakeWorld()
-    with wiring.using(fake.as_world()):
+    with wiring.use_world(fake.as_world()):
         yield fake
 
 
@@ -45,7 +45,7 @@ def test_any_other_event_goes_to_the_handler(world: FakeWorld, event: entry.Json
 
 
 def test_missing_rights_are_named_for_each_cluster(world: FakeWorld) -> None:
-    world.cluster.refused_rights = {Right("patch", "", "nodes")}
+    world.cluster.refused_rights = {KubernetesPermission("patch", "", "nodes")}
 
     answer = asked(world, rights=[PATCH, {**PATCH, "verb": "get"}])
 

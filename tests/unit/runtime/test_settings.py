@@ -45,5 +45,5 @@ def test_a_value_that_cannot_be_read_names_its_variable(name: str, value: str) -
 
 
 def test_a_missing_setting_names_its_variable() -> None:
-    with pytest.raises(BadSetting, match="PASSES_QUEUE_URL"):
-        Settings.from_environment({}).need("passes_queue_url")
+    with pytest.raises(BadSetting, match="CYCLES_QUEUE_URL"):
+        Settings.from_environment({}).need("cycles_queue_url")

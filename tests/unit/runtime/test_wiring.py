@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.dynamo_ledger import DynamoLedger
 from evenkeel.adapters.hyperpod import HyperPodProvider
-from evenkeel.adapters.no_provider import NoProvider
+from evenkeel.adapters.null_provider import NullProvider
 from evenkeel.adapters.system import ALPHABET, RandomIds
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import NotFound, RepairAnswer
@@ -27,7 +27,7 @@ ALL = {
     "JOBS_TABLE": "jobs",
     "RAW_EVENTS_BUCKET": "raw",
     "DEAD_LETTER_QUEUE_URL": "https://q/dead",
-    "PASSES_QUEUE_URL": "https://q/passes.fifo",
+    "CYCLES_QUEUE_URL": "https://q/passes.fifo",
     "EVENTS_QUEUE_URL": "https://q/events",
     "RECOVER_NODE_ARN": "arn:recover",
     "RUN_JOB_ARN": "arn:run",
@@ -61,7 +61,7 @@ def test_a_world_builds_nothing_before_it_is_used() -> None:
 def test_a_fleet_without_hyperpod_has_no_machines_to_repair() -> None:
     provider = World(Settings.from_environment({})).provider
 
-    assert isinstance(provider, NoProvider)
+    assert isinstance(provider, NullProvider)
     assert (provider.nodes(), provider.node("i-0123456789abcdef0")) == ((), None)
     assert provider.reboot("i-1") is provider.replace("i-1") is RepairAnswer.NO_SUCH_NODE
     with pytest.raises(NotFound):
@@ -79,7 +79,7 @@ def test_a_port_that_is_given_wins_and_one_that_is_none_is_refused() -> None:
 def test_a_world_in_use_is_what_handlers_get() -> None:
     world = FakeWorld().as_world()
 
-    with wiring.using(world):
+    with wiring.use_world(world):
         assert wiring.world() is world
 
 

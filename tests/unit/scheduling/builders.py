@@ -3,9 +3,9 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.admission.request import Request
-from evenkeel.domain.capacity.node_capacity import Room
-from evenkeel.domain.jobs.attempt import Attempt, AttemptState, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import NodeLife
@@ -22,7 +22,7 @@ def a_life(number: int = 1) -> NodeLife:
     return NodeLife(cluster=CLUSTER, instance_id=f"i-{number:017x}", launched_at=NOW - timedelta(days=1))
 
 
-def a_room(number: int = 1, **changes: Any) -> Room:
+def a_node_capacity(number: int = 1, **changes: Any) -> NodeCapacity:
     facts: dict[str, Any] = {
         "life": a_life(number),
         "node_name": f"node-{number}",
@@ -32,10 +32,10 @@ def a_room(number: int = 1, **changes: Any) -> Room:
         "accelerators": 8,
         "free": 8,
     }
-    return Room.model_validate({**facts, **changes})
+    return NodeCapacity.model_validate({**facts, **changes})
 
 
-def a_request(number: int = 1, **changes: Any) -> Request:
+def a_request(number: int = 1, **changes: Any) -> AdmissionRequest:
     facts: dict[str, Any] = {
         "job_id": f"job-{number}",
         "submitted_at": at(number),
@@ -43,7 +43,7 @@ def a_request(number: int = 1, **changes: Any) -> Request:
         "nodes": 1,
         "accelerators_per_node": 8,
     }
-    return Request.model_validate({**facts, **changes})
+    return AdmissionRequest.model_validate({**facts, **changes})
 
 
 def a_spec(**changes: Any) -> JobSpec:
@@ -87,7 +87,7 @@ def an_attempt(**changes: Any) -> Attempt:
     return Attempt.model_validate({**facts, **changes})
 
 
-def a_pod(rank: int, phase: PodPhase = PodPhase.RUNNING, code: int | None = None, **changes: Any) -> PodSeen:
+def a_pod(rank: int, phase: PodPhase = PodPhase.RUNNING, code: int | None = None, **changes: Any) -> ObservedPod:
     facts: dict[str, Any] = {
         "name": f"job-1-a1-{rank}",
         "node_name": f"node-{rank + 1}",
@@ -95,10 +95,10 @@ def a_pod(rank: int, phase: PodPhase = PodPhase.RUNNING, code: int | None = None
         "exit_code": code,
         "reason": "Error" if phase is PodPhase.FAILED else "",
     }
-    return PodSeen.model_validate({**facts, **changes})
+    return ObservedPod.model_validate({**facts, **changes})
 
 
-def a_workload(*pods: PodSeen, **changes: Any) -> WorkloadSeen:
+def a_workload(*pods: ObservedPod, **changes: Any) -> ObservedWorkload:
     facts: dict[str, Any] = {
         "job_id": "job-1",
         "attempt": 1,
@@ -106,4 +106,4 @@ def a_workload(*pods: PodSeen, **changes: Any) -> WorkloadSeen:
         "pods": pods,
         "has_failed": any(pod.phase is PodPhase.FAILED for pod in pods),
     }
-    return WorkloadSeen.model_validate({**facts, **changes})
+    return ObservedWorkload.model_validate({**facts, **changes})

@@ -5,7 +5,7 @@ from typing import Any
 
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool, Reservation
 from evenkeel.domain.economics.money import MICROS
-from evenkeel.domain.renting.demand import Chance, PlacementFacts, Spending, Waiting
+from evenkeel.domain.renting.demand import CandidatePool, JobDemand, PlacementFacts, SpendLimits
 
 NOW = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
 HOUR = 3600
@@ -35,13 +35,15 @@ def a_pool(market: Market = Market.COMMITTED, **changes: Any) -> Pool:
     return Pool.model_validate({**facts, **changes})
 
 
-def a_chance(market: Market = Market.COMMITTED, *, pool: dict[str, Any] | None = None, **changes: Any) -> Chance:
+def a_candidate_pool(
+    market: Market = Market.COMMITTED, *, pool: dict[str, Any] | None = None, **changes: Any
+) -> CandidatePool:
     place = a_pool(market, **(pool or {}))
     facts: dict[str, Any] = {"pool": place, "accelerators_left": 8 * place.most_nodes if market.is_rented else 0}
-    return Chance.model_validate({**facts, **changes})
+    return CandidatePool.model_validate({**facts, **changes})
 
 
-def a_waiting(**changes: Any) -> Waiting:
+def a_waiting(**changes: Any) -> JobDemand:
     facts: dict[str, Any] = {
         "job_id": "job-1",
         "team": "vision",
@@ -53,15 +55,15 @@ def a_waiting(**changes: Any) -> Waiting:
         "checkpoint_seconds": 900,
         "submitted_at": NOW,
     }
-    return Waiting.model_validate({**facts, **changes})
+    return JobDemand.model_validate({**facts, **changes})
 
 
-RICH = Spending(team_cap_micros_per_hour=10**12, fleet_cap_micros_per_hour=10**12)
+RICH = SpendLimits(team_cap_micros_per_hour=10**12, fleet_cap_micros_per_hour=10**12)
 
 
-def facts_of(*chances: Chance, job: Waiting | None = None, **changes: Any) -> PlacementFacts:
+def facts_of(*candidates: CandidatePool, job: JobDemand | None = None, **changes: Any) -> PlacementFacts:
     return PlacementFacts.model_validate(
-        {"job": job or a_waiting(), "chances": chances, "spending": RICH, "now": NOW, **changes}
+        {"job": job or a_waiting(), "candidates": candidates, "spending": RICH, "now": NOW, **changes}
     )
 
 

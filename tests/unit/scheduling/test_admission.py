@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, decide
-from evenkeel.domain.admission.fifo import Snapshot, admit
-from evenkeel.domain.admission.free_capacity import rooms_of
+from evenkeel.domain.admission.fifo import QueueSnapshot, admit
+from evenkeel.domain.admission.free_capacity import node_capacity
 from evenkeel.domain.admission.policy import SchedulingPolicy
-from evenkeel.domain.admission.request import Request
-from evenkeel.domain.capacity.node_capacity import Room
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import ResumeOption, ResumePlan
@@ -20,9 +20,9 @@ from tests.unit.scheduling.builders import (
     NOW,
     a_job,
     a_life,
+    a_node_capacity,
     a_pod,
     a_request,
-    a_room,
     a_workload,
     an_attempt,
     at,
@@ -31,17 +31,21 @@ from tests.unit.scheduling.builders import (
 POLICY = SchedulingPolicy()
 
 
-def decided(rooms: list[Room], *pending: Request, policy: SchedulingPolicy = POLICY) -> dict[str, AdmissionDecision]:
-    answers = admit(Snapshot(rooms=tuple(rooms), pending=pending), policy, at(1000))
+def decided(
+    capacities: list[NodeCapacity], *pending: AdmissionRequest, policy: SchedulingPolicy = POLICY
+) -> dict[str, AdmissionDecision]:
+    answers = admit(QueueSnapshot(capacities=tuple(capacities), pending=pending), policy, at(1000))
     return {answer.job_id: answer for answer in answers}
 
 
-def actions(rooms: list[Room], *pending: Request, policy: SchedulingPolicy = POLICY) -> list[tuple[str, Action]]:
-    return [(job, answer.action) for job, answer in decided(rooms, *pending, policy=policy).items()]
+def actions(
+    capacities: list[NodeCapacity], *pending: AdmissionRequest, policy: SchedulingPolicy = POLICY
+) -> list[tuple[str, Action]]:
+    return [(job, answer.action) for job, answer in decided(capacities, *pending, policy=policy).items()]
 
 
 def test_a_gang_that_fits_is_admitted_to_one_node_a_pod() -> None:
-    answer = decided([a_room(1), a_room(2), a_room(3)], a_request(nodes=2))["job-1"]
+    answer = decided([a_node_capacity(1), a_node_capacity(2), a_node_capacity(3)], a_request(nodes=2))["job-1"]
 
     assert (answer.action, answer.pool, answer.node_names) == (Action.ADMIT, "workers", ("node-1", "node-2"))
     assert (a_life(1), a_life(2)) == answer.nodes
@@ -49,18 +53,18 @@ def test_a_gang_that_fits_is_admitted_to_one_node_a_pod() -> None:
 
 
 def test_the_first_that_does_not_fit_holds_up_those_behind_it() -> None:
-    rooms = [a_room(1), a_room(2), a_room(3, closed_because="cordoned")]
+    capacities = [a_node_capacity(1), a_node_capacity(2), a_node_capacity(3, unschedulable_reason="cordoned")]
 
-    answers = decided(rooms, a_request(1, nodes=1), a_request(2, nodes=3), a_request(3, nodes=1))
+    answers = decided(capacities, a_request(1, nodes=1), a_request(2, nodes=3), a_request(3, nodes=1))
 
-    assert [answer.action for answer in answers.values()] == [Action.ADMIT, Action.WAIT, Action.BEHIND]
+    assert [answer.action for answer in answers.values()] == [Action.ADMIT, Action.WAIT, Action.BLOCKED]
     waits = answers["job-2"].reason
     assert waits == "Waits for 3 nodes with 8 free accelerators each: workers has 1 of them (1 cordoned, 1 in use)."
     assert answers["job-3"].reason == "Behind job-2, which waits for free nodes."
 
 
 def test_a_job_larger_than_every_pool_says_so_and_holds_up_nobody() -> None:
-    answers = decided([a_room(1), a_room(2)], a_request(1, nodes=3), a_request(2))
+    answers = decided([a_node_capacity(1), a_node_capacity(2)], a_request(1, nodes=3), a_request(2))
 
     assert [answer.action for answer in answers.values()] == [Action.NEVER_FITS, Action.ADMIT]
     assert "Can never start here" in answers["job-1"].reason
@@ -68,71 +72,71 @@ def test_a_job_larger_than_every_pool_says_so_and_holds_up_nobody() -> None:
 
 
 def test_a_job_that_ran_before_waits_for_the_fleet_to_grow_back() -> None:
-    assert actions([a_room(1)], a_request(nodes=2, attempts=1)) == [("job-1", Action.WAIT)]
+    assert actions([a_node_capacity(1)], a_request(nodes=2, attempts=1)) == [("job-1", Action.WAIT)]
 
 
 def test_a_job_whose_type_has_no_node_holds_up_nobody() -> None:
     lost = a_request(1, attempts=1, instance_types=("ml.trn1.32xlarge",))
 
-    assert actions([a_room(1)], lost, a_request(2)) == [("job-1", Action.WAIT), ("job-2", Action.ADMIT)]
+    assert actions([a_node_capacity(1)], lost, a_request(2)) == [("job-1", Action.WAIT), ("job-2", Action.ADMIT)]
 
 
 def test_who_waits_for_one_type_holds_up_only_those_who_could_take_it() -> None:
-    rooms = [a_room(1), a_room(2, instance_type="ml.g5.12xlarge", pool="small")]
+    capacities = [a_node_capacity(1), a_node_capacity(2, instance_type="ml.g5.12xlarge", pool="small")]
     large = a_request(1, nodes=2, attempts=1, instance_types=("ml.p5.48xlarge",))
 
-    answers = decided(rooms, large, a_request(2), a_request(3, instance_types=("ml.g5.12xlarge",)))
+    answers = decided(capacities, large, a_request(2), a_request(3, instance_types=("ml.g5.12xlarge",)))
 
-    assert [answer.action for answer in answers.values()] == [Action.WAIT, Action.BEHIND, Action.ADMIT]
+    assert [answer.action for answer in answers.values()] == [Action.WAIT, Action.BLOCKED, Action.ADMIT]
     assert answers["job-2"].reason == "Behind job-1, which waits for free nodes."
 
 
 def test_a_job_in_its_pause_holds_up_nobody() -> None:
     paused = a_request(1, not_before=at(2000))
 
-    assert actions([a_room(1)], paused, a_request(2)) == [("job-1", Action.BACK_OFF), ("job-2", Action.ADMIT)]
+    assert actions([a_node_capacity(1)], paused, a_request(2)) == [("job-1", Action.BACK_OFF), ("job-2", Action.ADMIT)]
 
 
 def test_a_pause_that_is_over_counts_no_more() -> None:
-    assert actions([a_room(1)], a_request(not_before=at(1000))) == [("job-1", Action.ADMIT)]
+    assert actions([a_node_capacity(1)], a_request(not_before=at(1000))) == [("job-1", Action.ADMIT)]
 
 
 def test_a_recovery_goes_first() -> None:
     late = a_request(9, is_recovery=True, attempts=1)
 
-    assert actions([a_room(1)], a_request(1), late) == [("job-9", Action.ADMIT), ("job-1", Action.WAIT)]
+    assert actions([a_node_capacity(1)], a_request(1), late) == [("job-9", Action.ADMIT), ("job-1", Action.WAIT)]
 
 
 def test_nodes_to_be_avoided_are_avoided() -> None:
-    answer = decided([a_room(1), a_room(2)], a_request(avoid=(a_life(1).key,)))["job-1"]
+    answer = decided([a_node_capacity(1), a_node_capacity(2)], a_request(avoid=(a_life(1).key,)))["job-1"]
 
     assert answer.node_names == ("node-2",)
 
 
 def test_a_gang_never_spans_two_pools() -> None:
-    rooms = [a_room(1, pool="east"), a_room(2, pool="west")]
+    capacities = [a_node_capacity(1, pool="east"), a_node_capacity(2, pool="west")]
 
-    assert actions(rooms, a_request(nodes=2)) == [("job-1", Action.NEVER_FITS)]
+    assert actions(capacities, a_request(nodes=2)) == [("job-1", Action.NEVER_FITS)]
 
 
 def test_the_instance_type_asked_for_is_the_only_one_taken() -> None:
-    rooms = [a_room(1), a_room(2, instance_type="ml.g5.12xlarge", pool="small")]
+    capacities = [a_node_capacity(1), a_node_capacity(2, instance_type="ml.g5.12xlarge", pool="small")]
 
-    answer = decided(rooms, a_request(instance_types=("ml.g5.12xlarge",)))["job-1"]
+    answer = decided(capacities, a_request(instance_types=("ml.g5.12xlarge",)))["job-1"]
 
     assert answer.node_names == ("node-2",)
 
 
 def test_the_fullest_node_that_has_room_is_taken_first() -> None:
-    answer = decided([a_room(1), a_room(2, free=4)], a_request(accelerators_per_node=2))["job-1"]
+    answer = decided([a_node_capacity(1), a_node_capacity(2, free=4)], a_request(accelerators_per_node=2))["job-1"]
 
     assert answer.node_names == ("node-2",)
 
 
 def test_the_tightest_pool_is_taken_and_the_other_is_named() -> None:
-    rooms = [a_room(1, pool="large"), a_room(2, pool="large"), a_room(3, pool="tight")]
+    capacities = [a_node_capacity(1, pool="large"), a_node_capacity(2, pool="large"), a_node_capacity(3, pool="tight")]
 
-    answer = decided(rooms, a_request())["job-1"]
+    answer = decided(capacities, a_request())["job-1"]
 
     assert answer.pool == "tight"
     assert [other.option for other in answer.alternatives] == ["large (ml.p5.48xlarge)"]
@@ -142,7 +146,7 @@ SPARES = SchedulingPolicy(spare_nodes={"workers": 1})
 
 
 def test_a_spare_is_kept_from_an_ordinary_job() -> None:
-    answer = decided([a_room(1), a_room(2)], a_request(nodes=2), policy=SPARES)["job-1"]
+    answer = decided([a_node_capacity(1), a_node_capacity(2)], a_request(nodes=2), policy=SPARES)["job-1"]
 
     assert answer.action is Action.WAIT
     assert "keeps 1 free node for recoveries" in answer.reason
@@ -151,17 +155,20 @@ def test_a_spare_is_kept_from_an_ordinary_job() -> None:
 def test_a_recovery_takes_the_spare() -> None:
     back = a_request(nodes=2, is_recovery=True, attempts=1)
 
-    assert actions([a_room(1), a_room(2)], back, policy=SPARES) == [("job-1", Action.ADMIT)]
+    assert actions([a_node_capacity(1), a_node_capacity(2)], back, policy=SPARES) == [("job-1", Action.ADMIT)]
 
 
 def test_a_partly_used_node_is_no_spare() -> None:
-    rooms = [a_room(1, free=4), a_room(2)]
+    capacities = [a_node_capacity(1, free=4), a_node_capacity(2)]
 
-    assert actions(rooms, a_request(accelerators_per_node=4), policy=SPARES) == [("job-1", Action.ADMIT)]
+    assert actions(capacities, a_request(accelerators_per_node=4), policy=SPARES) == [("job-1", Action.ADMIT)]
 
 
 def test_a_job_without_accelerators_needs_only_open_nodes() -> None:
-    answer = decided([a_room(1, free=0), a_room(2, closed_because="not ready")], a_request(accelerators_per_node=0))
+    answer = decided(
+        [a_node_capacity(1, free=0), a_node_capacity(2, unschedulable_reason="not ready")],
+        a_request(accelerators_per_node=0),
+    )
 
     assert answer["job-1"].node_names == ("node-1",)
 
@@ -184,7 +191,7 @@ def a_node(number: int = 1, **changes: Any) -> Node:
 def free(*, in_use: dict[tuple[str, str], int], charges: list[Charge], pods: bool) -> list[int]:
     workload = a_workload(a_pod(0), a_pod(1))
     seen = [(CLUSTER, workload)] if pods else []
-    return [room.free for room in rooms_of([a_node(1), a_node(2)], in_use, charges, seen)]
+    return [capacity.free for capacity in node_capacity([a_node(1), a_node(2)], in_use, charges, seen)]
 
 
 def test_an_attempt_whose_pods_are_not_there_yet_is_charged() -> None:
@@ -200,9 +207,9 @@ def test_an_attempt_whose_pods_are_there_is_not_counted_twice() -> None:
 def test_an_ended_attempt_holds_its_nodes_until_it_is_settled() -> None:
     ended = a_workload(a_pod(0, PodPhase.FAILED, 1), a_pod(1, PodPhase.FAILED, 1))
 
-    rooms = rooms_of([a_node(1), a_node(2)], {}, [Charge.of(an_attempt())], [(CLUSTER, ended)])
+    capacities = node_capacity([a_node(1), a_node(2)], {}, [Charge.of(an_attempt())], [(CLUSTER, ended)])
 
-    assert [room.free for room in rooms] == [0, 0]
+    assert [capacity.free for capacity in capacities] == [0, 0]
 
 
 def test_a_pod_that_ends_between_two_reads_frees_nothing_before_its_attempt_is_settled() -> None:
@@ -223,7 +230,7 @@ def test_a_pod_that_ends_between_two_reads_frees_nothing_before_its_attempt_is_s
     ],
 )
 def test_a_closed_node_says_why(changes: dict[str, Any], why: str) -> None:
-    assert [why] == [room.closed_because for room in rooms_of([a_node(**changes)], {}, [], [])]
+    assert [why] == [capacity.unschedulable_reason for capacity in node_capacity([a_node(**changes)], {}, [], [])]
 
 
 def test_a_machine_that_has_not_joined_is_part_of_the_fleet_and_closed() -> None:
@@ -235,10 +242,10 @@ def test_a_machine_that_has_not_joined_is_part_of_the_fleet_and_closed() -> None
         status="Pending",
     )
 
-    rooms = list(rooms_of(join_nodes([], [record], CLUSTER), {}, [], []))
+    capacities = list(node_capacity(join_nodes([], [record], CLUSTER), {}, [], []))
 
-    assert [room.closed_because for room in rooms] == ["not joined yet"]
-    assert actions(rooms, a_request()) == [("job-1", Action.WAIT)]
+    assert [capacity.unschedulable_reason for capacity in capacities] == ["not joined yet"]
+    assert actions(capacities, a_request()) == [("job-1", Action.WAIT)]
 
 
 def test_a_hyperpod_machine_without_its_provider_record_is_left_out() -> None:
@@ -262,8 +269,8 @@ def test_a_plan_makes_a_request_a_recovery_until_a_later_attempt_exists() -> Non
         incident_id="inc-1", after_attempt=1, option=ResumeOption.SPARE, avoid=("somewhere",), planned_at=NOW
     )
 
-    due = Request.of(a_job(resume_plan=plan))
-    dead = Request.of(a_job(resume_plan=plan, current_attempt=2))
+    due = AdmissionRequest.of(a_job(resume_plan=plan))
+    dead = AdmissionRequest.of(a_job(resume_plan=plan, current_attempt=2))
 
     assert (due.is_recovery, due.avoid) == (True, ("somewhere",))
     assert (dead.is_recovery, dead.avoid) == (False, ())
@@ -274,9 +281,9 @@ def test_who_was_hurt_and_gave_way_to_another_does_not_go_before_that_other() ->
         incident_id="inc-1", after_attempt=1, option=ResumeOption.PREEMPT, avoid=("somewhere",), planned_at=NOW
     )
 
-    gave_way = Request.of(a_job(resume_plan=plan, current_attempt=1, is_preempted=True))
+    gave_way = AdmissionRequest.of(a_job(resume_plan=plan, current_attempt=1, is_preempted=True))
 
-    assert (gave_way.is_recovery, gave_way.takes_place, gave_way.goes_first) == (False, False, False)
+    assert (gave_way.is_recovery, gave_way.resumes_by_preemption, gave_way.has_prior_grant) == (False, False, False)
     assert gave_way.avoid == ("somewhere",), "what is sick stays out"
 
 
@@ -293,7 +300,7 @@ rooms_strategy = st.lists(
     max_size=8,
 ).map(
     lambda drawn: tuple(
-        a_room(number, pool=pool, accelerators=accelerators, free=free, closed_because=closed)
+        a_node_capacity(number, pool=pool, accelerators=accelerators, free=free, unschedulable_reason=closed)
         for number, (pool, accelerators, free, closed) in enumerate(drawn, 1)
     )
 )
@@ -312,12 +319,14 @@ requests_strategy = st.lists(
         for number, (nodes, each, recovers, paused) in enumerate(drawn, 1)
     )
 )
-snapshots = st.builds(lambda rooms, pending: Snapshot(rooms=rooms, pending=pending), rooms_strategy, requests_strategy)
+snapshots = st.builds(
+    lambda capacities, pending: QueueSnapshot(capacities=capacities, pending=pending), rooms_strategy, requests_strategy
+)
 policies = st.builds(lambda count: SchedulingPolicy(spare_nodes={"a": count}), st.integers(0, 2))
 
 
 @given(snapshots, policies)
-def test_no_node_is_ever_overcommitted(snapshot: Snapshot, policy: SchedulingPolicy) -> None:
+def test_no_node_is_ever_overcommitted(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
     asked = {request.job_id: request for request in snapshot.pending}
     taken: Counter[str] = Counter()
     for answer in admit(snapshot, policy, at(1000)):
@@ -325,17 +334,17 @@ def test_no_node_is_ever_overcommitted(snapshot: Snapshot, policy: SchedulingPol
             assert len(set(answer.nodes)) == asked[answer.job_id].nodes
             taken.update({life.key: asked[answer.job_id].accelerators_per_node for life in answer.nodes})
 
-    assert all(taken[room.life.key] <= room.free for room in snapshot.rooms)
-    closed = {room.life.key for room in snapshot.rooms if room.closed_because}
+    assert all(taken[capacity.life.key] <= capacity.free for capacity in snapshot.capacities)
+    closed = {capacity.life.key for capacity in snapshot.capacities if capacity.unschedulable_reason}
     assert not closed & set(taken)
 
 
 @given(snapshots, policies)
-def test_nobody_overtakes_one_that_waits(snapshot: Snapshot, policy: SchedulingPolicy) -> None:
+def test_nobody_overtakes_one_that_waits(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
     answers = admit(snapshot, policy, at(1000))
     asked = {request.job_id: request for request in snapshot.pending}
 
-    places = [asked[answer.job_id].place_in_queue for answer in answers]
+    places = [asked[answer.job_id].queue_order_key for answer in answers]
     assert sorted(places) == places
     assert len(answers) == len(snapshot.pending)
     held: dict[tuple[str, str], str] = {}
@@ -343,15 +352,15 @@ def test_nobody_overtakes_one_that_waits(snapshot: Snapshot, policy: SchedulingP
         kinds = {(offer.pool, offer.instance_type) for offer in answer.facts.offers}
         if answer.action in (Action.ADMIT, Action.WAIT):
             assert not kinds & held.keys()
-        if answer.action is Action.BEHIND:
-            assert answer.facts.behind in {held[kind] for kind in kinds & held.keys()}
+        if answer.action is Action.BLOCKED:
+            assert answer.facts.blocked_by in {held[kind] for kind in kinds & held.keys()}
         if answer.action is Action.WAIT:
             held.update(dict.fromkeys(kinds, answer.job_id))
 
 
 @given(snapshots, policies)
-def test_an_ordinary_job_never_eats_into_the_spares(snapshot: Snapshot, policy: SchedulingPolicy) -> None:
-    empty = {room.node_name for room in snapshot.rooms if room.pool == "a" and room.is_empty}
+def test_an_ordinary_job_never_eats_into_the_spares(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
+    empty = {capacity.node_name for capacity in snapshot.capacities if capacity.pool == "a" and capacity.is_unused}
     for answer in admit(snapshot, policy, at(1000)):
         if answer.action is Action.ADMIT and answer.facts.request.accelerators_per_node:
             used = empty & set(answer.node_names)
@@ -362,18 +371,18 @@ def test_an_ordinary_job_never_eats_into_the_spares(snapshot: Snapshot, policy: 
 
 @given(snapshots, policies, st.randoms(use_true_random=False))
 def test_the_order_in_which_things_are_listed_changes_nothing(
-    snapshot: Snapshot, policy: SchedulingPolicy, random: object
+    snapshot: QueueSnapshot, policy: SchedulingPolicy, random: object
 ) -> None:
-    rooms, pending = list(snapshot.rooms), list(snapshot.pending)
-    random.shuffle(rooms)  # type: ignore[attr-defined]  # a random.Random, by hypothesis
+    capacities, pending = list(snapshot.capacities), list(snapshot.pending)
+    random.shuffle(capacities)  # type: ignore[attr-defined]  # a random.Random, by hypothesis
     random.shuffle(pending)  # type: ignore[attr-defined]
 
     assert admit(snapshot, policy, at(1000)) == admit(
-        Snapshot(rooms=tuple(rooms), pending=tuple(pending)), policy, at(1000)
+        QueueSnapshot(capacities=tuple(capacities), pending=tuple(pending)), policy, at(1000)
     )
 
 
 @given(snapshots, policies)
-def test_every_decision_replays_from_its_record(snapshot: Snapshot, policy: SchedulingPolicy) -> None:
+def test_every_decision_replays_from_its_record(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
     for answer in admit(snapshot, policy, at(1000)):
         assert answer == decide(AdmissionFacts.model_validate(answer.facts.to_json()))

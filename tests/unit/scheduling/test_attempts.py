@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from evenkeel import training
 from evenkeel.domain.jobs import attempt_end
-from evenkeel.domain.jobs.attempt import AttemptState, PodPhase, ResumePoint, WorkloadSeen
-from evenkeel.domain.jobs.attempt_end import Ending, judge_abandoned, judge_end, lost_nodes
+from evenkeel.domain.jobs.attempt import AttemptState, ObservedWorkload, PodPhase, ResumePoint
+from evenkeel.domain.jobs.attempt_end import AttemptEnd, judge_abandoned, judge_end, lost_nodes
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.jobs.lifecycle import ATTEMPT_WRITERS, JOB_WRITERS, attempt_writers, job_writers
 from evenkeel.domain.jobs.policy import JobPolicy
-from evenkeel.domain.jobs.settlement import SettleOutcome, outcome_of, settle
+from evenkeel.domain.jobs.settlement import SettleOutcome, settle, settled_outcome
 from evenkeel.domain.nodes import KubernetesNode
 from tests.unit.scheduling.builders import CLUSTER, NOW, a_job, a_pod, a_spec, a_workload, an_attempt, at
 
@@ -34,12 +34,12 @@ def a_stop(outcome: AttemptState = AttemptState.STOPPED, **changes: Any) -> Stop
 
 def judged(
     *pods: Any, job: Job | None = None, lost: set[str] | None = None, sick: set[str] | None = None, **workload: Any
-) -> Ending | None:
+) -> AttemptEnd | None:
     seen = a_workload(*pods, **workload)
     return judge_end(seen, job or a_job(), an_attempt(), frozenset(lost or ()), frozenset(sick or ()))
 
 
-def state(ending: Ending | None) -> AttemptState | None:
+def state(ending: AttemptEnd | None) -> AttemptState | None:
     return ending.state if ending else None
 
 
@@ -103,7 +103,7 @@ def test_an_attempt_that_resumed_from_nothing_cannot_blame_a_checkpoint() -> Non
     ending = judged(a_pod(0, FAILED, 66), a_pod(1, FAILED, 76))
 
     assert ending
-    assert (ending.state, ending.counts_as_failure, ending.is_damage) == (AttemptState.FAILED, True, False)
+    assert (ending.state, ending.counts_as_failure, ending.is_checkpoint_damaged) == (AttemptState.FAILED, True, False)
 
 
 def test_a_lost_peer_is_never_named_as_the_cause() -> None:
@@ -149,7 +149,7 @@ def test_a_deleted_job_is_lost() -> None:
 
 
 def test_an_attempt_that_was_not_launched_yet_has_not_ended() -> None:
-    seen = WorkloadSeen(job_id="job-1", attempt=1)
+    seen = ObservedWorkload(job_id="job-1", attempt=1)
 
     assert judge_end(seen, a_job(), an_attempt(state=AttemptState.STARTING), NOTHING) is None
 
@@ -179,7 +179,7 @@ def test_no_attempt_ends_while_a_pod_can_be_reached(pods: list[tuple[PodPhase, i
 # ---------------------------------------------------------------- given up
 
 
-def abandoned(*pods: Any, job: Job | None = None, failure: str = "", **changes: Any) -> Ending:
+def abandoned(*pods: Any, job: Job | None = None, failure: str = "", **changes: Any) -> AttemptEnd:
     return judge_abandoned(a_workload(*pods), job or a_job(), an_attempt(**changes), failure)
 
 
@@ -258,20 +258,20 @@ def test_a_run_past_its_deadline_is_not_repeated() -> None:
 # ---------------------------------------------------------------- what it means for the job
 
 POLICY = JobPolicy(application_restarts=2, restart_backoff_seconds=30, restart_backoff_max_seconds=100)
-CRASH = Ending(state=AttemptState.FAILED, reason="It failed.", counts_as_failure=True)
+CRASH = AttemptEnd(state=AttemptState.FAILED, reason="It failed.", counts_as_failure=True)
 
 
-def settled(ending: Ending, **job: Any) -> tuple[SettleOutcome, Job]:
+def settled(ending: AttemptEnd, **job: Any) -> tuple[SettleOutcome, Job]:
     decided = settle(a_job(**job), an_attempt(), ending, POLICY, NOW)
     assert decided.attempt.state is ending.state
     assert not decided.attempt.charge_held
     assert decided.attempt.ended_at == NOW
-    assert decided.outcome is outcome_of(decided.job)
+    assert decided.outcome is settled_outcome(decided.job)
     return decided.outcome, decided.job
 
 
 def test_success_ends_the_job() -> None:
-    outcome, job = settled(Ending(state=AttemptState.SUCCEEDED, reason="Done."))
+    outcome, job = settled(AttemptEnd(state=AttemptState.SUCCEEDED, reason="Done."))
 
     assert (outcome, job.state, job.ended_at) == (SettleOutcome.JOB_SUCCEEDED, JobState.SUCCEEDED, NOW)
 
@@ -283,7 +283,7 @@ def test_a_cancelled_job_ends_cancelled_whatever_the_attempt_did() -> None:
 
 
 def test_what_is_damaged_is_not_resumed_from_over_and_over_for_nothing() -> None:
-    damage = Ending(state=AttemptState.LOST, reason="It is damaged.", is_damage=True)
+    damage = AttemptEnd(state=AttemptState.LOST, reason="It is damaged.", is_checkpoint_damaged=True)
     point = ResumePoint(attempt=1, step=20, manifest="attempt=1/step=000000020/manifest.json")
     attempt = an_attempt(resume_from=point)
 
@@ -297,7 +297,7 @@ def test_what_is_damaged_is_not_resumed_from_over_and_over_for_nothing() -> None
 
 
 def test_what_infrastructure_took_is_given_back_at_once_and_free() -> None:
-    lost = Ending(state=AttemptState.LOST, reason="Its node died.")
+    lost = AttemptEnd(state=AttemptState.LOST, reason="Its node died.")
 
     outcome, job = settled(lost, application_failures=2, stop_request=a_stop())
 
@@ -308,7 +308,7 @@ def test_what_infrastructure_took_is_given_back_at_once_and_free() -> None:
 def test_the_resume_plan_survives() -> None:
     plan = ResumePlan(incident_id="inc-1", after_attempt=1, option=ResumeOption.SPARE, planned_at=NOW)
 
-    _, job = settled(Ending(state=AttemptState.LOST, reason="Lost."), resume_plan=plan, distrust_after=NOW)
+    _, job = settled(AttemptEnd(state=AttemptState.LOST, reason="Lost."), resume_plan=plan, distrust_after=NOW)
 
     assert (job.resume_plan, job.distrust_after) == (plan, NOW)
 
@@ -334,7 +334,7 @@ def test_a_job_may_allow_no_restart() -> None:
 
 
 def test_an_attempt_that_never_ran_pauses_longer_each_time() -> None:
-    never = Ending(state=AttemptState.NEVER_RAN, reason="No place.")
+    never = AttemptEnd(state=AttemptState.NEVER_RAN, reason="No place.")
 
     pauses = [settled(never, launch_failures=count)[1].not_before for count in range(4)]
 
@@ -364,25 +364,25 @@ def a_plan(after_attempt: int, distrust_seconds: int | None) -> ResumePlan:
 def test_the_strictest_of_two_suspicions_of_one_attempt_counts() -> None:
     job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(1, 90), is_doubted=True)
 
-    assert (job.distrust_after, job.distrust_through) == (at(50), 1)
+    assert (job.distrust_after, job.distrust_through_attempt) == (at(50), 1)
 
 
 def test_a_later_plan_without_suspicion_keeps_that_of_the_same_attempt() -> None:
     job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(1, None), is_doubted=True)
 
-    assert (job.distrust_after, job.distrust_through) == (at(50), 1)
+    assert (job.distrust_after, job.distrust_through_attempt) == (at(50), 1)
 
 
 def test_a_suspicion_that_a_pin_honoured_does_not_reach_later_attempts() -> None:
     job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(2, None), is_doubted=False)
 
-    assert (job.distrust_after, job.distrust_through) == (None, 0)
+    assert (job.distrust_after, job.distrust_through_attempt) == (None, 0)
 
 
 def test_a_suspicion_that_no_pin_honoured_yet_reaches_what_was_admitted_since() -> None:
     job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(2, 90), is_doubted=True)
 
-    assert (job.distrust_after, job.distrust_through) == (at(50), 2)
+    assert (job.distrust_after, job.distrust_through_attempt) == (at(50), 2)
 
 
 # ---------------------------------------------------------------- lost nodes, writers
@@ -463,7 +463,7 @@ def test_a_job_that_fails_again_in_just_the_same_way_is_not_started_a_third_time
 
 def test_an_end_that_infrastructure_brought_between_two_failures_does_not_part_them() -> None:
     policy = JobPolicy(same_failures=2)
-    lost = Ending(state=AttemptState.LOST, reason="Its node died.")
+    lost = AttemptEnd(state=AttemptState.LOST, reason="Its node died.")
     first = settle(a_job(), an_attempt(), CRASH.but(exit_code=1), policy, NOW).job
 
     between = settle(first.but(state=JobState.RUNNING), an_attempt(), lost, policy, NOW).job
@@ -482,8 +482,8 @@ def test_a_killed_process_is_like_no_other(code: int, is_said: bool) -> None:
 
 
 def test_who_was_not_ready_in_time_loses_its_place_in_its_teams_queue_and_nobody_else_does() -> None:
-    late = Ending(state=AttemptState.NEVER_RAN, reason="Its pods found no place in time.")
-    lost = Ending(state=AttemptState.LOST, reason="node-1 went out of reach.")
+    late = AttemptEnd(state=AttemptState.NEVER_RAN, reason="Its pods found no place in time.")
+    lost = AttemptEnd(state=AttemptState.LOST, reason="node-1 went out of reach.")
 
     assert settled(late, queue="red")[1].queued_at == NOW
     assert settled(late)[1].queued_at is None

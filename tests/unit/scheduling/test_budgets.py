@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from evenkeel.domain.economics import money
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.quotas.budgets import left_by_team, rent_parts_of, still_to_pay, with_rents
+from evenkeel.domain.quotas.budgets import add_rent, expected_remaining_cost, remaining_by_team, rent_by_period
 from evenkeel.domain.quotas.spending import Spent
-from evenkeel.domain.quotas.teams import Period, SetUp, Team
-from evenkeel.domain.renting.rental import Offer, Rental, RentalState
+from evenkeel.domain.quotas.teams import Period, Team, TeamSetup
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState
 from tests.unit.scheduling.test_renting import POOL, ready
 
 MIDNIGHT = datetime(2026, 12, 1, tzinfo=UTC)
@@ -23,21 +23,21 @@ ECONOMY = EconomyPolicy(other_usd_per_accelerator_hour=2.0)
 PRICE = POOL.micros_per_node_hour
 
 
-def a_setup(*budgets: dict[str, Any]) -> SetUp:
-    return SetUp(
+def a_setup(*budgets: dict[str, Any]) -> TeamSetup:
+    return TeamSetup(
         teams=(Team.model_validate({"name": "blue"}), Team.model_validate({"name": "red", "budgets": budgets}))
     )
 
 
 def a_rental(since: datetime, **changes: Any) -> Rental:
-    offer = Offer.of(POOL, since).but(came=("ip-1", "ip-2"))
+    offer = RentalOffer.of(POOL, since).but(joined_node_names=("ip-1", "ip-2"))
     return ready(team="red", begun_at=since, offers=(offer,), **changes)
 
 
 def left(*rentals: Rental, budget: dict[str, Any], now: datetime, **facts: Any) -> dict[str, int]:
     setup = a_setup(budget)
-    spent = with_rents(facts.get("spent", {}), setup, rentals, now)
-    return left_by_team(setup, spent, facts.get("charges", ()), rentals, ECONOMY, now)
+    spent = add_rent(facts.get("spent", {}), setup, rentals, now)
+    return remaining_by_team(setup, spent, facts.get("charges", ()), rentals, ECONOMY, now)
 
 
 @given(
@@ -53,13 +53,13 @@ def test_of_each_kind_of_period_the_parts_of_a_rental_add_up_to_its_bill(
     again = since + timedelta(microseconds=first)
     pool = POOL.but(micros_per_node_hour=price)
     offers = (
-        Offer.of(pool, since).but(came=("ip-1",), closed_at=again, refused="no capacity"),
-        Offer.of(pool, again).but(came=("ip-2", "ip-3")),
+        RentalOffer.of(pool, since).but(joined_node_names=("ip-1",), closed_at=again, refused="no capacity"),
+        RentalOffer.of(pool, again).but(joined_node_names=("ip-2", "ip-3")),
     )
     rental = ready(team="red", offers=offers)
     now = again + timedelta(microseconds=length)
 
-    parts = rent_parts_of(rental, now)
+    parts = rent_by_period(rental, now)
 
     bill = rental.ended("It is over.", now).cost_parts / (money.PARTS / money.MICROS)
     for kind in (10, 8, 7):  # `2026-11-03`, `2026-W45`, `2026-11`
@@ -71,7 +71,7 @@ def test_of_each_kind_of_period_the_parts_of_a_rental_add_up_to_its_bill(
 
 
 def test_a_rental_over_midnight_counts_on_both_days() -> None:
-    parts = rent_parts_of(a_rental(MIDNIGHT - HOUR), MIDNIGHT + 2 * HOUR)
+    parts = rent_by_period(a_rental(MIDNIGHT - HOUR), MIDNIGHT + 2 * HOUR)
 
     found = {part.key: part.spent.usd_micros for part in parts}
     hour = 2 * PRICE
@@ -85,7 +85,7 @@ def test_a_rental_over_midnight_counts_on_both_days() -> None:
 
 
 def test_nodes_that_never_came_cost_nothing() -> None:
-    assert rent_parts_of(ready(team="red"), MIDNIGHT) == ()
+    assert rent_by_period(ready(team="red"), MIDNIGHT) == ()
 
 
 def test_what_is_left_is_less_by_what_has_settled_what_runs_the_rents_and_what_they_will_yet_cost() -> None:
@@ -110,7 +110,7 @@ def test_what_is_left_is_less_by_what_has_settled_what_runs_the_rents_and_what_t
 def test_the_tightest_budget_counts_and_one_of_hours_is_none() -> None:
     setup = a_setup({"period": Period.MONTH, "usd": 500}, {"period": Period.DAY, "usd": 30, "gpuHours": 1})
 
-    assert left_by_team(setup, {}, (), (), ECONOMY, MIDNIGHT) == {"red": 30 * money.PARTS}
+    assert remaining_by_team(setup, {}, (), (), ECONOMY, MIDNIGHT) == {"red": 30 * money.PARTS}
     assert left(budget={"period": Period.DAY, "gpuHours": 1}, now=MIDNIGHT) == {}
 
 
@@ -127,7 +127,7 @@ def test_a_rental_that_outlasts_what_was_expected_is_expected_to_go_on(
 ) -> None:
     rental = a_rental(MIDNIGHT, state=state, expected_parts=4 * 2 * PRICE * 3600)
 
-    assert still_to_pay(rental, MIDNIGHT + hours * HOUR) == expected
+    assert expected_remaining_cost(rental, MIDNIGHT + hours * HOUR) == expected
 
 
 def test_what_has_ended_is_not_counted_twice() -> None:

@@ -9,25 +9,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.capacity.start_estimates import Asked, Held, expected_starts, expected_wait, left_of
+from evenkeel.domain.capacity.start_estimates import (
+    RunningUse,
+    WaitingUse,
+    expected_starts,
+    expected_wait,
+    remaining_seconds,
+)
 from evenkeel.domain.economics.money import MICROS, PARTS, bill
 from evenkeel.domain.renting.migration import (
-    Guest,
-    Home,
-    Loan,
-    LoanFacts,
-    LoanState,
-    Stay,
-    StayFacts,
-    judge_loan,
-    judge_stay,
+    MigrationAction,
+    MigrationCandidate,
+    MigrationFacts,
+    MigrationTarget,
+    TemporaryCapacity,
+    TemporaryCapacityFacts,
+    TemporaryCapacityState,
+    decide_migration,
+    decide_temporary_capacity,
 )
 from tests.unit.scheduling.markets import HOUR, NOW, a_pool, a_reservation, at
 
-HOME = Home(pool="committed", launch_seconds=60)
+HOME = MigrationTarget(pool="committed", launch_seconds=60)
 
 
-def a_guest(**changes: Any) -> Guest:
+def a_guest(**changes: Any) -> MigrationCandidate:
     facts: dict[str, Any] = {
         "job_id": "job-1",
         "team": "vision",
@@ -39,47 +45,49 @@ def a_guest(**changes: Any) -> Guest:
         "checkpoint_seconds": 900,
         "restart_seconds": 300,
     }
-    return Guest.model_validate({**facts, **changes})
+    return MigrationCandidate.model_validate({**facts, **changes})
 
 
-def stay_facts(market: Market = Market.ON_DEMAND, **changes: Any) -> StayFacts:
-    facts: dict[str, Any] = {"guest": a_guest(), "pool": a_pool(market), "home": HOME, "now": NOW}
-    return StayFacts.model_validate({**facts, **changes})
+def migration_facts(market: Market = Market.ON_DEMAND, **changes: Any) -> MigrationFacts:
+    facts: dict[str, Any] = {"candidate": a_guest(), "pool": a_pool(market), "target": HOME, "now": NOW}
+    return MigrationFacts.model_validate({**facts, **changes})
 
 
 def test_a_guest_goes_home_where_the_rent_saved_pays_for_the_move() -> None:
-    decision = judge_stay(stay_facts())
+    decision = decide_migration(migration_facts())
 
-    assert decision.action is Stay.GO_HOME
+    assert decision.action is MigrationAction.MIGRATE
     assert decision.saving_parts == 3 * 32 * PARTS
     # 60 s of rent, and 60 + 60 + 300 s of delay at $20 an hour.
-    assert decision.move_parts == 60 * 32 * MICROS + 420 * 20 * MICROS
+    assert decision.migration_cost_parts == 60 * 32 * MICROS + 420 * 20 * MICROS
     assert "$96.00" in decision.reason
 
 
 def test_one_restart_besides_must_be_saved_so_that_nothing_goes_to_and_fro() -> None:
     # $2.87 for the move, and $1.67 for one restart besides.
-    just_not, just = (judge_stay(stay_facts(guest=a_guest(left_seconds=seconds))) for seconds in (510, 512))
+    just_not, just = (
+        decide_migration(migration_facts(candidate=a_guest(left_seconds=seconds))) for seconds in (510, 512)
+    )
 
-    assert (just_not.action, just.action) == (Stay.STAY, Stay.GO_HOME)
+    assert (just_not.action, just.action) == (MigrationAction.STAY, MigrationAction.MIGRATE)
     assert "the move and one restart besides cost $4.53" in just_not.alternatives[0].why_not
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"home": None}, "Nothing that is paid for has room"),
-        ({"guest": a_guest(checkpoint_seconds=None)}, "from nothing"),
-        ({"home": HOME.but(differences=("data is another volume.",))}, "another volume"),
-        ({"home": HOME.but(usable_until=at(1200))}, "ends before it could save"),
-        ({"guest": a_guest(deadline_at=at(3 * HOUR + 300))}, "its deadline"),
-        ({"home": HOME.but(shadow_micros_per_accelerator_hour=4 * MICROS)}, "It would save $0.00"),
+        ({"target": None}, "Nothing that is paid for has room"),
+        ({"candidate": a_guest(checkpoint_seconds=None)}, "from nothing"),
+        ({"target": HOME.but(differences=("data is another volume.",))}, "another volume"),
+        ({"target": HOME.but(usable_until=at(1200))}, "ends before it could save"),
+        ({"candidate": a_guest(deadline_at=at(3 * HOUR + 300))}, "its deadline"),
+        ({"target": HOME.but(shadow_micros_per_accelerator_hour=4 * MICROS)}, "It would save $0.00"),
     ],
 )
 def test_a_guest_stays_for_a_reason(change: dict[str, Any], said: str) -> None:
-    decision = judge_stay(stay_facts(**change))
+    decision = decide_migration(migration_facts(**change))
 
-    assert decision.action is Stay.STAY
+    assert decision.action is MigrationAction.STAY
     assert said in decision.alternatives[0].why_not
 
 
@@ -87,33 +95,35 @@ def test_work_leaves_a_reservation_before_its_machines_are_taken() -> None:
     pool = a_pool(Market.RESERVED, reservation=a_reservation(2 * HOUR))
 
     before, due = (
-        judge_stay(stay_facts(Market.RESERVED, pool=pool, home=None, now=at(seconds)))
+        decide_migration(migration_facts(Market.RESERVED, pool=pool, target=None, now=at(seconds)))
         for seconds in (1.5 * HOUR - 121, 1.5 * HOUR - 120)
     )
 
-    assert (before.action, due.action) == (Stay.STAY, Stay.LEAVE)
+    assert (before.action, due.action) == (MigrationAction.STAY, MigrationAction.REQUEUE)
     assert before.by == due.by == at(1.5 * HOUR - 120)
-    done_first = judge_stay(stay_facts(Market.RESERVED, pool=pool, home=None, guest=a_guest(left_seconds=600)))
+    done_first = decide_migration(
+        migration_facts(Market.RESERVED, pool=pool, target=None, candidate=a_guest(left_seconds=600))
+    )
     assert done_first.by is None
 
 
 @given(st.integers(0, 10**4), st.integers(1, 500), st.integers(0, 600))
 def test_a_budget_is_left_in_time_for_a_last_save(dollars: int, rate: int, save: int) -> None:
     left, micros_per_hour = dollars * PARTS, rate * MICROS
-    facts = stay_facts(
-        guest=a_guest(left_seconds=10**9, save_seconds=save),
-        home=None,
+    facts = migration_facts(
+        candidate=a_guest(left_seconds=10**9, save_seconds=save),
+        target=None,
         budget_left_parts=left,
         team_micros_per_hour=micros_per_hour,
     )
 
-    decision = judge_stay(facts)
+    decision = decide_migration(facts)
 
     assert decision.by is not None
     begun_after = (decision.by - NOW).total_seconds()
     spent = micros_per_hour * (begun_after + math.ceil(save))
-    assert decision.action is Stay.LEAVE or spent <= left
-    assert (decision.action is Stay.LEAVE) == (begun_after <= 0)
+    assert decision.action is MigrationAction.REQUEUE or spent <= left
+    assert (decision.action is MigrationAction.REQUEUE) == (begun_after <= 0)
 
 
 @settings(max_examples=200)
@@ -128,23 +138,25 @@ def test_a_budget_is_left_in_time_for_a_last_save(dollars: int, rate: int, save:
 def test_committed_room_is_not_left_idle_longer_than_the_move_would_cost(
     market: Market, nodes: int, left: int, value: int, shadow: int, restart: int
 ) -> None:
-    guest = a_guest(nodes=nodes, left_seconds=left, micros_per_hour_of_delay=value * MICROS, restart_seconds=restart)
-    home = HOME.but(shadow_micros_per_accelerator_hour=shadow)
+    candidate = a_guest(
+        nodes=nodes, left_seconds=left, micros_per_hour_of_delay=value * MICROS, restart_seconds=restart
+    )
+    target = HOME.but(shadow_micros_per_accelerator_hour=shadow)
 
-    decision = judge_stay(stay_facts(market, guest=guest, home=home))
+    decision = decide_migration(migration_facts(market, candidate=candidate, target=target))
 
     rate = a_pool(market).micros_per_node_hour * nodes - shadow * nodes * 8
     cost = a_pool(market).micros_per_node_hour * nodes * 60 + value * MICROS * (60 + 60 + 2 * restart)
-    assert (decision.action is Stay.GO_HOME) == (rate * left > cost)
-    assert judge_stay(StayFacts.model_validate(decision.to_json()["facts"])) == decision
+    assert (decision.action is MigrationAction.MIGRATE) == (rate * left > cost)
+    assert decide_migration(MigrationFacts.model_validate(decision.to_json()["facts"])) == decision
 
 
 # ---------------------------------------------------------------- loans
 
 
-def a_loan(**changes: Any) -> Loan:
+def a_loan(**changes: Any) -> TemporaryCapacity:
     facts: dict[str, Any] = {
-        "loan_id": "loan-1",
+        "temporary_capacity_id": "loan-1",
         "job_id": "job-1",
         "team": "vision",
         "incident_id": "inc-1",
@@ -154,53 +166,59 @@ def a_loan(**changes: Any) -> Loan:
         "begun_at": NOW,
         "due_at": at(4 * HOUR),
     }
-    return Loan.model_validate({**facts, **changes})
+    return TemporaryCapacity.model_validate({**facts, **changes})
 
 
 @pytest.mark.parametrize(
     ("seconds", "is_back", "runs", "state"),
     [
-        (60, False, True, LoanState.KEEP),
-        (60, True, True, LoanState.GIVE_BACK),
-        (60, False, False, LoanState.GIVE_BACK),
-        (4 * HOUR - 60, False, True, LoanState.END),
-        (5 * HOUR, True, False, LoanState.END),
+        (60, False, True, TemporaryCapacityState.KEEP),
+        (60, True, True, TemporaryCapacityState.RETURN),
+        (60, False, False, TemporaryCapacityState.RETURN),
+        (4 * HOUR - 60, False, True, TemporaryCapacityState.END),
+        (5 * HOUR, True, False, TemporaryCapacityState.END),
     ],
 )
-def test_a_loan_is_given_back(seconds: float, is_back: bool, runs: bool, state: LoanState) -> None:
-    facts = LoanFacts(loan=a_loan(), is_baseline_back=is_back, does_job_run=runs, now=at(seconds))
+def test_a_loan_is_given_back(seconds: float, is_back: bool, runs: bool, state: TemporaryCapacityState) -> None:
+    facts = TemporaryCapacityFacts(
+        temporary=a_loan(), has_baseline_recovered=is_back, is_job_running=runs, now=at(seconds)
+    )
 
-    assert judge_loan(facts).state is state
+    assert decide_temporary_capacity(facts).state is state
 
 
 def test_a_job_that_keeps_no_checkpoints_is_not_moved_before_its_time_is_over() -> None:
-    facts = LoanFacts(loan=a_loan(), is_baseline_back=True, does_job_run=True, keeps_checkpoints=False, now=at(60))
+    facts = TemporaryCapacityFacts(
+        temporary=a_loan(), has_baseline_recovered=True, is_job_running=True, keeps_checkpoints=False, now=at(60)
+    )
 
-    assert judge_loan(facts).state is LoanState.KEEP
-    assert judge_loan(facts.but(now=at(4 * HOUR))).state is LoanState.END
+    assert decide_temporary_capacity(facts).state is TemporaryCapacityState.KEEP
+    assert decide_temporary_capacity(facts.but(now=at(4 * HOUR))).state is TemporaryCapacityState.END
 
 
 def test_a_loan_that_was_given_back_is_over_and_its_team_has_paid_for_it() -> None:
-    loan = a_loan(returned_at=at(HOUR))
+    temporary = a_loan(returned_at=at(HOUR))
 
-    assert judge_loan(LoanFacts(loan=loan, is_baseline_back=True, does_job_run=False, now=at(9 * HOUR))).state is (
-        LoanState.OVER
-    )
-    assert bill([loan.rental], NOW + timedelta(days=1)).by_team == {"vision": 64 * PARTS}
+    assert decide_temporary_capacity(
+        TemporaryCapacityFacts(temporary=temporary, has_baseline_recovered=True, is_job_running=False, now=at(9 * HOUR))
+    ).state is (TemporaryCapacityState.RETURNED)
+    assert bill([temporary.rental], NOW + timedelta(days=1)).by_team == {"vision": 64 * PARTS}
 
 
 # ---------------------------------------------------------------- the forecast
 
 
 def test_the_queue_is_played_forward_in_its_order() -> None:
-    starts = expected_starts(2, [Held(8, 100), Held(4, 50)], [Asked(4, 30), Asked(8, 10), Asked(1, 5)])
+    starts = expected_starts(
+        2, [RunningUse(8, 100), RunningUse(4, 50)], [WaitingUse(4, 30), WaitingUse(8, 10), WaitingUse(1, 5)]
+    )
 
     # 2 free; at 50 4 come (4 taken, 2 left); at 80 those 4 are back (6 left); at 100 8 more, so the second starts.
     assert starts == (50, 100, 100)
 
 
 def test_who_asks_for_more_than_there_is_waits_for_ever_and_holds_up_nobody() -> None:
-    assert expected_starts(4, [], [Asked(5, 1), Asked(4, 1)]) == (math.inf, 0)
+    assert expected_starts(4, [], [WaitingUse(5, 1), WaitingUse(4, 1)]) == (math.inf, 0)
 
 
 def test_a_forecast_that_did_not_come_true_is_not_believed_for_ever() -> None:
@@ -209,9 +227,9 @@ def test_a_forecast_that_did_not_come_true_is_not_believed_for_ever() -> None:
 
 
 def test_a_run_that_has_outlasted_its_estimate_is_expected_to_go_on() -> None:
-    assert left_of(100, 40) == 60
-    assert left_of(100, 7200) == 3600
-    assert left_of(0, 0) == 60
+    assert remaining_seconds(100, 40) == 60
+    assert remaining_seconds(100, 7200) == 3600
+    assert remaining_seconds(0, 0) == 60
 
 
 @given(
@@ -220,7 +238,7 @@ def test_a_run_that_has_outlasted_its_estimate_is_expected_to_go_on() -> None:
     st.lists(st.tuples(st.integers(1, 16), st.floats(1, 1e5)), max_size=12),
 )
 def test_expected_starts_are_in_order_and_never_take_more_than_there_is(free, held, queue) -> None:  # type: ignore[no-untyped-def]
-    holders, asked = [Held(*each) for each in held], [Asked(*each) for each in queue]
+    holders, asked = [RunningUse(*each) for each in held], [WaitingUse(*each) for each in queue]
 
     starts = expected_starts(free, holders, asked)
 

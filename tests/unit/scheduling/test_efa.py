@@ -3,26 +3,26 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
-from evenkeel.domain.admission.fifo import Snapshot, admit
-from evenkeel.domain.admission.free_capacity import rooms_of
+from evenkeel.domain.admission.fifo import QueueSnapshot, admit
+from evenkeel.domain.admission.free_capacity import node_capacity
 from evenkeel.domain.admission.policy import SchedulingPolicy
-from evenkeel.domain.admission.request import Request
+from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.efa import (
     HUGE_PAGES_MIB,
-    Machine,
-    Network,
+    EfaNode,
+    EfaRequest,
+    efa_request,
     interfaces_per_pod,
     least_interfaces,
-    network_of,
 )
-from evenkeel.domain.capacity.node_capacity import Room
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.nodes import Node
 from evenkeel_local.gpu_cluster.machines import SHAPES
 from tests.fakes.cluster import a_node
-from tests.unit.scheduling.builders import a_life, a_request, a_room, at
+from tests.unit.scheduling.builders import a_life, a_node_capacity, a_request, at
 
-P5 = Machine("workers", "ml.p5.48xlarge", 8, 32)
+P5 = EfaNode("workers", "ml.p5.48xlarge", 8, 32)
 COUNTS = {
     "ml.p4d.24xlarge": (8, 4),
     "ml.p4de.24xlarge": (8, 4),
@@ -49,15 +49,15 @@ COUNTS = {
 def test_a_whole_node_brings_its_types_interfaces(instance_type: str) -> None:
     accelerators, interfaces = COUNTS[instance_type]
 
-    assert interfaces_per_pod(Machine("any", instance_type), 2, accelerators, {}) == interfaces
-    assert interfaces_per_pod(Machine("any", instance_type), 1, accelerators, {}) == 0
+    assert interfaces_per_pod(EfaNode("any", instance_type), 2, accelerators, {}) == interfaces
+    assert interfaces_per_pod(EfaNode("any", instance_type), 1, accelerators, {}) == 0
 
 
 def test_local_nodes_offer_what_the_catalogue_says() -> None:
     for instance_type, shape in SHAPES.items():
         offered = int(shape.get("vpc.amazonaws.com/efa", 0))
         accelerators = int(shape.get("nvidia.com/gpu") or shape.get("aws.amazon.com/neuron") or 0)
-        assert interfaces_per_pod(Machine("any", instance_type), 2, accelerators, {}) == offered, instance_type
+        assert interfaces_per_pod(EfaNode("any", instance_type), 2, accelerators, {}) == offered, instance_type
 
 
 @pytest.mark.parametrize(
@@ -66,20 +66,20 @@ def test_local_nodes_offer_what_the_catalogue_says() -> None:
         (P5, 4, 16),
         (P5, 1, 4),
         (P5, 0, 0),
-        (Machine("any", "ml.p4d.24xlarge"), 3, 1),
-        (Machine("any", "ml.p4d.24xlarge"), 1, 0),
-        (Machine("any", "ml.g5.48xlarge"), 4, 0),
-        (Machine("any", "ml.unheard.of", 8, 6), 4, 3),
-        (Machine("any", "ml.unheard.of"), 4, 0),
+        (EfaNode("any", "ml.p4d.24xlarge"), 3, 1),
+        (EfaNode("any", "ml.p4d.24xlarge"), 1, 0),
+        (EfaNode("any", "ml.g5.48xlarge"), 4, 0),
+        (EfaNode("any", "ml.unheard.of", 8, 6), 4, 3),
+        (EfaNode("any", "ml.unheard.of"), 4, 0),
     ],
 )
-def test_a_slice_asks_for_its_share_rounded_down(machine: Machine, accelerators: int, interfaces: int) -> None:
+def test_a_slice_asks_for_its_share_rounded_down(machine: EfaNode, accelerators: int, interfaces: int) -> None:
     assert interfaces_per_pod(machine, 4, accelerators, {}) == interfaces
 
 
 def test_a_type_whose_count_varies_follows_its_node() -> None:
-    assert interfaces_per_pod(Machine("any", "ml.p6e-gb200.36xlarge", 4, 8), 2, 4, {}) == 8
-    assert interfaces_per_pod(Machine("any", "ml.p6e-gb200.36xlarge", 4, 0), 2, 4, {}) == 17
+    assert interfaces_per_pod(EfaNode("any", "ml.p6e-gb200.36xlarge", 4, 8), 2, 4, {}) == 8
+    assert interfaces_per_pod(EfaNode("any", "ml.p6e-gb200.36xlarge", 4, 0), 2, 4, {}) == 17
 
 
 def test_the_policy_says_otherwise_by_pool() -> None:
@@ -90,36 +90,40 @@ def test_the_policy_says_otherwise_by_pool() -> None:
 
 @pytest.mark.parametrize(("offered", "asked"), [(10_256, HUGE_PAGES_MIB), (HUGE_PAGES_MIB, HUGE_PAGES_MIB), (4096, 0)])
 def test_huge_pages_are_asked_for_where_they_are(offered: int, asked: int) -> None:
-    assert network_of(P5, 2, 8, {}, offered) == Network(32, asked)
+    assert efa_request(P5, 2, 8, {}, offered) == EfaRequest(32, asked)
 
 
 def test_huge_pages_follow_the_share_and_the_interfaces() -> None:
-    assert network_of(P5, 2, 3, {}, 10_256) == Network(12, 1920)
-    assert network_of(P5, 1, 8, {}, 10_256) == Network()
-    assert network_of(P5, 2, 8, {"workers": 0}, 10_256) == Network()
+    assert efa_request(P5, 2, 3, {}, 10_256) == EfaRequest(12, 1920)
+    assert efa_request(P5, 1, 8, {}, 10_256) == EfaRequest()
+    assert efa_request(P5, 2, 8, {"workers": 0}, 10_256) == EfaRequest()
 
 
 def test_a_job_of_several_types_asks_for_the_fewest() -> None:
-    p4 = Machine("old", "ml.p4d.24xlarge", 8, 4)
+    p4 = EfaNode("old", "ml.p4d.24xlarge", 8, 4)
 
     assert least_interfaces((P5, p4), 2, 8, {}) == 4
-    assert least_interfaces((P5, Machine("x", "ml.g5.xlarge", 8)), 2, 8, {}) == 0
+    assert least_interfaces((P5, EfaNode("x", "ml.g5.xlarge", 8)), 2, 8, {}) == 0
     assert least_interfaces((), 2, 8, {}) == 0
 
 
 # ---------------------------------------------------------------- admission
 
 
-def decided(rooms: list[Room], request: Request, policy: SchedulingPolicy | None = None) -> AdmissionDecision:
-    (answer,) = admit(Snapshot(rooms=tuple(rooms), pending=(request,)), policy or SchedulingPolicy(), at(1000))
+def decided(
+    capacities: list[NodeCapacity], request: AdmissionRequest, policy: SchedulingPolicy | None = None
+) -> AdmissionDecision:
+    (answer,) = admit(
+        QueueSnapshot(capacities=tuple(capacities), pending=(request,)), policy or SchedulingPolicy(), at(1000)
+    )
     return answer
 
 
 @pytest.mark.parametrize("offered", [0, 31])
 def test_nodes_without_all_interfaces_keep_a_gang_waiting(offered: int) -> None:
-    rooms = [a_room(1, efa=32), a_room(2, efa=offered), a_room(3, efa=offered)]
+    capacities = [a_node_capacity(1, efa=32), a_node_capacity(2, efa=offered), a_node_capacity(3, efa=offered)]
 
-    answer = decided(rooms, a_request(nodes=2, accelerators_per_node=8))
+    answer = decided(capacities, a_request(nodes=2, accelerators_per_node=8))
 
     assert answer.action is Action.WAIT
     assert f"workers has 1 of them (2 offering {offered} of 32 EFA interfaces)" in answer.reason
@@ -134,9 +138,9 @@ def test_nodes_without_all_interfaces_keep_a_gang_waiting(offered: int) -> None:
     ],
 )
 def test_work_that_asks_for_no_efa_starts(changes: dict[str, Any], policy: dict[str, Any]) -> None:
-    rooms = [a_room(1, efa=0), a_room(2, efa=0)]
+    capacities = [a_node_capacity(1, efa=0), a_node_capacity(2, efa=0)]
 
-    answer = decided(rooms, a_request(accelerators_per_node=8, **changes), SchedulingPolicy.model_validate(policy))
+    answer = decided(capacities, a_request(accelerators_per_node=8, **changes), SchedulingPolicy.model_validate(policy))
 
     assert answer.action is Action.ADMIT
 
@@ -145,23 +149,23 @@ def test_a_pool_without_efa_suits_no_job_that_requires_it() -> None:
     policy = SchedulingPolicy(efa_interfaces={"workers": 0})
     request = a_request(nodes=2, accelerators_per_node=8, requires=Requirements(fabric="efa"))
 
-    assert decided([a_room(1), a_room(2)], request).action is Action.ADMIT
-    assert decided([a_room(1), a_room(2)], request, policy).action is Action.NEVER_FITS
+    assert decided([a_node_capacity(1), a_node_capacity(2)], request).action is Action.ADMIT
+    assert decided([a_node_capacity(1), a_node_capacity(2)], request, policy).action is Action.NEVER_FITS
 
 
 def test_a_slice_starts_where_its_share_is_offered() -> None:
-    rooms = [a_room(1, efa=16), a_room(2, efa=16)]
+    capacities = [a_node_capacity(1, efa=16), a_node_capacity(2, efa=16)]
 
-    assert decided(rooms, a_request(nodes=2, accelerators_per_node=4)).action is Action.ADMIT
+    assert decided(capacities, a_request(nodes=2, accelerators_per_node=4)).action is Action.ADMIT
 
 
 def test_a_gang_takes_the_nodes_with_interfaces() -> None:
-    rooms = [a_room(1, efa=0), a_room(2, efa=32), a_room(3, efa=32)]
+    capacities = [a_node_capacity(1, efa=0), a_node_capacity(2, efa=32), a_node_capacity(3, efa=32)]
 
-    assert decided(rooms, a_request(nodes=2, accelerators_per_node=8)).node_names == ("node-2", "node-3")
+    assert decided(capacities, a_request(nodes=2, accelerators_per_node=8)).node_names == ("node-2", "node-3")
 
 
 def test_capacity_knows_what_each_node_offers() -> None:
     nodes = [Node(life=a_life(number), kubernetes=a_node(number, efa=efa)) for number, efa in ((1, 32), (2, 0))]
 
-    assert [room.efa for room in rooms_of(nodes, {}, [], [])] == [32, 0]
+    assert [capacity.efa for capacity in node_capacity(nodes, {}, [], [])] == [32, 0]

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from evenkeel.domain.elastic.grow_shrink import (
-    AfterFault,
-    FaultFacts,
     GrowFacts,
-    Idle,
-    after_fault,
-    backs_off_until,
-    grow,
-    make_room,
+    IdleNodes,
+    NodeLossAction,
+    NodeLossFacts,
+    decide_after_node_loss,
+    growth_backoff_until,
+    plan_growth,
+    plan_shrink,
 )
 from evenkeel.domain.elastic.sizes import ElasticJob, ElasticTerms, Sizes
 from tests.unit.scheduling.markets import NOW, at
@@ -37,7 +37,7 @@ def a_job(number: int = 1, **changes: Any) -> ElasticJob:
 
 
 def grow_facts(*jobs: ElasticJob, nodes: int = 8, idle: float = 10**6, **changes: Any) -> GrowFacts:
-    facts = {"jobs": jobs, "idle": Idle(nodes=nodes, idle_node_seconds=idle), "now": NOW}
+    facts = {"jobs": jobs, "idle": IdleNodes(nodes=nodes, idle_node_seconds=idle), "now": NOW}
     return GrowFacts.model_validate({**facts, **changes})
 
 
@@ -76,14 +76,14 @@ def test_sizes_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 def test_a_job_grows_once_idleness_has_cost_as_much_as_the_resize() -> None:
     just = 150 * 16
 
-    assert grow(grow_facts(a_job(), idle=just)).resizes[0].to_nodes == 16
-    assert grow(grow_facts(a_job(), idle=just - 1)).resizes == ()
+    assert plan_growth(grow_facts(a_job(), idle=just)).resizes[0].to_nodes == 16
+    assert plan_growth(grow_facts(a_job(), idle=just - 1)).resizes == ()
 
 
 def test_only_the_idle_nodes_that_it_would_use_pay_for_it() -> None:
     # 10 idle, 8 of them fit: eight tenths of the idleness count.
-    assert grow(grow_facts(a_job(), nodes=10, idle=150 * 16 / 0.8 - 1)).resizes == ()
-    assert grow(grow_facts(a_job(), nodes=10, idle=150 * 16 / 0.8 + 1)).resizes[0].to_nodes == 16
+    assert plan_growth(grow_facts(a_job(), nodes=10, idle=150 * 16 / 0.8 - 1)).resizes == ()
+    assert plan_growth(grow_facts(a_job(), nodes=10, idle=150 * 16 / 0.8 + 1)).resizes[0].to_nodes == 16
 
 
 @pytest.mark.parametrize(
@@ -98,32 +98,32 @@ def test_only_the_idle_nodes_that_it_would_use_pay_for_it() -> None:
     ],
 )
 def test_a_job_does_not_grow_for_a_reason(change: dict[str, Any], said: str) -> None:
-    decision = grow(grow_facts(a_job(**change)))
+    decision = plan_growth(grow_facts(a_job(**change)))
 
     assert decision.resizes == ()
     assert said in decision.alternatives[0].why_not
 
 
 def test_nothing_grows_while_somebody_waits() -> None:
-    assert grow(grow_facts(a_job(), waiting=True)).resizes == ()
+    assert plan_growth(grow_facts(a_job(), waiting=True)).resizes == ()
 
 
 def test_a_scaling_timeout_is_kept_however_cheap_the_resize() -> None:
     terms = ElasticTerms(scaling_timeout_seconds=600)
 
-    assert grow(grow_facts(a_job(resize_seconds=1), idle=8 * 599, terms=terms)).resizes == ()
-    assert grow(grow_facts(a_job(resize_seconds=1), idle=8 * 600, terms=terms)).resizes != ()
+    assert plan_growth(grow_facts(a_job(resize_seconds=1), idle=8 * 599, terms=terms)).resizes == ()
+    assert plan_growth(grow_facts(a_job(resize_seconds=1), idle=8 * 600, terms=terms)).resizes != ()
 
 
 def test_the_higher_priority_grows_first_and_one_at_a_time() -> None:
-    decision = grow(grow_facts(a_job(1), a_job(2, priority=5), a_job(3)))
+    decision = plan_growth(grow_facts(a_job(1), a_job(2, priority=5), a_job(3)))
 
     assert [each.job_id for each in decision.resizes] == ["job-2"]
 
 
 def test_the_pause_after_failures_doubles_up_to_a_limit() -> None:
     pauses = [
-        (backs_off_until(a_job(growth_failed_at=NOW, failed_growths=n), ElasticTerms()) - NOW).total_seconds()
+        (growth_backoff_until(a_job(growth_failed_at=NOW, failed_growths=n), ElasticTerms()) - NOW).total_seconds()
         for n in (1, 2, 3, 20)
     ]
 
@@ -136,7 +136,7 @@ def test_the_pause_after_failures_doubles_up_to_a_limit() -> None:
 def test_whoever_loses_least_shrinks_and_by_no_more_than_is_needed() -> None:
     small, large = a_job(1, nodes=8), a_job(2, nodes=16)
 
-    decision = make_room([large, small], 3, priority=1)
+    decision = plan_shrink([large, small], 3, priority=1)
 
     assert [(each.job_id, each.from_nodes, each.to_nodes) for each in decision.resizes] == [("job-1", 8, 4)]
 
@@ -145,7 +145,7 @@ def test_a_job_is_shrunk_before_another_is_ended_though_the_end_would_lose_less(
     cheap = a_job(1, sizes=None, nodes=4, since_checkpoint_seconds=0, resize_seconds=0)
     large = a_job(2, nodes=32)
 
-    assert [each.job_id for each in make_room([cheap, large], 4, priority=1).resizes] == ["job-2"]
+    assert [each.job_id for each in plan_shrink([cheap, large], 4, priority=1).resizes] == ["job-2"]
 
 
 def test_what_shrinking_cannot_free_is_freed_by_ending_whoever_loses_least() -> None:
@@ -155,13 +155,13 @@ def test_what_shrinking_cannot_free_is_freed_by_ending_whoever_loses_least() -> 
         a_job(3, sizes=None, since_checkpoint_seconds=30),
     )
 
-    decision = make_room([elastic, dear, cheap], 10, priority=1)
+    decision = plan_shrink([elastic, dear, cheap], 10, priority=1)
 
     assert [(each.job_id, each.to_nodes) for each in decision.resizes] == [("job-3", 0), ("job-1", 4)]
 
 
 def test_nobody_is_touched_where_it_would_not_be_enough() -> None:
-    decision = make_room([a_job(1), a_job(2, priority=9)], 9, priority=5)
+    decision = plan_shrink([a_job(1), a_job(2, priority=9)], 9, priority=5)
 
     assert (decision.resizes, decision.short) == ((), 1)
 
@@ -170,8 +170,8 @@ def test_who_does_not_report_its_checkpoints_is_charged_the_median() -> None:
     silent = a_job(1, since_checkpoint_seconds=None, sizes=None)
     good, bad = a_job(2, since_checkpoint_seconds=100, sizes=None), a_job(3, since_checkpoint_seconds=900, sizes=None)
 
-    assert make_room([silent, good, bad], 8, priority=1).resizes[0].job_id == "job-2"
-    assert make_room([silent, bad, bad.but(job_id="job-4")], 8, priority=1).resizes[0].job_id == "job-1"
+    assert plan_shrink([silent, good, bad], 8, priority=1).resizes[0].job_id == "job-2"
+    assert plan_shrink([silent, bad, bad.but(job_id="job-4")], 8, priority=1).resizes[0].job_id == "job-1"
 
 
 members = st.builds(
@@ -191,7 +191,7 @@ fleets = st.lists(members, max_size=7, unique_by=lambda job: job.job_id)
 @settings(max_examples=200, deadline=None)
 @given(fleets, st.integers(1, 40), st.integers(0, 4))
 def test_room_is_made_by_lower_priorities_shrunk_first_and_at_the_least_loss(fleet, nodes, priority) -> None:  # type: ignore[no-untyped-def]
-    decision = make_room(fleet, nodes, priority)
+    decision = plan_shrink(fleet, nodes, priority)
 
     by_id = {job.job_id: job for job in fleet}
     freed = 0
@@ -212,7 +212,7 @@ def test_room_is_made_by_lower_priorities_shrunk_first_and_at_the_least_loss(fle
     assert bool(ended) == (sum(gives.values()) < nodes)
     if not ended:
         lost = {
-            job.job_id: next(r for r in make_room([job], 1, priority).resizes).lost_gpu_seconds
+            job.job_id: next(r for r in plan_shrink([job], 1, priority).resizes).lost_gpu_seconds
             for job in lower
             if job.job_id in gives and job.since_checkpoint_seconds is not None
         }
@@ -233,7 +233,7 @@ def test_room_is_made_by_lower_priorities_shrunk_first_and_at_the_least_loss(fle
 def test_of_many_jobs_just_enough_give_and_none_in_vain(nodes: int) -> None:
     fleet = [a_job(number, nodes=5 + number, resize_seconds=10 * (1 + number % 4)) for number in range(15)]
 
-    resizes = make_room(fleet, nodes, priority=1).resizes
+    resizes = plan_shrink(fleet, nodes, priority=1).resizes
 
     freed = sum(each.from_nodes - each.to_nodes for each in resizes)
     assert freed >= nodes
@@ -250,8 +250,8 @@ def test_no_resize_cycle_without_change_from_outside(fleet, idle) -> None:  # ty
     for _ in range(300):
         seconds += 60
         stood += 60 * idle
-        facts = GrowFacts(jobs=tuple(jobs), idle=Idle(nodes=idle, idle_node_seconds=stood), now=at(seconds))
-        for each in grow(facts).resizes:
+        facts = GrowFacts(jobs=tuple(jobs), idle=IdleNodes(nodes=idle, idle_node_seconds=stood), now=at(seconds))
+        for each in plan_growth(facts).resizes:
             state = tuple((job.job_id, job.nodes) for job in jobs)
             assert state not in seen
             seen.add(state)
@@ -262,7 +262,9 @@ def test_no_resize_cycle_without_change_from_outside(fleet, idle) -> None:  # ty
                 job.but(nodes=each.to_nodes, resized_at=at(seconds)) if job.job_id == each.job_id else job
                 for job in jobs
             ]
-    last = grow(GrowFacts(jobs=tuple(jobs), idle=Idle(nodes=idle, idle_node_seconds=10**12), now=at(seconds + 10**6)))
+    last = plan_growth(
+        GrowFacts(jobs=tuple(jobs), idle=IdleNodes(nodes=idle, idle_node_seconds=10**12), now=at(seconds + 10**6))
+    )
     assert last.resizes == ()
     assert len(seen) <= 40
 
@@ -273,20 +275,20 @@ def test_no_resize_cycle_without_change_from_outside(fleet, idle) -> None:  # ty
 @pytest.mark.parametrize(
     ("change", "action", "nodes"),
     [
-        ({"spares": 1}, AfterFault.REPLACE, 8),
-        ({}, AfterFault.WAIT, 0),
-        ({"now": at(120)}, AfterFault.SHRINK, 4),
-        ({"now": at(120), "lost_nodes": 2, "spares": 1}, AfterFault.SHRINK, 4),
-        ({"now": at(120), "lost_nodes": 5}, AfterFault.QUEUE, 0),
-        ({"now": at(120), "job": a_job(sizes=None)}, AfterFault.QUEUE, 0),
+        ({"spares": 1}, NodeLossAction.REPLACE, 8),
+        ({}, NodeLossAction.WAIT, 0),
+        ({"now": at(120)}, NodeLossAction.SHRINK, 4),
+        ({"now": at(120), "lost_nodes": 2, "spares": 1}, NodeLossAction.SHRINK, 4),
+        ({"now": at(120), "lost_nodes": 5}, NodeLossAction.QUEUE, 0),
+        ({"now": at(120), "job": a_job(sizes=None)}, NodeLossAction.QUEUE, 0),
     ],
 )
 def test_a_hurt_job_waits_for_a_spare_then_goes_on_smaller(
-    change: dict[str, Any], action: AfterFault, nodes: int
+    change: dict[str, Any], action: NodeLossAction, nodes: int
 ) -> None:
     facts = {"job": a_job(), "lost_nodes": 1, "spares": 0, "lost_at": NOW, "now": NOW}
 
-    decision = after_fault(FaultFacts.model_validate({**facts, **change}))
+    decision = decide_after_node_loss(NodeLossFacts.model_validate({**facts, **change}))
 
     assert (decision.action, decision.nodes) == (action, nodes)
-    assert after_fault(FaultFacts.model_validate(decision.to_json()["facts"])) == decision
+    assert decide_after_node_loss(NodeLossFacts.model_validate(decision.to_json()["facts"])) == decision

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.quotas.permissions import check_governed, may_change, may_submit, team_of
-from evenkeel.domain.quotas.teams import FleetQuotas, SetUp
+from evenkeel.domain.quotas.permissions import check_permitted, may_change, may_submit, team_of
+from evenkeel.domain.quotas.teams import FleetQuotas, TeamSetup
 from tests.unit.scheduling.builders import a_job, a_spec
 from tests.unit.scheduling.test_teams import a_team
 
@@ -16,7 +16,7 @@ def member(identity: str, role: str) -> dict[str, str]:
     return {"principal": f"arn:aws:iam::{account}:{name}", "role": role}
 
 
-SETUP = SetUp(
+SETUP = TeamSetup(
     fleet=FleetQuotas.model_validate(
         {"priorityClasses": {"high": 100, "top": 200}, "members": [member(PLATFORM, "lead")]}
     ),
@@ -31,7 +31,7 @@ SETUP = SetUp(
         a_team("vision", members=[member(LEAD, "submitter")]),
     ),
 )
-NOTHING = SetUp()
+NOTHING = TeamSetup()
 
 
 def owned(**changes: Any) -> Job:
@@ -67,25 +67,25 @@ VISION: dict[str, Any] = {"team": "vision", "checkpoint_uri": "s3://bucket/visio
     ],
 )
 def test_what_a_team_may_not_have_is_named_by_field(changes: dict[str, Any], fields: list[str]) -> None:
-    assert [fault.field for fault in check_governed(a_spec(**changes), SETUP)] == fields
+    assert [fault.field for fault in check_permitted(a_spec(**changes), SETUP)] == fields
 
 
 def test_a_team_without_a_namespace_beside_others_starts_nothing() -> None:
-    old = SetUp(teams=(a_team("nlp", namespace=""), a_team("vision")))
+    old = TeamSetup(teams=(a_team("nlp", namespace=""), a_team("vision")))
 
-    assert [fault.field for fault in check_governed(a_spec(team="nlp"), old)] == ["team"]
-    assert check_governed(a_spec(team="vision"), old) == ()
+    assert [fault.field for fault in check_permitted(a_spec(team="nlp"), old)] == ["team"]
+    assert check_permitted(a_spec(team="vision"), old) == ()
 
 
 def test_without_teams_the_policy_says_which_classes_there_are() -> None:
     spec = a_spec(team="whatever", priority_class="system-node-critical")
 
-    assert [fault.field for fault in check_governed(spec, NOTHING, {"high"})] == ["priorityClass"]
-    assert check_governed(spec.but(priority_class="high"), NOTHING, {"high"}) == ()
+    assert [fault.field for fault in check_permitted(spec, NOTHING, {"high"})] == ["priorityClass"]
+    assert check_permitted(spec.but(priority_class="high"), NOTHING, {"high"}) == ()
 
 
 def test_without_teams_any_team_and_image_will_do() -> None:
-    assert check_governed(a_spec(team="whatever"), NOTHING) == ()
+    assert check_permitted(a_spec(team="whatever"), NOTHING) == ()
     assert may_submit(NOTHING, "whatever", "")
     assert may_change(NOTHING, owned(), OTHER, "role/Other")
 

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.decide import Action
-from evenkeel.domain.admission.fifo import Snapshot, admit
-from evenkeel.domain.admission.offers import offers_for
-from evenkeel.domain.admission.request import Request
+from evenkeel.domain.admission.fifo import QueueSnapshot, admit
+from evenkeel.domain.admission.offers import pool_fits
+from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.jobs.spec import JobSpec
-from evenkeel.domain.jobs.types import JobTypes, check_type, filled
+from evenkeel.domain.jobs.types import JobTypes, check_type, with_defaults
 from evenkeel.domain.policy import Policy, PolicyError, changed
-from tests.unit.scheduling.builders import NOW, a_request, a_room
+from tests.unit.scheduling.builders import NOW, a_node_capacity, a_request
 
 DEDICATED = {"key": "dedicated", "operator": "Equal", "value": "hyperpod", "effect": "NoSchedule"}
 TYPES = JobTypes.model_validate(
@@ -43,13 +43,13 @@ TYPES = JobTypes.model_validate(
 )
 
 
-def said(**fields: Any) -> JobSpec:
+def messages(**fields: Any) -> JobSpec:
     return JobSpec.model_validate({"name": "a", "image": "registry/own:1", "command": ("own",)} | fields)
 
 
 def test_a_type_fills_what_is_left_out() -> None:
-    spec = filled(JobSpec(name="a", job_type="production"), TYPES)
-    bare = filled(said(job_type="production", image="x:1", command=("y",)), TYPES)
+    spec = with_defaults(JobSpec(name="a", job_type="production"), TYPES)
+    bare = with_defaults(messages(job_type="production", image="x:1", command=("y",)), TYPES)
 
     assert (spec.image, spec.command, spec.args) == ("registry/train:1", ("python",), ("train.py",))
     assert (spec.priority_class, spec.nodes, spec.accelerators_per_node, spec.max_restarts) == ("critical", 2, 8, 3)
@@ -57,8 +57,9 @@ def test_a_type_fills_what_is_left_out() -> None:
 
 
 def test_what_the_submission_says_wins_and_environments_are_joined() -> None:
-    spec = filled(
-        said(job_type="production", priority_class="low", nodes=1, accelerators_per_node=0, env={"SEED": "7"}), TYPES
+    spec = with_defaults(
+        messages(job_type="production", priority_class="low", nodes=1, accelerators_per_node=0, env={"SEED": "7"}),
+        TYPES,
     )
 
     assert (spec.priority_class, spec.nodes, spec.accelerators_per_node) == ("low", 1, 0)
@@ -66,13 +67,13 @@ def test_what_the_submission_says_wins_and_environments_are_joined() -> None:
 
 
 def test_arguments_alone_go_to_the_command_of_the_type() -> None:
-    spec = filled(JobSpec(name="a", args=("b.py",), job_type="production"), TYPES)
+    spec = with_defaults(JobSpec(name="a", args=("b.py",), job_type="production"), TYPES)
 
     assert (spec.command, spec.args) == (("python",), ("b.py",))
 
 
 def test_a_job_that_names_no_type_is_of_the_default_one() -> None:
-    spec = filled(said(), TYPES)
+    spec = with_defaults(messages(), TYPES)
 
     assert (spec.job_type, spec.priority_class, spec.accelerators_per_node) == ("development", "high", 4)
     assert [choice.name for choice in spec.pools] == ["demand", "hyperpod"]
@@ -80,21 +81,21 @@ def test_a_job_that_names_no_type_is_of_the_default_one() -> None:
 
 
 def test_without_types_nothing_is_filled() -> None:
-    spec = said()
+    spec = messages()
 
-    assert filled(spec, JobTypes()) is spec
+    assert with_defaults(spec, JobTypes()) is spec
 
 
 def test_a_type_that_is_not_known_names_the_field() -> None:
-    (wrong,) = check_type(said(job_type="prodution"), TYPES)
-    (none,) = check_type(said(job_type="production"), JobTypes())
+    (wrong,) = check_type(messages(job_type="prodution"), TYPES)
+    (none,) = check_type(messages(job_type="production"), JobTypes())
 
     assert (wrong.field, wrong.message) == (
         "jobType",
         "There is no job type prodution. There are development, production.",
     )
     assert "The site's policy sets none up." in none.message
-    assert check_type(said(), TYPES) == ()
+    assert check_type(messages(), TYPES) == ()
 
 
 @pytest.mark.parametrize(
@@ -116,15 +117,15 @@ def test_a_policy_with_types_that_cannot_be_names_the_field(changes: dict[str, A
 HYPERPOD = PoolChoice(name="hyperpod", labels={"node-type": "hyperpod"})
 DEMAND = PoolChoice(name="demand", labels={"node-type": "eks"})
 ROOMS = (
-    a_room(1, pool="plan", labels={"node-type": "hyperpod"}),
-    a_room(2, pool="burst", labels={"node-type": "eks"}),
-    a_room(3, pool="burst", labels={"node-type": "eks"}),
-    a_room(4, pool="other"),
+    a_node_capacity(1, pool="plan", labels={"node-type": "hyperpod"}),
+    a_node_capacity(2, pool="burst", labels={"node-type": "eks"}),
+    a_node_capacity(3, pool="burst", labels={"node-type": "eks"}),
+    a_node_capacity(4, pool="other"),
 )
 
 
-def decided(request: Request, *rooms: Any) -> Any:
-    return admit(Snapshot(rooms=rooms or ROOMS, pending=(request,)), Policy().scheduling, NOW)[0]
+def decided(request: AdmissionRequest, *capacities: Any) -> Any:
+    return admit(QueueSnapshot(capacities=capacities or ROOMS, pending=(request,)), Policy().scheduling, NOW)[0]
 
 
 def test_the_pool_that_is_meant_first_is_taken_though_another_is_tighter() -> None:
@@ -138,15 +139,15 @@ def test_the_pool_that_is_meant_first_is_taken_though_another_is_tighter() -> No
 
 
 def test_a_job_spills_over_where_its_first_pool_is_full_and_never_beyond_its_pools() -> None:
-    rooms = (ROOMS[0].but(free=0), *ROOMS[1:])
+    capacities = (ROOMS[0].but(free=0), *ROOMS[1:])
 
-    assert decided(a_request(pools=(HYPERPOD, DEMAND)), *rooms).pool == "burst"
-    waits = decided(a_request(pools=(HYPERPOD,)), *rooms)
+    assert decided(a_request(pools=(HYPERPOD, DEMAND)), *capacities).pool == "burst"
+    waits = decided(a_request(pools=(HYPERPOD,)), *capacities)
     assert (waits.action, len(waits.facts.offers)) == (Action.WAIT, 1)
 
 
 def test_a_tainted_machine_is_open_to_who_tolerates_all_of_its_taints() -> None:
-    tainted = a_room(1, closed_because="tainted", taints=("dedicated=hyperpod:NoSchedule",))
+    tainted = a_node_capacity(1, unschedulable_reason="tainted", taints=("dedicated=hyperpod:NoSchedule",))
     mine = Toleration.model_validate(DEDICATED)
 
     assert decided(a_request(), tainted).action is Action.WAIT
@@ -170,17 +171,20 @@ def test_a_toleration_reads_taints_as_kubernetes_does(toleration: Any, taint: st
 
 
 def test_machines_that_lack_what_a_job_requires_are_not_offered() -> None:
-    small, large = a_room(1, instance_type="ml.p4d.24xlarge"), a_room(2, instance_type="ml.p4de.24xlarge")
-    unknown = a_room(3, instance_type="ml.x9.large")
+    small, large = (
+        a_node_capacity(1, instance_type="ml.p4d.24xlarge"),
+        a_node_capacity(2, instance_type="ml.p4de.24xlarge"),
+    )
+    unknown = a_node_capacity(3, instance_type="ml.x9.large")
     request = a_request(requires=Requirements(accelerator_memory_gib=80))
 
-    offers = offers_for(request, (small, large, unknown), Policy().scheduling)
+    offers = pool_fits(request, (small, large, unknown), Policy().scheduling)
 
     assert [offer.instance_type for offer in offers] == ["ml.p4de.24xlarge"]
 
 
 def test_machines_that_were_rented_for_a_job_need_neither_label_nor_entry_in_the_catalogue() -> None:
-    rented = a_room(1, instance_type="x9.large", kept_for="job-1")
+    rented = a_node_capacity(1, instance_type="x9.large", reserved_for="job-1")
     request = a_request(pools=(HYPERPOD,), requires=Requirements(accelerator_memory_gib=80))
 
-    assert [offer.choice for offer in offers_for(request, (rented,), Policy().scheduling)] == [0]
+    assert [offer.choice for offer in pool_fits(request, (rented,), Policy().scheduling)] == [0]

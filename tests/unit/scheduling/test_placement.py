@@ -7,22 +7,32 @@ from hypothesis import strategies as st
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics.money import MICROS, PARTS
 from evenkeel.domain.renting.demand import (
-    Chance,
-    Placement,
+    CandidatePool,
+    PlacementAction,
     PlacementDecision,
     PlacementFacts,
-    Spending,
-    mean_share_full,
+    SpendLimits,
+    mean_demand_share,
     shadow_price,
 )
-from evenkeel.domain.renting.placement import guards_deadline, is_behind, place, place_in_turn
-from tests.unit.scheduling.markets import HOUR, NOW, RICH, a_chance, a_delay, a_reservation, a_waiting, at, facts_of
+from evenkeel.domain.renting.placement import choose_pool, must_avoid_spot, place_in_queue_order, why_not_spot
+from tests.unit.scheduling.markets import (
+    HOUR,
+    NOW,
+    RICH,
+    a_candidate_pool,
+    a_delay,
+    a_reservation,
+    a_waiting,
+    at,
+    facts_of,
+)
 
 C, R, S, O = Market.COMMITTED, Market.RESERVED, Market.SPOT, Market.ON_DEMAND  # noqa: E741 - a table of markets reads best in letters
 
 
 def why_not(facts: PlacementFacts, pool: str) -> str:
-    return next(row.why_not for row in place(facts).table if row.pool == pool)
+    return next(row.why_not for row in choose_pool(facts).table if row.pool == pool)
 
 
 # ---------------------------------------------------------------- the price of delay against the premium
@@ -31,66 +41,66 @@ def why_not(facts: PlacementFacts, pool: str) -> str:
 def the_sample(wait_hours: float, *, value: int = 40) -> PlacementFacts:
     """8 GPUs for 3 h; burst at $4 a GPU-hour after 0.25 h of start-up, committed worth $1.5 to others."""
     job = a_waiting(micros_per_hour_of_delay=value * MICROS)
-    committed = a_chance(C, wait_seconds=wait_hours * HOUR, shadow_micros_per_accelerator_hour=1_500_000)
-    rented = a_chance(O, pool={"launch": a_delay(0.25 * HOUR)})
+    committed = a_candidate_pool(C, wait_seconds=wait_hours * HOUR, shadow_micros_per_accelerator_hour=1_500_000)
+    rented = a_candidate_pool(O, pool={"launch": a_delay(0.25 * HOUR)})
     # The wait is counted from the rented nodes' start.
     return facts_of(committed.but(wait_seconds=(wait_hours + 0.25) * HOUR), rented, job=job)
 
 
 def test_the_premium_is_the_price_less_the_shadow_of_the_hours_and_the_start_up() -> None:
-    decision = place(the_sample(2))
+    decision = choose_pool(the_sample(2))
 
     rented, committed = decision.table[0], decision.table[1]
     assert (rented.rent_parts - committed.shadow_parts) / PARTS == 68
     assert (committed.delay_parts - rented.delay_parts) / PARTS == 80
-    assert decision.action is Placement.RENT
+    assert decision.action is PlacementAction.RENT
     assert "worth $80.00" in decision.reason
     assert "$68.00 more" in decision.reason
 
 
 def test_a_shorter_wait_is_waited_for_and_the_flip_is_told_to_the_second() -> None:
-    decision = place(the_sample(1.5))
+    decision = choose_pool(the_sample(1.5))
 
-    assert decision.action is Placement.WAIT
+    assert decision.action is PlacementAction.WAIT
     assert "save $60.00" in decision.reason
     assert "$68.00 more" in decision.reason
-    flip = decision.rents_from_wait_seconds
+    flip = decision.rent_threshold_seconds
     assert flip is not None
     assert flip == pytest.approx((1.7 + 0.25) * HOUR)
-    assert place(the_sample(flip / HOUR - 0.25 + 1 / HOUR)).action is Placement.RENT
-    assert place(the_sample(flip / HOUR - 0.25 - 1 / HOUR)).action is Placement.WAIT
+    assert choose_pool(the_sample(flip / HOUR - 0.25 + 1 / HOUR)).action is PlacementAction.RENT
+    assert choose_pool(the_sample(flip / HOUR - 0.25 - 1 / HOUR)).action is PlacementAction.WAIT
 
 
 def test_a_class_that_can_wait_waits() -> None:
-    assert place(the_sample(2, value=1)).action is Placement.WAIT
+    assert choose_pool(the_sample(2, value=1)).action is PlacementAction.WAIT
 
 
 def test_a_recovery_rents_for_what_it_found_renting_to_be_worth_and_for_no_more() -> None:
     facts = the_sample(1.5)
-    rent = place(the_sample(2)).table[0].rent_parts
+    rent = choose_pool(the_sample(2)).table[0].rent_parts
 
     def worth(parts: int) -> PlacementDecision:
-        return place(facts.but(job=facts.job.but(rent_worth_parts=parts)))
+        return choose_pool(facts.but(job=facts.job.but(max_rent_parts=parts)))
 
-    assert (worth(rent).action, worth(rent).pool) == (Placement.RENT, "on-demand")
+    assert (worth(rent).action, worth(rent).pool) == (PlacementAction.RENT, "on-demand")
     assert worth(rent).reason.startswith("Its recovery chose to rent: on-demand costs $")
-    assert worth(rent - 1).action is Placement.WAIT
-    dear = facts.but(job=facts.job.but(rent_worth_parts=10**18), spending=Spending())
-    assert place(dear).action is Placement.WAIT
+    assert worth(rent - 1).action is PlacementAction.WAIT
+    dear = facts.but(job=facts.job.but(max_rent_parts=10**18), spending=SpendLimits())
+    assert choose_pool(dear).action is PlacementAction.WAIT
 
 
 def test_what_is_there_and_paid_for_is_taken_first_whatever_it_is_worth_to_others() -> None:
-    committed = a_chance(C, accelerators_left=8, shadow_micros_per_accelerator_hour=9 * MICROS)
+    committed = a_candidate_pool(C, accelerators_left=8, shadow_micros_per_accelerator_hour=9 * MICROS)
 
-    decision = place(facts_of(a_chance(O), a_chance(S), committed))
+    decision = choose_pool(facts_of(a_candidate_pool(O), a_candidate_pool(S), committed))
 
-    assert (decision.action, decision.pool) == (Placement.START, "committed")
+    assert (decision.action, decision.pool) == (PlacementAction.START, "committed")
 
 
 def test_the_invoice_is_no_reason() -> None:
-    dear = a_chance(C, accelerators_left=8, pool={"name": "dear", "invoice_micros_per_node_hour": 10**9})
+    dear = a_candidate_pool(C, accelerators_left=8, pool={"name": "dear", "invoice_micros_per_node_hour": 10**9})
 
-    assert place(facts_of(dear, a_chance(S))).pool == "dear"
+    assert choose_pool(facts_of(dear, a_candidate_pool(S))).pool == "dear"
 
 
 @pytest.mark.parametrize(
@@ -113,11 +123,11 @@ def test_how_often_it_is_wanted_is_the_mean_over_the_hours_that_it_would_be_held
     # NOW is a Tuesday, 10:15: hour 34 of the week. Wanted on Tuesdays from 11 to 12 alone.
     hours = [1.0 if hour == 35 else 0.0 for hour in range(168)]
 
-    assert mean_share_full(hours, NOW, 45 * 60) == 0
-    assert mean_share_full(hours, NOW, 105 * 60) == pytest.approx(60 / 105)
-    assert mean_share_full(hours, NOW, 168 * HOUR) == pytest.approx(1 / 168)
-    assert mean_share_full(hours, NOW, 336 * HOUR + 105 * 60) == pytest.approx(3 / (336 + 1.75))
-    assert mean_share_full([0.5] * 168, at(-5 * 86_400), 1e6) == pytest.approx(0.5)
+    assert mean_demand_share(hours, NOW, 45 * 60) == 0
+    assert mean_demand_share(hours, NOW, 105 * 60) == pytest.approx(60 / 105)
+    assert mean_demand_share(hours, NOW, 168 * HOUR) == pytest.approx(1 / 168)
+    assert mean_demand_share(hours, NOW, 336 * HOUR + 105 * 60) == pytest.approx(3 / (336 + 1.75))
+    assert mean_demand_share([0.5] * 168, at(-5 * 86_400), 1e6) == pytest.approx(0.5)
 
 
 # ---------------------------------------------------------------- deadlines
@@ -125,35 +135,35 @@ def test_how_often_it_is_wanted_is_the_mean_over_the_hours_that_it_would_be_held
 
 def test_a_deadline_buys_what_the_price_of_delay_would_not() -> None:
     job = a_waiting(micros_per_hour_of_delay=0, deadline_at=at(4 * HOUR))
-    committed = a_chance(C, wait_seconds=2 * HOUR)
+    committed = a_candidate_pool(C, wait_seconds=2 * HOUR)
 
-    decision = place(facts_of(committed, a_chance(O), job=job))
+    decision = choose_pool(facts_of(committed, a_candidate_pool(O), job=job))
 
-    assert (decision.action, decision.pool) == (Placement.RENT, "on-demand")
+    assert (decision.action, decision.pool) == (PlacementAction.RENT, "on-demand")
     assert "committed would be cheaper and would miss its deadline" in decision.reason
 
 
 def test_a_deadline_that_what_is_paid_for_meets_buys_nothing() -> None:
     job = a_waiting(micros_per_hour_of_delay=0, deadline_at=at(6 * HOUR))
 
-    decision = place(facts_of(a_chance(C, wait_seconds=2 * HOUR), a_chance(O), job=job))
+    decision = choose_pool(facts_of(a_candidate_pool(C, wait_seconds=2 * HOUR), a_candidate_pool(O), job=job))
 
-    assert (decision.action, decision.pool, decision.late_seconds) == (Placement.WAIT, "committed", None)
+    assert (decision.action, decision.pool, decision.late_seconds) == (PlacementAction.WAIT, "committed", None)
     # It would end at five hours: from an hour more of waiting on, only renting meets it.
-    assert decision.rents_from_wait_seconds == 3 * HOUR
-    later = place(facts_of(a_chance(C, wait_seconds=3 * HOUR + 1), a_chance(O), job=job))
-    assert (later.action, later.pool) == (Placement.RENT, "on-demand")
+    assert decision.rent_threshold_seconds == 3 * HOUR
+    later = choose_pool(facts_of(a_candidate_pool(C, wait_seconds=3 * HOUR + 1), a_candidate_pool(O), job=job))
+    assert (later.action, later.pool) == (PlacementAction.RENT, "on-demand")
 
 
 def test_a_deadline_is_met_within_the_caps_or_not_at_all() -> None:
     job = a_waiting(micros_per_hour_of_delay=0, deadline_at=at(4 * HOUR))
-    chances = a_chance(C, wait_seconds=2 * HOUR), a_chance(O)
+    candidates = a_candidate_pool(C, wait_seconds=2 * HOUR), a_candidate_pool(O)
 
-    capped = place(facts_of(*chances, job=job, spending=Spending()))
-    dry = place(facts_of(*chances, job=job, spending=RICH.but(team_budget_left_parts=95 * PARTS)))
+    capped = choose_pool(facts_of(*candidates, job=job, spending=SpendLimits()))
+    dry = choose_pool(facts_of(*candidates, job=job, spending=RICH.but(team_budget_left_parts=95 * PARTS)))
 
     for decision, said in ((capped, "an hour is too much"), (dry, "left in the budget")):
-        assert (decision.action, decision.pool) == (Placement.WAIT, "committed")
+        assert (decision.action, decision.pool) == (PlacementAction.WAIT, "committed")
         assert said in decision.reason
         assert "No pool that it can have meets its deadline" in decision.reason
 
@@ -161,41 +171,47 @@ def test_a_deadline_is_met_within_the_caps_or_not_at_all() -> None:
 @pytest.mark.parametrize("value", [0, 1])
 def test_where_no_pool_meets_a_deadline_it_buys_nothing_and_that_is_said(value: int) -> None:
     job = a_waiting(micros_per_hour_of_delay=value * MICROS, deadline_at=at(HOUR))
-    chances = a_chance(C, wait_seconds=2 * HOUR), a_chance(O)
+    candidates = a_candidate_pool(C, wait_seconds=2 * HOUR), a_candidate_pool(O)
 
-    decision = place(facts_of(*chances, job=job))
+    decision = choose_pool(facts_of(*candidates, job=job))
 
-    assert (decision.action, decision.pool) == (Placement.WAIT, "committed")
+    assert (decision.action, decision.pool) == (PlacementAction.WAIT, "committed")
     assert "No pool that it can have meets its deadline; here it is expected to end 4.0 h after it." in decision.reason
     assert decision.late_seconds == 4 * HOUR
     unpriced = "It ends 120 min after the job's deadline, and the policy sets no price on the delay of its class."
-    assert why_not(facts_of(*chances, job=job), "on-demand") == ("" if value else unpriced.replace("120 min", "2.0 h"))
+    assert why_not(facts_of(*candidates, job=job), "on-demand") == (
+        "" if value else unpriced.replace("120 min", "2.0 h")
+    )
 
 
 def test_a_deadline_that_is_lost_leaves_the_price_of_delay_to_decide() -> None:
-    chances = a_chance(C, wait_seconds=6 * HOUR), a_chance(O), a_chance(S, pool={"launch": a_delay(600)})
+    candidates = (
+        a_candidate_pool(C, wait_seconds=6 * HOUR),
+        a_candidate_pool(O),
+        a_candidate_pool(S, pool={"launch": a_delay(600)}),
+    )
     lost = a_waiting(submitted_at=at(-9 * HOUR), deadline_at=at(-HOUR))
 
-    without, with_it = (place(facts_of(*chances, job=job)) for job in (lost.but(deadline_at=None), lost))
+    without, with_it = (choose_pool(facts_of(*candidates, job=job)) for job in (lost.but(deadline_at=None), lost))
 
-    assert (with_it.action, with_it.pool) == (without.action, without.pool) == (Placement.RENT, "spot")
+    assert (with_it.action, with_it.pool) == (without.action, without.pool) == (PlacementAction.RENT, "spot")
 
 
 def test_what_has_neither_a_price_nor_a_deadline_is_not_rented_for_though_nothing_else_could_have_it() -> None:
-    decision = place(facts_of(a_chance(O), job=a_waiting(micros_per_hour_of_delay=0)))
+    decision = choose_pool(facts_of(a_candidate_pool(O), job=a_waiting(micros_per_hour_of_delay=0)))
 
-    assert decision.action is Placement.NOWHERE
+    assert decision.action is PlacementAction.NO_POOL
     assert "no price on the delay of its class" in decision.reason
 
 
 def test_a_recovery_rents_for_what_it_found_it_worth_whether_the_deadline_is_met_or_lost() -> None:
     facts = the_sample(1.5)
-    job = facts.job.but(rent_worth_parts=10**18)
+    job = facts.job.but(max_rent_parts=10**18)
 
-    met, lost = (place(facts.but(job=job.but(deadline_at=at(hours * HOUR)))) for hours in (5, 2))
+    met, lost = (choose_pool(facts.but(job=job.but(deadline_at=at(hours * HOUR)))) for hours in (5, 2))
 
     for decision in (met, lost):
-        assert (decision.action, decision.pool) == (Placement.RENT, "on-demand")
+        assert (decision.action, decision.pool) == (PlacementAction.RENT, "on-demand")
         assert decision.reason.startswith("Its recovery chose to rent")
     assert (met.late_seconds, lost.late_seconds) == (None, 1.25 * HOUR)
 
@@ -203,9 +219,9 @@ def test_a_recovery_rents_for_what_it_found_it_worth_whether_the_deadline_is_met
 def test_who_is_behind_its_line_is_remembered_to_be_catching_up() -> None:
     job = a_waiting(submitted_at=at(-10 * HOUR), deadline_at=at(10 * HOUR))
 
-    assert is_behind(facts_of(a_chance(O), job=job))
-    assert not is_behind(facts_of(a_chance(O), job=job.but(done_seconds=9 * HOUR)))
-    assert not is_behind(facts_of(a_chance(O), job=job.but(deadline_at=None)))
+    assert must_avoid_spot(facts_of(a_candidate_pool(O), job=job))
+    assert not must_avoid_spot(facts_of(a_candidate_pool(O), job=job.but(done_seconds=9 * HOUR)))
+    assert not must_avoid_spot(facts_of(a_candidate_pool(O), job=job.but(deadline_at=None)))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +238,7 @@ def test_who_is_behind_its_line_is_remembered_to_be_catching_up() -> None:
                 "submitted_at": at(-10 * HOUR),
                 "deadline_at": at(10 * HOUR),
                 "done_seconds": 3 * HOUR,
-                "is_catching_up": True,
+                "avoids_spot": True,
             },
             "behind the line",
         ),
@@ -231,14 +247,14 @@ def test_who_is_behind_its_line_is_remembered_to_be_catching_up() -> None:
                 "submitted_at": at(-10 * HOUR),
                 "deadline_at": at(10 * HOUR),
                 "done_seconds": 4 * HOUR,
-                "is_catching_up": True,
+                "avoids_spot": True,
             },
             "",
         ),
     ],
 )
 def test_a_deadline_is_guarded_on_spot(change: dict[str, object], said: str) -> None:
-    found = guards_deadline(a_waiting(**change), 600, NOW)
+    found = why_not_spot(a_waiting(**change), 600, NOW)
 
     assert (said in found) if said else not found
 
@@ -253,13 +269,17 @@ def test_spot_is_for_jobs_that_save_often_enough() -> None:
         (a_waiting(nodes=16, checkpoint_seconds=900), "too seldom"),
         (a_waiting(), ""),
     ):
-        found = why_not(facts_of(a_chance(S), a_chance(C, wait_seconds=HOUR), job=job), "spot")
+        found = why_not(facts_of(a_candidate_pool(S), a_candidate_pool(C, wait_seconds=HOUR), job=job), "spot")
         assert (said in found) if said else not found
 
 
 def test_the_risk_of_spot_is_in_its_time_and_its_price() -> None:
     calm, rough = (
-        place(facts_of(a_chance(S, pool={"interruptions_per_node_hour": rate}), job=a_waiting(restart_seconds=600)))
+        choose_pool(
+            facts_of(
+                a_candidate_pool(S, pool={"interruptions_per_node_hour": rate}), job=a_waiting(restart_seconds=600)
+            )
+        )
         for rate in (0.0, 0.3)
     )
 
@@ -281,7 +301,7 @@ def test_the_risk_of_spot_is_in_its_time_and_its_price() -> None:
     ],
 )
 def test_nothing_starts_that_a_reservation_would_cut_off(ends_in: float, change: dict[str, object], said: str) -> None:
-    plan = a_chance(C, accelerators_left=8, pool={"reservation": a_reservation(ends_in)})
+    plan = a_candidate_pool(C, accelerators_left=8, pool={"reservation": a_reservation(ends_in)})
 
     found = why_not(facts_of(plan, job=a_waiting(**change)), "committed")
 
@@ -290,9 +310,9 @@ def test_nothing_starts_that_a_reservation_would_cut_off(ends_in: float, change:
 
 def test_a_reservation_that_has_not_begun_is_waited_for() -> None:
     later = {"starts_at": at(HOUR), "ends_at": at(24 * HOUR)}
-    decision = place(facts_of(a_chance(R, accelerators_left=64, pool={"reservation": later})))
+    decision = choose_pool(facts_of(a_candidate_pool(R, accelerators_left=64, pool={"reservation": later})))
 
-    assert decision.action is Placement.WAIT
+    assert decision.action is PlacementAction.WAIT
     assert decision.row is not None
     assert decision.row.starts_after_seconds == HOUR
 
@@ -300,16 +320,16 @@ def test_a_reservation_that_has_not_begun_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("spending", "said"),
     [
-        (Spending(), "the fleet|team vision"),
+        (SpendLimits(), "the fleet|team vision"),
         (RICH.but(team_cap_micros_per_hour=40 * MICROS, team_micros_per_hour=10 * MICROS), "team vision spends"),
         (RICH.but(fleet_cap_micros_per_hour=40 * MICROS, fleet_micros_per_hour=10 * MICROS), "the fleet spends"),
         (RICH.but(team_budget_left_parts=90 * PARTS), "left in the budget"),
     ],
 )
-def test_no_cap_and_no_budget_is_passed(spending: Spending, said: str) -> None:
-    decision = place(facts_of(a_chance(O), spending=spending))
+def test_no_cap_and_no_budget_is_passed(spending: SpendLimits, said: str) -> None:
+    decision = choose_pool(facts_of(a_candidate_pool(O), spending=spending))
 
-    assert decision.action is Placement.NOWHERE
+    assert decision.action is PlacementAction.NO_POOL
     assert any(each in decision.reason for each in said.split("|"))
 
 
@@ -323,36 +343,36 @@ def test_no_cap_and_no_budget_is_passed(spending: Spending, said: str) -> None:
 )
 def test_in_one_pass_the_second_job_finds_what_the_first_has_left(limit: dict[str, int]) -> None:
     # Each would rent at $32 an hour, for $96.
-    asks = [facts_of(a_chance(O), job=a_waiting(job_id=f"job-{n}"), spending=RICH.but(**limit)) for n in (1, 2)]
+    asks = [facts_of(a_candidate_pool(O), job=a_waiting(job_id=f"job-{n}"), spending=RICH.but(**limit)) for n in (1, 2)]
 
-    assert [each.action for each in place_in_turn(asks)] == [Placement.RENT, Placement.NOWHERE]
+    assert [each.action for each in place_in_queue_order(asks)] == [PlacementAction.RENT, PlacementAction.NO_POOL]
 
 
 @pytest.mark.parametrize(
-    ("chance", "said"),
+    ("candidate", "said"),
     [
-        (a_chance(O, barred_until=at(60)), "not asked before 10:16:00"),
-        (a_chance(O, differences=("data is another volume.",)), "another volume"),
-        (a_chance(O, accelerators_left=7), "leaves room for 0 nodes"),
-        (a_chance(O, pool={"accelerators_per_node": 4}), "has 4 accelerators, 8 are asked for"),
-        (a_chance(C, pool={"most_nodes": 0}), "no more than 0 nodes"),
+        (a_candidate_pool(O, barred_until=at(60)), "not asked before 10:16:00"),
+        (a_candidate_pool(O, differences=("data is another volume.",)), "another volume"),
+        (a_candidate_pool(O, accelerators_left=7), "leaves room for 0 nodes"),
+        (a_candidate_pool(O, pool={"accelerators_per_node": 4}), "has 4 accelerators, 8 are asked for"),
+        (a_candidate_pool(C, pool={"most_nodes": 0}), "no more than 0 nodes"),
     ],
 )
-def test_a_pool_that_cannot_have_it_says_why(chance: Chance, said: str) -> None:
-    decision = place(facts_of(chance))
+def test_a_pool_that_cannot_have_it_says_why(candidate: CandidatePool, said: str) -> None:
+    decision = choose_pool(facts_of(candidate))
 
-    assert decision.action is Placement.NOWHERE
+    assert decision.action is PlacementAction.NO_POOL
     assert said in decision.reason
 
 
 def test_no_pool_at_all_is_an_answer() -> None:
-    assert place(facts_of()).action is Placement.NOWHERE
+    assert choose_pool(facts_of()).action is PlacementAction.NO_POOL
 
 
 # ---------------------------------------------------------------- what holds always
 
-chances = st.builds(
-    lambda market, left, wait, shadow, rate, price, barred: a_chance(
+candidates = st.builds(
+    lambda market, left, wait, shadow, rate, price, barred: a_candidate_pool(
         market,
         pool={
             "name": f"{market.value}-{price}",
@@ -383,7 +403,7 @@ jobs = st.builds(
         p90_run_seconds=2 * run,
         checkpoint_seconds=saves,
         deadline_at=at(deadline) if deadline else None,
-        rent_worth_parts=worth,
+        max_rent_parts=worth,
     ),
     st.integers(0, 99),
     st.sampled_from(["vision", "speech"]),
@@ -395,9 +415,9 @@ jobs = st.builds(
     st.sampled_from([None, 2 * HOUR, 50 * HOUR]),
     st.sampled_from([None, 0, 200 * PARTS, 10**6 * PARTS]),
 )
-pools = st.lists(chances, max_size=5, unique_by=lambda chance: chance.pool.name)
+pools = st.lists(candidates, max_size=5, unique_by=lambda candidate: candidate.pool.name)
 spendings = st.builds(
-    lambda team, fleet, cap, most, budget: Spending(
+    lambda team, fleet, cap, most, budget: SpendLimits(
         team_micros_per_hour=min(team, cap) * MICROS,
         fleet_micros_per_hour=min(fleet, most) * MICROS,
         team_cap_micros_per_hour=cap * MICROS,
@@ -413,9 +433,9 @@ spendings = st.builds(
 
 
 def rate_of(decision: PlacementDecision) -> int:
-    if decision.action is not Placement.RENT:
+    if decision.action is not PlacementAction.RENT:
         return 0
-    pool = next(chance.pool for chance in decision.facts.chances if chance.pool.name == decision.pool)
+    pool = next(candidate.pool for candidate in decision.facts.candidates if candidate.pool.name == decision.pool)
     return pool.micros_per_node_hour * decision.facts.job.nodes
 
 
@@ -426,7 +446,7 @@ def test_a_pass_never_goes_past_a_cap_a_budget_or_the_room(pools, spending, othe
     fleet = {name: getattr(spending, name) for name in ("fleet_micros_per_hour", "fleet_cap_micros_per_hour")}
     spends = {"vision": spending, "speech": others.but(**fleet)}
 
-    decisions = place_in_turn([facts_of(*pools, job=job, spending=spends[job.team]) for job in waiting])
+    decisions = place_in_queue_order([facts_of(*pools, job=job, spending=spends[job.team]) for job in waiting])
 
     rates = {
         team: sum(rate_of(each) for each in decisions if each.facts.job.team == team) for team in ("vision", "speech")
@@ -441,24 +461,24 @@ def test_a_pass_never_goes_past_a_cap_a_budget_or_the_room(pools, spending, othe
             assert sum(rents) <= spending.team_budget_left_parts
     if sum(rates.values()):
         assert spending.fleet_micros_per_hour + sum(rates.values()) <= spending.fleet_cap_micros_per_hour
-    for chance in pools:
+    for candidate in pools:
         held = sum(
-            each.facts.job.nodes * (8 if chance.pool.market.is_rented else each.facts.job.accelerators_per_node)
+            each.facts.job.nodes * (8 if candidate.pool.market.is_rented else each.facts.job.accelerators_per_node)
             for each in decisions
-            if each.pool == chance.pool.name and each.action in (Placement.START, Placement.RENT)
+            if each.pool == candidate.pool.name and each.action in (PlacementAction.START, PlacementAction.RENT)
         )
-        assert held <= max(0, chance.accelerators_left)
+        assert held <= max(0, candidate.accelerators_left)
 
 
 @settings(max_examples=150, deadline=None)
 @given(pools, spendings, jobs)
 def test_nothing_is_rented_while_committed_room_that_can_have_the_job_is_free(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
-    decision = place(facts_of(*pools, job=job, spending=spending))
+    decision = choose_pool(facts_of(*pools, job=job, spending=spending))
 
-    there = [row for row in decision.table if row.is_there and not row.why_not]
+    there = [row for row in decision.table if row.is_available_now and not row.why_not]
     if job.deadline_at is None:
-        assert bool(there) == (decision.action is Placement.START)
-    elif there and decision.action is Placement.RENT:
+        assert bool(there) == (decision.action is PlacementAction.START)
+    elif there and decision.action is PlacementAction.RENT:
         left = (job.deadline_at - NOW).total_seconds()
         assert all(row.ends_after_seconds > left for row in there)
         assert decision.row
@@ -468,16 +488,16 @@ def test_nothing_is_rented_while_committed_room_that_can_have_the_job_is_free(po
 @settings(max_examples=150, deadline=None)
 @given(pools, spendings, jobs)
 def test_a_deadline_that_some_pool_meets_is_met_by_the_cheapest_that_does(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
-    job = job.but(deadline_at=job.deadline_at or at(30 * HOUR), rent_worth_parts=None)
+    job = job.but(deadline_at=job.deadline_at or at(30 * HOUR), max_rent_parts=None)
 
-    decision = place(facts_of(*pools, job=job, spending=spending))
+    decision = choose_pool(facts_of(*pools, job=job, spending=spending))
 
     left = (job.deadline_at - NOW).total_seconds()
     in_time = [row for row in decision.table if not row.why_not and row.ends_after_seconds <= left]
     assert (decision.late_seconds is None) == (bool(in_time) or decision.row is None)
     if in_time:
         assert decision.row in in_time
-        there = [row for row in in_time if row.is_there] or in_time
+        there = [row for row in in_time if row.is_available_now] or in_time
         assert decision.row.parts == min(row.parts for row in there)
 
 
@@ -486,11 +506,11 @@ def test_a_deadline_that_some_pool_meets_is_met_by_the_cheapest_that_does(pools,
 def test_who_has_no_price_of_delay_is_rented_for_only_to_meet_a_deadline_that_is_met_no_cheaper_otherwise(  # type: ignore[no-untyped-def]
     pools, spending, job
 ) -> None:
-    decision = place(
-        facts_of(*pools, job=job.but(micros_per_hour_of_delay=0, rent_worth_parts=None), spending=spending)
+    decision = choose_pool(
+        facts_of(*pools, job=job.but(micros_per_hour_of_delay=0, max_rent_parts=None), spending=spending)
     )
 
-    if decision.action is Placement.RENT:
+    if decision.action is PlacementAction.RENT:
         assert job.deadline_at
         left = (job.deadline_at - NOW).total_seconds()
         paid_for = [row for row in decision.table if not row.market.is_rented and not row.why_not]
@@ -502,9 +522,9 @@ def test_who_has_no_price_of_delay_is_rented_for_only_to_meet_a_deadline_that_is
 @settings(max_examples=100, deadline=None)
 @given(pools, spendings, jobs)
 def test_a_decision_replays_from_its_facts_as_json(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
-    decision = place(facts_of(*pools, job=job, spending=spending))
+    decision = choose_pool(facts_of(*pools, job=job, spending=spending))
 
-    again = place(PlacementFacts.model_validate(decision.to_json()["facts"]))
+    again = choose_pool(PlacementFacts.model_validate(decision.to_json()["facts"]))
 
     assert again == decision
     assert len(decision.alternatives) == len(pools) - (decision.row is not None)
@@ -517,10 +537,10 @@ def test_who_values_delay_more_never_ends_later_for_it(pools, job, more) -> None
     # Of a class without a price nothing is rented at all: that is another step than a price that rises.
     value = max(MICROS, job.micros_per_hour_of_delay)
     patient, hurried = (
-        place(facts_of(*pools, job=job.but(deadline_at=None, micros_per_hour_of_delay=price)))
+        choose_pool(facts_of(*pools, job=job.but(deadline_at=None, micros_per_hour_of_delay=price)))
         for price in (value, value + more * MICROS)
     )
 
     assert (patient.row is None) == (hurried.row is None)
-    if patient.row and hurried.row and not hurried.row.is_there:
+    if patient.row and hurried.row and not hurried.row.is_available_now:
         assert hurried.row.ends_after_seconds <= patient.row.ends_after_seconds + 0.01

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from evenkeel.domain.capacity.compatibility import Needs, Place, differences
+from evenkeel.domain.capacity.compatibility import EnvironmentNeeds, PoolEnvironment, differences
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
 from evenkeel.domain.capacity.shortages import FORGOTTEN_BELOW, MOST_HOLD_SECONDS, Shortages
 from tests.unit.scheduling.markets import NOW, a_pool, a_reservation, at
@@ -89,23 +89,27 @@ def test_the_memory_stays_small_and_nothing_is_barred_for_ever(refusals: list[tu
     assert len(memory.entries) <= 3
 
 
-HERE = Place(accelerator="a100", accelerator_memory_gib=80, fabric="efa", storage={"data": "fs-1"})
+HERE = PoolEnvironment(accelerator="a100", accelerator_memory_gib=80, fabric="efa", storage={"data": "fs-1"})
 
 
 @pytest.mark.parametrize(
     ("needs", "place", "said"),
     [
-        (Needs(architectures=("arm64",)), HERE, "image is for arm64"),
-        (Needs(accelerator_memory_gib=60), HERE.but(accelerator_memory_gib=40), "needs 60 GiB on each"),
-        (Needs(accelerator_memory_gib=60), HERE.but(accelerator_memory_gib=0), "nobody says"),
-        (Needs(accelerators=("h100",)), HERE, "runs on h100"),
-        (Needs(accelerators=("h100",)), HERE.but(accelerator=""), "is not known"),
-        (Needs(fabric="efa"), HERE.but(fabric=""), "talk over efa"),
-        (Needs(storage={"data": "fs-1"}), HERE.but(storage={"data": "fs-2"}), "the same name, another volume"),
-        (Needs(storage={"models": "fs-1"}), HERE, "Nothing is mounted there as models"),
+        (EnvironmentNeeds(architectures=("arm64",)), HERE, "image is for arm64"),
+        (EnvironmentNeeds(accelerator_memory_gib=60), HERE.but(accelerator_memory_gib=40), "needs 60 GiB on each"),
+        (EnvironmentNeeds(accelerator_memory_gib=60), HERE.but(accelerator_memory_gib=0), "nobody says"),
+        (EnvironmentNeeds(accelerators=("h100",)), HERE, "runs on h100"),
+        (EnvironmentNeeds(accelerators=("h100",)), HERE.but(accelerator=""), "is not known"),
+        (EnvironmentNeeds(fabric="efa"), HERE.but(fabric=""), "talk over efa"),
+        (
+            EnvironmentNeeds(storage={"data": "fs-1"}),
+            HERE.but(storage={"data": "fs-2"}),
+            "the same name, another volume",
+        ),
+        (EnvironmentNeeds(storage={"models": "fs-1"}), HERE, "Nothing is mounted there as models"),
     ],
 )
-def test_what_would_differ_elsewhere_is_said(needs: Needs, place: Place, said: str) -> None:
+def test_what_would_differ_elsewhere_is_said(needs: EnvironmentNeeds, place: PoolEnvironment, said: str) -> None:
     found = differences(needs, place)
 
     assert len(found) == 1
@@ -113,7 +117,7 @@ def test_what_would_differ_elsewhere_is_said(needs: Needs, place: Place, said: s
 
 
 def test_the_same_is_the_same() -> None:
-    needs = Needs(
+    needs = EnvironmentNeeds(
         architectures=("amd64", "arm64"),
         accelerators=("a100", "h100"),
         accelerator_memory_gib=80,
@@ -122,4 +126,4 @@ def test_the_same_is_the_same() -> None:
     )
 
     assert differences(needs, HERE) == ()
-    assert differences(Needs(), Place()) == ()
+    assert differences(EnvironmentNeeds(), PoolEnvironment()) == ()

@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.offers import offers_for
-from evenkeel.domain.admission.request import Request
-from evenkeel.domain.capacity.compatibility import Place
-from evenkeel.domain.capacity.node_capacity import Room
+from evenkeel.domain.admission.offers import pool_fits
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.capacity.compatibility import PoolEnvironment
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
@@ -17,21 +17,21 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.candidates import Conditions, kept_rooms, placement_facts
-from evenkeel.domain.renting.demand import Placement
-from evenkeel.domain.renting.placement import place
+from evenkeel.domain.renting.candidates import PlacementContext, placement_facts, reserve_rented_nodes
+from evenkeel.domain.renting.demand import PlacementAction
+from evenkeel.domain.renting.placement import choose_pool
 from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.rental import (
-    NOBODYS,
     NODES_READY,
     NOT_WANTED,
     OVER,
     REFUSED,
-    Offer,
+    UNASSIGNED,
     Rental,
+    RentalOffer,
     RentalState,
-    end_answer,
-    nodes_answer,
+    evaluate_rental_over,
+    evaluate_rental_ready,
 )
 from tests.fakes import a_node
 
@@ -45,7 +45,7 @@ POOL = RentedPool(
     most_nodes=4,
     micros_per_node_hour=50_000_000,
     launch=LaunchDelay(p50_seconds=60, p90_seconds=120),
-    place=Place(),
+    place=PoolEnvironment(),
 )
 POLICY = Policy(
     burst=BurstPolicy(
@@ -80,7 +80,7 @@ def a_rental(**changes: Any) -> Rental:
         "state": RentalState.OPENING,
         "reason": "It cannot wait.",
         "nodes": 2,
-        "offers": (Offer.of(POOL, START),),
+        "offers": (RentalOffer.of(POOL, START),),
         "begun_at": START,
         "ready_by": START + timedelta(seconds=900),
         "decision_id": "dec-1",
@@ -97,7 +97,7 @@ def rented_node(number: int, **changes: Any) -> KubernetesNode:
     return a_node(number, name=f"ip-{number}", pool="burst", hyperpod_cluster_id=None, **changes)
 
 
-def a_room(number: int, pool: str = "burst", **changes: Any) -> Room:
+def a_node_capacity(number: int, pool: str = "burst", **changes: Any) -> NodeCapacity:
     facts: dict[str, Any] = {
         "life": NodeLife(cluster="research-eks", instance_id=f"i-{number:017x}", launched_at=START),
         "node_name": f"ip-{number}",
@@ -107,7 +107,7 @@ def a_room(number: int, pool: str = "burst", **changes: Any) -> Room:
         "accelerators": 8,
         "free": 0,
     }
-    return Room.model_validate({**facts, **changes})
+    return NodeCapacity.model_validate({**facts, **changes})
 
 
 def an_attempt(state: AttemptState = AttemptState.RUNNING, **changes: Any) -> Attempt:
@@ -130,62 +130,71 @@ def an_attempt(state: AttemptState = AttemptState.RUNNING, **changes: Any) -> At
 
 
 def test_a_machine_of_a_rented_pool_is_its_jobs_or_nobodys() -> None:
-    rooms = kept_rooms([a_room(1), a_room(2), a_room(3), a_room(4, "p5-workers")], [ready()], (POOL,))
+    capacities = reserve_rented_nodes(
+        [a_node_capacity(1), a_node_capacity(2), a_node_capacity(3), a_node_capacity(4, "p5-workers")],
+        [ready()],
+        (POOL,),
+    )
 
-    assert [(room.kept_for, room.free) for room in rooms] == [("job-a", 8), ("job-a", 8), (NOBODYS, 0), ("", 0)]
+    assert [(capacity.reserved_for, capacity.free) for capacity in capacities] == [
+        ("job-a", 8),
+        ("job-a", 8),
+        (UNASSIGNED, 0),
+        ("", 0),
+    ]
 
 
 def test_before_they_are_handed_over_and_once_they_go_back_they_are_nobodys() -> None:
     for state in (RentalState.OPENING, RentalState.ENDING):
-        rooms = kept_rooms([a_room(1)], [ready(state=state)], (POOL,))
-        assert rooms[0].kept_for == NOBODYS
+        capacities = reserve_rented_nodes([a_node_capacity(1)], [ready(state=state)], (POOL,))
+        assert capacities[0].reserved_for == UNASSIGNED
 
 
 def test_a_pool_that_the_policy_names_no_more_is_kept_while_something_of_it_is_rented() -> None:
-    assert kept_rooms([a_room(1)], [ready()], ())[0].kept_for == "job-a"
-    assert kept_rooms([a_room(1)], [], ())[0].kept_for == ""
+    assert reserve_rented_nodes([a_node_capacity(1)], [ready()], ())[0].reserved_for == "job-a"
+    assert reserve_rented_nodes([a_node_capacity(1)], [], ())[0].reserved_for == ""
 
 
 def test_the_job_alone_is_offered_what_is_kept_for_it_and_all_of_it_or_none() -> None:
-    kept = kept_rooms([a_room(1), a_room(2)], [ready()], (POOL,))
-    common = a_room(3, "p5-workers", free=8)
-    own, other = Request.of(a_job()), Request.of(a_job(job_id="job-b"))
+    kept = reserve_rented_nodes([a_node_capacity(1), a_node_capacity(2)], [ready()], (POOL,))
+    common = a_node_capacity(3, "p5-workers", free=8)
+    own, other = AdmissionRequest.of(a_job()), AdmissionRequest.of(a_job(job_id="job-b"))
 
-    assert [offer.pool for offer in offers_for(own, (*kept, common), POLICY.scheduling)] == ["burst"]
-    assert [offer.pool for offer in offers_for(other, (*kept, common), POLICY.scheduling)] == ["p5-workers"]
-    lost = (kept[0], kept[1].but(closed_because="not ready"), common)
-    assert [offer.pool for offer in offers_for(own, lost, POLICY.scheduling)] == ["p5-workers"]
+    assert [offer.pool for offer in pool_fits(own, (*kept, common), POLICY.scheduling)] == ["burst"]
+    assert [offer.pool for offer in pool_fits(other, (*kept, common), POLICY.scheduling)] == ["p5-workers"]
+    lost = (kept[0], kept[1].but(unschedulable_reason="not ready"), common)
+    assert [offer.pool for offer in pool_fits(own, lost, POLICY.scheduling)] == ["p5-workers"]
 
 
 # ---------------------------------------------------------------- what a place rests on
 
 
-def conditions(*rooms: Room, **changes: Any) -> Conditions:
+def conditions(*capacities: NodeCapacity, **changes: Any) -> PlacementContext:
     facts: dict[str, Any] = {
-        "rooms": rooms,
+        "capacities": capacities,
         "charges": (),
         "classes": {},
         "queue": (a_job(),),
         "holds": (),
         "now": START + timedelta(seconds=5),
     }
-    return Conditions.model_validate({**facts, **changes})
+    return PlacementContext.model_validate({**facts, **changes})
 
 
-def committed(number: int, **changes: Any) -> Room:
-    return a_room(number, "p5-workers", instance_type="ml.p5.48xlarge", **changes)
+def committed(number: int, **changes: Any) -> NodeCapacity:
+    return a_node_capacity(number, "p5-workers", instance_type="ml.p5.48xlarge", **changes)
 
 
 def test_a_machine_that_boots_is_expected_back_and_not_rented_for() -> None:
-    out = [committed(1, closed_because="not ready"), committed(2, closed_because="not ready")]
+    out = [committed(1, unschedulable_reason="not ready"), committed(2, unschedulable_reason="not ready")]
     short = Shortages().with_refusal("p5-workers", "", Market.COMMITTED, START)
 
     soon = placement_facts(a_job(), conditions(*out), POLICY)
     never = placement_facts(a_job(), conditions(*out, shortages=short), POLICY)
 
-    assert soon.chances[0].wait_seconds == POLICY.jobs.expected_replace_seconds
-    assert never.chances[0].wait_seconds == 30 * 86_400
-    assert (place(soon).action, place(never).action) == (Placement.WAIT, Placement.RENT)
+    assert soon.candidates[0].wait_seconds == POLICY.jobs.expected_replace_seconds
+    assert never.candidates[0].wait_seconds == 30 * 86_400
+    assert (choose_pool(soon).action, choose_pool(never).action) == (PlacementAction.WAIT, PlacementAction.RENT)
 
 
 def test_facts_of_a_place_survive_their_record() -> None:
@@ -193,7 +202,7 @@ def test_facts_of_a_place_survive_their_record() -> None:
 
     again = type(facts).model_validate(facts.to_json())
 
-    assert place(again).to_json() == place(facts).to_json()
+    assert choose_pool(again).to_json() == choose_pool(facts).to_json()
 
 
 @given(st.integers(0, 4), st.integers(0, 300_000_000))
@@ -203,9 +212,9 @@ def test_no_placement_breaks_a_cap_or_a_limit(rented: int, cap: int) -> None:
     holds = [{**hold, "nodes": rented, "accelerators_per_node": 8, "micros_per_hour": rented * 50_000_000}]
     seen = conditions(committed(1), committed(2), holds=holds)
 
-    decision = place(placement_facts(a_job(), seen, POLICY.but(burst=burst)))
+    decision = choose_pool(placement_facts(a_job(), seen, POLICY.but(burst=burst)))
 
-    if decision.action is Placement.RENT:
+    if decision.action is PlacementAction.RENT:
         assert rented * 50_000_000 + 2 * POOL.micros_per_node_hour <= cap
         assert rented + 2 <= POOL.most_nodes
 
@@ -216,14 +225,14 @@ def test_no_placement_breaks_a_cap_or_a_limit(rented: int, cap: int) -> None:
 def test_nodes_are_there_when_all_are_and_no_other_rental_has_them() -> None:
     nodes = [rented_node(1), rented_node(2)]
 
-    assert nodes_answer(a_rental(), a_job(), nodes[:1], "") is None
+    assert evaluate_rental_ready(a_rental(), a_job(), nodes[:1], "") is None
     assert outcome_of(nodes=nodes) == NODES_READY
-    assert nodes_answer(a_rental(), a_job(), nodes, "", taken=("ip-1",)) is None
+    assert evaluate_rental_ready(a_rental(), a_job(), nodes, "", taken=("ip-1",)) is None
 
 
 def outcome_of(**changes: Any) -> str:
     asked: dict[str, Any] = {"rental": a_rental(), "job": a_job(), "nodes": [], "refusal": "", **changes}
-    answer = nodes_answer(**asked)
+    answer = evaluate_rental_ready(**asked)
     return answer.outcome if answer else ""
 
 
@@ -236,7 +245,7 @@ def test_a_refusal_ends_the_wait_and_nodes_that_came_all_the_same_win() -> None:
 
 def ends(job: Job, attempt: Attempt | None, seconds: int = 0, nodes: int = 2) -> str:
     there = [rented_node(number) for number in range(1, nodes + 1)]
-    answer = end_answer(ready(), job, attempt, there, 60, START + timedelta(seconds=seconds))
+    answer = evaluate_rental_over(ready(), job, attempt, there, 60, START + timedelta(seconds=seconds))
     return answer.outcome if answer else ""
 
 
@@ -265,7 +274,7 @@ def test_a_job_that_waits_again_has_them_kept_for_the_quiet_period() -> None:
 def test_a_job_that_goes_home_or_has_lost_a_node_has_none_kept() -> None:
     stopped = an_attempt(AttemptState.STOPPED, ended_at=START)
 
-    assert ends(a_job(goes_home=True), stopped) == OVER
+    assert ends(a_job(is_migrating_back=True), stopped) == OVER
     assert ends(a_job(), stopped, nodes=1) == OVER
 
 
@@ -276,9 +285,9 @@ def test_a_job_that_goes_home_or_has_lost_a_node_has_none_kept() -> None:
 def test_a_bill_is_exact_and_offers_without_a_node_cost_nothing(
     nodes: int, price: int, microseconds: int, offers: int
 ) -> None:
-    empty = Offer.of(POOL, START).but(refused="no", closed_at=START + timedelta(hours=5))
+    empty = RentalOffer.of(POOL, START).but(refused="no", closed_at=START + timedelta(hours=5))
     came = tuple(f"ip-{number}" for number in range(nodes))
-    last = Offer.of(POOL.but(micros_per_node_hour=price), START).but(came=came)
+    last = RentalOffer.of(POOL.but(micros_per_node_hour=price), START).but(joined_node_names=came)
     rental = a_rental(nodes=nodes, offers=(*[empty] * offers, last))
 
     over = rental.ended("Done.", START + timedelta(microseconds=microseconds))

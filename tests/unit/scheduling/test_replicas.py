@@ -7,34 +7,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.offers import offers_for
+from evenkeel.domain.admission.offers import pool_fits
 from evenkeel.domain.admission.policy import SchedulingPolicy
-from evenkeel.domain.admission.request import Request
-from evenkeel.domain.admission.serving_demand import demands_of, kept_for
-from evenkeel.domain.capacity.compatibility import Place
-from evenkeel.domain.capacity.node_capacity import Room
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.serving_demand import replica_requests, reserve_for_replicas
+from evenkeel.domain.capacity.compatibility import PoolEnvironment
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
 from evenkeel.domain.external.policy import ServingWorkload
-from evenkeel.domain.external.serving import Short, holder_id, short_of
-from evenkeel.domain.external.workloads import ForeignPod
+from evenkeel.domain.external.serving import ReplicaShortfall, holder_id, replica_shortfalls
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.candidates import Conditions
-from evenkeel.domain.renting.demand import Placement, PlacementDecision
-from evenkeel.domain.renting.placement import place
+from evenkeel.domain.renting.candidates import PlacementContext
+from evenkeel.domain.renting.demand import PlacementAction, PlacementDecision
+from evenkeel.domain.renting.placement import choose_pool
 from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
-from evenkeel.domain.renting.rental import Offer, Rental, RentalHold, RentalState, Served
+from evenkeel.domain.renting.rental import Rental, RentalAllocation, RentalOffer, RentalState, ServingTarget
 from evenkeel.domain.renting.serving import (
-    DOING_WITHOUT,
-    ServingMemory,
-    as_seen,
-    empty_answer,
-    nodes_for,
-    room_left,
-    why_not_on,
-    why_unwanted_for,
+    NO_EXTRA_NODE,
+    ServingState,
+    decide_serving_rentals,
+    evaluate_serving_rental_over,
+    free_replica_slots,
+    why_node_not_needed,
+    why_not_schedulable,
+    with_observed_replicas,
 )
 from tests.fakes import a_node
 
@@ -59,7 +59,7 @@ POOL = RentedPool(
     most_nodes=4,
     micros_per_node_hour=MICROS,
     launch=LaunchDelay(p50_seconds=240, p90_seconds=240),
-    place=Place(),
+    place=PoolEnvironment(),
     taints=(TAINT,),
 )
 
@@ -75,7 +75,7 @@ def a_policy(chat: ServingWorkload = CHAT, pools: tuple[RentedPool, ...] = (POOL
     return Policy(burst=burst, scheduling=SchedulingPolicy(serving=(chat,)))
 
 
-def a_replica(number: int = 1, node: str = "", **changes: Any) -> ForeignPod:
+def a_replica(number: int = 1, node: str = "", **changes: Any) -> UnmanagedPod:
     facts: dict[str, Any] = {
         "namespace": "serving",
         "name": f"chat-7d9f-{number}",
@@ -87,10 +87,10 @@ def a_replica(number: int = 1, node: str = "", **changes: Any) -> ForeignPod:
         "created_at": START - timedelta(seconds=60),
         "tolerations": (BORNE,),
     }
-    return ForeignPod.model_validate({**facts, **changes})
+    return UnmanagedPod.model_validate({**facts, **changes})
 
 
-def a_room(number: int, free: int = 0, **changes: Any) -> Room:
+def a_node_capacity(number: int, free: int = 0, **changes: Any) -> NodeCapacity:
     facts: dict[str, Any] = {
         "life": NodeLife(cluster=CLUSTER, instance_id=f"i-{number:017x}", launched_at=START),
         "node_name": f"hyperpod-{number}",
@@ -100,7 +100,7 @@ def a_room(number: int, free: int = 0, **changes: Any) -> Room:
         "accelerators": 8,
         "free": free,
     }
-    return Room.model_validate({**facts, **changes})
+    return NodeCapacity.model_validate({**facts, **changes})
 
 
 def a_charge(number: int, ran_seconds: float = 0) -> Charge:
@@ -121,13 +121,13 @@ def a_rental(number: int = 1, state: RentalState = RentalState.READY, **changes:
     facts: dict[str, Any] = {
         "job_id": holder_id(CHAT),
         "number": number,
-        "serves": Served(namespace="serving", name="chat", accelerators_per_replica=8),
+        "serves": ServingTarget(namespace="serving", name="chat", accelerators_per_replica=8),
         "team": "chat",
         "namespace": "evenkeel-jobs",
         "state": state,
         "reason": "It cannot wait.",
         "nodes": 1,
-        "offers": (Offer.of(POOL, START),),
+        "offers": (RentalOffer.of(POOL, START),),
         "node_names": (f"ip-{number}",) if state is RentalState.READY else (),
         "begun_at": START,
         "ready_by": START + timedelta(seconds=900),
@@ -140,20 +140,29 @@ def rented_node(number: int = 1, **changes: Any) -> KubernetesNode:
     return a_node(number, name=f"ip-{number}", pool="chat-burst", hyperpod_cluster_id=None, taints=(TAINT,), **changes)
 
 
-def seen(*rooms: Room, **changes: Any) -> Conditions:
-    charges = tuple(a_charge(number) for number, room in enumerate(rooms, 1) if room.free < room.accelerators)
-    facts: dict[str, Any] = {"rooms": rooms, "charges": charges, "classes": {}, "queue": (), "holds": (), "now": START}
-    return Conditions.model_validate({**facts, **changes})
+def seen(*capacities: NodeCapacity, **changes: Any) -> PlacementContext:
+    charges = tuple(
+        a_charge(number) for number, capacity in enumerate(capacities, 1) if capacity.free < capacity.accelerators
+    )
+    facts: dict[str, Any] = {
+        "capacities": capacities,
+        "charges": charges,
+        "classes": {},
+        "queue": (),
+        "holds": (),
+        "now": START,
+    }
+    return PlacementContext.model_validate({**facts, **changes})
 
 
 def decided(
-    *pods: ForeignPod, policy: Policy | None = None, most: int = 4, memory: ServingMemory | None = None, **changes: Any
+    *pods: UnmanagedPod, policy: Policy | None = None, most: int = 4, memory: ServingState | None = None, **changes: Any
 ) -> tuple[PlacementDecision, ...]:
     policy = policy or a_policy()
     (chat,) = policy.scheduling.serving
-    (short,) = short_of((chat,), {CLUSTER: pods})
-    found = seen(a_room(1), a_room(2), **changes)
-    return nodes_for(short, len(short.waiting), found, memory or ServingMemory.of(chat), policy, most=most)
+    (short,) = replica_shortfalls((chat,), {CLUSTER: pods})
+    found = seen(a_node_capacity(1), a_node_capacity(2), **changes)
+    return decide_serving_rentals(short, len(short.waiting), found, memory or ServingState.of(chat), policy, most=most)
 
 
 # ---------------------------------------------------------------- its id
@@ -183,16 +192,16 @@ def test_a_node_is_rented_where_the_hour_of_its_replicas_is_worth_more_than_its_
     (answer,) = decided(a_replica(), policy=a_policy(delay_micros_per_hour={"critical": round(factor * MICROS)}))
 
     # The first four minutes of the spike nobody is served there, and the rent runs: 64 minutes paid for 56 served.
-    assert (answer.action is Placement.RENT) is rents
-    assert {row.pool for row in answer.table} == {"p5-workers", DOING_WITHOUT, "chat-burst"}
+    assert (answer.action is PlacementAction.RENT) is rents
+    assert {row.pool for row in answer.table} == {"p5-workers", NO_EXTRA_NODE, "chat-burst"}
 
 
 def test_replicas_that_share_a_node_are_worth_it_together() -> None:
     policy = a_policy(delay_micros_per_hour={"critical": round(0.8 * MICROS)})
     halves = [a_replica(number, accelerators=4) for number in (1, 2)]
 
-    assert [each.action for each in decided(*halves[:1], policy=policy)] == [Placement.WAIT]
-    assert [each.action for each in decided(*halves, policy=policy)] == [Placement.RENT]
+    assert [each.action for each in decided(*halves[:1], policy=policy)] == [PlacementAction.WAIT]
+    assert [each.action for each in decided(*halves, policy=policy)] == [PlacementAction.RENT]
 
 
 def test_committed_room_that_comes_soon_is_waited_for() -> None:
@@ -200,17 +209,17 @@ def test_committed_room_that_comes_soon_is_waited_for() -> None:
 
     (answer,) = decided(a_replica(), charges=soon)
 
-    assert answer.action is Placement.WAIT
+    assert answer.action is PlacementAction.WAIT
     assert answer.pool == "p5-workers"
 
 
 def test_each_node_is_weighed_with_those_before_it() -> None:
     pods = [a_replica(number) for number in range(6)]
 
-    assert [each.action for each in decided(*pods)] == [Placement.RENT] * 4
-    assert [each.action for each in decided(*pods, most=2)] == [Placement.RENT] * 2
+    assert [each.action for each in decided(*pods)] == [PlacementAction.RENT] * 4
+    assert [each.action for each in decided(*pods, most=2)] == [PlacementAction.RENT] * 2
     assert [each.action for each in decided(*pods, policy=a_policy(fleet_cap_micros_per_hour=3 * MICROS))] == [
-        Placement.RENT
+        PlacementAction.RENT
     ] * 3
 
 
@@ -227,7 +236,7 @@ def test_what_is_left_of_its_teams_dollars_holds() -> None:
 def test_a_class_without_a_price_is_not_rented_for() -> None:
     (answer,) = decided(a_replica(), policy=a_policy(delay_micros_per_hour={}))
 
-    assert answer.action is Placement.WAIT
+    assert answer.action is PlacementAction.WAIT
 
 
 def test_who_has_just_come_is_not_weighed() -> None:
@@ -236,7 +245,7 @@ def test_who_has_just_come_is_not_weighed() -> None:
 
 
 def test_after_nodes_that_nobody_came_to_none_is_rented_for_longer_and_longer() -> None:
-    memory = ServingMemory.of(CHAT)
+    memory = ServingState.of(CHAT)
     waits = []
     for _ in range(9):
         memory = memory.after_end(was_used=False, now=START)
@@ -244,9 +253,9 @@ def test_after_nodes_that_nobody_came_to_none_is_rented_for_longer_and_longer() 
         waits.append((memory.not_before - START).total_seconds())
 
     (answer,) = decided(a_replica(), memory=memory)
-    assert answer.action is not Placement.RENT
+    assert answer.action is not PlacementAction.RENT
     assert waits == [900, 1800, 3600, 7200, 14_400, 28_800, 57_600, 86_400, 86_400]
-    assert memory.after_end(was_used=True, now=START) == ServingMemory.of(CHAT)
+    assert memory.after_end(was_used=True, now=START) == ServingState.of(CHAT)
 
 
 @given(
@@ -260,7 +269,7 @@ def test_after_nodes_that_nobody_came_to_none_is_rented_for_longer_and_longer() 
 def test_whatever_waits_caps_limits_and_need_hold_and_each_answer_replays(
     replicas: int, accelerators: int, price: int, cap: int, held: int, most: int
 ) -> None:
-    hold = RentalHold(
+    hold = RentalAllocation(
         job_id="srv-x",
         number=1,
         team="chat",
@@ -275,11 +284,11 @@ def test_whatever_waits_caps_limits_and_need_hold_and_each_answer_replays(
 
     answers = decided(*pods, policy=policy, most=most, holds=(hold,) if held else ())
 
-    rented = [each for each in answers if each.action is Placement.RENT]
+    rented = [each for each in answers if each.action is PlacementAction.RENT]
     assert len(rented) <= min(most, POOL.most_nodes - held, -(-replicas // (8 // accelerators)))
     assert not rented or (held + len(rented)) * MICROS <= cap
     assert not rented or len(rented) == len(answers)
-    assert [place(each.facts) for each in answers] == list(answers)
+    assert [choose_pool(each.facts) for each in answers] == list(answers)
 
 
 # ---------------------------------------------------------------- who may stand there
@@ -301,13 +310,13 @@ def test_whatever_waits_caps_limits_and_need_hold_and_each_answer_replays(
 def test_a_pod_stands_where_it_tolerates_and_selects_what_is_known_of_the_pool(
     changes: dict[str, Any], why: str
 ) -> None:
-    found = why_not_on(a_replica(**changes), POOL)
+    found = why_not_schedulable(a_replica(**changes), POOL)
 
     assert (why in found) if why else found == ""
 
 
 def test_what_a_site_says_of_a_pools_labels_is_known() -> None:
-    assert why_not_on(a_replica(selector={"disk": "nvme"}), POOL.but(labels={"disk": "nvme"})) == ""
+    assert why_not_schedulable(a_replica(selector={"disk": "nvme"}), POOL.but(labels={"disk": "nvme"})) == ""
 
 
 # ---------------------------------------------------------------- who waits still
@@ -316,10 +325,14 @@ def test_what_a_site_says_of_a_pools_labels_is_known() -> None:
 def test_nodes_that_are_there_or_on_their_way_take_as_many_as_fit() -> None:
     rentals = [a_rental(1), a_rental(2, RentalState.OPENING), a_rental(3, RentalState.ENDING)]
 
-    assert room_left(rentals, [a_replica(1)]) == 2
-    assert room_left(rentals, [a_replica(1, "ip-1"), a_replica(2)]) == 1
+    assert free_replica_slots(rentals, [a_replica(1)]) == 2
+    assert free_replica_slots(rentals, [a_replica(1, "ip-1"), a_replica(2)]) == 1
     assert (
-        room_left([a_rental(1, serves=Served(namespace="serving", name="chat", accelerators_per_replica=2))], []) == 4
+        free_replica_slots(
+            [a_rental(1, serving_target=ServingTarget(namespace="serving", name="chat", accelerators_per_replica=2))],
+            [],
+        )
+        == 4
     )
 
 
@@ -339,7 +352,7 @@ def test_a_node_on_its_way_is_wanted_by_those_whom_none_before_it_takes(
 ) -> None:
     pods = [a_replica(number) for number in range(waiting)]
 
-    why = why_unwanted_for(a_rental(2, RentalState.OPENING), others, (CHAT,), pods, ())
+    why = why_node_not_needed(a_rental(2, RentalState.OPENING), others, (CHAT,), pods, ())
 
     assert (why == "") is is_wanted
 
@@ -348,7 +361,7 @@ def test_a_registration_that_is_gone_wants_nothing() -> None:
     rental = a_rental(1, RentalState.OPENING)
 
     for registered in ((), (CHAT.but(rents_from=()),)):
-        assert "any more" in why_unwanted_for(rental, (), registered, [a_replica()], ())
+        assert "any more" in why_node_not_needed(rental, (), registered, [a_replica()], ())
 
 
 @pytest.mark.parametrize("registered", [(CHAT,), ()])
@@ -358,11 +371,11 @@ def test_a_node_on_which_a_replica_stands_before_it_is_handed_over_is_wanted(
     pods, nodes = [a_replica(1, "ip-7")], [rented_node(7)]
     first, second = a_rental(1, RentalState.OPENING), a_rental(2, RentalState.OPENING)
 
-    assert why_unwanted_for(first, (second,), registered, pods, nodes) == ""
-    assert why_unwanted_for(second, (first,), registered, pods, nodes) != ""
-    assert why_unwanted_for(second, (a_rental(7),), registered, pods, nodes) != ""
+    assert why_node_not_needed(first, (second,), registered, pods, nodes) == ""
+    assert why_node_not_needed(second, (first,), registered, pods, nodes) != ""
+    assert why_node_not_needed(second, (a_rental(7),), registered, pods, nodes) != ""
     elsewhere = first.with_offer(pool="chat-dearer")
-    assert why_unwanted_for(second, (elsewhere,), registered, pods, nodes) == ""
+    assert why_node_not_needed(second, (elsewhere,), registered, pods, nodes) == ""
 
 
 # ---------------------------------------------------------------- when it goes back
@@ -370,14 +383,14 @@ def test_a_node_on_which_a_replica_stands_before_it_is_handed_over_is_wanted(
 
 def test_what_is_seen_of_a_node_is_whether_it_ever_served_and_since_when_it_does_not() -> None:
     fresh = a_rental(idle_since=START)
-    used = as_seen(fresh, [a_replica(1, "ip-1")], START + timedelta(seconds=5))
-    idle = as_seen(used, [], START + timedelta(seconds=9))
+    used = with_observed_replicas(fresh, [a_replica(1, "ip-1")], START + timedelta(seconds=5))
+    idle = with_observed_replicas(used, [], START + timedelta(seconds=9))
 
     assert (used.was_used, used.idle_since) == (True, None)
     assert (idle.was_used, idle.idle_since) == (True, START + timedelta(seconds=9))
-    assert as_seen(idle, [], START + timedelta(seconds=20)) == idle
-    assert as_seen(used, [a_replica(1, "ip-1")], START + timedelta(seconds=20)) == used
-    assert as_seen(fresh, [a_replica(1, "elsewhere")], START) == fresh
+    assert with_observed_replicas(idle, [], START + timedelta(seconds=20)) == idle
+    assert with_observed_replicas(used, [a_replica(1, "ip-1")], START + timedelta(seconds=20)) == used
+    assert with_observed_replicas(fresh, [a_replica(1, "elsewhere")], START) == fresh
 
 
 @pytest.mark.parametrize(
@@ -395,9 +408,9 @@ def test_what_is_seen_of_a_node_is_whether_it_ever_served_and_since_when_it_does
     ],
 )
 def test_a_node_goes_back_when_none_stands_there_or_its_time_is_over(
-    rental: Rental, pods: list[ForeignPod], nodes: list[KubernetesNode], why: str
+    rental: Rental, pods: list[UnmanagedPod], nodes: list[KubernetesNode], why: str
 ) -> None:
-    answer = empty_answer(rental, pods, nodes, 300, START + timedelta(seconds=300))
+    answer = evaluate_serving_rental_over(rental, pods, nodes, 300, START + timedelta(seconds=300))
 
     assert (answer is not None) is bool(why)
     assert answer is None or why in answer.reason
@@ -407,19 +420,21 @@ def test_a_node_goes_back_when_none_stands_there_or_its_time_is_over(
 
 
 def test_replicas_ask_for_what_rented_nodes_do_not_take() -> None:
-    (short,) = short_of((CHAT,), {CLUSTER: [a_replica(number) for number in range(3)]})
+    (short,) = replica_shortfalls((CHAT,), {CLUSTER: [a_replica(number) for number in range(3)]})
 
-    assert [each.nodes for each in demands_of([short], [a_room(1)], {}, START)] == [3]
-    assert [each.nodes for each in demands_of([short], [a_room(1)], {}, START, {holder_id(CHAT): 2})] == [1]
-    assert demands_of([short], [a_room(1)], {}, START, {holder_id(CHAT): 3}) == ()
+    assert [each.nodes for each in replica_requests([short], [a_node_capacity(1)], {}, START)] == [3]
+    assert [
+        each.nodes for each in replica_requests([short], [a_node_capacity(1)], {}, START, {holder_id(CHAT): 2})
+    ] == [1]
+    assert replica_requests([short], [a_node_capacity(1)], {}, START, {holder_id(CHAT): 3}) == ()
 
 
 def test_who_waits_longest_counts_first_and_no_more_than_were_agreed() -> None:
     pods = [a_replica(number, created_at=START - timedelta(seconds=number)) for number in range(3)]
 
-    (short,) = short_of((CHAT.but(most_replicas=2),), {CLUSTER: pods})
+    (short,) = replica_shortfalls((CHAT.but(most_replicas=2),), {CLUSTER: pods})
 
-    assert isinstance(short, Short)
+    assert isinstance(short, ReplicaShortfall)
     assert [pod.name for pod in short.waiting] == ["chat-7d9f-2", "chat-7d9f-1"]
 
 
@@ -427,25 +442,25 @@ def test_who_waits_longest_counts_first_and_no_more_than_were_agreed() -> None:
     ("changes", "fits"),
     [
         ({}, True),
-        ({"closed_because": "tainted", "taints": (TAINT,)}, True),
-        ({"closed_because": "tainted", "taints": ("other=x:NoSchedule",)}, False),
+        ({"unschedulable_reason": "tainted", "taints": (TAINT,)}, True),
+        ({"unschedulable_reason": "tainted", "taints": ("other=x:NoSchedule",)}, False),
         ({"labels": {"disk": "nvme"}}, True),
     ],
 )
 def test_a_committed_node_is_kept_for_a_replica_that_may_stand_there(changes: dict[str, Any], fits: bool) -> None:
-    (short,) = short_of((CHAT,), {CLUSTER: [a_replica()]})
-    demands = demands_of([short], [a_room(1)], {}, START)
+    (short,) = replica_shortfalls((CHAT,), {CLUSTER: [a_replica()]})
+    demands = replica_requests([short], [a_node_capacity(1)], {}, START)
 
-    (room,) = kept_for(demands, (a_room(1, free=8, **changes),), SchedulingPolicy())
+    (capacity,) = reserve_for_replicas(demands, (a_node_capacity(1, free=8, **changes),), SchedulingPolicy())
 
-    assert (room.free == 0) is fits
+    assert (capacity.free == 0) is fits
 
 
 def test_a_replica_that_selects_other_nodes_has_none_kept() -> None:
-    (short,) = short_of((CHAT,), {CLUSTER: [a_replica(selector={"disk": "nvme"})]})
-    (demand,) = demands_of([short], [a_room(1)], {}, START)
+    (short,) = replica_shortfalls((CHAT,), {CLUSTER: [a_replica(selector={"disk": "nvme"})]})
+    (demand,) = replica_requests([short], [a_node_capacity(1)], {}, START)
 
-    def fitting(asked: Request, *rooms: Room) -> int:
-        return sum(offer.fitting for offer in offers_for(asked, rooms, SchedulingPolicy()))
+    def fitting(asked: AdmissionRequest, *capacities: NodeCapacity) -> int:
+        return sum(offer.fitting for offer in pool_fits(asked, capacities, SchedulingPolicy()))
 
-    assert fitting(demand, a_room(1, free=8), a_room(2, free=8, labels={"disk": "nvme"})) == 1
+    assert fitting(demand, a_node_capacity(1, free=8), a_node_capacity(2, free=8, labels={"disk": "nvme"})) == 1

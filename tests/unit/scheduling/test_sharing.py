@@ -5,10 +5,10 @@ import pytest
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.policy import SchedulingPolicy
-from evenkeel.domain.admission.request import Request
-from evenkeel.domain.admission.scheduler_state import Memory
-from evenkeel.domain.admission.team_cycle import Snapshot, share
-from evenkeel.domain.capacity.node_capacity import Room
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.scheduler_state import SchedulerState
+from evenkeel.domain.admission.team_cycle import TeamCycleSnapshot, run_team_cycle
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
@@ -19,10 +19,10 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas import claims
 from evenkeel.domain.quotas.spending import Spent
-from evenkeel.domain.quotas.teams import FleetQuotas, SetUp, Team
+from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.domain.replay import replay
 from evenkeel.services.storage import rows
-from tests.unit.scheduling.builders import CLUSTER, a_request, a_room, at
+from tests.unit.scheduling.builders import CLUSTER, a_node_capacity, a_request, at
 
 P5, GPU = "ml.p5.48xlarge", "nvidia.com/gpu"
 
@@ -37,8 +37,8 @@ def a_team(name: str, gpus: int = 16, cohort: str = "fleet", **changes: Any) -> 
     return Team.model_validate({"name": name, "queue": queue, "namespace": name, **changes})
 
 
-def a_setup(*teams: Team, **fleet: Any) -> SetUp:
-    return SetUp(fleet=FleetQuotas.model_validate(fleet), teams=tuple(sorted(teams, key=lambda team: team.name)))
+def a_setup(*teams: Team, **fleet: Any) -> TeamSetup:
+    return TeamSetup(fleet=FleetQuotas.model_validate(fleet), teams=tuple(sorted(teams, key=lambda team: team.name)))
 
 
 def a_charge(number: int, team: str, *nodes: int, **changes: Any) -> Charge:
@@ -59,20 +59,20 @@ def a_charge(number: int, team: str, *nodes: int, **changes: Any) -> Charge:
     return Charge.model_validate(facts | changes)
 
 
-def rooms(count: int, *used: int) -> tuple[Room, ...]:
-    return tuple(a_room(number, free=0 if number in used else 8) for number in range(1, count + 1))
+def capacities(count: int, *used: int) -> tuple[NodeCapacity, ...]:
+    return tuple(a_node_capacity(number, free=0 if number in used else 8) for number in range(1, count + 1))
 
 
 def passed(
-    setup: SetUp,
-    rooms: tuple[Room, ...],
-    *pending: Request,
+    setup: TeamSetup,
+    capacities: tuple[NodeCapacity, ...],
+    *pending: AdmissionRequest,
     policy: SchedulingPolicy | None = None,
     **more: Any,
 ) -> dict[str, AdmissionDecision]:
     charges = tuple(more.pop("charges", ()))
-    snapshot = Snapshot(setup=setup, rooms=rooms, pending=pending, charges=charges, **more)
-    answers = share(snapshot, policy or SchedulingPolicy(), EconomyPolicy(), at(1000))
+    snapshot = TeamCycleSnapshot(setup=setup, capacities=capacities, pending=pending, charges=charges, **more)
+    answers = run_team_cycle(snapshot, policy or SchedulingPolicy(), EconomyPolicy(), at(1000))
     for answer in answers:
         again = decide(AdmissionFacts.model_validate(answer.facts.to_json()))
         assert again == answer
@@ -84,7 +84,7 @@ def actions(answers: dict[str, AdmissionDecision]) -> dict[str, Action]:
 
 
 def test_a_job_within_its_teams_quota_gets_quota_and_machines() -> None:
-    answers = passed(a_setup(a_team("red"), a_team("blue")), rooms(4), a_request(1, nodes=2, team="red"))
+    answers = passed(a_setup(a_team("red"), a_team("blue")), capacities(4), a_request(1, nodes=2, team="red"))
 
     answer = answers["job-1"]
     assert (answer.action, answer.node_names) == (Action.ADMIT, ("node-1", "node-2"))
@@ -96,7 +96,7 @@ def test_a_job_within_its_teams_quota_gets_quota_and_machines() -> None:
 
 def test_a_job_over_its_teams_quota_waits_and_says_what_it_is_short_of() -> None:
     alone = a_setup(a_team("red", cohort=""))
-    answers = passed(alone, rooms(4, 1), a_request(2, nodes=2, team="red"), charges=[a_charge(1, "red", 1)])
+    answers = passed(alone, capacities(4, 1), a_request(2, nodes=2, team="red"), charges=[a_charge(1, "red", 1)])
 
     answer = answers["job-2"]
     assert answer.action is Action.NO_QUOTA
@@ -107,7 +107,7 @@ def test_who_is_borrowed_from_has_the_borrower_asked_to_stop() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
 
-    answers = passed(setup, rooms(4, 1, 2, 3, 4), a_request(3, nodes=2, team="red"), charges=charges)
+    answers = passed(setup, capacities(4, 1, 2, 3, 4), a_request(3, nodes=2, team="red"), charges=charges)
 
     answer = answers["job-3"]
     assert answer.action is Action.PREEMPT
@@ -120,17 +120,20 @@ def test_what_has_others_stopped_is_recorded_whole_though_the_same_was_said_befo
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
     told = {"job-3": "Waits until job-2 has stopped."}
 
-    answers = passed(setup, rooms(4, 1, 2, 3, 4), a_request(3, nodes=2, team="red"), charges=charges, told=told)
+    answers = passed(
+        setup, capacities(4, 1, 2, 3, 4), a_request(3, nodes=2, team="red"), charges=charges, last_reasons=told
+    )
 
     assert answers["job-3"].action is Action.PREEMPT
-    assert answers["job-3"].facts.claim is not None
+    assert answers["job-3"].facts.quota is not None
 
 
 def test_nobody_is_asked_to_stop_where_the_machines_would_not_do_even_then() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
     broken = tuple(
-        room.but(closed_because="not ready") if room.node_name == "node-4" else room for room in rooms(4, 1, 2, 3, 4)
+        capacity.but(unschedulable_reason="not ready") if capacity.node_name == "node-4" else capacity
+        for capacity in capacities(4, 1, 2, 3, 4)
     )
 
     answers = passed(setup, broken, a_request(3, nodes=2, team="red"), charges=charges)
@@ -143,11 +146,11 @@ def test_nobody_is_asked_to_stop_where_the_machines_would_not_do_even_then() -> 
 def test_a_job_waits_on_while_those_asked_to_stop_are_still_there() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
-    memory = Memory().after_preemption("red", "job-3", ["job-2"], at(900))
+    memory = SchedulerState().after_preemption("red", "job-3", ["job-2"], at(900))
 
     answers = passed(
         setup,
-        rooms(4, 1, 2, 3, 4),
+        capacities(4, 1, 2, 3, 4),
         a_request(3, nodes=2, team="red"),
         a_request(4, team="red", priority=9),
         charges=charges,
@@ -162,7 +165,7 @@ def test_a_job_waits_on_while_those_asked_to_stop_are_still_there() -> None:
 def test_quota_without_machines_is_parked_in_a_best_effort_queue() -> None:
     setup = a_setup(a_team("red", gpus=64))
 
-    answers = passed(setup, rooms(2, 1), a_request(1, nodes=2, team="red"), a_request(2, team="red"))
+    answers = passed(setup, capacities(2, 1), a_request(1, nodes=2, team="red"), a_request(2, team="red"))
 
     assert actions(answers) == {"job-1": Action.WAIT, "job-2": Action.ADMIT}
 
@@ -171,21 +174,24 @@ def test_quota_without_machines_holds_up_a_strict_queue_but_nobody_who_takes_oth
     strict = a_team(
         "red", gpus=64, queue={"strategy": "StrictFIFO", "groups": [{P5: {GPU: 64}, "ml.g5.12xlarge": {GPU: 8}}]}
     )
-    machines = (*rooms(2, 1), a_room(9, instance_type="ml.g5.12xlarge", pool="small", accelerators=4, free=4))
+    machines = (
+        *capacities(2, 1),
+        a_node_capacity(9, instance_type="ml.g5.12xlarge", pool="small", accelerators=4, free=4),
+    )
     large = a_request(1, nodes=2, team="red", instance_types=(P5,))
     same = a_request(2, team="red", instance_types=(P5,))
     other = a_request(3, team="red", instance_types=("ml.g5.12xlarge",), accelerators_per_node=4)
 
     answers = passed(a_setup(strict), machines, large, same, other)
 
-    assert actions(answers) == {"job-2": Action.BEHIND, "job-3": Action.ADMIT, "job-1": Action.WAIT}
+    assert actions(answers) == {"job-2": Action.BLOCKED, "job-3": Action.ADMIT, "job-1": Action.WAIT}
 
 
 def test_machines_that_are_there_are_kept_from_other_teams_for_a_strict_queues_head() -> None:
     red = a_team("red", gpus=16, queue={"strategy": "StrictFIFO"})
 
     answers = passed(
-        a_setup(red, a_team("blue")), rooms(2, 1), a_request(1, nodes=2, team="red"), a_request(2, team="blue")
+        a_setup(red, a_team("blue")), capacities(2, 1), a_request(1, nodes=2, team="red"), a_request(2, team="blue")
     )
 
     assert answers["job-1"].action is Action.WAIT
@@ -194,9 +200,9 @@ def test_machines_that_are_there_are_kept_from_other_teams_for_a_strict_queues_h
 
 def test_a_flavor_without_machines_leads_to_the_next_one() -> None:
     team = a_team("red", queue={"groups": [{"ml.p4d.24xlarge": {GPU: 8}, P5: {GPU: 8}}]})
-    old = a_room(7, instance_type="ml.p4d.24xlarge", pool="old", free=0)
+    old = a_node_capacity(7, instance_type="ml.p4d.24xlarge", pool="old", free=0)
 
-    answers = passed(a_setup(team), (old, *rooms(1)), a_request(1, team="red"))
+    answers = passed(a_setup(team), (old, *capacities(1)), a_request(1, team="red"))
 
     assert (answers["job-1"].action, answers["job-1"].use) == (Action.ADMIT, {P5: {GPU: 8}})
 
@@ -206,7 +212,7 @@ def test_a_recovery_goes_before_a_higher_priority_and_takes_the_spare() -> None:
     back = a_request(1, team="red", is_recovery=True, attempts=1)
     urgent = a_request(2, team="red", priority=100)
 
-    answers = passed(a_setup(a_team("red", gpus=8)), rooms(1), back, urgent, policy=spares)
+    answers = passed(a_setup(a_team("red", gpus=8)), capacities(1), back, urgent, policy=spares)
 
     assert answers["job-1"].action is Action.ADMIT
     assert answers["job-2"].action is not Action.ADMIT
@@ -214,9 +220,11 @@ def test_a_recovery_goes_before_a_higher_priority_and_takes_the_spare() -> None:
 
 def test_what_is_a_recoverys_own_is_not_lent_while_it_waits_for_a_machine() -> None:
     setup = a_setup(a_team("red", gpus=8), a_team("blue", gpus=8))
-    back = a_request(1, team="red", is_recovery=True, attempts=1, avoid=tuple(room.life.key for room in rooms(2)))
+    back = a_request(
+        1, team="red", is_recovery=True, attempts=1, avoid=tuple(capacity.life.key for capacity in capacities(2))
+    )
 
-    answers = passed(setup, rooms(2), back, a_request(2, nodes=2, team="blue"), a_request(3, team="blue"))
+    answers = passed(setup, capacities(2), back, a_request(2, nodes=2, team="blue"), a_request(3, team="blue"))
 
     assert answers["job-1"].action is Action.WAIT
     assert answers["job-2"].action is Action.NO_QUOTA
@@ -227,7 +235,7 @@ def test_a_job_whose_type_has_no_node_holds_up_nobody() -> None:
     strict = a_team("red", queue={"strategy": "StrictFIFO", "groups": [{"ml.p4d.24xlarge": {GPU: 8}, P5: {GPU: 8}}]})
     lost = a_request(1, team="red", attempts=1, instance_types=("ml.p4d.24xlarge",))
 
-    answers = passed(a_setup(strict), rooms(1), lost, a_request(2, team="red"))
+    answers = passed(a_setup(strict), capacities(1), lost, a_request(2, team="red"))
 
     assert actions(answers) == {"job-1": Action.WAIT, "job-2": Action.ADMIT}
 
@@ -238,7 +246,7 @@ def test_a_persons_limit_counts_what_this_pass_admits() -> None:
 
     answers = passed(
         setup,
-        rooms(4, 4),
+        capacities(4, 4),
         *mine,
         a_request(3, team="red", owner="role/bo"),
         charges=[a_charge(9, "red", 4, owner="role/ana", use={})],
@@ -254,7 +262,7 @@ def test_a_persons_limit_counts_the_recovery_that_this_pass_admits() -> None:
     setup = a_setup(a_team("red", mostAcceleratorsPerUser=8))
     back = a_request(1, team="red", owner="role/ana", is_recovery=True, attempts=1)
 
-    answers = passed(setup, rooms(4), back, a_request(2, team="red", owner="role/ana"))
+    answers = passed(setup, capacities(4), back, a_request(2, team="red", owner="role/ana"))
 
     assert actions(answers) == {"job-1": Action.ADMIT, "job-2": Action.HELD}
 
@@ -263,7 +271,7 @@ def test_a_spent_budget_holds_the_next_job_back() -> None:
     setup = a_setup(a_team("red", budgets=[{"period": "month", "gpuHours": 10}]), a_team("blue"))
     spent = {("red", "2026-11"): Spent(accelerator_seconds=36_000)}
 
-    answers = passed(setup, rooms(2), a_request(1, team="red"), a_request(2, team="blue"), spent=spent)
+    answers = passed(setup, capacities(2), a_request(1, team="red"), a_request(2, team="blue"), spent=spent)
 
     assert actions(answers) == {"job-1": Action.HELD, "job-2": Action.ADMIT}
     assert (
@@ -274,18 +282,18 @@ def test_a_spent_budget_holds_the_next_job_back() -> None:
 
 def test_those_who_ask_for_the_same_are_told_so() -> None:
     answers = passed(
-        a_setup(a_team("red", gpus=8, cohort="")), rooms(4), *[a_request(n, team="red", nodes=2) for n in (1, 2)]
+        a_setup(a_team("red", gpus=8, cohort="")), capacities(4), *[a_request(n, team="red", nodes=2) for n in (1, 2)]
     )
 
-    assert actions(answers) == {"job-1": Action.NO_QUOTA, "job-2": Action.ALIKE}
+    assert actions(answers) == {"job-1": Action.NO_QUOTA, "job-2": Action.SAME_SHAPE}
     assert answers["job-2"].reason == f"As others of its queue that ask for the same: {answers['job-1'].reason}"
-    assert answers["job-2"].facts.behind == "job-1"
+    assert answers["job-2"].facts.blocked_by == "job-1"
 
 
 def test_a_team_that_is_gone_and_a_queue_that_is_stopped_hold_back() -> None:
     setup = a_setup(a_team("red", queue={"stop": "Hold"}))
 
-    answers = passed(setup, rooms(2), a_request(1, team="red"), a_request(2, team="gone"))
+    answers = passed(setup, capacities(2), a_request(1, team="red"), a_request(2, team="gone"))
 
     assert answers["job-1"].reason == "Its queue admits nobody: Hold."
     assert answers["job-2"].reason == "There is no team gone any more."
@@ -294,11 +302,11 @@ def test_a_team_that_is_gone_and_a_queue_that_is_stopped_hold_back() -> None:
 def test_the_facts_are_documents_that_a_plan_reads_and_leads_to_the_same_answer() -> None:
     setup = a_setup(a_team("red"), a_team("blue"), a_team("green", cohort="other"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4), a_charge(9, "green", 5)]
-    claim = passed(setup, rooms(5, 1, 2, 3, 4, 5), a_request(3, nodes=2, team="red"), charges=charges)[
+    quota = passed(setup, capacities(5, 1, 2, 3, 4, 5), a_request(3, nodes=2, team="red"), charges=charges)[
         "job-3"
-    ].facts.claim
-    assert claim
-    written = claim.to_json()
+    ].facts.quota
+    assert quota
+    written = quota.to_json()
 
     plan = Replay(Declared(Profile.EVENKEEL, RULES[Profile.EVENKEEL]))
     plan.declared.add(json.loads(written["quotas"]), "quota.json")
@@ -316,7 +324,7 @@ def test_a_record_counts_what_a_stopped_queue_lends_and_holds() -> None:
     setup = a_setup(a_team("red"), a_team("blue", queue={"stop": "HoldAndDrain"}))
     charges = [a_charge(1, "blue", 1)]
 
-    answers = passed(setup, rooms(8, 1), a_request(2, nodes=5, team="red"), charges=charges)
+    answers = passed(setup, capacities(8, 1), a_request(2, nodes=5, team="red"), charges=charges)
 
     assert answers["job-2"].reason.endswith("It asks for 40 nvidia.com/gpu of ml.p5.48xlarge: 24 free, 32 at most.")
 
@@ -328,40 +336,44 @@ def test_a_record_names_singly_only_those_who_could_have_to_go() -> None:
         *(a_charge(number, "red", number, priority=number % 3) for number in range(60, 99)),
     ]
     asked = a_request(100, nodes=90, team="red", priority=1, attempts=1)
-    claim = passed(setup, rooms(99, *range(1, 99)), asked, charges=charges)["job-100"].facts.claim
-    assert claim
+    quota = passed(setup, capacities(99, *range(1, 99)), asked, charges=charges)["job-100"].facts.quota
+    assert quota
 
-    names = [job["name"] for job in claim.jobs]
+    names = [job["name"] for job in quota.jobs]
     assert "others-of-red" in names
     assert {f"job-{number}" for number in range(60, 99) if number % 3 == 0} <= set(names)
-    assert claim.summed == len(charges) - len(names) + 1
+    assert quota.summed_holders == len(charges) - len(names) + 1
 
 
 def test_a_record_that_would_be_too_large_sums_up_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "MOST_BYTES", 500)
     setup = a_setup(a_team("red", gpus=160), a_team("blue", gpus=0))
     charges = [a_charge(number, "blue", number) for number in range(1, 20)]
-    snapshot = Snapshot(setup, rooms(20, *range(1, 20)), (a_request(99, nodes=12, team="red"),), tuple(charges))
+    snapshot = TeamCycleSnapshot(
+        setup, capacities(20, *range(1, 20)), (a_request(99, nodes=12, team="red"),), tuple(charges)
+    )
 
-    (answer,) = share(snapshot, SchedulingPolicy(), EconomyPolicy(), at(1000))
+    (answer,) = run_team_cycle(snapshot, SchedulingPolicy(), EconomyPolicy(), at(1000))
 
-    claim = answer.facts.claim
-    assert claim
-    assert claim.is_cut
-    assert len(json.dumps(claim.to_json())) < 6_000
-    assert sum(job["podSets"][0].get("count", 1) * 8 for job in claim.jobs if job["name"].startswith("job-")) < 19 * 8
+    quota = answer.facts.quota
+    assert quota
+    assert quota.is_cut
+    assert len(json.dumps(quota.to_json())) < 6_000
+    assert sum(job["podSets"][0].get("count", 1) * 8 for job in quota.jobs if job["name"].startswith("job-")) < 19 * 8
 
 
 def test_a_record_of_a_thousand_nodes_holds_everybody_and_replays() -> None:
     setup = a_setup(a_team("red", gpus=8000), a_team("blue", gpus=0))
     charges = [a_charge(number, "blue", number) for number in range(1, 1001)]
-    snapshot = Snapshot(setup, rooms(1000, *range(1, 1001)), (a_request(5000, nodes=900, team="red"),), tuple(charges))
+    snapshot = TeamCycleSnapshot(
+        setup, capacities(1000, *range(1, 1001)), (a_request(5000, nodes=900, team="red"),), tuple(charges)
+    )
 
-    (answer,) = share(snapshot, SchedulingPolicy(), EconomyPolicy(), at(2000))
+    (answer,) = run_team_cycle(snapshot, SchedulingPolicy(), EconomyPolicy(), at(2000))
 
-    claim = answer.facts.claim
-    assert claim
-    assert (answer.action, len(answer.victims), claim.is_cut, claim.summed) == (Action.PREEMPT, 900, False, 0)
+    quota = answer.facts.quota
+    assert quota
+    assert (answer.action, len(answer.victims), quota.is_cut, quota.summed_holders) == (Action.PREEMPT, 900, False, 0)
     facts = answer.facts.to_json()
     record = Decision(
         decision_id="dec-1",
@@ -384,7 +396,7 @@ def test_a_record_of_a_thousand_nodes_holds_everybody_and_replays() -> None:
 def test_a_strict_queue_whose_flavor_has_no_machine_at_all_waits_for_one() -> None:
     strict = a_team("red", queue={"strategy": "StrictFIFO", "groups": [{"ml.p4d.24xlarge": {GPU: 8}}]})
 
-    answers = passed(a_setup(strict), rooms(1), a_request(1, team="red"))
+    answers = passed(a_setup(strict), capacities(1), a_request(1, team="red"))
 
     assert answers["job-1"].action is Action.WAIT
     assert answers["job-1"].reason.endswith("no node of the fleet fits.")

@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.admission.decide import Action, AdmissionFacts, decide
 from evenkeel.domain.admission.policy import SchedulingPolicy
-from evenkeel.domain.admission.scheduler_state import Memory
-from evenkeel.domain.admission.team_cycle import Snapshot, share
+from evenkeel.domain.admission.scheduler_state import SchedulerState
+from evenkeel.domain.admission.team_cycle import TeamCycleSnapshot, run_team_cycle
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.checker import overcommitted
 from evenkeel.domain.kueue.objects import Admitted, Workload
-from evenkeel.domain.quotas.teams import SetUp
-from tests.unit.scheduling.builders import a_request, a_room, at
+from evenkeel.domain.quotas.teams import TeamSetup
+from tests.unit.scheduling.builders import a_node_capacity, a_request, at
 from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team
 
 P4 = "ml.p4d.24xlarge"
 TEAMS = ("red", "blue", "green")
 
 
-def a_world(dice: random.Random) -> Snapshot:
+def a_world(dice: random.Random) -> TeamCycleSnapshot:
     """Return a fleet in which nothing is over its limits yet."""
     setup = a_setup(
         *(
@@ -47,7 +47,7 @@ def a_world(dice: random.Random) -> Snapshot:
         ),
         fairSharing=dice.random() < 0.5,
     )
-    rooms = []
+    capacities = []
     charges: list[Charge] = []
     for number in range(1, dice.randint(2, 9)):
         kind = dice.choice((P5, P5, P4))
@@ -62,15 +62,17 @@ def a_world(dice: random.Random) -> Snapshot:
         )
         taken = dice.random() < 0.6 and not list(_over(setup, [*charges, charge]))
         charges += [charge] if taken else []
-        facts = {"pool": kind[3:5], "instance_type": kind, "free": 0 if taken else 8, "closed_because": closed}
-        rooms.append(a_room(number, **facts))
+        facts = {"pool": kind[3:5], "instance_type": kind, "free": 0 if taken else 8, "unschedulable_reason": closed}
+        capacities.append(a_node_capacity(number, **facts))
     stopping = [charge.job_id for charge in charges if dice.random() < 0.2]
     pending = [_request(dice, number) for number in range(20, 20 + dice.randint(0, 8))]
-    memory = Memory()
+    memory = SchedulerState()
     if stopping and pending:
         head = dice.choice(pending)
         memory = memory.after_preemption(head.team, head.job_id, stopping, at(500))
-    return Snapshot(setup, tuple(rooms), tuple(pending), tuple(charges), frozenset(stopping), memory, {}, {})
+    return TeamCycleSnapshot(
+        setup, tuple(capacities), tuple(pending), tuple(charges), frozenset(stopping), memory, {}, {}
+    )
 
 
 def _quota(dice: random.Random) -> Any:
@@ -92,7 +94,7 @@ def _request(dice: random.Random, number: int) -> Any:
     )
 
 
-def _over(setup: SetUp, charges: list[Charge]) -> list[str]:
+def _over(setup: TeamSetup, charges: list[Charge]) -> list[str]:
     # A limit without a cohort is no limit of the engine's: such queues are left to it.
     found = setup.queues
     held = [
@@ -112,7 +114,7 @@ def _over(setup: SetUp, charges: list[Charge]) -> list[str]:
 def test_whatever_the_fleet_every_decision_is_safe_and_replays_alone(seed: int) -> None:
     world = a_world(random.Random(seed))
 
-    answers = share(world, SchedulingPolicy(spare_nodes={"p5": seed % 2}), EconomyPolicy(), at(1000))
+    answers = run_team_cycle(world, SchedulingPolicy(spare_nodes={"p5": seed % 2}), EconomyPolicy(), at(1000))
 
     asked = {request.job_id: request for request in world.pending}
     assert {answer.job_id for answer in answers} == set(asked)
@@ -128,6 +130,6 @@ def test_whatever_the_fleet_every_decision_is_safe_and_replays_alone(seed: int) 
             admitted.append(a_charge(0, request.team, use=answer.use, job_id=answer.job_id))
         assert answer.reason
         assert {victim.job_id for victim in answer.victims} <= {charge.job_id for charge in world.charges}
-    assert all(taken[room.life.key] <= room.free for room in world.rooms)
-    assert not {room.life.key for room in world.rooms if room.closed_because} & set(taken)
+    assert all(taken[capacity.life.key] <= capacity.free for capacity in world.capacities)
+    assert not {capacity.life.key for capacity in world.capacities if capacity.unschedulable_reason} & set(taken)
     assert _over(world.setup, admitted) == []

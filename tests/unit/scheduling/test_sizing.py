@@ -1,22 +1,24 @@
 """At which size a waiting elastic job starts, by the rules of one queue for everybody."""
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
-from evenkeel.domain.admission.fifo import Snapshot, admit
+from evenkeel.domain.admission.fifo import QueueSnapshot, admit
 from evenkeel.domain.admission.policy import SchedulingPolicy
-from evenkeel.domain.admission.request import Request
-from evenkeel.domain.admission.start_size import fit
-from evenkeel.domain.capacity.node_capacity import Room
-from tests.unit.scheduling.builders import a_request, a_room, at
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.start_size import fit_sizes
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from tests.unit.scheduling.builders import a_node_capacity, a_request, at
 
 POLICY = SchedulingPolicy(spare_nodes={"spared": 1})
 NOW = at(1000)
 
 
-def sized(rooms: list[Room], *pending: Request, whole: frozenset[str] = frozenset()) -> dict[str, AdmissionDecision]:
-    def weigh(asked: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
-        return admit(Snapshot(rooms=tuple(rooms), pending=asked), POLICY, NOW)
+def sized(
+    capacities: list[NodeCapacity], *pending: AdmissionRequest, whole: frozenset[str] = frozenset()
+) -> dict[str, AdmissionDecision]:
+    def weigh(asked: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
+        return admit(QueueSnapshot(capacities=tuple(capacities), pending=asked), POLICY, NOW)
 
-    decisions = fit(pending, weigh(pending), weigh, NOW, whole)
+    decisions = fit_sizes(pending, weigh(pending), weigh, NOW, whole)
     return {each.job_id: each for each in decisions}
 
 
@@ -24,76 +26,78 @@ def sizes(found: dict[str, AdmissionDecision]) -> dict[str, int]:
     return {name: len(each.nodes) for name, each in found.items() if each.action is Action.ADMIT}
 
 
-def elastic(number: int, nodes: int, *smaller: int, **changes: object) -> Request:
+def elastic(number: int, nodes: int, *smaller: int, **changes: object) -> AdmissionRequest:
     return a_request(number, nodes=nodes, wanted=nodes, sizes=smaller, **changes)
 
 
 def test_the_largest_legal_size_that_fits_is_taken() -> None:
-    rooms = [a_room(number) for number in range(1, 7)]
+    capacities = [a_node_capacity(number) for number in range(1, 7)]
 
-    assert sizes(sized(rooms, elastic(1, 8, 1, 2, 4))) == {"job-1": 4}
-    assert sizes(sized(rooms, elastic(1, 6, 1, 2, 4))) == {"job-1": 6}
+    assert sizes(sized(capacities, elastic(1, 8, 1, 2, 4))) == {"job-1": 4}
+    assert sizes(sized(capacities, elastic(1, 6, 1, 2, 4))) == {"job-1": 6}
 
 
 def test_one_that_is_larger_than_the_fleet_starts_smaller_instead_of_never() -> None:
-    assert sizes(sized([a_room(1)], elastic(1, 2, 1))) == {"job-1": 1}
+    assert sizes(sized([a_node_capacity(1)], elastic(1, 2, 1))) == {"job-1": 1}
 
 
 def test_two_small_ones_come_before_one_large_one() -> None:
-    rooms = [a_room(number) for number in range(1, 5)]
+    capacities = [a_node_capacity(number) for number in range(1, 5)]
 
-    assert sizes(sized(rooms, elastic(1, 8, 1, 2, 3, 4), elastic(2, 8, 1, 2))) == {"job-1": 3, "job-2": 1}
+    assert sizes(sized(capacities, elastic(1, 8, 1, 2, 3, 4), elastic(2, 8, 1, 2))) == {"job-1": 3, "job-2": 1}
 
 
 def test_one_that_cannot_be_smaller_still_holds_up_those_behind_it() -> None:
-    found = sized([a_room(1), a_room(2)], a_request(1, nodes=3, attempts=1), elastic(2, 2, 1))
+    found = sized([a_node_capacity(1), a_node_capacity(2)], a_request(1, nodes=3, attempts=1), elastic(2, 2, 1))
 
-    assert [each.action for each in found.values()] == [Action.WAIT, Action.BEHIND]
+    assert [each.action for each in found.values()] == [Action.WAIT, Action.BLOCKED]
 
 
 def test_a_spare_that_is_waited_for_is_given_its_time() -> None:
     waits = elastic(1, 2, 1, attempts=1, is_recovery=True, shrinks_at=at(1001))
     shrinks = elastic(1, 2, 1, attempts=1, is_recovery=True, shrinks_at=at(1000))
 
-    assert sizes(sized([a_room(1)], waits)) == {}
-    assert sizes(sized([a_room(1)], shrinks)) == {"job-1": 1}
+    assert sizes(sized([a_node_capacity(1)], waits)) == {}
+    assert sizes(sized([a_node_capacity(1)], shrinks)) == {"job-1": 1}
 
 
 def test_who_ran_on_fewer_nodes_than_it_asked_for_waits_for_no_more_of_them_after_a_fault() -> None:
     ran_on_one = elastic(1, 4, 1, 2, attempts=1, is_recovery=True, shrinks_at=at(1001), had=1)
     ran_on_two = elastic(1, 4, 1, 2, attempts=1, is_recovery=True, shrinks_at=at(1001), had=2)
 
-    assert sizes(sized([a_room(1), a_room(2)], ran_on_one)) == {"job-1": 2}
-    assert sizes(sized([a_room(1), a_room(2)], ran_on_two)) == {"job-1": 2}
-    assert sizes(sized([a_room(1)], ran_on_two)) == {}
+    assert sizes(sized([a_node_capacity(1), a_node_capacity(2)], ran_on_one)) == {"job-1": 2}
+    assert sizes(sized([a_node_capacity(1), a_node_capacity(2)], ran_on_two)) == {"job-1": 2}
+    assert sizes(sized([a_node_capacity(1)], ran_on_two)) == {}
 
 
 def test_one_whose_rented_nodes_are_on_their_way_waits_for_all() -> None:
-    assert sizes(sized([a_room(1)], elastic(1, 2, 1), whole=frozenset({"job-1"}))) == {}
+    assert sizes(sized([a_node_capacity(1)], elastic(1, 2, 1), whole=frozenset({"job-1"}))) == {}
 
 
 def test_spare_nodes_stay_spare_at_every_size() -> None:
-    rooms = [a_room(1, pool="spared"), a_room(2, pool="spared")]
+    capacities = [a_node_capacity(1, pool="spared"), a_node_capacity(2, pool="spared")]
 
-    assert sizes(sized(rooms, elastic(1, 2, 1))) == {"job-1": 1}
+    assert sizes(sized(capacities, elastic(1, 2, 1))) == {"job-1": 1}
 
 
 def test_a_pause_after_a_failure_is_kept_whatever_the_size() -> None:
-    assert sizes(sized([a_room(1)], elastic(1, 2, 1, not_before=at(2000)))) == {}
+    assert sizes(sized([a_node_capacity(1)], elastic(1, 2, 1, not_before=at(2000)))) == {}
 
 
 def test_elastic_jobs_that_cannot_start_starve_no_later_ones() -> None:
-    rooms = [a_room(number, instance_type="ml.p4d.24xlarge", pool="p4") for number in range(1, 9)] + [a_room(20)]
+    capacities = [a_node_capacity(number, instance_type="ml.p4d.24xlarge", pool="p4") for number in range(1, 9)] + [
+        a_node_capacity(20)
+    ]
     too_large = [elastic(number, 8, 4, instance_types=("ml.p5.48xlarge",)) for number in range(1, 7)]
 
-    found = sized(rooms, *too_large, elastic(7, 12, 1, 2, instance_types=("ml.p4d.24xlarge",)))
+    found = sized(capacities, *too_large, elastic(7, 12, 1, 2, instance_types=("ml.p4d.24xlarge",)))
 
     assert sizes(found) == {"job-7": 2}
 
 
 def test_many_elastic_jobs_start_small_before_one_is_enlarged() -> None:
-    rooms = [a_room(number) for number in range(1, 9)]
+    capacities = [a_node_capacity(number) for number in range(1, 9)]
 
-    found = sized(rooms, *(elastic(number, 16, 1, 2, 4) for number in range(1, 8)))
+    found = sized(capacities, *(elastic(number, 16, 1, 2, 4) for number in range(1, 8)))
 
     assert sizes(found) == {"job-1": 2} | {f"job-{number}": 1 for number in range(2, 8)}

@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.setup import RULES, Profile
-from evenkeel.domain.quotas.spending import HALF_LIFE_SECONDS, Limit, Spent, left_of, limits_of, parts_of, used_in
+from evenkeel.domain.quotas.spending import (
+    HALF_LIFE_SECONDS,
+    Spent,
+    UsageLimit,
+    decayed_usage,
+    usage_by_period,
+    usage_by_week,
+    usage_limits,
+)
 from evenkeel.domain.quotas.teams import Period, Team
 from tests.unit.scheduling.builders import CLUSTER, an_attempt
 
@@ -17,7 +25,7 @@ MIDNIGHT = datetime(2026, 11, 1, tzinfo=UTC)
 
 def seconds(admitted_at: datetime, ended_at: datetime, accelerators: int = 8) -> dict[str, int]:
     attempt = an_attempt(admitted_at=admitted_at, accelerators=accelerators, instance_type="ml.p5.48xlarge")
-    return {part.key: part.spent.accelerator_seconds for part in parts_of(attempt, ended_at, ECONOMY)}
+    return {part.key: part.spent.accelerator_seconds for part in usage_by_period(attempt, ended_at, ECONOMY)}
 
 
 def test_what_an_attempt_held_is_split_at_midnight_at_the_week_and_at_the_month() -> None:
@@ -35,7 +43,7 @@ def test_what_an_attempt_held_is_split_at_midnight_at_the_week_and_at_the_month(
 def test_dollars_are_reckoned_by_the_type_of_the_machines() -> None:
     attempt = an_attempt(admitted_at=MIDNIGHT, accelerators=8, instance_type="ml.p5.48xlarge")
 
-    parts = parts_of(attempt, MIDNIGHT + timedelta(hours=1), ECONOMY)
+    parts = usage_by_period(attempt, MIDNIGHT + timedelta(hours=1), ECONOMY)
 
     assert {part.spent.usd_micros for part in parts} == {8 * 3_600_000}
 
@@ -60,7 +68,7 @@ def test_what_is_left_of_use_is_what_faded_of_it_since(begins: int, length: int,
     since = MIDNIGHT + timedelta(seconds=begins)
     until, now = since + timedelta(seconds=length), since + timedelta(seconds=length + later)
 
-    left = left_of(used_in(an_attempt(admitted_at=since, accelerators=8), until), now)
+    left = decayed_usage(usage_by_week(an_attempt(admitted_at=since, accelerators=8), until), now)
 
     halves = [seconds / HALF_LIFE_SECONDS for seconds in (later, length + later)]
     assert abs(left - 8 * (2 ** -halves[0] - 2 ** -halves[1])) < 1e-5
@@ -73,12 +81,12 @@ def test_use_fades_as_the_rules_say() -> None:
 
 
 def test_what_was_used_months_ago_is_forgotten() -> None:
-    used = used_in(an_attempt(admitted_at=MIDNIGHT, accelerators=8), MIDNIGHT + timedelta(days=1))
+    used = usage_by_week(an_attempt(admitted_at=MIDNIGHT, accelerators=8), MIDNIGHT + timedelta(days=1))
 
-    assert left_of(used, MIDNIGHT + timedelta(weeks=9)) == 0
+    assert decayed_usage(used, MIDNIGHT + timedelta(weeks=9)) == 0
 
 
-def limits(team: dict[str, Any], **facts: Any) -> tuple[Limit, ...]:
+def limits(team: dict[str, Any], **facts: Any) -> tuple[UsageLimit, ...]:
     charge = Charge(
         job_id="job-1",
         attempt=1,
@@ -92,7 +100,7 @@ def limits(team: dict[str, Any], **facts: Any) -> tuple[Limit, ...]:
     )
     asked = {"owner": "role/ana", "accelerators": 8, "charges": [charge], "spent": {}, **facts}
     now = MIDNIGHT + timedelta(hours=1)
-    return limits_of(Team.model_validate({"name": "red", **team}), **asked, economy=ECONOMY, now=now)
+    return usage_limits(Team.model_validate({"name": "red", **team}), **asked, economy=ECONOMY, now=now)
 
 
 def test_what_runs_counts_with_what_has_settled_in_the_period_that_is() -> None:
@@ -100,18 +108,18 @@ def test_what_runs_counts_with_what_has_settled_in_the_period_that_is() -> None:
 
     hours, dollars = limits(budget, spent={"2026-11": Spent(accelerator_seconds=3600 * 11, usd_micros=80_000_000)})
 
-    assert (hours.used, hours.holds_back) == (19.0, False)
-    assert (dollars.used, dollars.holds_back) == (108.8, True)
+    assert (hours.used, hours.is_reached) == (19.0, False)
+    assert (dollars.used, dollars.is_reached) == (108.8, True)
 
 
 def test_a_budget_that_is_just_spent_holds_back() -> None:
     (hours,) = limits({"budgets": [{"period": Period.DAY, "gpuHours": 8}]})
 
-    assert (hours.used, hours.holds_back) == (8.0, True)
+    assert (hours.used, hours.is_reached) == (8.0, True)
 
 
 def test_a_members_limit_may_be_reached_and_not_passed() -> None:
     (reached,) = limits({"mostAcceleratorsPerUser": 16})
     (passed,) = limits({"mostAcceleratorsPerUser": 15})
 
-    assert (reached.holds_back, passed.holds_back) == (False, True)
+    assert (reached.is_reached, passed.is_reached) == (False, True)

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.kueue.objects import Cohort, FlavorQuotas, Queue, Quota, ResourceGroup
-from evenkeel.domain.quotas.usage_table import lines_of
+from evenkeel.domain.quotas.usage_table import usage_rows
 
 KEY = ("h100", "gpu")
 
@@ -13,7 +13,7 @@ def group(quota: Quota) -> tuple[ResourceGroup, ...]:
 
 def table(queues: list[Queue], cohorts: list[Cohort], **used: int) -> dict[str, tuple[int, int, int, int]]:
     """Return allocated, used, borrowed and lent of each team."""
-    found = lines_of(queues, cohorts, {name: {KEY: amount} for name, amount in used.items()})
+    found = usage_rows(queues, cohorts, {name: {KEY: amount} for name, amount in used.items()})
     return {name: line[0][1:] if line else (0, 0, 0, 0) for name, line in found.items()}
 
 

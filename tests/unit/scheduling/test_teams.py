@@ -10,14 +10,14 @@ from evenkeel.domain.quotas.teams import (
     FleetQuotas,
     Period,
     Role,
-    SetUp,
     Team,
+    TeamSetup,
     check_change,
     check_fleet,
-    check_set_up,
+    check_setup,
     check_team,
     identity_of,
-    of_quotas,
+    setup_of_quotas,
 )
 
 ROLE = "arn:aws:iam::111122223333:role/Research"
@@ -109,22 +109,22 @@ def test_faults_of_the_fleets_part_are_named(fleet: dict[str, Any], fields: list
 
 
 def test_two_teams_never_share_a_namespace() -> None:
-    setup = SetUp(teams=(a_team("nlp", namespace="shared"), a_team("vision", namespace="shared")))
+    setup = TeamSetup(teams=(a_team("nlp", namespace="shared"), a_team("vision", namespace="shared")))
 
-    assert [fault.field for fault in check_set_up(setup)] == ["namespace"]
-    assert check_set_up(SetUp(teams=(a_team("nlp"), a_team("vision")))) == ()
+    assert [fault.field for fault in check_setup(setup)] == ["namespace"]
+    assert check_setup(TeamSetup(teams=(a_team("nlp"), a_team("vision")))) == ()
 
 
 def test_with_two_teams_each_names_a_namespace() -> None:
     nlp, vision = a_team("nlp", namespace=""), a_team("vision")
 
-    assert check_set_up(SetUp(teams=(nlp,))) == ()
-    (fault,) = check_set_up(SetUp(teams=(nlp, vision)))
+    assert check_setup(TeamSetup(teams=(nlp,))) == ()
+    (fault,) = check_setup(TeamSetup(teams=(nlp, vision)))
     assert (fault.field, "Team nlp has no namespace" in fault.message) == ("namespace", True)
 
 
 def test_teams_without_namespaces_are_mended_one_by_one() -> None:
-    old = SetUp(teams=tuple(a_team(name, namespace="") for name in ("a", "b", "c")))
+    old = TeamSetup(teams=tuple(a_team(name, namespace="") for name in ("a", "b", "c")))
 
     assert check_change(old, old.with_team(a_team("a")), "a") == ()
     assert [fault.field for fault in check_change(old, old.with_team(a_team("a", namespace="", images=["x"])), "a")]
@@ -145,14 +145,14 @@ def test_teams_without_namespaces_are_mended_one_by_one() -> None:
 )
 def test_folders_of_two_teams_are_apart(ours: str, theirs: str, is_refused: bool) -> None:
     for one, other in ((ours, theirs), (theirs, ours)):
-        setup = SetUp(teams=(a_team("nlp", checkpoints=[one, "s3://z/1"]), a_team("vision", checkpoints=[other])))
-        assert [fault.field for fault in check_set_up(setup)] == (["checkpoints"] if is_refused else [])
+        setup = TeamSetup(teams=(a_team("nlp", checkpoints=[one, "s3://z/1"]), a_team("vision", checkpoints=[other])))
+        assert [fault.field for fault in check_setup(setup)] == (["checkpoints"] if is_refused else [])
 
 
 def test_a_folder_between_a_teams_own_is_found() -> None:
     nlp = a_team("nlp", checkpoints=["s3://b/a", "s3://b/a/b"])
 
-    assert check_set_up(SetUp(teams=(nlp, a_team("vision", checkpoints=["s3://b/a/c"]))))
+    assert check_setup(TeamSetup(teams=(nlp, a_team("vision", checkpoints=["s3://b/a/c"]))))
 
 
 def test_all_queues_together_have_a_limit() -> None:
@@ -160,8 +160,8 @@ def test_all_queues_together_have_a_limit() -> None:
         group = {f"{hashlib.sha256(f'{n} {k}'.encode()).hexdigest()[:60]}": {"nvidia.com/gpu": 8} for k in range(60)}
         return a_team(f"team-{n:03d}", queue={"groups": [group]})
 
-    assert "queue" in {fault.field for fault in check_set_up(SetUp(teams=tuple(team(n) for n in range(100))))}
-    assert check_set_up(SetUp(teams=tuple(a_team(f"team-{n:03d}") for n in range(500)))) == ()
+    assert "queue" in {fault.field for fault in check_setup(TeamSetup(teams=tuple(team(n) for n in range(100))))}
+    assert check_setup(TeamSetup(teams=tuple(a_team(f"team-{n:03d}") for n in range(500)))) == ()
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_the_higher_of_two_roles_counts_and_nobody_is_in_no_team() -> None:
     fleet = FleetQuotas.model_validate(
         {"members": [{"principal": "arn:aws:iam::111122223333:role/Platform", "role": "lead"}]}
     )
-    setup = SetUp(fleet=fleet, teams=(a_team("nlp"), a_team("vision", members=[])))
+    setup = TeamSetup(fleet=fleet, teams=(a_team("nlp"), a_team("vision", members=[])))
 
     assert setup.role_in("nlp", "111122223333:role/Research") is Role.SUBMITTER
     assert setup.role_in("vision", "111122223333:role/Research") is None
@@ -220,20 +220,20 @@ def test_a_set_up_becomes_the_engines_queues() -> None:
     fleet = FleetQuotas.model_validate(
         {"cohorts": [{"name": "fleet"}], "fairSharing": False, "switches": {"minRunSeconds": 600}}
     )
-    queues = SetUp(fleet=fleet, teams=(a_team("nlp"), a_team("vision"))).queues
+    queues = TeamSetup(fleet=fleet, teams=(a_team("nlp"), a_team("vision"))).queues
 
     assert [queue.name for queue in queues.queues] == ["nlp", "vision"]
     assert queues.queues[0].groups[0].flavors[0].quotas == {"nvidia.com/gpu": Quota(16)}
     assert [flavor.name for flavor in queues.flavors] == ["ml.p5.48xlarge"]
     assert (queues.rules.fair_sharing, queues.rules.min_run_seconds) == (False, 600)
-    assert SetUp().queues.queues == ()
+    assert TeamSetup().queues.queues == ()
 
 
 def test_a_class_that_is_gone_or_not_given_has_the_lowest_priority() -> None:
-    setup = SetUp(fleet=FleetQuotas(priority_classes={"high": 100, "low": -5}))
+    setup = TeamSetup(fleet=FleetQuotas(priority_classes={"high": 100, "low": -5}))
 
     assert [setup.priority_of(each) for each in ("high", "low", "", "gone")] == [100, -5, -5, -5]
-    assert SetUp().priority_of("high") == 0
+    assert TeamSetup().priority_of("high") == 0
 
 
 def test_images_are_allowed_by_name_or_by_beginning() -> None:
@@ -270,7 +270,7 @@ def test_a_quota_file_becomes_teams_without_people() -> None:
         }
     )
 
-    setup = of_quotas(quotas)
+    setup = setup_of_quotas(quotas)
 
     assert [(team.name, team.namespace, team.members) for team in setup.teams] == [
         ("nlp", "hyperpod-ns-nlp", ()),
@@ -282,7 +282,7 @@ def test_a_quota_file_becomes_teams_without_people() -> None:
 
 
 def test_a_teams_local_queue_is_its_own_name_unless_it_says_another() -> None:
-    setup = SetUp(teams=(a_team("nlp"), a_team("vision", localQueue="gpu-queue")))
+    setup = TeamSetup(teams=(a_team("nlp"), a_team("vision", localQueue="gpu-queue")))
 
     assert [setup.local_queue_of(name) for name in ("nlp", "vision", "default")] == ["nlp", "gpu-queue", "default"]
 
@@ -290,7 +290,7 @@ def test_a_teams_local_queue_is_its_own_name_unless_it_says_another() -> None:
 def test_a_queue_of_hyperpods_comes_with_the_local_queue_that_hyperpod_makes() -> None:
     quotas = OwnQuotas.model_validate({"queues": [{"name": "hyperpod-ns-nlp-clusterqueue"}, {"name": "vision"}]})
 
-    setup = of_quotas(quotas)
+    setup = setup_of_quotas(quotas)
 
     assert [(team.name, setup.local_queue_of(team.name)) for team in setup.teams] == [
         ("nlp", "hyperpod-ns-nlp-localqueue"),
@@ -315,8 +315,8 @@ def test_alias_of_a_bucket_is_no_teams_folder() -> None:
 
 
 def test_unknown_priority_class_of_a_team_is_refused() -> None:
-    setup = SetUp(fleet=FleetQuotas(priority_classes={"high": 10}), teams=(a_team(priority_classes=["hihg"]),))
+    setup = TeamSetup(fleet=FleetQuotas(priority_classes={"high": 10}), teams=(a_team(priority_classes=["hihg"]),))
 
-    (fault,) = check_set_up(setup)
+    (fault,) = check_setup(setup)
 
     assert (fault.field, "Did you mean high?" in fault.message) == ("priorityClasses", True)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evenkeel.domain.jobs.templates import JobTemplates, ValuesError, Weight, read_values
+from evenkeel.domain.jobs.templates import FindingSeverity, JobTemplates, ValuesError, read_values
 
 FILE = Path(__file__).resolve().parents[2] / "fixtures" / "values" / "hybrid.yaml"
 
@@ -136,7 +136,7 @@ def test_what_no_program_can_use_is_left_out_and_said() -> None:
     read = read_values(the_file())
 
     assert read.env == {"NCCL_DEBUG": "INFO"}
-    assert next(each for each in read.findings if each.trap == "T0-2").weight is Weight.REFUSED
+    assert next(each for each in read.findings if each.trap == "T0-2").weight is FindingSeverity.REFUSED
 
 
 def test_a_field_that_is_not_known_is_told() -> None:

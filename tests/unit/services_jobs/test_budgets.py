@@ -12,30 +12,30 @@ from evenkeel.domain.quotas.teams import Team
 from evenkeel.domain.renting.demand import PlacementFacts
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.ports import Row
-from evenkeel.services.jobs.check_authority import Asker
+from evenkeel.services.jobs.check_authority import Requester
 from evenkeel.services.queries import explain, read_queue
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER
-from tests.unit.services_jobs.story import NAMESPACE, a_spec
-from tests.unit.services_jobs.test_rentals import NODE_HOUR, ON_DEMAND, SPOT, Renting, a_policy
+from tests.unit.services_jobs.job_scenario import NAMESPACE, a_spec
+from tests.unit.services_jobs.test_rentals import NODE_HOUR, ON_DEMAND, SPOT, RentalScenario, a_policy
 from tests.unit.services_jobs.test_teams import set_up
 
 QUOTA = {"ml.p5.48xlarge": {"nvidia.com/gpu": 32}, "p5.48xlarge": {"nvidia.com/gpu": 64}}
 
 
-def sharing(*budgets: dict[str, Any], **changes: Any) -> Renting:
+def sharing(*budgets: dict[str, Any], **changes: Any) -> RentalScenario:
     """A team with quota enough, for whose nodes nothing but rent is paid: the others' price is nothing."""
     policy = a_policy(**changes)
-    market = Renting(policy=policy.but(economy=policy.economy.but(other_usd_per_accelerator_hour=0)))
+    market = RentalScenario(policy=policy.but(economy=policy.economy.but(other_usd_per_accelerator_hour=0)))
     members = [{"principal": "arn:aws:iam::111122223333:role/ana"}]
     queue = {"cohort": "fleet", "groups": [QUOTA]}
     team = {"name": "red", "queue": queue, "members": members, "budgets": budgets}
-    set_up(market.story, Team.model_validate(team))
+    set_up(market.scenario, Team.model_validate(team))
     return market
 
 
-def asked_last(market: Renting) -> PlacementFacts:
+def asked_last(market: RentalScenario) -> PlacementFacts:
     records: list[Decision] = sorted(market.records("PLACEMENT"), key=lambda each: each.decided_at)
     return PlacementFacts.model_validate(records[-1].facts)
 
@@ -45,7 +45,7 @@ def test_no_more_is_rented_than_is_left_of_the_teams_dollars(usd: float | None, 
     market = sharing(*([{"period": "month", "usd": usd}] if usd else []))
     _, second = market.full_fleet(team="red")
 
-    market.story.run_pass()
+    market.scenario.run_pass()
 
     # Two hours of work and some minutes of launch and restart, on two nodes at $20.
     assert market.holds() == rentals
@@ -59,17 +59,17 @@ def test_no_more_is_rented_than_is_left_of_the_teams_dollars(usd: float | None, 
 def test_the_next_job_finds_what_running_rentals_are_expected_to_leave() -> None:
     market = sharing({"period": "month", "usd": 100})
     _, second = market.full_fleet(team="red")
-    market.story.run_pass()
+    market.scenario.run_pass()
     expected = market.rental(second.job_id).expected_parts
     market.world.clock.advance(1)
-    third = market.story.submit("third", team="red", nodes=1)
+    third = market.scenario.submit("third", team="red", nodes=1)
 
-    market.story.run_pass()
+    market.scenario.run_pass()
 
     assert expected > 80 * money.PARTS
     assert market.holds() == 1
     assert asked_last(market).spending.team_budget_left_parts == 100 * money.PARTS - expected
-    assert "left in the budget of team red" in market.story.job(third.job_id).reason
+    assert "left in the budget of team red" in market.scenario.job(third.job_id).reason
 
 
 def test_two_jobs_of_one_pass_share_what_is_left() -> None:
@@ -77,9 +77,9 @@ def test_two_jobs_of_one_pass_share_what_is_left() -> None:
     for usd in (100, 130):
         market = sharing({"period": "month", "usd": usd})
         market.full_fleet(team="red")
-        market.story.submit("third", team="red", nodes=1)
+        market.scenario.submit("third", team="red", nodes=1)
 
-        market.story.run_pass()
+        market.scenario.run_pass()
 
         held.append(market.holds())
     # $81 and $41.
@@ -92,7 +92,7 @@ def test_the_next_offer_of_a_rental_keeps_to_the_budget_too() -> None:
         market = sharing(*budgets)
         market.has_capacity = set()
         _, second = market.full_fleet(team="red")
-        market.story.run_pass()
+        market.scenario.run_pass()
         market.advance()
         market.karpenter()
         for _ in range(4):
@@ -104,10 +104,10 @@ def test_the_next_offer_of_a_rental_keeps_to_the_budget_too() -> None:
 def test_a_rent_counts_once_as_it_is_billed_and_what_ran_on_it_adds_hours_alone() -> None:
     market = sharing({"period": "month", "usd": 1000})
     _, second = market.rented(team="red")
-    assert market.story.attempt(second.job_id, 1).is_rented
+    assert market.scenario.attempt(second.job_id, 1).is_rented
     market.world.clock.advance(1800)
     market.world.cluster.finish_pods(second.job_id, 1)
-    market.story.settle(second.job_id, 1)
+    market.scenario.settle(second.job_id, 1)
     for _ in range(3):
         market.advance()
 
@@ -124,25 +124,25 @@ def test_a_rent_that_runs_holds_the_next_job_back_once_it_has_spent_the_budget()
     market = sharing({"period": "month", "usd": 90})
     first, _ = market.rented(team="red")
     market.world.cluster.finish_pods(first.job_id, 1)
-    market.story.settle(first.job_id, 1)
-    third = market.story.submit("third", team="red", nodes=1)
+    market.scenario.settle(first.job_id, 1)
+    third = market.scenario.submit("third", team="red", nodes=1)
     market.world.clock.advance(9000)
 
-    market.story.run_pass()
+    market.scenario.run_pass()
 
-    assert market.story.job(third.job_id).state is JobState.PENDING
-    assert "dollars of team red in 2026-11 are used" in market.story.job(third.job_id).reason
+    assert market.scenario.job(third.job_id).state is JobState.PENDING
+    assert "dollars of team red in 2026-11 are used" in market.scenario.job(third.job_id).reason
 
 
 def test_a_plan_says_what_the_budget_leaves_no_room_for() -> None:
     market = sharing({"period": "month", "usd": 100})
     market.full_fleet(team="red")
-    market.story.put(Row(rows.spent_key("red", "2026-11"), Spent(usd_micros=60 * money.MICROS).to_json()))
-    market.story.sweep()
+    market.scenario.put(Row(rows.spent_key("red", "2026-11"), Spent(usd_micros=60 * money.MICROS).to_json()))
+    market.scenario.sweep()
 
     found = read_queue.plan(
         a_spec(team="red", nodes=1),
-        Asker(principal="role/ana", identity="111122223333:role/ana"),
+        Requester(principal="role/ana", identity="111122223333:role/ana"),
         market.world.ledger,
         cluster=CLUSTER,
         namespace=NAMESPACE,

@@ -13,25 +13,25 @@ import pytest
 
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.attempt_end import lost_nodes
-from evenkeel.domain.jobs.awaiting import attempt_answer
+from evenkeel.domain.jobs.awaiting import evaluate_attempt_wait
 from evenkeel.domain.jobs.job import JobState, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.waiting import Answer, ConditionKind
-from evenkeel.ports import ExecutionState, Machine
+from evenkeel.domain.waiting import ConditionKind, WaitAnswer
+from evenkeel.ports import ExecutionState, WorkflowName
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.attempts.mark_running import RunningOutcome
 from evenkeel.services.sweep import sweep_fleet
 from tests.crash_points import MARKS
 from tests.fakes import Crash, CrashPlan
-from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.job_scenario import JobScenario
 
 POLICY = Policy(jobs=JobPolicy(restart_backoff_seconds=1))
 ROUNDS = 60
 
 
 @dataclass
-class Execution:
+class RunningExecution:
     """One run of run_job: the state it is in, and the last wait's answer."""
 
     job_id: str
@@ -41,7 +41,7 @@ class Execution:
 
 
 @dataclass
-class Play:
+class CrashReplay:
     """Plays a job's life: passes, workflows and sweeps in turn, until the job has ended.
 
     A task that crashes is retried by its workflow; with `aborts` the whole execution is gone instead, and only the
@@ -49,35 +49,35 @@ class Play:
     """
 
     plan: CrashPlan
-    tale: Callable[[Story, str, int], None]
+    tale: Callable[[JobScenario, str, int], None]
     aborts: bool = False
-    story: Story = field(init=False)
-    executions: dict[str, Execution] = field(default_factory=dict)
+    scenario: JobScenario = field(init=False)
+    executions: dict[str, RunningExecution] = field(default_factory=dict)
     told_of: int = 0
     """The attempt that the tale happened to; those after it simply succeed."""
     crashes: int = 0
 
     def __post_init__(self) -> None:
-        self.story = Story(runs_at_once=True, policy=POLICY, plan=self.plan)
+        self.scenario = JobScenario(runs_at_once=True, policy=POLICY, plan=self.plan)
 
     def run(self) -> str:
         job_id = self._submit()
         for _ in range(ROUNDS):
-            self._try(self.story.run_pass)
+            self._try(self.scenario.run_pass)
             self._take_up_executions()
             for name, execution in self.executions.items():
                 self._advance(name, execution)
             self._try(lambda: self._tell(job_id))
-            self.story.world.clock.advance(20)
-            self._try(self.story.sweep)
-            if self.story.job(job_id).state.has_ended and self._is_quiet():
+            self.scenario.world.clock.advance(20)
+            self._try(self.scenario.sweep)
+            if self.scenario.job(job_id).state.has_ended and self._is_quiet():
                 return job_id
-        pytest.fail(f"{job_id} is {self.story.job(job_id).state} after {ROUNDS} rounds: {self.plan.effects[-5:]}")
+        pytest.fail(f"{job_id} is {self.scenario.job(job_id).state} after {ROUNDS} rounds: {self.plan.effects[-5:]}")
 
     def _submit(self) -> str:
         while True:
             try:
-                return self.story.submit().job_id
+                return self.scenario.submit().job_id
             except Crash:
                 self.crashes += 1
 
@@ -87,51 +87,51 @@ class Play:
         except Crash:
             self.crashes += 1
             # A dead sweeper's lock runs out; here that is not waited for.
-            self.story.world.clock.advance(61)
+            self.scenario.world.clock.advance(61)
 
     def _tell(self, job_id: str) -> None:
-        job = self.story.job(job_id)
+        job = self.scenario.job(job_id)
         if job.state is not JobState.RUNNING:
             return
         if not self.told_of:
-            self.tale(self.story, job_id, job.current_attempt)
+            self.tale(self.scenario, job_id, job.current_attempt)
             self.told_of = job.current_attempt
         elif job.current_attempt > self.told_of:
-            self.story.world.cluster.finish_pods(job_id, job.current_attempt)
+            self.scenario.world.cluster.finish_pods(job_id, job.current_attempt)
 
     def _is_quiet(self) -> bool:
-        workflows = self.story.world.workflows
+        workflows = self.scenario.world.workflows
         return ExecutionState.RUNNING not in [
-            workflows.state(Machine.RUN_JOB, name) for name in workflows.names(Machine.RUN_JOB)
+            workflows.state(WorkflowName.RUN_JOB, name) for name in workflows.names(WorkflowName.RUN_JOB)
         ]
 
     def _take_up_executions(self) -> None:
-        for (machine, name), document in self.story.world.workflows.executions.items():
-            if machine is Machine.RUN_JOB and name not in self.executions:
-                self.executions[name] = Execution(document["jobId"], document["attempt"])
+        for (machine, name), document in self.scenario.world.workflows.executions.items():
+            if machine is WorkflowName.RUN_JOB and name not in self.executions:
+                self.executions[name] = RunningExecution(document["jobId"], document["attempt"])
 
-    def _advance(self, name: str, execution: Execution) -> None:
+    def _advance(self, name: str, execution: RunningExecution) -> None:
         """Go through states until a wait holds, or the execution is over."""
-        workflows = self.story.world.workflows
-        while workflows.state(Machine.RUN_JOB, name) is ExecutionState.RUNNING:
+        workflows = self.scenario.world.workflows
+        while workflows.state(WorkflowName.RUN_JOB, name) is ExecutionState.RUNNING:
             before = execution.state
             try:
                 execution.state = self._next(execution)
             except Crash:
                 self.crashes += 1
                 if self.aborts:
-                    workflows.finish(Machine.RUN_JOB, name, ExecutionState.FAILED)
+                    workflows.finish(WorkflowName.RUN_JOB, name, ExecutionState.FAILED)
                 continue  # the task is retried
             if execution.state == "Done":
-                workflows.finish(Machine.RUN_JOB, name)
+                workflows.finish(WorkflowName.RUN_JOB, name)
             elif execution.state == before:
                 return
 
-    def _next(self, execution: Execution) -> str:
-        story, job_id, number = self.story, execution.job_id, execution.attempt
+    def _next(self, execution: RunningExecution) -> str:
+        scenario, job_id, number = self.scenario, execution.job_id, execution.attempt
         match execution.state:
             case "LaunchJob":
-                outcome = story.launch(job_id, number).outcome
+                outcome = scenario.launch(job_id, number).outcome
                 return {
                     LaunchOutcome.LAUNCHED: "AwaitRunning",
                     LaunchOutcome.NOT_YET: "LaunchJob",
@@ -139,12 +139,12 @@ class Play:
                     LaunchOutcome.GIVE_UP: "SettleAttempt",
                 }[outcome]
             case "MarkRunning":
-                return "Done" if story.mark_running(job_id, number).outcome is RunningOutcome.STALE else "AwaitEnd"
+                return "Done" if scenario.mark_running(job_id, number).outcome is RunningOutcome.STALE else "AwaitEnd"
             case "StopAttempt":
-                story.stop(job_id, number)
+                scenario.stop(job_id, number)
                 return "AwaitStopped"
             case "SettleAttempt":
-                story.settle(job_id, number, ended=execution.ended)
+                scenario.settle(job_id, number, ended=execution.ended)
                 return "Done"
         answer = self._answer(execution)
         if answer is None:
@@ -154,43 +154,43 @@ class Play:
             return "SettleAttempt"
         return {"RUNNING": "MarkRunning", "ENDED": "SettleAttempt", "STOP_REQUESTED": "StopAttempt"}[answer.outcome]
 
-    def _answer(self, execution: Execution) -> Answer | None:
+    def _answer(self, execution: RunningExecution) -> WaitAnswer | None:
         kinds = {
             "AwaitRunning": ConditionKind.ATTEMPT_RUNNING,
             "AwaitEnd": ConditionKind.ATTEMPT_ENDED,
             "AwaitStopped": ConditionKind.ATTEMPT_STOPPED,
         }
-        world = self.story.world
-        job, attempt = self.story.job(execution.job_id), self.story.attempt(execution.job_id, execution.attempt)
+        world = self.scenario.world
+        job, attempt = self.scenario.job(execution.job_id), self.scenario.attempt(execution.job_id, execution.attempt)
         nodes = {node.name: node for node in world.cluster.nodes(attempt.cluster)}
         lost = lost_nodes(nodes, attempt.node_names, world.clock.now(), POLICY.jobs.lost_node_seconds)
         seen = world.cluster.workload(attempt)
-        return attempt_answer(kinds[execution.state], seen, job, attempt, lost)
+        return evaluate_attempt_wait(kinds[execution.state], seen, job, attempt, lost)
 
 
 # ---------------------------------------------------------------- tales: what happens once the job runs
 
 
-def succeeds(story: Story, job_id: str, attempt: int) -> None:
-    story.save(job_id, attempt, 10)
-    story.world.cluster.finish_pods(job_id, attempt)
+def succeeds(scenario: JobScenario, job_id: str, attempt: int) -> None:
+    scenario.save(job_id, attempt, 10)
+    scenario.world.cluster.finish_pods(job_id, attempt)
 
 
-def fails_once(story: Story, job_id: str, attempt: int) -> None:
-    story.save(job_id, attempt, 10)
-    story.world.cluster.fail_pods(job_id, attempt, exit_code=3)
+def fails_once(scenario: JobScenario, job_id: str, attempt: int) -> None:
+    scenario.save(job_id, attempt, 10)
+    scenario.world.cluster.fail_pods(job_id, attempt, exit_code=3)
 
 
-def is_cancelled(story: Story, job_id: str, _attempt: int) -> None:
-    story.cancel(job_id)
+def is_cancelled(scenario: JobScenario, job_id: str, _attempt: int) -> None:
+    scenario.cancel(job_id)
 
 
-def loses_its_node(story: Story, job_id: str, attempt: int) -> None:
+def loses_its_node(scenario: JobScenario, job_id: str, attempt: int) -> None:
     """A node is cut off, and its recovery asks the attempt to stop and plans where the job resumes."""
-    story.save(job_id, attempt, 10)
-    hurt = story.attempt(job_id, attempt)
-    story.world.cluster.lose_node(hurt.node_names[0])
-    now = story.world.clock.now()
+    scenario.save(job_id, attempt, 10)
+    hurt = scenario.attempt(job_id, attempt)
+    scenario.world.cluster.lose_node(hurt.node_names[0])
+    now = scenario.world.clock.now()
     request = StopRequest(
         attempt=attempt,
         reason="Its node is sick.",
@@ -206,18 +206,18 @@ def loses_its_node(story: Story, job_id: str, attempt: int) -> None:
         avoid=(hurt.nodes[0].key,),
         planned_at=now,
     )
-    story.set_job(story.job(job_id).but(stop_request=request).with_plan(plan, is_doubted=False))
+    scenario.set_job(scenario.job(job_id).but(stop_request=request).with_plan(plan, is_doubted=False))
 
 
 TALES = {"succeeds": succeeds, "fails_once": fails_once, "is_cancelled": is_cancelled, "loses_its_node": loses_its_node}
 
 
-def end_of(play: Play, job_id: str) -> dict[str, Any]:
+def end_of(play: CrashReplay, job_id: str) -> dict[str, Any]:
     """Return what must come out the same: not when, and not how often it was asked for."""
-    story = play.story
-    job = story.job(job_id)
-    attempts = [story.attempt(job_id, number) for number in range(1, job.current_attempt + 1)]
-    fence, _ = story.world.checkpoints.fence(job.spec.checkpoint_uri)
+    scenario = play.scenario
+    job = scenario.job(job_id)
+    attempts = [scenario.attempt(job_id, number) for number in range(1, job.current_attempt + 1)]
+    fence, _ = scenario.world.checkpoints.fence(job.spec.checkpoint_uri)
     return {
         "job": (job.state, job.reason.replace(job_id, "job"), job.application_failures, job.stop_request),
         "attempts": [
@@ -232,18 +232,18 @@ def end_of(play: Play, job_id: str) -> dict[str, Any]:
             for each in attempts
         ],
         "fence": (fence or {}).get("attempt"),
-        "usage": story.usage(),
-        "charges": story.charges(),
+        "usage": scenario.usage(),
+        "charges": scenario.charges(),
         # A request that crashed before its commit took a number with it.
-        "launches": [call[1].removeprefix(job_id) for call in story.world.cluster.calls if call[0] == "launch"],
-        "executions": [name.removeprefix(job_id) for name in story.world.workflows.names(Machine.RUN_JOB)],
-        "at work": [seen for seen in story.world.cluster.workloads(job.cluster) if seen.is_let_run],
+        "launches": [call[1].removeprefix(job_id) for call in scenario.world.cluster.calls if call[0] == "launch"],
+        "executions": [name.removeprefix(job_id) for name in scenario.world.workflows.names(WorkflowName.RUN_JOB)],
+        "at work": [seen for seen in scenario.world.cluster.workloads(job.cluster) if seen.has_runnable_pods],
     }
 
 
 @functools.cache
 def undisturbed(tale: str) -> tuple[dict[str, Any], list[str]]:
-    play = Play(CrashPlan(), TALES[tale])
+    play = CrashReplay(CrashPlan(), TALES[tale])
     job_id = play.run()
     return end_of(play, job_id), play.plan.effects
 
@@ -272,7 +272,7 @@ def test_the_tales_end_as_they_should() -> None:
 @pytest.mark.parametrize(("tale", "at", "when"), crash_points())
 def test_a_crash_and_a_retry_come_to_the_same_end(tale: str, at: int, when: str) -> None:
     expected, _ = undisturbed(tale)
-    play = Play(CrashPlan(at, when), TALES[tale])
+    play = CrashReplay(CrashPlan(at, when), TALES[tale])
 
     job_id = play.run()
 
@@ -283,7 +283,7 @@ def test_a_crash_and_a_retry_come_to_the_same_end(tale: str, at: int, when: str)
 @pytest.mark.parametrize(("tale", "at", "when"), crash_points())
 def test_a_crash_that_takes_the_workflow_with_it_is_made_good_by_the_sweeper(tale: str, at: int, when: str) -> None:
     expected, _ = undisturbed(tale)
-    play = Play(CrashPlan(at, when), TALES[tale], aborts=True)
+    play = CrashReplay(CrashPlan(at, when), TALES[tale], aborts=True)
 
     end = end_of(play, play.run())
 

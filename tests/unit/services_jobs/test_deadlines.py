@@ -7,12 +7,12 @@ import pytest
 
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.renting.demand import PlacementFacts
-from evenkeel.domain.renting.migration import StayFacts
+from evenkeel.domain.renting.migration import MigrationFacts
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Invalid
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
-from tests.unit.services_jobs.test_rentals import ON_DEMAND, SPOT, Renting, a_policy
+from tests.unit.services_jobs.test_rentals import ON_DEMAND, SPOT, RentalScenario, a_policy
 
 HOUR = 3600
 FIRST = "job-0000000001"
@@ -21,25 +21,25 @@ RUN = 2 * HOUR
 """How long a job is expected to run."""
 
 
-def unpriced(**changes: Any) -> Renting:
-    return Renting(policy=a_policy(other_delay_micros_per_hour=0, **changes))
+def unpriced(**changes: Any) -> RentalScenario:
+    return RentalScenario(policy=a_policy(other_delay_micros_per_hour=0, **changes))
 
 
-def due(market: Renting, hours: float) -> datetime:
+def due(market: RentalScenario, hours: float) -> datetime:
     return market.world.clock.now() + timedelta(hours=hours)
 
 
-def waiting(market: Renting, hours: float | None, *, unseen_hours: float = 0, **changes: Any) -> Job:
+def waiting(market: RentalScenario, hours: float | None, *, unseen_hours: float = 0, **changes: Any) -> Job:
     """Return a job that waits behind a full fleet for about two hours, after the first pass that sees it."""
-    first = market.story.submit("first")
-    market.story.run_pass()
+    first = market.scenario.submit("first")
+    market.scenario.run_pass()
     market.run(first.job_id, 1)
     market.world.clock.advance(60)
     deadline = {} if hours is None else {"deadline_at": due(market, hours)}
-    job = market.story.submit("second", **deadline, **changes)
+    job = market.scenario.submit("second", **deadline, **changes)
     market.world.clock.advance(unseen_hours * HOUR)
-    market.story.run_pass()
-    return market.story.job(job.job_id)
+    market.scenario.run_pass()
+    return market.scenario.job(job.job_id)
 
 
 @pytest.mark.parametrize(("hours", "rentals"), [(None, 0), (3, 1), (6, 0), (1, 0)])
@@ -74,8 +74,8 @@ def test_a_job_learns_that_its_deadline_is_lost_where_nothing_may_be_rented_and_
     seen = [job]
     for _ in range(3):
         market.world.clock.advance(HOUR)
-        market.story.run_pass()
-        seen.append(market.story.job(job.job_id))
+        market.scenario.run_pass()
+        seen.append(market.scenario.job(job.job_id))
 
     assert "No pool that it can have meets its deadline" in seen[-1].reason
     assert len(market.records("PLACEMENT")) == 2
@@ -90,21 +90,21 @@ def test_a_deadline_that_has_passed_is_said_until_the_job_has_ended() -> None:
         return str(explain.why_job(market.world.ledger, job.job_id, Reader(), now=market.world.clock.now())["sentence"])
 
     assert sentence().endswith("Its deadline passed 1h ago.")
-    market.story.set_job(market.story.job(job.job_id).but(state=JobState.CANCELLED))
+    market.scenario.set_job(market.scenario.job(job.job_id).but(state=JobState.CANCELLED))
     assert "deadline passed" not in sentence()
 
 
 def test_who_is_behind_its_line_is_rented_for_on_demand_and_stays_off_spot_until_it_is_well_ahead() -> None:
-    market = Renting()
+    market = RentalScenario()
     # An hour of four is gone, and nothing of its work is done.
     job = waiting(market, 4, unseen_hours=1)
 
     assert market.rental(job.job_id).offer.pool == ON_DEMAND
-    assert job.is_catching_up
+    assert job.avoids_spot
     facts = PlacementFacts.model_validate(market.records("PLACEMENT")[0].facts)
-    assert (facts.job.deadline_at, facts.job.is_catching_up) == (job.spec.deadline_at, False)
-    on_its_line = Renting()
-    assert not waiting(on_its_line, 4).is_catching_up
+    assert (facts.job.deadline_at, facts.job.avoids_spot) == (job.spec.deadline_at, False)
+    on_its_line = RentalScenario()
+    assert not waiting(on_its_line, 4).avoids_spot
     assert on_its_line.rental(job.job_id).offer.pool == SPOT
 
 
@@ -112,32 +112,32 @@ def test_a_job_on_rented_nodes_does_not_go_home_where_that_costs_it_its_deadline
     went = {}
     # The way home takes longer than the two minutes that the first has to spare when room frees.
     for hours in (RUN / HOUR + 0.05, 9):
-        market = Renting()
+        market = RentalScenario()
         job = waiting(market, hours)
         market.advance()
         market.karpenter()
         market.world.clock.advance(60)
         market.advance()
-        market.story.run_pass()
+        market.scenario.run_pass()
         market.run(job.job_id, 1)
         market.world.cluster.finish_pods(FIRST, 1)
-        market.story.settle(FIRST, 1)
-        market.story.run_pass()
-        went[hours] = market.story.job(job.job_id).goes_home
+        market.scenario.settle(FIRST, 1)
+        market.scenario.run_pass()
+        went[hours] = market.scenario.job(job.job_id).is_migrating_back
         for record in market.records("STAY"):
-            assert StayFacts.model_validate(record.facts).guest.deadline_at == job.spec.deadline_at
+            assert MigrationFacts.model_validate(record.facts).candidate.deadline_at == job.spec.deadline_at
     assert list(went.values()) == [False, True]
 
 
 def test_a_deadline_in_the_past_is_refused_and_a_repeat_of_the_request_is_not() -> None:
-    market = Renting()
+    market = RentalScenario()
     deadline_at = due(market, 1)
-    first = market.story.submission("one", deadline_at=deadline_at)
+    first = market.scenario.submission("one", deadline_at=deadline_at)
     market.world.clock.advance(2 * HOUR)
 
     with pytest.raises(Invalid) as refused:
-        market.story.submit("two", deadline_at=deadline_at)
+        market.scenario.submit("two", deadline_at=deadline_at)
 
     assert [field for field, _ in refused.value.faults] == ["deadline"]
-    again = market.story.submission("one", deadline_at=deadline_at)
+    again = market.scenario.submission("one", deadline_at=deadline_at)
     assert (again.job.job_id, again.is_repeat) == (first.job.job_id, True)

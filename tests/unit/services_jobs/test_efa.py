@@ -2,68 +2,68 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.fifo import Admission
-from evenkeel.domain.capacity.efa import Network
+from evenkeel.domain.admission.fifo import AdmissionAuthority
+from evenkeel.domain.capacity.efa import EfaRequest
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import Table
 from tests.fakes.cluster import a_node
-from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.job_scenario import JobScenario
 
 NO_EFA = Policy.model_validate({"scheduling": {"efaInterfaces": {"p5-workers": 0}}})
 
 
-def launched(story: Story, **changes: Any) -> Job:
-    job = story.submit(**{"nodes": 2, **changes})
-    assert story.run_pass().admitted == (f"{job.job_id}-a1",)
-    story.launch(job.job_id)
+def launched(scenario: JobScenario, **changes: Any) -> Job:
+    job = scenario.submit(**{"nodes": 2, **changes})
+    assert scenario.run_pass().admitted == (f"{job.job_id}-a1",)
+    scenario.launch(job.job_id)
     return job
 
 
-def network(story: Story, **changes: Any) -> Network:
-    job = launched(story, **changes)
-    return story.world.cluster.launched(job.job_id, 1).spec.network
+def network(scenario: JobScenario, **changes: Any) -> EfaRequest:
+    job = launched(scenario, **changes)
+    return scenario.world.cluster.launched(job.job_id, 1).spec.network
 
 
-def launch_text(story: Story, job: Job) -> str:
-    events = story.world.ledger.partition(Table.JOBS, f"JOB#{job.job_id}", "EVENT#")
+def launch_text(scenario: JobScenario, job: Job) -> str:
+    events = scenario.world.ledger.partition(Table.JOBS, f"JOB#{job.job_id}", "EVENT#")
     return next(str(row.doc["text"]) for row in events if row.doc["kind"] == "launched")
 
 
 @pytest.mark.parametrize(
     ("changes", "asked"),
-    [({}, Network(32, 5120)), ({"accelerators_per_node": 4}, Network(16, 2560)), ({"nodes": 1}, Network())],
+    [({}, EfaRequest(32, 5120)), ({"accelerators_per_node": 4}, EfaRequest(16, 2560)), ({"nodes": 1}, EfaRequest())],
 )
-def test_a_launch_asks_for_its_nodes_interfaces(changes: dict[str, Any], asked: Network) -> None:
-    assert network(Story(), **changes) == asked
+def test_a_launch_asks_for_its_nodes_interfaces(changes: dict[str, Any], asked: EfaRequest) -> None:
+    assert network(JobScenario(), **changes) == asked
 
 
 def test_a_pool_without_efa_gets_none() -> None:
-    assert network(Story(policy=NO_EFA)) == Network()
+    assert network(JobScenario(policy=NO_EFA)) == EfaRequest()
 
 
 @pytest.mark.parametrize(
     ("policy", "text"), [(Policy(), "Each pod asks for 32 EFA interfaces."), (NO_EFA, "Its pods ask for no EFA.")]
 )
 def test_the_timeline_says_over_what_pods_talk(policy: Policy, text: str) -> None:
-    story = Story(policy=policy)
+    scenario = JobScenario(policy=policy)
 
-    assert launch_text(story, launched(story)).endswith(text)
+    assert launch_text(scenario, launched(scenario)).endswith(text)
 
 
 def test_a_gang_waits_for_the_efa_plugin() -> None:
-    story = Story(size=2)
-    cluster = story.world.cluster
+    scenario = JobScenario(size=2)
+    cluster = scenario.world.cluster
     offers = dict(cluster.by_name)
     for place, node in offers.items():
         cluster.by_name[place] = node.but(efa=0)
-    job = story.submit(nodes=2)
+    job = scenario.submit(nodes=2)
 
-    assert story.run_pass().admitted == ()
-    assert "offering 0 of 32 EFA interfaces" in story.job(job.job_id).reason
+    assert scenario.run_pass().admitted == ()
+    assert "offering 0 of 32 EFA interfaces" in scenario.job(job.job_id).reason
 
     cluster.by_name.update(offers)
-    assert story.run_pass().admitted == (f"{job.job_id}-a1",)
+    assert scenario.run_pass().admitted == (f"{job.job_id}-a1",)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_a_gang_waits_for_the_efa_plugin() -> None:
     ],
 )
 def test_kueue_may_admit_on_any_named_type(types: tuple[str, ...], asked: int) -> None:
-    story = Story(admission=Admission.KUEUE)
-    story.world.cluster.by_name["research-eks", "cpu"] = a_node(
+    scenario = JobScenario(admission=AdmissionAuthority.KUEUE)
+    scenario.world.cluster.by_name["research-eks", "cpu"] = a_node(
         9, name="cpu", instance_type="ml.m5.xlarge", accelerators=0, accelerator_resource="", efa=0
     )
 
-    assert network(story, instance_types=types) == Network(asked)
+    assert network(scenario, instance_types=types) == EfaRequest(asked)

@@ -11,7 +11,7 @@ from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.elastic.sizes import ElasticTerms
 from evenkeel.domain.external.policy import ServingWorkload
-from evenkeel.domain.external.workloads import ForeignPod
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.policy import Policy
@@ -24,9 +24,9 @@ from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import rows
 from tests.crash_points import SIDES
 from tests.fakes.cluster import CLUSTER, a_node
-from tests.fakes.crashes import Crash, CrashPlan, When
+from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
 from tests.unit.scheduling.test_sharing import a_team
-from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up
 
 TERMS = ElasticTerms(resize_seconds=10, snooze_seconds=30, backoff_seconds=60)
@@ -34,421 +34,421 @@ POLICY = Policy(scheduling=SchedulingPolicy(elastic=TERMS))
 ELASTIC: dict[str, Any] = {"nodes": 2, "elastic": {"min_nodes": 1, "max_nodes": 4}}
 
 
-def a_story(size: int = 4, **more: Any) -> Story:
-    return Story(size=size, **{"policy": POLICY, **more})
+def a_scenario(size: int = 4, **more: Any) -> JobScenario:
+    return JobScenario(size=size, **{"policy": POLICY, **more})
 
 
-def a_shared_story(size: int = 4, red: int = 32, **more: Any) -> Story:
-    story = a_story(size, **more)
-    set_up(story, a_team("red", red, members=MEMBERS), FleetQuotas(priority_classes={"low": 1, "high": 10}))
-    return story
+def a_shared_scenario(size: int = 4, red: int = 32, **more: Any) -> JobScenario:
+    scenario = a_scenario(size, **more)
+    set_up(scenario, a_team("red", red, members=MEMBERS), FleetQuotas(priority_classes={"low": 1, "high": 10}))
+    return scenario
 
 
 def node_name(number: int) -> str:
     return a_node(number).name
 
 
-def follow(story: Story, job_id: str) -> None:
+def follow(scenario: JobScenario, job_id: str) -> None:
     """Do what run_job does once its attempt is asked to stop: end the pods, settle, and let the next pass look."""
-    number = story.job(job_id).current_attempt
-    story.save(job_id, number, 10 * number)
-    story.stop(job_id, number)
-    story.settle(job_id, number)
+    number = scenario.job(job_id).current_attempt
+    scenario.save(job_id, number, 10 * number)
+    scenario.stop(job_id, number)
+    scenario.settle(job_id, number)
 
 
-def resized(story: Story, job_id: str) -> Job:
+def resized(scenario: JobScenario, job_id: str) -> Job:
     """Let a job that was asked to change size do so; return it at work again."""
     for step in (
-        lambda: follow(story, job_id),
-        story.run_pass,
-        lambda: story.launch(job_id, story.job(job_id).current_attempt),
-        lambda: story.run_attempt(job_id, story.job(job_id).current_attempt),
+        lambda: follow(scenario, job_id),
+        scenario.run_pass,
+        lambda: scenario.launch(job_id, scenario.job(job_id).current_attempt),
+        lambda: scenario.run_attempt(job_id, scenario.job(job_id).current_attempt),
     ):
-        story.world.clock.advance(0.25)
+        scenario.world.clock.advance(0.25)
         step()
-    return story.job(job_id)
+    return scenario.job(job_id)
 
 
-def records(story: Story, job_id: str) -> list[Decision]:
-    found = story.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows
+def records(scenario: JobScenario, job_id: str) -> list[Decision]:
+    found = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows
     return [each for row in found if (each := rows.read(row, Decision)).kind == "RESIZE"]
 
 
-def idle_for(story: Story, seconds: float) -> None:
-    story.run_pass()
-    story.world.clock.advance(seconds)
-    story.run_pass()
+def idle_for(scenario: JobScenario, seconds: float) -> None:
+    scenario.run_pass()
+    scenario.world.clock.advance(seconds)
+    scenario.run_pass()
 
 
 def test_a_job_whose_full_size_does_not_fit_starts_with_the_largest_that_does() -> None:
-    story = a_story(size=3)
+    scenario = a_scenario(size=3)
 
-    job = story.started(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4, "sizes": [1, 2, 4]})
+    job = scenario.started(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4, "sizes": [1, 2, 4]})
 
-    attempt = story.attempt(job.job_id)
+    attempt = scenario.attempt(job.job_id)
     assert (job.state, job.size, attempt.ranks, attempt.accelerators) == (JobState.STARTING, 2, 2, 16)
     assert job.reason.startswith("Starts with 2 of 4 nodes. ")
-    assert story.usage() == 16
+    assert scenario.usage() == 16
 
 
 def test_pods_ranks_and_the_end_go_by_the_attempts_own_size() -> None:
-    story = a_story(size=2)
-    job = story.running(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    scenario = a_scenario(size=2)
+    job = scenario.running(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
 
-    assert story.job(job.job_id).state is JobState.RUNNING
-    story.world.cluster.finish_pods(job.job_id, 1)
-    story.settle(job.job_id)
+    assert scenario.job(job.job_id).state is JobState.RUNNING
+    scenario.world.cluster.finish_pods(job.job_id, 1)
+    scenario.settle(job.job_id)
 
-    assert story.job(job.job_id).state is JobState.SUCCEEDED
-    assert story.usage() == 0
+    assert scenario.job(job.job_id).state is JobState.SUCCEEDED
+    assert scenario.usage() == 0
 
 
 def test_a_job_that_is_not_elastic_waits_for_all_its_nodes() -> None:
-    story = a_story(size=1)
+    scenario = a_scenario(size=1)
 
-    assert story.started(nodes=2).state is JobState.PENDING
+    assert scenario.started(nodes=2).state is JobState.PENDING
 
 
 def test_a_smaller_size_is_what_quota_allows_too() -> None:
-    story = a_shared_story(red=16)
+    scenario = a_shared_scenario(red=16)
 
-    job = story.started(team="red", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    job = scenario.started(team="red", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
 
     assert (job.state, job.size) == (JobState.STARTING, 2)
 
 
 def test_idle_nodes_that_have_paid_for_the_resize_make_a_job_grow() -> None:
-    story = a_story()
-    job = story.running(**ELASTIC)
-    story.run_pass()
-    story.world.clock.advance(19)
-    story.run_pass()
-    assert story.job(job.job_id).resize is None
+    scenario = a_scenario()
+    job = scenario.running(**ELASTIC)
+    scenario.run_pass()
+    scenario.world.clock.advance(19)
+    scenario.run_pass()
+    assert scenario.job(job.job_id).resize is None
 
-    story.world.clock.advance(2)  # two nodes for 21 seconds: 42 node-seconds, and the resize costs 4 × 10
-    story.run_pass()
+    scenario.world.clock.advance(2)  # two nodes for 21 seconds: 42 node-seconds, and the resize costs 4 × 10
+    scenario.run_pass()
 
-    asked = story.job(job.job_id)
+    asked = scenario.job(job.job_id)
     assert asked.resize
     assert (asked.resize.from_nodes, asked.resize.nodes) == (2, 4)
     assert asked.stop_request
     assert asked.stop_request.grace_seconds == asked.spec.grace_seconds
-    grown = resized(story, job.job_id)
+    grown = resized(scenario, job.job_id)
     assert (grown.state, grown.current_attempt, grown.size, grown.application_failures) == (JobState.RUNNING, 2, 4, 0)
-    assert story.attempt(job.job_id, 1).state is AttemptState.STOPPED
-    assert story.usage() == 32
+    assert scenario.attempt(job.job_id, 1).state is AttemptState.STOPPED
+    assert scenario.usage() == 32
 
 
 def test_the_story_tells_the_resize_in_its_steps() -> None:
-    story = a_story()
-    job = story.running(**ELASTIC)
-    idle_for(story, 21)
+    scenario = a_scenario()
+    job = scenario.running(**ELASTIC)
+    idle_for(scenario, 21)
 
-    resized(story, job.job_id)
+    resized(scenario, job.job_id)
 
-    told = story.timeline(job.job_id)
+    told = scenario.timeline(job.job_id)
     assert told[told.index("resized") :] == ["resized", "settled", "admitted", "launched", "running"]
 
 
 def test_every_resize_replays_from_its_record() -> None:
-    story = a_story()
-    job = story.running(**ELASTIC)
-    idle_for(story, 21)
+    scenario = a_scenario()
+    job = scenario.running(**ELASTIC)
+    idle_for(scenario, 21)
 
-    (record,) = records(story, job.job_id)
+    (record,) = records(scenario, job.job_id)
 
     assert record.action == "GROW"
     assert replay(record, POLICY).differs_from(record) == ""
 
 
 def test_what_has_ended_is_forgotten_and_what_runs_is_not() -> None:
-    story = a_story()
-    job = story.running(**ELASTIC)
-    idle_for(story, 21)
-    resized(story, job.job_id)
-    story.run_pass()
-    assert remembered(story) == {"jobs": [job.job_id], "resizing": [], "idleSince": {}, "told": {}}
+    scenario = a_scenario()
+    job = scenario.running(**ELASTIC)
+    idle_for(scenario, 21)
+    resized(scenario, job.job_id)
+    scenario.run_pass()
+    assert remembered(scenario) == {"jobs": [job.job_id], "resizing": [], "idleSince": {}, "told": {}}
 
-    story.world.cluster.finish_pods(job.job_id, 2)
-    story.settle(job.job_id, 2)
-    story.run_pass()
+    scenario.world.cluster.finish_pods(job.job_id, 2)
+    scenario.settle(job.job_id, 2)
+    scenario.run_pass()
 
-    assert remembered(story) == {}
+    assert remembered(scenario) == {}
 
 
-def remembered(story: Story) -> dict[str, Any]:
-    row = story.world.ledger.get(rows.tree_key())
+def remembered(scenario: JobScenario) -> dict[str, Any]:
+    row = scenario.world.ledger.get(rows.tree_key())
     assert row
     return (row.doc.get("memory") or {}).get("elastic") or {}
 
 
 def test_why_says_of_a_job_that_changes_size_what_for_and_who_did_not() -> None:
-    story = a_story()
-    job = story.running(**ELASTIC)
-    idle_for(story, 21)
+    scenario = a_scenario()
+    job = scenario.running(**ELASTIC)
+    idle_for(scenario, 21)
 
-    said = explain.why_job(story.world.ledger, job.job_id, Reader(), now=story.world.clock.now())
+    said = explain.why_job(scenario.world.ledger, job.job_id, Reader(), now=scenario.world.clock.now())
 
     assert (said["decision"]["kind"], said["decision"]["action"]) == ("RESIZE", "GROW")
     assert "as much as the resize to 4 costs" in said["decision"]["reason"]
 
 
 def test_nothing_grows_while_somebody_waits_who_could_use_the_nodes() -> None:
-    story = a_story()
-    job = story.running(**ELASTIC)
-    story.submit("large", nodes=4)
+    scenario = a_scenario()
+    job = scenario.running(**ELASTIC)
+    scenario.submit("large", nodes=4)
 
-    idle_for(story, 600)
+    idle_for(scenario, 600)
 
-    assert story.job(job.job_id).resize is None
+    assert scenario.job(job.job_id).resize is None
 
 
 def test_nothing_grows_onto_what_another_could_take_at_its_least_size() -> None:
-    story = a_story(size=3)
-    job = story.running(nodes=1, elastic={"min_nodes": 1, "max_nodes": 3})
-    other = story.submit("other", nodes=4, elastic={"min_nodes": 3, "max_nodes": 4})
-    story.set_job(other.but(current_attempt=1))  # it ran when the pool was larger
+    scenario = a_scenario(size=3)
+    job = scenario.running(nodes=1, elastic={"min_nodes": 1, "max_nodes": 3})
+    other = scenario.submit("other", nodes=4, elastic={"min_nodes": 3, "max_nodes": 4})
+    scenario.set_job(other.but(current_attempt=1))  # it ran when the pool was larger
 
-    idle_for(story, 600)
+    idle_for(scenario, 600)
 
-    assert story.job(job.job_id).resize is None
+    assert scenario.job(job.job_id).resize is None
 
 
 def test_a_job_does_not_grow_again_within_its_snooze() -> None:
-    story = a_story(size=3)
-    job = story.running(nodes=1, elastic={"min_nodes": 1, "max_nodes": 4})
-    other = story.running(nodes=1)
-    idle_for(story, 25)
-    resized(story, job.job_id)
-    story.world.cluster.finish_pods(other.job_id, 1)
-    story.settle(other.job_id)
+    scenario = a_scenario(size=3)
+    job = scenario.running(nodes=1, elastic={"min_nodes": 1, "max_nodes": 4})
+    other = scenario.running(nodes=1)
+    idle_for(scenario, 25)
+    resized(scenario, job.job_id)
+    scenario.world.cluster.finish_pods(other.job_id, 1)
+    scenario.settle(other.job_id)
 
-    idle_for(story, 29)
-    assert story.job(job.job_id).live_resize() is None
-    story.world.clock.advance(5)
-    story.run_pass()
-    assert story.job(job.job_id).live_resize() is not None
+    idle_for(scenario, 29)
+    assert scenario.job(job.job_id).live_resize() is None
+    scenario.world.clock.advance(5)
+    scenario.run_pass()
+    assert scenario.job(job.job_id).live_resize() is not None
 
 
 def test_growth_stops_at_the_teams_quota() -> None:
-    story = a_shared_story(red=24)
-    job = story.running(team="red", **ELASTIC)
+    scenario = a_shared_scenario(red=24)
+    job = scenario.running(team="red", **ELASTIC)
 
-    idle_for(story, 100)
+    idle_for(scenario, 100)
 
-    asked = story.job(job.job_id).live_resize()
+    asked = scenario.job(job.job_id).live_resize()
     assert asked
     assert asked.nodes == 3
 
 
 def test_a_growth_whose_nodes_were_taken_falls_back_and_backs_off() -> None:
-    story = a_story()
-    job = story.running(**ELASTIC)
-    idle_for(story, 21)
-    story.world.cluster.cordon(CLUSTER, node_name(4), None)
+    scenario = a_scenario()
+    job = scenario.running(**ELASTIC)
+    idle_for(scenario, 21)
+    scenario.world.cluster.cordon(CLUSTER, node_name(4), None)
 
-    back = resized(story, job.job_id)
+    back = resized(scenario, job.job_id)
 
     assert (back.size, back.failed_growths) == (3, 1)
     assert back.growth_failed_at is not None
 
 
-def makes_room(story: Story, job_id: str, nodes: int, for_job: str) -> None:
+def makes_room(scenario: JobScenario, job_id: str, nodes: int, for_job: str) -> None:
     """Check that a job is asked to go on with so many nodes for another, and not to end."""
-    wish = story.job(job_id).live_resize()
+    wish = scenario.job(job_id).live_resize()
     assert wish
     assert (wish.nodes, wish.for_job) == (nodes, for_job)
-    assert not story.job(job_id).is_preempted
+    assert not scenario.job(job_id).is_preempted
 
 
 def test_a_higher_class_gets_its_nodes_by_shrinking_and_nobody_is_ended() -> None:
-    story = a_shared_story()
-    low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
-    high = story.submit("high", team="red", priority_class="high", nodes=2)
+    scenario = a_shared_scenario()
+    low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    high = scenario.submit("high", team="red", priority_class="high", nodes=2)
 
-    story.run_pass()
+    scenario.run_pass()
 
-    makes_room(story, low.job_id, 2, high.job_id)
-    (record,) = records(story, low.job_id)
+    makes_room(scenario, low.job_id, 2, high.job_id)
+    (record,) = records(scenario, low.job_id)
     assert (record.action, replay(record, POLICY).differs_from(record)) == ("SHRINK", "")
-    story.run_pass()
-    story.run_pass()
-    assert len(records(story, low.job_id)) == 1
-    shrunk = resized(story, low.job_id)
-    assert (shrunk.state, shrunk.size, story.job(high.job_id).state) == (JobState.RUNNING, 2, JobState.STARTING)
+    scenario.run_pass()
+    scenario.run_pass()
+    assert len(records(scenario, low.job_id)) == 1
+    shrunk = resized(scenario, low.job_id)
+    assert (shrunk.state, shrunk.size, scenario.job(high.job_id).state) == (JobState.RUNNING, 2, JobState.STARTING)
 
 
 def test_who_stands_on_a_cordoned_node_gives_back_that_and_as_many_more_as_are_needed() -> None:
-    story = a_shared_story(size=3, red=24)
-    low = story.running(team="red", priority_class="low", nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
-    story.world.cluster.set_node(node_name(1), is_cordoned=True)
-    high = story.submit("high", team="red", priority_class="high", nodes=1)
+    scenario = a_shared_scenario(size=3, red=24)
+    low = scenario.running(team="red", priority_class="low", nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
+    scenario.world.cluster.set_node(node_name(1), is_cordoned=True)
+    high = scenario.submit("high", team="red", priority_class="high", nodes=1)
 
-    story.run_pass()
+    scenario.run_pass()
 
-    makes_room(story, low.job_id, 1, high.job_id)
-    shrunk = resized(story, low.job_id)
-    assert (shrunk.state, shrunk.size, story.job(high.job_id).state) == (JobState.RUNNING, 1, JobState.STARTING)
+    makes_room(scenario, low.job_id, 1, high.job_id)
+    shrunk = resized(scenario, low.job_id)
+    assert (shrunk.state, shrunk.size, scenario.job(high.job_id).state) == (JobState.RUNNING, 1, JobState.STARTING)
 
 
 def test_others_shrink_for_a_higher_class_behind_many_whom_nothing_helps() -> None:
-    story = a_shared_story()
-    low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
-    set_up(story, a_team("blue", 0, members=MEMBERS))
+    scenario = a_shared_scenario()
+    low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    set_up(scenario, a_team("blue", 0, members=MEMBERS))
     for nodes in (1, 2, 3, 4):
-        story.submit(f"hopeless-{nodes}", team="blue", nodes=nodes)
-    high = story.submit("high", team="red", priority_class="high", nodes=2)
+        scenario.submit(f"hopeless-{nodes}", team="blue", nodes=nodes)
+    high = scenario.submit("high", team="red", priority_class="high", nodes=2)
 
-    story.run_pass()
+    scenario.run_pass()
 
-    makes_room(story, low.job_id, 2, high.job_id)
+    makes_room(scenario, low.job_id, 2, high.job_id)
 
 
 def test_who_has_the_quota_shrinks_where_another_would_lose_less() -> None:
-    story = a_story(size=7)
+    scenario = a_scenario(size=7)
     classes = FleetQuotas(priority_classes={"low": 1, "high": 10})
     teams = [a_team(name, gpus, cohort="", members=MEMBERS) for name, gpus in (("red", 16), ("blue", 48))]
-    set_up(story, *teams, classes)
+    set_up(scenario, *teams, classes)
     spec: dict[str, Any] = {"elastic": {"min_nodes": 1, "max_nodes": 3}, "priority_class": "low"}
-    blue = story.running(team="blue", nodes=1, accelerators_per_node=4, **spec)
-    idle_for(story, 21)
-    resized(story, blue.job_id)
-    low = story.running(team="red", nodes=2, **spec)
-    high = story.submit("high", team="red", priority_class="high", nodes=1)
+    blue = scenario.running(team="blue", nodes=1, accelerators_per_node=4, **spec)
+    idle_for(scenario, 21)
+    resized(scenario, blue.job_id)
+    low = scenario.running(team="red", nodes=2, **spec)
+    high = scenario.submit("high", team="red", priority_class="high", nodes=1)
 
-    story.run_pass()
+    scenario.run_pass()
 
-    wish = story.job(low.job_id).live_resize()
+    wish = scenario.job(low.job_id).live_resize()
     assert wish
-    assert (wish.nodes, wish.for_job, story.job(blue.job_id).live_resize()) == (1, high.job_id, None)
-    assert not story.job(low.job_id).is_preempted
+    assert (wish.nodes, wish.for_job, scenario.job(blue.job_id).live_resize()) == (1, high.job_id, None)
+    assert not scenario.job(low.job_id).is_preempted
 
 
 def test_who_starts_in_the_same_pass_takes_nothing_of_what_others_give_back() -> None:
-    story = a_story(size=5)
+    scenario = a_scenario(size=5)
     classes = FleetQuotas(priority_classes={"low": 1, "high": 10})
     teams = [a_team(name, gpus, cohort="", members=MEMBERS) for name, gpus in (("red", 32), ("blue", 24))]
-    set_up(story, *teams, classes)
-    low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
-    first = story.submit("first", team="blue", nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
-    high = story.submit("high", team="red", priority_class="high", nodes=2)
+    set_up(scenario, *teams, classes)
+    low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    first = scenario.submit("first", team="blue", nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
+    high = scenario.submit("high", team="red", priority_class="high", nodes=2)
 
-    story.run_pass()
+    scenario.run_pass()
 
-    makes_room(story, low.job_id, 2, high.job_id)
-    assert story.job(first.job_id).size == 1
+    makes_room(scenario, low.job_id, 2, high.job_id)
+    assert scenario.job(first.job_id).size == 1
 
 
 def test_an_equal_gets_its_nodes_back_behind_many_whom_nothing_helps() -> None:
-    story = a_shared_story()
-    job = story.running(team="red", priority_class="low", **ELASTIC)
-    idle_for(story, 21)
-    resized(story, job.job_id)
-    set_up(story, a_team("blue", 0, members=MEMBERS))
+    scenario = a_shared_scenario()
+    job = scenario.running(team="red", priority_class="low", **ELASTIC)
+    idle_for(scenario, 21)
+    resized(scenario, job.job_id)
+    set_up(scenario, a_team("blue", 0, members=MEMBERS))
     for nodes in (1, 2, 3, 4):
-        story.submit(f"hopeless-{nodes}", team="blue", nodes=nodes)
-    other = story.submit("other", team="red", priority_class="low", nodes=1)
+        scenario.submit(f"hopeless-{nodes}", team="blue", nodes=nodes)
+    other = scenario.submit("other", team="red", priority_class="low", nodes=1)
 
-    story.run_pass()
+    scenario.run_pass()
 
-    wish = story.job(job.job_id).live_resize()
+    wish = scenario.job(job.job_id).live_resize()
     assert wish
     assert (wish.nodes, wish.for_job) == (3, other.job_id)
 
 
 def test_after_the_higher_class_has_ended_the_job_grows_back() -> None:
-    story = a_shared_story()
-    low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
-    high = story.submit("high", team="red", priority_class="high", nodes=2)
-    story.run_pass()
-    resized(story, low.job_id)
-    story.run_attempt(high.job_id, 1)
-    story.world.cluster.finish_pods(high.job_id, 1)
-    story.settle(high.job_id)
+    scenario = a_shared_scenario()
+    low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    high = scenario.submit("high", team="red", priority_class="high", nodes=2)
+    scenario.run_pass()
+    resized(scenario, low.job_id)
+    scenario.run_attempt(high.job_id, 1)
+    scenario.world.cluster.finish_pods(high.job_id, 1)
+    scenario.settle(high.job_id)
 
-    idle_for(story, 40)
+    idle_for(scenario, 40)
 
-    grown = resized(story, low.job_id)
+    grown = resized(scenario, low.job_id)
     assert (grown.size, grown.application_failures, grown.launch_failures) == (4, 0, 0)
 
 
 def test_who_cannot_shrink_enough_is_stopped_as_the_queues_rules_say() -> None:
-    story = a_shared_story()
-    low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 3, "max_nodes": 4})
-    story.submit("high", team="red", priority_class="high", nodes=4)
+    scenario = a_shared_scenario()
+    low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 3, "max_nodes": 4})
+    scenario.submit("high", team="red", priority_class="high", nodes=4)
 
-    story.run_pass()
+    scenario.run_pass()
 
-    assert story.job(low.job_id).is_preempted
-    assert story.job(low.job_id).live_resize() is None
+    assert scenario.job(low.job_id).is_preempted
+    assert scenario.job(low.job_id).live_resize() is None
 
 
 def test_an_equal_gets_back_only_what_was_beyond_what_was_asked_for() -> None:
-    story = a_story()
-    job = story.running(**ELASTIC)
-    idle_for(story, 21)
-    resized(story, job.job_id)
-    story.submit("other", nodes=1)
+    scenario = a_scenario()
+    job = scenario.running(**ELASTIC)
+    idle_for(scenario, 21)
+    resized(scenario, job.job_id)
+    scenario.submit("other", nodes=1)
 
-    story.run_pass()
+    scenario.run_pass()
 
-    wish = story.job(job.job_id).live_resize()
+    wish = scenario.job(job.job_id).live_resize()
     assert wish
     assert wish.nodes == 3
-    follow(story, job.job_id)
-    story.run_pass()
-    story.submit("third", nodes=3)
-    story.run_pass()
-    assert story.job(job.job_id).live_resize() is None
+    follow(scenario, job.job_id)
+    scenario.run_pass()
+    scenario.submit("third", nodes=3)
+    scenario.run_pass()
+    assert scenario.job(job.job_id).live_resize() is None
 
 
 def test_in_observe_mode_it_is_said_once_and_nothing_is_done() -> None:
-    story = a_story()
-    job = story.running(**ELASTIC)
-    story.mode = Mode.OBSERVE
+    scenario = a_scenario()
+    job = scenario.running(**ELASTIC)
+    scenario.mode = Mode.OBSERVE
 
-    idle_for(story, 21)
-    idle_for(story, 21)
+    idle_for(scenario, 21)
+    idle_for(scenario, 21)
 
-    assert len(records(story, job.job_id)) == 1
-    assert story.job(job.job_id).stop_request is None
+    assert len(records(scenario, job.job_id)) == 1
+    assert scenario.job(job.job_id).stop_request is None
 
 
 def test_a_suspended_job_forgets_that_it_was_to_grow() -> None:
-    story = a_story()
-    job = story.running(**ELASTIC)
-    idle_for(story, 21)
-    held = story.job(job.job_id)
-    story.set_job(held.but(is_suspended=True))
+    scenario = a_scenario()
+    job = scenario.running(**ELASTIC)
+    idle_for(scenario, 21)
+    held = scenario.job(job.job_id)
+    scenario.set_job(held.but(is_suspended=True))
 
-    follow(story, job.job_id)
+    follow(scenario, job.job_id)
 
-    assert story.job(job.job_id).state is JobState.SUSPENDED
-    assert story.job(job.job_id).resize is None
+    assert scenario.job(job.job_id).state is JobState.SUSPENDED
+    assert scenario.job(job.job_id).resize is None
 
 
 @pytest.mark.parametrize("when", SIDES)
 @pytest.mark.parametrize("at", range(1, 30))
-def test_a_crash_at_any_effect_of_a_growth_comes_to_the_same_size(at: int, when: When) -> None:
-    story = a_story(plan=CrashPlan(0, when))
-    job = story.running(**ELASTIC)
-    story.plan.at = len(story.plan.effects) + at
+def test_a_crash_at_any_effect_of_a_growth_comes_to_the_same_size(at: int, when: CrashTiming) -> None:
+    scenario = a_scenario(plan=CrashPlan(0, when))
+    job = scenario.running(**ELASTIC)
+    scenario.plan.at = len(scenario.plan.effects) + at
     for _ in range(60):
         try:
-            story.run_pass()
-            current = story.job(job.job_id)
+            scenario.run_pass()
+            current = scenario.job(job.job_id)
             if current.stop_request and current.state is JobState.RUNNING:
-                follow(story, job.job_id)
+                follow(scenario, job.job_id)
             elif current.state is JobState.STARTING:
-                story.run_attempt(job.job_id, current.current_attempt)
+                scenario.run_attempt(job.job_id, current.current_attempt)
         except Crash:
             pass
-        story.world.clock.advance(7)
+        scenario.world.clock.advance(7)
 
-    end = story.job(job.job_id)
+    end = scenario.job(job.job_id)
     assert (end.state, end.size, end.current_attempt) == (JobState.RUNNING, 4, 2)
-    assert story.usage() == 32
-    assert len(records(story, job.job_id)) == 1
+    assert scenario.usage() == 32
+    assert len(records(scenario, job.job_id)) == 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -462,53 +462,53 @@ def test_a_crash_at_any_effect_of_a_growth_comes_to_the_same_size(at: int, when:
 def test_sizes_stay_legal_quota_holds_and_a_still_world_comes_to_rest(
     size: int, least: int, span: int, red: int, steps: list[str]
 ) -> None:
-    story = a_shared_story(size, red) if red else a_story(size)
+    scenario = a_shared_scenario(size, red) if red else a_scenario(size)
     team: dict[str, Any] = {"team": "red", "priority_class": "low"} if red else {}
-    job = story.started(nodes=least, elastic={"min_nodes": least, "max_nodes": least + span}, **team)
+    job = scenario.started(nodes=least, elastic={"min_nodes": least, "max_nodes": least + span}, **team)
     others: list[str] = []
 
     def settle_down(rounds: int) -> int:
         resizes = 0
         for _ in range(rounds):
-            story.run_pass()
+            scenario.run_pass()
             for name in (job.job_id, *others):
-                current = story.job(name)
+                current = scenario.job(name)
                 if current.stop_request and current.state in (JobState.RUNNING, JobState.STARTING):
-                    follow(story, name)
+                    follow(scenario, name)
                     resizes += name == job.job_id
                 elif current.state is JobState.STARTING:
-                    story.run_attempt(name, current.current_attempt)
-            current = story.job(job.job_id)
+                    scenario.run_attempt(name, current.current_attempt)
+            current = scenario.job(job.job_id)
             assert current.size in (0, *range(least, least + span + 1))
-            assert not red or story.usage("red") <= red
-            story.world.clock.advance(20)
+            assert not red or scenario.usage("red") <= red
+            scenario.world.clock.advance(20)
         return resizes
 
     settle_down(2)
     for step in steps:
         if step == "high":
             higher = {"team": "red", "priority_class": "high"} if red else {}
-            others.append(story.submit(f"high-{len(others)}", nodes=1, **higher).job_id)
+            others.append(scenario.submit(f"high-{len(others)}", nodes=1, **higher).job_id)
         elif step == "end" and others:
             name = others.pop()
-            if story.job(name).state is JobState.RUNNING:
-                story.world.cluster.finish_pods(name, story.job(name).current_attempt)
-                story.settle(name, story.job(name).current_attempt)
+            if scenario.job(name).state is JobState.RUNNING:
+                scenario.world.cluster.finish_pods(name, scenario.job(name).current_attempt)
+                scenario.settle(name, scenario.job(name).current_attempt)
             else:
                 others.append(name)
         elif step == "cordon":
-            story.world.cluster.cordon(CLUSTER, node_name(size), None)
+            scenario.world.cluster.cordon(CLUSTER, node_name(size), None)
         settle_down(4)
     settle_down(40)
     assert settle_down(40) == 0
 
 
-def loses_a_node(story: Story, job_id: str, waits_seconds: float) -> None:
+def loses_a_node(scenario: JobScenario, job_id: str, waits_seconds: float) -> None:
     """A node of a job is gone for good, and a recovery planned what becomes of the job."""
-    hurt = story.attempt(job_id, story.job(job_id).current_attempt)
-    story.world.cluster.remove_node(hurt.node_names[0])
-    now = story.world.clock.now()
-    stop = story.job(job_id).stop_wished("Its node is gone.", "recover_node/inc-1", now)
+    hurt = scenario.attempt(job_id, scenario.job(job_id).current_attempt)
+    scenario.world.cluster.remove_node(hurt.node_names[0])
+    now = scenario.world.clock.now()
+    stop = scenario.job(job_id).with_stop_request("Its node is gone.", "recover_node/inc-1", now)
     plan = ResumePlan(
         incident_id="inc-1",
         after_attempt=hurt.attempt,
@@ -516,54 +516,54 @@ def loses_a_node(story: Story, job_id: str, waits_seconds: float) -> None:
         shrinks_at=now + timedelta(seconds=waits_seconds),
         planned_at=now,
     )
-    story.set_job(
-        story.job(job_id).but(stop_request=stop.but(outcome=AttemptState.LOST)).with_plan(plan, is_doubted=False)
+    scenario.set_job(
+        scenario.job(job_id).but(stop_request=stop.but(outcome=AttemptState.LOST)).with_plan(plan, is_doubted=False)
     )
-    follow(story, job_id)
+    follow(scenario, job_id)
 
 
 def test_a_job_that_lost_a_node_waits_for_a_spare_and_then_goes_on_with_fewer() -> None:
-    story = a_story(size=3)
-    job = story.running(nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
-    loses_a_node(story, job.job_id, waits_seconds=60)
+    scenario = a_scenario(size=3)
+    job = scenario.running(nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
+    loses_a_node(scenario, job.job_id, waits_seconds=60)
 
-    story.run_pass()
-    assert story.job(job.job_id).state is JobState.PENDING
-    story.world.clock.advance(61)
-    story.run_pass()
+    scenario.run_pass()
+    assert scenario.job(job.job_id).state is JobState.PENDING
+    scenario.world.clock.advance(61)
+    scenario.run_pass()
 
-    again = story.job(job.job_id)
+    again = scenario.job(job.job_id)
     assert (again.state, again.size, again.application_failures) == (JobState.STARTING, 2, 0)
 
 
 def test_a_job_that_lost_a_node_gives_a_spare_its_time_before_any_recovery_has_planned() -> None:
-    story = a_story(size=3)
-    job = story.running(nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
-    story.world.cluster.lose_node(story.attempt(job.job_id, 1).node_names[0])
-    story.world.clock.advance(POLICY.jobs.lost_node_seconds + 1)
-    story.world.cluster.fail_pods(job.job_id, 1, 1, 2, exit_code=76)
-    story.settle(job.job_id, 1)
+    scenario = a_scenario(size=3)
+    job = scenario.running(nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
+    scenario.world.cluster.lose_node(scenario.attempt(job.job_id, 1).node_names[0])
+    scenario.world.clock.advance(POLICY.jobs.lost_node_seconds + 1)
+    scenario.world.cluster.fail_pods(job.job_id, 1, 1, 2, exit_code=76)
+    scenario.settle(job.job_id, 1)
 
-    story.run_pass()
-    waits = story.job(job.job_id)
-    story.world.clock.advance(TERMS.spare_wait_seconds)
-    story.run_pass()
-    again = story.job(job.job_id)
+    scenario.run_pass()
+    waits = scenario.job(job.job_id)
+    scenario.world.clock.advance(TERMS.spare_wait_seconds)
+    scenario.run_pass()
+    again = scenario.job(job.job_id)
 
-    assert (story.attempt(job.job_id, 1).state, waits.state) == (AttemptState.LOST, JobState.PENDING)
+    assert (scenario.attempt(job.job_id, 1).state, waits.state) == (AttemptState.LOST, JobState.PENDING)
     assert (again.state, again.size, again.lost_at) == (JobState.STARTING, 2, None)
 
 
 def test_what_had_grown_comes_back_as_large_as_it_was() -> None:
-    story = a_shared_story(size=5)
-    job = story.running(team="red", priority_class="high", **ELASTIC)
-    idle_for(story, 21)
-    resized(story, job.job_id)
-    loses_a_node(story, job.job_id, waits_seconds=0)
+    scenario = a_shared_scenario(size=5)
+    job = scenario.running(team="red", priority_class="high", **ELASTIC)
+    idle_for(scenario, 21)
+    resized(scenario, job.job_id)
+    loses_a_node(scenario, job.job_id, waits_seconds=0)
 
-    story.run_pass()
+    scenario.run_pass()
 
-    again = story.job(job.job_id)
+    again = scenario.job(job.job_id)
     assert (again.state, again.size) == (JobState.STARTING, 4)
 
 
@@ -573,7 +573,7 @@ def test_what_had_grown_comes_back_as_large_as_it_was() -> None:
 CHAT = ServingWorkload(cluster=CLUSTER, namespace="serving", name="chat", most_replicas=3)
 
 
-def a_replica(number: int, node: str = "", **changes: Any) -> ForeignPod:
+def a_replica(number: int, node: str = "", **changes: Any) -> UnmanagedPod:
     facts: dict[str, Any] = {
         "namespace": "serving",
         "name": f"chat-7d9f-{number}",
@@ -583,43 +583,45 @@ def a_replica(number: int, node: str = "", **changes: Any) -> ForeignPod:
         "kind": "ReplicaSet",
         "workload": "chat-7d9f",
     }
-    return ForeignPod.model_validate({**facts, **changes})
+    return UnmanagedPod.model_validate({**facts, **changes})
 
 
-def a_serving_story(size: int = 4) -> Story:
-    return a_story(size, policy=Policy(scheduling=SchedulingPolicy(elastic=TERMS, serving=(CHAT,))))
+def a_serving_scenario(size: int = 4) -> JobScenario:
+    return a_scenario(size, policy=Policy(scheduling=SchedulingPolicy(elastic=TERMS, serving=(CHAT,))))
 
 
 def test_replicas_without_a_node_have_an_elastic_job_shrink_and_it_grows_back_after_the_spike() -> None:
-    story = a_serving_story()
-    job = story.running(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
-    story.world.cluster.foreign = [a_replica(1), a_replica(2)]
+    scenario = a_serving_scenario()
+    job = scenario.running(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    scenario.world.cluster.unmanaged = [a_replica(1), a_replica(2)]
 
-    story.run_pass()
+    scenario.run_pass()
 
-    wish = story.job(job.job_id).live_resize()
+    wish = scenario.job(job.job_id).live_resize()
     assert wish
     assert (wish.nodes, wish.for_job) == (2, "serving/chat")
-    follow(story, job.job_id)
-    story.run_pass()
-    assert story.job(job.job_id).size == 2
-    story.run_attempt(job.job_id, 2)
+    follow(scenario, job.job_id)
+    scenario.run_pass()
+    assert scenario.job(job.job_id).size == 2
+    scenario.run_attempt(job.job_id, 2)
     free = [
-        node_name(number) for number in range(1, 5) if node_name(number) not in story.attempt(job.job_id, 2).node_names
+        node_name(number)
+        for number in range(1, 5)
+        if node_name(number) not in scenario.attempt(job.job_id, 2).node_names
     ]
-    story.world.cluster.foreign = [a_replica(1, free[0]), a_replica(2, free[1])]
-    idle_for(story, 600)
-    assert story.job(job.job_id).live_resize() is None
-    story.world.cluster.foreign = []
-    idle_for(story, 31)
-    assert resized(story, job.job_id).size == 4
+    scenario.world.cluster.unmanaged = [a_replica(1, free[0]), a_replica(2, free[1])]
+    idle_for(scenario, 600)
+    assert scenario.job(job.job_id).live_resize() is None
+    scenario.world.cluster.unmanaged = []
+    idle_for(scenario, 31)
+    assert resized(scenario, job.job_id).size == 4
 
 
 def test_nodes_that_replicas_are_about_to_take_are_given_to_no_job() -> None:
-    story = a_serving_story(size=2)
-    story.world.cluster.foreign = [a_replica(1)]
+    scenario = a_serving_scenario(size=2)
+    scenario.world.cluster.unmanaged = [a_replica(1)]
 
-    job = story.started(nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
+    job = scenario.started(nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
 
     assert job.size == 1
 
@@ -633,69 +635,69 @@ def test_nodes_that_replicas_are_about_to_take_are_given_to_no_job() -> None:
         a_replica(1, accelerators=0),
     ],
 )
-def test_pods_that_nobody_registered_have_nobody_shrink(pod: ForeignPod) -> None:
-    story = a_serving_story()
-    job = story.running(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
-    story.world.cluster.foreign = [pod]
+def test_pods_that_nobody_registered_have_nobody_shrink(pod: UnmanagedPod) -> None:
+    scenario = a_serving_scenario()
+    job = scenario.running(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    scenario.world.cluster.unmanaged = [pod]
 
-    story.run_pass()
+    scenario.run_pass()
 
-    assert story.job(job.job_id).live_resize() is None
+    assert scenario.job(job.job_id).live_resize() is None
 
 
 def test_no_room_is_made_for_more_replicas_than_were_agreed() -> None:
-    story = a_serving_story(size=6)
-    job = story.running(nodes=6, elastic={"min_nodes": 1, "max_nodes": 6})
-    story.world.cluster.foreign = [a_replica(number) for number in range(5)]
+    scenario = a_serving_scenario(size=6)
+    job = scenario.running(nodes=6, elastic={"min_nodes": 1, "max_nodes": 6})
+    scenario.world.cluster.unmanaged = [a_replica(number) for number in range(5)]
 
-    story.run_pass()
+    scenario.run_pass()
 
-    wish = story.job(job.job_id).live_resize()
+    wish = scenario.job(job.job_id).live_resize()
     assert wish
     assert wish.nodes == 3
 
 
 @pytest.mark.parametrize("when", SIDES)
 @pytest.mark.parametrize("at", range(1, 34))
-def test_a_crash_at_any_effect_of_a_shrink_lets_both_run_and_nobody_be_ended(at: int, when: When) -> None:
-    story = a_shared_story(plan=CrashPlan(0, when))
-    low = story.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
-    high = story.submit("high", team="red", priority_class="high", nodes=2)
-    story.plan.at = len(story.plan.effects) + at
+def test_a_crash_at_any_effect_of_a_shrink_lets_both_run_and_nobody_be_ended(at: int, when: CrashTiming) -> None:
+    scenario = a_shared_scenario(plan=CrashPlan(0, when))
+    low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
+    high = scenario.submit("high", team="red", priority_class="high", nodes=2)
+    scenario.plan.at = len(scenario.plan.effects) + at
     for _ in range(40):
         try:
-            story.run_pass()
+            scenario.run_pass()
             for name in (low.job_id, high.job_id):
-                current = story.job(name)
+                current = scenario.job(name)
                 number = current.current_attempt
                 if current.stop_request and current.state in (JobState.RUNNING, JobState.STARTING):
-                    follow(story, name)
+                    follow(scenario, name)
                 elif current.state is JobState.STARTING:
-                    story.run_attempt(name, number)
+                    scenario.run_attempt(name, number)
         except Crash:
             pass
-        assert story.usage("red") <= 32
-        story.world.clock.advance(3)
+        assert scenario.usage("red") <= 32
+        scenario.world.clock.advance(3)
 
-    ends = [story.job(name) for name in (low.job_id, high.job_id)]
+    ends = [scenario.job(name) for name in (low.job_id, high.job_id)]
     assert [(end.state, end.size, end.application_failures) for end in ends] == [
         (JobState.RUNNING, 2, 0),
         (JobState.RUNNING, 2, 0),
     ]
     assert not ends[0].is_preempted
-    assert [record.action for record in records(story, low.job_id)] == ["SHRINK"]
+    assert [record.action for record in records(scenario, low.job_id)] == ["SHRINK"]
 
 
 def test_more_than_one_commit_holds_are_asked_pass_by_pass() -> None:
-    story = a_shared_story(size=60, red=480)
+    scenario = a_shared_scenario(size=60, red=480)
     sizes = {"min_nodes": 1, "max_nodes": 2}
-    names = [story.running(team="red", priority_class="low", nodes=2, elastic=sizes).job_id for _ in range(30)]
-    story.submit("high", team="red", priority_class="high", nodes=30)
+    names = [scenario.running(team="red", priority_class="low", nodes=2, elastic=sizes).job_id for _ in range(30)]
+    scenario.submit("high", team="red", priority_class="high", nodes=30)
     asked = []
 
     for _ in range(3):
-        story.run_pass()
-        asked.append(sum(story.job(name).live_resize() is not None for name in names))
+        scenario.run_pass()
+        asked.append(sum(scenario.job(name).live_resize() is not None for name in names))
 
     assert asked == [24, 30, 30]
-    assert not any(story.job(name).is_preempted for name in names)
+    assert not any(scenario.job(name).is_preempted for name in names)

@@ -4,27 +4,27 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.external.workloads import ForeignPod, Owned, PodClaim
-from evenkeel.domain.jobs.attempt import Attempt, AttemptState, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.external.unmanaged_workloads import ManagedKind, OwnershipClaim, UnmanagedPod
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.domain.policy import Policy
-from evenkeel.ports import ExecutionState, Machine
+from evenkeel.ports import ExecutionState, WorkflowName
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.recovery import protect_jobs, unmanaged
 from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER
-from tests.unit.services_jobs.story import NAMESPACE, Story
+from tests.unit.services_jobs.job_scenario import NAMESPACE, JobScenario
 from tests.unit.services_jobs.test_sweep import an_incident
 
 ANYWHERE = "other-team"
 
 
-def a_forgery(attempt: Attempt, phase: PodPhase, **changes: Any) -> WorkloadSeen:
+def a_forgery(attempt: Attempt, phase: PodPhase, **changes: Any) -> ObservedWorkload:
     """A Job of another namespace with the labels of this attempt, and a pod for each of its ranks."""
     code = 0 if phase is PodPhase.SUCCEEDED else None
     pods = tuple(
-        PodSeen(name=f"forged-{rank}", node_name=name, phase=phase, exit_code=code)
+        ObservedPod(name=f"forged-{rank}", node_name=name, phase=phase, exit_code=code)
         for rank, name in enumerate(attempt.node_names)
     )
     facts: dict[str, Any] = {
@@ -38,10 +38,10 @@ def a_forgery(attempt: Attempt, phase: PodPhase, **changes: Any) -> WorkloadSeen
         "decision_id": attempt.decision_id,
         "pods": pods,
     }
-    return WorkloadSeen.model_validate({**facts, **changes})
+    return ObservedWorkload.model_validate({**facts, **changes})
 
 
-def as_recreated(attempt: Attempt, phase: PodPhase) -> WorkloadSeen:
+def as_recreated(attempt: Attempt, phase: PodPhase) -> ObservedWorkload:
     """A Job that somebody created under the attempt's own name in its own namespace."""
     return a_forgery(attempt, phase, namespace=attempt.namespace)
 
@@ -52,74 +52,74 @@ FORGERIES = [a_forgery, as_recreated]
 @pytest.mark.parametrize("forge", FORGERIES)
 @pytest.mark.parametrize("phase", [PodPhase.SUCCEEDED, PodPhase.FAILED])
 def test_forged_end_leaves_the_attempt_running(forge: Any, phase: PodPhase) -> None:
-    story = Story()
-    job = story.running(nodes=1)
-    story.world.cluster.forged = [forge(story.attempt(job.job_id), phase)]
+    scenario = JobScenario()
+    job = scenario.running(nodes=1)
+    scenario.world.cluster.forged = [forge(scenario.attempt(job.job_id), phase)]
 
-    seen = story.world.cluster.workload(story.attempt(job.job_id))
-    story.world.clock.advance(3600)
-    story.sweep()
+    seen = scenario.world.cluster.workload(scenario.attempt(job.job_id))
+    scenario.world.clock.advance(3600)
+    scenario.sweep()
 
     assert (seen.uid, seen.has_completed, seen.has_failed) == ("uid-1", False, False)
-    assert story.attempt(job.job_id).state is AttemptState.RUNNING
+    assert scenario.attempt(job.job_id).state is AttemptState.RUNNING
 
 
 @pytest.mark.parametrize("forge", FORGERIES)
 def test_forged_pods_do_not_keep_a_lost_attempt_alive(forge: Any) -> None:
-    story = Story()
-    job = story.running(nodes=1)
-    attempt = story.attempt(job.job_id)
-    story.world.cluster.jobs[CLUSTER].clear()
-    story.world.cluster.forged = [forge(attempt, PodPhase.RUNNING)]
-    story.world.workflows.finish(Machine.RUN_JOB, attempt.workload_name, ExecutionState.FAILED)
-    story.world.clock.advance(3600)
+    scenario = JobScenario()
+    job = scenario.running(nodes=1)
+    attempt = scenario.attempt(job.job_id)
+    scenario.world.cluster.jobs[CLUSTER].clear()
+    scenario.world.cluster.forged = [forge(attempt, PodPhase.RUNNING)]
+    scenario.world.workflows.finish(WorkflowName.RUN_JOB, attempt.workload_name, ExecutionState.FAILED)
+    scenario.world.clock.advance(3600)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert story.attempt(job.job_id).state is AttemptState.LOST
-    assert story.job(job.job_id).state is JobState.PENDING
+    assert scenario.attempt(job.job_id).state is AttemptState.LOST
+    assert scenario.job(job.job_id).state is JobState.PENDING
 
 
 def test_forged_pod_frees_no_charged_accelerator() -> None:
-    story = Story(size=1)
-    first = story.started(nodes=1)
-    attempt = story.attempt(first.job_id)
-    story.world.cluster.forged = [a_forgery(attempt, PodPhase.RUNNING)]
+    scenario = JobScenario(size=1)
+    first = scenario.started(nodes=1)
+    attempt = scenario.attempt(first.job_id)
+    scenario.world.cluster.forged = [a_forgery(attempt, PodPhase.RUNNING)]
 
-    second = story.started(nodes=1, accelerators_per_node=8)
+    second = scenario.started(nodes=1, accelerators_per_node=8)
 
     assert second.state is JobState.PENDING
 
 
 def test_forged_pod_on_a_sick_node_hurts_no_job() -> None:
-    story = Story()
-    job = story.running(nodes=1)
-    attempt = story.attempt(job.job_id)
-    sick = next(node for node in story.world.cluster.nodes(CLUSTER) if node.name not in attempt.node_names)
-    forged = PodSeen(name="forged-0", node_name=sick.name, phase=PodPhase.RUNNING)
-    story.world.cluster.forged = [a_forgery(attempt, PodPhase.RUNNING, pods=(forged,))]
+    scenario = JobScenario()
+    job = scenario.running(nodes=1)
+    attempt = scenario.attempt(job.job_id)
+    sick = next(node for node in scenario.world.cluster.nodes(CLUSTER) if node.name not in attempt.node_names)
+    forged = ObservedPod(name="forged-0", node_name=sick.name, phase=PodPhase.RUNNING)
+    scenario.world.cluster.forged = [a_forgery(attempt, PodPhase.RUNNING, pods=(forged,))]
     number = int(str(sick.instance_id).removeprefix("i-"))
-    incident = an_incident(story, number)
+    incident = an_incident(scenario, number)
 
-    hurt = protect_jobs.find_hurt(incident, ledger=story.ledger, cluster=story.world.cluster, policy=Policy())
+    hurt = protect_jobs.find_hurt(incident, ledger=scenario.ledger, cluster=scenario.world.cluster, policy=Policy())
 
     assert hurt == ()
 
 
 def test_forged_pods_of_a_settled_attempt_are_not_stopped() -> None:
-    story = Story()
-    job = story.running(nodes=1)
-    attempt = story.attempt(job.job_id)
-    story.world.cluster.finish_pods(job.job_id, 1)
-    story.settle(job.job_id)
-    story.world.cluster.forged = [a_forgery(attempt, PodPhase.RUNNING)]
-    story.world.cluster.calls.clear()
-    story.world.clock.advance(3600)
+    scenario = JobScenario()
+    job = scenario.running(nodes=1)
+    attempt = scenario.attempt(job.job_id)
+    scenario.world.cluster.finish_pods(job.job_id, 1)
+    scenario.settle(job.job_id)
+    scenario.world.cluster.forged = [a_forgery(attempt, PodPhase.RUNNING)]
+    scenario.world.cluster.calls.clear()
+    scenario.world.clock.advance(3600)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert not [call for call in story.world.cluster.calls if call[0] == "stop"]
-    assert story.world.telemetry.totals["UnownedWorkloads"] == 1
+    assert not [call for call in scenario.world.cluster.calls if call[0] == "stop"]
+    assert scenario.world.telemetry.totals["UnmanagedWorkloads"] == 1
 
 
 # ---------------------------------------------------------------- settling
@@ -127,41 +127,41 @@ def test_forged_pods_of_a_settled_attempt_are_not_stopped() -> None:
 
 @pytest.mark.parametrize("state", [AttemptState.SUCCEEDED, AttemptState.FAILED])
 def test_reported_end_with_live_pods_queues_the_job_again(state: AttemptState) -> None:
-    story = Story()
-    job = story.running(nodes=1)
+    scenario = JobScenario()
+    job = scenario.running(nodes=1)
 
-    outcome = story.settle(job.job_id, ended={"facts": {"state": state, "reason": "It was seen to end."}})
+    outcome = scenario.settle(job.job_id, ended={"facts": {"state": state, "reason": "It was seen to end."}})
 
-    attempt = story.attempt(job.job_id)
+    attempt = scenario.attempt(job.job_id)
     assert (attempt.state, outcome.outcome) == (AttemptState.LOST, SettleOutcome.JOB_REQUEUED)
     assert "pods of it are alive" in attempt.reason
-    assert story.job(job.job_id).application_failures == 0
+    assert scenario.job(job.job_id).application_failures == 0
 
 
 def test_completed_job_with_a_live_pod_has_not_succeeded() -> None:
-    story = Story()
-    job = story.running(nodes=2)
-    story.world.cluster.finish_pods(job.job_id, 1)
-    cluster = story.world.cluster
+    scenario = JobScenario()
+    job = scenario.running(nodes=2)
+    scenario.world.cluster.finish_pods(job.job_id, 1)
+    cluster = scenario.world.cluster
     listed = cluster.workloads(CLUSTER)[0]
     alive = listed.pods[1].but(phase=PodPhase.RUNNING, exit_code=None)
     cluster.jobs[CLUSTER].clear()
     cluster.forged = [listed.but(pods=(listed.pods[0], alive))]
-    story.world.clock.advance(3600)
+    scenario.world.clock.advance(3600)
 
-    story.sweep()
+    scenario.sweep()
 
     assert listed.has_completed
-    assert story.attempt(job.job_id).state is AttemptState.RUNNING
+    assert scenario.attempt(job.job_id).state is AttemptState.RUNNING
 
 
 # ---------------------------------------------------------------- unmanaged pods
 
 
-def a_pod_with_labels_of(attempt: Attempt, /, **changes: Any) -> ForeignPod:
+def a_pod_with_labels_of(attempt: Attempt, /, **changes: Any) -> UnmanagedPod:
     """A pod with the attempt's labels; by default everything but its namespace is as the attempt's own."""
     claim: dict[str, Any] = {
-        "kind": Owned.ATTEMPT,
+        "kind": ManagedKind.ATTEMPT,
         "name": attempt.workload_name,
         "job_id": attempt.job_id,
         "attempt": attempt.attempt,
@@ -169,8 +169,8 @@ def a_pod_with_labels_of(attempt: Attempt, /, **changes: Any) -> ForeignPod:
         "controller_uid": attempt.workload_uid,
         "decision_id": attempt.decision_id,
     }
-    said = PodClaim.model_validate({**claim, **{key: value for key, value in changes.items() if key in claim}})
-    return ForeignPod(
+    said = OwnershipClaim.model_validate({**claim, **{key: value for key, value in changes.items() if key in claim}})
+    return UnmanagedPod(
         namespace=changes.get("namespace", NAMESPACE),
         name="forged-0",
         uid="uid-of-forged-0",
@@ -189,41 +189,41 @@ def a_pod_with_labels_of(attempt: Attempt, /, **changes: Any) -> ForeignPod:
         {"controller": "job-of-somebody-else"},
         {"attempt": 9},
         {"job_id": "job-unknown"},
-        {"kind": Owned.RENTAL},
-        {"kind": Owned.RENTAL, "name": "job-unknown-r1", "controller": "job-unknown-r1"},
-        {"kind": Owned.CHECK, "name": "inc-unknown-check-1", "controller": "inc-unknown-check-1"},
-        {"kind": Owned.CHECK},
+        {"kind": ManagedKind.RENTAL},
+        {"kind": ManagedKind.RENTAL, "name": "job-unknown-r1", "controller": "job-unknown-r1"},
+        {"kind": ManagedKind.CHECK, "name": "inc-unknown-check-1", "controller": "inc-unknown-check-1"},
+        {"kind": ManagedKind.CHECK},
     ],
 )
 def test_pod_with_borrowed_labels_is_unmanaged(changes: dict[str, Any]) -> None:
-    story = Story()
-    job = story.running(nodes=1)
-    forged = a_pod_with_labels_of(story.attempt(job.job_id), **changes)
-    story.world.cluster.foreign = [forged]
+    scenario = JobScenario()
+    job = scenario.running(nodes=1)
+    forged = a_pod_with_labels_of(scenario.attempt(job.job_id), **changes)
+    scenario.world.cluster.unmanaged = [forged]
 
-    assert unmanaged.pods(story.ledger, story.world.cluster, CLUSTER) == (forged,)
+    assert unmanaged.pods(scenario.ledger, scenario.world.cluster, CLUSTER) == (forged,)
 
 
 def test_own_pods_are_managed_before_and_after_the_launch_is_recorded() -> None:
-    story = Story()
-    job = story.started(nodes=1)
-    before_launch = story.attempt(job.job_id)
-    story.run_attempt(job.job_id, 1)
-    recorded = unmanaged.pods(story.ledger, story.world.cluster, CLUSTER)
+    scenario = JobScenario()
+    job = scenario.started(nodes=1)
+    before_launch = scenario.attempt(job.job_id)
+    scenario.run_attempt(job.job_id, 1)
+    recorded = unmanaged.pods(scenario.ledger, scenario.world.cluster, CLUSTER)
 
-    story.put(rows.attempt_row(before_launch, 0))  # as if the launch had died before it was recorded
+    scenario.put(rows.attempt_row(before_launch, 0))  # as if the launch had died before it was recorded
 
     assert recorded == ()
-    assert unmanaged.pods(story.ledger, story.world.cluster, CLUSTER) == ()
+    assert unmanaged.pods(scenario.ledger, scenario.world.cluster, CLUSTER) == ()
 
 
 def test_unmanaged_pods_are_reported_with_whose_labels_they_carry() -> None:
-    story = Story()
-    job = story.running(nodes=1)
-    story.world.cluster.foreign = [a_pod_with_labels_of(story.attempt(job.job_id), namespace=ANYWHERE)]
+    scenario = JobScenario()
+    job = scenario.running(nodes=1)
+    scenario.world.cluster.unmanaged = [a_pod_with_labels_of(scenario.attempt(job.job_id), namespace=ANYWHERE)]
 
-    story.sweep()
+    scenario.sweep()
 
-    (listed,) = read_jobs.list_foreign(story.ledger, [CLUSTER])["items"]
+    (listed,) = read_jobs.list_unmanaged(scenario.ledger, [CLUSTER])["items"]
     assert (listed["namespace"], listed["accelerators"], listed["claims"]) == (ANYWHERE, 2, f"{job.job_id}-a1")
     assert f"carries the labels of {job.job_id}-a1 and does not belong to it" in listed["says"]

@@ -7,7 +7,7 @@ from evenkeel.domain.sources import Source, SourceKind, SourceState
 from evenkeel.ports import Unreachable
 from evenkeel.services.queries import read_sources
 from evenkeel.services.storage import heartbeats, rows
-from evenkeel.services.storage.heartbeats import Results
+from evenkeel.services.storage.heartbeats import SourceResults
 from tests.fakes import InMemoryLedger
 from tests.fakes.system import A_MOMENT, RecordingTelemetry
 
@@ -17,14 +17,14 @@ HYPERPOD = Source(kind=SourceKind.HYPERPOD)
 
 def beat(ledger: InMemoryLedger, function: str = "sweep_fleet", after: float = 0, **results: str) -> None:
     """Record a run in which `home` or `hyperpod` failed with a text, or answered where that is empty."""
-    found = Results()
+    found = SourceResults()
     for name, error in results.items():
         source = LIST if name == "home" else HYPERPOD
         if error:
             found.failed(source, Unreachable(error))
         else:
             found.answered(source)
-    heartbeats.beat(ledger, RecordingTelemetry(), function, A_MOMENT + timedelta(seconds=after), found)
+    heartbeats.record_heartbeat(ledger, RecordingTelemetry(), function, A_MOMENT + timedelta(seconds=after), found)
 
 
 def states(ledger: InMemoryLedger, after: float = 0) -> dict[str, SourceState]:
@@ -93,16 +93,16 @@ def test_heartbeat_of_a_wrong_clock_is_overwritten() -> None:
 
 def test_facts_are_as_old_as_the_beginning_of_the_run() -> None:
     ledger = InMemoryLedger()
-    found = Results()
+    found = SourceResults()
     found.answered(LIST)
     ended = A_MOMENT + timedelta(seconds=200)
-    heartbeats.beat(ledger, RecordingTelemetry(), "sweep_fleet", ended, found, read_at=A_MOMENT)
+    heartbeats.record_heartbeat(ledger, RecordingTelemetry(), "sweep_fleet", ended, found, read_at=A_MOMENT)
 
     assert heartbeats.load(ledger)["kubernetes-list/home"].seen_at == A_MOMENT
 
 
 def test_last_result_of_a_run_counts() -> None:
-    found = Results()
+    found = SourceResults()
     found.answered(LIST)
     found.failed(LIST, Unreachable("pods"))
 
@@ -111,7 +111,7 @@ def test_last_result_of_a_run_counts() -> None:
 
 def test_heartbeat_without_sources_is_read() -> None:
     ledger = InMemoryLedger()
-    heartbeats.beat(ledger, RecordingTelemetry(), "watch_cluster", A_MOMENT)
+    heartbeats.record_heartbeat(ledger, RecordingTelemetry(), "watch_cluster", A_MOMENT)
 
     assert heartbeats.load(ledger) == {}
     assert ledger.get(rows.heartbeat_key("watch_cluster")) is not None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.scheduler_state import Memory
+from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.decisions import OMITTED, Decision, packed, unpacked
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
@@ -27,7 +27,7 @@ from evenkeel.services.recovery import hold_automation
 from evenkeel.services.storage import batches, rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.scheduling.test_sharing import a_team
-from tests.unit.services_jobs.story import Story, a_spec
+from tests.unit.services_jobs.job_scenario import JobScenario, a_spec
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up
 
 NOW = datetime(2026, 11, 3, tzinfo=UTC)
@@ -57,16 +57,16 @@ def largest_spec(character: str, key: str, **more: Any) -> JobSpec:
     return spec
 
 
-def submit(story: Story, key: str, character: str, **more: Any) -> str:
+def submit(scenario: JobScenario, key: str, character: str, **more: Any) -> str:
     spec = largest_spec(character, key, **more)
-    return story.submit(key, **{name: getattr(spec, name) for name in spec.model_fields_set}).job_id
+    return scenario.submit(key, **{name: getattr(spec, name) for name in spec.model_fields_set}).job_id
 
 
 @pytest.mark.parametrize("character", WORST)
 def test_the_largest_job_is_far_from_the_largest_row(character: str) -> None:
     spec = largest_spec(character, "a")
-    story = Story()
-    job = story.job(submit(story, "a", character))
+    scenario = JobScenario()
+    job = scenario.job(submit(scenario, "a", character))
 
     assert check_spec(spec) == ()
     assert len(spec.model_dump_json(by_alias=True).encode()) > MAX_SPEC - 2_000
@@ -83,45 +83,45 @@ def test_whatever_is_accepted_fits_its_rows(args: list[str], env: dict[str, str]
     spec = a_spec(args=tuple(args), env=env, requires={"accelerators": tuple(models)})
     if check_spec(spec):
         return
-    story = Story()
-    job = story.submit(**{name: getattr(spec, name) for name in spec.model_fields_set})
+    scenario = JobScenario()
+    job = scenario.submit(**{name: getattr(spec, name) for name in spec.model_fields_set})
 
-    story.run_pass()
+    scenario.run_pass()
 
-    assert story.job(job.job_id).state is JobState.STARTING
-    assert story.world.telemetry.totals["WritesRefused"] == 0
+    assert scenario.job(job.job_id).state is JobState.STARTING
+    assert scenario.world.telemetry.totals["WritesRejected"] == 0
 
 
 @pytest.mark.parametrize("character", ["x", '"', "\U0001f600"])
 @pytest.mark.parametrize("has_teams", [False, True])
 def test_a_cycle_a_plan_and_a_settle_take_the_largest_jobs(character: str, has_teams: bool) -> None:
-    story = Story(size=14)
+    scenario = JobScenario(size=14)
     more: dict[str, Any] = {"nodes": 1}
     if has_teams:
-        set_up(story, a_team("red", 8 * 14, members=MEMBERS), FleetQuotas(priority_classes={"low": 1, "high": 10}))
+        set_up(scenario, a_team("red", 8 * 14, members=MEMBERS), FleetQuotas(priority_classes={"low": 1, "high": 10}))
         more |= {"team": "red"}
     classes = {"priority_class": "low"} if has_teams else {}
-    jobs = [submit(story, f"key-{n}", character, **more, **classes) for n in range(30)]
+    jobs = [submit(scenario, f"key-{n}", character, **more, **classes) for n in range(30)]
 
-    story.run_pass()
-    running = [name for name in jobs if story.job(name).state is JobState.STARTING]
+    scenario.run_pass()
+    running = [name for name in jobs if scenario.job(name).state is JobState.STARTING]
     for name in running:
-        story.run_attempt(name, 1)
+        scenario.run_attempt(name, 1)
     if has_teams:
-        urgent = submit(story, "urgent", character, **(more | {"nodes": 12}), priority_class="high")
-        story.run_pass()
-        assert sum(story.job(name).stop_of(1) is not None for name in running) == 12
-        assert story.job(urgent).state is JobState.PENDING
+        urgent = submit(scenario, "urgent", character, **(more | {"nodes": 12}), priority_class="high")
+        scenario.run_pass()
+        assert sum(scenario.job(name).stop_of(1) is not None for name in running) == 12
+        assert scenario.job(urgent).state is JobState.PENDING
     first = running[0]
-    story.world.cluster.fail_pods(first, 1)
-    story.settle(first)
-    story.sweep()
-    story.run_pass()
+    scenario.world.cluster.fail_pods(first, 1)
+    scenario.settle(first)
+    scenario.sweep()
+    scenario.run_pass()
 
     assert len(running) == 14
-    assert story.attempt(first).state.has_ended
-    assert all(story.job(name).reason != "Waits for the next scheduling pass." for name in jobs)
-    assert story.world.telemetry.totals["WritesRefused"] == 0
+    assert scenario.attempt(first).state.has_ended
+    assert all(scenario.job(name).reason != "Waits for the next scheduling pass." for name in jobs)
+    assert scenario.world.telemetry.totals["WritesRejected"] == 0
 
 
 def test_an_attempt_on_a_thousand_nodes_fits_its_row() -> None:
@@ -175,14 +175,14 @@ def test_a_record_fits_its_row_whatever_it_rests_on(size: int) -> None:
 @pytest.mark.parametrize("count", [0, 10, 5_000, 60_000])
 def test_the_trees_row_fits_however_many_jobs_stop(count: int) -> None:
     noise = random.Random(2)
-    memory = Memory(
+    memory = SchedulerState(
         stopping={f"job-{noise.randbytes(13).hex()}": f"job-{noise.randbytes(13).hex()}" for _ in range(count)}
     )
 
     kept = memory.to_row()
 
     assert row_bytes(Row(rows.tree_key(), {"memory": kept, "setUps": 10**9})) < LARGEST_ROW
-    assert Memory.model_validate(kept or {}) == (memory if count <= 5_000 else Memory())
+    assert SchedulerState.model_validate(kept or {}) == (memory if count <= 5_000 else SchedulerState())
 
 
 def test_facts_are_unpacked_as_they_were() -> None:
@@ -218,22 +218,22 @@ def test_a_team_has_a_limit_that_fits_its_row(character: str) -> None:
 
 
 def test_a_cycle_takes_the_largest_set_up() -> None:
-    story = Story(size=2)
+    scenario = JobScenario(size=2)
     teams = [a_team(f"{'t' * 59}{n:03d}", members=MEMBERS) for n in range(60)]
-    set_up(story, *teams)
-    jobs = [submit(story, f"key-{n}", "x", team=team.name, nodes=1) for n, team in enumerate(teams)]
+    set_up(scenario, *teams)
+    jobs = [submit(scenario, f"key-{n}", "x", team=team.name, nodes=1) for n, team in enumerate(teams)]
 
-    story.run_pass()
+    scenario.run_pass()
 
-    states = [story.job(name).state for name in jobs]
+    states = [scenario.job(name).state for name in jobs]
     assert states.count(JobState.STARTING) == 2
-    assert all(story.job(name).reason != "Waits for the next scheduling pass." for name in jobs)
-    assert story.world.telemetry.totals["WritesRefused"] == 0
+    assert all(scenario.job(name).reason != "Waits for the next scheduling pass." for name in jobs)
+    assert scenario.world.telemetry.totals["WritesRejected"] == 0
 
 
 def test_holds_have_a_limit() -> None:
-    story = Story()
-    now = story.world.clock.now()
+    scenario = JobScenario()
+    now = scenario.world.clock.now()
     held = tuple(
         Hold(
             by="b" * 200,
@@ -245,13 +245,13 @@ def test_holds_have_a_limit() -> None:
         for n in range(hold_automation.MOST_HOLDS)
     )
     row = Row(rows.hold_key(), Holds(holds=held).to_json())
-    story.put(row)
+    scenario.put(row)
 
     request = hold_automation.HoldRequest(
         by="b", reason="r", until=now + timedelta(hours=1), request_id="request-1", fingerprint="1"
     )
     with pytest.raises(Invalid, match="too many holds"):
-        hold_automation.hold(story.ledger, request, clusters=(CLUSTER,), policy=Policy(), now=now)
+        hold_automation.hold(scenario.ledger, request, clusters=(CLUSTER,), policy=Policy(), now=now)
 
     assert row_bytes(row) < LARGEST_ROW
 
@@ -259,7 +259,7 @@ def test_holds_have_a_limit() -> None:
 def test_a_list_is_cut_where_its_row_would_be_full() -> None:
     documents = [{"name": f"{n}{'x' * 1_000}"} for n in range(1_000)]
 
-    kept = rows.fitting(documents)
+    kept = rows.fit_into_row(documents)
 
     assert kept == documents[: len(kept)]
     assert 250 < len(kept) < 300

@@ -13,8 +13,8 @@ from evenkeel.ports import LARGEST_ROW, row_bytes
 from evenkeel.runtime.api import LARGEST_BODY
 from evenkeel.services.admin import change_policy
 from tests.fakes.cluster import CLUSTER
-from tests.unit.services_jobs.story import Story
-from tests.unit.services_recovery.recovery import QUICK, Recovery
+from tests.unit.services_jobs.job_scenario import JobScenario
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
 
 WIDE = "\U0001f600"
 NAME = "n" * 240
@@ -111,30 +111,30 @@ def largest(build: Build) -> dict[str, Any]:
 def test_the_largest_policy_lets_jobs_run_and_recover(name: str) -> None:
     changes = largest(SECTIONS[name])
     policy = changed(QUICK, changes)
-    story = Story(size=4, policy=policy)
+    scenario = JobScenario(size=4, policy=policy)
     for n in range(3):
         request = change_policy.Request(
             changes=changes, by="b" * 100, reason=WIDE * 300, request_id=f"r{n}", fingerprint="f"
         )
-        change_policy.run(request, ledger=story.ledger, base=QUICK, now=story.world.clock.now())
-    jobs = [story.submit(f"key-{n}").job_id for n in range(30)]
+        change_policy.run(request, ledger=scenario.ledger, base=QUICK, now=scenario.world.clock.now())
+    jobs = [scenario.submit(f"key-{n}").job_id for n in range(30)]
 
-    story.run_pass()
-    started = [each for each in jobs if story.job(each).state is JobState.STARTING]
+    scenario.run_pass()
+    started = [each for each in jobs if scenario.job(each).state is JobState.STARTING]
     for each in started:
-        story.run_attempt(each, 1)
-        story.world.cluster.fail_pods(each, 1)
-        story.settle(each)
-    story.sweep()
-    story.run_pass()
+        scenario.run_attempt(each, 1)
+        scenario.world.cluster.fail_pods(each, 1)
+        scenario.settle(each)
+    scenario.sweep()
+    scenario.run_pass()
 
     assert len(started) == 2
-    assert all(story.job(each).reason != "Waits for the next scheduling pass." for each in jobs)
-    assert story.world.telemetry.totals["WritesRefused"] == 0
-    recovery = Recovery(policy=policy, mode=Mode.ACT)
+    assert all(scenario.job(each).reason != "Waits for the next scheduling pass." for each in jobs)
+    assert scenario.world.telemetry.totals["WritesRejected"] == 0
+    recovery = RecoveryScenario(policy=policy, mode=Mode.ACT)
     recovery.sicken()
     assert recovery.recover() == "RECOVERED"
-    for world in (story.world, recovery.world):
+    for world in (scenario.world, recovery.world):
         assert all(row_bytes(row) < LARGEST_ROW for row in world.ledger.rows.values())
 
 

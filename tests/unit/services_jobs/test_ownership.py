@@ -14,7 +14,7 @@ from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.jobs.lifecycle import ATTEMPT_WRITERS, JOB_WRITERS, attempt_writers, job_writers
 from evenkeel.ports import Ledger, Put, Table, Write
 from tests.fakes import CrashPlan
-from tests.unit.services_jobs.test_crashes import TALES, Play
+from tests.unit.services_jobs.test_crashes import TALES, CrashReplay
 
 PROJECT = Path(__file__).resolve().parents[3]
 SERVICES = PROJECT / "shared" / "evenkeel" / "services"
@@ -105,9 +105,9 @@ def calling_service() -> str:
 @pytest.mark.parametrize("aborts", [False, True])
 def test_every_write_of_a_jobs_life_is_its_writers_own(tale: str, aborts: bool) -> None:
     for at in (0, 5, 9):
-        play = Play(CrashPlan(at), TALES[tale], aborts=aborts)
-        audited = AuditedLedger(play.story.ledger)
-        play.story.ledger = audited  # type: ignore[assignment]
+        play = CrashReplay(CrashPlan(at), TALES[tale], aborts=aborts)
+        audited = AuditedLedger(play.scenario.ledger)
+        play.scenario.ledger = audited  # type: ignore[assignment]
 
         play.run()
 
@@ -115,13 +115,13 @@ def test_every_write_of_a_jobs_life_is_its_writers_own(tale: str, aborts: bool) 
 
 
 def test_a_writer_out_of_turn_is_refused() -> None:
-    play = Play(CrashPlan(), TALES["succeeds"])
-    job = play.story.submit()
-    audited = AuditedLedger(play.story.ledger)
+    play = CrashReplay(CrashPlan(), TALES["succeeds"])
+    job = play.scenario.submit()
+    audited = AuditedLedger(play.scenario.ledger)
 
     from evenkeel.services.storage import rows
 
-    row = play.story.world.ledger.get(rows.job_key(job.job_id))
+    row = play.scenario.world.ledger.get(rows.job_key(job.job_id))
     assert row
     with pytest.raises(AssertionError, match="nobody may not take"):
         audited.commit(Put(rows.job_row(job.but(state=JobState.RUNNING), row.version)))

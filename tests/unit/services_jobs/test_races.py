@@ -12,12 +12,12 @@ from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.ports import Key, Ledger, Row
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.jobs.cancel_job import CancelOutcome
-from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.job_scenario import JobScenario
 
 RIVALS = 4
 
 
-class MeetingLedger:
+class KeyBarrierLedger:
     """Lets every rival read a row before any of them goes on: nobody sees what another is about to write."""
 
     def __init__(self, ledger: Ledger, key: str) -> None:
@@ -37,72 +37,72 @@ class MeetingLedger:
         return row
 
 
-def at_once(story: Story, key: str, act: Callable[[], Any]) -> list[Any]:
-    story.ledger = MeetingLedger(story.world.ledger, key)  # type: ignore[assignment]
+def at_once(scenario: JobScenario, key: str, act: Callable[[], Any]) -> list[Any]:
+    scenario.ledger = KeyBarrierLedger(scenario.world.ledger, key)  # type: ignore[assignment]
     with ThreadPoolExecutor(RIVALS) as threads:
         return [future.result(90) for future in [threads.submit(act) for _ in range(RIVALS)]]
 
 
 def test_the_same_submission_at_once_is_one_job() -> None:
-    story = Story()
+    scenario = JobScenario()
 
-    outcomes = at_once(story, "IDEM#", story.submission)
+    outcomes = at_once(scenario, "IDEM#", scenario.submission)
 
     assert len({outcome.job.job_id for outcome in outcomes}) == 1
     assert Counter(outcome.is_repeat for outcome in outcomes) == {True: RIVALS - 1, False: 1}
 
 
 def test_workflow_and_sweeper_settle_one_attempt_once() -> None:
-    story = Story()
-    job = story.running()
-    story.world.cluster.fail_pods(job.job_id, 1)
+    scenario = JobScenario()
+    job = scenario.running()
+    scenario.world.cluster.fail_pods(job.job_id, 1)
 
-    outcomes = at_once(story, "ATTEMPT#", lambda: story.settle(job.job_id))
+    outcomes = at_once(scenario, "ATTEMPT#", lambda: scenario.settle(job.job_id))
 
     counted = Counter(outcome.outcome for outcome in outcomes)
     assert counted == {SettleOutcome.JOB_REQUEUED: 1, SettleOutcome.ALREADY_SETTLED: RIVALS - 1}
-    assert (story.usage(), story.charges(), story.job(job.job_id).application_failures) == (0, [], 1)
+    assert (scenario.usage(), scenario.charges(), scenario.job(job.job_id).application_failures) == (0, [], 1)
 
 
 def test_a_cancel_and_a_settlement_at_once_end_the_job_one_way() -> None:
-    story = Story()
-    job = story.running()
-    story.world.cluster.fail_pods(job.job_id, 1)
-    acts: Iterator[Callable[[str], Any]] = iter([story.cancel, story.settle, story.cancel, story.settle])
+    scenario = JobScenario()
+    job = scenario.running()
+    scenario.world.cluster.fail_pods(job.job_id, 1)
+    acts: Iterator[Callable[[str], Any]] = iter([scenario.cancel, scenario.settle, scenario.cancel, scenario.settle])
 
-    at_once(story, "/META", lambda: next(acts)(job.job_id))
+    at_once(scenario, "/META", lambda: next(acts)(job.job_id))
 
     # Whoever was first: the attempt is settled, and a job that was asked to end is not queued again for good. A
     # settlement that looked after the cancel finds pods that ended when they were asked to.
-    assert story.attempt(job.job_id).state in {AttemptState.FAILED, AttemptState.STOPPED}
-    assert story.job(job.job_id).state is JobState.CANCELLED
-    assert story.usage() == 0
+    assert scenario.attempt(job.job_id).state in {AttemptState.FAILED, AttemptState.STOPPED}
+    assert scenario.job(job.job_id).state is JobState.CANCELLED
+    assert scenario.usage() == 0
 
 
 def test_one_cancel_of_many_at_once_is_recorded() -> None:
-    story = Story()
-    job = story.submit()
+    scenario = JobScenario()
+    job = scenario.submit()
 
-    outcomes = at_once(story, "/META", lambda: story.cancel(job.job_id))
+    outcomes = at_once(scenario, "/META", lambda: scenario.cancel(job.job_id))
 
     assert {outcome.outcome for outcome in outcomes} == {CancelOutcome.CANCELLED}
-    assert story.timeline(job.job_id).count("cancelled") == 1
+    assert scenario.timeline(job.job_id).count("cancelled") == 1
 
 
 def test_launches_at_once_create_one_job_under_one_pin() -> None:
-    story = Story()
-    job = story.started()
+    scenario = JobScenario()
+    job = scenario.started()
 
     def launch() -> str:
         try:
-            return story.launch(job.job_id).outcome
+            return scenario.launch(job.job_id).outcome
         except Exception as error:  # noqa: BLE001 - a rival's commit is a conflict, and its workflow retries
             return type(error).__name__
 
-    outcomes = at_once(story, "ATTEMPT#", launch)
+    outcomes = at_once(scenario, "ATTEMPT#", launch)
 
     assert set(outcomes) <= {LaunchOutcome.LAUNCHED, "Conflict"}
     assert LaunchOutcome.LAUNCHED in outcomes
-    assert [call[0] for call in story.world.cluster.calls].count("launch") >= 1
-    assert len(story.world.cluster.workloads(job.cluster)) == 1
-    assert story.launch(job.job_id).outcome is LaunchOutcome.LAUNCHED
+    assert [call[0] for call in scenario.world.cluster.calls].count("launch") >= 1
+    assert len(scenario.world.cluster.workloads(job.cluster)) == 1
+    assert scenario.launch(job.job_id).outcome is LaunchOutcome.LAUNCHED

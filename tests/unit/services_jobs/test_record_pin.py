@@ -9,9 +9,9 @@ from evenkeel.ports import EvenkeelError, NotFound, Refused, Unreachable
 from evenkeel.services.attempts import record_pin
 from evenkeel.services.storage import attempt_rows
 from evenkeel.training.layout import ResumePoint
-from evenkeel.training.resume import Choice, report
+from evenkeel.training.resume import ResumeChoice, report
 from tests.fakes import Crash, CrashPlan
-from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.job_scenario import JobScenario
 
 BEGAN = datetime(2026, 11, 3, 10, 0, tzinfo=UTC)
 PASSED_OVER = {
@@ -21,9 +21,9 @@ PASSED_OVER = {
     "code": "SHARD_SIZE",
     "detail": "It is empty.",
 }
-TOLD = report(
+REPORT = report(
     2,
-    Choice(
+    ResumeChoice(
         ResumePoint(1, 10, "attempt=1/step=000000010/manifest.json"),
         "PROVED",
         "Step 10 of attempt 1 holds.",
@@ -33,34 +33,34 @@ TOLD = report(
 )
 
 
-def mounted(log: str, plan: CrashPlan | None = None) -> tuple[Story, str]:
+def mounted(log: str, plan: CrashPlan | None = None) -> tuple[JobScenario, str]:
     """A job on mounted storage whose second attempt runs, and what its rank 0 has said."""
-    story = Story(plan=plan or CrashPlan())
-    job_id = story.running(checkpoint_uri="file:///fsx/llama", checkpoint_claim="fsx").job_id
-    story.world.cluster.fail_pods(job_id, 1, exit_code=2)
-    story.settle(job_id)
-    story.world.clock.advance(3600)
-    story.run_pass()
-    story.run_attempt(job_id, 2)
-    story.world.cluster.text[f"{job_id}-a2-0"] = log
-    return story, job_id
+    scenario = JobScenario(plan=plan or CrashPlan())
+    job_id = scenario.running(checkpoint_uri="file:///fsx/llama", checkpoint_claim="fsx").job_id
+    scenario.world.cluster.fail_pods(job_id, 1, exit_code=2)
+    scenario.settle(job_id)
+    scenario.world.clock.advance(3600)
+    scenario.run_pass()
+    scenario.run_attempt(job_id, 2)
+    scenario.world.cluster.text[f"{job_id}-a2-0"] = log
+    return scenario, job_id
 
 
-def record(story: Story, job_id: str, number: int = 2) -> bool:
-    found = attempt_rows.load(story.ledger, job_id, number)
-    return record_pin.run(found, story.ledger, story.cluster, now=story.world.clock.now())
+def record(scenario: JobScenario, job_id: str, number: int = 2) -> bool:
+    found = attempt_rows.load(scenario.ledger, job_id, number)
+    return record_pin.run(found, scenario.ledger, scenario.cluster, now=scenario.world.clock.now())
 
 
 def test_what_rank_0_pinned_is_recorded_once() -> None:
-    story, job_id = mounted(f"loading\n{TOLD}\nstep 11\n")
+    scenario, job_id = mounted(f"loading\n{REPORT}\nstep 11\n")
 
-    assert [record(story, job_id) for _ in range(2)] == [True, False]
+    assert [record(scenario, job_id) for _ in range(2)] == [True, False]
 
-    attempt = story.attempt(job_id, 2)
+    attempt = scenario.attempt(job_id, 2)
     assert attempt.resume_from
     assert (attempt.is_pinned, attempt.resume_from.step, attempt.resumed_work_from) == (True, 10, BEGAN)
     assert attempt.rejected_checkpoints == (PASSED_OVER,)
-    assert story.timeline(job_id).count("pinned") == 1
+    assert scenario.timeline(job_id).count("pinned") == 1
 
 
 @pytest.mark.parametrize(
@@ -70,66 +70,66 @@ def test_what_rank_0_pinned_is_recorded_once() -> None:
         "evenkeel resume-point {",
         "evenkeel resume-point []",
         "evenkeel resume-point " + "[" * 60_000,
-        TOLD.replace('"attempt": 2', '"attempt": 3'),
-        TOLD.replace('"resumeFrom": {"attempt": 1', '"resumeFrom": {"attempt": 2'),
-        f"said {TOLD}",
+        REPORT.replace('"attempt": 2', '"attempt": 3'),
+        REPORT.replace('"resumeFrom": {"attempt": 1', '"resumeFrom": {"attempt": 2'),
+        f"said {REPORT}",
     ],
 )
 def test_what_makes_no_sense_is_not_recorded(log: str) -> None:
-    story, job_id = mounted(log)
+    scenario, job_id = mounted(log)
 
-    assert not record(story, job_id)
-    assert not story.attempt(job_id, 2).is_pinned
+    assert not record(scenario, job_id)
+    assert not scenario.attempt(job_id, 2).is_pinned
 
 
 def test_a_beginning_at_the_beginning_is_an_answer_too() -> None:
-    story, job_id = mounted(report(2, Choice(None, "NONE", "There is no checkpoint yet.")))
+    scenario, job_id = mounted(report(2, ResumeChoice(None, "NONE", "There is no checkpoint yet.")))
 
-    assert record(story, job_id)
-    assert (story.attempt(job_id, 2).is_pinned, story.attempt(job_id, 2).resume_from) == (True, None)
+    assert record(scenario, job_id)
+    assert (scenario.attempt(job_id, 2).is_pinned, scenario.attempt(job_id, 2).resume_from) == (True, None)
 
 
 @pytest.mark.parametrize("error", [NotFound("no pod"), Refused("it waits to start"), Unreachable("its node is gone")])
 def test_an_end_does_not_wait_for_a_log(error: EvenkeelError, monkeypatch: pytest.MonkeyPatch) -> None:
-    story, job_id = mounted("")
+    scenario, job_id = mounted("")
 
     def logs(*_: Any) -> str:
         raise error
 
-    monkeypatch.setattr(story.world.cluster, "logs", logs)
-    story.world.cluster.finish_pods(job_id, 2)
+    monkeypatch.setattr(scenario.world.cluster, "logs", logs)
+    scenario.world.cluster.finish_pods(job_id, 2)
 
-    assert story.settle(job_id, 2).outcome == "JOB_SUCCEEDED"
+    assert scenario.settle(job_id, 2).outcome == "JOB_SUCCEEDED"
 
 
 def test_the_sweep_reads_it_while_the_attempt_runs_and_the_settlement_at_its_end() -> None:
-    swept, job_id = mounted(TOLD)
+    swept, job_id = mounted(REPORT)
     swept.sweep()
     assert swept.attempt(job_id, 2).is_pinned
 
-    settled, job_id = mounted(TOLD)
+    settled, job_id = mounted(REPORT)
     settled.world.cluster.finish_pods(job_id, 2)
     settled.settle(job_id, 2)
     assert settled.attempt(job_id, 2).is_pinned
 
 
 def test_a_job_on_s3_is_never_asked() -> None:
-    story = Story()
-    job_id = story.running().job_id
-    story.world.cluster.text[f"{job_id}-a1-0"] = TOLD
+    scenario = JobScenario()
+    job_id = scenario.running().job_id
+    scenario.world.cluster.text[f"{job_id}-a1-0"] = REPORT
 
-    assert not record(story, job_id, 1)
+    assert not record(scenario, job_id, 1)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_crash_at_the_write_and_a_retry_record_it_once(when: str) -> None:
     plan = CrashPlan()
-    story, job_id = mounted(TOLD, plan)
+    scenario, job_id = mounted(REPORT, plan)
     plan.at, plan.when = len(plan.effects) + 1, when
 
     with pytest.raises(Crash):
-        record(story, job_id)
-    record(story, job_id)
+        record(scenario, job_id)
+    record(scenario, job_id)
 
-    assert story.attempt(job_id, 2).is_pinned
-    assert story.timeline(job_id).count("pinned") == 1
+    assert scenario.attempt(job_id, 2).is_pinned
+    assert scenario.timeline(job_id).count("pinned") == 1

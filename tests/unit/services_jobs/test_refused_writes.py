@@ -7,8 +7,8 @@ import pytest
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Ledger, Put, Refused, Row, Table, Write, row_bytes
 from evenkeel.services.storage import batches, rows
-from tests.unit.services_jobs.story import Story
-from tests.unit.services_jobs.test_elastic import a_shared_story
+from tests.unit.services_jobs.job_scenario import JobScenario
+from tests.unit.services_jobs.test_elastic import a_shared_scenario
 
 
 class RefusingLedger:
@@ -32,114 +32,114 @@ class RefusingLedger:
         self.inner.commit(*writes, token=token)
 
 
-def refuse(story: Story, *jobs: str, **more: Any) -> RefusingLedger:
-    ledger = RefusingLedger(story.ledger, *jobs, **more)
-    story.ledger = ledger  # type: ignore[assignment]
+def refuse(scenario: JobScenario, *jobs: str, **more: Any) -> RefusingLedger:
+    ledger = RefusingLedger(scenario.ledger, *jobs, **more)
+    scenario.ledger = ledger  # type: ignore[assignment]
     return ledger
 
 
 def test_one_refused_admission_leaves_the_others_admitted() -> None:
-    story = Story(size=24)
-    jobs = [story.submit(f"key-{n}", nodes=1).job_id for n in range(20)]
-    refuse(story, jobs[7])
+    scenario = JobScenario(size=24)
+    jobs = [scenario.submit(f"key-{n}", nodes=1).job_id for n in range(20)]
+    refuse(scenario, jobs[7])
 
-    outcome = story.run_pass()
+    outcome = scenario.run_pass()
 
     assert len(outcome.admitted) == 19
-    assert story.job(jobs[7]).state is JobState.PENDING
-    assert all(story.job(each).state is JobState.STARTING for each in jobs if each != jobs[7])
+    assert scenario.job(jobs[7]).state is JobState.PENDING
+    assert all(scenario.job(each).state is JobState.STARTING for each in jobs if each != jobs[7])
 
 
 def test_a_refused_job_is_told_why_and_counted() -> None:
-    story = Story()
-    job = story.submit().job_id
-    refuse(story, job)
+    scenario = JobScenario()
+    job = scenario.submit().job_id
+    refuse(scenario, job)
 
-    story.run_pass()
+    scenario.run_pass()
 
-    assert story.job(job).reason.startswith("The ledger refused to store this job's decision.")
-    assert "set aside" in story.timeline(job)
-    assert story.world.telemetry.totals["WritesRefused"] == 1
+    assert scenario.job(job).reason.startswith("The ledger refused to store this job's decision.")
+    assert "set aside" in scenario.timeline(job)
+    assert scenario.world.telemetry.totals["WritesRejected"] == 1
 
 
 def test_a_refused_job_holds_no_nodes_back() -> None:
-    story = Story(size=2)
-    first, second = story.submit("first").job_id, story.submit("second").job_id
-    refuse(story, first)
+    scenario = JobScenario(size=2)
+    first, second = scenario.submit("first").job_id, scenario.submit("second").job_id
+    refuse(scenario, first)
 
-    story.run_pass()
+    scenario.run_pass()
 
-    assert [story.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.STARTING]
+    assert [scenario.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.STARTING]
 
 
 def test_a_job_whose_every_write_is_refused_holds_nothing_back() -> None:
-    story = Story(size=2)
-    first, second = story.submit("first").job_id, story.submit("second").job_id
-    refuse(story, first, states=("STARTING", "PENDING"))
+    scenario = JobScenario(size=2)
+    first, second = scenario.submit("first").job_id, scenario.submit("second").job_id
+    refuse(scenario, first, states=("STARTING", "PENDING"))
 
     for _ in range(2):
-        story.run_pass()
+        scenario.run_pass()
 
-    assert [story.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.STARTING]
+    assert [scenario.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.STARTING]
 
 
 def test_a_refused_job_is_tried_again_later() -> None:
-    story = Story()
-    job = story.submit().job_id
-    ledger = refuse(story, job)
-    story.run_pass()
+    scenario = JobScenario()
+    job = scenario.submit().job_id
+    ledger = refuse(scenario, job)
+    scenario.run_pass()
     refusals = ledger.refusals
-    story.run_pass()
+    scenario.run_pass()
     assert ledger.refusals == refusals
     ledger.jobs.clear()
 
-    story.world.clock.advance(3601)
-    story.run_pass()
+    scenario.world.clock.advance(3601)
+    scenario.run_pass()
 
-    assert story.job(job).state is JobState.STARTING
+    assert scenario.job(job).state is JobState.STARTING
 
 
 def test_a_refused_reason_leaves_the_others_told() -> None:
-    story = Story(size=1)
-    jobs = [story.submit(f"key-{n}", nodes=2).job_id for n in range(6)]
-    refuse(story, jobs[0], states=("PENDING",))
+    scenario = JobScenario(size=1)
+    jobs = [scenario.submit(f"key-{n}", nodes=2).job_id for n in range(6)]
+    refuse(scenario, jobs[0], states=("PENDING",))
 
-    story.run_pass()
+    scenario.run_pass()
 
-    told = [story.job(each).reason for each in jobs]
+    told = [scenario.job(each).reason for each in jobs]
     assert told[0] == "Waits for the next scheduling pass."
     assert "Waits for the next scheduling pass." not in told[1:]
-    assert story.world.telemetry.totals["WritesRefused"] == 1
+    assert scenario.world.telemetry.totals["WritesRejected"] == 1
 
 
 def test_a_refused_preemption_leaves_other_jobs_admitted() -> None:
-    story = a_shared_story(size=4, red=32)
-    low = [story.running(team="red", priority_class="low", nodes=2).job_id for _ in range(2)]
-    high = story.submit("high", team="red", priority_class="high", nodes=2).job_id
-    ledger = refuse(story, high, states=("PENDING",))
+    scenario = a_shared_scenario(size=4, red=32)
+    low = [scenario.running(team="red", priority_class="low", nodes=2).job_id for _ in range(2)]
+    high = scenario.submit("high", team="red", priority_class="high", nodes=2).job_id
+    ledger = refuse(scenario, high, states=("PENDING",))
 
-    story.run_pass()
+    scenario.run_pass()
 
     assert ledger.refusals
-    assert story.world.telemetry.totals["WritesRefused"] >= 1
-    assert all(story.job(each).state is JobState.RUNNING for each in low)
+    assert scenario.world.telemetry.totals["WritesRejected"] >= 1
+    assert all(scenario.job(each).state is JobState.RUNNING for each in low)
 
 
 def test_jobs_of_the_full_size_are_admitted_in_several_commits() -> None:
-    story = Story(size=24)
-    jobs = [story.submit(f"key-{n}", nodes=1).job_id for n in range(20)]
+    scenario = JobScenario(size=24)
+    jobs = [scenario.submit(f"key-{n}", nodes=1).job_id for n in range(20)]
     for each in jobs:
-        row = story.world.ledger.rows[rows.job_key(each)]
-        story.put(Row(row.key, {**row.doc, "submittedBy": "x" * 350_000}, row.version, row.state))
+        row = scenario.world.ledger.rows[rows.job_key(each)]
+        scenario.put(Row(row.key, {**row.doc, "submittedBy": "x" * 350_000}, row.version, row.state))
 
-    outcome = story.run_pass()
+    outcome = scenario.run_pass()
 
     assert len(outcome.admitted) == 20
 
 
-def parts_of(*sizes: int) -> list[batches.Part]:
+def parts_of(*sizes: int) -> list[batches.WriteGroup]:
     return [
-        batches.Part(f"job-{n}", (Put(Row(rows.decision_key(f"dec-{n}"), {"text": "x" * size})),))
+        batches.WriteGroup(f"job-{n}", (Put(Row(rows.decision_key(f"dec-{n}"), {"text": "x" * size})),))
         for n, size in enumerate(sizes)
     ]
 
@@ -157,7 +157,7 @@ def test_batches_stay_below_three_megabytes_and_a_hundred_writes() -> None:
 
 
 def test_a_part_too_large_for_a_batch_is_one_alone() -> None:
-    parts = [batches.Part("job-1", tuple(part.writes[0] for part in parts_of(*[390_000] * 9))), *parts_of(1)]
+    parts = [batches.WriteGroup("job-1", tuple(part.writes[0] for part in parts_of(*[390_000] * 9))), *parts_of(1)]
 
     assert [len(some) for some in batches.cut(parts)] == [1, 1]
 

@@ -8,26 +8,26 @@ from evenkeel.ports import Add, Conflict, Write
 from evenkeel.services.admin import remove_team
 from evenkeel.services.admin.remove_team import TeamInUse
 from evenkeel.services.storage import read_setup, rows
-from tests.fakes.crashes import Crash, CrashingLedger, When
-from tests.unit.services_jobs.story import Story
+from tests.fakes.crashes import Crash, CrashingLedger, CrashTiming
+from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_teams import shared
 
 
-def removed(story: Story, ledger: Any = None, version: int = 1) -> remove_team.Outcome:
+def removed(scenario: JobScenario, ledger: Any = None, version: int = 1) -> remove_team.Outcome:
     request = remove_team.Request(team="blue", expected=version, by="role/Platform", reason="Merged.")
-    return remove_team.run(request, ledger or story.ledger, story.passes, now=story.world.clock.now())
+    return remove_team.run(request, ledger or scenario.ledger, scenario.passes, now=scenario.world.clock.now())
 
 
-def tree_version(story: Story) -> int:
-    row = story.world.ledger.get(rows.tree_key())
+def tree_version(scenario: JobScenario) -> int:
+    row = scenario.world.ledger.get(rows.tree_key())
     return row.version if row else 0
 
 
-class AdmittedMeanwhile:
+class ConcurrentAdmissionLedger:
     """A ledger into which a pass admits a job of the team between the look and the commit."""
 
-    def __init__(self, story: Story) -> None:
-        self._story = story
+    def __init__(self, scenario: JobScenario) -> None:
+        self._story = scenario
         self._is_first = True
 
     def __getattr__(self, name: str) -> Any:
@@ -42,59 +42,59 @@ class AdmittedMeanwhile:
 
 
 def test_it_raises_the_tree_and_asks_for_a_pass() -> None:
-    story = shared()
-    before, asked = tree_version(story), len(story.world.passes.reasons)
+    scenario = shared()
+    before, asked = tree_version(scenario), len(scenario.world.passes.reasons)
 
-    outcome = removed(story)
+    outcome = removed(scenario)
 
     assert outcome.was_there
-    assert tree_version(story) == before + 1
-    assert story.world.passes.reasons[asked:] == ["Team blue removed"]
-    assert [team.name for team in read_setup.run(story.world.ledger).setup.teams] == ["red"]
+    assert tree_version(scenario) == before + 1
+    assert scenario.world.passes.reasons[asked:] == ["Team blue removed"]
+    assert [team.name for team in read_setup.run(scenario.world.ledger).setup.teams] == ["red"]
 
 
 def test_what_is_admitted_between_the_look_and_the_commit_keeps_the_team() -> None:
-    story = shared()
+    scenario = shared()
 
     with pytest.raises(TeamInUse, match="still holds machines"):
-        removed(story, AdmittedMeanwhile(story))
+        removed(scenario, ConcurrentAdmissionLedger(scenario))
 
-    assert "blue" in read_setup.run(story.world.ledger).setup.by_name
+    assert "blue" in read_setup.run(scenario.world.ledger).setup.by_name
 
 
-@pytest.mark.parametrize("when", [When.BEFORE, When.AFTER])
-def test_a_crash_around_the_commit_leaves_the_team_or_removes_it_whole(when: When) -> None:
-    story = shared()
+@pytest.mark.parametrize("when", [CrashTiming.BEFORE, CrashTiming.AFTER])
+def test_a_crash_around_the_commit_leaves_the_team_or_removes_it_whole(when: CrashTiming) -> None:
+    scenario = shared()
 
     with pytest.raises(Crash):
-        removed(story, CrashingLedger(story.world.ledger, 1, when))
-    outcome = removed(story)
+        removed(scenario, CrashingLedger(scenario.world.ledger, 1, when))
+    outcome = removed(scenario)
 
-    assert outcome.was_there is (when is When.BEFORE)
-    assert "blue" not in read_setup.run(story.world.ledger).setup.by_name
+    assert outcome.was_there is (when is CrashTiming.BEFORE)
+    assert "blue" not in read_setup.run(scenario.world.ledger).setup.by_name
 
 
 def test_its_spending_is_known_when_it_comes_again() -> None:
-    story = shared()
+    scenario = shared()
     key = rows.spent_key("blue", "2026-11")
-    story.world.ledger.commit(Add(key, {"gpuSeconds": 5}))
+    scenario.world.ledger.commit(Add(key, {"gpuSeconds": 5}))
 
-    removed(story)
+    removed(scenario)
 
-    row = story.world.ledger.get(key)
+    row = scenario.world.ledger.get(key)
     assert row
     assert row.doc["gpuSeconds"] == 5
 
 
 def test_somebody_else_keeping_the_set_up_busy_is_a_conflict() -> None:
-    story = shared()
+    scenario = shared()
 
     class Busy:
         def __getattr__(self, name: str) -> Any:
-            return getattr(story.world.ledger, name)
+            return getattr(scenario.world.ledger, name)
 
         def commit(self, *_writes: Write, **_more: Any) -> None:
             raise Conflict("Somebody was first.")
 
     with pytest.raises(Conflict):
-        removed(story, Busy())
+        removed(scenario, Busy())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.capacity.compatibility import Place
+from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
@@ -20,15 +20,15 @@ from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, wait_name
-from evenkeel.ports import Delete, ExecutionState, Machine, Table
+from evenkeel.ports import Delete, ExecutionState, Table, WorkflowName
 from evenkeel.services.rentals import rent_capacity, rentals
-from evenkeel.services.rentals.rent_capacity import RentOutcome, Step
+from evenkeel.services.rentals.rent_capacity import RentalStep, RentOutcome
 from evenkeel.services.storage import rows
 from evenkeel.services.waits import evaluate_waits, open_wait
 from tests.crash_points import SIDES
 from tests.fakes import Crash, CrashPlan, a_node
 from tests.fakes.cluster import CLUSTER
-from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_teams import set_up
 
 SPOT, ON_DEMAND = "burst-spot", "burst-on-demand"
@@ -46,7 +46,7 @@ def a_pool(name: str, market: Market, **changes: Any) -> RentedPool:
         "most_nodes": 4,
         "micros_per_node_hour": NODE_HOUR[name],
         "launch": LaunchDelay(p50_seconds=60, p90_seconds=120),
-        "place": Place(),
+        "place": PoolEnvironment(),
     }
     return RentedPool.model_validate({**facts, **changes})
 
@@ -65,7 +65,7 @@ def a_policy(**changes: Any) -> Policy:
 
 
 @dataclass
-class Renting:
+class RentalScenario:
     """A full fleet of two nodes, a job that waits, and Karpenter, which brings what the limit allows."""
 
     policy: Policy = field(default_factory=a_policy)
@@ -74,8 +74,8 @@ class Renting:
     has_capacity: set[str] = field(default_factory=lambda: {SPOT, ON_DEMAND})
 
     def __post_init__(self) -> None:
-        self.story = Story(size=2, runs_at_once=True, policy=self.policy, mode=self.mode, plan=self.plan)
-        self.world = self.story.world
+        self.scenario = JobScenario(size=2, runs_at_once=True, policy=self.policy, mode=self.mode, plan=self.plan)
+        self.world = self.scenario.world
         self.world.cluster.limits = {(CLUSTER, SPOT): (0, 0), (CLUSTER, ON_DEMAND): (0, 0)}
         self.states: dict[str, str] = {}
         self.whys: dict[str, str] = {}
@@ -109,13 +109,13 @@ class Renting:
                     )
                 )
 
-    def task(self, rental: Rental, step: Step, reason: str = "") -> rent_capacity.Outcome:
-        story = self.story
+    def task(self, rental: Rental, step: RentalStep, reason: str = "") -> rent_capacity.Outcome:
+        scenario = self.scenario
         return rent_capacity.run(
             rent_capacity.Request(step=step, job_id=rental.job_id, rental=rental.number, reason=reason),
-            story.ledger,
-            story.cluster,
-            story.passes,
+            scenario.ledger,
+            scenario.cluster,
+            scenario.passes,
             self.world.ids,
             self.world.telemetry,
             policy=self.policy,
@@ -129,7 +129,7 @@ class Renting:
         row = self.world.ledger.get(rows.wait_key(rental.job_id, name))
         ports: dict[str, Any] = {
             "ledger": self.world.ledger,
-            "cluster": self.story.cluster,
+            "cluster": self.scenario.cluster,
             "provider": self.world.provider,
             "wait_answers": self.world.wait_answers,
             "policy": self.policy,
@@ -142,7 +142,7 @@ class Renting:
             assert row is not None
         observed = evaluate_waits.Observation(
             self.world.ledger,
-            self.story.cluster,
+            self.scenario.cluster,
             self.world.provider,
             now=self.world.clock.now(),
             policy=self.policy,
@@ -167,7 +167,7 @@ class Renting:
     def advance(self) -> None:
         """Take every execution of burst_capacity as far as it goes."""
         for name, document in list(self.executions().items()):
-            if self.world.workflows.state(Machine.BURST_CAPACITY, name) is not ExecutionState.RUNNING:
+            if self.world.workflows.state(WorkflowName.BURST_CAPACITY, name) is not ExecutionState.RUNNING:
                 continue
             state = self.states.get(name, "CheckBudget")
             for _ in range(12):
@@ -178,25 +178,25 @@ class Renting:
                     break
                 state = after
             if self.states[name] == "Done":
-                self.world.workflows.finish(Machine.BURST_CAPACITY, name)
+                self.world.workflows.finish(WorkflowName.BURST_CAPACITY, name)
 
     def executions(self) -> dict[str, Any]:
         return {
             name: document
             for (machine, name), document in self.world.workflows.executions.items()
-            if machine is Machine.BURST_CAPACITY
+            if machine is WorkflowName.BURST_CAPACITY
         }
 
     def step(self, state: str, rental: Rental) -> str:
         why = self.whys.get(rental.name, "")
         match state:
             case "CheckBudget":
-                told = self.task(rental, Step.CHECK)
+                told = self.task(rental, RentalStep.CHECK)
                 self.whys[rental.name] = told.reason
                 after = {"GO": "OpenPool", "READY": "AwaitEnd", "ENDING": "ReleasePool", "STALE": "Done"}
                 return after[told.outcome]
             case "OpenPool":
-                told = self.task(rental, Step.OPEN)
+                told = self.task(rental, RentalStep.OPEN)
                 self.whys[rental.name] = told.reason
                 after = {"OPENED": "AwaitNodes", "REFUSED": "NextOffer", "NOT_WANTED": "ReleasePool"}
                 return after[told.outcome]
@@ -206,19 +206,19 @@ class Renting:
                     return "AwaitNodes"
                 return {"NODES_READY": "HandOver", "NOT_WANTED": "ReleasePool"}.get(answer, "NextOffer")
             case "HandOver":
-                told = self.task(rental, Step.HAND_OVER)
+                told = self.task(rental, RentalStep.HAND_OVER)
                 after = {"HANDED_OVER": "AwaitEnd", "NOT_YET": "AwaitNodes", "NOT_WANTED": "ReleasePool"}
                 return after[told.outcome]
             case "NextOffer":
-                told = self.task(rental, Step.NEXT, why)
+                told = self.task(rental, RentalStep.NEXT, why)
                 self.whys[rental.name] = why if told.outcome is RentOutcome.NOT_YET else told.reason
                 return {"OPENED": "OpenPool", "NOT_YET": "NextOffer", "NONE": "ReleasePool"}[told.outcome]
             case "AwaitEnd":
-                return "ReleasePool" if self.wait(rental, ConditionKind.RENTAL_OVER) else "AwaitEnd"
+                return "ReleasePool" if self.wait(rental, ConditionKind.RENTAL_ENDED) else "AwaitEnd"
             case _:
-                told = self.task(rental, Step.RELEASE, why)
+                told = self.task(rental, RentalStep.RELEASE, why)
                 if told.outcome is RentOutcome.RELEASED:
-                    told = self.task(rental, Step.SETTLE)
+                    told = self.task(rental, RentalStep.SETTLE)
                 after = {"NOT_YET": "ReleasePool", "IN_USE": "AwaitEnd", "SETTLED": "Done", "STALE": "Done"}
                 return after[told.outcome]
 
@@ -235,15 +235,15 @@ class Renting:
         def race(*writes: Any, token: str = "") -> None:
             if not raced and any("RENTAL#" in write.row.key.sk for write in writes if hasattr(write, "row")):
                 raced.append(True)
-                self.story.run_pass()
+                self.scenario.run_pass()
             commit(*writes, token=token)
 
         self.world.ledger.commit = race  # type: ignore[method-assign]
-        self.story.run_pass()
+        self.scenario.run_pass()
         assert raced
 
     def holds(self) -> int:
-        return len(self.world.ledger.partition(Table.QUOTAS, rows.rental_hold_key("", 0).pk, "RENTAL#"))
+        return len(self.world.ledger.partition(Table.QUOTAS, rows.rental_allocation_key("", 0).pk, "RENTAL#"))
 
     def records(self, kind: str) -> list[Decision]:
         found = (row for key, row in self.world.ledger.rows.items() if key.pk.startswith("DEC#"))
@@ -257,75 +257,77 @@ class Renting:
 
     def full_fleet(self, **changes: Any) -> tuple[Job, Job]:
         """Return a job that holds both nodes, and one that waits."""
-        first = self.story.submit("first", **changes)
-        self.story.run_pass()
+        first = self.scenario.submit("first", **changes)
+        self.scenario.run_pass()
         self.run(first.job_id, 1)
         self.world.clock.advance(60)
-        return first, self.story.submit("second", **changes)
+        return first, self.scenario.submit("second", **changes)
 
     def run(self, job_id: str, attempt: int) -> None:
-        self.story.launch(job_id, attempt)
-        self.story.mark_running(job_id, attempt)
+        self.scenario.launch(job_id, attempt)
+        self.scenario.mark_running(job_id, attempt)
 
     def rented(self, **changes: Any) -> tuple[Job, Job]:
         """Return the same two, the second running on rented nodes."""
         first, second = self.full_fleet(**changes)
-        self.story.run_pass()
+        self.scenario.run_pass()
         self.advance()
         self.karpenter()
         self.advance()
-        self.story.run_pass()
+        self.scenario.run_pass()
         self.run(second.job_id, 1)
-        return first, self.story.job(second.job_id)
+        return first, self.scenario.job(second.job_id)
 
 
 def test_every_waiting_job_is_weighed_for_rent_in_turn() -> None:
-    story = Story()
-    jobs = [story.submit(f"key-{number}") for number in range(75)]
-    weighed = [rentals.in_turn(jobs, story.world.clock.now() + timedelta(minutes=minute)) for minute in range(7)]
+    scenario = JobScenario()
+    jobs = [scenario.submit(f"key-{number}") for number in range(75)]
+    weighed = [
+        rentals.jobs_to_place(jobs, scenario.world.clock.now() + timedelta(minutes=minute)) for minute in range(7)
+    ]
 
     assert all(part[:10] == jobs[:10] and len(part) <= 20 for part in weighed)
     assert {job.job_id for part in weighed for job in part} == {job.job_id for job in jobs}
-    assert rentals.in_turn(jobs[:20], story.world.clock.now()) == jobs[:20]
+    assert rentals.jobs_to_place(jobs[:20], scenario.world.clock.now()) == jobs[:20]
 
 
 def test_a_job_that_cannot_wait_is_rented_for_and_starts_on_all_its_nodes_at_once() -> None:
-    market = Renting()
+    market = RentalScenario()
 
     _, second = market.rented()
 
     rental = market.rental(second.job_id)
     assert rental.state is RentalState.READY
     assert second.state is JobState.RUNNING
-    assert market.story.attempt(second.job_id, 1).pool == SPOT
-    assert market.story.attempt(second.job_id, 1).node_names == rental.node_names
+    assert market.scenario.attempt(second.job_id, 1).pool == SPOT
+    assert market.scenario.attempt(second.job_id, 1).node_names == rental.node_names
     assert market.world.cluster.limits[CLUSTER, SPOT] == (2, 16)
     assert market.world.cluster.capacity == {}
 
 
 def test_nothing_is_rented_as_shipped() -> None:
-    market = Renting(policy=Policy())
+    market = RentalScenario(policy=Policy())
 
     market.full_fleet()
-    market.story.run_pass()
+    market.scenario.run_pass()
 
     assert market.executions() == {}
     assert market.records("PLACEMENT") == []
 
 
 def test_what_is_rented_for_a_job_is_nobody_elses() -> None:
-    market = Renting()
+    market = RentalScenario()
     _, second = market.full_fleet()
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
     market.karpenter()
     market.advance()
 
-    third = market.story.submit("third", nodes=1, checkpoint_uri="")
-    market.story.run_pass()
+    third = market.scenario.submit("third", nodes=1, checkpoint_uri="")
+    market.scenario.run_pass()
 
-    assert market.story.job(second.job_id).state is JobState.STARTING
-    assert market.story.job(third.job_id).state is JobState.PENDING
+    assert market.scenario.job(second.job_id).state is JobState.STARTING
+    assert market.scenario.job(third.job_id).state is JobState.PENDING
 
 
 SPOT_TAINT = "spot=true:NoSchedule"
@@ -333,39 +335,39 @@ SPOT_TAINT = "spot=true:NoSchedule"
 
 @pytest.mark.parametrize("tolerates", [True, False])
 def test_a_pool_with_a_taint_is_rented_from_for_those_who_tolerate_it(tolerates: bool) -> None:
-    market = Renting(policy=a_policy(pools=(a_pool(SPOT, Market.SPOT, taints=(SPOT_TAINT,)),)))
+    market = RentalScenario(policy=a_policy(pools=(a_pool(SPOT, Market.SPOT, taints=(SPOT_TAINT,)),)))
     tolerations = [{"key": "spot", "value": "true", "effect": "NoSchedule"}] if tolerates else []
     _, second = market.full_fleet(tolerations=tolerations)
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
     market.karpenter()
     for name in market.world.cluster.claimed.values():
         market.world.cluster.set_node(name[1].node_name, taints=(SPOT_TAINT,))
     market.advance()
-    market.story.run_pass()
+    market.scenario.run_pass()
 
-    job = market.story.job(second.job_id)
+    job = market.scenario.job(second.job_id)
     assert (job.state is JobState.STARTING, market.holds()) == ((True, 1) if tolerates else (False, 0))
     assert tolerates or f"{SPOT}: Its pods do not tolerate {SPOT_TAINT}." in job.reason
 
 
 def test_a_cap_holds_whatever_is_asked_for() -> None:
-    market = Renting(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
+    market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
     market.full_fleet()
-    others = [market.story.submit(f"more-{number}").job_id for number in range(3)]
+    others = [market.scenario.submit(f"more-{number}").job_id for number in range(3)]
 
     for _ in range(3):
-        market.story.run_pass()
+        market.scenario.run_pass()
 
     assert market.holds() == 1
     for name in others:
-        assert "the fleet spends $40.00 of $40.00 an hour" in str(market.story.job(name).placement), name
+        assert "the fleet spends $40.00 of $40.00 an hour" in str(market.scenario.job(name).placement), name
 
 
 def test_two_passes_at_once_rent_no_more_than_one_may() -> None:
-    market = Renting(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
+    market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
     market.full_fleet()
-    market.story.submit("third")
+    market.scenario.submit("third")
 
     market.race_passes()
 
@@ -373,40 +375,40 @@ def test_two_passes_at_once_rent_no_more_than_one_may() -> None:
 
 
 def test_an_observed_rental_is_told_and_not_done() -> None:
-    market = Renting()
+    market = RentalScenario()
     _, second = market.full_fleet()
-    market.story.mode = Mode.OBSERVE
+    market.scenario.mode = Mode.OBSERVE
 
-    market.story.run_pass()
-    market.story.run_pass()
+    market.scenario.run_pass()
+    market.scenario.run_pass()
 
     assert market.holds() == 0
-    assert "Mode is observe: it would be rented for, but nothing is done." in market.story.job(second.job_id).reason
+    assert "Mode is observe: it would be rented for, but nothing is done." in market.scenario.job(second.job_id).reason
     assert len(market.records("PLACEMENT")) == 1
 
 
 def test_what_a_job_is_told_is_written_once_while_nothing_changes() -> None:
-    market = Renting(policy=a_policy(fleet_cap_micros_per_hour=0))
+    market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=0))
     _, second = market.full_fleet()
-    market.story.run_pass()
-    told, commits = market.story.job(second.job_id), len(market.world.ledger.commits)
+    market.scenario.run_pass()
+    told, commits = market.scenario.job(second.job_id), len(market.world.ledger.commits)
 
     market.world.clock.advance(30)
-    market.story.run_pass()
+    market.scenario.run_pass()
 
     assert told.reason.startswith("Waits for 2 nodes")
     assert told.placement is not None
     assert told.reason.endswith(told.placement.text)
-    assert market.story.job(second.job_id) == told
+    assert market.scenario.job(second.job_id) == told
     assert [write for writes in market.world.ledger.commits[commits:] for write in writes if "JOB#" in str(write)] == []
 
 
 def test_placements_and_stays_replay() -> None:
-    market = Renting()
+    market = RentalScenario()
     first, _ = market.rented()
     market.world.cluster.finish_pods(first.job_id, 1)
-    market.story.settle(first.job_id, 1)
-    market.story.run_pass()
+    market.scenario.settle(first.job_id, 1)
+    market.scenario.run_pass()
 
     records = [*market.records("PLACEMENT"), *market.records("STAY")]
 
@@ -415,82 +417,82 @@ def test_placements_and_stays_replay() -> None:
 
 
 def test_a_job_goes_home_when_committed_room_is_free_and_its_nodes_go_back() -> None:
-    market = Renting()
+    market = RentalScenario()
     first, second = market.rented()
     market.world.cluster.finish_pods(first.job_id, 1)
-    market.story.settle(first.job_id, 1)
+    market.scenario.settle(first.job_id, 1)
 
-    market.story.run_pass()
-    asked = market.story.job(second.job_id)
-    market.story.stop(second.job_id, 1)
-    market.story.settle(second.job_id, 1)
+    market.scenario.run_pass()
+    asked = market.scenario.job(second.job_id)
+    market.scenario.stop(second.job_id, 1)
+    market.scenario.settle(second.job_id, 1)
     market.advance()
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
 
     assert asked.stop_request is not None
     assert asked.stop_request.reason.startswith("It goes home: p5-workers has room")
-    assert market.story.attempt(second.job_id, 2).pool == "p5-workers"
+    assert market.scenario.attempt(second.job_id, 2).pool == "p5-workers"
     assert market.rental(second.job_id).state is RentalState.ENDED
     assert market.left() == []
 
 
 def test_nobody_goes_home_before_those_who_wait_for_that_room() -> None:
-    market = Renting(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
+    market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
     first, second = market.rented()
-    third = market.story.submit("third")
+    third = market.scenario.submit("third")
     market.world.cluster.finish_pods(first.job_id, 1)
-    market.story.settle(first.job_id, 1)
+    market.scenario.settle(first.job_id, 1)
 
-    market.story.run_pass()
+    market.scenario.run_pass()
 
-    assert market.story.job(third.job_id).state is JobState.STARTING
-    assert market.story.job(second.job_id).stop_request is None
+    assert market.scenario.job(third.job_id).state is JobState.STARTING
+    assert market.scenario.job(second.job_id).stop_request is None
 
 
 def test_a_refused_market_is_left_for_the_next_and_remembered_for_all() -> None:
-    market = Renting(has_capacity={ON_DEMAND})
+    market = RentalScenario(has_capacity={ON_DEMAND})
     _, second = market.full_fleet()
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
     market.karpenter()
     market.world.clock.advance(2)
     market.advance()
     market.karpenter()
     market.advance()
-    market.story.run_pass()
+    market.scenario.run_pass()
 
     rental = market.rental(second.job_id)
     assert [offer.pool for offer in rental.offers] == [SPOT, ON_DEMAND]
     assert rental.offers[0].refused == f"{SPOT} has no capacity: InsufficientInstanceCapacity"
     assert market.world.cluster.limits == {(CLUSTER, SPOT): (0, 0), (CLUSTER, ON_DEMAND): (2, 16)}
-    assert market.story.attempt(second.job_id, 1).pool == ON_DEMAND
+    assert market.scenario.attempt(second.job_id, 1).pool == ON_DEMAND
     row = market.world.ledger.get(rows.shortages_key())
     assert row is not None
     assert [entry.market for entry in rows.read(row, Shortages).entries] == [Market.SPOT]
 
 
 def test_a_run_after_a_crash_does_not_ask_a_pool_again_that_was_given_up() -> None:
-    market = Renting(has_capacity={ON_DEMAND})
+    market = RentalScenario(has_capacity={ON_DEMAND})
     _, second = market.full_fleet()
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
     market.world.cluster.launch_rented(a_node(77, name="ip-77", pool=SPOT, hyperpod_cluster_id=None))
     market.world.cluster.slow_to_go = True
-    market.task(market.rental(second.job_id), Step.NEXT, "It was refused.")
+    market.task(market.rental(second.job_id), RentalStep.NEXT, "It was refused.")
 
-    checked = market.task(market.rental(second.job_id), Step.CHECK)
-    opened = market.task(market.rental(second.job_id), Step.OPEN)
+    checked = market.task(market.rental(second.job_id), RentalStep.CHECK)
+    opened = market.task(market.rental(second.job_id), RentalStep.OPEN)
 
     assert (checked.outcome, opened.outcome, opened.reason) == ("GO", "REFUSED", "It was refused.")
     assert market.world.cluster.capacity == {}
 
 
 def test_nodes_of_another_rental_are_no_sign_that_ones_own_came_and_hide_no_refusal() -> None:
-    market = Renting(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
+    market = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
     market.rented()
-    third = market.story.submit("third")
-    market.story.run_pass()
+    third = market.scenario.submit("third")
+    market.scenario.run_pass()
     market.advance()
     market.world.cluster.refusals[ON_DEMAND] = (market.world.clock.now(), "InsufficientInstanceCapacity")
 
@@ -500,16 +502,16 @@ def test_nodes_of_another_rental_are_no_sign_that_ones_own_came_and_hide_no_refu
 
 
 def test_no_capacity_anywhere_leaves_nothing_behind_and_a_reason() -> None:
-    market = Renting(has_capacity=set())
+    market = RentalScenario(has_capacity=set())
     _, second = market.full_fleet()
-    market.story.run_pass()
+    market.scenario.run_pass()
     for _ in range(4):
         market.advance()
         market.karpenter()
         market.world.clock.advance(2)
-    market.story.run_pass()
+    market.scenario.run_pass()
 
-    job = market.story.job(second.job_id)
+    job = market.scenario.job(second.job_id)
     assert job.state is JobState.PENDING
     assert "Waits for 2 nodes" in job.reason
     assert job.placement is not None
@@ -519,18 +521,18 @@ def test_no_capacity_anywhere_leaves_nothing_behind_and_a_reason() -> None:
 
 
 def test_nodes_rented_for_a_gang_have_efa() -> None:
-    market = Renting(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
+    market = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
     market.full_fleet()
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
 
     assert [(spec.nodes, spec.efa) for spec in market.world.cluster.capacity.values()] == [(2, 32)]
 
 
 def test_a_part_of_a_gang_is_given_back_after_the_deadline_and_paid_for() -> None:
-    market = Renting(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
+    market = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
     _, second = market.full_fleet()
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
     name = next(iter(market.world.cluster.capacity))
     market.world.cluster.launch_rented(
@@ -542,16 +544,16 @@ def test_a_part_of_a_gang_is_given_back_after_the_deadline_and_paid_for() -> Non
     rental = market.rental(second.job_id)
     assert name == rental.name
     assert rental.state is RentalState.ENDED
-    assert rental.offers[0].came == ("ip-77",)
+    assert rental.offers[0].joined_node_names == ("ip-77",)
     assert rental.cost_parts == NODE_HOUR[ON_DEMAND] * 1 * 901
-    assert market.story.job(second.job_id).state is JobState.PENDING
+    assert market.scenario.job(second.job_id).state is JobState.PENDING
     assert market.left() == []
 
 
 def test_a_rental_ends_that_had_nodes_of_two_pools() -> None:
-    market = Renting(has_capacity={ON_DEMAND})
+    market = RentalScenario(has_capacity={ON_DEMAND})
     _, second = market.full_fleet()
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
     market.world.cluster.launch_rented(a_node(77, name="ip-77", pool=SPOT, hyperpod_cluster_id=None))
     market.karpenter()
@@ -560,21 +562,21 @@ def test_a_rental_ends_that_had_nodes_of_two_pools() -> None:
     market.karpenter()
     market.advance()
 
-    market.story.cancel(second.job_id)
+    market.scenario.cancel(second.job_id)
     market.advance()
 
     rental = market.rental(second.job_id)
-    assert [len(offer.came) for offer in rental.offers] == [1, 2]
+    assert [len(offer.joined_node_names) for offer in rental.offers] == [1, 2]
     assert rental.state is RentalState.ENDED
     assert market.left() == []
 
 
 def test_the_bill_is_price_times_begun_seconds_times_nodes() -> None:
-    market = Renting()
+    market = RentalScenario()
     _, second = market.rented()
     market.world.clock.advance(100.5)
     market.world.cluster.finish_pods(second.job_id, 1)
-    market.story.settle(second.job_id, 1)
+    market.scenario.settle(second.job_id, 1)
     market.advance()
 
     rental = market.rental(second.job_id)
@@ -584,11 +586,11 @@ def test_the_bill_is_price_times_begun_seconds_times_nodes() -> None:
 
 
 def test_caps_stay_taken_until_the_last_node_is_gone() -> None:
-    market = Renting()
+    market = RentalScenario()
     market.world.cluster.slow_to_go = True
     _, second = market.rented()
     market.world.cluster.finish_pods(second.job_id, 1)
-    market.story.settle(second.job_id, 1)
+    market.scenario.settle(second.job_id, 1)
     market.advance()
     before = market.holds()
     market.world.cluster.go()
@@ -598,10 +600,10 @@ def test_caps_stay_taken_until_the_last_node_is_gone() -> None:
 
 
 def test_a_pool_without_limits_is_refused() -> None:
-    market = Renting(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
+    market = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
     market.world.cluster.limits[CLUSTER, ON_DEMAND] = None
     _, second = market.full_fleet()
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
 
     assert market.rental(second.job_id).state is RentalState.ENDED
@@ -610,35 +612,35 @@ def test_a_pool_without_limits_is_refused() -> None:
 
 
 def test_a_reclaimed_spot_node_ends_the_rental_and_the_next_is_on_demand() -> None:
-    market = Renting()
+    market = RentalScenario()
     _, second = market.rented()
     gone = market.rental(second.job_id).node_names[0]
     market.world.cluster.claimed = {
         name: each for name, each in market.world.cluster.claimed.items() if each[1].node_name != gone
     }
-    market.world.cluster.stop(market.story.attempt(second.job_id), 1)
+    market.world.cluster.stop(market.scenario.attempt(second.job_id), 1)
     market.world.cluster.remove_node(gone)
-    market.story.settle(second.job_id, 1)
+    market.scenario.settle(second.job_id, 1)
     market.advance()
     market.world.clock.advance(5)
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
     market.karpenter()
     market.advance()
-    market.story.run_pass()
+    market.scenario.run_pass()
 
     assert market.rental(second.job_id, 1).state is RentalState.ENDED
-    assert market.story.attempt(second.job_id, 2).pool == ON_DEMAND
+    assert market.scenario.attempt(second.job_id, 2).pool == ON_DEMAND
 
 
 def test_a_cancelled_job_leaves_no_rental() -> None:
-    market = Renting()
+    market = RentalScenario()
     _, second = market.full_fleet()
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
     market.karpenter()
 
-    market.story.cancel(second.job_id)
+    market.scenario.cancel(second.job_id)
     market.advance()
 
     assert market.rental(second.job_id).state is RentalState.ENDED
@@ -646,16 +648,16 @@ def test_a_cancelled_job_leaves_no_rental() -> None:
 
 
 def test_the_sweeper_starts_a_rental_whose_workflow_never_began_or_failed() -> None:
-    market = Renting()
+    market = RentalScenario()
     _, second = market.full_fleet()
-    market.story.run_pass()
+    market.scenario.run_pass()
     workflows, name = market.world.workflows, f"{second.job_id}-b1"
-    del workflows.executions[Machine.BURST_CAPACITY, name], workflows.states[Machine.BURST_CAPACITY, name]
+    del workflows.executions[WorkflowName.BURST_CAPACITY, name], workflows.states[WorkflowName.BURST_CAPACITY, name]
     market.world.clock.advance(60)
 
-    market.story.sweep()
-    workflows.finish(Machine.BURST_CAPACITY, name, ExecutionState.FAILED)
-    market.story.sweep()
+    market.scenario.sweep()
+    workflows.finish(WorkflowName.BURST_CAPACITY, name, ExecutionState.FAILED)
+    market.scenario.sweep()
 
     assert list(market.executions()) == [name, f"{name}-r2"]
 
@@ -669,12 +671,12 @@ def test_a_crash_at_any_effect_ends_the_same(when: str) -> None:
         market = _play(CrashPlan(at=at, when=when))
         told = f"{when} effect {at}, {undisturbed.plan.effects[at - 1]}"
         assert market.left() == [], told
-        assert [market.story.job(name).state for name in market.names] == [JobState.SUCCEEDED] * 2, told
+        assert [market.scenario.job(name).state for name in market.names] == [JobState.SUCCEEDED] * 2, told
 
 
 def _play(plan: CrashPlan) -> Any:
     """Play both jobs to their ends: whatever crashes is done again by its workflow, the next pass or the sweep."""
-    market = Renting(plan=CrashPlan())
+    market = RentalScenario(plan=CrashPlan())
     first, second = market.full_fleet()
     market.names = (first.job_id, second.job_id)  # type: ignore[attr-defined]
     market.plan.at, market.plan.when = (plan.at + len(market.plan.effects) if plan.at else 0), plan.when
@@ -688,25 +690,25 @@ def _play(plan: CrashPlan) -> Any:
 
     def launch_all() -> None:
         for name in market.names:  # type: ignore[attr-defined]
-            job = market.story.job(name)
+            job = market.scenario.job(name)
             if job.state is JobState.STARTING:
                 market.run(name, job.current_attempt)
 
     for turn in range(30):
-        again(market.story.run_pass)
+        again(market.scenario.run_pass)
         again(market.advance)
         market.karpenter()
         again(market.advance)
         again(launch_all)
         if turn > 3:
             for name in market.names:  # type: ignore[attr-defined]
-                job = market.story.job(name)
+                job = market.scenario.job(name)
                 if job.state is JobState.RUNNING:
                     market.world.cluster.finish_pods(name, job.current_attempt)
-                    again(lambda n=name, a=job.current_attempt: market.story.settle(n, a))  # type: ignore[misc]
+                    again(lambda n=name, a=job.current_attempt: market.scenario.settle(n, a))  # type: ignore[misc]
         market.world.clock.advance(20)
-        again(market.story.sweep)
-        over = all(market.story.job(name).state.has_ended for name in market.names)  # type: ignore[attr-defined]
+        again(market.scenario.sweep)
+        over = all(market.scenario.job(name).state.has_ended for name in market.names)  # type: ignore[attr-defined]
         if over and not market.left():
             break
     market.plan.effects[:] = market.plan.effects[skipped:]
@@ -724,22 +726,22 @@ def a_team_with(*groups: dict[str, dict[str, int]]) -> Team:
 
 @pytest.mark.parametrize("rented", [0, 8, 16])
 def test_a_team_is_rented_for_as_far_as_its_quota_of_that_type_goes(rented: int) -> None:
-    market = Renting()
+    market = RentalScenario()
     quota = {"ml.p5.48xlarge": {"nvidia.com/gpu": 32}, "p5.48xlarge": {"nvidia.com/gpu": rented}}
-    set_up(market.story, a_team_with(quota))
+    set_up(market.scenario, a_team_with(quota))
     first, second = market.full_fleet(team="red")
 
-    market.story.run_pass()
+    market.scenario.run_pass()
 
-    assert market.story.job(first.job_id).state is JobState.RUNNING
+    assert market.scenario.job(first.job_id).state is JobState.RUNNING
     assert market.holds() == (1 if rented == 16 else 0)
     if rented < 16:
-        assert "Rented nodes would not help it" in market.story.job(second.job_id).reason
+        assert "Rented nodes would not help it" in market.scenario.job(second.job_id).reason
         return
     market.advance()
     market.karpenter()
     market.advance()
-    market.story.run_pass()
+    market.scenario.run_pass()
     (charge,) = (
         row.doc
         for row in market.world.ledger.partition(Table.QUOTAS, rows.tree_key().pk, "CHARGE#")

@@ -17,8 +17,8 @@ from evenkeel.domain.replay import replay
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT as NOW
 from tests.unit.scheduling.test_sharing import a_team
-from tests.unit.services_jobs.story import Story
-from tests.unit.services_jobs.test_rentals import SPOT, Renting, a_policy
+from tests.unit.services_jobs.job_scenario import JobScenario
+from tests.unit.services_jobs.test_rentals import SPOT, RentalScenario, a_policy
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up
 
 HELD_SECONDS = 3600
@@ -47,67 +47,67 @@ def policy_with(plan: ReservedPool) -> Policy:
 POLICY = policy_with(a_plan())
 
 
-def at_second(market: Renting, seconds: float) -> None:
+def at_second(market: RentalScenario, seconds: float) -> None:
     """Let the clock go on until so long after the beginning, and run a pass."""
     market.world.clock.advance(seconds - (market.world.clock.now() - NOW).total_seconds())
-    market.story.run_pass()
+    market.scenario.run_pass()
 
 
-def a_job_at_work(market: Renting, **changes: Any) -> Job:
-    job = market.story.submit("at-work", **changes)
-    market.story.run_pass()
+def a_job_at_work(market: RentalScenario, **changes: Any) -> Job:
+    job = market.scenario.submit("at-work", **changes)
+    market.scenario.run_pass()
     market.run(job.job_id, 1)
-    return market.story.job(job.job_id)
+    return market.scenario.job(job.job_id)
 
 
-def stays(market: Renting) -> list[Decision]:
+def stays(market: RentalScenario) -> list[Decision]:
     return market.records("STAY")
 
 
 def test_a_job_is_asked_to_leave_just_in_time_for_its_last_save_and_once() -> None:
-    market = Renting(policy=POLICY)
+    market = RentalScenario(policy=POLICY)
     job = a_job_at_work(market)
 
     at_second(market, SAVES_AT - 1)
-    before = market.story.job(job.job_id)
+    before = market.scenario.job(job.job_id)
     at_second(market, SAVES_AT)
-    asked = market.story.job(job.job_id)
+    asked = market.scenario.job(job.job_id)
     at_second(market, SAVES_AT + 1)
 
     assert before.stop_request is None
     assert asked.stop_request is not None
     assert asked.stop_request.grace_seconds == GRACE_SECONDS
     assert asked.reason.startswith("It saves and leaves: The reservation of p5-workers ends for work at ")
-    assert market.story.job(job.job_id) == asked
+    assert market.scenario.job(job.job_id) == asked
     assert [(record.subject, record.action) for record in stays(market)] == [(job.job_id, "LEAVE")]
     assert replay(stays(market)[0], POLICY).differs_from(stays(market)[0]) == ""
 
 
 def test_who_left_goes_on_where_machines_stay() -> None:
-    market = Renting(policy=POLICY)
+    market = RentalScenario(policy=POLICY)
     job = a_job_at_work(market)
     at_second(market, SAVES_AT)
 
-    market.story.stop(job.job_id, 1)
-    market.story.settle(job.job_id, 1)
-    for step in (market.story.run_pass, market.advance, market.karpenter, market.advance, market.story.run_pass):
+    market.scenario.stop(job.job_id, 1)
+    market.scenario.settle(job.job_id, 1)
+    for step in (market.scenario.run_pass, market.advance, market.karpenter, market.advance, market.scenario.run_pass):
         step()
 
-    assert market.story.job(job.job_id).state is JobState.STARTING
-    assert market.story.attempt(job.job_id, 2).pool == SPOT
-    assert market.story.job(job.job_id).application_failures == 0
+    assert market.scenario.job(job.job_id).state is JobState.STARTING
+    assert market.scenario.attempt(job.job_id, 2).pool == SPOT
+    assert market.scenario.job(job.job_id).application_failures == 0
 
 
 def test_who_is_rented_for_does_not_go_home_to_machines_that_go() -> None:
-    market = Renting(policy=POLICY)
+    market = RentalScenario(policy=POLICY)
     first, second = market.rented()
     at_second(market, LAST_START + 1)
     market.world.cluster.finish_pods(first.job_id, 1)
-    market.story.settle(first.job_id, 1)
+    market.scenario.settle(first.job_id, 1)
 
-    market.story.run_pass()
+    market.scenario.run_pass()
 
-    assert market.story.job(second.job_id).stop_request is None
+    assert market.scenario.job(second.job_id).stop_request is None
     assert stays(market) == []
 
 
@@ -121,38 +121,38 @@ def test_who_is_rented_for_does_not_go_home_to_machines_that_go() -> None:
     ids=["it can save there once", "it cannot any more", "it keeps nothing, and would not be done"],
 )
 def test_nothing_is_let_on_that_would_not_last(seconds: float, change: dict[str, Any], state: JobState) -> None:
-    market = Renting(policy=POLICY.but(burst=Policy().burst))
+    market = RentalScenario(policy=POLICY.but(burst=Policy().burst))
     market.world.clock.advance(seconds)
-    job = market.story.submit("late", **change)
+    job = market.scenario.submit("late", **change)
 
-    market.story.run_pass()
+    market.scenario.run_pass()
 
-    seen = market.story.job(job.job_id)
+    seen = market.scenario.job(job.job_id)
     assert seen.state is state
     assert state is JobState.STARTING or "2 to be left by" in seen.reason
 
 
 @pytest.mark.parametrize("has_teams", [False, True])
 def test_who_needs_machines_for_longer_holds_up_nobody_who_does_not(*, has_teams: bool) -> None:
-    story = Story(size=2, policy=POLICY.but(burst=Policy().burst))
+    scenario = JobScenario(size=2, policy=POLICY.but(burst=Policy().burst))
     team = {"team": "red"} if has_teams else {}
     if has_teams:
-        set_up(story, a_team("red", 32, members=MEMBERS))
-    long = story.submit("keeps nothing", checkpoint_uri="", **team)
-    short = story.submit("saves", **team)
+        set_up(scenario, a_team("red", 32, members=MEMBERS))
+    long = scenario.submit("keeps nothing", checkpoint_uri="", **team)
+    short = scenario.submit("saves", **team)
 
-    story.run_pass()
+    scenario.run_pass()
 
-    assert story.job(long.job_id).state is JobState.PENDING
-    assert story.job(short.job_id).state is JobState.STARTING
+    assert scenario.job(long.job_id).state is JobState.PENDING
+    assert scenario.job(short.job_id).state is JobState.STARTING
 
 
 def test_a_job_that_would_be_cut_off_is_rented_for() -> None:
-    market = Renting(policy=POLICY)
+    market = RentalScenario(policy=POLICY)
     market.world.clock.advance(LAST_START + 1)
 
-    market.story.submit("late")
-    market.story.run_pass()
+    market.scenario.submit("late")
+    market.scenario.run_pass()
 
     [record] = market.records("PLACEMENT")
     assert record.action == "RENT"
@@ -164,49 +164,49 @@ def test_a_job_that_would_be_cut_off_is_rented_for() -> None:
 
 @pytest.mark.parametrize(("seconds", "grows"), [(0, True), (LAST_START + 1, False)])
 def test_an_elastic_job_grows_onto_machines_only_while_they_stay(seconds: float, *, grows: bool) -> None:
-    market = Renting(policy=POLICY.but(burst=Policy().burst))
+    market = RentalScenario(policy=POLICY.but(burst=Policy().burst))
     job = a_job_at_work(market, nodes=1, elastic={"min_nodes": 1, "max_nodes": 2})
-    market.story.submit("keeps nothing, and so waits for no machine of these", nodes=1, checkpoint_uri="")
+    market.scenario.submit("keeps nothing, and so waits for no machine of these", nodes=1, checkpoint_uri="")
 
     for later in (1, 60):
         at_second(market, seconds + later)
 
-    assert (market.story.job(job.job_id).resize is not None) == grows
+    assert (market.scenario.job(job.job_id).resize is not None) == grows
 
 
 def test_in_observe_mode_nobody_is_asked() -> None:
-    market = Renting(policy=POLICY)
+    market = RentalScenario(policy=POLICY)
     job = a_job_at_work(market)
-    market.story.mode = Mode.OBSERVE
+    market.scenario.mode = Mode.OBSERVE
 
     at_second(market, SAVES_AT)
 
-    assert market.story.job(job.job_id).stop_request is None
+    assert market.scenario.job(job.job_id).stop_request is None
 
 
 def test_however_many_are_asked_in_one_pass_and_once_whatever_comes_between() -> None:
-    story = Story(size=40, policy=POLICY)
-    jobs = [story.submit(f"small-{number}", nodes=1) for number in range(40)]
+    scenario = JobScenario(size=40, policy=POLICY)
+    jobs = [scenario.submit(f"small-{number}", nodes=1) for number in range(40)]
     for _ in range(2):
-        story.run_pass()
+        scenario.run_pass()
     for each in jobs:
-        story.run_attempt(each.job_id, 1)
+        scenario.run_attempt(each.job_id, 1)
     raced: list[bool] = []
-    commit = story.world.ledger.commit
+    commit = scenario.world.ledger.commit
 
     def race(*writes: Any, token: str = "") -> None:
         if not raced and any("leaving-1" in str(write) for write in writes):
             raced.append(True)
-            story.run_pass()
+            scenario.run_pass()
         commit(*writes, token=token)
 
-    story.world.clock.advance(SAVES_AT)
-    story.world.ledger.commit = race  # type: ignore[method-assign]
-    story.run_pass()
+    scenario.world.clock.advance(SAVES_AT)
+    scenario.world.ledger.commit = race  # type: ignore[method-assign]
+    scenario.run_pass()
 
-    stays = [row for row in story.world.ledger.rows.values() if row.doc.get("kind") == "STAY"]
+    stays = [row for row in scenario.world.ledger.rows.values() if row.doc.get("kind") == "STAY"]
     assert raced
-    assert all(story.job(each.job_id).stop_request is not None for each in jobs)
+    assert all(scenario.job(each.job_id).stop_request is not None for each in jobs)
     assert len(stays) == len(jobs)
 
 

@@ -12,24 +12,24 @@ from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.external.policy import ServingWorkload
 from evenkeel.domain.external.serving import holder_id
-from evenkeel.domain.external.workloads import ForeignPod
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.renting.policy import RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalState
-from evenkeel.domain.renting.serving import ServingMemory
+from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.replay import replay
 from evenkeel.domain.waiting import ConditionKind, wait_name
-from evenkeel.ports import ExecutionState, Machine, Table
+from evenkeel.ports import ExecutionState, Table, WorkflowName
 from evenkeel.services.rentals import rent_capacity
-from evenkeel.services.rentals.rent_capacity import Step
+from evenkeel.services.rentals.rent_capacity import RentalStep
 from evenkeel.services.storage import rows
 from tests.crash_points import MARKS
 from tests.fakes import Crash, CrashPlan, a_node, crashing
 from tests.fakes.cluster import CLUSTER
-from tests.fakes.crashes import When
-from tests.unit.services_jobs.test_rentals import ON_DEMAND, Renting, a_policy, a_pool
+from tests.fakes.crashes import CrashTiming
+from tests.unit.services_jobs.test_rentals import ON_DEMAND, RentalScenario, a_policy, a_pool
 
 SERVING, DEARER = "serving-on-demand", "serving-dearer"
 TAINT = "evenkeel.io/serving=chat:NoSchedule"
@@ -66,7 +66,7 @@ def a_serving_policy(chat: ServingWorkload = CHAT, **changes: Any) -> Policy:
 
 
 @dataclass
-class Spiking(Renting):
+class ServingSpike(RentalScenario):
     """A fleet of two committed nodes, a Deployment, Karpenter, and the scheduler of Kubernetes."""
 
     policy: Policy = field(default_factory=a_serving_policy)
@@ -79,8 +79,8 @@ class Spiking(Renting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        effects = ("hold_capacity", "free_capacity", "limit_pool", "delete_claim")
-        self.story.cluster = crashing(self.world.cluster, self.plan, *effects)
+        effects = ("create_capacity_pods", "delete_capacity_pods", "set_pool_limit", "delete_claim")
+        self.scenario.cluster = crashing(self.world.cluster, self.plan, *effects)
         self.world.cluster.limits = {(CLUSTER, name): (0, 0) for name in (ON_DEMAND, SERVING, DEARER)}
         self.stands: dict[str, str] = {}
         """Capacity Job → the node of its pod."""
@@ -91,9 +91,9 @@ class Spiking(Renting):
     def scale(self, replicas: int, **changes: Any) -> None:
         """Have so many replicas be wanted: the newest go first."""
         cluster = self.world.cluster
-        mine = [pod for pod in cluster.foreign if pod.namespace == "serving"]
+        mine = [pod for pod in cluster.unmanaged if pod.namespace == "serving"]
         for pod in mine[replicas:]:
-            cluster.foreign.remove(pod)
+            cluster.unmanaged.remove(pod)
         for _ in range(replicas - len(mine)):
             self.made += 1
             facts: dict[str, Any] = {
@@ -107,15 +107,15 @@ class Spiking(Renting):
                 "created_at": self.world.clock.now(),
                 "tolerations": BORNE,
             }
-            cluster.foreign.append(ForeignPod.model_validate({**facts, **changes}))
+            cluster.unmanaged.append(UnmanagedPod.model_validate({**facts, **changes}))
 
     def placed(self) -> list[str]:
-        return [pod.node_name for pod in self.world.cluster.foreign if pod.node_name]
+        return [pod.node_name for pod in self.world.cluster.unmanaged if pod.node_name]
 
     def bind(self) -> None:
         """Put each replica on the first node that has room for it and whose taints it tolerates."""
         cluster = self.world.cluster
-        for place, pod in enumerate(cluster.foreign):
+        for place, pod in enumerate(cluster.unmanaged):
             if pod.node_name:
                 continue
             used = cluster.accelerators_in_use(CLUSTER)
@@ -124,7 +124,7 @@ class Spiking(Renting):
                 has_room = node.accelerators - used.get(node.name, 0) >= pod.accelerators
                 tolerates = all_tolerated(node.blocking_taints, pod.tolerations)
                 if has_room and tolerates and node.is_ready and node.name not in held:
-                    cluster.foreign[place] = pod.but(node_name=node.name)
+                    cluster.unmanaged[place] = pod.but(node_name=node.name)
                     break
 
     def karpenter(self) -> None:
@@ -154,7 +154,7 @@ class Spiking(Renting):
                 )
             )
 
-    def task(self, rental: Rental, step: Step, reason: str = "") -> rent_capacity.Outcome:
+    def task(self, rental: Rental, step: RentalStep, reason: str = "") -> rent_capacity.Outcome:
         told = super().task(rental, step, reason)
         return super().task(rental, step, reason) if self.does_twice else told
 
@@ -163,7 +163,7 @@ class Spiking(Renting):
     def turn(self, seconds: float = 20) -> None:
         """A pass, what its workflows do, what Karpenter and Kubernetes do, and some time."""
         self.bind()
-        self.story.run_pass()
+        self.scenario.run_pass()
         self.advance()
         self.karpenter()
         self.advance()
@@ -176,8 +176,8 @@ class Spiking(Renting):
 
     def spike(self, replicas: int = 2, **changes: Any) -> None:
         """Fill the fleet with a job of one size, and scale the Deployment beyond it."""
-        self.story.submit("first", checkpoint_uri="")
-        self.story.run_pass()
+        self.scenario.submit("first", checkpoint_uri="")
+        self.scenario.run_pass()
         self.run(self.first, 1)
         self.scale(replicas, **changes)
         self.world.clock.advance(CHAT.patience_seconds)
@@ -195,16 +195,16 @@ class Spiking(Renting):
         found = self.world.ledger.partition(Table.JOBS, f"JOB#{CHAT_ID}", "RENTAL#")
         return [rows.read(row, Rental) for row in found]
 
-    def memory(self) -> ServingMemory:
-        return rows.load(self.world.ledger, rows.serving_key(CHAT_ID), ServingMemory, "Deployment")
+    def memory(self) -> ServingState:
+        return rows.load(self.world.ledger, rows.serving_key(CHAT_ID), ServingState, "Deployment")
 
-    def said(self) -> str:
-        note = self.memory().said
+    def notes(self) -> str:
+        note = self.memory().last_note
         return note.text if note else ""
 
 
 def test_a_spike_beyond_what_is_committed_is_rented_for_and_what_was_rented_goes_back() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.spike(replicas=2)
 
     market.turns(3)
@@ -222,11 +222,11 @@ def test_a_spike_beyond_what_is_committed_is_rented_for_and_what_was_rented_goes
     market.turns(6)
     assert {each.state for each in market.rentals()} == {RentalState.ENDED}
     assert market.left() == []
-    assert market.story.job(market.first).state is JobState.RUNNING
+    assert market.scenario.job(market.first).state is JobState.RUNNING
 
 
 def test_nodes_go_back_one_by_one_as_replicas_leave_them() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.spike(replicas=2)
     market.turns(3)
 
@@ -240,7 +240,7 @@ def test_nodes_go_back_one_by_one_as_replicas_leave_them() -> None:
 
 
 def test_a_node_is_kept_for_the_quiet_period_and_a_replica_that_comes_back_finds_it() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.spike(replicas=1)
     market.turns(3)
     market.scale(0)
@@ -256,7 +256,7 @@ def test_a_node_is_kept_for_the_quiet_period_and_a_replica_that_comes_back_finds
 
 
 def test_replicas_share_a_node_as_far_as_it_goes() -> None:
-    market = Spiking(per_replica=4)
+    market = ServingSpike(per_replica=4)
     market.spike(replicas=3)
 
     market.turns(3)
@@ -267,7 +267,7 @@ def test_replicas_share_a_node_as_far_as_it_goes() -> None:
 
 def test_as_shipped_and_where_no_pool_is_its_own_nothing_is_rented() -> None:
     for policy in (Policy(), a_serving_policy(CHAT.but(rents_from=()))):
-        market = Spiking(policy=policy)
+        market = ServingSpike(policy=policy)
         market.spike()
 
         market.turns(2)
@@ -277,68 +277,70 @@ def test_as_shipped_and_where_no_pool_is_its_own_nothing_is_rented() -> None:
 
 
 def test_a_replica_that_has_just_come_is_not_rented_for_yet() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.spike(replicas=1)
     market.scale(0)
     market.scale(1)
 
-    market.story.run_pass()
+    market.scenario.run_pass()
     before = market.holds()
     market.world.clock.advance(CHAT.patience_seconds)
-    market.story.run_pass()
+    market.scenario.run_pass()
 
     assert (before, market.holds()) == (0, 1)
 
 
 def test_an_elastic_job_that_can_shrink_does_and_nothing_is_rented() -> None:
-    market = Spiking()
-    market.story.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
-    market.story.run_pass()
+    market = ServingSpike()
+    market.scenario.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
+    market.scenario.run_pass()
     market.run(market.first, 1)
     market.scale(1)
     market.world.clock.advance(CHAT.patience_seconds)
 
-    market.story.run_pass()
-    market.story.run_pass()
+    market.scenario.run_pass()
+    market.scenario.run_pass()
 
-    wish = market.story.job(market.first).live_resize()
+    wish = market.scenario.job(market.first).live_resize()
     assert wish
     assert wish.nodes == 1
     assert market.holds() == 0
-    assert "Committed nodes have room" in market.said()
+    assert "Committed nodes have room" in market.notes()
 
 
 def test_what_shrinking_cannot_give_is_rented() -> None:
-    market = Spiking()
-    market.story.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
-    market.story.run_pass()
+    market = ServingSpike()
+    market.scenario.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
+    market.scenario.run_pass()
     market.run(market.first, 1)
     market.scale(1)
     market.world.clock.advance(CHAT.patience_seconds)
-    market.story.run_pass()
+    market.scenario.run_pass()
 
     market.scale(3)
     market.world.clock.advance(CHAT.patience_seconds)
-    market.story.run_pass()
+    market.scenario.run_pass()
 
     assert market.holds() == 2
 
 
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
 def test_an_observed_spike_is_told_once_and_nothing_is_rented(mode: Mode) -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.spike()
-    market.mode = market.story.mode = mode
+    market.mode = market.scenario.mode = mode
 
     market.turns(2)
 
     assert market.holds() == 0
-    assert market.said().startswith(f"Mode is {mode}: it would be rented for, but nothing is done. {SERVING} starts it")
+    assert market.notes().startswith(
+        f"Mode is {mode}: it would be rented for, but nothing is done. {SERVING} starts it"
+    )
     assert len(market.records("PLACEMENT")) == 1
 
 
 def test_every_record_of_a_spike_replays_and_names_what_was_weighed() -> None:
-    market = Spiking(has_capacity={ON_DEMAND, DEARER})
+    market = ServingSpike(has_capacity={ON_DEMAND, DEARER})
     market.spike()
     market.turns(6)
 
@@ -350,19 +352,19 @@ def test_every_record_of_a_spike_replays_and_names_what_was_weighed() -> None:
 
 
 def test_a_replica_whose_delay_is_worth_less_than_the_rent_waits_and_is_told_so_once() -> None:
-    market = Spiking(policy=a_serving_policy(delay_micros_per_hour={"critical": MICROS}))
+    market = ServingSpike(policy=a_serving_policy(delay_micros_per_hour={"critical": MICROS}))
     market.spike()
 
     market.turns(3)
 
     assert market.holds() == 0
-    assert f"{SERVING} would save" in market.said()
+    assert f"{SERVING} would save" in market.notes()
     assert len(market.records("PLACEMENT")) == 1
 
 
 def test_the_caps_of_its_team_and_of_the_fleet_hold() -> None:
     for caps in ({"team_caps_micros_per_hour": {"chat": MICROS}}, {"fleet_cap_micros_per_hour": MICROS}):
-        market = Spiking(policy=a_serving_policy(**caps))
+        market = ServingSpike(policy=a_serving_policy(**caps))
         market.spike(replicas=3)
 
         market.turns(4)
@@ -373,11 +375,11 @@ def test_the_caps_of_its_team_and_of_the_fleet_hold() -> None:
 
 
 def test_one_pass_rents_no_more_for_jobs_and_replicas_together_than_may_be() -> None:
-    market = Spiking(policy=a_serving_policy(fleet_cap_micros_per_hour=2 * MICROS + 50_000_000))
+    market = ServingSpike(policy=a_serving_policy(fleet_cap_micros_per_hour=2 * MICROS + 50_000_000))
     market.spike(replicas=2)
-    market.story.submit("second", nodes=2)
+    market.scenario.submit("second", nodes=2)
 
-    market.story.run_pass()
+    market.scenario.run_pass()
 
     assert [row.doc["jobId"] for row in market.world.ledger.partition(Table.QUOTAS, "TREE#fleet", "RENTAL#")] == [
         CHAT_ID,
@@ -386,7 +388,7 @@ def test_one_pass_rents_no_more_for_jobs_and_replicas_together_than_may_be() -> 
 
 
 def test_two_passes_at_once_rent_a_node_once() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.spike(replicas=1)
 
     market.race_passes()
@@ -395,40 +397,40 @@ def test_two_passes_at_once_rent_a_node_once() -> None:
 
 
 def test_what_is_a_deployments_is_offered_to_no_job() -> None:
-    market = Spiking(policy=a_serving_policy(pools=(a_serving_pool(), a_serving_pool(DEARER))))
+    market = ServingSpike(policy=a_serving_policy(pools=(a_serving_pool(), a_serving_pool(DEARER))))
     market.spike(replicas=1)
     market.turns(3)
     market.scale(0)
 
-    second = market.story.submit("second", nodes=1)
+    second = market.scenario.submit("second", nodes=1)
     market.turns(1)
 
-    assert market.story.job(second.job_id).state is JobState.PENDING
-    assert market.story.job(second.job_id).rentals == 0
+    assert market.scenario.job(second.job_id).state is JobState.PENDING
+    assert market.scenario.job(second.job_id).rentals == 0
 
 
 def test_pods_that_do_not_tolerate_the_pool_are_not_rented_for_and_the_reason_says_so() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.spike(tolerations=())
 
     market.turns(2)
 
     assert market.holds() == 0
-    assert f"Its pods do not tolerate {TAINT}." in market.said()
+    assert f"Its pods do not tolerate {TAINT}." in market.notes()
 
 
 def test_pods_that_select_what_nobody_says_of_the_pool_are_not_rented_for() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.spike(selector={"disk": "nvme"})
 
     market.turns(2)
 
     assert market.holds() == 0
-    assert "Its pods select disk=nvme, and the policy does not say that nodes of" in market.said()
+    assert "Its pods select disk=nvme, and the policy does not say that nodes of" in market.notes()
 
 
 def test_after_a_node_that_no_replica_came_to_none_is_rented_for_a_while() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.bind = lambda: None  # type: ignore[method-assign]
     market.spike(replicas=1)
 
@@ -437,15 +439,15 @@ def test_after_a_node_that_no_replica_came_to_none_is_rented_for_a_while() -> No
     (rental,) = market.rentals()
     assert rental.state is RentalState.ENDED
     assert "No replica of serving/chat came there in" in rental.reason
-    assert market.memory().unused == 1
-    assert "No replica came to the node that was rented last" in market.said()
+    assert market.memory().unused_rentals == 1
+    assert "No replica came to the node that was rented last" in market.notes()
     assert market.left() == []
     market.turns(45)
     assert len(market.rentals()) == 2
 
 
 def test_a_refused_pool_is_left_for_its_next_one_and_remembered_for_all() -> None:
-    market = Spiking(has_capacity={ON_DEMAND, DEARER})
+    market = ServingSpike(has_capacity={ON_DEMAND, DEARER})
     market.spike(replicas=1)
 
     market.turns(4)
@@ -459,20 +461,20 @@ def test_a_refused_pool_is_left_for_its_next_one_and_remembered_for_all() -> Non
 
 
 def test_no_capacity_anywhere_leaves_nothing_behind_and_a_reason() -> None:
-    market = Spiking(has_capacity=set())
+    market = ServingSpike(has_capacity=set())
     market.spike(replicas=1)
 
     market.turns(8)
 
     assert {each.state for each in market.rentals()} == {RentalState.ENDED}
-    assert "Capacity was refused there" in market.said()
+    assert "Capacity was refused there" in market.notes()
     assert market.left() == []
 
 
 def test_a_spike_that_is_over_before_its_node_came_leaves_nothing() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.spike(replicas=1)
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
 
     market.scale(0)
@@ -480,14 +482,14 @@ def test_a_spike_that_is_over_before_its_node_came_leaves_nothing() -> None:
 
     assert [each.state for each in market.rentals()] == [RentalState.ENDED]
     assert market.left() == []
-    assert market.memory().unused == 0
-    assert market.said() == ""
+    assert market.memory().unused_rentals == 0
+    assert market.notes() == ""
 
 
 def test_a_node_too_many_is_given_back_when_it_comes() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.spike(replicas=2)
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
     market.scale(1)
 
@@ -499,9 +501,9 @@ def test_a_node_too_many_is_given_back_when_it_comes() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_node_on_which_a_replica_stands_before_it_is_handed_over_is_handed_over(replicas: int) -> None:
-    market = Spiking(lands_first=True)
+    market = ServingSpike(lands_first=True)
     market.spike(replicas=replicas)
-    market.story.run_pass()
+    market.scenario.run_pass()
     market.advance()
     market.karpenter()
     market.bind()
@@ -516,7 +518,7 @@ def test_a_node_on_which_a_replica_stands_before_it_is_handed_over_is_handed_ove
 
 
 def test_a_node_that_is_taken_back_ends_its_rental_and_another_is_rented() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.spike(replicas=1)
     market.turns(3)
     (gone,) = market.rentals()[0].node_names
@@ -532,10 +534,10 @@ def test_a_node_that_is_taken_back_ends_its_rental_and_another_is_rented() -> No
 
 
 def test_a_node_on_which_a_replica_serves_is_given_back_by_its_time_box_alone() -> None:
-    market = Spiking(policy=a_serving_policy(CHAT.but(rented_seconds=3600)))
+    market = ServingSpike(policy=a_serving_policy(CHAT.but(rented_seconds=3600)))
     market.spike(replicas=1)
     market.turns(3)
-    market.policy = market.story.policy = a_serving_policy(CHAT.but(rents_from=(), rented_seconds=3600))
+    market.policy = market.scenario.policy = a_serving_policy(CHAT.but(rents_from=(), rented_seconds=3600))
     market.turns(20)
     before = market.rentals()[0].state
     market.world.clock.advance(3600)
@@ -547,19 +549,19 @@ def test_a_node_on_which_a_replica_serves_is_given_back_by_its_time_box_alone() 
 
 
 def test_a_replica_that_comes_in_the_last_second_keeps_its_node() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.spike(replicas=1)
     market.turns(3)
     (rental,) = market.rentals()
 
-    told = market.task(rental, Step.RELEASE, "No replica has stood there.")
+    told = market.task(rental, RentalStep.RELEASE, "No replica has stood there.")
 
     assert told.outcome == "IN_USE"
     assert told.reason == "Replicas of serving/chat stand on it."
 
 
 def test_the_bill_is_its_teams_and_ends_when_the_machine_is_gone() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.world.cluster.slow_to_go = True
     market.spike(replicas=1)
     market.turns(3)
@@ -577,39 +579,39 @@ def test_the_bill_is_its_teams_and_ends_when_the_machine_is_gone() -> None:
 
 
 def test_the_sweeper_starts_what_was_begun_and_has_no_workflow() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.spike(replicas=1)
-    market.story.run_pass()
+    market.scenario.run_pass()
     workflows, name = market.world.workflows, f"{CHAT_ID}-b1"
-    del workflows.executions[Machine.BURST_CAPACITY, name], workflows.states[Machine.BURST_CAPACITY, name]
+    del workflows.executions[WorkflowName.BURST_CAPACITY, name], workflows.states[WorkflowName.BURST_CAPACITY, name]
     market.world.clock.advance(60)
 
-    market.story.sweep()
-    workflows.finish(Machine.BURST_CAPACITY, name, ExecutionState.FAILED)
-    market.story.sweep()
+    market.scenario.sweep()
+    workflows.finish(WorkflowName.BURST_CAPACITY, name, ExecutionState.FAILED)
+    market.scenario.sweep()
 
     assert list(market.executions()) == [name, f"{name}-r2"]
 
 
 def test_a_wait_that_is_opened_twice_or_answered_late_changes_nothing() -> None:
-    market = Spiking()
+    market = ServingSpike()
     market.spike(replicas=1)
     market.turns(3)
     (rental,) = market.rentals()
 
-    answers = [market.wait(rental, ConditionKind.RENTAL_OVER) for _ in range(2)]
+    answers = [market.wait(rental, ConditionKind.RENTAL_ENDED) for _ in range(2)]
     market.scale(0)
     market.world.clock.advance(10)
-    answers += [market.wait(market.rentals()[0], ConditionKind.RENTAL_OVER)]
+    answers += [market.wait(market.rentals()[0], ConditionKind.RENTAL_ENDED)]
     market.world.clock.advance(market.policy.burst.quiet_seconds)
-    answers += [market.wait(market.rentals()[0], ConditionKind.RENTAL_OVER)]
+    answers += [market.wait(market.rentals()[0], ConditionKind.RENTAL_ENDED)]
 
     assert answers == [None, None, None, "OVER"]
-    assert market.world.ledger.get(rows.wait_key(CHAT_ID, wait_name(ConditionKind.RENTAL_OVER, 1))) is None
+    assert market.world.ledger.get(rows.wait_key(CHAT_ID, wait_name(ConditionKind.RENTAL_ENDED, 1))) is None
 
 
 def test_each_step_done_twice_rents_and_gives_back_the_same() -> None:
-    market = Spiking(does_twice=True)
+    market = ServingSpike(does_twice=True)
     market.spike(replicas=2)
     market.turns(3)
     served = sorted(market.placed())
@@ -625,7 +627,7 @@ def test_each_step_done_twice_rents_and_gives_back_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("when", "lands_first"),
-    [*(pytest.param(when, False, marks=marks) for when, marks in MARKS.items()), (When.AFTER, True)],
+    [*(pytest.param(when, False, marks=marks) for when, marks in MARKS.items()), (CrashTiming.AFTER, True)],
 )
 def test_a_crash_at_any_effect_of_a_spike_ends_the_same(when: str, lands_first: bool) -> None:
     undisturbed = _play(CrashPlan(), lands_first=lands_first)
@@ -642,7 +644,7 @@ def test_a_crash_at_any_effect_of_a_spike_ends_the_same(when: str, lands_first: 
 
 def _play(plan: CrashPlan, *, lands_first: bool) -> Any:
     """Play a spike from its beginning to its end; whatever crashes is done again by workflow, pass or sweep."""
-    market: Any = Spiking(plan=CrashPlan(), lands_first=lands_first)
+    market: Any = ServingSpike(plan=CrashPlan(), lands_first=lands_first)
     market.spike(replicas=2)
     skipped = len(market.plan.effects)
     market.plan.at, market.plan.when = (plan.at + skipped if plan.at else 0), plan.when
@@ -656,7 +658,7 @@ def _play(plan: CrashPlan, *, lands_first: bool) -> Any:
 
     for turn in range(40):
         market.bind()
-        again(market.story.run_pass)
+        again(market.scenario.run_pass)
         again(market.advance)
         market.karpenter()
         again(market.advance)
@@ -665,7 +667,7 @@ def _play(plan: CrashPlan, *, lands_first: bool) -> Any:
         if turn == 7:
             market.scale(0)
         market.world.clock.advance(20)
-        again(market.story.sweep)
+        again(market.scenario.sweep)
         if turn > 7 and not market.left():
             break
     del market.plan.effects[:skipped]

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
-from evenkeel.ports import Check, Conflict, Invalid, Ledger, StaleVersion, Write
+from evenkeel.ports import ConditionCheck, Conflict, Invalid, Ledger, StaleVersion, Write
 from evenkeel.services.admin import set_quotas
 from evenkeel.services.storage import read_setup, rows
 from tests.fakes import FakeWorld
@@ -87,7 +87,7 @@ def test_faults_are_named_and_nothing_is_written() -> None:
     assert read_setup.run(world.ledger).version == 1
 
 
-class Meanwhile:
+class ConcurrentWriterLedger:
     """Lets somebody else write just before the first commit."""
 
     def __init__(self, ledger: Ledger, other: Any) -> None:
@@ -106,7 +106,7 @@ class Meanwhile:
 
 def test_two_changes_at_once_are_checked_together() -> None:
     world = FakeWorld()
-    ledger = Meanwhile(world.ledger, lambda: put(world, a_team("vision", namespace="shared")))
+    ledger = ConcurrentWriterLedger(world.ledger, lambda: put(world, a_team("vision", namespace="shared")))
 
     with pytest.raises(Invalid):
         put(world, a_team("nlp", namespace="shared"), ledger=ledger)
@@ -116,7 +116,7 @@ def test_of_two_teams_that_name_one_namespace_at_once_one_is_refused() -> None:
     world = FakeWorld()
     put(world, a_team("nlp"))
     put(world, a_team("vision"))
-    ledger = Meanwhile(world.ledger, lambda: put(world, a_team("vision", namespace="shared"), expected=1))
+    ledger = ConcurrentWriterLedger(world.ledger, lambda: put(world, a_team("vision", namespace="shared"), expected=1))
 
     with pytest.raises(Invalid):
         put(world, a_team("nlp", namespace="shared"), expected=1, ledger=ledger)
@@ -141,7 +141,7 @@ def test_a_pass_on_the_older_set_up_fails_whole() -> None:
     put(world, a_team("vision"))
 
     with pytest.raises(Conflict):
-        world.ledger.commit(Check(rows.tree_key(), version))
+        world.ledger.commit(ConditionCheck(rows.tree_key(), version))
 
 
 def test_flavors_keep_the_order_in_which_they_are_written() -> None:

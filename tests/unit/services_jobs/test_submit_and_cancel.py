@@ -9,131 +9,131 @@ from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Delete, Invalid, KeyReused, Ledger, NotFound, Table, Write
 from evenkeel.services.jobs.cancel_job import CancelOutcome
 from evenkeel.services.storage import rows
-from tests.unit.services_jobs.story import Story
+from tests.unit.services_jobs.job_scenario import JobScenario
 
 MOUNTED = {"checkpoint_uri": "file:///fsx/llama", "checkpoint_claim": "fsx"}
 
 
 def test_a_submitted_job_waits_in_the_queue_and_asks_for_a_pass() -> None:
-    story = Story()
+    scenario = JobScenario()
 
-    job = story.submit()
+    job = scenario.submit()
 
-    assert (story.job(job.job_id).state, story.world.passes.reasons) == (
+    assert (scenario.job(job.job_id).state, scenario.world.passes.reasons) == (
         JobState.PENDING,
         [f"{job.job_id} submitted"],
     )
-    assert story.timeline(job.job_id) == ["submitted"]
+    assert scenario.timeline(job.job_id) == ["submitted"]
 
 
 def test_the_same_key_gives_the_same_job() -> None:
-    story = Story()
-    first = story.submission()
+    scenario = JobScenario()
+    first = scenario.submission()
 
-    again = story.submission()
+    again = scenario.submission()
 
     assert (again.job.job_id, again.is_repeat, first.is_repeat) == (first.job.job_id, True, False)
 
 
 def test_the_same_key_with_another_job_is_refused() -> None:
-    story = Story()
-    story.submit()
+    scenario = JobScenario()
+    scenario.submit()
 
     with pytest.raises(KeyReused):
-        story.submit(nodes=4)
+        scenario.submit(nodes=4)
 
 
 def test_two_principals_may_use_the_same_key() -> None:
-    story = Story()
+    scenario = JobScenario()
 
-    assert story.submission().job.job_id != story.submission(principal="role/bob").job.job_id
+    assert scenario.submission().job.job_id != scenario.submission(principal="role/bob").job.job_id
 
 
 def test_a_key_is_free_again_after_a_day() -> None:
-    story = Story()
-    first = story.submit()
-    story.world.clock.advance(timedelta(hours=25).total_seconds())
+    scenario = JobScenario()
+    first = scenario.submit()
+    scenario.world.clock.advance(timedelta(hours=25).total_seconds())
 
-    assert story.submit(nodes=4, checkpoint_uri="s3://checkpoints/another").job_id != first.job_id
+    assert scenario.submit(nodes=4, checkpoint_uri="s3://checkpoints/another").job_id != first.job_id
 
 
 def test_a_job_that_cannot_be_leaves_no_trace() -> None:
-    story = Story()
+    scenario = JobScenario()
 
     with pytest.raises(Invalid) as refused:
-        story.submit(nodes=0, image="")
+        scenario.submit(nodes=0, image="")
 
     assert [field for field, _ in refused.value.faults] == ["image", "nodes"]
-    assert not story.world.ledger.rows
+    assert not scenario.world.ledger.rows
 
 
 def test_a_pending_job_is_cancelled_at_once() -> None:
-    story = Story()
-    job = story.submit()
+    scenario = JobScenario()
+    job = scenario.submit()
 
-    outcome = story.cancel(job.job_id)
+    outcome = scenario.cancel(job.job_id)
 
     assert outcome.outcome is CancelOutcome.CANCELLED
-    assert story.job(job.job_id).state is JobState.CANCELLED
-    assert story.job(job.job_id).ended_at
+    assert scenario.job(job.job_id).state is JobState.CANCELLED
+    assert scenario.job(job.job_id).ended_at
 
 
 def test_a_live_job_is_asked_to_stop() -> None:
-    story = Story()
-    job = story.running(grace_seconds=77)
+    scenario = JobScenario()
+    job = scenario.running(grace_seconds=77)
 
-    outcome = story.cancel(job.job_id)
+    outcome = scenario.cancel(job.job_id)
 
-    request = story.job(job.job_id).stop_of(1)
+    request = scenario.job(job.job_id).stop_of(1)
     assert request
-    assert (outcome.outcome, story.job(job.job_id).state) == (CancelOutcome.STOPPING, JobState.STOPPING)
+    assert (outcome.outcome, scenario.job(job.job_id).state) == (CancelOutcome.STOPPING, JobState.STOPPING)
     assert (request.outcome, request.grace_seconds, request.by) == (AttemptState.STOPPED, 77, "cancel/ana")
 
 
 @pytest.mark.parametrize("exit_code", [143, 1])
 def test_a_cancelled_job_still_says_by_whom_and_why_when_its_pods_have_ended(exit_code: int) -> None:
-    story = Story()
-    job = story.running()
-    story.cancel(job.job_id, "wrong data")
+    scenario = JobScenario()
+    job = scenario.running()
+    scenario.cancel(job.job_id, "wrong data")
 
-    story.world.cluster.fail_pods(job.job_id, 1, exit_code=exit_code)
-    story.settle(job.job_id)
+    scenario.world.cluster.fail_pods(job.job_id, 1, exit_code=exit_code)
+    scenario.settle(job.job_id)
 
-    ended = story.job(job.job_id)
+    ended = scenario.job(job.job_id)
     assert (ended.state, ended.reason) == (JobState.CANCELLED, "Cancelled by ana: wrong data.")
 
 
 def test_cancelling_twice_is_cancelling_once() -> None:
-    story = Story()
-    job = story.running()
-    story.cancel(job.job_id)
-    before = story.world.ledger.contents()
+    scenario = JobScenario()
+    job = scenario.running()
+    scenario.cancel(job.job_id)
+    before = scenario.world.ledger.contents()
 
-    assert story.cancel(job.job_id).outcome is CancelOutcome.STOPPING
-    assert story.world.ledger.contents() == before
+    assert scenario.cancel(job.job_id).outcome is CancelOutcome.STOPPING
+    assert scenario.world.ledger.contents() == before
 
 
 def test_a_job_that_ended_cannot_be_cancelled() -> None:
-    story = Story()
-    job = story.running()
-    story.world.cluster.finish_pods(job.job_id, 1)
-    story.settle(job.job_id)
+    scenario = JobScenario()
+    job = scenario.running()
+    scenario.world.cluster.finish_pods(job.job_id, 1)
+    scenario.settle(job.job_id)
 
-    assert story.cancel(job.job_id).outcome is CancelOutcome.ALREADY_ENDED
+    assert scenario.cancel(job.job_id).outcome is CancelOutcome.ALREADY_ENDED
 
 
 def test_nothing_is_cancelled_that_is_not_there() -> None:
     with pytest.raises(NotFound):
-        Story().cancel("job-0")
+        JobScenario().cancel("job-0")
 
 
 def test_the_key_is_put_with_the_job() -> None:
-    story = Story()
-    job = story.submit()
+    scenario = JobScenario()
+    job = scenario.submit()
 
-    (commit,) = story.world.ledger.commits
+    (commit,) = scenario.world.ledger.commits
     assert len(commit) == 6
-    row = story.world.ledger.get(rows.idempotency_key("role/ana", "key-1"))
+    row = scenario.world.ledger.get(rows.idempotency_key("role/ana", "key-1"))
     assert row
     assert row.doc["jobId"] == job.job_id
 
@@ -157,22 +157,22 @@ def test_the_key_is_put_with_the_job() -> None:
     ],
 )
 def test_a_path_holds_the_checkpoints_of_one_job(first: dict[str, Any], second: dict[str, Any], is_taken: bool) -> None:
-    story = Story()
-    owner = story.submit("key-1", **first)
+    scenario = JobScenario()
+    owner = scenario.submit("key-1", **first)
 
     if not is_taken:
-        assert story.submit("key-2", **second).job_id != owner.job_id
+        assert scenario.submit("key-2", **second).job_id != owner.job_id
         return
     with pytest.raises(Invalid) as refused:
-        story.submit("key-2", **second)
+        scenario.submit("key-2", **second)
 
     ((field, fault),) = refused.value.faults
     assert field == "checkpointUri"
     assert owner.job_id in fault
-    assert story.submit("key-1", **first).job_id == owner.job_id
+    assert scenario.submit("key-1", **first).job_id == owner.job_id
 
 
-class MeetingAtPlace:
+class QueuePositionRaceLedger:
     """Lets another submission commit right before the first commit that claims a place."""
 
     def __init__(self, inner: Ledger, meanwhile: Callable[[], object]) -> None:
@@ -188,67 +188,67 @@ class MeetingAtPlace:
 
 
 def test_of_two_jobs_that_claim_one_place_at_once_one_is_refused() -> None:
-    story, other = Story(), Story()
-    other.ledger = story.ledger
-    other.world.ids = story.world.ids
+    scenario, other = JobScenario(), JobScenario()
+    other.ledger = scenario.ledger
+    other.world.ids = scenario.world.ids
     place = {"checkpoint_uri": "s3://bucket/llama"}
-    meeting = MeetingAtPlace(story.ledger, lambda: other.submit("key-2", **place))
-    story.ledger = meeting  # type: ignore[assignment]
+    meeting = QueuePositionRaceLedger(scenario.ledger, lambda: other.submit("key-2", **place))
+    scenario.ledger = meeting  # type: ignore[assignment]
 
     with pytest.raises(Invalid) as refused:
-        story.submit("key-1", **place)
+        scenario.submit("key-1", **place)
 
     assert [field for field, _ in refused.value.faults] == ["checkpointUri"]
-    assert len(story.world.ledger.by_state(Table.JOBS, "JOB#PENDING").rows) == 1
+    assert len(scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING").rows) == 1
 
 
 def test_a_place_is_free_once_its_job_ended_before_it_ran() -> None:
-    story = Story()
+    scenario = JobScenario()
     place = {"checkpoint_uri": "s3://bucket/llama"}
-    story.cancel(story.submit("key-1", **place).job_id)
+    scenario.cancel(scenario.submit("key-1", **place).job_id)
 
-    second = story.submit("key-2", **place)
+    second = scenario.submit("key-2", **place)
     with pytest.raises(Invalid):
-        story.submit("key-3", **place)
+        scenario.submit("key-3", **place)
 
-    assert story.job(second.job_id).spec.checkpoint_uri == "s3://bucket/llama"
+    assert scenario.job(second.job_id).spec.checkpoint_uri == "s3://bucket/llama"
 
 
 def test_a_place_is_free_once_its_job_is_gone() -> None:
-    story = Story()
+    scenario = JobScenario()
     place = {"checkpoint_uri": "s3://bucket/llama"}
-    row = story.world.ledger.get(rows.job_key(story.submit("key-1", **place).job_id))
+    row = scenario.world.ledger.get(rows.job_key(scenario.submit("key-1", **place).job_id))
     assert row
-    story.world.ledger.commit(Delete(row.key, row.version))
+    scenario.world.ledger.commit(Delete(row.key, row.version))
 
-    assert story.submit("key-2", **place).state is JobState.PENDING
+    assert scenario.submit("key-2", **place).state is JobState.PENDING
 
 
 def test_a_place_where_a_job_ran_stays_its_own() -> None:
-    story = Story()
+    scenario = JobScenario()
     place = {"checkpoint_uri": "s3://bucket/llama"}
-    job = story.running(**place)
-    story.world.cluster.finish_pods(job.job_id, 1)
-    story.settle(job.job_id)
-    assert story.job(job.job_id).state is JobState.SUCCEEDED
+    job = scenario.running(**place)
+    scenario.world.cluster.finish_pods(job.job_id, 1)
+    scenario.settle(job.job_id)
+    assert scenario.job(job.job_id).state is JobState.SUCCEEDED
 
     with pytest.raises(Invalid):
-        story.submit("another", **place)
+        scenario.submit("another", **place)
 
 
 @pytest.mark.parametrize("part", ["attempt=1", "step=000000001", "_fence", "manifest.json"])
 def test_no_place_has_a_name_of_the_layout(part: str) -> None:
     with pytest.raises(Invalid):
-        Story().submit(checkpoint_uri=f"s3://bucket/llama/{part}/x")
+        JobScenario().submit(checkpoint_uri=f"s3://bucket/llama/{part}/x")
 
 
 @pytest.mark.parametrize("bucket", ["team-a-ap-x7k2-s3alias", "team-a-x7k2--ol-s3", "mfzwi23gnjvgw.mrap"])
 def test_alias_of_a_bucket_is_no_checkpoint_place(bucket: str) -> None:
     with pytest.raises(Invalid) as refused:
-        Story().submit(checkpoint_uri=f"s3://{bucket}/llama")
+        JobScenario().submit(checkpoint_uri=f"s3://{bucket}/llama")
 
     assert [field for field, _ in refused.value.faults] == ["checkpointUri"]
 
 
 def test_bucket_that_only_looks_like_an_alias_is_taken() -> None:
-    assert Story().submit(checkpoint_uri="s3://s3alias-data/llama-s3alias").job_id
+    assert JobScenario().submit(checkpoint_uri="s3://s3alias-data/llama-s3alias").job_id

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.external.workloads import Comeback, ForeignPod
-from evenkeel.domain.health.faults import Severity, shipped
+from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
+from evenkeel.domain.health.faults import Severity, default_catalogue
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.health.policy import WatchPolicy
@@ -13,25 +13,25 @@ from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, NodeCondition, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.recovery.guardrails import Entry, Register
-from evenkeel.domain.recovery.leases import Lease, Return
+from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
+from evenkeel.domain.recovery.leases import NodeReturn, RepairLease
 from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.sources import SourceState
-from evenkeel.domain.waiting import Answer, Condition, ConditionKind, Wait, WaitState
-from evenkeel.ports import ExecutionState, Machine, Table, Throttled, Unreachable
+from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState
+from evenkeel.ports import ExecutionState, Table, Throttled, Unreachable, WorkflowName
 from evenkeel.services.incidents import note_group_fact, receive_event
 from evenkeel.services.queries import read_jobs, read_sources
-from evenkeel.services.storage import guard_register, locks, rows
-from evenkeel.services.storage.guard_register import Which
+from evenkeel.services.storage import guardrail_registers, locks, rows
+from evenkeel.services.storage.guardrail_registers import RegisterName
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, TAINT_TEXT, a_node, instance_id
 from tests.fakes.system import A_MOMENT
-from tests.unit.services_jobs.story import Story
-from tests.unit.services_recovery.recovery import a_fact
+from tests.unit.services_jobs.job_scenario import JobScenario
+from tests.unit.services_recovery.recovery_scenario import a_fact
 
 
-def an_incident(story: Story, number: int = 1, **changes: Any) -> Incident:
-    now = story.world.clock.now()
+def an_incident(scenario: JobScenario, number: int = 1, **changes: Any) -> Incident:
+    now = scenario.world.clock.now()
     record = a_provider_node(number)
     life = NodeLife(cluster=CLUSTER, instance_id=record.instance_id, launched_at=record.launched_at)
     facts: dict[str, Any] = {
@@ -48,46 +48,46 @@ def an_incident(story: Story, number: int = 1, **changes: Any) -> Incident:
         "opened_at": now,
     }
     incident = Incident.model_validate({**facts, **changes})
-    story.put(rows.incident_row(incident, 0))
+    scenario.put(rows.incident_row(incident, 0))
     if not incident.state.is_settled:
-        story.put(rows.open_row(life, incident.incident_id))
+        scenario.put(rows.open_row(life, incident.incident_id))
     return incident
 
 
-def fleet(story: Story) -> dict[str, FleetNode]:
-    listed = story.world.ledger.by_state(Table.FLEET, "NODE").rows
+def fleet(scenario: JobScenario) -> dict[str, FleetNode]:
+    listed = scenario.world.ledger.by_state(Table.FLEET, "NODE").rows
     return {row.doc["life"]["instanceId"]: rows.read(row, FleetNode) for row in listed}
 
 
-def later(story: Story, seconds: float = 60) -> None:
-    story.world.clock.advance(seconds)
+def later(scenario: JobScenario, seconds: float = 60) -> None:
+    scenario.world.clock.advance(seconds)
 
 
 # ---------------------------------------------------------------- nothing amiss
 
 
 def test_a_sweep_over_a_sound_fleet_mends_nothing() -> None:
-    story = Story()
-    story.running()
-    later(story)
+    scenario = JobScenario()
+    scenario.running()
+    later(scenario)
 
-    outcome = story.sweep()
+    outcome = scenario.sweep()
 
-    assert (outcome.outcome, outcome.mended, outcome.failed) == ("SWEPT", {}, ())
-    assert story.world.ledger.get(rows.heartbeat_key("sweep_fleet"))
+    assert (outcome.outcome, outcome.corrections, outcome.failed) == ("SWEPT", {}, ())
+    assert scenario.world.ledger.get(rows.heartbeat_key("sweep_fleet"))
 
 
 def test_a_second_sweep_writes_only_its_lock_and_heartbeat() -> None:
-    story = Story()
-    story.running()
-    later(story)
-    story.sweep()
-    before = story.world.ledger.contents()
-    later(story)
+    scenario = JobScenario()
+    scenario.running()
+    later(scenario)
+    scenario.sweep()
+    before = scenario.world.ledger.contents()
+    later(scenario)
 
-    story.sweep()
+    scenario.sweep()
 
-    after = story.world.ledger.contents()
+    after = scenario.world.ledger.contents()
     assert {key for key in after if after[key] != before.get(key)} == {
         "FLEET HEARTBEAT#sweep_fleet META",
         "FLEET LOCK#sweep META",
@@ -95,27 +95,27 @@ def test_a_second_sweep_writes_only_its_lock_and_heartbeat() -> None:
 
 
 def test_only_one_sweeps() -> None:
-    story = Story()
-    assert locks.take(story.world.ledger, "sweep", "op-other", seconds=60, now=story.world.clock.now())
+    scenario = JobScenario()
+    assert locks.take(scenario.world.ledger, "sweep", "op-other", seconds=60, now=scenario.world.clock.now())
 
-    assert story.sweep().outcome == "HELD_BY_ANOTHER"
+    assert scenario.sweep().outcome == "HELD_BY_ANOTHER"
 
 
 def test_a_step_that_fails_leaves_the_others_alone() -> None:
-    story = Story()
-    job = story.submit()
-    story.world.workflows.start = _refuse  # type: ignore[method-assign]
-    story.run_pass()
-    del story.world.workflows.start
-    later(story)
-    story.submit("key-waits", nodes=4)
-    story.world.passes.request = _refuse  # type: ignore[method-assign]
+    scenario = JobScenario()
+    job = scenario.submit()
+    scenario.world.workflows.start = _refuse  # type: ignore[method-assign]
+    scenario.run_pass()
+    del scenario.world.workflows.start
+    later(scenario)
+    scenario.submit("key-waits", nodes=4)
+    scenario.world.passes.request = _refuse  # type: ignore[method-assign]
 
-    outcome = story.sweep()
+    outcome = scenario.sweep()
 
     assert {failure.partition(":")[0] for failure in outcome.failed} == {"pass"}
-    assert outcome.mended == {"attempts": 1}
-    assert story.world.workflows.names(Machine.RUN_JOB) == [f"{job.job_id}-a1"]
+    assert outcome.corrections == {"attempts": 1}
+    assert scenario.world.workflows.names(WorkflowName.RUN_JOB) == [f"{job.job_id}-a1"]
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
@@ -126,12 +126,12 @@ def _refuse(*_: Any, **__: Any) -> Any:
 
 
 def test_every_machine_is_remembered() -> None:
-    story = Story(size=2)
-    story.running(nodes=1)
+    scenario = JobScenario(size=2)
+    scenario.running(nodes=1)
 
-    story.sweep()
+    scenario.sweep()
 
-    nodes = fleet(story)
+    nodes = fleet(scenario)
     assert set(nodes) == {instance_id(1), instance_id(2)}
     first = nodes[instance_id(1)]
     assert (first.pool, first.slot, first.is_ready) == ("p5-workers", f"{CLUSTER}/seat-1", True)
@@ -139,76 +139,76 @@ def test_every_machine_is_remembered() -> None:
 
 
 def test_a_machine_that_left_is_marked_gone_and_expires() -> None:
-    story = Story(size=2)
-    story.sweep()
-    story.world.cluster.remove_node(a_node(2).name)
-    del story.world.provider.by_id[instance_id(2)]
+    scenario = JobScenario(size=2)
+    scenario.sweep()
+    scenario.world.cluster.remove_node(a_node(2).name)
+    del scenario.world.provider.by_id[instance_id(2)]
 
-    story.sweep()
+    scenario.sweep()
 
-    assert [fleet(story)[instance_id(number)].is_gone for number in (1, 2)] == [False, True]
-    row = story.world.ledger.get(rows.node_key(CLUSTER, instance_id(2)))
+    assert [fleet(scenario)[instance_id(number)].is_gone for number in (1, 2)] == [False, True]
+    row = scenario.world.ledger.get(rows.node_key(CLUSTER, instance_id(2)))
     assert row
     assert row.expires_at
 
 
 def test_a_provider_that_does_not_answer_makes_no_machine_gone() -> None:
-    story = Story(size=2)
-    story.sweep()
-    story.world.provider.nodes = _refuse  # type: ignore[method-assign]
+    scenario = JobScenario(size=2)
+    scenario.sweep()
+    scenario.world.provider.nodes = _refuse  # type: ignore[method-assign]
 
-    story.sweep()
+    scenario.sweep()
 
-    assert not any(node.is_gone for node in fleet(story).values())
+    assert not any(node.is_gone for node in fleet(scenario).values())
 
 
 def test_a_long_list_is_taken_up_where_it_was_left() -> None:
-    story = Story(size=250, policy=Policy(watch=WatchPolicy(sweep_page_budget=1)))
-    story.sweep()
+    scenario = JobScenario(size=250, policy=Policy(watch=WatchPolicy(sweep_page_budget=1)))
+    scenario.sweep()
     for number in range(1, 251):
-        story.world.cluster.set_node(a_node(number).name, zone="us-west-2b")
+        scenario.world.cluster.set_node(a_node(number).name, zone="us-west-2b")
 
     for _ in range(4):
-        story.sweep()
+        scenario.sweep()
 
-    assert {node.zone for node in fleet(story).values()} == {"us-west-2b"}
+    assert {node.zone for node in fleet(scenario).values()} == {"us-west-2b"}
 
 
 # ---------------------------------------------------------------- incidents
 
 
 def test_an_incident_whose_workflow_never_began_is_started() -> None:
-    story = Story()
-    an_incident(story)
-    later(story)
+    scenario = JobScenario()
+    an_incident(scenario)
+    later(scenario)
 
-    assert story.sweep().mended == {"incidents": 1}
-    assert story.sweep().mended == {}
-    assert story.world.workflows.names(Machine.RECOVER_NODE) == ["inc-1-r1"]
+    assert scenario.sweep().corrections == {"incidents": 1}
+    assert scenario.sweep().corrections == {}
+    assert scenario.world.workflows.names(WorkflowName.RECOVER_NODE) == ["inc-1-r1"]
 
 
 def test_a_fresh_incident_is_left_to_whoever_opened_it() -> None:
-    story = Story()
-    an_incident(story)
+    scenario = JobScenario()
+    an_incident(scenario)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert story.world.workflows.executions == {}
+    assert scenario.world.workflows.executions == {}
 
 
 @pytest.mark.parametrize("ended", [ExecutionState.FAILED, ExecutionState.SUCCEEDED])
 def test_an_incident_that_its_workflow_left_open_goes_on_in_the_next_run(ended: ExecutionState) -> None:
-    story = Story()
-    incident = an_incident(story, state=IncidentState.RECOVERING)
-    story.world.workflows.start(Machine.RECOVER_NODE, incident.execution_name, {})
-    story.world.workflows.finish(Machine.RECOVER_NODE, incident.execution_name, ended)
-    later(story)
+    scenario = JobScenario()
+    incident = an_incident(scenario, state=IncidentState.RECOVERING)
+    scenario.world.workflows.start(WorkflowName.RECOVER_NODE, incident.execution_name, {})
+    scenario.world.workflows.finish(WorkflowName.RECOVER_NODE, incident.execution_name, ended)
+    later(scenario)
 
-    story.sweep()
-    story.sweep()
+    scenario.sweep()
+    scenario.sweep()
 
-    assert story.world.workflows.names(Machine.RECOVER_NODE) == ["inc-1-r1", "inc-1-r2"]
-    assert story.world.workflows.executions[Machine.RECOVER_NODE, "inc-1-r2"] == {
+    assert scenario.world.workflows.names(WorkflowName.RECOVER_NODE) == ["inc-1-r1", "inc-1-r2"]
+    assert scenario.world.workflows.executions[WorkflowName.RECOVER_NODE, "inc-1-r2"] == {
         "schemaVersion": 1,
         "incidentId": "inc-1",
         "run": 2,
@@ -216,164 +216,164 @@ def test_an_incident_that_its_workflow_left_open_goes_on_in_the_next_run(ended: 
 
 
 def test_a_crash_between_the_next_runs_number_and_its_start_is_mended() -> None:
-    story = Story()
-    an_incident(story, state=IncidentState.RECOVERING, run=2)
-    story.world.workflows.start(Machine.RECOVER_NODE, "inc-1-r1", {})
-    story.world.workflows.finish(Machine.RECOVER_NODE, "inc-1-r1", ExecutionState.FAILED)
-    later(story)
+    scenario = JobScenario()
+    an_incident(scenario, state=IncidentState.RECOVERING, run=2)
+    scenario.world.workflows.start(WorkflowName.RECOVER_NODE, "inc-1-r1", {})
+    scenario.world.workflows.finish(WorkflowName.RECOVER_NODE, "inc-1-r1", ExecutionState.FAILED)
+    later(scenario)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert story.world.workflows.names(Machine.RECOVER_NODE) == ["inc-1-r1", "inc-1-r2"]
+    assert scenario.world.workflows.names(WorkflowName.RECOVER_NODE) == ["inc-1-r1", "inc-1-r2"]
 
 
 def test_a_run_that_failed_is_followed_by_another_one_after_a_pause_that_doubles() -> None:
-    story = Story()
-    failed_at = story.world.clock.now()
-    incident = an_incident(story, state=IncidentState.RECOVERING, run=2, failed_at=failed_at)
-    story.world.workflows.start(Machine.RECOVER_NODE, incident.execution_name, {})
-    story.world.workflows.finish(Machine.RECOVER_NODE, incident.execution_name, ExecutionState.FAILED)
-    pause = story.policy.watch.failed_run_backoff_seconds * 2
+    scenario = JobScenario()
+    failed_at = scenario.world.clock.now()
+    incident = an_incident(scenario, state=IncidentState.RECOVERING, run=2, failed_at=failed_at)
+    scenario.world.workflows.start(WorkflowName.RECOVER_NODE, incident.execution_name, {})
+    scenario.world.workflows.finish(WorkflowName.RECOVER_NODE, incident.execution_name, ExecutionState.FAILED)
+    pause = scenario.policy.watch.failed_run_backoff_seconds * 2
 
-    story.world.clock.advance(pause - 1)
-    story.sweep()
-    early = story.world.workflows.names(Machine.RECOVER_NODE)
-    story.world.clock.advance(1)
-    story.sweep()
+    scenario.world.clock.advance(pause - 1)
+    scenario.sweep()
+    early = scenario.world.workflows.names(WorkflowName.RECOVER_NODE)
+    scenario.world.clock.advance(1)
+    scenario.sweep()
 
     assert early == ["inc-1-r2"]
-    assert story.world.workflows.names(Machine.RECOVER_NODE) == ["inc-1-r2", "inc-1-r3"]
-    row = story.world.ledger.get(rows.incident_key("inc-1"))
+    assert scenario.world.workflows.names(WorkflowName.RECOVER_NODE) == ["inc-1-r2", "inc-1-r3"]
+    row = scenario.world.ledger.get(rows.incident_key("inc-1"))
     assert row
     assert rows.read(row, Incident).failed_at is None
 
 
 def test_a_recovery_that_ends_again_and_again_calls_a_person() -> None:
-    story = Story()
-    incident = an_incident(story, run=5)
-    story.world.workflows.start(Machine.RECOVER_NODE, incident.execution_name, {})
-    story.world.workflows.finish(Machine.RECOVER_NODE, incident.execution_name, ExecutionState.FAILED)
-    later(story)
+    scenario = JobScenario()
+    incident = an_incident(scenario, run=5)
+    scenario.world.workflows.start(WorkflowName.RECOVER_NODE, incident.execution_name, {})
+    scenario.world.workflows.finish(WorkflowName.RECOVER_NODE, incident.execution_name, ExecutionState.FAILED)
+    later(scenario)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert story.world.workflows.names(Machine.RECOVER_NODE) == ["inc-1-r5"]
-    assert [line.level for line in story.world.telemetry.lines] == ["ERROR"]
+    assert scenario.world.workflows.names(WorkflowName.RECOVER_NODE) == ["inc-1-r5"]
+    assert [line.level for line in scenario.world.telemetry.lines] == ["ERROR"]
 
 
 def test_a_settled_incident_is_left_alone() -> None:
-    story = Story()
-    an_incident(story, state=IncidentState.RECOVERED)
-    later(story)
+    scenario = JobScenario()
+    an_incident(scenario, state=IncidentState.RECOVERED)
+    later(scenario)
 
-    assert story.sweep().mended == {}
+    assert scenario.sweep().corrections == {}
 
 
 def test_a_ghost_is_closed_and_an_open_incident_is_not() -> None:
-    story = Story()
-    ghost = an_incident(story, 1, incident_id="inc-1", state=IncidentState.RECOVERED)
-    story.put(rows.open_row(ghost.life, "inc-1"))
-    alive = an_incident(story, 2, incident_id="inc-2")
+    scenario = JobScenario()
+    ghost = an_incident(scenario, 1, incident_id="inc-1", state=IncidentState.RECOVERED)
+    scenario.put(rows.open_row(ghost.life, "inc-1"))
+    alive = an_incident(scenario, 2, incident_id="inc-2")
 
-    outcome = story.sweep()
+    outcome = scenario.sweep()
 
-    assert outcome.mended["ghosts"] == 1
-    assert story.world.ledger.get(rows.open_key(ghost.life)) is None
-    assert story.world.ledger.get(rows.open_key(alive.life))
+    assert outcome.corrections["ghosts"] == 1
+    assert scenario.world.ledger.get(rows.open_key(ghost.life)) is None
+    assert scenario.world.ledger.get(rows.open_key(alive.life))
 
 
 # ---------------------------------------------------------------- attempts
 
 
 def test_an_attempt_that_was_asked_to_stop_and_let_run_is_stopped() -> None:
-    story = Story()
-    job = story.running(grace_seconds=44)
-    story.cancel(job.job_id)
-    later(story)
+    scenario = JobScenario()
+    job = scenario.running(grace_seconds=44)
+    scenario.cancel(job.job_id)
+    later(scenario)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert ("stop", f"{job.job_id}-a1", 44) in story.world.cluster.calls
-    assert story.job(job.job_id).state is JobState.STOPPING  # its workflow settles it
+    assert ("stop", f"{job.job_id}-a1", 44) in scenario.world.cluster.calls
+    assert scenario.job(job.job_id).state is JobState.STOPPING  # its workflow settles it
 
 
 def test_an_attempt_without_its_workflow_is_settled_once_it_ended() -> None:
-    story = Story()
-    job = story.running()
-    story.world.workflows.finish(Machine.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
-    later(story)
-    running = story.sweep()
-    story.world.cluster.finish_pods(job.job_id, 1)
+    scenario = JobScenario()
+    job = scenario.running()
+    scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    later(scenario)
+    running = scenario.sweep()
+    scenario.world.cluster.finish_pods(job.job_id, 1)
 
-    ended = story.sweep()
+    ended = scenario.sweep()
 
-    assert (running.mended, ended.mended) == ({}, {"attempts": 1})
-    assert (story.job(job.job_id).state, story.usage()) == (JobState.SUCCEEDED, 0)
+    assert (running.corrections, ended.corrections) == ({}, {"attempts": 1})
+    assert (scenario.job(job.job_id).state, scenario.usage()) == (JobState.SUCCEEDED, 0)
 
 
 def test_an_attempt_without_its_workflow_is_marked_running() -> None:
-    story = Story()
-    job = story.started()
-    story.launch(job.job_id)
-    story.world.cluster.run_pods(job.job_id, 1)
-    story.world.workflows.finish(Machine.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
-    later(story)
+    scenario = JobScenario()
+    job = scenario.started()
+    scenario.launch(job.job_id)
+    scenario.world.cluster.run_pods(job.job_id, 1)
+    scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    later(scenario)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert story.job(job.job_id).state is JobState.RUNNING
+    assert scenario.job(job.job_id).state is JobState.RUNNING
 
 
 def test_an_attempt_that_its_workflow_never_launched_goes_back_to_the_queue() -> None:
-    story = Story()
-    job = story.started()
-    story.world.workflows.finish(Machine.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
-    later(story)
+    scenario = JobScenario()
+    job = scenario.started()
+    scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    later(scenario)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert (story.job(job.job_id).state, story.attempt(job.job_id).state) == (
+    assert (scenario.job(job.job_id).state, scenario.attempt(job.job_id).state) == (
         JobState.PENDING,
         AttemptState.NEVER_RAN,
     )
-    assert (story.usage(), story.charges()) == (0, [])
+    assert (scenario.usage(), scenario.charges()) == (0, [])
 
 
 def test_what_a_settled_attempt_left_running_is_ended() -> None:
-    story = Story()
-    job = story.running()
-    stop = story.world.cluster.stop
-    story.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # the settlement's last effect is lost
-    story.settle(job.job_id, failure={"Error": "States.Timeout"})
-    story.world.cluster.stop = stop  # type: ignore[method-assign]
-    later(story)
+    scenario = JobScenario()
+    job = scenario.running()
+    stop = scenario.world.cluster.stop
+    scenario.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # the settlement's last effect is lost
+    scenario.settle(job.job_id, failure={"Error": "States.Timeout"})
+    scenario.world.cluster.stop = stop  # type: ignore[method-assign]
+    later(scenario)
 
-    assert story.sweep().mended == {"workloads": 1}
-    assert story.world.cluster.jobs == {CLUSTER: {}}
+    assert scenario.sweep().corrections == {"workloads": 1}
+    assert scenario.world.cluster.jobs == {CLUSTER: {}}
 
 
 def test_ended_pods_are_kept_for_their_logs_and_then_deleted() -> None:
-    story = Story()
-    job = story.running()
-    story.world.cluster.finish_pods(job.job_id, 1)
-    story.settle(job.job_id)
-    later(story, 3600)
-    story.sweep()
-    kept = dict(story.world.cluster.jobs[CLUSTER])
-    later(story, 86_400)
+    scenario = JobScenario()
+    job = scenario.running()
+    scenario.world.cluster.finish_pods(job.job_id, 1)
+    scenario.settle(job.job_id)
+    later(scenario, 3600)
+    scenario.sweep()
+    kept = dict(scenario.world.cluster.jobs[CLUSTER])
+    later(scenario, 86_400)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert (len(kept), story.world.cluster.jobs[CLUSTER]) == (1, {})
+    assert (len(kept), scenario.world.cluster.jobs[CLUSTER]) == (1, {})
 
 
 # ---------------------------------------------------------------- waits
 
 
-def a_due_wait(story: Story) -> str:
-    job = story.running()
-    now = story.world.clock.now()
-    condition = Condition(kind=ConditionKind.ATTEMPT_RUNNING, facts={"attempt": 1})
+def a_due_wait(scenario: JobScenario) -> str:
+    job = scenario.running()
+    now = scenario.world.clock.now()
+    condition = WaitCondition(kind=ConditionKind.ATTEMPT_RUNNING, facts={"attempt": 1})
     wait = Wait(
         subject=job.job_id,
         name="attempt-1-running",
@@ -383,90 +383,90 @@ def a_due_wait(story: Story) -> str:
         deadline_at=now.replace(hour=23),
         condition=condition,
     )
-    story.put(rows.wait_row(wait, 0))
+    scenario.put(rows.wait_row(wait, 0))
     return job.job_id
 
 
-def asked(story: Story) -> int:
-    return len(story.world.wait_answers.requests)
+def asked(scenario: JobScenario) -> int:
+    return len(scenario.world.wait_answers.requests)
 
 
 def test_a_wait_that_nobody_watches_is_answered_at_once() -> None:
-    story = Story()
-    a_due_wait(story)
+    scenario = JobScenario()
+    a_due_wait(scenario)
 
-    assert (story.sweep().mended, asked(story)) == ({"waits": 1}, 1)
+    assert (scenario.sweep().corrections, asked(scenario)) == ({"waits": 1}, 1)
 
 
 def test_a_wait_that_has_just_fallen_due_is_the_watchs() -> None:
-    story = Story()
-    a_due_wait(story)
-    assert locks.take(story.world.ledger, "watch", "op-watch", seconds=600, now=story.world.clock.now())
+    scenario = JobScenario()
+    a_due_wait(scenario)
+    assert locks.take(scenario.world.ledger, "watch", "op-watch", seconds=600, now=scenario.world.clock.now())
 
-    first = (story.sweep().mended, asked(story))
-    later(story, 5)
-    second = (story.sweep().mended, asked(story))
-    later(story, 5)
-    third = (story.sweep().mended, asked(story))
+    first = (scenario.sweep().corrections, asked(scenario))
+    later(scenario, 5)
+    second = (scenario.sweep().corrections, asked(scenario))
+    later(scenario, 5)
+    third = (scenario.sweep().corrections, asked(scenario))
 
     assert [first, second, third] == [({}, 0), ({}, 0), ({"waits": 1}, 1)]
 
 
 def test_an_answer_that_was_recorded_and_not_delivered_is_delivered() -> None:
-    story = Story()
-    job_id = a_due_wait(story)
-    row = story.world.ledger.get(rows.wait_key(job_id, "attempt-1-running"))
+    scenario = JobScenario()
+    job_id = a_due_wait(scenario)
+    row = scenario.world.ledger.get(rows.wait_key(job_id, "attempt-1-running"))
     assert row
-    answer = Answer(outcome="RUNNING", reason="All pods run.")
-    story.put(rows.wait_row(rows.read(row, Wait).but(state=WaitState.ANSWERED, answer=answer), 0))
+    answer = WaitAnswer(outcome="RUNNING", reason="All pods run.")
+    scenario.put(rows.wait_row(rows.read(row, Wait).but(state=WaitState.ANSWERED, answer=answer), 0))
 
-    story.sweep()
+    scenario.sweep()
 
-    assert [request.answer["outcome"] for request in story.world.wait_answers.requests] == ["RUNNING"]
+    assert [request.answer["outcome"] for request in scenario.world.wait_answers.requests] == ["RUNNING"]
 
 
 # ---------------------------------------------------------------- arrivals
 
 
-def arrive(story: Story, number: int = 9, **changes: Any) -> str:
+def arrive(scenario: JobScenario, number: int = 9, **changes: Any) -> str:
     """Let a machine boot for the first time, behind its taint."""
     node = a_node(number, is_awaiting_validation=True, taints=(TAINT_TEXT,), **changes)
-    story.world.cluster.add_node(node)
+    scenario.world.cluster.add_node(node)
     record = a_provider_node(number)
-    story.world.provider.by_id[record.instance_id] = record
+    scenario.world.provider.by_id[record.instance_id] = record
     return node.name
 
 
-def is_tainted(story: Story, name: str) -> bool:
-    node = story.world.cluster.node(CLUSTER, name)
+def is_tainted(scenario: JobScenario, name: str) -> bool:
+    node = scenario.world.cluster.node(CLUSTER, name)
     assert node
     return node.is_awaiting_validation
 
 
 def test_a_sound_arrival_is_released_and_the_queue_is_asked() -> None:
-    story = Story()
-    name = arrive(story)
+    scenario = JobScenario()
+    name = arrive(scenario)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert not is_tainted(story, name)
-    assert "machines arrived" in story.world.passes.reasons
-    life = fleet(story)[instance_id(9)].life
-    (row,) = story.world.ledger.by_state(Table.INCIDENTS, f"DEC#{life.key}").rows
+    assert not is_tainted(scenario, name)
+    assert "machines arrived" in scenario.world.passes.reasons
+    life = fleet(scenario)[instance_id(9)].life
+    (row,) = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{life.key}").rows
     assert (row.doc["kind"], row.doc["action"]) == ("VALIDATION", "RELEASE")
 
 
 def test_in_observe_mode_an_arrival_is_decided_once_and_stays() -> None:
-    story = Story(mode=Mode.OBSERVE)
-    name = arrive(story)
+    scenario = JobScenario(mode=Mode.OBSERVE)
+    name = arrive(scenario)
 
-    story.sweep()
-    story.sweep()
+    scenario.sweep()
+    scenario.sweep()
 
-    assert is_tainted(story, name)
-    assert story.world.cluster.calls == []
-    life = fleet(story)[instance_id(9)].life
-    assert len(story.world.ledger.by_state(Table.INCIDENTS, f"DEC#{life.key}").rows) == 1
+    assert is_tainted(scenario, name)
+    assert scenario.world.cluster.calls == []
+    life = fleet(scenario)[instance_id(9)].life
+    assert len(scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{life.key}").rows) == 1
 
 
 @pytest.mark.parametrize(
@@ -479,84 +479,84 @@ def test_in_observe_mode_an_arrival_is_decided_once_and_stays() -> None:
     ],
 )
 def test_an_unsound_arrival_stays_out(changes: dict[str, Any]) -> None:
-    story = Story()
-    name = arrive(story, **changes)
+    scenario = JobScenario()
+    name = arrive(scenario, **changes)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert is_tainted(story, name)
+    assert is_tainted(scenario, name)
 
 
 def test_a_replacement_is_validated_by_its_incident_and_not_by_the_sweeper() -> None:
-    story = Story()
-    an_incident(story, 1, slot=f"{CLUSTER}/seat-9")
-    name = arrive(story)
+    scenario = JobScenario()
+    an_incident(scenario, 1, slot=f"{CLUSTER}/seat-9")
+    name = arrive(scenario)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert is_tainted(story, name)
+    assert is_tainted(scenario, name)
 
 
 def test_without_seats_any_open_incident_of_the_pool_keeps_arrivals() -> None:
-    story = Story()
-    incident = an_incident(story, 1)
-    story.put(rows.incident_row(incident.but(slot=incident.life.key), 0))
-    name = arrive(story)
+    scenario = JobScenario()
+    incident = an_incident(scenario, 1)
+    scenario.put(rows.incident_row(incident.but(slot=incident.life.key), 0))
+    name = arrive(scenario)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert is_tainted(story, name)
+    assert is_tainted(scenario, name)
 
 
 # ---------------------------------------------------------------- signals, figures
 
 
 def test_a_sick_node_that_the_watch_missed_opens_its_incident() -> None:
-    story = Story()
-    story.sweep()
-    story.world.cluster.lose_node(a_node(1).name)
-    later(story, 301)
+    scenario = JobScenario()
+    scenario.sweep()
+    scenario.world.cluster.lose_node(a_node(1).name)
+    later(scenario, 301)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert len(story.world.workflows.names(Machine.RECOVER_NODE)) == 1
+    assert len(scenario.world.workflows.names(WorkflowName.RECOVER_NODE)) == 1
 
 
 def test_gauges_count_what_there_is() -> None:
-    story = Story(size=2)
-    story.running(nodes=1)
-    story.submit("later", nodes=2)
-    story.world.cluster.lose_node(a_node(2).name)
+    scenario = JobScenario(size=2)
+    scenario.running(nodes=1)
+    scenario.submit("later", nodes=2)
+    scenario.world.cluster.lose_node(a_node(2).name)
 
-    story.sweep()
+    scenario.sweep()
 
-    totals = story.world.telemetry.totals
+    totals = scenario.world.telemetry.totals
     assert (totals["JobsPending"], totals["JobsRunning"]) == (1, 1)
     assert (totals["NodesReady"], totals["NodesNotReady"]) == (1, 1)
 
 
 def test_rounds_that_come_quickly_count_once_a_minute() -> None:
-    story = Story()
+    scenario = JobScenario()
     for _ in range(3):
-        story.sweep()
-        later(story, 1)
-    quickly = [metric.name for metric in story.world.telemetry.metrics].count("NodesReady")
-    later(story, 60)
+        scenario.sweep()
+        later(scenario, 1)
+    quickly = [metric.name for metric in scenario.world.telemetry.metrics].count("NodesReady")
+    later(scenario, 60)
 
-    story.sweep()
+    scenario.sweep()
 
     assert quickly == 1
-    assert [metric.name for metric in story.world.telemetry.metrics].count("NodesReady") == 2
+    assert [metric.name for metric in scenario.world.telemetry.metrics].count("NodesReady") == 2
 
 
 def test_a_queue_is_looked_at_even_if_every_request_was_lost() -> None:
-    story = Story()
-    story.submit()
-    story.world.passes.reasons.clear()
+    scenario = JobScenario()
+    scenario.submit()
+    scenario.world.passes.reasons.clear()
 
-    story.sweep()
+    scenario.sweep()
 
-    assert story.world.passes.reasons == ["sweep"]
+    assert scenario.world.passes.reasons == ["sweep"]
 
 
 # ---------------------------------------------------------------- signals that no watch brings
@@ -564,8 +564,8 @@ def test_a_queue_is_looked_at_even_if_every_request_was_lost() -> None:
 
 @pytest.mark.parametrize("is_drill", [False, True])
 def test_the_end_of_a_reservation_sickens_the_machines_that_hold_it_once(*, is_drill: bool) -> None:
-    story = Story()
-    now = story.world.clock.now()
+    scenario = JobScenario()
+    now = scenario.world.clock.now()
     goes_at = now + timedelta(minutes=40)
     ending = GroupFact(
         kind=GroupFactKind.RESERVATION_EXPIRING,
@@ -576,59 +576,63 @@ def test_the_end_of_a_reservation_sickens_the_machines_that_hold_it_once(*, is_d
         envelope_id="one",
         is_drill=is_drill,
     )
-    note_group_fact.run(ending, ledger=story.world.ledger, clock=story.world.clock, telemetry=story.world.telemetry)
+    note_group_fact.run(
+        ending, ledger=scenario.world.ledger, clock=scenario.world.clock, telemetry=scenario.world.telemetry
+    )
     held = {"karpenter.k8s.aws/capacity-reservation-id": "cr-06b1d8f3a7c24e905"}
-    story.world.cluster.set_node(a_node(2).name, labels=held)
+    scenario.world.cluster.set_node(a_node(2).name, labels=held)
 
-    story.sweep()
-    story.sweep()
+    scenario.sweep()
+    scenario.sweep()
 
-    found = story.world.ledger.by_state(Table.INCIDENTS, "INC#OPEN").rows
+    found = scenario.world.ledger.by_state(Table.INCIDENTS, "INC#OPEN").rows
     incidents = [rows.read(row, Incident) for row in found]
     assert [(each.life.instance_id, each.deadline_at) for each in incidents] == [(instance_id(2), goes_at)]
     assert [(each.evidence_count, each.is_drill) for each in incidents] == [(1, is_drill)]
 
 
 def test_a_condition_that_is_stuck_is_counted_and_no_sickness() -> None:
-    story = Story()
-    since = story.world.clock.now() - timedelta(days=3)
+    scenario = JobScenario()
+    since = scenario.world.clock.now() - timedelta(days=3)
     stuck = NodeCondition(type="AcceleratedHardwareReady", status="False", reason="NvidiaXID79Error", changed_at=since)
-    story.world.cluster.set_node(a_node(2).name, conditions=(stuck,))
+    scenario.world.cluster.set_node(a_node(2).name, conditions=(stuck,))
 
-    story.sweep()
+    scenario.sweep()
 
-    assert story.world.ledger.by_state(Table.INCIDENTS, "INC#OPEN").rows == ()
-    assert story.world.telemetry.totals["ConditionsStale"] == 1
+    assert scenario.world.ledger.by_state(Table.INCIDENTS, "INC#OPEN").rows == ()
+    assert scenario.world.telemetry.totals["ConditionsStale"] == 1
 
 
 def test_a_lemon_is_shown_and_counted_until_its_window_is_over() -> None:
-    story = Story(policy=Policy(repair=RepairPolicy(lemon_returns=1, flap_window_hours=1)))
-    story.sweep()
-    node = next(rows.read(row, FleetNode) for key, row in story.world.ledger.rows.items() if key.pk.startswith("NODE#"))
-    returned = Return(life=node.life.key, at=story.world.clock.now())
-    lease = Lease(slot=node.slot, incident_id="", taken_at=returned.at, returns=(returned,), lemon=node.life.key)
-    story.put(rows.lease_row(lease, 0))
+    scenario = JobScenario(policy=Policy(repair=RepairPolicy(lemon_returns=1, flap_window_hours=1)))
+    scenario.sweep()
+    node = next(
+        rows.read(row, FleetNode) for key, row in scenario.world.ledger.rows.items() if key.pk.startswith("NODE#")
+    )
+    returned = NodeReturn(life=node.life.key, at=scenario.world.clock.now())
+    lease = RepairLease(slot=node.slot, incident_id="", taken_at=returned.at, returns=(returned,), lemon=node.life.key)
+    scenario.put(rows.lease_row(lease, 0))
     key = rows.node_key(node.life.cluster, node.life.instance_id)
 
     seen = []
     for _ in range(2):
-        story.sweep()
-        row = story.world.ledger.get(key)
+        scenario.sweep()
+        row = scenario.world.ledger.get(key)
         assert row
         seen.append(rows.read(row, FleetNode).is_lemon)
-        story.world.clock.advance(3700)
+        scenario.world.clock.advance(3700)
 
-    row = story.world.ledger.get(rows.lease_key(node.slot))
+    row = scenario.world.ledger.get(rows.lease_key(node.slot))
     assert row
-    assert (seen, rows.read(row, Lease).lemon) == ([True, False], "")
+    assert (seen, rows.read(row, RepairLease).lemon) == ([True, False], "")
 
 
 # ---------------------------------------------------------------- work that is not ours
 
 
 def test_others_work_is_remembered_where_it_is_and_forgotten_when_it_ends() -> None:
-    story = Story(size=2)
-    pod = ForeignPod(
+    scenario = JobScenario(size=2)
+    pod = UnmanagedPod(
         namespace="research",
         name="llama-0",
         uid="u",
@@ -636,33 +640,33 @@ def test_others_work_is_remembered_where_it_is_and_forgotten_when_it_ends() -> N
         accelerators=8,
         kind="PyTorchJob",
         workload="llama",
-        comeback=Comeback.BY_OWNER,
+        recreation=PodRecreation.BY_OWNER,
     )
-    story.world.cluster.foreign.append(pod)
-    story.sweep()
+    scenario.world.cluster.unmanaged.append(pod)
+    scenario.sweep()
 
-    node = story.world.ledger.get(rows.node_key(CLUSTER, instance_id(1)))
-    (listed,) = read_jobs.list_foreign(story.world.ledger, [CLUSTER])["items"]
+    node = scenario.world.ledger.get(rows.node_key(CLUSTER, instance_id(1)))
+    (listed,) = read_jobs.list_unmanaged(scenario.world.ledger, [CLUSTER])["items"]
     assert node
-    assert (node.doc["others"], node.doc["acceleratorsInUse"]) == (["PyTorchJob research/llama"], 8)
+    assert (node.doc["unmanagedWorkloads"], node.doc["acceleratorsInUse"]) == (["PyTorchJob research/llama"], 8)
     assert (listed["name"], listed["accelerators"]) == ("llama", 8)
-    commits = len(story.world.ledger.commits)
-    story.sweep()
-    keys = [key for commit in story.world.ledger.commits[commits:] for key in map(str, commit)]
-    assert not [key for key in keys if "FOREIGN#" in key]
+    commits = len(scenario.world.ledger.commits)
+    scenario.sweep()
+    keys = [key for commit in scenario.world.ledger.commits[commits:] for key in map(str, commit)]
+    assert not [key for key in keys if "UNMANAGED#" in key]
 
-    story.world.cluster.foreign.clear()
-    story.sweep()
+    scenario.world.cluster.unmanaged.clear()
+    scenario.sweep()
 
-    assert read_jobs.list_foreign(story.world.ledger, [CLUSTER])["items"] == []
+    assert read_jobs.list_unmanaged(scenario.world.ledger, [CLUSTER])["items"] == []
 
 
 # ---------------------------------------------------------------- what was said too early
 
 
-def say_too_early(story: Story) -> None:
+def say_too_early(scenario: JobScenario) -> None:
     """Tell of a machine that no sweep has seen yet."""
-    world = story.world
+    world = scenario.world
     fact = a_fact(
         1, source="ec2.notice", fault_key="ec2:spot_interruption", code="terminate", observed_at=world.clock.now()
     )
@@ -676,60 +680,60 @@ def say_too_early(story: Story) -> None:
         telemetry=world.telemetry,
         clusters=(CLUSTER,),
         drills_may_act=False,
-        catalogue=shipped(),
+        catalogue=default_catalogue(),
     )
-    assert said.outcome == "FOREIGN"
+    assert said.outcome == "OTHER_FLEET"
 
 
 def test_a_notice_about_a_machine_that_no_sweep_has_seen_yet_is_taken_in_once_one_has() -> None:
-    story = Story()
-    say_too_early(story)
-    assert not story.world.workflows.names(Machine.RECOVER_NODE)
+    scenario = JobScenario()
+    say_too_early(scenario)
+    assert not scenario.world.workflows.names(WorkflowName.RECOVER_NODE)
 
-    outcome = story.sweep()
+    outcome = scenario.sweep()
 
-    assert outcome.mended["early"] == 1
-    assert len(story.world.workflows.names(Machine.RECOVER_NODE)) == 1
-    assert story.world.ledger.get(rows.early_key(instance_id(1))) is None
-    assert "early" not in story.sweep().mended
+    assert outcome.corrections["early"] == 1
+    assert len(scenario.world.workflows.names(WorkflowName.RECOVER_NODE)) == 1
+    assert scenario.world.ledger.get(rows.early_key(instance_id(1))) is None
+    assert "early" not in scenario.sweep().corrections
 
 
 def test_a_notice_is_kept_while_sweeps_see_its_machine_and_cannot_write_it_down() -> None:
-    story = Story()
-    say_too_early(story)
-    commit = story.world.ledger.commit
+    scenario = JobScenario()
+    say_too_early(scenario)
+    commit = scenario.world.ledger.commit
 
     def throttled(*writes: Any, token: str = "") -> None:
         if any(getattr(write, "row", write).key == rows.node_key(CLUSTER, instance_id(1)) for write in writes):
             raise Unreachable("commit")
         commit(*writes, token=token)
 
-    story.world.ledger.commit = throttled  # type: ignore[method-assign]
-    story.sweep()
-    story.world.ledger.commit = commit  # type: ignore[method-assign]
+    scenario.world.ledger.commit = throttled  # type: ignore[method-assign]
+    scenario.sweep()
+    scenario.world.ledger.commit = commit  # type: ignore[method-assign]
 
-    assert story.sweep().mended["early"] == 1
+    assert scenario.sweep().corrections["early"] == 1
 
 
 def test_a_notice_is_taken_in_of_a_machine_that_a_sweep_wrote_down_before_it_died_and_that_is_gone_by_now() -> None:
-    story = Story()
-    say_too_early(story)
-    by_state = story.world.ledger.by_state
+    scenario = JobScenario()
+    say_too_early(scenario)
+    by_state = scenario.world.ledger.by_state
 
     def throttled(table: Table, state: str, **how: Any) -> Any:
         if state == "EARLY":
             raise Unreachable("by_state")
         return by_state(table, state, **how)
 
-    story.world.ledger.by_state = throttled  # type: ignore[method-assign]
-    story.sweep()
-    story.world.ledger.by_state = by_state  # type: ignore[method-assign]
-    story.world.cluster.remove_node(a_node(1).name)
-    del story.world.provider.by_id[instance_id(1)]
+    scenario.world.ledger.by_state = throttled  # type: ignore[method-assign]
+    scenario.sweep()
+    scenario.world.ledger.by_state = by_state  # type: ignore[method-assign]
+    scenario.world.cluster.remove_node(a_node(1).name)
+    del scenario.world.provider.by_id[instance_id(1)]
 
-    assert fleet(story)[instance_id(1)].is_gone is False
-    assert story.sweep().mended["early"] == 1
-    assert story.world.ledger.get(rows.early_key(instance_id(1))) is None
+    assert fleet(scenario)[instance_id(1)].is_gone is False
+    assert scenario.sweep().corrections["early"] == 1
+    assert scenario.world.ledger.get(rows.early_key(instance_id(1))) is None
 
 
 # ---------------------------------------------------------------- a cluster or HyperPod gives no answer
@@ -743,101 +747,101 @@ def a_burst_node(number: int = 9, **changes: Any) -> KubernetesNode:
     return a_node(number, **{**facts, **changes})
 
 
-def sources(story: Story, *clusters: str, after: float = 0) -> dict[str, SourceState]:
-    now = story.world.clock.now() + timedelta(seconds=after)
+def sources(scenario: JobScenario, *clusters: str, after: float = 0) -> dict[str, SourceState]:
+    now = scenario.world.clock.now() + timedelta(seconds=after)
     names = clusters or (CLUSTER,)
-    ages = read_sources.run(story.world.ledger, clusters=names, has_hyperpod=True, policy=story.policy, now=now)
+    ages = read_sources.run(scenario.world.ledger, clusters=names, has_hyperpod=True, policy=scenario.policy, now=now)
     return {age.source.name: age.state for age in ages}
 
 
 def test_sweep_reports_every_source_it_read() -> None:
-    story = Story()
+    scenario = JobScenario()
 
-    story.sweep()
+    scenario.sweep()
 
-    found = sources(story)
+    found = sources(scenario)
     read = {name for name, state in found.items() if state is SourceState.CURRENT}
     assert read == set(found) - {f"kubernetes-watch/{CLUSTER}", "scheduling-cycle"}
 
 
 @pytest.mark.parametrize("lists", ["*", "nodes", "workloads", "accelerators_in_use", "pods"])
 def test_machines_of_a_blind_cluster_are_not_gone(lists: str) -> None:
-    story = Story()
-    story.sweep()
-    before = fleet(story)
-    story.world.cluster.blind[CLUSTER] = {lists}
-    later(story, 600)
+    scenario = JobScenario()
+    scenario.sweep()
+    before = fleet(scenario)
+    scenario.world.cluster.blind[CLUSTER] = {lists}
+    later(scenario, 600)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert fleet(story) == before
-    assert sources(story)[f"kubernetes-list/{CLUSTER}"] is SourceState.STALE
+    assert fleet(scenario) == before
+    assert sources(scenario)[f"kubernetes-list/{CLUSTER}"] is SourceState.STALE
 
 
 @pytest.mark.parametrize("blind", [CLUSTER, BURST])
 def test_blind_cluster_does_not_hide_the_other(blind: str) -> None:
-    story = Story()
-    story.world.cluster.add_node(a_burst_node())
-    story.sweep(CLUSTER, BURST)
-    story.world.cluster.blind[blind] = {"*"}
+    scenario = JobScenario()
+    scenario.world.cluster.add_node(a_burst_node())
+    scenario.sweep(CLUSTER, BURST)
+    scenario.world.cluster.blind[blind] = {"*"}
     seen = BURST if blind == CLUSTER else CLUSTER
-    name = "burst-9" if blind == CLUSTER else story.world.cluster.nodes(CLUSTER)[0].name
-    story.world.cluster.set_node(name, cluster=seen, is_cordoned=True)
-    later(story, 600)
+    name = "burst-9" if blind == CLUSTER else scenario.world.cluster.nodes(CLUSTER)[0].name
+    scenario.world.cluster.set_node(name, cluster=seen, is_cordoned=True)
+    later(scenario, 600)
 
-    outcome = story.sweep(CLUSTER, BURST)
+    outcome = scenario.sweep(CLUSTER, BURST)
 
-    changed = [node for node in fleet(story).values() if node.is_cordoned]
+    changed = [node for node in fleet(scenario).values() if node.is_cordoned]
     assert [node.node_name for node in changed] == [name]
     assert {each.split(":")[0] for each in outcome.failed} == {f"kubernetes-list/{blind}", f"kueue/{blind}"}
-    found = sources(story, CLUSTER, BURST)
+    found = sources(scenario, CLUSTER, BURST)
     assert found[f"kubernetes-list/{blind}"] is SourceState.STALE
     assert found[f"kubernetes-list/{seen}"] is SourceState.CURRENT
 
 
 def test_attempt_on_a_blind_cluster_is_neither_settled_nor_stopped() -> None:
-    story = Story()
-    job = story.running()
-    story.world.workflows.finish(Machine.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
-    story.world.cluster.blind[CLUSTER] = {"*"}
-    later(story, 600)
-    calls = len(story.world.cluster.calls)
+    scenario = JobScenario()
+    job = scenario.running()
+    scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    scenario.world.cluster.blind[CLUSTER] = {"*"}
+    later(scenario, 600)
+    calls = len(scenario.world.cluster.calls)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert story.attempt(job.job_id).state is AttemptState.RUNNING
-    assert story.world.cluster.calls[calls:] == []
+    assert scenario.attempt(job.job_id).state is AttemptState.RUNNING
+    assert scenario.world.cluster.calls[calls:] == []
 
 
 def test_cordon_on_a_blind_cluster_keeps_its_place() -> None:
-    story = Story()
-    incident = an_incident(story, state=IncidentState.RECOVERED)
-    entry = Entry(incident_id=incident.incident_id, life=incident.life.key, pool="p5-workers", since=A_MOMENT)
-    story.put(guard_register.entering(Which.CORDONS, Register(), 0, entry, asks=False).row)
-    story.world.cluster.blind[CLUSTER] = {"*"}
-    later(story, 600)
+    scenario = JobScenario()
+    incident = an_incident(scenario, state=IncidentState.RECOVERED)
+    entry = RegisterEntry(incident_id=incident.incident_id, life=incident.life.key, pool="p5-workers", since=A_MOMENT)
+    scenario.put(guardrail_registers.entering(RegisterName.CORDONS, Register(), 0, entry, asks=False).row)
+    scenario.world.cluster.blind[CLUSTER] = {"*"}
+    later(scenario, 600)
 
-    story.sweep()
+    scenario.sweep()
 
-    register, _ = guard_register.load(story.world.ledger, Which.CORDONS, story.world.clock.now())
+    register, _ = guardrail_registers.load(scenario.world.ledger, RegisterName.CORDONS, scenario.world.clock.now())
     assert [each.incident_id for each in register.entries] == ["inc-1"]
 
 
 def test_hyperpod_without_answer_does_not_stop_the_sweep() -> None:
-    story = Story()
-    story.world.cluster.add_node(a_burst_node())
-    story.sweep(CLUSTER, BURST)
-    before = fleet(story)
-    story.world.provider.nodes = _throttle  # type: ignore[method-assign]
-    story.world.cluster.set_node("burst-9", cluster=BURST, is_cordoned=True)
-    later(story, 600)
+    scenario = JobScenario()
+    scenario.world.cluster.add_node(a_burst_node())
+    scenario.sweep(CLUSTER, BURST)
+    before = fleet(scenario)
+    scenario.world.provider.nodes = _throttle  # type: ignore[method-assign]
+    scenario.world.cluster.set_node("burst-9", cluster=BURST, is_cordoned=True)
+    later(scenario, 600)
 
-    outcome = story.sweep(CLUSTER, BURST)
+    outcome = scenario.sweep(CLUSTER, BURST)
 
-    after = fleet(story)
+    after = fleet(scenario)
     assert {name for name in after if after[name] != before[name]} == {instance_id(9)}
     assert [each.split(":")[0] for each in outcome.failed] == ["hyperpod"]
-    found = sources(story, CLUSTER, BURST)
+    found = sources(scenario, CLUSTER, BURST)
     assert (found["hyperpod"], found[f"kubernetes-list/{CLUSTER}"]) == (SourceState.STALE, SourceState.CURRENT)
 
 
@@ -846,84 +850,84 @@ def _throttle(*_: Any, **__: Any) -> Any:
 
 
 def test_nodes_of_a_blind_fleet_are_not_counted() -> None:
-    story = Story()
-    story.world.cluster.blind[CLUSTER] = {"*"}
+    scenario = JobScenario()
+    scenario.world.cluster.blind[CLUSTER] = {"*"}
 
-    story.sweep()
+    scenario.sweep()
 
-    assert not [metric for metric in story.world.telemetry.metrics if metric.name.startswith("Nodes")]
+    assert not [metric for metric in scenario.world.telemetry.metrics if metric.name.startswith("Nodes")]
 
 
 def test_pool_sizes_of_a_blind_fleet_stay() -> None:
-    story = Story()
-    story.sweep()
-    before = story.world.ledger.get(rows.pools_row({}, 0).key)
-    story.world.cluster.blind[CLUSTER] = {"*"}
-    later(story)
+    scenario = JobScenario()
+    scenario.sweep()
+    before = scenario.world.ledger.get(rows.pools_row({}, 0).key)
+    scenario.world.cluster.blind[CLUSTER] = {"*"}
+    later(scenario)
 
-    story.sweep()
+    scenario.sweep()
 
     assert before is not None
-    assert story.world.ledger.get(before.key) == before
+    assert scenario.world.ledger.get(before.key) == before
 
 
 def test_kueue_that_cannot_be_read_is_reported_alone() -> None:
-    story = Story()
-    story.sweep()
-    story.world.cluster.blind[CLUSTER] = {"kueue_namespaces"}
-    later(story, 660)
+    scenario = JobScenario()
+    scenario.sweep()
+    scenario.world.cluster.blind[CLUSTER] = {"kueue_namespaces"}
+    later(scenario, 660)
 
-    outcome = story.sweep()
+    outcome = scenario.sweep()
 
-    found = sources(story)
+    found = sources(scenario)
     assert [each.split(":")[0] for each in outcome.failed] == [f"kueue/{CLUSTER}"]
     assert {name for name, state in found.items() if state is SourceState.STALE} == {f"kueue/{CLUSTER}"}
 
 
 def test_step_that_fails_for_one_item_goes_on_with_the_others() -> None:
-    story = Story()
-    first, second = story.started(nodes=1), story.started(nodes=1)
+    scenario = JobScenario()
+    first, second = scenario.started(nodes=1), scenario.started(nodes=1)
     for job in (first, second):
-        story.world.workflows.executions.pop((Machine.RUN_JOB, f"{job.job_id}-a1"))
-        story.world.workflows.states.pop((Machine.RUN_JOB, f"{job.job_id}-a1"))
-    later(story, 600)
-    state = story.world.workflows.state
+        scenario.world.workflows.executions.pop((WorkflowName.RUN_JOB, f"{job.job_id}-a1"))
+        scenario.world.workflows.states.pop((WorkflowName.RUN_JOB, f"{job.job_id}-a1"))
+    later(scenario, 600)
+    state = scenario.world.workflows.state
 
-    def refuse_first(machine: Machine, name: str) -> ExecutionState:
+    def refuse_first(machine: WorkflowName, name: str) -> ExecutionState:
         if name.startswith(first.job_id):
             raise Unreachable("no answer")
         return state(machine, name)
 
-    story.world.workflows.state = refuse_first  # type: ignore[method-assign]
+    scenario.world.workflows.state = refuse_first  # type: ignore[method-assign]
 
-    outcome = story.sweep()
+    outcome = scenario.sweep()
 
     assert [each.split(":")[0] for each in outcome.failed] == ["attempts"]
-    assert f"{second.job_id}-a1" in story.world.workflows.names(Machine.RUN_JOB)
+    assert f"{second.job_id}-a1" in scenario.world.workflows.names(WorkflowName.RUN_JOB)
 
 
 def test_stale_sources_are_counted_by_kind() -> None:
-    story = Story()
-    story.sweep()
-    story.world.cluster.blind[CLUSTER] = {"*"}
-    later(story, 600)
-    story.world.telemetry.metrics.clear()
+    scenario = JobScenario()
+    scenario.sweep()
+    scenario.world.cluster.blind[CLUSTER] = {"*"}
+    later(scenario, 600)
+    scenario.world.telemetry.metrics.clear()
 
-    story.sweep()
+    scenario.sweep()
 
-    stale = {m.dimensions["source"]: m.value for m in story.world.telemetry.metrics if m.name == "SourcesStale"}
+    stale = {m.dimensions["source"]: m.value for m in scenario.world.telemetry.metrics if m.name == "SourcesStale"}
     assert (stale["kubernetes-list"], stale["hyperpod"]) == (1, 0)
-    ages = {m.dimensions["source"]: m.value for m in story.world.telemetry.metrics if m.name == "SourceAgeSeconds"}
+    ages = {m.dimensions["source"]: m.value for m in scenario.world.telemetry.metrics if m.name == "SourceAgeSeconds"}
     assert ages["kubernetes-list"] == 600
 
 
 def test_events_that_nobody_handles_are_reported() -> None:
-    story = Story()
-    story.sweep()
-    story.world.inbox.backlog = 12
-    later(story, 660)
+    scenario = JobScenario()
+    scenario.sweep()
+    scenario.world.inbox.backlog = 12
+    later(scenario, 660)
 
-    outcome = story.sweep()
+    outcome = scenario.sweep()
 
     assert outcome.failed == ("event-queue: 12 events wait to be handled.",)
-    assert sources(story)["event-queue"] is SourceState.STALE
+    assert sources(scenario)["event-queue"] is SourceState.STALE

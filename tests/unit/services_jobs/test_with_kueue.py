@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.decide import Action
-from evenkeel.domain.admission.fifo import Admission
+from evenkeel.domain.admission.fifo import AdmissionAuthority
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.kueue_status import KueueCondition
 from evenkeel.domain.jobs.attempt import AttemptState
@@ -18,31 +18,31 @@ from evenkeel.domain.replay import replay
 from evenkeel.domain.waiting import ConditionKind, Wait
 from evenkeel.ports import Invalid, Put, Table
 from evenkeel.services.attempts.launch_job import LaunchOutcome
-from evenkeel.services.jobs.check_authority import Asker
+from evenkeel.services.jobs.check_authority import Requester
 from evenkeel.services.queries import explain, read_jobs, read_queue
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import rows
 from evenkeel.services.waits import open_wait
 from tests.fakes.cluster import a_node, instance_id
-from tests.fakes.crashes import Crash, CrashPlan, When
+from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
 from tests.unit.scheduling.test_sharing import a_team
-from tests.unit.services_jobs.story import NAMESPACE, Story, a_spec
+from tests.unit.services_jobs.job_scenario import NAMESPACE, JobScenario, a_spec
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up
 
 
-def a_story(**changes: Any) -> Story:
-    return Story(admission=Admission.KUEUE, **changes)
+def a_scenario(**changes: Any) -> JobScenario:
+    return JobScenario(admission=AdmissionAuthority.KUEUE, **changes)
 
 
-def handed_over(story: Story, **changes: Any) -> Job:
-    job = story.started(**changes)
-    assert story.launch(job.job_id).outcome is LaunchOutcome.QUEUED
-    return story.job(job.job_id)
+def handed_over(scenario: JobScenario, **changes: Any) -> Job:
+    job = scenario.started(**changes)
+    assert scenario.launch(job.job_id).outcome is LaunchOutcome.QUEUED
+    return scenario.job(job.job_id)
 
 
-def await_(story: Story, kind: ConditionKind, job_id: str, attempt: int = 1) -> str:
+def await_(scenario: JobScenario, kind: ConditionKind, job_id: str, attempt: int = 1) -> str:
     """Open a wait as the workflow does; return what was answered at once, or nothing."""
-    world = story.world
+    world = scenario.world
     request = open_wait.Request(kind=kind, token="token", job_id=job_id, attempt=attempt)
     before = len(world.wait_answers.requests)
     open_wait.run(
@@ -51,15 +51,15 @@ def await_(story: Story, kind: ConditionKind, job_id: str, attempt: int = 1) -> 
         cluster=world.cluster,
         provider=world.provider,
         wait_answers=world.wait_answers,
-        policy=story.policy,
+        policy=scenario.policy,
         now=world.clock.now(),
     )
     asked = world.wait_answers.requests[before:]
     return str(asked[-1].answer["outcome"]) if asked else ""
 
 
-def waiting(story: Story, job_id: str, attempt: int = 1) -> Wait:
-    row = story.world.ledger.get(rows.wait_key(job_id, f"attempt-{attempt}-admitted"))
+def waiting(scenario: JobScenario, job_id: str, attempt: int = 1) -> Wait:
+    row = scenario.world.ledger.get(rows.wait_key(job_id, f"attempt-{attempt}-admitted"))
     assert row
     return rows.read(row, Wait)
 
@@ -68,182 +68,188 @@ def pending(reason: str, message: str) -> KueueCondition:
     return KueueCondition(type="QuotaReserved", is_true=False, reason=reason, message=message)
 
 
-def running(story: Story) -> Job:
-    job = handed_over(story)
-    story.world.cluster.kueue_admits(
-        job.job_id, 1, *(node.name for node in story.world.cluster.nodes("research-eks")[:2])
+def running(scenario: JobScenario) -> Job:
+    job = handed_over(scenario)
+    scenario.world.cluster.kueue_admits(
+        job.job_id, 1, *(node.name for node in scenario.world.cluster.nodes("research-eks")[:2])
     )
-    story.mark_running(job.job_id)
-    assert await_(story, ConditionKind.ATTEMPT_ENDED, job.job_id) == ""
-    return story.job(job.job_id)
+    scenario.mark_running(job.job_id)
+    assert await_(scenario, ConditionKind.ATTEMPT_ENDED, job.job_id) == ""
+    return scenario.job(job.job_id)
 
 
 # ---------------------------------------------------------------- handing over
 
 
 def test_a_pass_hands_every_job_to_its_teams_local_queue_and_weighs_nothing() -> None:
-    story = a_story(size=0)
+    scenario = a_scenario(size=0)
 
-    jobs = [story.submit(f"key-{number}") for number in range(3)]
-    outcome = story.run_pass()
+    jobs = [scenario.submit(f"key-{number}") for number in range(3)]
+    outcome = scenario.run_pass()
 
     assert [name.partition("-a")[0] for name in outcome.admitted] == [job.job_id for job in jobs]
-    attempt = story.attempt(jobs[0].job_id)
+    attempt = scenario.attempt(jobs[0].job_id)
     assert (attempt.local_queue, attempt.node_names, attempt.pool) == ("default", (), "")
-    assert story.run_pass().admitted == ()
+    assert scenario.run_pass().admitted == ()
 
 
 def test_the_record_of_a_hand_over_replays() -> None:
-    story = a_story()
-    job = story.started()
+    scenario = a_scenario()
+    job = scenario.started()
 
-    (row,) = story.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job.job_id}").rows
+    (row,) = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job.job_id}").rows
     record = rows.read(row, Decision)
 
     assert (record.action, record.reason) == (
         Action.ADMIT,
         "Kueue admits here: it goes to LocalQueue default.",
     )
-    assert replay(record, story.policy).reason == record.reason
+    assert replay(record, scenario.policy).reason == record.reason
 
 
-@pytest.mark.parametrize("when", list(When))
+@pytest.mark.parametrize("when", list(CrashTiming))
 @pytest.mark.parametrize("at", range(1, 9))
-def test_a_crash_anywhere_between_hand_over_and_requeue_leaves_one_attempt_at_a_time(at: int, when: When) -> None:
-    story = a_story(plan=CrashPlan())
-    job = running(story)
-    story.world.clock.advance(60)
-    story.world.cluster.kueue_evicts(job.job_id, 1)
-    story.plan.effects.clear()
-    story.plan.at, story.plan.when = at, when
+def test_a_crash_anywhere_between_hand_over_and_requeue_leaves_one_attempt_at_a_time(
+    at: int, when: CrashTiming
+) -> None:
+    scenario = a_scenario(plan=CrashPlan())
+    job = running(scenario)
+    scenario.world.clock.advance(60)
+    scenario.world.cluster.kueue_evicts(job.job_id, 1)
+    scenario.plan.effects.clear()
+    scenario.plan.at, scenario.plan.when = at, when
     with contextlib.suppress(Crash):
-        story.settle(job.job_id)
-        story.run_pass()
-        story.launch(job.job_id, 2)
-    story.plan.at = 0
-    story.world.clock.advance(600)
+        scenario.settle(job.job_id)
+        scenario.run_pass()
+        scenario.launch(job.job_id, 2)
+    scenario.plan.at = 0
+    scenario.world.clock.advance(600)
 
-    story.settle(job.job_id)
-    story.run_pass()
-    story.sweep()
-    story.launch(job.job_id, 2)
+    scenario.settle(job.job_id)
+    scenario.run_pass()
+    scenario.sweep()
+    scenario.launch(job.job_id, 2)
 
-    assert [story.attempt(job.job_id, number).state for number in (1, 2)] == [
+    assert [scenario.attempt(job.job_id, number).state for number in (1, 2)] == [
         AttemptState.STOPPED,
         AttemptState.LAUNCHED,
     ]
-    assert story.job(job.job_id).current_attempt == 2
-    assert story.charges() == [f"CHARGE#{job.job_id}-a2"]
-    assert not story.world.cluster.workload(story.attempt(job.job_id)).is_let_run
+    assert scenario.job(job.job_id).current_attempt == 2
+    assert scenario.charges() == [f"CHARGE#{job.job_id}-a2"]
+    assert not scenario.world.cluster.workload(scenario.attempt(job.job_id)).has_runnable_pods
 
 
 def test_a_pause_after_a_failure_is_kept() -> None:
-    story = a_story()
-    job = story.submit()
-    row = story.world.ledger.get(rows.job_key(job.job_id))
+    scenario = a_scenario()
+    job = scenario.submit()
+    row = scenario.world.ledger.get(rows.job_key(job.job_id))
     assert row
-    later = story.world.clock.now() + timedelta(seconds=60)
-    story.world.ledger.commit(Put(rows.job_row(job.but(not_before=later), row.version)))
+    later = scenario.world.clock.now() + timedelta(seconds=60)
+    scenario.world.ledger.commit(Put(rows.job_row(job.but(not_before=later), row.version)))
 
-    assert story.run_pass().admitted == ()
-    story.world.clock.advance(61)
-    assert story.run_pass().admitted == (f"{job.job_id}-a1",)
+    assert scenario.run_pass().admitted == ()
+    scenario.world.clock.advance(61)
+    assert scenario.run_pass().admitted == (f"{job.job_id}-a1",)
 
 
 def test_a_launch_raises_the_fence_and_names_no_nodes() -> None:
-    story = a_story()
+    scenario = a_scenario()
 
-    job = handed_over(story)
+    job = handed_over(scenario)
 
-    launched = story.world.cluster.launched(job.job_id, 1)
+    launched = scenario.world.cluster.launched(job.job_id, 1)
     assert (launched.is_suspended, launched.pods) == (True, [])
     assert launched.spec.accelerator_resource == "nvidia.com/gpu"
-    fence = story.world.checkpoints.fence(job.spec.checkpoint_uri)[0]
+    fence = scenario.world.checkpoints.fence(job.spec.checkpoint_uri)[0]
     assert fence
     assert fence["attempt"] == 1
-    assert story.launch(job.job_id).outcome is LaunchOutcome.QUEUED
+    assert scenario.launch(job.job_id).outcome is LaunchOutcome.QUEUED
 
 
 def test_the_attempt_after_a_recovery_keeps_off_the_machines_to_be_avoided() -> None:
-    story = a_story()
-    job = story.submit()
-    sick = NodeLife(cluster="research-eks", instance_id=instance_id(2), launched_at=story.world.clock.now())
-    row = story.world.ledger.get(rows.job_key(job.job_id))
+    scenario = a_scenario()
+    job = scenario.submit()
+    sick = NodeLife(cluster="research-eks", instance_id=instance_id(2), launched_at=scenario.world.clock.now())
+    row = scenario.world.ledger.get(rows.job_key(job.job_id))
     assert row
     plan = ResumePlan(
         incident_id="inc-1",
         after_attempt=0,
         option=ResumeOption.FREE_NODE,
         avoid=(sick.key,),
-        planned_at=story.world.clock.now(),
+        planned_at=scenario.world.clock.now(),
     )
-    story.world.ledger.commit(Put(rows.job_row(job.but(resume_plan=plan), row.version)))
-    story.run_pass()
+    scenario.world.ledger.commit(Put(rows.job_row(job.but(resume_plan=plan), row.version)))
+    scenario.run_pass()
 
-    story.launch(job.job_id)
+    scenario.launch(job.job_id)
 
-    assert story.world.cluster.launched(job.job_id, 1).spec.avoid == (a_node(2).name,)
+    assert scenario.world.cluster.launched(job.job_id, 1).spec.avoid == (a_node(2).name,)
 
 
 # ---------------------------------------------------------------- waiting
 
 
 def test_a_job_waits_for_kueue_without_a_deadline_and_says_why() -> None:
-    story = a_story()
-    job = handed_over(story)
+    scenario = a_scenario()
+    job = handed_over(scenario)
     message = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu, 8 more needed"
-    story.world.cluster.kueue_says(job.job_id, 1, pending("WaitingForQuota", message), position=2)
+    scenario.world.cluster.kueue_says(job.job_id, 1, pending("WaitingForQuota", message), position=2)
 
-    assert await_(story, ConditionKind.ATTEMPT_ADMITTED, job.job_id) == ""
+    assert await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id) == ""
 
-    story.world.clock.advance(40 * 86_400)
-    story.sweep()
-    assert story.world.wait_answers.requests == []
-    now = story.world.clock.now()
+    scenario.world.clock.advance(40 * 86_400)
+    scenario.sweep()
+    assert scenario.world.wait_answers.requests == []
+    now = scenario.world.clock.now()
     said = f"Waits in Kueue's queue default, 2nd of its LocalQueue. There is no quota free for it: {message}."
-    assert explain.why_job(story.world.ledger, job.job_id, Reader(), now=now)["sentence"] == (
+    assert explain.why_job(scenario.world.ledger, job.job_id, Reader(), now=now)["sentence"] == (
         f"It waits for Kueue to let it in, attempt 1. {said}"
     )
-    shown = read_jobs.show_job(story.world.ledger, job.job_id, Reader(), story.policy, now=now)
+    shown = read_jobs.show_job(scenario.world.ledger, job.job_id, Reader(), scenario.policy, now=now)
     assert (shown["reason"], shown["queue"]) == (said, {"position": 2, "estimate": None})
 
 
 def test_each_step_of_kueue_is_told_once() -> None:
-    story = a_story()
-    job = handed_over(story)
-    await_(story, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
+    scenario = a_scenario()
+    job = handed_over(scenario)
+    await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
     for message in ("3 more needed", "2 more needed"):
-        story.world.cluster.kueue_says(job.job_id, 1, pending("WaitingForQuota", message))
-        story.sweep()
-        story.sweep()
+        scenario.world.cluster.kueue_says(job.job_id, 1, pending("WaitingForQuota", message))
+        scenario.sweep()
+        scenario.sweep()
 
-    told = [entry["text"] for entry in read_jobs.timeline(story.world.ledger, job.job_id) if entry["kind"] == "kueue"]
+    told = [
+        entry["text"] for entry in read_jobs.timeline(scenario.world.ledger, job.job_id) if entry["kind"] == "kueue"
+    ]
 
     assert told == [
         "Waits in Kueue's queue default. There is no quota free for it: 3 more needed.",
     ]
-    assert waiting(story, job.job_id).said.endswith("2 more needed.")
+    assert waiting(scenario, job.job_id).kueue_status.endswith("2 more needed.")
 
 
 def test_once_admitted_it_goes_on() -> None:
-    story = a_story()
-    job = handed_over(story)
-    await_(story, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
+    scenario = a_scenario()
+    job = handed_over(scenario)
+    await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
 
-    story.world.cluster.kueue_admits(job.job_id, 1, a_node(1).name, a_node(2).name)
-    story.sweep()
+    scenario.world.cluster.kueue_admits(job.job_id, 1, a_node(1).name, a_node(2).name)
+    scenario.sweep()
 
-    assert story.world.wait_answers.requests[-1].answer["outcome"] == "ADMITTED"
-    told = [entry["text"] for entry in read_jobs.timeline(story.world.ledger, job.job_id) if entry["kind"] == "kueue"]
+    assert scenario.world.wait_answers.requests[-1].answer["outcome"] == "ADMITTED"
+    told = [
+        entry["text"] for entry in read_jobs.timeline(scenario.world.ledger, job.job_id) if entry["kind"] == "kueue"
+    ]
     assert told == ["Kueue admitted it by quota of h100 in ClusterQueue research."]
 
 
 def test_where_it_runs_is_recorded_once_it_runs() -> None:
-    story = a_story()
+    scenario = a_scenario()
 
-    job = running(story)
+    job = running(scenario)
 
-    attempt = story.attempt(job.job_id)
+    attempt = scenario.attempt(job.job_id)
     assert attempt.node_names == (a_node(1).name, a_node(2).name)
     assert [life.instance_id for life in attempt.nodes] == [instance_id(1), instance_id(2)]
     assert (attempt.pool, attempt.instance_type) == ("p5-workers", "ml.p5.48xlarge")
@@ -251,176 +257,176 @@ def test_where_it_runs_is_recorded_once_it_runs() -> None:
 
 
 def test_the_sweeper_records_it_where_a_crash_left_that_out() -> None:
-    story = a_story()
-    job = handed_over(story)
-    story.world.cluster.kueue_admits(job.job_id, 1, a_node(1).name, a_node(2).name)
-    story.mark_running(job.job_id)
+    scenario = a_scenario()
+    job = handed_over(scenario)
+    scenario.world.cluster.kueue_admits(job.job_id, 1, a_node(1).name, a_node(2).name)
+    scenario.mark_running(job.job_id)
 
-    story.sweep()
+    scenario.sweep()
 
-    assert story.attempt(job.job_id).node_names == (a_node(1).name, a_node(2).name)
+    assert scenario.attempt(job.job_id).node_names == (a_node(1).name, a_node(2).name)
 
 
 # ---------------------------------------------------------------- evictions
 
 
 def test_an_eviction_ends_the_attempt_without_blame_and_the_next_one_queues_again() -> None:
-    story = a_story()
-    job = running(story)
-    story.world.clock.advance(60)
-    story.world.cluster.kueue_evicts(job.job_id, 1, "Preempted", "Preempted to accommodate a workload (UID: 7)")
-    assert await_(story, ConditionKind.ATTEMPT_ENDED, job.job_id) == "ENDED"
+    scenario = a_scenario()
+    job = running(scenario)
+    scenario.world.clock.advance(60)
+    scenario.world.cluster.kueue_evicts(job.job_id, 1, "Preempted", "Preempted to accommodate a workload (UID: 7)")
+    assert await_(scenario, ConditionKind.ATTEMPT_ENDED, job.job_id) == "ENDED"
 
-    outcome = story.settle(job.job_id)
+    outcome = scenario.settle(job.job_id)
 
-    attempt, again = story.attempt(job.job_id), story.job(job.job_id)
+    attempt, again = scenario.attempt(job.job_id), scenario.job(job.job_id)
     assert (outcome.outcome, attempt.state) == (SettleOutcome.JOB_REQUEUED, AttemptState.STOPPED)
     assert attempt.reason == "Kueue preempted it: Preempted to accommodate a workload (UID: 7)."
-    assert attempt.stop_asked_at == story.world.clock.now()
+    assert attempt.stop_asked_at == scenario.world.clock.now()
     assert (again.state, again.is_preempted, again.application_failures, again.not_before) == (
         JobState.PENDING,
         True,
         0,
         None,
     )
-    assert story.run_pass().admitted == (f"{job.job_id}-a2",)
-    assert story.launch(job.job_id, 2).outcome is LaunchOutcome.QUEUED
-    fence = story.world.checkpoints.fence(job.spec.checkpoint_uri)[0]
+    assert scenario.run_pass().admitted == (f"{job.job_id}-a2",)
+    assert scenario.launch(job.job_id, 2).outcome is LaunchOutcome.QUEUED
+    fence = scenario.world.checkpoints.fence(job.spec.checkpoint_uri)[0]
     assert fence
     assert fence["attempt"] == 2
 
 
 def test_an_attempt_that_kueue_let_in_again_is_stopped_all_the_same() -> None:
-    story = a_story()
-    job = running(story)
-    story.world.cluster.kueue_admits(job.job_id, 1, a_node(3).name, a_node(4).name, was_admitted=True)
+    scenario = a_scenario()
+    job = running(scenario)
+    scenario.world.cluster.kueue_admits(job.job_id, 1, a_node(3).name, a_node(4).name, was_admitted=True)
 
-    assert await_(story, ConditionKind.ATTEMPT_ENDED, job.job_id) == "STOP_REQUESTED"
-    story.stop(job.job_id)
-    assert story.settle(job.job_id).outcome is SettleOutcome.JOB_REQUEUED
+    assert await_(scenario, ConditionKind.ATTEMPT_ENDED, job.job_id) == "STOP_REQUESTED"
+    scenario.stop(job.job_id)
+    assert scenario.settle(job.job_id).outcome is SettleOutcome.JOB_REQUEUED
 
-    attempt = story.attempt(job.job_id)
+    attempt = scenario.attempt(job.job_id)
     assert (attempt.state, attempt.reason) == (AttemptState.STOPPED, "Kueue evicted it, and let it in again.")
-    assert story.job(job.job_id).application_failures == 0
+    assert scenario.job(job.job_id).application_failures == 0
 
 
 def test_one_that_lost_its_quota_before_it_was_admitted_keeps_its_place() -> None:
-    story = a_story()
-    job = handed_over(story)
+    scenario = a_scenario()
+    job = handed_over(scenario)
     evicted = KueueCondition(type="Evicted", is_true=True, reason="AdmissionCheck", message="retry")
     no = KueueCondition(type="Admitted", is_true=False, reason="NoReservation")
-    story.world.cluster.kueue_says(job.job_id, 1, pending("PendingEvaluation", "retry"), no, evicted)
+    scenario.world.cluster.kueue_says(job.job_id, 1, pending("PendingEvaluation", "retry"), no, evicted)
 
-    assert await_(story, ConditionKind.ATTEMPT_ADMITTED, job.job_id) == ""
+    assert await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id) == ""
 
-    assert "It was evicted before (AdmissionCheck)." in waiting(story, job.job_id).said
+    assert "It was evicted before (AdmissionCheck)." in waiting(scenario, job.job_id).kueue_status
 
 
 def test_pods_that_were_never_ready_in_time_pause_longer_each_time() -> None:
-    story = a_story()
-    job = handed_over(story)
-    story.world.cluster.kueue_evicts(job.job_id, 1, "PodsReadyTimeout", "Exceeded the PodsReady timeout")
+    scenario = a_scenario()
+    job = handed_over(scenario)
+    scenario.world.cluster.kueue_evicts(job.job_id, 1, "PodsReadyTimeout", "Exceeded the PodsReady timeout")
 
-    story.settle(job.job_id)
+    scenario.settle(job.job_id)
 
-    again = story.job(job.job_id)
-    assert story.attempt(job.job_id).state is AttemptState.NEVER_RAN
+    again = scenario.job(job.job_id)
+    assert scenario.attempt(job.job_id).state is AttemptState.NEVER_RAN
     assert again.not_before is not None
     assert (again.state, again.application_failures, again.launch_failures) == (JobState.PENDING, 0, 1)
 
 
 def test_a_failure_of_the_application_counts_whatever_kueue_does_then() -> None:
-    story = a_story()
-    job = running(story)
-    story.world.cluster.fail_pods(job.job_id, 1, 0, exit_code=1)
-    story.world.cluster.fail_pods(job.job_id, 1, 1, exit_code=76)
+    scenario = a_scenario()
+    job = running(scenario)
+    scenario.world.cluster.fail_pods(job.job_id, 1, 0, exit_code=1)
+    scenario.world.cluster.fail_pods(job.job_id, 1, 1, exit_code=76)
 
-    story.settle(job.job_id)
+    scenario.settle(job.job_id)
 
-    assert story.job(job.job_id).application_failures == 1
+    assert scenario.job(job.job_id).application_failures == 1
 
 
 def test_a_cancel_while_it_waits_ends_it() -> None:
-    story = a_story()
-    job = handed_over(story)
-    await_(story, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
-    story.cancel(job.job_id)
+    scenario = a_scenario()
+    job = handed_over(scenario)
+    await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
+    scenario.cancel(job.job_id)
 
-    story.sweep()
-    assert story.world.wait_answers.requests[-1].answer["outcome"] == "STOP_REQUESTED"
-    story.stop(job.job_id)
-    assert story.settle(job.job_id).outcome is SettleOutcome.JOB_CANCELLED
+    scenario.sweep()
+    assert scenario.world.wait_answers.requests[-1].answer["outcome"] == "STOP_REQUESTED"
+    scenario.stop(job.job_id)
+    assert scenario.settle(job.job_id).outcome is SettleOutcome.JOB_CANCELLED
 
 
 def test_what_waited_for_kueue_is_not_spent() -> None:
-    story = a_story()
-    job = handed_over(story)
-    story.world.clock.advance(86_400)
-    story.cancel(job.job_id)
-    story.stop(job.job_id)
+    scenario = a_scenario()
+    job = handed_over(scenario)
+    scenario.world.clock.advance(86_400)
+    scenario.cancel(job.job_id)
+    scenario.stop(job.job_id)
 
-    story.settle(job.job_id)
+    scenario.settle(job.job_id)
 
-    assert story.attempt(job.job_id).holds_since is None
+    assert scenario.attempt(job.job_id).charged_since is None
 
 
 # ---------------------------------------------------------------- beside Kueue
 
 
 def test_a_submission_into_a_namespace_that_is_known_to_be_kueues_is_refused_at_once() -> None:
-    story = Story()
-    story.world.cluster.of_kueue[NAMESPACE] = "its LocalQueue default"
-    story.sweep()
+    scenario = JobScenario()
+    scenario.world.cluster.of_kueue[NAMESPACE] = "its LocalQueue default"
+    scenario.sweep()
 
     with pytest.raises(Invalid, match=r"where Kueue admits jobs \(its LocalQueue default\)") as refused:
-        story.submit()
+        scenario.submit()
 
     assert refused.value.faults[0][0] == "team"
-    story.world.cluster.of_kueue.clear()
-    story.world.clock.advance(60)
-    story.sweep()
-    assert story.submit("key-2").state is JobState.PENDING
+    scenario.world.cluster.of_kueue.clear()
+    scenario.world.clock.advance(60)
+    scenario.sweep()
+    assert scenario.submit("key-2").state is JobState.PENDING
 
 
 def test_where_kueue_admits_nothing_is_refused_for_that() -> None:
-    story = a_story()
-    story.world.cluster.of_kueue[NAMESPACE] = "its LocalQueue default"
-    story.sweep()
+    scenario = a_scenario()
+    scenario.world.cluster.of_kueue[NAMESPACE] = "its LocalQueue default"
+    scenario.sweep()
 
-    job = story.submit()
+    job = scenario.submit()
 
-    assert story.run_pass().admitted == (f"{job.job_id}-a1",)
+    assert scenario.run_pass().admitted == (f"{job.job_id}-a1",)
 
 
 def test_a_teams_jobs_go_to_its_local_queue_whatever_its_quota_says() -> None:
-    story = a_story(size=0)
-    set_up(story, a_team("red", 0, members=MEMBERS, local_queue="gpu-queue"))
+    scenario = a_scenario(size=0)
+    set_up(scenario, a_team("red", 0, members=MEMBERS, local_queue="gpu-queue"))
 
-    job = story.started(team="red", priority_class="")
-    story.launch(job.job_id)
+    job = scenario.started(team="red", priority_class="")
+    scenario.launch(job.job_id)
 
-    assert story.attempt(job.job_id).local_queue == "gpu-queue"
-    assert story.world.cluster.launched(job.job_id, 1).is_suspended
+    assert scenario.attempt(job.job_id).local_queue == "gpu-queue"
+    assert scenario.world.cluster.launched(job.job_id, 1).is_suspended
 
 
-def planned(story: Story) -> dict[str, Any]:
+def planned(scenario: JobScenario) -> dict[str, Any]:
     return read_queue.plan(
         a_spec(),
-        Asker(principal="role/ana", identity="111122223333:role/ana"),
-        story.world.ledger,
+        Requester(principal="role/ana", identity="111122223333:role/ana"),
+        scenario.world.ledger,
         cluster="research-eks",
         namespace=NAMESPACE,
-        policy=story.policy,
-        now=story.world.clock.now(),
-        admission=story.admission,
+        policy=scenario.policy,
+        now=scenario.world.clock.now(),
+        admission=scenario.admission,
     )
 
 
 def test_a_plan_says_who_decides() -> None:
-    beside, followed = Story(), a_story()
-    for story in (beside, followed):
-        story.world.cluster.of_kueue[NAMESPACE] = "its LocalQueue default"
-        story.sweep()
+    beside, followed = JobScenario(), a_scenario()
+    for scenario in (beside, followed):
+        scenario.world.cluster.of_kueue[NAMESPACE] = "its LocalQueue default"
+        scenario.sweep()
 
     assert planned(followed)["decision"]["reason"] == "Kueue admits here: it goes to LocalQueue default."
     with pytest.raises(Invalid, match="where Kueue admits jobs"):

@@ -9,8 +9,8 @@ import pytest
 from evenkeel.domain.policy_base import Mode
 from tests.crash_points import MARKS
 from tests.fakes import CrashPlan
-from tests.fakes.crashes import When
-from tests.unit.services_recovery.recovery import QUICK, Recovery
+from tests.fakes.crashes import CrashTiming
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
 
 EXAMINES = QUICK.but(repair=QUICK.repair.but(test_job_image="registry/node-test:1"))
 
@@ -24,16 +24,16 @@ SCENARIOS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def play(scenario: str, plan: CrashPlan) -> Recovery:
+def play(scenario: str, plan: CrashPlan) -> RecoveryScenario:
     settings, fact = SCENARIOS[scenario]
-    recovery = Recovery(**settings, plan=plan)
+    recovery = RecoveryScenario(**settings, plan=plan)
     recovery.sicken(**fact)
     recovery.recover()
     return recovery
 
 
 @functools.cache
-def undisturbed(scenario: str) -> Recovery:
+def undisturbed(scenario: str) -> RecoveryScenario:
     return play(scenario, CrashPlan())
 
 
@@ -46,17 +46,17 @@ def effects() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("scenario", "number", "when"), list(effects()))
-def test_a_crash_at_any_effect_and_a_retry_end_the_same(scenario: str, number: int, when: When) -> None:
+def test_a_crash_at_any_effect_and_a_retry_end_the_same(scenario: str, number: int, when: CrashTiming) -> None:
     plan = CrashPlan(at=number, when=when)
 
     recovery = play(scenario, plan)
 
     assert recovery.crashes == 1
     assert undisturbed(scenario).end() == recovery.end()
-    if when is When.AFTER:
+    if when is CrashTiming.AFTER:
         assert lines(undisturbed(scenario)) == lines(recovery), "the crash repeats a line of the timeline"
 
 
-def lines(recovery: Recovery) -> list[str]:
+def lines(recovery: RecoveryScenario) -> list[str]:
     """All lines but those of provider calls: a call whose intent was recorded and never made is told again, rightly."""
     return sorted(kind for kind in recovery.kinds() if kind not in ("reboot", "replace"))

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.external.workloads import Comeback, ForeignPod
-from evenkeel.domain.health.incidents import JobAct
+from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
+from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.jobs.spec import OnNodeFault
 from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.replay import replay
-from evenkeel.ports import Eviction, EvictResult, NotAllowed, Table
+from evenkeel.ports import EvictionAnswer, EvictionStatus, NotAllowed, Table
 from evenkeel.services.queries import explain
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.recovery import cordon_node, plan_recovery, protect_jobs, repair_node
@@ -20,27 +20,27 @@ from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import rows
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import instance_id
-from tests.unit.services_recovery.recovery import QUICK, Recovery
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
 
 NODE = f"hyperpod-{instance_id(1)}"
 SAVES = QUICK.but(repair=QUICK.repair.but(drain_scale=1.0))
 
 
-def drained(fault_key: str = "hp:NvidiaErrorReboot", **settings: Any) -> Recovery:
+def drained(fault_key: str = "hp:NvidiaErrorReboot", **settings: Any) -> RecoveryScenario:
     """A recovery up to the point at which its jobs are stopped."""
     pods, spec = settings.pop("pods", ()), settings.pop("spec", {})
     fact = settings.pop("fact", {})
-    recovery = Recovery(**{"policy": SAVES, **settings})
-    recovery.world.cluster.foreign.extend(pods)
+    recovery = RecoveryScenario(**{"policy": SAVES, **settings})
+    recovery.world.cluster.unmanaged.extend(pods)
     if recovery.job_id:
-        recovery.story.set_job(recovery.job.but(spec=recovery.job.spec.but(**spec)))
+        recovery.scenario.set_job(recovery.job.but(spec=recovery.job.spec.but(**spec)))
     recovery.sicken(fault_key=fault_key, **fact)
     for service in (plan_recovery, cordon_node, protect_jobs):
         recovery.state("", service)
     return recovery
 
 
-def a_pod(name: str, comeback: Comeback = Comeback.BY_OWNER, **changes: Any) -> ForeignPod:
+def a_pod(name: str, recreation: PodRecreation = PodRecreation.BY_OWNER, **changes: Any) -> UnmanagedPod:
     facts: dict[str, Any] = {
         "namespace": "research",
         "name": name,
@@ -49,12 +49,12 @@ def a_pod(name: str, comeback: Comeback = Comeback.BY_OWNER, **changes: Any) -> 
         "accelerators": 0,
         "kind": "PyTorchJob",
         "workload": name,
-        "comeback": comeback,
+        "recreation": recreation,
     }
-    return ForeignPod.model_validate({**facts, **changes})
+    return UnmanagedPod.model_validate({**facts, **changes})
 
 
-def evicted(recovery: Recovery) -> list[str]:
+def evicted(recovery: RecoveryScenario) -> list[str]:
     return [call[1] for call in recovery.world.cluster.calls if call[0] == "evict"]
 
 
@@ -78,7 +78,7 @@ def test_where_the_sick_node_cannot_save_the_other_ranks_get_their_time_all_the_
 
     stop = recovery.job.stop_of(1)
     assert stop
-    assert (stop.grace_seconds, stop.at_once_on) == (SAVES.jobs.others_save_seconds, (NODE,))
+    assert (stop.grace_seconds, stop.nodes_without_grace) == (SAVES.jobs.others_save_seconds, (NODE,))
     assert recovery.world.cluster.ended_at_once == {f"{recovery.job_id}-a1-0"}
 
 
@@ -86,7 +86,7 @@ def test_a_save_is_done_thirty_seconds_before_a_spot_machine_goes() -> None:
     recovery = drained(
         "ec2:spot_interruption",
         spec={"grace_seconds": 3600},
-        fact={"source": "ec2.spot", "deadline_at": Recovery().now + timedelta(seconds=120)},
+        fact={"source": "ec2.spot", "deadline_at": RecoveryScenario().now + timedelta(seconds=120)},
     )
 
     stop = recovery.job.stop_of(1)
@@ -97,7 +97,7 @@ def test_a_save_is_done_thirty_seconds_before_a_spot_machine_goes() -> None:
 def test_the_story_says_what_the_drain_saved() -> None:
     def launched(saves: bool) -> str:
         recovery = drained(spec={"grace_seconds": 60, "checkpoint_uri": "s3://checkpoints/one"})
-        recovery.story.save(recovery.job_id, 1, 10, seconds=5 if saves else -60)
+        recovery.scenario.save(recovery.job_id, 1, 10, seconds=5 if saves else -60)
         recovery.state("", plan_resume)
         recovery.run_jobs()
         recovery.run_jobs()
@@ -134,26 +134,26 @@ def test_when_its_time_is_over_it_is_stopped_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("act", "fault_key", "state", "failures"),
     [
-        (JobAct.MOVE, "hp:NvidiaErrorReboot", JobState.PENDING, 0),
-        (JobAct.RESTART, "train:hang", JobState.PENDING, 1),
-        (JobAct.ROLLBACK, "train:nan_or_inf", JobState.PENDING, 1),
-        (JobAct.ROLLBACK, "train:silent_corruption", JobState.PENDING, 0),
-        (JobAct.STOP, "train:exit_do_not_requeue", JobState.FAILED, 0),
+        (JobAction.MOVE, "hp:NvidiaErrorReboot", JobState.PENDING, 0),
+        (JobAction.RESTART, "train:hang", JobState.PENDING, 1),
+        (JobAction.ROLLBACK, "train:nan_or_inf", JobState.PENDING, 1),
+        (JobAction.ROLLBACK, "train:silent_corruption", JobState.PENDING, 0),
+        (JobAction.STOP, "train:exit_do_not_requeue", JobState.FAILED, 0),
     ],
 )
 def test_only_the_applications_own_faults_use_up_its_restarts_and_the_last_word_is_final(
-    act: JobAct, fault_key: str, state: JobState, failures: int
+    act: JobAction, fault_key: str, state: JobState, failures: int
 ) -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     recovery.sicken()
     recovery.state("", plan_recovery)
     assert recovery.incident.plan
     plan = recovery.incident.plan.but(jobs=act)
-    recovery.story.put(rows.incident_row(recovery.incident.but(plan=plan, fault_key=fault_key), 0))
+    recovery.scenario.put(rows.incident_row(recovery.incident.but(plan=plan, fault_key=fault_key), 0))
 
     recovery.state("ProtectJobs", protect_jobs)
-    recovery.story.stop(recovery.job_id)
-    recovery.story.settle(recovery.job_id)
+    recovery.scenario.stop(recovery.job_id)
+    recovery.scenario.settle(recovery.job_id)
 
     assert (recovery.job.state, recovery.job.application_failures) == (state, failures)
 
@@ -167,17 +167,17 @@ def test_only_what_its_label_allows_is_moved_at_once() -> None:
         pods=[
             a_pod("allowed", may_move=True),
             a_pod("silent"),
-            a_pod("hyperpod", Comeback.BY_HYPERPOD, may_move=True),
-            a_pod("bare", Comeback.NEVER, may_move=True),
+            a_pod("hyperpod", PodRecreation.BY_HYPERPOD, may_move=True),
+            a_pod("bare", PodRecreation.NEVER, may_move=True),
             a_pod("elsewhere", may_move=True, node_name=f"hyperpod-{instance_id(2)}"),
         ],
     )
 
     assert evicted(recovery) == ["allowed"]
     # What it does not move is named only where it holds accelerators.
-    assert recovery.incident.others == ("PyTorchJob research/allowed",)
+    assert recovery.incident.unmanaged_workloads == ("PyTorchJob research/allowed",)
     why = explain.why_incident(recovery.world.ledger, recovery.incident_id, Reader(), now=recovery.now)
-    assert why["evidence"]["others"] == ["PyTorchJob research/allowed"]
+    assert why["evidence"]["unmanagedWorkloads"] == ["PyTorchJob research/allowed"]
 
 
 def test_others_work_with_accelerators_is_named_in_the_incident_once() -> None:
@@ -185,7 +185,7 @@ def test_others_work_with_accelerators_is_named_in_the_incident_once() -> None:
 
     recovery.state("ProtectJobs", protect_jobs)
 
-    assert recovery.incident.others == ("PyTorchJob research/silent",)
+    assert recovery.incident.unmanaged_workloads == ("PyTorchJob research/silent",)
     lines = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
     assert [row.doc["text"] for row in lines if "Others" in row.doc["text"]] == [
         "Others' work is on it: PyTorchJob research/silent."
@@ -209,24 +209,24 @@ def test_before_a_repair_the_others_are_evicted_and_a_budget_is_respected_until_
 
 
 ANSWERS = [
-    Eviction(EvictResult.NOT_NOW, "429 TooManyRequests: its budget allows no eviction"),
-    Eviction(EvictResult.NOT_NOW, "500 : This pod has more than one PodDisruptionBudget"),
-    Eviction(EvictResult.NOT_NOW, "403 Forbidden: namespace research is being terminated"),
-    Eviction(EvictResult.REFUSED, "403 Forbidden: evenkeel may not create pods/eviction"),
-    Eviction(EvictResult.NO_ANSWER, "no answer: timed out"),
-    Eviction(EvictResult.GONE),
+    EvictionAnswer(EvictionStatus.NOT_NOW, "429 TooManyRequests: its budget allows no eviction"),
+    EvictionAnswer(EvictionStatus.NOT_NOW, "500 : This pod has more than one PodDisruptionBudget"),
+    EvictionAnswer(EvictionStatus.NOT_NOW, "403 Forbidden: namespace research is being terminated"),
+    EvictionAnswer(EvictionStatus.REFUSED, "403 Forbidden: evenkeel may not create pods/eviction"),
+    EvictionAnswer(EvictionStatus.NO_ANSWER, "no answer: timed out"),
+    EvictionAnswer(EvictionStatus.GONE),
 ]
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_no_answer_to_one_eviction_ends_the_drain(answer: Eviction) -> None:
+def test_no_answer_to_one_eviction_ends_the_drain(answer: EvictionAnswer) -> None:
     recovery = drained(with_job=False, pods=[a_pod("kept"), a_pod("other"), a_pod("third")])
     recovery.world.cluster.evictions["kept"] = answer
 
     first = recovery.state("RepairNode", repair_node)
 
     assert (first.outcome, sorted(evicted(recovery))) == ("RETRY", ["other", "third"])
-    assert recovery.incident.unevicted == ({"research/kept": answer.why} if answer.why else {})
+    assert recovery.incident.failed_evictions == ({"research/kept": answer.why} if answer.why else {})
     recovery.world.clock.advance(3600)
     last = recovery.state("RepairNode", repair_node)
     assert last.outcome == "ASK_PERSON"
@@ -234,8 +234,8 @@ def test_no_answer_to_one_eviction_ends_the_drain(answer: Eviction) -> None:
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_repair_goes_on_where_the_policy_ends_what_stays(answer: Eviction) -> None:
-    policy = SAVES.but(repair=SAVES.repair.but(ends_foreign_pods=True))
+def test_repair_goes_on_where_the_policy_ends_what_stays(answer: EvictionAnswer) -> None:
+    policy = SAVES.but(repair=SAVES.repair.but(ends_unmanaged_pods=True))
     recovery = drained(with_job=False, policy=policy, pods=[a_pod("kept")])
     recovery.world.cluster.evictions["kept"] = answer
     recovery.state("RepairNode", repair_node)
@@ -261,7 +261,7 @@ def test_refused_eviction_is_told_once_with_pod_and_reason() -> None:
 def test_silent_server_is_asked_for_a_few_pods_a_visit_in_turn() -> None:
     recovery = drained(with_job=False, pods=[a_pod(f"pod-{number:02d}") for number in range(10)])
     for number in range(9):
-        recovery.world.cluster.evictions[f"pod-{number:02d}"] = Eviction(EvictResult.NO_ANSWER, "no answer")
+        recovery.world.cluster.evictions[f"pod-{number:02d}"] = EvictionAnswer(EvictionStatus.NO_ANSWER, "no answer")
     asked = []
 
     for _ in range(10):
@@ -275,7 +275,7 @@ def test_silent_server_is_asked_for_a_few_pods_a_visit_in_turn() -> None:
 
 
 def test_job_whose_pods_cannot_be_deleted_does_not_end_the_recovery() -> None:
-    recovery = Recovery(policy=SAVES)
+    recovery = RecoveryScenario(policy=SAVES)
 
     def stop(*_: Any) -> None:
         raise NotAllowed("DELETE pods: 403 Forbidden")
@@ -293,7 +293,7 @@ def test_job_whose_pods_cannot_be_deleted_does_not_end_the_recovery() -> None:
 def test_what_is_still_there_after_the_drain_is_a_persons_to_decide_unless_the_policy_does() -> None:
     def after_the_drain(**repair: Any) -> str:
         policy = SAVES.but(repair=RepairPolicy.model_validate({**SAVES.repair.model_dump(), **repair}))
-        recovery = drained(with_job=False, policy=policy, pods=[a_pod("bare", Comeback.NEVER)])
+        recovery = drained(with_job=False, policy=policy, pods=[a_pod("bare", PodRecreation.NEVER)])
         recovery.world.clock.advance(3600)
         return str(recovery.state("RepairNode", repair_node).outcome)
 
@@ -302,8 +302,8 @@ def test_what_is_still_there_after_the_drain_is_a_persons_to_decide_unless_the_p
 
 
 def test_nothing_of_others_is_touched_where_nothing_may_be_done() -> None:
-    recovery = Recovery(with_job=False, policy=SAVES, drills_may_act=False)
-    recovery.world.cluster.foreign.append(a_pod("allowed", may_move=True))
+    recovery = RecoveryScenario(with_job=False, policy=SAVES, drills_may_act=False)
+    recovery.world.cluster.unmanaged.append(a_pod("allowed", may_move=True))
     recovery.sicken(is_drill=True)
     for service in (plan_recovery, protect_jobs):
         recovery.state("", service)
@@ -312,15 +312,15 @@ def test_nothing_of_others_is_touched_where_nothing_may_be_done() -> None:
 
 
 def test_nothing_of_others_is_moved_under_a_hold() -> None:
-    recovery = Recovery(with_job=False, policy=SAVES)
-    recovery.world.cluster.foreign.append(a_pod("allowed", may_move=True))
+    recovery = RecoveryScenario(with_job=False, policy=SAVES)
+    recovery.world.cluster.unmanaged.append(a_pod("allowed", may_move=True))
     recovery.hold()
     recovery.sicken()
     for service in (plan_recovery, cordon_node, protect_jobs):
         recovery.state("", service)
 
     assert evicted(recovery) == []
-    assert recovery.incident.others == ("PyTorchJob research/allowed",)
+    assert recovery.incident.unmanaged_workloads == ("PyTorchJob research/allowed",)
 
 
 def test_a_pod_is_evicted_once_however_often_the_node_is_protected() -> None:

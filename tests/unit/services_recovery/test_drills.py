@@ -18,7 +18,7 @@ from evenkeel.services.recovery import plan_recovery
 from evenkeel.services.storage import rows
 from tests.fakes import a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
-from tests.unit.services_recovery.recovery import Recovery, a_fact
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class DrillIds:
 
 
 @dataclass(frozen=True)
-class Drill:
+class DrillEvent:
     """One event of a drill, relative to the moment at which it comes."""
 
     fact: dict[str, Any]
@@ -44,10 +44,10 @@ class Drill:
 
 
 @dataclass
-class Disturbed(Recovery):
+class RecoveryWithDrills(RecoveryScenario):
     """A recovery with drills before any of its steps."""
 
-    drills: dict[int, list[Drill]] = field(default_factory=dict)
+    drills: dict[int, list[DrillEvent]] = field(default_factory=dict)
     """By number of the call before which they come."""
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Disturbed(Recovery):
             self.is_drilling = False
         return super().until_done(call)
 
-    def play(self, drill: Drill) -> None:
+    def play(self, drill: DrillEvent) -> None:
         world = self.world
         at = self.now + timedelta(seconds=drill.seconds)
         if "kind" in drill.fact and drill.fact["kind"] in set(GroupFactKind):
@@ -139,36 +139,38 @@ class Disturbed(Recovery):
         }
 
 
-def reboots(recovery: Recovery) -> None:
+def reboots(recovery: RecoveryScenario) -> None:
     recovery.sicken()
     recovery.recover()
 
 
-def is_replaced(recovery: Recovery) -> None:
+def is_replaced(recovery: RecoveryScenario) -> None:
     recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
     recovery.recover()
 
 
-def escalates(recovery: Recovery) -> None:
+def escalates(recovery: RecoveryScenario) -> None:
     recovery.comes_back_sick = True
     recovery.sicken()
     recovery.recover()
 
 
-def is_well_again(recovery: Recovery) -> None:
+def is_well_again(recovery: RecoveryScenario) -> None:
     recovery.sicken()
-    recovery.hear(a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at="2026-11-03T10:15:30Z", envelope_id="well"))
+    recovery.ingest(
+        a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at="2026-11-03T10:15:30Z", envelope_id="well")
+    )
     recovery.recover()
 
 
-def comes_again(recovery: Recovery) -> None:
+def comes_again(recovery: RecoveryScenario) -> None:
     recovery.sicken()
     recovery.recover()
     recovery.sicken(observed_at=recovery.now + timedelta(seconds=1), envelope_id="again")
     recovery.recover()
 
 
-def is_watched(recovery: Recovery) -> None:
+def is_watched(recovery: RecoveryScenario) -> None:
     """A fault that is counted: the third time it calls for more."""
     for _ in range(3):
         recovery.sicken(fault_key="xid:31", observed_at=recovery.now, envelope_id=f"at {recovery.now}")
@@ -176,27 +178,27 @@ def is_watched(recovery: Recovery) -> None:
         recovery.world.clock.advance(600)
 
 
-def tells_its_progress(recovery: Recovery) -> None:
+def reports_progress(recovery: RecoveryScenario) -> None:
     recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
-    recovery.hear(a_fact(kind=FactKind.PROGRESS, fault_key="", code="replacement_started", envelope_id="p"))
+    recovery.ingest(a_fact(kind=FactKind.PROGRESS, fault_key="", code="replacement_started", envelope_id="p"))
     recovery.recover()
 
 
-def is_noticed_early(recovery: Recovery) -> None:
+def is_noticed_early(recovery: RecoveryScenario) -> None:
     """EC2 tells of a machine that the sweeper has not seen yet."""
-    recovery.hear(a_fact(77, source="ec2.notice", fault_key="ec2:spot_interruption", envelope_id="notice"))
+    recovery.ingest(a_fact(77, source="ec2.notice", fault_key="ec2:spot_interruption", envelope_id="notice"))
     recovery.sicken()
     recovery.recover()
 
 
-STORIES = [
+SCENARIOS = [
     reboots,
     is_replaced,
     escalates,
     is_well_again,
     comes_again,
     is_watched,
-    tells_its_progress,
+    reports_progress,
     is_noticed_early,
 ]
 
@@ -242,26 +244,28 @@ FACTS = st.one_of(
 )
 DRILLS = st.dictionaries(
     st.integers(0, 40),
-    st.lists(st.builds(Drill, fact=FACTS, seconds=st.sampled_from([-60, 0, 0, 60]), runs=st.booleans()), max_size=3),
+    st.lists(
+        st.builds(DrillEvent, fact=FACTS, seconds=st.sampled_from([-60, 0, 0, 60]), runs=st.booleans()), max_size=3
+    ),
     max_size=8,
 )
 
 
 @pytest.mark.parametrize("examples", [6, pytest.param(40, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("drills_may_act", [False, True])
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_real_recovery_is_the_same_whatever_drills_come(
-    story: Callable[[Recovery], None], *, drills_may_act: bool, examples: int
+    scenario: Callable[[RecoveryScenario], None], *, drills_may_act: bool, examples: int
 ) -> None:
-    alone = Disturbed(drills_may_act=drills_may_act)
-    story(alone)
+    alone = RecoveryWithDrills(drills_may_act=drills_may_act)
+    scenario(alone)
     expected = alone.real()
 
     @settings(max_examples=examples)
     @given(drills=DRILLS)
-    def holds(drills: dict[int, list[Drill]]) -> None:
-        disturbed = Disturbed(drills=drills, drills_may_act=drills_may_act)
-        story(disturbed)
+    def holds(drills: dict[int, list[DrillEvent]]) -> None:
+        disturbed = RecoveryWithDrills(drills=drills, drills_may_act=drills_may_act)
+        scenario(disturbed)
         assert disturbed.real() == expected
 
     holds()
@@ -270,7 +274,7 @@ def test_real_recovery_is_the_same_whatever_drills_come(
 # ---------------------------------------------------------------- one by one
 
 
-def real_incident(recovery: Recovery) -> Incident:
+def real_incident(recovery: RecoveryScenario) -> Incident:
     [found] = [each for each in recovery.incidents() if not each.is_drill]
     return found
 
@@ -278,33 +282,33 @@ def real_incident(recovery: Recovery) -> Incident:
 @pytest.mark.parametrize("drills_may_act", [False, True])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_drill_of_the_same_fact_hides_no_real_one(*, is_first: bool, drills_may_act: bool) -> None:
-    recovery = Recovery(drills_may_act=drills_may_act)
+    recovery = RecoveryScenario(drills_may_act=drills_may_act)
     facts = [a_fact(), a_fact(is_drill=True)]
 
-    outcomes = [recovery.hear(fact).outcome for fact in (facts[::-1] if is_first else facts)]
+    outcomes = [recovery.ingest(fact).outcome for fact in (facts[::-1] if is_first else facts)]
 
     assert outcomes == ["OPEN", "OPEN"]
     assert real_incident(recovery).evidence_count == 1
 
 
 def test_drill_that_comes_between_plan_and_settle_leaves_the_end_alone() -> None:
-    recovery = Recovery(with_job=False)
+    recovery = RecoveryScenario(with_job=False)
     recovery.sicken(fault_key="gpu:slow_throttle_thermal")
     recovery.state("PlanRecovery", plan_recovery)
-    recovery.hear(a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at=recovery.now, is_drill=True))
+    recovery.ingest(a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at=recovery.now, is_drill=True))
     before = real_incident(recovery)
 
-    recovery.hear(a_fact(fault_key="hp:NvidiaErrorTerminate", observed_at=recovery.now, is_drill=True))
+    recovery.ingest(a_fact(fault_key="hp:NvidiaErrorTerminate", observed_at=recovery.now, is_drill=True))
 
     assert real_incident(recovery) == before
 
 
 def test_notice_survives_any_number_of_drills_about_its_machine() -> None:
-    recovery = Recovery(drills_may_act=True)
+    recovery = RecoveryScenario(drills_may_act=True)
     notice = a_fact(77, source="ec2.notice", fault_key="ec2:spot_interruption", envelope_id="real")
     drills = [notice.but(is_drill=True, occurrence=str(number)) for number in range(9)]
     for fact in [*drills[:4], notice, *drills[4:]]:
-        recovery.hear(fact)
+        recovery.ingest(fact)
 
     row = recovery.world.ledger.get(rows.early_key(instance_id(77)))
 
@@ -312,7 +316,7 @@ def test_notice_survives_any_number_of_drills_about_its_machine() -> None:
     assert receive_event.early_facts(row) == (notice,)
 
 
-def ports(recovery: Recovery) -> dict[str, Any]:
+def ports(recovery: RecoveryScenario) -> dict[str, Any]:
     world = recovery.world
     return {
         "ledger": world.ledger,
@@ -333,10 +337,10 @@ def unknown(number: int, **changes: Any) -> NodeFact:
 
 @pytest.mark.parametrize("drills_may_act", [False, True])
 def test_real_unresolved_fact_is_retried_before_any_drill(*, drills_may_act: bool) -> None:
-    recovery = Recovery(drills_may_act=drills_may_act)
+    recovery = RecoveryScenario(drills_may_act=drills_may_act)
     for number in range(100, 160):
-        recovery.hear(unknown(number, is_drill=True))
-    recovery.hear(unknown(77))
+        recovery.ingest(unknown(number, is_drill=True))
+    recovery.ingest(unknown(77))
     recovery.world.provider.by_id[instance_id(77)] = a_provider_node(77)
 
     outcomes = receive_event.retry_unresolved(**ports(recovery))
@@ -345,9 +349,9 @@ def test_real_unresolved_fact_is_retried_before_any_drill(*, drills_may_act: boo
 
 
 def test_every_unresolved_fact_is_retried_within_as_many_calls_as_pages() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     for number in range(100, 160):
-        recovery.hear(unknown(number))
+        recovery.ingest(unknown(number))
         recovery.world.clock.advance(1)
     recovery.world.provider.by_id[instance_id(159)] = a_provider_node(159)
 
@@ -357,15 +361,15 @@ def test_every_unresolved_fact_is_retried_within_as_many_calls_as_pages() -> Non
 
 
 def test_unresolved_facts_of_drills_have_their_turn_too() -> None:
-    recovery = Recovery(drills_may_act=True)
-    recovery.hear(unknown(78, is_drill=True))
+    recovery = RecoveryScenario(drills_may_act=True)
+    recovery.ingest(unknown(78, is_drill=True))
     recovery.world.provider.by_id[instance_id(78)] = a_provider_node(78)
 
     assert [each.outcome for each in receive_event.retry_unresolved(**ports(recovery))] == ["OPEN"]
 
 
 def test_drill_stands_down_where_a_real_incident_is_open() -> None:
-    recovery = Recovery(drills_may_act=True)
+    recovery = RecoveryScenario(drills_may_act=True)
     recovery.sicken()
     recovery.sicken(is_drill=True, envelope_id="drill")
 
@@ -375,7 +379,7 @@ def test_drill_stands_down_where_a_real_incident_is_open() -> None:
 
 
 def test_real_recovery_takes_over_the_node_that_a_drill_cordoned() -> None:
-    recovery = Recovery(drills_may_act=True)
+    recovery = RecoveryScenario(drills_may_act=True)
     drill = recovery.sicken(is_drill=True, envelope_id="drill")
     recovery.state("PlanRecovery", plan_recovery)
     assert recovery.cluster.cordon(CLUSTER, f"hyperpod-{instance_id(1)}", drill)
@@ -387,7 +391,7 @@ def test_real_recovery_takes_over_the_node_that_a_drill_cordoned() -> None:
 
 
 def test_drills_wait_behind_real_recoveries_and_take_no_place_from_them() -> None:
-    recovery = Recovery(drills_may_act=True)
+    recovery = RecoveryScenario(drills_may_act=True)
     recovery.sicken(2, is_drill=True, fault_key="hp:NvidiaErrorTerminate")
     recovery.recover()
 

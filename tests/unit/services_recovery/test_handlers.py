@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from evenkeel.ports import Machine, PermanentError, TransientError, Unreachable
+from evenkeel.ports import PermanentError, TransientError, Unreachable, WorkflowName
 from evenkeel.runtime import wiring
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import instance_id
-from tests.unit.services_jobs.story import Story
-from tests.unit.services_recovery.recovery import QUICK
+from tests.unit.services_jobs.job_scenario import JobScenario
+from tests.unit.services_recovery.recovery_scenario import QUICK
 
 PROJECT = Path(__file__).resolve().parents[3]
 EVENTS = PROJECT / "tests" / "fixtures" / "events"
@@ -38,11 +38,11 @@ def call(name: str, **document: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def fake() -> Iterator[FakeWorld]:
-    story = Story(size=3, policy=QUICK)
-    story.running(nodes=2, checkpoint_uri="")
-    story.world.workflows.executions.clear()
-    with wiring.using(story.world.as_world({"EVENKEEL_DRILLS_MAY_ACT": "true"})):
-        yield story.world
+    scenario = JobScenario(size=3, policy=QUICK)
+    scenario.running(nodes=2, checkpoint_uri="")
+    scenario.world.workflows.executions.clear()
+    with wiring.use_world(scenario.world.as_world({"EVENKEEL_DRILLS_MAY_ACT": "true"})):
+        yield scenario.world
 
 
 def an_event(name: str, number: int = 1) -> str:
@@ -60,7 +60,7 @@ def deliver(*bodies: str) -> dict[str, Any]:
 
 def test_a_recovery_through_the_handlers(fake: FakeWorld) -> None:
     assert deliver(an_event("hyperpod-node-unhealthy.json")) == {"batchItemFailures": []}
-    [execution] = fake.workflows.names(Machine.RECOVER_NODE)
+    [execution] = fake.workflows.names(WorkflowName.RECOVER_NODE)
     subject = {"incidentId": execution.removesuffix("-r1"), "run": 1}
 
     plan = call("plan_recovery", **subject)
@@ -90,7 +90,7 @@ def test_a_recovery_through_the_handlers(fake: FakeWorld) -> None:
         **subject,
         plan={"outcome": "ACT", "reason": ""},
         node={"outcome": "RETURNED", "reason": "Back."},
-        jobs={"outcome": "JOBS_BACK", "reason": "Runs."},
+        jobs={"outcome": "JOBS_RESUMED", "reason": "Runs."},
         failure=None,
     )
     assert settled == {"outcome": "RECOVERED", "reason": "Back. Runs."}
@@ -112,7 +112,7 @@ def test_hostile_events_are_kept_and_dead_lettered_and_the_next_good_one_is_unaf
         "EVENT_UNKNOWN_STATUS",
     ]
     assert fake.telemetry.totals["EventsUnknown"] == 1
-    assert len(fake.workflows.names(Machine.RECOVER_NODE)) == 1
+    assert len(fake.workflows.names(WorkflowName.RECOVER_NODE)) == 1
 
 
 def test_only_what_may_succeed_later_goes_back_to_the_queue(fake: FakeWorld) -> None:
@@ -157,7 +157,7 @@ def test_a_conflict_leaves_under_the_name_that_the_workflow_retries(fake: FakeWo
     from evenkeel.ports import Conflict
 
     deliver(an_event("hyperpod-node-unhealthy.json"))
-    [execution] = fake.workflows.names(Machine.RECOVER_NODE)
+    [execution] = fake.workflows.names(WorkflowName.RECOVER_NODE)
 
     def conflict(*_: Any, **__: Any) -> None:
         raise Conflict("somebody else was first")

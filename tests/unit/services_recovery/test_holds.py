@@ -7,22 +7,22 @@ import pytest
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.recovery.guardrails import Act, Rule
+from evenkeel.domain.recovery.guardrails import GuardedAction, Rule
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.services.recovery import plan_recovery, protect_jobs
 from tests.crash_points import SIDES
-from tests.unit.services_recovery.recovery import Recovery
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 
 RESTARTS_JOB = "xid:31"
 
 
-def held(**settings: Any) -> Recovery:
-    recovery = Recovery(**settings)
+def held(**settings: Any) -> RecoveryScenario:
+    recovery = RecoveryScenario(**settings)
     recovery.hold(seconds=60)
     return recovery
 
 
-def stops(recovery: Recovery) -> list[str]:
+def stops(recovery: RecoveryScenario) -> list[str]:
     return [call[0] for call in recovery.world.cluster.calls if call[0] == "stop"]
 
 
@@ -31,7 +31,7 @@ def test_a_restart_that_a_hold_puts_off_is_made_when_it_is_over() -> None:
     recovery.sicken(fault_key=RESTARTS_JOB)
 
     assert recovery.recover() == IncidentState.RECOVERED
-    assert recovery.visited[1:4] == ["ProtectJobs: HELD", "AwaitLeaveToStop: RELEASED", "ProtectJobs: PROTECTED"]
+    assert recovery.visited[1:4] == ["ProtectJobs: HELD", "AwaitStopAllowed: RELEASED", "ProtectJobs: PROTECTED"]
     assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
     assert recovery.kinds().count("held") == 1
 
@@ -46,7 +46,7 @@ def test_what_waits_for_leave_to_stop_is_shown_as_blocked_by_the_hold() -> None:
     block = recovery.incident.block
     assert outcomes == ["HELD", "HELD"]
     assert block
-    assert (block.rule, block.act) == (Rule.HOLD, Act.STOP)
+    assert (block.rule, block.act) == (Rule.HOLD, GuardedAction.STOP)
     assert recovery.incident.state is IncidentState.BLOCKED
     assert stops(recovery) == []
     recovery.open(ConditionKind.RELEASED)
@@ -63,7 +63,7 @@ def test_a_machine_that_nobody_repairs_is_cleared_when_the_hold_is_over() -> Non
     recovery.sicken(fault_key="ec2:spot_interruption")
 
     assert recovery.recover() == IncidentState.STOOD_DOWN
-    assert "AwaitRelease: RELEASED" in recovery.visited
+    assert "AwaitGuardrails: RELEASED" in recovery.visited
     assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Evidence, FactKind, IncidentState, NodeFact
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.ports import Key, Put, Row, Table
@@ -16,10 +16,10 @@ from evenkeel.services.incidents import receive_event
 from evenkeel.services.storage import rows
 from tests.fakes import FakeWorld, a_provider_node
 from tests.fakes.cluster import CLUSTER, instance_id
-from tests.unit.services_recovery.recovery import Recovery, a_fact
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
 
 
-def hear(world: FakeWorld, fact: NodeFact) -> receive_event.Outcome:
+def ingest(world: FakeWorld, fact: NodeFact) -> receive_event.Outcome:
     return receive_event.run(fact, **ports(world))
 
 
@@ -32,7 +32,7 @@ def ports(world: FakeWorld) -> dict[str, Any]:
         "ids": world.ids,
         "telemetry": world.telemetry,
         "clusters": (CLUSTER,),
-        "catalogue": shipped(),
+        "catalogue": default_catalogue(),
         "drills_may_act": False,
     }
 
@@ -52,14 +52,14 @@ COPIES = [
 def test_three_copies_in_any_order_make_one_incident_and_one_execution(order: tuple[int, ...]) -> None:
     world = FakeWorld()
 
-    outcomes = [hear(world, COPIES[place]).outcome for place in order]
+    outcomes = [ingest(world, COPIES[place]).outcome for place in order]
 
-    assert outcomes == ["OPEN", "KNOWN", "KNOWN"]
+    assert outcomes == ["OPEN", "DUPLICATE", "DUPLICATE"]
     assert len(incidents(world)) == len(world.workflows.executions) == 1
 
 
 @pytest.mark.parametrize("round_", range(5))
-def test_copies_and_other_signals_at_once_make_one_incident_and_one_execution(round_: int) -> None:
+def test_copies_and_other_signals_at_once_make_one_incident_and_one_execution(worker: int) -> None:
     world = FakeWorld()
     others = [
         a_fact(source="kubernetes.node", fault_key="node:not_ready", envelope_id="k8s"),
@@ -70,7 +70,7 @@ def test_copies_and_other_signals_at_once_make_one_incident_and_one_execution(ro
 
     def deliver(fact: NodeFact) -> None:
         together.wait(timeout=5)
-        outcomes.append(hear(world, fact).outcome)
+        outcomes.append(ingest(world, fact).outcome)
 
     threads = [threading.Thread(target=deliver, args=(fact,)) for fact in [*COPIES, *others]]
     for thread in threads:
@@ -78,24 +78,24 @@ def test_copies_and_other_signals_at_once_make_one_incident_and_one_execution(ro
     for thread in threads:
         thread.join(timeout=10)
 
-    assert sorted(outcomes) == ["JOIN", "JOIN", "KNOWN", "KNOWN", "OPEN"]
+    assert sorted(outcomes) == ["JOIN", "JOIN", "DUPLICATE", "DUPLICATE", "OPEN"]
     assert len(incidents(world)) == len(world.workflows.executions) == 1
     assert len(world.ledger.partition(Table.INCIDENTS, incidents(world)[0], "EVIDENCE#")) == 3
 
 
 def test_a_copy_starts_the_execution_that_a_crash_left_unstarted() -> None:
     world = FakeWorld()
-    hear(world, COPIES[0])
+    ingest(world, COPIES[0])
     world.workflows.executions.clear()
 
-    assert hear(world, COPIES[1]).started
+    assert ingest(world, COPIES[1]).started
     assert len(world.workflows.executions) == 1
 
 
 def test_evidence_says_what_opened_and_what_joined() -> None:
     world = FakeWorld()
-    hear(world, a_fact())
-    hear(world, a_fact(source="kubernetes.node", fault_key="node:not_ready", envelope_id="k8s"))
+    ingest(world, a_fact())
+    ingest(world, a_fact(source="kubernetes.node", fault_key="node:not_ready", envelope_id="k8s"))
 
     [partition] = incidents(world)
     stored = [rows.read(row, Evidence) for row in world.ledger.partition(Table.INCIDENTS, partition, "EVIDENCE#")]
@@ -112,7 +112,7 @@ def test_evidence_says_what_opened_and_what_joined() -> None:
 def test_the_life_comes_from_the_provider_and_is_never_guessed() -> None:
     world = FakeWorld()
 
-    outcome = hear(world, a_fact(number=77))
+    outcome = ingest(world, a_fact(number=77))
 
     assert outcome.outcome == "UNRESOLVED"
     assert incidents(world) == []
@@ -121,8 +121,8 @@ def test_the_life_comes_from_the_provider_and_is_never_guessed() -> None:
 
 def test_a_machine_that_shows_up_later_gets_its_incident_by_the_sweep() -> None:
     world = FakeWorld()
-    hear(world, a_fact(number=77))
-    hear(world, a_fact(number=77, envelope_id="copy"))
+    ingest(world, a_fact(number=77))
+    ingest(world, a_fact(number=77, envelope_id="copy"))
     assert receive_event.retry_unresolved(**ports(world)) == ()
 
     world.provider.by_id[instance_id(77)] = a_provider_node(77)
@@ -135,13 +135,13 @@ def test_a_machine_that_shows_up_later_gets_its_incident_by_the_sweep() -> None:
 
 def test_a_machine_that_nobody_ever_knew_is_given_up() -> None:
     world = FakeWorld()
-    hear(world, a_fact(number=77))
+    ingest(world, a_fact(number=77))
 
     world.clock.advance(timedelta(hours=7).total_seconds())
     receive_event.retry_unresolved(**ports(world))
 
     assert world.ledger.by_state(Table.INCIDENTS, receive_event.UNRESOLVED).rows == ()
-    assert world.telemetry.totals["FactsGivenUp"] == 1
+    assert world.telemetry.totals["FactsDropped"] == 1
 
 
 def test_the_fleets_memory_is_asked_before_the_provider() -> None:
@@ -155,28 +155,28 @@ def test_the_fleets_memory_is_asked_before_the_provider() -> None:
     }
     world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(50), remembered, 0, None)))
 
-    assert hear(world, a_fact(number=50)).outcome == "OPEN"
+    assert ingest(world, a_fact(number=50)).outcome == "OPEN"
 
 
 # ---------------------------------------------------------------- after the end
 
 
 def test_a_late_copy_does_not_reopen_a_settled_incident() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     recovery.sicken()
     recovery.recover()
 
     outcomes = [
-        recovery.hear(a_fact(envelope_id="late")).outcome,
-        recovery.hear(a_fact(observed_at="2026-11-03T10:14:00Z", envelope_id="later")).outcome,
+        recovery.ingest(a_fact(envelope_id="late")).outcome,
+        recovery.ingest(a_fact(observed_at="2026-11-03T10:14:00Z", envelope_id="later")).outcome,
     ]
 
-    assert outcomes == ["KNOWN", "LATE"]
+    assert outcomes == ["DUPLICATE", "STALE"]
     assert len(recovery.incidents()) == 1
 
 
 def test_the_same_fault_after_the_return_opens_a_second_incident() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     recovery.sicken()
     recovery.recover()
     first = recovery.incident_id
@@ -189,7 +189,7 @@ def test_the_same_fault_after_the_return_opens_a_second_incident() -> None:
 
 
 def test_late_news_of_a_replaced_machine_opens_nothing() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
     recovery.recover()
     row = {
@@ -200,12 +200,12 @@ def test_late_news_of_a_replaced_machine_opens_nothing() -> None:
     }
     recovery.world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(1), row, 0, None)))
 
-    outcome = recovery.hear(a_fact(observed_at=recovery.now + timedelta(minutes=5), envelope_id="ghost"))
+    outcome = recovery.ingest(a_fact(observed_at=recovery.now + timedelta(minutes=5), envelope_id="ghost"))
 
-    assert outcome.outcome == "LATE"
+    assert outcome.outcome == "STALE"
 
 
-class Torn:
+class CrashingIntakeLedger:
     """A ledger whose read of several rows is not of one instant, as DynamoDB's is not: something happens amid it."""
 
     def __init__(self, ledger: Any, *, after: int, happens: Callable[[], Any]) -> None:
@@ -214,30 +214,32 @@ class Torn:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
 
-    def get_each(self, *keys: Key) -> tuple[Row | None, ...]:
-        first = self._ledger.get_each(*keys[: self._after])
+    def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
+        first = self._ledger.batch_get(*keys[: self._after])
         while self._happens:
             self._happens.pop()()
-        return (*first, *self._ledger.get_each(*keys[self._after :]))
+        return (*first, *self._ledger.batch_get(*keys[self._after :]))
 
 
 @pytest.mark.parametrize("after", range(1, 6))
 def test_a_signal_that_is_read_while_the_incident_is_settled_opens_no_second_one(after: int) -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
     late = a_fact(fault_key="hp:NvidiaErrorTerminate", observed_at="2026-11-03T10:16:00Z", envelope_id="late")
-    torn = Torn(recovery.world.ledger, after=after, happens=recovery.recover)
+    torn = CrashingIntakeLedger(recovery.world.ledger, after=after, happens=recovery.recover)
 
     outcome = receive_event.run(late, **{**ports(recovery.world), "ledger": torn}).outcome
 
-    assert outcome == "LATE"
+    assert outcome == "STALE"
     assert len(recovery.incidents()) == 1
 
 
 def test_healthy_again_before_anything_was_done_ends_the_incident_quietly() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     recovery.sicken()
-    recovery.hear(a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at="2026-11-03T10:15:30Z", envelope_id="well"))
+    recovery.ingest(
+        a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at="2026-11-03T10:15:30Z", envelope_id="well")
+    )
 
     assert recovery.recover() == IncidentState.OBSERVED
     assert recovery.world.cluster.calls.count(("cordon", "hyperpod-" + instance_id(1), recovery.incident_id)) == 0
@@ -246,7 +248,7 @@ def test_healthy_again_before_anything_was_done_ends_the_incident_quietly() -> N
 def test_a_fault_on_a_machine_with_hundreds_of_jobs_is_taken_in() -> None:
     world = FakeWorld()
     fact = a_fact(fault_key="xid:43")
-    hear(world, a_fact(fault_key="xid:43", envelope_id="earlier", observed_at="2026-11-03T09:00:00Z"))
+    ingest(world, a_fact(fault_key="xid:43", envelope_id="earlier", observed_at="2026-11-03T09:00:00Z"))
     node = Node(
         life=NodeLife(cluster=CLUSTER, instance_id=fact.instance_id, launched_at=world.clock.now()),
         provider=a_provider_node(1),
@@ -255,4 +257,4 @@ def test_a_fault_on_a_machine_with_hundreds_of_jobs_is_taken_in() -> None:
     row = rows.node_row(CLUSTER, fact.instance_id, seen.to_json(), 0, None)
     world.ledger.commit(Put(row))
 
-    assert hear(world, fact).outcome in ("OPEN", "JOIN")
+    assert ingest(world, fact).outcome in ("OPEN", "JOIN")

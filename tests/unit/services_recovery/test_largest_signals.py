@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import HurtJob, NodeFact
-from evenkeel.domain.health.reports import Filer
+from evenkeel.domain.health.reports import ReporterRole
 from evenkeel.domain.jobs.job import ResumeOption
 from evenkeel.events import envelope, reported_faults
-from evenkeel.events.outcomes import Heard, Ignored, Malformed, Unknown
+from evenkeel.events.outcomes import Ignored, Malformed, ParsedEvent, Unknown
 from evenkeel.ports import LARGEST_ROW, row_bytes
 from evenkeel.services.incidents import receive_event
 from evenkeel.services.recovery import protect_jobs
 from evenkeel.services.resume import plan_resume
 from tests.fakes.cluster import CLUSTER, instance_id
-from tests.unit.services_recovery.recovery import Recovery
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 
 EVENTS = sorted((Path(__file__).parents[2] / "fixtures/events").glob("*.json"))
 REPORT = {
@@ -27,7 +27,7 @@ REPORT = {
     "time": "2026-11-03T10:15:00Z",
     "detail": reported_faults.detail_of(
         "role/Detector",
-        Filer.DETECTOR,
+        ReporterRole.DETECTOR,
         [
             {
                 **dict.fromkeys(("gpu", "link", "jobId", "detail"), "x"),
@@ -68,33 +68,33 @@ def with_text(document: Any, place: tuple[Any, ...], text: str) -> Any:
     return changed
 
 
-def read(document: Any) -> Heard | Ignored | Unknown | Malformed:
+def read(document: Any) -> ParsedEvent | Ignored | Unknown | Malformed:
     return envelope.parse(json.dumps(document, ensure_ascii=False).encode())
 
 
 def largest(document: Any, character: str) -> Any:
     """Return a document in which every text is as long as its parser takes it, as far as one event goes."""
     for place in sorted(places(document), key=str):
-        if not isinstance(read(with_text(document, place, character * min(LENGTHS))), Heard):
+        if not isinstance(read(with_text(document, place, character * min(LENGTHS))), ParsedEvent):
             continue  # a word of a fixed list, or a number: no longer text can stand here
         texts = (character * length for length in reversed(LENGTHS))
         longer = (with_text(document, place, text) for text in texts)
-        document = next((each for each in longer if isinstance(read(each), Heard)), document)
+        document = next((each for each in longer if isinstance(read(each), ParsedEvent)), document)
     return document
 
 
 @pytest.mark.parametrize("character", CHARACTERS)
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_largest_event_of_each_kind_is_taken_in(name: str, character: str) -> None:
-    recovery = Recovery(with_job=False)
+    recovery = RecoveryScenario(with_job=False)
     document = largest(SAMPLES[name], character)
     said = read(document)
-    assert isinstance(said, Heard | Ignored)
+    assert isinstance(said, ParsedEvent | Ignored)
 
-    facts = said.facts if isinstance(said, Heard) else ()
+    facts = said.facts if isinstance(said, ParsedEvent) else ()
     about_a_node = [fact.but(instance_id=instance_id(1)) for fact in facts if isinstance(fact, NodeFact)]
     world = recovery.world
-    receive_event.hear(
+    receive_event.ingest_event(
         (*facts, *about_a_node),
         ledger=world.ledger,
         provider=world.provider,
@@ -107,7 +107,7 @@ def test_the_largest_event_of_each_kind_is_taken_in(name: str, character: str) -
         drills_may_act=True,
         catalogue=recovery.policy.catalogue,
     )
-    recovery.story.sweep()
+    recovery.scenario.sweep()
 
     assert all(row_bytes(row) < LARGEST_ROW for row in recovery.world.ledger.rows.values())
 
@@ -124,7 +124,7 @@ def test_a_text_beyond_its_limit_makes_an_event_malformed(field: str) -> None:
 
 
 def test_a_node_about_which_everything_is_said_recovers() -> None:
-    recovery = Recovery(size=4)
+    recovery = RecoveryScenario(size=4)
     recovery.sicken()
     for detector in range(12):
         for n in range(40):
@@ -140,7 +140,7 @@ def test_a_node_about_which_everything_is_said_recovers() -> None:
                 envelope_id="e" * 512,
                 detail="\U0001f600" * 500,
             )
-            recovery.hear(said)
+            recovery.ingest(said)
 
     assert recovery.recover() == "RECOVERED"
     assert all(row_bytes(row) < LARGEST_ROW for row in recovery.world.ledger.rows.values())
@@ -148,7 +148,9 @@ def test_a_node_about_which_everything_is_said_recovers() -> None:
 
 def test_answers_about_the_most_jobs_of_a_node_fit_a_workflow() -> None:
     names = [f"job-{n:026d}" for n in range(MOST_JOBS_OF_A_NODE)]
-    hurt = tuple(HurtJob(job_id=name, attempt=99_999, is_forgiven=True, left_in_doubt=99_999) for name in names)
+    hurt = tuple(
+        HurtJob(job_id=name, attempt=99_999, is_failure_excused=True, suspect_attempt=99_999) for name in names
+    )
     back = tuple(
         plan_resume.PlannedJob(job_id=name, attempt=99_999, option=max(ResumeOption, key=len)) for name in names
     )

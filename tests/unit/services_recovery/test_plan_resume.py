@@ -17,16 +17,16 @@ from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.recovery import plan_recovery, protect_jobs
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import rows
-from tests.unit.services_recovery.recovery import QUICK, Recovery, say
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, say
 
 WITH_ITS_OWN_PRICE = QUICK.but(
     economy=QUICK.economy.but(usd_per_accelerator_hour={"ml.p5.48xlarge": 2.5}, least_samples=2)
 )
 
 
-def planned(*durations: int, size: int = 3) -> Recovery:
+def planned(*durations: int, size: int = 3) -> RecoveryScenario:
     """A recovery up to its resume plan, after earlier reboots that took this long."""
-    recovery = Recovery(size=size, policy=WITH_ITS_OWN_PRICE)
+    recovery = RecoveryScenario(size=size, policy=WITH_ITS_OWN_PRICE)
     recovery.sicken()
     for number, seconds in enumerate(durations):
         asked_at = recovery.now - timedelta(days=number + 1)
@@ -34,16 +34,16 @@ def planned(*durations: int, size: int = 3) -> Recovery:
             incident_id=f"inc-past{number}",
             state=IncidentState.RECOVERED,
             repairs=("reboot",),
-            stages=StageTimes(repair_asked_at=asked_at, node_back_at=asked_at + timedelta(seconds=seconds)),
+            stages=StageTimes(repair_requested_at=asked_at, node_back_at=asked_at + timedelta(seconds=seconds)),
             pool="p5-workers",
         )
-        recovery.story.put(rows.incident_row(past, 0))
+        recovery.scenario.put(rows.incident_row(past, 0))
     for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs), ("PlanResume", plan_resume)):
         recovery.state(name, service)
     return recovery
 
 
-def decision(recovery: Recovery) -> Decision:
+def decision(recovery: RecoveryScenario) -> Decision:
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
     return next(found for row in page.rows if (found := rows.read(row, Decision)).kind == "RESUME")
 
@@ -89,8 +89,8 @@ def test_why_shows_every_option_with_its_figures_or_why_it_is_not_to_be_had() ->
 
 def test_an_attempt_that_ran_long_is_expected_to_lose_half_a_checkpoint_interval_and_what_is_poisoned() -> None:
     def lost(fault_key: str) -> float:
-        recovery = Recovery()
-        recovery.story.set_job(recovery.job.but(spec=recovery.job.spec.but(checkpoint_uri="s3://checkpoints/one")))
+        recovery = RecoveryScenario()
+        recovery.scenario.set_job(recovery.job.but(spec=recovery.job.spec.but(checkpoint_uri="s3://checkpoints/one")))
         recovery.world.clock.advance(7200)
         recovery.sicken(fault_key=fault_key, observed_at=recovery.now)
         for service in (plan_recovery, protect_jobs, plan_resume):
@@ -109,7 +109,7 @@ def test_an_attempt_that_ran_long_is_expected_to_lose_half_a_checkpoint_interval
 def test_where_only_the_job_is_blamed_its_machine_is_as_good_as_any_other(
     fault_key: str, option: str, mode: Mode
 ) -> None:
-    recovery = Recovery(size=2, mode=mode)
+    recovery = RecoveryScenario(size=2, mode=mode)
     recovery.sicken(fault_key=fault_key, source="site:role/Detector")
     recovery.state("", plan_recovery)
     if mode is Mode.RECOMMEND:
@@ -124,9 +124,9 @@ def test_where_only_the_job_is_blamed_its_machine_is_as_good_as_any_other(
 
 @pytest.mark.parametrize(("offered", "option"), [(32, "FREE_NODE"), (0, "WAIT_FOR_REPAIR")])
 def test_a_free_node_without_efa_brings_no_gang_back(offered: int, option: str) -> None:
-    recovery = Recovery(size=3)
+    recovery = RecoveryScenario(size=3)
     recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
-    used, by_name = recovery.story.attempt(recovery.job_id).node_names, recovery.world.cluster.by_name
+    used, by_name = recovery.scenario.attempt(recovery.job_id).node_names, recovery.world.cluster.by_name
     (spare,) = (place for place in by_name if place[1] not in used)
     by_name[spare] = by_name[spare].but(efa=offered)
     for service in (plan_recovery, protect_jobs, plan_resume):
@@ -136,11 +136,11 @@ def test_a_free_node_without_efa_brings_no_gang_back(offered: int, option: str) 
 
 
 def test_an_elastic_job_that_loses_a_node_is_planned_to_go_on_with_fewer_and_the_record_replays() -> None:
-    recovery = Recovery(
+    recovery = RecoveryScenario(
         size=2, policy=WITH_ITS_OWN_PRICE.but(economy=WITH_ITS_OWN_PRICE.economy.but(expected_reboot_seconds=3600))
     )
     sizes = ElasticSpec(min_nodes=1, max_nodes=2)
-    recovery.story.set_job(
+    recovery.scenario.set_job(
         recovery.job.but(spec=recovery.job.spec.but(elastic=sizes, checkpoint_uri="s3://checkpoints/one"))
     )
     recovery.sicken()

@@ -17,8 +17,8 @@ from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.recovery.resume import ResumeFacts
 from evenkeel.domain.recovery.resume import plan_resume as choose
-from evenkeel.domain.renting.migration import loan_of
-from evenkeel.domain.renting.rental import Rental, RentalHold, RentalState
+from evenkeel.domain.renting.migration import temporary_capacity_of
+from evenkeel.domain.renting.rental import Rental, RentalAllocation, RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Put, Row, Table
 from evenkeel.services.recovery import cordon_node, plan_recovery, protect_jobs, repair_node
@@ -27,9 +27,17 @@ from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER
 from tests.unit.scheduling.test_sharing import GPU, a_team
-from tests.unit.services_jobs.test_rentals import NODE_HOUR, ON_DEMAND, SPOT, Renting, a_policy, a_pool, a_team_with
+from tests.unit.services_jobs.test_rentals import (
+    NODE_HOUR,
+    ON_DEMAND,
+    SPOT,
+    RentalScenario,
+    a_policy,
+    a_pool,
+    a_team_with,
+)
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up
-from tests.unit.services_recovery.recovery import QUICK, Recovery
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
 
 HOUR = 3600
 
@@ -40,43 +48,43 @@ def burst(**changes: Any) -> Policy:
     return QUICK.but(burst=a_policy(**changes).burst, economy=economy)
 
 
-def planned(policy: Policy, size: int = 2, **spec: Any) -> Recovery:
+def planned(policy: Policy, size: int = 2, **spec: Any) -> RecoveryScenario:
     """A recovery up to its resume plan, of a job that has every machine."""
-    recovery = Recovery(size=size, policy=policy)
+    recovery = RecoveryScenario(size=size, policy=policy)
     spec = {"checkpoint_uri": "s3://checkpoints/one", **spec}
-    recovery.story.set_job(recovery.job.but(spec=recovery.job.spec.but(**spec)))
+    recovery.scenario.set_job(recovery.job.but(spec=recovery.job.spec.but(**spec)))
     return plan(recovery)
 
 
-def plan(recovery: Recovery) -> Recovery:
+def plan(recovery: RecoveryScenario) -> RecoveryScenario:
     recovery.sicken()
     for service in (plan_recovery, cordon_node, protect_jobs, plan_resume):
         recovery.state("", service)
     return recovery
 
 
-def record(recovery: Recovery) -> Decision:
+def record(recovery: RecoveryScenario) -> Decision:
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
     return next(found for row in page.rows if (found := rows.read(row, Decision)).kind == "RESUME")
 
 
-def weighed(recovery: Recovery, option: str) -> Alternative:
+def weighed(recovery: RecoveryScenario, option: str) -> Alternative:
     """Return one row of the table that was stored with the decision."""
     found = record(recovery)
     assert found.chosen
     return next(each for each in (found.chosen, *found.alternatives) if each.option == option)
 
 
-def stop(recovery: Recovery) -> None:
-    recovery.story.stop(recovery.job_id, 1)
-    recovery.story.settle(recovery.job_id, 1)
+def stop(recovery: RecoveryScenario) -> None:
+    recovery.scenario.stop(recovery.job_id, 1)
+    recovery.scenario.settle(recovery.job_id, 1)
 
 
-def rental_of(recovery: Recovery) -> Rental:
+def rental_of(recovery: RecoveryScenario) -> Rental:
     return rows.load(recovery.world.ledger, rows.rental_key(recovery.job_id, 1), Rental, "rental")
 
 
-def decisions(recovery: Recovery) -> list[Decision]:
+def decisions(recovery: RecoveryScenario) -> list[Decision]:
     found = (row for key, row in recovery.world.ledger.rows.items() if key.pk.startswith("DEC#"))
     return [rows.read(row, Decision) for row in found]
 
@@ -107,7 +115,7 @@ def test_what_is_rented_costs_what_a_pass_would_pay_for_it() -> None:
 
     assert facts.renting
     assert plan
-    assert plan.rent_worth_parts is not None
+    assert plan.max_rent_parts is not None
     job, usd = facts.renting.placement.job, weighed(recovery, "BURST").usd
     held = 60 * 1.1 + job.restart_seconds + job.run_seconds  # the slower of two launches of 60 s at the median
     rent = 2 * NODE_HOUR[SPOT] / 1e6 * held / HOUR
@@ -116,20 +124,20 @@ def test_what_is_rented_costs_what_a_pass_would_pay_for_it() -> None:
 
 
 def test_the_pass_rents_what_the_recovery_chose_though_it_would_have_waited_itself() -> None:
-    def reluctant(recovery: Recovery) -> None:
+    def reluctant(recovery: RecoveryScenario) -> None:
         """Let passes believe that the machine is back at once."""
-        recovery.story.policy = recovery.policy.but(
+        recovery.scenario.policy = recovery.policy.but(
             jobs=recovery.policy.jobs.but(expected_replace_seconds=1, expected_resume_seconds=1)
         )
         stop(recovery)
-        recovery.story.run_pass()
+        recovery.scenario.run_pass()
 
     recovery = planned(burst())
     reluctant(recovery)
     waits = planned(burst())
     waiting = waits.job.resume_plan
     assert waiting
-    waits.story.set_job(waits.job.but(resume_plan=waiting.but(rent_worth_parts=None)))
+    waits.scenario.set_job(waits.job.but(resume_plan=waiting.but(max_rent_parts=None)))
     reluctant(waits)
 
     assert (recovery.job.state, recovery.job.rentals) == (JobState.PENDING, 1)
@@ -138,31 +146,31 @@ def test_the_pass_rents_what_the_recovery_chose_though_it_would_have_waited_itse
     assert rental.reason.startswith(f"Its recovery chose to rent: {SPOT} costs $")
     assert waits.job.rentals == 0
     placements = [each for each in decisions(recovery) if each.kind == "PLACEMENT"]
-    assert all(replay(each, recovery.story.policy).differs_from(each) == "" for each in placements)
+    assert all(replay(each, recovery.scenario.policy).differs_from(each) == "" for each in placements)
     assert placements
 
 
 def test_the_job_runs_elsewhere_while_its_machine_is_still_being_repaired() -> None:
     recovery = planned(burst())
-    market = Renting(policy=recovery.policy)
+    market = RentalScenario(policy=recovery.policy)
     recovery.world.cluster.limits = dict(market.world.cluster.limits)
-    market.story, market.world = recovery.story, recovery.world
+    market.scenario, market.world = recovery.scenario, recovery.world
     recovery.state("", repair_node)
     stop(recovery)
 
-    recovery.story.run_pass()
+    recovery.scenario.run_pass()
     market.advance()
     market.karpenter()
     market.advance()
-    recovery.story.run_pass()
-    recovery.story.run_attempt(recovery.job_id, 2)
+    recovery.scenario.run_pass()
+    recovery.scenario.run_attempt(recovery.job_id, 2)
 
-    attempt, sick = recovery.story.attempt(recovery.job_id, 2), recovery.incident.node_name
+    attempt, sick = recovery.scenario.attempt(recovery.job_id, 2), recovery.incident.node_name
     assert (recovery.job.state, attempt.pool) == (JobState.RUNNING, SPOT)
     assert sick not in attempt.node_names
     assert not recovery.incident.state.is_settled
     assert recovery.world.cluster.by_name[CLUSTER, sick].is_cordoned
-    assert loan_of(rental_of(recovery))
+    assert temporary_capacity_of(rental_of(recovery))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +204,7 @@ def test_what_cannot_be_rented_is_no_option_and_the_table_says_why(
     assert why_not in found.why_not
     assert found.usd is None
     assert recovery.job.resume_plan
-    assert recovery.job.resume_plan.rent_worth_parts is None
+    assert recovery.job.resume_plan.max_rent_parts is None
 
 
 def test_where_nodes_are_free_nothing_is_asked_of_others() -> None:
@@ -226,7 +234,7 @@ def test_a_spot_pool_that_is_too_risky_leaves_the_dearer_one() -> None:
 def test_a_class_without_a_price_is_rented_for_only_where_its_deadline_needs_it(minutes: int, why_not: str) -> None:
     """Two hours of work are left: done in 145 minutes on rented nodes, and in 160 on the machine that comes back."""
     recovery = planned(
-        burst(other_delay_micros_per_hour=0), deadline_at=Recovery().now + timedelta(minutes=120 + minutes)
+        burst(other_delay_micros_per_hour=0), deadline_at=RecoveryScenario().now + timedelta(minutes=120 + minutes)
     )
 
     found = weighed(recovery, "BURST").why_not
@@ -248,13 +256,13 @@ def test_a_class_without_a_price_is_rented_for_only_where_its_deadline_needs_it(
 def test_it_is_rented_for_as_far_as_its_teams_quota_and_budget_go(
     rented: int, budgets: tuple[Any, ...], why_not: str
 ) -> None:
-    recovery = Recovery(size=2, policy=burst(), with_job=False)
+    recovery = RecoveryScenario(size=2, policy=burst(), with_job=False)
     team = a_team_with({"ml.p5.48xlarge": {GPU: 16}, "p5.48xlarge": {GPU: rented}})
-    set_up(recovery.story, team)
-    recovery.job_id = recovery.story.running(nodes=2, team="red").job_id
+    set_up(recovery.scenario, team)
+    recovery.job_id = recovery.scenario.running(nodes=2, team="red").job_id
     spent = Row(rows.spent_key("red", "2026-11"), {"acceleratorSeconds": 16 * HOUR, "usdMicros": 0})
     recovery.world.ledger.commit(Put(spent))
-    set_up(recovery.story, Team.model_validate({**team.to_json(), "budgets": budgets}))
+    set_up(recovery.scenario, Team.model_validate({**team.to_json(), "budgets": budgets}))
     plan(recovery)
 
     assert record(recovery).action == ("WAIT_FOR_REPAIR" if why_not else "BURST")
@@ -268,7 +276,7 @@ def test_a_record_from_before_others_could_be_asked_replays_to_its_answer() -> N
         {"option": "PREEMPT", "whyNot": "not available here: no job gives way to another"},
         {"option": "BURST", "whyNot": "not available here: no nodes are rented"},
     ]
-    since = ("renting", "givesWay", "usdPerHourOfDelay")
+    since = ("renting", "preemptionVictims", "usdPerHourOfDelay")
     facts = {name: value for name, value in found.facts.items() if name not in since} | {"offers": refused}
     said = {each["option"]: each["whyNot"] for each in refused}
     table = tuple(each.but(why_not=said.get(each.option, each.why_not)) for each in found.alternatives)
@@ -277,8 +285,8 @@ def test_a_record_from_before_others_could_be_asked_replays_to_its_answer() -> N
 
 
 def test_where_kueue_admits_nothing_is_rented_and_nobody_stopped() -> None:
-    recovery = Recovery(size=2, policy=burst())
-    recovery.story.set_job(recovery.job.but(local_queue="red"))
+    recovery = RecoveryScenario(size=2, policy=burst())
+    recovery.scenario.set_job(recovery.job.but(local_queue="red"))
     plan(recovery)
 
     assert weighed(recovery, "BURST").why_not.startswith("Kueue admits here")
@@ -288,9 +296,9 @@ def test_where_kueue_admits_nothing_is_rented_and_nobody_stopped() -> None:
 def test_an_approved_recovery_rents_in_recommend_and_nothing_else_does() -> None:
     recovery = planned(burst())
     stop(recovery)
-    recovery.story.run_pass()
+    recovery.scenario.run_pass()
     rental = rental_of(recovery)
-    check = rent_capacity.Request(step=rent_capacity.Step.CHECK, job_id=rental.job_id, rental=rental.number)
+    check = rent_capacity.Request(step=rent_capacity.RentalStep.CHECK, job_id=rental.job_id, rental=rental.number)
 
     def asked(mode: Mode) -> rent_capacity.RentOutcome:
         world = recovery.world
@@ -299,7 +307,7 @@ def test_an_approved_recovery_rents_in_recommend_and_nothing_else_does() -> None
 
     assert asked(Mode.RECOMMEND) is rent_capacity.RentOutcome.GO
     assert asked(Mode.OBSERVE) is rent_capacity.RentOutcome.ENDING
-    recovery.story.set_job(recovery.job.but(resume_plan=None))
+    recovery.scenario.set_job(recovery.job.but(resume_plan=None))
     assert asked(Mode.RECOMMEND) is rent_capacity.RentOutcome.ENDING
 
 
@@ -319,11 +327,11 @@ def test_no_cap_is_ever_passed_and_the_least_expected_loss_is_taken(
         other_team_cap_micros_per_hour=team_cap * 1_000_000,
         other_delay_micros_per_hour=delay * 1_000_000,
     )
-    recovery = Recovery(size=2, policy=policy.but(economy=EconomyPolicy(expected_reboot_seconds=repair)))
-    recovery.story.set_job(recovery.job.but(spec=recovery.job.spec.but(checkpoint_uri="s3://checkpoints/one")))
+    recovery = RecoveryScenario(size=2, policy=policy.but(economy=EconomyPolicy(expected_reboot_seconds=repair)))
+    recovery.scenario.set_job(recovery.job.but(spec=recovery.job.spec.but(checkpoint_uri="s3://checkpoints/one")))
     before = held * 1_000_000
     if held:
-        hold = RentalHold(
+        hold = RentalAllocation(
             job_id="job-other",
             number=1,
             team="default",
@@ -333,11 +341,11 @@ def test_no_cap_is_ever_passed_and_the_least_expected_loss_is_taken(
             accelerators_per_node=8,
             micros_per_hour=before,
         )
-        row = Row(rows.rental_hold_key("job-other", 1), hold.to_json())
+        row = Row(rows.rental_allocation_key("job-other", 1), hold.to_json())
         recovery.world.ledger.commit(Put(row))
     plan(recovery)
     stop(recovery)
-    recovery.story.run_pass()
+    recovery.scenario.run_pass()
 
     found = record(recovery)
     had = [each.usd for each in found.alternatives if each.usd is not None]
@@ -355,18 +363,18 @@ def test_no_cap_is_ever_passed_and_the_least_expected_loss_is_taken(
 # ---------------------------------------------------------------- the place of others
 
 
-def teams(*, blue_borrows: bool, **blue: Any) -> tuple[Recovery, str]:
+def teams(*, blue_borrows: bool, **blue: Any) -> tuple[RecoveryScenario, str]:
     """Three machines: two are the hurt job's of red, one runs a low job of blue, on its own quota or on red's."""
     policy = QUICK.but(economy=EconomyPolicy(expected_reboot_seconds=2 * HOUR))
-    recovery = Recovery(size=3, policy=policy, with_job=False)
+    recovery = RecoveryScenario(size=3, policy=policy, with_job=False)
     set_up(
-        recovery.story,
+        recovery.scenario,
         a_team("red", 24 if blue_borrows else 16, members=MEMBERS),
         a_team("blue", 0 if blue_borrows else 8, members=MEMBERS),
         FleetQuotas(priority_classes={"low": 1, "high": 10}),
     )
-    recovery.job_id = recovery.story.running(nodes=2, team="red", priority_class="high").job_id
-    other = recovery.story.running(nodes=1, team="blue", priority_class="low", checkpoint_uri="", **blue).job_id
+    recovery.job_id = recovery.scenario.running(nodes=2, team="red", priority_class="high").job_id
+    other = recovery.scenario.running(nodes=1, team="blue", priority_class="low", checkpoint_uri="", **blue).job_id
     return plan(recovery), other
 
 
@@ -378,31 +386,35 @@ def test_who_borrows_gives_way_to_a_hurt_job_where_its_wait_costs_less() -> None
     assert found.action == "PREEMPT"
     assert found.reason == f"It takes the place of {other} of team blue."
     facts = ResumeFacts.model_validate(found.facts)
-    assert [(each.job_id, each.accelerators, each.save_seconds) for each in facts.gives_way] == [(other, 8, 30)]
+    assert [(each.job_id, each.accelerators, each.save_seconds) for each in facts.preemption_victims] == [
+        (other, 8, 30)
+    ]
     wait, delays = 2 * HOUR, facts.delays.launch.seconds + facts.delays.restore.seconds
-    lost = (30 + delays + facts.lost_work_seconds) * 16 + (wait + delays + facts.gives_way[0].lost_work_seconds) * 8
+    lost = (30 + delays + facts.lost_work_seconds) * 16 + (
+        wait + delays + facts.preemption_victims[0].lost_work_seconds
+    ) * 8
     assert weighed(recovery, "PREEMPT").gpu_hours_lost == pytest.approx(lost / HOUR, abs=0.01)
     assert replay(found, recovery.policy).differs_from(found) == ""
 
 
 def test_what_was_chosen_the_pass_does_and_its_record_replays() -> None:
     recovery, other = teams(blue_borrows=True)
-    story = recovery.story
+    scenario = recovery.scenario
     stop(recovery)
 
-    story.run_pass()
+    scenario.run_pass()
 
-    asked = story.job(other).stop_of(1)
+    asked = scenario.job(other).stop_of(1)
     assert asked
     assert (asked.by, asked.grace_seconds) == (f"schedule_jobs/{recovery.job_id}", 30)
     assert recovery.job.reason.endswith(f"takes the place of others. Waits until {other} has stopped.")
-    story.run_pass()  # nobody else is asked meanwhile
-    assert (recovery.job.state, len(story.charges())) == (JobState.PENDING, 1)
-    story.stop(other)
-    recovery.world.cluster.stop(story.attempt(other), 0)
-    story.settle(other)
-    story.run_pass()
-    assert (recovery.job.state, story.job(other).state) == (JobState.STARTING, JobState.PENDING)
+    scenario.run_pass()  # nobody else is asked meanwhile
+    assert (recovery.job.state, len(scenario.charges())) == (JobState.PENDING, 1)
+    scenario.stop(other)
+    recovery.world.cluster.stop(scenario.attempt(other), 0)
+    scenario.settle(other)
+    scenario.run_pass()
+    assert (recovery.job.state, scenario.job(other).state) == (JobState.STARTING, JobState.PENDING)
     admissions = [each for each in decisions(recovery) if each.kind == "ADMISSION"]
     assert "PREEMPT" in {each.action for each in admissions}
     assert [differs for each in admissions if (differs := replay(each, recovery.policy).differs_from(each))] == []
@@ -411,30 +423,32 @@ def test_what_was_chosen_the_pass_does_and_its_record_replays() -> None:
 def test_who_is_within_its_own_quota_gives_way_to_nobody() -> None:
     recovery, other = teams(blue_borrows=False)
     stop(recovery)
-    recovery.story.run_pass()
+    recovery.scenario.run_pass()
 
     assert record(recovery).action == "WAIT_FOR_REPAIR"
     assert weighed(recovery, "PREEMPT").why_not.startswith("nobody may be asked to stop for it: Its quota is there.")
-    assert recovery.story.job(other).stop_request is None
+    assert recovery.scenario.job(other).stop_request is None
 
 
 def test_nobody_is_stopped_for_a_recovery_that_waits_for_the_repair() -> None:
     recovery, other = teams(blue_borrows=True)
     plan = recovery.job.resume_plan
     assert plan
-    recovery.story.set_job(recovery.job.but(resume_plan=plan.but(option=ResumeOption.WAIT_FOR_REPAIR)))
+    recovery.scenario.set_job(recovery.job.but(resume_plan=plan.but(option=ResumeOption.WAIT_FOR_REPAIR)))
     stop(recovery)
 
-    recovery.story.run_pass()
+    recovery.scenario.run_pass()
 
-    assert recovery.story.job(other).stop_request is None
+    assert recovery.scenario.job(other).stop_request is None
     assert recovery.job.reason.startswith("Its quota is there. Waits for 2 nodes")
 
 
 def test_a_job_whose_delay_is_dear_is_not_stopped_for_one_that_can_wait() -> None:
     recovery, _ = teams(blue_borrows=True)
     facts = ResumeFacts.model_validate(record(recovery).facts)
-    dear = facts.but(gives_way=tuple(each.but(usd_per_hour_of_delay=100.0) for each in facts.gives_way))
+    dear = facts.but(
+        preemption_victims=tuple(each.but(usd_per_hour_of_delay=100.0) for each in facts.preemption_victims)
+    )
 
     decided = choose(dear, recovery.policy.jobs)
 

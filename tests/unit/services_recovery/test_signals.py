@@ -5,24 +5,24 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact
 from evenkeel.domain.nodes import FleetNode, NodeLife
-from evenkeel.ports import Machine, Put, Table, Unreachable
+from evenkeel.ports import Put, Table, Unreachable, WorkflowName
 from evenkeel.services.incidents import note_group_fact, receive_event
 from evenkeel.services.storage import rows
 from tests.fakes import Crash, CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import CLUSTER_ARN
-from tests.unit.services_recovery.recovery import a_fact
+from tests.unit.services_recovery.recovery_scenario import a_fact
 
 Fact = NodeFact | GroupFact
 
 
-def hear(world: FakeWorld, *facts: Fact, cluster_arn: str = CLUSTER_ARN, **ports: Any) -> list[str]:
-    outcomes = receive_event.hear(
+def ingest(world: FakeWorld, *facts: Fact, cluster_arn: str = CLUSTER_ARN, **ports: Any) -> list[str]:
+    outcomes = receive_event.ingest_event(
         facts,
         **{
             "ledger": world.ledger,
@@ -34,7 +34,7 @@ def hear(world: FakeWorld, *facts: Fact, cluster_arn: str = CLUSTER_ARN, **ports
             "clusters": (CLUSTER,),
             "cluster_arn": cluster_arn,
             "drills_may_act": False,
-            "catalogue": shipped(),
+            "catalogue": default_catalogue(),
             **ports,
         },
     )
@@ -61,7 +61,7 @@ def a_plan(number: int, **changes: Any) -> NodeFact:
     return a_fact(number, source="health.event", fault_key="health:instance_retirement", **changes)
 
 
-def news(number: int, code: str = "replacement_started", **changes: Any) -> NodeFact:
+def progress_fact(number: int, code: str = "replacement_started", **changes: Any) -> NodeFact:
     return a_fact(
         number,
         kind=FactKind.PROGRESS,
@@ -81,16 +81,16 @@ FANNED = [a_fact(number, source="site:role/Detector", fault_key="xid:79") for nu
 def test_one_event_about_three_machines_opens_three_incidents() -> None:
     world = FakeWorld()
 
-    assert hear(world, *FANNED) == ["OPEN", "OPEN", "OPEN"]
+    assert ingest(world, *FANNED) == ["OPEN", "OPEN", "OPEN"]
     assert {incident.life.instance_id for incident in incidents(world)} == {instance_id(n) for n in (1, 2, 3)}
-    assert len(world.workflows.names(Machine.RECOVER_NODE)) == 3
+    assert len(world.workflows.names(WorkflowName.RECOVER_NODE)) == 3
 
 
 def test_the_same_event_again_changes_nothing() -> None:
     world = FakeWorld()
-    hear(world, *FANNED)
+    ingest(world, *FANNED)
 
-    assert hear(world, *FANNED) == ["KNOWN", "KNOWN", "KNOWN"]
+    assert ingest(world, *FANNED) == ["DUPLICATE", "DUPLICATE", "DUPLICATE"]
     assert len(incidents(world)) == 3
 
 
@@ -105,10 +105,10 @@ def test_a_process_that_dies_anywhere_in_the_middle_loses_nothing_and_makes_no_t
     }
 
     with pytest.raises(Crash):
-        hear(world, *FANNED, **ports)
-    hear(world, *FANNED)
+        ingest(world, *FANNED, **ports)
+    ingest(world, *FANNED)
 
-    assert len(incidents(world)) == len(world.workflows.names(Machine.RECOVER_NODE)) == 3
+    assert len(incidents(world)) == len(world.workflows.names(WorkflowName.RECOVER_NODE)) == 3
     assert {incident.evidence_count for incident in incidents(world)} == {1}
 
 
@@ -124,16 +124,16 @@ def test_a_fact_that_fails_keeps_none_of_the_others_out_and_the_event_comes_agai
             return world.provider.node(machine)
 
     with pytest.raises(Unreachable):
-        hear(world, *FANNED, provider=Deaf())
+        ingest(world, *FANNED, provider=Deaf())
     assert len(incidents(world)) == 2
 
-    assert hear(world, *FANNED) == ["KNOWN", "OPEN", "KNOWN"]
+    assert ingest(world, *FANNED) == ["DUPLICATE", "OPEN", "DUPLICATE"]
 
 
 def test_two_faults_of_one_machine_in_one_envelope_are_two_pieces_of_evidence() -> None:
     world = FakeWorld()
 
-    assert hear(world, a_fact(fault_key="xid:79"), a_fact(fault_key="hp:XidHardwareFailure")) == ["OPEN", "JOIN"]
+    assert ingest(world, a_fact(fault_key="xid:79"), a_fact(fault_key="hp:XidHardwareFailure")) == ["OPEN", "JOIN"]
     [incident] = incidents(world)
     assert len(world.ledger.partition(Table.INCIDENTS, f"INC#{incident.incident_id}", "EVIDENCE#")) == 2
 
@@ -145,10 +145,10 @@ def test_two_faults_of_one_machine_in_one_envelope_are_two_pieces_of_evidence() 
 def test_notices_about_machines_of_others_are_counted_and_kept_in_case(fact: NodeFact) -> None:
     world = FakeWorld()
 
-    assert hear(world, fact, fact) == ["FOREIGN", "FOREIGN"]
+    assert ingest(world, fact, fact) == ["OTHER_FLEET", "OTHER_FLEET"]
     assert list(world.ledger.rows) == [rows.early_key(fact.instance_id)]
     assert world.ledger.rows[rows.early_key(fact.instance_id)].doc["facts"] == [fact.to_json()]
-    assert world.telemetry.totals["FactsForeign"] == 2
+    assert world.telemetry.totals["FactsOtherFleet"] == 2
 
 
 @pytest.mark.parametrize("fact", [a_notice(1), a_plan(1)])
@@ -157,7 +157,7 @@ def test_hyperpod_is_not_asked_about_what_concerns_a_whole_account(fact: NodeFac
         def node(self, machine: str) -> Any:
             raise AssertionError(f"asked about {machine}")
 
-    assert hear(FakeWorld(), fact, provider=Asked()) == ["FOREIGN"]
+    assert ingest(FakeWorld(), fact, provider=Asked()) == ["OTHER_FLEET"]
 
 
 def test_one_plan_about_many_machines_opens_those_that_are_ours() -> None:
@@ -165,7 +165,7 @@ def test_one_plan_about_many_machines_opens_those_that_are_ours() -> None:
     remember(world, 1, f"{CLUSTER}/seat-1")
     remember(world, 2, f"{CLUSTER}/seat-2")
 
-    assert hear(world, a_plan(1), a_plan(2), a_plan(77)) == ["OPEN", "OPEN", "FOREIGN"]
+    assert ingest(world, a_plan(1), a_plan(2), a_plan(77)) == ["OPEN", "OPEN", "OTHER_FLEET"]
 
 
 def test_a_notice_about_a_machine_that_the_fleet_remembers_opens() -> None:
@@ -173,7 +173,7 @@ def test_a_notice_about_a_machine_that_the_fleet_remembers_opens() -> None:
     remember(world, 77, f"{CLUSTER}/burst-77")
     goes_at = A_MOMENT + timedelta(minutes=2)
 
-    assert hear(world, a_notice(77, deadline_at=goes_at)) == ["OPEN"]
+    assert ingest(world, a_notice(77, deadline_at=goes_at)) == ["OPEN"]
     assert incidents(world)[0].deadline_at == goes_at
 
 
@@ -183,8 +183,8 @@ OTHER_ARN = CLUSTER_ARN.replace("k3v9x2m7q1ab", "zzzzzzzzzzzz")
 @pytest.mark.parametrize(
     ("said", "ours", "outcome"),
     [
-        (OTHER_ARN, CLUSTER_ARN, "FOREIGN"),
-        (OTHER_ARN, "", "FOREIGN"),
+        (OTHER_ARN, CLUSTER_ARN, "OTHER_FLEET"),
+        (OTHER_ARN, "", "OTHER_FLEET"),
         (CLUSTER_ARN, CLUSTER_ARN, "OPEN"),
         ("", CLUSTER_ARN, "OPEN"),
         # AWS's own samples end in the name.
@@ -192,15 +192,15 @@ OTHER_ARN = CLUSTER_ARN.replace("k3v9x2m7q1ab", "zzzzzzzzzzzz")
     ],
 )
 def test_only_our_own_cluster_is_listened_to(said: str, ours: str, outcome: str) -> None:
-    assert hear(FakeWorld(), a_fact(cluster_arn=said), cluster_arn=ours) == [outcome]
+    assert ingest(FakeWorld(), a_fact(cluster_arn=said), cluster_arn=ours) == [outcome]
 
 
 def test_what_is_said_of_another_clusters_group_is_dropped() -> None:
     world = FakeWorld()
     fact = a_group_fact(cluster_arn=OTHER_ARN)
 
-    assert hear(world, fact) == ["FOREIGN"]
-    assert note_group_fact.remembered(world.ledger, "p5-workers", A_MOMENT) == ()
+    assert ingest(world, fact) == ["OTHER_FLEET"]
+    assert note_group_fact.recent_facts(world.ledger, "p5-workers", A_MOMENT) == ()
 
 
 def a_group_fact(**changes: Any) -> GroupFact:
@@ -218,8 +218,8 @@ def a_group_fact(**changes: Any) -> GroupFact:
 def test_facts_of_machines_and_of_groups_come_in_one_event() -> None:
     world = FakeWorld()
 
-    assert hear(world, news(1, "insufficient_capacity"), a_group_fact()) == ["IDLE", "NOTED"]
-    assert hear(world, news(1, "insufficient_capacity"), a_group_fact()) == ["IDLE", "KNOWN"]
+    assert ingest(world, progress_fact(1, "insufficient_capacity"), a_group_fact()) == ["IGNORED", "NOTED"]
+    assert ingest(world, progress_fact(1, "insufficient_capacity"), a_group_fact()) == ["IGNORED", "DUPLICATE"]
 
 
 # ---------------------------------------------------------------- news of a repair
@@ -232,41 +232,44 @@ def progress(world: FakeWorld) -> list[str]:
 def test_news_about_the_machine_itself_joins_its_incident() -> None:
     world = FakeWorld()
     remember(world, 1, f"{CLUSTER}/seat-1")
-    hear(world, a_fact(1))
+    ingest(world, a_fact(1))
 
-    assert hear(world, news(1, "reboot_in_progress"), news(1, "reboot_in_progress")) == ["JOIN", "KNOWN"]
+    assert ingest(world, progress_fact(1, "reboot_in_progress"), progress_fact(1, "reboot_in_progress")) == [
+        "JOIN",
+        "DUPLICATE",
+    ]
     assert progress(world) == ["reboot_in_progress"]
 
 
 def test_news_about_the_successor_joins_the_incident_of_the_seat() -> None:
     world = FakeWorld()
     remember(world, 1, f"{CLUSTER}/seat-1")
-    hear(world, a_fact(1))
+    ingest(world, a_fact(1))
 
-    assert hear(world, news(9, logical_id="seat-1")) == ["JOIN"]
+    assert ingest(world, progress_fact(9, logical_id="seat-1")) == ["JOIN"]
     [incident] = incidents(world)
     assert [(each.code, each.instance_id) for each in incident.progress] == [("replacement_started", instance_id(9))]
     assert incident.fault_key == "hp:NvidiaErrorReboot"
 
 
-@pytest.mark.parametrize("fact", [news(9), news(9, logical_id="seat-2"), news(1)])
+@pytest.mark.parametrize("fact", [progress_fact(9), progress_fact(9, logical_id="seat-2"), progress_fact(1)])
 def test_news_without_an_incident_opens_and_keeps_nothing(fact: NodeFact) -> None:
     world = FakeWorld()
 
-    assert hear(world, fact) == ["IDLE"]
+    assert ingest(world, fact) == ["IGNORED"]
     assert world.ledger.rows == {}
 
 
 def test_news_after_the_incident_was_settled_changes_nothing() -> None:
     world = FakeWorld()
     remember(world, 1, f"{CLUSTER}/seat-1")
-    hear(world, a_fact(1))
+    ingest(world, a_fact(1))
     [incident] = incidents(world)
     row = world.ledger.get(rows.incident_key(incident.incident_id))
     assert row
     world.ledger.commit(Put(rows.incident_row(incident.but(state="RECOVERED"), row.version)))
 
-    assert hear(world, news(9, logical_id="seat-1")) == ["IDLE"]
+    assert ingest(world, progress_fact(9, logical_id="seat-1")) == ["IGNORED"]
 
 
 # ---------------------------------------------------------------- lines of a new format
@@ -276,7 +279,7 @@ def test_a_line_that_cannot_be_read_is_kept_and_counted_once() -> None:
     world = FakeWorld()
     unread = a_fact(fault_key="xid:*", code="xid_unparsed", detail="Xid of tomorrow: 79")
 
-    assert hear(world, unread, unread) == ["OPEN", "KNOWN"]
+    assert ingest(world, unread, unread) == ["OPEN", "DUPLICATE"]
     assert world.telemetry.totals["XidsUnparsed"] == 1
 
 
@@ -287,9 +290,9 @@ def test_a_fact_from_the_future_is_held_to_the_present_and_stays_one_fact() -> N
     world = FakeWorld()
     ahead = a_fact(observed_at=A_MOMENT + timedelta(days=400))
 
-    assert hear(world, ahead) == ["OPEN"]
+    assert ingest(world, ahead) == ["OPEN"]
     world.clock.advance(90)
-    assert hear(world, ahead) == ["KNOWN"]
+    assert ingest(world, ahead) == ["DUPLICATE"]
     [incident] = incidents(world)
     assert incident.first_signal_at == incident.last_signal_at == A_MOMENT
 
@@ -298,6 +301,6 @@ def test_clocks_may_differ_a_little() -> None:
     world = FakeWorld()
     a_little = A_MOMENT + timedelta(minutes=4)
 
-    hear(world, a_fact(observed_at=a_little))
+    ingest(world, a_fact(observed_at=a_little))
 
     assert incidents(world)[0].first_signal_at == a_little

@@ -24,19 +24,19 @@ from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import rows
 from tests.fakes import CrashPlan
 from tests.fakes.cluster import CLUSTER, instance_id
-from tests.unit.services_recovery.recovery import QUICK, Recovery, a_fact
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact
 
 NODE = f"hyperpod-{instance_id(1)}"
 
 
-def sick(**settings_: Any) -> Recovery:
+def sick(**settings_: Any) -> RecoveryScenario:
     fact = settings_.pop("fact", {})
-    recovery = Recovery(**settings_)
+    recovery = RecoveryScenario(**settings_)
     recovery.sicken(**fact)
     return recovery
 
 
-def effects(recovery: Recovery) -> list[str]:
+def effects(recovery: RecoveryScenario) -> list[str]:
     """What was done to the cluster and the provider since the incident, by name."""
     touched = [
         call[0] for call in recovery.world.cluster.calls if call[0] in ("cordon", "release", "stop", "delete_node")
@@ -139,9 +139,9 @@ def test_what_our_own_reboot_does_to_a_node_is_remembered_and_is_no_evidence() -
     recovery.world.clock.advance(5)
     down = a_fact(fault_key="node:not_ready", source="kubernetes.node", observed_at=recovery.now)
 
-    heard = [recovery.hear(down).outcome for _ in range(2)]
+    heard = [recovery.ingest(down).outcome for _ in range(2)]
 
-    assert heard == ["EXPECTED", "KNOWN"]
+    assert heard == ["EXPECTED", "DUPLICATE"]
     assert recovery.incident == before
 
 
@@ -212,7 +212,7 @@ def test_a_recovery_under_a_hold_goes_on_when_it_is_over() -> None:
     recovery.hold(seconds=60)
 
     assert recovery.recover() == IncidentState.RECOVERED
-    assert "AwaitRelease: RELEASED" in recovery.visited
+    assert "AwaitGuardrails: RELEASED" in recovery.visited
     assert recovery.job.current_attempt == 2
 
 
@@ -228,14 +228,14 @@ def test_a_job_that_a_hold_lets_run_on_is_not_late_until_it_was_stopped() -> Non
         ("RepairNode", repair_node),
     ):
         recovery.state(name, service)
-    recovery.open(ConditionKind.JOBS_BACK)
+    recovery.open(ConditionKind.JOBS_RESUMED)
 
     recovery.world.clock.advance(5 * allowed)
     under_hold = recovery.look()
     recovery.world.clock.advance(5 * allowed)
     just_released = recovery.look()
     recovery.state("RepairNode", repair_node)
-    recovery.story.settle(recovery.job_id, 1)
+    recovery.scenario.settle(recovery.job_id, 1)
     recovery.world.clock.advance(allowed - 1)
     stopped = recovery.look()
     recovery.world.clock.advance(1)
@@ -245,13 +245,13 @@ def test_a_job_that_a_hold_lets_run_on_is_not_late_until_it_was_stopped() -> Non
 
 
 def test_under_a_hold_a_persons_cordon_keeps_the_node_and_the_release_moves_its_jobs() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     recovery.world.cluster.set_node(NODE, is_cordoned=True)
     recovery.hold(seconds=60)
     recovery.sicken()
 
     assert recovery.recover() == IncidentState.STOOD_DOWN
-    assert "AwaitRelease: RELEASED" in recovery.visited
+    assert "AwaitGuardrails: RELEASED" in recovery.visited
     assert effects(recovery) == ["stop"]
     assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
 
@@ -270,10 +270,10 @@ def test_a_late_signal_about_a_replaced_machine_says_nothing_against_its_success
     recovery.open(ConditionKind.NODE_VALID)
     life = recovery.incident.life
     known = FleetNode(life=life, slot=recovery.incident.slot, changed_at=recovery.now)
-    recovery.story.put(rows.node_row(life.cluster, life.instance_id, known.to_json(), 0, None))
+    recovery.scenario.put(rows.node_row(life.cluster, life.instance_id, known.to_json(), 0, None))
     recovery.world.clock.advance(61)
 
-    late = recovery.hear(a_fact(fault_key=fault_key, observed_at=recovery.now, envelope_id="late"))
+    late = recovery.ingest(a_fact(fault_key=fault_key, observed_at=recovery.now, envelope_id="late"))
 
     assert (late.outcome, recovery.look()) == ("JOIN", [outcome])
 
@@ -285,7 +285,7 @@ TESTED = QUICK.but(repair=QUICK.repair.but(test_job_image="registry/node-test:1"
 EXAMINED = {"fault_key": "xid:79", "source": "hyperpod.node-labels"}
 
 
-def back_from_reboot(policy: Policy) -> Recovery:
+def back_from_reboot(policy: Policy) -> RecoveryScenario:
     recovery = sick(policy=policy, fact=EXAMINED)
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("RepairNode", repair_node)):
         recovery.state(name, service)
@@ -323,7 +323,7 @@ def test_a_machine_that_fails_its_deep_check_is_left_to_hyperpod_which_repairs_i
     assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
     assert recovery.world.provider.asked == asked
     assert recovery.lease
-    assert recovery.lease.asks[-1].rung == "owner"
+    assert recovery.lease.requests[-1].rung == "owner"
 
 
 def test_a_deep_check_that_hyperpod_declines_leaves_what_the_control_planes_show() -> None:
@@ -367,7 +367,7 @@ def test_each_failed_validation_is_followed_by_a_check_of_its_own() -> None:
 
 def test_a_machine_that_keeps_coming_back_is_watched_for_longer_and_then_replaced_though_it_looks_well() -> None:
     policy = QUICK.but(repair=QUICK.repair.but(lemon_returns=2, flap_margin_factor=3))
-    recovery = Recovery(policy=policy, with_job=False)
+    recovery = RecoveryScenario(policy=policy, with_job=False)
     took, lemons = [], []
     for number in range(3):
         at = recovery.now + timedelta(seconds=1)
@@ -387,7 +387,7 @@ def test_a_machine_that_keeps_coming_back_is_watched_for_longer_and_then_replace
 
 
 def test_a_lemon_that_comes_back_well_by_itself_is_not_believed() -> None:
-    recovery = Recovery(policy=QUICK.but(repair=QUICK.repair.but(lemon_returns=0)), with_job=False)
+    recovery = RecoveryScenario(policy=QUICK.but(repair=QUICK.repair.but(lemon_returns=0)), with_job=False)
     recovery.sicken(fault_key="node:not_ready", source="kubernetes.node")
 
     recovery.state("PlanRecovery", plan_recovery)
@@ -399,7 +399,7 @@ def test_a_lemon_that_comes_back_well_by_itself_is_not_believed() -> None:
 
 
 def test_a_persons_cordon_is_left_and_the_jobs_are_moved() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     recovery.world.cluster.set_node(NODE, is_cordoned=True)
     recovery.sicken()
 
@@ -412,7 +412,7 @@ def test_a_persons_cordon_is_left_and_the_jobs_are_moved() -> None:
 
 
 def test_with_automatic_recovery_hyperpod_repairs_and_evenkeel_watches() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
     recovery.sicken()
     recovery.state("PlanRecovery", plan_recovery)
@@ -426,7 +426,7 @@ def test_with_automatic_recovery_hyperpod_repairs_and_evenkeel_watches() -> None
 
 
 def test_an_owner_that_does_nothing_is_relieved_after_its_time_with_the_lease() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
     recovery.sicken()
     heard_at = recovery.now
@@ -434,16 +434,16 @@ def test_an_owner_that_does_nothing_is_relieved_after_its_time_with_the_lease() 
     assert recovery.recover() == IncidentState.RECOVERED
     assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
     assert recovery.incident.repairs == ("reboot",)
-    asked_at = recovery.incident.stages.repair_asked_at
+    asked_at = recovery.incident.stages.repair_requested_at
     assert asked_at == heard_at
     assert recovery.lease
-    marked, called = recovery.lease.asks
+    marked, called = recovery.lease.requests
     assert (marked.rung, called.rung) == ("owner", "reboot")
-    assert (called.asked_at - marked.asked_at).total_seconds() >= QUICK.repair.takeover_seconds
+    assert (called.requested_at - marked.requested_at).total_seconds() >= QUICK.repair.takeover_seconds
 
 
 def test_an_owner_that_began_before_we_looked_is_seen_to_have_ended() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
     recovery.sicken()
     recovery.state("PlanRecovery", plan_recovery)
@@ -460,7 +460,7 @@ def test_an_owner_that_began_before_we_looked_is_seen_to_have_ended() -> None:
 
 
 def test_an_owner_at_work_is_never_crossed() -> None:
-    recovery = Recovery(is_stuck=True)
+    recovery = RecoveryScenario(is_stuck=True)
     recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
     recovery.sicken()
     recovery.world.provider.reboot(instance_id(1))
@@ -471,17 +471,17 @@ def test_an_owner_at_work_is_never_crossed() -> None:
 
 
 def test_while_hyperpod_works_on_the_cluster_hands_are_off_and_then_it_is_looked_at_again() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     updating = recovery.world.provider.settings.but(status="SystemUpdating")
     recovery.world.provider.settings = updating
     recovery.sicken()
     first = recovery.state("PlanRecovery", plan_recovery)
     again = recovery.state("PlanRecovery", plan_recovery)
-    recovery.open(ConditionKind.WAY_CLEAR)
+    recovery.open(ConditionKind.NODE_FREE)
     during = recovery.look()
     recovery.world.provider.settings = updating.but(status="InService")
 
-    assert (first.outcome, again, during, recovery.look()) == ("LATER", first, [], ["WAY_CLEAR"])
+    assert (first.outcome, again, during, recovery.look()) == ("LATER", first, [], ["NODE_FREE"])
     assert effects(recovery) == []
     assert recovery.recover() == IncidentState.RECOVERED
 
@@ -500,27 +500,27 @@ def test_an_update_that_begins_in_the_middle_keeps_the_next_rung_waiting() -> No
 
 
 def test_work_may_come_to_its_end_before_a_fault_that_can_wait_is_repaired() -> None:
-    recovery = Recovery(policy=QUICK.but(repair=QUICK.repair.but(drain_scale=0.001)))
+    recovery = RecoveryScenario(policy=QUICK.but(repair=QUICK.repair.but(drain_scale=0.001)))
     recovery.sicken(fault_key="xid:63")
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("ProtectJobs", protect_jobs)):
         recovery.state(name, service)
     waits = recovery.state("RepairNode", repair_node)
-    recovery.open(ConditionKind.WAY_CLEAR)
+    recovery.open(ConditionKind.NODE_FREE)
     running = recovery.look()
     before = effects(recovery)
     recovery.world.cluster.finish_pods(recovery.job_id, 1)
 
     assert (waits.outcome, running, before) == ("LATER", [], ["cordon"])
-    assert recovery.look() == ["WAY_CLEAR"]
+    assert recovery.look() == ["NODE_FREE"]
     assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
 
 
 def test_work_that_does_not_end_in_time_is_stopped_before_the_repair() -> None:
-    recovery = Recovery(policy=QUICK.but(repair=QUICK.repair.but(drain_scale=0.001)))
+    recovery = RecoveryScenario(policy=QUICK.but(repair=QUICK.repair.but(drain_scale=0.001)))
     recovery.sicken(fault_key="xid:63")
 
     assert recovery.recover() == IncidentState.RECOVERED
-    assert "AwaitClearWay: WAY_CLEAR" in recovery.visited
+    assert "AwaitFreeNode: NODE_FREE" in recovery.visited
     assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
     assert effects(recovery)[:2] == ["cordon", "stop"]
     assert recovery.job.current_attempt == 2
@@ -544,7 +544,7 @@ def test_a_persons_no_in_the_middle_ends_every_wait_and_cancels_the_recovery(kin
     else:
         recovery.world.cluster.set_node(NODE, is_cordoned=False, incident_id=None)
 
-    assert (before, recovery.look()) == ([], ["VETOED"])
+    assert (before, recovery.look()) == ([], ["OPTED_OUT"])
     assert recovery.state("RepairNode", repair_node).outcome == "STAND_DOWN"
     assert recovery.world.provider.asked == []
     assert recovery.incident.node_branch == "STOOD_DOWN"
@@ -553,7 +553,7 @@ def test_a_persons_no_in_the_middle_ends_every_wait_and_cancels_the_recovery(kin
 
 
 def test_a_pool_that_is_opted_out_is_left_alone_even_when_the_node_is_gone() -> None:
-    recovery = Recovery(with_job=False)
+    recovery = RecoveryScenario(with_job=False)
     for node in list(recovery.world.cluster.by_name.values()):
         recovery.world.cluster.set_node(node.name, labels={**node.labels, "evenkeel.io/automation": "OFF"})
     recovery.world.cluster.remove_node(NODE)
@@ -588,7 +588,7 @@ def test_a_machine_that_was_replaced_before_anybody_planned_has_its_jobs_moved_w
 
 
 def test_a_machine_of_karpenters_is_drained_and_given_back_once() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     machine = recovery.world.cluster.node(CLUSTER, NODE)
     assert machine
     del recovery.world.provider.by_id[instance_id(1)]
@@ -679,26 +679,26 @@ def test_a_repair_waits_until_the_pods_have_had_their_grace() -> None:
 
 
 def test_a_job_that_ended_with_its_node_is_followed_until_it_runs() -> None:
-    recovery = Recovery()
-    recovery.story.world.cluster.fail_pods(recovery.job_id, 1, exit_code=1)
+    recovery = RecoveryScenario()
+    recovery.scenario.world.cluster.fail_pods(recovery.job_id, 1, exit_code=1)
     recovery.mark(instance_id(1), "NvidiaErrorReboot")
-    recovery.story.world.cluster.set_node(NODE, is_ready=False, not_ready_since=recovery.now)
-    recovery.story.settle(recovery.job_id, 1)
+    recovery.scenario.world.cluster.set_node(NODE, is_ready=False, not_ready_since=recovery.now)
+    recovery.scenario.settle(recovery.job_id, 1)
     recovery.sicken()
 
     recovery.recover()
 
     assert [hurt.job_id for hurt in recovery.incident.hurt_jobs] == [recovery.job_id]
-    assert recovery.incident.stages.jobs_back_at
+    assert recovery.incident.stages.jobs_resumed_at
 
 
 def test_a_job_that_went_with_its_node_pods_and_all_is_hurt() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     recovery.mark(instance_id(1), "NvidiaErrorReboot")
-    recovery.story.world.cluster.fail_pods(recovery.job_id, 1, exit_code=134)
-    recovery.story.world.cluster.set_node(NODE, is_ready=False, not_ready_since=recovery.now)
-    recovery.story.settle(recovery.job_id, 1)
-    recovery.story.world.cluster.jobs.clear()
+    recovery.scenario.world.cluster.fail_pods(recovery.job_id, 1, exit_code=134)
+    recovery.scenario.world.cluster.set_node(NODE, is_ready=False, not_ready_since=recovery.now)
+    recovery.scenario.settle(recovery.job_id, 1)
+    recovery.scenario.world.cluster.jobs.clear()
     recovery.sicken()
 
     for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs)):
@@ -708,10 +708,10 @@ def test_a_job_that_went_with_its_node_pods_and_all_is_hurt() -> None:
 
 
 def test_an_attempt_that_ended_on_the_node_well_before_the_fault_is_not_hurt() -> None:
-    recovery = Recovery()
-    recovery.story.world.cluster.fail_pods(recovery.job_id, 1, exit_code=1)
-    recovery.story.settle(recovery.job_id, 1)
-    recovery.world.clock.advance(recovery.policy.jobs.blame_seconds + 1)
+    recovery = RecoveryScenario()
+    recovery.scenario.world.cluster.fail_pods(recovery.job_id, 1, exit_code=1)
+    recovery.scenario.settle(recovery.job_id, 1)
+    recovery.world.clock.advance(recovery.policy.jobs.attribution_delay_seconds + 1)
     recovery.sicken(observed_at=recovery.now)
 
     for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs)):
@@ -721,10 +721,10 @@ def test_an_attempt_that_ended_on_the_node_well_before_the_fault_is_not_hurt() -
 
 
 def test_a_failure_laid_on_the_application_is_taken_back_once_its_node_is_known_to_be_sick() -> None:
-    recovery = Recovery()
-    recovery.story.world.cluster.fail_pods(recovery.job_id, 1, exit_code=134)
-    recovery.story.settle(recovery.job_id, 1)
-    assert (recovery.story.attempt(recovery.job_id, 1).state, recovery.job.application_failures) == ("FAILED", 1)
+    recovery = RecoveryScenario()
+    recovery.scenario.world.cluster.fail_pods(recovery.job_id, 1, exit_code=134)
+    recovery.scenario.settle(recovery.job_id, 1)
+    assert (recovery.scenario.attempt(recovery.job_id, 1).state, recovery.job.application_failures) == ("FAILED", 1)
 
     recovery.sicken()
     for name, service in (
@@ -735,7 +735,7 @@ def test_a_failure_laid_on_the_application_is_taken_back_once_its_node_is_known_
         recovery.state(name, service)
 
     assert recovery.job.application_failures == 0
-    assert recovery.story.timeline(recovery.job_id).count("forgiven") == 1
+    assert recovery.scenario.timeline(recovery.job_id).count("forgiven") == 1
 
 
 def test_a_machine_that_never_came_up_is_named_to_the_person() -> None:
@@ -776,14 +776,14 @@ def test_a_job_that_never_comes_back_pages_somebody() -> None:
     recovery = sick(size=2)
     recovery.run_jobs = lambda: None  # type: ignore[method-assign]  # nobody schedules
 
-    assert recovery.recover() == IncidentState.JOB_NOT_BACK
+    assert recovery.recover() == IncidentState.JOB_NOT_RESUMED
     assert len(recovery.world.pager.pages) == 1
 
 
 # ---------------------------------------------------------------- decisions
 
 
-def decisions(recovery: Recovery, kind: str) -> list[Decision]:
+def decisions(recovery: RecoveryScenario, kind: str) -> list[Decision]:
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
     found = [rows.read(row, Decision) for row in page.rows]
     return [decision for decision in found if decision.kind == kind]
@@ -818,7 +818,7 @@ def test_every_decision_of_the_ladder_replays_from_its_record() -> None:
 def test_whatever_happens_a_life_is_replaced_once_at_most_and_the_recovery_ends(
     answers: list[RepairAnswer], lost: int, is_stuck: bool, comes_back_sick: bool, fault: str, crash: int, when: str
 ) -> None:
-    recovery = Recovery(is_stuck=is_stuck, comes_back_sick=comes_back_sick, plan=CrashPlan(at=crash, when=when))
+    recovery = RecoveryScenario(is_stuck=is_stuck, comes_back_sick=comes_back_sick, plan=CrashPlan(at=crash, when=when))
     recovery.world.provider.scripted.extend(answer for answer in answers if answer is not RepairAnswer.ACCEPTED)
     recovery.world.provider.lost_replies = lost
     recovery.sicken(fault_key=fault)
@@ -836,7 +836,7 @@ def test_whatever_happens_a_life_is_replaced_once_at_most_and_the_recovery_ends(
 def test_a_fact_that_joins_late_raises_the_rung_before_it_is_taken() -> None:
     recovery = sick()
     recovery.state("PlanRecovery", plan_recovery)
-    recovery.hear(a_fact(fault_key="hp:NvidiaErrorTerminate", envelope_id="worse"))
+    recovery.ingest(a_fact(fault_key="hp:NvidiaErrorTerminate", envelope_id="worse"))
 
     recovery.state("RepairNode", repair_node)
 

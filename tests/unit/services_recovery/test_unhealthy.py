@@ -8,26 +8,26 @@ import pytest
 
 from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState
 from evenkeel.domain.policy_base import Mode, ModeRule
+from evenkeel.domain.recovery.opt_out import AUTOMATION_LABEL
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
-from evenkeel.domain.recovery.vetoes import AUTOMATION_LABEL
 from evenkeel.ports import Refused
 from evenkeel.services.queries import read_fleet, read_incidents
-from evenkeel.services.recovery import mark_node, plan_recovery
+from evenkeel.services.recovery import operator_cordon, plan_recovery
 from evenkeel.services.storage import rows
-from evenkeel.services.sweep import memory, unhealthy
-from evenkeel.services.sweep.round import Round, World
+from evenkeel.services.sweep import inventory, unhealthy
+from evenkeel.services.sweep.sweep_run import SweepPorts, SweepRun
 from tests.fakes.cluster import CLUSTER, instance_id
-from tests.unit.services_recovery.recovery import QUICK, Recovery, a_fact, say
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact, say
 
 
-def name_of(recovery: Recovery) -> str:
+def name_of(recovery: RecoveryScenario) -> str:
     [name] = [node.name for node in recovery.world.cluster.by_name.values() if node.instance_id == instance_id(1)]
     return name
 
 
-def a_round(recovery: Recovery) -> Round:
+def a_sweep_run(recovery: RecoveryScenario) -> SweepRun:
     world = recovery.world
-    ports = World(
+    ports = SweepPorts(
         ledger=world.ledger,
         cluster=world.cluster,
         provider=world.provider,
@@ -39,21 +39,21 @@ def a_round(recovery: Recovery) -> Round:
         ids=world.ids,
         telemetry=world.telemetry,
     )
-    return Round(ports, (CLUSTER,), recovery.policy, recovery.mode, {}, recovery.now, drills_may_act=False)
+    return SweepRun(ports, (CLUSTER,), recovery.policy, recovery.mode, {}, recovery.now, drills_may_act=False)
 
 
-def sweep(recovery: Recovery) -> int:
+def sweep(recovery: RecoveryScenario) -> int:
     """Look at the fleet as the sweeper does; return how many recoveries were resumed."""
-    one = a_round(recovery)
-    memory.refresh_fleet(one)
+    one = a_sweep_run(recovery)
+    inventory.refresh_fleet(one)
     return unhealthy.resume_work(one)
 
 
-def newest(recovery: Recovery) -> Incident:
+def newest(recovery: RecoveryScenario) -> Incident:
     return max(recovery.incidents(), key=lambda each: (each.opened_at, each.incident_id))
 
 
-def go_on(recovery: Recovery) -> str:
+def go_on(recovery: RecoveryScenario) -> str:
     """Follow the recovery that the sweeper resumed."""
     assert sweep(recovery) == 1
     recovery.incident_id, recovery.run = newest(recovery).incident_id, 1
@@ -61,7 +61,7 @@ def go_on(recovery: Recovery) -> str:
     return recovery.recover()
 
 
-def status(recovery: Recovery) -> dict[str, Any]:
+def status(recovery: RecoveryScenario) -> dict[str, Any]:
     return read_fleet.status(
         recovery.world.ledger,
         fleet="f",
@@ -73,19 +73,19 @@ def status(recovery: Recovery) -> dict[str, Any]:
     )
 
 
-def left(recovery: Recovery) -> UnhealthyNode | None:
+def left(recovery: RecoveryScenario) -> UnhealthyNode | None:
     row = recovery.world.ledger.get(rows.unhealthy_key(recovery.incident.life))
     return rows.read(row, UnhealthyNode) if row and not row.doc["trustedBy"] else None
 
 
-def answer_once(recovery: Recovery, *, approves: bool = True) -> None:
+def answer_once(recovery: RecoveryScenario, *, approves: bool = True) -> None:
     """Answer the plan unless it has an answer."""
     if recovery.incident.approval is None:
         say(recovery, approves=approves)
 
 
-def declined(mode: Mode = Mode.RECOMMEND, **more: Any) -> Recovery:
-    recovery = Recovery(mode=mode, with_job=False, **more)
+def declined(mode: Mode = Mode.RECOMMEND, **more: Any) -> RecoveryScenario:
+    recovery = RecoveryScenario(mode=mode, with_job=False, **more)
     recovery.sicken()
     recovery.meanwhile = lambda: answer_once(recovery, approves=False)
     assert recovery.recover() == IncidentState.OBSERVED
@@ -93,15 +93,15 @@ def declined(mode: Mode = Mode.RECOMMEND, **more: Any) -> Recovery:
     return recovery
 
 
-def unanswered() -> Recovery:
-    recovery = Recovery(mode=Mode.RECOMMEND, with_job=False)
+def unanswered() -> RecoveryScenario:
+    recovery = RecoveryScenario(mode=Mode.RECOMMEND, with_job=False)
     recovery.sicken()
     assert recovery.recover() == IncidentState.OBSERVED
     return recovery
 
 
-def only_observed() -> Recovery:
-    recovery = Recovery(mode=Mode.OBSERVE, with_job=False)
+def only_observed() -> RecoveryScenario:
+    recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
     recovery.sicken()
     assert recovery.recover() == IncidentState.OBSERVED
     return recovery
@@ -114,7 +114,7 @@ ENDS = [declined, unanswered, only_observed]
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_unrepaired_node_is_unhealthy_and_its_gpus_are_not_free(end: Callable[[], Recovery]) -> None:
+def test_unrepaired_node_is_unhealthy_and_its_gpus_are_not_free(end: Callable[[], RecoveryScenario]) -> None:
     recovery = end()
     sweep(recovery)
     overview = status(recovery)
@@ -131,7 +131,7 @@ def test_unrepaired_node_is_unhealthy_and_its_gpus_are_not_free(end: Callable[[]
 
 
 def test_marked_node_is_unhealthy_before_any_incident() -> None:
-    recovery = Recovery(with_job=False)
+    recovery = RecoveryScenario(with_job=False)
     recovery.mark(instance_id(1), "NvidiaErrorReboot")
     sweep(recovery)
 
@@ -139,7 +139,7 @@ def test_marked_node_is_unhealthy_before_any_incident() -> None:
 
 
 def test_fault_without_a_mark_leaves_its_node_unhealthy() -> None:
-    recovery = Recovery(mode=Mode.OBSERVE, with_job=False)
+    recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
     recovery.sicken(fault_key="xid:79", source="site:prober")
     recovery.recover()
     sweep(recovery)
@@ -148,7 +148,7 @@ def test_fault_without_a_mark_leaves_its_node_unhealthy() -> None:
 
 
 def test_fault_that_needs_no_repair_leaves_its_node_in_service() -> None:
-    recovery = Recovery(mode=Mode.OBSERVE, with_job=False)
+    recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
     recovery.sicken(fault_key="xid:31")
     recovery.recover()
     sweep(recovery)
@@ -161,7 +161,7 @@ def test_fault_that_needs_no_repair_leaves_its_node_in_service() -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_back_in_act_the_node_is_repaired(end: Callable[[], Recovery]) -> None:
+def test_back_in_act_the_node_is_repaired(end: Callable[[], RecoveryScenario]) -> None:
     recovery = end()
     before = recovery.incident
     recovery.mode = Mode.ACT
@@ -176,7 +176,7 @@ def test_back_in_act_the_node_is_repaired(end: Callable[[], Recovery]) -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_nothing_is_resumed_while_nothing_changes(end: Callable[[], Recovery]) -> None:
+def test_nothing_is_resumed_while_nothing_changes(end: Callable[[], RecoveryScenario]) -> None:
     recovery = end()
 
     resumed = []
@@ -189,7 +189,7 @@ def test_nothing_is_resumed_while_nothing_changes(end: Callable[[], Recovery]) -
 
 
 @pytest.mark.parametrize("end", [declined, unanswered])
-def test_plan_is_approved_after_its_end_and_carried_out(end: Callable[[], Recovery]) -> None:
+def test_plan_is_approved_after_its_end_and_carried_out(end: Callable[[], RecoveryScenario]) -> None:
     recovery = end()
     plan = recovery.incident.plan
     say(recovery, by="role/Op (bo)")
@@ -229,7 +229,7 @@ def test_observe_then_recommend_asks_a_person() -> None:
 
 def test_policy_that_lets_the_class_act_resumes_work() -> None:
     watched = QUICK.but(modes=(ModeRule(mode=Mode.OBSERVE),))
-    recovery = Recovery(with_job=False, policy=watched)
+    recovery = RecoveryScenario(with_job=False, policy=watched)
     recovery.sicken()
     assert recovery.recover() == IncidentState.OBSERVED
     assert sweep(recovery) == 0
@@ -239,7 +239,7 @@ def test_policy_that_lets_the_class_act_resumes_work() -> None:
 
 
 def test_lifted_veto_resumes_work() -> None:
-    recovery = Recovery(with_job=False)
+    recovery = RecoveryScenario(with_job=False)
     recovery.sicken()
     node = next(each for each in recovery.world.cluster.by_name.values() if each.name == name_of(recovery))
     recovery.world.cluster.set_node(node.name, labels={**node.labels, AUTOMATION_LABEL: "off"})
@@ -251,7 +251,7 @@ def test_lifted_veto_resumes_work() -> None:
 
 
 def test_recovery_that_the_mode_stopped_midway_goes_on() -> None:
-    recovery = Recovery(with_job=False)
+    recovery = RecoveryScenario(with_job=False)
     recovery.sicken()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.mode = Mode.OBSERVE
@@ -265,7 +265,7 @@ def test_recovery_that_the_mode_stopped_midway_goes_on() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.ACT, Mode.RECOMMEND])
 def test_node_that_a_person_cordoned_is_not_resumed(mode: Mode) -> None:
-    recovery = Recovery(mode=mode, with_job=False)
+    recovery = RecoveryScenario(mode=mode, with_job=False)
     recovery.sicken()
     recovery.meanwhile = lambda: answer_once(recovery)
     recovery.world.cluster.set_node(name_of(recovery), is_cordoned=True)
@@ -282,9 +282,9 @@ def test_node_that_a_person_cordoned_is_not_resumed(mode: Mode) -> None:
 # ---------------------------------------------------------------- when it is over
 
 
-def uncordon(recovery: Recovery) -> None:
-    request = mark_node.Request(instance_id=instance_id(1), by="role/Op (bo)", reason="mended", request_id="r-1")
-    mark_node.uncordon(
+def uncordon(recovery: RecoveryScenario) -> None:
+    request = operator_cordon.Request(instance_id=instance_id(1), by="role/Op (bo)", reason="mended", request_id="r-1")
+    operator_cordon.uncordon(
         request, ledger=recovery.world.ledger, cluster=recovery.world.cluster, clusters=(CLUSTER,), now=recovery.now
     )
 
@@ -292,7 +292,7 @@ def uncordon(recovery: Recovery) -> None:
 def test_healthy_again_ends_it() -> None:
     recovery = declined()
     recovery.mark(instance_id(1))
-    recovery.hear(
+    recovery.ingest(
         a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at=recovery.now, occurrence="w", envelope_id="well")
     )
 
@@ -300,14 +300,14 @@ def test_healthy_again_ends_it() -> None:
 
 
 def test_half_a_cure_does_not_end_it() -> None:
-    recovery = Recovery(mode=Mode.OBSERVE, with_job=False)
+    recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
     recovery.sicken()
-    recovery.hear(a_fact(source="site:prober", fault_key="xid:79", envelope_id="other"))
+    recovery.ingest(a_fact(source="site:prober", fault_key="xid:79", envelope_id="other"))
     recovery.recover()
     cured: dict[str, Any] = {"kind": FactKind.RECOVERED, "fault_key": "", "occurrence": "w", "envelope_id": "well"}
-    recovery.hear(a_fact(observed_at=recovery.now, **cured))
+    recovery.ingest(a_fact(observed_at=recovery.now, **cured))
     assert left(recovery) is not None
-    recovery.hear(a_fact(source="site:prober", observed_at=recovery.now, **cured))
+    recovery.ingest(a_fact(source="site:prober", observed_at=recovery.now, **cured))
 
     assert left(recovery) is None
 
@@ -342,30 +342,30 @@ def test_uncordon_by_a_person_ends_it() -> None:
 
 
 def test_plan_that_asks_says_its_deadline_and_what_silence_means() -> None:
-    recovery = Recovery(mode=Mode.RECOMMEND)
+    recovery = RecoveryScenario(mode=Mode.RECOMMEND)
     recovery.sicken()
     recovery.state("PlanRecovery", plan_recovery)
-    asked = read_incidents.summary(recovery.incident, recovery.now)["asks"]
+    asked = read_incidents.summary(recovery.incident, recovery.now)["requests"]
 
     by = recovery.now + timedelta(seconds=QUICK.repair.approval_deadline_seconds)
     assert asked["answerBy"] == f"{by:%Y-%m-%dT%H:%M:%S}.000000Z"
-    assert asked["onSilence"].startswith(f"No answer by {by:%H:%M}Z: nothing is done; the node stays unhealthy and ")
+    assert asked["ifUnanswered"].startswith(f"No answer by {by:%H:%M}Z: nothing is done; the node stays unhealthy and ")
 
 
 def test_unanswered_plan_says_what_silence_meant() -> None:
-    recovery = Recovery(mode=Mode.RECOMMEND)
+    recovery = RecoveryScenario(mode=Mode.RECOMMEND)
     recovery.sicken()
     recovery.state("PlanRecovery", plan_recovery)
     by = recovery.now + timedelta(seconds=QUICK.repair.approval_deadline_seconds)
 
-    said = read_incidents.summary(recovery.incident, by)["asks"]["onSilence"]
+    said = read_incidents.summary(recovery.incident, by)["requests"]["ifUnanswered"]
 
     assert said.startswith(f"No answer came by {by:%H:%M}Z: nothing was done; ")
     assert f"evenkeel incidents approve {recovery.incident_id}" in said
 
 
 def test_plan_that_asks_names_the_jobs_on_its_node() -> None:
-    recovery = Recovery(mode=Mode.RECOMMEND)
+    recovery = RecoveryScenario(mode=Mode.RECOMMEND)
     recovery.sicken()
     recovery.state("PlanRecovery", plan_recovery)
     [there] = read_incidents.with_jobs(recovery.world.ledger, [recovery.incident])
@@ -379,7 +379,7 @@ def test_fault_after_a_persons_word_makes_the_node_unhealthy_again() -> None:
     sweep(recovery)
     uncordon(recovery)
     recovery.world.clock.advance(3600)
-    recovery.hear(a_fact(source="site:prober", fault_key="xid:79", envelope_id="new", observed_at=recovery.now))
+    recovery.ingest(a_fact(source="site:prober", fault_key="xid:79", envelope_id="new", observed_at=recovery.now))
     recovery.incident_id, recovery.run = newest(recovery).incident_id, 1
     recovery.mode = Mode.OBSERVE
     recovery.recover()

@@ -8,14 +8,14 @@ import pytest
 from evenkeel.domain.jobs.attempt import AttemptState, PodPhase
 from evenkeel.domain.jobs.job import StopRequest
 from evenkeel.domain.jobs.policy import JobPolicy
-from evenkeel.domain.waiting import Answer, ConditionKind, Wait
+from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer
 from evenkeel.ports import Key, Ledger, Put, Refused, Row, Unreachable
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.storage import rows
 from evenkeel.services.waits import evaluate_waits, open_wait, resolve_wait
 from tests.fakes.cluster import CLUSTER, instance_id
-from tests.unit.services_jobs.story import Story
-from tests.unit.services_recovery.recovery import QUICK, Recovery
+from tests.unit.services_jobs.job_scenario import JobScenario
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
 
 K = ConditionKind
 
@@ -25,9 +25,9 @@ class Waits:
 
     def __init__(self, **jobs: Any) -> None:
         self.policy = QUICK.but(jobs=JobPolicy.model_validate({**QUICK.jobs.model_dump(), **jobs}))
-        self.story = Story(size=3, policy=self.policy)
-        self.world = self.story.world
-        self.job_id = self.story.running(nodes=2, checkpoint_uri="").job_id
+        self.scenario = JobScenario(size=3, policy=self.policy)
+        self.world = self.scenario.world
+        self.job_id = self.scenario.running(nodes=2, checkpoint_uri="").job_id
 
     @property
     def ports(self) -> dict[str, Any]:
@@ -69,11 +69,11 @@ class Waits:
         return [rows.read(row, Wait) for key, row in self.world.ledger.rows.items() if key.sk.startswith("WAIT#")]
 
     def stop(self) -> None:
-        job = self.story.job(self.job_id)
+        job = self.scenario.job(self.job_id)
         request = StopRequest(
             attempt=1, reason="Cancelled.", by="ana", grace_seconds=5, requested_at=self.world.clock.now()
         )
-        self.story.set_job(job.but(stop_request=request))
+        self.scenario.set_job(job.but(stop_request=request))
 
     @property
     def answers(self) -> dict[str, str]:
@@ -177,7 +177,7 @@ def test_twice_answered_is_sent_once(waits: Waits) -> None:
 def test_the_first_recorded_answer_is_the_one_that_is_sent(waits: Waits) -> None:
     waits.open(K.ATTEMPT_RUNNING)
     [wait] = waits.rows()
-    recorded = wait.but(state="ANSWERED", answer=Answer(outcome="DEADLINE_PASSED", reason="Late."))
+    recorded = wait.but(state="ANSWERED", answer=WaitAnswer(outcome="DEADLINE_PASSED", reason="Late."))
     row = waits.world.ledger.get(rows.wait_key(wait.subject, wait.name))
     assert row
     waits.world.ledger.commit(Put(rows.wait_row(recorded, row.version)))
@@ -199,7 +199,7 @@ def test_an_answer_that_was_recorded_and_never_sent_is_asked_for_again_by_the_sw
     [wait] = waits.rows()
     row = waits.world.ledger.get(rows.wait_key(wait.subject, wait.name))
     assert row
-    recorded = wait.but(state="ANSWERED", answer=Answer(outcome="RUNNING", reason="All run."))
+    recorded = wait.but(state="ANSWERED", answer=WaitAnswer(outcome="RUNNING", reason="All run."))
     waits.world.ledger.commit(Put(rows.wait_row(recorded, row.version)))
 
     assert waits.look() == []
@@ -245,7 +245,7 @@ def test_stopped_when_no_pod_is_left(waits: Waits) -> None:
     waits.open(K.ATTEMPT_STOPPED)
     assert waits.look() == []
 
-    waits.story.stop(waits.job_id)
+    waits.scenario.stop(waits.job_id)
 
     assert waits.look() == ["STOPPED"]
 
@@ -255,7 +255,7 @@ def test_pods_behind_a_lost_node_are_not_waited_for(waits: Waits) -> None:
     waits.stop()
     waits.open(K.ATTEMPT_STOPPED)
     waits.world.cluster.lose_node(node)
-    waits.story.stop(waits.job_id)
+    waits.scenario.stop(waits.job_id)
 
     assert waits.look() == []
     waits.world.clock.advance(waits.policy.jobs.lost_node_seconds)
@@ -265,7 +265,7 @@ def test_pods_behind_a_lost_node_are_not_waited_for(waits: Waits) -> None:
 def test_a_settled_attempt_ends_its_waits(waits: Waits) -> None:
     waits.open()
     waits.world.cluster.finish_pods(waits.job_id, 1)
-    waits.story.settle(waits.job_id)
+    waits.scenario.settle(waits.job_id)
 
     assert waits.look() == ["ENDED"]
 
@@ -278,7 +278,7 @@ def test_the_application_is_blamed_only_after_a_while(waits: Waits) -> None:
     waits.open()
 
     assert waits.world.wait_answers.requests == []
-    waits.world.clock.advance(waits.policy.jobs.blame_seconds - 1)
+    waits.world.clock.advance(waits.policy.jobs.attribution_delay_seconds - 1)
     assert waits.look() == []
     waits.world.clock.advance(1)
     assert waits.look() == ["ENDED"]
@@ -307,7 +307,7 @@ def test_where_policy_gives_no_time_for_doubt_the_answer_comes_at_once() -> None
 
 
 def test_one_wait_that_cannot_be_judged_does_not_hold_up_the_others() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     recovery.sicken()
     for kind in (K.NODE_BACK, K.RELEASED):
         request = open_wait.Request(kind=kind, token=kind, incident_id=recovery.incident_id, run=1)
@@ -350,7 +350,7 @@ def test_one_subject_can_be_looked_at_alone(waits: Waits) -> None:
 
 
 def test_a_held_recovery_outwaits_the_longest_hold() -> None:
-    recovery = Recovery()
+    recovery = RecoveryScenario()
     recovery.sicken()
     recovery.hold(seconds=120)
     request = open_wait.Request(kind=K.RELEASED, token="t", incident_id=recovery.incident_id, run=1)
@@ -371,4 +371,4 @@ def test_a_held_recovery_outwaits_the_longest_hold() -> None:
 
 
 def test_every_kind_of_wait_has_its_words() -> None:
-    assert set(evaluate_waits.UNMET) == set(ConditionKind)
+    assert set(evaluate_waits.UNMET_TEXT) == set(ConditionKind)

@@ -59,7 +59,7 @@ worker = subprocess.Popen([sys.executable, sys.argv[-1]])
 signal.signal(signal.SIGTERM, lambda *_: worker.terminate())
 sys.exit(1 if worker.wait() else 0)
 """
-HEARS = "signal.signal(signal.SIGTERM, lambda *_: end(143)); print('ready', flush=True); time.sleep(30)"
+SIGNAL_HANDLER = "signal.signal(signal.SIGTERM, lambda *_: end(143)); print('ready', flush=True); time.sleep(30)"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ HEARS = "signal.signal(signal.SIGTERM, lambda *_: end(143)); print('ready', flus
         ("pathlib.Path(os.environ['EXIT_CODE_FILE']).write_text('66'); end(143)", False, 66),
         ("sys.exit(9)", False, 1),
         ("pass", False, 0),
-        (HEARS, True, 143),
+        (SIGNAL_HANDLER, True, 143),
     ],
 )
 def test_command_on_the_page_ends_with_the_code_that_torchrun_swallows(

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from evenkeel_local.twin import undisturbed_digest
+from evenkeel_local.reference_run import reference_digest
 
 STEPS, SEED = 40, 7
 
 
-class Attempt:
+class ElasticAttempt:
     """So many ranks of one attempt, as processes, with checkpoints in a folder."""
 
     def __init__(self, folder: Path, attempt: int, ranks: int, resume_from: str, *options: str) -> None:
@@ -64,18 +64,18 @@ class Attempt:
 
 @pytest.mark.parametrize("sizes", [(2, 3, 1), (3, 1, 2), (1, 5, 4)])
 def test_a_stop_and_another_size_change_no_bit_of_the_weights(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
-    first = Attempt(tmp_path, 1, sizes[0], "", "--step-seconds", "0.03")
+    first = ElasticAttempt(tmp_path, 1, sizes[0], "", "--step-seconds", "0.03")
     codes = first.stopped_at(8)
-    second = Attempt(tmp_path, 2, sizes[1], first.newest(), "--step-seconds", "0.03")
+    second = ElasticAttempt(tmp_path, 2, sizes[1], first.newest(), "--step-seconds", "0.03")
     codes += second.stopped_at(20)
-    third = Attempt(tmp_path, 3, sizes[2], second.newest())
+    third = ElasticAttempt(tmp_path, 3, sizes[2], second.newest())
 
     assert third.ended() == [0] * sizes[2]
     assert set(codes) == {143}
     result = json.loads((tmp_path / "result" / "attempt=3.json").read_text(encoding="utf-8"))
     assert result["worldSize"] == sizes[2]
-    assert result["digest"] == undisturbed_digest(2, STEPS, SEED)
+    assert result["digest"] == reference_digest(2, STEPS, SEED)
 
 
 def test_the_twin_of_a_long_job_comes_to_its_end_however_much_its_ranks_say() -> None:
-    assert undisturbed_digest(2, 1200, SEED) == undisturbed_digest(1, 1200, SEED)
+    assert reference_digest(2, 1200, SEED) == reference_digest(1, 1200, SEED)

@@ -43,7 +43,7 @@ def together(runs: Sequence[Run], what: Callable[[Run], Any]) -> list[Any]:
         return [done.result(timeout=30) for done in [pool.submit(what, run) for run in runs]]
 
 
-class _Reads:
+class _RecordingStorage:
     """A store that remembers of which checkpoints it was asked for the checksums, and of which for names and sizes."""
 
     def __init__(self, uri: str) -> None:
@@ -69,7 +69,7 @@ def test_only_what_a_manifest_leaves_open_is_read(uri: str) -> None:
         storage.put(name, b"{", _sha256(b"{"))  # a manifest that is cut off; a checkpoint that was never finished
     for name in (".metadata", "__0_0.distcp"):
         storage.put(f"attempt=1/step=000000050/{name}", b"", _sha256(b""))
-    reads = _Reads(uri)
+    reads = _RecordingStorage(uri)
     store: Storage = reads
 
     choice = choose(store, 2, None, Distrust(after))
@@ -589,14 +589,14 @@ def test_rank_0_passes_over_what_could_not_be_read_back_before(tmp_path: Path) -
         a_run(str(tmp_path), 1).save(step, b"state")
     given = {"EVENKEEL_JOB_ID": "job-rings", "EVENKEEL_CHECKPOINT_URI": str(tmp_path)}
 
-    second = training.attach({**given, "EVENKEEL_ATTEMPT": "2", "EVENKEEL_DAMAGED": "1/20"}).resume()
+    second = training.attach({**given, "EVENKEEL_ATTEMPT": "2", "EVENKEEL_DAMAGED_CHECKPOINTS": "1/20"}).resume()
 
     assert second is not None
     assert second.step == 10
     with pytest.raises(training.Unproved, match="DAMAGED"):
-        training.attach({**given, "EVENKEEL_ATTEMPT": "3", "EVENKEEL_DAMAGED": "1/20,1/10"}).resume()
-    with pytest.raises(training.NotInAnAttemptError, match="EVENKEEL_DAMAGED='1'"):
-        training.attach({**given, "EVENKEEL_ATTEMPT": "2", "EVENKEEL_DAMAGED": "1"})
+        training.attach({**given, "EVENKEEL_ATTEMPT": "3", "EVENKEEL_DAMAGED_CHECKPOINTS": "1/20,1/10"}).resume()
+    with pytest.raises(training.NotInAnAttemptError, match="EVENKEEL_DAMAGED_CHECKPOINTS='1'"):
+        training.attach({**given, "EVENKEEL_ATTEMPT": "2", "EVENKEEL_DAMAGED_CHECKPOINTS": "1"})
 
 
 def test_checkpoint_by_convention_is_handed_over_as_a_folder(uri: str) -> None:
@@ -741,7 +741,7 @@ def test_rank_is_the_launchers_where_one_started_the_process(
 
 @pytest.mark.usefixtures("sigterm")
 def test_workers_of_two_pods_make_one_checkpoint_with_a_shard_each(tmp_path: Path) -> None:
-    given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1", "EVENKEEL_PATIENCE_SECONDS": "5"}
+    given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1", "EVENKEEL_TIMEOUT_SECONDS": "5"}
     workers = [
         training.attach(
             given
@@ -776,7 +776,7 @@ def test_ranks_wait_for_rank_0_as_long_as_the_code_or_else_the_environment_says(
     said: float | None, environ: str | None, waited: str, tmp_path: Path
 ) -> None:
     given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"} | POD
-    told = {} if environ is None else {"EVENKEEL_PATIENCE_SECONDS": environ}
+    told = {} if environ is None else {"EVENKEEL_TIMEOUT_SECONDS": environ}
     run = training.attach(given | told, patience_seconds=said)
 
     with pytest.raises(TimeoutError, match=f"waited {waited} for rank 0 to pin"):
@@ -786,8 +786,8 @@ def test_ranks_wait_for_rank_0_as_long_as_the_code_or_else_the_environment_says(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"EVENKEEL_PATIENCE_SECONDS": "0"}, "EVENKEEL_PATIENCE_SECONDS='0' is not a whole number of at least 1"),
-        ({"EVENKEEL_PATIENCE_SECONDS": "long"}, "EVENKEEL_PATIENCE_SECONDS='long'"),
+        ({"EVENKEEL_TIMEOUT_SECONDS": "0"}, "EVENKEEL_TIMEOUT_SECONDS='0' is not a whole number of at least 1"),
+        ({"EVENKEEL_TIMEOUT_SECONDS": "long"}, "EVENKEEL_TIMEOUT_SECONDS='long'"),
         ({"EVENKEEL_CHECKPOINT_URI": ""}, "EVENKEEL_CHECKPOINT_URI is not set"),
         ({"EVENKEEL_CHECKPOINT_URI": "gs://x/y"}, "no checkpoint URI"),
         ({"EVENKEEL_ATTEMPT": ""}, "EVENKEEL_ATTEMPT is not set"),

@@ -20,8 +20,8 @@ import pytest
 from evenkeel.training.layout import Checkpoint
 from evenkeel.training.resume import pin
 from evenkeel.training.storage import open_storage
-from evenkeel_trainer.group import Group, PeerLostError, StoppedError, join
-from evenkeel_trainer.model import MICRO_SHARDS, PARAMETERS, State, piece_of
+from evenkeel_trainer.group import PeerLostError, RankGroup, StoppedError, join
+from evenkeel_trainer.model import MICRO_SHARDS, PARAMETERS, ModelState, piece_of
 
 STEPS = 40
 ENDLESS = ("--steps", "1000000", "--step-seconds", "0.05")
@@ -41,7 +41,7 @@ def free_port() -> int:
     return port
 
 
-class Attempt:
+class TrainerAttempt:
     """The ranks of one attempt. Whatever is left of them at the end of the test is killed."""
 
     def __init__(self, folder: Path, number: int, world_size: int, *options: str, **variables: str) -> None:
@@ -101,7 +101,7 @@ class Attempt:
 @pytest.fixture(scope="module")
 def undisturbed() -> str:
     """Digest of the weights that nobody disturbed, computed in this process."""
-    state = State.fresh(7)
+    state = ModelState.fresh(7)
     for step in range(STEPS):
         state.learn([piece_of(state.weights, 7, step, number) for number in range(MICRO_SHARDS)])
     return state.digest()
@@ -109,7 +109,7 @@ def undisturbed() -> str:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_weights_do_not_depend_on_the_number_of_ranks(tmp_path: Path, undisturbed: str, world_size: int) -> None:
-    with Attempt(tmp_path, 1, world_size) as attempt:
+    with TrainerAttempt(tmp_path, 1, world_size) as attempt:
         assert attempt.digests() == {undisturbed}
 
     done = attempt.events(kind="done")[0]
@@ -119,7 +119,7 @@ def test_weights_do_not_depend_on_the_number_of_ranks(tmp_path: Path, undisturbe
 
 
 def test_it_really_learns(tmp_path: Path) -> None:
-    with Attempt(tmp_path, 1, 2, "--steps", "150") as attempt:
+    with TrainerAttempt(tmp_path, 1, 2, "--steps", "150") as attempt:
         attempt.digests()
 
     losses = [event["loss"] for event in attempt.events(kind="step")]
@@ -132,13 +132,13 @@ def test_killed_at_a_random_step_it_comes_back_to_the_same_weights(
     tmp_path: Path, undisturbed: str, world_size: int, next_world_size: int
 ) -> None:
     moment = random.randint(6, STEPS - 10)
-    with Attempt(tmp_path, 1, world_size, "--checkpoint-every", "5", "--step-seconds", "0.1") as first:
+    with TrainerAttempt(tmp_path, 1, world_size, "--checkpoint-every", "5", "--step-seconds", "0.1") as first:
         first.until_step(moment)
         for rank in first.ranks:
             rank.kill()
         assert first.exit_codes() == [-signal.SIGKILL] * world_size
 
-    with Attempt(tmp_path, 2, next_world_size, "--checkpoint-every", "5") as second:
+    with TrainerAttempt(tmp_path, 2, next_world_size, "--checkpoint-every", "5") as second:
         assert second.digests() == {undisturbed}, f"killed at step {moment}"
 
     resumed = second.events(kind="resumed")[0]
@@ -147,22 +147,22 @@ def test_killed_at_a_random_step_it_comes_back_to_the_same_weights(
 
 
 def test_one_rank_told_to_stop_stops_all_at_one_saved_step(tmp_path: Path, undisturbed: str) -> None:
-    with Attempt(tmp_path, 1, 3, "--checkpoint-every", "1000", "--step-seconds", "0.1") as first:
+    with TrainerAttempt(tmp_path, 1, 3, "--checkpoint-every", "1000", "--step-seconds", "0.1") as first:
         first.until_step(5)
         first.ranks[2].terminate()
         assert first.exit_codes() == [143, 143, 143]
 
     stopped = [first.events(rank, "stopped")[0] for rank in range(3)]
     assert len({event["step"] for event in stopped}) == 1
-    with Attempt(tmp_path, 2, 2) as second:
+    with TrainerAttempt(tmp_path, 2, 2) as second:
         assert second.digests() == {undisturbed}
     assert second.events(kind="resumed")[0]["step"] == stopped[0]["step"]
 
 
 def test_of_two_attempts_the_older_ends_at_its_next_save(tmp_path: Path, undisturbed: str) -> None:
-    with Attempt(tmp_path, 1, 2, *ENDLESS, "--checkpoint-every", "5") as older:
+    with TrainerAttempt(tmp_path, 1, 2, *ENDLESS, "--checkpoint-every", "5") as older:
         older.until_step(6)
-        with Attempt(tmp_path, 2, 2, "--checkpoint-every", "5", "--step-seconds", "0.05") as newer:
+        with TrainerAttempt(tmp_path, 2, 2, "--checkpoint-every", "5", "--step-seconds", "0.05") as newer:
             assert older.exit_codes() == [75, 75]
             assert newer.digests() == {undisturbed}
 
@@ -176,21 +176,21 @@ def test_of_two_attempts_the_older_ends_at_its_next_save(tmp_path: Path, undistu
 def test_attempt_behind_the_fence_ends_before_it_trains(tmp_path: Path) -> None:
     pin(open_storage(f"{tmp_path}/checkpoints"), 2)
 
-    with Attempt(tmp_path, 1, 1) as attempt:
+    with TrainerAttempt(tmp_path, 1, 1) as attempt:
         assert attempt.exit_codes() == [75]
 
     assert attempt.events(kind="step") == []
 
 
 def test_attempt_whose_checkpoint_is_damaged_ends_before_it_trains(tmp_path: Path) -> None:
-    with Attempt(tmp_path, 1, 1, "--checkpoint-every", "4") as attempt:
+    with TrainerAttempt(tmp_path, 1, 1, "--checkpoint-every", "4") as attempt:
         attempt.exit_codes()
     choice = pin(open_storage(f"{tmp_path}/checkpoints"), 2)
     assert choice.resume_from
     shard = (tmp_path / "checkpoints" / choice.resume_from.manifest).parent / "shard-0-of-1.bin"
     shard.write_bytes(bytes(len(shard.read_bytes())))
 
-    with Attempt(tmp_path, 2, 1) as attempt:
+    with TrainerAttempt(tmp_path, 2, 1) as attempt:
         assert attempt.exit_codes() == [66]
 
     assert attempt.events(kind="step") == []
@@ -198,7 +198,7 @@ def test_attempt_whose_checkpoint_is_damaged_ends_before_it_trains(tmp_path: Pat
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_rank_whose_peer_dies_ends_at_once(tmp_path: Path, lost: int) -> None:
-    with Attempt(tmp_path, 1, 3, *ENDLESS) as attempt:
+    with TrainerAttempt(tmp_path, 1, 3, *ENDLESS) as attempt:
         attempt.until_step(3)
         attempt.ranks[lost].kill()
         codes = attempt.exit_codes()
@@ -207,7 +207,7 @@ def test_rank_whose_peer_dies_ends_at_once(tmp_path: Path, lost: int) -> None:
 
 
 def test_rank_whose_peer_falls_silent_ends_when_its_patience_does(tmp_path: Path) -> None:
-    with Attempt(tmp_path, 1, 2, *ENDLESS, "--peer-seconds", "0.5") as attempt:
+    with TrainerAttempt(tmp_path, 1, 2, *ENDLESS, "--peer-seconds", "0.5") as attempt:
         attempt.until_step(3)
         attempt.ranks[1].send_signal(signal.SIGSTOP)
         assert attempt.ranks[0].wait(timeout=PATIENCE_SECONDS) == 76
@@ -216,7 +216,7 @@ def test_rank_whose_peer_falls_silent_ends_when_its_patience_does(tmp_path: Path
 
 
 def test_rank_told_to_stop_after_its_peer_died_counts_as_stopped(tmp_path: Path) -> None:
-    with Attempt(tmp_path, 1, 2, *ENDLESS) as attempt:
+    with TrainerAttempt(tmp_path, 1, 2, *ENDLESS) as attempt:
         attempt.until_step(3)
         attempt.ranks[0].send_signal(signal.SIGSTOP)
         attempt.ranks[0].terminate()
@@ -229,31 +229,31 @@ def test_rank_told_to_stop_after_its_peer_died_counts_as_stopped(tmp_path: Path)
 def test_rank_whose_peers_never_come_gives_up(tmp_path: Path, rank: int) -> None:
     lonely = {"JOB_COMPLETION_INDEX": str(rank), "WORLD_SIZE": "2"}
 
-    with Attempt(tmp_path, 1, 1, "--rendezvous-seconds", "0.3", **lonely) as attempt:
+    with TrainerAttempt(tmp_path, 1, 1, "--rendezvous-seconds", "0.3", **lonely) as attempt:
         assert attempt.exit_codes() == [76]
 
 
 def test_rank_told_to_stop_while_it_waits_for_its_peers_stops(tmp_path: Path) -> None:
-    with Attempt(tmp_path, 1, 1, WORLD_SIZE="2") as attempt:
+    with TrainerAttempt(tmp_path, 1, 1, WORLD_SIZE="2") as attempt:
         until("the rank to start", lambda: bool(attempt.events(kind="started")))
         attempt.ranks[0].terminate()
         assert attempt.exit_codes() == [143]
 
 
 def test_options_come_from_the_environment_too(tmp_path: Path) -> None:
-    with Attempt(tmp_path, 1, 1, TRAINER_CHECKPOINT_EVERY="20") as attempt:
+    with TrainerAttempt(tmp_path, 1, 1, TRAINER_CHECKPOINT_EVERY="20") as attempt:
         attempt.digests()
 
     assert [event["step"] for event in attempt.events(kind="saved")] == [20, 40]
 
 
 @pytest.fixture
-def joined() -> Iterator[Callable[..., Group]]:
+def joined() -> Iterator[Callable[..., RankGroup]]:
     """Join a group on a free port of loopback; every group is closed at the end."""
     port = free_port()
-    groups: list[Group] = []
+    groups: list[RankGroup] = []
 
-    def join_as(name: str, rank: int, world_size: int = 2, rendezvous_seconds: float = 20) -> Group:
+    def join_as(name: str, rank: int, world_size: int = 2, rendezvous_seconds: float = 20) -> RankGroup:
         group = join(
             name,
             rank,
@@ -273,7 +273,7 @@ def joined() -> Iterator[Callable[..., Group]]:
         group.close()
 
 
-def test_rank_of_another_attempt_is_turned_away(joined: Callable[..., Group]) -> None:
+def test_rank_of_another_attempt_is_turned_away(joined: Callable[..., RankGroup]) -> None:
     with ThreadPoolExecutor(3) as pool:
         stranger = pool.submit(joined, "job-rings/1", 1, rendezvous_seconds=1)
         time_to_knock = pool.submit(joined, "job-rings/2", 0)
@@ -286,7 +286,7 @@ def test_rank_of_another_attempt_is_turned_away(joined: Callable[..., Group]) ->
     assert zero.gather(b"from zero") == [b"from zero", b"from one"]
 
 
-def test_what_rank_0_spreads_everyone_has(joined: Callable[..., Group]) -> None:
+def test_what_rank_0_spreads_everyone_has(joined: Callable[..., RankGroup]) -> None:
     with ThreadPoolExecutor(3) as pool:
         groups = list(pool.map(lambda rank: joined("job-rings/1", rank, 3), range(3)))
         heard = list(pool.map(lambda group: group.spread(b"x" * 100_000 if group.rank == 0 else b""), groups))
@@ -295,11 +295,11 @@ def test_what_rank_0_spreads_everyone_has(joined: Callable[..., Group]) -> None:
 
 
 def test_momentum_is_part_of_the_state() -> None:
-    state = State.fresh(1)
+    state = ModelState.fresh(1)
     for step in range(3):
         state.learn([piece_of(state.weights, 1, step, number) for number in range(MICRO_SHARDS)])
 
-    again = State.joined([state.shard(rank, 5) for rank in range(5)])
+    again = ModelState.joined([state.shard(rank, 5) for rank in range(5)])
 
     assert (again.weights, again.velocity) == (state.weights, state.velocity)
     assert len(again.weights) == PARAMETERS

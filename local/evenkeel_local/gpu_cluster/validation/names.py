@@ -59,7 +59,7 @@ _RULES = {
 _COMPILED = {pattern: re.compile(rf"{pattern}\Z") for pattern in _RULES}
 
 
-def _breaks(pattern: str, text: str) -> list[str]:
+def _pattern_errors(pattern: str, text: str) -> list[str]:
     if _COMPILED[pattern].match(text):
         return []
     rule, examples = _RULES[pattern]
@@ -67,26 +67,26 @@ def _breaks(pattern: str, text: str) -> list[str]:
     return [f"{rule} (e.g. {shown}regex used for validation is '{pattern}')"]
 
 
-def _length(text: str, most: int) -> list[str]:
+def _length_errors(text: str, most: int) -> list[str]:
     return [f"must be no more than {most} bytes"] if len(text.encode()) > most else []
 
 
 def label(text: str) -> list[str]:
     """Judge a DNS-1123 label."""
-    found = _length(text, 63)
-    if _breaks(LABEL, text):
-        found += ["must not contain dots"] if not _breaks(SUBDOMAIN, text) else _breaks(LABEL, text)
+    found = _length_errors(text, 63)
+    if _pattern_errors(LABEL, text):
+        found += ["must not contain dots"] if not _pattern_errors(SUBDOMAIN, text) else _pattern_errors(LABEL, text)
     return found
 
 
 def subdomain(text: str) -> list[str]:
     """Judge a DNS-1123 subdomain."""
-    return _length(text, 253) + _breaks(SUBDOMAIN, text)
+    return _length_errors(text, 253) + _pattern_errors(SUBDOMAIN, text)
 
 
 def service_name(text: str) -> list[str]:
     """Judge a DNS-1035 label."""
-    return _length(text, 63) + _breaks(SERVICE, text)
+    return _length_errors(text, 63) + _pattern_errors(SERVICE, text)
 
 
 def path_segment(text: str) -> list[str]:
@@ -100,7 +100,7 @@ def qualified_name(text: str) -> list[str]:
     """Judge the key of a label: a name with an optional domain before it."""
     prefix, slash, name = text.rpartition("/")
     if "/" in prefix:
-        rule = _breaks(QUALIFIED, "/")[0]
+        rule = _pattern_errors(QUALIFIED, "/")[0]
         return [f"a qualified name {rule} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"]
     found = []
     if slash and not prefix:
@@ -109,18 +109,18 @@ def qualified_name(text: str) -> list[str]:
         found += [f"prefix part {told}" for told in subdomain(prefix)]
     if not name:
         found.append("name part must be non-empty")
-    found += [f"name part {told}" for told in _length(name, 63) + _breaks(QUALIFIED, name)]
+    found += [f"name part {told}" for told in _length_errors(name, 63) + _pattern_errors(QUALIFIED, name)]
     return found
 
 
 def label_value(text: str) -> list[str]:
     """Judge the value of a label."""
-    return _length(text, 63) + _breaks(f"({QUALIFIED})?", text)
+    return _length_errors(text, 63) + _pattern_errors(f"({QUALIFIED})?", text)
 
 
 def config_key(text: str) -> list[str]:
     """Judge a key of a ConfigMap or Secret."""
-    found = _length(text, 253) + _breaks(CONFIG_KEY, text)
+    found = _length_errors(text, 253) + _pattern_errors(CONFIG_KEY, text)
     if text in (".", ".."):
         found.append(f"must not be '{text}'")
     elif text.startswith(".."):
@@ -130,7 +130,7 @@ def config_key(text: str) -> list[str]:
 
 def percent(text: str) -> list[str]:
     """Judge a percentage."""
-    return _breaks(PERCENT, text)
+    return _pattern_errors(PERCENT, text)
 
 
 def environment_name(text: str) -> list[str]:
@@ -147,7 +147,7 @@ def port_number(value: Any) -> list[str]:
 
 def port_name(text: str) -> list[str]:
     """Judge the name of a port."""
-    found = _length(text, 15)
+    found = _length_errors(text, 15)
     if not re.match(r"[-a-z0-9]+\Z", text):
         found.append("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)")
     if not re.search("[a-z]", text):

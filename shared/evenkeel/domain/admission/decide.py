@@ -12,16 +12,16 @@ from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.admission.offers import (
-    Offer,
-    VictimOf,
-    Way,
-    best_of,
+    PoolFit,
+    PreemptionPlan,
+    PreemptionVictim,
+    best_fit,
     count_of,
     describe_request,
     pool_kinds,
-    why_no_seats,
+    why_no_fit,
 )
-from evenkeel.domain.admission.request import Request
+from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue import quantities
@@ -29,8 +29,8 @@ from evenkeel.domain.kueue.cycle import Decision, Result
 from evenkeel.domain.kueue.flavors import Mode as FlavorMode
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.quotas.claims import Claim, weigh
-from evenkeel.domain.quotas.spending import Limit
+from evenkeel.domain.quotas.claims import QuotaFacts, replay_quota
+from evenkeel.domain.quotas.spending import UsageLimit
 from evenkeel.domain.values import Instant, Sentence, Value
 
 
@@ -40,7 +40,7 @@ class Action(StrEnum):
     ADMIT = "ADMIT"
     WAIT = "WAIT"
     """It is the first that does not fit now."""
-    BEHIND = "BEHIND"
+    BLOCKED = "BLOCKED"
     """Somebody before it waits."""
     BACK_OFF = "BACK_OFF"
     """Its pause after a failure is not over; it holds up nobody."""
@@ -50,7 +50,7 @@ class Action(StrEnum):
     """Others are asked to stop for it, and it waits until they have."""
     NO_QUOTA = "NO_QUOTA"
     """Its team may not use more now, and nobody may be asked to stop for it."""
-    ALIKE = "ALIKE"
+    SAME_SHAPE = "SAME_SHAPE"
     """One that asks for just the same waits; it holds up nobody."""
     HELD = "HELD"
     """A limit, or its queue, holds it back whatever is free; it holds up nobody."""
@@ -59,24 +59,24 @@ class Action(StrEnum):
 class AdmissionFacts(Value):
     """All that the answer for one job rests on. The decision replays from it."""
 
-    request: Request
-    offers: tuple[Offer, ...]
-    behind: str = ""
+    request: AdmissionRequest
+    offers: tuple[PoolFit, ...]
+    blocked_by: str = ""
     """The job before it that waits."""
-    behind_for: str = "free nodes"
+    blocker_waits_for: str = "free nodes"
     """What that one waits for."""
-    alike: str = ""
+    same_shape_reason: str = ""
     """Why the job before it waits, where it asks for just the same."""
-    barred: str = ""
+    hold_reason: str = ""
     """Why nobody starts now in its queue, or where it is to run."""
     local_queue: str = ""
     """Kueue's LocalQueue that it goes to, where Kueue admits."""
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[UsageLimit, ...] = ()
     """What it must stay below."""
-    claim: Claim | None = None
+    quota: QuotaFacts | None = None
     """The quota side, where that was weighed; `offers` are then those of the flavor that was found, if one was, with
     the room that is being made."""
-    way: Way | None = None
+    preemption_plan: PreemptionPlan | None = None
     """Where it has quota and no machines, and takes the place of others."""
     now: Instant
 
@@ -96,11 +96,11 @@ class AdmissionDecision(Value):
     node_names: tuple[str, ...] = ()
     use: dict[str, dict[str, int]] = {}
     """The quota that it takes: flavor → resource → amount."""
-    victims: tuple[VictimOf, ...] = ()
+    victims: tuple[PreemptionVictim, ...] = ()
     """Who has to stop for it, those included who were asked before."""
 
     @property
-    def holds_up(self) -> bool:
+    def blocks_queue(self) -> bool:
         """Whether it blocks jobs behind it: it waits for machines that exist and that other jobs could take, too."""
         return self.action is Action.WAIT and bool(pool_kinds(self.facts.offers))
 
@@ -133,62 +133,72 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
         return _decided(facts, Action.BACK_OFF, reason)
     if facts.local_queue:
         return _decided(facts, Action.ADMIT, f"Kueue admits here: it goes to LocalQueue {facts.local_queue}.")
-    if facts.barred:
-        return _decided(facts, Action.HELD, facts.barred)
+    if facts.hold_reason:
+        return _decided(facts, Action.HELD, facts.hold_reason)
     for limit in facts.limits:
-        if limit.holds_back:
-            return _decided(facts, Action.HELD, f"Waits, whatever is free: {limit.said}.")
-    if facts.alike:
+        if limit.is_reached:
+            return _decided(facts, Action.HELD, f"Waits, whatever is free: {limit.text}.")
+    if facts.same_shape_reason:
         # Whoever speaks for them in a pass is among the facts: to name it here would be news for all with each pass.
-        return _decided(facts, Action.ALIKE, f"As others of its queue that ask for the same: {facts.alike}")
-    if facts.claim is not None:
-        found = by_quota(facts, weigh(facts.claim, facts.now.timestamp(), lambda *_: why_no_seats(request, offers)))
-        return made_way(found)
-    if all(offer.in_fleet < request.nodes for offer in offers) and request.attempts == 0:
-        largest = max((offer.in_fleet for offer in offers), default=0)
+        return _decided(
+            facts, Action.SAME_SHAPE, f"As others of its queue that ask for the same: {facts.same_shape_reason}"
+        )
+    if facts.quota is not None:
+        found = from_quota_decision(
+            facts, replay_quota(facts.quota, facts.now.timestamp(), lambda *_: why_no_fit(request, offers))
+        )
+        return with_preemption(found)
+    if all(offer.total_nodes < request.nodes for offer in offers) and request.attempts == 0:
+        largest = max((offer.total_nodes for offer in offers), default=0)
         asked = describe_request(request)
         reason = f"Can never start here: it asks for {asked}, and the largest fitting pool has {largest}."
         return _decided(facts, Action.NEVER_FITS, reason)
-    if facts.behind:
-        return _decided(facts, Action.BEHIND, f"Behind {facts.behind}, which waits for {facts.behind_for}.")
-    said = why_no_seats(request, offers)
-    if said:
-        return _decided(facts, Action.WAIT, said)
+    if facts.blocked_by:
+        return _decided(facts, Action.BLOCKED, f"Behind {facts.blocked_by}, which waits for {facts.blocker_waits_for}.")
+    shortage = why_no_fit(request, offers)
+    if shortage:
+        return _decided(facts, Action.WAIT, shortage)
     return _admitted(facts, "", {})
 
 
-def hand_over(request: Request, local_queue: str, now: datetime) -> AdmissionDecision:
+def delegate_to_kueue(request: AdmissionRequest, local_queue: str, now: datetime) -> AdmissionDecision:
     """Let Kueue decide about a job: nothing of ours is weighed but the pause after a failure."""
     return decide(AdmissionFacts(request=request, offers=(), local_queue=local_queue, now=now))
 
 
-def beside_kueue(request: Request, namespace: str, shown_by: str, now: datetime) -> AdmissionDecision:
+def hold_in_kueue_namespace(
+    request: AdmissionRequest, namespace: str, shown_by: str, now: datetime
+) -> AdmissionDecision:
     """Hold a job back whose namespace is Kueue's: of two who admit on the same machines neither keeps its limits."""
-    barred = f"Kueue admits jobs in namespace {namespace} ({shown_by}): Evenkeel starts none beside it."
-    return decide(AdmissionFacts(request=request, offers=(), barred=barred, now=now))
+    hold_reason = f"Kueue admits jobs in namespace {namespace} ({shown_by}): Evenkeel starts none beside it."
+    return decide(AdmissionFacts(request=request, offers=(), hold_reason=hold_reason, now=now))
 
 
-def on_unreadable_cluster(request: Request, now: datetime) -> AdmissionDecision:
+def hold_on_unreadable_cluster(request: AdmissionRequest, now: datetime) -> AdmissionDecision:
     """Hold a job back whose cluster cannot be read: nobody knows which of its nodes are free."""
-    barred = f"Cluster {request.cluster} cannot be read, so its free nodes are unknown. The job waits until it answers."
-    return decide(AdmissionFacts(request=request, offers=(), barred=barred, now=now))
+    hold_reason = (
+        f"Cluster {request.cluster} cannot be read, so its free nodes are unknown. The job waits until it answers."
+    )
+    return decide(AdmissionFacts(request=request, offers=(), hold_reason=hold_reason, now=now))
 
 
-def in_anothers_namespace(request: Request, namespace: str, owner: str, now: datetime) -> AdmissionDecision:
+def hold_in_other_teams_namespace(
+    request: AdmissionRequest, namespace: str, owner: str, now: datetime
+) -> AdmissionDecision:
     """Hold a job back whose namespace has become another team's: it would run beside that team's secrets."""
-    barred = f"Namespace {namespace} is team {owner}'s by now: cancel the job, and submit it again."
-    return decide(AdmissionFacts(request=request, offers=(), barred=barred, now=now))
+    hold_reason = f"Namespace {namespace} is team {owner}'s by now: cancel the job, and submit it again."
+    return decide(AdmissionFacts(request=request, offers=(), hold_reason=hold_reason, now=now))
 
 
 def _admitted(facts: AdmissionFacts, why: str, use: dict[str, dict[str, int]]) -> AdmissionDecision:
-    request, chosen = facts.request, best_of(facts.offers)
+    request, chosen = facts.request, best_fit(facts.offers)
     if request.wanted > request.nodes:
         why = f"Starts with {request.nodes} of {count_of(request.wanted, 'node')}. {why}"
     return AdmissionDecision(
         job_id=request.job_id,
         action=Action.ADMIT,
         reason=f"{why}{chosen.pool} has {describe_request(request)}.",
-        alternatives=_passed_over(facts, chosen),
+        alternatives=_rejected_fits(facts, chosen),
         facts=facts,
         pool=chosen.pool,
         instance_type=chosen.instance_type,
@@ -198,9 +208,9 @@ def _admitted(facts: AdmissionFacts, why: str, use: dict[str, dict[str, int]]) -
     )
 
 
-def by_quota(facts: AdmissionFacts, weighed: Decision) -> AdmissionDecision:
+def from_quota_decision(facts: AdmissionFacts, weighed: Decision) -> AdmissionDecision:
     """Say what a turn in a cycle means for a job."""
-    considered = tuple(_flavors_passed_over(weighed))
+    considered = tuple(_rejected_flavors(weighed))
     match weighed.result:
         case Result.ADMITTED:
             use: dict[str, dict[str, int]] = {}
@@ -209,26 +219,30 @@ def by_quota(facts: AdmissionFacts, weighed: Decision) -> AdmissionDecision:
             admitted = _admitted(facts, f"{weighed.reason} ", use)
             return admitted.model_copy(update={"alternatives": (*admitted.alternatives, *considered)})
         case Result.PREEMPTING:
-            victims = tuple(VictimOf(job_id=each.workload_id, reason=each.reason) for each in weighed.victims)
+            victims = tuple(PreemptionVictim(job_id=each.workload_id, reason=each.reason) for each in weighed.victims)
             return _decided(facts, Action.PREEMPT, weighed.reason, considered).model_copy(update={"victims": victims})
         case Result.NO_SEATS:
             reason = f"Its quota is there. {weighed.reason}"
-            return _decided(facts, Action.WAIT, reason, (*_passed_over(facts, None), *considered))
+            return _decided(facts, Action.WAIT, reason, (*_rejected_fits(facts, None), *considered))
         case _:
-            return _decided(facts, Action.NO_QUOTA, f"{weighed.reason}{_short_of(weighed)}", considered)
+            return _decided(facts, Action.NO_QUOTA, f"{weighed.reason}{_shortage_text(weighed)}", considered)
 
 
-def made_way(decided: AdmissionDecision) -> AdmissionDecision:
+def with_preemption(decided: AdmissionDecision) -> AdmissionDecision:
     """Return an answer with others stopped for it, where its quota is there and they make the machines free."""
-    way = decided.facts.way
-    if decided.action is not Action.WAIT or way is None or why_no_seats(decided.facts.request, way.offers):
+    preemption_plan = decided.facts.preemption_plan
+    if (
+        decided.action is not Action.WAIT
+        or preemption_plan is None
+        or why_no_fit(decided.facts.request, preemption_plan.offers)
+    ):
         return decided
-    names = ", ".join(victim.job_id for victim in way.victims)
+    names = ", ".join(victim.job_id for victim in preemption_plan.victims)
     reason = f"Its quota is there, and its recovery takes the place of others. Waits until {names} has stopped."
-    return decided.model_copy(update={"action": Action.PREEMPT, "reason": reason, "victims": way.victims})
+    return decided.model_copy(update={"action": Action.PREEMPT, "reason": reason, "victims": preemption_plan.victims})
 
 
-def _short_of(weighed: Decision) -> str:
+def _shortage_text(weighed: Decision) -> str:
     """Say what the last flavor that was looked at was short of."""
     for attempts in weighed.assignment.attempts:
         for attempt in reversed(attempts):
@@ -245,7 +259,7 @@ def _short_of(weighed: Decision) -> str:
     return ""
 
 
-def _flavors_passed_over(weighed: Decision) -> Iterator[Alternative]:
+def _rejected_flavors(weighed: Decision) -> Iterator[Alternative]:
     given = {flavor for flavors in weighed.assignment.flavors for flavor in flavors.values()}
     for attempts in weighed.assignment.attempts:
         for attempt in attempts:
@@ -260,7 +274,7 @@ def _flavors_passed_over(weighed: Decision) -> Iterator[Alternative]:
             yield Alternative(option=f"flavor {attempt.flavor}", why_not=f"{why.rstrip('.')}.")
 
 
-def said_of(decided: AdmissionDecision, mode: Mode) -> str:
+def recorded_reason(decided: AdmissionDecision, mode: Mode) -> str:
     """Return the reason as it is recorded: in any mode but `act` nothing is done, and that is said."""
     if mode is Mode.ACT:
         return decided.reason
@@ -276,7 +290,7 @@ def _decided(
 ) -> AdmissionDecision:
     weighed = alternatives
     if weighed is None:
-        weighed = _passed_over(facts, None) if action in (Action.WAIT, Action.NEVER_FITS) else ()
+        weighed = _rejected_fits(facts, None) if action in (Action.WAIT, Action.NEVER_FITS) else ()
     return AdmissionDecision(
         job_id=facts.request.job_id, action=action, reason=reason, alternatives=weighed, facts=facts
     )
@@ -285,12 +299,12 @@ def _decided(
 _MORE_FREE = "It has more free nodes, which a larger job may need."
 
 
-def _passed_over(facts: AdmissionFacts, chosen: Offer | None) -> tuple[Alternative, ...]:
+def _rejected_fits(facts: AdmissionFacts, chosen: PoolFit | None) -> tuple[Alternative, ...]:
     return tuple(
         Alternative(
             option=f"{offer.pool} ({offer.instance_type})",
             why_not=("It is meant after." if chosen and offer.choice > chosen.choice else _MORE_FREE)
-            if offer.can_take
+            if offer.has_fit
             else f"{offer.why_not(facts.request)}.",
         )
         for offer in facts.offers

@@ -3,19 +3,19 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from evenkeel.domain.capacity.node_capacity import TAINTED, UNHEALTHY, Room
-from evenkeel.domain.jobs.attempt import WorkloadSeen
+from evenkeel.domain.capacity.node_capacity import TAINTED, UNHEALTHY, NodeCapacity
+from evenkeel.domain.jobs.attempt import ObservedWorkload
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.nodes import Node
 
 
-def rooms_of(
+def node_capacity(
     nodes: Iterable[Node],
     in_use: Mapping[tuple[str, str], int],
     charges: Iterable[Charge],
-    workloads: Iterable[tuple[str, WorkloadSeen]],
+    workloads: Iterable[tuple[str, ObservedWorkload]],
     unhealthy: Collection[tuple[str, str]] = (),
-) -> tuple[Room, ...]:
+) -> tuple[NodeCapacity, ...]:
     """Reduce the fleet to rooms, by life.
 
     free = allocatable - used by live pods - charged to attempts whose pod is not there yet
@@ -23,7 +23,7 @@ def rooms_of(
 
     Args:
         nodes: The joined fleet.
-        in_use: Accelerators that live pods request, by (cluster, node name), foreign pods included.
+        in_use: Accelerators that live pods request, by (cluster, node name), unmanaged pods included.
         charges: What unsettled attempts hold.
         workloads: Attempts' pods, with the name of their cluster.
         unhealthy: Nodes that need a repair and get none, by (cluster, node name).
@@ -45,15 +45,17 @@ def rooms_of(
     taken = {
         place: max(in_use.get(place, 0) + reserved[place], charged[place]) for place in {*in_use, *charged, *reserved}
     }
-    return tuple(_room(node, taken, unhealthy) for node in sorted(nodes, key=lambda node: node.life.key))
+    return tuple(_capacity_of(node, taken, unhealthy) for node in sorted(nodes, key=lambda node: node.life.key))
 
 
-def _room(node: Node, taken: Mapping[tuple[str, str], int], unhealthy: Collection[tuple[str, str]]) -> Room:
+def _capacity_of(
+    node: Node, taken: Mapping[tuple[str, str], int], unhealthy: Collection[tuple[str, str]]
+) -> NodeCapacity:
     seen = node.kubernetes
     name = seen.name if seen else ""
     place = (node.life.cluster, name)
     accelerators = seen.accelerators if seen else 0
-    return Room(
+    return NodeCapacity(
         life=node.life,
         node_name=name,
         cluster=node.life.cluster,
@@ -62,7 +64,7 @@ def _room(node: Node, taken: Mapping[tuple[str, str], int], unhealthy: Collectio
         accelerators=accelerators,
         free=max(0, accelerators - taken.get(place, 0)),
         efa=seen.efa if seen else None,
-        closed_because=_closed_because(node, is_unhealthy=place in unhealthy),
+        unschedulable_reason=_closed_because(node, is_unhealthy=place in unhealthy),
         labels=seen.labels if seen else {},
         taints=seen.blocking_taints if seen else (),
     )

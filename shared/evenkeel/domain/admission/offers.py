@@ -5,21 +5,21 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 from evenkeel.domain.admission.policy import SchedulingPolicy
-from evenkeel.domain.admission.request import Request
+from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity import compatibility, efa, instance_types
-from evenkeel.domain.capacity.compatibility import Needs, Requirements, differences
-from evenkeel.domain.capacity.node_capacity import TAINTED, Room
-from evenkeel.domain.capacity.pool_choices import all_tolerated, place_of
+from evenkeel.domain.capacity.compatibility import EnvironmentNeeds, Requirements, differences
+from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
+from evenkeel.domain.capacity.pool_choices import all_tolerated, preference_rank
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.values import Value
 
 
-class Offer(Value):
+class PoolFit(Value):
     """What one kind of node in one pool could give to a gang."""
 
     pool: str
     instance_type: str
-    in_fleet: int
+    total_nodes: int
     """Machines of this kind, in whatever state."""
     leaving: int = 0
     """How many of those go before the gang could have saved there: they are nothing to wait for."""
@@ -31,9 +31,9 @@ class Offer(Value):
     """Their node names, in the same order."""
     empty: int = 0
     """Machines that are wholly free."""
-    empty_taken: int = 0
+    empty_nodes_used: int = 0
     """How many of those the gang would take."""
-    kept_back: int = 0
+    reserved_spares: int = 0
     """Wholly free machines that must be left over: spares, unless this is a recovery."""
     closed: dict[str, int] = {}
     """How many are out, by reason."""
@@ -41,27 +41,27 @@ class Offer(Value):
     """Its place among the pools that the gang means; the first is taken where several fit."""
 
     @property
-    def can_take(self) -> bool:
+    def has_fit(self) -> bool:
         """Whether the gang fits now."""
-        return bool(self.best) and not self.breaks_spares
+        return bool(self.best) and not self.uses_reserved_spares
 
     @property
-    def breaks_spares(self) -> bool:
+    def uses_reserved_spares(self) -> bool:
         """Whether taking it would leave fewer wholly free machines than are kept back."""
-        return self.empty_taken > 0 and self.empty - self.empty_taken < self.kept_back
+        return self.empty_nodes_used > 0 and self.empty - self.empty_nodes_used < self.reserved_spares
 
-    def why_not(self, request: Request) -> str:
+    def why_not(self, request: AdmissionRequest) -> str:
         """Say why the gang does not fit now, in a few words."""
-        if self.in_fleet < request.nodes:
-            return f"{self.pool} has {count_of(self.in_fleet, 'node')} of {self.instance_type} in all"
+        if self.total_nodes < request.nodes:
+            return f"{self.pool} has {count_of(self.total_nodes, 'node')} of {self.instance_type} in all"
         if self.best:
-            return f"{self.pool} keeps {count_of(self.kept_back, 'free node')} for recoveries"
+            return f"{self.pool} keeps {count_of(self.reserved_spares, 'free node')} for recoveries"
         out = ", ".join(f"{count} {reason}" for reason, count in sorted(self.closed.items()))
         text = f"{self.pool} has {self.fitting} of them"
         return f"{text} ({out})" if out else text
 
 
-class VictimOf(Value):
+class PreemptionVictim(Value):
     """Somebody who has to stop for a job."""
 
     job_id: str
@@ -69,180 +69,196 @@ class VictimOf(Value):
     """Kueue's word for it: `InClusterQueue`, `InCohortReclamation`, …"""
 
 
-class Way(Value):
+class PreemptionPlan(Value):
     """How machines are made free for one that has quota: as few go as will do, of those whom its queue may have go."""
 
-    victims: tuple[VictimOf, ...]
-    offers: tuple[Offer, ...]
+    victims: tuple[PreemptionVictim, ...]
+    offers: tuple[PoolFit, ...]
     """What there is once they have stopped."""
 
 
-def pool_kinds(offers: Iterable[Offer]) -> frozenset[tuple[str, str]]:
-    return frozenset((offer.pool, offer.instance_type) for offer in offers if offer.leaving < offer.in_fleet)
+def pool_kinds(offers: Iterable[PoolFit]) -> frozenset[tuple[str, str]]:
+    return frozenset((offer.pool, offer.instance_type) for offer in offers if offer.leaving < offer.total_nodes)
 
 
-def without_seats(rooms: Iterable[Room], request: Request, lives: Iterable[NodeLife]) -> tuple[Room, ...]:
+def subtract_assigned(
+    capacities: Iterable[NodeCapacity], request: AdmissionRequest, lives: Iterable[NodeLife]
+) -> tuple[NodeCapacity, ...]:
     """Return the rooms after a job has taken its seats."""
     taken = {life.instance_id: life for life in lives}
     return tuple(
-        room.model_copy(update={"free": room.free - request.accelerators_per_node})
-        if taken.get(room.life.instance_id) == room.life
-        else room
-        for room in rooms
+        capacity.model_copy(update={"free": capacity.free - request.accelerators_per_node})
+        if taken.get(capacity.life.instance_id) == capacity.life
+        else capacity
+        for capacity in capacities
     )
 
 
-def why_no_seats(request: Request, offers: Iterable[Offer]) -> str:
+def why_no_fit(request: AdmissionRequest, offers: Iterable[PoolFit]) -> str:
     """Say why no pool has room for a gang now; empty where one has."""
     weighed = tuple(offers)
-    if any(offer.can_take for offer in weighed):
+    if any(offer.has_fit for offer in weighed):
         return ""
     seen = "; ".join(offer.why_not(request) for offer in weighed)
     return f"Waits for {describe_request(request)}: {seen or 'no node of the fleet fits'}."
 
 
-def best_of(offers: Iterable[Offer]) -> Offer:
+def best_fit(offers: Iterable[PoolFit]) -> PoolFit:
     """Return the offer that a gang takes: of the pool that it means first, of the tightest where it means several.
 
     The tightest, so that large free pools stay large.
     """
-    fitting = (offer for offer in offers if offer.can_take)
+    fitting = (offer for offer in offers if offer.has_fit)
     return min(fitting, key=lambda offer: (offer.choice, offer.fitting, offer.pool, offer.instance_type))
 
 
-def offers_for(
-    request: Request, rooms: Iterable[Room], policy: SchedulingPolicy, is_meant: Callable[[Room], bool] | None = None
-) -> tuple[Offer, ...]:
+def pool_fits(
+    request: AdmissionRequest,
+    capacities: Iterable[NodeCapacity],
+    policy: SchedulingPolicy,
+    is_meant: Callable[[NodeCapacity], bool] | None = None,
+) -> tuple[PoolFit, ...]:
     """Return what each kind of node in each pool could give to a gang.
 
     Args:
         request: What it asks for.
-        rooms: The machines.
+        capacities: The machines.
         policy: Spares.
         is_meant: Which machines count at all; without it all do.
     """
-    kinds: dict[tuple[str, str], list[Room]] = defaultdict(list)
+    kinds: dict[tuple[str, str], list[NodeCapacity]] = defaultdict(list)
     choices: dict[tuple[str, str], int] = {}
     is_choosy = bool(request.pools) or request.requires != _NOTHING
-    for room in _kept_or_common(request, rooms):
-        if is_meant is not None and not is_meant(room):
+    for capacity in _reserved_or_shared(request, capacities):
+        if is_meant is not None and not is_meant(capacity):
             continue
-        choice = _choice_of(request, room) if is_choosy else 0
-        if choice is None or (request.requires.fabric and policy.efa_interfaces.get(room.pool) == 0):
+        choice = _preference_rank(request, capacity) if is_choosy else 0
+        if choice is None or (request.requires.fabric and policy.efa_interfaces.get(capacity.pool) == 0):
             continue
-        fits_kind = not request.instance_types or room.instance_type in request.instance_types
-        is_unknown = not room.accelerators and not room.is_open
-        large_enough = is_unknown or room.accelerators >= request.accelerators_per_node
-        if room.cluster == request.cluster and fits_kind and large_enough:
-            kind = (room.pool, room.instance_type)
-            kinds[kind].append(room)
+        fits_kind = not request.instance_types or capacity.instance_type in request.instance_types
+        is_unknown = not capacity.accelerators and not capacity.is_open
+        large_enough = is_unknown or capacity.accelerators >= request.accelerators_per_node
+        if capacity.cluster == request.cluster and fits_kind and large_enough:
+            kind = (capacity.pool, capacity.instance_type)
+            kinds[kind].append(capacity)
             choices[kind] = min(choice, choices.get(kind, choice))
     return tuple(
-        _offer(request, pool, instance_type, kinds[pool, instance_type], policy, choices[pool, instance_type])
+        _pool_fit(request, pool, instance_type, kinds[pool, instance_type], policy, choices[pool, instance_type])
         for pool, instance_type in sorted(kinds)
     )
 
 
-def _kept_or_common(request: Request, rooms: Iterable[Room]) -> Iterable[Room]:
+def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapacity]) -> Iterable[NodeCapacity]:
     """Return the machines that a job may be offered: those rented for it, where they are enough; else nobody's."""
-    everything = tuple(rooms)
-    kept = [room for room in everything if room.kept_for]
+    everything = tuple(capacities)
+    kept = [capacity for capacity in everything if capacity.reserved_for]
     if not kept:
         return everything
-    own = [room for room in kept if room.kept_for == request.job_id]
+    own = [capacity for capacity in kept if capacity.reserved_for == request.job_id]
     fitting = [
-        room
-        for room in own
-        if is_open_to(request, room)
-        and room.free >= request.accelerators_per_node
-        and room.life.key not in request.avoid
+        capacity
+        for capacity in own
+        if is_schedulable_for(request, capacity)
+        and capacity.free >= request.accelerators_per_node
+        and capacity.life.key not in request.avoid
     ]
     if own and len(fitting) >= request.nodes:
         return own
-    return [room for room in everything if not room.kept_for]
+    return [capacity for capacity in everything if not capacity.reserved_for]
 
 
 _NOTHING = Requirements()
 
 
-def _choice_of(request: Request, room: Room) -> int | None:
+def _preference_rank(request: AdmissionRequest, capacity: NodeCapacity) -> int | None:
     """Return the place of a machine among those that a job means; None where it means others, or needs them.
 
     What was rented for it was weighed before it was rented: that needs no label, and no entry in the catalogue.
     """
-    if room.kept_for and room.kept_for == request.job_id:
+    if capacity.reserved_for and capacity.reserved_for == request.job_id:
         return 0
-    return place_of(request.pools, room.pool, room.labels) if _suits(request.requires, room.instance_type) else None
+    return (
+        preference_rank(request.pools, capacity.pool, capacity.labels)
+        if _meets_requirements(request.requires, capacity.instance_type)
+        else None
+    )
 
 
 @functools.lru_cache(maxsize=1024)
-def _suits(requires: Requirements, instance_type: str) -> bool:
+def _meets_requirements(requires: Requirements, instance_type: str) -> bool:
     """Whether a job would run on a machine of a type as it says that it must."""
-    return not differences(Needs(**dict(requires)), compatibility.place_on(instance_type, instance_types.shipped()))
+    return not differences(
+        EnvironmentNeeds(**dict(requires)), compatibility.environment_on(instance_type, instance_types.shipped())
+    )
 
 
-def lasts_for(request: Request, room: Room) -> bool:
+def stays_long_enough(request: AdmissionRequest, capacity: NodeCapacity) -> bool:
     """Whether a machine stays for as long as it has to in order to be of use to a job."""
-    return not (room.usable_until and request.stays_until and request.stays_until > room.usable_until)
+    return not (capacity.usable_until and request.needs_node_until and request.needs_node_until > capacity.usable_until)
 
 
-def is_open_to(request: Request, room: Room) -> bool:
+def is_schedulable_for(request: AdmissionRequest, capacity: NodeCapacity) -> bool:
     """Whether a pod of a job may start on a machine now: taints that it tolerates keep it off no more."""
-    if room.closed_because == TAINTED and request.tolerations:
-        return all_tolerated(room.taints, request.tolerations)
-    return room.is_open
+    if capacity.unschedulable_reason == TAINTED and request.tolerations:
+        return all_tolerated(capacity.taints, request.tolerations)
+    return capacity.is_open
 
 
-def lacks_efa(request: Request, room: Room, policy: SchedulingPolicy) -> str:
+def missing_efa(request: AdmissionRequest, capacity: NodeCapacity, policy: SchedulingPolicy) -> str:
     """Return what a machine lacks of the EFA interfaces that each pod of a job asks for; empty where it lacks none."""
-    if room.efa is None or request.nodes < 2 or request.is_serving:
+    if capacity.efa is None or request.nodes < 2 or request.is_serving:
         return ""
-    machine = efa.Machine(room.pool, room.instance_type, room.accelerators, room.efa)
+    machine = efa.EfaNode(capacity.pool, capacity.instance_type, capacity.accelerators, capacity.efa)
     asked = efa.interfaces_per_pod(machine, request.nodes, request.accelerators_per_node, policy.efa_interfaces)
-    return f"offering {room.efa} of {asked} EFA interfaces" if room.efa < asked else ""
+    return f"offering {capacity.efa} of {asked} EFA interfaces" if capacity.efa < asked else ""
 
 
-def _offer(
-    request: Request, pool: str, instance_type: str, rooms: list[Room], policy: SchedulingPolicy, choice: int
-) -> Offer:
+def _pool_fit(
+    request: AdmissionRequest,
+    pool: str,
+    instance_type: str,
+    capacities: list[NodeCapacity],
+    policy: SchedulingPolicy,
+    choice: int,
+) -> PoolFit:
     closed: Counter[str] = Counter()
-    fits: list[Room] = []
+    fits: list[NodeCapacity] = []
     leaving = 0
-    for room in rooms:
-        lasts = lasts_for(request, room) if room.usable_until else True
+    for capacity in capacities:
+        lasts = stays_long_enough(request, capacity) if capacity.usable_until else True
         leaving += not lasts
-        if room.closed_because and not is_open_to(request, room):
-            closed[room.closed_because] += 1
+        if capacity.unschedulable_reason and not is_schedulable_for(request, capacity):
+            closed[capacity.unschedulable_reason] += 1
         elif not lasts:
-            closed[f"to be left by {room.usable_until:%d %b %H:%M} UTC"] += 1
-        elif request.avoid and room.life.key in request.avoid:
+            closed[f"to be left by {capacity.usable_until:%d %b %H:%M} UTC"] += 1
+        elif request.avoid and capacity.life.key in request.avoid:
             closed["to be avoided"] += 1
-        elif room.free < request.accelerators_per_node:
+        elif capacity.free < request.accelerators_per_node:
             closed["in use"] += 1
-        elif lacking := lacks_efa(request, room, policy):
+        elif lacking := missing_efa(request, capacity, policy):
             closed[lacking] += 1
         else:
-            fits.append(room)
+            fits.append(capacity)
     # The fullest node that still has room first, so that wholly free nodes stay free for gangs that need them.
-    fits.sort(key=lambda room: (room.free, room.node_name))
+    fits.sort(key=lambda capacity: (capacity.free, capacity.node_name))
     best = fits[: request.nodes] if len(fits) >= request.nodes else []
-    return Offer(
+    return PoolFit(
         pool=pool,
         instance_type=instance_type,
-        in_fleet=len(rooms),
+        total_nodes=len(capacities),
         leaving=leaving,
         fitting=len(fits),
-        best=tuple(room.life for room in best),
-        names=tuple(room.node_name for room in best),
-        empty=sum(room.is_empty for room in rooms),
-        empty_taken=sum(room.is_empty for room in best),
-        kept_back=0 if request.is_recovery else policy.spare_nodes.get(pool, 0),
+        best=tuple(capacity.life for capacity in best),
+        names=tuple(capacity.node_name for capacity in best),
+        empty=sum(capacity.is_unused for capacity in capacities),
+        empty_nodes_used=sum(capacity.is_unused for capacity in best),
+        reserved_spares=0 if request.is_recovery else policy.spare_nodes.get(pool, 0),
         closed=dict(closed),
         choice=choice,
     )
 
 
-def describe_request(request: Request) -> str:
+def describe_request(request: AdmissionRequest) -> str:
     nodes = count_of(request.nodes, "node")
     if not request.accelerators_per_node:
         return nodes

@@ -8,7 +8,7 @@ from evenkeel.domain.jobs.job import Job, ResumeOption
 from evenkeel.domain.values import Instant, Value
 
 
-class Request(Value):
+class AdmissionRequest(Value):
     """What one pending job asks for, reduced to what admission needs."""
 
     job_id: str
@@ -41,7 +41,7 @@ class Request(Value):
     """Until then it has no fewer nodes than it had: one that lost some gives spares a chance."""
     had: int = 0
     """Nodes of its last attempt, where it can run at several sizes; 0 where it had none."""
-    takes_place: bool = False
+    resumes_by_preemption: bool = False
     """Whether its recovery chose that others give way to it: where it has quota and no machines, some are stopped."""
     is_resize: bool = False
     """Whether it was stopped to change size: what it asks for was its own, or was idle."""
@@ -51,17 +51,17 @@ class Request(Value):
     """Where it may run, in this order; empty = anywhere."""
     tolerations: tuple[Toleration, ...] = ()
     requires: Requirements = Requirements()
-    stays_until: Instant | None = None
+    needs_node_until: Instant | None = None
     """The soonest that it could leave a machine again with something saved: one that goes before is none for it. None
     where no machine is known to go."""
 
     @classmethod
-    def of(cls, job: Job) -> "Request":
+    def of(cls, job: Job) -> "AdmissionRequest":
         """Return what a job asks for."""
         plan, resize = job.live_plan(), job.live_resize()
         # Who gave way takes its old place: were it first, it would take back at once what it was stopped for.
         comes_back = plan is not None and not job.is_preempted
-        nodes = resize.nodes if resize else job.nodes_wanted
+        nodes = resize.nodes if resize else job.next_node_count
         return cls(
             job_id=job.job_id,
             submitted_at=job.submitted_at,
@@ -71,7 +71,7 @@ class Request(Value):
             sizes=tuple(size for size in job.spec.sizes.legal if size < nodes) if job.spec.sizes else (),
             shrinks_at=plan.shrinks_at if plan else None,
             had=job.size if job.spec.sizes else 0,
-            takes_place=comes_back and plan is not None and plan.option is ResumeOption.PREEMPT,
+            resumes_by_preemption=comes_back and plan is not None and plan.option is ResumeOption.PREEMPT,
             is_resize=resize is not None and not plan,
             accelerators_per_node=job.spec.accelerators_per_node,
             instance_types=job.spec.instance_types,
@@ -89,25 +89,25 @@ class Request(Value):
         )
 
     @property
-    def place_in_queue(self) -> tuple[bool, datetime, str]:
+    def queue_order_key(self) -> tuple[bool, datetime, str]:
         """Recoveries first, then by submission; the id makes the order total."""
-        return (not self.goes_first, self.submitted_at, self.job_id)
+        return (not self.has_prior_grant, self.submitted_at, self.job_id)
 
     @property
-    def goes_first(self) -> bool:
+    def has_prior_grant(self) -> bool:
         """Whether its capacity was granted once already: a recovery brings it back, or it changes size."""
         return self.is_recovery or self.is_resize
 
     @property
-    def keeps_nodes(self) -> bool:
+    def reserves_nodes(self) -> bool:
         """Whether nodes and quota are kept for it while too few nodes are there."""
         return self.is_recovery or self.is_interrupted
 
     @property
-    def patient_sizes(self) -> tuple[int, ...]:
+    def sizes_during_spare_wait(self) -> tuple[int, ...]:
         """The smaller sizes that do while spares have their time: none below what it had."""
         return tuple(size for size in self.sizes if 0 < self.had <= size)
 
-    def at(self, nodes: int) -> "Request":
+    def at(self, nodes: int) -> "AdmissionRequest":
         """Return the same request for another number of nodes."""
         return self.model_copy(update={"nodes": nodes})

@@ -1,4 +1,4 @@
-"""Facts and answers of a resize decision."""
+"""ResizeInputs and answers of a resize decision."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -6,33 +6,33 @@ from typing import NamedTuple
 
 from evenkeel.domain.admission.decide import AdmissionDecision
 from evenkeel.domain.admission.policy import SchedulingPolicy
-from evenkeel.domain.admission.request import Request
-from evenkeel.domain.admission.scheduler_state import ElasticMemory
-from evenkeel.domain.capacity.node_capacity import Room
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.scheduler_state import ElasticState
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.elastic.grow_shrink import GrowFacts, Resize, ResizeDecision, grow, make_room
+from evenkeel.domain.elastic.grow_shrink import GrowFacts, ResizeDecision, SizeChange, plan_growth, plan_shrink
 from evenkeel.domain.elastic.sizes import ElasticJob
 from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.jobs.job import Job, ResizeWish
-from evenkeel.domain.quotas.teams import SetUp
+from evenkeel.domain.jobs.job import Job, ResizeRequest
+from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.values import Value
 
 MAY_SHRINK, NEEDS_IT = 0, 1
 """Priorities by which `make_room` tells who may be touched from who needs nodes: the queues' rules have said who is."""
 
 
-Kind = tuple[str, str, str]
+NodeKind = tuple[str, str, str]
 """Cluster, pool and instance type: an attempt's nodes are all of one."""
 
 
-class RoomFacts(Value):
+class ShrinkFacts(Value):
     """All that a choice of who shrinks rests on."""
 
     jobs: tuple[ElasticJob, ...]
     """Who may be touched has priority 0, all others 1, and the sizes that it may have."""
     nodes: int
     """Nodes that are needed."""
-    for_whom: str
+    waiting_id: str
     """The job, or the Deployment, that waits."""
 
 
@@ -41,7 +41,7 @@ class ResizeFacts(Value):
 
     job_id: str
     growth: GrowFacts | None = None
-    room: RoomFacts | None = None
+    shrink: ShrinkFacts | None = None
 
 
 class ResizeAnswer(Value):
@@ -54,14 +54,14 @@ class ResizeAnswer(Value):
     alternatives: tuple[Alternative, ...] = ()
 
 
-def answer_for(facts: ResizeFacts) -> ResizeAnswer:
+def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
     """Say what one job does. A record replays through this function alone."""
     decided = _decided(facts)
     mine = next((each for each in decided.resizes if each.job_id == facts.job_id), None)
     if mine is None:
         return ResizeAnswer(action="STAY", nodes=0, reason=decided.reason, alternatives=decided.alternatives)
     action = "GROW" if mine.to_nodes > mine.from_nodes else "SHRINK" if mine.to_nodes else "END"
-    whom = f" It makes room for {facts.room.for_whom}." if facts.room else ""
+    whom = f" It makes room for {facts.shrink.waiting_id}." if facts.shrink else ""
     return ResizeAnswer(
         action=action, nodes=mine.to_nodes, reason=f"{mine.reason}{whom}", alternatives=decided.alternatives
     )
@@ -69,16 +69,16 @@ def answer_for(facts: ResizeFacts) -> ResizeAnswer:
 
 def _decided(facts: ResizeFacts) -> ResizeDecision:
     if facts.growth is not None:
-        return grow(facts.growth)
-    assert facts.room is not None  # one of them is there
-    return make_room(facts.room.jobs, facts.room.nodes, NEEDS_IT)
+        return plan_growth(facts.growth)
+    assert facts.shrink is not None  # one of them is there
+    return plan_shrink(facts.shrink.jobs, facts.shrink.nodes, NEEDS_IT)
 
 
-class Planned(Value):
+class PlannedResize(Value):
     """One job that is to change size, or to end for another."""
 
     facts: ResizeFacts
-    resize: Resize
+    resize: SizeChange
     attempt: int
 
     @property
@@ -87,64 +87,64 @@ class Planned(Value):
         return self.facts.job_id
 
     @property
-    def for_whom(self) -> str:
+    def waiting_id(self) -> str:
         """Who waits for its nodes; empty where it grows."""
-        return self.facts.room.for_whom if self.facts.room else ""
+        return self.facts.shrink.waiting_id if self.facts.shrink else ""
 
 
 class ResizePlan(Value):
     """What a pass does about sizes."""
 
-    room: dict[str, tuple[Planned, ...]] = {}
+    shrinks_by_waiter: dict[str, tuple[PlannedResize, ...]] = {}
     """Who waits → who makes room for it."""
-    growth: Planned | None = None
-    memory: ElasticMemory = ElasticMemory()
-    helped: dict[str, int] = {}
+    growth: PlannedResize | None = None
+    memory: ElasticState = ElasticState()
+    satisfied_demands: dict[str, int] = {}
     """`cluster/demand` of pods that are not ours → nodes that are free for them, or will be once all have gone who are
     asked to."""
 
 
-class Fleet(NamedTuple):
+class CycleFleet(NamedTuple):
     """What holds nodes, and who waits for them."""
 
-    rooms: tuple[Room, ...]
+    capacities: tuple[NodeCapacity, ...]
     charges: tuple[Charge, ...]
     stopping: frozenset[str]
-    pending: tuple[Request, ...]
+    pending: tuple[AdmissionRequest, ...]
 
 
-Weigh = Callable[[Fleet], tuple[AdmissionDecision, ...]]
+DecideFleet = Callable[[CycleFleet], tuple[AdmissionDecision, ...]]
 """Decides about all that wait in a fleet, by the rules of the pass."""
 
 
-class Facts(NamedTuple):
+class ResizeInputs(NamedTuple):
     """All that a plan rests on."""
 
-    fleet: Fleet
+    fleet: CycleFleet
     decisions: tuple[AdmissionDecision, ...]
     """About those who wait."""
     jobs: Mapping[str, Job]
     """The elastic ones that hold nodes or are changing size."""
     leaving: frozenset[str]
     """Jobs that an earlier pass asked to go for another."""
-    memory: ElasticMemory
-    setup: SetUp
+    memory: ElasticState
+    setup: TeamSetup
     policy: SchedulingPolicy
     now: datetime
-    demands: tuple[Request, ...] = ()
+    demands: tuple[AdmissionRequest, ...] = ()
     """What pods that are not ours wait for."""
-    asked_by: Callable[[Job], Request] = Request.of
+    to_request: Callable[[Job], AdmissionRequest] = AdmissionRequest.of
     """How a job would ask, did it wait."""
 
 
-def wish_of(planned: Planned, decision_id: str, now: datetime) -> ResizeWish:
+def resize_request_of(planned: PlannedResize, decision_id: str, now: datetime) -> ResizeRequest:
     """Return what the stopped job remembers of its resize."""
-    return ResizeWish(
+    return ResizeRequest(
         after_attempt=planned.attempt,
         from_nodes=planned.resize.from_nodes,
         nodes=planned.resize.to_nodes,
-        reason=answer_for(planned.facts).reason,
-        for_job=planned.for_whom,
+        reason=resize_answer(planned.facts).reason,
+        for_job=planned.waiting_id,
         decision_id=decision_id,
         asked_at=now,
     )

@@ -13,73 +13,80 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
-from evenkeel.domain.admission.offers import offers_for, without_seats
-from evenkeel.domain.admission.request import Request
+from evenkeel.domain.admission.offers import pool_fits, subtract_assigned
+from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.resize_facts import (
     MAY_SHRINK,
     NEEDS_IT,
-    Facts,
-    Fleet,
-    Kind,
-    Planned,
+    CycleFleet,
+    DecideFleet,
+    NodeKind,
+    PlannedResize,
     ResizeFacts,
+    ResizeInputs,
     ResizePlan,
-    RoomFacts,
-    Weigh,
+    ShrinkFacts,
 )
-from evenkeel.domain.admission.scheduler_state import ElasticMemory
-from evenkeel.domain.admission.serving_demand import kept_for
-from evenkeel.domain.elastic.grow_shrink import GrowFacts, Idle, grow, make_room
+from evenkeel.domain.admission.scheduler_state import ElasticState
+from evenkeel.domain.admission.serving_demand import reserve_for_replicas
+from evenkeel.domain.elastic.grow_shrink import GrowFacts, IdleNodes, plan_growth, plan_shrink
 from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.objects import PreemptionPolicy
 
-_MOST_HELPED = 3
+_MAX_HELPED = 3
 """Waiting jobs, each asking for something else, that a pass tries to make room for: each costs some passes."""
-_MOST_TRIED = 12
+_MAX_TRIED = 12
 """Waiting jobs of which is looked whether anything helps: each costs one pass."""
-_MOST_IDLE = 256
+_MAX_IDLE_NODES = 256
 """Idle nodes that are remembered, those that have stood longest."""
-_MOST_TRIES = 12
+_MAX_SIZES_TRIED = 12
 """Sizes that are tried for one growth."""
 
 
-def plan(facts: Facts, weigh: Weigh) -> ResizePlan:
+def plan(facts: ResizeInputs, weigh: DecideFleet) -> ResizePlan:
     """Decide who changes size now.
 
     Args:
         facts: The fleet, and what was decided about who waits.
         weigh: The rules of the pass.
     """
-    return _Plan(facts, weigh).made()
+    return _Planner(facts, weigh).made()
 
 
-class _Plan:
-    def __init__(self, facts: Facts, weigh: Weigh) -> None:
+class _Planner:
+    def __init__(self, facts: ResizeInputs, weigh: DecideFleet) -> None:
         self.facts, self.weigh = facts, weigh
         self.charges = {charge.job_id: charge for charge in facts.fleet.charges}
-        self.fleet = _seated(facts.fleet, facts.decisions)
-        self.closed = {(room.cluster, room.node_name) for room in facts.fleet.rooms if not room.is_open}
-        self.left: dict[str, int] = self._under_way()
+        self.fleet = _with_admitted(facts.fleet, facts.decisions)
+        self.closed = {
+            (capacity.cluster, capacity.node_name) for capacity in facts.fleet.capacities if not capacity.is_open
+        }
+        self.left: dict[str, int] = self._freed_by_running_resizes()
         """Job that gives nodes back → how many it keeps."""
         self.stands_still = {self._kind(name) for name in self.left if name in self.charges}
 
     def made(self) -> ResizePlan:
         idle = self._idle()
-        room = self._room()
-        growth = None if room else self._growth(idle)
-        memory = ElasticMemory(
+        shrinks_by_waiter = self._plan_shrinks()
+        growth = None if shrinks_by_waiter else self._growth(idle)
+        memory = ElasticState(
             jobs=tuple(sorted(charge.job_id for charge in self.facts.fleet.charges if charge.is_elastic)),
             resizing=self._resizing(),
             idle_since=idle,
-            told=self.facts.memory.told,
+            last_announced=self.facts.memory.last_announced,
         )
-        return ResizePlan(room=room, growth=growth, memory=memory, helped=self._helped())
+        return ResizePlan(
+            shrinks_by_waiter=shrinks_by_waiter,
+            growth=growth,
+            memory=memory,
+            satisfied_demands=self._satisfied_demands(),
+        )
 
     # ------------------------------------------------------------ what is so
 
-    def _under_way(self) -> dict[str, int]:
+    def _freed_by_running_resizes(self) -> dict[str, int]:
         """Return what those who were asked already will have left."""
         found = {name: 0 for name in self.facts.leaving if name in self.charges}
         for name, job in self.facts.jobs.items():
@@ -93,7 +100,7 @@ class _Plan:
             name for name in self.facts.memory.resizing if (job := self.facts.jobs.get(name)) and job.live_resize()
         )
 
-    def _kind(self, job_id: str) -> Kind:
+    def _kind(self, job_id: str) -> NodeKind:
         charge = self.charges[job_id]
         return (charge.cluster, charge.pool, charge.instance_type)
 
@@ -128,8 +135,8 @@ class _Plan:
 
     # ------------------------------------------------------------ who makes room
 
-    def _room(self) -> dict[str, tuple[Planned, ...]]:
-        found: dict[str, tuple[Planned, ...]] = {}
+    def _plan_shrinks(self) -> dict[str, tuple[PlannedResize, ...]]:
+        found: dict[str, tuple[PlannedResize, ...]] = {}
         runners = self._runners()
         if not runners:
             return found
@@ -141,10 +148,10 @@ class _Plan:
         waiting = [
             decided
             for decided in self.facts.decisions
-            if decided.action in (Action.WAIT, Action.PREEMPT, Action.NO_QUOTA, Action.BEHIND)
+            if decided.action in (Action.WAIT, Action.PREEMPT, Action.NO_QUOTA, Action.BLOCKED)
         ]
         tried: set[tuple[object, ...]] = set()
-        helped = 0
+        satisfied_demands = 0
         # Whoever would have others stopped comes first: they shrink before that.
         for decided in sorted(waiting, key=lambda each: each.action is not Action.PREEMPT):
             request = asked[decided.job_id]
@@ -154,7 +161,7 @@ class _Plan:
             # What did not help one does not help another that asks for the same.
             size = (request.nodes, request.accelerators_per_node, request.instance_types)
             shape = (request.team, request.priority, request.cluster, *size)
-            if shape in tried or len(tried) == _MOST_TRIED or helped == _MOST_HELPED:
+            if shape in tried or len(tried) == _MAX_TRIED or satisfied_demands == _MAX_HELPED:
                 continue
             may = self._candidates(request, fresh, runners)
             if not any(each.sizes for each in may.values()):
@@ -163,20 +170,20 @@ class _Plan:
             # One that nothing helps takes nobody's turn, or a few of those would keep all others from theirs for ever.
             if not self._would_help(request, may):
                 continue
-            helped += 1
+            satisfied_demands += 1
             made = self._for_job(request, may, {each.job_id for each in decided.victims})
             if made:
                 found[request.job_id] = made
         return found
 
-    def _would_help(self, request: Request, may: Mapping[str, ElasticJob]) -> bool:
+    def _would_help(self, request: AdmissionRequest, may: Mapping[str, ElasticJob]) -> bool:
         """Whether a waiting job starts if all give what they can."""
-        given = {name: each.nodes - _gives(each) for name, each in may.items()}
-        return self._starts(request.at(min(_sizes_that_do(request))), given)
+        given = {name: each.nodes - _max_nodes_freed(each) for name, each in may.items()}
+        return self._would_start(request.at(min(_acceptable_sizes(request))), given)
 
     def _for_job(
-        self, request: Request, may: Mapping[str, ElasticJob], victims: Collection[str]
-    ) -> tuple[Planned, ...]:
+        self, request: AdmissionRequest, may: Mapping[str, ElasticJob], victims: Collection[str]
+    ) -> tuple[PlannedResize, ...]:
         """Find who shrinks so that a waiting job starts, in full or at least.
 
         Those who lose least may give nodes and not the quota that it lacks: then whom the queues' rules let go, then
@@ -189,56 +196,56 @@ class _Plan:
             *({name: each for name, each in may.items() if each.team == team} for team in teams),
         ]
         tried = [group for index, group in enumerate(groups) if group and group not in groups[:index]]
-        for size in _sizes_that_do(request):
+        for size in _acceptable_sizes(request):
             asked = request.at(size)
-            if self._starts(asked, {}):
+            if self._would_start(asked, {}):
                 return ()  # what is on its way is enough
             for group in tried:
-                made = self._fewest(asked, group, functools.partial(self._starts, asked))
+                made = self._fewest_nodes(asked, group, functools.partial(self._would_start, asked))
                 if made:
                     return made
         return ()
 
-    def _for_demand(self, demand: Request, runners: list[Job]) -> tuple[Planned, ...]:
+    def _for_demand(self, demand: AdmissionRequest, runners: list[Job]) -> tuple[PlannedResize, ...]:
         """Find who shrinks so that pods that are not ours find nodes: quotas are not about them."""
 
         def fits(left: Mapping[str, int]) -> bool:
-            rooms = self._after(left).rooms
-            return any(each.fitting >= demand.nodes for each in offers_for(demand, rooms, self.facts.policy))
+            capacities = self._fleet_after(left).capacities
+            return any(each.fitting >= demand.nodes for each in pool_fits(demand, capacities, self.facts.policy))
 
         may = self._candidates(demand, set(), runners)
         if not may or fits({}):
             return ()
-        return self._fewest(demand, may, fits)
+        return self._fewest_nodes(demand, may, fits)
 
-    def _helped(self) -> dict[str, int]:
+    def _satisfied_demands(self) -> dict[str, int]:
         """Return for how many nodes' worth of each demand there is room, or will be; who is urgent has it first."""
-        rooms = self._after({}).rooms
+        capacities = self._fleet_after({}).capacities
         found: dict[str, int] = {}
         for demand in self.facts.demands:
-            fits = sum(offer.fitting for offer in offers_for(demand, rooms, self.facts.policy))
+            fits = sum(offer.fitting for offer in pool_fits(demand, capacities, self.facts.policy))
             found[f"{demand.cluster}/{demand.job_id}"] = min(demand.nodes, fits)
-            rooms = kept_for((demand,), rooms, self.facts.policy)
+            capacities = reserve_for_replicas((demand,), capacities, self.facts.policy)
         return found
 
-    def _fewest(
+    def _fewest_nodes(
         self,
-        request: Request,
+        request: AdmissionRequest,
         may: Mapping[str, ElasticJob],
         starts: Callable[[Mapping[str, int]], bool],
-    ) -> tuple[Planned, ...]:
+    ) -> tuple[PlannedResize, ...]:
         """Give back as few nodes as will do, of the kind where least is lost."""
-        best: tuple[float, tuple[Planned, ...]] | None = None
-        for offer in offers_for(request, self._after({}).rooms, self.facts.policy):
+        best: tuple[float, tuple[PlannedResize, ...]] | None = None
+        for offer in pool_fits(request, self._fleet_after({}).capacities, self.facts.policy):
             kind = (request.cluster, offer.pool, offer.instance_type)
             jobs = tuple(each for name, each in sorted(may.items()) if self._kind(name) == kind)
-            useless = sum(len(self._closed_of(self.charges[each.job_id])) for each in jobs)
-            most = min(sum(_gives(each) for each in jobs), request.nodes + offer.kept_back + useless)
+            useless = sum(len(self._unschedulable_nodes(self.charges[each.job_id])) for each in jobs)
+            most = min(sum(_max_nodes_freed(each) for each in jobs), request.nodes + offer.reserved_spares + useless)
             tried = range(max(1, request.nodes - offer.fitting), most + 1)
-            made: dict[int, tuple[Planned, ...]] = {}
+            made: dict[int, tuple[PlannedResize, ...]] = {}
 
             def is_enough(nodes: int, jobs=jobs, made=made) -> bool:  # type: ignore[no-untyped-def]
-                made[nodes] = self._making(jobs, nodes, request.job_id)
+                made[nodes] = self._planned_shrinks(jobs, nodes, request.job_id)
                 return starts({each.job_id: each.resize.to_nodes for each in made[nodes]})
 
             index = bisect_left(tried, True, key=is_enough)
@@ -253,18 +260,18 @@ class _Plan:
         self.left |= {each.job_id: each.resize.to_nodes for each in best[1]}
         return best[1]
 
-    def _making(self, jobs: tuple[ElasticJob, ...], nodes: int, for_whom: str) -> tuple[Planned, ...]:
-        facts = RoomFacts(jobs=jobs, nodes=nodes, for_whom=for_whom)
+    def _planned_shrinks(self, jobs: tuple[ElasticJob, ...], nodes: int, waiting_id: str) -> tuple[PlannedResize, ...]:
+        facts = ShrinkFacts(jobs=jobs, nodes=nodes, waiting_id=waiting_id)
         return tuple(
-            Planned(
-                facts=ResizeFacts(job_id=each.job_id, room=facts),
+            PlannedResize(
+                facts=ResizeFacts(job_id=each.job_id, shrink=facts),
                 resize=each,
                 attempt=self.charges[each.job_id].attempt,
             )
-            for each in make_room(jobs, nodes, NEEDS_IT).resizes
+            for each in plan_shrink(jobs, nodes, NEEDS_IT).resizes
         )
 
-    def _candidates(self, request: Request, fresh: set[str], runners: list[Job]) -> dict[str, ElasticJob]:
+    def _candidates(self, request: AdmissionRequest, fresh: set[str], runners: list[Job]) -> dict[str, ElasticJob]:
         """Return who may give nodes to somebody, each with the sizes that it may have.
 
         Whom the queues' rules let go may shrink as far as it can, or end; so may whom the job outranks in its own
@@ -281,7 +288,7 @@ class _Plan:
             smaller = tuple(size for size in held.sizes.legal if least <= size <= held.nodes)
             if smaller and smaller[0] < held.nodes:
                 sizes = Sizes(least=smaller[0], most=held.nodes, discrete=(*smaller, held.nodes))
-                found[job.job_id] = held.but(priority=MAY_SHRINK, sizes=sizes, may_end=job.job_id in fresh)
+                found[job.job_id] = held.but(priority=MAY_SHRINK, sizes=sizes, is_preemptable=job.job_id in fresh)
         for name in sorted(fresh - found.keys()):
             charge = self.charges.get(name)
             if charge is not None and charge.node_names:
@@ -296,7 +303,7 @@ class _Plan:
                 )
         return found
 
-    def _outranks(self, request: Request, job: Job) -> bool:
+    def _outranks(self, request: AdmissionRequest, job: Job) -> bool:
         if request.priority <= job.priority:
             return False
         team = self.facts.setup.by_name.get(request.team)
@@ -305,43 +312,45 @@ class _Plan:
         within = team.to_queue().preemption.within
         return request.team == job.spec.team and within is not PreemptionPolicy.NEVER
 
-    def _starts(self, request: Request, left: Mapping[str, int]) -> bool:
+    def _would_start(self, request: AdmissionRequest, left: Mapping[str, int]) -> bool:
         """Whether a job starts once others have given their nodes back, these beside those who were asked before."""
-        fleet = self._after(left)
+        fleet = self._fleet_after(left)
         asked = tuple(request if each.job_id == request.job_id else each for each in fleet.pending)
-        rooms = kept_for(self.facts.demands, fleet.rooms, self.facts.policy)
-        decisions = self.weigh(fleet._replace(rooms=rooms, pending=asked))
+        capacities = reserve_for_replicas(self.facts.demands, fleet.capacities, self.facts.policy)
+        decisions = self.weigh(fleet._replace(capacities=capacities, pending=asked))
         return any(each.job_id == request.job_id and each.action is Action.ADMIT for each in decisions)
 
-    def _after(self, left: Mapping[str, int]) -> Fleet:
+    def _fleet_after(self, left: Mapping[str, int]) -> CycleFleet:
         """Return the fleet once all have given back what they are to."""
         keeps, fleet = {**self.left, **left}, self.fleet
         freed: dict[tuple[str, str], int] = {}
         charges: list[Charge] = []
         for charge in fleet.charges:
             kept = keeps.get(charge.job_id, len(charge.node_names))
-            held = self._sound_first(charge) if kept < len(charge.node_names) else charge
+            held = self._healthy_first(charge) if kept < len(charge.node_names) else charge
             if charge.node_names:
                 each = charge.accelerators // len(charge.node_names)
                 for name in held.node_names[kept:]:
                     freed[charge.cluster, name] = freed.get((charge.cluster, name), 0) + each
             if kept or not charge.node_names:
-                charges.append(_smaller(held, kept))
-        rooms = tuple(
-            room.model_copy(update={"free": min(room.accelerators, room.free + freed[room.cluster, room.node_name])})
-            if (room.cluster, room.node_name) in freed
-            else room
-            for room in fleet.rooms
+                charges.append(_shrunk_charge(held, kept))
+        capacities = tuple(
+            capacity.model_copy(
+                update={"free": min(capacity.accelerators, capacity.free + freed[capacity.cluster, capacity.node_name])}
+            )
+            if (capacity.cluster, capacity.node_name) in freed
+            else capacity
+            for capacity in fleet.capacities
         )
-        return fleet._replace(rooms=rooms, charges=tuple(charges), stopping=fleet.stopping - keeps.keys())
+        return fleet._replace(capacities=capacities, charges=tuple(charges), stopping=fleet.stopping - keeps.keys())
 
-    def _closed_of(self, charge: Charge) -> set[str]:
+    def _unschedulable_nodes(self, charge: Charge) -> set[str]:
         """Return the nodes of a charge that would not be given to anybody now."""
         return {name for name in charge.node_names if (charge.cluster, name) in self.closed}
 
-    def _sound_first(self, charge: Charge) -> Charge:
+    def _healthy_first(self, charge: Charge) -> Charge:
         """Return a charge in the order in which its job keeps nodes: it cannot start again on one that is closed."""
-        closed = self._closed_of(charge)
+        closed = self._unschedulable_nodes(charge)
         return charge.model_copy(update={"node_names": tuple(sorted(charge.node_names, key=closed.__contains__))})
 
     # ------------------------------------------------------------ who grows
@@ -351,48 +360,52 @@ class _Plan:
         kinds = {self._kind(job.job_id) for job in self._runners() if job.spec.sizes}
         before, now = self.facts.memory.idle_since, self.facts.now
         found = {
-            room.life.key: before.get(room.life.key, now)
-            for room in self.fleet.rooms
-            if (room.cluster, room.pool, room.instance_type) in kinds and room.is_empty and room.accelerators
+            capacity.life.key: before.get(capacity.life.key, now)
+            for capacity in self.fleet.capacities
+            if (capacity.cluster, capacity.pool, capacity.instance_type) in kinds
+            and capacity.is_unused
+            and capacity.accelerators
         }
-        return dict(sorted(found.items(), key=lambda each: (each[1], each[0]))[:_MOST_IDLE])
+        return dict(sorted(found.items(), key=lambda each: (each[1], each[0]))[:_MAX_IDLE_NODES])
 
-    def _growth(self, idle: Mapping[str, datetime]) -> Planned | None:
-        by_kind: dict[Kind, list[Job]] = {}
+    def _growth(self, idle: Mapping[str, datetime]) -> PlannedResize | None:
+        by_kind: dict[NodeKind, list[Job]] = {}
         for job in self._runners():
             if job.state is JobState.RUNNING:
                 by_kind.setdefault(self._kind(job.job_id), []).append(job)
         for kind, jobs in sorted(by_kind.items()):
-            if kind in self.stands_still or self._is_waited_for(kind):
+            if kind in self.stands_still or self._has_waiting_jobs(kind):
                 continue
             planned = self._growth_of(kind, jobs, idle)
             if planned is not None:
                 return planned
         return None
 
-    def _growth_of(self, kind: Kind, jobs: list[Job], idle: Mapping[str, datetime]) -> Planned | None:
+    def _growth_of(self, kind: NodeKind, jobs: list[Job], idle: Mapping[str, datetime]) -> PlannedResize | None:
         now, policy = self.facts.now, self.facts.policy
         keys = {
-            room.life.key for room in self.facts.fleet.rooms if (room.cluster, room.pool, room.instance_type) == kind
+            capacity.life.key
+            for capacity in self.facts.fleet.capacities
+            if (capacity.cluster, capacity.pool, capacity.instance_type) == kind
         }
         since = sorted(at for key, at in idle.items() if key in keys)
         # Spares stay for recoveries: those that have stood for the shortest time.
         usable = since[: max(0, len(since) - policy.spare_nodes.get(kind[1], 0))]
         if not usable:
             return None
-        stood = Idle(nodes=len(usable), idle_node_seconds=sum((now - at).total_seconds() for at in usable))
+        stood = IdleNodes(nodes=len(usable), idle_node_seconds=sum((now - at).total_seconds() for at in usable))
         running = {job.job_id: job for job in jobs}
         weighed = {name: self._elastic(job) for name, job in running.items()}
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MAX_SIZES_TRIED):
             growth = GrowFacts(jobs=tuple(weighed.values()), idle=stood, terms=policy.elastic, now=now)
-            decided = grow(growth)
+            decided = plan_growth(growth)
             if not decided.resizes:
                 return None
             resize = decided.resizes[0]
-            if self._may_have(running[resize.job_id], resize.to_nodes):
+            if self._would_start_at(running[resize.job_id], resize.to_nodes):
                 charge = self.charges[resize.job_id]
                 facts = ResizeFacts(job_id=resize.job_id, growth=growth)
-                return Planned(facts=facts, resize=resize, attempt=charge.attempt)
+                return PlannedResize(facts=facts, resize=resize, attempt=charge.attempt)
             # Its quota, or a limit, holds less: the next smaller size is weighed against all others anew.
             found = weighed[resize.job_id]
             assert found.sizes is not None  # or it would not grow
@@ -401,25 +414,25 @@ class _Plan:
             weighed[resize.job_id] = found.but(sizes=Sizes(least=legal[0], most=most, discrete=legal))
         return None
 
-    def _may_have(self, job: Job, nodes: int) -> bool:
+    def _would_start_at(self, job: Job, nodes: int) -> bool:
         """Whether the rules would start a job at a size, were it not running."""
-        fleet = self._after({job.job_id: 0})
-        asked = self.facts.asked_by(job).model_copy(
+        fleet = self._fleet_after({job.job_id: 0})
+        asked = self.facts.to_request(job).model_copy(
             update={"nodes": nodes, "wanted": 0, "sizes": (), "is_resize": True, "queued_at": job.queued_at}
         )
         decisions = self.weigh(fleet._replace(pending=(asked,)))
         return any(each.action is Action.ADMIT for each in decisions)
 
-    def _is_waited_for(self, kind: Kind) -> bool:
+    def _has_waiting_jobs(self, kind: NodeKind) -> bool:
         """Whether somebody waits who could take nodes of a kind at any of its sizes, were they enough."""
         return any(
-            decided.action in (Action.WAIT, Action.PREEMPT, Action.BEHIND)
+            decided.action in (Action.WAIT, Action.PREEMPT, Action.BLOCKED)
             and decided.facts.request.cluster == kind[0]
             and (
                 not decided.facts.offers
                 or any(
                     (offer.pool, offer.instance_type) == kind[1:]
-                    and offer.in_fleet - offer.leaving
+                    and offer.total_nodes - offer.leaving
                     >= min((decided.facts.request.nodes, *decided.facts.request.sizes))
                     for offer in decided.facts.offers
                 )
@@ -428,32 +441,32 @@ class _Plan:
         ) or any(demand.cluster == kind[0] for demand in self.facts.demands)
 
 
-def _seated(fleet: Fleet, decisions: Iterable[AdmissionDecision]) -> Fleet:
+def _with_admitted(fleet: CycleFleet, decisions: Iterable[AdmissionDecision]) -> CycleFleet:
     """Return the fleet with those in their seats whom this very pass admits: what is tried after that is not theirs."""
     started = {decided.job_id: decided for decided in decisions if decided.action is Action.ADMIT and decided.nodes}
-    rooms = fleet.rooms
+    capacities = fleet.capacities
     for decided in started.values():
-        rooms = without_seats(rooms, decided.facts.request, decided.nodes)
+        capacities = subtract_assigned(capacities, decided.facts.request, decided.nodes)
     return fleet._replace(
-        rooms=rooms,
+        capacities=capacities,
         charges=(*fleet.charges, *(decided.to_charge() for decided in started.values())),
         pending=tuple(request for request in fleet.pending if request.job_id not in started),
     )
 
 
-def _sizes_that_do(request: Request) -> tuple[int, ...]:
+def _acceptable_sizes(request: AdmissionRequest) -> tuple[int, ...]:
     """Return the sizes that room is made for: all that a job asks for, and its least; after a fault what it had."""
     is_patient = bool(request.shrinks_at) and not request.is_resize
-    enough = request.patient_sizes if is_patient else request.sizes
+    enough = request.sizes_during_spare_wait if is_patient else request.sizes
     return (request.nodes, *enough[:1])
 
 
-def _gives(job: ElasticJob) -> int:
+def _max_nodes_freed(job: ElasticJob) -> int:
     """Return how many nodes a job can give: all where it may end, else down to its least size."""
-    return job.nodes if job.may_end else job.nodes - (job.sizes.legal[0] if job.sizes else job.nodes)
+    return job.nodes if job.is_preemptable else job.nodes - (job.sizes.legal[0] if job.sizes else job.nodes)
 
 
-def _smaller(charge: Charge, nodes: int) -> Charge:
+def _shrunk_charge(charge: Charge, nodes: int) -> Charge:
     """Return what an attempt would hold on so many of its nodes."""
     count = len(charge.node_names)
     if nodes == count:

@@ -8,41 +8,43 @@ What nodes for them may be rented, and when they go back, says `replicas.py`.
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from evenkeel.domain.admission.offers import is_open_to, offers_for, without_seats
+from evenkeel.domain.admission.offers import is_schedulable_for, pool_fits, subtract_assigned
 from evenkeel.domain.admission.policy import SchedulingPolicy
-from evenkeel.domain.admission.request import Request
-from evenkeel.domain.capacity.node_capacity import Room
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pool_choices import PoolChoice
-from evenkeel.domain.external.serving import Short, holder_id
+from evenkeel.domain.external.serving import ReplicaShortfall, holder_id
 
 
-def demands_of(
-    short: Iterable[Short],
-    rooms: Sequence[Room],
+def replica_requests(
+    short: Iterable[ReplicaShortfall],
+    capacities: Sequence[NodeCapacity],
     priorities: Mapping[str, int],
     now: datetime,
-    covered: Mapping[str, int] | None = None,
-) -> tuple[Request, ...]:
+    satisfied_replicas: Mapping[str, int] | None = None,
+) -> tuple[AdmissionRequest, ...]:
     """Return what the replicas without a node ask for, most urgent first.
 
     Args:
         short: Whose replicas wait.
-        rooms: The machines, which say how many replicas share one.
+        capacities: The machines, which say how many replicas share one.
         priorities: Of the priority classes.
         now: The time.
-        covered: By the Deployment's id, for how many of them nodes are rented already.
+        satisfied_replicas: By the Deployment's id, for how many of them nodes are rented already.
     """
     found = []
     for registered, _, waiting in short:
-        left = waiting[(covered or {}).get(holder_id(registered), 0) :]
+        left = waiting[(satisfied_replicas or {}).get(holder_id(registered), 0) :]
         if not left:
             continue
         per_replica = max(pod.accelerators for pod in left)
-        largest = max((room.accelerators for room in rooms if room.cluster == registered.cluster), default=0)
+        largest = max(
+            (capacity.accelerators for capacity in capacities if capacity.cluster == registered.cluster), default=0
+        )
         shared = max(1, min(len(left), largest // per_replica))
         selector = left[0].selector
         found.append(
-            Request(
+            AdmissionRequest(
                 job_id=registered.label,
                 submitted_at=now,
                 cluster=registered.cluster,
@@ -57,19 +59,22 @@ def demands_of(
     return tuple(sorted(found, key=lambda one: (-one.priority, one.job_id)))
 
 
-def kept_for(demands: Iterable[Request], rooms: tuple[Room, ...], policy: SchedulingPolicy) -> tuple[Room, ...]:
+def reserve_for_replicas(
+    demands: Iterable[AdmissionRequest], capacities: tuple[NodeCapacity, ...], policy: SchedulingPolicy
+) -> tuple[NodeCapacity, ...]:
     """Return the rooms without those that waiting replicas take as soon as they can."""
     for demand in demands:
-        offers = offers_for(demand, rooms, policy)
+        offers = pool_fits(demand, capacities, policy)
         best = max(offers, key=lambda offer: (offer.fitting, offer.pool), default=None)
         if best is None:
             continue
         fits = [
-            room.life
-            for room in rooms
-            if (room.cluster, room.pool, room.instance_type) == (demand.cluster, best.pool, best.instance_type)
-            and is_open_to(demand, room)
-            and room.free >= demand.accelerators_per_node
+            capacity.life
+            for capacity in capacities
+            if (capacity.cluster, capacity.pool, capacity.instance_type)
+            == (demand.cluster, best.pool, best.instance_type)
+            and is_schedulable_for(demand, capacity)
+            and capacity.free >= demand.accelerators_per_node
         ]
-        rooms = without_seats(rooms, demand, fits[: demand.nodes])
-    return rooms
+        capacities = subtract_assigned(capacities, demand, fits[: demand.nodes])
+    return capacities

@@ -10,29 +10,29 @@ from collections.abc import Callable, Container, Mapping
 from datetime import datetime, timedelta
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
-from evenkeel.domain.admission.request import Request
+from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.elastic.sizes import ElasticTerms
 
-Weigh = Callable[[tuple[Request, ...]], tuple[AdmissionDecision, ...]]
+DecideQueue = Callable[[tuple[AdmissionRequest, ...]], tuple[AdmissionDecision, ...]]
 """Decides about all that wait, by the rules of the pass."""
 
-_MOST_ENLARGED = 4
+_MAX_ENLARGED = 4
 """Jobs of one cycle whose largest size is sought, since each costs some cycles over the queue. The others start at
 their smallest size, and may grow later."""
-_STAYS = frozenset({Action.ADMIT, Action.BACK_OFF})
+_KEEPS_SIZE = frozenset({Action.ADMIT, Action.BACK_OFF})
 
 
-def patient(request: Request, lost_at: datetime | None, terms: ElasticTerms) -> Request:
+def with_spare_wait(request: AdmissionRequest, lost_at: datetime | None, terms: ElasticTerms) -> AdmissionRequest:
     """Return what a job asks for; one that lost machines gives spares their time before any recovery has planned."""
     if lost_at is None or not request.sizes or request.is_recovery:
         return request
     return request.model_copy(update={"shrinks_at": lost_at + timedelta(seconds=terms.spare_wait_seconds)})
 
 
-def fit(
-    pending: tuple[Request, ...],
+def fit_sizes(
+    pending: tuple[AdmissionRequest, ...],
     decisions: tuple[AdmissionDecision, ...],
-    weigh: Weigh,
+    weigh: DecideQueue,
     now: datetime,
     whole: Container[str] = (),
 ) -> tuple[AdmissionDecision, ...]:
@@ -53,47 +53,49 @@ def fit(
         for request in pending
         if request.job_id not in whole
         and (smaller := _smaller_sizes(request, now))
-        and _is_refused(request, found[request.job_id].action)
+        and _needs_smaller_size(request, found[request.job_id].action)
     ]
-    tried = sorted(waiting, key=lambda each: each.place_in_queue)
+    tried = sorted(waiting, key=lambda each: each.queue_order_key)
     sizes = {request.job_id: request.sizes[0] for request in tried}
     best = found
     while sizes:
-        best = _weighed(pending, sizes, weigh)
+        best = _decide_at(pending, sizes, weigh)
         starting = {name: size for name, size in sizes.items() if best[name].action is Action.ADMIT}
         if len(starting) == len(sizes):
             break
         sizes = starting  # the others ask for all their nodes again, and that may change what fits
     if not sizes:
         return decisions
-    for request in [each for each in tried if each.job_id in sizes][:_MOST_ENLARGED]:
-        best = _enlarged(request, pending, sizes, best, weigh)
+    for request in [each for each in tried if each.job_id in sizes][:_MAX_ENLARGED]:
+        best = _largest_size(request, pending, sizes, best, weigh)
     return tuple(best.values())
 
 
-def _smaller_sizes(request: Request, now: datetime) -> tuple[int, ...]:
+def _smaller_sizes(request: AdmissionRequest, now: datetime) -> tuple[int, ...]:
     """Return the smaller sizes that would do by now."""
     is_patient = request.shrinks_at is not None and now < request.shrinks_at
-    return request.patient_sizes if is_patient else request.sizes
+    return request.sizes_during_spare_wait if is_patient else request.sizes
 
 
-def _is_refused(request: Request, action: Action) -> bool:
+def _needs_smaller_size(request: AdmissionRequest, action: Action) -> bool:
     """Whether it does not start at its full size; one that others stop for waits for them, unless it grew."""
     is_beyond = request.is_resize or request.nodes > request.wanted
-    return action not in _STAYS and (action is not Action.PREEMPT or is_beyond)
+    return action not in _KEEPS_SIZE and (action is not Action.PREEMPT or is_beyond)
 
 
-def _weighed(pending: tuple[Request, ...], sizes: Mapping[str, int], weigh: Weigh) -> dict[str, AdmissionDecision]:
+def _decide_at(
+    pending: tuple[AdmissionRequest, ...], sizes: Mapping[str, int], weigh: DecideQueue
+) -> dict[str, AdmissionDecision]:
     asked = tuple(each.at(sizes[each.job_id]) if each.job_id in sizes else each for each in pending)
     return {decided.job_id: decided for decided in weigh(asked)}
 
 
-def _enlarged(
-    request: Request,
-    pending: tuple[Request, ...],
+def _largest_size(
+    request: AdmissionRequest,
+    pending: tuple[AdmissionRequest, ...],
     sizes: dict[str, int],
     best: dict[str, AdmissionDecision],
-    weigh: Weigh,
+    weigh: DecideQueue,
 ) -> dict[str, AdmissionDecision]:
     """Raise one job to its largest size at which all who start still do; `sizes` is changed to it."""
     larger = request.sizes[1:]
@@ -102,7 +104,7 @@ def _enlarged(
 
     def is_too_large(size: int) -> bool:
         tried = {**sizes, request.job_id: size}
-        after = _weighed(pending, tried, weigh)
+        after = _decide_at(pending, tried, weigh)
         if any(after[name].action is not Action.ADMIT for name in started):
             return True
         found[size] = after

@@ -8,7 +8,7 @@ from evenkeel.domain.capacity.instance_types import InstanceTypes
 from evenkeel.domain.values import Line, Value, Word
 
 
-class Place(Value):
+class PoolEnvironment(Value):
     """What a job finds on a node of a pool."""
 
     architecture: Word = "amd64"
@@ -38,7 +38,7 @@ class Requirements(Value):
     """That it must have; empty for none."""
 
 
-class Needs(Requirements):
+class EnvironmentNeeds(Requirements):
     """What a job rests on."""
 
     storage: dict[str, str] = {}
@@ -49,7 +49,7 @@ Storage = Mapping[str, Mapping[str, str]]
 """Cluster → claim → what lies behind it there."""
 
 
-def needs_of(requires: Requirements, claim: str, cluster: str, storage: Storage) -> Needs:
+def needs_of(requires: Requirements, claim: str, cluster: str, storage: Storage) -> EnvironmentNeeds:
     """Return what a job rests on.
 
     Args:
@@ -59,10 +59,10 @@ def needs_of(requires: Requirements, claim: str, cluster: str, storage: Storage)
         storage: What lies behind claims, as the site says. A claim of which it says nothing is like no other.
     """
     behind = {claim: storage.get(cluster, {}).get(claim) or f"a volume of {cluster} alone"} if claim else {}
-    return Needs(**dict(requires), storage=behind)
+    return EnvironmentNeeds(**dict(requires), storage=behind)
 
 
-def differences(needs: Needs, place: Place) -> tuple[str, ...]:
+def differences(needs: EnvironmentNeeds, place: PoolEnvironment) -> tuple[str, ...]:
     """Return why a job would not run the same there, one sentence each; nothing where it would.
 
     What is needed and not known of a place counts as a difference: to find out by moving is to lose the job.
@@ -70,7 +70,7 @@ def differences(needs: Needs, place: Place) -> tuple[str, ...]:
     return tuple(_differences(needs, place))
 
 
-def _differences(needs: Needs, place: Place) -> Iterator[str]:
+def _differences(needs: EnvironmentNeeds, place: PoolEnvironment) -> Iterator[str]:
     if needs.architectures and place.architecture not in needs.architectures:
         there = place.architecture or "of an architecture that nobody knows"
         yield f"Its image is for {' and '.join(needs.architectures)}, the nodes are {there}."
@@ -92,7 +92,9 @@ def _differences(needs: Needs, place: Place) -> Iterator[str]:
             yield f"{claim} is {found} there and {behind} here: the same name, another volume."
 
 
-def place_on(instance_type: str, catalogue: InstanceTypes, storage: Mapping[str, str] | None = None) -> Place:
+def environment_on(
+    instance_type: str, catalogue: InstanceTypes, storage: Mapping[str, str] | None = None
+) -> PoolEnvironment:
     """Return what a job finds on a machine of a type; of a type that is not listed nothing is known.
 
     Args:
@@ -102,8 +104,8 @@ def place_on(instance_type: str, catalogue: InstanceTypes, storage: Mapping[str,
     """
     found = catalogue.of(instance_type)
     if found is None:
-        return Place(architecture="", storage=dict(storage or {}))
-    return Place(
+        return PoolEnvironment(architecture="", storage=dict(storage or {}))
+    return PoolEnvironment(
         architecture=found.architecture,
         accelerator=found.model,
         accelerator_memory_gib=found.accelerator_memory_gib,

@@ -19,7 +19,7 @@ HUGE_PAGES_MIB = 5120
 """Huge pages of 2 MiB for a pod that takes a whole node: libfabric's buffers."""
 
 
-class Machine(NamedTuple):
+class EfaNode(NamedTuple):
     """One node, reduced to what its EFA interfaces follow from."""
 
     pool: str
@@ -30,12 +30,12 @@ class Machine(NamedTuple):
     """Allocatable EFA interfaces; count where nothing else says how many there should be."""
 
     @classmethod
-    def of(cls, node: KubernetesNode) -> "Machine":
+    def of(cls, node: KubernetesNode) -> "EfaNode":
         """Return a node's facts."""
         return cls(node.pool, node.instance_type, node.accelerators, node.efa)
 
 
-class Network(NamedTuple):
+class EfaRequest(NamedTuple):
     """What one pod asks for, to use EFA."""
 
     interfaces: int = 0
@@ -44,10 +44,10 @@ class Network(NamedTuple):
     """`hugepages-2Mi`; 0 = none."""
 
 
-NONE = Network()
+NO_EFA = EfaRequest()
 
 
-def interfaces_of(machine: Machine, by_pool: Mapping[str, int]) -> int:
+def expected_interfaces(machine: EfaNode, by_pool: Mapping[str, int]) -> int:
     """Return how many EFA interfaces a node should offer.
 
     Args:
@@ -62,25 +62,25 @@ def interfaces_of(machine: Machine, by_pool: Mapping[str, int]) -> int:
     return known.efa
 
 
-def interfaces_per_pod(machine: Machine, nodes: int, accelerators: int, by_pool: Mapping[str, int]) -> int:
+def interfaces_per_pod(machine: EfaNode, nodes: int, accelerators: int, by_pool: Mapping[str, int]) -> int:
     """Return how many EFA interfaces each pod of a job asks for.
 
     Args:
         machine: A node that it may run on.
         nodes: Nodes of the job.
         accelerators: That each pod takes.
-        by_pool: As for `interfaces_of`.
+        by_pool: As for `expected_interfaces`.
     """
     known = shipped().of(machine.instance_type)
     whole = known.accelerators if known else machine.accelerators
     if nodes < 2 or not whole:
         return 0
-    return interfaces_of(machine, by_pool) * min(accelerators, whole) // whole
+    return expected_interfaces(machine, by_pool) * min(accelerators, whole) // whole
 
 
-def network_of(
-    machine: Machine, nodes: int, accelerators: int, by_pool: Mapping[str, int], offered_huge_pages_mib: int = 0
-) -> Network:
+def efa_request(
+    machine: EfaNode, nodes: int, accelerators: int, by_pool: Mapping[str, int], offered_huge_pages_mib: int = 0
+) -> EfaRequest:
     """Return what each pod of a job asks for on nodes like one that is known.
 
     Huge pages are asked for where the node has set them aside: libfabric does without, and a pod that asks a node for
@@ -88,12 +88,12 @@ def network_of(
     """
     interfaces = interfaces_per_pod(machine, nodes, accelerators, by_pool)
     if not interfaces:
-        return NONE
+        return NO_EFA
     # Whole pages, in the proportion of the interfaces.
-    pages = HUGE_PAGES_MIB * interfaces // interfaces_of(machine, by_pool) // 2 * 2
-    return Network(interfaces, pages if offered_huge_pages_mib >= pages else 0)
+    pages = HUGE_PAGES_MIB * interfaces // expected_interfaces(machine, by_pool) // 2 * 2
+    return EfaRequest(interfaces, pages if offered_huge_pages_mib >= pages else 0)
 
 
-def least_interfaces(machines: Iterable[Machine], nodes: int, accelerators: int, by_pool: Mapping[str, int]) -> int:
+def least_interfaces(machines: Iterable[EfaNode], nodes: int, accelerators: int, by_pool: Mapping[str, int]) -> int:
     """Return how many interfaces a pod may ask for that can run on any of several kinds of node."""
     return min((interfaces_per_pod(each, nodes, accelerators, by_pool) for each in machines), default=0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from evenkeel.domain.capacity.start_estimates import Asked, Held, expected_starts, left_of
+from evenkeel.domain.capacity.start_estimates import RunningUse, WaitingUse, expected_starts, remaining_seconds
 from evenkeel.domain.values import Value
 
 BASIS = "Its own queue played forward on how long its last jobs ran; what others lend or take back is not foreseen."
@@ -19,7 +19,7 @@ class StartEstimate(Value):
     """Runs that it rests on."""
 
 
-def foresee(
+def estimate_start(
     free: int, held: Sequence[tuple[int, float]], ahead: Sequence[int], asked: int, runs: Sequence[float]
 ) -> StartEstimate:
     """Estimate a job's start from how long jobs ran: the median, and the band of the shortest and longest tenth.
@@ -35,8 +35,8 @@ def foresee(
     found = []
     for share in (_EARLY, _LIKELY, _LATE):
         long = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-        running = [Held(accelerators, left_of(long, ran)) for accelerators, ran in held]
-        starts = expected_starts(free, running, [Asked(each, long) for each in (*ahead, asked)])
+        running = [RunningUse(accelerators, remaining_seconds(long, ran)) for accelerators, ran in held]
+        starts = expected_starts(free, running, [WaitingUse(each, long) for each in (*ahead, asked)])
         found.append(None if starts[-1] == float("inf") else round(starts[-1], 1))
     # A longer run of those that run already is not always a later start; the band holds what is likely all the same.
     known = [each for each in found if each is not None]

@@ -11,7 +11,7 @@ UNHEALTHY = "unhealthy"
 """Why a node is closed that needs a repair and gets none, cordoned or not."""
 
 
-class Room(Value):
+class NodeCapacity(Value):
     """One machine as admission sees it."""
 
     life: NodeLife
@@ -23,7 +23,7 @@ class Room(Value):
     """Allocatable when it is in service; 0 where no node object says so yet."""
     free: int
     """Neither used by a pod nor charged to an attempt."""
-    closed_because: str = ""
+    unschedulable_reason: str = ""
     """Why no pod may start on it now; empty where one may."""
     labels: dict[str, str] = {}
     """Of its node object: what flavors tell machines by."""
@@ -31,7 +31,7 @@ class Room(Value):
     """`key=value:Effect`: those that keep pods off which do not tolerate them."""
     efa: int | None = None
     """EFA interfaces that its node object offers; None where no node object says so yet."""
-    kept_for: str = ""
+    reserved_for: str = ""
     """The job that it was rented for: nobody else may have it; empty where it is anybody's."""
     usable_until: Instant | None = None
     """When work must have left it; None where nothing says that it goes."""
@@ -39,9 +39,9 @@ class Room(Value):
     @property
     def is_open(self) -> bool:
         """Whether a pod may start on it now."""
-        return not self.closed_because
+        return not self.unschedulable_reason
 
     @property
-    def is_empty(self) -> bool:
+    def is_unused(self) -> bool:
         """Whether nothing at all uses it."""
         return self.is_open and self.free == self.accelerators

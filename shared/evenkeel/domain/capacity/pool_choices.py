@@ -19,16 +19,16 @@ class PoolChoice(Value):
     market: Market | None = None
     """How its nodes are had. A pool to rent has no machines yet whose labels could be read: it is meant by this."""
 
-    def means(self, pool: str, labels: Mapping[str, str]) -> bool:
+    def matches(self, pool: str, labels: Mapping[str, str]) -> bool:
         """Whether a machine is of this pool."""
         return pool == self.name or (bool(self.labels) and self.labels.items() <= labels.items())
 
-    def means_pool(self, pool: Pool) -> bool:
+    def matches_pool(self, pool: Pool) -> bool:
         """Whether a pool that may have no machines is this one."""
         return pool.name == self.name or (self.market is not None and pool.market is self.market)
 
 
-def place_of(choices: Iterable[PoolChoice], pool: str, labels: Mapping[str, str]) -> int | None:
+def preference_rank(choices: Iterable[PoolChoice], pool: str, labels: Mapping[str, str]) -> int | None:
     """Return the place of a machine among a job's choices, the first = 0; None where it is none of them.
 
     Who chooses nothing takes any machine as soon as any other.
@@ -36,7 +36,7 @@ def place_of(choices: Iterable[PoolChoice], pool: str, labels: Mapping[str, str]
     weighed = tuple(choices)
     if not weighed:
         return 0
-    return next((place for place, choice in enumerate(weighed) if choice.means(pool, labels)), None)
+    return next((place for place, choice in enumerate(weighed) if choice.matches(pool, labels)), None)
 
 
 class Operator(StrEnum):
@@ -78,9 +78,9 @@ class Toleration(Value):
 
     def to_pod(self) -> dict[str, str]:
         """Return it as a pod's spec has it."""
-        told = {"key": self.key, "operator": str(self.operator)}
-        told |= {"value": self.value} if self.operator is Operator.EQUAL else {}
-        return told | ({"effect": str(self.effect)} if self.effect else {})
+        toleration = {"key": self.key, "operator": str(self.operator)}
+        toleration |= {"value": self.value} if self.operator is Operator.EQUAL else {}
+        return toleration | ({"effect": str(self.effect)} if self.effect else {})
 
 
 def all_tolerated(taints: Iterable[str], tolerations: Iterable[Toleration]) -> bool:

@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from evenkeel.domain.capacity.compatibility import Place
+from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.values import Instant, Line, Value, Word
 
 
@@ -95,7 +95,7 @@ class Pool(Value):
     launch: LaunchDelay
     interruptions_per_node_hour: float = Field(default=0.0, ge=0)
     reservation: Reservation | None = None
-    place: Place
+    place: PoolEnvironment
     """What a job finds there."""
 
     @model_validator(mode="after")

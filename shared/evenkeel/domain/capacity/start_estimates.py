@@ -5,21 +5,21 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
-class Held(NamedTuple):
+class RunningUse(NamedTuple):
     """Accelerators that something runs on, and for how much longer."""
 
     accelerators: int
     seconds_left: float
 
 
-class Asked(NamedTuple):
+class WaitingUse(NamedTuple):
     """Accelerators that a waiting job asks for, and how long it will hold them."""
 
     accelerators: int
     seconds: float
 
 
-def expected_starts(free: int, held: Iterable[Held], queue: Sequence[Asked]) -> tuple[float, ...]:
+def expected_starts(free: int, held: Iterable[RunningUse], queue: Sequence[WaitingUse]) -> tuple[float, ...]:
     """Return after how many seconds each job of a queue is expected to have its accelerators.
 
     Each job starts as soon as enough are free and not before anybody ahead of it; nodes are not told apart, so a gang
@@ -43,7 +43,7 @@ def expected_starts(free: int, held: Iterable[Held], queue: Sequence[Asked]) -> 
     return tuple(starts)
 
 
-def left_of(estimate_seconds: float, ran_seconds: float) -> float:
+def remaining_seconds(estimate_seconds: float, ran_seconds: float) -> float:
     """Return how much longer a run is expected to take.
 
     One that has outrun its estimate is expected to take as long again as it is over by a half: run times have heavy

@@ -3,24 +3,24 @@
 A service asks in a loop that ends after at most one look at each checkpoint:
 
     evidence = {}
-    while isinstance(answer := choose_resume_point(attempt, fence, found, evidence), EvidenceNeeded):
+    while isinstance(answer := choose_resume_point(attempt, fence, found, evidence), ContentsNeeded):
         evidence[answer.ref] = ...  # its manifest, and what the store says of each file
     store.raise_fence(uri, raised(fence, attempt, answer).to_json(), tag)
 """
 
 from evenkeel.domain.checkpoints.fence import (
     Fence,
+    FenceStatus,
     FenceUnreadableError,
     Grade,
     Pin,
     Rejection,
     RejectionCode,
     ResumeChoice,
-    Standing,
     fence_of,
+    fence_status,
     raised,
     refusal,
-    standing,
 )
 from evenkeel.domain.checkpoints.layout import (
     FENCE_KEY,
@@ -30,20 +30,21 @@ from evenkeel.domain.checkpoints.layout import (
     ref_of_key,
 )
 from evenkeel.domain.checkpoints.manifest import Manifest, ManifestUnreadableError, Shard, parse_manifest
-from evenkeel.domain.checkpoints.proof import Distrust, Evidence, Proof, StoredObject, prove, weigh
-from evenkeel.domain.checkpoints.resume import EvidenceNeeded, choose_resume_point
+from evenkeel.domain.checkpoints.proof import CheckpointContents, Distrust, Proof, StoredObject, prove, verify
+from evenkeel.domain.checkpoints.resume import ContentsNeeded, choose_resume_point
 from evenkeel.domain.jobs.attempt import ResumePoint
-from evenkeel.domain.jobs.job import Demand
+from evenkeel.domain.jobs.job import CheckpointRequirement
 
 __all__ = [
     "FENCE_KEY",
     "MANIFEST_NAME",
+    "CheckpointContents",
     "CheckpointRef",
-    "Demand",
+    "CheckpointRequirement",
+    "ContentsNeeded",
     "Distrust",
-    "Evidence",
-    "EvidenceNeeded",
     "Fence",
+    "FenceStatus",
     "FenceUnreadableError",
     "Grade",
     "Manifest",
@@ -55,16 +56,15 @@ __all__ = [
     "ResumeChoice",
     "ResumePoint",
     "Shard",
-    "Standing",
     "StoredObject",
     "choose_resume_point",
     "fence_of",
+    "fence_status",
     "parse_manifest",
     "prove",
     "raised",
     "ref_of_folder",
     "ref_of_key",
     "refusal",
-    "standing",
-    "weigh",
+    "verify",
 ]

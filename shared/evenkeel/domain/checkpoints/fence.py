@@ -129,7 +129,7 @@ class Pin(Value):
         return point is not None and point.attempt >= ref.attempt and point.step >= ref.step
 
 
-class Standing(StrEnum):
+class FenceStatus(StrEnum):
     """How an attempt stands against the fence."""
 
     MAY_RAISE = "MAY_RAISE"
@@ -154,7 +154,7 @@ class Fence(Value):
     """Pins of the attempts before, oldest first."""
 
     @model_validator(mode="after")
-    def _look_back_only(self) -> "Fence":
+    def _check_history(self) -> "Fence":
         attempts = [pin.attempt for pin in self.history]
         if attempts != sorted(set(attempts)) or (attempts and attempts[-1] >= self.attempt):
             raise ValueError("the history must name earlier attempts, each once, in order")
@@ -197,11 +197,11 @@ def fence_of(document: object) -> Fence:
         raise FenceUnreadableError(f"the fence cannot be used: {error}") from error
 
 
-def standing(fence: Fence | None, attempt: int) -> Standing:
+def fence_status(fence: Fence | None, attempt: int) -> FenceStatus:
     """Say how an attempt stands against the fence."""
     if fence is None or fence.attempt < attempt:
-        return Standing.MAY_RAISE
-    return Standing.PINNED if fence.attempt == attempt else Standing.STALE
+        return FenceStatus.MAY_RAISE
+    return FenceStatus.PINNED if fence.attempt == attempt else FenceStatus.STALE
 
 
 def raised(fence: Fence | None, attempt: int, choice: ResumeChoice) -> Fence:
@@ -210,7 +210,7 @@ def raised(fence: Fence | None, attempt: int, choice: ResumeChoice) -> Fence:
     Raises:
         ValueError: The fence already stands at `attempt` or above.
     """
-    if standing(fence, attempt) is not Standing.MAY_RAISE:
+    if fence_status(fence, attempt) is not FenceStatus.MAY_RAISE:
         raise ValueError(f"the fence cannot be raised to attempt {attempt} again")
     return Fence(
         attempt=attempt,

@@ -60,7 +60,7 @@ class Manifest(Value):
         return sum(shard.size_bytes for shard in self.shards)
 
     @property
-    def says_sound(self) -> bool:
+    def claims_healthy(self) -> bool:
         """Whether it says of itself that its numbers are sound: by a look at its weights, or by a finite loss."""
         if self.is_finite is False or self.metric_not_finite():
             return False

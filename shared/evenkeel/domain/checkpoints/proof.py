@@ -13,7 +13,7 @@ from evenkeel.domain.checkpoints.manifest import (
     parse_manifest,
     rank_without_shard,
 )
-from evenkeel.domain.jobs.job import Demand
+from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.values import Instant, Value
 
 
@@ -26,7 +26,7 @@ class StoredObject(Value):
     modified_at: Instant | None = None
 
 
-class Evidence(Value):
+class CheckpointContents(Value):
     """All that is known about one checkpoint: its manifest as bytes, and one listing of its folder."""
 
     manifest: bytes | None
@@ -42,7 +42,7 @@ class Distrust(Value):
     """Those whose write began after this are not to be resumed from; None = time casts no doubt."""
     through_attempt: int
     """Later attempts ran elsewhere and are not touched by the suspicion."""
-    demand: Demand = Demand.CONVENTION
+    demand: CheckpointRequirement = CheckpointRequirement.CONVENTION
     """What the others must have."""
 
     def covers(self, attempt: int, began_at: datetime | None) -> bool:
@@ -102,7 +102,7 @@ def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Re
     )
 
 
-def readable_manifest(ref: CheckpointRef, evidence: Evidence) -> Manifest | None:
+def readable_manifest(ref: CheckpointRef, evidence: CheckpointContents) -> Manifest | None:
     """Return the manifest of a checkpoint; None where it has none, or one that cannot be used."""
     if evidence.manifest is None:
         return None
@@ -112,7 +112,7 @@ def readable_manifest(ref: CheckpointRef, evidence: Evidence) -> Manifest | None
         return None
 
 
-def weigh(ref: CheckpointRef, evidence: Evidence, distrust: tuple[Distrust, ...] = ()) -> Proof | Rejection:
+def verify(ref: CheckpointRef, evidence: CheckpointContents, distrust: tuple[Distrust, ...] = ()) -> Proof | Rejection:
     """Judge one checkpoint on all that is known about it: by its manifest, or by DCP's convention where it has none."""
     if evidence.manifest is None:
         proof = _prove_by_convention(ref, evidence)
@@ -121,16 +121,16 @@ def weigh(ref: CheckpointRef, evidence: Evidence, distrust: tuple[Distrust, ...]
             manifest = parse_manifest(ref, evidence.manifest)
         except ManifestUnreadableError as error:
             return rejection(ref, RejectionCode.MANIFEST_UNREADABLE, f"The manifest cannot be used: {error}.")
-        doubt = _doubt(ref, manifest.started_at, distrust)
+        doubt = _distrust_reason(ref, manifest.started_at, distrust)
         if doubt is not None:
             return doubt
         return prove(manifest, evidence.objects)
     if isinstance(proof, Rejection):
         return proof
-    return _doubt(ref, proof.began_at, distrust) or proof
+    return _distrust_reason(ref, proof.began_at, distrust) or proof
 
 
-def _prove_by_convention(ref: CheckpointRef, evidence: Evidence) -> Proof | Rejection:
+def _prove_by_convention(ref: CheckpointRef, evidence: CheckpointContents) -> Proof | Rejection:
     files = {key: stored for key, stored in evidence.objects.items() if key.startswith(f"{ref.folder}/")}
     shards = [key for key in files if key.endswith(CONVENTION_SUFFIX)]
     if ref.convention_key not in files:
@@ -152,7 +152,7 @@ def _prove_by_convention(ref: CheckpointRef, evidence: Evidence) -> Proof | Reje
     )
 
 
-def _doubt(ref: CheckpointRef, began_at: datetime | None, distrust: tuple[Distrust, ...]) -> Rejection | None:
+def _distrust_reason(ref: CheckpointRef, began_at: datetime | None, distrust: tuple[Distrust, ...]) -> Rejection | None:
     for doubt in distrust:
         if doubt.after and doubt.covers(ref.attempt, began_at):
             began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S}"

@@ -5,12 +5,12 @@ from collections.abc import Collection, Mapping
 from evenkeel.domain.checkpoints.fence import Fence, Grade, Rejection, RejectionCode, ResumeChoice, refusal, rejection
 from evenkeel.domain.checkpoints.layout import CheckpointRef
 from evenkeel.domain.checkpoints.manifest import Manifest
-from evenkeel.domain.checkpoints.proof import Distrust, Evidence, Proof, readable_manifest, weigh
-from evenkeel.domain.jobs.job import Demand
+from evenkeel.domain.checkpoints.proof import CheckpointContents, Distrust, Proof, readable_manifest, verify
+from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.values import Value
 
 
-class EvidenceNeeded(Value):
+class ContentsNeeded(Value):
     """The choice cannot be made yet: look at this checkpoint, then ask again."""
 
     ref: CheckpointRef
@@ -20,16 +20,16 @@ def choose_resume_point(
     attempt: int,
     fence: Fence | None,
     found: Collection[CheckpointRef],
-    evidence: Mapping[CheckpointRef, Evidence],
+    evidence: Mapping[CheckpointRef, CheckpointContents],
     distrust: tuple[Distrust, ...] = (),
     *,
     accepts_convention: bool = False,
     damaged: Collection[CheckpointRef] = (),
-    most_looks: int | None = None,
-) -> ResumeChoice | EvidenceNeeded:
+    max_reads: int | None = None,
+) -> ResumeChoice | ContentsNeeded:
     """Choose what `attempt` resumes from: walk back from the newest step until one checkpoint holds.
 
-    Ask with no evidence first; each `EvidenceNeeded` names the one checkpoint to look at next, so that a store is asked
+    Ask with no evidence first; each `ContentsNeeded` names the one checkpoint to look at next, so that a store is asked
     about as few as possible, and the same arguments always give the same answer.
 
     Args:
@@ -41,7 +41,7 @@ def choose_resume_point(
         accepts_convention: Whether `COMPLETE_BY_CONVENTION` is good enough where no suspicion demands more.
         damaged: Checkpoints that an earlier attempt could not read back. Where no checksum vouches for a shard, only
             that shows what it is worth.
-        most_looks: How many checkpoints may be looked at; past it the next is `NOT_EXAMINED`, and nothing is chosen.
+        max_reads: How many checkpoints may be looked at; past it the next is `NOT_EXAMINED`, and nothing is chosen.
     """
     rejected: list[Rejection] = []
     for ref in sorted(found, key=lambda ref: (ref.step, ref.attempt), reverse=True):
@@ -54,15 +54,15 @@ def choose_resume_point(
             rejected.append(rejection(ref, RejectionCode.DAMAGED, detail))
             continue
         if ref not in evidence:
-            if len(evidence) == most_looks:
-                detail = f"{most_looks} newer ones did not hold, so no more were looked at."
+            if len(evidence) == max_reads:
+                detail = f"{max_reads} newer ones did not hold, so no more were looked at."
                 rejected.append(rejection(ref, RejectionCode.NOT_EXAMINED, detail))
                 break
-            return EvidenceNeeded(ref=ref)
-        verdict = weigh(ref, evidence[ref], distrust)
+            return ContentsNeeded(ref=ref)
+        verdict = verify(ref, evidence[ref], distrust)
         if isinstance(verdict, Proof):
-            base = Demand.CONVENTION if accepts_convention else Demand.PROOF
-            verdict = _short_of(_demanded(ref, base, distrust), ref, verdict, evidence) or verdict
+            base = CheckpointRequirement.CONVENTION if accepts_convention else CheckpointRequirement.PROOF
+            verdict = _missing_evidence(_demanded(ref, base, distrust), ref, verdict, evidence) or verdict
         if isinstance(verdict, Rejection):
             rejected.append(verdict)
         else:
@@ -76,33 +76,36 @@ def choose_resume_point(
     return ResumeChoice(resume_from=None, grade=Grade.NONE, rejected=tuple(rejected), reason=_no_reason(rejected))
 
 
-def _demanded(ref: CheckpointRef, base: Demand, distrust: tuple[Distrust, ...]) -> Demand:
+def _demanded(ref: CheckpointRef, base: CheckpointRequirement, distrust: tuple[Distrust, ...]) -> CheckpointRequirement:
     demands = (doubt.demand for doubt in distrust if ref.attempt <= doubt.through_attempt)
     return max((base, *demands), key=lambda demand: demand.rank)
 
 
-def _short_of(
-    demand: Demand, ref: CheckpointRef, proof: Proof, evidence: Mapping[CheckpointRef, Evidence]
+def _missing_evidence(
+    demand: CheckpointRequirement,
+    ref: CheckpointRef,
+    proof: Proof,
+    evidence: Mapping[CheckpointRef, CheckpointContents],
 ) -> Rejection | None:
     """Say what a checkpoint that holds lacks of what is demanded of it; None where it lacks nothing."""
-    if demand is not Demand.CONVENTION and proof.grade is not Grade.PROVED:
+    if demand is not CheckpointRequirement.CONVENTION and proof.grade is not Grade.PROVED:
         detail = "Its files are complete, but no checksum vouches for them, and here proof is asked for."
         return rejection(ref, RejectionCode.BELOW_GRADE, detail)
-    if demand is not Demand.EVIDENCE:
+    if demand is not CheckpointRequirement.EVIDENCE:
         return None
     own = readable_manifest(ref, evidence[ref])
-    if own is None or not own.says_sound:
+    if own is None or not own.claims_healthy:
         detail = "The fault may have corrupted anything, and its manifest has neither a finite loss nor isFinite."
         return rejection(ref, RejectionCode.NO_EVIDENCE, detail)
     after = _next_after(ref, evidence)
-    if after is None or not after.says_sound:
+    if after is None or not after.claims_healthy:
         then = "nothing readable was saved after it" if after is None else f"step {after.step} after it is not sound"
         detail = f"The fault may have corrupted anything, and {then}."
         return rejection(ref, RejectionCode.NO_CLEAN_RUN, detail)
     return None
 
 
-def _next_after(ref: CheckpointRef, evidence: Mapping[CheckpointRef, Evidence]) -> Manifest | None:
+def _next_after(ref: CheckpointRef, evidence: Mapping[CheckpointRef, CheckpointContents]) -> Manifest | None:
     """Return the manifest of the checkpoint that the same attempt saved next, as far as they were looked at.
 
     It may itself be in doubt: that its numbers are sound still says that training went on soundly from here.

@@ -30,9 +30,9 @@ def forecast(measured: Iterable[float], policy_seconds: float, *, least_samples:
 def repair_durations(past: Iterable[Incident], pool: str, rung: str) -> tuple[float, ...]:
     """Return how long machines of a pool took to come back after this rung, where it was the only one asked for."""
     return tuple(
-        (one.stages.node_back_at - one.stages.repair_asked_at).total_seconds()
+        (one.stages.node_back_at - one.stages.repair_requested_at).total_seconds()
         for one in past
-        if one.pool == pool and one.repairs == (rung,) and one.stages.repair_asked_at and one.stages.node_back_at
+        if one.pool == pool and one.repairs == (rung,) and one.stages.repair_requested_at and one.stages.node_back_at
     )
 
 

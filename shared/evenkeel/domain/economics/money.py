@@ -34,13 +34,13 @@ def cents(parts: int) -> int:
     return sign * ((parts * 200 + PARTS) // (2 * PARTS))
 
 
-def said(parts: int) -> str:
+def format_usd(parts: int) -> str:
     """Write parts as people do: `$1,204.50`."""
     whole = cents(parts)
     return f"{'-' if whole < 0 else ''}${abs(whole) // 100:,}.{abs(whole) % 100:02}"
 
 
-class Rental(Value):
+class BillableRental(Value):
     """Nodes that somebody pays for by the hour, from their launch to their end."""
 
     pool: str
@@ -71,7 +71,7 @@ class Bill(Value):
     by_team: dict[str, int]
 
 
-def bill(rentals: Iterable[Rental], now: datetime) -> Bill:
+def bill(rentals: Iterable[BillableRental], now: datetime) -> Bill:
     """Add up what rentals have cost by now."""
     by_team: dict[str, int] = {}
     for rental in rentals:

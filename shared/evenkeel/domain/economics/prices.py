@@ -16,32 +16,32 @@ from evenkeel.domain.capacity.instance_types import shipped as shipped_types
 from evenkeel.domain.values import Value
 
 
-class _Row(Value):
+class _PriceRecord(Value):
     model_config = ConfigDict(extra="forbid")
 
 
-class Source(_Row):
+class PriceSource(_PriceRecord):
     """Where figures were read."""
 
     link: str = Field(pattern=r"^https://\S+$")
     read_at: date
     """The day for which the source gives them."""
-    said: str
+    description: str
     """What the source is, and for what its figures hold."""
 
 
-class Price(_Row):
+class Price(_PriceRecord):
     """One figure."""
 
     micros_per_node_hour: int = Field(gt=0)
     source: str
 
 
-class PriceTable(_Row):
+class PriceTable(_PriceRecord):
     """On-demand prices by instance type, without `ml.`."""
 
     region: str
-    sources: dict[str, Source]
+    sources: dict[str, PriceSource]
     on_demand: dict[str, Price]
 
     @model_validator(mode="after")
@@ -62,7 +62,7 @@ class PriceTable(_Row):
         found = self.on_demand.get(instance_type.removeprefix("ml."))
         return found.micros_per_node_hour if found else None
 
-    def older_than(self, days: int, today: date) -> Mapping[str, date]:
+    def sources_older_than(self, days: int, today: date) -> Mapping[str, date]:
         """Return the sources that should be read again."""
         return {name: source.read_at for name, source in self.sources.items() if (today - source.read_at).days > days}
 

@@ -16,7 +16,7 @@ from evenkeel.domain.elastic.sizes import ElasticJob, ElasticTerms
 from evenkeel.domain.values import Instant, Value
 
 
-class Resize(Value):
+class SizeChange(Value):
     """One job to another size."""
 
     job_id: str
@@ -27,7 +27,7 @@ class Resize(Value):
     lost_gpu_seconds: float
 
 
-class Idle(Value):
+class IdleNodes(Value):
     """Nodes that nobody asks for."""
 
     nodes: int
@@ -40,7 +40,7 @@ class GrowFacts(Value):
     """All that a choice to grow rests on. It replays from this alone."""
 
     jobs: tuple[ElasticJob, ...]
-    idle: Idle
+    idle: IdleNodes
     waiting: bool = False
     """Whether anybody waits for nodes of this kind: then nothing grows."""
     terms: ElasticTerms = ElasticTerms()
@@ -50,14 +50,14 @@ class GrowFacts(Value):
 class ResizeDecision(Value):
     """Who changes size, and why nobody else."""
 
-    resizes: tuple[Resize, ...]
+    resizes: tuple[SizeChange, ...]
     reason: str
     alternatives: tuple[Alternative, ...] = ()
     short: int = 0
     """Nodes that are still lacking."""
 
 
-def grow(facts: GrowFacts) -> ResizeDecision:
+def plan_growth(facts: GrowFacts) -> ResizeDecision:
     """Give idle nodes to the job that makes most of them: at most one resize at a time.
 
     idle node-seconds so far x accelerators >= resize seconds x accelerators of the job at its new size
@@ -90,7 +90,7 @@ def grow(facts: GrowFacts) -> ResizeDecision:
         f"GPU-seconds by now, as much as the resize to {size} costs."
     )
     passed += [Alternative(option=other.job_id, why_not=f"{job.job_id} makes more of them.") for other, _ in found[1:]]
-    resize = Resize(job_id=job.job_id, from_nodes=job.nodes, to_nodes=size, reason=reason, lost_gpu_seconds=lost)
+    resize = SizeChange(job_id=job.job_id, from_nodes=job.nodes, to_nodes=size, reason=reason, lost_gpu_seconds=lost)
     return ResizeDecision(resizes=(resize,), reason=reason, alternatives=tuple(passed))
 
 
@@ -105,8 +105,8 @@ def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
         return 0, f"No legal size above {job.nodes} fits into {_nodes(facts.idle.nodes)} idle."
     if job.resized_at and now < job.resized_at + timedelta(seconds=terms.snooze_seconds):
         return 0, "It changed size just now."
-    if job.growth_failed_at and now < backs_off_until(job, terms):
-        return 0, f"Its last growth failed; it is not tried before {backs_off_until(job, terms):%H:%M:%S} UTC."
+    if job.growth_failed_at and now < growth_backoff_until(job, terms):
+        return 0, f"Its last growth failed; it is not tried before {growth_backoff_until(job, terms):%H:%M:%S} UTC."
     # What will be used of them has to have paid for the resize, and not what stays idle anyhow.
     used = (size - job.nodes) / facts.idle.nodes
     lost_by_now = facts.idle.idle_node_seconds * used
@@ -120,14 +120,14 @@ def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
     return size, ""
 
 
-def backs_off_until(job: ElasticJob, terms: ElasticTerms) -> datetime:
+def growth_backoff_until(job: ElasticJob, terms: ElasticTerms) -> datetime:
     """Return when a job whose growth failed may be tried again."""
     assert job.growth_failed_at is not None  # the caller asked
     pause = min(terms.most_backoff_seconds, terms.backoff_seconds * 2 ** max(0, job.failed_growths - 1))
     return job.growth_failed_at + timedelta(seconds=pause)
 
 
-def make_room(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> ResizeDecision:
+def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> ResizeDecision:
     """Free nodes for somebody of a priority: jobs are shrunk before any is ended, and as little as possible is lost.
 
     Shrinking takes the set of jobs that loses the fewest accelerator-seconds in all; each gives no more than is needed.
@@ -149,9 +149,9 @@ def make_room(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> ResizeDe
         job.job_id: job.nodes - job.sizes.legal[0] for job in victims if job.sizes and job.nodes > job.sizes.legal[0]
     }
     if sum(gives.values()) >= nodes:
-        shrunk = _cheapest([job for job in victims if job.job_id in gives], gives, nodes, usual, is_killed=False)
-        return _made(shrunk, nodes, usual, jobs, priority)
-    most = sum(job.nodes if job.may_end else gives.get(job.job_id, 0) for job in victims)
+        shrunk = _cheapest_set([job for job in victims if job.job_id in gives], gives, nodes, usual, is_killed=False)
+        return _decided(shrunk, nodes, usual, jobs, priority)
+    most = sum(job.nodes if job.is_preemptable else gives.get(job.job_id, 0) for job in victims)
     if most < nodes:
         short = nodes - most
         return ResizeDecision(
@@ -161,31 +161,31 @@ def make_room(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> ResizeDe
         )
     # As few as possible end, whoever loses least before others. All the others that can shrink do so first.
     victims.sort(key=lambda job: (job.lost_gpu_seconds(usual, is_killed=True), job.job_id))
-    may_end = [job for job in victims if job.may_end]
-    for count in range(1, len(may_end) + 1):
+    is_preemptable = [job for job in victims if job.is_preemptable]
+    for count in range(1, len(is_preemptable) + 1):
         options = []
-        for ended in itertools.islice(itertools.combinations(may_end, count), _MOST_SETS):
+        for ended in itertools.islice(itertools.combinations(is_preemptable, count), _MAX_SETS):
             names = {job.job_id for job in ended}
             rest = [job for job in victims if job.job_id in gives and job.job_id not in names]
             freed = sum(job.nodes for job in ended)
             if freed + sum(gives[job.job_id] for job in rest) < nodes:
                 continue
-            shrunk = _cheapest(rest, gives, nodes - freed, usual, is_killed=False) if nodes > freed else []
+            shrunk = _cheapest_set(rest, gives, nodes - freed, usual, is_killed=False) if nodes > freed else []
             lost = sum(job.lost_gpu_seconds(usual, is_killed=True) for job in ended)
             lost += sum(job.lost_gpu_seconds(usual) for job, _ in shrunk)
             options.append((lost, sorted(names), [*((job, job.nodes) for job in ended), *shrunk]))
         if options:
-            return _made(min(options, key=lambda option: option[:2])[2], nodes, usual, jobs, priority)
+            return _decided(min(options, key=lambda option: option[:2])[2], nodes, usual, jobs, priority)
     raise AssertionError("all victims together were enough")
 
 
-_MOST_SETS = 256
+_MAX_SETS = 256
 """So many sets of jobs to end are weighed, those that lose least singly first: a pass must not take for ever."""
-_EXACT = 10
+_MAX_EXHAUSTIVE = 10
 """Up to so many candidates every set is weighed; beyond, the cheapest for a node first, and needless ones let go."""
 
 
-def _cheapest(
+def _cheapest_set(
     candidates: Sequence[ElasticJob], gives: dict[str, int], nodes: int, usual: float, *, is_killed: bool
 ) -> list[tuple[ElasticJob, int]]:
     """Return who gives how many nodes: enough in all, at the least loss."""
@@ -194,7 +194,7 @@ def _cheapest(
         return job.lost_gpu_seconds(usual, is_killed=is_killed)
 
     chosen: Sequence[ElasticJob]
-    if len(candidates) <= _EXACT:
+    if len(candidates) <= _MAX_EXHAUSTIVE:
         sets = itertools.chain.from_iterable(
             itertools.combinations(candidates, count) for count in range(1, len(candidates) + 1)
         )
@@ -221,7 +221,7 @@ def _cheapest(
     return taken
 
 
-def _made(
+def _decided(
     freed: Iterable[tuple[ElasticJob, int]], nodes: int, usual: float, jobs: Sequence[ElasticJob], priority: int
 ) -> ResizeDecision:
     resizes = []
@@ -231,7 +231,7 @@ def _made(
         done = f"shrinks from {job.nodes} to {to_nodes} nodes" if to_nodes else "is ended"
         reason = f"{job.job_id} {done}: {lost:.0f} GPU-seconds are lost."
         resizes.append(
-            Resize(job_id=job.job_id, from_nodes=job.nodes, to_nodes=to_nodes, reason=reason, lost_gpu_seconds=lost)
+            SizeChange(job_id=job.job_id, from_nodes=job.nodes, to_nodes=to_nodes, reason=reason, lost_gpu_seconds=lost)
         )
     touched = {resize.job_id for resize in resizes}
     lost_in_all = sum(resize.lost_gpu_seconds for resize in resizes)
@@ -239,14 +239,14 @@ def _made(
         resizes=tuple(resizes),
         reason=f"{_nodes_are(nodes)} freed at a loss of {lost_in_all:.0f} GPU-seconds, the least that frees enough.",
         alternatives=tuple(
-            Alternative(option=job.job_id, why_not=_why_untouched(job, priority))
+            Alternative(option=job.job_id, why_not=_why_not_resized(job, priority))
             for job in jobs
             if job.job_id not in touched
         ),
     )
 
 
-def _why_untouched(job: ElasticJob, priority: int) -> str:
+def _why_not_resized(job: ElasticJob, priority: int) -> str:
     if job.priority >= priority:
         return "Its priority is not lower."
     if job.is_resizing:
@@ -256,7 +256,7 @@ def _why_untouched(job: ElasticJob, priority: int) -> str:
     return "Others lose less."
 
 
-class AfterFault(StrEnum):
+class NodeLossAction(StrEnum):
     """What an elastic job does about nodes that it lost."""
 
     WAIT = "WAIT"
@@ -268,7 +268,7 @@ class AfterFault(StrEnum):
     """No legal size is left."""
 
 
-class FaultFacts(Value):
+class NodeLossFacts(Value):
     """All that the answer about one hurt job rests on."""
 
     job: ElasticJob
@@ -280,33 +280,33 @@ class FaultFacts(Value):
     now: Instant
 
 
-class FaultDecision(Value):
+class NodeLossDecision(Value):
     """What a hurt elastic job does."""
 
-    action: AfterFault
+    action: NodeLossAction
     nodes: int
     """It goes on with so many."""
     reason: str
-    look_again_at: Instant | None = None
-    facts: FaultFacts
+    recheck_at: Instant | None = None
+    facts: NodeLossFacts
 
 
-def after_fault(facts: FaultFacts) -> FaultDecision:
+def decide_after_node_loss(facts: NodeLossFacts) -> NodeLossDecision:
     """Decide how a job goes on that has lost nodes: with spares, after a wait for them with fewer, or not at all."""
     job, lost = facts.job, facts.lost_nodes
     if facts.spares >= lost:
         reason = f"{_nodes(facts.spares)} kept in spare: it goes on at its size."
-        return FaultDecision(action=AfterFault.REPLACE, nodes=job.nodes, reason=reason, facts=facts)
+        return NodeLossDecision(action=NodeLossAction.REPLACE, nodes=job.nodes, reason=reason, facts=facts)
     until = facts.lost_at + timedelta(seconds=facts.terms.spare_wait_seconds)
     size = job.sizes.at_most(job.nodes - lost + facts.spares) if job.sizes else None
     if facts.now < until:
         reason = f"It waits for a spare until {until:%H:%M:%S} UTC."
-        return FaultDecision(action=AfterFault.WAIT, nodes=0, reason=reason, look_again_at=until, facts=facts)
+        return NodeLossDecision(action=NodeLossAction.WAIT, nodes=0, reason=reason, recheck_at=until, facts=facts)
     if size is None:
         reason = f"No legal size fits {_nodes(job.nodes - lost + facts.spares)}: it goes back to the queue."
-        return FaultDecision(action=AfterFault.QUEUE, nodes=0, reason=reason, facts=facts)
+        return NodeLossDecision(action=NodeLossAction.QUEUE, nodes=0, reason=reason, facts=facts)
     reason = f"No spare came within {facts.terms.spare_wait_seconds:.0f} s: it goes on with {_nodes(size)}."
-    return FaultDecision(action=AfterFault.SHRINK, nodes=size, reason=reason, facts=facts)
+    return NodeLossDecision(action=NodeLossAction.SHRINK, nodes=size, reason=reason, facts=facts)
 
 
 def _nodes_are(count: int) -> str:

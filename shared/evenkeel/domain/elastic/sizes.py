@@ -53,7 +53,7 @@ class ElasticJob(Value):
     """None where nobody knows: it is charged the median of the others, so that who reports never loses by it."""
     can_save: bool = True
     """Whether it saves before a resize: then only the resize itself is lost."""
-    may_end: bool = True
+    is_preemptable: bool = True
     """Whether it may be ended for another where shrinking is not enough."""
     resize_seconds: float = 150
     """For which all its accelerators stand still."""

@@ -31,7 +31,7 @@ class KueueCheck(Value):
     message: str = ""
 
 
-class KueueSeen(Value):
+class KueueStatus(Value):
     """A Workload, reduced to what is decided and said about it."""
 
     name: str
@@ -67,17 +67,17 @@ class KueueSeen(Value):
         return not (self.holds(QUOTA_RESERVED) or self.holds(FINISHED))
 
 
-class Eviction(Value):
+class KueueEviction(Value):
     """Kueue took back what it had given."""
 
     reason: str
     """One sentence."""
     at: Instant | None = None
-    gave_way: bool = False
+    was_preempted: bool = False
     """Whether others needed the room."""
 
 
-def eviction_of(seen: KueueSeen) -> Eviction | None:
+def eviction_of(seen: KueueStatus) -> KueueEviction | None:
     """Return how a Workload lost what had been admitted; None where it never did.
 
     Kueue admits the same Job again once there is room, and its pods would begin where this attempt once began. So an
@@ -89,11 +89,13 @@ def eviction_of(seen: KueueSeen) -> Eviction | None:
     if not seen.was_admitted and not (is_evicted and seen.holds(ADMITTED)):
         return None
     if evicted is None or not is_evicted:
-        return Eviction(reason="Kueue evicted it, and let it in again.", at=None)
+        return KueueEviction(reason="Kueue evicted it, and let it in again.", at=None)
     why = _WHY_EVICTED.get(evicted.reason, f"Kueue evicted it ({evicted.reason})")
-    said = _plain(evicted.message)
-    return Eviction(
-        reason=f"{why}: {said}" if said else f"{why}.", at=evicted.changed_at, gave_way=evicted.reason == PREEMPTED
+    message = _as_sentence(evicted.message)
+    return KueueEviction(
+        reason=f"{why}: {message}" if message else f"{why}.",
+        at=evicted.changed_at,
+        was_preempted=evicted.reason == PREEMPTED,
     )
 
 
@@ -108,7 +110,7 @@ _WHY_EVICTED = {
 }
 
 
-def said_of(seen: KueueSeen | None, queue: str, now: datetime) -> str:
+def describe_status(seen: KueueStatus | None, queue: str, now: datetime) -> str:
     """Say in plain words where a job stands with Kueue.
 
     Args:
@@ -121,9 +123,9 @@ def said_of(seen: KueueSeen | None, queue: str, now: datetime) -> str:
     if not seen.is_active:
         return "Its Workload is inactive: Kueue lets it in only once somebody makes it active again."
     if seen.holds(ADMITTED):
-        return f"Kueue admitted it{_where(seen)}."
+        return f"Kueue admitted it{_queue_position(seen)}."
     if seen.holds(QUOTA_RESERVED):
-        return f"Kueue holds quota for it{_where(seen)}, and waits for {_checks(seen)}."
+        return f"Kueue holds quota for it{_queue_position(seen)}, and waits for {_checks(seen)}."
     found = seen.condition(QUOTA_RESERVED)
     place = f", {_ordinal(seen.position)} of its LocalQueue" if seen.position else ""
     if seen.requeue_at is not None and seen.requeue_at > now:
@@ -132,13 +134,13 @@ def said_of(seen: KueueSeen | None, queue: str, now: datetime) -> str:
     if found is None:
         return f"Waits in Kueue's queue {seen.queue}{place}: Kueue has not weighed it yet."
     why = _WHY_PENDING.get(found.reason, "")
-    said = _plain(found.message)
-    text = ": ".join(each for each in (why, said) if each) or "Kueue does not say why."
+    message = _as_sentence(found.message)
+    text = ": ".join(each for each in (why, message) if each) or "Kueue does not say why."
     before = f" It was evicted before ({evicted.reason})." if evicted is not None and evicted.is_true else ""
     return f"Waits in Kueue's queue {seen.queue}{place}. {text[0].upper()}{text[1:]}{before}"
 
 
-def step_of(seen: KueueSeen | None) -> str:
+def status_step(seen: KueueStatus | None) -> str:
     """Return Kueue's own words for where a job stands, without what changes from cycle to cycle: a story of them."""
     if seen is None:
         return ""
@@ -168,28 +170,28 @@ _WHY_PENDING = {
 }
 
 
-def _where(seen: KueueSeen) -> str:
+def _queue_position(seen: KueueStatus) -> str:
     of = f" of {', '.join(seen.flavors)}" if seen.flavors else ""
     return f" by quota{of} in ClusterQueue {seen.cluster_queue}" if seen.cluster_queue else ""
 
 
-def _checks(seen: KueueSeen) -> str:
+def _checks(seen: KueueStatus) -> str:
     waiting = [each for each in seen.checks if each.state != "Ready"]
     if not waiting:
         return "its admission"
     named = ", ".join(
-        f"{each.name} ({each.state}{': ' + _plain(each.message).rstrip('.') if each.message else ''})"
+        f"{each.name} ({each.state}{': ' + _as_sentence(each.message).rstrip('.') if each.message else ''})"
         for each in waiting
     )
     return f"its admission checks: {named}"
 
 
-_MOST_SAID = 600
+_MAX_MESSAGE = 600
 
 
-def _plain(message: str) -> str:
+def _as_sentence(message: str) -> str:
     """Return a message as one sentence, no longer than a reader wants."""
-    text = " ".join(message.split())[:_MOST_SAID]
+    text = " ".join(message.split())[:_MAX_MESSAGE]
     return text if not text or text.endswith((".", "!", "?")) else f"{text}."
 
 

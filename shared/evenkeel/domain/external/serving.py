@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from evenkeel.domain.external.policy import ServingWorkload
-from evenkeel.domain.external.workloads import ForeignPod
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
@@ -16,13 +16,13 @@ _SLUG_LENGTH = 32
 """The names of its capacity pods and executions begin with its id, and have 63 characters."""
 
 
-class Short(NamedTuple):
+class ReplicaShortfall(NamedTuple):
     """A registered Deployment of whose replicas some have no node."""
 
     registered: ServingWorkload
-    replicas: tuple[ForeignPod, ...]
+    replicas: tuple[UnmanagedPod, ...]
     """All that there are."""
-    waiting: tuple[ForeignPod, ...]
+    waiting: tuple[UnmanagedPod, ...]
     """Those without a node, as far as was agreed, those that wait longest first."""
 
     @property
@@ -38,7 +38,7 @@ def holder_id(registered: ServingWorkload) -> str:
     return f"srv-{slug}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
 
 
-def replicas_of(namespace: str, name: str, pods: Iterable[ForeignPod]) -> tuple[ForeignPod, ...]:
+def replicas_of(namespace: str, name: str, pods: Iterable[UnmanagedPod]) -> tuple[UnmanagedPod, ...]:
     """Return the pods of a Deployment: its ReplicaSets are named after it, with a hash of their template."""
     return tuple(
         pod
@@ -47,7 +47,9 @@ def replicas_of(namespace: str, name: str, pods: Iterable[ForeignPod]) -> tuple[
     )
 
 
-def short_of(registered: Iterable[ServingWorkload], pods: Mapping[str, Sequence[ForeignPod]]) -> tuple[Short, ...]:
+def replica_shortfalls(
+    registered: Iterable[ServingWorkload], pods: Mapping[str, Sequence[UnmanagedPod]]
+) -> tuple[ReplicaShortfall, ...]:
     """Return the Deployments of whose replicas some wait for a node.
 
     Args:
@@ -62,5 +64,5 @@ def short_of(registered: Iterable[ServingWorkload], pods: Mapping[str, Sequence[
         # More than it may have is not asked for: its owner scaled it beyond what was agreed.
         waiting = sorted(waits, key=lambda pod: pod.created_at or LONG_AGO)[: max(0, each.most_replicas - placed)]
         if waiting:
-            found.append(Short(each, mine, tuple(waiting)))
+            found.append(ReplicaShortfall(each, mine, tuple(waiting)))
     return tuple(found)

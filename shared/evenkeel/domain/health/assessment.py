@@ -9,14 +9,14 @@ signals ─▶ bursts ─▶ those that another signal says more exactly are set
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from evenkeel.domain.health.faults import Catalogue, CheckpointTrust, Fault, Rung, Severity
-from evenkeel.domain.health.incidents import Cure, Incident, Repetition, Signal
-from evenkeel.domain.health.recurrence import SILENCE
+from evenkeel.domain.health.faults import CheckpointTrust, Fault, FaultCatalogue, Rung, Severity
+from evenkeel.domain.health.incidents import ClearedFault, Incident, Recurrence, Signal
+from evenkeel.domain.health.recurrence import BURST_GAP
 from evenkeel.domain.values import Instant, Value
 
 CORROBORATION = timedelta(minutes=10)
 """So long a signal that may not act alone waits for a second witness, though its incident be settled meanwhile."""
-_MOST_SIGNALS = 60
+_MAX_SIGNALS = 60
 
 
 class Assessment(Value):
@@ -24,11 +24,11 @@ class Assessment(Value):
 
     fault_key: str
     severity: Severity
-    asked_rung: str = ""
+    min_rung: str = ""
     """As in `Incident`."""
-    asked_because: str = ""
+    min_rung_reason: str = ""
     sources: tuple[str, ...]
-    witnesses: tuple[str, ...]
+    independent_sources: tuple[str, ...]
     """As in `Incident`."""
     first_signal_at: Instant
 
@@ -36,22 +36,22 @@ class Assessment(Value):
 # ---------------------------------------------------------------- signals and bursts
 
 
-def merged(signals: Iterable[Signal], more: Signal) -> tuple[Signal, ...]:
+def merge_signal(signals: Iterable[Signal], more: Signal) -> tuple[Signal, ...]:
     """Return signals with one more: what one source says again of one place within a burst is one signal.
 
     The order in which they are merged does not matter.
     """
-    same = [each for each in signals if _is_same(each, more) and _within(each, more)]
+    same = [each for each in signals if _is_same(each, more) and _is_same_burst(each, more)]
     others = [each for each in signals if each not in same]
     one = more.but(
         first_at=min(each.first_at for each in (more, *same)), last_at=max(each.last_at for each in (more, *same))
     )
-    together = sorted((*others, one), key=_place)
+    together = sorted((*others, one), key=_sort_key)
     nth = {
         id(each): sum(other.fault_key == each.fault_key for other in together[:at]) for at, each in enumerate(together)
     }
     # Too many to keep: the first of each fault says most.
-    kept = {id(each) for each in sorted(together, key=lambda each: nth[id(each)])[:_MOST_SIGNALS]}
+    kept = {id(each) for each in sorted(together, key=lambda each: nth[id(each)])[:_MAX_SIGNALS]}
     return tuple(each for each in together if id(each) in kept)
 
 
@@ -70,11 +70,11 @@ def _is_same(one: Signal, other: Signal) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in ("fault_key", "source", "gpu", "link"))
 
 
-def _within(one: Signal, other: Signal) -> bool:
-    return one.first_at - SILENCE <= other.last_at and other.first_at <= one.last_at + SILENCE
+def _is_same_burst(one: Signal, other: Signal) -> bool:
+    return one.first_at - BURST_GAP <= other.last_at and other.first_at <= one.last_at + BURST_GAP
 
 
-def _place(signal: Signal) -> tuple[datetime, str, str, str, str]:
+def _sort_key(signal: Signal) -> tuple[datetime, str, str, str, str]:
     return (signal.first_at, signal.fault_key, signal.source, signal.gpu, signal.link)
 
 
@@ -82,8 +82,8 @@ def bursts(signals: Iterable[Signal]) -> tuple[tuple[Signal, ...], ...]:
     """Return the signals in bursts, oldest first: between two of them there was silence."""
     found: list[list[Signal]] = []
     ended_at: datetime | None = None
-    for signal in sorted(signals, key=_place):
-        if ended_at is None or signal.first_at > ended_at + SILENCE:
+    for signal in sorted(signals, key=_sort_key):
+        if ended_at is None or signal.first_at > ended_at + BURST_GAP:
             found.append([])
         found[-1].append(signal)
         ended_at = max(ended_at or signal.last_at, signal.last_at)
@@ -93,7 +93,7 @@ def bursts(signals: Iterable[Signal]) -> tuple[tuple[Signal, ...], ...]:
 # ---------------------------------------------------------------- who says so
 
 
-def family_of(source: str) -> str:
+def source_family(source: str) -> str:
     """Return who stands behind a source: one agent that speaks by several ways is one witness.
 
     `hyperpod.node-health` and `hyperpod.node-labels` are one. A site's detectors, `site:<caller>`, are each its own. So
@@ -104,10 +104,10 @@ def family_of(source: str) -> str:
     return source.partition(".")[0]
 
 
-def witnesses(signals: Iterable[Signal], catalogue: Catalogue) -> tuple[str, ...]:
+def independent_sources_of(signals: Iterable[Signal], catalogue: FaultCatalogue) -> tuple[str, ...]:
     """Return the independent witnesses of a sickness. What calls for nothing bears no witness."""
     return tuple(
-        sorted({family_of(each.source) for each in signals if _bears_witness(catalogue.look_up(each.fault_key))})
+        sorted({source_family(each.source) for each in signals if _counts_as_source(catalogue.look_up(each.fault_key))})
     )
 
 
@@ -116,14 +116,14 @@ def is_evidence(fault: Fault) -> bool:
     return fault.ladder[0] not in (Rung.IGNORE, Rung.FOLLOW_PRIMARY)
 
 
-def _bears_witness(fault: Fault) -> bool:
+def _counts_as_source(fault: Fault) -> bool:
     return is_evidence(fault) and fault.severity is not Severity.INFO
 
 
 # ---------------------------------------------------------------- what it comes to
 
 
-def assess(signals: Sequence[Signal], repetitions: Sequence[Repetition], catalogue: Catalogue) -> Assessment:
+def assess(signals: Sequence[Signal], repetitions: Sequence[Recurrence], catalogue: FaultCatalogue) -> Assessment:
     """Judge a set of signals, at least one.
 
     The worst row that counts names the fault. No rung gentler than the strongest first rung among them is taken,
@@ -132,15 +132,15 @@ def assess(signals: Sequence[Signal], repetitions: Sequence[Repetition], catalog
     no other row.
     """
     rows = {each.fault_key: catalogue.look_up(each.fault_key) for each in signals}
-    seen_by = witnesses(signals, catalogue)
+    seen_by = independent_sources_of(signals, catalogue)
     counting = [row for row in rows.values() if row.acts_alone or len(seen_by) > 1]
-    fault = max(_exact(counting or tuple(rows.values())), key=_badness)
+    fault = max(_most_specific(counting or tuple(rows.values())), key=_severity_key)
     asks = [
         (row.ladder[0].strength, row.ladder[0], f"{row.name} asks for no less than {row.ladder[0]}.")
         for row in counting
     ]
     asks += [
-        (_AFTER_ALL if each.rung is Rung.PAGE_HUMAN else each.rung.strength, each.rung, each.reason)
+        (_PERSON_STRENGTH if each.rung is Rung.PAGE_HUMAN else each.rung.strength, each.rung, each.reason)
         for each in repetitions
         if each.rung is not Rung.PAGE_HUMAN or each.fault_key == fault.key
     ]
@@ -151,15 +151,15 @@ def assess(signals: Sequence[Signal], repetitions: Sequence[Repetition], catalog
     return Assessment(
         fault_key=_key_of(fault, rows),
         severity=max((row.severity for row in rows.values()), key=lambda each: each.rank),
-        asked_rung=rung if asks_more else "",
-        asked_because=because if asks_more else "",
-        sources=tuple(dict.fromkeys(each.source for each in sorted(signals, key=_place))),
-        witnesses=(*seen_by, *(["repetition"] if repeated else [])),
+        min_rung=rung if asks_more else "",
+        min_rung_reason=because if asks_more else "",
+        sources=tuple(dict.fromkeys(each.source for each in sorted(signals, key=_sort_key))),
+        independent_sources=(*seen_by, *(["repetition"] if repeated else [])),
         first_signal_at=min(each.first_at for each in signals),
     )
 
 
-_AFTER_ALL = max(rung.strength for rung in Rung) + 1
+_PERSON_STRENGTH = max(rung.strength for rung in Rung) + 1
 """A person comes after every rung; but a repetition of what is not the worst calls for nobody."""
 
 
@@ -168,7 +168,7 @@ def _key_of(fault: Fault, rows: dict[str, Fault]) -> str:
     return min(key for key, row in rows.items() if row.key == fault.key)
 
 
-def _badness(fault: Fault) -> tuple[int, int, int, bool, str]:
+def _severity_key(fault: Fault) -> tuple[int, int, int, bool, str]:
     return (
         fault.severity.rank,
         fault.ladder[0].strength,
@@ -178,7 +178,7 @@ def _badness(fault: Fault) -> tuple[int, int, int, bool, str]:
     )
 
 
-def _exact(rows: Sequence[Fault]) -> tuple[Fault, ...]:
+def _most_specific(rows: Sequence[Fault]) -> tuple[Fault, ...]:
     """Leave out what another row says more exactly. Severity and rung of what is left out count all the same."""
     return tuple(row for row in rows if not any(_refines(other, row) for other in rows)) or tuple(rows)
 
@@ -191,17 +191,17 @@ def _refines(exact: Fault, vague: Fault) -> bool:
     GPU that fell off the bus is the one that a count misses.
     """
     if exact.key == vague.key or not any(
-        vague.key.startswith(before) and _begins(exact.key, after) for before, after in _PAIRS
+        vague.key.startswith(before) and _has_prefix(exact.key, after) for before, after in _REFINEMENTS
     ):
         return False
     return exact.severity.rank >= vague.severity.rank or exact.repairs_node
 
 
-def _begins(key: str, prefixes: tuple[str, ...]) -> bool:
+def _has_prefix(key: str, prefixes: tuple[str, ...]) -> bool:
     return key.startswith(prefixes) and not key.endswith(":*") and not key.startswith("xid:154")
 
 
-_PAIRS: tuple[tuple[str, tuple[str, ...]], ...] = (
+_REFINEMENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hp:", ("xid:", "sxid:")),
     ("xid:48", ("xid:171", "xid:172")),
     ("xid:74", ("sxid:",)),
@@ -217,12 +217,12 @@ _PAIRS: tuple[tuple[str, tuple[str, ...]], ...] = (
 # ---------------------------------------------------------------- trust
 
 
-def trust(signals: Sequence[Signal], catalogue: Catalogue) -> tuple[CheckpointTrust, datetime]:
+def checkpoint_trust(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tuple[CheckpointTrust, datetime]:
     """Return how far checkpoints are trusted, and since when they are not.
 
     The strictest row decides, and the first signal of the first burst in which a row distrusts any.
     """
-    exact = {row.key for row in _exact(tuple(catalogue.look_up(each.fault_key) for each in signals))}
+    exact = {row.key for row in _most_specific(tuple(catalogue.look_up(each.fault_key) for each in signals))}
     strictest, since = CheckpointTrust.TRUSTED, min(each.first_at for each in signals)
     for burst in reversed(bursts(signals)):
         rows = [row for row in (catalogue.look_up(each.fault_key) for each in burst) if row.key in exact]
@@ -236,7 +236,7 @@ def trust(signals: Sequence[Signal], catalogue: Catalogue) -> tuple[CheckpointTr
 # ---------------------------------------------------------------- cures
 
 
-def cures_with(cures: Iterable[Cure], more: Cure) -> tuple[Cure, ...]:
+def add_cleared_fault(cures: Iterable[ClearedFault], more: ClearedFault) -> tuple[ClearedFault, ...]:
     """Return cures with one more; of the same said twice the last counts."""
     same = [each for each in cures if (each.fault_key, each.source) == (more.fault_key, more.source)]
     others = (each for each in cures if each not in same)
@@ -244,7 +244,7 @@ def cures_with(cures: Iterable[Cure], more: Cure) -> tuple[Cure, ...]:
     return tuple(sorted((*others, last), key=lambda each: (each.fault_key, each.source)))
 
 
-def cured_at(signals: Sequence[Signal], cures: Sequence[Cure]) -> datetime | None:
+def cleared_at(signals: Sequence[Signal], cures: Sequence[ClearedFault]) -> datetime | None:
     """Return when the last of the faults was said to be gone; None while one is not.
 
     A fault is gone when its own end was told, or its witness calls the machine healthy. Whether a node is Ready shows
@@ -252,14 +252,14 @@ def cured_at(signals: Sequence[Signal], cures: Sequence[Cure]) -> datetime | Non
     """
     ends = []
     for signal in signals:
-        told = [cure.at for cure in cures if cure.at > signal.last_at and _cures(cure, signal)]
-        if not told:
+        cleared = [cure.at for cure in cures if cure.at > signal.last_at and _clears(cure, signal)]
+        if not cleared:
             return None
-        ends.append(max(told))
+        ends.append(max(cleared))
     return max(ends, default=None)
 
 
-def _cures(cure: Cure, signal: Signal) -> bool:
+def _clears(cure: ClearedFault, signal: Signal) -> bool:
     if cure.fault_key:
         return cure.fault_key == signal.fault_key
-    return family_of(cure.source) == family_of(signal.source) or signal.fault_key == "node:not_ready"
+    return source_family(cure.source) == source_family(signal.source) or signal.fault_key == "node:not_ready"

@@ -144,7 +144,7 @@ _DRAIN_CLASSES = {"none": -1, "now": 0, "notice": 120, "short": 300, "standard":
 """The longest drain of each class, in seconds."""
 
 
-class FaultFacts(Value):
+class FaultReferences(Value):
     """What public sources say of a code. No policy changes them."""
 
     nvidia_now: str = ""
@@ -189,7 +189,7 @@ class Fault(Value):
     settle_seconds: int = Field(ge=0, le=3600)
     """Wait for more evidence before the first rung."""
     validate_with: Validation
-    facts: FaultFacts = FaultFacts()
+    facts: FaultReferences = FaultReferences()
     note: str = ""
 
     @model_validator(mode="after")
@@ -242,14 +242,14 @@ class FaultOverride(Value):
 
 
 UNKNOWN_FAULT = "hp:unknown_fault_type"
-_MUST_BE_THERE = (UNKNOWN_FAULT, "xid:*", "sxid:*")
+_REQUIRED_KEYS = (UNKNOWN_FAULT, "xid:*", "sxid:*")
 
 
 class CatalogueError(ValueError):
     """The catalogue, or a site's changes to it, cannot be used. The message names the row and what is wrong in it."""
 
 
-class Catalogue(Mapping[str, Fault]):
+class FaultCatalogue(Mapping[str, Fault]):
     """The faults that a site knows, by key."""
 
     def __init__(self, faults: Mapping[str, Fault], text: str) -> None:
@@ -300,7 +300,7 @@ class Catalogue(Mapping[str, Fault]):
         alike = [names[name] for name in difflib.get_close_matches(wanted, names, n=at_most, cutoff=0.5)]
         return tuple(dict.fromkeys((*alike, *within)))[:at_most]
 
-    def overridden(self, overrides: Mapping[str, FaultOverride]) -> "Catalogue":
+    def overridden(self, overrides: Mapping[str, FaultOverride]) -> "FaultCatalogue":
         """Return this catalogue as a site has it. What another name of a fault calls for changes with the fault.
 
         Raises:
@@ -321,8 +321,8 @@ class Catalogue(Mapping[str, Fault]):
                     faults[each] = self._faults[each].but(**changes)
                 except ValidationError as error:
                     raise CatalogueError(f"{key}: {_first_error(error)}") from error
-        said = {key: overrides[key].model_dump(mode="json", exclude_none=True) for key in sorted(overrides)}
-        return Catalogue(faults, f"{self._text}\n{json.dumps(said, sort_keys=True)}")
+        changed = {key: overrides[key].model_dump(mode="json", exclude_none=True) for key in sorted(overrides)}
+        return FaultCatalogue(faults, f"{self._text}\n{json.dumps(changed, sort_keys=True)}")
 
 
 _NUMBERED = re.compile(
@@ -375,7 +375,7 @@ _COLUMN_OF = {to_camel(field): column for column, field in _COLUMNS.items()} | {
 }
 
 
-def read_catalogue(text: str) -> Catalogue:
+def read_catalogue(text: str) -> FaultCatalogue:
     """Read a catalogue in the form of `faults.csv`.
 
     Raises:
@@ -395,7 +395,7 @@ def read_catalogue(text: str) -> Catalogue:
             raise CatalogueError(f"{where}, column key: this key stands twice")
         faults[row["key"]] = _read(row, where)
     _check_names(faults)
-    return Catalogue(faults, text)
+    return FaultCatalogue(faults, text)
 
 
 def _read(row: dict[str, str], where: str) -> Fault:
@@ -406,12 +406,12 @@ def _read(row: dict[str, str], where: str) -> Fault:
     if row["p_acts_alone"] not in ("yes", "no"):
         raise CatalogueError(f"{where}, column p_acts_alone: says {row['p_acts_alone']!r}, which is neither yes nor no")
     fields = {field: value(column) for column, field in _COLUMNS.items()}
-    facts = FaultFacts.model_validate({field: value(column) for column, field in _FACTS.items()})
+    facts = FaultReferences.model_validate({field: value(column) for column, field in _FACTS.items()})
     try:
         fault = Fault.model_validate({**fields, "facts": facts})
     except ValidationError as error:
-        said = _first_error(error)
-        field, _, rest = said.partition(": ")
+        text = _first_error(error)
+        field, _, rest = text.partition(": ")
         raise CatalogueError(f"{where}, column {_COLUMN_OF.get(field.partition('.')[0], field)}: {rest}") from error
     if fault.drain_class != row["p_drain_class"] or fault.drain_seconds != _DRAIN_CLASSES[fault.drain_class]:
         raise CatalogueError(f"{where}, column p_drain_class: {row['p_drain_class']} is not {fault.drain_seconds} s")
@@ -420,7 +420,7 @@ def _read(row: dict[str, str], where: str) -> Fault:
 
 def _check_names(faults: Mapping[str, Fault]) -> None:
     """Check what one row says of another."""
-    missing = [key for key in _MUST_BE_THERE if key not in faults]
+    missing = [key for key in _REQUIRED_KEYS if key not in faults]
     if missing:
         raise CatalogueError(f"the fallback rows {', '.join(missing)} are missing")
     own = {"key", "family", "code", "name", "alias_of", "facts", "note"}
@@ -448,7 +448,7 @@ def _first_error(error: ValidationError) -> str:
 
 
 @functools.cache
-def shipped() -> Catalogue:
+def default_catalogue() -> FaultCatalogue:
     """Return the catalogue of this release, without any site's changes.
 
     Raises:

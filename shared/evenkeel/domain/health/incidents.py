@@ -15,7 +15,7 @@ DRILL_PREFIX = "drill/"
 
 
 FactWord = Annotated[str, StringConstraints(max_length=128, pattern=r"^[ -~]*$")]
-"""A part of a fact's key: with all others it fits the key of a row."""
+"""A part of a fact's key: with all count_others it fits the key of a row."""
 JobName = Annotated[str, StringConstraints(max_length=80, pattern=r"^[ -~]*$")]
 SourceName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[ -~]*$")]
 """Who says a fact."""
@@ -85,7 +85,7 @@ class NodeFact(Value):
 
 
 class IncidentState(StrEnum):
-    """Where an incident stands. OPEN, RECOVERING and BLOCKED are open; the others are settled."""
+    """Where an incident stands. OPEN, RECOVERING and BLOCKED are open; the count_others are settled."""
 
     OPEN = "OPEN"
     """Recorded; its workflow has not begun."""
@@ -101,7 +101,7 @@ class IncidentState(StrEnum):
     """Another owner repairs this node (NodeRecovery=Automatic, a person)."""
     WAITING_FOR_PERSON = "WAITING_FOR_PERSON"
     """Every rung was used or refused. A page went out."""
-    JOB_NOT_BACK = "JOB_NOT_BACK"
+    JOB_NOT_RESUMED = "JOB_NOT_RESUMED"
     """The node branch ended well, but a hurt job does not run again in time. A page went out."""
     FAILED = "FAILED"
     """Evenkeel itself failed. A page went out."""
@@ -120,13 +120,13 @@ class HurtJob(Value):
 
     job_id: str
     attempt: int
-    is_forgiven: bool = False
+    is_failure_excused: bool = False
     """Whether a failure of that attempt that was laid on the application has been taken back."""
-    left_in_doubt: int = 0
+    suspect_attempt: int = 0
     """The later attempt that runs on from what is in doubt, since its job was taken back so often; 0 = none does."""
 
 
-class Progress(Value):
+class RepairProgress(Value):
     """One thing that the provider said it does about the machine, or did."""
 
     code: str
@@ -145,7 +145,7 @@ class Block(Value):
     """One sentence an operator could read aloud."""
     since: Instant
     act: str = ""
-    """What it bars: an `Act`."""
+    """What it bars: an `GuardedAction`."""
     clears_at: Instant | None = None
     """When it clears by time alone; None where something else must happen first."""
     cause: str = ""
@@ -170,15 +170,15 @@ class StageTimes(Value):
     planned_at: Instant | None = None
     cordoned_at: Instant | None = None
     jobs_stopped_at: Instant | None = None
-    repair_asked_at: Instant | None = None
+    repair_requested_at: Instant | None = None
     node_back_at: Instant | None = None
     validated_at: Instant | None = None
     returned_at: Instant | None = None
-    jobs_back_at: Instant | None = None
+    jobs_resumed_at: Instant | None = None
     settled_at: Instant | None = None
 
 
-class JobAct(StrEnum):
+class JobAction(StrEnum):
     """What a recovery does with the jobs on its node."""
 
     MOVE = "MOVE"
@@ -208,7 +208,7 @@ class NodeCheck(Value):
     """The provider's answer; empty while the reply is out (a crash leaves it so)."""
 
 
-class RecoveryBrief(Value):
+class StoredRecoveryPlan(Value):
     """The plan of one run, as its workflow was told it."""
 
     run: int
@@ -217,7 +217,7 @@ class RecoveryBrief(Value):
     owner: str = ""
     settle_seconds: int
     max_repairs: int
-    jobs: JobAct = JobAct.MOVE
+    jobs: JobAction = JobAction.MOVE
     work_may_run_until: Instant | None = None
     """Until when the work on the machine may come to its own end; None where it is stopped at once, or not at all."""
     decision_id: str
@@ -230,7 +230,7 @@ class RecoveryBrief(Value):
     """The episode that it was made for."""
     rungs: tuple[str, ...] = ()
     """What was asked for then, in order. Empty in records of older releases."""
-    witnesses: int = 0
+    independent_source_count: int = 0
     had_recovered: bool = False
     """Whether every fault was gone then."""
 
@@ -251,7 +251,7 @@ class Signal(Value):
     last_at: Instant
 
 
-class Cure(Value):
+class ClearedFault(Value):
     """What a source says is gone, and since when: the last time it said so."""
 
     fault_key: str = ""
@@ -260,7 +260,7 @@ class Cure(Value):
     at: Instant
 
 
-class Repetition(Value):
+class Recurrence(Value):
     """A fault that came so often that its first rung is passed over."""
 
     fault_key: str
@@ -303,18 +303,18 @@ class Incident(Value):
     """Latest `observedAt` of a sick signal: what a validation must not be older than."""
     signals: tuple[Signal, ...] = ()
     """What it rests on, by which fault, severity, rung and witnesses are judged. Empty in records of older releases."""
-    cures: tuple[Cure, ...] = ()
-    repetitions: tuple[Repetition, ...] = ()
-    witnesses: tuple[str, ...] = ()
+    cleared_faults: tuple[ClearedFault, ...] = ()
+    recurrences: tuple[Recurrence, ...] = ()
+    independent_sources: tuple[str, ...] = ()
     """Who bears independent witness to it. A fault that may not act alone needs two."""
-    asked_rung: str = ""
+    min_rung: str = ""
     """The gentlest rung that will do, where another signal or a repetition asks for more than the fault's own first;
     else empty. `page_human` where only a person is left."""
-    asked_because: Sentence = ""
+    min_rung_reason: Sentence = ""
     """Why, in one sentence."""
     deadline_at: Instant | None = None
     """The earliest of the times at which the machine goes, by its evidence."""
-    progress: tuple[Progress, ...] = ()
+    progress: tuple[RepairProgress, ...] = ()
     """What the provider said it does, the last ten, in order of time."""
     block: Block | None = None
     """What bars the next act; None where nothing does."""
@@ -323,9 +323,9 @@ class Incident(Value):
     recovered_at: Instant | None = None
     """When the last of its faults was said to be gone; None while one is not."""
     hurt_jobs: tuple[HurtJob, ...] = ()
-    others: tuple[str, ...] = ()
+    unmanaged_workloads: tuple[str, ...] = ()
     """Work on the node that Evenkeel did not start, as it was seen first."""
-    unevicted: dict[str, str] = {}
+    failed_evictions: dict[str, str] = {}
     """Pods whose eviction did not happen when it was last asked for, as `namespace/name`, and what the server said."""
     repairs: tuple[str, ...] = ()
     """Rungs asked for so far, in order: `reboot`, `replace`."""
@@ -336,7 +336,7 @@ class Incident(Value):
     """When a machine in this seat last failed its validation."""
     cordon_marked_at: Instant | None = None
     """When its cordon first carried our mark: from then on a node without a cordon was un-cordoned by a person."""
-    plan: RecoveryBrief | None = None
+    plan: StoredRecoveryPlan | None = None
     failed_at: Instant | None = None
     """When this run failed through a fault of our own; the sweeper starts the next one after a while."""
     node_branch: str = ""
@@ -387,7 +387,7 @@ class TimelineEntry(Value):
     """The service that wrote it."""
 
 
-class SickSeat(Value):
+class AffectedNode(Value):
     """The machine that a fact is about, and the seat it holds."""
 
     life: NodeLife

@@ -1,7 +1,7 @@
 """What a new fact about a node means: it opens an incident, joins the open one, or is old news.
 
 fact ──▶ known copy? ──▶ about a life that is over, or before its last return to service? ──▶ open incident?
-KNOWN                             LATE                                          JOIN / OPEN / IDLE
+DUPLICATE                         STALE                                         JOIN / OPEN / IGNORED
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,58 +10,58 @@ from enum import StrEnum
 
 from evenkeel.domain.health.assessment import (
     CORROBORATION,
+    add_cleared_fault,
     assess,
-    cured_at,
-    cures_with,
+    checkpoint_trust,
+    cleared_at,
     is_evidence,
-    merged,
+    merge_signal,
     signals_of,
-    trust,
 )
-from evenkeel.domain.health.faults import NODE_RUNGS, Catalogue, CheckpointTrust, Fault, Rung, shipped
+from evenkeel.domain.health.faults import NODE_RUNGS, CheckpointTrust, Fault, FaultCatalogue, Rung, default_catalogue
 from evenkeel.domain.health.incidents import (
-    Cure,
+    AffectedNode,
+    ClearedFault,
     FactKind,
     Incident,
     IncidentState,
     NodeFact,
-    Progress,
-    Repetition,
-    SickSeat,
+    Recurrence,
+    RepairProgress,
     Signal,
     StageTimes,
 )
 from evenkeel.domain.health.recurrence import (
-    SILENCE,
-    History,
-    Occurrence,
-    places,
-    remembered,
-    repetition,
-    seat_place,
+    BURST_GAP,
+    FaultHistory,
+    FaultOccurrence,
+    find_recurrence,
+    history_keys,
+    slot_history_key,
+    with_occurrence,
 )
 from evenkeel.domain.values import Instant, Value
 
 _SOURCE_RESOLUTION = timedelta(seconds=1)
 """Event times are cut to whole seconds, so a fault may seem up to this much older than it is."""
-_PROGRESS_KEPT = 10
-_STICKY = timedelta(hours=3)
+_MAX_PROGRESS = 10
+_MAX_BURST = timedelta(hours=3)
 """So long a code that is said again and again is one."""
 NOT_READY = "node:not_ready"
 
 
-class Intake(StrEnum):
+class IntakeAction(StrEnum):
     """What to do with a fact."""
 
     OPEN = "OPEN"
     JOIN = "JOIN"
-    KNOWN = "KNOWN"
+    DUPLICATE = "DUPLICATE"
     """A copy of a fact that was heard before."""
-    LATE = "LATE"
+    STALE = "STALE"
     """News of what is over: an earlier life, or before the node was last returned to service."""
     EXPECTED = "EXPECTED"
     """What a repair of ours does to the machine: remembered, and no evidence."""
-    IDLE = "IDLE"
+    IGNORED = "IGNORED"
     """Without an open incident: a healthy-again signal, news of a repair, or the mere trace of another fault."""
 
 
@@ -73,32 +73,32 @@ class LastIncident(Value):
     """When the machine was found valid again; None where it was not."""
     returned_by: str = ""
     """The incident that it was found valid in, this one or one before it; empty = this one."""
-    is_over: bool = False
+    is_replaced: bool = False
     """The machine was replaced: nothing that is said of it matters any more."""
 
 
 class IntakeDecision(Value):
     """What to do with a fact, and why."""
 
-    action: Intake
+    action: IntakeAction
     reason: str
     incident: Incident | None = None
     """The incident as it is to be stored, where one opens or is joined; the open one where the copy is known."""
-    histories: dict[str, History] = {}
+    histories: dict[str, FaultHistory] = {}
     """What is to be remembered with it, by place."""
 
 
 def join_or_open(
     fact: NodeFact,
-    seat: SickSeat,
+    affected: AffectedNode,
     *,
-    known_as: str,
+    known_incident_id: str,
     last: LastIncident | None,
     current: Incident | None,
     new_id: str,
     now: datetime,
-    histories: Mapping[str, History] | None = None,
-    catalogue: Catalogue | None = None,
+    histories: Mapping[str, FaultHistory] | None = None,
+    catalogue: FaultCatalogue | None = None,
 ) -> IntakeDecision:
     """Decide what a fact means.
 
@@ -106,8 +106,8 @@ def join_or_open(
 
     Args:
         fact: The fact.
-        seat: The machine it is about.
-        known_as: Incident that this very fact joined before; empty where it is new.
+        affected: The machine it is about.
+        known_incident_id: Incident that this very fact joined before; empty where it is new.
         last: How the last settled incident of this life ended.
         current: The open incident of this life.
         new_id: Id for a new incident.
@@ -115,74 +115,80 @@ def join_or_open(
         histories: What is remembered at each of the fault's `places`.
         catalogue: The faults as the site has them; None = as shipped.
     """
-    catalogue, histories = catalogue or shipped(), histories or {}
+    catalogue, histories = catalogue or default_catalogue(), histories or {}
     if current is not None and current.is_drill is not fact.is_drill:
         current = None
-    if last and last.is_over:
-        return IntakeDecision(action=Intake.LATE, reason=f"The machine was replaced by {last.incident_id}.")
+    if last and last.is_replaced:
+        return IntakeDecision(action=IntakeAction.STALE, reason=f"The machine was replaced by {last.incident_id}.")
     returned_at = last.returned_at if last else None
     happened_after = returned_at is None or fact.observed_at + _SOURCE_RESOLUTION > returned_at
     # What an incident heard that gave the machine to a person is no news for as long as the machine is theirs.
     returned_by = (last.returned_by or last.incident_id) if last else ""
-    if known_as and not (known_as == returned_by and returned_at and fact.observed_at > returned_at):
-        is_current = current is not None and current.incident_id == known_as
-        reason = f"Heard before, by {known_as}."
-        return IntakeDecision(action=Intake.KNOWN, reason=reason, incident=current if is_current else None)
+    if known_incident_id and not (known_incident_id == returned_by and returned_at and fact.observed_at > returned_at):
+        is_current = current is not None and current.incident_id == known_incident_id
+        reason = f"Heard before, by {known_incident_id}."
+        return IntakeDecision(action=IntakeAction.DUPLICATE, reason=reason, incident=current if is_current else None)
     if not happened_after:
         assert last
-        return IntakeDecision(action=Intake.LATE, reason=f"Older than the return to service after {last.incident_id}.")
-    if current is not None and _is_our_doing(fact, current):
+        return IntakeDecision(
+            action=IntakeAction.STALE, reason=f"Older than the return to service after {last.incident_id}."
+        )
+    if current is not None and _is_caused_by_repair(fact, current):
         reason = f"{current.incident_id} has the machine repaired: that takes it down."
-        return IntakeDecision(action=Intake.EXPECTED, reason=reason, incident=current)
+        return IntakeDecision(action=IntakeAction.EXPECTED, reason=reason, incident=current)
     if current is not None:
         return IntakeDecision(
-            action=Intake.JOIN,
+            action=IntakeAction.JOIN,
             reason=f"Joins {current.incident_id}, open for this machine.",
-            incident=joined(current, fact, seat=seat, histories=histories, catalogue=catalogue),
-            histories=_remembered(fact, seat, current.incident_id, histories, catalogue),
+            incident=with_fact(current, fact, affected=affected, histories=histories, catalogue=catalogue),
+            histories=_updated_histories(fact, affected, current.incident_id, histories, catalogue),
         )
     if fact.kind is FactKind.RECOVERED:
-        return IntakeDecision(action=Intake.IDLE, reason="Healthy, and no incident is open.")
+        return IntakeDecision(action=IntakeAction.IGNORED, reason="Healthy, and no incident is open.")
     if fact.kind is FactKind.PROGRESS:
-        return IntakeDecision(action=Intake.IDLE, reason="News of a machine about which no incident is open.")
+        return IntakeDecision(action=IntakeAction.IGNORED, reason="News of a machine about which no incident is open.")
     fault = catalogue.look_up(fact.fault_key)
     if not is_evidence(fault):
         reason = f"{fault.name}: by itself it says nothing of the machine, and no incident is open."
-        return IntakeDecision(action=Intake.IDLE, reason=reason)
-    same = _still_watched(fact, fault, seat, returned_at, histories)
+        return IntakeDecision(action=IntakeAction.IGNORED, reason=reason)
+    same = _watched_occurrence(fact, fault, affected, returned_at, histories)
     if same is not None:
         return IntakeDecision(
-            action=Intake.IDLE,
+            action=IntakeAction.IGNORED,
             reason=f"{fault.name}: still the burst that {same.incident_id} recorded.",
-            histories=_remembered(fact, seat, same.incident_id, histories, catalogue),
+            histories=_updated_histories(fact, affected, same.incident_id, histories, catalogue),
         )
     return IntakeDecision(
-        action=Intake.OPEN,
+        action=IntakeAction.OPEN,
         reason="The first signal of this sickness.",
-        incident=opened(
+        incident=open_incident(
             fact,
-            seat,
+            affected,
             incident_id=new_id,
             now=now,
             returned_at=returned_at,
             histories=histories,
             catalogue=catalogue,
         ),
-        histories=_remembered(fact, seat, new_id, histories, catalogue),
+        histories=_updated_histories(fact, affected, new_id, histories, catalogue),
     )
 
 
-def _is_our_doing(fact: NodeFact, incident: Incident) -> bool:
+def _is_caused_by_repair(fact: NodeFact, incident: Incident) -> bool:
     """Whether a machine is down because it is being repaired: since the call, until it was seen to be back."""
-    asked_at, back_at = incident.stages.repair_asked_at, incident.stages.node_back_at
+    asked_at, back_at = incident.stages.repair_requested_at, incident.stages.node_back_at
     if fact.fault_key != NOT_READY or asked_at is None or not incident.repairs:
         return False
     return fact.observed_at + _SOURCE_RESOLUTION > asked_at and (back_at is None or fact.observed_at <= back_at)
 
 
-def _still_watched(
-    fact: NodeFact, fault: Fault, seat: SickSeat, returned_at: datetime | None, histories: Mapping[str, History]
-) -> Occurrence | None:
+def _watched_occurrence(
+    fact: NodeFact,
+    fault: Fault,
+    affected: AffectedNode,
+    returned_at: datetime | None,
+    histories: Mapping[str, FaultHistory],
+) -> FaultOccurrence | None:
     """Return the occurrence that already tells all that a signal of a watched fault says; None where it says more.
 
     A sticky code may be said each minute for hours. It is one incident and one occurrence, until there is silence, or
@@ -190,58 +196,58 @@ def _still_watched(
     """
     if fault.ladder[0] is not Rung.WATCH:
         return None
-    history = histories.get(seat_place(seat.slot), History())
+    history = histories.get(slot_history_key(affected.slot), FaultHistory())
     return next(
         (
             each
             for each in history.occurrences
-            if each.life == seat.life.key
+            if each.life == affected.life.key
             and (each.fault_key, each.gpu, each.link) == (fact.fault_key, fact.gpu, fact.link)
             and fact.source in each.sources
-            and each.first_at - SILENCE <= fact.observed_at <= each.last_at + SILENCE
-            and fact.observed_at <= each.first_at + _STICKY
-            and {*seat.job_ids} <= {*each.jobs}
+            and each.first_at - BURST_GAP <= fact.observed_at <= each.last_at + BURST_GAP
+            and fact.observed_at <= each.first_at + _MAX_BURST
+            and {*affected.job_ids} <= {*each.jobs}
             and (returned_at is None or each.last_at > returned_at)
         ),
         None,
     )
 
 
-def _remembered(
+def _updated_histories(
     fact: NodeFact,
-    seat: SickSeat,
+    affected: AffectedNode,
     incident_id: str,
-    histories: Mapping[str, History],
-    catalogue: Catalogue,
-) -> dict[str, History]:
+    histories: Mapping[str, FaultHistory],
+    catalogue: FaultCatalogue,
+) -> dict[str, FaultHistory]:
     """Return the histories that change."""
     fault = catalogue.look_up(fact.fault_key)
     if fact.kind is not FactKind.SICKENED or not is_evidence(fault):
         return {}
-    at = {place: histories.get(place, History()) for place in places(fault, seat)}
-    after = {place: remembered(history, fact, seat, incident_id) for place, history in at.items()}
+    at = {place: histories.get(place, FaultHistory()) for place in history_keys(fault, affected)}
+    after = {place: with_occurrence(history, fact, affected, incident_id) for place, history in at.items()}
     return {place: history for place, history in after.items() if history != at[place]}
 
 
-def opened(
+def open_incident(
     fact: NodeFact,
-    seat: SickSeat,
+    affected: AffectedNode,
     *,
     incident_id: str,
     now: datetime,
     returned_at: datetime | None,
-    histories: Mapping[str, History],
-    catalogue: Catalogue,
+    histories: Mapping[str, FaultHistory],
+    catalogue: FaultCatalogue,
 ) -> Incident:
     """Return a new incident with its first signal, and with those of an earlier one that may still bear witness."""
     ours = Incident(
         incident_id=incident_id,
-        life=seat.life,
-        slot=seat.slot,
-        node_name=seat.node_name,
-        pool=seat.pool,
-        instance_type=seat.instance_type,
-        boot_id=seat.boot_id,
+        life=affected.life,
+        slot=affected.slot,
+        node_name=affected.node_name,
+        pool=affected.pool,
+        instance_type=affected.instance_type,
+        boot_id=affected.boot_id,
         state=IncidentState.OPEN,
         severity=catalogue.look_up(fact.fault_key).severity,
         fault_key=fact.fault_key,
@@ -253,17 +259,17 @@ def opened(
         stages=StageTimes(detected_at=now),
     )
     signals: tuple[Signal, ...] = ()
-    for each in _still_bearing_witness(fact, seat, returned_at, histories):
-        signals = merged(signals, each)
-    repeated = _repetitions((), fact, seat, incident_id, histories, catalogue)
-    return _assessed(ours, merged(signals, _signal(fact)), repeated, catalogue)
+    for each in _recent_signals(fact, affected, returned_at, histories):
+        signals = merge_signal(signals, each)
+    repeated = _updated_recurrences((), fact, affected, incident_id, histories, catalogue)
+    return _reassess(ours, merge_signal(signals, _signal(fact)), repeated, catalogue)
 
 
-def _still_bearing_witness(
-    fact: NodeFact, seat: SickSeat, returned_at: datetime | None, histories: Mapping[str, History]
+def _recent_signals(
+    fact: NodeFact, affected: AffectedNode, returned_at: datetime | None, histories: Mapping[str, FaultHistory]
 ) -> list[Signal]:
     """Return the signals of this life's last minutes whose incident is settled already, with nothing done."""
-    history = histories.get(seat_place(seat.slot), History())
+    history = histories.get(slot_history_key(affected.slot), FaultHistory())
     return [
         Signal(
             fault_key=each.fault_key,
@@ -275,19 +281,19 @@ def _still_bearing_witness(
         )
         for each in history.occurrences
         for source in each.sources
-        if each.life == seat.life.key
+        if each.life == affected.life.key
         and abs(fact.observed_at - each.last_at) <= CORROBORATION
         and (returned_at is None or each.last_at > returned_at)
     ]
 
 
-def joined(
+def with_fact(
     incident: Incident,
     fact: NodeFact,
     *,
-    seat: SickSeat | None = None,
-    histories: Mapping[str, History] | None = None,
-    catalogue: Catalogue | None = None,
+    affected: AffectedNode | None = None,
+    histories: Mapping[str, FaultHistory] | None = None,
+    catalogue: FaultCatalogue | None = None,
 ) -> Incident:
     """Return an incident with one more signal, judged anew. In whatever order signals join, they come to the same.
 
@@ -295,21 +301,23 @@ def joined(
     """
     if fact.is_drill is not incident.is_drill:
         return incident
-    catalogue = catalogue or shipped()
+    catalogue = catalogue or default_catalogue()
     counted = incident.but(evidence_count=incident.evidence_count + 1)
     if fact.kind is FactKind.PROGRESS:
-        said = Progress(code=fact.code, at=fact.observed_at, instance_id=fact.instance_id, message=fact.detail)
-        return counted.but(progress=sorted((*incident.progress, said), key=lambda each: each.at)[-_PROGRESS_KEPT:])
+        latest = RepairProgress(code=fact.code, at=fact.observed_at, instance_id=fact.instance_id, message=fact.detail)
+        return counted.but(progress=sorted((*incident.progress, latest), key=lambda each: each.at)[-_MAX_PROGRESS:])
     if fact.kind is FactKind.RECOVERED:
-        cures = cures_with(incident.cures, Cure(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at))
-        return counted.but(cures=cures, recovered_at=cured_at(signals_of(incident), cures))
+        cures = add_cleared_fault(
+            incident.cleared_faults, ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
+        )
+        return counted.but(cleared_faults=cures, recovered_at=cleared_at(signals_of(incident), cures))
     if not is_evidence(catalogue.look_up(fact.fault_key)):
         return counted
-    before, repeated = signals_of(incident), incident.repetitions
-    repeated = _repetitions(
+    before, repeated = signals_of(incident), incident.recurrences
+    repeated = _updated_recurrences(
         repeated,
         fact,
-        seat or _seat_of(incident),
+        affected or _affected_node_of(incident),
         incident.incident_id,
         histories or {},
         catalogue,
@@ -319,40 +327,40 @@ def joined(
         deadline_at=min(deadlines, default=None),
         last_signal_at=max(incident.last_signal_at or fact.observed_at, fact.observed_at),
     )
-    return _assessed(after, merged(before, _signal(fact)), repeated, catalogue)
+    return _reassess(after, merge_signal(before, _signal(fact)), repeated, catalogue)
 
 
-def _assessed(
-    incident: Incident, signals: tuple[Signal, ...], repeated: Sequence[Repetition], catalogue: Catalogue
+def _reassess(
+    incident: Incident, signals: tuple[Signal, ...], repeated: Sequence[Recurrence], catalogue: FaultCatalogue
 ) -> Incident:
     found = assess(signals, repeated, catalogue)
     return incident.but(
         signals=signals,
-        repetitions=tuple(repeated),
+        recurrences=tuple(repeated),
         fault_key=found.fault_key,
         severity=max(incident.severity, found.severity, key=lambda each: each.rank),
-        asked_rung=found.asked_rung,
-        asked_because=found.asked_because,
+        min_rung=found.min_rung,
+        min_rung_reason=found.min_rung_reason,
         sources=found.sources,
-        witnesses=found.witnesses,
+        independent_sources=found.independent_sources,
         first_signal_at=found.first_signal_at,
-        recovered_at=cured_at(signals, incident.cures),
+        recovered_at=cleared_at(signals, incident.cleared_faults),
     )
 
 
-def _repetitions(
-    before: Sequence[Repetition],
+def _updated_recurrences(
+    before: Sequence[Recurrence],
     fact: NodeFact,
-    seat: SickSeat,
+    affected: AffectedNode,
     incident_id: str,
-    histories: Mapping[str, History],
-    catalogue: Catalogue,
-) -> tuple[Repetition, ...]:
+    histories: Mapping[str, FaultHistory],
+    catalogue: FaultCatalogue,
+) -> tuple[Recurrence, ...]:
     """Return the repetitions known before with that of this fact; of one fault the highest count stands."""
-    found = repetition(
+    found = find_recurrence(
         catalogue.look_up(fact.fault_key),
         fact,
-        seat,
+        affected,
         [each for place, each in sorted(histories.items())],
         incident_id=incident_id,
     )
@@ -373,27 +381,27 @@ def _signal(fact: NodeFact) -> Signal:
     )
 
 
-def _seat_of(incident: Incident) -> SickSeat:
-    return SickSeat(life=incident.life, slot=incident.slot, pool=incident.pool)
+def _affected_node_of(incident: Incident) -> AffectedNode:
+    return AffectedNode(life=incident.life, slot=incident.slot, pool=incident.pool)
 
 
-def rungs_of(incident: Incident, catalogue: Catalogue | None = None) -> tuple[Rung, ...]:
+def rungs_of(incident: Incident, catalogue: FaultCatalogue | None = None) -> tuple[Rung, ...]:
     """Return the rungs of an incident, in order: its fault's, without those gentler than what is asked for."""
-    ladder = (catalogue or shipped()).look_up(incident.fault_key).ladder
-    if not incident.asked_rung:
+    ladder = (catalogue or default_catalogue()).look_up(incident.fault_key).ladder
+    if not incident.min_rung:
         return ladder
-    asked = Rung(incident.asked_rung)
+    asked = Rung(incident.min_rung)
     if asked is Rung.PAGE_HUMAN:
         return (asked,)
     stronger = tuple(rung for rung in ladder if rung.strength > asked.strength)
     return ladder[ladder.index(asked) :] if asked in ladder else (asked, *stronger)
 
 
-def doubt_of(incident: Incident, catalogue: Catalogue) -> tuple[CheckpointTrust, datetime]:
+def checkpoint_trust_of(incident: Incident, catalogue: FaultCatalogue) -> tuple[CheckpointTrust, datetime]:
     """Return how far checkpoints are trusted after an incident, and from which signal on they are not."""
-    return trust(signals_of(incident), catalogue)
+    return checkpoint_trust(signals_of(incident), catalogue)
 
 
-def ladder_of(incident: Incident, catalogue: Catalogue | None = None) -> tuple[str, ...]:
+def ladder_of(incident: Incident, catalogue: FaultCatalogue | None = None) -> tuple[str, ...]:
     """Return the rungs of an incident that touch the machine, in order."""
     return tuple(rung for rung in rungs_of(incident, catalogue) if rung in NODE_RUNGS)

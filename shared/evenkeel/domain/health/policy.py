@@ -20,7 +20,7 @@ class WatchPolicy(Section):
     """A node younger than this that is not Ready yet is booting, not sick."""
     stale_condition_seconds: Seconds = 172_800
     """A sick condition that has not changed for this long is no news: its agent may be stuck."""
-    recovery_told_seconds: Seconds = 600
+    recovery_signal_max_age_seconds: Seconds = 600
     """How long it is news that an agent takes a node for well again."""
     execution_grace_seconds: Seconds = 30
     """An incident or attempt older than this without a running execution was left half done."""

@@ -5,7 +5,7 @@ from enum import StrEnum
 from evenkeel.domain.values import Instant, Value
 
 
-class Filer(StrEnum):
+class ReporterRole(StrEnum):
     """On whose authority a report is filed: by the route that took it, never by what it says."""
 
     DETECTOR = "detector"
@@ -13,9 +13,9 @@ class Filer(StrEnum):
     OPERATOR = "operator"
     """`POST /v1/nodes/{id}/replace`, which the Operator policy opens."""
 
-    def may_name(self, fault_key: str) -> bool:
+    def may_report(self, fault_key: str) -> bool:
         """Whether a report may name this fault of the catalogue."""
-        return self is Filer.OPERATOR or is_detectors_own(fault_key)
+        return self is ReporterRole.OPERATOR or is_detector_fault(fault_key)
 
 
 DETECTOR_FAMILIES = (
@@ -25,15 +25,15 @@ DETECTOR_FAMILIES = (
 
 All others are somebody else's to say: HyperPod's (`hp`), EC2's, AWS Health's, the EKS agent's (`eks`), an operator's
 (`person`)."""
-_SAID_BY_KUBERNETES = ("node:not_ready", "node:pressure")
+_KUBERNETES_FAMILIES = ("node:not_ready", "node:pressure")
 
 
-def is_detectors_own(fault_key: str) -> bool:
+def is_detector_fault(fault_key: str) -> bool:
     """Whether a detector may report a fault as seen by itself."""
-    return fault_key.partition(":")[0] in DETECTOR_FAMILIES and fault_key not in _SAID_BY_KUBERNETES
+    return fault_key.partition(":")[0] in DETECTOR_FAMILIES and fault_key not in _KUBERNETES_FAMILIES
 
 
-class Report(Value):
+class FaultReport(Value):
     """One fault of one machine or one job, as the detector has it."""
 
     instance_id: str = ""

@@ -5,7 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from evenkeel.domain.external.kueue_status import KueueSeen
+from evenkeel.domain.external.kueue_status import KueueStatus
 from evenkeel.domain.jobs.spec import DEFAULT_TEAM
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.values import Instant, Sentence, Value
@@ -90,15 +90,15 @@ class Attempt(Value):
     rejected_checkpoints: tuple[dict[str, Any], ...] = ()
 
     @property
-    def holds_since(self) -> datetime | None:
+    def charged_since(self) -> datetime | None:
         """Since when it holds what it is charged for; None where Kueue has given it nothing that was seen to run."""
         return self.running_at if self.local_queue else self.admitted_at
 
-    def seats_in(self, seen: "WorkloadSeen") -> tuple[str, ...]:
+    def nodes_in(self, seen: "ObservedWorkload") -> tuple[str, ...]:
         """Return the nodes that it is on: where it was admitted to, else where its pods are seen."""
         return self.node_names or tuple(dict.fromkeys(pod.node_name for pod in seen.pods if pod.node_name))
 
-    def owns(self, seen: "WorkloadSeen") -> bool:
+    def owns(self, seen: "ObservedWorkload") -> bool:
         """Whether a Job with its pods is this attempt's. Labels prove nothing: anybody may write them anywhere.
 
         The namespace and the recorded UID prove it. Until the launch is recorded, the decision that admitted the
@@ -110,9 +110,9 @@ class Attempt(Value):
             return seen.job_uid == self.workload_uid
         return bool(self.decision_id) and seen.decision_id == self.decision_id
 
-    def own(self, listed: Iterable["WorkloadSeen"]) -> "WorkloadSeen":
+    def own(self, listed: Iterable["ObservedWorkload"]) -> "ObservedWorkload":
         """Return this attempt's Job and pods among those of its cluster; an empty one where there is none."""
-        nothing = WorkloadSeen(job_id=self.job_id, attempt=self.attempt, namespace=self.namespace)
+        nothing = ObservedWorkload(job_id=self.job_id, attempt=self.attempt, namespace=self.namespace)
         return next(filter(self.owns, listed), nothing)
 
     @property
@@ -136,7 +136,7 @@ class PodPhase(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class PodSeen(Value):
+class ObservedPod(Value):
     """One pod of an attempt as the API server shows it."""
 
     name: str
@@ -153,7 +153,7 @@ class PodSeen(Value):
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 
-class WorkloadSeen(Value):
+class ObservedWorkload(Value):
     """A Kubernetes Job and its pods whose labels name an attempt. `uid` empty = no such Job.
 
     Whether it is that attempt's, `Attempt.owns` says.
@@ -174,16 +174,16 @@ class WorkloadSeen(Value):
     has_failed: bool = False
     was_disrupted: bool = False
     """Whether it failed since a pod of it was evicted, or went with its node."""
-    pods: tuple[PodSeen, ...] = ()
-    kueue: KueueSeen | None = None
+    pods: tuple[ObservedPod, ...] = ()
+    kueue: KueueStatus | None = None
     """What Kueue says of it, where it was handed to Kueue and is known there."""
 
     @property
-    def is_let_run(self) -> bool:
+    def has_runnable_pods(self) -> bool:
         """Whether something of it runs, or may yet be started, that nobody has asked to end."""
         is_at_work = bool(self.uid) and not (self.is_deleting or self.has_completed or self.has_failed)
-        return is_at_work or any(not pod.is_terminating for pod in self.pods_alive())
+        return is_at_work or any(not pod.is_terminating for pod in self.live_pods())
 
-    def pods_alive(self, lost_nodes: frozenset[str] = frozenset()) -> tuple[PodSeen, ...]:
+    def live_pods(self, lost_nodes: frozenset[str] = frozenset()) -> tuple[ObservedPod, ...]:
         """Return the pods that run or may yet run, without those on `lost_nodes`."""
         return tuple(pod for pod in self.pods if not pod.has_ended and pod.node_name not in lost_nodes)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from evenkeel.domain.external.kueue_status import eviction_of
-from evenkeel.domain.jobs.attempt import Attempt, AttemptState, PodPhase, PodSeen, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.values import Instant, Value
@@ -69,7 +69,7 @@ def is_lost(node: KubernetesNode | None, now: datetime, seconds: int) -> bool:
 # ---------------------------------------------------------------- how an attempt ended
 
 
-class Ending(Value):
+class AttemptEnd(Value):
     """How an attempt ended."""
 
     state: AttemptState
@@ -81,23 +81,23 @@ class Ending(Value):
     """Whether it uses up one of the application's restarts."""
     is_final: bool = False
     """Whether another attempt could not end otherwise."""
-    is_damage: bool = False
+    is_checkpoint_damaged: bool = False
     """Whether the checkpoint it resumed from is at fault."""
     exit_code: int | None = None
     """Of the pod that the application is blamed by; None where nobody is blamed, or it was killed."""
-    gave_way: bool = False
+    was_preempted: bool = False
     """Whether it ended for others who needed the room, without a request of ours."""
     asked_at: Instant | None = None
     """When somebody else asked it to end."""
 
 
 def judge_end(
-    seen: WorkloadSeen,
+    seen: ObservedWorkload,
     job: Job,
     attempt: Attempt,
     lost_nodes: frozenset[str],
     sick_nodes: frozenset[str] = frozenset(),
-) -> Ending | None:
+) -> AttemptEnd | None:
     """Judge whether and how a launched attempt ended; None while any pod may still run.
 
     The gang ends together, so blame waits for the last pod: a rank that lost its peer fails at once, long before the
@@ -114,11 +114,11 @@ def judge_end(
     # A pod that is told to go may say that it ended well, and of a Job that is suspended that is no success either.
     succeeded = [pod for pod in seen.pods if pod.phase is PodPhase.SUCCEEDED and not pod.is_terminating]
     has_succeeded = seen.has_completed or (len(succeeded) == attempt.ranks and not seen.is_suspended)
-    if has_succeeded and not seen.pods_alive():
-        return Ending(state=A.SUCCEEDED, reason="Every rank ended with success.", exit_codes=codes)
-    if seen.pods_alive(lost_nodes):
+    if has_succeeded and not seen.live_pods():
+        return AttemptEnd(state=A.SUCCEEDED, reason="Every rank ended with success.", exit_codes=codes)
+    if seen.live_pods(lost_nodes):
         return None
-    evicted = _evicted(seen, job, attempt, codes)
+    evicted = _end_by_eviction(seen, job, attempt, codes)
     if evicted is not None:
         return evicted
     fenced_out = [pod for pod in seen.pods if not pod.has_ended]
@@ -128,33 +128,33 @@ def judge_end(
         return None  # the Job exists and has not made its pods yet
     request = job.stop_of(attempt.attempt)
     if request:
-        return _as_requested(request, codes)
+        return _end_as_requested(request, codes)
     if attempt.state is A.STARTING and is_gone:
         return None  # not launched yet
     if seen.was_disrupted and not fenced_out:
-        return Ending(state=A.LOST, reason="A pod of it was evicted, or went with its node.", exit_codes=codes)
+        return AttemptEnd(state=A.LOST, reason="A pod of it was evicted, or went with its node.", exit_codes=codes)
     return _blame(failed, fenced_out, attempt, lost_nodes, sick_nodes, codes)
 
 
-def contradicted(told: Ending, seen: WorkloadSeen) -> Ending | None:
+def end_despite_live_pods(reported: AttemptEnd, seen: ObservedWorkload) -> AttemptEnd | None:
     """Return the end of an attempt that was seen to end by itself and has live pods; None where it has none.
 
     A success would drop the job while it runs, and a failure would blame it. It is queued again instead: the next
     launch waits for the pods or fences them out.
 
     Args:
-        told: How the attempt was seen to end before.
+        reported: How the attempt was seen to end before.
         seen: Its Job and pods now.
     """
-    alive = seen.pods_alive()
-    if told.state not in (A.SUCCEEDED, A.FAILED) or not alive:
+    alive = seen.live_pods()
+    if reported.state not in (A.SUCCEEDED, A.FAILED) or not alive:
         return None
     names = ", ".join(pod.name for pod in alive[:3])
-    reason = f"It was seen as {told.state}, but pods of it are alive: {names}. It is queued again."
-    return Ending(state=A.LOST, reason=reason, exit_codes=told.exit_codes)
+    reason = f"It was seen as {reported.state}, but pods of it are alive: {names}. It is queued again."
+    return AttemptEnd(state=A.LOST, reason=reason, exit_codes=reported.exit_codes)
 
 
-def _evicted(seen: WorkloadSeen, job: Job, attempt: Attempt, codes: dict[str, int]) -> Ending | None:
+def _end_by_eviction(seen: ObservedWorkload, job: Job, attempt: Attempt, codes: dict[str, int]) -> AttemptEnd | None:
     """Return the end of an attempt that Kueue evicted; None where it did not, or the application failed by itself.
 
     One that never ran in full has nothing to lose, and pauses before it is handed over again: Kueue's own count of its
@@ -165,19 +165,19 @@ def _evicted(seen: WorkloadSeen, job: Job, attempt: Attempt, codes: dict[str, in
         return None
     asked = job.stop_of(attempt.attempt)
     if asked:
-        return _as_requested(asked, codes)
-    has_run = attempt.state is A.RUNNING or evicted.gave_way
-    return Ending(
+        return _end_as_requested(asked, codes)
+    has_run = attempt.state is A.RUNNING or evicted.was_preempted
+    return AttemptEnd(
         state=A.STOPPED if has_run else A.NEVER_RAN,
         reason=evicted.reason,
         exit_codes=codes,
-        gave_way=evicted.gave_way,
+        was_preempted=evicted.was_preempted,
         asked_at=evicted.at,
     )
 
 
-def _as_requested(request: StopRequest, codes: dict[str, int]) -> Ending:
-    return Ending(
+def _end_as_requested(request: StopRequest, codes: dict[str, int]) -> AttemptEnd:
+    return AttemptEnd(
         state=request.outcome,
         reason=request.reason,
         exit_codes=codes,
@@ -187,53 +187,55 @@ def _as_requested(request: StopRequest, codes: dict[str, int]) -> Ending:
 
 
 def _blame(
-    failed: list[PodSeen],
-    fenced_out: list[PodSeen],
+    failed: list[ObservedPod],
+    fenced_out: list[ObservedPod],
     attempt: Attempt,
     lost: frozenset[str],
     sick: frozenset[str],
     codes: dict[str, int],
-) -> Ending:
+) -> AttemptEnd:
     out = sorted({pod.node_name for pod in fenced_out} | (lost & set(attempt.node_names)))
     if out:
-        return Ending(state=A.LOST, reason=f"{_named(out)} went out of reach.", exit_codes=codes)
+        return AttemptEnd(state=A.LOST, reason=f"{_named(out)} went out of reach.", exit_codes=codes)
     taken = next((pod for pod in failed if pod.reason in _LOST_REASONS), None)
     if taken:
-        return Ending(state=A.LOST, reason=f"{taken.name} was taken by its node ({taken.reason}).", exit_codes=codes)
+        return AttemptEnd(
+            state=A.LOST, reason=f"{taken.name} was taken by its node ({taken.reason}).", exit_codes=codes
+        )
     if any(pod.exit_code == FENCED_EXIT for pod in failed):
-        return Ending(state=A.LOST, reason="A later attempt has been fenced in.", exit_codes=codes)
+        return AttemptEnd(state=A.LOST, reason="A later attempt has been fenced in.", exit_codes=codes)
     point = attempt.resume_from
     if point and any(pod.exit_code == DAMAGED_EXIT for pod in failed):
         reason = f"What it resumed from, step {point.step} of attempt {point.attempt}, is damaged."
-        return Ending(state=A.LOST, reason=reason, exit_codes=codes, is_damage=True)
+        return AttemptEnd(state=A.LOST, reason=reason, exit_codes=codes, is_checkpoint_damaged=True)
     if any(pod.exit_code == UNPROVED_EXIT for pod in failed):
         reason = "Rank 0 found finished checkpoints and could prove none; to start over would disown them."
-        return Ending(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True)
+        return AttemptEnd(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True)
     if not failed:
-        return Ending(state=A.LOST, reason="Its Kubernetes Job was deleted by somebody else.", exit_codes=codes)
+        return AttemptEnd(state=A.LOST, reason="Its Kubernetes Job was deleted by somebody else.", exit_codes=codes)
     last_word = next((pod for pod in failed if pod.exit_code == DO_NOT_REQUEUE_EXIT), None)
     if last_word:
         reason = f"{last_word.name} said that it is not to be started again (exit code {DO_NOT_REQUEUE_EXIT})."
-        return Ending(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True, is_final=True)
+        return AttemptEnd(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True, is_final=True)
     refused = next((pod for pod in failed if pod.exit_code is None), None)
     if refused:
         state = A.LOST if attempt.state is A.RUNNING else A.NEVER_RAN
         reason = f"{refused.name} was not run by its node ({refused.reason or 'it does not say why'})."
-        return Ending(state=state, reason=reason, exit_codes=codes)
-    cause = min(failed, key=_by_guilt)
+        return AttemptEnd(state=state, reason=reason, exit_codes=codes)
+    cause = min(failed, key=_blame_order)
     why = f", {cause.reason}" if cause.reason not in ("", "Error") else ""
     reason = f"{cause.name} failed (exit code {cause.exit_code}{why})."
-    ending = Ending(
+    ending = AttemptEnd(
         state=A.FAILED,
         reason=reason,
         exit_codes=codes,
         counts_as_failure=True,
         exit_code=None if cause.exit_code in (*_KILLED, PEER_LOST_EXIT) else cause.exit_code,
     )
-    return excused(ending, attempt, sick)
+    return without_blame(ending, attempt, sick)
 
 
-def excused(ending: Ending, attempt: Attempt, sick_nodes: frozenset[str]) -> Ending:
+def without_blame(ending: AttemptEnd, attempt: Attempt, sick_nodes: frozenset[str]) -> AttemptEnd:
     """Return the end without blame for the job where one of its nodes is lost or sick: the whole gang ends with it.
 
     An attempt that never ran for that reason counts as LOST, so its job keeps its place and does not pause.
@@ -241,12 +243,12 @@ def excused(ending: Ending, attempt: Attempt, sick_nodes: frozenset[str]) -> End
     ill = sorted(sick_nodes & set(attempt.node_names))
     if ending.state not in (A.FAILED, A.NEVER_RAN) or not ill or ending.is_final:
         return ending
-    said = "It failed" if ending.state is A.FAILED else "It did not start"
-    reason = f"{said} on {_named(ill)}, which is lost or sick: {ending.reason}"
+    what = "It failed" if ending.state is A.FAILED else "It did not start"
+    reason = f"{what} on {_named(ill)}, which is lost or sick: {ending.reason}"
     return ending.but(state=A.LOST, reason=reason, counts_as_failure=False)
 
 
-def _by_guilt(pod: PodSeen) -> tuple[int, str]:
+def _blame_order(pod: ObservedPod) -> tuple[int, str]:
     """The likely cause first: a pod that failed by itself, then one that was killed, then one that lost its peer."""
     if pod.exit_code == PEER_LOST_EXIT:
         return (2, pod.name)
@@ -257,7 +259,7 @@ def _named(nodes: list[str]) -> str:
     return nodes[0] if len(nodes) == 1 else f"{nodes[0]} and {len(nodes) - 1} more"
 
 
-def judge_abandoned(seen: WorkloadSeen, job: Job, attempt: Attempt, failure: str) -> Ending:
+def judge_abandoned(seen: ObservedWorkload, job: Job, attempt: Attempt, failure: str) -> AttemptEnd:
     """Judge an attempt that is given up although its pods have not all ended, or were never made.
 
     Whatever is left of it is deleted, and the next launch waits for it or fences it out, so settling it is safe.
@@ -271,26 +273,26 @@ def judge_abandoned(seen: WorkloadSeen, job: Job, attempt: Attempt, failure: str
     codes = {pod.name: pod.exit_code for pod in seen.pods if pod.exit_code is not None}
     request = job.stop_of(attempt.attempt)
     if request:
-        return _as_requested(request, codes)
-    evicted = _evicted(seen, job, attempt, codes)
+        return _end_as_requested(request, codes)
+    evicted = _end_by_eviction(seen, job, attempt, codes)
     if evicted is not None and not failure:
         return evicted
     if attempt.is_refused:
-        return Ending(state=A.NEVER_RAN, reason=attempt.reason, is_final=True)
+        return AttemptEnd(state=A.NEVER_RAN, reason=attempt.reason, is_final=True)
     if failure:
         state = A.LOST if attempt.state is A.RUNNING else A.NEVER_RAN
-        return Ending(state=state, reason=f"Its workflow failed: {failure}", exit_codes=codes)
+        return AttemptEnd(state=state, reason=f"Its workflow failed: {failure}", exit_codes=codes)
     if attempt.state is A.RUNNING:
-        return Ending(state=A.LOST, reason="It ran past its deadline.", exit_codes=codes, is_final=True)
+        return AttemptEnd(state=A.LOST, reason="It ran past its deadline.", exit_codes=codes, is_final=True)
     if attempt.state is A.STARTING:
-        return Ending(state=A.NEVER_RAN, reason=attempt.reason or "It could not be launched in time.")
+        return AttemptEnd(state=A.NEVER_RAN, reason=attempt.reason or "It could not be launched in time.")
     waiting = [pod for pod in seen.pods if not pod.node_name]
     if waiting or not seen.pods:
-        return Ending(state=A.NEVER_RAN, reason="Its pods found no place in time.", exit_codes=codes)
+        return AttemptEnd(state=A.NEVER_RAN, reason="Its pods found no place in time.", exit_codes=codes)
     stuck = next((pod for pod in seen.pods if pod.phase is PodPhase.PENDING), seen.pods[0])
     why = f" ({stuck.reason})" if stuck.reason else ""
     reason = f"{stuck.name} did not start in time{why}."
-    return Ending(state=A.NEVER_RAN, reason=reason, exit_codes=codes, counts_as_failure=True)
+    return AttemptEnd(state=A.NEVER_RAN, reason=reason, exit_codes=codes, counts_as_failure=True)
 
 
 # ---------------------------------------------------------------- what it means for the job

@@ -1,23 +1,23 @@
 """What the run of a job waits for: its pods running, ended, or stopped."""
 
 from evenkeel.domain.external.kueue_status import eviction_of
-from evenkeel.domain.jobs.attempt import Attempt, AttemptState, PodPhase, WorkloadSeen
-from evenkeel.domain.jobs.attempt_end import Ending, judge_end
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload, PodPhase
+from evenkeel.domain.jobs.attempt_end import AttemptEnd, judge_end
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.waiting import Answer, ConditionKind
+from evenkeel.domain.waiting import ConditionKind, WaitAnswer
 
 RUNNING, ENDED, STOP_REQUESTED, STOPPED = "RUNNING", "ENDED", "STOP_REQUESTED", "STOPPED"
 ADMITTED = "ADMITTED"
 
 
-def attempt_answer(
+def evaluate_attempt_wait(
     kind: ConditionKind,
-    seen: WorkloadSeen,
+    seen: ObservedWorkload,
     job: Job,
     attempt: Attempt,
     lost: frozenset[str],
     sick: frozenset[str] = frozenset(),
-) -> Answer | None:
+) -> WaitAnswer | None:
     """Answer a wait of `run_job`; None while what it waits for has not come.
 
     An end counts before a stop request: what has succeeded needs no stopping, and stopping would delete the proof.
@@ -31,42 +31,42 @@ def attempt_answer(
         sick: Nodes that show a fault: they take the blame for what failed on them.
     """
     if attempt.state.has_ended:
-        return Answer(outcome=ENDED, reason=attempt.reason, facts=_facts(_settled(attempt)))
+        return WaitAnswer(outcome=ENDED, reason=attempt.reason, facts=_facts(_settled(attempt)))
     ending = judge_end(seen, job, attempt, lost, sick)
     if kind is ConditionKind.ATTEMPT_STOPPED:
-        if seen.pods_alive(lost):
+        if seen.live_pods(lost):
             return None
         reason = "Every pod is gone, has ended, or is behind a lost node."
-        return Answer(outcome=STOPPED, reason=reason, facts=_facts(ending) if ending else {})
+        return WaitAnswer(outcome=STOPPED, reason=reason, facts=_facts(ending) if ending else {})
     if ending is not None:
-        return Answer(outcome=ENDED, reason=ending.reason, facts=_facts(ending))
+        return WaitAnswer(outcome=ENDED, reason=ending.reason, facts=_facts(ending))
     request = job.stop_of(attempt.attempt)
     if request is not None:
-        return Answer(outcome=STOP_REQUESTED, reason=request.reason)
+        return WaitAnswer(outcome=STOP_REQUESTED, reason=request.reason)
     evicted = eviction_of(seen.kueue) if seen.kueue else None
     if evicted is not None and not seen.is_suspended:
         # Kueue let the same Job in again: its pods would begin where this attempt once began.
-        return Answer(outcome=STOP_REQUESTED, reason=evicted.reason)
+        return WaitAnswer(outcome=STOP_REQUESTED, reason=evicted.reason)
     if kind is ConditionKind.ATTEMPT_ADMITTED and seen.uid and not seen.is_suspended:
-        return Answer(outcome=ADMITTED, reason="Kueue admitted it.")
+        return WaitAnswer(outcome=ADMITTED, reason="Kueue admitted it.")
     if kind is ConditionKind.ATTEMPT_RUNNING and _all_run(seen, attempt):
-        return Answer(outcome=RUNNING, reason=f"All {attempt.ranks} pods run.")
+        return WaitAnswer(outcome=RUNNING, reason=f"All {attempt.ranks} pods run.")
     return None
 
 
-def is_doubtful(answer: Answer) -> bool:
+def blames_application(answer: WaitAnswer) -> bool:
     """Whether an answer blames the application: a sick node may yet show itself and take the blame."""
     return answer.outcome == ENDED and answer.facts.get("state") == AttemptState.FAILED
 
 
-def _all_run(seen: WorkloadSeen, attempt: Attempt) -> bool:
+def _all_run(seen: ObservedWorkload, attempt: Attempt) -> bool:
     running = [pod for pod in seen.pods if pod.phase is PodPhase.RUNNING and not pod.is_terminating]
     return len(running) >= attempt.ranks
 
 
-def _settled(attempt: Attempt) -> Ending:
-    return Ending(state=attempt.state, reason=attempt.reason, exit_codes=attempt.exit_codes)
+def _settled(attempt: Attempt) -> AttemptEnd:
+    return AttemptEnd(state=attempt.state, reason=attempt.reason, exit_codes=attempt.exit_codes)
 
 
-def _facts(ending: Ending) -> dict[str, object]:
+def _facts(ending: AttemptEnd) -> dict[str, object]:
     return ending.to_json()

@@ -9,7 +9,7 @@ from evenkeel.domain.jobs.types import JobTypes
 from evenkeel.domain.values import Value
 
 
-class Imported(Value):
+class ImportedTypes(Value):
     """What a values file becomes."""
 
     policy: dict[str, Any]
@@ -24,7 +24,7 @@ class Imported(Value):
     """What a document says that the file does not."""
 
 
-def imported(read: JobTemplates) -> Imported:
+def import_values(read: JobTemplates) -> ImportedTypes:
     """Return the documents that a values file stands for.
 
     Raises:
@@ -45,7 +45,7 @@ def imported(read: JobTemplates) -> Imported:
         types = JobTypes.model_validate(document)
     except ValueError as error:
         raise ValuesError(f"jobTemplates: {error}") from error
-    return Imported(
+    return ImportedTypes(
         policy={"jobTypes": types.model_dump(mode="json", by_alias=True, exclude_defaults=True)},
         quotas={
             "priorityClasses": {each.name: each.value for each in read.classes},
@@ -72,10 +72,10 @@ def imported(read: JobTemplates) -> Imported:
 
 def market_of(pool: TemplatePool) -> Market:
     """Return how a pool's nodes are had, as far as its labels and its name tell."""
-    said = f"{pool.labels.get('node-type', '')} {pool.name}".lower()
+    label_text = f"{pool.labels.get('node-type', '')} {pool.name}".lower()
     if pool.is_spot:
         return Market.SPOT
-    return Market.ON_DEMAND if "demand" in said or said.startswith("eks") else Market.COMMITTED
+    return Market.ON_DEMAND if "demand" in label_text or label_text.startswith("eks") else Market.COMMITTED
 
 
 def _type(template: JobTemplate, read: JobTemplates) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class ResumeOption(StrEnum):
     """Take the nodes of a job of lower priority."""
 
 
-class Demand(StrEnum):
+class CheckpointRequirement(StrEnum):
     """What a checkpoint must have to be resumed from, weakest first."""
 
     CONVENTION = "CONVENTION"
@@ -68,7 +68,7 @@ class Demand(StrEnum):
     @property
     def rank(self) -> int:
         """0 for the weakest."""
-        return list(Demand).index(self)
+        return list(CheckpointRequirement).index(self)
 
 
 class ResumePlan(Value):
@@ -82,11 +82,11 @@ class ResumePlan(Value):
     """Life keys not to be used again."""
     distrust_after: Instant | None = None
     """Checkpoints whose write began after this are not to be resumed from; None = all are trusted."""
-    demand: Demand = Demand.CONVENTION
+    demand: CheckpointRequirement = CheckpointRequirement.CONVENTION
     """What checkpoints of the hurt attempt and those before it must have."""
     shrinks_at: Instant | None = None
     """From when on an elastic job goes on with fewer nodes rather than wait for all; None where it is not elastic."""
-    rent_worth_parts: int | None = None
+    max_rent_parts: int | None = None
     """Rent up to which it is brought back on rented nodes, in parts of `economics.money`; None where it is to wait."""
     lost_committed: bool = False
     """Whether the sick machine is paid for in any case: what is rented meanwhile stands in for it, on loan."""
@@ -110,11 +110,11 @@ class StopRequest(Value):
     """Whether the end uses up one of the application's restarts."""
     is_final: bool = False
     """Whether another attempt could not end otherwise."""
-    at_once_on: tuple[str, ...] = ()
+    nodes_without_grace: tuple[str, ...] = ()
     """Nodes whose pods cannot save and get no grace."""
 
 
-class ResizeWish(Value):
+class ResizeRequest(Value):
     """An attempt is asked to stop so that the next one runs on another number of nodes."""
 
     after_attempt: int
@@ -128,7 +128,7 @@ class ResizeWish(Value):
     asked_at: Instant
 
 
-class LikeFailure(Value):
+class RepeatedFailure(Value):
     """How the application last failed by itself, and how often in a row it did so in just this way."""
 
     exit_code: int
@@ -177,7 +177,7 @@ class Job(Value):
     not_before: Instant | None = None
     """Earliest next admission (back-off)."""
     application_failures: int = 0
-    last_failure: LikeFailure | None = None
+    last_failure: RepeatedFailure | None = None
     launch_failures: int = 0
     """Attempts in a row that never ran."""
     lost_at: Instant | None = None
@@ -186,17 +186,17 @@ class Job(Value):
     stop_request: StopRequest | None = None
     size: int = 0
     """Nodes of the current attempt; 0 before the first."""
-    resize: ResizeWish | None = None
+    resize: ResizeRequest | None = None
     resized_at: Instant | None = None
     """When an attempt was last admitted at another size than the one before it."""
     failed_growths: int = 0
     """In a row: it could not be had at the size that it was stopped for, or did not come to run at it."""
     growth_failed_at: Instant | None = None
     distrust_after: Instant | None = None
-    """The strictest distrust any incident laid on this job's checkpoints; `distrust_through` says whose."""
-    distrust_through: int = 0
+    """The strictest distrust any incident laid on this job's checkpoints; `distrust_through_attempt` says whose."""
+    distrust_through_attempt: int = 0
     """The last attempt that `distrust_after` and `demand` are about. Later ones ran elsewhere: no suspicion there."""
-    demand: Demand = Demand.CONVENTION
+    demand: CheckpointRequirement = CheckpointRequirement.CONVENTION
     """The strictest demand any incident laid on this job's checkpoints."""
     rollbacks: int = 0
     """How often an attempt was stopped because what it had resumed from turned out to be in doubt."""
@@ -206,11 +206,11 @@ class Job(Value):
     """Rentals so far; the last is the one that counts."""
     placement: PlacementNote | None = None
     """While it waits: where it might run, and why it is not rented for. Its text ends the reason."""
-    is_catching_up: bool = False
+    avoids_spot: bool = False
     """When it was last rented for it was kept off spot for its deadline's sake: so it stays until it is well ahead."""
-    goes_home: bool = False
+    is_migrating_back: bool = False
     """It was stopped on rented nodes to go on where room is paid for, and has not started again since."""
-    counted_in: tuple[str, ...] = ()
+    open_job_counters: tuple[str, ...] = ()
     """The counters of open jobs that count it until it ends; none if it is older than the limits."""
     started_at: Instant | None = None
     ended_at: Instant | None = None
@@ -221,7 +221,7 @@ class Job(Value):
         request = self.stop_request
         return request if request and request.attempt == attempt else None
 
-    def stop_wished(self, reason: str, by: str, now: datetime) -> StopRequest:
+    def with_stop_request(self, reason: str, by: str, now: datetime) -> StopRequest:
         """Return the request by which a person's wish stops the current attempt, with its grace to save.
 
         A recovery may have asked before: its grace and its outcome stay, only what follows is another.
@@ -236,7 +236,7 @@ class Job(Value):
         )
 
     @property
-    def reason_of_queue(self) -> str:
+    def queue_reason(self) -> str:
         """Why it waits, without what it was told of where else it might run."""
         return self.reason.removesuffix(f" {self.placement.text}") if self.placement else self.reason
 
@@ -246,12 +246,12 @@ class Job(Value):
         return plan if plan and plan.after_attempt >= self.current_attempt else None
 
     @property
-    def nodes_wanted(self) -> int:
+    def next_node_count(self) -> int:
         """How many nodes it is to have next: what it asked for, and after a fault what it had grown to."""
         had = self.size if self.spec.elastic and self.live_plan() else 0
         return max(self.spec.nodes, had)
 
-    def live_resize(self) -> ResizeWish | None:
+    def live_resize(self) -> ResizeRequest | None:
         """Return the wish for another size while it is due: until an attempt later than the stopped one exists."""
         wish = self.resize
         return wish if wish and wish.after_attempt >= self.current_attempt else None
@@ -267,7 +267,7 @@ class Job(Value):
             growth_failed_at=now if has_failed else self.growth_failed_at,
         )
 
-    def has_grown_in(self, attempt: int) -> bool:
+    def is_growth_attempt(self, attempt: int) -> bool:
         """Whether this attempt is the one for which a smaller one was stopped."""
         wish = self.resize
         return wish is not None and wish.after_attempt == attempt - 1 and wish.from_nodes < wish.nodes == self.size
@@ -291,5 +291,5 @@ class Job(Value):
         if is_doubted:
             after = min((at for at in (self.distrust_after, after) if at), default=None)
             demand = max(self.demand, demand, key=lambda each: each.rank)
-        through = plan.after_attempt if after or demand is not Demand.CONVENTION else 0
-        return self.but(resume_plan=plan, distrust_after=after, distrust_through=through, demand=demand)
+        through = plan.after_attempt if after or demand is not CheckpointRequirement.CONVENTION else 0
+        return self.but(resume_plan=plan, distrust_after=after, distrust_through_attempt=through, demand=demand)

@@ -17,7 +17,7 @@ ATTEMPT_WRITERS: Mapping[str, frozenset[tuple[AttemptState | None, AttemptState]
     "launch_job": frozenset({(A.STARTING, A.STARTING), (A.STARTING, A.LAUNCHED)}),
     "mark_running": frozenset({(A.LAUNCHED, A.RUNNING)}),
     "record_pin": frozenset({(A.LAUNCHED, A.LAUNCHED), (A.RUNNING, A.RUNNING)}),
-    "record_seats": frozenset({(A.RUNNING, A.RUNNING)}),
+    "record_nodes": frozenset({(A.RUNNING, A.RUNNING)}),
     "settle_attempt": frozenset((before, after) for before in _LIVE for after in _ENDS),
 }
 """Every change of an attempt's state, by the service that may make it. None = there was no attempt."""
@@ -32,7 +32,7 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
     "suspend_job": frozenset(
         {(J.PENDING, J.SUSPENDED), (J.SUSPENDED, J.PENDING), (J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}
     ),
-    "rank_job": frozenset((state, state) for state in (J.PENDING, J.STARTING, J.RUNNING, J.SUSPENDED)),
+    "set_priority": frozenset((state, state) for state in (J.PENDING, J.STARTING, J.RUNNING, J.SUSPENDED)),
     # Who has to stop for another job is asked to, and nothing else.
     "schedule_jobs": frozenset(
         {(J.PENDING, J.PENDING), (J.PENDING, J.STARTING), (J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}
@@ -41,7 +41,7 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
     "rentals": frozenset({(J.PENDING, J.PENDING), (J.RUNNING, J.RUNNING)}),
     # Who changes size, or has to leave machines that go, is asked to stop, and nothing else.
     "resize_jobs": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
-    "leave_pools": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
+    "drain_reservations": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
     # A job cancelled while it started stays STOPPING when its pods run.
     "mark_running": frozenset({(J.STARTING, J.RUNNING), (J.STOPPING, J.STOPPING)}),
     "stop_attempt": frozenset((state, state) for state in (J.STARTING, J.RUNNING, J.STOPPING)),

@@ -39,7 +39,7 @@ class JobPolicy(Section):
     restart_backoff_max_seconds: Seconds = 3600
     launch_retry_seconds: Deadline = 5
     """Pause before a launch that waits for the previous attempt's remains looks again."""
-    blame_seconds: Seconds = 20
+    attribution_delay_seconds: Seconds = 20
     """A failed attempt waits this long before the application is blamed, so that a sick node can show itself."""
     keep_workload_seconds: Seconds = 86_400
     """Ended pods of settled attempts are kept this long, so that their logs can be read; they hold no accelerator."""

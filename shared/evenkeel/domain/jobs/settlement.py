@@ -5,8 +5,8 @@ from enum import StrEnum
 from typing import assert_never
 
 from evenkeel.domain.jobs.attempt import Attempt
-from evenkeel.domain.jobs.attempt_end import A, Ending, J
-from evenkeel.domain.jobs.job import Job, LikeFailure
+from evenkeel.domain.jobs.attempt_end import A, AttemptEnd, J
+from evenkeel.domain.jobs.job import Job, RepeatedFailure
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.values import Value
 
@@ -29,7 +29,7 @@ class Settlement(Value):
     job: Job
 
 
-def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: datetime) -> Settlement:
+def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, now: datetime) -> Settlement:
     """Decide what an attempt's end means for its job.
 
     Only the application's own failures use up restarts; what infrastructure took is given back without limit.
@@ -43,7 +43,7 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
         ended_at=now,
         charge_held=False,
     )
-    damaged = {attempt.resume_from} if ending.is_damage and attempt.resume_from else set()
+    damaged = {attempt.resume_from} if ending.is_checkpoint_damaged and attempt.resume_from else set()
     if damaged & {*job.damaged_checkpoints}:
         # Rank 0 chose it, and an old library does not hear what is damaged: without a count that goes on for ever.
         reason = f"{ending.reason} That was known, and it was resumed from again."
@@ -52,18 +52,18 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
     job = job.but(
         stop_request=None if asked else job.stop_request,
         damaged_checkpoints=tuple(dict.fromkeys((*job.damaged_checkpoints, *damaged))),
-        is_preempted=job.is_preempted or ending.gave_way,
+        is_preempted=job.is_preempted or ending.was_preempted,
     )
     if ending.state is A.SUCCEEDED:
-        return _final(SettleOutcome.JOB_SUCCEEDED, job, ended, ending.reason, now)
+        return _settled_job(SettleOutcome.JOB_SUCCEEDED, job, ended, ending.reason, now)
     if job.state is J.STOPPING:
-        return _final(SettleOutcome.JOB_CANCELLED, job, ended, ending.reason, now)
+        return _settled_job(SettleOutcome.JOB_CANCELLED, job, ended, ending.reason, now)
     if ending.is_final:
-        return _final(SettleOutcome.JOB_FAILED, job, ended, ending.reason, now)
+        return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason, now)
     if not ending.counts_as_failure:
         never_ran = job.launch_failures + 1 if ending.state is A.NEVER_RAN else 0
-        not_before = now + _pause(never_ran, policy) if never_ran else None
-        if never_ran and job.has_grown_in(attempt.attempt):
+        not_before = now + _backoff(never_ran, policy) if never_ran else None
+        if never_ran and job.is_growth_attempt(attempt.attempt):
             job = job.but(failed_growths=job.failed_growths + 1, growth_failed_at=now)
         again = job.but(
             reason=f"{ending.reason} Waits to run again.",
@@ -74,22 +74,22 @@ def settle(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
             queued_at=now if never_ran and job.queue else job.queued_at,
         )
         return _requeued(again, ended, ending)
-    alike = _alike(job, ended, ending, policy, now)
+    alike = _repeated_failure(job, ended, ending, policy, now)
     job = job.but(last_failure=alike)
     if alike is not None and policy.same_failures and alike.times >= policy.same_failures:
-        said = f" The same way and from the same point {alike.times} times: another attempt would not end otherwise."
-        return _final(SettleOutcome.JOB_FAILED, job, ended, ending.reason + said, now)
+        message = f" The same way and from the same point {alike.times} times: another attempt would not end otherwise."
+        return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + message, now)
     failures = job.application_failures + 1
     allowed = policy.application_restarts if job.spec.max_restarts is None else job.spec.max_restarts
     job = job.but(application_failures=failures)
     if failures > allowed:
         used = f" Its {allowed} restarts are used up." if allowed else " It allows no restart."
-        return _final(SettleOutcome.JOB_FAILED, job, ended, ending.reason + used, now)
+        return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + used, now)
     reason = f"{ending.reason} Restart {failures} of {allowed} follows."
-    return _requeued(job.but(reason=reason, not_before=now + _pause(failures, policy)), ended, ending)
+    return _requeued(job.but(reason=reason, not_before=now + _backoff(failures, policy)), ended, ending)
 
 
-def _requeued(job: Job, ended: Attempt, ending: Ending) -> Settlement:
+def _requeued(job: Job, ended: Attempt, ending: AttemptEnd) -> Settlement:
     """It waits for capacity, or for somebody to resume it where somebody holds it back."""
     if job.is_suspended:
         again = job.but(state=J.SUSPENDED, reason=ending.reason, not_before=None, resize=None)
@@ -98,7 +98,9 @@ def _requeued(job: Job, ended: Attempt, ending: Ending) -> Settlement:
     return Settlement(outcome=SettleOutcome.JOB_REQUEUED, attempt=ended, job=again)
 
 
-def _alike(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: datetime) -> LikeFailure | None:
+def _repeated_failure(
+    job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, now: datetime
+) -> RepeatedFailure | None:
     """Count failures that are alike: the same exit code, soon, and from the same point, so nothing was gained between.
 
     None where a failure is like no other: after a long run much may have happened, and a killed process says nothing.
@@ -108,18 +110,18 @@ def _alike(job: Job, attempt: Attempt, ending: Ending, policy: JobPolicy, now: d
         return None
     point, before = attempt.resume_from, job.last_failure
     is_same = before is not None and (before.exit_code, before.resume_from) == (ending.exit_code, point)
-    return LikeFailure(
+    return RepeatedFailure(
         exit_code=ending.exit_code, resume_from=point, times=before.times + 1 if before and is_same else 1
     )
 
 
-def _pause(failures: int, policy: JobPolicy) -> timedelta:
+def _backoff(failures: int, policy: JobPolicy) -> timedelta:
     """Doubles with each failure, up to a limit."""
     doubled = policy.restart_backoff_seconds * (1 << min(failures - 1, 30))
     return timedelta(seconds=min(doubled, policy.restart_backoff_max_seconds))
 
 
-def outcome_of(job: Job) -> SettleOutcome:
+def settled_outcome(job: Job) -> SettleOutcome:
     """Return the outcome that a job's state tells of its settled last attempt."""
     match job.state:
         case J.SUCCEEDED:
@@ -134,7 +136,7 @@ def outcome_of(job: Job) -> SettleOutcome:
             assert_never(job.state)
 
 
-def _final(outcome: SettleOutcome, job: Job, ended: Attempt, reason: str, now: datetime) -> Settlement:
+def _settled_job(outcome: SettleOutcome, job: Job, ended: Attempt, reason: str, now: datetime) -> Settlement:
     states = {
         SettleOutcome.JOB_SUCCEEDED: J.SUCCEEDED,
         SettleOutcome.JOB_CANCELLED: J.CANCELLED,

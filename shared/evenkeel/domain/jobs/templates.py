@@ -2,7 +2,7 @@
 
 The file is that of a chart with priority classes, node pools and a template for each kind of job. It imports as it is:
 a selector that nails a template to one pool becomes its first preference, with the other pools behind it, and each
-reading that changes or doubts something is told as a `Finding`.
+reading that changes or doubts something is told as a `TemplateFinding`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ class ValuesError(ValueError):
     """A values file cannot be read: names the field."""
 
 
-class Weight(StrEnum):
+class FindingSeverity(StrEnum):
     """How much a finding matters."""
 
     REFUSED = "refused"
@@ -45,15 +45,15 @@ class Weight(StrEnum):
     NOTE = "note"
 
 
-class Finding(Value):
+class TemplateFinding(Value):
     """One thing in the file that an operator should know."""
 
     trap: str
     """`T0-1` … `T0-14`; empty for what is no trap of the list."""
-    weight: Weight
+    weight: FindingSeverity
     field: str
     """Where: `jobTemplates.production.nodeSelector`."""
-    said: str
+    message: str
 
 
 class TemplatePool(Value):
@@ -120,7 +120,7 @@ class JobTemplates(Value):
     pools: tuple[TemplatePool, ...]
     classes: tuple[PriorityClass, ...]
     templates: tuple[JobTemplate, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[TemplateFinding, ...]
 
     def of(self, job_type: str = "") -> JobTemplate | None:
         """Return the template of a job type; the default one where none is given."""
@@ -244,16 +244,16 @@ def _preferred(row: Json, pools: tuple[TemplatePool, ...], path: str) -> tuple[s
     return tuple(pool.name for pool in (*first, *rest) if pool.is_enabled)
 
 
-def _findings(document: Json, read: JobTemplates) -> Iterator[Finding]:
+def _findings(document: Json, read: JobTemplates) -> Iterator[TemplateFinding]:
     yield from _findings_of_templates(document, read)
     yield from _findings_of_jobs(document, read)
     yield from _findings_of_pools(read)
     yield from _findings_of_classes(document, read)
     for key in sorted(set(map(str, document)) - _KEYS):
-        yield _found("", Weight.NOTE, key, "This field is not known and decides nothing.")
+        yield _finding("", FindingSeverity.NOTE, key, "This field is not known and decides nothing.")
 
 
-def _findings_of_templates(document: Json, read: JobTemplates) -> Iterator[Finding]:
+def _findings_of_templates(document: Json, read: JobTemplates) -> Iterator[TemplateFinding]:
     labels = {key for pool in read.pools for key in pool.labels}
     selected: set[str] = set()
     for each in read.templates:
@@ -262,9 +262,9 @@ def _findings_of_templates(document: Json, read: JobTemplates) -> Iterator[Findi
         selected |= set(map(str, selector))
         if selector:
             behind = ", then ".join(each.pools[1:]) or "none: every other pool is off or spot"
-            yield _found(
+            yield _finding(
                 "T0-1",
-                Weight.CHANGED if each.pools else Weight.REFUSED,
+                FindingSeverity.CHANGED if each.pools else FindingSeverity.REFUSED,
                 f"{path}.nodeSelector",
                 f"A hard selector keeps it off every other pool, idle or not. Read as: first {each.pools[0]}, then "
                 f"{behind}."
@@ -276,117 +276,117 @@ def _findings_of_templates(document: Json, read: JobTemplates) -> Iterator[Findi
             (each.proposed_cpu_millis, each.cpu_millis, 1000, "cores"),
         ):
             if proposed:
-                yield _found(
+                yield _finding(
                     "T0-3",
-                    Weight.WARNING,
+                    FindingSeverity.WARNING,
                     f"{path}.resources",
                     f"{asked / unit:g} {what} beside {each.accelerators} accelerators; their share of a node is "
                     f"{proposed / unit:g}. Loaders and checkpoints in memory will fail first.",
                 )
     unused = labels - selected
     if selected and unused:
-        yield _found(
+        yield _finding(
             "T0-5",
-            Weight.NOTE,
+            FindingSeverity.NOTE,
             "nodeSelectors",
             f"No template selects by {', '.join(sorted(unused))}; the label stays with its pool.",
         )
 
 
-def _findings_of_jobs(document: Json, read: JobTemplates) -> Iterator[Finding]:
+def _findings_of_jobs(document: Json, read: JobTemplates) -> Iterator[TemplateFinding]:
     for name, value in _object(document, "env", {}).items():
         if _hides_gpus(str(name), str(value)):
-            yield _found(
+            yield _finding(
                 "T0-2",
-                Weight.REFUSED,
+                FindingSeverity.REFUSED,
                 f"env.{name}",
                 f"{value!r} is no device: CUDA would see none at all. It is left out; the device plugin says which.",
             )
     if "backoffLimit" in document:
-        yield _found(
+        yield _finding(
             "T0-7",
-            Weight.CHANGED,
+            FindingSeverity.CHANGED,
             "backoffLimit",
             f"{read.retries} retries are counted for the application's own faults; a sick machine uses up none.",
         )
     if read.keep_seconds:
-        yield _found(
+        yield _finding(
             "T0-8",
-            Weight.NOTE,
+            FindingSeverity.NOTE,
             "ttlSecondsAfterFinished",
             f"The Kubernetes object goes after {read.keep_seconds / 3600:g} h; the record of each attempt stays.",
         )
     on_spot = [each.name for each in read.templates if _first_is_spot(each, read)]
     lacking = [key for key in ("checkpointSeconds", "graceSeconds") if not document.get(key)]
     if on_spot and lacking:
-        yield _found(
+        yield _finding(
             "T0-9",
-            Weight.WARNING,
+            FindingSeverity.WARNING,
             f"jobTemplates.{on_spot[0]}",
             f"It runs on spot nodes, which go {LEAST_NOTICE_SECONDS} s after a notice, and the file says nothing of "
             f"{' or '.join(lacking)}: until it does, it is placed on demand.",
         )
     if read.claims and len(read.pools) > 1:
-        yield _found(
+        yield _finding(
             "T0-10",
-            Weight.WARNING,
+            FindingSeverity.WARNING,
             "dataPvcName" if "data" in read.claims else "checkpointPvcName",
             "A claim is a claim of one cluster: the same name on another is another volume, unless both are bound to "
             "one shared file system. A job is not moved where that is not known.",
         )
 
 
-def _findings_of_pools(read: JobTemplates) -> Iterator[Finding]:
+def _findings_of_pools(read: JobTemplates) -> Iterator[TemplateFinding]:
     sizes = {pool.name: pool.accelerator_memory_gib for pool in read.pools if pool.accelerator_memory_gib}
     if len(set(sizes.values())) > 1:
-        told = ", ".join(f"{name} {size} GB" for name, size in sizes.items())
-        yield _found(
+        text = ", ".join(f"{name} {size} GB" for name, size in sizes.items())
+        yield _finding(
             "T0-4",
-            Weight.WARNING,
+            FindingSeverity.WARNING,
             "nodeSelectors",
-            f"Accelerators differ ({told}): a job that needs the larger cannot run the same on the smaller.",
+            f"Accelerators differ ({text}): a job that needs the larger cannot run the same on the smaller.",
         )
     custom = sorted({key for pool in read.pools for key in pool.labels if "/" not in key})
     if custom:
-        yield _found(
+        yield _finding(
             "T0-13",
-            Weight.WARNING,
+            FindingSeverity.WARNING,
             "nodeSelectors",
             f"Nothing sets {', '.join(custom)} by itself: give them to the instance group and to each NodePool.",
         )
 
 
-def _findings_of_classes(document: Json, read: JobTemplates) -> Iterator[Finding]:
+def _findings_of_classes(document: Json, read: JobTemplates) -> Iterator[TemplateFinding]:
     rows = _object(document, "priorityClasses")
     uninterrupted = [each.name for each in read.classes if not each.is_interruptible]
     if uninterrupted:
-        yield _found(
+        yield _finding(
             "T0-6",
-            Weight.NOTE,
+            FindingSeverity.NOTE,
             f"priorityClasses.{uninterrupted[0]}",
             "No other job takes its place. Its machines fail as any others do, so it needs checkpoints all the same.",
         )
     used = {each.priority_class for each in read.templates}
     unused = [each.name for each in read.classes if each.name not in used]
     if unused:
-        yield _found("T0-11", Weight.NOTE, "priorityClasses", f"No template uses {' or '.join(unused)}.")
+        yield _finding("T0-11", FindingSeverity.NOTE, "priorityClasses", f"No template uses {' or '.join(unused)}.")
     places = [f"priorityClasses.{name}" for name, row in rows.items() if _preempts(row)]
     if "preemptionPolicy" in rows:
         places.append("priorityClasses.preemptionPolicy")
     for place in places:
-        yield _found(
+        yield _finding(
             "T0-12",
-            Weight.NOTE,
+            FindingSeverity.NOTE,
             place,
             "PreemptLowerPriority is what Kubernetes does anyhow: it changes nothing, and is kept.",
         )
     if any(each.value > _MOST_WEIGHT for each in read.classes):
-        told = ", ".join(f"{each.name} {each.weight}" for each in read.classes)
-        yield _found(
+        text = ", ".join(f"{each.name} {each.weight}" for each in read.classes)
+        yield _finding(
             "T0-14",
-            Weight.CHANGED,
+            FindingSeverity.CHANGED,
             "priorityClasses",
-            f"HyperPod weighs classes from 0 to {_MOST_WEIGHT}. In the same order: {told}.",
+            f"HyperPod weighs classes from 0 to {_MOST_WEIGHT}. In the same order: {text}.",
         )
 
 
@@ -406,8 +406,8 @@ def _hides_gpus(name: str, value: str) -> bool:
     return bool(value) and not (first.isdigit() or first.startswith(("GPU-", "MIG-")) or first in ("", "-1"))
 
 
-def _found(trap: str, weight: Weight, field: str, said: str) -> Finding:
-    return Finding(trap=trap, weight=weight, field=field, said=said)
+def _finding(trap: str, weight: FindingSeverity, field: str, message: str) -> TemplateFinding:
+    return TemplateFinding(trap=trap, weight=weight, field=field, message=message)
 
 
 def _object(parent: Any, key: str, default: Json | None = None, path: str = "") -> Json:

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.jobs.spec import JobSpec
-from evenkeel.domain.jobs.validation import SpecFault
+from evenkeel.domain.jobs.validation import SpecError
 from evenkeel.domain.values import Image, ProgramText, Value, Word
 
 _MOST = 20
@@ -36,7 +36,7 @@ class JobType(Value):
     """Taints of the site's own that its pods put up with. A submission cannot name any."""
 
 
-class PoolWords(Value):
+class PoolAlias(Value):
     """What one name of a pool stands for, besides the instance group or NodePool of just this name."""
 
     model_config = ConfigDict(extra="forbid")
@@ -55,7 +55,7 @@ class JobTypes(Value):
     default: Word = ""
     """The type of a job that names none; empty = it has none then."""
     types: dict[Word, JobType] = {}
-    pools: dict[Word, PoolWords] = {}
+    pools: dict[Word, PoolAlias] = {}
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -68,24 +68,24 @@ class JobTypes(Value):
 
     def choices_of(self, job_type: JobType) -> tuple[PoolChoice, ...]:
         """Return the pools of a type with what their names stand for."""
-        named = ((name, self.pools.get(name, PoolWords())) for name in job_type.pools)
+        named = ((name, self.pools.get(name, PoolAlias())) for name in job_type.pools)
         return tuple(PoolChoice(name=name, labels=each.labels, market=each.market) for name, each in named)
 
 
-def check_type(spec: JobSpec, types: JobTypes) -> tuple[SpecFault, ...]:
+def check_type(spec: JobSpec, types: JobTypes) -> tuple[SpecError, ...]:
     """Return what is wrong with the type that a job names; nothing where it is known, or none is named."""
     return tuple(_faults(spec, types))
 
 
-def _faults(spec: JobSpec, types: JobTypes) -> Iterator[SpecFault]:
+def _faults(spec: JobSpec, types: JobTypes) -> Iterator[SpecError]:
     if spec.job_type and spec.job_type not in types.types:
         there = ", ".join(sorted(types.types)[:10])
-        said = f"There are {there}." if there else "The site's policy sets none up."
+        choices = f"There are {there}." if there else "The site's policy sets none up."
         shown = spec.job_type[:63].encode("unicode_escape").decode()
-        yield SpecFault("jobType", f"There is no job type {shown}. {said}")
+        yield SpecError("jobType", f"There is no job type {shown}. {choices}")
 
 
-def filled(spec: JobSpec, types: JobTypes) -> JobSpec:
+def with_defaults(spec: JobSpec, types: JobTypes) -> JobSpec:
     """Return a job with what it leaves out as its type has it; what it says itself stays.
 
     Environment is joined name by name. Arguments belong to a command: those of the type do not follow another one.
@@ -98,19 +98,21 @@ def filled(spec: JobSpec, types: JobTypes) -> JobSpec:
     found = types.types.get(name)
     if found is None:
         return spec
-    said = spec.model_fields_set
+    given_fields = spec.model_fields_set
     given = {
         "priority_class": found.priority_class,
         "image": found.image,
         "command": found.command,
-        "args": () if "command" in said else found.args,
+        "args": () if "command" in given_fields else found.args,
         "nodes": found.nodes,
         "accelerators_per_node": found.accelerators_per_node,
         "instance_types": found.instance_types,
         "max_restarts": found.max_restarts,
         "grace_seconds": found.grace_seconds,
     }
-    fills = {field: value for field, value in given.items() if field not in said and value not in (None, "", ())}
+    fills = {
+        field: value for field, value in given.items() if field not in given_fields and value not in (None, "", ())
+    }
     return spec.but(
         **fills,
         env={**found.env, **spec.env},

@@ -53,7 +53,7 @@ RESERVED_ENV = frozenset(
     {
         *("EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI", "EVENKEEL_RESUME_FROM"),
         *("EVENKEEL_DISTRUST_AFTER", "EVENKEEL_DISTRUST_THROUGH", "EVENKEEL_DISTRUST_DEMAND"),
-        *("EVENKEEL_ACCEPT_CONVENTION", "EVENKEEL_START_OVER", "EVENKEEL_DAMAGED"),
+        *("EVENKEEL_ACCEPT_CONVENTION", "EVENKEEL_START_OVER", "EVENKEEL_DAMAGED_CHECKPOINTS"),
         *("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "JOB_COMPLETION_INDEX", "POD_IP"),
     }
 )
@@ -62,7 +62,7 @@ RESERVED_LABEL_DOMAINS = ("evenkeel.io", "kubernetes.io", "k8s.io", "x-k8s.io")
 """Those of controllers among them: Kueue would suspend a job that names one of its queues."""
 
 
-class SpecFault(NamedTuple):
+class SpecError(NamedTuple):
     """One thing that a job cannot ask for."""
 
     field: str
@@ -70,165 +70,165 @@ class SpecFault(NamedTuple):
     message: str
 
 
-def check_spec(spec: JobSpec) -> tuple[SpecFault, ...]:
+def check_spec(spec: JobSpec) -> tuple[SpecError, ...]:
     """Return everything that is wrong with a job; nothing where it may be queued."""
     return tuple(_faults(spec))
 
 
-def names_an_alias(uri: str) -> bool:
+def is_bucket_alias(uri: str) -> bool:
     """Return whether an S3 URI names a bucket by the alias of an access point."""
     scheme, _, path = uri.partition("://")
     return scheme == "s3" and path.partition("/")[0].endswith(_BUCKET_ALIASES)
 
 
-def check_deadline(spec: JobSpec, now: datetime) -> tuple[SpecFault, ...]:
+def check_deadline(spec: JobSpec, now: datetime) -> tuple[SpecError, ...]:
     """Return what is wrong with a deadline when a job is submitted: one that has passed can only be a mistake."""
     if spec.deadline_at is None or spec.deadline_at > now:
         return ()
-    return (SpecFault("deadline", f"Name an instant to come: it is {now:%Y-%m-%dT%H:%M:%SZ}."),)
+    return (SpecError("deadline", f"Name an instant to come: it is {now:%Y-%m-%dT%H:%M:%SZ}."),)
 
 
-def _faults(spec: JobSpec) -> Iterator[SpecFault]:
+def _faults(spec: JobSpec) -> Iterator[SpecError]:
     if not _DNS_LABEL.fullmatch(spec.name):
-        yield SpecFault("name", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
+        yield SpecError("name", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
     if not _DNS_LABEL.fullmatch(spec.team):
-        yield SpecFault("team", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
+        yield SpecError("team", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
     if spec.priority_class and not _DNS_LABEL.fullmatch(spec.priority_class):
-        yield SpecFault("priorityClass", "Use 1 to 63 lower-case letters, digits and dashes.")
+        yield SpecError("priorityClass", "Use 1 to 63 lower-case letters, digits and dashes.")
     if not _IMAGE.fullmatch(spec.image) or {"", ".", ".."} & set(spec.image.split("/")):
-        yield SpecFault("image", "Name a container image, for example registry/name:tag.")
+        yield SpecError("image", "Name a container image, for example registry/name:tag.")
     if not 1 <= spec.nodes <= MAX_NODES:
-        yield SpecFault("nodes", f"Ask for 1 to {MAX_NODES} nodes.")
+        yield SpecError("nodes", f"Ask for 1 to {MAX_NODES} nodes.")
     if not 0 <= spec.accelerators_per_node <= MAX_ACCELERATORS_PER_NODE:
-        yield SpecFault("acceleratorsPerNode", f"Ask for 0 to {MAX_ACCELERATORS_PER_NODE} accelerators a node.")
+        yield SpecError("acceleratorsPerNode", f"Ask for 0 to {MAX_ACCELERATORS_PER_NODE} accelerators a node.")
     if not 0 <= spec.grace_seconds <= MAX_GRACE_SECONDS:
-        yield SpecFault("graceSeconds", f"Choose 0 to {MAX_GRACE_SECONDS} seconds.")
+        yield SpecError("graceSeconds", f"Choose 0 to {MAX_GRACE_SECONDS} seconds.")
     if spec.max_restarts is not None and not 0 <= spec.max_restarts <= MAX_RESTARTS:
-        yield SpecFault("maxRestarts", f"Choose 0 to {MAX_RESTARTS} restarts.")
+        yield SpecError("maxRestarts", f"Choose 0 to {MAX_RESTARTS} restarts.")
     for index, name in enumerate(spec.instance_types):
         if not _INSTANCE_TYPE.fullmatch(name):
-            yield SpecFault(f"instanceTypes.{index}", "Name an instance type, for example ml.p5.48xlarge.")
+            yield SpecError(f"instanceTypes.{index}", "Name an instance type, for example ml.p5.48xlarge.")
     for index, name in enumerate(spec.requires.architectures):
         if name not in ARCHITECTURES:
-            yield SpecFault(f"requires.architectures.{index}", f"There are {' and '.join(ARCHITECTURES)}.")
+            yield SpecError(f"requires.architectures.{index}", f"There are {' and '.join(ARCHITECTURES)}.")
     yield from _requirement_faults(spec)
     yield from _elastic_faults(spec)
     yield from _program_faults(spec)
     yield from _label_faults(spec)
     yield from _checkpoint_faults(spec)
     if (size := _bytes_of(spec)) > MAX_SPEC:
-        yield SpecFault("job", f"The job takes {size} bytes as JSON; at most {MAX_SPEC} are possible.")
+        yield SpecError("job", f"The job takes {size} bytes as JSON; at most {MAX_SPEC} are possible.")
 
 
 def _bytes_of(spec: JobSpec) -> int:
     return len(json.dumps(spec.to_json(), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
 
 
-def _requirement_faults(spec: JobSpec) -> Iterator[SpecFault]:
+def _requirement_faults(spec: JobSpec) -> Iterator[SpecError]:
     if spec.requires.fabric not in ("", "efa"):
-        yield SpecFault("requires.fabric", "Use efa, or leave the field empty.")
+        yield SpecError("requires.fabric", "Use efa, or leave the field empty.")
     for field, names, most in (
         ("instanceTypes", spec.instance_types, MAX_INSTANCE_TYPES),
         ("requires.architectures", spec.requires.architectures, len(ARCHITECTURES)),
         ("requires.accelerators", spec.requires.accelerators, MAX_MODELS),
     ):
         if len(names) > most:
-            yield SpecFault(field, f"Name at most {most}.")
+            yield SpecError(field, f"Name at most {most}.")
     for index, name in enumerate(spec.requires.accelerators):
         if not _MODEL.fullmatch(name):
             text = "Name a GPU model, for example h100: at most 40 letters, digits, dots, dashes and underscores."
-            yield SpecFault(f"requires.accelerators.{index}", text)
+            yield SpecError(f"requires.accelerators.{index}", text)
 
 
-def _elastic_faults(spec: JobSpec) -> Iterator[SpecFault]:
+def _elastic_faults(spec: JobSpec) -> Iterator[SpecError]:
     found = spec.elastic
     if found is None:
         return
     if not 1 <= found.min_nodes <= MAX_NODES:
-        yield SpecFault("elastic.minNodes", f"Allow 1 to {MAX_NODES} nodes.")
+        yield SpecError("elastic.minNodes", f"Allow 1 to {MAX_NODES} nodes.")
     elif not found.min_nodes <= found.max_nodes <= MAX_NODES:
-        yield SpecFault("elastic.maxNodes", f"Allow {found.min_nodes} (minNodes) to {MAX_NODES} nodes.")
+        yield SpecError("elastic.maxNodes", f"Allow {found.min_nodes} (minNodes) to {MAX_NODES} nodes.")
     elif found.step is not None and found.sizes:
-        yield SpecFault("elastic.step", "Give a step or sizes, not both.")
+        yield SpecError("elastic.step", "Give a step or sizes, not both.")
     elif found.step is not None and not 1 <= found.step <= MAX_NODES:
-        yield SpecFault("elastic.step", f"A step is 1 to {MAX_NODES} nodes.")
+        yield SpecError("elastic.step", f"A step is 1 to {MAX_NODES} nodes.")
     elif len(found.sizes) > MAX_SIZES:
-        yield SpecFault("elastic.sizes", f"Name at most {MAX_SIZES} sizes.")
+        yield SpecError("elastic.sizes", f"Name at most {MAX_SIZES} sizes.")
     elif any(not found.min_nodes <= size <= found.max_nodes for size in found.sizes):
-        yield SpecFault("elastic.sizes", "Each size lies between minNodes and maxNodes.")
+        yield SpecError("elastic.sizes", "Each size lies between minNodes and maxNodes.")
     elif spec.sizes and spec.nodes not in spec.sizes.legal:
         legal = spec.sizes.legal
         some = ", ".join(map(str, legal[:8])) + (", …" if len(legal) > 8 else "")
-        yield SpecFault("nodes", f"It is none of the sizes that elastic allows: {some}.")
+        yield SpecError("nodes", f"It is none of the sizes that elastic allows: {some}.")
     if not spec.checkpoint_uri:
-        yield SpecFault("elastic", "Another size goes on from a checkpoint: say in checkpoint where they are kept.")
+        yield SpecError("elastic", "Another size goes on from a checkpoint: say in checkpoint where they are kept.")
 
 
-def _program_faults(spec: JobSpec) -> Iterator[SpecFault]:
+def _program_faults(spec: JobSpec) -> Iterator[SpecError]:
     if not spec.command or not spec.command[0]:
-        yield SpecFault("command", "Say what to run.")
+        yield SpecError("command", "Say what to run.")
     if len(spec.env) > MAX_ENV:
-        yield SpecFault("env", f"Set at most {MAX_ENV} variables.")
+        yield SpecError("env", f"Set at most {MAX_ENV} variables.")
     yield from _secret_faults(spec)
     for name in spec.env:
         if name in RESERVED_ENV:
-            yield SpecFault(f"env.{name}", "Every attempt sets this one by itself.")
+            yield SpecError(f"env.{name}", "Every attempt sets this one by itself.")
         elif not _ENV_NAME.fullmatch(name):
             shown = name[:40].encode("unicode_escape").decode()
-            yield SpecFault(f"env.{shown}", "Use letters, digits and underscores; no digit first.")
+            yield SpecError(f"env.{shown}", "Use letters, digits and underscores; no digit first.")
     texts = (*spec.command, *spec.args, *spec.env, *spec.env.values())
     for field, words in (("command", spec.command), ("args", spec.args)):
         if len(words) > MAX_WORDS:
-            yield SpecFault(field, f"Give at most {MAX_WORDS} words.")
+            yield SpecError(field, f"Give at most {MAX_WORDS} words.")
     if sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) > MAX_TEXT:
-        yield SpecFault("command", f"Command, arguments and environment take at most {MAX_TEXT} bytes together.")
+        yield SpecError("command", f"Command, arguments and environment take at most {MAX_TEXT} bytes together.")
     if any(_CONTROL.search(text) for text in texts):
         text = "Command, arguments and environment hold no control characters but tab and line ends."
-        yield SpecFault("command", text)
+        yield SpecError("command", text)
 
 
-def _secret_faults(spec: JobSpec) -> Iterator[SpecFault]:
+def _secret_faults(spec: JobSpec) -> Iterator[SpecError]:
     if len(spec.secret_env) > MAX_ENV:
-        yield SpecFault("secretEnv", f"Set at most {MAX_ENV} variables.")
+        yield SpecError("secretEnv", f"Set at most {MAX_ENV} variables.")
     for name, source in spec.secret_env.items():
         shown = f"secretEnv.{name[:40].encode('unicode_escape').decode()}"
         if name in RESERVED_ENV:
-            yield SpecFault(shown, "Every attempt sets this one by itself.")
+            yield SpecError(shown, "Every attempt sets this one by itself.")
         elif not _ENV_NAME.fullmatch(name):
-            yield SpecFault(shown, "Use letters, digits and underscores; no digit first.")
+            yield SpecError(shown, "Use letters, digits and underscores; no digit first.")
         elif name in spec.env:
-            yield SpecFault(shown, "It is set in env, too.")
+            yield SpecError(shown, "It is set in env, too.")
         elif not _DNS_SUBDOMAIN.fullmatch(source.secret):
-            yield SpecFault(f"{shown}.secret", "Name a Secret of the job's namespace.")
+            yield SpecError(f"{shown}.secret", "Name a Secret of the job's namespace.")
         elif not _SECRET_KEY.fullmatch(source.key):
-            yield SpecFault(f"{shown}.key", "Name a key of the Secret: letters, digits, dots, dashes and underscores.")
+            yield SpecError(f"{shown}.key", "Name a key of the Secret: letters, digits, dots, dashes and underscores.")
 
 
-def _label_faults(spec: JobSpec) -> Iterator[SpecFault]:
+def _label_faults(spec: JobSpec) -> Iterator[SpecError]:
     if len(spec.labels) > MAX_LABELS:
-        yield SpecFault("labels", f"Set at most {MAX_LABELS} labels.")
+        yield SpecError("labels", f"Set at most {MAX_LABELS} labels.")
     for key, value in spec.labels.items():
         domain = key.rpartition("/")[0]
         if any(domain == own or domain.endswith(f".{own}") for own in RESERVED_LABEL_DOMAINS):
-            yield SpecFault(f"labels.{key[:80]}", "This prefix is not for jobs to set.")
+            yield SpecError(f"labels.{key[:80]}", "This prefix is not for jobs to set.")
         elif not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
             shown = key[:80].encode("unicode_escape").decode()
-            yield SpecFault(f"labels.{shown}", "Use the form of Kubernetes labels, 63 characters at most.")
+            yield SpecError(f"labels.{shown}", "Use the form of Kubernetes labels, 63 characters at most.")
 
 
-def _checkpoint_faults(spec: JobSpec) -> Iterator[SpecFault]:
+def _checkpoint_faults(spec: JobSpec) -> Iterator[SpecError]:
     if spec.checkpoint_uri and not _is_checkpoint_uri(spec.checkpoint_uri):
         text = "Give s3://bucket/prefix or file:///folder/path, with a path that is this job's alone, or nothing."
-        yield SpecFault("checkpointUri", text)
-    elif names_an_alias(spec.checkpoint_uri):
-        yield SpecFault("checkpointUri", "Name the bucket itself, not the alias of an access point.")
+        yield SpecError("checkpointUri", text)
+    elif is_bucket_alias(spec.checkpoint_uri):
+        yield SpecError("checkpointUri", "Name the bucket itself, not the alias of an access point.")
     elif spec.keeps_checkpoints_in_cluster and not spec.checkpoint_claim:
         text = "Name the PersistentVolumeClaim that holds the folder: what a pod writes elsewhere goes with the pod."
-        yield SpecFault("checkpointClaim", text)
+        yield SpecError("checkpointClaim", text)
     elif spec.checkpoint_claim and not spec.keeps_checkpoints_in_cluster:
-        yield SpecFault("checkpointClaim", "Only a file:///folder/path is kept on a claim.")
+        yield SpecError("checkpointClaim", "Only a file:///folder/path is kept on a claim.")
     elif spec.checkpoint_claim and not _DNS_SUBDOMAIN.fullmatch(spec.checkpoint_claim):
-        yield SpecFault("checkpointClaim", "Name a PersistentVolumeClaim of the job's namespace.")
+        yield SpecError("checkpointClaim", "Name a PersistentVolumeClaim of the job's namespace.")
 
 
 def _is_checkpoint_uri(uri: str) -> bool:

@@ -178,10 +178,10 @@ class Scheduler:
         if queue in self._uses:
             self._uses[queue].left_of(sub_queue, amounts, self.snapshot.now)
 
-    def told_use(self, queue: str, sub_queue: str, amounts: Mapping[str, float], at: float) -> None:
+    def set_reported_use(self, queue: str, sub_queue: str, amounts: Mapping[str, float], at: float) -> None:
         """Say what a sub-queue's use had come to by then, whoever holds quota now included; for queues by use."""
         if queue in self._uses:
-            self._uses[queue].told(sub_queue, amounts, at)
+            self._uses[queue].set_reported(sub_queue, amounts, at)
 
     def _count_no_longer(self, admitted: Admitted) -> None:
         uses = self._uses.get(admitted.workload.queue)
@@ -496,7 +496,7 @@ class Scheduler:
         if entry.workload.barred:
             return self._decided(entry, Result.INADMISSIBLE, entry.workload.barred)
         if assignment.verdict is Verdict.NO_FIT:
-            reason = _told_pending(assignment)
+            reason = _pending_message(assignment)
             return self._decided(entry, Result.NO_FIT, reason, pending=assignment.pending)
         if assignment.verdict is Verdict.PREEMPT and not entry.victims:
             reserved = self._reserve(entry, node)
@@ -535,7 +535,7 @@ class Scheduler:
             decision = self._decided(entry, Result.PREEMPTING, f"Waits until {names} has stopped.")
             return decision._replace(below=self._below(entry))
         self._has_admitted = True
-        return self._decided(entry, Result.ADMITTED, _told_admitted(assignment))
+        return self._decided(entry, Result.ADMITTED, _admitted_message(assignment))
 
     def _waits_for_pods(self, entry: _Entry) -> bool:
         """Whether somebody who is admitted, in this cycle or before, keeps a head waiting: its pods are not ready.
@@ -693,7 +693,7 @@ def _classical_order(entry: _Entry) -> tuple[bool, int, int, float, str]:
     )
 
 
-def _told_pending(assignment: Assignment) -> str:
+def _pending_message(assignment: Assignment) -> str:
     match assignment.pending:
         case Pending.EXCEEDS_MAX_QUOTA:
             return "It asks for more than its queue could ever have."
@@ -703,7 +703,7 @@ def _told_pending(assignment: Assignment) -> str:
             return "Its queue has no room, and may neither borrow more nor have anybody evicted for it."
 
 
-def _told_admitted(assignment: Assignment) -> str:
+def _admitted_message(assignment: Assignment) -> str:
     names = sorted({flavor for flavors in assignment.flavors for flavor in flavors.values()})
     where = ", ".join(names) or "no flavor"
     return f"Admitted on {where}, borrowing." if assignment.level else f"Admitted on {where} within its own quota."

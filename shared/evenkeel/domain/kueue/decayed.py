@@ -30,7 +30,7 @@ class _Use:
     faded: dict[str, float] = field(default_factory=dict)
     running: dict[str, float] = field(default_factory=dict)
     at: float = -math.inf
-    told_until: float = -math.inf
+    reported_until: float = -math.inf
     """Until then what ran is in what was told of it."""
 
 
@@ -67,8 +67,8 @@ class DecayedUse:
         known = self._known.setdefault(admitted.workload.sub_queue, _Use())
         self._settle(known, now)
         since = now if admitted.reserved_at is None else min(now, admitted.reserved_at)
-        entry_seconds = self._decay.entry_seconds if since >= known.told_until else 0.0
-        since = max(since, known.told_until)
+        entry_seconds = self._decay.entry_seconds if since >= known.reported_until else 0.0
+        since = max(since, known.reported_until)
         # What it would have come to by now; use of several is the sum of what each comes to.
         part = self._part(known.at - since + entry_seconds) if is_new else 0.0
         for name, amount in _by_resource(admitted.use).items():
@@ -82,9 +82,9 @@ class DecayedUse:
         for name, amount in amounts.items():
             known.faded[name] = known.faded.get(name, 0.0) + amount
 
-    def told(self, sub_queue: str, amounts: Mapping[str, float], at: float) -> None:
+    def set_reported(self, sub_queue: str, amounts: Mapping[str, float], at: float) -> None:
         """Begin with what a sub-queue's use had come to by then, by resource; who runs now is in it until then."""
-        self._known[sub_queue] = _Use(dict(amounts), at=at, told_until=at)
+        self._known[sub_queue] = _Use(dict(amounts), at=at, reported_until=at)
 
     def ended(self, admitted: Admitted, now: float) -> None:
         """Count it no longer; what it used fades."""

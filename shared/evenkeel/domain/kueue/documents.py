@@ -23,8 +23,8 @@ Kind = TypeVar("Kind", bound="Document")
 class DocumentError(ValueError):
     """A document cannot be used: names the object and the path of the field."""
 
-    def __init__(self, where: str, path: str, said: str) -> None:
-        super().__init__(f"{where}: {path}: {said}" if path else f"{where}: {said}")
+    def __init__(self, where: str, path: str, message: str) -> None:
+        super().__init__(f"{where}: {path}: {message}" if path else f"{where}: {message}")
 
 
 def _no_boolean(written: Any) -> Any:

@@ -238,8 +238,9 @@ def _changed(before: Queue, after: Queue) -> Iterator[str]:
         for name in ("nominal", "borrow", "lend"):
             one, other = getattr(was, name), getattr(now, name)
             if one != other and (was.nominal or now.nominal or name == "nominal"):
-                yield f"{before.name}: {'/'.join(key)}: {name} {_said(key[1], one)} becomes {_said(key[1], other)}"
+                change = f"{_amount_text(key[1], one)} becomes {_amount_text(key[1], other)}"
+                yield f"{before.name}: {'/'.join(key)}: {name} {change}"
 
 
-def _said(resource: str, amount: int | None) -> str:
+def _amount_text(resource: str, amount: int | None) -> str:
     return "without limit" if amount is None else own.spelled(resource, amount)

@@ -75,8 +75,8 @@ class QuotaResources(_Aws):
         }
         largest = max(shares.values())  # what is not said follows from the largest share that is
 
-        def given(said: float | None, whole: float) -> Fraction:
-            here = largest * Fraction(str(whole)) if said is None else Fraction(str(said))
+        def given(value: float | None, whole: float) -> Fraction:
+            here = largest * Fraction(str(whole)) if value is None else Fraction(str(value))
             return count * Fraction(str(whole)) + here
 
         found = {
@@ -93,8 +93,8 @@ class QuotaResources(_Aws):
         return found
 
 
-def _share(said: float | None, whole: float) -> Fraction:
-    return Fraction(str(said)) / Fraction(str(whole)) if said and whole else Fraction(0)
+def _share(value: float | None, whole: float) -> Fraction:
+    return Fraction(str(value)) / Fraction(str(whole)) if value and whole else Fraction(0)
 
 
 class ResourceSharing(_Aws):

@@ -316,11 +316,11 @@ class LocalQueue(Manifest):
     def consumed(self) -> tuple[dict[str, float], float | None] | None:
         """What it used of late, by resource, and by when; None where nothing is said."""
         sharing = self.status.fair_sharing
-        told = sharing.admission_fair_sharing_status if sharing else None
-        if told is None:
+        status = sharing.admission_fair_sharing_status if sharing else None
+        if status is None:
             return None
-        amounts = {name: float(quantities.parse(each)) for name, each in told.consumed_resources.items()}
-        return amounts, None if told.last_update is None else seconds(told.last_update)
+        amounts = {name: float(quantities.parse(each)) for name, each in status.consumed_resources.items()}
+        return amounts, None if status.last_update is None else seconds(status.last_update)
 
 
 class WorkloadPriorityClass(Manifest):
@@ -570,14 +570,16 @@ class WorkloadManifest(Manifest):
         """Whether it was admitted. An admission counts unless a condition says that it no longer does."""
         if self.status.admission is None or self.condition("Finished"):
             return False
-        said = [each.status for each in self.status.conditions if each.type == "QuotaReserved"]
-        return said != ["False"]
+        statuses = [each.status for each in self.status.conditions if each.type == "QuotaReserved"]
+        return statuses != ["False"]
 
     @property
     def is_started(self) -> bool:
         """Whether it was admitted once it held its quota. Where nothing is said of it, it was."""
-        said = [each.status for each in self.status.conditions if each.type == "Admitted"]
-        return said[-1] == "True" if said else all(each.state == "Ready" for each in self.status.admission_checks)
+        statuses = [each.status for each in self.status.conditions if each.type == "Admitted"]
+        return (
+            statuses[-1] == "True" if statuses else all(each.state == "Ready" for each in self.status.admission_checks)
+        )
 
     @property
     def failed_checks(self) -> tuple[str, ...]:

@@ -72,8 +72,8 @@ def _of_groups(groups: tuple[ResourceGroup, ...]) -> tuple[Group, ...]:
 
 def spelled(resource: str, amount: int) -> str:
     """Write an amount; the largest quantity that Kubernetes knows stands for one without bound."""
-    said = quantities.text(resource, amount)
-    return "100E" if said == "unlimited" else said
+    text = quantities.text(resource, amount)
+    return "100E" if text == "unlimited" else text
 
 
 class OwnPreemption(Document):

@@ -131,8 +131,8 @@ def usual_risk(candidates: Iterable[Admitted], snapshot: Snapshot) -> float | No
     """Return what who never said is charged: the median, so that saying never hurts. None where work is not spared."""
     if not snapshot.rules.spares_work:
         return None
-    said = sorted(each.work_at_risk for each in candidates if each.work_at_risk is not None)
-    return said[len(said) // 2] if said else 0.0
+    risks = sorted(each.work_at_risk for each in candidates if each.work_at_risk is not None)
+    return risks[len(risks) // 2] if risks else 0.0
 
 
 def candidates_in(team: Team, demand: Demand, policy: PreemptionPolicy, snapshot: Snapshot) -> Iterator[Admitted]:

@@ -21,7 +21,7 @@ from evenkeel.domain.kueue.report import (
     decision_of,
     state_of,
 )
-from evenkeel.domain.kueue.setup import Declared, Told
+from evenkeel.domain.kueue.setup import Declared, ReadWarnings
 
 _MOST_EVICTING_CYCLES = 10_000
 """Cycles of one instant that evict, after which a plan stops without having seen a state twice."""
@@ -50,7 +50,7 @@ class Finish(_Event):
     job: str
 
 
-class Delete(_Event):
+class DeleteEvent(_Event):
     """A job is gone, whether it waited or ran."""
 
     type: Literal["delete"]
@@ -141,7 +141,7 @@ class Cycle(_Event):
 Event: TypeAlias = Annotated[
     Submit
     | Finish
-    | Delete
+    | DeleteEvent
     | Evict
     | PodsGone
     | PodsReady
@@ -192,7 +192,9 @@ class Replay:
             if local.consumed is not None:
                 amounts, at = local.consumed
                 sub_queue = f"{namespace or DEFAULT_NAMESPACE}/{name}"
-                self.scheduler.told_use(local.spec.cluster_queue, sub_queue, amounts, self.at if at is None else at)
+                self.scheduler.set_reported_use(
+                    local.spec.cluster_queue, sub_queue, amounts, self.at if at is None else at
+                )
 
     def submit(self, found: Any, where: str) -> None:
         """Take a job in: it waits, or holds quota, or is in no queue.
@@ -267,17 +269,17 @@ class Replay:
 
     def _happens_to_job(
         self,
-        event: Finish | Delete | Evict | PodsGone | PodsReady | NotReady | Shrink | Resize | Priority,
+        event: Finish | DeleteEvent | Evict | PodsGone | PodsReady | NotReady | Shrink | Resize | Priority,
         where: str,
     ) -> None:
         waiting = self._waits(event.job)
-        if event.job in self.unqueued and isinstance(event, Delete):
+        if event.job in self.unqueued and isinstance(event, DeleteEvent):
             del self.unqueued[event.job]
             return
         if waiting is None and self.scheduler.holder(event.job) is None:
             raise DocumentError(where, "job", f"there is no job {event.job}")
         match event:
-            case Finish() | Delete():
+            case Finish() | DeleteEvent():
                 if waiting is not None:
                     self.scheduler.withdraw(waiting)
                 self.scheduler.release(event.job)
@@ -482,12 +484,14 @@ class Replay:
         )
         self.loops.append(loop)
         if not self.is_trial:
-            self.declared.told.warn("plan", loop.sentence)
+            self.declared.read_warnings.warn("plan", loop.sentence)
 
     def _rests_with(self, setting: Setting) -> bool:
         """Whether the same jobs would come to rest with another preemption setting of one queue."""
         queue = replace(self.declared.queues[setting.queue], preemption=setting.preemption)
-        declared = replace(self.declared, queues={**self.declared.queues, setting.queue: queue}, told=Told())
+        declared = replace(
+            self.declared, queues={**self.declared.queues, setting.queue: queue}, read_warnings=ReadWarnings()
+        )
         trial = Replay(declared, _CYCLES_TO_REST, self.releases_at_once, self.at, is_trial=True)
         for team in self.scheduler.snapshot.teams.values():
             for admitted in team.admitted.values():
@@ -529,7 +533,7 @@ class Replay:
             cycles=tuple(self.cycles),
             loops=tuple(self.loops),
             end=state_of(self.scheduler, self.at, list(self.unqueued.items())),
-            warnings=tuple(self.declared.told.warnings),
+            warnings=tuple(self.declared.read_warnings.warnings),
         )
 
 

@@ -56,14 +56,14 @@ RULES = {
 
 
 @dataclass(slots=True)
-class Told:
+class ReadWarnings:
     """What the reader of the files should know: nothing that is written is dropped in silence."""
 
     warnings: list[str] = field(default_factory=list)
 
-    def warn(self, where: str, said: str) -> None:
+    def warn(self, where: str, message: str) -> None:
         """Say something once."""
-        text = f"{where}: {said}"
+        text = f"{where}: {message}"
         if text not in self.warnings:
             self.warnings.append(text)
 
@@ -97,7 +97,7 @@ class Declared:
     """The manifests whose namespace selectors say whom a queue takes."""
     instance_groups: list[hyperpod.InstanceGroup] = field(default_factory=list)
     shares_idle: bool = False
-    told: Told = field(default_factory=Told)
+    read_warnings: ReadWarnings = field(default_factory=ReadWarnings)
 
     # ------------------------------------------------------------ reading
 
@@ -107,7 +107,7 @@ class Declared:
         Raises:
             DocumentError: it cannot be read.
         """
-        self.configuration = self.told.read(kueue.Configuration, found, where)
+        self.configuration = self.read_warnings.read(kueue.Configuration, found, where)
         sharing = self.configuration.fair_sharing
         self.rules = self.rules._replace(fair_sharing=bool(sharing and sharing.enable))
         if sharing is not None and sharing.preemption_strategies:  # none said are the default ones
@@ -126,9 +126,11 @@ class Declared:
             if gate == "PartialAdmission":
                 self.rules = self.rules._replace(partial_admission=is_on)
             elif gate not in feature_gates.DEFAULT_ON | feature_gates.DEFAULT_OFF:
-                self.told.warn(where, f"featureGates.{gate}: Kueue has no such gate up to version 0.20")
+                self.read_warnings.warn(where, f"featureGates.{gate}: Kueue has no such gate up to version 0.20")
             elif is_on != (gate in feature_gates.DEFAULT_ON):
-                self.told.warn(where, f"featureGates.{gate}: {str(is_on).lower()} is not supported, the rules stay")
+                self.read_warnings.warn(
+                    where, f"featureGates.{gate}: {str(is_on).lower()} is not supported, the rules stay"
+                )
 
     def add(self, found: Any, where: str) -> None:
         """Read one quota document; one of a name that is known takes its place.
@@ -150,18 +152,20 @@ class Declared:
         kind = kueue.KINDS.get(str(found["kind"]))
         name = found["metadata"].get("name", "") if isinstance(found.get("metadata"), dict) else ""
         if kind is kueue.WorkloadManifest or str(found["kind"]) in kueue.OTHER_KINDS or kueue.is_foreign(found):
-            self.told.warn(f"{where}: {found['kind']}/{name}", "declares no quota: it is passed over here")
+            self.read_warnings.warn(f"{where}: {found['kind']}/{name}", "declares no quota: it is passed over here")
             return
         if kind is None:
             raise DocumentError(where, "kind", f"{found['kind']} declares no quota")
         where = f"{where}: {found['kind']}/{name}"
-        document = self.told.read(kind, found, where)
+        document = self.read_warnings.read(kind, found, where)
         match document:
             case kueue.ClusterQueue():
                 queue = document.to_queue()
                 self._check(queue, where)
                 if "namespace_selector" not in document.spec.model_fields_set:
-                    self.told.warn(where, "spec.namespaceSelector is missing: taken as {}; Kueue would admit nobody")
+                    self.read_warnings.warn(
+                        where, "spec.namespaceSelector is missing: taken as {}; Kueue would admit nobody"
+                    )
                 self.queues[name], self.takes[name] = queue, document
             case kueue.CohortManifest():
                 self.cohorts[name] = document.to_cohort()
@@ -179,7 +183,7 @@ class Declared:
         file, name = where, found.get("Name", "")
         if "ComputeQuotaTarget" in found:
             where = f"{file}: ComputeQuota/{name}"
-            quota = self.told.read(hyperpod.ComputeQuota, found, where)
+            quota = self.read_warnings.read(hyperpod.ComputeQuota, found, where)
             queue = quota.to_queue(self.types, where)
             self.queues[queue.name] = queue
             namespace = f"hyperpod-ns-{quota.team}"
@@ -194,17 +198,17 @@ class Declared:
         for each in found.get("ComputeQuotas", ()):
             self._add_hyperpod(each, file)
         if "SchedulerConfig" in found:
-            config = self.told.read(hyperpod.SchedulerConfig, found, f"{file}: ClusterSchedulerConfig/{name}")
+            config = self.read_warnings.read(hyperpod.SchedulerConfig, found, f"{file}: ClusterSchedulerConfig/{name}")
             self.priorities |= config.priorities
             self.rules = self.rules._replace(fair_sharing=config.scheduler_config.fair_share == "Enabled")
             self.shares_idle = config.scheduler_config.idle_resource_sharing == "Enabled"
         if "InstanceGroups" in found:
             name = found.get("ClusterName", "")
-            cluster = self.told.read(hyperpod.ClusterCapacity, found, f"{file}: Cluster/{name}")
+            cluster = self.read_warnings.read(hyperpod.ClusterCapacity, found, f"{file}: Cluster/{name}")
             self.instance_groups += cluster.instance_groups
 
     def _add_own(self, found: Mapping[str, Any], where: str) -> None:
-        document = self.told.read(own.OwnQuotas, found, where)
+        document = self.read_warnings.read(own.OwnQuotas, found, where)
         for queue in document.queues:
             self.queues[queue.name] = queue.to_queue()
             self.takes.pop(queue.name, None)
@@ -218,8 +222,8 @@ class Declared:
             self.rules = self.rules._replace(fair_sharing=document.fair_sharing)
 
     def _check(self, declared: Queue | Cohort, where: str) -> None:
-        for said in refusals(declared):
-            self.told.warn(where, f"{said}; Kueue would refuse it")
+        for message in refusals(declared):
+            self.read_warnings.warn(where, f"{message}; Kueue would refuse it")
 
     # ------------------------------------------------------------ what follows
 
@@ -268,7 +272,7 @@ class Declared:
         if isinstance(found, dict) and "kind" in found:
             raise DocumentError(where, "kind", f"{found['kind']} is no job: Workloads are, and the short form")
         name = found.get("name", "") if isinstance(found, dict) else ""
-        document = self.told.read(own.Job, found, f"{where}: Job/{name}")
+        document = self.read_warnings.read(own.Job, found, f"{where}: Job/{name}")
         priority = document.priority
         if priority is None:
             priority = self._priority(document.priority_class, document.name)
@@ -277,8 +281,8 @@ class Declared:
         if document.admitted is None or unqueued:
             return Job(workload, None, None, unqueued)
         for field_name in ("flavors", "counts"):
-            said = getattr(document.admitted, field_name)
-            if isinstance(said, tuple) and len(said) != len(workload.pod_sets):
+            value = getattr(document.admitted, field_name)
+            if isinstance(value, tuple) and len(value) != len(workload.pod_sets):
                 raise DocumentError(f"{where}: Job/{name}", f"admitted.{field_name}", "one for each pod set is needed")
         admitted = document.to_admitted(workload)
         self._check_flavors(admitted, f"{where}: Job/{name}", "admitted.flavors")
@@ -320,13 +324,13 @@ class Declared:
         if self.profile is Profile.HYPERPOD:
             return min(self.priorities.values(), default=0)
         if name:
-            self.told.warn(job, f"there is no priority class {name}: priority 0")
+            self.read_warnings.warn(job, f"there is no priority class {name}: priority 0")
         return 0
 
     def _kueue_job(self, found: Mapping[str, Any], where: str) -> "Job":
         meta = found.get("metadata")
         where = f"{where}: Workload/{meta.get('name', '') if isinstance(meta, dict) else ''}"
-        document = self.told.read(kueue.WorkloadManifest, found, where)
+        document = self.read_warnings.read(kueue.WorkloadManifest, found, where)
         spec, namespace = document.spec, document.metadata.namespace
         priority = self._priority(document.class_name, where) if spec.priority is None else spec.priority
         local = self._local_queue(namespace, spec.queue_name)
@@ -428,8 +432,8 @@ def refusals(declared: Queue | Cohort) -> Iterator[str]:
     for group in declared.groups:
         for each in group.flavors:
             for resource, quota in each.quotas.items():
-                for said in _odd_amounts(quota, declared):
-                    yield f"{each.flavor}/{resource}: {said}"
+                for refusal in _odd_amounts(quota, declared):
+                    yield f"{each.flavor}/{resource}: {refusal}"
             if {*each.quotas} != {*group.resources}:
                 yield f"{each.flavor}: its resources are not those that its group covers"
         if len(group.flavors) > 64 or len(group.resources) > 64:

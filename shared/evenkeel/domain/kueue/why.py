@@ -26,7 +26,7 @@ class Change(Output):
     """One change that alone would get the job in."""
 
     kind: str = Field(description="quota, priority, size or wait.")
-    said: str
+    message: str
     flavor: str = ""
     amounts: dict[str, str] = Field({}, description="quota: how much more nominal quota, by resource.")
     priority: int | None = None
@@ -47,7 +47,7 @@ class Why(Output):
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class WhatIfState:
     """What is declared, and who holds quota: enough to ask what would be if."""
 
     queues: tuple[Queue, ...]
@@ -58,7 +58,7 @@ class World:
     now: float
 
     @classmethod
-    def of(cls, scheduler: Scheduler) -> "World":
+    def of(cls, scheduler: Scheduler) -> "WhatIfState":
         teams = scheduler.snapshot.teams.values()
         return cls(
             tuple(team.queue for team in teams),
@@ -91,7 +91,7 @@ class World:
 
 def why(scheduler: Scheduler, workload: Workload) -> Why:
     """Explain one job that waits."""
-    world = World.of(scheduler)
+    world = WhatIfState.of(scheduler)
     if not scheduler.snapshot.teams[workload.queue].queue.is_active:
         world = replace(world, queues=tuple(_started(each, workload.queue) for each in world.queues))
     decision = world.decide(workload)
@@ -149,7 +149,7 @@ def _tightest(decision: Decision) -> str:
     return ""
 
 
-def _changes(world: World, scheduler: Scheduler, workload: Workload) -> Iterable[Change]:
+def _changes(world: WhatIfState, scheduler: Scheduler, workload: Workload) -> Iterable[Change]:
     for found in (
         _by_quota(world, workload),
         _by_priority(world, scheduler, workload),
@@ -186,7 +186,7 @@ def _least_of_each(most: dict[str, int], works: Callable[[dict[str, int]], bool]
     return {name: amount for name, amount in found.items() if amount}
 
 
-def _by_quota(world: World, workload: Workload) -> Change | None:
+def _by_quota(world: WhatIfState, workload: Workload) -> Change | None:
     """Find the flavor and the least more of its nominal quota that gets the job in without sending anybody away."""
     asked: dict[str, int] = {}
     for pod_set in workload.pod_sets:
@@ -212,11 +212,11 @@ def _by_quota(world: World, workload: Workload) -> Change | None:
         return None
     _, flavor, more = best
     amounts = {name: quantities.text(name, amount) for name, amount in more.items()}
-    told = " and ".join(f"{quantities.short_text(name, amount)} more of {name}" for name, amount in amounts.items())
-    return Change(kind="quota", said=f"{told} on {flavor} for {queue.name}.", flavor=flavor, amounts=amounts)
+    text = " and ".join(f"{quantities.short_text(name, amount)} more of {name}" for name, amount in amounts.items())
+    return Change(kind="quota", message=f"{text} on {flavor} for {queue.name}.", flavor=flavor, amounts=amounts)
 
 
-def _room(world: World, workload: Workload, resource: str) -> int:
+def _room(world: WhatIfState, workload: Workload, resource: str) -> int:
     scheduler = Scheduler(world.queues, world.cohorts, world.flavors, world.rules)
     for each in world.admitted:
         scheduler.restore(replace(each))
@@ -250,7 +250,7 @@ def _with_more(queue: Queue, name: str, flavor: str, more: dict[str, int]) -> Qu
     )
 
 
-def _by_priority(world: World, scheduler: Scheduler, workload: Workload) -> Change | None:
+def _by_priority(world: WhatIfState, scheduler: Scheduler, workload: Workload) -> Change | None:
     """Find the least priority that lets it have others evicted."""
     team = scheduler.snapshot.teams[workload.queue]
     queues = {node.name for node in queues_below(team.node.root)} | {workload.queue}
@@ -261,11 +261,11 @@ def _by_priority(world: World, scheduler: Scheduler, workload: Workload) -> Chan
         decision = world.decide(replace(workload, priority=priority))
         if decision.result in _GETS_IN:
             names = ", ".join(victim.workload_id for victim in decision.victims)
-            return Change(kind="priority", said=f"Priority {priority}: evicts {names}.", priority=priority)
+            return Change(kind="priority", message=f"Priority {priority}: evicts {names}.", priority=priority)
     return None
 
 
-def _by_size(world: World, workload: Workload) -> Change | None:
+def _by_size(world: WhatIfState, workload: Workload) -> Change | None:
     """Find the largest size, all pod sets in proportion, that gets in without sending anybody away."""
     spare = sum(max(0, each.count - 1) for each in workload.pod_sets)
 
@@ -280,11 +280,11 @@ def _by_size(world: World, workload: Workload) -> Change | None:
     if least is None:
         return None
     counts = sized(least).counts
-    told = ", ".join(f"{each.name} {count}" for each, count in zip(workload.pod_sets, counts, strict=True))
-    return Change(kind="size", said=f"A smaller size: {told}.", counts=counts)
+    text = ", ".join(f"{each.name} {count}" for each, count in zip(workload.pod_sets, counts, strict=True))
+    return Change(kind="size", message=f"A smaller size: {text}.", counts=counts)
 
 
-def _by_waiting(world: World, scheduler: Scheduler, workload: Workload) -> Change | None:
+def _by_waiting(world: WhatIfState, scheduler: Scheduler, workload: Workload) -> Change | None:
     """Find running jobs whose end would make room: evicted ones first, then those that run longest; none in vain."""
     root = scheduler.snapshot.teams[workload.queue].node.root
     queues = {node.name for node in queues_below(root)} | {workload.queue}
@@ -307,4 +307,4 @@ def _by_waiting(world: World, scheduler: Scheduler, workload: Workload) -> Chang
             without = [each for each in needed if each != name]
             if without and works(without):
                 needed = without
-    return Change(kind="wait", said=f"The end of {', '.join(needed)}.", jobs=tuple(needed))
+    return Change(kind="wait", message=f"The end of {', '.join(needed)}.", jobs=tuple(needed))

@@ -13,8 +13,8 @@ from datetime import datetime
 from evenkeel.domain.economics import money
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.quotas.spending import Part, Spent, pieces_of, used_of
-from evenkeel.domain.quotas.teams import Period, SetUp, Team
+from evenkeel.domain.quotas.spending import PeriodUsage, Spent, budget_used, split_by_period
+from evenkeel.domain.quotas.teams import Period, Team, TeamSetup
 from evenkeel.domain.renting.rental import Rental, RentalState
 
 _PARTS_OF_A_MICRO = money.PARTS // money.MICROS
@@ -23,7 +23,7 @@ Spends = Mapping[tuple[str, str], Spent]
 """By team and period's name."""
 
 
-def rent_parts_of(rental: Rental, now: datetime) -> tuple[Part, ...]:
+def rent_by_period(rental: Rental, now: datetime) -> tuple[PeriodUsage, ...]:
     """Split what a rental has cost by now into the periods in which it did; of each kind they add up to its bill.
 
     Each period is there once, though several offers had nodes in it: a commit writes a row no more than once.
@@ -31,12 +31,12 @@ def rent_parts_of(rental: Rental, now: datetime) -> tuple[Part, ...]:
     found: Counter[str] = Counter()
     for bill in rental.bills():
         for period in Period:
-            for key, parts in _split(bill, period, now):
+            for key, parts in _split_by_period(bill, period, now):
                 found[key] += parts
-    return tuple(Part(key, Spent(usd_micros=round(parts / _PARTS_OF_A_MICRO))) for key, parts in found.items())
+    return tuple(PeriodUsage(key, Spent(usd_micros=round(parts / _PARTS_OF_A_MICRO))) for key, parts in found.items())
 
 
-def with_rents(spent: Spends, setup: SetUp, rentals: Iterable[Rental], now: datetime) -> dict[tuple[str, str], Spent]:
+def add_rent(spent: Spends, setup: TeamSetup, rentals: Iterable[Rental], now: datetime) -> dict[tuple[str, str], Spent]:
     """Return what teams have spent with the rents of what is rented still; those that ended are in it already."""
     found = dict(spent)
     for rental in rentals:
@@ -44,15 +44,15 @@ def with_rents(spent: Spends, setup: SetUp, rentals: Iterable[Rental], now: date
         if team is None or rental.state is RentalState.ENDED:
             continue
         current = {budget.period.key_at(now) for budget in team.budgets if budget.usd is not None}
-        for key, more in rent_parts_of(rental, now):
+        for key, more in rent_by_period(rental, now):
             if key in current:
                 before = found.get((team.name, key), Spent())
                 found[team.name, key] = before.but(usd_micros=before.usd_micros + more.usd_micros)
     return found
 
 
-def left_by_team(
-    setup: SetUp,
+def remaining_by_team(
+    setup: TeamSetup,
     spent: Spends,
     charges: Iterable[Charge],
     rentals: Iterable[Rental],
@@ -65,7 +65,7 @@ def left_by_team(
 
     Args:
         setup: The teams.
-        spent: As `with_rents` returns it.
+        spent: As `add_rent` returns it.
         charges: What attempts hold.
         rentals: What is rented; one that is to be replaced is left out.
         economy: Prices of what is not rented.
@@ -74,14 +74,14 @@ def left_by_team(
     held, rented = tuple(charges), tuple(rentals)
     found = {}
     for team in setup.teams:
-        budget = _tightest(team, spent, held, economy, now)
+        budget = _tightest_budget(team, spent, held, economy, now)
         if budget is not None:
-            to_pay = sum(still_to_pay(each, now) for each in rented if each.team == team.name)
+            to_pay = sum(expected_remaining_cost(each, now) for each in rented if each.team == team.name)
             found[team.name] = budget - to_pay
     return found
 
 
-def still_to_pay(rental: Rental, now: datetime) -> int:
+def expected_remaining_cost(rental: Rental, now: datetime) -> int:
     """Return what a rental is yet expected to cost, in parts; what goes back is about gone.
 
     One that has outrun its expectation is expected to cost half as much again, as its run is (`starts.left_of`).
@@ -93,14 +93,14 @@ def still_to_pay(rental: Rental, now: datetime) -> int:
     return left if left > 0 else so_far // 2
 
 
-def _tightest(
+def _tightest_budget(
     team: Team, spent: Spends, charges: tuple[Charge, ...], economy: EconomyPolicy, now: datetime
 ) -> int | None:
     own = [charge for charge in charges if charge.team == team.name]
     periods = {period: each for (of, period), each in spent.items() if of == team.name}
     return min(
         (
-            (round(budget.usd * money.MICROS) - used_of(budget, own, periods, economy, now).usd_micros)
+            (round(budget.usd * money.MICROS) - budget_used(budget, own, periods, economy, now).usd_micros)
             * _PARTS_OF_A_MICRO
             for budget in team.budgets
             if budget.usd is not None
@@ -109,10 +109,10 @@ def _tightest(
     )
 
 
-def _split(bill: money.Rental, period: Period, now: datetime) -> list[tuple[str, int]]:
+def _split_by_period(bill: money.BillableRental, period: Period, now: datetime) -> list[tuple[str, int]]:
     """Return what each period has of a bill: what it came to by its end, less what it came to before."""
     total, before, found = bill.parts(now), 0, []
-    pieces = pieces_of(period, bill.started_at, bill.ended_at or now)
+    pieces = split_by_period(period, bill.started_at, bill.ended_at or now)
     for key, _, until in pieces[:-1]:
         # Seconds are billed that were begun, so one that spans the border is the earlier period's.
         by_then = min(total, bill.but(ended_at=until, least_billed_seconds=0).parts(now))

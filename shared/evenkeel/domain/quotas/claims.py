@@ -41,28 +41,28 @@ Json = dict[str, Any]
 _WRITER: TypeAdapter[Any] = TypeAdapter(Any)
 
 
-def _written(document: Any) -> str:
+def _serialized(document: Any) -> str:
     return _WRITER.dump_json(document).decode()
 
 
-def _read(found: Any) -> Any:
+def _parsed(found: Any) -> Any:
     return json.loads(found) if isinstance(found, str) else found
 
 
-_AS_TEXT = (PlainSerializer(_written, return_type=str, when_used="json"), BeforeValidator(_read))
-Kept = Annotated[Json, *_AS_TEXT]
+_AS_TEXT = (PlainSerializer(_serialized, return_type=str, when_used="json"), BeforeValidator(_parsed))
+StoredDocument = Annotated[Json, *_AS_TEXT]
 """A document, kept as text: a queue tries its flavors in the order in which they are written, and maps have none."""
-KeptAll = Annotated[tuple[Json, ...], *_AS_TEXT]
+StoredDocuments = Annotated[tuple[Json, ...], *_AS_TEXT]
 
 MOST_BYTES = 180_000
 """Of one record as it is kept, of the 400 kB that an item may have. Beyond it, who could have to go is summed up."""
 _MOST_PLAIN = 3_000_000
 """Of one record as it is read: an answer of the API holds 6 MB."""
-_NEVER_GOES = 2**31 - 1
+_NEVER_PREEMPTED = 2**31 - 1
 _OTHERS = "others-of-"
 
 
-class Blocked(Value):
+class ReservedQuota(Value):
     """What others were given before the job's turn in its cycle, or was kept free for them."""
 
     queue: str
@@ -70,31 +70,31 @@ class Blocked(Value):
     is_in: bool
 
 
-class Claim(Value):
+class QuotaFacts(Value):
     """The facts of one decision about quota."""
 
-    quotas: Kept
+    quotas: StoredDocument
     """Queues, cohorts and flavors of the job's tree, in the short form."""
-    jobs: KeptAll
+    jobs: StoredDocuments
     """Who holds quota there. `others-of-<queue>` is the sum of all that could not have to go."""
-    job: Kept
+    job: StoredDocument
     rules: dict[str, Any]
-    kept: tuple[Blocked, ...] = ()
+    kept: tuple[ReservedQuota, ...] = ()
     """What was kept before the cycle for those who wait for machines only."""
-    blocked: tuple[Blocked, ...] = ()
+    blocked: tuple[ReservedQuota, ...] = ()
     taken: tuple[str, ...] = ()
     """Victims of the cycle before the job's turn."""
     evicted_at: dict[str, float] = {}
     """Who stands in for whom no more than once in a while: when this job and that one last did."""
     began: tuple[dict[str, int], ...] = ()
     """Where the scan of the flavors began, by pod set: resource → index of the last that was tried before."""
-    summed: int = 0
+    summed_holders: int = 0
     """How many holders of quota are in a sum."""
     is_cut: bool = False
     """Whether some that could have to go are in a sum all the same: too many to be kept. Then it does not replay."""
 
 
-class Moment(NamedTuple):
+class CycleState(NamedTuple):
     """The world right before a cycle."""
 
     queues: Mapping[str, Queue]
@@ -108,7 +108,7 @@ class Moment(NamedTuple):
     """(queue, amounts) that are kept for those who wait for machines only."""
 
     @classmethod
-    def of(cls, scheduler: Scheduler, kept: Iterable[tuple[str, Amounts]] = ()) -> "Moment":
+    def of(cls, scheduler: Scheduler, kept: Iterable[tuple[str, Amounts]] = ()) -> "CycleState":
         """Return the world as it is."""
         snapshot = scheduler.snapshot
         return cls(
@@ -122,14 +122,14 @@ class Moment(NamedTuple):
         )
 
 
-class Notes:
+class DocumentCache:
     """What the claims of one pass share, written down once: its queues stay as they are, and so does who holds what."""
 
     def __init__(self) -> None:
         self._quotas: dict[str, Json] = {}
         self._holders: dict[tuple[str, float | None, bool], tuple[Json, int]] = {}
 
-    def quotas(self, job: Workload, queues: Mapping[str, Queue], moment: Moment) -> Json:
+    def quotas(self, job: Workload, queues: Mapping[str, Queue], moment: CycleState) -> Json:
         """Return the queues of a job's tree and what belongs to them, in the short form."""
         if job.queue not in self._quotas:
             self._quotas[job.queue] = _quotas(queues, moment)
@@ -144,7 +144,9 @@ class Notes:
         return self._holders[name]
 
 
-def claim_of(document: Json, decision: Decision, moment: Moment, scheduler: Scheduler, notes: Notes) -> Claim:
+def quota_facts_of(
+    document: Json, decision: Decision, moment: CycleState, scheduler: Scheduler, notes: DocumentCache
+) -> QuotaFacts:
     """Reduce the world to what one decision rests on.
 
     Args:
@@ -160,18 +162,18 @@ def claim_of(document: Json, decision: Decision, moment: Moment, scheduler: Sche
     names = {name for name, team in scheduler.snapshot.teams.items() if team.node.root is root}
     queues = {name: queue for name, queue in moment.queues.items() if name in names}
     holders = [(each, was) for each, was in moment.holders if each.workload.queue in names]
-    single, summed = _told_apart(workload, holders, queues, frozenset(decision.before.taken))
+    single, summed = _split_holders(workload, holders, queues, frozenset(decision.before.taken))
     written = notes.quotas(workload, queues, moment)
     singly = [notes.holder(each, was) for each, was in single]
-    keep = _most_kept(written, singly)
+    keep = _max_single_holders(written, singly)
     is_cut = keep < len(singly)
     if is_cut:
         summed += [each for each, _ in single[keep:]]
         singly = singly[:keep]
     before = decision.before
-    return Claim(
+    return QuotaFacts(
         quotas=written,
-        jobs=(*(each for each, _ in singly), *_sums(summed)),
+        jobs=(*(each for each, _ in singly), *_sum_by_queue(summed)),
         job=document,
         # How use fades says who is next, and nothing of what one who is next may have.
         rules={
@@ -180,12 +182,12 @@ def claim_of(document: Json, decision: Decision, moment: Moment, scheduler: Sche
             if name != "decay"
         },
         kept=tuple(
-            Blocked(queue=queue, amounts=_nested(amounts), is_in=True)
+            ReservedQuota(queue=queue, amounts=_nested(amounts), is_in=True)
             for queue, amounts in moment.kept
             if queue in names
         ),
         blocked=tuple(
-            Blocked(queue=queue, amounts=_nested(amounts), is_in=is_in)
+            ReservedQuota(queue=queue, amounts=_nested(amounts), is_in=is_in)
             for queue, amounts, is_in in before.blocked
             if queue in names
         ),
@@ -197,12 +199,12 @@ def claim_of(document: Json, decision: Decision, moment: Moment, scheduler: Sche
             for other in pair - {workload.workload_id}
         },
         began=tuple(dict(each) for each in decision.began.tried) if decision.began else (),
-        summed=len(summed),
+        summed_holders=len(summed),
         is_cut=is_cut,
     )
 
 
-def _most_kept(written: Json, singly: list[tuple[Json, int]]) -> int:
+def _max_single_holders(written: Json, singly: list[tuple[Json, int]]) -> int:
     """Return how many of those that are told singly a record can hold: as they are, or else packed."""
     size = _size(written)
     keep = 0
@@ -219,23 +221,23 @@ def _most_kept(written: Json, singly: list[tuple[Json, int]]) -> int:
     return keep
 
 
-def weigh(claim: Claim, now: float, seats: Seats) -> Decision:
+def replay_quota(claim: QuotaFacts, now: float, seats: Seats) -> Decision:
     """Run the job's turn again, alone."""
-    scheduler, _ = _again(claim, seats)
+    scheduler, _ = _rebuild_scheduler(claim, seats)
     before = Before(tuple((each.queue, _flat(each.amounts), each.is_in) for each in claim.blocked), claim.taken)
     return scheduler.cycle(now, before)[0]
 
 
-def changes(claim: Claim, now: float) -> tuple[Change, ...]:
+def smallest_changes(claim: QuotaFacts, now: float) -> tuple[Change, ...]:
     """Return the smallest changes of which each alone would get the job its quota: each was tried on these facts."""
-    scheduler, workload = _again(claim, None)
+    scheduler, workload = _rebuild_scheduler(claim, None)
     scheduler.snapshot.now = now
     found = why(scheduler, workload).changes
     # Nobody can wait for a sum to end.
     return tuple(each for each in found if not any(name.startswith(_OTHERS) for name in each.jobs))
 
 
-def _again(claim: Claim, seats: Seats | None) -> tuple[Scheduler, Workload]:
+def _rebuild_scheduler(claim: QuotaFacts, seats: Seats | None) -> tuple[Scheduler, Workload]:
     declared = Declared(
         Profile.EVENKEEL, Rules(**{**claim.rules, "fair_strategies": tuple(claim.rules["fair_strategies"])})
     )
@@ -259,7 +261,7 @@ def _again(claim: Claim, seats: Seats | None) -> tuple[Scheduler, Workload]:
 # ---------------------------------------------------------------- what matters
 
 
-def _above(queues: Iterable[Queue], cohorts: tuple[Cohort, ...]) -> list[Cohort]:
+def _ancestors(queues: Iterable[Queue], cohorts: tuple[Cohort, ...]) -> list[Cohort]:
     by_name = {cohort.name: cohort for cohort in cohorts}
     found: dict[str, Cohort] = {}
     for queue in queues:
@@ -277,8 +279,8 @@ def _above(queues: Iterable[Queue], cohorts: tuple[Cohort, ...]) -> list[Cohort]
     return [cohort for cohort in cohorts if cohort.name in found]
 
 
-def _quotas(queues: Mapping[str, Queue], moment: Moment) -> Json:
-    above = _above(queues.values(), moment.cohorts)
+def _quotas(queues: Mapping[str, Queue], moment: CycleState) -> Json:
+    above = _ancestors(queues.values(), moment.cohorts)
     groups = [group for queue in queues.values() for group in queue.groups]
     groups += [group for cohort in above for group in cohort.groups]
     used = {each.flavor for group in groups for each in group.flavors}
@@ -291,7 +293,7 @@ def _quotas(queues: Mapping[str, Queue], moment: Moment) -> Json:
     return found.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-def _told_apart(
+def _split_holders(
     workload: Workload,
     holders: Iterable[tuple[Admitted, bool]],
     queues: Mapping[str, Queue],
@@ -323,7 +325,7 @@ def _told_apart(
 
 
 def _size(document: Json) -> int:
-    return len(_written(document))
+    return len(_serialized(document))
 
 
 def _holder(admitted: Admitted, was_evicted: bool) -> Json:
@@ -355,7 +357,7 @@ def _holder(admitted: Admitted, was_evicted: bool) -> Json:
     return found.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-def _sums(holders: Iterable[Admitted]) -> Iterator[Json]:
+def _sum_by_queue(holders: Iterable[Admitted]) -> Iterator[Json]:
     """Write all holders of a queue as one that nobody could make go, since none of them could have been."""
     by_queue: dict[str, Amounts] = {}
     for each in holders:
@@ -364,7 +366,7 @@ def _sums(holders: Iterable[Admitted]) -> Iterator[Json]:
             total[key] = total.get(key, 0) + amount
     for queue, use in sorted(by_queue.items()):
         if any(use.values()):
-            yield holder_document(f"{_OTHERS}{queue}", queue, _nested(use), 1, priority=_NEVER_GOES, at=0.0)
+            yield holder_document(f"{_OTHERS}{queue}", queue, _nested(use), 1, priority=_NEVER_PREEMPTED, at=0.0)
 
 
 def holder_document(

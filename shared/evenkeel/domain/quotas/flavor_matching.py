@@ -24,7 +24,7 @@ def with_labels(flavor: Flavor) -> Flavor:
     return flavor if flavor.labels else replace(flavor, labels={INSTANCE_TYPE_LABEL: flavor.name})
 
 
-def stands_for(flavor: Flavor, instance_type: str, pool: str, labels: Mapping[str, str]) -> bool:
+def matches_node(flavor: Flavor, instance_type: str, pool: str, labels: Mapping[str, str]) -> bool:
     """Whether a machine is of this flavor."""
     own = {**labels, INSTANCE_TYPE_LABEL: instance_type, **dict.fromkeys(POOL_LABELS, pool)}
     return all(own.get(name) == value for name, value in with_labels(flavor).labels.items())
@@ -45,7 +45,7 @@ def counts_pods(queue: Queue) -> bool:
     return any(PODS in group.resources for group in queue.groups)
 
 
-def use_of(
+def quota_use(
     charge: Charge, queue: Queue, flavors: Mapping[str, Flavor], catalogue: InstanceTypes
 ) -> Mapping[str, Mapping[str, int]]:
     """Return what a charge takes of a quota; for one that is older than the quota, what it would have taken.
@@ -60,6 +60,6 @@ def use_of(
             flavor = flavors.get(each.flavor)
             if flavor is None or resource not in group.resources:
                 continue
-            if stands_for(flavor, charge.instance_type, charge.pool, {}):
+            if matches_node(flavor, charge.instance_type, charge.pool, {}):
                 return {each.flavor: {resource: charge.accelerators}}
     return {}

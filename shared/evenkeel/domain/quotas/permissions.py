@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterator
 
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import DEFAULT_TEAM, JobSpec
-from evenkeel.domain.jobs.validation import SpecFault
-from evenkeel.domain.names import unknown
-from evenkeel.domain.quotas.teams import Role, SetUp, Team, is_under
+from evenkeel.domain.jobs.validation import SpecError
+from evenkeel.domain.names import unknown_name
+from evenkeel.domain.quotas.teams import Role, Team, TeamSetup, is_under
 
 
-def team_of(spec: JobSpec, setup: SetUp, identity: str) -> str:
+def team_of(spec: JobSpec, setup: TeamSetup, identity: str) -> str:
     """Return the team that a job is meant for: the one it names, else the only one that its submitter belongs to."""
     if spec.team or not setup.has_teams:
         return spec.team or DEFAULT_TEAM
@@ -17,7 +17,7 @@ def team_of(spec: JobSpec, setup: SetUp, identity: str) -> str:
     return mine[0] if len(mine) == 1 else ""
 
 
-def check_governed(spec: JobSpec, setup: SetUp, classes: Collection[str] = ()) -> tuple[SpecFault, ...]:
+def check_permitted(spec: JobSpec, setup: TeamSetup, classes: Collection[str] = ()) -> tuple[SpecError, ...]:
     """Return what a job asks for that it may not have.
 
     Args:
@@ -28,46 +28,46 @@ def check_governed(spec: JobSpec, setup: SetUp, classes: Collection[str] = ()) -
     return tuple(_faults(spec, setup) if setup.has_teams else _faults_without_teams(spec, classes))
 
 
-def _faults_without_teams(spec: JobSpec, classes: Collection[str]) -> Iterator[SpecFault]:
+def _faults_without_teams(spec: JobSpec, classes: Collection[str]) -> Iterator[SpecError]:
     if spec.priority_class and spec.priority_class not in classes:
         there = f"It allows {', '.join(sorted(classes)[:10])}" if classes else "It allows none"
         text = f"The site's policy does not allow priority class {spec.priority_class} (jobs.priorityClasses). {there}."
-        yield SpecFault("priorityClass", text)
+        yield SpecError("priorityClass", text)
 
 
-def _faults(spec: JobSpec, setup: SetUp) -> Iterator[SpecFault]:
+def _faults(spec: JobSpec, setup: TeamSetup) -> Iterator[SpecError]:
     team = setup.by_name.get(spec.team)
     if team is None:
         there = ", ".join(list(setup.by_name)[:10])
         more = " and more" if len(setup.teams) > 10 else ""
         ask = f"Name the job's team. The teams are {there}{more}."
-        yield SpecFault("team", unknown("team", spec.team, setup.by_name) if spec.team else ask)
+        yield SpecError("team", unknown_name("team", spec.team, setup.by_name) if spec.team else ask)
     else:
         yield from _team_faults(spec, team, setup)
     classes = setup.fleet.priority_classes
     if spec.priority_class and spec.priority_class not in classes:
-        said = unknown("priority class", spec.priority_class, classes)
-        yield SpecFault("priorityClass", said if classes else f"{said} No priority class is set up.")
+        message = unknown_name("priority class", spec.priority_class, classes)
+        yield SpecError("priorityClass", message if classes else f"{message} No priority class is set up.")
 
 
-def _team_faults(spec: JobSpec, team: Team, setup: SetUp) -> Iterator[SpecFault]:
+def _team_faults(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecError]:
     if not team.namespace and len(setup.teams) > 1:
         text = f"Team {team.name} has no namespace of its own. Ask an administrator to set one: evenkeel teams apply."
-        yield SpecFault("team", text)
+        yield SpecError("team", text)
     if not team.allows_image(spec.image):
-        yield SpecFault("image", f"Team {team.name} runs only {', '.join(team.images[:10])}.")
+        yield SpecError("image", f"Team {team.name} runs only {', '.join(team.images[:10])}.")
     if spec.priority_class and team.priority_classes and spec.priority_class not in team.priority_classes:
         there = ", ".join(team.priority_classes[:10])
-        yield SpecFault("priorityClass", f"Jobs of team {team.name} have one of these classes: {there}.")
+        yield SpecError("priorityClass", f"Jobs of team {team.name} have one of these classes: {there}.")
     if not spec.checkpoint_uri:
         return
     others = (each for each in setup.teams if each.name != team.name)
     owner = next((each.name for each in others if _is_of(spec, each)), "")
     if team.checkpoints and not team.has_checkpoints(spec.checkpoint_uri):
         there = ", ".join(team.checkpoints[:10])
-        yield SpecFault("checkpointUri", f"Team {team.name} keeps checkpoints under {there}.")
+        yield SpecError("checkpointUri", f"Team {team.name} keeps checkpoints under {there}.")
     elif owner:
-        yield SpecFault("checkpointUri", f"The path is in a folder of team {owner}.")
+        yield SpecError("checkpointUri", f"The path is in a folder of team {owner}.")
 
 
 def _is_of(spec: JobSpec, other: Team) -> bool:
@@ -78,20 +78,20 @@ def _is_of(spec: JobSpec, other: Team) -> bool:
     return other.has_checkpoints(uri) or any(is_under(each, uri) for each in other.checkpoints)
 
 
-def may_submit(setup: SetUp, team: str, identity: str) -> bool:
+def may_submit(setup: TeamSetup, team: str, identity: str) -> bool:
     """Whether somebody may submit jobs for a team. Where no teams are set up, the route's IAM policy decided it."""
     role = setup.role_in(team, identity)
     return not setup.has_teams or (role is not None and role.covers(Role.SUBMITTER))
 
 
-def may_read(setup: SetUp, job: Job, identity: str, principal: str) -> bool:
+def may_read(setup: TeamSetup, job: Job, identity: str, principal: str) -> bool:
     """Whether somebody belongs to a job's team, or submitted the job before its team was set up."""
     if not setup.has_teams or setup.role_in(job.spec.team, identity) is not None:
         return True
     return bool(principal) and job.owner == principal and job.spec.team not in setup.by_name
 
 
-def may_change(setup: SetUp, job: Job, identity: str, principal: str) -> bool:
+def may_change(setup: TeamSetup, job: Job, identity: str, principal: str) -> bool:
     """Whether somebody may cancel, suspend, resume or re-rank a job: its submitter, or a lead of its team."""
     role = setup.role_in(job.spec.team, identity)
     is_own = bool(principal) and job.owner == principal

@@ -37,7 +37,7 @@ class Spent(Value):
     usd_micros: int = 0
 
 
-class Part(NamedTuple):
+class PeriodUsage(NamedTuple):
     """One period's part of what an attempt held."""
 
     key: str
@@ -45,23 +45,25 @@ class Part(NamedTuple):
     spent: Spent
 
 
-def used_in(attempt: Attempt, ended_at: datetime) -> dict[str, int]:
+def usage_by_week(attempt: Attempt, ended_at: datetime) -> dict[str, int]:
     """Return by week what an attempt's end adds to its submitter's sum, in millionths of an accelerator."""
     return {
-        week: round(1e6 * attempt.accelerators * (_grown(week_of(since), until) - _grown(week_of(since), since)))
-        for week, since, until in pieces_of(Period.WEEK, attempt.admitted_at, ended_at)[-USED_WEEKS:]
+        week: round(
+            1e6 * attempt.accelerators * (_growth_factor(week_of(since), until) - _growth_factor(week_of(since), since))
+        )
+        for week, since, until in split_by_period(Period.WEEK, attempt.admitted_at, ended_at)[-USED_WEEKS:]
     }
 
 
-def left_of(sums: Mapping[str, int], now: datetime) -> float:
+def decayed_usage(sums: Mapping[str, int], now: datetime) -> float:
     """Return what is left by now of what one submitter used: accelerators that, held ever since, would come to it.
 
     Args:
-        sums: By week, its sum of what `used_in` said.
+        sums: By week, its sum of what `usage_by_week` said.
         now: The time.
     """
     by_week = {Period.WEEK.key_at(begin): begin for begin in weeks_until(now)}
-    return sum(amount / 1e6 / _grown(by_week[week], now) for week, amount in sums.items() if week in by_week)
+    return sum(amount / 1e6 / _growth_factor(by_week[week], now) for week, amount in sums.items() if week in by_week)
 
 
 def weeks_until(now: datetime) -> tuple[datetime, ...]:
@@ -74,11 +76,11 @@ def week_of(instant: datetime) -> datetime:
     return _begin_of(Period.WEEK, instant)
 
 
-def _grown(begin: datetime, instant: datetime) -> float:
+def _growth_factor(begin: datetime, instant: datetime) -> float:
     return math.exp2((instant - begin).total_seconds() / HALF_LIFE_SECONDS)
 
 
-class Limit(Value):
+class UsageLimit(Value):
     """One thing that a job must stay below."""
 
     what: str
@@ -88,30 +90,30 @@ class Limit(Value):
     """How much more the job would use at once; 0 where it is enough that something is left."""
 
     @property
-    def holds_back(self) -> bool:
+    def is_reached(self) -> bool:
         """Whether the job has to wait for it."""
         return self.used + self.wanted > self.limit or (not self.wanted and self.used >= self.limit)
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """Say it in a few words."""
         more = f", it asks for {self.wanted:g}" if self.wanted else ""
         return f"{self.used:.10g} of {self.limit:g} {self.what} are used{more}"
 
 
-def parts_of(attempt: Attempt, ended_at: datetime, economy: EconomyPolicy) -> tuple[Part, ...]:
+def usage_by_period(attempt: Attempt, ended_at: datetime, economy: EconomyPolicy) -> tuple[PeriodUsage, ...]:
     """Split what an attempt held into the periods it ran in."""
-    if attempt.holds_since is None:
+    if attempt.charged_since is None:
         return ()
     price = 0.0 if attempt.is_rented else economy.price_of(attempt.instance_type)
     return tuple(
-        Part(key, _spent(attempt.accelerators, begins, ends, price))
+        PeriodUsage(key, _spent(attempt.accelerators, begins, ends, price))
         for period in Period
-        for key, begins, ends in pieces_of(period, attempt.holds_since, ended_at)[-_MOST_PERIODS:]
+        for key, begins, ends in split_by_period(period, attempt.charged_since, ended_at)[-_MOST_PERIODS:]
     )
 
 
-def limits_of(
+def usage_limits(
     team: Team,
     owner: str,
     accelerators: int,
@@ -119,7 +121,7 @@ def limits_of(
     spent: Mapping[str, Spent],
     economy: EconomyPolicy,
     now: datetime,
-) -> tuple[Limit, ...]:
+) -> tuple[UsageLimit, ...]:
     """Return what a job of somebody in a team must stay below.
 
     Args:
@@ -136,13 +138,13 @@ def limits_of(
     if team.most_accelerators_per_user is not None and owner:
         own = sum(charge.accelerators for charge in held if charge.owner == owner)
         what = f"accelerators that {owner} may hold in team {team.name}"
-        found.append(Limit(what=what, used=own, limit=team.most_accelerators_per_user, wanted=accelerators))
+        found.append(UsageLimit(what=what, used=own, limit=team.most_accelerators_per_user, wanted=accelerators))
     for budget in team.budgets:
         found += _of_budget(team, budget, held, spent, economy, now)
     return tuple(found)
 
 
-def used_of(
+def budget_used(
     budget: Budget, charges: Iterable[Charge], spent: Mapping[str, Spent], economy: EconomyPolicy, now: datetime
 ) -> Spent:
     """Return what counts against a budget in the period that is: what has settled, and what runs by now.
@@ -160,7 +162,7 @@ def used_of(
         _spent(charge.accelerators, begins, ends, 0.0 if charge.is_rented else economy.price_of(charge.instance_type))
         for charge in charges
         if charge.admitted_at is not None
-        for of, begins, ends in pieces_of(budget.period, charge.admitted_at, now)[-1:]
+        for of, begins, ends in split_by_period(budget.period, charge.admitted_at, now)[-1:]
         if of == key
     ]
     return Spent(
@@ -176,15 +178,15 @@ def _of_budget(
     spent: Mapping[str, Spent],
     economy: EconomyPolicy,
     now: datetime,
-) -> list[Limit]:
-    used = used_of(budget, charges, spent, economy, now)
+) -> list[UsageLimit]:
+    used = budget_used(budget, charges, spent, economy, now)
     whose = f"of team {team.name} in {budget.period.key_at(now)}"
     found = []
     if budget.gpu_hours is not None:
         hours = round(used.accelerator_seconds / 3600, 2)
-        found.append(Limit(what=f"accelerator-hours {whose}", used=hours, limit=budget.gpu_hours))
+        found.append(UsageLimit(what=f"accelerator-hours {whose}", used=hours, limit=budget.gpu_hours))
     if budget.usd is not None:
-        found.append(Limit(what=f"dollars {whose}", used=round(used.usd_micros / 1e6, 2), limit=budget.usd))
+        found.append(UsageLimit(what=f"dollars {whose}", used=round(used.usd_micros / 1e6, 2), limit=budget.usd))
     return found
 
 
@@ -193,7 +195,7 @@ def _spent(accelerators: int, begins: datetime, ends: datetime, usd_per_hour: fl
     return Spent(accelerator_seconds=seconds, usd_micros=round(seconds * usd_per_hour / 3600 * 1e6))
 
 
-def pieces_of(period: Period, begins: datetime, ends: datetime) -> list[tuple[str, datetime, datetime]]:
+def split_by_period(period: Period, begins: datetime, ends: datetime) -> list[tuple[str, datetime, datetime]]:
     """Cut a stretch of time at the period's ends, the last pieces only: the period's name, from when, until when."""
     pieces: list[tuple[str, datetime, datetime]] = []
     until = max(begins, ends)

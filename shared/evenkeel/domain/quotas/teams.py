@@ -21,13 +21,13 @@ from typing import Annotated, NamedTuple, Self
 from pydantic import Field, WithJsonSchema, model_validator
 
 from evenkeel.domain.decisions import packed_size
-from evenkeel.domain.jobs.validation import names_an_alias
+from evenkeel.domain.jobs.validation import is_bucket_alias
 from evenkeel.domain.kueue.documents import Document, unknown_fields
 from evenkeel.domain.kueue.objects import Cohort, Flavor, Queue
 from evenkeel.domain.kueue.own import OwnCohort, OwnFlavor, OwnQueue, OwnQuotas
 from evenkeel.domain.kueue.setup import RULES, Declared, Profile, refusals
 from evenkeel.domain.kueue.snapshot import Rules
-from evenkeel.domain.names import unknown
+from evenkeel.domain.names import unknown_name
 from evenkeel.domain.values import Value
 
 MOST_TEAMS = 500
@@ -61,7 +61,7 @@ _CHECKPOINTS = re.compile(
 )
 _PRINCIPAL = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):(role|user)/(?:[\x21-\x7e]*/)?([\w+=,.@-]{1,64})", re.ASCII)
 _SESSION = re.compile(r"arn:aws[a-z-]*:sts::(\d{12}):assumed-role/([\w+=,.@-]{1,64})/.+", re.ASCII)
-_OF_HYPERPOD = re.compile(r"(hyperpod-ns-(.+))-clusterqueue")
+_HYPERPOD_QUEUE = re.compile(r"(hyperpod-ns-(.+))-clusterqueue")
 _SYSTEM_NAMESPACES = (
     *("kube-", "amazon-", "aws-", "eks-", "hyperpod", "sagemaker", "kueue", "karpenter", "evenkeel", "cert-manager"),
     *("gatekeeper-", "gpu-operator", "istio-", "kubeflow", "nvidia-", "training-operator", "velero"),
@@ -69,14 +69,14 @@ _SYSTEM_NAMESPACES = (
 """Beginnings of namespaces that no team may have; `default` is another. HyperPod makes `hyperpod-ns-X` for team X."""
 _SYSTEM_SUFFIX = "-system"
 """How controllers commonly end the names of their namespaces: `flux-system`, `kserve-system`."""
-_HYPERPODS_TEAM = "hyperpod-ns-"
+_HYPERPOD_NAMESPACE = "hyperpod-ns-"
 
 
 SYSTEM_CLASSES = "system-"
 """How Kubernetes' own priority classes begin."""
 
 
-class Fault(NamedTuple):
+class SetupError(NamedTuple):
     """One thing that cannot be set up."""
 
     field: str
@@ -84,7 +84,7 @@ class Fault(NamedTuple):
     message: str
 
 
-class _Part(Value, Document):
+class _SetupPart(Value, Document):
     """A part of the set-up. What it does not know it keeps, to be told: a misspelt limit would be no limit."""
 
 
@@ -116,7 +116,7 @@ def identity_of(arn: str) -> str:
     return f"{found[1]}:{found[2]}/{found[3]}" if found else ""
 
 
-class Member(_Part):
+class Member(_SetupPart):
     """Somebody and its role."""
 
     principal: str
@@ -148,7 +148,7 @@ class Period(StrEnum):
                 return f"{instant:%Y-%m}"
 
 
-class Budget(_Part):
+class Budget(_SetupPart):
     """What a team may spend in a period: no job of it starts once that is spent."""
 
     period: Period = Period.MONTH
@@ -156,10 +156,10 @@ class Budget(_Part):
     usd: float | None = Field(None, ge=0, le=MOST_USD, allow_inf_nan=False)
 
 
-def _of_plan(what: str) -> WithJsonSchema:
+def _plan_schema(what: str) -> WithJsonSchema:
     """Describe a part that has a schema of its own: what `evenkeel plan` reads."""
-    said = f"A {what} in the short form: docs/schemas/quota.evenkeel.schema.json."
-    return WithJsonSchema({"type": "object", "description": said})
+    message = f"A {what} in the short form: docs/schemas/quota.evenkeel.schema.json."
+    return WithJsonSchema({"type": "object", "description": message})
 
 
 class TeamQueue(OwnQueue):
@@ -168,11 +168,11 @@ class TeamQueue(OwnQueue):
     name: str = ""
 
 
-class Team(_Part):
+class Team(_SetupPart):
     """A team: its quota, its people, where its pods run and what from, and what it may spend."""
 
     name: str
-    queue: Annotated[TeamQueue, _of_plan("queue")] = TeamQueue()
+    queue: Annotated[TeamQueue, _plan_schema("queue")] = TeamQueue()
     members: tuple[Member, ...] = ()
     namespace: str = ""
     """Where its pods run; empty = the stack's own."""
@@ -211,7 +211,7 @@ def is_under(uri: str, folder: str) -> bool:
     return f"{uri.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
 
 
-class Switches(_Part):
+class Switches(_SetupPart):
     """What goes beyond Kueue's rules, and can be turned off."""
 
     flap_guard_seconds: float = Field(
@@ -222,11 +222,11 @@ class Switches(_Part):
     spares_work: bool = RULES[Profile.EVENKEEL].spares_work
 
 
-class FleetQuotas(_Part):
+class FleetQuotas(_SetupPart):
     """What no single team owns."""
 
-    cohorts: tuple[Annotated[OwnCohort, _of_plan("cohort")], ...] = ()
-    flavors: tuple[Annotated[OwnFlavor, _of_plan("flavor")], ...] = ()
+    cohorts: tuple[Annotated[OwnCohort, _plan_schema("cohort")], ...] = ()
+    flavors: tuple[Annotated[OwnFlavor, _plan_schema("flavor")], ...] = ()
     """Kinds of capacity. One that is not described here is the instance type of its name."""
     priority_classes: dict[str, int] = {}
     fair_sharing: bool = True
@@ -251,7 +251,7 @@ class Queues(NamedTuple):
     rules: Rules
 
 
-class SetUp(Value):
+class TeamSetup(Value):
     """All that is set up, at one instant."""
 
     fleet: FleetQuotas = FleetQuotas()
@@ -280,7 +280,7 @@ class SetUp(Value):
         """Namespaces that are a team's own, each with its team."""
         return {team.namespace: team.name for team in self.teams if team.namespace}
 
-    def with_team(self, team: Team) -> "SetUp":
+    def with_team(self, team: Team) -> "TeamSetup":
         """Return this set-up with a team in the place of the one of its name."""
         others = (each for each in self.teams if each.name != team.name)
         return self.but(teams=tuple(sorted((*others, team), key=lambda each: each.name)))
@@ -322,96 +322,98 @@ class SetUp(Value):
 # ---------------------------------------------------------------- what cannot be set up
 
 
-def check_team(team: Team) -> tuple[Fault, ...]:
+def check_team(team: Team) -> tuple[SetupError, ...]:
     """Return everything that is wrong with a team by itself."""
     return tuple(_team_faults(team))
 
 
-def check_fleet(fleet: FleetQuotas) -> tuple[Fault, ...]:
+def check_fleet(fleet: FleetQuotas) -> tuple[SetupError, ...]:
     """Return everything that is wrong with the fleet's part by itself."""
     return tuple(_fleet_faults(fleet))
 
 
-def check_set_up(setup: SetUp) -> tuple[Fault, ...]:
+def check_setup(setup: TeamSetup) -> tuple[SetupError, ...]:
     """Return what is wrong between the parts: each is right by itself."""
     return tuple(_faults_between(setup))
 
 
-def check_change(before: SetUp, after: SetUp, team: str = "") -> tuple[Fault, ...]:
+def check_change(before: TeamSetup, after: TeamSetup, team: str = "") -> tuple[SetupError, ...]:
     """Return what a change makes wrong between the parts, and what stays wrong with the team that is changed.
 
     What an older release let in is mended team by team: the others' faults do not stand in the way of that.
     """
-    known = set(check_set_up(before))
+    known = set(check_setup(before))
     mine = f"Team {team} "
-    return tuple(fault for fault in check_set_up(after) if fault not in known or (team and mine in fault.message))
+    return tuple(fault for fault in check_setup(after) if fault not in known or (team and mine in fault.message))
 
 
-def _team_faults(team: Team) -> Iterator[Fault]:
+def _team_faults(team: Team) -> Iterator[SetupError]:
     for path in unknown_fields(team):
-        yield Fault(path, "is not a known field")
+        yield SetupError(path, "is not a known field")
     if not _NAME.fullmatch(team.name):
-        yield Fault("name", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
+        yield SetupError("name", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
     if team.queue.name not in ("", team.name):
-        yield Fault("queue.name", f"The queue bears its team's name, {team.name}, or none.")
-    for said in refusals(team.to_queue()):
-        yield Fault("queue.groups" if "/" in said else "queue", f"{said}.")
+        yield SetupError("queue.name", f"The queue bears its team's name, {team.name}, or none.")
+    for refusal in refusals(team.to_queue()):
+        yield SetupError("queue.groups" if "/" in refusal else "queue", f"{refusal}.")
     if team.queue.cohort and not _NAME.fullmatch(team.queue.cohort):
-        yield Fault("queue.cohort", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
+        yield SetupError(
+            "queue.cohort", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last."
+        )
     yield from _member_faults(team.members)
     if team.namespace and (not _NAME.fullmatch(team.namespace) or _is_of_the_system(team.namespace)):
-        yield Fault("namespace", "Name a namespace of the team's own, in lower case; not one of the system.")
+        yield SetupError("namespace", "Name a namespace of the team's own, in lower case; not one of the system.")
     if team.service_account and not _ACCOUNT_NAME.fullmatch(team.service_account):
-        yield Fault("serviceAccount", "Name a service account of the team's namespace.")
+        yield SetupError("serviceAccount", "Name a service account of the team's namespace.")
     if team.local_queue and not _NAME.fullmatch(team.local_queue):
-        yield Fault("localQueue", "Name a LocalQueue: 1 to 63 lower-case letters, digits and dashes.")
+        yield SetupError("localQueue", "Name a LocalQueue: 1 to 63 lower-case letters, digits and dashes.")
     yield from _image_faults(team.images)
     yield from _checkpoint_faults(team.checkpoints)
     if len(team.priority_classes) > MOST_CLASSES:
-        yield Fault("priorityClasses", f"Name at most {MOST_CLASSES} classes.")
+        yield SetupError("priorityClasses", f"Name at most {MOST_CLASSES} classes.")
     for index, name in enumerate(team.priority_classes):
         if not _NAME.fullmatch(name):
-            yield Fault(f"priorityClasses.{index}", "Use 1 to 63 lower-case letters, digits and dashes.")
+            yield SetupError(f"priorityClasses.{index}", "Use 1 to 63 lower-case letters, digits and dashes.")
     yield from _size_faults(team)
     for period, times in Counter(each.period for each in team.budgets).items():
         if times > 1:
-            yield Fault("budgets", f"There are {times} budgets for a {period}: one can name hours and dollars.")
+            yield SetupError("budgets", f"There are {times} budgets for a {period}: one can name hours and dollars.")
     for index, budget in enumerate(team.budgets):
         if budget.gpu_hours is None and budget.usd is None:
-            yield Fault(f"budgets.{index}", "Name gpuHours, usd or both.")
+            yield SetupError(f"budgets.{index}", "Name gpuHours, usd or both.")
 
 
 def _is_of_the_system(namespace: str) -> bool:
-    is_hyperpods_team = namespace.startswith(_HYPERPODS_TEAM) and namespace != _HYPERPODS_TEAM
+    is_hyperpods_team = namespace.startswith(_HYPERPOD_NAMESPACE) and namespace != _HYPERPOD_NAMESPACE
     is_system = namespace.startswith(_SYSTEM_NAMESPACES) or namespace.endswith(_SYSTEM_SUFFIX)
     return namespace == "default" or (is_system and not is_hyperpods_team)
 
 
-def _image_faults(images: tuple[str, ...]) -> Iterator[Fault]:
+def _image_faults(images: tuple[str, ...]) -> Iterator[SetupError]:
     if len(images) > MOST_IMAGES:
-        yield Fault("images", f"Name at most {MOST_IMAGES} images.")
+        yield SetupError("images", f"Name at most {MOST_IMAGES} images.")
     for index, pattern in enumerate(images):
         parts = set(pattern.removesuffix("*").removesuffix("/").split("/"))
         is_known = _BEGINNING_OF_IMAGES if pattern.endswith("*") else _IMAGES
         if not is_known.fullmatch(pattern) or {"", ".", ".."} & parts:
             text = "Name an image. A `*` may stand at the end only, behind a registry and a slash: my.registry/nlp/*."
-            yield Fault(f"images.{index}", text)
+            yield SetupError(f"images.{index}", text)
 
 
-def _checkpoint_faults(folders: tuple[str, ...]) -> Iterator[Fault]:
+def _checkpoint_faults(folders: tuple[str, ...]) -> Iterator[SetupError]:
     if len(folders) > MOST_CHECKPOINTS:
-        yield Fault("checkpoints", f"Name at most {MOST_CHECKPOINTS} folders.")
+        yield SetupError("checkpoints", f"Name at most {MOST_CHECKPOINTS} folders.")
     for index, folder in enumerate(folders):
         parts = folder.partition("://")[2].split("/")
         if len(folder) > 1024 or not _CHECKPOINTS.fullmatch(folder) or {".", ".."} & set(parts):
-            yield Fault(f"checkpoints.{index}", "Name a folder: s3://bucket/prefix or file:///folder/path.")
-        elif names_an_alias(folder):
-            yield Fault(f"checkpoints.{index}", "Name the bucket itself, not the alias of an access point.")
+            yield SetupError(f"checkpoints.{index}", "Name a folder: s3://bucket/prefix or file:///folder/path.")
+        elif is_bucket_alias(folder):
+            yield SetupError(f"checkpoints.{index}", "Name the bucket itself, not the alias of an access point.")
 
 
-def _size_faults(part: "Team | FleetQuotas") -> Iterator[Fault]:
+def _size_faults(part: "Team | FleetQuotas") -> Iterator[SetupError]:
     if (size := len(_text(part.to_json()).encode())) > LARGEST_PART:
-        yield Fault("", f"It takes {size} bytes as JSON; at most {LARGEST_PART} are possible.")
+        yield SetupError("", f"It takes {size} bytes as JSON; at most {LARGEST_PART} are possible.")
 
 
 def _text(document: object) -> str:
@@ -419,73 +421,73 @@ def _text(document: object) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 
-def _member_faults(members: tuple[Member, ...]) -> Iterator[Fault]:
+def _member_faults(members: tuple[Member, ...]) -> Iterator[SetupError]:
     if len(members) > MOST_MEMBERS:
-        yield Fault("members", f"Name at most {MOST_MEMBERS} members: roles, which many people can assume.")
+        yield SetupError("members", f"Name at most {MOST_MEMBERS} members: roles, which many people can assume.")
     for index, member in enumerate(members):
         if not _PRINCIPAL.fullmatch(member.principal):
             text = "Name the ARN of an IAM role, for example arn:aws:iam::111122223333:role/Research; not of a session."
-            yield Fault(f"members.{index}.principal", text)
-    for identity in _twice(member.identity for member in members if member.identity):
-        yield Fault("members", f"{identity} is there twice.")
+            yield SetupError(f"members.{index}.principal", text)
+    for identity in _duplicates(member.identity for member in members if member.identity):
+        yield SetupError("members", f"{identity} is there twice.")
 
 
-def _fleet_faults(fleet: FleetQuotas) -> Iterator[Fault]:
+def _fleet_faults(fleet: FleetQuotas) -> Iterator[SetupError]:
     for path in unknown_fields(fleet):
-        yield Fault(path, "is not a known field")
+        yield SetupError(path, "is not a known field")
     if len(fleet.cohorts) > MOST_COHORTS:
-        yield Fault("cohorts", f"There may be {MOST_COHORTS} cohorts.")
+        yield SetupError("cohorts", f"There may be {MOST_COHORTS} cohorts.")
     for index, cohort in enumerate(fleet.cohorts):
         for what, name in (("name", cohort.name), ("parent", cohort.parent)):
             if not _NAME.fullmatch(name) and (name or what == "name"):
-                yield Fault(f"cohorts.{index}.{what}", "Use 1 to 63 lower-case letters, digits and dashes.")
-        for said in refusals(cohort.to_cohort()):
-            yield Fault(f"cohorts.{index}", f"{said}.")
-    for name in _twice(each.name for each in fleet.cohorts):
-        yield Fault("cohorts", f"{name} is there twice.")
-    for name in _twice(each.name for each in fleet.flavors):
-        yield Fault("flavors", f"{name} is there twice.")
+                yield SetupError(f"cohorts.{index}.{what}", "Use 1 to 63 lower-case letters, digits and dashes.")
+        for refusal in refusals(cohort.to_cohort()):
+            yield SetupError(f"cohorts.{index}", f"{refusal}.")
+    for name in _duplicates(each.name for each in fleet.cohorts):
+        yield SetupError("cohorts", f"{name} is there twice.")
+    for name in _duplicates(each.name for each in fleet.flavors):
+        yield SetupError("flavors", f"{name} is there twice.")
     if len(fleet.flavors) > MOST_FLAVORS:
-        yield Fault("flavors", f"Name at most {MOST_FLAVORS} flavors.")
+        yield SetupError("flavors", f"Name at most {MOST_FLAVORS} flavors.")
     yield from _class_faults(fleet.priority_classes)
     parents = {each.name: each.parent for each in fleet.cohorts}
     for name in sorted(parents):
-        if name in _above(name, parents):
-            yield Fault("cohorts", f"{name} is among its own parents: nobody below it could be admitted.")
+        if name in _ancestors(name, parents):
+            yield SetupError("cohorts", f"{name} is among its own parents: nobody below it could be admitted.")
     yield from _member_faults(fleet.members)
     yield from _size_faults(fleet)
 
 
-def _class_faults(classes: Mapping[str, int]) -> Iterator[Fault]:
+def _class_faults(classes: Mapping[str, int]) -> Iterator[SetupError]:
     if len(classes) > MOST_CLASSES:
-        yield Fault("priorityClasses", f"Name at most {MOST_CLASSES} priority classes.")
+        yield SetupError("priorityClasses", f"Name at most {MOST_CLASSES} priority classes.")
     for name, value in classes.items():
         if not _NAME.fullmatch(name):
             shown = name[:80].encode("unicode_escape").decode()
-            yield Fault(f"priorityClasses.{shown}", "Use 1 to 63 lower-case letters, digits and dashes.")
+            yield SetupError(f"priorityClasses.{shown}", "Use 1 to 63 lower-case letters, digits and dashes.")
         elif name.startswith(SYSTEM_CLASSES):
-            yield Fault(f"priorityClasses.{name}", "Classes that begin with system- are Kubernetes' own.")
+            yield SetupError(f"priorityClasses.{name}", "Classes that begin with system- are Kubernetes' own.")
         if abs(value) >= 2**31:
-            yield Fault(f"priorityClasses.{name[:80]}", "Use a 32-bit integer.")
+            yield SetupError(f"priorityClasses.{name[:80]}", "Use a 32-bit integer.")
 
 
-def _faults_between(setup: SetUp) -> Iterator[Fault]:
+def _faults_between(setup: TeamSetup) -> Iterator[SetupError]:
     if len(setup.teams) > MOST_TEAMS:
-        yield Fault("name", f"There are {MOST_TEAMS} teams already.")
+        yield SetupError("name", f"There are {MOST_TEAMS} teams already.")
     # Whoever shares a namespace can reach the other's secrets.
-    for namespace in _twice(team.namespace for team in setup.teams if team.namespace):
+    for namespace in _duplicates(team.namespace for team in setup.teams if team.namespace):
         owners = ", ".join(team.name for team in setup.teams if team.namespace == namespace)
-        yield Fault("namespace", f"{namespace} would be that of {owners}: each team has one of its own.")
+        yield SetupError("namespace", f"{namespace} would be that of {owners}: each team has one of its own.")
     for team in setup.teams if len(setup.teams) > 1 else ():
         if not team.namespace:
-            yield Fault("namespace", f"Team {team.name} has no namespace. With two or more teams, each needs one.")
+            yield SetupError("namespace", f"Team {team.name} has no namespace. With two or more teams, each needs one.")
     classes = setup.fleet.priority_classes
     for team in setup.teams:
         for name in team.priority_classes:
             if name not in classes:
-                yield Fault(
+                yield SetupError(
                     "priorityClasses",
-                    f"Team {team.name} names an unknown class. {unknown('priority class', name, classes)}",
+                    f"Team {team.name} names an unknown class. {unknown_name('priority class', name, classes)}",
                 )
     folders = sorted((f"{each.rstrip('/')}/", team.name) for team in setup.teams for each in team.checkpoints)
     around: list[tuple[str, str]] = []
@@ -495,28 +497,30 @@ def _faults_between(setup: SetUp) -> Iterator[Fault]:
         # A folder on a claim lies in its team's own namespace, whatever its path.
         for outer, owner in around if folder.startswith("s3://") else ():
             if owner != name:
-                yield Fault("checkpoints", f"{folder} of team {name} lies in {outer} of team {owner}.")
+                yield SetupError("checkpoints", f"{folder} of team {name} lies in {outer} of team {owner}.")
         around.append((folder, name))
     queues = [*(team.queue.model_dump(mode="json", by_alias=True) for team in setup.teams), setup.fleet.to_json()]
     if (size := len(_text(queues).encode())) > LARGEST_QUOTAS:
-        yield Fault("queue", f"All queues together take {size} bytes as JSON; at most {LARGEST_QUOTAS} are possible.")
+        yield SetupError(
+            "queue", f"All queues together take {size} bytes as JSON; at most {LARGEST_QUOTAS} are possible."
+        )
     elif size > LARGEST_PACKED_QUOTAS and (size := packed_size(queues)) > LARGEST_PACKED_QUOTAS:
         text = f"All queues together take {size} characters packed; at most {LARGEST_PACKED_QUOTAS} are possible."
-        yield Fault("queue", text)
+        yield SetupError("queue", text)
 
 
-def _above(name: str, parents: Mapping[str, str]) -> set[str]:
+def _ancestors(name: str, parents: Mapping[str, str]) -> set[str]:
     found: set[str] = set()
     while (name := parents.get(name, "")) and name not in found:
         found.add(name)
     return found
 
 
-def _twice(names: Iterable[str]) -> list[str]:
+def _duplicates(names: Iterable[str]) -> list[str]:
     return sorted(name for name, times in Counter(names).items() if times > 1)
 
 
-def of_quotas(quotas: OwnQuotas) -> SetUp:
+def setup_of_quotas(quotas: OwnQuotas) -> TeamSetup:
     """Return the set-up that a quota file stands for: every queue is a team in a namespace of its name, without people.
 
     A queue of HyperPod's, `hyperpod-ns-X-clusterqueue`, is team X in namespace `hyperpod-ns-X`, with the
@@ -530,10 +534,10 @@ def of_quotas(quotas: OwnQuotas) -> SetUp:
     )
     teams = []
     for each in quotas.queues:
-        found = _OF_HYPERPOD.fullmatch(each.name)
+        found = _HYPERPOD_QUEUE.fullmatch(each.name)
         queue = TeamQueue.model_validate({**each.model_dump(), "name": ""})
         names = {"name": each.name, "namespace": each.name}
         if found:
             names = {"name": found[2], "namespace": found[1], "local_queue": f"{found[1]}-localqueue"}
         teams.append(Team(queue=queue, **names))
-    return SetUp(fleet=fleet, teams=tuple(sorted(teams, key=lambda team: team.name)))
+    return TeamSetup(fleet=fleet, teams=tuple(sorted(teams, key=lambda team: team.name)))

@@ -16,7 +16,7 @@ from evenkeel.domain.kueue.capacity import Node, Tree
 from evenkeel.domain.kueue.objects import Amounts, Cohort, Key, Queue
 
 
-class Line(NamedTuple):
+class UsageRow(NamedTuple):
     """One flavor and resource of one team, in the resource's smallest unit."""
 
     key: Key
@@ -26,9 +26,9 @@ class Line(NamedTuple):
     lent: int
 
 
-def lines_of(
+def usage_rows(
     queues: Sequence[Queue], cohorts: Sequence[Cohort], use: Mapping[str, Amounts]
-) -> Mapping[str, tuple[Line, ...]]:
+) -> Mapping[str, tuple[UsageRow, ...]]:
     """Return the lines of every queue, by its name.
 
     Args:
@@ -49,7 +49,7 @@ def lines_of(
             _borrow(root, key, lent)
     return {
         name: tuple(
-            Line(key, slot.nominal, slot.use, max(0, slot.use - slot.nominal), lent.get((name, key), 0))
+            UsageRow(key, slot.nominal, slot.use, max(0, slot.use - slot.nominal), lent.get((name, key), 0))
             for key in keys
             if (slot := node.at(key)).nominal or slot.use
         )
@@ -75,7 +75,7 @@ def _borrow(node: Node, key: Key, lent: dict[tuple[str, Key], int]) -> tuple[int
             offers[name] = offers.get(name, 0) + amount
     own = min(wanted, offers.pop(_OWN, 0))
     wanted -= own
-    taken = _shared(min(wanted, sum(offers.values())), offers)
+    taken = _split_amount(min(wanted, sum(offers.values())), offers)
     for name, amount in taken.items():
         lent[name, key] = lent.get((name, key), 0) + amount
         offers[name] -= amount
@@ -83,10 +83,10 @@ def _borrow(node: Node, key: Key, lent: dict[tuple[str, Key], int]) -> tuple[int
     if slot.nominal > own:
         left[_OWN] = slot.nominal - own
     # A cohort may keep some of it to itself.
-    return wanted - sum(taken.values()), _shared(min(let_go, sum(left.values())), left)
+    return wanted - sum(taken.values()), _split_amount(min(let_go, sum(left.values())), left)
 
 
-def _shared(amount: int, offers: Mapping[str, int]) -> dict[str, int]:
+def _split_amount(amount: int, offers: Mapping[str, int]) -> dict[str, int]:
     """Split an amount by what each offers; the odd ones go to the largest remainders, then by name."""
     total = sum(offers.values())
     if not total:

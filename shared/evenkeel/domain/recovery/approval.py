@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import Approval, Incident
 from evenkeel.domain.nodes import KubernetesNode
-from evenkeel.domain.waiting import Answer
+from evenkeel.domain.waiting import WaitAnswer
 
 ASK = "ASK"
 """`PlanOutcome.ASK`, as the plan's brief spells it."""
@@ -18,7 +18,7 @@ def is_approved(incident: Incident) -> bool:
     return bool(plan and approval and approval.approves and approval.decision_id == plan.decision_id)
 
 
-def beyond(incident: Incident, rungs: Iterable[str]) -> str:
+def beyond_approval(incident: Incident, rungs: Iterable[str]) -> str:
     """Say what is asked for now that the approved plan did not name, in one sentence; empty where it named all.
 
     Args:
@@ -29,8 +29,8 @@ def beyond(incident: Incident, rungs: Iterable[str]) -> str:
     if plan is None or plan.outcome != ASK or not plan.rungs:
         return ""
     more = [rung for rung in rungs if rung in NODE_RUNGS and rung not in plan.rungs]
-    said = " then ".join(plan.rungs)
-    return f"{said} was approved, and {incident.fault_key} asks for {' then '.join(more)} since." if more else ""
+    approved = " then ".join(plan.rungs)
+    return f"{approved} was approved, and {incident.fault_key} asks for {' then '.join(more)} since." if more else ""
 
 
 def why_superseded(incident: Incident, node: KubernetesNode | None) -> str:
@@ -52,21 +52,21 @@ def why_superseded(incident: Incident, node: KubernetesNode | None) -> str:
     return ""
 
 
-def answer(incident: Incident, node: KubernetesNode | None) -> Answer | None:
+def answer(incident: Incident, node: KubernetesNode | None) -> WaitAnswer | None:
     """Answer a recovery that waits for approval; None while nobody has said anything.
 
     What no longer fits is superseded whatever was said to it: the approval was given to another state of things.
     """
     obsolete = why_superseded(incident, node)
     if obsolete:
-        return Answer(outcome=SUPERSEDED, reason=obsolete)
-    said, plan = incident.approval, incident.plan
-    if said is None or plan is None or said.decision_id != plan.decision_id:
+        return WaitAnswer(outcome=SUPERSEDED, reason=obsolete)
+    approval, plan = incident.approval, incident.plan
+    if approval is None or plan is None or approval.decision_id != plan.decision_id:
         return None
-    return Answer(outcome=APPROVED if said.approves else DECLINED, reason=told(said))
+    return WaitAnswer(outcome=APPROVED if approval.approves else DECLINED, reason=describe_approval(approval))
 
 
-def told(said: Approval) -> str:
+def describe_approval(approval: Approval) -> str:
     """Say who approved or declined, and why."""
-    verb = "Approved" if said.approves else "Declined"
-    return f"{verb} by {said.by}" + (f": {said.reason}" if said.reason else ".")
+    verb = "Approved" if approval.approves else "Declined"
+    return f"{verb} by {approval.by}" + (f": {approval.reason}" if approval.reason else ".")

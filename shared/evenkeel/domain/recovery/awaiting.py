@@ -3,69 +3,69 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from evenkeel.domain.health.incidents import HurtJob, Incident, Progress
+from evenkeel.domain.health.incidents import HurtJob, Incident, RepairProgress
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import Owner
 from evenkeel.domain.recovery.repair import KARPENTER, OWNERS, REPLACE, failure_since
-from evenkeel.domain.recovery.seats import Holder, SeatNow
 from evenkeel.domain.recovery.validation import CheckResult, Validity
 from evenkeel.domain.values import Value
-from evenkeel.domain.waiting import Answer
+from evenkeel.domain.waiting import WaitAnswer
 
-NODE_BACK, VALID, INVALID, JOBS_BACK, QUEUED, RELEASED = (
+NODE_BACK, VALID, INVALID, JOBS_RESUMED, QUEUED, RELEASED = (
     "NODE_BACK",
     "VALID",
     "INVALID",
-    "JOBS_BACK",
+    "JOBS_RESUMED",
     "QUEUED",
     "RELEASED",
 )
 
-REPAIR_FAILED, GONE, WAY_CLEAR, VETOED = "REPAIR_FAILED", "GONE", "WAY_CLEAR", "VETOED"
+REPAIR_FAILED, GONE, NODE_FREE, OPTED_OUT = "REPAIR_FAILED", "GONE", "NODE_FREE", "OPTED_OUT"
 
-STUCK_ENDS = ("WAITING_FOR_PERSON", "STOOD_DOWN", "NOT_NEEDED", "GONE")
+NODE_LOST_OUTCOMES = ("WAITING_FOR_PERSON", "STOOD_DOWN", "NOT_NEEDED", "GONE")
 """Ends of the node branch after which no machine will come of it."""
 
 
 def node_back(
-    seat: SeatNow,
+    slot_state: SlotState,
     *,
     rung: str,
     boot_id_before: str,
     owner: str = "",
     since: datetime | None = None,
-    progress: tuple[Progress, ...] = (),
-) -> Answer | None:
+    progress: tuple[RepairProgress, ...] = (),
+) -> WaitAnswer | None:
     """Answer when the seat holds a Ready machine: another one, or the same after a new boot. None while it does not.
 
     After a replacement the same machine is never the answer: it is the one that is to go. It is no use to wait on where
     the provider itself says that the call of `since` failed, or where nobody fills the seat of a machine that is gone.
     """
-    if owner == Owner.KARPENTER and rung in (REPLACE, KARPENTER) and not seat.patient.is_there:
-        return Answer(outcome=GONE, reason="The machine is gone.")
+    if owner == Owner.KARPENTER and rung in (REPLACE, KARPENTER) and not slot_state.original.is_there:
+        return WaitAnswer(outcome=GONE, reason="The machine is gone.")
     failure = failure_since(progress, since) if since is not None and rung and rung not in OWNERS else None
     if failure is not None:
-        return Answer(outcome=REPAIR_FAILED, reason=f"HyperPod reported {failure.code}.")
-    if seat.successor and seat.successor.is_ready:
-        return _back(seat.successor, "A new machine holds the seat and is Ready.")
-    patient = seat.patient
-    if rung == REPLACE or not patient.is_ready or patient.node is None:
+        return WaitAnswer(outcome=REPAIR_FAILED, reason=f"HyperPod reported {failure.code}.")
+    if slot_state.replacement and slot_state.replacement.is_ready:
+        return _back(slot_state.replacement, "A new machine holds the seat and is Ready.")
+    original = slot_state.original
+    if rung == REPLACE or not original.is_ready or original.node is None:
         return None
-    if boot_id_before and patient.node.boot_id == boot_id_before:
+    if boot_id_before and original.node.boot_id == boot_id_before:
         return None
-    return _back(patient, "The machine has booted again and is Ready.")
+    return _back(original, "The machine has booted again and is Ready.")
 
 
-def _back(machine: Holder, reason: str) -> Answer:
+def _back(machine: ObservedNode, reason: str) -> WaitAnswer:
     assert machine.node
     facts = {"instanceId": machine.instance_id, "nodeName": machine.node.name, "bootId": machine.node.boot_id}
-    return Answer(outcome=NODE_BACK, reason=reason, facts=facts)
+    return WaitAnswer(outcome=NODE_BACK, reason=reason, facts=facts)
 
 
 def node_valid(
-    machine: Holder,
+    machine: ObservedNode,
     validity: Validity,
     *,
     opened_at: datetime,
@@ -73,7 +73,7 @@ def node_valid(
     margin: int,
     now: datetime,
     check: CheckResult = CheckResult.PASSED,
-) -> Answer | None:
+) -> WaitAnswer | None:
     """Answer when the machine has been valid for the margin, or has faulted again. None while neither.
 
     Args:
@@ -86,13 +86,15 @@ def node_valid(
         check: What is known of the check that is to vouch for it.
     """
     if check is CheckResult.FAILED:
-        return Answer(outcome=INVALID, reason="It failed the check that was to vouch for it.")
+        return WaitAnswer(outcome=INVALID, reason="It failed the check that was to vouch for it.")
     if last_signal_at is not None and last_signal_at > opened_at:
-        return Answer(outcome=INVALID, reason="It faulted again while it was validated.")
+        return WaitAnswer(outcome=INVALID, reason="It faulted again while it was validated.")
     if check is CheckResult.PENDING or not validity.is_valid or now - opened_at < timedelta(seconds=margin):
         return None
     name = machine.node.name if machine.node else ""
-    return Answer(outcome=VALID, reason=validity.reason, facts={"instanceId": machine.instance_id, "nodeName": name})
+    return WaitAnswer(
+        outcome=VALID, reason=validity.reason, facts={"instanceId": machine.instance_id, "nodeName": name}
+    )
 
 
 class HurtNow(Value):
@@ -103,7 +105,7 @@ class HurtNow(Value):
     hurt_attempt: Attempt | None
 
 
-def jobs_back(hurt: Iterable[HurtNow], incident: Incident, policy: Policy, *, now: datetime) -> Answer | None:
+def jobs_resumed(hurt: Iterable[HurtNow], incident: Incident, policy: Policy, *, now: datetime) -> WaitAnswer | None:
     """Answer when each hurt job runs again, has ended, or can only wait its turn. None while one is on its way.
 
     A job only waits its turn when it has been pending for a while and no machine will come of the node branch: until
@@ -113,13 +115,13 @@ def jobs_back(hurt: Iterable[HurtNow], incident: Incident, policy: Policy, *, no
     for each in hurt:
         if each.job is None or _is_back(each.job, each.hurt) or _ran_on(each, incident):
             continue
-        if not _only_waits(each, incident, policy, now):
+        if not _is_queued(each, incident, policy, now):
             return None
         waiting.append(each.hurt.job_id)
     if waiting:
         names = ", ".join(waiting)
-        return Answer(outcome=QUEUED, reason=f"{names} waits in the queue for capacity.", facts={"jobs": waiting})
-    return Answer(outcome=JOBS_BACK, reason="Every hurt job runs again or has ended.")
+        return WaitAnswer(outcome=QUEUED, reason=f"{names} waits in the queue for capacity.", facts={"jobs": waiting})
+    return WaitAnswer(outcome=JOBS_RESUMED, reason="Every hurt job runs again or has ended.")
 
 
 def _is_back(job: Job, hurt: HurtJob) -> bool:
@@ -134,7 +136,7 @@ def _ran_on(each: HurtNow, incident: Incident) -> bool:
     return job.state is JobState.RUNNING and job.stop_of(attempt.attempt) is None
 
 
-def late_from(
+def overdue_at(
     hurt: Iterable[HurtNow], incident: Incident, policy: Policy, *, deadline_at: datetime, now: datetime
 ) -> datetime:
     """Return from when on hurt jobs that are not back are late: `deadline_at`, or later where one was stopped later.
@@ -157,24 +159,26 @@ def _stopped_at(each: HurtNow, incident: Incident, now: datetime) -> datetime | 
     return None if incident.node_branch else now
 
 
-def _only_waits(each: HurtNow, incident: Incident, policy: Policy, now: datetime) -> bool:
+def _is_queued(each: HurtNow, incident: Incident, policy: Policy, now: datetime) -> bool:
     job, attempt = each.job, each.hurt_attempt
     since = attempt.ended_at if attempt and attempt.ended_at else incident.opened_at
     if job and job.state is JobState.STARTING and job.local_queue and job.current_attempt > each.hurt.attempt:
         # It was handed to Kueue, who alone decides: that it is late there is no failure of the recovery.
         return now - since >= timedelta(seconds=policy.jobs.resume_deadline_seconds)
-    if job is None or job.state is not JobState.PENDING or incident.node_branch not in STUCK_ENDS:
+    if job is None or job.state is not JobState.PENDING or incident.node_branch not in NODE_LOST_OUTCOMES:
         return False
     return now - since >= timedelta(seconds=policy.watch.execution_grace_seconds)
 
 
-def way_clear(hands_off: str, *, has_work: bool, work_may_run_until: datetime | None, now: datetime) -> Answer | None:
+def node_free(
+    provider_busy: str, *, has_work: bool, work_may_run_until: datetime | None, now: datetime
+) -> WaitAnswer | None:
     """Answer when nothing that ends by itself keeps hands off a machine. None while something does."""
-    if hands_off or (has_work and work_may_run_until is not None and now < work_may_run_until):
+    if provider_busy or (has_work and work_may_run_until is not None and now < work_may_run_until):
         return None
-    return Answer(outcome=WAY_CLEAR, reason="Nothing is in the way any more.")
+    return WaitAnswer(outcome=NODE_FREE, reason="Nothing is in the way any more.")
 
 
-def released(*, may_go: bool) -> Answer | None:
+def guardrails_cleared(*, may_go: bool) -> WaitAnswer | None:
     """Answer when no hold and no guardrail bars what this recovery waits to do, and it is its turn."""
-    return Answer(outcome=RELEASED, reason="Nothing bars it any more, and it is its turn.") if may_go else None
+    return WaitAnswer(outcome=RELEASED, reason="Nothing bars it any more, and it is its turn.") if may_go else None

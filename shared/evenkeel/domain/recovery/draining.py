@@ -8,15 +8,15 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.external.workloads import Comeback, ForeignPod
+from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
 from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault
-from evenkeel.domain.health.incidents import JobAct
+from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.jobs.spec import OnNodeFault
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.values import Instant, Value
 
 
-class Draining(StrEnum):
+class DrainMode(StrEnum):
     """What a stop leaves time for."""
 
     SAVE = "SAVE"
@@ -29,7 +29,7 @@ class DrainFacts(Value):
     can_save: CanSave
     """The fault's, as its drain seconds."""
     drain_seconds: int
-    act: JobAct
+    act: JobAction
     """What is done with the job."""
     wanted_seconds: int
     """The job's own grace."""
@@ -41,11 +41,11 @@ class DrainFacts(Value):
 class Drain(Value):
     """What the pods of one job get, and why."""
 
-    action: Draining
+    action: DrainMode
     grace_seconds: int
-    spares_sick_node: bool
+    grants_grace_on_faulty_node: bool
     """Whether pods on the sick node get the same; otherwise they are ended at once, since they cannot save."""
-    how: str
+    explanation: str
     """How that came to be, as a sentence goes on."""
     alternatives: tuple[Alternative, ...] = ()
     facts: DrainFacts
@@ -53,10 +53,10 @@ class Drain(Value):
     @property
     def reason(self) -> str:
         """The same as a sentence of its own."""
-        return f"Its pods get {self.how}."
+        return f"Its pods get {self.explanation}."
 
 
-def drain_of(facts: DrainFacts, policy: Policy) -> Drain:
+def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
     """Return the time a job's pods get: what it asks for, as far as fault, act and deadline allow.
 
     Where nobody knows whether a node can save (`try`), it gets the same time as one that can: a save that fails costs
@@ -66,15 +66,15 @@ def drain_of(facts: DrainFacts, policy: Policy) -> Drain:
     def decided(grace: int, how: str, *, spares: bool = True) -> Drain:
         wanted = Alternative(option=f"{facts.wanted_seconds} s, as it asks", why_not=how)
         return Drain(
-            action=Draining.SAVE if grace else Draining.AT_ONCE,
+            action=DrainMode.SAVE if grace else DrainMode.AT_ONCE,
             grace_seconds=grace,
-            spares_sick_node=spares,
-            how=how,
+            grants_grace_on_faulty_node=spares,
+            explanation=how,
             alternatives=(wanted,) if grace < facts.wanted_seconds else (),
             facts=facts,
         )
 
-    if facts.act in (JobAct.ROLLBACK, JobAct.STOP):
+    if facts.act in (JobAction.ROLLBACK, JobAction.STOP):
         return decided(0, "no time, since what it would save now is not wanted")
     grace, why = facts.wanted_seconds, "as it asks"
     allowed = math.ceil(facts.drain_seconds * policy.repair.drain_scale)
@@ -93,7 +93,7 @@ def drain_of(facts: DrainFacts, policy: Policy) -> Drain:
     return decided(grace, f"{grace} s to save, {why}", spares=not cannot)
 
 
-def may_finish(
+def finish_deadline(
     wish: OnNodeFault, fault: Fault, *, opened_at: datetime, deadline_at: datetime | None, policy: Policy
 ) -> datetime | None:
     """Return until when a job that asks for it may run on beside a sick machine's cordon; None where it may not.
@@ -110,7 +110,7 @@ def may_finish(
     return until if until > opened_at else None
 
 
-class Foreign(StrEnum):
+class UnmanagedPodAction(StrEnum):
     """What is done about a pod that is not ours before its node is repaired."""
 
     EVICT = "EVICT"
@@ -121,43 +121,51 @@ class Foreign(StrEnum):
     """A person decides."""
 
 
-class ForeignVerdict(Value):
+class UnmanagedPodDecision(Value):
     """What is done about one such pod, and why."""
 
-    act: Foreign
+    act: UnmanagedPodAction
     reason: str
 
 
-def drained_by(fault: Fault, *, opened_at: datetime, deadline_at: datetime | None, policy: Policy) -> datetime:
+def drain_deadline(fault: Fault, *, opened_at: datetime, deadline_at: datetime | None, policy: Policy) -> datetime:
     """Return until when disruption budgets and graces of others are respected before a repair."""
-    seconds = fault.drain_seconds if fault.drain_seconds >= 0 else policy.repair.foreign_drain_seconds
+    seconds = fault.drain_seconds if fault.drain_seconds >= 0 else policy.repair.unmanaged_drain_seconds
     until = opened_at + timedelta(seconds=math.ceil(seconds * policy.repair.drain_scale))
     return until if deadline_at is None else min(until, deadline_at)
 
 
-def weigh_foreign(
-    pod: ForeignPod, fault: Fault, *, until: datetime, has_deadline: bool, policy: Policy, now: datetime
-) -> ForeignVerdict:
+def decide_unmanaged_pod(
+    pod: UnmanagedPod, fault: Fault, *, until: datetime, has_deadline: bool, policy: Policy, now: datetime
+) -> UnmanagedPodDecision:
     """Decide what becomes of somebody else's pod on a node that is about to be repaired.
 
     Args:
         pod: The pod.
         fault: What is wrong with the node.
-        until: `drained_by`.
+        until: `drain_deadline`.
         has_deadline: Whether the machine goes by itself.
         policy: Whether what is still there after that ends with the machine.
         now: The time.
     """
     if now < until:
-        if pod.comeback is Comeback.BY_OWNER:
-            return ForeignVerdict(act=Foreign.EVICT, reason=f"{pod.label} is evicted; its owner starts it elsewhere.")
-        whose = "HyperPod restarts it" if pod.comeback is Comeback.BY_HYPERPOD else "nobody would start it again"
-        return ForeignVerdict(act=Foreign.LEAVE, reason=f"{pod.label} runs on as long as it can: {whose}.")
-    if has_deadline or fault.drain_seconds in _AT_ONCE or policy.repair.ends_foreign_pods:
-        return ForeignVerdict(act=Foreign.LEAVE, reason=f"{pod.label} ends with the machine.")
-    if pod.comeback is Comeback.BY_HYPERPOD:
-        return ForeignVerdict(act=Foreign.LEAVE, reason=f"{pod.label} ends with the machine; HyperPod restarts it.")
-    return ForeignVerdict(act=Foreign.ASK, reason=f"{pod.label} is still there, and the fault can wait for a person.")
+        if pod.recreation is PodRecreation.BY_OWNER:
+            return UnmanagedPodDecision(
+                act=UnmanagedPodAction.EVICT, reason=f"{pod.label} is evicted; its owner starts it elsewhere."
+            )
+        whose = "HyperPod restarts it" if pod.recreation is PodRecreation.BY_HYPERPOD else "nobody would start it again"
+        return UnmanagedPodDecision(
+            act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} runs on as long as it can: {whose}."
+        )
+    if has_deadline or fault.drain_seconds in _AT_ONCE or policy.repair.ends_unmanaged_pods:
+        return UnmanagedPodDecision(act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} ends with the machine.")
+    if pod.recreation is PodRecreation.BY_HYPERPOD:
+        return UnmanagedPodDecision(
+            act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} ends with the machine; HyperPod restarts it."
+        )
+    return UnmanagedPodDecision(
+        act=UnmanagedPodAction.ASK, reason=f"{pod.label} is still there, and the fault can wait for a person."
+    )
 
 
 _AT_ONCE = (0, 120)

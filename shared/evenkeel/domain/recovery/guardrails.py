@@ -26,7 +26,7 @@ from evenkeel.domain.values import Instant, Value
 _AN_HOUR = timedelta(hours=1)
 
 
-class Act(StrEnum):
+class GuardedAction(StrEnum):
     """What may be barred."""
 
     CORDON = "cordon"
@@ -36,7 +36,7 @@ class Act(StrEnum):
     REPLACE = "replace"
 
 
-REPAIRS = (Act.REBOOT, Act.REPLACE)
+REPAIRS = (GuardedAction.REBOOT, GuardedAction.REPLACE)
 
 
 class Rule(StrEnum):
@@ -57,7 +57,7 @@ class Rule(StrEnum):
 # ---------------------------------------------------------------- what is under way
 
 
-class Entry(Value):
+class RegisterEntry(Value):
     """One machine in a register: in repair, or cordoned by us."""
 
     life: str
@@ -70,7 +70,7 @@ class Entry(Value):
 class Register(Value):
     """What is under way, and what was asked lately: one row for repairs, one for cordons."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[RegisterEntry, ...] = ()
     asked: tuple[Instant, ...] = ()
     """When each repair call of the last hour was made, in order."""
 
@@ -78,26 +78,26 @@ class Register(Value):
         """Return what still counts at a time. A machine does until it is let out, however long that takes."""
         return self.but(asked=tuple(at for at in self.asked if now - at < _AN_HOUR))
 
-    def others(self, life: str, pool: str = "") -> int:
+    def count_others(self, life: str, pool: str = "") -> int:
         """Return how many other machines are in it, of a pool or of all."""
         return sum(each.life != life and pool in ("", each.pool) for each in self.entries)
 
-    def entered(self, entry: Entry, *, asks: bool) -> "Register":
+    def with_entry(self, entry: RegisterEntry, *, asks: bool) -> "Register":
         """Return it with a machine in it; `asks` where a call goes out with it."""
         kept = tuple(each for each in self.entries if each.life != entry.life)
         asked = (*self.asked, entry.since) if asks else self.asked
         return Register(entries=(*kept, entry), asked=asked)
 
-    def beside(self, other: "Register") -> "Register":
+    def merged_with(self, other: "Register") -> "Register":
         """Return both registers as one."""
         return Register(entries=(*self.entries, *other.entries), asked=tuple(sorted((*self.asked, *other.asked))))
 
-    def left(self, *lives: str) -> "Register":
+    def without(self, *lives: str) -> "Register":
         """Return it without some machines. What was asked for them stays: it counts by time alone."""
         return self.but(entries=tuple(each for each in self.entries if each.life not in lives))
 
 
-class Cause(Value):
+class SharedCause(Value):
     """Something that machines share, and which of them sickened lately."""
 
     kind: str
@@ -105,7 +105,7 @@ class Cause(Value):
     name: str
     machines: int
     """How many share it and can be acted on."""
-    sick_at: tuple[Instant, ...] = ()
+    faulted_at: tuple[Instant, ...] = ()
     """When each of those that sickened within the window, or have an open incident, did, in order."""
     open_at: tuple[Instant, ...] = ()
     """When each of those with an open incident sickened, in order: of any age, but not seen well, nor gone."""
@@ -127,16 +127,16 @@ class GuardFacts(Value):
     """Of repairs or of cordons, as the act is."""
     pool_machines: int = 0
     """Machines of the pool that can be acted on: not booting, not in maintenance, not gone."""
-    causes: tuple[Cause, ...] = ()
-    troubles: tuple[GroupFact, ...] = ()
+    causes: tuple[SharedCause, ...] = ()
+    group_facts: tuple[GroupFact, ...] = ()
     """What was said of the pool and of the cluster within the window, oldest first."""
     evidence_at: Instant | None = None
     """The latest sick signal, or failed validation."""
-    looks_well: bool = False
+    looks_healthy: bool = False
     """Whether the machine would pass its validation now."""
     cordon_barred: str = ""
     """Why the machine is not cordoned, where a guardrail bars it."""
-    goes_at: Instant | None = None
+    terminates_at: Instant | None = None
     """When the machine goes, whatever anybody does."""
     is_dead: bool = False
     """Whether the machine has been NotReady for so long that nothing on it lives."""
@@ -146,7 +146,7 @@ class GuardFacts(Value):
 # ---------------------------------------------------------------- the verdict
 
 
-class Verdict(Value):
+class GuardrailVerdict(Value):
     """Whether an act is allowed, and if not, by which rule."""
 
     allowed: bool
@@ -161,32 +161,32 @@ class Verdict(Value):
     """When the first machine that counts for the shared cause sickened."""
 
 
-ALLOWED = Verdict(allowed=True, reason="No guardrail bars it.")
+ALLOWED = GuardrailVerdict(allowed=True, reason="No guardrail bars it.")
 
 
-class _Trip(NamedTuple):
+class _Violation(NamedTuple):
     reason: str
     clears_at: datetime | None = None
     cause: str = ""
     since: datetime | None = None
 
 
-class Rail(NamedTuple):
+class Guardrail(NamedTuple):
     """One guardrail."""
 
     rule: Rule
-    acts: tuple[Act, ...]
-    judge: Callable[[Act, GuardFacts, GuardrailPolicy], _Trip | None]
+    acts: tuple[GuardedAction, ...]
+    judge: Callable[[GuardedAction, GuardFacts, GuardrailPolicy], _Violation | None]
 
 
-def weigh(act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> Verdict:
+def check_guardrails(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> GuardrailVerdict:
     """Say whether an act is allowed now. The first rule that trips decides."""
-    for rail in RAILS:
-        trip = rail.judge(act, facts, policy) if act in rail.acts else None
+    for guardrail in GUARDRAILS:
+        trip = guardrail.judge(act, facts, policy) if act in guardrail.acts else None
         if trip is not None:
-            return Verdict(
+            return GuardrailVerdict(
                 allowed=False,
-                rule=rail.rule,
+                rule=guardrail.rule,
                 reason=trip.reason,
                 clears_at=trip.clears_at,
                 cause=trip.cause,
@@ -195,15 +195,15 @@ def weigh(act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> Verdict:
     return ALLOWED
 
 
-def _hold(_act: Act, facts: GuardFacts, _policy: GuardrailPolicy) -> _Trip | None:
+def _hold(_act: GuardedAction, facts: GuardFacts, _policy: GuardrailPolicy) -> _Violation | None:
     hold = facts.hold
-    return _Trip(f"{hold.by} holds automation{hold.where}: {hold.reason}", hold.until) if hold else None
+    return _Violation(f"{hold.by} holds automation{hold.where}: {hold.reason}", hold.until) if hold else None
 
 
-def _cordon_barred(_act: Act, facts: GuardFacts, _policy: GuardrailPolicy) -> _Trip | None:
+def _cordon_barred(_act: GuardedAction, facts: GuardFacts, _policy: GuardrailPolicy) -> _Violation | None:
     if not facts.cordon_barred or facts.is_dead:
         return None
-    return _Trip(f"Its cordon waits, so its jobs run on: {facts.cordon_barred}")
+    return _Violation(f"Its cordon waits, so its jobs run on: {facts.cordon_barred}")
 
 
 _LAUNCHES_FAIL = {
@@ -213,25 +213,27 @@ _LAUNCHES_FAIL = {
 }
 
 
-def _group_trouble(act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
+def _group_trouble(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
     """A group in which launches fail gives up no machine for a new one; a failed cluster is left alone."""
     window = timedelta(seconds=policy.shared_cause_window_seconds)
     trouble: GroupFact | None = None
-    for fact in facts.troubles:
+    for fact in facts.group_facts:
         if fact.kind is GroupFactKind.PROVISIONED:
             trouble = None if trouble and trouble.kind in _LAUNCHES_FAIL else trouble
         elif fact.kind is GroupFactKind.CLUSTER_STATUS and fact.code == "InService":
             trouble = None if trouble and trouble.kind is GroupFactKind.CLUSTER_FAILED else trouble
-        elif fact.kind is GroupFactKind.CLUSTER_FAILED or (act is Act.REPLACE and fact.kind in _LAUNCHES_FAIL):
+        elif fact.kind is GroupFactKind.CLUSTER_FAILED or (
+            act is GuardedAction.REPLACE and fact.kind in _LAUNCHES_FAIL
+        ):
             trouble = fact
     if trouble is None or facts.now - trouble.observed_at >= window:
         return None
-    said = _LAUNCHES_FAIL.get(trouble.kind, "the cluster itself has failed")
+    cause = _LAUNCHES_FAIL.get(trouble.kind, "the cluster itself has failed")
     group = trouble.instance_group or "the cluster"
-    return _Trip(f"{group}: {said}, told at {_clock(trouble.observed_at)}.", trouble.observed_at + window)
+    return _Violation(f"{group}: {cause}, told at {_clock(trouble.observed_at)}.", trouble.observed_at + window)
 
 
-def _shared_cause(act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
+def _shared_cause(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
     """A cause lasts while enough of its machines are unhealthy, or until a person ends it.
 
     A machine that looks well after a long wait is not repaired but validated, which may end the cause.
@@ -241,7 +243,7 @@ def _shared_cause(act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip
     window = timedelta(seconds=policy.shared_cause_window_seconds)
     for cause in facts.causes:
         needed = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.machines))
-        sick = [at for at in cause.sick_at if facts.now - at < window]
+        sick = [at for at in cause.faulted_at if facts.now - at < window]
         still = cause.open_at
         if _is_wave(still, needed, window):
             count = max(len(sick), len(still))
@@ -251,13 +253,13 @@ def _shared_cause(act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip
                 f"not {count} repairs: somebody should look. It ends when fewer are unhealthy, or by evenkeel "
                 f"automation release --cause {cause.key!r}."
             )
-            return _Trip(reason, None, cause.key, still[0])
+            return _Violation(reason, None, cause.key, still[0])
         if len(sick) >= needed:
             reason = (
                 f"{len(sick)} of {max(cause.machines, len(sick))} machines of {cause.kind} {cause.name} sickened within"
                 f" {_span(window)}, which is one cause and not {len(sick)} repairs: somebody should look."
             )
-            return _Trip(reason, sick[-needed] + window, cause.key, sick[0])
+            return _Violation(reason, sick[-needed] + window, cause.key, sick[0])
     return None
 
 
@@ -266,56 +268,58 @@ def _is_wave(times: Sequence[datetime], needed: int, window: timedelta) -> bool:
     return any(last - first < window for first, last in zip(times, times[needed - 1 :], strict=False))
 
 
-def _stale_evidence(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
-    if not facts.looks_well or facts.evidence_at is None:
+def _stale_evidence(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
+    if not facts.looks_healthy or facts.evidence_at is None:
         return None
     age = facts.now - facts.evidence_at
     if age < timedelta(seconds=policy.stale_after_seconds):
         return None
-    return _Trip(f"It looks well, and its evidence is {_span(age)} old: it is validated again, not repaired.")
+    return _Violation(f"It looks well, and its evidence is {_span(age)} old: it is validated again, not repaired.")
 
 
-def _fleet_repairs(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
-    others = facts.under_way.others(facts.life)
+def _fleet_repairs(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
+    others = facts.under_way.count_others(facts.life)
     if others < policy.fleet_repairs:
         return None
-    return _Trip(f"{others} machines of the fleet are in repair, of {policy.fleet_repairs} at a time.")
+    return _Violation(f"{others} machines of the fleet are in repair, of {policy.fleet_repairs} at a time.")
 
 
-def _pool_repairs(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
-    limit = bound(policy.pool_repairs, policy.pool_repair_share, facts.pool_machines)
-    others = facts.under_way.others(facts.life, facts.pool)
+def _pool_repairs(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
+    limit = pool_limit(policy.pool_repairs, policy.pool_repair_share, facts.pool_machines)
+    others = facts.under_way.count_others(facts.life, facts.pool)
     if others < limit:
         return None
-    return _Trip(f"{_of_pool(others, facts)} are in repair, of {limit} at a time.")
+    return _Violation(f"{_of_pool(others, facts)} are in repair, of {limit} at a time.")
 
 
-def _repair_rate(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
+def _repair_rate(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
     asked = [at for at in facts.under_way.asked if facts.now - at < _AN_HOUR]
     if len(asked) < policy.repairs_per_hour:
         return None
     reason = f"{len(asked)} repair calls were made within the hour, of {policy.repairs_per_hour}."
-    return _Trip(reason, asked[-policy.repairs_per_hour] + _AN_HOUR)
+    return _Violation(reason, asked[-policy.repairs_per_hour] + _AN_HOUR)
 
 
-def _fleet_cordons(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
-    others = facts.under_way.others(facts.life)
+def _fleet_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
+    others = facts.under_way.count_others(facts.life)
     if others < policy.fleet_cordons or _is_leaving(facts, policy):
         return None
-    return _Trip(f"{others} machines of the fleet carry our cordon, of {policy.fleet_cordons} at a time.")
+    return _Violation(f"{others} machines of the fleet carry our cordon, of {policy.fleet_cordons} at a time.")
 
 
-def _pool_cordons(_act: Act, facts: GuardFacts, policy: GuardrailPolicy) -> _Trip | None:
-    limit = bound(policy.pool_cordons, policy.pool_cordon_share, facts.pool_machines)
-    others = facts.under_way.others(facts.life, facts.pool)
+def _pool_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
+    limit = pool_limit(policy.pool_cordons, policy.pool_cordon_share, facts.pool_machines)
+    others = facts.under_way.count_others(facts.life, facts.pool)
     if others < limit or _is_leaving(facts, policy):
         return None
-    return _Trip(f"{_of_pool(others, facts)} carry our cordon, of {limit} at a time.")
+    return _Violation(f"{_of_pool(others, facts)} carry our cordon, of {limit} at a time.")
 
 
 def _is_leaving(facts: GuardFacts, policy: GuardrailPolicy) -> bool:
     """Whether the machine goes so soon that its jobs have to be saved now, or not at all."""
-    return facts.goes_at is not None and facts.goes_at - facts.now < timedelta(seconds=policy.leaving_seconds)
+    return facts.terminates_at is not None and facts.terminates_at - facts.now < timedelta(
+        seconds=policy.leaving_seconds
+    )
 
 
 def _of_pool(others: int, facts: GuardFacts) -> str:
@@ -323,22 +327,22 @@ def _of_pool(others: int, facts: GuardFacts) -> str:
     return f"{others}{size} machines of {facts.pool}"
 
 
-RAILS: tuple[Rail, ...] = (
-    Rail(Rule.HOLD, (Act.STOP, *REPAIRS), _hold),
-    Rail(Rule.CORDON_BARRED, (Act.STOP,), _cordon_barred),
-    Rail(Rule.GROUP_TROUBLE, REPAIRS, _group_trouble),
-    Rail(Rule.SHARED_CAUSE, REPAIRS, _shared_cause),
-    Rail(Rule.STALE_EVIDENCE, REPAIRS, _stale_evidence),
-    Rail(Rule.FLEET_REPAIRS, REPAIRS, _fleet_repairs),
-    Rail(Rule.POOL_REPAIRS, REPAIRS, _pool_repairs),
-    Rail(Rule.REPAIR_RATE, REPAIRS, _repair_rate),
-    Rail(Rule.FLEET_CORDONS, (Act.CORDON,), _fleet_cordons),
-    Rail(Rule.POOL_CORDONS, (Act.CORDON,), _pool_cordons),
+GUARDRAILS: tuple[Guardrail, ...] = (
+    Guardrail(Rule.HOLD, (GuardedAction.STOP, *REPAIRS), _hold),
+    Guardrail(Rule.CORDON_BARRED, (GuardedAction.STOP,), _cordon_barred),
+    Guardrail(Rule.GROUP_TROUBLE, REPAIRS, _group_trouble),
+    Guardrail(Rule.SHARED_CAUSE, REPAIRS, _shared_cause),
+    Guardrail(Rule.STALE_EVIDENCE, REPAIRS, _stale_evidence),
+    Guardrail(Rule.FLEET_REPAIRS, REPAIRS, _fleet_repairs),
+    Guardrail(Rule.POOL_REPAIRS, REPAIRS, _pool_repairs),
+    Guardrail(Rule.REPAIR_RATE, REPAIRS, _repair_rate),
+    Guardrail(Rule.FLEET_CORDONS, (GuardedAction.CORDON,), _fleet_cordons),
+    Guardrail(Rule.POOL_CORDONS, (GuardedAction.CORDON,), _pool_cordons),
 )
 """Every guardrail. A hold does not bar a cordon: that is what makes waiting safe."""
 
 
-def bound(count: int | None, share: float | None, machines: int) -> int:
+def pool_limit(count: int | None, share: float | None, machines: int) -> int:
     """Return how many of a pool may be out at a time: the lower of count and share, and one at least."""
     limits = [limit for limit in (count, None if share is None else math.floor(share * machines)) if limit is not None]
     return max(1, min(limits))
@@ -347,20 +351,20 @@ def bound(count: int | None, share: float | None, machines: int) -> int:
 # ---------------------------------------------------------------- who goes next
 
 
-class Waiting(Value):
+class BlockedAction(Value):
     """One recovery that a guardrail bars, and what it would do."""
 
     incident_id: str
     severity: Severity
     opened_at: Instant
-    act: Act
+    act: GuardedAction
     facts: GuardFacts
     cause: str = ""
     """Key of the shared cause that its block names."""
     is_drill: bool = False
 
 
-def may_go(waiting: Iterable[Waiting], policy: GuardrailPolicy) -> frozenset[str]:
+def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) -> frozenset[str]:
     """Return the incidents that may act now, were all of them to do so at once.
 
     The worst fault goes first, then the oldest incident; drills go last. Whoever is let go counts as under way for
@@ -368,19 +372,23 @@ def may_go(waiting: Iterable[Waiting], policy: GuardrailPolicy) -> frozenset[str
     evidence lets go as well: what looks well is looked at again.
     """
     let_go: set[str] = set()
-    entered: dict[Act, list[Entry]] = {Act.CORDON: [], Act.REPLACE: [], Act.STOP: []}
+    entered: dict[GuardedAction, list[RegisterEntry]] = {
+        GuardedAction.CORDON: [],
+        GuardedAction.REPLACE: [],
+        GuardedAction.STOP: [],
+    }
     for each in sorted(waiting, key=_order):
-        ahead = entered[Act.REPLACE if each.act in REPAIRS else each.act]
+        ahead = entered[GuardedAction.REPLACE if each.act in REPAIRS else each.act]
         under_way = each.facts.under_way
         for entry in ahead:
-            under_way = under_way.entered(entry, asks=each.act in REPAIRS)
-        verdict = weigh(each.act, each.facts.but(under_way=under_way), policy)
+            under_way = under_way.with_entry(entry, asks=each.act in REPAIRS)
+        verdict = check_guardrails(each.act, each.facts.but(under_way=under_way), policy)
         if verdict.allowed:
             facts = each.facts
-            ahead.append(Entry(life=facts.life, incident_id=each.incident_id, pool=facts.pool, since=facts.now))
+            ahead.append(RegisterEntry(life=facts.life, incident_id=each.incident_id, pool=facts.pool, since=facts.now))
         is_stale = verdict.rule == Rule.STALE_EVIDENCE or (
             # What waits for a place to be cordoned in, and looks well by now, needs none.
-            each.act is Act.CORDON and _stale_evidence(each.act, each.facts, policy) is not None
+            each.act is GuardedAction.CORDON and _stale_evidence(each.act, each.facts, policy) is not None
         )
         # A shared cause that its block does not name, after a hold for instance: its recovery shows it and pages.
         is_untold = verdict.cause not in ("", each.cause)
@@ -389,14 +397,14 @@ def may_go(waiting: Iterable[Waiting], policy: GuardrailPolicy) -> frozenset[str
     return frozenset(let_go)
 
 
-def _order(one: Waiting) -> tuple[bool, int, datetime, str]:
+def _order(one: BlockedAction) -> tuple[bool, int, datetime, str]:
     return (one.is_drill, -one.severity.rank, one.opened_at, one.incident_id)
 
 
 # ---------------------------------------------------------------- what machines share
 
 
-class SickNow(NamedTuple):
+class UnhealthyMachine(NamedTuple):
     """A machine that sickened, and when."""
 
     life: str
@@ -406,16 +414,16 @@ class SickNow(NamedTuple):
     """Whether its incident is open and the machine was not seen well since."""
 
 
-def causes_of(
+def shared_causes(
     life: str,
     pool: str,
     fleet: Iterable[FleetNode],
-    sick: Iterable[SickNow],
+    sick: Iterable[UnhealthyMachine],
     *,
     now: datetime,
     boot_seconds: int,
     ended: Mapping[str, datetime] = MappingProxyType({}),
-) -> tuple[Cause, ...]:
+) -> tuple[SharedCause, ...]:
     """Return what a machine shares with others, and which of those sickened: its zone, UltraServer and image.
 
     The image is the instance group's with its version, which stands for the lifecycle scripts too. A machine that is in
@@ -436,7 +444,7 @@ def causes_of(
     open_at: dict[str, datetime] = {}
     for each in sorted(sick, key=lambda one: one.at, reverse=True):
         node = known.get(each.life)
-        keys = (f"{kind}/{name}" for kind, name in _shared(node, node.pool if node else each.pool))
+        keys = (f"{kind}/{name}" for kind, name in _shared_with(node, node.pool if node else each.pool))
         if any(key in ended and each.at <= ended[key] for key in keys):
             continue
         if node is None or node.is_gone or not node.is_maintained:
@@ -446,20 +454,22 @@ def causes_of(
     pools = {**{each.life: each.pool for each in sick}, **{key: node.pool for key, node in known.items()}}
     mine = known.get(life)
     causes = []
-    for kind, name in _shared(mine, pool):
+    for kind, name in _shared_with(mine, pool):
         members = {
             key
             for key in {*known, *sick_at}
-            if (kind, name) in _shared(known.get(key), pools.get(key, ""))
+            if (kind, name) in _shared_with(known.get(key), pools.get(key, ""))
             and (key in sick_at or known[key].can_be_acted_on(now, boot_seconds=boot_seconds))
         }
         at = sorted(sick_at[key] for key in members if key in sick_at)
         still = sorted(open_at[key] for key in members if key in open_at)
-        causes.append(Cause(kind=kind, name=name, machines=len(members), sick_at=tuple(at), open_at=tuple(still)))
+        causes.append(
+            SharedCause(kind=kind, name=name, machines=len(members), faulted_at=tuple(at), open_at=tuple(still))
+        )
     return tuple(causes)
 
 
-def _shared(node: FleetNode | None, pool: str) -> tuple[tuple[str, str], ...]:
+def _shared_with(node: FleetNode | None, pool: str) -> tuple[tuple[str, str], ...]:
     image = ("image", f"{pool} {node.image if node else ''}".strip())
     if node is None:
         return (image,) if pool else ()

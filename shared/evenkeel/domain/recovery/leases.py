@@ -10,7 +10,7 @@ from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.values import Instant, Value
 
 
-class RepairAsk(Value):
+class RepairRequest(Value):
     """One provider call: recorded before it is made, completed after."""
 
     rung: str
@@ -20,55 +20,55 @@ class RepairAsk(Value):
     """The episode in which it was asked: another boot id later shows that it took effect."""
     status_before: str = ""
     """What the provider called the machine just before the call: another status later shows the same."""
-    asked_at: Instant
+    requested_at: Instant
     incident_id: str = ""
     answer: str = ""
     """RepairAnswer; empty while the reply is out (a crash leaves it so: reconcile before repeating)."""
 
 
-class Return(Value):
+class NodeReturn(Value):
     """A machine was returned to service."""
 
     life: str
     at: Instant
 
 
-class Lease(Value):
+class RepairLease(Value):
     """The repair of one seat by one incident."""
 
     slot: str
     incident_id: str
     """Empty once it is released. The calls stay: what was done to a life outlasts the incident."""
     taken_at: Instant
-    asks: tuple[RepairAsk, ...] = ()
+    requests: tuple[RepairRequest, ...] = ()
     """Newest last; those of the last few lives of the seat."""
-    returns: tuple[Return, ...] = ()
+    returns: tuple[NodeReturn, ...] = ()
     """Newest last, likewise."""
     lemon: str = ""
     """The life in this seat that was returned to service too often; empty where none was."""
 
-    def returns_of(self, life: NodeLife, since: datetime) -> tuple[Return, ...]:
+    def returns_of(self, life: NodeLife, since: datetime) -> tuple[NodeReturn, ...]:
         """Return when a machine was returned to service since a time."""
         return tuple(each for each in self.returns if each.life == life.key and each.at >= since)
 
 
-_RETURNS_KEPT = 20
+_MAX_RETURNS = 20
 
 
-def settled(
-    lease: Lease, life: NodeLife, policy: RepairPolicy, *, is_returned: bool, is_over: bool, now: datetime
-) -> Lease:
+def released_lease(
+    lease: RepairLease, life: NodeLife, policy: RepairPolicy, *, is_returned: bool, is_over: bool, now: datetime
+) -> RepairLease:
     """Return the lease of a seat without its holder, and with what became of its machine.
 
     The calls stay on it: what was done to a life outlasts the incident. A machine that was replaced is no lemon here.
     """
     back = is_returned and not is_over
-    after = lease.but(incident_id="", returns=(*lease.returns, *([Return(life=life.key, at=now)] if back else ())))
+    after = lease.but(incident_id="", returns=(*lease.returns, *([NodeReturn(life=life.key, at=now)] if back else ())))
     is_kept_out = not is_over and is_lemon(after, life, policy, now)
-    return after.but(returns=after.returns[-_RETURNS_KEPT:], lemon=life.key if is_kept_out else "")
+    return after.but(returns=after.returns[-_MAX_RETURNS:], lemon=life.key if is_kept_out else "")
 
 
-def is_lemon(lease: Lease, life: NodeLife, policy: RepairPolicy, now: datetime) -> bool:
+def is_lemon(lease: RepairLease, life: NodeLife, policy: RepairPolicy, now: datetime) -> bool:
     """Whether a machine was returned to service so often lately that it is not to be trusted with another reboot."""
     since = now - timedelta(hours=policy.flap_window_hours)
     return len(lease.returns_of(life, since)) >= policy.lemon_returns
@@ -97,14 +97,14 @@ class PersonCordons(Value):
     def with_cordon(self, cordon: PersonCordon) -> "PersonCordons":
         """Return these with one more; the oldest is forgotten where there would be too many for one row."""
         others = tuple(each for each in self.cordons if each.life != cordon.life)
-        return PersonCordons(cordons=(*others, cordon)[-MOST_PERSON_CORDONS:])
+        return PersonCordons(cordons=(*others, cordon)[-MAX_PERSON_CORDONS:])
 
     def without(self, life: str) -> "PersonCordons":
         """Return these without the one of a node life."""
         return PersonCordons(cordons=tuple(each for each in self.cordons if each.life != life))
 
 
-MOST_PERSON_CORDONS = 200
+MAX_PERSON_CORDONS = 200
 """Cordons of persons that are remembered: a reason has 300 characters of four bytes at most, and a row 400 kB."""
 
 

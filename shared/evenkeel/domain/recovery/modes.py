@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 from evenkeel.domain.policy_base import Mode, ModeRule
 
-_DARING = (Mode.OBSERVE, Mode.RECOMMEND, Mode.ACT)
+_MODE_ORDER = (Mode.OBSERVE, Mode.RECOMMEND, Mode.ACT)
 
 
 def mode_for(stack_mode: Mode, rules: Iterable[ModeRule], fault_class: str, pool: str) -> Mode:
     """Return the least daring of the stack's mode and of every rule that fits."""
     fitting = [rule.mode for rule in rules if rule.fault_class in ("", fault_class) and rule.pool in ("", pool)]
-    return min((stack_mode, *fitting), key=_DARING.index)
+    return min((stack_mode, *fitting), key=_MODE_ORDER.index)
 
 
 def launch_mode(stack_mode: Mode, *, is_planned: bool) -> Mode:
@@ -33,5 +33,5 @@ def mode_now(stack_mode: Mode, planned: str, *, is_approved: bool) -> Mode:
         planned: The mode that the plan was made in; empty where there is none.
         is_approved: Whether a person approved the plan.
     """
-    mode = min((stack_mode, Mode(planned) if planned else stack_mode), key=_DARING.index)
+    mode = min((stack_mode, Mode(planned) if planned else stack_mode), key=_MODE_ORDER.index)
     return Mode.ACT if mode is Mode.RECOMMEND and is_approved else mode

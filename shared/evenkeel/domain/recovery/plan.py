@@ -6,13 +6,13 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.health.faults import NODE_RUNGS, Fault, shipped
-from evenkeel.domain.health.incidents import JobAct
+from evenkeel.domain.health.faults import NODE_RUNGS, Fault, default_catalogue
+from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.values import Instant, Value
 
-_HANDS_OFF_CLUSTER = frozenset({"SystemUpdating", "RollingBack", "Deleting"})
+_BUSY_STATUSES = frozenset({"SystemUpdating", "RollingBack", "Deleting"})
 """Source: HyperPod works on all machines, or this one, in these states; any call of ours would cross it."""
 
 
@@ -68,7 +68,7 @@ class PlanFacts(Value):
     """Node rungs, in order."""
     rungs: tuple[str, ...] = ()
     """All rungs in force, in order, those for jobs included; empty = the fault's own."""
-    asked_because: str = ""
+    min_rung_reason: str = ""
     """Why no gentler rung will do, where another signal or a repetition asks for more than the fault itself."""
     sources: tuple[str, ...]
     """Who bears independent witness."""
@@ -77,7 +77,7 @@ class PlanFacts(Value):
     mode: Mode
     is_drill: bool
     drills_may_act: bool
-    life_is_over: bool
+    is_node_gone: bool
     """No control plane shows the machine, or another one holds its seat."""
     is_hyperpod: bool
     is_karpenter: bool = False
@@ -85,9 +85,9 @@ class PlanFacts(Value):
     """NodeRecovery is Automatic."""
     cluster_status: str = ""
     node_status: str = ""
-    is_persons_cordon: bool
+    is_person_cordon: bool
     """Cordoned without a mark of ours."""
-    veto: str = ""
+    opt_out_reason: str = ""
     """How a person said that automation is to leave this machine alone; empty where nobody did."""
     is_busy: bool = False
     """Work runs on it. Known only where the fault can wait for the work to end."""
@@ -98,7 +98,7 @@ class PlanFacts(Value):
     @property
     def terms(self) -> FaultTerms:
         """What the fault asks for."""
-        return self.fault or FaultTerms.of(shipped().look_up(self.fault_key))
+        return self.fault or FaultTerms.of(default_catalogue().look_up(self.fault_key))
 
 
 class RecoveryPlan(Value):
@@ -112,7 +112,7 @@ class RecoveryPlan(Value):
     owner: Owner
     settle_seconds: int
     max_repairs: int
-    jobs: JobAct
+    jobs: JobAction
     work_may_run_until: Instant | None = None
     """Until when the work on the machine may come to its own end; None where it is stopped at once, or not at all."""
     reason: str
@@ -128,15 +128,15 @@ def not_allowed(mode: Mode, *, is_drill: bool, drills_may_act: bool) -> str:
     return ""
 
 
-def hands_off(cluster_status: str, node_status: str) -> str:
+def provider_busy_reason(cluster_status: str, node_status: str) -> str:
     """Say why HyperPod's machines are not to be touched now, in one sentence; empty where they may be."""
-    status = cluster_status if cluster_status in _HANDS_OFF_CLUSTER else node_status
-    return f"HyperPod is {status}: hands off." if status in _HANDS_OFF_CLUSTER else ""
+    status = cluster_status if cluster_status in _BUSY_STATUSES else node_status
+    return f"HyperPod is {status}: hands off." if status in _BUSY_STATUSES else ""
 
 
 def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     """Decide what to do about an incident. The mode is weighed last, so that every mode records the same intent."""
-    wanted = _wanted(facts, policy)
+    wanted = _intended_plan(facts, policy)
     outcome = outcome_of(wanted.intent, facts)
     if outcome is PlanOutcome.ASK:
         return wanted.but(outcome=outcome, reason=f"Waits for approval. Would: {wanted.reason}")
@@ -157,7 +157,7 @@ def outcome_of(intent: PlanOutcome, facts: PlanFacts) -> PlanOutcome:
     return PlanOutcome.OBSERVE if barred else intent
 
 
-def _wanted(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
+def _intended_plan(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     fault = facts.terms
     first, skipped = _first_rung(facts)
 
@@ -166,7 +166,7 @@ def _wanted(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
         owner: Owner,
         reason: str,
         *other: tuple[str, str],
-        jobs: JobAct = JobAct.MOVE,
+        jobs: JobAction = JobAction.MOVE,
         until: datetime | None = None,
         repairs: bool = True,
     ) -> RecoveryPlan:
@@ -178,44 +178,44 @@ def _wanted(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
             owner=owner,
             settle_seconds=math.ceil(fault.settle_seconds * policy.settle_scale) if acts else 0,
             max_repairs=policy.max_attempts,
-            jobs=jobs if acts else JobAct.LEAVE,
+            jobs=jobs if acts else JobAction.LEAVE,
             work_may_run_until=until,
             reason=reason,
             alternatives=tuple(Alternative(option=option, why_not=why_not) for option, why_not in (*skipped, *other)),
         )
 
     act, nothing, repair = PlanOutcome.ACT, PlanOutcome.NOTHING, " then ".join(facts.ladder)
-    if facts.veto:
-        return plan(PlanOutcome.STAND_DOWN, Owner.PERSON, facts.veto, ("recover", "a person said no"))
-    if facts.life_is_over:
+    if facts.opt_out_reason:
+        return plan(PlanOutcome.STAND_DOWN, Owner.PERSON, facts.opt_out_reason, ("recover", "a person said no"))
+    if facts.is_node_gone:
         reason = "The machine is gone already: its jobs are moved, and who took its seat is looked at."
         return plan(act, Owner.EVENKEEL, reason, ("repair", "there is nothing left to repair"))
     if facts.has_recovered:
         return plan(nothing, Owner.NOBODY, "It was healthy again before anything was done.", ("repair", "not needed"))
-    if first in _GENTLE or (first == "stand_down" and not facts.hyperpod_repairs):
-        said = _GENTLE.get(first, "a mark that does nothing here")
+    if first in _NO_ACTION_RUNGS or (first == "stand_down" and not facts.hyperpod_repairs):
+        explanation = _NO_ACTION_RUNGS.get(first, "a mark that does nothing here")
         why_not = "this fault calls for none" if not repair else f"the first rung is {first}"
-        reason = f"{fault.name}: {said}.{f' {facts.asked_because}' if facts.asked_because else ''}"
+        reason = f"{fault.name}: {explanation}.{f' {facts.min_rung_reason}' if facts.min_rung_reason else ''}"
         return plan(nothing, Owner.NOBODY, reason, (repair or "repair", why_not))
-    if not fault.acts_alone and len(facts.sources) < _WITNESSES:
+    if not fault.acts_alone and len(facts.sources) < _MIN_SOURCES:
         why_not = "one witness is not enough for this fault"
         reason = f"{fault.name}: waits for a second, independent signal."
         return plan(nothing, Owner.NOBODY, reason, (repair or first, why_not))
-    busy = hands_off(facts.cluster_status, facts.node_status)
+    busy = provider_busy_reason(facts.cluster_status, facts.node_status)
     if busy:
         why_not = "two repairs would cross"
         return plan(PlanOutcome.LATER, Owner.HYPERPOD, busy, (repair or first, why_not))
-    if first in _FOR_JOBS and not _diagnoses(facts, first):
-        jobs, said = _FOR_JOBS[first]
+    if first in _JOB_RUNGS and not _diagnoses(facts, first):
+        jobs, explanation = _JOB_RUNGS[first]
         later = (repair or "repair", "that comes first")
-        return plan(act, Owner.NOBODY, f"{fault.name}: {said}.", later, jobs=jobs, repairs=False)
-    jobs = JobAct.ROLLBACK if first == "rollback_job" else JobAct.MOVE
-    if facts.is_persons_cordon:
+        return plan(act, Owner.NOBODY, f"{fault.name}: {explanation}.", later, jobs=jobs, repairs=False)
+    jobs = JobAction.ROLLBACK if first == "rollback_job" else JobAction.MOVE
+    if facts.is_person_cordon:
         reason = "A person cordoned this node: it is left to them, and its jobs are moved."
         return plan(act, Owner.PERSON, reason, (repair or first, "the node is in a person's hands"), jobs=jobs)
     until = _work_may_run_until(facts, policy)
     if until is not None or first == "cordon":
-        jobs = JobAct.LEAVE
+        jobs = JobAction.LEAVE
     owner, reason = _owner(facts, fault.name, first)
     if until is not None:
         reason = f"{reason} It works for now, so that waits for the work to end, until {until:%Y-%m-%dT%H:%M:%SZ}."
@@ -225,16 +225,16 @@ def _wanted(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
 
 def _owner(facts: PlanFacts, name: str, first: str) -> tuple[Owner, str]:
     repair = " then ".join(facts.ladder)
-    if first in KEPT_OUT:
-        return Owner.EVENKEEL, f"{name}: {KEPT_OUT[first]}."
+    if first in QUARANTINE_RUNGS:
+        return Owner.EVENKEEL, f"{name}: {QUARANTINE_RUNGS[first]}."
     if facts.is_karpenter:
         return Owner.KARPENTER, f"{name}: Karpenter's machine is drained and given back, and the jobs are moved."
     if not facts.is_hyperpod:
         return Owner.NOBODY, f"{name}: kept out of service, and the jobs are moved; a person has to repair it."
     if facts.hyperpod_repairs and facts.fault_key.startswith(("hp:", "xid:")):
-        said = "NodeRecovery is Automatic, so HyperPod repairs it; Evenkeel watches and moves the jobs"
-        return Owner.HYPERPOD, f"{name}: {said}."
-    because = f" {facts.asked_because}" if facts.asked_because else ""
+        explanation = "NodeRecovery is Automatic, so HyperPod repairs it; Evenkeel watches and moves the jobs"
+        return Owner.HYPERPOD, f"{name}: {explanation}."
+    because = f" {facts.min_rung_reason}" if facts.min_rung_reason else ""
     return Owner.EVENKEEL, f"{name}: {repair}, and move the jobs.{because}"
 
 
@@ -243,9 +243,9 @@ def _first_rung(facts: PlanFacts) -> tuple[str, list[tuple[str, str]]]:
     rungs = facts.rungs or facts.terms.ladder
     skipped: list[tuple[str, str]] = []
     for rung in rungs:
-        if rung not in _NOT_HERE:
+        if rung not in _UNAVAILABLE_RUNGS:
             return rung, skipped
-        skipped.append((rung, _NOT_HERE[rung]))
+        skipped.append((rung, _UNAVAILABLE_RUNGS[rung]))
     return "page_human", skipped
 
 
@@ -270,33 +270,33 @@ def _work_may_run_until(facts: PlanFacts, policy: RepairPolicy) -> datetime | No
 
 CAN_WAIT_SECONDS = 86_400
 """The drain class `job_end`."""
-_WITNESSES = 2
-_GENTLE = {
+_MIN_SOURCES = 2
+_NO_ACTION_RUNGS = {
     "watch": "watched and counted, nothing more",
     "follow_primary": "a consequence of another fault",
     "obey_154": "what the driver asks for comes as a signal of its own",
     "ignore": "nothing to do",
     "page_human": "only a person can mend this",
 }
-_FOR_JOBS = {
-    "restart_job": (JobAct.RESTART, "the application's own fault, its jobs are restarted"),
-    "rollback_job": (JobAct.ROLLBACK, "its jobs go back to a checkpoint from before"),
-    "stop_job": (JobAct.STOP, "another attempt could not end otherwise, so its jobs are stopped for good"),
+_JOB_RUNGS = {
+    "restart_job": (JobAction.RESTART, "the application's own fault, its jobs are restarted"),
+    "rollback_job": (JobAction.ROLLBACK, "its jobs go back to a checkpoint from before"),
+    "stop_job": (JobAction.STOP, "another attempt could not end otherwise, so its jobs are stopped for good"),
 }
-KEPT_OUT = {
+QUARANTINE_RUNGS = {
     "cordon": "no new work lands on it, and what runs may run on",
     "checkpoint_drain": "its work is saved and moved, and the machine is left to its owner",
 }
 """Rungs after which nobody repairs."""
-_NOT_HERE = {
+_UNAVAILABLE_RUNGS = {
     "burst": "no loan is available here",
     "restart_fabric_manager": "it needs an agent on the node",
     "rebind_driver": "it needs an agent on the node",
 }
-RUNGS = frozenset({*NODE_RUNGS, *_GENTLE, *_FOR_JOBS, *KEPT_OUT, *_NOT_HERE, "stand_down"})
+RUNGS = frozenset({*NODE_RUNGS, *_NO_ACTION_RUNGS, *_JOB_RUNGS, *QUARANTINE_RUNGS, *_UNAVAILABLE_RUNGS, "stand_down"})
 """Every verb that a row of the catalogue may name."""
 
 
 def calls_for_person(rungs: Sequence[str]) -> bool:
     """Whether the first of these rungs that can be taken here is a person."""
-    return next((rung for rung in rungs if rung not in _NOT_HERE), "page_human") == "page_human"
+    return next((rung for rung in rungs if rung not in _UNAVAILABLE_RUNGS), "page_human") == "page_human"

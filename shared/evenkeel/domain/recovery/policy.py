@@ -67,10 +67,10 @@ class RepairPolicy(Section):
     """Repair calls per seat within a day, over all its incidents and lives."""
     leave_seconds: Seconds = 900
     """So long before a machine goes by itself the work on it is stopped, where it may run on until then."""
-    way_deadline_seconds: Deadline = 86_400
+    node_free_deadline_seconds: Deadline = 86_400
     """How long anything may be in the way of a repair before it is weighed anew."""
     flap_window_hours: int = Field(default=24, ge=1, le=8760)
-    """Returns to service are counted over this long."""
+    """Returns to service are nodes_subject over this long."""
     flap_margin_factor: int = Field(default=4, ge=1, le=10)
     """Each return within the window makes the next validation's margin so many times longer."""
     lemon_returns: Tries = 3
@@ -81,10 +81,10 @@ class RepairPolicy(Section):
     """Pause before a refused or throttled call is decided anew."""
     settle_scale: Scale = 1.0
     """Factor on the catalogue's settle seconds."""
-    ends_foreign_pods: bool = False
+    ends_unmanaged_pods: bool = False
     """Whether pods that are not ours, and are still there when the drain is over, end with the machine although its
     fault could wait; if not, a person is asked."""
-    foreign_drain_seconds: Seconds = 300
+    unmanaged_drain_seconds: Seconds = 300
     """Drain for pods that are not ours where the fault says nothing of one."""
     drain_scale: Scale = 1.0
     """Factor on the catalogue's drain seconds."""

@@ -14,14 +14,14 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.health.faults import shipped
-from evenkeel.domain.health.incidents import Progress
+from evenkeel.domain.health.faults import default_catalogue
+from evenkeel.domain.health.incidents import RepairProgress
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.recovery.guardrails import ALLOWED, REPAIRS, Act, GuardFacts, Rule, weigh
-from evenkeel.domain.recovery.leases import Hold, RepairAsk
-from evenkeel.domain.recovery.plan import KEPT_OUT, FaultTerms, Owner
+from evenkeel.domain.recovery.guardrails import ALLOWED, REPAIRS, GuardedAction, GuardFacts, Rule, check_guardrails
+from evenkeel.domain.recovery.leases import Hold, RepairRequest
+from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, RUNNING_STATUS, SlotState
+from evenkeel.domain.recovery.plan import QUARANTINE_RUNGS, FaultTerms, Owner
 from evenkeel.domain.recovery.policy import RepairPolicy
-from evenkeel.domain.recovery.seats import EXAMINED, GOOD_STATUS, SeatNow
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Instant, Value
 
@@ -39,14 +39,14 @@ ACCEPTED, IN_USE, NOT_NOW, NO_SUCH_NODE, FAILED, UNKNOWN = (
     "UNKNOWN",
 )
 """The provider's answers, as `ports.RepairAnswer` spells them."""
-_TAKEN = (ACCEPTED, IN_USE, NO_SUCH_NODE)
-_MOST_REFUSALS = 10
+_ACCEPTED_ANSWERS = (ACCEPTED, IN_USE, NO_SUCH_NODE)
+_MAX_REFUSALS = 10
 
 NO_CAPACITY = "insufficient_capacity"
 _FAILURES = ("reboot_failed", "replacement_failed", NO_CAPACITY)
-_BEGINNINGS = ("reboot_in_progress", "replacement_started", "terminating", "provisioned")
+_PROGRESS_CODES = ("reboot_in_progress", "replacement_started", "terminating", "provisioned")
 """What the provider says of a repair: that it failed, and that it is at it."""
-_RESTING = (GOOD_STATUS, EXAMINED, "Failure", "")
+_IDLE_STATUSES = (RUNNING_STATUS, DEEP_CHECK_RUNNING, "Failure", "")
 """Statuses in which HyperPod does nothing about a machine."""
 
 
@@ -88,12 +88,12 @@ class RepairFacts(Value):
     has_recovered: bool
     not_allowed: str
     """Why nothing may be done; empty where it may."""
-    is_persons_cordon: bool
+    is_person_cordon: bool
     lease_holder: str
     """Another open incident that repairs this seat; empty where there is none."""
-    asks: tuple[RepairAsk, ...]
+    requests: tuple[RepairRequest, ...]
     """Every call for this life, of earlier incidents too, in order."""
-    seat: SeatNow
+    slot_state: SlotState
     validity: Validity
     """Of the machine in the seat."""
     invalid_at: Instant | None = None
@@ -101,16 +101,16 @@ class RepairFacts(Value):
     deep_check_failed_at: Instant | None = None
     """When this very machine failed HyperPod's deep health check."""
     hold: Hold | None
-    veto: str = ""
+    opt_out_reason: str = ""
     """How a person said that automation is to leave this machine alone; empty where nobody did."""
-    in_the_way: str = ""
+    provider_busy: str = ""
     """What HyperPod does on the cluster, where that keeps hands off; empty where it does nothing."""
     has_work: bool = False
     """Work runs on the machine."""
     work_may_run_until: Instant | None = None
     leaves_work: bool = False
     """What runs on it may run on, whatever becomes of the machine."""
-    progress: tuple[Progress, ...] = ()
+    progress: tuple[RepairProgress, ...] = ()
     """What the provider said it does about the machine, in order of time."""
     calls_today: int = 0
     """Calls for this seat within a day, of earlier incidents and lives too."""
@@ -123,7 +123,7 @@ class RepairFacts(Value):
     @property
     def terms(self) -> FaultTerms:
         """What the fault asks for."""
-        return self.fault or FaultTerms.of(shipped().look_up(self.fault_key))
+        return self.fault or FaultTerms.of(default_catalogue().look_up(self.fault_key))
 
 
 class RepairDecision(Value):
@@ -134,7 +134,7 @@ class RepairDecision(Value):
     wait_seconds: int = 0
     drains: bool = False
     """Whether what runs on the machine is stopped first."""
-    marks: str = ""
+    awaited_owner: str = ""
     """Where another owner is awaited from now on: what the mark on the lease says, one of `OWNERS`."""
     alternatives: tuple[Alternative, ...] = ()
 
@@ -150,32 +150,32 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     Whatever stops what runs on it waits for a hold to end, also where nothing else is to be done: nobody would come
     back to the jobs later.
     """
-    decided = _chosen(facts, policy)
+    decided = _choose(facts, policy)
     if decided.drains and facts.hold is not None:
-        return _decided(Repair.HOLD, f"Its jobs are to be moved. {_held(facts.hold)}")
+        return _decided(Repair.HOLD, f"Its jobs are to be moved. {_hold_text(facts.hold)}")
     return decided
 
 
-def _chosen(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
+def _choose(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     if facts.not_allowed:
         return _decided(Repair.STAND_DOWN, facts.not_allowed)
     if facts.lease_holder:
         return _decided(Repair.STAND_DOWN, f"{facts.lease_holder} repairs this seat.")
-    if facts.veto:
-        return _decided(Repair.STAND_DOWN, facts.veto)
-    if facts.is_persons_cordon:
+    if facts.opt_out_reason:
+        return _decided(Repair.STAND_DOWN, facts.opt_out_reason)
+    if facts.is_person_cordon:
         return _decided(Repair.STAND_DOWN, "A person cordoned this node: it is left to them.").but(drains=True)
-    last = facts.asks[-1] if facts.asks and facts.asks[-1].asked_at >= facts.opened_at else None
-    if facts.seat.successor is not None:
+    last = facts.requests[-1] if facts.requests and facts.requests[-1].requested_at >= facts.opened_at else None
+    if facts.slot_state.replacement is not None:
         return _with_successor(facts, last, policy)
     failed_at = facts.deep_check_failed_at
-    if failed_at is not None and (last is None or last.asked_at < failed_at):
+    if failed_at is not None and (last is None or last.requested_at < failed_at):
         return _after_deep_check(facts, policy)
     if last is not None:
         return _after(facts, last, policy)
-    if not facts.seat.patient.is_there:
+    if not facts.slot_state.original.is_there:
         return _without_machine(facts, facts.opened_at, policy)
-    out = _still_out(facts, policy)
+    out = _pending_request(facts, policy)
     if out is not None:
         left = max(1, round((deadline_of(out, policy) - facts.now).total_seconds()))
         reason = f"The {out.rung} that {out.incident_id or 'an earlier incident'} asked for may take effect yet."
@@ -189,17 +189,20 @@ def _chosen(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
         return _decided(Repair.HEALTHY, "HyperPod has rebooted it already.")
     if facts.owner is Owner.HYPERPOD:
         reason = "HyperPod repairs this machine itself: it is awaited, not called."
-        return _decided(Repair.AWAIT, reason).but(marks=OWNER)
+        return _decided(Repair.AWAIT, reason).but(awaited_owner=OWNER)
     if facts.owner is Owner.KARPENTER and policy.karpenter_repairs:
         reason = "Karpenter repairs this machine itself: it is awaited."
-        return _decided(Repair.AWAIT, reason).but(marks=KARPENTER)
+        return _decided(Repair.AWAIT, reason).but(awaited_owner=KARPENTER)
     if facts.has_work and facts.work_may_run_until is not None and facts.now < facts.work_may_run_until:
         return _decided(Repair.LATER, f"Its work may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
     return _next_rung(facts, policy, failed="")
 
 
 def deadline_of(
-    ask: RepairAsk, policy: RepairPolicy, seat: SeatNow | None = None, progress: tuple[Progress, ...] = ()
+    ask: RepairRequest,
+    policy: RepairPolicy,
+    slot_state: SlotState | None = None,
+    progress: tuple[RepairProgress, ...] = (),
 ) -> datetime:
     """Return until when the machine is awaited after this call. One without a reply is awaited for less.
 
@@ -208,62 +211,62 @@ def deadline_of(
     Args:
         ask: The call, or the mark since when an owner is awaited.
         policy: The deadlines.
-        seat: Who holds the seat now; it matters for an owner alone.
+        slot_state: Who holds the seat now; it matters for an owner alone.
         progress: What the provider said it does.
     """
     if ask.rung == KARPENTER:
-        return ask.asked_at + timedelta(seconds=policy.karpenter_deadline_seconds)
+        return ask.requested_at + timedelta(seconds=policy.karpenter_deadline_seconds)
     if ask.rung == OWNER:
-        if seat is None or not _owner_acted(ask, seat, progress):
-            return ask.asked_at + timedelta(seconds=policy.takeover_seconds)
-        since = max([ask.asked_at, *(each.at for each in progress[-1:])])
+        if slot_state is None or not _owner_acted(ask, slot_state, progress):
+            return ask.requested_at + timedelta(seconds=policy.takeover_seconds)
+        since = max([ask.requested_at, *(each.at for each in progress[-1:])])
         return since + timedelta(seconds=policy.owner_deadline_seconds)
     if ask.answer in ("", UNKNOWN):
-        return ask.asked_at + timedelta(seconds=policy.reconcile_after_seconds)
+        return ask.requested_at + timedelta(seconds=policy.reconcile_after_seconds)
     seconds = policy.replace_deadline_seconds if ask.rung == REPLACE else policy.reboot_deadline_seconds
-    return ask.asked_at + timedelta(seconds=seconds)
+    return ask.requested_at + timedelta(seconds=seconds)
 
 
-def took_effect(ask: RepairAsk, seat: SeatNow, progress: tuple[Progress, ...] = ()) -> str:
+def took_effect(ask: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...] = ()) -> str:
     """Say what shows that a call took effect; empty where nothing does."""
-    if seat.successor is not None:
+    if slot_state.replacement is not None:
         return "another machine holds the seat"
-    node, record = seat.patient.node, seat.patient.record
+    node, record = slot_state.original.node, slot_state.original.record
     if node and ask.boot_id and node.boot_id and node.boot_id != ask.boot_id:
         return "it has booted again since"
-    if record and record.status not in (GOOD_STATUS, ask.status_before):
+    if record and record.status not in (RUNNING_STATUS, ask.status_before):
         return f"HyperPod calls it {record.status}"
-    if not seat.patient.is_there:
+    if not slot_state.original.is_there:
         return "no control plane shows it any more"
-    told = next(
-        (each for each in progress if each.at >= ask.asked_at and each.code in (*_BEGINNINGS, *_FAILURES)), None
+    evidence = next(
+        (each for each in progress if each.at >= ask.requested_at and each.code in (*_PROGRESS_CODES, *_FAILURES)), None
     )
-    return f"HyperPod reported {told.code}" if told else ""
+    return f"HyperPod reported {evidence.code}" if evidence else ""
 
 
-def failure_since(progress: tuple[Progress, ...], since: datetime) -> Progress | None:
+def failure_since(progress: tuple[RepairProgress, ...], since: datetime) -> RepairProgress | None:
     """Return the provider's word that what was asked for failed; None where it did not say so, or began anew."""
-    later = [each for each in progress if each.at >= since and each.code in (*_FAILURES, *_BEGINNINGS)]
+    later = [each for each in progress if each.at >= since and each.code in (*_FAILURES, *_PROGRESS_CODES)]
     return later[-1] if later and later[-1].code in _FAILURES else None
 
 
-def _owner_acted(ask: RepairAsk, seat: SeatNow, progress: tuple[Progress, ...]) -> bool:
+def _owner_acted(ask: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
     """Whether anything shows that the owner of a repair is at it, or has been."""
-    return bool(progress) or _is_under_way(seat, progress) or bool(took_effect(ask, seat))
+    return bool(progress) or _is_under_way(slot_state, progress) or bool(took_effect(ask, slot_state))
 
 
-def _is_under_way(seat: SeatNow, progress: tuple[Progress, ...]) -> bool:
-    record = seat.patient.record
-    is_changing = record is not None and record.status not in _RESTING
-    return is_changing or (bool(progress) and progress[-1].code in _BEGINNINGS)
+def _is_under_way(slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
+    record = slot_state.original.record
+    is_changing = record is not None and record.status not in _IDLE_STATUSES
+    return is_changing or (bool(progress) and progress[-1].code in _PROGRESS_CODES)
 
 
-def _with_successor(facts: RepairFacts, last: RepairAsk | None, policy: RepairPolicy) -> RepairDecision:
+def _with_successor(facts: RepairFacts, last: RepairRequest | None, policy: RepairPolicy) -> RepairDecision:
     """Decide where another machine holds the seat already."""
-    assert facts.seat.successor
-    name = facts.seat.successor.instance_id
-    asked_at = last.asked_at if last else facts.opened_at
-    born_at = facts.seat.successor.record.launched_at if facts.seat.successor.record else asked_at
+    assert facts.slot_state.replacement
+    name = facts.slot_state.replacement.instance_id
+    asked_at = last.requested_at if last else facts.opened_at
+    born_at = facts.slot_state.replacement.record.launched_at if facts.slot_state.replacement.record else asked_at
     if facts.invalid_at and facts.invalid_at >= born_at:
         reason = f"The machine that took its seat, {name}, failed its validation: {facts.validity.reason}"
         return _decided(Repair.ASK_PERSON, reason, ("replace", "a seat whose new machine fails has another cause"))
@@ -271,31 +274,31 @@ def _with_successor(facts: RepairFacts, last: RepairAsk | None, policy: RepairPo
         return _decided(Repair.HEALTHY, f"{name} took the seat and is Ready.")
     deadline = max(asked_at, born_at) + timedelta(seconds=policy.replace_deadline_seconds)
     if last and last.rung == OWNER:
-        deadline = max(deadline, deadline_of(last, policy, facts.seat, facts.progress))
+        deadline = max(deadline, deadline_of(last, policy, facts.slot_state, facts.progress))
     if facts.now < deadline:
         return _decided(Repair.AWAIT, f"{name} took the seat and is coming up.")
     reason = f"The machine that took its seat, {name}, does not come up: {facts.validity.reason}"
     return _decided(Repair.ASK_PERSON, reason, ("replace", "a seat whose new machine fails has another cause"))
 
 
-def _after(facts: RepairFacts, last: RepairAsk, policy: RepairPolicy) -> RepairDecision:
+def _after(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
     """Decide after a call of this incident."""
     if last.rung in OWNERS:
         return _after_owner(facts, last, policy)
-    failure = failure_since(facts.progress, last.asked_at)
+    failure = failure_since(facts.progress, last.requested_at)
     if failure is not None:
         return _after_failure(facts, failure, policy)
-    if facts.owner is Owner.KARPENTER and not facts.seat.patient.is_there:
+    if facts.owner is Owner.KARPENTER and not facts.slot_state.original.is_there:
         return _decided(Repair.NOT_NEEDED, "It is gone; Karpenter brings another one where that is needed.")
     if last.rung == REBOOT and _has_rebooted(facts, last):
-        has_failed = facts.invalid_at is not None and facts.invalid_at >= last.asked_at
+        has_failed = facts.invalid_at is not None and facts.invalid_at >= last.requested_at
         if facts.validity.is_valid and not has_failed:
             return _decided(Repair.HEALTHY, "It has booted again and is Ready.")
         if facts.now < deadline_of(last.but(answer=ACCEPTED), policy) and not has_failed:
             return _decided(Repair.AWAIT, "It has booted again and is coming up.")
         return _next_rung(facts, policy, failed=f"The reboot did not clear it: {facts.validity.reason}")
     if last.answer in ("", UNKNOWN):
-        shown = took_effect(last, facts.seat, facts.progress)
+        shown = took_effect(last, facts.slot_state, facts.progress)
         if shown:
             accepted = last.but(answer=ACCEPTED)
             if facts.now < deadline_of(accepted, policy):
@@ -304,7 +307,7 @@ def _after(facts: RepairFacts, last: RepairAsk, policy: RepairPolicy) -> RepairD
         if facts.now < deadline_of(last, policy):
             return _decided(Repair.AWAIT, f"The {last.rung} had no reply: evidence is awaited before it is repeated.")
         return _next_rung(facts, policy, failed=f"The {last.rung} had no reply and left no trace.")
-    if last.answer in _TAKEN:
+    if last.answer in _ACCEPTED_ANSWERS:
         if facts.now < deadline_of(last, policy):
             return _decided(Repair.AWAIT, f"The {last.rung} is under way.")
         return _next_rung(facts, policy, failed=f"The {last.rung} was accepted and the machine did not come back.")
@@ -313,70 +316,72 @@ def _after(facts: RepairFacts, last: RepairAsk, policy: RepairPolicy) -> RepairD
     return _next_rung(facts, policy, failed="The provider failed on it.", after=last)
 
 
-def _still_out(facts: RepairFacts, policy: RepairPolicy) -> RepairAsk | None:
+def _pending_request(facts: RepairFacts, policy: RepairPolicy) -> RepairRequest | None:
     """Return the call of an earlier incident of this life that may be at work still; None where none is."""
-    calls = [ask for ask in facts.asks if ask.rung not in OWNERS and ask.answer in (*_TAKEN, UNKNOWN, "")]
+    calls = [
+        ask for ask in facts.requests if ask.rung not in OWNERS and ask.answer in (*_ACCEPTED_ANSWERS, UNKNOWN, "")
+    ]
     last = calls[-1] if calls else None
     if last is None or facts.now >= deadline_of(last, policy) or _has_rebooted(facts, last):
         return None
     return last
 
 
-def _has_rebooted(facts: RepairFacts, last: RepairAsk) -> bool:
-    node = facts.seat.patient.node
+def _has_rebooted(facts: RepairFacts, last: RepairRequest) -> bool:
+    node = facts.slot_state.original.node
     return node is not None and bool(last.boot_id) and bool(node.boot_id) and node.boot_id != last.boot_id
 
 
 def _has_rebooted_since_opening(facts: RepairFacts) -> bool:
     """Whether an owner was quicker than our first look."""
-    node, before = facts.seat.patient.node, facts.boot_id_at_opening
+    node, before = facts.slot_state.original.node, facts.boot_id_at_opening
     return node is not None and bool(before) and bool(node.boot_id) and node.boot_id != before
 
 
 def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     """Decide after the machine failed HyperPod's deep health check: HyperPod itself reboots or replaces it then."""
-    marks = [ask for ask in facts.asks if ask.rung == OWNER and ask.asked_at >= facts.opened_at]
+    marks = [ask for ask in facts.requests if ask.rung == OWNER and ask.requested_at >= facts.opened_at]
     if len(marks) >= policy.max_attempts:
         return _decided(Repair.ASK_PERSON, f"It failed its deep health check again, after {len(marks)} repairs of it.")
     reason = "It failed its deep health check, and HyperPod itself repairs what does."
-    return _decided(Repair.AWAIT, reason, (REPLACE, "two repairs would cross")).but(marks=OWNER)
+    return _decided(Repair.AWAIT, reason, (REPLACE, "two repairs would cross")).but(awaited_owner=OWNER)
 
 
-def _after_owner(facts: RepairFacts, last: RepairAsk, policy: RepairPolicy) -> RepairDecision:
+def _after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
     """Decide while another owner repairs: never against an attempt of theirs, and only when they have given up.
 
     Source: docs/ownership.md, "Who repairs a machine".
     """
     owner = "Karpenter" if facts.owner is Owner.KARPENTER else "HyperPod"
-    if facts.owner is Owner.KARPENTER and not facts.seat.patient.is_there:
+    if facts.owner is Owner.KARPENTER and not facts.slot_state.original.is_there:
         return _decided(Repair.NOT_NEEDED, "It is gone; Karpenter brings another one where that is needed.")
     if facts.validity.is_valid and (_has_rebooted(facts, last) or facts.has_recovered):
         return _decided(Repair.HEALTHY, f"{owner} brought it back.")
-    due = deadline_of(last, policy, facts.seat, facts.progress)
+    due = deadline_of(last, policy, facts.slot_state, facts.progress)
     if facts.now < due:
         return _decided(Repair.AWAIT, f"{owner} repairs this machine itself: it is awaited.")
-    if facts.owner is not Owner.KARPENTER and _is_under_way(facts.seat, facts.progress):
+    if facts.owner is not Owner.KARPENTER and _is_under_way(facts.slot_state, facts.progress):
         reason = "HyperPod has been at this repair for longer than it should take."
         return _decided(Repair.ASK_PERSON, reason, ("replace", "HyperPod is at it still, and two repairs would cross"))
     failure = facts.progress[-1] if facts.progress and facts.progress[-1].code in _FAILURES else None
     if failure is not None and failure.code == NO_CAPACITY:
         return _after_failure(facts, failure, policy)
-    minutes = round((due - (facts.progress[-1].at if facts.progress else last.asked_at)).total_seconds() / 60)
-    did = "did nothing" if not _owner_acted(last, facts.seat, facts.progress) else "made no new attempt"
+    minutes = round((due - (facts.progress[-1].at if facts.progress else last.requested_at)).total_seconds() / 60)
+    did = "did nothing" if not _owner_acted(last, facts.slot_state, facts.progress) else "made no new attempt"
     return _next_rung(facts, policy, failed=f"{owner} {did} for {minutes} min: Evenkeel takes over.")
 
 
-def _after_failure(facts: RepairFacts, failure: Progress, policy: RepairPolicy) -> RepairDecision:
+def _after_failure(facts: RepairFacts, failure: RepairProgress, policy: RepairPolicy) -> RepairDecision:
     """Decide after the provider itself said that a repair failed. Want of capacity is not cured by asking again."""
-    said = f"HyperPod reported {failure.code}{f': {failure.message}' if failure.message else ''}."
+    report = f"HyperPod reported {failure.code}{f': {failure.message}' if failure.message else ''}."
     if failure.code == NO_CAPACITY:
         return _decided(
             Repair.ASK_PERSON,
-            f"{said} Look at the zone, the training plan and the reservation of {facts.life.cluster}'s pool first.",
+            f"{report} Look at the zone, the training plan and the reservation of {facts.life.cluster}'s pool first.",
             ("replace", "without capacity the next call fails like this one"),
             ("loan", "no loan is available here"),
         )
-    return _next_rung(facts, policy, failed=said)
+    return _next_rung(facts, policy, failed=report)
 
 
 def _without_machine(facts: RepairFacts, since: datetime, policy: RepairPolicy) -> RepairDecision:
@@ -396,48 +401,52 @@ def _is_well_by_itself(facts: RepairFacts, policy: RepairPolicy) -> bool:
 
 
 def _next_rung(
-    facts: RepairFacts, policy: RepairPolicy, *, failed: str, after: RepairAsk | None = None
+    facts: RepairFacts, policy: RepairPolicy, *, failed: str, after: RepairRequest | None = None
 ) -> RepairDecision:
     """Choose the next provider call, or say why there is none."""
-    said = f"{failed} " if failed else ""
-    ours = [ask for ask in facts.asks if ask.asked_at >= facts.opened_at and ask.rung not in OWNERS]
+    prefix = f"{failed} " if failed else ""
+    ours = [ask for ask in facts.requests if ask.requested_at >= facts.opened_at and ask.rung not in OWNERS]
     calls = [ask for ask in ours if ask.answer != NOT_NOW]
-    if any(ask.rung == REPLACE and ask.answer in (*_TAKEN, UNKNOWN, "") for ask in facts.asks) and not _may_repeat(
-        facts, REPLACE
-    ):
-        reason = f"{said}This machine was to be replaced already, and a life is replaced once at most."
+    if any(
+        ask.rung == REPLACE and ask.answer in (*_ACCEPTED_ANSWERS, UNKNOWN, "") for ask in facts.requests
+    ) and not _may_repeat(facts, REPLACE):
+        reason = f"{prefix}This machine was to be replaced already, and a life is replaced once at most."
         return _decided(Repair.ASK_PERSON, reason, ("replace", "its outcome is not known to have failed"))
-    if not facts.ladder and facts.terms.ladder[0] in KEPT_OUT:
+    if not facts.ladder and facts.terms.ladder[0] in QUARANTINE_RUNGS:
         reason = f"{facts.terms.name}: kept out of service; nobody here repairs it."
         return _decided(Repair.STAND_DOWN, reason).but(drains=not facts.leaves_work)
     if facts.calls_today >= policy.max_attempts_a_day:
-        reason = f"{said}{facts.calls_today} repair calls were made for this seat within a day, which is the limit."
+        reason = f"{prefix}{facts.calls_today} repair calls were made for this seat within a day, which is the limit."
         return _decided(Repair.ASK_PERSON, reason)
     if len(calls) >= policy.max_attempts:
-        return _decided(Repair.ASK_PERSON, f"{said}{len(calls)} repair calls were made, which is the limit.")
-    if len(ours) - len(calls) >= _MOST_REFUSALS:
-        return _decided(Repair.ASK_PERSON, f"{said}The provider put the call off {_MOST_REFUSALS} times.")
+        return _decided(Repair.ASK_PERSON, f"{prefix}{len(calls)} repair calls were made, which is the limit.")
+    if len(ours) - len(calls) >= _MAX_REFUSALS:
+        return _decided(Repair.ASK_PERSON, f"{prefix}The provider put the call off {_MAX_REFUSALS} times.")
     rung, skipped = _first_open_rung(facts, policy)
     if not rung:
-        return _decided(Repair.ASK_PERSON, f"{said}No rung is left for {facts.terms.name}.", *skipped)
+        return _decided(Repair.ASK_PERSON, f"{prefix}No rung is left for {facts.terms.name}.", *skipped)
     if after is not None and rung == after.rung:
-        ready_at = after.asked_at + timedelta(seconds=policy.retry_seconds)
+        ready_at = after.requested_at + timedelta(seconds=policy.retry_seconds)
         if facts.now < ready_at:
             pause = max(1, round((ready_at - facts.now).total_seconds()))
-            return RepairDecision(action=Repair.PAUSE, reason=f"{said}Asked again in {pause} s.", wait_seconds=pause)
-    if facts.in_the_way:
-        return _decided(Repair.LATER, f"{said}{facts.in_the_way}")
+            return RepairDecision(action=Repair.PAUSE, reason=f"{prefix}Asked again in {pause} s.", wait_seconds=pause)
+    if facts.provider_busy:
+        return _decided(Repair.LATER, f"{prefix}{facts.provider_busy}")
     if facts.hold is not None:
-        return _decided(Repair.HOLD, f"{said}{_held(facts.hold)}")
-    verdict = weigh(Act(rung), facts.guard, policy.guardrails) if facts.guard and rung in REPAIRS else ALLOWED
+        return _decided(Repair.HOLD, f"{prefix}{_hold_text(facts.hold)}")
+    verdict = (
+        check_guardrails(GuardedAction(rung), facts.guard, policy.guardrails)
+        if facts.guard and rung in REPAIRS
+        else ALLOWED
+    )
     if verdict.rule == Rule.STALE_EVIDENCE:
-        return _decided(Repair.HEALTHY, f"{said}{verdict.reason}", (rung, "its evidence is old"))
+        return _decided(Repair.HEALTHY, f"{prefix}{verdict.reason}", (rung, "its evidence is old"))
     if not verdict.allowed:
-        return _decided(Repair.BLOCKED, f"{said}{verdict.reason}", (rung, f"guardrail {verdict.rule}"))
-    return _decided(Repair(rung.upper()), f"{said}{_why(facts, rung)}", *skipped).but(drains=True)
+        return _decided(Repair.BLOCKED, f"{prefix}{verdict.reason}", (rung, f"guardrail {verdict.rule}"))
+    return _decided(Repair(rung.upper()), f"{prefix}{_rung_reason(facts, rung)}", *skipped).but(drains=True)
 
 
-def _held(hold: Hold) -> str:
+def _hold_text(hold: Hold) -> str:
     return f"{hold.by} holds automation: {hold.reason}"
 
 
@@ -462,9 +471,10 @@ def _first_open_rung(facts: RepairFacts, policy: RepairPolicy) -> tuple[str, lis
 
 def _is_used(facts: RepairFacts, rung: str) -> bool:
     """Whether a rung of this incident is spent: taken once, or twice without a trace or with the provider's failure."""
-    mine = [ask for ask in facts.asks if ask.rung == rung and ask.asked_at >= facts.opened_at]
+    mine = [ask for ask in facts.requests if ask.rung == rung and ask.requested_at >= facts.opened_at]
     if any(
-        ask.answer in _TAKEN or (ask.answer in ("", UNKNOWN) and took_effect(ask, facts.seat, facts.progress))
+        ask.answer in _ACCEPTED_ANSWERS
+        or (ask.answer in ("", UNKNOWN) and took_effect(ask, facts.slot_state, facts.progress))
         for ask in mine
     ):
         return True
@@ -473,8 +483,10 @@ def _is_used(facts: RepairFacts, rung: str) -> bool:
 
 def _may_repeat(facts: RepairFacts, rung: str) -> bool:
     """Whether every call of this rung for this life had no reply and left no trace, and it was made but once."""
-    mine = [ask for ask in facts.asks if ask.rung == rung and ask.answer not in (NOT_NOW, FAILED)]
-    silent = [ask for ask in mine if ask.answer in ("", UNKNOWN) and not took_effect(ask, facts.seat, facts.progress)]
+    mine = [ask for ask in facts.requests if ask.rung == rung and ask.answer not in (NOT_NOW, FAILED)]
+    silent = [
+        ask for ask in mine if ask.answer in ("", UNKNOWN) and not took_effect(ask, facts.slot_state, facts.progress)
+    ]
     return len(mine) == len(silent) == 1
 
 
@@ -484,11 +496,15 @@ def _reboots_are_used(facts: RepairFacts) -> bool:
         return True
     fault = facts.terms
     since = facts.now - timedelta(hours=fault.recur_window_hours)
-    earlier = [ask for ask in facts.asks if ask.rung == REBOOT and ask.answer in _TAKEN and ask.asked_at >= since]
+    earlier = [
+        ask
+        for ask in facts.requests
+        if ask.rung == REBOOT and ask.answer in _ACCEPTED_ANSWERS and ask.requested_at >= since
+    ]
     return 0 < fault.recur_count <= len(earlier) + 1
 
 
-def _why(facts: RepairFacts, rung: str) -> str:
+def _rung_reason(facts: RepairFacts, rung: str) -> str:
     name = facts.terms.name
     if rung == DIAGNOSE:
         return f"{name}: the machine is examined before it is taken for broken."

@@ -6,17 +6,17 @@ from datetime import datetime, timedelta
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
 from evenkeel.domain.economics.forecasts import Forecast
-from evenkeel.domain.elastic.grow_shrink import AfterFault, FaultFacts, after_fault
+from evenkeel.domain.elastic.grow_shrink import NodeLossAction, NodeLossFacts, decide_after_node_loss
 from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.jobs.job import Demand, Job, ResumeOption
+from evenkeel.domain.jobs.job import CheckpointRequirement, Job, ResumeOption
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.renting.demand import PlacementFacts
-from evenkeel.domain.renting.placement import place, would_rent
-from evenkeel.domain.renting.rental import counted
+from evenkeel.domain.renting.placement import cheapest_rental_in_time, choose_pool
+from evenkeel.domain.renting.rental import nodes_subject
 from evenkeel.domain.values import Instant, Value
 
-ORDER = (
+OPTION_ORDER = (
     ResumeOption.FREE_NODE,
     ResumeOption.SPARE,
     ResumeOption.SHRINK,
@@ -27,7 +27,7 @@ ORDER = (
 """Which of two equal losses is taken: what takes least from others comes first."""
 
 
-class PoolRoom(Value):
+class PoolCapacity(Value):
     """What one pool could give this job now."""
 
     pool: str
@@ -37,7 +37,7 @@ class PoolRoom(Value):
     """How many of them only a recovery may take."""
 
 
-class Offer(Value):
+class ResumeOffer(Value):
     """What somebody else could give: fewer nodes, rented ones, another job's."""
 
     option: ResumeOption
@@ -52,7 +52,7 @@ class Offer(Value):
     """What it costs beyond the accelerators' own time."""
 
 
-class Renting(Value):
+class RentOption(Value):
     """What renting rests on, where there are pools to rent from: priced as the passes price a place."""
 
     placement: PlacementFacts
@@ -60,7 +60,7 @@ class Renting(Value):
     """Why a pass would not start the job on rented nodes, so that they would not help; empty where it would."""
 
 
-class GivesWay(Value):
+class PreemptionCandidate(Value):
     """One job that would have to stop, and wait in the place of the hurt one."""
 
     job_id: str
@@ -72,7 +72,7 @@ class GivesWay(Value):
     usd_per_hour_of_delay: float = 0
 
 
-class Delays(Value):
+class ResumeDelays(Value):
     """How long each part of a way back is expected to take."""
 
     repair: Forecast
@@ -92,17 +92,17 @@ class ResumeFacts(Value):
     attempt: int
     nodes: int
     accelerators_per_node: int
-    rooms: tuple[PoolRoom, ...]
-    offers: tuple[Offer, ...]
-    renting: Renting | None = None
+    capacities: tuple[PoolCapacity, ...]
+    offers: tuple[ResumeOffer, ...]
+    renting: RentOption | None = None
     """None where nothing can be rented from: then `offers` says why."""
-    gives_way: tuple[GivesWay, ...] = ()
+    preemption_victims: tuple[PreemptionCandidate, ...] = ()
     """Who would have to stop by the rules of a pass; where nobody would, `offers` says why."""
     usd_per_hour_of_delay: float = 0
     """What an hour's delay of the job is worth to its owner, beside its accelerators' time."""
-    fault: FaultFacts | None = None
+    fault: NodeLossFacts | None = None
     """What an elastic job lost, and how many nodes are left to it; None where it runs at one size only."""
-    delays: Delays
+    delays: ResumeDelays
     lost_work_seconds: float
     """Work done since the last checkpoint that will count, as `lost_work` estimates it."""
     usd_per_accelerator_hour: float
@@ -129,16 +129,16 @@ class ResumeDecision(Value):
     """From when on an elastic job goes on with fewer, if its way has not brought all by then."""
     avoid: tuple[str, ...] = ()
     distrust_after: Instant | None = None
-    demand: Demand = Demand.CONVENTION
+    demand: CheckpointRequirement = CheckpointRequirement.CONVENTION
     expected_seconds: float
     gpu_hours_lost: float
     usd: float
-    rent_worth_parts: int | None = None
+    max_rent_parts: int | None = None
     """Where it is to be rented for: the rent from which on another option would lose less."""
     alternatives: tuple[Alternative, ...] = ()
 
 
-class _Way(Value):
+class _Option(Value):
     """One option as it was weighed."""
 
     option: ResumeOption
@@ -162,9 +162,9 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
     loss    = (seconds x accelerators / 3600 + what others lose) x price + seconds x price of delay
               + what the option itself costs
     """
-    ways = sorted(_ways(facts), key=lambda way: ORDER.index(way.option))
+    ways = sorted(_options(facts), key=lambda way: OPTION_ORDER.index(way.option))
     # Waiting is always to be had, so there is always an answer.
-    best = min((way for way in ways if not way.why_not), key=lambda way: (way.usd, ORDER.index(way.option)))
+    best = min((way for way in ways if not way.why_not), key=lambda way: (way.usd, OPTION_ORDER.index(way.option)))
     distrust = distrust_after(facts.trust, facts.first_signal_at, policy)
     worth = None
     if best.option is ResumeOption.BURST and facts.renting is not None:
@@ -172,7 +172,7 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
         worth = best.rent_parts + round((next_best - best.usd) * money.PARTS)
     return ResumeDecision(
         option=best.option,
-        reason=f"{best.why} {_trust_said(facts.trust, distrust)}".strip(),
+        reason=f"{best.why} {_trust_text(facts.trust, distrust)}".strip(),
         pool=best.pool,
         nodes=best.nodes or facts.nodes,
         shrinks_at=best.shrinks_at or _shrinks_at(facts, best),
@@ -183,38 +183,40 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
         expected_seconds=best.seconds,
         gpu_hours_lost=best.gpu_hours,
         usd=best.usd,
-        rent_worth_parts=worth,
-        alternatives=tuple(_passed_over(way, best) for way in ways if way is not best),
+        max_rent_parts=worth,
+        alternatives=tuple(_rejected(way, best) for way in ways if way is not best),
     )
 
 
-def _ways(facts: ResumeFacts) -> Iterator[_Way]:
-    most = max((room.usable for room in facts.rooms), default=0)
+def _options(facts: ResumeFacts) -> Iterator[_Option]:
+    most = max((capacity.usable for capacity in facts.capacities), default=0)
     need = "1 node is" if facts.nodes == 1 else f"{facts.nodes} nodes are"
     short = f"{need} needed and {most} {'is' if most == 1 else 'are'} free"
-    free = next((room for room in facts.rooms if room.usable - room.spares >= facts.nodes), None)
-    spare = next((room for room in facts.rooms if room.usable >= facts.nodes and room.spares), None)
+    free = next((capacity for capacity in facts.capacities if capacity.usable - capacity.spares >= facts.nodes), None)
+    spare = next(
+        (capacity for capacity in facts.capacities if capacity.usable >= facts.nodes and capacity.spares), None
+    )
     if free is None:
         why_not = f"{short} without the spares" if spare else short
-        yield _Way(option=ResumeOption.FREE_NODE, why_not=why_not)
+        yield _Option(option=ResumeOption.FREE_NODE, why_not=why_not)
     else:
         yield _weighed(facts, ResumeOption.FREE_NODE, f"Free nodes of {free.pool} take it at once.", pool=free.pool)
     if spare is None:
         why_not = "no spare is kept" if most >= facts.nodes else short
-        yield _Way(option=ResumeOption.SPARE, why_not=why_not)
+        yield _Option(option=ResumeOption.SPARE, why_not=why_not)
     else:
         why = f"A spare of {spare.pool} takes it at once; no other node is free."
         yield _weighed(facts, ResumeOption.SPARE, why, pool=spare.pool)
     yield _waiting(facts, short, most)
     if facts.fault is not None:
         yield _shrinking(facts, facts.fault)
-    if facts.gives_way:
+    if facts.preemption_victims:
         yield _preempting(facts, _wait_seconds(facts, most))
     if facts.renting is not None:
         yield _renting(facts, facts.renting)
     for offer in facts.offers:
         if offer.why_not:
-            yield _Way(option=offer.option, why_not=offer.why_not)
+            yield _Option(option=offer.option, why_not=offer.why_not)
         else:
             yield _weighed(facts, offer.option, _OFFERED[offer.option], wait=offer.wait_seconds, offer=offer)
 
@@ -226,7 +228,7 @@ _OFFERED = {
 }
 
 
-def _waiting(facts: ResumeFacts, short: str, most: int) -> _Way:
+def _waiting(facts: ResumeFacts, short: str, most: int) -> _Option:
     short = short[0].upper() + short[1:]
     why = f"{short}, so it waits for the repaired one."
     if not facts.is_repaired:
@@ -244,16 +246,16 @@ def _wait_seconds(facts: ResumeFacts, most: int) -> float:
     return max(repair, capacity) if facts.nodes - most > 1 else repair
 
 
-def _renting(facts: ResumeFacts, renting: Renting) -> _Way:
+def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
     """Weigh rented nodes as a pass would: what renting costs more than the committed hours that it leaves to others."""
     asked = renting.placement.job
-    placed = place(renting.placement)
-    table, row = placed.table, would_rent(placed)
+    placed = choose_pool(renting.placement)
+    table, row = placed.table, cheapest_rental_in_time(placed)
     if row is None:
         why = " ".join(f"{each.pool}: {each.why_not}" for each in table if each.market.is_rented)
-        return _Way(option=ResumeOption.BURST, why_not=(why or "no pool is there to rent from").rstrip("."))
+        return _Option(option=ResumeOption.BURST, why_not=(why or "no pool is there to rent from").rstrip("."))
     if renting.barred:
-        return _Way(option=ResumeOption.BURST, why_not=renting.barred.rstrip("."))
+        return _Option(option=ResumeOption.BURST, why_not=renting.barred.rstrip("."))
     waits = min(
         (each for each in table if not each.market.is_rented and not each.why_not),
         key=lambda each: each.parts,
@@ -262,40 +264,40 @@ def _renting(facts: ResumeFacts, renting: Renting) -> _Way:
     premium = row.rent_parts - (waits.shadow_parts if waits else 0)
     # Its launch, its restarts and what interruptions cost; the restore counts for every option alike.
     wait = row.ends_after_seconds - asked.run_seconds - asked.restart_seconds
-    rent = f"{money.said(row.rent_parts)} for as long as it is expected to run"
-    why = f"{counted(asked.nodes, row.pool)} rented for it, {rent}."
-    offer = Offer(option=ResumeOption.BURST, pool=row.pool, usd=premium / money.PARTS)
+    rent = f"{money.format_usd(row.rent_parts)} for as long as it is expected to run"
+    why = f"{nodes_subject(asked.nodes, row.pool)} rented for it, {rent}."
+    offer = ResumeOffer(option=ResumeOption.BURST, pool=row.pool, usd=premium / money.PARTS)
     return _weighed(facts, ResumeOption.BURST, why, wait=max(0.0, wait), offer=offer).but(rent_parts=row.rent_parts)
 
 
-def _preempting(facts: ResumeFacts, wait: float) -> _Way:
+def _preempting(facts: ResumeFacts, wait: float) -> _Option:
     """Weigh the place of others: they wait as long as this job would have, and what they lose of their work is lost."""
     delays = facts.delays
-    saved = max(each.save_seconds for each in facts.gives_way)
+    saved = max(each.save_seconds for each in facts.preemption_victims)
     hours = usd = 0.0
-    for each in facts.gives_way:
+    for each in facts.preemption_victims:
         stands_still = wait + delays.launch.seconds + delays.restore.seconds + each.lost_work_seconds
         hours += stands_still * each.accelerators / 3600
         usd += stands_still * each.usd_per_hour_of_delay / 3600
-    names = ", ".join(f"{each.job_id} of team {each.team}" for each in facts.gives_way)
-    offer = Offer(option=ResumeOption.PREEMPT, gpu_hours_taken=hours, usd=usd)
+    names = ", ".join(f"{each.job_id} of team {each.team}" for each in facts.preemption_victims)
+    offer = ResumeOffer(option=ResumeOption.PREEMPT, gpu_hours_taken=hours, usd=usd)
     return _weighed(facts, ResumeOption.PREEMPT, f"It takes the place of {names}.", wait=saved, offer=offer)
 
 
-def _shrinking(facts: ResumeFacts, fault: FaultFacts) -> _Way:
+def _shrinking(facts: ResumeFacts, fault: NodeLossFacts) -> _Option:
     """Weigh to go on with fewer nodes: what is missing of them is lost until it is back, and so is the way back up."""
-    found = after_fault(fault)
-    begins_at = found.look_again_at or fault.now
-    if found.action is AfterFault.WAIT:
-        found = after_fault(fault.but(now=begins_at))
-    if found.action is not AfterFault.SHRINK:
-        return _Way(option=ResumeOption.SHRINK, why_not=found.reason.rstrip("."))
+    found = decide_after_node_loss(fault)
+    begins_at = found.recheck_at or fault.now
+    if found.action is NodeLossAction.WAIT:
+        found = decide_after_node_loss(fault.but(now=begins_at))
+    if found.action is not NodeLossAction.SHRINK:
+        return _Option(option=ResumeOption.SHRINK, why_not=found.reason.rstrip("."))
     delays, terms = facts.delays, fault.terms
     missing_seconds = (delays.repair if facts.is_repaired else delays.capacity).seconds
     node_seconds = (facts.nodes - found.nodes) * missing_seconds + facts.nodes * terms.resize_seconds
-    offer = Offer(
+    offer = ResumeOffer(
         option=ResumeOption.SHRINK,
-        pool=facts.rooms[0].pool if facts.rooms else "",
+        pool=facts.capacities[0].pool if facts.capacities else "",
         gpu_hours_taken=node_seconds * facts.accelerators_per_node / 3600,
         # On fewer nodes its work is done so much later.
         usd=node_seconds / facts.nodes * facts.usd_per_hour_of_delay / 3600,
@@ -308,7 +310,7 @@ def _shrinking(facts: ResumeFacts, fault: FaultFacts) -> _Way:
     )
 
 
-def _shrinks_at(facts: ResumeFacts, best: _Way) -> datetime | None:
+def _shrinks_at(facts: ResumeFacts, best: _Option) -> datetime | None:
     """Return from when on an elastic job waits no longer for what was expected to bring all its nodes."""
     fault = facts.fault
     if fault is None:
@@ -320,13 +322,19 @@ def _shrinks_at(facts: ResumeFacts, best: _Way) -> datetime | None:
 
 
 def _weighed(
-    facts: ResumeFacts, option: ResumeOption, why: str, *, wait: float = 0, pool: str = "", offer: Offer | None = None
-) -> _Way:
+    facts: ResumeFacts,
+    option: ResumeOption,
+    why: str,
+    *,
+    wait: float = 0,
+    pool: str = "",
+    offer: ResumeOffer | None = None,
+) -> _Option:
     seconds = wait + facts.delays.launch.seconds + facts.delays.restore.seconds + facts.lost_work_seconds
     gpu_hours = seconds * facts.nodes * facts.accelerators_per_node / 3600 + (offer.gpu_hours_taken if offer else 0)
     delayed = seconds * facts.usd_per_hour_of_delay / 3600
     usd = gpu_hours * facts.usd_per_accelerator_hour + delayed + (offer.usd if offer else 0)
-    return _Way(
+    return _Option(
         option=option,
         why=why,
         pool=pool or (offer.pool if offer else ""),
@@ -336,7 +344,7 @@ def _weighed(
     )
 
 
-def _passed_over(way: _Way, best: _Way) -> Alternative:
+def _rejected(way: _Option, best: _Option) -> Alternative:
     if way.why_not:
         return Alternative(option=way.option, why_not=way.why_not)
     more = way.usd - best.usd
@@ -403,14 +411,14 @@ def distrust_after(trust: CheckpointTrust, first_signal_at: datetime, policy: Jo
     return first_signal_at - timedelta(seconds=policy.distrust_guard_seconds)
 
 
-def demand_after(trust: CheckpointTrust, fault_class: str, policy: JobPolicy) -> Demand:
+def demand_after(trust: CheckpointTrust, fault_class: str, policy: JobPolicy) -> CheckpointRequirement:
     """Return what checkpoints must have after a fault."""
     if trust is CheckpointTrust.NONE:
-        return Demand.EVIDENCE
-    return Demand.CONVENTION if policy.accepts_convention(fault_class) else Demand.PROOF
+        return CheckpointRequirement.EVIDENCE
+    return CheckpointRequirement.CONVENTION if policy.accepts_convention(fault_class) else CheckpointRequirement.PROOF
 
 
-def _trust_said(trust: CheckpointTrust, distrust: datetime | None) -> str:
+def _trust_text(trust: CheckpointTrust, distrust: datetime | None) -> str:
     if distrust is None:
         return ""
     when = distrust.strftime("%H:%M:%SZ")

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.jobs.attempt import Attempt
-from evenkeel.domain.jobs.job import Demand
+from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.values import Instant, Value
 
@@ -36,10 +36,10 @@ class RollbackFacts(Value):
     descent: tuple[Attempt, ...]
     """Attempts after the hurt one, the current one among them."""
     distrust_after: Instant | None
-    demand: Demand
+    demand: CheckpointRequirement
     distrusted_before: Instant | None
     """The window that the next attempt honoured already when it was launched."""
-    demanded_before: Demand
+    demanded_before: CheckpointRequirement
     """What the checkpoints of the hurt attempt had to have already then."""
     rollbacks: int
 
@@ -66,7 +66,7 @@ def roll_back(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
     root = _root(facts)
     if root is None:
         return decided(Rollback.LEAVE, f"Attempt {facts.current_attempt} resumed from nothing of the hurt one.")
-    doubt = _doubt(root, facts, facts.distrust_after)
+    doubt = _suspect_reason(root, facts, facts.distrust_after)
     if not doubt:
         reason = f"What attempt {facts.current_attempt} descends from was begun before the poisoned window."
         return decided(Rollback.LEAVE, reason)
@@ -76,9 +76,11 @@ def roll_back(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
     return decided(Rollback.STOP, f"Attempt {facts.current_attempt} is taken back: {doubt}.")
 
 
-def _doubt(root: Attempt, facts: RollbackFacts, distrust_after: datetime) -> str:
+def _suspect_reason(root: Attempt, facts: RollbackFacts, distrust_after: datetime) -> str:
     """Say what is wrong with what an attempt resumed from; empty where nothing is."""
-    is_asked = facts.demand is Demand.EVIDENCE and facts.demanded_before is not Demand.EVIDENCE
+    is_asked = (
+        facts.demand is CheckpointRequirement.EVIDENCE and facts.demanded_before is not CheckpointRequirement.EVIDENCE
+    )
     point, began = root.resume_from, root.resumed_work_from
     if point is None:
         is_honoured = facts.distrusted_before is not None and facts.distrusted_before <= distrust_after

@@ -7,19 +7,19 @@ from datetime import datetime, timedelta
 from evenkeel.domain.health.faults import Rung
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.health.policy import WatchPolicy
-from evenkeel.domain.recovery.approval import beyond, is_approved
+from evenkeel.domain.recovery.approval import beyond_approval, is_approved
 from evenkeel.domain.recovery.plan import calls_for_person
 from evenkeel.domain.values import Value
 
 
-class Ended(Value):
+class BranchEnd(Value):
     """How one part of a recovery ended."""
 
     outcome: str
     reason: str = ""
 
 
-def plain(reason: str) -> str:
+def error_message(reason: str) -> str:
     """Return what a function said as it failed, without the JSON and the stack that Lambda puts around it.
 
     Source: https://docs.aws.amazon.com/lambda/latest/dg/python-exceptions.html. A long one arrives cut off.
@@ -31,19 +31,19 @@ def plain(reason: str) -> str:
 _ERROR_MESSAGE = re.compile(r'\{[^{}]*?"errorMessage": ?"(?P<said>(?:[^"\\]|\\.)*)')
 
 
-class Settling(Value):
+class IncidentEnd(Value):
     """The end of an incident, and whether a person is called."""
 
     state: IncidentState
     reason: str
 
     @property
-    def pages(self) -> bool:
+    def needs_page(self) -> bool:
         """Whether somebody has to look."""
         return self.state in PAGED
 
 
-PAGED = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_BACK, IncidentState.FAILED)
+PAGED = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_RESUMED, IncidentState.FAILED)
 
 _PLANNED = {
     "OBSERVE": IncidentState.OBSERVED,
@@ -53,10 +53,12 @@ _PLANNED = {
     "DECLINED": IncidentState.OBSERVED,
 }
 _GOOD_NODE = ("RETURNED", "NOT_OURS", "GONE", "NOT_NEEDED")
-_GOOD_JOBS = ("JOBS_BACK", "QUEUED", "NO_JOBS")
+_GOOD_JOBS = ("JOBS_RESUMED", "QUEUED", "NO_JOBS")
 
 
-def settle(rungs: Sequence[str], plan: Ended | None, node: Ended | None, jobs: Ended | None, failure: str) -> Settling:
+def choose_incident_end(
+    rungs: Sequence[str], plan: BranchEnd | None, node: BranchEnd | None, jobs: BranchEnd | None, failure: str
+) -> IncidentEnd:
     """Decide how an incident ends. The worst part decides, and no failure ends well.
 
     Args:
@@ -67,31 +69,31 @@ def settle(rungs: Sequence[str], plan: Ended | None, node: Ended | None, jobs: E
         failure: Why the workflow itself failed; empty where it did not.
     """
     if failure:
-        return Settling(state=IncidentState.FAILED, reason=f"Evenkeel failed: {failure}")
+        return IncidentEnd(state=IncidentState.FAILED, reason=f"Evenkeel failed: {failure}")
     if plan is not None and plan.outcome in _PLANNED:
         if plan.outcome == "NOTHING" and calls_for_person(rungs):
-            return Settling(state=IncidentState.WAITING_FOR_PERSON, reason=plan.reason)
-        return Settling(state=_PLANNED[plan.outcome], reason=plan.reason)
+            return IncidentEnd(state=IncidentState.WAITING_FOR_PERSON, reason=plan.reason)
+        return IncidentEnd(state=_PLANNED[plan.outcome], reason=plan.reason)
     if plan is None or node is None or jobs is None:
-        return Settling(state=IncidentState.FAILED, reason="Evenkeel failed: its workflow ended without an outcome.")
-    node, jobs = node.but(reason=plain(node.reason)), jobs.but(reason=plain(jobs.reason))
+        return IncidentEnd(state=IncidentState.FAILED, reason="Evenkeel failed: its workflow ended without an outcome.")
+    node, jobs = node.but(reason=error_message(node.reason)), jobs.but(reason=error_message(jobs.reason))
     both = f"{node.reason} {jobs.reason}".strip()
     if node.outcome not in (*_GOOD_NODE, "WAITING_FOR_PERSON", "STOOD_DOWN"):
-        return Settling(state=IncidentState.FAILED, reason=f"The node branch failed: {both}")
+        return IncidentEnd(state=IncidentState.FAILED, reason=f"The node branch failed: {both}")
     if jobs.outcome not in (*_GOOD_JOBS, "DEADLINE_PASSED"):
-        return Settling(
+        return IncidentEnd(
             state=IncidentState.FAILED, reason=f"The job branch failed: {jobs.reason} {node.reason}".strip()
         )
     if node.outcome == "WAITING_FOR_PERSON":
-        return Settling(state=IncidentState.WAITING_FOR_PERSON, reason=both)
+        return IncidentEnd(state=IncidentState.WAITING_FOR_PERSON, reason=both)
     if jobs.outcome == "DEADLINE_PASSED":
-        return Settling(state=IncidentState.JOB_NOT_BACK, reason=f"{jobs.reason} {node.reason}".strip())
+        return IncidentEnd(state=IncidentState.JOB_NOT_RESUMED, reason=f"{jobs.reason} {node.reason}".strip())
     if node.outcome == "STOOD_DOWN":
-        return Settling(state=IncidentState.STOOD_DOWN, reason=both)
-    return Settling(state=IncidentState.RECOVERED, reason=both)
+        return IncidentEnd(state=IncidentState.STOOD_DOWN, reason=both)
+    return IncidentEnd(state=IncidentState.RECOVERED, reason=both)
 
 
-def outgrown(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str:
+def why_replan(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str:
     """Say what came since the plan that it does not answer, in one sentence; empty where it answers all.
 
     A repair looks again before each of its steps. A plan without one would close the incident over what joined it
@@ -105,13 +107,13 @@ def outgrown(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str:
     plan = incident.plan
     if plan_ended == "DECLINED" and is_approved(incident):
         return "It was approved just as the time for that was over."
-    if incident.node_branch == "STOOD_DOWN" and is_approved(incident) and (more := beyond(incident, rungs)):
+    if incident.node_branch == "STOOD_DOWN" and is_approved(incident) and (more := beyond_approval(incident, rungs)):
         return more
     if plan is None or plan.run != incident.run or plan.repairs_node or not plan.rungs or plan.outcome in _NOT_OURS:
         return ""
     if Rung(rungs[0]).strength > Rung(plan.rungs[0]).strength:
         return f"What came since it was planned asks for {rungs[0]} ({incident.fault_key})."
-    if plan.outcome == "NOTHING" and len(incident.witnesses) >= _WITNESSES > plan.witnesses:
+    if plan.outcome == "NOTHING" and len(incident.independent_sources) >= _MIN_SOURCES > plan.independent_source_count:
         return "A second, independent witness came since it was planned."
     if plan.had_recovered and incident.recovered_at is None:
         return "It sickened again since it was found well."
@@ -119,15 +121,15 @@ def outgrown(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str:
 
 
 _NOT_OURS = ("STAND_DOWN", "LATER")
-_WITNESSES = 2
+_MIN_SOURCES = 2
 
 
-def runs_again(decided: Settling, incident: Incident, policy: WatchPolicy) -> bool:
+def has_next_run(decided: IncidentEnd, incident: Incident, policy: WatchPolicy) -> bool:
     """Whether a failure of our own is followed by another run, and nobody is called yet."""
     return decided.state is IncidentState.FAILED and incident.run < policy.max_runs
 
 
-def runs_again_at(incident: Incident, policy: WatchPolicy) -> datetime | None:
+def next_run_at(incident: Incident, policy: WatchPolicy) -> datetime | None:
     """Return when the next run of an incident whose run failed is due; None where none failed. Doubles each time."""
     if incident.failed_at is None:
         return None

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from evenkeel.domain.health.assessment import cured_at, cures_with, signals_of
+from evenkeel.domain.health.assessment import add_cleared_fault, cleared_at, signals_of
 from evenkeel.domain.health.faults import NODE_RUNGS
-from evenkeel.domain.health.incidents import Approval, Cure, Incident, IncidentState, StageTimes
+from evenkeel.domain.health.incidents import Approval, ClearedFault, Incident, IncidentState, StageTimes
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.approval import ASK, is_approved
+from evenkeel.domain.recovery.node_slot import ObservedNode
 from evenkeel.domain.recovery.plan import Owner, PlanOutcome, RecoveryPlan
-from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.recovery.validation import judge_node
 from evenkeel.domain.values import Instant, Sentence, Value
 
@@ -28,7 +28,7 @@ class UnhealthyNode(Value):
     since: Instant
     reason: Sentence
     """Why nothing is done."""
-    cures: tuple[Cure, ...] = ()
+    cleared_faults: tuple[ClearedFault, ...] = ()
     """What was said to be gone since."""
     trusted_by: str = ""
     """Who said that the node is healthy; empty while nobody did."""
@@ -46,7 +46,7 @@ def is_unhealthy(marks: Iterable[str], left: UnhealthyNode | None) -> bool:
     return not left.trusted_by if left else any(marks)
 
 
-def left_unhealthy(incident: Incident, ladder: Iterable[str]) -> UnhealthyNode | None:
+def unhealthy_after(incident: Incident, ladder: Iterable[str]) -> UnhealthyNode | None:
     """Return what a settled incident leaves behind; None where its node needs no repair, or got one.
 
     Args:
@@ -77,13 +77,13 @@ _STANDS_DOWN = (PlanOutcome.STAND_DOWN, PlanOutcome.LATER)
 _NOTHING_DONE = (IncidentState.OBSERVED, IncidentState.STOOD_DOWN)
 
 
-def with_cure(node: UnhealthyNode, incident: Incident, cure: Cure) -> UnhealthyNode | None:
+def with_cleared_fault(node: UnhealthyNode, incident: Incident, cure: ClearedFault) -> UnhealthyNode | None:
     """Return an unhealthy node with one more cure; None once every fault of its incident is gone."""
-    cures = cures_with((*node.cures, *incident.cures), cure)
-    return None if cured_at(signals_of(incident), cures) else node.but(cures=cures)
+    cures = add_cleared_fault((*node.cleared_faults, *incident.cleared_faults), cure)
+    return None if cleared_at(signals_of(incident), cures) else node.but(cleared_faults=cures)
 
 
-def why_over(incident: Incident, machine: Holder, *, expected: int) -> str:
+def why_healthy(incident: Incident, machine: ObservedNode, *, expected: int) -> str:
     """Say why a node is unhealthy no more, in one sentence; empty where it is.
 
     A fault that the node object shows is gone once it shows no more. Of another fault only a reboot is a sign: the node
@@ -116,12 +116,12 @@ def why_resume(incident: Incident, plan: RecoveryPlan, *, now: datetime) -> str:
         plan: What would be planned now.
         now: The time.
     """
-    before, said = incident.plan, incident.approval
+    before, approval = incident.plan, incident.approval
     if before is None or plan.owner is Owner.PERSON or plan.outcome not in (PlanOutcome.ACT, PlanOutcome.ASK):
         return ""
     settled_at = incident.stages.settled_at or incident.opened_at
-    if before.outcome == ASK and is_approved(incident) and said and said.at >= settled_at:
-        return f"{said.by} approved the plan."
+    if before.outcome == ASK and is_approved(incident) and approval and approval.at >= settled_at:
+        return f"{approval.by} approved the plan."
     if incident.state is IncidentState.STOOD_DOWN and (before.outcome == PlanOutcome.ACT or is_approved(incident)):
         # It stood down midway, for a reason that a new plan may not see: each further try waits longer.
         pause = min(_FIRST_PAUSE * 2**incident.resumed, _LONGEST_PAUSE)
@@ -133,7 +133,7 @@ def why_resume(incident: Incident, plan: RecoveryPlan, *, now: datetime) -> str:
     return ""
 
 
-def resumed(incident: Incident, node: UnhealthyNode, *, incident_id: str, now: datetime) -> Incident:
+def resumed_incident(incident: Incident, node: UnhealthyNode, *, incident_id: str, now: datetime) -> Incident:
     """Return the incident that resumes work on an unhealthy node: the same evidence, a new recovery.
 
     An approval that came after the end is taken along with its plan.
@@ -146,13 +146,15 @@ def resumed(incident: Incident, node: UnhealthyNode, *, incident_id: str, now: d
         opened_at=now,
         resumes=incident.incident_id,
         resumed=incident.resumed + 1,
-        cures=tuple({(each.fault_key, each.source): each for each in (*incident.cures, *node.cures)}.values()),
+        cleared_faults=tuple(
+            {(each.fault_key, each.source): each for each in (*incident.cleared_faults, *node.cleared_faults)}.values()
+        ),
         plan=incident.plan.but(run=0) if approval and incident.plan else None,
         approval=approval,
         mode="",
         block=None,
         hurt_jobs=(),
-        others=(),
+        unmanaged_workloads=(),
         repairs=(),
         progress=(),
         check=None,

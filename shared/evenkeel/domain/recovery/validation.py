@@ -6,8 +6,8 @@ from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.recovery.node_slot import ObservedNode
 from evenkeel.domain.recovery.policy import RepairPolicy
-from evenkeel.domain.recovery.seats import Holder
 from evenkeel.domain.values import Value
 
 _PREFIX = "sagemaker.amazonaws.com/"
@@ -99,10 +99,10 @@ class CheckResult(StrEnum):
 
 def judge_deep_check(node: KubernetesNode, *, started_at: datetime, least_seconds: int, now: datetime) -> CheckResult:
     """Read what a node says of its deep check. What it says at once may be said of an earlier one."""
-    said = node.labels.get(DEEP_CHECK_STATUS, "")
+    status = node.labels.get(DEEP_CHECK_STATUS, "")
     if now - started_at < timedelta(seconds=least_seconds):
         return CheckResult.PENDING
-    return {"Passed": CheckResult.PASSED, "Failed": CheckResult.FAILED}.get(said, CheckResult.PENDING)
+    return {"Passed": CheckResult.PASSED, "Failed": CheckResult.FAILED}.get(status, CheckResult.PENDING)
 
 
 class Validity(Value):
@@ -132,7 +132,7 @@ def fault_marks(node: KubernetesNode) -> tuple[str, ...]:
     return tuple(marks)
 
 
-def looks_sick(node: KubernetesNode) -> bool:
+def shows_fault(node: KubernetesNode) -> bool:
     """Whether a node shows that it is sick: not Ready, cordoned for an incident, or marked by HyperPod's agent."""
     return not node.is_ready or node.incident_id is not None or bool(fault_marks(node))
 
@@ -148,7 +148,7 @@ def margin_seconds(returns: int, policy: RepairPolicy) -> int:
     return policy.return_margin_seconds * factor
 
 
-def judge_node(machine: Holder, *, expected: int) -> Validity:
+def judge_node(machine: ObservedNode, *, expected: int) -> Validity:
     """Judge whether a machine may take work: Running, Ready, all its accelerators, no fault mark.
 
     Args:

@@ -3,26 +3,41 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from evenkeel.domain.capacity.compatibility import Place
-from evenkeel.domain.capacity.node_capacity import Room
+from evenkeel.domain.capacity.compatibility import PoolEnvironment
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pool_choices import Toleration, all_tolerated
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.capacity.shortages import Shortages
-from evenkeel.domain.capacity.start_estimates import Asked, Held, expected_starts, expected_wait, left_of
+from evenkeel.domain.capacity.start_estimates import (
+    RunningUse,
+    WaitingUse,
+    expected_starts,
+    expected_wait,
+    remaining_seconds,
+)
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.demand import Chance, PlacementFacts, Spending, Terms, Waiting, shadow_price
-from evenkeel.domain.renting.moving import why_not_there
+from evenkeel.domain.renting.demand import (
+    CandidatePool,
+    JobDemand,
+    PlacementFacts,
+    RiskLimits,
+    SpendLimits,
+    shadow_price,
+)
+from evenkeel.domain.renting.moving import why_not_portable
 from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
-from evenkeel.domain.renting.rental import NOBODYS, Rental, RentalHold, RentalState
+from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalAllocation, RentalState
 from evenkeel.domain.values import Instant, Value
 
 _LONGEST_WAIT = 30 * 86_400.0
 """Seconds. A forecast beyond a month says no more than that."""
 
 
-def kept_rooms(rooms: Iterable[Room], rentals: Iterable[Rental], pools: Iterable[Pool]) -> tuple[Room, ...]:
+def reserve_rented_nodes(
+    capacities: Iterable[NodeCapacity], rentals: Iterable[Rental], pools: Iterable[Pool]
+) -> tuple[NodeCapacity, ...]:
     """Return the machines with those of rented pools kept: for the job they were handed over to, or for nobody.
 
     Capacity pods stand on a handed-over node until its job's own pods exist, so what they use counts as free for it.
@@ -37,19 +52,20 @@ def kept_rooms(rooms: Iterable[Room], rentals: Iterable[Rental], pools: Iterable
         for name in rental.node_names
     }
     return tuple(
-        room.but(kept_for=owner, free=room.accelerators if owner != NOBODYS else room.free)
-        if (room.cluster, room.pool) in rented and (owner := owners.get((room.cluster, room.node_name), NOBODYS))
-        else room
-        for room in rooms
+        capacity.but(reserved_for=owner, free=capacity.accelerators if owner != UNASSIGNED else capacity.free)
+        if (capacity.cluster, capacity.pool) in rented
+        and (owner := owners.get((capacity.cluster, capacity.node_name), UNASSIGNED))
+        else capacity
+        for capacity in capacities
     )
 
 
-def committed_pools(rooms: Iterable[Room], policy: Policy) -> tuple[Pool, ...]:
+def committed_pools(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple[Pool, ...]:
     """Return what is paid for in any case, as pools: the machines that a pass sees and that nobody rents."""
-    kinds: dict[tuple[str, str, str], list[Room]] = {}
-    for room in rooms:
-        if not room.kept_for:
-            kinds.setdefault((room.cluster, room.pool, room.instance_type), []).append(room)
+    kinds: dict[tuple[str, str, str], list[NodeCapacity]] = {}
+    for capacity in capacities:
+        if not capacity.reserved_for:
+            kinds.setdefault((capacity.cluster, capacity.pool, capacity.instance_type), []).append(capacity)
     seconds = policy.economy.expected_launch_seconds
     return tuple(
         Pool(
@@ -57,33 +73,33 @@ def committed_pools(rooms: Iterable[Room], policy: Policy) -> tuple[Pool, ...]:
             cluster=cluster,
             market=Market.COMMITTED,
             instance_type=instance_type,
-            accelerators_per_node=max(room.accelerators for room in found),
+            accelerators_per_node=max(capacity.accelerators for capacity in found),
             most_nodes=len(found),
             launch=LaunchDelay(p50_seconds=seconds, p90_seconds=seconds),
             reservation=policy.scheduling.reservation_of(cluster, pool),
-            place=Place(),
+            place=PoolEnvironment(),
         )
         for (cluster, pool, instance_type), found in sorted(kinds.items())
     )
 
 
-class Conditions(Value):
+class PlacementContext(Value):
     """All that the placements of one pass have in common."""
 
-    rooms: tuple[Room, ...]
+    capacities: tuple[NodeCapacity, ...]
     charges: tuple[Charge, ...]
     classes: dict[str, str]
     """Priority class of each job that holds a charge."""
     queue: tuple[Job, ...]
     """Jobs that wait and have no rental, in the order of their turn."""
-    holds: tuple[RentalHold, ...]
+    holds: tuple[RentalAllocation, ...]
     shortages: Shortages = Shortages()
     budgets_left: dict[str, int] = {}
     """By team that has a budget in dollars: what is left of it, in parts of `economics.money`."""
     now: Instant
 
 
-def placement_facts(job: Job, seen: Conditions, policy: Policy, done_seconds: float = 0) -> PlacementFacts:
+def placement_facts(job: Job, seen: PlacementContext, policy: Policy, done_seconds: float = 0) -> PlacementFacts:
     """Return what the place of one waiting job rests on.
 
     Args:
@@ -96,8 +112,8 @@ def placement_facts(job: Job, seen: Conditions, policy: Policy, done_seconds: fl
     keeps = bool(spec.checkpoint_uri)
     estimate = burst.run_seconds_of(spec.priority_class)
     done = done_seconds if keeps else 0.0
-    run = left_of(estimate, done) if done else float(estimate)
-    waiting = Waiting(
+    run = remaining_seconds(estimate, done) if done else float(estimate)
+    waiting = JobDemand(
         job_id=job.job_id,
         team=spec.team,
         job_class=spec.priority_class,
@@ -112,26 +128,26 @@ def placement_facts(job: Job, seen: Conditions, policy: Policy, done_seconds: fl
         submitted_at=job.submitted_at,
         deadline_at=spec.deadline_at,
         done_seconds=done,
-        is_catching_up=job.is_catching_up,
-        rent_worth_parts=plan.rent_worth_parts if (plan := job.live_plan()) else None,
+        avoids_spot=job.avoids_spot,
+        max_rent_parts=plan.max_rent_parts if (plan := job.live_plan()) else None,
     )
-    committed = (_committed(job, pool, seen, policy) for pool in committed_pools(seen.rooms, policy))
-    rented = (_rented(job, pool, seen, policy) for pool in policy.pools_for_jobs)
+    committed = (_committed_candidate(job, pool, seen, policy) for pool in committed_pools(seen.capacities, policy))
+    rented = (_rented_candidate(job, pool, seen, policy) for pool in policy.pools_for_jobs)
     return PlacementFacts(
         job=waiting,
-        chances=(*committed, *rented),
-        spending=spending_of(spec.team, seen.holds, burst, seen.budgets_left.get(spec.team)),
-        terms=Terms(spot_checkpoint_share=burst.spot_checkpoint_share),
+        candidates=(*committed, *rented),
+        spending=spend_limits(spec.team, seen.holds, burst, seen.budgets_left.get(spec.team)),
+        terms=RiskLimits(spot_checkpoint_share=burst.spot_checkpoint_share),
         now=seen.now,
     )
 
 
-def spending_of(
-    team: str, holds: Iterable[RentalHold], burst: BurstPolicy, budget_left_parts: int | None = None
-) -> Spending:
+def spend_limits(
+    team: str, holds: Iterable[RentalAllocation], burst: BurstPolicy, budget_left_parts: int | None = None
+) -> SpendLimits:
     """Return what is rented now, and what may be."""
     listed = tuple(holds)
-    return Spending(
+    return SpendLimits(
         team_micros_per_hour=sum(hold.micros_per_hour for hold in listed if hold.team == team),
         fleet_micros_per_hour=sum(hold.micros_per_hour for hold in listed),
         team_cap_micros_per_hour=burst.team_cap_of(team),
@@ -140,9 +156,9 @@ def spending_of(
     )
 
 
-def _rented(job: Job, pool: RentedPool, seen: Conditions, policy: Policy) -> Chance:
-    return rented_chance(
-        pool, seen, (*why_not_tolerated(pool, job.spec.tolerations), *why_not_there(job, pool, policy.storage))
+def _rented_candidate(job: Job, pool: RentedPool, seen: PlacementContext, policy: Policy) -> CandidatePool:
+    return rented_candidate(
+        pool, seen, (*why_not_tolerated(pool, job.spec.tolerations), *why_not_portable(job, pool, policy.storage))
     )
 
 
@@ -152,10 +168,10 @@ def why_not_tolerated(pool: RentedPool, tolerations: Iterable[Toleration]) -> tu
     return tuple(f"Its pods do not tolerate {taint}." for taint in pool.taints if not all_tolerated([taint], borne))[:1]
 
 
-def rented_chance(pool: Pool, seen: Conditions, differences: tuple[str, ...]) -> Chance:
+def rented_candidate(pool: Pool, seen: PlacementContext, differences: tuple[str, ...]) -> CandidatePool:
     """Return a pool to rent from, as far as its limit and what was refused lately leave it."""
     held = sum(hold.nodes for hold in seen.holds if (hold.cluster, hold.pool) == (pool.cluster, pool.name))
-    return Chance(
+    return CandidatePool(
         pool=pool,
         accelerators_left=max(0, pool.most_nodes - held) * pool.accelerators_per_node,
         barred_until=seen.shortages.barred_until(pool.instance_type, pool.zone, pool.market, seen.now),
@@ -163,35 +179,39 @@ def rented_chance(pool: Pool, seen: Conditions, differences: tuple[str, ...]) ->
     )
 
 
-def _committed(job: Job, pool: Pool, seen: Conditions, policy: Policy) -> Chance:
+def _committed_candidate(job: Job, pool: Pool, seen: PlacementContext, policy: Policy) -> CandidatePool:
     """Return a pool that is paid for. The pass could not start the job there, so nothing of it is free for it now."""
-    ours, held = machines_of(pool, seen, policy)
-    ahead = [each for each in seen.queue if not why_not_there(each, pool, policy.storage)]
+    ours, held = expected_releases(pool, seen, policy)
+    ahead = [each for each in seen.queue if not why_not_portable(each, pool, policy.storage)]
     asked = [
-        Asked(each.spec.nodes * each.spec.accelerators_per_node, policy.burst.run_seconds_of(each.spec.priority_class))
+        WaitingUse(
+            each.spec.nodes * each.spec.accelerators_per_node, policy.burst.run_seconds_of(each.spec.priority_class)
+        )
         for each in ahead
     ]
-    starts = expected_starts(sum(room.free for room in ours if room.is_open), held, asked)
+    starts = expected_starts(sum(capacity.free for capacity in ours if capacity.is_open), held, asked)
     forecast = next((at for each, at in zip(ahead, starts, strict=True) if each.job_id == job.job_id), _LONGEST_WAIT)
     waited = (seen.now - (job.queued_at or job.submitted_at)).total_seconds()
     others = sum(policy.burst.delay_of(each.spec.priority_class) for each in ahead if each.job_id != job.job_id)
-    return Chance(
+    return CandidatePool(
         pool=pool,
         accelerators_left=0,
         wait_seconds=min(_LONGEST_WAIT, expected_wait(forecast, waited)),
-        shadow_micros_per_accelerator_hour=shadow_of(pool, others, policy.burst),
+        shadow_micros_per_accelerator_hour=shadow_price_of(pool, others, policy.burst),
         barred_until=None,
-        differences=why_not_there(job, pool, policy.storage),
+        differences=why_not_portable(job, pool, policy.storage),
     )
 
 
-def machines_of(pool: Pool, seen: Conditions, policy: Policy) -> tuple[list[Room], list[Held]]:
+def expected_releases(
+    pool: Pool, seen: PlacementContext, policy: Policy
+) -> tuple[list[NodeCapacity], list[RunningUse]]:
     """Return the machines of a pool that is paid for, and what is expected to come free of them, and when."""
-    ours = [room for room in seen.rooms if _is_of(room, pool)]
+    ours = [capacity for capacity in seen.capacities if _is_in_pool(capacity, pool)]
     held = [
-        Held(
+        RunningUse(
             charge.accelerators,
-            left_of(
+            remaining_seconds(
                 policy.burst.run_seconds_of(seen.classes.get(charge.job_id, "")),
                 (seen.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0,
             ),
@@ -203,14 +223,14 @@ def machines_of(pool: Pool, seen: Conditions, policy: Policy) -> tuple[list[Room
     # has just said that it finds no machine for the group.
     short_until = seen.shortages.barred_until(pool.name, "", Market.COMMITTED, seen.now)
     held += [
-        Held(room.accelerators or pool.accelerators_per_node, policy.jobs.expected_replace_seconds)
-        for room in ours
-        if not room.is_open and short_until is None
+        RunningUse(capacity.accelerators or pool.accelerators_per_node, policy.jobs.expected_replace_seconds)
+        for capacity in ours
+        if not capacity.is_open and short_until is None
     ]
     return ours, held
 
 
-def shadow_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) -> int:
+def shadow_price_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) -> int:
     """Return what an accelerator-hour of a committed pool is worth to those who wait for it: nothing if nobody does.
 
     The fleet keeps no record of past demand by the hour yet; while somebody waits, every hour is taken to be wanted.
@@ -220,8 +240,8 @@ def shadow_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) -> int
     return shadow_price(min(prices, default=0), 1.0, delay_micros_per_hour, accelerators)
 
 
-def _is_of(room: Room, pool: Pool) -> bool:
-    return (room.cluster, room.pool, room.instance_type, room.kept_for) == (
+def _is_in_pool(capacity: NodeCapacity, pool: Pool) -> bool:
+    return (capacity.cluster, capacity.pool, capacity.instance_type, capacity.reserved_for) == (
         pool.cluster,
         pool.name,
         pool.instance_type,
@@ -229,16 +249,16 @@ def _is_of(room: Room, pool: Pool) -> bool:
     )
 
 
-def pool_of(rental: Rental, pools: Sequence[Pool]) -> Pool | None:
+def offered_pool(rental: Rental, pools: Sequence[Pool]) -> Pool | None:
     """Return the pool of the offer in force; None where the policy has none such any more."""
     offer = rental.offer
     return next((pool for pool in pools if (pool.cluster, pool.name) == (offer.cluster, offer.pool)), None)
 
 
-def asked_again(
+def facts_for_next_offer(
     facts: PlacementFacts,
     rental: Rental,
-    holds: Iterable[RentalHold],
+    holds: Iterable[RentalAllocation],
     shortages: Shortages,
     burst: BurstPolicy,
     now: datetime,
@@ -259,13 +279,13 @@ def asked_again(
     tried = {offer.pool for offer in rental.offers}
     waited = (now - facts.now).total_seconds()
     committed = tuple(
-        chance.but(wait_seconds=max(0.0, chance.wait_seconds - waited))
-        for chance in facts.chances
-        if not chance.pool.market.is_rented
+        candidate.but(wait_seconds=max(0.0, candidate.wait_seconds - waited))
+        for candidate in facts.candidates
+        if not candidate.pool.market.is_rented
     )
-    before = {chance.pool.name: chance for chance in facts.chances}
+    before = {candidate.pool.name: candidate for candidate in facts.candidates}
     rented = tuple(
-        Chance(
+        CandidatePool(
             pool=pool,
             accelerators_left=max(
                 0,
@@ -282,5 +302,5 @@ def asked_again(
         )
         for pool in burst.pools
     )
-    spending = spending_of(facts.job.team, others, burst, budget_left_parts)
-    return facts.but(chances=(*committed, *rented), spending=spending, now=now)
+    spending = spend_limits(facts.job.team, others, burst, budget_left_parts)
+    return facts.but(candidates=(*committed, *rented), spending=spending, now=now)

@@ -16,7 +16,7 @@ SPOT_NOTICE_SECONDS = 120
 _HOURS_OF_WEEK = 168
 
 
-class Waiting(Value):
+class JobDemand(Value):
     """A job that waits, reduced to what its place depends on."""
 
     job_id: str
@@ -39,9 +39,9 @@ class Waiting(Value):
     deadline_at: Instant | None = None
     done_seconds: float = 0
     """Work that is behind it and kept."""
-    is_catching_up: bool = False
+    avoids_spot: bool = False
     """It fell behind its line on spot, and has been kept off it since."""
-    rent_worth_parts: int | None = None
+    max_rent_parts: int | None = None
     """Rent, in parts of `economics.money`, up to which its recovery rents rather than wait; None where none does."""
 
     @property
@@ -50,7 +50,7 @@ class Waiting(Value):
         return self.nodes * self.accelerators_per_node
 
 
-class Chance(Value):
+class CandidatePool(Value):
     """One pool, as it stands for one job."""
 
     pool: Pool
@@ -66,7 +66,7 @@ class Chance(Value):
     """Why the job would not run the same there."""
 
 
-class Spending(Value):
+class SpendLimits(Value):
     """What is being spent now, and what may be."""
 
     team_micros_per_hour: int = 0
@@ -79,7 +79,7 @@ class Spending(Value):
     """In parts of `economics.money`, after what running rentals are expected to cost; None where there is no budget."""
 
 
-class Terms(Value):
+class RiskLimits(Value):
     """Limits on risk."""
 
     spot_checkpoint_share: float = 0.1
@@ -91,14 +91,14 @@ class Terms(Value):
 class PlacementFacts(Value):
     """All that the choice rests on. It replays from this alone."""
 
-    job: Waiting
-    chances: tuple[Chance, ...]
-    spending: Spending
-    terms: Terms = Terms()
+    job: JobDemand
+    candidates: tuple[CandidatePool, ...]
+    spending: SpendLimits
+    terms: RiskLimits = RiskLimits()
     now: Instant
 
 
-class Placement(StrEnum):
+class PlacementAction(StrEnum):
     """What to do with a waiting job."""
 
     START = "START"
@@ -107,11 +107,11 @@ class Placement(StrEnum):
     """On nodes that are to be rented for it."""
     WAIT = "WAIT"
     """For nodes that are paid for in any case."""
-    NOWHERE = "NOWHERE"
+    NO_POOL = "NO_POOL"
     """No pool can have it as things stand."""
 
 
-class Row(Value):
+class PoolCost(Value):
     """One pool, weighed. Parts are those of `economics.money`."""
 
     pool: str
@@ -126,7 +126,7 @@ class Row(Value):
     shadow_parts: int
     interruptions: float
     """Expected."""
-    is_there: bool
+    is_available_now: bool
     """Whether it is committed, free now, and can have the job."""
 
     @property
@@ -139,16 +139,16 @@ class PlacementDecision(Value):
     """Where a job should run, and why."""
 
     job_id: str
-    action: Placement
+    action: PlacementAction
     pool: str = ""
     """Chosen; on WAIT the one that it waits for."""
     reason: str
-    row: Row | None = None
+    row: PoolCost | None = None
     """The chosen one."""
-    table: tuple[Row, ...]
+    table: tuple[PoolCost, ...]
     """Every pool, the best first, those it cannot have last."""
     alternatives: tuple[Alternative, ...]
-    rents_from_wait_seconds: float | None = None
+    rent_threshold_seconds: float | None = None
     """On WAIT: the expected wait from which it would be rented for; None where nothing could be rented."""
     late_seconds: float | None = None
     """By how much it is expected to miss its deadline; None where it has none, or some pool meets it."""
@@ -175,7 +175,7 @@ def shadow_price(
     return round(min(1.0, max(0.0, share_full)) * min(rented_micros_per_accelerator_hour, queue))
 
 
-def mean_share_full(by_hour_of_week: Sequence[float], now: datetime, seconds: float) -> float:
+def mean_demand_share(by_hour_of_week: Sequence[float], now: datetime, seconds: float) -> float:
     """Return how often committed capacity is expected to be wanted over the time that a job would hold it.
 
     Args:

@@ -10,17 +10,17 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from evenkeel.domain.capacity.pools import Pool
-from evenkeel.domain.capacity.start_estimates import left_of
+from evenkeel.domain.capacity.start_estimates import remaining_seconds
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.demand import Terms
+from evenkeel.domain.renting.demand import RiskLimits
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Instant, Value
 
 
-class Home(Value):
+class MigrationTarget(Value):
     """Committed room that a job elsewhere could have."""
 
     pool: str
@@ -30,7 +30,7 @@ class Home(Value):
     differences: tuple[str, ...] = ()
 
 
-class Guest(Value):
+class MigrationCandidate(Value):
     """A job that runs on rented or reserved nodes."""
 
     job_id: str
@@ -49,143 +49,148 @@ class Guest(Value):
     deadline_at: Instant | None = None
 
 
-class StayFacts(Value):
+class MigrationFacts(Value):
     """All that the answer rests on. It replays from this alone."""
 
-    guest: Guest
+    candidate: MigrationCandidate
     pool: Pool
-    home: Home | None = None
+    target: MigrationTarget | None = None
     """The best committed room that is free for it now; None where there is none."""
     budget_left_parts: int | None = None
     """What is left of its team's budget, after what has been spent by now; None where there is none."""
     team_micros_per_hour: int = 0
     """What the team's rentals cost an hour, this one included."""
-    terms: Terms = Terms()
+    terms: RiskLimits = RiskLimits()
     now: Instant
 
 
-class Stay(StrEnum):
+class MigrationAction(StrEnum):
     """What becomes of a guest."""
 
     STAY = "STAY"
-    GO_HOME = "GO_HOME"
+    MIGRATE = "MIGRATE"
     """At its next checkpoint."""
-    LEAVE = "LEAVE"
+    REQUEUE = "REQUEUE"
     """Save and go back to the queue: the place or the money ends."""
 
 
-class StayDecision(Value):
+class MigrationDecision(Value):
     """What becomes of a guest, and why."""
 
-    action: Stay
+    action: MigrationAction
     reason: str
     by: Instant | None = None
     """On LEAVE: when the save must begin."""
     saving_parts: int = 0
-    move_parts: int = 0
+    migration_cost_parts: int = 0
     alternatives: tuple[Alternative, ...] = ()
-    facts: StayFacts
+    facts: MigrationFacts
 
 
-def judge_stay(facts: StayFacts) -> StayDecision:
+def decide_migration(facts: MigrationFacts) -> MigrationDecision:
     """Decide whether a job stays where it is rented or reserved.
 
     saving = what the time left costs here - what it costs at home
     move   = (rent of the nodes while it saves + price of delay x (save + launch + restart + work since a checkpoint))
     home iff saving > move + one restart's price of delay
     """
-    guest, pool = facts.guest, facts.pool
-    ends = _end_of_stay(facts)
-    saving, move = _saving(facts), _cost_of_move(facts)
+    candidate, pool = facts.candidate, facts.pool
+    ends = _must_leave_at(facts)
+    saving, move = _migration_saving(facts), _migration_cost(facts)
     if ends is not None and ends[0] <= facts.now:
-        return StayDecision(action=Stay.LEAVE, reason=ends[1], by=ends[0], facts=facts)
-    why_not = _why_not_home(facts, saving, move)
+        return MigrationDecision(action=MigrationAction.REQUEUE, reason=ends[1], by=ends[0], facts=facts)
+    why_not = _why_not_migrate(facts, saving, move)
     if not why_not:
-        assert facts.home is not None  # or there would be a reason
-        return StayDecision(
-            action=Stay.GO_HOME,
-            reason=f"{facts.home.pool} has room: {money.said(saving)} of rent is saved for a move of "
-            f"{money.said(move)}.",
+        assert facts.target is not None  # or there would be a reason
+        return MigrationDecision(
+            action=MigrationAction.MIGRATE,
+            reason=f"{facts.target.pool} has capacity: {money.format_usd(saving)} of rent is saved for a move of "
+            f"{money.format_usd(move)}.",
             saving_parts=saving,
-            move_parts=move,
-            alternatives=(Alternative(option=Stay.STAY, why_not=f"{money.said(saving - move)} more."),),
+            migration_cost_parts=move,
+            alternatives=(
+                Alternative(option=MigrationAction.STAY, why_not=f"{money.format_usd(saving - move)} more."),
+            ),
             facts=facts,
         )
     until = f", and must begin to save at {ends[0]:%d %b %H:%M} UTC" if ends else ""
-    return StayDecision(
-        action=Stay.STAY,
-        reason=f"{guest.job_id} stays on {pool.name}{until}.",
+    return MigrationDecision(
+        action=MigrationAction.STAY,
+        reason=f"{candidate.job_id} stays on {pool.name}{until}.",
         by=ends[0] if ends else None,
         saving_parts=saving,
-        move_parts=move,
-        alternatives=(Alternative(option=Stay.GO_HOME, why_not=why_not),),
+        migration_cost_parts=move,
+        alternatives=(Alternative(option=MigrationAction.MIGRATE, why_not=why_not),),
         facts=facts,
     )
 
 
-def _end_of_stay(facts: StayFacts) -> tuple[datetime, str] | None:
+def _must_leave_at(facts: MigrationFacts) -> tuple[datetime, str] | None:
     """Return when the guest must begin to save, and why; None where nothing drives it out before it is done."""
-    guest, pool = facts.guest, facts.pool
-    done_at = facts.now + timedelta(seconds=guest.left_seconds)
+    candidate, pool = facts.candidate, facts.pool
+    done_at = facts.now + timedelta(seconds=candidate.left_seconds)
     ends = []
     if pool.reservation:
-        until = pool.reservation.usable_until - timedelta(seconds=guest.save_seconds + facts.terms.grace_seconds)
+        until = pool.reservation.usable_until - timedelta(seconds=candidate.save_seconds + facts.terms.grace_seconds)
         ends.append(
             (until, f"The reservation of {pool.name} ends for work at {pool.reservation.usable_until:%H:%M} UTC.")
         )
     if facts.budget_left_parts is not None and facts.team_micros_per_hour:
         # The rent runs on while it saves.
-        seconds = facts.budget_left_parts // facts.team_micros_per_hour - math.ceil(guest.save_seconds)
+        seconds = facts.budget_left_parts // facts.team_micros_per_hour - math.ceil(candidate.save_seconds)
         until = facts.now + timedelta(seconds=max(0, seconds))
-        ends.append((until, f"The budget of team {guest.team} is used up but for a last save."))
+        ends.append((until, f"The budget of team {candidate.team} is used up but for a last save."))
     soonest = min(ends, default=None)
     return soonest if soonest and soonest[0] < done_at else None
 
 
-def _saving(facts: StayFacts) -> int:
-    guest, home = facts.guest, facts.home
-    shadow = home.shadow_micros_per_accelerator_hour * guest.nodes * guest.accelerators_per_node if home else 0
-    return round((facts.pool.micros_per_node_hour * guest.nodes - shadow) * guest.left_seconds)
+def _migration_saving(facts: MigrationFacts) -> int:
+    candidate, target = facts.candidate, facts.target
+    shadow = (
+        target.shadow_micros_per_accelerator_hour * candidate.nodes * candidate.accelerators_per_node if target else 0
+    )
+    return round((facts.pool.micros_per_node_hour * candidate.nodes - shadow) * candidate.left_seconds)
 
 
-def _cost_of_move(facts: StayFacts) -> int:
-    guest = facts.guest
-    launch = facts.home.launch_seconds if facts.home else 0.0
-    rent = facts.pool.micros_per_node_hour * guest.nodes * guest.save_seconds
-    delay = guest.save_seconds + launch + guest.restart_seconds
-    return round(rent + guest.micros_per_hour_of_delay * delay)
+def _migration_cost(facts: MigrationFacts) -> int:
+    candidate = facts.candidate
+    launch = facts.target.launch_seconds if facts.target else 0.0
+    rent = facts.pool.micros_per_node_hour * candidate.nodes * candidate.save_seconds
+    delay = candidate.save_seconds + launch + candidate.restart_seconds
+    return round(rent + candidate.micros_per_hour_of_delay * delay)
 
 
-def _why_not_home(facts: StayFacts, saving: int, move: int) -> str:
-    guest, home = facts.guest, facts.home
-    if home is None:
-        return "Nothing that is paid for has room."
+def _why_not_migrate(facts: MigrationFacts, saving: int, move: int) -> str:
+    candidate, target = facts.candidate, facts.target
+    if target is None:
+        return "Nothing that is paid for has capacity."
     if not facts.pool.market.is_rented:
         return f"{facts.pool.name} is paid for as well."
-    if guest.checkpoint_seconds is None:
+    if candidate.checkpoint_seconds is None:
         return "It keeps no checkpoints: a move would begin from nothing."
-    if home.differences:
-        return home.differences[0]
-    done_at = facts.now + timedelta(seconds=guest.left_seconds)
-    gone = guest.save_seconds + home.launch_seconds + guest.restart_seconds
-    if home.usable_until and facts.now + timedelta(seconds=gone + guest.checkpoint_seconds) > home.usable_until:
-        return f"{home.pool} ends before it could save there."
-    if guest.deadline_at and done_at <= guest.deadline_at < done_at + timedelta(seconds=gone):
+    if target.differences:
+        return target.differences[0]
+    done_at = facts.now + timedelta(seconds=candidate.left_seconds)
+    gone = candidate.save_seconds + target.launch_seconds + candidate.restart_seconds
+    if target.usable_until and facts.now + timedelta(seconds=gone + candidate.checkpoint_seconds) > target.usable_until:
+        return f"{target.pool} ends before it could save there."
+    if candidate.deadline_at and done_at <= candidate.deadline_at < done_at + timedelta(seconds=gone):
         return "The move would cost it its deadline."
-    hysteresis = move + round(guest.micros_per_hour_of_delay * guest.restart_seconds)
+    hysteresis = move + round(candidate.micros_per_hour_of_delay * candidate.restart_seconds)
     if saving <= hysteresis:
-        return f"It would save {money.said(saving)}; the move and one restart besides cost {money.said(hysteresis)}."
+        cost = money.format_usd(hysteresis)
+        return f"It would save {money.format_usd(saving)}; the move and one restart besides cost {cost}."
     return ""
 
 
-class Loan(Value):
+class TemporaryCapacity(Value):
     """Rented nodes that stand in for baseline nodes that failed.
 
     Their dollars are billed to the team whose job runs on them; their accelerators are in its quota by the attempt's
     own charge, as on any other node.
     """
 
-    loan_id: str
+    temporary_capacity_id: str
     job_id: str
     team: str
     incident_id: str
@@ -198,9 +203,9 @@ class Loan(Value):
     returned_at: Instant | None = None
 
     @property
-    def rental(self) -> money.Rental:
+    def rental(self) -> money.BillableRental:
         """What it is billed as."""
-        return money.Rental(
+        return money.BillableRental(
             pool=self.pool,
             job_id=self.job_id,
             team=self.team,
@@ -211,25 +216,25 @@ class Loan(Value):
         )
 
 
-class LoanState(StrEnum):
+class TemporaryCapacityState(StrEnum):
     """What becomes of a loan."""
 
     KEEP = "KEEP"
-    GIVE_BACK = "GIVE_BACK"
+    RETURN = "RETURN"
     """At the job's next checkpoint: what it stood in for is there again, or nobody uses it."""
     END = "END"
     """Now: its time is over."""
-    OVER = "OVER"
+    RETURNED = "RETURNED"
     """It was given back."""
 
 
-class LoanFacts(Value):
+class TemporaryCapacityFacts(Value):
     """All that the answer about one loan rests on."""
 
-    loan: Loan
-    is_baseline_back: bool
+    temporary: TemporaryCapacity
+    has_baseline_recovered: bool
     """The nodes it stands in for take work again."""
-    does_job_run: bool
+    is_job_running: bool
     """The job still runs on it."""
     keeps_checkpoints: bool = True
     """Where it keeps none, it is not moved before its time is over: it would begin from nothing."""
@@ -237,39 +242,45 @@ class LoanFacts(Value):
     now: Instant
 
 
-class LoanDecision(Value):
+class TemporaryCapacityDecision(Value):
     """What becomes of a loan, and why."""
 
-    state: LoanState
+    state: TemporaryCapacityState
     reason: str
-    facts: LoanFacts
+    facts: TemporaryCapacityFacts
 
 
-def judge_loan(facts: LoanFacts) -> LoanDecision:
+def decide_temporary_capacity(facts: TemporaryCapacityFacts) -> TemporaryCapacityDecision:
     """Decide what becomes of one loan. Its due time is kept whatever else holds; the last save fits before it."""
-    loan = facts.loan
-    if loan.returned_at is not None:
-        return LoanDecision(state=LoanState.OVER, reason="It was given back.", facts=facts)
-    if facts.now + timedelta(seconds=facts.save_seconds) >= loan.due_at:
-        reason = f"Its time is over at {loan.due_at:%d %b %H:%M} UTC; the job saves and goes back to the queue."
-        return LoanDecision(state=LoanState.END, reason=reason, facts=facts)
-    if not facts.does_job_run:
-        return LoanDecision(state=LoanState.GIVE_BACK, reason=f"{loan.job_id} no longer runs on it.", facts=facts)
-    if facts.is_baseline_back and not facts.keeps_checkpoints:
+    temporary = facts.temporary
+    if temporary.returned_at is not None:
+        return TemporaryCapacityDecision(
+            state=TemporaryCapacityState.RETURNED, reason="It was given back.", facts=facts
+        )
+    if facts.now + timedelta(seconds=facts.save_seconds) >= temporary.due_at:
+        reason = f"Its time is over at {temporary.due_at:%d %b %H:%M} UTC; the job saves and goes back to the queue."
+        return TemporaryCapacityDecision(state=TemporaryCapacityState.END, reason=reason, facts=facts)
+    if not facts.is_job_running:
+        return TemporaryCapacityDecision(
+            state=TemporaryCapacityState.RETURN, reason=f"{temporary.job_id} no longer runs on it.", facts=facts
+        )
+    if facts.has_baseline_recovered and not facts.keeps_checkpoints:
         reason = "It keeps no checkpoints: a move would begin from nothing."
-        return LoanDecision(state=LoanState.KEEP, reason=reason, facts=facts)
-    if facts.is_baseline_back:
+        return TemporaryCapacityDecision(state=TemporaryCapacityState.KEEP, reason=reason, facts=facts)
+    if facts.has_baseline_recovered:
         reason = "What it stands in for is back; the job moves at its next checkpoint."
-        return LoanDecision(state=LoanState.GIVE_BACK, reason=reason, facts=facts)
-    return LoanDecision(state=LoanState.KEEP, reason="What it stands in for is not back yet.", facts=facts)
+        return TemporaryCapacityDecision(state=TemporaryCapacityState.RETURN, reason=reason, facts=facts)
+    return TemporaryCapacityDecision(
+        state=TemporaryCapacityState.KEEP, reason="What it stands in for is not back yet.", facts=facts
+    )
 
 
-def loan_of(rental: Rental) -> Loan | None:
+def temporary_capacity_of(rental: Rental) -> TemporaryCapacity | None:
     """Return a rental as a loan; None where it stands in for nothing."""
-    if rental.due_at is None or rental.serves is not None:
+    if rental.due_at is None or rental.serving_target is not None:
         return None
-    return Loan(
-        loan_id=rental.name,
+    return TemporaryCapacity(
+        temporary_capacity_id=rental.name,
         job_id=rental.job_id,
         team=rental.team,
         incident_id=rental.incident_id,
@@ -282,40 +293,40 @@ def loan_of(rental: Rental) -> Loan | None:
     )
 
 
-def stay_facts(
+def migration_facts(
     job: Job,
     nodes: int,
     pool: Pool,
-    home: Home | None,
+    target: MigrationTarget | None,
     policy: Policy,
     now: datetime,
     *,
     ran_seconds: float,
-) -> StayFacts:
+) -> MigrationFacts:
     """Return what it rests on whether a job stays where it is rented or reserved.
 
     Args:
         job: It runs there.
         nodes: That it holds.
         pool: Where.
-        home: Committed room that is free for it.
+        target: Committed room that is free for it.
         policy: Prices and estimates.
         now: The time.
         ran_seconds: How long it has run, over all attempts.
     """
     spec = job.spec
     keeps = bool(spec.checkpoint_uri)
-    guest = Guest(
+    candidate = MigrationCandidate(
         job_id=job.job_id,
         team=spec.team,
         nodes=nodes,
         accelerators_per_node=spec.accelerators_per_node,
         micros_per_hour_of_delay=policy.burst.delay_of(spec.priority_class),
-        left_seconds=left_of(policy.burst.run_seconds_of(spec.priority_class), ran_seconds),
+        left_seconds=remaining_seconds(policy.burst.run_seconds_of(spec.priority_class), ran_seconds),
         since_checkpoint_seconds=policy.economy.expected_checkpoint_seconds / 2 if keeps else ran_seconds,
         checkpoint_seconds=policy.economy.expected_checkpoint_seconds if keeps else None,
         save_seconds=spec.grace_seconds,
         restart_seconds=policy.jobs.expected_resume_seconds,
         deadline_at=spec.deadline_at,
     )
-    return StayFacts(guest=guest, pool=pool, home=home, now=now)
+    return MigrationFacts(candidate=candidate, pool=pool, target=target, now=now)

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from evenkeel.domain.capacity import compatibility
-from evenkeel.domain.capacity.compatibility import Place, Storage, differences, needs_of
+from evenkeel.domain.capacity.compatibility import PoolEnvironment, Storage, differences, needs_of
 from evenkeel.domain.capacity.instance_types import InstanceTypes, shipped
 from evenkeel.domain.capacity.pools import Market, Pool
 from evenkeel.domain.jobs.job import Job
 
 
-def why_not_there(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]:
+def why_not_portable(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]:
     """Return why a job could not run the same in a pool, one sentence each; nothing where it could.
 
     Args:
@@ -17,21 +17,21 @@ def why_not_there(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]:
         pool: It need not have any machines yet.
         storage: What lies behind claims, by cluster, as the site says.
     """
-    return tuple(_whys(job, pool, storage))
+    return tuple(_differences(job, pool, storage))
 
 
-def place_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> Place:
+def environment_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> PoolEnvironment:
     """Return what a job finds in a pool: as its instance type has it, and where the pool says otherwise, as that."""
-    found = compatibility.place_on(pool.instance_type, catalogue)
-    said = {name: value for name in pool.place.model_fields_set if (value := getattr(pool.place, name))}
-    return found.but(**{**said, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
+    found = compatibility.environment_on(pool.instance_type, catalogue)
+    given = {name: value for name in pool.place.model_fields_set if (value := getattr(pool.place, name))}
+    return found.but(**{**given, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
 
 
-def _whys(job: Job, pool: Pool, storage: Storage) -> Iterator[str]:
+def _differences(job: Job, pool: Pool, storage: Storage) -> Iterator[str]:
     spec = job.spec
     if spec.instance_types and pool.instance_type not in spec.instance_types:
         yield f"It asks for {' or '.join(spec.instance_types)}."
-    if spec.pools and not any(choice.means_pool(pool) for choice in spec.pools):
+    if spec.pools and not any(choice.matches_pool(pool) for choice in spec.pools):
         yield f"Its type runs on {', then '.join(choice.name for choice in spec.pools)}."
     if pool.market is Market.COMMITTED and pool.cluster != job.cluster:
         yield f"It belongs to cluster {job.cluster}."
@@ -40,4 +40,4 @@ def _whys(job: Job, pool: Pool, storage: Storage) -> Iterator[str]:
         yield f"Its checkpoints lie on a volume of {job.cluster} alone."
         claim = ""
     needs = needs_of(spec.requires, claim, job.cluster, storage)
-    yield from differences(needs, place_in(pool, storage, shipped()))
+    yield from differences(needs, environment_in(pool, storage, shipped()))

@@ -24,67 +24,68 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.renting.demand import (
     SPOT_NOTICE_SECONDS,
-    Chance,
-    Placement,
+    CandidatePool,
+    JobDemand,
+    PlacementAction,
     PlacementDecision,
     PlacementFacts,
-    Row,
-    Spending,
-    Terms,
-    Waiting,
+    PoolCost,
+    RiskLimits,
+    SpendLimits,
 )
 
 
-def place(facts: PlacementFacts) -> PlacementDecision:
+def choose_pool(facts: PlacementFacts) -> PlacementDecision:
     """Choose the cheapest pool that is soon enough: what is there and committed first, then by cost, then by order.
 
     A deadline narrows the choice to the pools that meet it. Where none does, no money buys it: what delay costs
     decides, as without a deadline, and the reason says how late it will be.
     """
-    order = {chance.pool.name: place for place, chance in enumerate(facts.chances)}
-    rows = sorted(_rows(facts), key=lambda row: (bool(row.why_not), not row.is_there, row.parts, order[row.pool]))
+    order = {candidate.pool.name: place for place, candidate in enumerate(facts.candidates)}
+    rows = sorted(
+        _pool_costs(facts), key=lambda row: (bool(row.why_not), not row.is_available_now, row.parts, order[row.pool])
+    )
     possible = [row for row in rows if not row.why_not]
     if not possible:
         seen = " ".join(f"{row.pool}: {row.why_not}" for row in rows) or "There is no pool."
-        return _decided(facts, rows, Placement.NOWHERE, f"No pool can have it now. {seen}", ())
-    soon = _soon_enough(facts, possible)
+        return _decided(facts, rows, PlacementAction.NO_POOL, f"No pool can have it now. {seen}", ())
+    soon = _meeting_deadline(facts, possible)
     chosen = soon[0]
-    if chosen.is_there:
+    if chosen.is_available_now:
         why = f"{chosen.pool} is paid for and has room."
-        return _decided(facts, rows, Placement.START, why + _of_deadline(facts, possible, chosen), soon)
+        return _decided(facts, rows, PlacementAction.START, why + _deadline_text(facts, possible, chosen), soon)
     wished = cheapest_rented(soon)
-    worth = facts.job.rent_worth_parts
+    worth = facts.job.max_rent_parts
     if not chosen.market.is_rented and wished and worth is not None and wished.rent_parts <= worth:
-        cost = (
-            f"{wished.pool} costs {money.said(wished.rent_parts)}, and up to {money.said(worth)} it loses least there"
-        )
+        price, most = money.format_usd(wished.rent_parts), money.format_usd(worth)
+        cost = f"{wished.pool} costs {price}, and up to {most} it loses least there"
         why = f"Its recovery chose to rent: {cost}."
-        return _decided(facts, rows, Placement.RENT, why + _of_deadline(facts, possible, wished), (wished,))
+        return _decided(facts, rows, PlacementAction.RENT, why + _deadline_text(facts, possible, wished), (wished,))
     is_rent = chosen.market.is_rented
-    why = _why_rent(possible, chosen) if is_rent else _why_wait(rows, chosen)
-    action = Placement.RENT if is_rent else Placement.WAIT
-    return _decided(facts, rows, action, why + _of_deadline(facts, possible, chosen), soon)
+    why = _rent_reason(possible, chosen) if is_rent else _wait_reason(rows, chosen)
+    action = PlacementAction.RENT if is_rent else PlacementAction.WAIT
+    return _decided(facts, rows, action, why + _deadline_text(facts, possible, chosen), soon)
 
 
-def cheapest_rented(rows: Iterable[Row]) -> Row | None:
+def cheapest_rented(rows: Iterable[PoolCost]) -> PoolCost | None:
     """Return the cheapest row to rent of those that the job could have; None where there is none."""
     to_rent = (row for row in rows if row.market.is_rented and not row.why_not)
     return min(to_rent, key=lambda row: row.parts, default=None)
 
 
-def would_rent(placed: PlacementDecision) -> Row | None:
+def cheapest_rental_in_time(placed: PlacementDecision) -> PoolCost | None:
     """Return what would be rented if anything were: the cheapest that meets the deadline, where some pool does."""
-    return cheapest_rented(_soon_enough(placed.facts, [row for row in placed.table if not row.why_not]))
+    return cheapest_rented(_meeting_deadline(placed.facts, [row for row in placed.table if not row.why_not]))
 
 
-def placement_said(placed: PlacementDecision, mode: Mode) -> str:
+def recorded_placement_reason(placed: PlacementDecision, mode: Mode) -> str:
     """Return the reason as it is recorded: in any mode but `act` nothing is rented, and that is said."""
-    if mode is not Mode.ACT and placed.action is Placement.RENT:
+    if mode is not Mode.ACT and placed.action is PlacementAction.RENT:
         return f"Mode is {mode}: it would be rented for, but nothing is done. {placed.reason}"
     return placed.reason
 
 
-def place_in_turn(asks: Sequence[PlacementFacts]) -> tuple[PlacementDecision, ...]:
+def place_in_queue_order(asks: Sequence[PlacementFacts]) -> tuple[PlacementDecision, ...]:
     """Place jobs one after the other, each with what those before it have left of room, of caps and of budgets.
 
     Args:
@@ -105,17 +106,17 @@ def place_in_turn(asks: Sequence[PlacementFacts]) -> tuple[PlacementDecision, ..
                 fleet_micros_per_hour=before.fleet_micros_per_hour + fleet,
                 team_budget_left_parts=None if left is None else left - budgets.get(job.team, 0),
             )
-        chances = tuple(
-            chance.but(accelerators_left=chance.accelerators_left - taken[chance.pool.name])
-            if chance.pool.name in taken
-            else chance
-            for chance in ask.chances
+        candidates = tuple(
+            candidate.but(accelerators_left=candidate.accelerators_left - taken[candidate.pool.name])
+            if candidate.pool.name in taken
+            else candidate
+            for candidate in ask.candidates
         )
-        decision = place(ask.but(chances=chances, spending=spending))
+        decision = choose_pool(ask.but(candidates=candidates, spending=spending))
         decisions.append(decision)
-        if decision.row and decision.action in (Placement.START, Placement.RENT):
-            pool = next(chance.pool for chance in chances if chance.pool.name == decision.pool)
-            taken[pool.name] = taken.get(pool.name, 0) + _held(job, pool)
+        if decision.row and decision.action in (PlacementAction.START, PlacementAction.RENT):
+            pool = next(candidate.pool for candidate in candidates if candidate.pool.name == decision.pool)
+            taken[pool.name] = taken.get(pool.name, 0) + _accelerators_taken(job, pool)
             rate = pool.micros_per_node_hour * job.nodes
             fleet += rate
             teams[job.team] = teams.get(job.team, 0) + rate
@@ -123,37 +124,42 @@ def place_in_turn(asks: Sequence[PlacementFacts]) -> tuple[PlacementDecision, ..
     return tuple(decisions)
 
 
-def weigh(
-    job: Waiting, chance: Chance, spending: Spending, terms: Terms, now: datetime, changeover_seconds: float = 0
-) -> Row:
+def cost_of_pool(
+    job: JobDemand,
+    candidate: CandidatePool,
+    spending: SpendLimits,
+    terms: RiskLimits,
+    now: datetime,
+    changeover_seconds: float = 0,
+) -> PoolCost:
     """Weigh one pool for one job.
 
     Args:
         job: The job.
-        chance: The pool as it stands.
+        candidate: The pool as it stands.
         spending: What is spent and may be.
         terms: Limits on risk.
         now: The moment.
         changeover_seconds: How long it takes to begin again on demand: the guard of a deadline on spot.
     """
-    pool = chance.pool
-    is_there = not pool.market.is_rented and job.accelerators <= chance.accelerators_left
-    wait = 0.0 if is_there or pool.market.is_rented else max(0.0, chance.wait_seconds)
+    pool = candidate.pool
+    is_available_now = not pool.market.is_rented and job.accelerators <= candidate.accelerators_left
+    wait = 0.0 if is_available_now or pool.market.is_rented else max(0.0, candidate.wait_seconds)
     if pool.reservation and pool.reservation.starts_at > now:
-        is_there, wait = False, max(wait, (pool.reservation.starts_at - now).total_seconds())
+        is_available_now, wait = False, max(wait, (pool.reservation.starts_at - now).total_seconds())
     launch = pool.launch.gang_seconds(job.nodes) if pool.market.is_rented else pool.launch.p50_seconds
     start = wait + launch + job.restart_seconds
     per_second = pool.interruptions_per_node_hour * job.nodes / 3600
-    again = launch + job.restart_seconds + _lost_each(job)
+    again = launch + job.restart_seconds + _loss_per_interruption(job)
     run = job.run_seconds * (1 + per_second * again)
     end = round(start + run, 3)
     rent = 0
     if pool.market.is_rented:
         held = max(pool.least_billed_seconds, math.ceil(launch + job.restart_seconds + run))
         rent = pool.micros_per_node_hour * job.nodes * held
-    asked = _Asked(job, chance, spending, terms, now, start, end, rent, changeover_seconds)
-    why_not = next(_whys_not(asked), "")
-    return Row(
+    asked = _PoolQuestion(job, candidate, spending, terms, now, start, end, rent, changeover_seconds)
+    why_not = next(_rejections(asked), "")
+    return PoolCost(
         pool=pool.name,
         market=pool.market,
         why_not=why_not,
@@ -161,13 +167,13 @@ def weigh(
         ends_after_seconds=end,
         rent_parts=rent,
         delay_parts=round(job.micros_per_hour_of_delay * (start + run - job.run_seconds)),
-        shadow_parts=round(chance.shadow_micros_per_accelerator_hour * job.accelerators * run),
+        shadow_parts=round(candidate.shadow_micros_per_accelerator_hour * job.accelerators * run),
         interruptions=round(per_second * job.run_seconds, 4),
-        is_there=is_there and not why_not,
+        is_available_now=is_available_now and not why_not,
     )
 
 
-def guards_deadline(job: Waiting, changeover_seconds: float, now: datetime) -> str:
+def why_not_spot(job: JobDemand, changeover_seconds: float, now: datetime) -> str:
     """Say why a job with a deadline must not be on spot now; empty where it may.
 
     Its progress has to stay on the straight line from nothing at submission to all at the deadline. Once below it, the
@@ -183,52 +189,54 @@ def guards_deadline(job: Waiting, changeover_seconds: float, now: datetime) -> s
         return "Its deadline leaves no time for an interruption."
     whole = (job.deadline_at - job.submitted_at).total_seconds()
     line = (now - job.submitted_at).total_seconds() * (job.done_seconds + job.run_seconds) / whole if whole > 0 else 0.0
-    margin = 2 * changeover_seconds if job.is_catching_up else -changeover_seconds
+    margin = 2 * changeover_seconds if job.avoids_spot else -changeover_seconds
     if job.done_seconds < line + margin:
         return "It is behind the line to its deadline."
     return ""
 
 
-def is_behind(facts: PlacementFacts) -> bool:
+def must_avoid_spot(facts: PlacementFacts) -> bool:
     """Whether a job is kept off spot for the sake of its deadline: remembered until it has caught up."""
-    return bool(guards_deadline(facts.job, _changeover_seconds(facts), facts.now))
+    return bool(why_not_spot(facts.job, _changeover_seconds(facts), facts.now))
 
 
 def _changeover_seconds(facts: PlacementFacts) -> float:
     """Return how long it takes to begin again on demand."""
     job = facts.job
     on_demand = [
-        chance.pool.launch.gang_seconds(job.nodes) for chance in facts.chances if chance.pool.market is Market.ON_DEMAND
+        candidate.pool.launch.gang_seconds(job.nodes)
+        for candidate in facts.candidates
+        if candidate.pool.market is Market.ON_DEMAND
     ]
     return min(on_demand, default=0.0) + job.restart_seconds
 
 
-def _rows(facts: PlacementFacts) -> Iterator[Row]:
+def _pool_costs(facts: PlacementFacts) -> Iterator[PoolCost]:
     job, changeover = facts.job, _changeover_seconds(facts)
-    for chance in facts.chances:
-        yield weigh(job, chance, facts.spending, facts.terms, facts.now, changeover)
+    for candidate in facts.candidates:
+        yield cost_of_pool(job, candidate, facts.spending, facts.terms, facts.now, changeover)
 
 
-def _lost_each(job: Waiting) -> float:
+def _loss_per_interruption(job: JobDemand) -> float:
     """Return the work that one interruption is expected to cost."""
     if job.checkpoint_seconds is None:
         return job.run_seconds / 2
     return 0.0 if job.save_seconds <= SPOT_NOTICE_SECONDS else job.checkpoint_seconds / 2
 
 
-def _held(job: Waiting, pool: Pool) -> int:
+def _accelerators_taken(job: JobDemand, pool: Pool) -> int:
     """Return what a gang takes of a pool: whole nodes where they are rented for it."""
     return job.nodes * (pool.accelerators_per_node if pool.market.is_rented else job.accelerators_per_node)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PoolQuestion:
     """One pool for one job, and what of it is reckoned already."""
 
-    job: Waiting
-    chance: Chance
-    spending: Spending
-    terms: Terms
+    job: JobDemand
+    candidate: CandidatePool
+    spending: SpendLimits
+    terms: RiskLimits
     now: datetime
     start_seconds: float
     end_seconds: float
@@ -236,29 +244,29 @@ class _Asked:
     changeover_seconds: float
 
 
-def _whys_not(asked: _Asked) -> Iterator[str]:
-    job, chance = asked.job, asked.chance
-    pool = chance.pool
+def _rejections(asked: _PoolQuestion) -> Iterator[str]:
+    job, candidate = asked.job, asked.candidate
+    pool = candidate.pool
     if job.accelerators_per_node > pool.accelerators_per_node:
         yield f"A node of it has {pool.accelerators_per_node} accelerators, {job.accelerators_per_node} are asked for."
-    if _held(job, pool) > pool.most_nodes * pool.accelerators_per_node or job.nodes > pool.most_nodes:
+    if _accelerators_taken(job, pool) > pool.most_nodes * pool.accelerators_per_node or job.nodes > pool.most_nodes:
         yield f"It has no more than {_count(pool.most_nodes, 'node')}."
-    if chance.differences:
-        yield chance.differences[0]
+    if candidate.differences:
+        yield candidate.differences[0]
     yield from _past_reservation(asked)
     if not pool.market.is_rented:
         return
-    yield from _not_worth(asked)
-    if _held(job, pool) > chance.accelerators_left:
-        yield f"Its limit leaves room for {_count(chance.accelerators_left // pool.accelerators_per_node, 'node')}."
-    if chance.barred_until and chance.barred_until > asked.now:
-        yield f"Capacity was refused there; it is not asked before {chance.barred_until:%H:%M:%S} UTC."
+    yield from _above_rent_limit(asked)
+    if _accelerators_taken(job, pool) > candidate.accelerators_left:
+        yield f"Its limit leaves room for {_count(candidate.accelerators_left // pool.accelerators_per_node, 'node')}."
+    if candidate.barred_until and candidate.barred_until > asked.now:
+        yield f"Capacity was refused there; it is not asked before {candidate.barred_until:%H:%M:%S} UTC."
     if pool.market is Market.SPOT:
         yield from _too_risky(asked)
-    yield from _too_dear(asked)
+    yield from _over_caps(asked)
 
 
-def _not_worth(asked: _Asked) -> Iterator[str]:
+def _above_rent_limit(asked: _PoolQuestion) -> Iterator[str]:
     job = asked.job
     if job.micros_per_hour_of_delay:
         return
@@ -267,26 +275,28 @@ def _not_worth(asked: _Asked) -> Iterator[str]:
         return
     late = asked.end_seconds - (job.deadline_at - asked.now).total_seconds()
     if late > 0:
-        yield f"It ends {_time(late)} after the job's deadline, and the policy sets no price on the delay of its class."
+        after = _duration_text(late)
+        yield f"It ends {after} after the job's deadline, and the policy sets no price on the delay of its class."
 
 
-def _too_dear(asked: _Asked) -> Iterator[str]:
+def _over_caps(asked: _PoolQuestion) -> Iterator[str]:
     team, spending = asked.job.team, asked.spending
-    rate = asked.chance.pool.micros_per_node_hour * asked.job.nodes
+    rate = asked.candidate.pool.micros_per_node_hour * asked.job.nodes
     for whose, spent, cap in (
         (f"team {team}", spending.team_micros_per_hour, spending.team_cap_micros_per_hour),
         ("the fleet", spending.fleet_micros_per_hour, spending.fleet_cap_micros_per_hour),
     ):
         if spent + rate > cap:
-            hour, now_spent, most = (money.said(each * 3600) for each in (rate, spent, cap))
+            hour, now_spent, most = (money.format_usd(each * 3600) for each in (rate, spent, cap))
             yield f"{hour} an hour is too much: {whose} spends {now_spent} of {most} an hour."
     left = spending.team_budget_left_parts
     if left is not None and asked.rent_parts > left:
-        yield f"{money.said(asked.rent_parts)} is more than the {money.said(left)} left in the budget of team {team}."
+        price = money.format_usd(asked.rent_parts)
+        yield f"{price} is more than the {money.format_usd(left)} left in the budget of team {team}."
 
 
-def _past_reservation(asked: _Asked) -> Iterator[str]:
-    job, reservation = asked.job, asked.chance.pool.reservation
+def _past_reservation(asked: _PoolQuestion) -> Iterator[str]:
+    job, reservation = asked.job, asked.candidate.pool.reservation
     if reservation is None:
         return
     until = reservation.usable_until - timedelta(seconds=job.save_seconds + asked.terms.grace_seconds)
@@ -298,69 +308,72 @@ def _past_reservation(asked: _Asked) -> Iterator[str]:
         yield f"It ends for work at {when}, before the job's first checkpoint."
 
 
-def _too_risky(asked: _Asked) -> Iterator[str]:
+def _too_risky(asked: _PoolQuestion) -> Iterator[str]:
     job = asked.job
     if job.checkpoint_seconds is None:
         yield "Its nodes may be taken back, and the job keeps no checkpoints."
         return
-    per_hour = asked.chance.pool.interruptions_per_node_hour * job.nodes
+    per_hour = asked.candidate.pool.interruptions_per_node_hour * job.nodes
     if per_hour and job.checkpoint_seconds > asked.terms.spot_checkpoint_share * 3600 / per_hour:
         yield (
             f"It is interrupted every {3600 / per_hour / 60:.0f} min with so many nodes; a checkpoint every "
             f"{job.checkpoint_seconds / 60:.0f} min is too seldom."
         )
-    why = guards_deadline(job, asked.changeover_seconds, asked.now)
+    why = why_not_spot(job, asked.changeover_seconds, asked.now)
     if why:
         yield why
 
 
-def _soon_enough(facts: PlacementFacts, possible: Sequence[Row]) -> Sequence[Row]:
+def _meeting_deadline(facts: PlacementFacts, possible: Sequence[PoolCost]) -> Sequence[PoolCost]:
     """Return the rows that meet the deadline; all of them where there is none, or none meets it."""
     return [row for row in possible if _late_seconds(facts, row) is None] or possible
 
 
-def _late_seconds(facts: PlacementFacts, row: Row) -> float | None:
+def _late_seconds(facts: PlacementFacts, row: PoolCost) -> float | None:
     if facts.job.deadline_at is None:
         return None
     late = row.ends_after_seconds - (facts.job.deadline_at - facts.now).total_seconds()
     return round(late, 3) if late > 0 else None
 
 
-def _of_deadline(facts: PlacementFacts, possible: Sequence[Row], chosen: Row) -> str:
+def _deadline_text(facts: PlacementFacts, possible: Sequence[PoolCost], chosen: PoolCost) -> str:
     late = _late_seconds(facts, chosen)
     if late is not None:
-        return f" No pool that it can have meets its deadline; here it is expected to end {_time(late)} after it."
+        return (
+            f" No pool that it can have meets its deadline; here it is expected to end {_duration_text(late)} after it."
+        )
     if _late_seconds(facts, possible[0]) is not None:
         return f" {possible[0].pool} would be cheaper and would miss its deadline."
     return ""
 
 
-def _why_rent(possible: Iterable[Row], chosen: Row) -> str:
+def _rent_reason(possible: Iterable[PoolCost], chosen: PoolCost) -> str:
     waiting = min((row for row in possible if not row.market.is_rented), key=lambda row: row.parts, default=None)
     if waiting is None:
-        return f"Nothing that is paid for can have it; {chosen.pool} costs {money.said(chosen.rent_parts)}."
-    sooner = _time(waiting.starts_after_seconds - chosen.starts_after_seconds)
+        return f"Nothing that is paid for can have it; {chosen.pool} costs {money.format_usd(chosen.rent_parts)}."
+    sooner = _duration_text(waiting.starts_after_seconds - chosen.starts_after_seconds)
     gain = waiting.delay_parts - chosen.delay_parts
     premium = chosen.rent_parts - waiting.shadow_parts
     return (
-        f"{chosen.pool} starts it {sooner} sooner than {waiting.pool}: that is worth {money.said(gain)}, "
-        f"and renting costs {money.said(premium)} more."
+        f"{chosen.pool} starts it {sooner} sooner than {waiting.pool}: that is worth {money.format_usd(gain)}, "
+        f"and renting costs {money.format_usd(premium)} more."
     )
 
 
-def _why_wait(rows: Sequence[Row], chosen: Row) -> str:
+def _wait_reason(rows: Sequence[PoolCost], chosen: PoolCost) -> str:
     to_rent = [row for row in rows if row.market.is_rented]
     rented = cheapest_rented(to_rent)
-    waits = f"It waits about {_time(chosen.starts_after_seconds)} for {chosen.pool}"
+    waits = f"It waits about {_duration_text(chosen.starts_after_seconds)} for {chosen.pool}"
     if rented is None:
         why = "".join(f" {row.pool}: {row.why_not}" for row in to_rent)
         return f"{waits}; nothing can be rented for it.{why}"
     gain, premium = chosen.delay_parts - rented.delay_parts, rented.rent_parts - chosen.shadow_parts
-    return f"{waits}: {rented.pool} would save {money.said(gain)} of delay and cost {money.said(premium)} more."
+    saving = f"save {money.format_usd(gain)} of delay and cost {money.format_usd(premium)} more"
+    return f"{waits}: {rented.pool} would {saving}."
 
 
 def _decided(
-    facts: PlacementFacts, rows: Sequence[Row], action: Placement, reason: str, soon: Sequence[Row]
+    facts: PlacementFacts, rows: Sequence[PoolCost], action: PlacementAction, reason: str, soon: Sequence[PoolCost]
 ) -> PlacementDecision:
     """Return the decision for the first of the rows that are soon enough; for none where no pool can have it."""
     chosen = soon[0] if soon else None
@@ -371,20 +384,20 @@ def _decided(
         reason=reason,
         row=chosen,
         table=tuple(rows),
-        alternatives=tuple(_passed_over(row, chosen) for row in rows if row is not chosen),
-        rents_from_wait_seconds=_rents_from(facts, soon) if action is Placement.WAIT else None,
+        alternatives=tuple(_rejected_pool(row, chosen) for row in rows if row is not chosen),
+        rent_threshold_seconds=_rent_threshold(facts, soon) if action is PlacementAction.WAIT else None,
         late_seconds=_late_seconds(facts, chosen) if chosen else None,
         facts=facts,
     )
 
 
-def _rents_from(facts: PlacementFacts, soon: Sequence[Row]) -> float | None:
+def _rent_threshold(facts: PlacementFacts, soon: Sequence[PoolCost]) -> float | None:
     """Return the wait from which delay costs more than renting, or from which only renting meets the deadline."""
     job, chosen = facts.job, soon[0]
     rented = cheapest_rented(soon)
     if rented is None:
         return None
-    wait = next(chance.wait_seconds for chance in facts.chances if chance.pool.name == chosen.pool)
+    wait = next(candidate.wait_seconds for candidate in facts.candidates if candidate.pool.name == chosen.pool)
     flips = []
     if job.micros_per_hour_of_delay:
         flips.append(wait + (rented.parts - chosen.parts) / job.micros_per_hour_of_delay)
@@ -393,16 +406,18 @@ def _rents_from(facts: PlacementFacts, soon: Sequence[Row]) -> float | None:
     return round(min(flips), 3) if flips else None
 
 
-def _passed_over(row: Row, chosen: Row | None) -> Alternative:
+def _rejected_pool(row: PoolCost, chosen: PoolCost | None) -> Alternative:
     usd = round(row.parts / money.PARTS, 2)
     why_not = row.why_not
     if not why_not and chosen is not None:
         more = row.parts - chosen.parts
-        why_not = f"{money.said(more)} more." if more > 0 else "It ends later, or is rented while room is paid for."
+        why_not = (
+            f"{money.format_usd(more)} more." if more > 0 else "It ends later, or is rented while room is paid for."
+        )
     return Alternative(option=row.pool, why_not=why_not, expected_seconds=row.ends_after_seconds, usd=usd)
 
 
-def _time(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     minutes = round(abs(seconds) / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 

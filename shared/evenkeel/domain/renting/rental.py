@@ -21,9 +21,9 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.renting.policy import RentedPool
 from evenkeel.domain.values import Instant, Sentence, Value
-from evenkeel.domain.waiting import Answer
+from evenkeel.domain.waiting import WaitAnswer
 
-NOBODYS = "-"
+UNASSIGNED = "-"
 """In the place of a job: a machine of a rented pool that no job may have."""
 
 NODES_READY, REFUSED, NOT_WANTED, OVER = "NODES_READY", "REFUSED", "NOT_WANTED", "OVER"
@@ -47,7 +47,7 @@ class RentalState(StrEnum):
         return self in (RentalState.OPENING, RentalState.READY)
 
 
-class Offer(Value):
+class RentalOffer(Value):
     """One pool that was asked for a rental's nodes."""
 
     pool: str
@@ -62,7 +62,7 @@ class Offer(Value):
     """That all its nodes bear: they keep nobody off for whom the pool was chosen."""
     opened_at: Instant
     """When its limit was about to be raised: nothing is billed before."""
-    came: tuple[str, ...] = ()
+    joined_node_names: tuple[str, ...] = ()
     """Names of all nodes that were seen of it."""
     closed_at: Instant | None = None
     """When the last of them was seen to be gone."""
@@ -70,7 +70,7 @@ class Offer(Value):
     """Why it was given up; empty where it was not."""
 
     @classmethod
-    def of(cls, pool: RentedPool, now: datetime) -> "Offer":
+    def of(cls, pool: RentedPool, now: datetime) -> "RentalOffer":
         """Return a pool as it is asked now."""
         return cls(
             pool=pool.name,
@@ -86,7 +86,7 @@ class Offer(Value):
         )
 
 
-class Served(Value):
+class ServingTarget(Value):
     """The Deployment that a node is rented for: nobody of ours renders it, and its pods find the node themselves."""
 
     namespace: str
@@ -106,7 +106,7 @@ class Rental(Value):
     """Whose it is: a job's id, or `srv-…` of a Deployment."""
     number: int
     """Counts the job's rentals; the first is 1."""
-    serves: Served | None = None
+    serving_target: ServingTarget | None = None
     """None where it is a job's."""
     team: str
     namespace: str
@@ -115,7 +115,7 @@ class Rental(Value):
     reason: Sentence
     """One sentence."""
     nodes: int
-    offers: tuple[Offer, ...]
+    offers: tuple[RentalOffer, ...]
     """The last is the one in force."""
     node_names: tuple[str, ...] = ()
     """Once they are handed over."""
@@ -131,7 +131,7 @@ class Rental(Value):
     """Of a loan: the recovery whose machines it stands in for."""
     due_at: Instant | None = None
     """When it goes back, whatever stands there: of a loan, or where a Deployment's node has a time box."""
-    not_its: tuple[str, ...] = ()
+    other_rentals_nodes: tuple[str, ...] = ()
     """Nodes of its pool that are other rentals', as far as its own steps saw: no sign that its own came."""
     was_used: bool = False
     """Of a Deployment's: whether a replica ever stood there."""
@@ -159,7 +159,7 @@ class Rental(Value):
         return self.name if len(self.offers) == 1 else f"{self.name}-{len(self.offers)}"
 
     @property
-    def offer(self) -> Offer:
+    def offer(self) -> RentalOffer:
         """The one in force."""
         return self.offers[-1]
 
@@ -167,26 +167,26 @@ class Rental(Value):
         """Return it with the offer in force changed."""
         return self.but(offers=(*self.offers[:-1], self.offer.but(**changes)))
 
-    def with_came(self, names: Iterable[str]) -> "Rental":
+    def with_joined_nodes(self, names: Iterable[str]) -> "Rental":
         """Return it with nodes that were seen of the offer in force."""
-        came = tuple(sorted({*self.offer.came, *names}))
-        return self if came == self.offer.came else self.with_offer(came=came)
+        came = tuple(sorted({*self.offer.joined_node_names, *names}))
+        return self if came == self.offer.joined_node_names else self.with_offer(joined_node_names=came)
 
-    def bills(self) -> tuple[money.Rental, ...]:
+    def bills(self) -> tuple[money.BillableRental, ...]:
         """Return what is to be paid: for each offer its nodes, from before they were asked for until they were gone."""
         return tuple(
-            money.Rental(
+            money.BillableRental(
                 pool=offer.pool,
                 job_id=self.job_id,
                 team=self.team,
                 micros_per_node_hour=offer.micros_per_node_hour,
-                nodes=len(offer.came),
+                nodes=len(offer.joined_node_names),
                 least_billed_seconds=offer.least_billed_seconds,
                 started_at=offer.opened_at,
                 ended_at=offer.closed_at,
             )
             for offer in self.offers
-            if offer.came
+            if offer.joined_node_names
         )
 
     def ended(self, reason: str, now: datetime) -> "Rental":
@@ -194,11 +194,11 @@ class Rental(Value):
         closed = self.with_offer(closed_at=now)
         parts = money.bill(closed.bills(), now).parts
         return closed.but(
-            state=RentalState.ENDED, reason=reason, ended_at=now, cost_parts=parts, shown_cost=money.said(parts)
+            state=RentalState.ENDED, reason=reason, ended_at=now, cost_parts=parts, shown_cost=money.format_usd(parts)
         )
 
 
-class RentalHold(Value):
+class RentalAllocation(Value):
     """What a rental takes of caps and limits until it has ended: beside the charges, in the tree's partition."""
 
     job_id: str
@@ -211,7 +211,7 @@ class RentalHold(Value):
     micros_per_hour: int
 
     @classmethod
-    def of(cls, rental: Rental) -> "RentalHold":
+    def of(cls, rental: Rental) -> "RentalAllocation":
         """Return what a rental takes."""
         offer = rental.offer
         return cls(
@@ -241,7 +241,7 @@ def note_key(action: str, pool: str, why_nots: Mapping[str, str], *, is_late: bo
 # ---------------------------------------------------------------- what its workflow waits for
 
 
-def nodes_that_came(
+def joined_nodes(
     rental: Rental, nodes: Iterable[KubernetesNode], taken: Iterable[str] = ()
 ) -> tuple[KubernetesNode, ...]:
     """Return the nodes of the offer in force that no other rental has, by name."""
@@ -253,19 +253,19 @@ def nodes_that_came(
     )
 
 
-def counted(nodes: int, pool: str) -> str:
+def nodes_subject(nodes: int, pool: str) -> str:
     """Return how a sentence about nodes of a pool begins: `2 nodes of burst-spot are`."""
     return f"1 node of {pool} is" if nodes == 1 else f"{nodes} nodes of {pool} are"
 
 
-def is_usable(node: KubernetesNode, offer: Offer) -> bool:
+def is_usable(node: KubernetesNode, offer: RentalOffer) -> bool:
     """Whether the pods that a node was rented for may start on it: taints of its pool are none that keep them off."""
     return node.is_ready and not node.is_cordoned and set(node.blocking_taints) <= set(offer.taints)
 
 
-def nodes_answer(
+def evaluate_rental_ready(
     rental: Rental, job: Job, nodes: Iterable[KubernetesNode], refusal: str, taken: Iterable[str] = ()
-) -> Answer | None:
+) -> WaitAnswer | None:
     """Answer the wait for a rental's nodes; None while they may yet come.
 
     Args:
@@ -275,24 +275,24 @@ def nodes_answer(
         refusal: What the pool was told by those who rent machines out, since it was opened; empty for nothing.
         taken: Nodes of other rentals.
     """
-    return came_answer(rental, why_unwanted(rental, job), nodes, refusal, taken)
+    return evaluate_nodes_joined(rental, why_not_needed(rental, job), nodes, refusal, taken)
 
 
-def came_answer(
+def evaluate_nodes_joined(
     rental: Rental, unwanted: str, nodes: Iterable[KubernetesNode], refusal: str, taken: Iterable[str] = ()
-) -> Answer | None:
+) -> WaitAnswer | None:
     """Answer the wait for a rental's nodes, whoever it is for; `unwanted` says why nobody waits for them any more."""
     if unwanted:
-        return Answer(outcome=NOT_WANTED, reason=unwanted)
-    usable = [node for node in nodes_that_came(rental, nodes, taken) if is_usable(node, rental.offer)]
+        return WaitAnswer(outcome=NOT_WANTED, reason=unwanted)
+    usable = [node for node in joined_nodes(rental, nodes, taken) if is_usable(node, rental.offer)]
     if len(usable) >= rental.nodes:
-        return Answer(outcome=NODES_READY, reason=f"{counted(rental.nodes, rental.offer.pool)} ready.")
+        return WaitAnswer(outcome=NODES_READY, reason=f"{nodes_subject(rental.nodes, rental.offer.pool)} ready.")
     if refusal:
-        return Answer(outcome=REFUSED, reason=f"{rental.offer.pool} has no capacity: {refusal}")
+        return WaitAnswer(outcome=REFUSED, reason=f"{rental.offer.pool} has no capacity: {refusal}")
     return None
 
 
-def why_unwanted(rental: Rental, job: Job) -> str:
+def why_not_needed(rental: Rental, job: Job) -> str:
     """Say why nobody waits for a rental any more; empty where its job does."""
     if job.state is JobState.PENDING and job.rentals == rental.number:
         return ""
@@ -301,14 +301,14 @@ def why_unwanted(rental: Rental, job: Job) -> str:
     return f"{job.job_id} does not wait any more: it is {job.state}."
 
 
-def end_answer(
+def evaluate_rental_over(
     rental: Rental,
     job: Job,
     attempt: Attempt | None,
     nodes: Iterable[KubernetesNode],
     quiet_seconds: int,
     now: datetime,
-) -> Answer | None:
+) -> WaitAnswer | None:
     """Answer the wait for a rental's end; None while its job runs on it, or may soon again.
 
     A job that ended frees its nodes at once, since nobody else may have them. One that waits again keeps them for the
@@ -322,31 +322,31 @@ def end_answer(
         quiet_seconds: How long nodes without work are kept for a job that waits.
         now: The time.
     """
-    if attempt is not None and is_on(attempt, rental) and not attempt.state.has_ended:
+    if attempt is not None and runs_on_rental(attempt, rental) and not attempt.state.has_ended:
         return None
     if job.state.is_at_rest:
-        return Answer(outcome=OVER, reason=f"{job.job_id} is {job.state}.")
+        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} is {job.state}.")
     if attempt is not None and not attempt.state.has_ended:
-        return Answer(outcome=OVER, reason=f"{job.job_id} runs elsewhere.")
+        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} runs elsewhere.")
     if job.rentals != rental.number:
-        return Answer(outcome=OVER, reason=f"{job.job_id} has another rental by now.")
+        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} has another rental by now.")
     offer = rental.offer
     there = {node.name for node in nodes if node.cluster == offer.cluster and is_usable(node, offer)}
     lost = [name for name in rental.node_names if name not in there]
     if lost:
-        return Answer(outcome=OVER, reason=f"{lost[0]} is out of service or was taken back.", facts={"lost": lost})
+        return WaitAnswer(outcome=OVER, reason=f"{lost[0]} is out of service or was taken back.", facts={"lost": lost})
     since = rental.handed_over_at or rental.begun_at
-    if attempt is not None and is_on(attempt, rental):
-        if job.goes_home:
-            return Answer(outcome=OVER, reason=f"{job.job_id} goes home.")
+    if attempt is not None and runs_on_rental(attempt, rental):
+        if job.is_migrating_back:
+            return WaitAnswer(outcome=OVER, reason=f"{job.job_id} goes home.")
         since = max(since, attempt.ended_at or since)
     idle = (now - since).total_seconds()
     if idle >= quiet_seconds:
-        return Answer(outcome=OVER, reason=f"Nobody has used it for {round(idle)} seconds.")
+        return WaitAnswer(outcome=OVER, reason=f"Nobody has used it for {round(idle)} seconds.")
     return None
 
 
-def is_on(attempt: Attempt, rental: Rental) -> bool:
+def runs_on_rental(attempt: Attempt, rental: Rental) -> bool:
     """Whether an attempt was admitted to a rental's nodes."""
     return (
         bool(attempt.node_names)

@@ -5,9 +5,9 @@ from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.quotas.teams import SetUp
+from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Delete, Ledger, Passes, Put, Refused, Row, StaleVersion, Table, every
+from evenkeel.ports import Conflict, CycleRequests, Delete, Ledger, Put, Refused, Row, StaleVersion, Table, every
 from evenkeel.services.queries import read_teams
 from evenkeel.services.storage import read_charges, read_setup, rows
 
@@ -41,7 +41,7 @@ class Outcome(Value):
     """False where it was gone already."""
 
 
-def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> Outcome:
+def run(request: Request, ledger: Ledger, passes: CycleRequests, *, now: datetime) -> Outcome:
     """Remove a team from the set-up, and ask for a pass. What it spent stays known, should it come again.
 
         TREE (version v) ── charges, jobs, quota lent: none ── commit: the team gone, VERSION as read, TREE still v
@@ -88,7 +88,7 @@ def _tree(ledger: Ledger) -> Row:
     return next((row for row in ledger.partition(key.table, key.pk, key.sk) if row.key == key), Row(key, {}))
 
 
-def _why_in_use(team: str, setup: SetUp, ledger: Ledger) -> str:
+def _why_in_use(team: str, setup: TeamSetup, ledger: Ledger) -> str:
     """Say what a team still has; empty where that is nothing."""
     if jobs := jobs_of(team, ledger):
         return jobs

@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.quotas.teams import Fault, FleetQuotas, SetUp, Team, check_change, check_fleet, check_team
+from evenkeel.domain.quotas.teams import FleetQuotas, SetupError, Team, TeamSetup, check_change, check_fleet, check_team
 from evenkeel.domain.values import Value
-from evenkeel.ports import Add, Conflict, Invalid, Key, Ledger, Passes, Put, Row, StaleVersion
+from evenkeel.ports import Add, Conflict, CycleRequests, Invalid, Key, Ledger, Put, Row, StaleVersion
 from evenkeel.services.admin import remove_team
 from evenkeel.services.storage import read_setup, rows
 
@@ -15,13 +15,13 @@ WRITER = "set_quotas"
 _TRIES = 5
 
 
-Part = Team | FleetQuotas
+SetupPart = Team | FleetQuotas
 
 
 class Request(Value):
     """One part of the set-up as it is to be, who wants it, and why."""
 
-    part: Part
+    part: SetupPart
     expected: int
     """The part's version that it was written for; 0 = it is not there yet."""
     by: str
@@ -31,14 +31,14 @@ class Request(Value):
 class Outcome(Value):
     """What stands there now."""
 
-    part: Part
+    part: SetupPart
     version: int
 
 
 def run(
     request: Request,
     ledger: Ledger,
-    passes: Passes,
+    passes: CycleRequests,
     *,
     own_namespaces: Collection[str] = (),
     now: datetime,
@@ -68,17 +68,17 @@ def run(
     field = "team" if isinstance(request.part, Team) else "quotas"
     _refuse(check_team(request.part) if isinstance(request.part, Team) else check_fleet(request.part), field)
     if isinstance(request.part, Team) and request.part.namespace in own_namespaces:
-        _refuse((Fault("namespace", f"{request.part.namespace} is reserved for Evenkeel."),), field)
+        _refuse((SetupError("namespace", f"{request.part.namespace} is reserved for Evenkeel."),), field)
     for _ in range(_TRIES):
         found = read_setup.run(ledger)
         version = found.version_of(name)
         if version == request.expected + 1 and _now(found.setup, name) == request.part.to_json():
             break
         if version != request.expected:
-            raise StaleVersion(f"{_said(name)} is at version {version}, not {request.expected}.")
+            raise StaleVersion(f"{_part_text(name)} is at version {version}, not {request.expected}.")
         _refuse(check_change(found.setup, _with(found.setup, request.part), name), field)
         _refuse_while_in_use(request.part, found.setup, ledger)
-        text = f"{_said(name)} set by {request.by}: {request.reason}"
+        text = f"{_part_text(name)} set by {request.by}: {request.reason}"
         entry = TimelineEntry(at=now, kind="setup", text=text, writer=WRITER)
         try:
             ledger.commit(
@@ -92,11 +92,11 @@ def run(
         break
     else:
         raise Conflict("The set-up kept changing under this request.")
-    passes.request(f"{_said(name)} set")
+    passes.request(f"{_part_text(name)} set")
     return Outcome(part=request.part, version=request.expected + 1)
 
 
-def _refuse_while_in_use(part: Part, setup: SetUp, ledger: Ledger) -> None:
+def _refuse_while_in_use(part: SetupPart, setup: TeamSetup, ledger: Ledger) -> None:
     """Keep a team in its namespace as long as it has jobs there: another team could have the namespace next."""
     before = setup.by_name.get(part.name) if isinstance(part, Team) else None
     if before is None or not isinstance(part, Team) or before.namespace in ("", part.namespace):
@@ -106,7 +106,7 @@ def _refuse_while_in_use(part: Part, setup: SetUp, ledger: Ledger) -> None:
         raise remove_team.TeamInUse(f"Team {part.name} cannot leave namespace {before.namespace}: {why}.")
 
 
-def _refuse(faults: tuple[Fault, ...], field: str) -> None:
+def _refuse(faults: tuple[SetupError, ...], field: str) -> None:
     if faults:
         named = tuple((f"{field}.{fault.field}".rstrip("."), fault.message) for fault in faults)
         raise Invalid("The setup is not valid.", named)
@@ -116,13 +116,13 @@ def _key(name: str) -> Key:
     return rows.team_key(name) if name else rows.fleet_quotas_key()
 
 
-def _said(name: str) -> str:
+def _part_text(name: str) -> str:
     return f"Team {name}" if name else "The fleet's part"
 
 
-def _now(setup: SetUp, name: str) -> dict[str, Any]:
+def _now(setup: TeamSetup, name: str) -> dict[str, Any]:
     return (setup.by_name[name] if name else setup.fleet).to_json()
 
 
-def _with(setup: SetUp, part: Part) -> SetUp:
+def _with(setup: TeamSetup, part: SetupPart) -> TeamSetup:
     return setup.with_team(part) if isinstance(part, Team) else setup.but(fleet=part)

@@ -14,11 +14,11 @@ from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.modes import mode_for
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, Ledger, Table
-from evenkeel.services.storage import paging, rows
+from evenkeel.services.storage import pagination, rows
 
 Json = dict[str, Any]
 
-LOOKS_BACK = timedelta(days=7)
+LOOKBACK = timedelta(days=7)
 _MOST_INCIDENTS = 100
 """The newest ones: an answer takes seconds, and what a policy does shows in few."""
 _MOST_JOBS = 100
@@ -52,9 +52,11 @@ def run(
         policy = changed(base, changes)
     except PolicyError as error:
         raise Invalid("The changes cannot be used.", (("changes", str(error)),)) from error
-    since = since or now - LOOKS_BACK
+    since = since or now - LOOKBACK
     incidents = list(islice(_incidents(ledger, since), _MOST_INCIDENTS + 1))
-    jobs = paging.newest_first(ledger, Table.JOBS, [f"JOB#{state}" for state in JobState], paging.Request(_MOST_JOBS))
+    jobs = pagination.newest_first(
+        ledger, Table.JOBS, [f"JOB#{state}" for state in JobState], pagination.Request(_MOST_JOBS)
+    )
     modes = {
         each.incident_id: mode
         for each in incidents[:_MOST_INCIDENTS]
@@ -90,8 +92,8 @@ def _incidents(ledger: Ledger, since: datetime) -> Iterator[Incident]:
     """Yield the incidents that were opened since, the newest first."""
     token = ""
     while True:
-        page = paging.newest_first(
-            ledger, Table.INCIDENTS, [f"INC#{state}" for state in IncidentState], paging.Request(100, token)
+        page = pagination.newest_first(
+            ledger, Table.INCIDENTS, [f"INC#{state}" for state in IncidentState], pagination.Request(100, token)
         )
         for incident in (rows.read(row, Incident) for row in page.rows):
             if incident.opened_at < since:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from evenkeel.domain.capacity import efa
 from evenkeel.domain.checkpoints import FenceUnreadableError
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.jobs.attempt import Attempt, AttemptState, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
 from evenkeel.domain.jobs.attempt_end import lost_nodes
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import JobSpec
@@ -35,7 +35,7 @@ from evenkeel.ports import (
     Telemetry,
 )
 from evenkeel.services.attempts import pin_resume_point
-from evenkeel.services.attempts.pin_resume_point import Kind
+from evenkeel.services.attempts.pin_resume_point import PinOutcome
 from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import attempt_rows, rows
 
@@ -66,12 +66,12 @@ class Outcome(Value):
     reason: str
 
 
-class _Past(NamedTuple):
+class _EarlierAttempt(NamedTuple):
     """What is left of one earlier attempt."""
 
     attempt: Attempt
-    seen: WorkloadSeen
-    holds_back: tuple[str, ...]
+    seen: ObservedWorkload
+    blocking_pods: tuple[str, ...]
     """Its pods that may still run where they can be reached."""
     out_of_reach: tuple[str, ...]
     """Lost nodes with pods of it."""
@@ -102,17 +102,17 @@ def run(
     given_up = _why_give_up(job, attempt, policy, mode, now)
     # What a lost reply left running is recorded as what it is, and stopped as others are: to settle it here would give
     # its nodes away under it.
-    if given_up and not cluster.workload(attempt).is_let_run:
+    if given_up and not cluster.workload(attempt).has_runnable_pods:
         return _give_up(ledger, found, attempt, given_up, now, is_refused=attempt.is_refused)
 
-    past = _look_back(attempt, ledger, cluster, policy, now)
+    past = _earlier_attempts(attempt, ledger, cluster, policy, now)
     for left in past:
-        if left.seen.is_let_run:
+        if left.seen.has_runnable_pods:
             # Settled, and yet not asked to end: a crash came between the two.
             cluster.stop(left.attempt, job.spec.grace_seconds)
-    holds_back = [pod for left in past for pod in left.holds_back]
-    if holds_back:
-        reason = f"Waits for {', '.join(holds_back[:3])} of an earlier attempt to end."
+    blocking_pods = [pod for left in past for pod in left.blocking_pods]
+    if blocking_pods:
+        reason = f"Waits for {', '.join(blocking_pods[:3])} of an earlier attempt to end."
         return Outcome(outcome=LaunchOutcome.NOT_YET, wait_seconds=policy.jobs.launch_retry_seconds, reason=reason)
 
     try:
@@ -123,17 +123,17 @@ def run(
         reason = f"Its checkpoints cannot be used: {error}"
         return _give_up(ledger, found, attempt, reason, now, is_refused=True)
     choice = answer.choice
-    if answer.kind is Kind.STALE:
+    if answer.kind is PinOutcome.STALE:
         return Outcome(outcome=LaunchOutcome.STALE, reason=choice.reason)
     decided = attempt.but(
-        is_pinned=answer.kind is Kind.PINNED,
+        is_pinned=answer.kind is PinOutcome.PINNED,
         resume_from=choice.resume_from,
         resumed_work_from=choice.began_at,
         rejected_checkpoints=tuple(out.to_json() for out in choice.rejected),
-        reason=choice.reason if answer.kind is Kind.IN_CLUSTER else "",
+        reason=choice.reason if answer.kind is PinOutcome.IN_CLUSTER else "",
     )
-    if answer.kind is Kind.UNPROVED:
-        telemetry.count("LaunchesUnproved")
+    if answer.kind is PinOutcome.UNPROVED:
+        telemetry.count("LaunchesWithoutCheckpoint")
         telemetry.error(
             "No checkpoint of a job can be proved", job_id=job.job_id, reason=choice.reason, runbook="job-unproved"
         )
@@ -141,13 +141,13 @@ def run(
         return _give_up(ledger, found, decided, reason, now, is_refused=False)
     for left in past:
         if left.out_of_reach:
-            cluster.forget_pods(left.attempt, left.out_of_reach)
+            cluster.force_delete_pods(left.attempt, left.out_of_reach)
     resume_from = choice.resume_from.manifest if choice.resume_from else ""
-    seated = (_as_kueue_seats_it if attempt.local_queue else _on_its_nodes)(job, attempt, cluster, policy)
+    seated = (_without_fixed_nodes if attempt.local_queue else _network_request)(job, attempt, cluster, policy)
     try:
         _, uid = cluster.launch(
             LaunchSpec(
-                job=_ranked(job, attempt, policy),
+                job=_with_priority_class(job, attempt, policy),
                 attempt=decided,
                 resume_from=resume_from,
                 service_account=job.service_account or service_account,
@@ -160,7 +160,7 @@ def run(
         return _give_up(ledger, found, decided, reason, now, is_refused=True)
     except (NotAllowed, NotFound) as error:
         # A namespace's quota and most policies answer 403: what they say may be another thing in a while.
-        telemetry.count("LaunchesNotAllowed")
+        telemetry.count("LaunchesForbidden")
         telemetry.warning("Launch not allowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
         reason = f"The cluster does not take its Kubernetes Job now: {error}"
         return _give_up(ledger, found, decided, reason, now, is_refused=False)
@@ -176,21 +176,21 @@ def _launched(attempt: Attempt) -> LaunchOutcome:
     return LaunchOutcome.QUEUED if attempt.local_queue else LaunchOutcome.LAUNCHED
 
 
-def _on_its_nodes(job: Job, attempt: Attempt, cluster: Cluster, policy: Policy) -> dict[str, Any]:
+def _network_request(job: Job, attempt: Attempt, cluster: Cluster, policy: Policy) -> dict[str, Any]:
     """Return what the pods ask for on the attempt's nodes. All are of one type and pool: the first is read."""
     node = cluster.node(attempt.cluster, attempt.node_names[0]) if attempt.node_names else None
     if node is None:
-        machine, huge_pages_mib = efa.Machine(attempt.pool, attempt.instance_type), 0
+        machine, huge_pages_mib = efa.EfaNode(attempt.pool, attempt.instance_type), 0
     else:
-        machine, huge_pages_mib = efa.Machine.of(node), node.huge_pages_mib
+        machine, huge_pages_mib = efa.EfaNode.of(node), node.huge_pages_mib
     own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
     return {
         "accelerator_resource": node.accelerator_resource if node else "",
-        "network": efa.network_of(machine, attempt.ranks, own, by_pool, huge_pages_mib),
+        "network": efa.efa_request(machine, attempt.ranks, own, by_pool, huge_pages_mib),
     }
 
 
-def _as_kueue_seats_it(job: Job, attempt: Attempt, cluster: Cluster, policy: Policy) -> dict[str, Any]:
+def _without_fixed_nodes(job: Job, attempt: Attempt, cluster: Cluster, policy: Policy) -> dict[str, Any]:
     """Return what a launch that names no nodes must say besides: what it keeps off, and what its pods ask for.
 
     Kueue may admit it on any type that it names: its pods ask for the interfaces that each of these types has. They ask
@@ -201,12 +201,12 @@ def _as_kueue_seats_it(job: Job, attempt: Attempt, cluster: Cluster, policy: Pol
     machines = {NodeLife.from_key(key).instance_id for key in keys}
     kinds = [node for node in nodes if not job.spec.instance_types or node.instance_type in job.spec.instance_types]
     own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
-    fitting = [efa.Machine.of(node) for node in kinds if node.accelerators >= own]
+    fitting = [efa.EfaNode.of(node) for node in kinds if node.accelerators >= own]
     there = {machine.instance_type for machine in fitting}
-    machines_of_types = [efa.Machine("", name) for name in job.spec.instance_types if name not in there]
+    machines_of_types = [efa.EfaNode("", name) for name in job.spec.instance_types if name not in there]
     interfaces = efa.least_interfaces((*fitting, *machines_of_types), attempt.ranks, own, by_pool)
     return {
-        "network": efa.Network(interfaces),
+        "network": efa.EfaRequest(interfaces),
         "avoid": tuple(sorted(node.name for node in nodes if node.instance_id in machines)),
         "accelerator_resource": next((node.accelerator_resource for node in kinds if node.accelerator_resource), ""),
     }
@@ -225,12 +225,14 @@ def _why_give_up(job: Job, attempt: Attempt, policy: Policy, mode: Mode, now: da
     return ""
 
 
-def _look_back(attempt: Attempt, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime) -> tuple[_Past, ...]:
+def _earlier_attempts(
+    attempt: Attempt, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime
+) -> tuple[_EarlierAttempt, ...]:
     """See what is left of the attempts before, back to the last that was launched: that one saw to those before it.
 
     Two attempts never run side by side where both can be reached.
     """
-    found: list[_Past] = []
+    found: list[_EarlierAttempt] = []
     nodes: dict[str, KubernetesNode] | None = None
     for number in range(attempt.attempt - 1, 0, -1):
         row = ledger.get(rows.attempt_key(attempt.job_id, number))
@@ -238,13 +240,15 @@ def _look_back(attempt: Attempt, ledger: Ledger, cluster: Cluster, policy: Polic
             continue
         before = rows.read(row, Attempt)
         seen = cluster.workload(before)
-        alive = seen.pods_alive()
+        alive = seen.live_pods()
         if alive and nodes is None:
             nodes = {node.name: node for node in cluster.nodes(attempt.cluster)}
         names = tuple(sorted({pod.node_name for pod in alive if pod.node_name}))
         lost = lost_nodes(nodes or {}, names, now, policy.jobs.lost_node_seconds)
-        holds_back = tuple(pod.name for pod in seen.pods_alive(lost))
-        found.append(_Past(attempt=before, seen=seen, holds_back=holds_back, out_of_reach=tuple(sorted(lost))))
+        blocking_pods = tuple(pod.name for pod in seen.live_pods(lost))
+        found.append(
+            _EarlierAttempt(attempt=before, seen=seen, blocking_pods=blocking_pods, out_of_reach=tuple(sorted(lost)))
+        )
         if before.launched_at is not None:
             break
     return tuple(found)
@@ -255,14 +259,15 @@ def _look_back(attempt: Attempt, ledger: Ledger, cluster: Cluster, policy: Polic
 
 def _record_launch(
     ledger: Ledger,
-    found: attempt_rows.Found,
+    found: attempt_rows.StoredAttempt,
     launched: Attempt,
-    answer: pin_resume_point.Answer,
+    answer: pin_resume_point.PinAnswer,
     now: datetime,
-    network: efa.Network,
+    network: efa.EfaRequest,
 ) -> None:
     how = "launched" if not launched.local_queue else f"handed to Kueue's LocalQueue {launched.local_queue}"
-    text = f"Attempt {launched.attempt} {how}{_said(answer)}{_drained(launched, ledger)}{_connected(launched, network)}"
+    more = f"{_resume_text(answer)}{_drain_text(launched, ledger)}{_network_text(launched, network)}"
+    text = f"Attempt {launched.attempt} {how}{more}"
     entry = TimelineEntry(at=now, kind="launched", text=text, writer=WRITER)
     ledger.commit(
         Put(rows.attempt_row(launched, found.attempt_version)),
@@ -270,7 +275,7 @@ def _record_launch(
     )
 
 
-def _drained(launched: Attempt, ledger: Ledger) -> str:
+def _drain_text(launched: Attempt, ledger: Ledger) -> str:
     """Say whether the attempt before, if it was asked to stop, used its time to save what this one resumes from."""
     has_past = launched.is_pinned and launched.attempt > 1
     row = ledger.get(rows.attempt_key(launched.job_id, launched.attempt - 1)) if has_past else None
@@ -283,7 +288,7 @@ def _drained(launched: Attempt, ledger: Ledger) -> str:
     return f" Nothing that counts was saved while attempt {before.attempt} was stopped."
 
 
-def _connected(launched: Attempt, network: efa.Network) -> str:
+def _network_text(launched: Attempt, network: efa.EfaRequest) -> str:
     """Say over what the pods of an attempt with several talk to each other."""
     if launched.ranks < 2:
         return ""
@@ -291,16 +296,16 @@ def _connected(launched: Attempt, network: efa.Network) -> str:
     return f" Each pod asks for {count} EFA interface{'s'[: count != 1]}." if count else " Its pods ask for no EFA."
 
 
-def _said(answer: pin_resume_point.Answer) -> str:
+def _resume_text(answer: pin_resume_point.PinAnswer) -> str:
     choice = answer.choice
-    if answer.kind is Kind.IN_CLUSTER:
+    if answer.kind is PinOutcome.IN_CLUSTER:
         return f". {choice.reason}"
     point = choice.resume_from
     begin = f"from step {point.step} of attempt {point.attempt}" if point else "from the beginning"
     return f", {begin}. {choice.reason}" if choice.rejected else f", {begin}."
 
 
-def _ranked(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
+def _with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
     """Return what is launched, with the priority class that Kubernetes or Kueue may see; without one where none may.
 
     A team's class ranks its jobs in the queues: Kubernetes' scheduler would evict by it, past any quota.
@@ -310,7 +315,7 @@ def _ranked(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
 
 
 def _give_up(
-    ledger: Ledger, found: attempt_rows.Found, attempt: Attempt, why: str, now: datetime, *, is_refused: bool
+    ledger: Ledger, found: attempt_rows.StoredAttempt, attempt: Attempt, why: str, now: datetime, *, is_refused: bool
 ) -> Outcome:
     """Say on the attempt why it is not launched: SettleAttempt reads it there."""
     reason = why[:1000]

@@ -11,7 +11,7 @@ from evenkeel.ports import Conflict, Ledger, Put, Telemetry
 from evenkeel.services.storage import attempt_rows, rows
 
 WRITER = "mark_running"
-_ROUNDS = 5
+_MAX_RETRIES = 5
 
 Request = attempt_rows.Request
 
@@ -35,7 +35,7 @@ def run(request: Request, ledger: Ledger, telemetry: Telemetry, *, now: datetime
 
     Idempotent: yes, by the attempt's state.
     """
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_RETRIES):
         found = attempt_rows.load(ledger, request.job_id, request.attempt)
         job, attempt = found.job, found.attempt
         if attempt.state is AttemptState.RUNNING:
@@ -43,7 +43,7 @@ def run(request: Request, ledger: Ledger, telemetry: Telemetry, *, now: datetime
         if attempt.state is not AttemptState.LAUNCHED or job.current_attempt != attempt.attempt:
             return Outcome(outcome=RunningOutcome.STALE)
         changed = job.but(launch_failures=0, started_at=job.started_at or now, is_preempted=False)
-        if job.has_grown_in(attempt.attempt):
+        if job.is_growth_attempt(attempt.attempt):
             changed = changed.but(failed_growths=0, growth_failed_at=None)
         if job.state is JobState.STARTING:
             changed = changed.but(state=JobState.RUNNING, reason=_runs(attempt))

@@ -12,37 +12,37 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from evenkeel.domain.checkpoints import (
+    CheckpointContents,
     CheckpointRef,
+    ContentsNeeded,
     Distrust,
-    Evidence,
-    EvidenceNeeded,
     Fence,
+    FenceStatus,
     Grade,
     Rejection,
     RejectionCode,
     ResumeChoice,
-    Standing,
     StoredObject,
     choose_resume_point,
     fence_of,
+    fence_status,
     parse_manifest,
     raised,
     ref_of_folder,
-    standing,
-    weigh,
+    verify,
 )
 from evenkeel.domain.jobs.attempt import Attempt
-from evenkeel.domain.jobs.job import Demand, Job
+from evenkeel.domain.jobs.job import CheckpointRequirement, Job
 from evenkeel.domain.jobs.policy import RESTART, JobPolicy
 from evenkeel.ports import CheckpointStore, Conflict, NotFound, ProofTerms, TooLarge
 
 MOST_LOOKS = 50
 """Checkpoints that one launch looks at before it asks a person."""
-_ROUNDS = 5
+_MAX_RETRIES = 5
 _SETTLED_BY_MANIFEST = (RejectionCode.DISTRUSTED, RejectionCode.MANIFEST_UNREADABLE)
 
 
-class Kind(StrEnum):
+class PinOutcome(StrEnum):
     """How the question was answered."""
 
     PINNED = "PINNED"
@@ -55,15 +55,15 @@ class Kind(StrEnum):
     """A later attempt has raised the fence."""
 
 
-class Answer(NamedTuple):
+class PinAnswer(NamedTuple):
     """What an attempt resumes from, as far as it is known here."""
 
-    kind: Kind
+    kind: PinOutcome
     choice: ResumeChoice
     terms: ProofTerms | None = None
 
 
-def run(job: Job, attempt: Attempt, checkpoints: CheckpointStore, *, policy: JobPolicy) -> Answer:
+def run(job: Job, attempt: Attempt, checkpoints: CheckpointStore, *, policy: JobPolicy) -> PinAnswer:
     """Raise the fence with the resume point in it.
 
     Idempotent: yes, the first write for this attempt decides; every later call returns what it decided.
@@ -73,40 +73,42 @@ def run(job: Job, attempt: Attempt, checkpoints: CheckpointStore, *, policy: Job
         Conflict: others kept writing the fence.
     """
     if not job.spec.checkpoint_uri:
-        return Answer(Kind.PINNED, _from_the_beginning("It keeps no checkpoints."))
+        return PinAnswer(PinOutcome.PINNED, _from_the_beginning("It keeps no checkpoints."))
     if job.spec.keeps_checkpoints_in_cluster:
         reason = "Its checkpoints lie on storage mounted in the cluster: rank 0 proves them and pins where it resumes."
-        return Answer(Kind.IN_CLUSTER, _from_the_beginning(reason), _terms(job, attempt, policy))
+        return PinAnswer(PinOutcome.IN_CLUSTER, _from_the_beginning(reason), _terms(job, attempt, policy))
     uri = job.spec.checkpoint_uri
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_RETRIES):
         document, tag = checkpoints.fence(uri)
         fence = None if document is None else fence_of(document)
-        match standing(fence, attempt.attempt):
-            case Standing.STALE:
-                return Answer(Kind.STALE, _from_the_beginning("A later attempt has raised the fence."))
-            case Standing.PINNED:
+        match fence_status(fence, attempt.attempt):
+            case FenceStatus.STALE:
+                return PinAnswer(PinOutcome.STALE, _from_the_beginning("A later attempt has raised the fence."))
+            case FenceStatus.PINNED:
                 assert fence is not None
-                return Answer(Kind.PINNED, fence.choice())
-            case Standing.MAY_RAISE:
+                return PinAnswer(PinOutcome.PINNED, fence.choice())
+            case FenceStatus.MAY_RAISE:
                 pass
         choice = _choose(job, attempt, fence, checkpoints, policy)
         if choice.would_disown_work and not policy.start_over_when_unproved:
-            return Answer(Kind.UNPROVED, choice)
+            return PinAnswer(PinOutcome.UNPROVED, choice)
         try:
             checkpoints.raise_fence(uri, raised(fence, attempt.attempt, choice).to_json(), tag)
         except Conflict:
             continue  # somebody wrote the fence between: look at it again
-        return Answer(Kind.PINNED, choice)
+        return PinAnswer(PinOutcome.PINNED, choice)
     raise Conflict(f"the fence of {attempt.workload_name} kept changing while it was to be raised")
 
 
 def distrusts(job: Job) -> tuple[Distrust, ...]:
     """Return the suspicions that recoveries laid on a job's checkpoints."""
     found = []
-    if job.distrust_through:
-        found.append(Distrust(after=job.distrust_after, through_attempt=job.distrust_through, demand=job.demand))
+    if job.distrust_through_attempt:
+        found.append(
+            Distrust(after=job.distrust_after, through_attempt=job.distrust_through_attempt, demand=job.demand)
+        )
     plan = job.resume_plan
-    if plan and (plan.distrust_after or plan.demand is not Demand.CONVENTION):
+    if plan and (plan.distrust_after or plan.demand is not CheckpointRequirement.CONVENTION):
         found.append(Distrust(after=plan.distrust_after, through_attempt=plan.after_attempt, demand=plan.demand))
     return tuple(dict.fromkeys(found))
 
@@ -149,7 +151,7 @@ def _choose(
     uri = job.spec.checkpoint_uri
     refs = [ref for folder in checkpoints.folders(uri) if (ref := ref_of_folder(folder))]
     doubts = distrusts(job)
-    evidence: dict[CheckpointRef, Evidence] = {}
+    evidence: dict[CheckpointRef, CheckpointContents] = {}
     while True:
         answer = choose_resume_point(
             attempt.attempt,
@@ -159,14 +161,16 @@ def _choose(
             doubts,
             accepts_convention=_accepts_convention(job, attempt, policy),
             damaged=[CheckpointRef(attempt=point.attempt, step=point.step) for point in job.damaged_checkpoints],
-            most_looks=MOST_LOOKS,
+            max_reads=MOST_LOOKS,
         )
-        if not isinstance(answer, EvidenceNeeded):
+        if not isinstance(answer, ContentsNeeded):
             return answer
         evidence[answer.ref] = _examine(uri, answer.ref, checkpoints, doubts)
 
 
-def _examine(uri: str, ref: CheckpointRef, checkpoints: CheckpointStore, doubts: tuple[Distrust, ...]) -> Evidence:
+def _examine(
+    uri: str, ref: CheckpointRef, checkpoints: CheckpointStore, doubts: tuple[Distrust, ...]
+) -> CheckpointContents:
     """Collect what the store says about one checkpoint: its manifest and, if that settles nothing, its files."""
     named: set[str] = set()
     try:
@@ -176,8 +180,8 @@ def _examine(uri: str, ref: CheckpointRef, checkpoints: CheckpointStore, doubts:
     except TooLarge:
         manifest = b""  # no manifest is as large as that: unreadable like any other nonsense
     if manifest is not None:
-        alone = Evidence(manifest=manifest, objects={})
-        verdict = weigh(ref, alone, doubts)
+        alone = CheckpointContents(manifest=manifest, objects={})
+        verdict = verify(ref, alone, doubts)
         if isinstance(verdict, Rejection) and verdict.code in _SETTLED_BY_MANIFEST:
             return alone
         # Only what it names has a checksum to compare with, and each is a question of its own.
@@ -186,4 +190,4 @@ def _examine(uri: str, ref: CheckpointRef, checkpoints: CheckpointStore, doubts:
         key: StoredObject(size_bytes=one.size_bytes, sha256=one.sha256, modified_at=one.modified_at)
         for key, one in checkpoints.contents(uri, ref.folder, checksums_of=named).items()
     }
-    return Evidence(manifest=manifest, objects=objects)
+    return CheckpointContents(manifest=manifest, objects=objects)

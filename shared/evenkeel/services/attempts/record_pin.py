@@ -16,7 +16,7 @@ _REPORT = "evenkeel resume-point "
 """How rank 0 begins its line (docs/training-contract.md)."""
 
 
-def run(found: attempt_rows.Found, ledger: Ledger, cluster: Cluster, *, now: datetime) -> bool:
+def run(found: attempt_rows.StoredAttempt, ledger: Ledger, cluster: Cluster, *, now: datetime) -> bool:
     """Record what rank 0 told, once it has; False where there is nothing to record yet, or nothing to ask.
 
     Idempotent: yes, what is recorded stays: a log may be written by anybody who trains, and only its first word counts.
@@ -29,7 +29,7 @@ def run(found: attempt_rows.Found, ledger: Ledger, cluster: Cluster, *, now: dat
         text = cluster.logs(attempt, 0, None)
     except (NotFound, Refused, TransientError):
         return False  # no pod, one that has not begun, or one whose node is out of reach: nothing may wait for a log
-    choice = _told(text, attempt)
+    choice = _reported_pin(text, attempt)
     if choice is None:
         return False
     pinned = attempt.but(
@@ -49,7 +49,7 @@ def run(found: attempt_rows.Found, ledger: Ledger, cluster: Cluster, *, now: dat
     return True
 
 
-def _told(text: str, attempt: Attempt) -> ResumeChoice | None:
+def _reported_pin(text: str, attempt: Attempt) -> ResumeChoice | None:
     """Read the first line in which rank 0 tells what it pinned; None where there is none that makes sense."""
     for line in text.splitlines():
         if not line.startswith(_REPORT):

@@ -8,21 +8,28 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.jobs.attempt import Attempt, AttemptState, WorkloadSeen
-from evenkeel.domain.jobs.attempt_end import Ending, contradicted, excused, judge_abandoned, judge_end, lost_nodes
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
+from evenkeel.domain.jobs.attempt_end import (
+    AttemptEnd,
+    end_despite_live_pods,
+    judge_abandoned,
+    judge_end,
+    lost_nodes,
+    without_blame,
+)
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.jobs.settlement import Settlement, SettleOutcome, outcome_of, settle
+from evenkeel.domain.jobs.settlement import Settlement, SettleOutcome, settle, settled_outcome
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.quotas.spending import parts_of, used_in
-from evenkeel.domain.recovery.settling import plain
-from evenkeel.domain.recovery.validation import looks_sick
+from evenkeel.domain.quotas.spending import usage_by_period, usage_by_week
+from evenkeel.domain.recovery.settling import error_message
+from evenkeel.domain.recovery.validation import shows_fault
 from evenkeel.domain.values import Value
-from evenkeel.ports import Add, Cluster, Conflict, Delete, Ledger, Passes, Put, Telemetry, Write
+from evenkeel.ports import Add, Cluster, Conflict, CycleRequests, Delete, Ledger, Put, Telemetry, Write
 from evenkeel.services.attempts import keep_logs, record_pin
 from evenkeel.services.storage import attempt_rows, open_jobs, rows
 
 WRITER = "settle_attempt"
-_ROUNDS = 5
+_MAX_RETRIES = 5
 
 
 class Request(attempt_rows.Request):
@@ -46,7 +53,7 @@ def run(
     request: Request,
     ledger: Ledger,
     cluster: Cluster,
-    passes: Passes,
+    passes: CycleRequests,
     telemetry: Telemetry,
     *,
     policy: Policy,
@@ -58,7 +65,7 @@ def run(
 
     Idempotent: yes, by the attempt's state; a repeat answers ALREADY_SETTLED and repeats the harmless effects.
     """
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_RETRIES):
         found = attempt_rows.load(ledger, request.job_id, request.attempt)
         if record_pin.run(found, ledger, cluster, now=now):
             continue  # what was read is older now
@@ -68,7 +75,7 @@ def run(
             _keep(job, attempt, seen, ledger, cluster, telemetry, now)
             _clear(job, attempt, seen, cluster)
             passes.request(f"{attempt.workload_name} settled")
-            reason = f"{attempt.workload_name} was settled before: {outcome_of(job)}."
+            reason = f"{attempt.workload_name} was settled before: {settled_outcome(job)}."
             return Outcome(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
         ending = _judge(request, job, attempt, seen, ledger, cluster, policy, now)
         decided = settle(job, attempt, ending, policy.jobs, now)
@@ -89,34 +96,34 @@ def _judge(
     request: Request,
     job: Job,
     attempt: Attempt,
-    seen: WorkloadSeen,
+    seen: ObservedWorkload,
     ledger: Ledger,
     cluster: Cluster,
     policy: Policy,
     now: datetime,
-) -> Ending:
+) -> AttemptEnd:
     """Judge by what is there now; by what the wait saw where that is gone; else the attempt is given up."""
     nodes = {node.name: node for node in cluster.nodes(attempt.cluster)}
-    lost = lost_nodes(nodes, attempt.seats_in(seen), now, policy.jobs.lost_node_seconds)
+    lost = lost_nodes(nodes, attempt.nodes_in(seen), now, policy.jobs.lost_node_seconds)
     ending = judge_end(seen, job, attempt, lost)
-    told = _told(request.ended)
-    if told and (ending is None or not seen.pods):
-        ending = contradicted(told, seen) or told
+    reported = _reported_end(request.ended)
+    if reported and (ending is None or not seen.pods):
+        ending = end_despite_live_pods(reported, seen) or reported
     if ending is None:
         ending = judge_abandoned(seen, job, attempt, _failure(request.failure))
     if job.stop_of(attempt.attempt) is None:
         gone = lost_nodes(nodes, attempt.node_names, now, policy.jobs.lost_node_seconds)
-        sick = _sick(attempt, ledger) | {name for name, node in nodes.items() if looks_sick(node)}
-        return excused(ending, attempt, gone | sick)
+        sick = _sick(attempt, ledger) | {name for name, node in nodes.items() if shows_fault(node)}
+        return without_blame(ending, attempt, gone | sick)
     return ending
 
 
-def _told(ended: Mapping[str, Any] | None) -> Ending | None:
+def _reported_end(ended: Mapping[str, Any] | None) -> AttemptEnd | None:
     """Return the end that the last wait saw; None where it ended for another reason."""
     facts = (ended or {}).get("facts")
     if not isinstance(facts, Mapping) or "state" not in facts:
         return None
-    ending = Ending.model_validate(facts)
+    ending = AttemptEnd.model_validate(facts)
     if not ending.state.has_ended:
         return None
     return ending.but(counts_as_failure=ending.counts_as_failure or ending.state is AttemptState.FAILED)
@@ -125,7 +132,7 @@ def _told(ended: Mapping[str, Any] | None) -> Ending | None:
 def _failure(failure: Mapping[str, Any] | None) -> str:
     if not failure:
         return ""
-    return f"{failure.get('Error', 'unknown')}: {plain(str(failure.get('Cause', '')))}"[:500]
+    return f"{failure.get('Error', 'unknown')}: {error_message(str(failure.get('Cause', '')))}"[:500]
 
 
 def _sick(attempt: Attempt, ledger: Ledger) -> set[str]:
@@ -134,9 +141,11 @@ def _sick(attempt: Attempt, ledger: Ledger) -> set[str]:
     return {name for life, name in seats if ledger.get(rows.open_key(life))}
 
 
-def _commit(ledger: Ledger, found: attempt_rows.Found, decided: Settlement, policy: Policy, now: datetime) -> None:
+def _commit(
+    ledger: Ledger, found: attempt_rows.StoredAttempt, decided: Settlement, policy: Policy, now: datetime
+) -> None:
     attempt = decided.attempt
-    text = f"Attempt {attempt.attempt} {_SAID[attempt.state]}: {attempt.reason}"
+    text = f"Attempt {attempt.attempt} {_STATE_TEXT[attempt.state]}: {attempt.reason}"
     entry = TimelineEntry(at=now, kind="settled", text=text, writer=WRITER)
     ledger.commit(
         Put(rows.attempt_row(attempt, found.attempt_version)),
@@ -147,11 +156,11 @@ def _commit(ledger: Ledger, found: attempt_rows.Found, decided: Settlement, poli
         # What its team has spent: added with the state that can be written once, so once.
         *(
             Add(rows.spent_key(attempt.team, part.key), part.spent.to_json())
-            for part in parts_of(attempt, now, policy.economy)
+            for part in usage_by_period(attempt, now, policy.economy)
         ),
         *(
             Add(rows.used_key(attempt.team, week, decided.job.owner), {decided.job.owner: amount})
-            for week, amount in used_in(attempt, now).items()
+            for week, amount in usage_by_week(attempt, now).items()
             if decided.job.owner
         ),
         Put(rows.timeline_row(attempt.job_id, entry, f"settled-{attempt.attempt}")),
@@ -164,11 +173,11 @@ def _released(decided: Settlement, now: datetime) -> Write:
     Only this write changes a charge, so version 1 means that it is still held.
     """
     if decided.job.state is JobState.PENDING:
-        return Put(rows.released_row(decided.attempt, 1, now))
+        return Put(rows.released_charge_row(decided.attempt, 1, now))
     return Delete(rows.charge_key(decided.attempt), 1)
 
 
-_SAID = {
+_STATE_TEXT = {
     AttemptState.SUCCEEDED: "succeeded",
     AttemptState.FAILED: "failed",
     AttemptState.STOPPED: "stopped",
@@ -180,7 +189,7 @@ _SAID = {
 def _keep(
     job: Job,
     attempt: Attempt,
-    seen: WorkloadSeen,
+    seen: ObservedWorkload,
     ledger: Ledger,
     cluster: Cluster,
     telemetry: Telemetry,
@@ -191,7 +200,7 @@ def _keep(
         keep_logs.run(job, attempt, ledger, cluster, telemetry, within_seconds=within, now=now)
 
 
-def _clear(job: Job, attempt: Attempt, seen: WorkloadSeen, cluster: Cluster) -> None:
+def _clear(job: Job, attempt: Attempt, seen: ObservedWorkload, cluster: Cluster) -> None:
     """Delete what could still run. A Job that has ended by itself stays a while, so that its logs can be read."""
-    if seen.is_let_run:
+    if seen.has_runnable_pods:
         cluster.stop(attempt, job.spec.grace_seconds)

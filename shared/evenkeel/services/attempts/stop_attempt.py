@@ -13,7 +13,7 @@ from evenkeel.services.attempts import keep_logs
 from evenkeel.services.storage import attempt_rows, rows
 
 WRITER = "stop_attempt"
-_ROUNDS = 5
+_MAX_RETRIES = 5
 
 Request = attempt_rows.Request
 
@@ -45,13 +45,13 @@ def run(request: Request, ledger: Ledger, cluster: Cluster, telemetry: Telemetry
     wanted = found.job.stop_of(request.attempt) or _record_deadline(request, ledger, cluster, now)
     within = keep_logs.BEFORE_STOP_SECONDS
     keep_logs.run(found.job, found.attempt, ledger, cluster, telemetry, within_seconds=within, now=now)
-    cluster.stop(found.attempt, wanted.grace_seconds, wanted.at_once_on)
+    cluster.stop(found.attempt, wanted.grace_seconds, wanted.nodes_without_grace)
     return Outcome(reason=wanted.reason)
 
 
 def _record_deadline(request: Request, ledger: Ledger, cluster: Cluster, now: datetime) -> StopRequest:
     """Say on the job that, and why, its attempt is stopped, before what shows why is deleted."""
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_RETRIES):
         found = attempt_rows.load(ledger, request.job_id, request.attempt)
         asked = found.job.stop_of(request.attempt)
         if asked:

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from evenkeel.domain.health.incidents import Approval, Incident
 from evenkeel.domain.nodes import FleetNode, KubernetesNode
-from evenkeel.domain.recovery.approval import ASK, told, why_superseded
+from evenkeel.domain.recovery.approval import ASK, describe_approval, why_superseded
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, Refused, Telemetry, Write
 from evenkeel.services.storage import incident_record, rows
@@ -47,14 +47,14 @@ def run(request: Request, *, ledger: Ledger, telemetry: Telemetry, now: datetime
     """
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        said = current.approval
+        approval = current.approval
         asks = current.plan.decision_id if current.plan else ""
-        if said is not None and said.decision_id == request.decision_id == asks:
-            if (said.by, said.approves) == (request.by, request.approves):
+        if approval is not None and approval.decision_id == request.decision_id == asks:
+            if (approval.by, approval.approves) == (request.by, request.approves):
                 return None
             # A plan that was declined may be approved later, while its node is unhealthy still.
-            if not (request.approves and not said.approves and current.state.is_settled):
-                raise AlreadyAnswered(f"{told(said).rstrip('.')}. That answer stands.")
+            if not (request.approves and not approval.approves and current.state.is_settled):
+                raise AlreadyAnswered(f"{describe_approval(approval).rstrip('.')}. That answer stands.")
         why = _why_not(current, request, ledger)
         if why:
             raise PlanSuperseded(why)
@@ -65,17 +65,17 @@ def run(request: Request, *, ledger: Ledger, telemetry: Telemetry, now: datetime
             reason=request.reason,
             at=now,
         )
-        line = incident_record.told(
+        line = incident_record.timeline_put(
             current.incident_id,
             "approved" if request.approves else "declined",
-            told(answer),
+            describe_approval(answer),
             at=now,
             writer=request.by,
             decision_id=request.decision_id,
         )
         return current.but(approval=answer), [line]
 
-    after = incident_record.amend(ledger, request.incident_id, change)
+    after = incident_record.update(ledger, request.incident_id, change)
     telemetry.count("PlansAnswered", answer="approved" if request.approves else "declined")
     return after
 

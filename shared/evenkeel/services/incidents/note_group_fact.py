@@ -18,7 +18,7 @@ class Outcome(Value):
     """What became of a group's fact."""
 
     outcome: str
-    """`NOTED`, or `KNOWN` for a copy."""
+    """`NOTED`, or `DUPLICATE` for a copy."""
     reason: str
 
 
@@ -29,7 +29,7 @@ def run(fact: GroupFact, *, ledger: Ledger, clock: Clock, telemetry: Telemetry) 
     """
     row = rows.group_fact_row(fact, clock.now())
     subject = fact.instance_group or "the cluster"
-    known = Outcome(outcome="KNOWN", reason=f"Heard before of {subject}: {fact.kind}.")
+    known = Outcome(outcome="DUPLICATE", reason=f"Heard before of {subject}: {fact.kind}.")
     if ledger.get(row.key) is not None:
         return known
     try:
@@ -40,9 +40,9 @@ def run(fact: GroupFact, *, ledger: Ledger, clock: Clock, telemetry: Telemetry) 
     telemetry.count("GroupFactsNoted", kind=fact.kind)
     keys = {"group": fact.instance_group, "fact": fact.kind, "code": fact.code, "simulated": fact.is_drill}
     if fact.fault_key:
-        telemetry.warning("GroupInTrouble", **keys, fault=fact.fault_key, detail=fact.detail)
+        telemetry.warning("InstanceGroupUnhealthy", **keys, fault=fact.fault_key, detail=fact.detail)
     else:
-        telemetry.info("GroupChanged", **keys)
+        telemetry.info("InstanceGroupChanged", **keys)
     return Outcome(outcome="NOTED", reason=f"Remembered of {subject}: {fact.kind}.")
 
 
@@ -65,7 +65,7 @@ def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:
             ledger.commit(Put(rows.shortages_row(after, row.version if row else 0)))
 
 
-def remembered(ledger: Ledger, pool: str, now: datetime) -> tuple[GroupFact, ...]:
+def recent_facts(ledger: Ledger, pool: str, now: datetime) -> tuple[GroupFact, ...]:
     """Return what was said lately of a pool and of the cluster as a whole, oldest first.
 
     Expired rows, which the store deletes within days and not at once, are left out.
@@ -81,5 +81,5 @@ def remembered(ledger: Ledger, pool: str, now: datetime) -> tuple[GroupFact, ...
 
 def ending_reservations(ledger: Ledger, now: datetime) -> Mapping[str, GroupFact]:
     """Return what was said last of each capacity reservation that ends, by its id. What is real goes before a drill."""
-    said = sorted(remembered(ledger, "", now), key=lambda fact: not fact.is_drill)
-    return {fact.code: fact for fact in said if fact.kind is GroupFactKind.RESERVATION_EXPIRING and fact.deadline_at}
+    facts = sorted(recent_facts(ledger, "", now), key=lambda fact: not fact.is_drill)
+    return {fact.code: fact for fact in facts if fact.kind is GroupFactKind.RESERVATION_EXPIRING and fact.deadline_at}

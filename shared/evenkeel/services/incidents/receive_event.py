@@ -16,29 +16,37 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.health.faults import Catalogue
+from evenkeel.domain.health.faults import FaultCatalogue
 from evenkeel.domain.health.groups import GroupFact
-from evenkeel.domain.health.incidents import Cure, Evidence, FactKind, Incident, IncidentState, NodeFact, SickSeat
-from evenkeel.domain.health.intake import Intake, IntakeDecision, LastIncident, join_or_open
-from evenkeel.domain.health.recurrence import History, places
+from evenkeel.domain.health.incidents import (
+    AffectedNode,
+    ClearedFault,
+    Evidence,
+    FactKind,
+    Incident,
+    IncidentState,
+    NodeFact,
+)
+from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, LastIncident, join_or_open
+from evenkeel.domain.health.recurrence import FaultHistory, history_keys
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode, with_cure
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode, with_cleared_fault
 from evenkeel.domain.values import Value, milliseconds
 from evenkeel.events import driver_lines
 from evenkeel.ports import (
-    Check,
     Clock,
+    ConditionCheck,
     Conflict,
     Delete,
     EvenkeelError,
     Ids,
     Ledger,
-    Machine,
     Provider,
     Put,
     Row,
     Table,
     Telemetry,
+    WorkflowName,
     Workflows,
     Write,
 )
@@ -46,18 +54,18 @@ from evenkeel.services.incidents import note_group_fact
 from evenkeel.services.storage import incident_record, rows
 
 UNRESOLVED, UNRESOLVED_DRILL = "UNRESOLVED", "UNRESOLVED-DRILL"
-FOREIGN = "FOREIGN"
+OTHER_FLEET = "OTHER_FLEET"
 WRITER = "receive_event"
-_GIVE_UP_AFTER = timedelta(hours=6)
+_UNRESOLVED_KEPT = timedelta(hours=6)
 """A fact about a machine that nobody knows is kept this long; then it was another cluster's."""
-_RETRIED_AT_ONCE = 25
-_AHEAD = timedelta(minutes=5)
+_RETRY_BATCH = 25
+_MAX_CLOCK_SKEW = timedelta(minutes=5)
 """What is said to have happened further ahead than clocks differ is taken to have happened now."""
-_WHOLE_ACCOUNT = ("ec2.notice", "health.event")
+_ACCOUNT_WIDE_SOURCES = ("ec2.notice", "health.event")
 """Sources that speak of every machine of an account: one that the fleet's memory does not hold is another's, or so
 young that the sweeper has not seen it. HyperPod is not asked: its machines live in another account, and one event may
 name hundreds."""
-_EARLY_FACTS = 5
+_MAX_EARLY_FACTS = 5
 _CLUSTER_ID = re.compile(r".*:cluster/[a-z0-9]{12}", re.ASCII)
 
 
@@ -65,17 +73,17 @@ class Outcome(Value):
     """What became of a fact."""
 
     outcome: str
-    """An `Intake`; UNRESOLVED, or FOREIGN where it is about another's machine; of a group NOTED or KNOWN."""
+    """An `Intake`; UNRESOLVED, or OTHER_FLEET where it is about another's machine; of a group NOTED or DUPLICATE."""
     reason: str
     incident_id: str = ""
     started: bool = False
     """Whether this very call started the recovery."""
 
 
-def seat_of(node: Node) -> SickSeat:
+def affected_node_of(node: Node) -> AffectedNode:
     """Return the seat of a machine whose views were just read."""
     there = node.kubernetes
-    return SickSeat(
+    return AffectedNode(
         life=node.life,
         slot=node.slot,
         node_name=there.name if there else "",
@@ -85,7 +93,7 @@ def seat_of(node: Node) -> SickSeat:
     )
 
 
-def hear(
+def ingest_event(
     facts: Iterable[NodeFact | GroupFact],
     *,
     ledger: Ledger,
@@ -97,7 +105,7 @@ def hear(
     clusters: tuple[str, ...],
     cluster_arn: str,
     drills_may_act: bool,
-    catalogue: Catalogue,
+    catalogue: FaultCatalogue,
 ) -> tuple[Outcome, ...]:
     """Take in the facts of one event, each by itself: one that fails keeps none of the others out.
 
@@ -113,7 +121,7 @@ def hear(
     for fact in facts:
         try:
             if _is_of_another_cluster(fact.cluster_arn, cluster_arn):
-                outcomes.append(_foreign(f"It is about {fact.cluster_arn}.", fact.source, telemetry))
+                outcomes.append(_other_fleet_outcome(f"It is about {fact.cluster_arn}.", fact.source, telemetry))
             elif isinstance(fact, GroupFact):
                 noted = note_group_fact.run(fact, ledger=ledger, clock=clock, telemetry=telemetry)
                 outcomes.append(Outcome(outcome=noted.outcome, reason=noted.reason))
@@ -144,19 +152,19 @@ def summary(outcomes: tuple[Outcome, ...]) -> dict[str, Any]:
     if len(outcomes) == 1:
         return outcomes[0].to_json()
     counts = Counter(each.outcome for each in outcomes)
-    return {"outcome": "HEARD", "reason": ", ".join(f"{count} {outcome}" for outcome, count in counts.items())}
+    return {"outcome": "INGESTED", "reason": ", ".join(f"{count} {outcome}" for outcome, count in counts.items())}
 
 
-def _is_of_another_cluster(said: str, ours: str) -> bool:
+def _is_of_another_cluster(stated_arn: str, ours: str) -> bool:
     """Some ARNs end in the cluster's name, which tells nothing: only two ids that differ are two clusters."""
-    if not said or said == ours:
+    if not stated_arn or stated_arn == ours:
         return False
-    return not ours or (_CLUSTER_ID.fullmatch(said) is not None and _CLUSTER_ID.fullmatch(ours) is not None)
+    return not ours or (_CLUSTER_ID.fullmatch(stated_arn) is not None and _CLUSTER_ID.fullmatch(ours) is not None)
 
 
-def _foreign(reason: str, source: str, telemetry: Telemetry) -> Outcome:
-    telemetry.count("FactsForeign", source=source.partition(":")[0])
-    return Outcome(outcome=FOREIGN, reason=reason)
+def _other_fleet_outcome(reason: str, source: str, telemetry: Telemetry) -> Outcome:
+    telemetry.count("FactsOtherFleet", source=source.partition(":")[0])
+    return Outcome(outcome=OTHER_FLEET, reason=reason)
 
 
 def run(
@@ -170,7 +178,7 @@ def run(
     telemetry: Telemetry,
     clusters: tuple[str, ...],
     drills_may_act: bool,
-    catalogue: Catalogue,
+    catalogue: FaultCatalogue,
 ) -> Outcome:
     """Take in one fact: resolve its machine, then note it.
 
@@ -179,23 +187,25 @@ def run(
     Idempotent: yes, by the fact's own row: any number of copies, in any order, at once, make one incident.
     """
     if fact.kind is FactKind.PROGRESS:
-        seat = _seat_in_repair(fact, ledger, clusters)
-        if seat is None:
-            return Outcome(outcome=Intake.IDLE, reason="Nothing is being repaired there.")
+        affected = _node_in_repair(fact, ledger, clusters)
+        if affected is None:
+            return Outcome(outcome=IntakeAction.IGNORED, reason="Nothing is being repaired there.")
     else:
-        asked = None if fact.source in _WHOLE_ACCOUNT else provider
-        seat = resolve(fact.instance_id, ledger=ledger, provider=asked, clusters=clusters)
-    if seat is None and fact.is_drill and not drills_may_act:
-        return _foreign(f"A drill about {fact.instance_id}, which is no machine of this fleet.", fact.source, telemetry)
-    if seat is None and fact.source in _WHOLE_ACCOUNT:
-        _keep_in_case(fact, ledger=ledger, now=clock.now())
-        return _foreign(f"No machine of this fleet is {fact.instance_id}.", fact.source, telemetry)
-    fact = _not_ahead(fact, clock.now())
-    if seat is None:
-        return _keep_for_later(fact, ledger=ledger, clock=clock, telemetry=telemetry)
-    return note_fact(
+        asked = None if fact.source in _ACCOUNT_WIDE_SOURCES else provider
+        affected = resolve(fact.instance_id, ledger=ledger, provider=asked, clusters=clusters)
+    if affected is None and fact.is_drill and not drills_may_act:
+        return _other_fleet_outcome(
+            f"A drill about {fact.instance_id}, which is no machine of this fleet.", fact.source, telemetry
+        )
+    if affected is None and fact.source in _ACCOUNT_WIDE_SOURCES:
+        _store_early_notice(fact, ledger=ledger, now=clock.now())
+        return _other_fleet_outcome(f"No machine of this fleet is {fact.instance_id}.", fact.source, telemetry)
+    fact = _without_future_time(fact, clock.now())
+    if affected is None:
+        return _store_unresolved(fact, ledger=ledger, clock=clock, telemetry=telemetry)
+    return record_fact(
         fact,
-        seat,
+        affected,
         ledger=ledger,
         workflows=workflows,
         clock=clock,
@@ -205,14 +215,14 @@ def run(
     )
 
 
-def _not_ahead(fact: NodeFact, now: datetime) -> NodeFact:
+def _without_future_time(fact: NodeFact, now: datetime) -> NodeFact:
     """Hold a fact to the present: one from the future could never be outdone by a later one. It stays the same fact."""
-    if fact.observed_at <= now + _AHEAD:
+    if fact.observed_at <= now + _MAX_CLOCK_SKEW:
         return fact
     return fact.but(observed_at=now, occurrence=fact.occurrence or f"{fact.observed_at:%Y%m%dT%H%M}")
 
 
-def _seat_in_repair(fact: NodeFact, ledger: Ledger, clusters: tuple[str, ...]) -> SickSeat | None:
+def _node_in_repair(fact: NodeFact, ledger: Ledger, clusters: tuple[str, ...]) -> AffectedNode | None:
     """Find the open incident that news of a repair belongs to: the machine's own, else the one of its seat.
 
     Of a replacement either machine may be named, and one that never ran; HyperPod is not asked about it.
@@ -221,12 +231,12 @@ def _seat_in_repair(fact: NodeFact, ledger: Ledger, clusters: tuple[str, ...]) -
     if own is not None and ledger.get(rows.open_key(own.life, is_drill=fact.is_drill)) is not None:
         return own
     slot = f"{clusters[0]}/{fact.logical_id}" if clusters and fact.logical_id else ""
-    pointer = ledger.get(rows.seat_key(slot, is_drill=fact.is_drill)) if slot else None
+    pointer = ledger.get(rows.slot_key(slot, is_drill=fact.is_drill)) if slot else None
     row = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
     incident = rows.read(row, Incident) if row else None
     if incident is None or incident.state.is_settled:
         return None
-    return SickSeat(
+    return AffectedNode(
         life=incident.life,
         slot=incident.slot,
         node_name=incident.node_name,
@@ -238,13 +248,13 @@ def _seat_in_repair(fact: NodeFact, ledger: Ledger, clusters: tuple[str, ...]) -
 
 def resolve(
     instance_id: str, *, ledger: Ledger, provider: Provider | None, clusters: tuple[str, ...]
-) -> SickSeat | None:
+) -> AffectedNode | None:
     """Find the life behind an instance id: the fleet's memory, else the provider. Never guessed; None where unknown."""
     for cluster in clusters:
         row = ledger.get(rows.node_key(cluster, instance_id))
         if row is not None:
             seen = rows.read(row, FleetNode)
-            return SickSeat(
+            return AffectedNode(
                 life=seen.life,
                 slot=seen.slot,
                 node_name=seen.node_name,
@@ -257,19 +267,19 @@ def resolve(
     if record is None:
         return None
     life = NodeLife(cluster=clusters[0], instance_id=instance_id, launched_at=record.launched_at)
-    return seat_of(Node(life=life, provider=record))
+    return affected_node_of(Node(life=life, provider=record))
 
 
-def note_fact(
+def record_fact(
     fact: NodeFact,
-    seat: SickSeat,
+    affected: AffectedNode,
     *,
     ledger: Ledger,
     workflows: Workflows,
     clock: Clock,
     ids: Ids,
     telemetry: Telemetry,
-    catalogue: Catalogue,
+    catalogue: FaultCatalogue,
 ) -> Outcome:
     """Let a fact about a known machine join or open its incident, and see that the recovery runs.
 
@@ -278,14 +288,14 @@ def note_fact(
     Raises:
         Conflict: somebody else was first too often; the same call may soon succeed.
     """
-    for _ in range(incident_record.TRIES):
+    for _ in range(incident_record.MAX_TRIES):
         try:
-            decision = _note_once(fact, seat, ledger=ledger, clock=clock, ids=ids, catalogue=catalogue)
+            decision = _record_once(fact, affected, ledger=ledger, clock=clock, ids=ids, catalogue=catalogue)
         except Conflict:
             continue
         break
     else:
-        raise Conflict(f"the incident of {seat.life.key} kept changing under fact {fact.fact_key}")
+        raise Conflict(f"the incident of {affected.life.key} kept changing under fact {fact.fact_key}")
     incident = decision.incident
     _count(decision, fact, telemetry)
     started = False
@@ -305,61 +315,63 @@ def start_recovery(incident: Incident, workflows: Workflows) -> bool:
     Idempotent: yes, by the execution's name. Where the name is taken and nothing runs, the sweeper starts the next run.
     """
     document = {"schemaVersion": 1, "incidentId": incident.incident_id, "run": incident.run}
-    return workflows.start(Machine.RECOVER_NODE, incident.execution_name, document)
+    return workflows.start(WorkflowName.RECOVER_NODE, incident.execution_name, document)
 
 
-def _note_once(
+def _record_once(
     fact: NodeFact,
-    seat: SickSeat,
+    affected: AffectedNode,
     *,
     ledger: Ledger,
     clock: Clock,
     ids: Ids,
-    catalogue: Catalogue,
+    catalogue: FaultCatalogue,
 ) -> IntakeDecision:
     now, is_drill = clock.now(), fact.is_drill
     if fact.job_id:
-        seat = seat.but(job_ids=(fact.job_id,))
-    remembered_at = places(catalogue.look_up(fact.fault_key), seat) if fact.kind is FactKind.SICKENED else ()
-    known, last_row, pointer, forgotten, in_seat, *history_rows = ledger.get_each(
+        affected = affected.but(job_ids=(fact.job_id,))
+    remembered_at = history_keys(catalogue.look_up(fact.fault_key), affected) if fact.kind is FactKind.SICKENED else ()
+    known, last_row, pointer, forgotten, in_seat, *history_rows = ledger.batch_get(
         rows.fact_key(fact.fact_key),
-        rows.last_key(seat.life, is_drill=is_drill),
-        rows.open_key(seat.life, is_drill=is_drill),
+        rows.last_key(affected.life, is_drill=is_drill),
+        rows.open_key(affected.life, is_drill=is_drill),
         rows.unresolved_row({}, fact.fact_key, now).key,
-        rows.seat_key(seat.slot, is_drill=is_drill),
+        rows.slot_key(affected.slot, is_drill=is_drill),
         *(rows.history_key(place, is_drill=is_drill) for place in remembered_at),
     )
     histories = dict(zip(remembered_at, history_rows, strict=True))
     current_row = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
     decision = join_or_open(
         fact,
-        seat,
-        known_as=known.doc["incidentId"] if known else "",
+        affected,
+        known_incident_id=known.doc["incidentId"] if known else "",
         last=rows.read(last_row, LastIncident) if last_row else None,
         current=rows.read(current_row, Incident) if current_row else None,
         new_id=ids.new("inc"),
         now=now,
-        histories={place: rows.read(row, History) for place, row in histories.items() if row},
+        histories={place: rows.read(row, FaultHistory) for place, row in histories.items() if row},
         catalogue=catalogue,
     )
     writes: list[Write] = []
-    if decision.action is Intake.EXPECTED and decision.incident:
+    if decision.action is IntakeAction.EXPECTED and decision.incident:
         version = known.version if known else 0
         writes = [Put(rows.fact_row(fact.fact_key, decision.incident.incident_id, now, version))]
-    if decision.action is Intake.IDLE and fact.kind is FactKind.RECOVERED and not is_drill:
-        writes = _cured(fact, seat, ledger)
-    if decision.action in (Intake.OPEN, Intake.JOIN):
+    if decision.action is IntakeAction.IGNORED and fact.kind is FactKind.RECOVERED and not is_drill:
+        writes = _clear_unhealthy_node(fact, affected, ledger)
+    if decision.action in (IntakeAction.OPEN, IntakeAction.JOIN):
         assert decision.incident
-        writes = _recorded(decision.incident, fact, known, pointer, current_row, decision.action, now, catalogue)
-    if decision.action is Intake.OPEN:
+        writes = _incident_writes(decision.incident, fact, known, pointer, current_row, decision.action, now, catalogue)
+    if decision.action is IntakeAction.OPEN:
         # The rows are not of one instant: an incident that was settled between two reads would seem not to have been.
-        writes.append(Check(rows.last_key(seat.life, is_drill=is_drill), last_row.version if last_row else 0))
+        writes.append(
+            ConditionCheck(rows.last_key(affected.life, is_drill=is_drill), last_row.version if last_row else 0)
+        )
     for place, history in decision.histories.items():
         before = histories[place]
         version = before.version if before else 0
         writes.append(Put(rows.history_row(place, history, version, now, is_drill=is_drill)))
-    if decision.action is Intake.OPEN and decision.incident:
-        writes.append(Put(rows.seat_row(decision.incident, in_seat.version if in_seat else 0, now)))
+    if decision.action is IntakeAction.OPEN and decision.incident:
+        writes.append(Put(rows.slot_row(decision.incident, in_seat.version if in_seat else 0, now)))
     if forgotten is not None:
         writes.append(Delete(forgotten.key, forgotten.version))
     if writes:
@@ -367,52 +379,56 @@ def _note_once(
     return decision
 
 
-def _cured(fact: NodeFact, seat: SickSeat, ledger: Ledger) -> list[Write]:
+def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, ledger: Ledger) -> list[Write]:
     """Remember what is gone of a node that a settled incident left unhealthy; forget the node once all of it is."""
-    row = ledger.get(rows.unhealthy_key(seat.life))
+    row = ledger.get(rows.unhealthy_key(affected.life))
     if row is None:
         return []
     left = rows.read(row, UnhealthyNode)
     if left.trusted_by:
         return []
     incident, _ = incident_record.load(ledger, left.incident_id)
-    cure = Cure(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
-    after = with_cure(left, incident, cure)
+    cure = ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
+    after = with_cleared_fault(left, incident, cure)
     return [Put(rows.unhealthy_row(after, row.version)) if after else Delete(row.key, row.version)]
 
 
-def _recorded(
+def _incident_writes(
     incident: Incident,
     fact: NodeFact,
     known: Row | None,
     pointer: Row | None,
     current: Row | None,
-    action: Intake,
+    action: IntakeAction,
     now: datetime,
-    catalogue: Catalogue,
+    catalogue: FaultCatalogue,
 ) -> list[Write]:
-    opens = action is Intake.OPEN
+    opens = action is IntakeAction.OPEN
     subject = incident.incident_id
     evidence = Evidence(incident_id=subject, fact=fact, joined_at=now, opened=opens)
-    kind = _TOLD_AS[fact.kind]
-    story = rows.evidence_row(evidence).key.sk.removeprefix("EVIDENCE#")
-    entry = incident_record.told_row(subject, kind, _told(fact, catalogue, opens=opens), at=now, writer=WRITER)
-    keyed = Row(type(entry.key)(entry.key.table, entry.key.pk, f"EVENT#{story}"), entry.doc, 0, None, entry.expires_at)
+    kind = _TIMELINE_KINDS[fact.kind]
+    event_id = rows.evidence_row(evidence).key.sk.removeprefix("EVIDENCE#")
+    entry = incident_record.timeline_row_of(
+        subject, kind, _timeline_text(fact, catalogue, opens=opens), at=now, writer=WRITER
+    )
+    keyed = Row(
+        type(entry.key)(entry.key.table, entry.key.pk, f"EVENT#{event_id}"), entry.doc, 0, None, entry.expires_at
+    )
     return [
         Put(rows.fact_row(fact.fact_key, subject, now, known.version if known else 0)),
         # The pointer is put by the first and held by every other: two first-comers cannot both open.
-        Put(rows.open_row(incident.life, subject, is_drill=incident.is_drill), born=milliseconds(now))
+        Put(rows.open_row(incident.life, subject, is_drill=incident.is_drill), first_version=milliseconds(now))
         if opens
-        else Check(pointer.key, pointer.version),  # type: ignore[union-attr]  # joins only what is open
+        else ConditionCheck(pointer.key, pointer.version),  # type: ignore[union-attr]  # joins only what is open
         Put(rows.incident_row(incident, 0 if opens else current.version)),  # type: ignore[union-attr]  # the same
         Put(rows.evidence_row(evidence)),
         Put(keyed),
     ]
 
 
-_TOLD_AS = {FactKind.SICKENED: "sickened", FactKind.RECOVERED: "recovered", FactKind.PROGRESS: "progress"}
+_TIMELINE_KINDS = {FactKind.SICKENED: "sickened", FactKind.RECOVERED: "recovered", FactKind.PROGRESS: "progress"}
 
-_SOURCES = {
+_SOURCE_TEXT = {
     "hyperpod.node-health": "HyperPod's health event",
     "hyperpod.node-labels": "HyperPod's marks on the node",
     "hyperpod.cluster-event": "HyperPod's cluster event",
@@ -424,8 +440,8 @@ _SOURCES = {
 }
 
 
-def _told(fact: NodeFact, catalogue: Catalogue, *, opens: bool) -> str:
-    source = _SOURCES.get(fact.source, fact.source)
+def _timeline_text(fact: NodeFact, catalogue: FaultCatalogue, *, opens: bool) -> str:
+    source = _SOURCE_TEXT.get(fact.source, fact.source)
     if fact.kind is FactKind.RECOVERED:
         return f"Healthy again, by {source}."
     if fact.kind is FactKind.PROGRESS:
@@ -442,10 +458,10 @@ def _count(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> No
     # A site may have many detectors: as a dimension they are one.
     source = fact.source.partition(":")[0]
     telemetry.count(f"Facts{decision.action.title()}", source=source)
-    if fact.code == driver_lines.UNPARSED and decision.action in (Intake.OPEN, Intake.JOIN):
+    if fact.code == driver_lines.UNPARSED and decision.action in (IntakeAction.OPEN, IntakeAction.JOIN):
         telemetry.count("XidsUnparsed", source=source)
         telemetry.warning("XidUnparsed", instanceId=fact.instance_id, source=fact.source, line=fact.detail)
-    if decision.action is Intake.OPEN and incident:
+    if decision.action is IntakeAction.OPEN and incident:
         telemetry.count("IncidentsOpened", severity=incident.severity, drill=str(incident.is_drill).lower())
         telemetry.info(
             "IncidentOpened",
@@ -459,7 +475,7 @@ def _count(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> No
 # ---------------------------------------------------------------- facts whose machine is not known yet
 
 
-def _keep_for_later(fact: NodeFact, *, ledger: Ledger, clock: Clock, telemetry: Telemetry) -> Outcome:
+def _store_unresolved(fact: NodeFact, *, ledger: Ledger, clock: Clock, telemetry: Telemetry) -> Outcome:
     reason = f"No control plane knows {fact.instance_id} yet; kept for the sweeper."
     row = rows.unresolved_row(fact.to_json(), fact.fact_key, clock.now())
     if ledger.get(row.key) is None:
@@ -473,14 +489,14 @@ def _keep_for_later(fact: NodeFact, *, ledger: Ledger, clock: Clock, telemetry: 
     return Outcome(outcome=UNRESOLVED, reason=reason)
 
 
-def _keep_in_case(fact: NodeFact, *, ledger: Ledger, now: datetime) -> None:
+def _store_early_notice(fact: NodeFact, *, ledger: Ledger, now: datetime) -> None:
     """Keep a notice for an hour: a machine may be taken back before the sweeper has seen it at all."""
-    for _ in range(incident_record.TRIES):
+    for _ in range(incident_record.MAX_TRIES):
         row = ledger.get(rows.early_key(fact.instance_id, is_drill=fact.is_drill))
-        said = early_facts(row) if row else ()
-        if any(each.fact_key == fact.fact_key for each in said):
+        facts = early_facts(row) if row else ()
+        if any(each.fact_key == fact.fact_key for each in facts):
             return
-        kept = (*said, fact)[-_EARLY_FACTS:]
+        kept = (*facts, fact)[-_MAX_EARLY_FACTS:]
         with contextlib.suppress(Conflict):  # another notice of it came at the same moment
             version = row.version if row else 0
             ledger.commit(Put(rows.early_row(fact.instance_id, kept, now, version, is_drill=fact.is_drill)))
@@ -503,14 +519,14 @@ def retry_unresolved(
     telemetry: Telemetry,
     clusters: tuple[str, ...],
     drills_may_act: bool,
-    catalogue: Catalogue,
+    catalogue: FaultCatalogue,
 ) -> tuple[Outcome, ...]:
     """Try again to resolve the facts that were kept; give up those that nobody ever knew. For the sweeper.
 
     A call takes the next facts of the list, so each one has its turn however many there are. Drills come after real
     facts, and not at all where drills may not act.
 
-    Idempotent: yes, as `note_fact` is.
+    Idempotent: yes, as `record_fact` is.
 
     Raises:
         EvenkeelError: the first failure, once each fact was tried.
@@ -528,15 +544,15 @@ def retry_unresolved(
     for row in _next_unresolved(ledger, drills_may_act=drills_may_act):
         fact = rows.read(row, NodeFact)
         try:
-            seat = resolve(fact.instance_id, ledger=ledger, provider=provider, clusters=clusters)
-            if seat is not None:
-                outcomes.append(note_fact(fact, seat, **rest))
+            affected = resolve(fact.instance_id, ledger=ledger, provider=provider, clusters=clusters)
+            if affected is not None:
+                outcomes.append(record_fact(fact, affected, **rest))
                 continue
         except EvenkeelError as error:
             failures.append(error)  # this fact has its next turn; the facts behind it have theirs now
             continue
-        if clock.now() - _kept_since(row) > _GIVE_UP_AFTER:
-            telemetry.count("FactsGivenUp")
+        if clock.now() - _kept_since(row) > _UNRESOLVED_KEPT:
+            telemetry.count("FactsDropped")
             with contextlib.suppress(Conflict):  # somebody resolved it meanwhile
                 ledger.commit(Delete(row.key, row.version))
     if failures:
@@ -550,9 +566,9 @@ def _next_unresolved(ledger: Ledger, *, drills_may_act: bool) -> list[Row]:
     cursors = dict(kept.doc) if kept else {}
     found: list[Row] = []
     for state in (UNRESOLVED, UNRESOLVED_DRILL) if drills_may_act else (UNRESOLVED,):
-        if len(found) < _RETRIED_AT_ONCE:
+        if len(found) < _RETRY_BATCH:
             page = ledger.by_state(
-                Table.INCIDENTS, state, limit=_RETRIED_AT_ONCE - len(found), cursor=cursors.get(state) or None
+                Table.INCIDENTS, state, limit=_RETRY_BATCH - len(found), cursor=cursors.get(state) or None
             )
             found += page.rows
             cursors[state] = page.cursor or ""

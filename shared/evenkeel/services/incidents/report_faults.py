@@ -16,15 +16,15 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.health.reports import DETECTOR_FAMILIES, Filer, Report
+from evenkeel.domain.health.reports import DETECTOR_FAMILIES, FaultReport, ReporterRole
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.names import unknown
+from evenkeel.domain.names import unknown_name
 from evenkeel.domain.nodes import INSTANCE_ID, FleetNode, NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.blame import LOOK_BACK, Blamed, BlameFacts, blame, facts_of
+from evenkeel.domain.recovery.attribution import LOOK_BACK, Attribution, AttributionFacts, attribute_fault, facts_of
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, reported_faults
 from evenkeel.events.driver_lines import Reading
@@ -33,9 +33,9 @@ from evenkeel.services.storage import rows
 
 Json = dict[str, Any]
 
-_AHEAD = timedelta(minutes=5)
+_MAX_CLOCK_SKEW = timedelta(minutes=5)
 """Clocks differ; a fault further ahead than this has not happened."""
-_OLDEST = timedelta(days=7)
+_MAX_AGE = timedelta(days=7)
 """Well inside the time for which a fact is remembered, so that a late copy is known for one."""
 _HYPERPOD_NAME = re.compile(r"hyperpod-(?P<id>i-[0-9a-f]{8,17})", re.ASCII)
 
@@ -43,10 +43,10 @@ _HYPERPOD_NAME = re.compile(r"hyperpod-(?P<id>i-[0-9a-f]{8,17})", re.ASCII)
 class Request(Value):
     """What a detector reports at once."""
 
-    reports: tuple[Report, ...]
+    reports: tuple[FaultReport, ...]
     caller: str
     """Who signed. A detector without its session: it is one witness, whatever its session."""
-    filer: Filer = Filer.DETECTOR
+    reporter_role: ReporterRole = ReporterRole.DETECTOR
     """By which route it came: decides which faults it may name."""
     request_id: str
     """Identity of the request: a repeat of it changes nothing."""
@@ -77,7 +77,7 @@ def run(
     is_in_force = row is not None and (row.expires_at is None or row.expires_at > now)
     if row is not None and is_in_force:
         return _first_answer(row, request)
-    new = taken(request, ledger, clusters, now)
+    new = accept_reports(request, ledger, clusters, now)
     for job_id, facts, blamed in new.laid:
         ledger.commit(Put(rows.decision_row(_record(job_id, facts, blamed, ids, policy, now))))
     if new.count:
@@ -94,7 +94,7 @@ def run(
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AcceptedReports:
     """A report as it goes on the queue."""
 
     document: Json
@@ -102,11 +102,11 @@ class Taken:
     """Faults in it."""
     passed_over: int
     """Reports without evidence of any."""
-    laid: tuple[tuple[str, BlameFacts, Blamed], ...]
+    laid: tuple[tuple[str, AttributionFacts, Attribution], ...]
     """The jobs whose faults were laid on a machine."""
 
 
-def taken(request: Request, ledger: Ledger, clusters: tuple[str, ...], now: datetime) -> Taken:
+def accept_reports(request: Request, ledger: Ledger, clusters: tuple[str, ...], now: datetime) -> AcceptedReports:
     """Check a report and find its machines. Nothing is written.
 
     Raises:
@@ -127,7 +127,7 @@ def taken(request: Request, ledger: Ledger, clusters: tuple[str, ...], now: date
         for reading in readings
     ]
     document = _enveloped(request, faults, now)
-    return Taken(document, len(faults), sum(not readings for readings in read), tuple(laid))
+    return AcceptedReports(document, len(faults), sum(not readings for readings in read), tuple(laid))
 
 
 def _first_answer(row: Row, request: Request) -> Json:
@@ -148,15 +148,15 @@ def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
     for index, report in enumerate(request.reports):
         place = f"faults[{index}]"
         found = reported_faults.readings(report.code, report.line)
-        read.append(tuple(each for each in found if request.filer.may_name(each.fault_key)))
+        read.append(tuple(each for each in found if request.reporter_role.may_report(each.fault_key)))
         if report.code and not found:
             wrong.append((f"{place}.{report.code_field}", unknown_code(report.code)))
         elif found and not read[-1]:
             wrong.append((f"{place}.{report.code_field if report.code else 'line'}", _reserved(found[0].fault_key)))
-        if report.observed_at > now + _AHEAD:
+        if report.observed_at > now + _MAX_CLOCK_SKEW:
             wrong.append((f"{place}.observedAt", "lies in the future"))
-        if report.observed_at < now - _OLDEST:
-            wrong.append((f"{place}.observedAt", f"is older than {_OLDEST.days} days"))
+        if report.observed_at < now - _MAX_AGE:
+            wrong.append((f"{place}.observedAt", f"is older than {_MAX_AGE.days} days"))
     if wrong:
         raise Invalid("the report cannot be taken in", tuple(wrong))
     return read
@@ -164,7 +164,7 @@ def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
 
 def unknown_code(code: str) -> str:
     """Say that a code is none of the catalogue, and which are near."""
-    near = " or ".join(shipped().nearest(code, 3))
+    near = " or ".join(default_catalogue().nearest(code, 3))
     return f"is not in the fault catalogue (evenkeel faults ls).{f' Did you mean {near}?' if near else ''}"
 
 
@@ -178,18 +178,18 @@ def _reserved(fault_key: str) -> str:
 
 def _machines(
     request: Request, ledger: Ledger, clusters: tuple[str, ...]
-) -> tuple[list[str], list[tuple[str, BlameFacts, Blamed]]]:
+) -> tuple[list[str], list[tuple[str, AttributionFacts, Attribution]]]:
     """Return the instance id behind each report, and how those of jobs were found.
 
     Raises:
         NotFound: names the first machine that the fleet's memory does not hold.
     """
     found: list[str] = []
-    laid: list[tuple[str, BlameFacts, Blamed]] = []
+    laid: list[tuple[str, AttributionFacts, Attribution]] = []
     by_name: dict[str, str] | None = None
     for report in request.reports:
         if report.job_id:
-            facts, blamed = _behind(report, ledger)
+            facts, blamed = _attribute(report, ledger)
             laid.append((report.job_id, facts, blamed))
             found.append(blamed.instance_id)
             continue
@@ -203,13 +203,13 @@ def _machines(
             near = (
                 (report.instance_id and node.life.instance_id) or node.node_name for node in nodes if not node.is_gone
             )
-            said = unknown("machine", named, near)
-            raise NotFound(f"{said} Evenkeel lists a new node within two minutes.")
+            message = unknown_name("machine", named, near)
+            raise NotFound(f"{message} Evenkeel lists a new node within two minutes.")
         found.append(instance_id)
     return found, laid
 
 
-def _behind(report: Report, ledger: Ledger) -> tuple[BlameFacts, Blamed]:
+def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, Attribution]:
     """Return the machine that a fault seen in a job is laid on.
 
     Raises:
@@ -222,13 +222,15 @@ def _behind(report: Report, ledger: Ledger) -> tuple[BlameFacts, Blamed]:
         raise NotFound(f"{report.job_id} ran nowhere at {rfc3339(report.observed_at)}.")
     lately = {life.key: incident for life in attempt.nodes if (incident := _last_incident(life, ledger))}
     facts = facts_of(attempt, report.rank, lately, report.observed_at)
-    blamed = blame(facts)
+    blamed = attribute_fault(facts)
     if blamed is None:
         raise NotFound(f"{report.job_id} has no rank {report.rank}.")
     return facts, blamed
 
 
-def _record(job_id: str, facts: BlameFacts, blamed: Blamed, ids: Ids, policy: Policy, now: datetime) -> Decision:
+def _record(
+    job_id: str, facts: AttributionFacts, blamed: Attribution, ids: Ids, policy: Policy, now: datetime
+) -> Decision:
     return Decision(
         decision_id=ids.new("dec"),
         kind="BLAME",
@@ -277,7 +279,7 @@ def _enveloped(request: Request, faults: list[dict[str, str]], now: datetime) ->
         "source": reported_faults.SOURCE,
         "detail-type": reported_faults.DETAIL_TYPE,
         "time": rfc3339(now),
-        "detail": reported_faults.detail_of(request.caller, request.filer, faults),
+        "detail": reported_faults.detail_of(request.caller, request.reporter_role, faults),
     }
     size = len(json.dumps(document, ensure_ascii=False).encode())
     if size > envelope.LARGEST_BYTES:

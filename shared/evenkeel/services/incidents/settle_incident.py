@@ -7,18 +7,26 @@ one commit: incident settled, OPEN#life gone, lease released, what is old news f
 from datetime import datetime
 from typing import Any
 
-from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.health.intake import LastIncident, ladder_of, rungs_of
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.leases import Lease
-from evenkeel.domain.recovery.leases import settled as lease_after
-from evenkeel.domain.recovery.settling import PAGED, Ended, Settling, outgrown, plain, runs_again, settle
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode, left_unhealthy
+from evenkeel.domain.recovery.leases import RepairLease
+from evenkeel.domain.recovery.leases import released_lease as lease_after
+from evenkeel.domain.recovery.settling import (
+    PAGED,
+    BranchEnd,
+    IncidentEnd,
+    choose_incident_end,
+    error_message,
+    has_next_run,
+    why_replan,
+)
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode, unhealthy_after
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Delete, Ledger, Pager, Put, Telemetry, Write
-from evenkeel.services.storage import guard_register, incident_record, rows
-from evenkeel.services.storage.guard_register import Which
+from evenkeel.services.storage import guardrail_registers, incident_record, rows
+from evenkeel.services.storage.guardrail_registers import RegisterName
 
 WRITER = "settle_incident"
 _CAUSE_LIMIT = 300
@@ -27,9 +35,9 @@ _CAUSE_LIMIT = 300
 class Request(incident_record.Request):
     """How the parts of one run of a recovery ended."""
 
-    plan: Ended | None = None
-    node: Ended | None = None
-    jobs: Ended | None = None
+    plan: BranchEnd | None = None
+    node: BranchEnd | None = None
+    jobs: BranchEnd | None = None
     failure: dict[str, Any] | None = None
     """`{Error, Cause}` where the workflow itself failed."""
 
@@ -48,7 +56,7 @@ def run(
 
     Idempotent: yes, the first end stands; the page carries the incident and its end as key, and is remembered.
     """
-    for _ in range(incident_record.TRIES):
+    for _ in range(incident_record.MAX_TRIES):
         incident, version = incident_record.load(ledger, request.incident_id)
         if request.run < incident.run:
             return Outcome(outcome=IncidentState.STOOD_DOWN, reason=f"Run {incident.run} took over.")
@@ -57,16 +65,18 @@ def run(
         if incident.failed_at is not None and request.run == incident.run:
             return Outcome(outcome=IncidentState.FAILED, reason=incident.outcome)
         rungs = rungs_of(incident, policy.catalogue)
-        decided = settle(rungs, request.plan, request.node, request.jobs, _failure(request.failure))
+        decided = choose_incident_end(rungs, request.plan, request.node, request.jobs, _failure(request.failure))
         plan_ended = request.plan.outcome if request.plan else ""
-        more = "" if request.failure or incident.run >= policy.watch.max_runs else outgrown(incident, rungs, plan_ended)
+        more = (
+            "" if request.failure or incident.run >= policy.watch.max_runs else why_replan(incident, rungs, plan_ended)
+        )
         settled = incident.but(state=decided.state, outcome=decided.reason, block=None).at_stage("settled_at", now)
         try:
             if more:
-                return _hand_on(incident, version, more, ledger, telemetry, now)
-            if runs_again(decided, incident, policy.watch):
+                return _hand_over_to_next_run(incident, version, more, ledger, telemetry, now)
+            if has_next_run(decided, incident, policy.watch):
                 return _leave_open(incident, version, decided, ledger, telemetry, now)
-            with_it = _with_it(settled, request, decided, ledger, policy, now)
+            with_it = _settlement_writes(settled, request, decided, ledger, policy, now)
             ledger.commit(Put(rows.incident_row(settled, version)), *with_it)
         except Conflict:
             continue
@@ -79,29 +89,29 @@ def run(
     return Outcome(outcome=incident.state, reason=incident.outcome)
 
 
-def _hand_on(
+def _hand_over_to_next_run(
     incident: Incident, version: int, more: str, ledger: Ledger, telemetry: Telemetry, now: datetime
 ) -> Outcome:
     """Hand the incident to its next run, for what joined it after it was planned. The sweep starts that run."""
     run_number = incident.run + 1
     reason = f"{more} Run {run_number} plans anew."
-    told = incident_record.told(incident.incident_id, f"resumed-{run_number}", reason, at=now, writer=WRITER)
+    entry = incident_record.timeline_put(incident.incident_id, f"resumed-{run_number}", reason, at=now, writer=WRITER)
     after = incident.but(state=IncidentState.OPEN, run=run_number, outcome=reason, block=None)
-    ledger.commit(Put(rows.incident_row(after, version)), told)
-    telemetry.count("RecoveriesOutgrown")
-    telemetry.info("RecoveryOutgrown", run=run_number, reason=reason)
+    ledger.commit(Put(rows.incident_row(after, version)), entry)
+    telemetry.count("RecoveriesReplanned")
+    telemetry.info("RecoveryReplanned", run=run_number, reason=reason)
     return Outcome(outcome=IncidentState.STOOD_DOWN, reason=reason)
 
 
 def _leave_open(
-    incident: Incident, version: int, decided: Settling, ledger: Ledger, telemetry: Telemetry, now: datetime
+    incident: Incident, version: int, decided: IncidentEnd, ledger: Ledger, telemetry: Telemetry, now: datetime
 ) -> Outcome:
     """Tell that this run failed. Its pointer and its lease stay: the next run goes on with both."""
     reason = f"{decided.reason} Run {incident.run + 1} goes on after a while."
-    told = incident_record.told(incident.incident_id, "failed", reason, at=now, writer=WRITER)
+    entry = incident_record.timeline_put(incident.incident_id, "failed", reason, at=now, writer=WRITER)
     # Nobody waits for a guardrail any more: it would keep a place in the line of those who do.
     after = incident.without_block().but(failed_at=now, outcome=reason)
-    ledger.commit(Put(rows.incident_row(after, version)), told)
+    ledger.commit(Put(rows.incident_row(after, version)), entry)
     telemetry.count("RecoveryRunsFailed")
     telemetry.warning("RecoveryRunFailed", run=incident.run, reason=decided.reason)
     return Outcome(outcome=IncidentState.FAILED, reason=reason)
@@ -110,25 +120,31 @@ def _leave_open(
 def _failure(failure: dict[str, Any] | None) -> str:
     if not failure:
         return ""
-    cause = plain(str(failure.get("Cause", "")))[:_CAUSE_LIMIT]
+    cause = error_message(str(failure.get("Cause", "")))[:_CAUSE_LIMIT]
     return f"{failure.get('Error', 'unknown')}: {cause}"
 
 
-def _with_it(
-    incident: Incident, request: Request, decided: Settling, ledger: Ledger, policy: Policy, now: datetime
+def _settlement_writes(
+    incident: Incident, request: Request, decided: IncidentEnd, ledger: Ledger, policy: Policy, now: datetime
 ) -> list[Write]:
     subject = incident.incident_id
     writes: list[Write] = [
-        incident_record.told(subject, "settled", f"{_SAID[decided.state]} {decided.reason}", at=now, writer=WRITER)
+        incident_record.timeline_put(
+            subject, "settled", f"{_STATE_TEXT[decided.state]} {decided.reason}", at=now, writer=WRITER
+        )
     ]
     is_drill = incident.is_drill
-    writes += guard_register.leaving(ledger, Which.REPAIRS, incident.life.key, now=now, is_drill=is_drill)
+    writes += guardrail_registers.leaving(ledger, RegisterName.REPAIRS, incident.life.key, now=now, is_drill=is_drill)
     pointer = ledger.get(rows.open_key(incident.life, is_drill=is_drill))
     if pointer is not None and pointer.doc["incidentId"] == subject:
         writes.append(Delete(pointer.key, pointer.version))
     was_returned = request.node is not None and request.node.outcome == "RETURNED"
     lease_row = ledger.get(rows.lease_key(incident.slot, is_drill=is_drill))
-    lease = rows.read(lease_row, Lease) if lease_row else Lease(slot=incident.slot, incident_id="", taken_at=now)
+    lease = (
+        rows.read(lease_row, RepairLease)
+        if lease_row
+        else RepairLease(slot=incident.slot, incident_id="", taken_at=now)
+    )
     if lease.incident_id in ("", subject) and (lease_row is not None or was_returned):
         released = lease_after(
             lease,
@@ -145,21 +161,21 @@ def _with_it(
     last = LastIncident(
         incident_id=subject,
         returned_at=(incident.stages.validated_at or incident.stages.returned_at) if was_returned else None,
-        is_over=replaced,
+        is_replaced=replaced,
     )
     if last.returned_at is None and before is not None:
         last = last.but(returned_at=before.returned_at, returned_by=before.returned_by or before.incident_id)
     version = last_row.version if last_row else 0
     writes.append(Put(rows.last_row(incident.life, last, version, now, is_drill=is_drill)))
     if not is_drill:
-        writes += _unhealthy(incident, ledger, policy, is_well=was_returned or replaced)
+        writes += _unhealthy_node_writes(incident, ledger, policy, is_well=was_returned or replaced)
     return writes
 
 
-def _unhealthy(incident: Incident, ledger: Ledger, policy: Policy, *, is_well: bool) -> list[Write]:
+def _unhealthy_node_writes(incident: Incident, ledger: Ledger, policy: Policy, *, is_well: bool) -> list[Write]:
     """Remember the node that is left unhealthy; forget it once it is repaired."""
     row = ledger.get(rows.unhealthy_key(incident.life))
-    left = left_unhealthy(incident, ladder_of(incident, policy.catalogue))
+    left = unhealthy_after(incident, ladder_of(incident, policy.catalogue))
     if left is not None:
         before = rows.read(row, UnhealthyNode) if row else None
         if before and before.trusted_at and before.trusted_at >= incident.opened_at:
@@ -168,12 +184,12 @@ def _unhealthy(incident: Incident, ledger: Ledger, policy: Policy, *, is_well: b
     return [Delete(row.key, row.version)] if row and is_well else []
 
 
-_SAID = {
+_STATE_TEXT = {
     IncidentState.RECOVERED: "Recovered.",
     IncidentState.OBSERVED: "Observed.",
     IncidentState.STOOD_DOWN: "Stood down.",
     IncidentState.WAITING_FOR_PERSON: "Needs a person.",
-    IncidentState.JOB_NOT_BACK: "A job is not back.",
+    IncidentState.JOB_NOT_RESUMED: "A job is not back.",
     IncidentState.FAILED: "Failed.",
 }
 
@@ -182,14 +198,14 @@ def _page(incident: Incident, ledger: Ledger, pager: Pager, telemetry: Telemetry
     """Call a person. A crash between the page and its record pages again, with the same key."""
     if incident.state not in PAGED or incident.paged_at is not None:
         return
-    fault = shipped().look_up(incident.fault_key)
+    fault = default_catalogue().look_up(incident.fault_key)
     where = incident.node_name or incident.life.instance_id
     drill = "[drill] " if incident.is_drill else ""
-    subject = f"{drill}{incident.incident_id}: {_SAID[incident.state].rstrip('.').lower()}, {where}"
+    subject = f"{drill}{incident.incident_id}: {_STATE_TEXT[incident.state].rstrip('.').lower()}, {where}"
     jobs = ", ".join(hurt.job_id for hurt in incident.hurt_jobs) or "none"
     message = "\n".join(
         [
-            f"{_SAID[incident.state]} {incident.outcome}",
+            f"{_STATE_TEXT[incident.state]} {incident.outcome}",
             f"Node: {where} ({incident.pool}, {incident.instance_type}). Fault: {fault.name} ({incident.fault_key}).",
             f"Repairs tried: {', '.join(incident.repairs) or 'none'}. Jobs hurt: {jobs}.",
             f"Look: evenkeel incidents show {incident.incident_id}",
@@ -201,7 +217,7 @@ def _page(incident: Incident, ledger: Ledger, pager: Pager, telemetry: Telemetry
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         return None if current.paged_at else (current.but(paged_at=now), [])
 
-    incident_record.amend(ledger, incident.incident_id, change)
+    incident_record.update(ledger, incident.incident_id, change)
 
 
 _RUNBOOK = "incident-needs-person"

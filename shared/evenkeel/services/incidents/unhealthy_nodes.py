@@ -10,11 +10,11 @@ from evenkeel.events import kubernetes_node
 from evenkeel.ports import Ledger, Table, every, get_all
 from evenkeel.services.storage import rows
 
-Left = dict[tuple[str, str], UnhealthyNode]
+UnhealthyNodes = dict[tuple[str, str], UnhealthyNode]
 """What incidents and persons left behind, by cluster and instance id."""
 
 
-def load(ledger: Ledger) -> Left:
+def load(ledger: Ledger) -> UnhealthyNodes:
     """Return the nodes that incidents left unhealthy and those that a person trusts.
 
     The index names them; each row is then read as it is now. So a node that was released is usable at once, and one
@@ -26,19 +26,21 @@ def load(ledger: Ledger) -> Left:
     return {(node.life.cluster, node.life.instance_id): node for node in nodes}
 
 
-def among(nodes: Iterable[KubernetesNode], ledger: Ledger, policy: Policy, now: datetime) -> frozenset[tuple[str, str]]:
+def unhealthy_among(
+    nodes: Iterable[KubernetesNode], ledger: Ledger, policy: Policy, now: datetime
+) -> frozenset[tuple[str, str]]:
     """Return the unhealthy ones of some nodes, by cluster and node name."""
     left = load(ledger)
     return frozenset(
         (node.cluster, node.name)
         for node in nodes
         if is_unhealthy(
-            kubernetes_node.marks_of(node, policy.watch, policy.catalogue, now),
+            kubernetes_node.fault_evidence(node, policy.watch, policy.catalogue, now),
             left.get((node.cluster, node.instance_id or "")),
         )
     )
 
 
-def is_left(node: FleetNode, left: Left) -> bool:
+def is_unhealthy_node(node: FleetNode, left: UnhealthyNodes) -> bool:
     """Whether a node that the sweeper remembers is unhealthy."""
     return is_unhealthy(node.marks, left.get((node.life.cluster, node.life.instance_id)))

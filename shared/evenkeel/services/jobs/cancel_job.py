@@ -6,19 +6,19 @@ from enum import StrEnum
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Ledger, NotFound, Passes, Put
+from evenkeel.ports import Conflict, CycleRequests, Ledger, NotFound, Put
 from evenkeel.services.jobs import check_authority
 from evenkeel.services.storage import open_jobs, read_setup, rows
 
 WRITER = "cancel_job"
-_ROUNDS = 5
+_MAX_RETRIES = 5
 
 
 class Request(Value):
     """Which job, and by whom."""
 
     job_id: str
-    asker: check_authority.Asker
+    requester: check_authority.Requester
     reason: str = ""
 
 
@@ -40,7 +40,7 @@ class Outcome(Value):
     job: Job
 
 
-def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> Outcome:
+def run(request: Request, ledger: Ledger, passes: CycleRequests, *, now: datetime) -> Outcome:
     """Cancel a job: at once while it is pending, else by a request that its attempt's workflow carries out.
 
     Idempotent: yes, by the job's state. Works in every mode: it is a person's wish, not automation's.
@@ -51,19 +51,19 @@ def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> O
         Conflict: the job kept changing under the request.
     """
     setup = read_setup.run(ledger).setup
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_RETRIES):
         row = ledger.get(rows.job_key(request.job_id))
         if row is None:
             raise NotFound(f"There is no job {request.job_id}.")
         job = rows.read(row, Job)
-        check_authority.to_change(request.asker, job, setup)
+        check_authority.to_change(request.requester, job, setup)
         if job.state.has_ended:
             was_cancelled = job.state is JobState.CANCELLED
             outcome = CancelOutcome.CANCELLED if was_cancelled else CancelOutcome.ALREADY_ENDED
             return Outcome(outcome=outcome, job=job)
         if job.state is JobState.STOPPING:
             return Outcome(outcome=CancelOutcome.STOPPING, job=job)
-        actor = request.asker.actor
+        actor = request.requester.actor
         why = f"Cancelled by {actor}{f': {request.reason}' if request.reason else ''}."
         changed = _cancelled(job, actor, why, now)
         entry = TimelineEntry(at=now, kind="cancelled", text=why, writer=WRITER)
@@ -84,4 +84,4 @@ def run(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> O
 def _cancelled(job: Job, actor: str, why: str, now: datetime) -> Job:
     if job.state in (JobState.PENDING, JobState.SUSPENDED):
         return job.but(state=JobState.CANCELLED, reason=why, ended_at=now, not_before=None)
-    return job.but(state=JobState.STOPPING, reason=why, stop_request=job.stop_wished(why, f"cancel/{actor}", now))
+    return job.but(state=JobState.STOPPING, reason=why, stop_request=job.with_stop_request(why, f"cancel/{actor}", now))

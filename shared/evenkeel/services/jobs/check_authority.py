@@ -2,12 +2,12 @@
 
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.quotas.permissions import may_change, may_submit
-from evenkeel.domain.quotas.teams import SetUp
+from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.values import Value
 from evenkeel.ports import Refused
 
 
-class Asker(Value):
+class Requester(Value):
     """Who asks."""
 
     principal: str = ""
@@ -24,22 +24,24 @@ class NotYourTeam(Refused):
     code = "NOT_YOUR_TEAM"
 
 
-def to_submit(asker: Asker, team: str, setup: SetUp) -> None:
+def to_submit(requester: Requester, team: str, setup: TeamSetup) -> None:
     """Hold a submission to the caller's role.
 
     Raises:
         NotYourTeam: it may not submit for this team.
     """
-    if not may_submit(setup, team, asker.identity):
-        raise NotYourTeam(f"{asker.principal} may not submit for team {team}: that takes a submitter or a lead of it.")
+    if not may_submit(setup, team, requester.identity):
+        raise NotYourTeam(
+            f"{requester.principal} may not submit for team {team}: that takes a submitter or a lead of it."
+        )
 
 
-def to_change(asker: Asker, job: Job, setup: SetUp) -> None:
+def to_change(requester: Requester, job: Job, setup: TeamSetup) -> None:
     """Hold a change of a job to the caller's role.
 
     Raises:
         NotYourTeam: it may not change this job.
     """
-    if not may_change(setup, job, asker.identity, asker.principal):
+    if not may_change(setup, job, requester.identity, requester.principal):
         needed = f"its submitter, or a lead of team {job.spec.team}"
-        raise NotYourTeam(f"{asker.principal} may not change {job.job_id}. Allowed: {needed}.")
+        raise NotYourTeam(f"{requester.principal} may not change {job.job_id}. Allowed: {needed}.")

@@ -11,45 +11,45 @@ from typing import NamedTuple
 
 from evenkeel.domain.admission import start_size, team_cycle
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
-from evenkeel.domain.admission.fifo import Snapshot, admit
+from evenkeel.domain.admission.fifo import QueueSnapshot, admit
 from evenkeel.domain.admission.policy import SchedulingPolicy
-from evenkeel.domain.admission.request import Request
+from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity import instance_types
 from evenkeel.domain.capacity.compatibility import Requirements
-from evenkeel.domain.capacity.node_capacity import Room
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import JobSpec
-from evenkeel.domain.jobs.validation import SpecFault
+from evenkeel.domain.jobs.validation import SpecError
 from evenkeel.domain.kueue.objects import StopPolicy
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.quotas.teams import SetUp
+from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import heartbeats, paging, rows
+from evenkeel.services.storage import heartbeats, pagination, rows
 
 MOST_NODES = 5000
 _UNKNOWN_ACCELERATORS = 1024
 """Of a machine of which neither its node object nor the catalogue says how many it has."""
 
 
-class Fleet(NamedTuple):
+class ConfiguredFleet(NamedTuple):
     """The machines that one cluster has when all of them are in service."""
 
-    rooms: tuple[Room, ...] = ()
+    capacities: tuple[NodeCapacity, ...] = ()
     is_whole: bool = False
     """Whether a sweep has read it, and all of it is here."""
 
 
-def read_fleet(cluster: str, ledger: Ledger) -> Fleet:
+def read_fleet(cluster: str, ledger: Ledger) -> ConfiguredFleet:
     """Return a cluster's machines as the last sweeps saw them, those that are gone included: they may be replaced."""
-    found, is_cut = paging.everything(ledger, Table.FLEET, "NODE", at_most=MOST_NODES)
+    found, is_cut = pagination.everything(ledger, Table.FLEET, "NODE", at_most=MOST_NODES)
     nodes = [node for node in (rows.read(row, FleetNode) for row in found) if node.life.cluster == cluster]
     # Of the machines that held one seat one after the other, one counts.
     by_seat = {node.slot or node.life.key: node for node in nodes}
     is_whole = bool(nodes) and not is_cut and not _unread(cluster, ledger)
-    return Fleet(tuple(map(_idle, by_seat.values())), is_whole)
+    return ConfiguredFleet(tuple(map(_idle, by_seat.values())), is_whole)
 
 
 def _unread(cluster: str, ledger: Ledger) -> bool:
@@ -60,12 +60,12 @@ def _unread(cluster: str, ledger: Ledger) -> bool:
     return any(report is not None and report.seen_at is None for report in found)
 
 
-def _idle(node: FleetNode) -> Room:
+def _idle(node: FleetNode) -> NodeCapacity:
     known = instance_types.shipped().of(node.instance_type)
     accelerators = max(node.accelerators, known.accelerators if known else 0)
     if not accelerators and known is None:
         accelerators = _UNKNOWN_ACCELERATORS
-    return Room(
+    return NodeCapacity(
         life=node.life,
         node_name=node.node_name or node.life.instance_id,
         cluster=node.life.cluster,
@@ -77,7 +77,7 @@ def _idle(node: FleetNode) -> Room:
     )
 
 
-def why_never(job: Job, fleet: Fleet, setup: SetUp, policy: Policy, now: datetime) -> SpecFault | None:
+def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy, now: datetime) -> SpecError | None:
     """Return which field keeps a job from ever starting, and why; None where it may start one day.
 
     Args:
@@ -99,11 +99,14 @@ def why_never(job: Job, fleet: Fleet, setup: SetUp, policy: Policy, now: datetim
     answer = decided(job.spec)
     if answer.action is Action.ADMIT:
         return None
-    field = next((name for name, spec in _relaxed(job.spec) if decided(spec).action is Action.ADMIT), "nodes")
-    return SpecFault(field, f"The job could never start on the configured fleet. {answer.reason}")
+    field = next(
+        (name for name, spec in _with_one_requirement_removed(job.spec) if decided(spec).action is Action.ADMIT),
+        "nodes",
+    )
+    return SpecError(field, f"The job could never start on the configured fleet. {answer.reason}")
 
 
-def _relaxed(spec: JobSpec) -> Iterable[tuple[str, JobSpec]]:
+def _with_one_requirement_removed(spec: JobSpec) -> Iterable[tuple[str, JobSpec]]:
     """Yield the job with one demand less, by the field that makes it."""
     yield "nodes", spec.but(nodes=1, elastic=None)
     if spec.instance_types:
@@ -116,32 +119,34 @@ def _relaxed(spec: JobSpec) -> Iterable[tuple[str, JobSpec]]:
         yield "acceleratorsPerNode", spec.but(accelerators_per_node=1)
 
 
-def _decided(job: Job, fleet: Fleet, setup: SetUp, policy: Policy, now: datetime) -> AdmissionDecision:
-    request = Request.of(job).model_copy(update={"not_before": None})
+def _decided(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy, now: datetime) -> AdmissionDecision:
+    request = AdmissionRequest.of(job).model_copy(update={"not_before": None})
     rented = {pool.name for pool in policy.burst.pools}
-    home = tuple(room for room in fleet.rooms if room.pool not in rented)
+    home = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented)
     found = _weighed(request, home, setup, policy, now)
     for pool in policy.burst.pools if found.action is not Action.ADMIT else ():
-        rooms = (*home, *rentals.wished_rooms(job, pool, now))
-        there = _weighed(request.model_copy(update={"cluster": pool.cluster}), rooms, setup, policy, now)
+        capacities = (*home, *rentals.hypothetical_rented_nodes(job, pool, now))
+        there = _weighed(request.model_copy(update={"cluster": pool.cluster}), capacities, setup, policy, now)
         if there.action is Action.ADMIT and job.spec.nodes <= pool.most_nodes:
             return there
     return found
 
 
 def _weighed(
-    request: Request, rooms: tuple[Room, ...], setup: SetUp, policy: Policy, now: datetime
+    request: AdmissionRequest, capacities: tuple[NodeCapacity, ...], setup: TeamSetup, policy: Policy, now: datetime
 ) -> AdmissionDecision:
-    weigh = _rules(rooms, setup, policy.scheduling, policy, now)
-    return start_size.fit((request,), weigh((request,)), weigh, now)[0]
+    weigh = _rules(capacities, setup, policy.scheduling, policy, now)
+    return start_size.fit_sizes((request,), weigh((request,)), weigh, now)[0]
 
 
 def _rules(
-    rooms: tuple[Room, ...], setup: SetUp, scheduling: SchedulingPolicy, policy: Policy, now: datetime
-) -> Callable[[tuple[Request, ...]], tuple[AdmissionDecision, ...]]:
-    def weigh(asked: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
+    capacities: tuple[NodeCapacity, ...], setup: TeamSetup, scheduling: SchedulingPolicy, policy: Policy, now: datetime
+) -> Callable[[tuple[AdmissionRequest, ...]], tuple[AdmissionDecision, ...]]:
+    def weigh(asked: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
         if not setup.has_teams:
-            return admit(Snapshot(rooms=rooms, pending=asked), scheduling, now)
-        return team_cycle.share(team_cycle.Snapshot(setup, rooms, asked), scheduling, policy.economy, now)
+            return admit(QueueSnapshot(capacities=capacities, pending=asked), scheduling, now)
+        return team_cycle.run_team_cycle(
+            team_cycle.TeamCycleSnapshot(setup, capacities, asked), scheduling, policy.economy, now
+        )
 
     return weigh

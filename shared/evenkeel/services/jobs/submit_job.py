@@ -6,18 +6,18 @@ import json
 from collections.abc import Collection, Iterator
 from datetime import datetime
 
-from evenkeel.domain.admission.fifo import Admission
+from evenkeel.domain.admission.fifo import AdmissionAuthority
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import DEFAULT_TEAM, JobSpec
-from evenkeel.domain.jobs.types import JobTypes, check_type, filled
-from evenkeel.domain.jobs.validation import SpecFault, check_deadline, check_spec
+from evenkeel.domain.jobs.types import JobTypes, check_type, with_defaults
+from evenkeel.domain.jobs.validation import SpecError, check_deadline, check_spec
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.quotas.permissions import check_governed, may_read, team_of
-from evenkeel.domain.quotas.teams import SetUp
+from evenkeel.domain.quotas.permissions import check_permitted, may_read, team_of
+from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Ids, Invalid, KeyReused, Ledger, Passes, Put, Row, Table, Throttled, every
+from evenkeel.ports import Conflict, CycleRequests, Ids, Invalid, KeyReused, Ledger, Put, Row, Table, Throttled, every
 from evenkeel.services.jobs import check_authority, check_fit
 from evenkeel.services.storage import open_jobs, read_setup, rows
 
@@ -34,7 +34,7 @@ class Request(Value):
     """A job, and who sends it under which key."""
 
     spec: JobSpec
-    asker: check_authority.Asker
+    requester: check_authority.Requester
     """Whose keys these are, and who is looked up in the teams."""
     idempotency_key: str
 
@@ -49,7 +49,7 @@ class Outcome(Value):
 def run(
     request: Request,
     ledger: Ledger,
-    passes: Passes,
+    passes: CycleRequests,
     ids: Ids,
     *,
     cluster: str,
@@ -57,7 +57,7 @@ def run(
     types: JobTypes = NO_TYPES,
     classes: Collection[str] = (),
     now: datetime,
-    admission: Admission = Admission.EVENKEEL,
+    admission: AdmissionAuthority = AdmissionAuthority.EVENKEEL,
     policy: Policy = SHIPPED,
 ) -> Outcome:
     """Queue a job and ask for a pass.
@@ -75,17 +75,17 @@ def run(
         TooManyOpenJobs: the caller or the team has as many open jobs as the policy allows.
         Throttled: others submitted all the time.
     """
-    asker = request.asker
+    requester = request.requester
     fingerprint = _fingerprint(request.spec)
-    earlier = ledger.get(rows.idempotency_key(asker.principal, request.idempotency_key))
-    if earlier and not _is_over(earlier, now):
+    earlier = ledger.get(rows.idempotency_key(requester.principal, request.idempotency_key))
+    if earlier and not _has_expired(earlier, now):
         return _again(earlier, fingerprint, ledger, passes)
 
     setup = read_setup.run(ledger).setup
     job_id = ids.new("job")
     job = job_of(
         request.spec,
-        asker,
+        requester,
         setup,
         types,
         classes,
@@ -94,13 +94,13 @@ def run(
         namespace=namespace,
         now=now,
     )
-    if admission is Admission.EVENKEEL:
+    if admission is AdmissionAuthority.EVENKEEL:
         refuse_beside_kueue(job, ledger)
         refuse_unfit(job, setup, ledger, policy, now)
-    job = job.but(counted_in=open_jobs.names_of(job))
+    job = job.but(open_job_counters=open_jobs.names_of(job))
     text = f"Submitted by {job.submitted_by}."
     answer = {"jobId": job.job_id, "fingerprint": fingerprint}
-    guard = rows.idempotency_row(asker.principal, request.idempotency_key, answer, now)
+    guard = rows.idempotency_row(requester.principal, request.idempotency_key, answer, now)
     entry = TimelineEntry(at=now, kind="submitted", text=text, writer=WRITER)
     for _ in range(_TRIES):
         try:
@@ -108,12 +108,12 @@ def run(
                 Put(rows.job_row(job, 0)),
                 Put(Row(guard.key, guard.doc, earlier.version if earlier else 0, None, guard.expires_at)),
                 Put(rows.timeline_row(job.job_id, entry, "submitted")),
-                *claim_of(job, asker, setup, ledger),
+                *claim_of(job, requester, setup, ledger),
                 *open_jobs.counted(job, ledger, policy.scheduling),
             )
         except (Conflict, Invalid, open_jobs.TooManyOpenJobs) as error:
             first = ledger.get(guard.key)
-            if first is not None and not _is_over(first, now):
+            if first is not None and not _has_expired(first, now):
                 return _again(first, fingerprint, ledger, passes)
             if isinstance(error, Conflict):
                 continue  # another submission or end was counted, or another job claimed the checkpoints
@@ -125,8 +125,8 @@ def run(
 
 def job_of(
     spec: JobSpec,
-    asker: check_authority.Asker,
-    setup: SetUp,
+    requester: check_authority.Requester,
+    setup: TeamSetup,
     types: JobTypes,
     classes: Collection[str] = (),
     *,
@@ -142,14 +142,14 @@ def job_of(
         NotYourTeam: the caller may not submit for its team.
     """
     _refuse(check_type(spec, types))
-    spec = filled(spec, types)
-    spec = spec.but(team=team_of(spec, setup, asker.identity))
+    spec = with_defaults(spec, types)
+    spec = spec.but(team=team_of(spec, setup, requester.identity))
     if spec.team in setup.by_name:
         # Before all that the team's settings would tell: its images and its folders are its own.
-        check_authority.to_submit(asker, spec.team, setup)
+        check_authority.to_submit(requester, spec.team, setup)
     _refuse((*check_spec(spec.but(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, now)))
-    _refuse(check_governed(spec, setup, classes))
-    check_authority.to_submit(asker, spec.team, setup)
+    _refuse(check_permitted(spec, setup, classes))
+    check_authority.to_submit(requester, spec.team, setup)
     team = setup.by_name.get(spec.team)
     return Job(
         job_id=job_id,
@@ -157,8 +157,8 @@ def job_of(
         state=JobState.PENDING,
         reason="Waits for the next scheduling pass.",
         submitted_at=now,
-        submitted_by=asker.actor or asker.principal,
-        owner=asker.principal,
+        submitted_by=requester.actor or requester.principal,
+        owner=requester.principal,
         cluster=cluster,
         namespace=(team.namespace if team else "") or namespace,
         service_account=team.service_account if team else "",
@@ -167,10 +167,10 @@ def job_of(
     )
 
 
-def _refuse(faults: tuple[SpecFault, ...]) -> None:
+def _refuse(faults: tuple[SpecError, ...]) -> None:
     if faults:
-        said = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
-        raise Invalid(f"The job cannot be queued. {said}", tuple(faults))
+        message = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
+        raise Invalid(f"The job cannot be queued. {message}", tuple(faults))
 
 
 def refuse_beside_kueue(job: Job, ledger: Ledger) -> None:
@@ -193,7 +193,7 @@ def refuse_beside_kueue(job: Job, ledger: Ledger) -> None:
         raise Invalid(f"The job cannot be queued. team: {fault}", (("team", fault),))
 
 
-def refuse_unfit(job: Job, setup: SetUp, ledger: Ledger, policy: Policy, now: datetime) -> None:
+def refuse_unfit(job: Job, setup: TeamSetup, ledger: Ledger, policy: Policy, now: datetime) -> None:
     """Refuse a job that could never start on the fleet as it is configured. A fleet that nobody has read refuses none.
 
     Raises:
@@ -204,7 +204,7 @@ def refuse_unfit(job: Job, setup: SetUp, ledger: Ledger, policy: Policy, now: da
         raise Invalid(f"The job cannot be queued. {fault.field}: {fault.message}", (fault,))
 
 
-def claim_of(job: Job, asker: check_authority.Asker, setup: SetUp, ledger: Ledger) -> tuple[Put, ...]:
+def claim_of(job: Job, requester: check_authority.Requester, setup: TeamSetup, ledger: Ledger) -> tuple[Put, ...]:
     """Return the write that makes a checkpoint place this job's; nothing where it keeps no checkpoints.
 
     Of two jobs that claim one place at once one commit fails. A place in another one, or around it, is refused as far
@@ -217,21 +217,23 @@ def claim_of(job: Job, asker: check_authority.Asker, setup: SetUp, ledger: Ledge
         return ()
     place = rows.checkpoint_place(job)
     own = ledger.get(rows.checkpoints_key(place))
-    around = (ledger.get(rows.checkpoints_key(each)) for each in _around(place))
+    around = (ledger.get(rows.checkpoints_key(each)) for each in _parent_folders(place))
     state, prefix = rows.checkpoints_entry(place)
     inside = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
     for taken in (own, *around, *itertools.islice(inside, _MOST_INSIDE)):
         if taken is not None and _is_kept(taken, ledger):
             other = str(taken.doc["jobId"])
             row = ledger.get(rows.job_key(other))
-            is_visible = row is not None and may_read(setup, rows.read(row, Job), asker.identity, asker.principal)
+            is_visible = row is not None and may_read(
+                setup, rows.read(row, Job), requester.identity, requester.principal
+            )
             holds = "The path holds" if taken.key == rows.checkpoints_key(place) else "The path overlaps the path of"
             fault = f"{holds} the checkpoints of {other if is_visible else 'another job'}: give each job its own path."
             raise Invalid("the job would overwrite the checkpoints of another job", (("checkpointUri", fault),))
     return (Put(rows.checkpoints_row(job, own.version if own else 0)),)
 
 
-def _around(place: str) -> Iterator[str]:
+def _parent_folders(place: str) -> Iterator[str]:
     """Yield the folders around a place, the closest first."""
     root, separator, path = place.partition("://")
     parts = path.lstrip("/").split("/")
@@ -254,7 +256,7 @@ def _is_kept(claim: Row, ledger: Ledger) -> bool:
     return first is not None and rows.read(first, Attempt).launched_at is not None
 
 
-def _again(earlier: Row, fingerprint: str, ledger: Ledger, passes: Passes) -> Outcome:
+def _again(earlier: Row, fingerprint: str, ledger: Ledger, passes: CycleRequests) -> Outcome:
     job_id = str(earlier.doc["jobId"])
     if earlier.doc.get("fingerprint") != fingerprint:
         raise KeyReused(f"This idempotency key was used for another job, {job_id}.")
@@ -265,13 +267,13 @@ def _again(earlier: Row, fingerprint: str, ledger: Ledger, passes: Passes) -> Ou
     return Outcome(job=rows.read(row, Job), is_repeat=True)
 
 
-def _is_over(row: Row, now: datetime) -> bool:
+def _has_expired(row: Row, now: datetime) -> bool:
     # The store deletes expired rows within days, not at once.
     return row.expires_at is not None and row.expires_at <= now
 
 
 def _fingerprint(spec: JobSpec) -> str:
     # Of what was said: a type may change between a request and its repeat.
-    said = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    document = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

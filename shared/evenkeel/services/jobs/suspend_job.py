@@ -10,19 +10,19 @@ from datetime import datetime
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Ledger, NotFound, Passes, Put, Refused
+from evenkeel.ports import Conflict, CycleRequests, Ledger, NotFound, Put, Refused
 from evenkeel.services.jobs import check_authority
 from evenkeel.services.storage import read_setup, rows
 
 WRITER = "suspend_job"
-_ROUNDS = 5
+_MAX_RETRIES = 5
 
 
 class Request(Value):
     """Which job, and by whom."""
 
     job_id: str
-    asker: check_authority.Asker
+    requester: check_authority.Requester
     reason: str = ""
 
 
@@ -32,7 +32,7 @@ class JobEnded(Refused):
     code = "JOB_ENDED"
 
 
-def suspend(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> Job:
+def suspend(request: Request, ledger: Ledger, passes: CycleRequests, *, now: datetime) -> Job:
     """Hold a job back: at once while it waits, else when its attempt has ended, which is asked to stop.
 
     Its place in the queue is by submission, as before, once it is resumed. Works in every mode: it is a person's wish.
@@ -52,13 +52,13 @@ def suspend(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) 
         why = f"Suspended by {_by(request)}."
         if job.state is JobState.PENDING:
             return job.but(state=JobState.SUSPENDED, is_suspended=True, reason=why)
-        asked = job.stop_wished(why, f"suspend/{request.asker.actor}", now)
+        asked = job.with_stop_request(why, f"suspend/{request.requester.actor}", now)
         return job.but(is_suspended=True, stop_request=asked)
 
     return _change(request, "suspended", changed, ledger, passes, now)
 
 
-def resume(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -> Job:
+def resume(request: Request, ledger: Ledger, passes: CycleRequests, *, now: datetime) -> Job:
     """Let a suspended job wait for capacity again. One that is still being stopped then waits when it has.
 
     Idempotent: yes, by the job's own mark; a job that nobody holds back stays as it is.
@@ -75,25 +75,30 @@ def resume(request: Request, ledger: Ledger, passes: Passes, *, now: datetime) -
             return None
         if job.state is not JobState.SUSPENDED:
             return job.but(is_suspended=False)
-        return job.but(state=JobState.PENDING, is_suspended=False, reason=f"Resumed by {request.asker.actor}.")
+        return job.but(state=JobState.PENDING, is_suspended=False, reason=f"Resumed by {request.requester.actor}.")
 
     return _change(request, "resumed", changed, ledger, passes, now)
 
 
 def _by(request: Request) -> str:
-    return f"{request.asker.actor}{f': {request.reason}' if request.reason else ''}"
+    return f"{request.requester.actor}{f': {request.reason}' if request.reason else ''}"
 
 
 def _change(
-    request: Request, kind: str, changed: Callable[[Job], Job | None], ledger: Ledger, passes: Passes, now: datetime
+    request: Request,
+    kind: str,
+    changed: Callable[[Job], Job | None],
+    ledger: Ledger,
+    passes: CycleRequests,
+    now: datetime,
 ) -> Job:
     setup = read_setup.run(ledger).setup
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_RETRIES):
         row = ledger.get(rows.job_key(request.job_id))
         if row is None:
             raise NotFound(f"There is no job {request.job_id}.")
         job = rows.read(row, Job)
-        check_authority.to_change(request.asker, job, setup)
+        check_authority.to_change(request.requester, job, setup)
         if job.state.has_ended or job.state is JobState.STOPPING:
             raise JobEnded(job.reason or f"{job.job_id} has ended.")
         after = changed(job)

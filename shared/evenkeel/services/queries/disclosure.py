@@ -16,10 +16,10 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.quotas.permissions import may_read
-from evenkeel.domain.quotas.teams import SetUp, identity_of
+from evenkeel.domain.quotas.teams import TeamSetup, identity_of
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger
-from evenkeel.services.jobs.check_authority import Asker, NotYourTeam
+from evenkeel.services.jobs.check_authority import NotYourTeam, Requester
 from evenkeel.services.storage import read_setup, rows
 
 Json = dict[str, Any]
@@ -54,25 +54,25 @@ _AFTER_A_FAILURE = re.compile(r"(?:Waits to run again|Restart \d+ of \d+ follows
 class Reader(Value):
     """The caller of a read. Without teams it sees everything, as before teams are set up."""
 
-    asker: Asker = Asker()
-    setup: SetUp = SetUp()
+    requester: Requester = Requester()
+    setup: TeamSetup = TeamSetup()
     operators: tuple[str, ...] = ()
     """ARNs of the roles and users that operate the fleet: they see the jobs of every team."""
 
     @classmethod
-    def of(cls, asker: Asker, ledger: Ledger, operators: tuple[str, ...]) -> "Reader":
+    def of(cls, requester: Requester, ledger: Ledger, operators: tuple[str, ...]) -> "Reader":
         """Return a caller with the teams as they are set up now."""
-        return cls(asker=asker, setup=read_setup.run(ledger).setup, operators=operators)
+        return cls(requester=requester, setup=read_setup.run(ledger).setup, operators=operators)
 
     @cached_property
     def sees_every_team(self) -> bool:
         """Whether no job is withheld from the caller."""
-        identity = self.asker.identity
+        identity = self.requester.identity
         return not self.setup.has_teams or (bool(identity) and identity in map(identity_of, self.operators))
 
     def sees(self, job: Job) -> bool:
         """Whether the caller may read everything about a job."""
-        return self.sees_every_team or may_read(self.setup, job, self.asker.identity, self.asker.principal)
+        return self.sees_every_team or may_read(self.setup, job, self.requester.identity, self.requester.principal)
 
     def sees_job(self, job_id: str, ledger: Ledger) -> bool:
         """Whether the caller may read everything about a job that is named; a job that is gone is nobody's."""
@@ -97,7 +97,7 @@ class Reader(Value):
         """
         if not self.sees(job):
             needed = f"a member of team {job.spec.team}, a lead of every team, or an operator"
-            raise NotYourTeam(f"{self.asker.principal} may not read the logs of {job.job_id}. Allowed: {needed}.")
+            raise NotYourTeam(f"{self.requester.principal} may not read the logs of {job.job_id}. Allowed: {needed}.")
 
 
 def public_job(job: Job) -> Job:

@@ -5,11 +5,11 @@ from typing import Any
 
 from evenkeel.domain.admission.decide import Action, AdmissionFacts
 from evenkeel.domain.decisions import Alternative, Decision
-from evenkeel.domain.health.faults import shipped
+from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
-from evenkeel.domain.quotas.claims import changes
+from evenkeel.domain.quotas.claims import smallest_changes
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Ledger, Table
@@ -95,7 +95,7 @@ def why_incident(ledger: Ledger, incident_id: str, reader: Reader, *, now: datet
         "evidence": {
             "execution": incident.execution_name,
             "signals": incident.evidence_count,
-            "others": list(incident.others),
+            "unmanagedWorkloads": list(incident.unmanaged_workloads),
         },
     }
 
@@ -117,7 +117,7 @@ def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait |
             asked = f"Asked for {_ago(stop.requested_at, now)} ago by {_asker(stop)}."
             return f"It is being stopped, {where}. {_sentence(stop.reason)} {asked} {_after_stop(job, stop)}"
         case JobState.STARTING if waits is not None:
-            return f"It waits for Kueue to let it in, {where}. {_sentence(waits.said)}"
+            return f"It waits for Kueue to let it in, {where}. {_sentence(waits.kueue_status)}"
         case JobState.STARTING:
             return f"It is being started, {where}. {reason}".strip()
         case JobState.RUNNING:
@@ -175,7 +175,7 @@ def _late(job: Job, now: datetime) -> str:
 
 
 def _incident_sentence(incident: Incident, now: datetime) -> str:
-    fault = shipped().look_up(incident.fault_key)
+    fault = default_catalogue().look_up(incident.fault_key)
     begin = f"{incident.node_name or incident.life.instance_id} showed {fault.name} ({incident.fault_key})."
     match incident.state:
         case IncidentState.OPEN:
@@ -224,7 +224,7 @@ def _job_next(job: Job) -> str | None:
 
 
 def _incident_next(incident: Incident, *, needs: bool) -> str | None:
-    if read_incidents.asks(incident):
+    if read_incidents.pending_approval(incident):
         return f"evenkeel incidents approve {incident.incident_id}"
     if not incident.state.is_settled or needs:
         return f"evenkeel incidents timeline {incident.incident_id}"
@@ -269,12 +269,12 @@ def _changes(ledger: Ledger, decision: Decision) -> list[Json]:
     """Return the smallest changes that would flip the answer; of one that waits behind another, the other's."""
     for _ in range(_MOST_BEFORE):
         facts = AdmissionFacts.model_validate(decision.facts) if decision.kind == "ADMISSION" else None
-        if facts is None or decision.action not in (Action.NO_QUOTA, Action.ALIKE, Action.BEHIND):
+        if facts is None or decision.action not in (Action.NO_QUOTA, Action.SAME_SHAPE, Action.BLOCKED):
             break
-        if facts.claim is not None:
-            found = changes(facts.claim, facts.now.timestamp())
+        if facts.quota is not None:
+            found = smallest_changes(facts.quota, facts.now.timestamp())
             return [each.model_dump(mode="json", by_alias=True, exclude_defaults=True) for each in found]
-        others = _decisions(ledger, facts.behind) if facts.behind else []
+        others = _decisions(ledger, facts.blocked_by) if facts.blocked_by else []
         if not others:
             break
         decision = others[0]

@@ -18,23 +18,23 @@ from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.queries import read_incidents, read_jobs, read_queue, read_serving, read_sources, read_teams
 from evenkeel.services.recovery import hold_automation, person_cordons
-from evenkeel.services.storage import known_names, paging, rows
+from evenkeel.services.storage import known_names, pagination, rows
 
 Json = dict[str, Any]
 
 HEARTBEATS = ("schedule_jobs", "sweep_fleet", "watch_cluster")
-DEAF_AFTER = timedelta(minutes=10)
+SILENT_AFTER = timedelta(minutes=10)
 """A scheduled function silent this long is an alarm."""
 _MOST_NODES = 5000
 _MOST_JOBS = 2000
 """Jobs of one state that the overview counts; past it the count is a lower bound and says so."""
 _MOST_OPEN = 1000
 """Open incidents of one state that the overview counts; past it the counts are lower bounds and say so."""
-_MOST_UNHAPPY = 100
+_MAX_UNRESOLVED = 100
 """Incidents of one unhappy end that are weighed, the newest; older ones are found by what they left behind."""
 _MOST_LEFT = 50
 """Older incidents that are looked up by the machines and jobs which they left behind."""
-_MOST_HURT = 200
+_MAX_INTERRUPTED = 200
 """Hurt jobs that are looked up one by one, where not all that are alive could be listed."""
 _MOST_SHOWN = 50
 """Incidents at work, and as many that need a person, that are shown and not only counted."""
@@ -75,7 +75,7 @@ class NodeState(StrEnum):
     GONE = "GONE"
 
 
-class _Work(TypedDict):
+class _JobCounts(TypedDict):
     rows: Sequence[Row]
     is_lower_bound: bool
 
@@ -128,7 +128,9 @@ def status(
     unhealthy = _untrusted(left)
     in_work = incidents.in_work
     states = {
-        node.life.key: node_state(node, in_work.get(node.life.key), is_unhealthy=unhealthy_nodes.is_left(node, left))
+        node.life.key: node_state(
+            node, in_work.get(node.life.key), is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left)
+        )
         for node in nodes
     }
     health, reasons = _judge(incidents, automation, beats, states, sources)
@@ -169,9 +171,9 @@ def status(
     }
 
 
-def list_nodes(ledger: Ledger, page: paging.Request, *, with_gone: bool = False) -> Json:
+def list_nodes(ledger: Ledger, page: pagination.Request, *, with_gone: bool = False) -> Json:
     """Return one page of nodes, by pool; those that are gone, which are remembered for a while, only if asked for."""
-    answer = paging.newest_first(ledger, Table.FLEET, ["NODE"], page, None if with_gone else read_queue.is_there)
+    answer = pagination.newest_first(ledger, Table.FLEET, ["NODE"], page, None if with_gone else read_queue.is_present)
     nodes = [rows.read(row, FleetNode) for row in answer.rows]
     found, is_cut = _open_incidents(ledger)
     # Real incidents come last, so that a drill hides none.
@@ -186,7 +188,7 @@ def list_nodes(ledger: Ledger, page: paging.Request, *, with_gone: bool = False)
             incidents.get(node.life.key) or (_incident_of(ledger, node) if is_cut else None),
             cordons.get(node.life.key),
             unhealthy.get(node.life.key),
-            is_unhealthy=unhealthy_nodes.is_left(node, left),
+            is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left),
         )
         for node in nodes
     ]
@@ -262,7 +264,7 @@ def _node(
         "isAwaitingValidation": node.is_awaiting_validation,
         "gpus": node.accelerators,
         "gpusInUse": node.accelerators_in_use,
-        "others": list(node.others),
+        "unmanagedWorkloads": list(node.unmanaged_workloads),
         "launchedAt": rfc3339(node.life.launched_at),
         "notReadySince": rfc3339(node.not_ready_since) if node.not_ready_since else None,
         "changedAt": rfc3339(node.changed_at),
@@ -285,7 +287,7 @@ def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
 
 
 def _nodes(ledger: Ledger) -> tuple[tuple[FleetNode, ...], bool]:
-    found, more = paging.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=read_queue.is_there)
+    found, more = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=read_queue.is_present)
     return tuple(rows.read(row, FleetNode) for row in found), more
 
 
@@ -293,13 +295,15 @@ def _open_incidents(ledger: Ledger) -> tuple[list[Incident], bool]:
     found: list[Incident] = []
     is_lower_bound = False
     for state in OPEN_STATES:
-        seen, more = paging.everything(ledger, Table.INCIDENTS, f"INC#{state}", at_most=_MOST_OPEN, newest_first=True)
+        seen, more = pagination.everything(
+            ledger, Table.INCIDENTS, f"INC#{state}", at_most=_MOST_OPEN, newest_first=True
+        )
         found += [rows.read(row, Incident) for row in seen]
         is_lower_bound |= more
     return found, is_lower_bound
 
 
-def _untrusted(left: unhealthy_nodes.Left) -> dict[str, UnhealthyNode]:
+def _untrusted(left: unhealthy_nodes.UnhealthyNodes) -> dict[str, UnhealthyNode]:
     """Return the nodes that incidents left unhealthy, by life."""
     return {node.life.key: node for node in left.values() if not node.trusted_by}
 
@@ -320,12 +324,14 @@ def _incident_of(ledger: Ledger, node: FleetNode) -> Incident | None:
     return rows.read(found, Incident) if found else None
 
 
-def _incidents(ledger: Ledger, nodes: Iterable[FleetNode], work: Mapping[JobState, _Work], now: datetime) -> _Incidents:
+def _incidents(
+    ledger: Ledger, nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], now: datetime
+) -> _Incidents:
     found, is_cut = _open_incidents(ledger)
-    asking = [incident for incident in found if read_incidents.asks(incident)]
-    working = [incident for incident in found if not read_incidents.asks(incident)]
-    ended, may_be_more = _unhappy(ledger, nodes, work, found, now)
-    alive = _Alive(ledger, work)
+    asking = [incident for incident in found if read_incidents.pending_approval(incident)]
+    working = [incident for incident in found if not read_incidents.pending_approval(incident)]
+    ended, may_be_more = _unresolved(ledger, nodes, work, found, now)
+    alive = _JobCache(ledger, work)
     holders = {node.slot: node for node in nodes}
     needing = [
         incident
@@ -335,13 +341,13 @@ def _incidents(ledger: Ledger, nodes: Iterable[FleetNode], work: Mapping[JobStat
     return _Incidents([*asking, *needing], working, asking, is_cut or may_be_more or alive.is_cut)
 
 
-class _Alive:
+class _JobCache:
     """The jobs that live: of one that is not among them an incident wants nothing more."""
 
-    def __init__(self, ledger: Ledger, work: Mapping[JobState, _Work]) -> None:
+    def __init__(self, ledger: Ledger, work: Mapping[JobState, _JobCounts]) -> None:
         self._ledger = ledger
         self._known: dict[str, Row | None] = {row.doc["jobId"]: row for each in work.values() for row in each["rows"]}
-        self._lookups = _MOST_HURT if any(each["is_lower_bound"] for each in work.values()) else 0
+        self._lookups = _MAX_INTERRUPTED if any(each["is_lower_bound"] for each in work.values()) else 0
         self._is_whole = not self._lookups
         self.is_cut = False
 
@@ -360,10 +366,10 @@ class _Alive:
         return self._known.get(job_id)
 
 
-def _unhappy(
+def _unresolved(
     ledger: Ledger,
     nodes: Iterable[FleetNode],
-    work: Mapping[JobState, _Work],
+    work: Mapping[JobState, _JobCounts],
     others: Iterable[Incident],
     now: datetime,
 ) -> tuple[list[Incident], bool]:
@@ -374,14 +380,16 @@ def _unhappy(
     """
     found: list[Incident] = []
     has_older = is_lower_bound = False
-    for state in read_incidents.ASKS_FOR_PERSON:
+    for state in read_incidents.NEEDS_PERSON_STATES:
         partition = f"INC#{state}"
-        seen, more = paging.everything(ledger, Table.INCIDENTS, partition, at_most=_MOST_UNHAPPY, newest_first=True)
+        seen, more = pagination.everything(
+            ledger, Table.INCIDENTS, partition, at_most=_MAX_UNRESOLVED, newest_first=True
+        )
         newest = [rows.read(row, Incident) for row in seen]
         found += newest
         has_older |= more
         # So many of a day: of those left out some may be news still.
-        is_lower_bound |= more and now - newest[-1].opened_at < read_incidents.NEWS_FOR
+        is_lower_bound |= more and now - newest[-1].opened_at < read_incidents.FRESH_FOR
     if not has_older:
         return found, is_lower_bound
     docs = (row.doc for each in work.values() for row in each["rows"])
@@ -499,15 +507,15 @@ def _gpus(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources: 
     }
 
 
-def _work(ledger: Ledger) -> dict[JobState, _Work]:
-    found: dict[JobState, _Work] = {}
+def _work(ledger: Ledger) -> dict[JobState, _JobCounts]:
+    found: dict[JobState, _JobCounts] = {}
     for state in (state for state in JobState if not state.has_ended):
-        seen, more = paging.everything(ledger, Table.JOBS, f"JOB#{state}", at_most=_MOST_JOBS)
-        found[state] = _Work(rows=seen, is_lower_bound=more)
+        seen, more = pagination.everything(ledger, Table.JOBS, f"JOB#{state}", at_most=_MOST_JOBS)
+        found[state] = _JobCounts(rows=seen, is_lower_bound=more)
     return found
 
 
-def _jobs(ledger: Ledger, found: Mapping[JobState, _Work], clusters: Iterable[str], now: datetime) -> Json:
+def _jobs(ledger: Ledger, found: Mapping[JobState, _JobCounts], clusters: Iterable[str], now: datetime) -> Json:
     classes: dict[str, dict[JobState, list[Json]]] = defaultdict(lambda: defaultdict(list))
     for state, work in found.items():
         for row in work["rows"]:
@@ -517,13 +525,13 @@ def _jobs(ledger: Ledger, found: Mapping[JobState, _Work], clusters: Iterable[st
         "counts": {state: len(work["rows"]) for state, work in found.items()},
         "isLowerBound": any(work["is_lower_bound"] for work in found.values()),
         "classes": [_class(name, states, now) for name, states in sorted(classes.items())],
-        "foreign": _foreign(ledger, clusters),
+        "unmanaged": _unmanaged_summary(ledger, clusters),
     }
 
 
-def _foreign(ledger: Ledger, clusters: Iterable[str]) -> Json:
+def _unmanaged_summary(ledger: Ledger, clusters: Iterable[str]) -> Json:
     """Count the work with accelerators that Evenkeel did not start, as the last sweep saw it."""
-    found = read_jobs.list_foreign(ledger, clusters)["items"]
+    found = read_jobs.list_unmanaged(ledger, clusters)["items"]
     return {
         "workloads": len(found),
         "pods": sum(each["pods"] for each in found),
@@ -565,7 +573,7 @@ def _heartbeats(ledger: Ledger, now: datetime) -> list[Json]:
     for function in HEARTBEATS:
         row = ledger.get(rows.heartbeat_key(function))
         at = row.doc.get("at") if row else None
-        silent = at is not None and now - datetime.fromisoformat(at) > DEAF_AFTER
+        silent = at is not None and now - datetime.fromisoformat(at) > SILENT_AFTER
         beats.append({"function": function, "at": at, "isSilent": silent})
     return beats
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.faults import shipped
-from evenkeel.domain.health.incidents import Evidence, HurtJob, Incident, IncidentState, RecoveryBrief, StageTimes
+from evenkeel.domain.health.faults import default_catalogue
+from evenkeel.domain.health.incidents import Evidence, HurtJob, Incident, IncidentState, StageTimes, StoredRecoveryPlan
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
@@ -19,22 +19,22 @@ from evenkeel.ports import Ledger, Table
 from evenkeel.services.queries import disclosure
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.read_jobs import timeline
-from evenkeel.services.storage import paging, rows
+from evenkeel.services.storage import pagination, rows
 
 Json = dict[str, Any]
 
-_BLAMED_BEFORE = timedelta(minutes=10)
+_ATTRIBUTION_WINDOW = timedelta(minutes=10)
 """An attempt that ended so long before the first signal may have ended by the fault."""
 _MOST_ATTEMPTS = 1000
-ASKS_FOR_PERSON = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_BACK, IncidentState.FAILED)
-NEWS_FOR = timedelta(days=1)
+NEEDS_PERSON_STATES = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_RESUMED, IncidentState.FAILED)
+FRESH_FOR = timedelta(days=1)
 """How long an unhappy end asks for a person where nothing tells whether somebody has dealt with it."""
 
 
-def list_incidents(ledger: Ledger, states: Sequence[IncidentState], page: paging.Request, *, now: datetime) -> Json:
+def list_incidents(ledger: Ledger, states: Sequence[IncidentState], page: pagination.Request, *, now: datetime) -> Json:
     """Return one page of incidents, newest first; no states = all."""
     partitions = [f"INC#{state}" for state in states or IncidentState]
-    answer = paging.newest_first(ledger, Table.INCIDENTS, partitions, page)
+    answer = pagination.newest_first(ledger, Table.INCIDENTS, partitions, page)
     items = [summary(rows.read(row, Incident), now) for row in answer.rows]
     return {"items": items, "nextPageToken": answer.next_token or None}
 
@@ -142,7 +142,7 @@ def disclosed(decision: Decision, sees_all: bool) -> Decision:
 
 def summary(incident: Incident, now: datetime) -> Json:
     """Return the fields that a list shows."""
-    fault = shipped().look_up(incident.fault_key)
+    fault = default_catalogue().look_up(incident.fault_key)
     return {
         "incidentId": incident.incident_id,
         "state": incident.state,
@@ -158,13 +158,13 @@ def summary(incident: Incident, now: datetime) -> Json:
             "instanceType": incident.instance_type,
         },
         "block": incident.block.to_json() if incident.block else None,
-        "asks": _question(incident, now) if asks(incident) else None,
+        "pendingApproval": _question(incident, now) if pending_approval(incident) else None,
         "lateApproval": _late_approval(incident),
         "approval": incident.approval.to_json() if incident.approval else None,
         "replacementInstanceId": incident.replacement_instance_id or None,
         "repairs": list(incident.repairs),
         "hurtJobs": [hurt.to_json() for hurt in incident.hurt_jobs],
-        "others": list(incident.others),
+        "unmanagedWorkloads": list(incident.unmanaged_workloads),
         "evidenceCount": incident.evidence_count,
         "firstSignalAt": rfc3339(incident.first_signal_at),
         "openedAt": rfc3339(incident.opened_at),
@@ -176,17 +176,17 @@ def summary(incident: Incident, now: datetime) -> Json:
     }
 
 
-def asks(incident: Incident) -> bool:
+def pending_approval(incident: Incident) -> bool:
     """Whether the plan of an open incident waits for a person's approval."""
-    plan, said = incident.plan, incident.approval
+    plan, approval = incident.plan, incident.approval
     if plan is None or plan.outcome != ASK or incident.state.is_settled:
         return False
-    return said is None or said.decision_id != plan.decision_id
+    return approval is None or approval.decision_id != plan.decision_id
 
 
 def waits(incident: Incident) -> bool:
     """Whether nothing is done about an open incident: its plan waits for an approval, or for HyperPod."""
-    return asks(incident) or (incident.plan is not None and incident.plan.outcome == PlanOutcome.LATER)
+    return pending_approval(incident) or (incident.plan is not None and incident.plan.outcome == PlanOutcome.LATER)
 
 
 def _question(incident: Incident, now: datetime) -> Json:
@@ -197,11 +197,11 @@ def _question(incident: Incident, now: datetime) -> Json:
         "decisionId": plan.decision_id,
         "reason": plan.reason,
         "answerBy": _instant(plan.answer_by),
-        "onSilence": _on_silence(incident, plan, now),
+        "ifUnanswered": _if_unanswered(incident, plan, now),
     }
 
 
-def _on_silence(incident: Incident, plan: RecoveryBrief, now: datetime) -> str:
+def _if_unanswered(incident: Incident, plan: StoredRecoveryPlan, now: datetime) -> str:
     by, where = plan.answer_by, incident.node_name or incident.life.instance_id
     approve = f"evenkeel incidents approve {incident.incident_id}"
     if by is not None and by <= now:
@@ -218,8 +218,8 @@ def _on_silence(incident: Incident, plan: RecoveryBrief, now: datetime) -> str:
 
 def _late_approval(incident: Incident) -> Json | None:
     """Return the plan that was declined or not answered, and may be approved while its node is unhealthy; or None."""
-    plan, said = incident.plan, incident.approval
-    if plan is None or plan.outcome != ASK or (said and said.approves) or incident.is_drill:
+    plan, approval = incident.plan, incident.approval
+    if plan is None or plan.outcome != ASK or (approval and approval.approves) or incident.is_drill:
         return None
     if incident.state is not IncidentState.OBSERVED:
         return None
@@ -228,7 +228,7 @@ def _late_approval(incident: Incident) -> Json | None:
 
 def node_lane(incident: Incident) -> Json:
     """Say where the node branch stands: a phase, a glyph's word, and since when."""
-    if asks(incident):
+    if pending_approval(incident):
         since = _instant(incident.stages.planned_at)
         return {"phase": "waits for approval", "status": "warn", "since": since, "rung": None}
     if incident.block is not None:
@@ -248,7 +248,7 @@ def node_lane(incident: Incident) -> Json:
         (stages.returned_at, "returned to service"),
         (stages.validated_at, "returning to service"),
         (stages.node_back_at, "validating"),
-        (stages.repair_asked_at, ways.get(rung, "repairing")),
+        (stages.repair_requested_at, ways.get(rung, "repairing")),
         (stages.cordoned_at, "cordoned"),
         (stages.planned_at, "planned"),
         (incident.opened_at, "detected"),
@@ -256,7 +256,7 @@ def node_lane(incident: Incident) -> Json:
     reached = max((step for step in ladder if step[0] is not None), key=lambda step: (step[0], -ladder.index(step)))
     status = "ok" if stages.returned_at else "working"
     if incident.state.is_settled and not stages.returned_at:
-        status = "failed" if incident.state in ASKS_FOR_PERSON else "idle"
+        status = "failed" if incident.state in NEEDS_PERSON_STATES else "idle"
     return {"phase": reached[1], "status": status, "since": _instant(reached[0]), "rung": rung or None}
 
 
@@ -266,12 +266,12 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
     An attempt that was lost or failed there since about the first signal counts too.
     """
     listed = list(incidents)
-    blind = [each for each in listed if not each.hurt_jobs and not _has_looked(each)]
+    blind = [each for each in listed if not each.hurt_jobs and not _has_found_jobs(each)]
     if not blind:
         return listed
-    since = min(each.first_signal_at for each in blind) - _BLAMED_BEFORE
-    found, _ = paging.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MOST_ATTEMPTS)
-    ended, _ = paging.everything(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MOST_ATTEMPTS, newest_first=True)
+    since = min(each.first_signal_at for each in blind) - _ATTRIBUTION_WINDOW
+    found, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MOST_ATTEMPTS)
+    ended, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MOST_ATTEMPTS, newest_first=True)
     attempts = [rows.read(row, Attempt) for row in (*found, *ended)]
     there: dict[str, dict[str, HurtJob]] = defaultdict(dict)
     for attempt in sorted(attempts, key=lambda each: each.attempt):
@@ -282,7 +282,7 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
     return [each.but(hurt_jobs=tuple(there[each.life.key].values())) if each in blind else each for each in listed]
 
 
-def _has_looked(incident: Incident) -> bool:
+def _has_found_jobs(incident: Incident) -> bool:
     """Whether the recovery has looked for the jobs on its node, so that none means none."""
     plan = incident.plan
     if plan is None:
@@ -311,13 +311,13 @@ def needs_person(incident: Incident, jobs: Iterable[Job], holder: FleetNode | No
     It does while a job that it hurt is not back, or the machine that holds the node's seat now, the same one or its
     replacement, takes no work. Where the seat is empty or unknown, the news is fresh for a day.
     """
-    if incident.state not in ASKS_FOR_PERSON:
+    if incident.state not in NEEDS_PERSON_STATES:
         return False
     hurt = {item.job_id: item.attempt for item in incident.hurt_jobs}
     if any(not is_job_back(job, hurt[job.job_id]) for job in jobs if job.job_id in hurt):
         return True
     if holder is None:
-        return now - (incident.stages.settled_at or incident.opened_at) < NEWS_FOR
+        return now - (incident.stages.settled_at or incident.opened_at) < FRESH_FOR
     return not holder.is_ready or holder.is_awaiting_validation or holder.incident_id == incident.incident_id
 
 

@@ -5,18 +5,18 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from evenkeel.domain.economics import money
-from evenkeel.domain.external.workloads import ForeignWorkload, says
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedWorkload, fault_consequence
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kept_logs import KeptLog
-from evenkeel.domain.names import unknown
+from evenkeel.domain.names import unknown_name
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Cluster, Invalid, Ledger, NotFound, Refused, Row, Table, TransientError
 from evenkeel.services.queries import disclosure, read_queue
 from evenkeel.services.queries.disclosure import Reader
-from evenkeel.services.storage import paging, rows
+from evenkeel.services.storage import pagination, rows
 
 Json = dict[str, Any]
 
@@ -41,7 +41,7 @@ class Filter(NamedTuple):
 
 
 def list_jobs(
-    ledger: Ledger, asked: Filter, page: paging.Request, reader: Reader, classes: Collection[str] = ()
+    ledger: Ledger, asked: Filter, page: pagination.Request, reader: Reader, classes: Collection[str] = ()
 ) -> Json:
     """Return one page of jobs, newest first; those that wait alone, in the order of their queue.
 
@@ -55,9 +55,9 @@ def list_jobs(
     keep = asked.keeps if asked.team or asked.priority_class is not None else None
     partitions = [f"JOB#{state}" for state in asked.states or JobState]
     if tuple(asked.states) == (JobState.PENDING,):
-        answer = paging.in_order(ledger, Table.JOBS, partitions[0], page, keep)
+        answer = pagination.in_order(ledger, Table.JOBS, partitions[0], page, keep)
     else:
-        answer = paging.newest_first(ledger, Table.JOBS, partitions, page, keep)
+        answer = pagination.newest_first(ledger, Table.JOBS, partitions, page, keep)
     if not answer.rows and not page.token:
         _check_names(asked, reader, classes)
     items = [summary(reader.view(rows.read(row, Job))) for row in answer.rows]
@@ -79,18 +79,18 @@ def _check_names(asked: Filter, reader: Reader, classes: Collection[str]) -> Non
     if reader.setup.has_teams:
         classes = reader.setup.fleet.priority_classes
     if asked.team and reader.setup.has_teams and asked.team not in reader.setup.by_name:
-        wrong.append(("team", unknown("team", asked.team, reader.setup.by_name)))
+        wrong.append(("team", unknown_name("team", asked.team, reader.setup.by_name)))
     if asked.priority_class and asked.priority_class not in classes:
-        wrong.append(("class", unknown("priority class", asked.priority_class, classes)))
+        wrong.append(("class", unknown_name("priority class", asked.priority_class, classes)))
     if wrong:
         raise Invalid("No job can match the filter.", tuple(wrong))
 
 
-def list_foreign(ledger: Ledger, clusters: Iterable[str]) -> Json:
+def list_unmanaged(ledger: Ledger, clusters: Iterable[str]) -> Json:
     """Return the work with accelerators that Evenkeel did not start, as the last sweep saw it."""
-    found = (ledger.get(rows.foreign_key(cluster)) for cluster in clusters)
-    listed = [ForeignWorkload.model_validate(each) for row in found if row for each in row.doc["workloads"]]
-    return {"items": [each.to_json() | {"says": says(each)} for each in listed], "nextPageToken": None}
+    found = (ledger.get(rows.unmanaged_workloads_key(cluster)) for cluster in clusters)
+    listed = [UnmanagedWorkload.model_validate(each) for row in found if row for each in row.doc["workloads"]]
+    return {"items": [each.to_json() | {"says": fault_consequence(each)} for each in listed], "nextPageToken": None}
 
 
 def show_job(ledger: Ledger, job_id: str, reader: Reader, policy: Policy, *, now: datetime) -> Json:
@@ -110,7 +110,7 @@ def show_job(ledger: Ledger, job_id: str, reader: Reader, policy: Policy, *, now
     spec = job.spec
     waits = read_queue.waits_with_kueue(job, ledger)
     attempts = load_attempts(ledger, job_id)
-    public = summary(job if waits is None else job.but(reason=waits.said)) | {
+    public = summary(job if waits is None else job.but(reason=waits.kueue_status)) | {
         "version": row.version,
         "isRedacted": is_redacted,
         "cluster": job.cluster,
@@ -122,7 +122,7 @@ def show_job(ledger: Ledger, job_id: str, reader: Reader, policy: Policy, *, now
             "fabric": spec.requires.fabric,
         },
         "notBefore": _instant(job.not_before),
-        "queue": read_queue.place_of(job, ledger, policy, now=now),
+        "queue": read_queue.queue_position(job, ledger, policy, now=now),
     }
     if is_redacted:
         return public | {"attempts": [public_attempt(attempt) for attempt in reversed(attempts)]}
@@ -185,7 +185,7 @@ def job_logs(
     found = rows.read(row, Attempt)
     if rank >= found.ranks:
         raise Refused(f"Attempt {number} of {job_id} has {found.ranks} pods: its ranks are 0 to {found.ranks - 1}.")
-    said: Json = {"jobId": job_id, "attempt": number, "rank": rank}
+    document: Json = {"jobId": job_id, "attempt": number, "rank": rank}
     try:
         text = cluster.logs(found, rank, tail)
     except (NotFound, Refused, TransientError) as error:
@@ -198,8 +198,8 @@ def job_logs(
         lines = kept.text.splitlines(keepends=True)
         text = "".join(lines[-tail:])
         is_cut = kept.is_cut or len(lines) > tail
-        return said | {"text": text, "isCut": is_cut, "keptAt": rfc3339(kept.kept_at), "note": _note(found, kept)}
-    return said | {"text": text[-LARGEST_LOG:], "isCut": len(text) > LARGEST_LOG, "keptAt": None, "note": None}
+        return document | {"text": text, "isCut": is_cut, "keptAt": rfc3339(kept.kept_at), "note": _note(found, kept)}
+    return document | {"text": text[-LARGEST_LOG:], "isCut": len(text) > LARGEST_LOG, "keptAt": None, "note": None}
 
 
 def _why_no_log(attempt: Attempt, rank: int, kept: KeptLog | None, error: str) -> str:
@@ -325,7 +325,7 @@ def shown_rental(rental: Rental) -> Json:
                 "microsPerNodeHour": offer.micros_per_node_hour,
                 "openedAt": rfc3339(offer.opened_at),
                 "closedAt": _instant(offer.closed_at),
-                "nodesThatCame": len(offer.came),
+                "joinedNodes": len(offer.joined_node_names),
                 "refused": offer.refused or None,
             }
             for offer in rental.offers

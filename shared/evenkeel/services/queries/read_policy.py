@@ -2,14 +2,16 @@
 
 from typing import Any
 
-from evenkeel.domain.policy import Policy, PolicyChange, standing
+from evenkeel.domain.policy import Policy, PolicyChange, resolve_policy
 from evenkeel.ports import Ledger, Table
-from evenkeel.services.storage import paging, rows
+from evenkeel.services.storage import pagination, rows
 
 Json = dict[str, Any]
 
 
-def show(policy: Policy, base: Policy, change: PolicyChange | None, *, ledger: Ledger, page: paging.Request) -> Json:
+def show(
+    policy: Policy, base: Policy, change: PolicyChange | None, *, ledger: Ledger, page: pagination.Request
+) -> Json:
     """Return the policy in force with one page of its changes.
 
     Where the last change cannot be used: why, and which one counts instead.
@@ -17,8 +19,8 @@ def show(policy: Policy, base: Policy, change: PolicyChange | None, *, ledger: L
     Raises:
         BadPageToken: the token is not one of this list's.
     """
-    found = standing(base, change)
-    changes = paging.newest_first(ledger, Table.INCIDENTS, [rows.POLICY_CHANGES], page)
+    found = resolve_policy(base, change)
+    changes = pagination.newest_first(ledger, Table.INCIDENTS, [rows.POLICY_CHANGES], page)
     return {
         "hash": policy.hash,
         "catalogueHash": policy.catalogue.hash,

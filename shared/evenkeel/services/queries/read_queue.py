@@ -5,29 +5,29 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.admission import request_facts, scheduler_state, start_size, team_cycle
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, hand_over
-from evenkeel.domain.admission.fifo import Admission, Snapshot, admit
-from evenkeel.domain.admission.request import Request
-from evenkeel.domain.capacity.foresight import BASIS, foresee
-from evenkeel.domain.capacity.node_capacity import TAINTED, UNHEALTHY, Room
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, delegate_to_kueue
+from evenkeel.domain.admission.fifo import AdmissionAuthority, QueueSnapshot, admit
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.capacity.foresight import BASIS, estimate_start
+from evenkeel.domain.capacity.node_capacity import TAINTED, UNHEALTHY, NodeCapacity
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.kueue.capacity import Tree
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.quotas.budgets import left_by_team
-from evenkeel.domain.quotas.teams import SetUp
-from evenkeel.domain.renting.candidates import kept_rooms
+from evenkeel.domain.quotas.budgets import remaining_by_team
+from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.renting.candidates import reserve_rented_nodes
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitState, wait_name
 from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.jobs import check_authority, check_fit, submit_job
-from evenkeel.services.queries import plan_place, read_teams
+from evenkeel.services.queries import plan_placement, read_teams
 from evenkeel.services.rentals import read_budgets, rentals
-from evenkeel.services.scheduling import read_use
-from evenkeel.services.storage import paging, read_charges, read_setup, rows
+from evenkeel.services.scheduling import read_usage
+from evenkeel.services.storage import pagination, read_charges, read_setup, rows
 
 Json = dict[str, Any]
 
@@ -40,7 +40,7 @@ _PLANNED = "job-planned"
 # ---------------------------------------------------------------- where a job stands
 
 
-def place_of(job: Job, ledger: Ledger, policy: Policy, *, now: datetime) -> Json | None:
+def queue_position(job: Job, ledger: Ledger, policy: Policy, *, now: datetime) -> Json | None:
     """Return a waiting job's position in its queue, and the estimate of its start; None for one that does not wait.
 
     The position is unknown past the first thousand. There is no estimate before enough jobs of its team have run.
@@ -64,13 +64,13 @@ def waits_with_kueue(job: Job, ledger: Ledger) -> Wait | None:
         return None
     row = ledger.get(rows.wait_key(job.job_id, wait_name(ConditionKind.ATTEMPT_ADMITTED, job.current_attempt)))
     wait = rows.read(row, Wait) if row else None
-    return wait if wait and wait.state is WaitState.OPEN and wait.said else None
+    return wait if wait and wait.state is WaitState.OPEN and wait.kueue_status else None
 
 
 def _place_with_kueue(job: Job, ledger: Ledger) -> Json | None:
     """Return its place among the Workloads of its LocalQueue; when Kueue starts it, only Kueue could know."""
     wait = waits_with_kueue(job, ledger)
-    return {"position": wait.position, "estimate": None} if wait else None
+    return {"position": wait.kueue_position, "estimate": None} if wait else None
 
 
 def _estimate(job: Job, ahead: Sequence[Any], ledger: Ledger, policy: Policy, now: datetime) -> Json | None:
@@ -80,12 +80,14 @@ def _estimate(job: Job, ahead: Sequence[Any], ledger: Ledger, policy: Policy, no
     setup, charges = read_setup.run(ledger).setup, read_charges.held(ledger)
     if check_fit.why_never(job, check_fit.read_fleet(job.cluster, ledger), setup, policy, now):
         return None
-    rooms = kept_rooms(_rooms(ledger, charges), (), policy.burst.pools)
-    free = sum(room.free for room in rooms if room.is_open and not room.kept_for)
+    capacities = reserve_rented_nodes(_node_capacity(ledger, charges), (), policy.burst.pools)
+    free = sum(
+        free_capacity.free for free_capacity in capacities if free_capacity.is_open and not free_capacity.reserved_for
+    )
     if job.queue in setup.by_name:
         free = min(free, _free_quota(job.queue, setup, charges))
         charges = tuple(each for each in charges if (each.queue or each.team) == job.queue)
-    found = foresee(
+    found = estimate_start(
         free,
         [(each.accelerators, (now - (each.admitted_at or now)).total_seconds()) for each in charges],
         [_accelerators(row.doc["spec"]) for row in ahead],
@@ -120,7 +122,7 @@ def _accelerators(spec: Json) -> int:
     return int(spec["nodes"]) * int(spec["acceleratorsPerNode"])
 
 
-def _free_quota(queue: str, setup: SetUp, charges: Iterable[Charge]) -> int:
+def _free_quota(queue: str, setup: TeamSetup, charges: Iterable[Charge]) -> int:
     found = setup.queues
     tree = Tree(found.queues, found.cohorts)
     for name, amounts in read_teams.use_by_team(setup, charges).items():
@@ -134,14 +136,14 @@ def _free_quota(queue: str, setup: SetUp, charges: Iterable[Charge]) -> int:
 
 def plan(
     spec: JobSpec,
-    asker: check_authority.Asker,
+    requester: check_authority.Requester,
     ledger: Ledger,
     *,
     cluster: str,
     namespace: str,
     policy: Policy,
     now: datetime,
-    admission: Admission = Admission.EVENKEEL,
+    admission: AdmissionAuthority = AdmissionAuthority.EVENKEEL,
 ) -> Json:
     """Decide about a job as if it were submitted now, and record nothing.
 
@@ -154,7 +156,7 @@ def plan(
     setup = read_setup.run(ledger).setup
     job = submit_job.job_of(
         spec,
-        asker,
+        requester,
         setup,
         policy.job_types,
         policy.priority_classes,
@@ -163,8 +165,8 @@ def plan(
         namespace=namespace,
         now=now,
     )
-    if admission is Admission.KUEUE:
-        decided = hand_over(Request.of(job), setup.local_queue_of(job.spec.team), now)
+    if admission is AdmissionAuthority.KUEUE:
+        decided = delegate_to_kueue(AdmissionRequest.of(job), setup.local_queue_of(job.spec.team), now)
         return {
             "team": job.spec.team,
             "jobType": job.spec.job_type or None,
@@ -178,27 +180,31 @@ def plan(
     submit_job.refuse_unfit(job, setup, ledger, policy, now)
     charges = read_charges.held(ledger)
     # What is rented is kept for whom it was rented for.
-    rooms = request_facts.with_ends(kept_rooms(_rooms(ledger, charges), (), policy.burst.pools), policy)
+    capacities = request_facts.with_reservation_ends(
+        reserve_rented_nodes(_node_capacity(ledger, charges), (), policy.burst.pools), policy
+    )
     others = _heads(ledger, setup, policy.scheduling.heads_per_pass)
-    pending = tuple(request_facts.request_of(each, policy, now) for each in (*others, job))
+    pending = tuple(request_facts.admission_request(each, policy, now) for each in (*others, job))
     tree = ledger.partition(rows.tree_key().table, rows.tree_key().pk, rows.tree_key().sk) if setup.has_teams else ()
-    memory = scheduler_state.Memory.model_validate((tree[0].doc.get("memory") if tree else None) or {})
+    memory = scheduler_state.SchedulerState.model_validate((tree[0].doc.get("memory") if tree else None) or {})
     own = setup.but(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
     rented = rentals.load(ledger).rentals if own.teams else ()
     spent = read_budgets.spent(own, ledger, rented, now)
-    left = left_by_team(own, spent, charges, rented, policy.economy, now)
-    used = read_use.run(setup, ledger, now)
+    left = remaining_by_team(own, spent, charges, rented, policy.economy, now)
+    used = read_usage.run(setup, ledger, now)
     stopping = frozenset(memory.stopping) & {charge.job_id for charge in charges}
 
-    def weigh(asked: tuple[Request, ...]) -> tuple[AdmissionDecision, ...]:
+    def weigh(asked: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
         if not setup.has_teams:
-            return admit(Snapshot(rooms=rooms, pending=asked), policy.scheduling, now)
-        snapshot = team_cycle.Snapshot(setup, rooms, asked, tuple(charges), stopping, memory, spent, used=used)
-        return team_cycle.share(snapshot, policy.scheduling, policy.economy, now)
+            return admit(QueueSnapshot(capacities=capacities, pending=asked), policy.scheduling, now)
+        snapshot = team_cycle.TeamCycleSnapshot(
+            setup, capacities, asked, tuple(charges), stopping, memory, spent, used=used
+        )
+        return team_cycle.run_team_cycle(snapshot, policy.scheduling, policy.economy, now)
 
-    decisions = start_size.fit(pending, weigh(pending), weigh, now)
+    decisions = start_size.fit_sizes(pending, weigh(pending), weigh, now)
     decided = next(each for each in decisions if each.job_id == _PLANNED)
-    if not rooms:
+    if not capacities:
         unread = "No sweep has read the fleet yet: nothing is known of where it could start."
         decided = decided.model_copy(update={"action": Action.WAIT, "reason": unread, "alternatives": ()})
     ahead = sorted((each for each in others if rows.queue_order(each) < rows.queue_order(job)), key=rows.queue_order)
@@ -208,8 +214,8 @@ def plan(
         "namespace": job.namespace,
         "position": sum(each.queue == job.queue for each in ahead) + 1,
         "decision": _shown(decided),
-        "placement": plan_place.run(job, decided, rooms, charges, ahead, left, ledger, policy=policy, now=now)
-        if rooms
+        "placement": plan_placement.run(job, decided, capacities, charges, ahead, left, ledger, policy=policy, now=now)
+        if capacities
         else None,
     }
 
@@ -227,34 +233,36 @@ def _shown(decided: AdmissionDecision) -> Json:
     }
 
 
-def _heads(ledger: Ledger, setup: SetUp, heads: int) -> list[Job]:
+def _heads(ledger: Ledger, setup: TeamSetup, heads: int) -> list[Job]:
     prefixes = [rows.queue_prefix(team) for team in setup.by_name] or [""]
     state = f"JOB#{JobState.PENDING}"
     pages = (ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes)
     return [rows.read(row, Job) for page in pages for row in page.rows]
 
 
-def _rooms(ledger: Ledger, charges: Iterable[Charge]) -> tuple[Room, ...]:
+def _node_capacity(ledger: Ledger, charges: Iterable[Charge]) -> tuple[NodeCapacity, ...]:
     """Return the machines as the last sweep saw them; what is charged to them counts though no pod is there yet."""
     charged: dict[tuple[str, str], int] = {}
     for charge in charges:
         for name in charge.node_names:
             place = (charge.cluster, name)
             charged[place] = charged.get(place, 0) + charge.accelerators // len(charge.node_names)
-    seen, _ = paging.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=is_there)
+    seen, _ = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=is_present)
     nodes = (rows.read(row, FleetNode) for row in seen)
     left = unhealthy_nodes.load(ledger)
-    return tuple(_room(node, charged, left) for node in sorted(nodes, key=lambda each: each.life.key))
+    return tuple(_capacity_of(node, charged, left) for node in sorted(nodes, key=lambda each: each.life.key))
 
 
-def is_there(row: Row) -> bool:
+def is_present(row: Row) -> bool:
     """Whether a node's row, read as it lies, is about a machine that is not gone."""
     return not row.doc.get("isGone")
 
 
-def _room(node: FleetNode, charged: dict[tuple[str, str], int], left: unhealthy_nodes.Left) -> Room:
+def _capacity_of(
+    node: FleetNode, charged: dict[tuple[str, str], int], left: unhealthy_nodes.UnhealthyNodes
+) -> NodeCapacity:
     used = max(node.accelerators_in_use, charged.get((node.life.cluster, node.node_name), 0))
-    return Room(
+    return NodeCapacity(
         life=node.life,
         node_name=node.node_name,
         cluster=node.life.cluster,
@@ -262,7 +270,7 @@ def _room(node: FleetNode, charged: dict[tuple[str, str], int], left: unhealthy_
         instance_type=node.instance_type,
         accelerators=node.accelerators,
         free=max(0, node.accelerators - used),
-        closed_because=_closed_because(node, is_unhealthy=unhealthy_nodes.is_left(node, left)),
+        unschedulable_reason=_closed_because(node, is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left)),
         labels=node.labels,
         taints=node.taints,
     )

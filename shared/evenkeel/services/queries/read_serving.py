@@ -3,7 +3,7 @@
 from typing import Any
 
 from evenkeel.domain.renting.rental import Rental
-from evenkeel.domain.renting.serving import ServingMemory
+from evenkeel.domain.renting.serving import ServingState
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.storage import rows
@@ -18,14 +18,14 @@ _LAST = 8
 
 def list_serving(ledger: Ledger) -> list[Json]:
     """Return each Deployment that nodes may have been rented for, with its rentals that are not over and the last."""
-    memories = [rows.read(row, ServingMemory) for row in ledger.by_state(Table.JOBS, "SERVING", limit=_MOST).rows]
+    memories = [rows.read(row, ServingState) for row in ledger.by_state(Table.JOBS, "SERVING", limit=_MOST).rows]
     if not memories:
         return []
     unsettled = [rows.read(row, Rental) for row in ledger.by_state(Table.JOBS, "RENTAL#OPEN", limit=_MOST).rows]
     return [_shown(memory, _rentals(memory, unsettled, ledger)) for memory in memories]
 
 
-def _rentals(memory: ServingMemory, unsettled: list[Rental], ledger: Ledger) -> list[Rental]:
+def _rentals(memory: ServingState, unsettled: list[Rental], ledger: Ledger) -> list[Rental]:
     last = range(max(1, memory.rentals - _LAST + 1), memory.rentals + 1)
     found = {each.number: each for each in unsettled if each.job_id == memory.holder_id}
     for row in (ledger.get(rows.rental_key(memory.holder_id, number)) for number in last):
@@ -35,14 +35,14 @@ def _rentals(memory: ServingMemory, unsettled: list[Rental], ledger: Ledger) -> 
     return [found[number] for number in sorted(found, reverse=True)]
 
 
-def _shown(memory: ServingMemory, rentals: list[Rental]) -> Json:
-    said = memory.said
+def _shown(memory: ServingState, rentals: list[Rental]) -> Json:
+    note = memory.last_note
     return {
         "id": memory.holder_id,
         "cluster": memory.cluster,
         "namespace": memory.namespace,
         "name": memory.name,
-        "reason": said.text if said else None,
-        "decisionId": (said.decision_id or None) if said else None,
+        "reason": note.text if note else None,
+        "decisionId": (note.decision_id or None) if note else None,
         "rentals": [read_jobs.shown_rental(each) for each in rentals],
     }

@@ -12,11 +12,11 @@ from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.objects import Amounts
 from evenkeel.domain.quotas import flavor_matching
-from evenkeel.domain.quotas.teams import SetUp
-from evenkeel.domain.quotas.usage_table import Line, lines_of
+from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.quotas.usage_table import UsageRow, usage_rows
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
-from evenkeel.services.storage import paging, read_charges, read_setup
+from evenkeel.services.storage import pagination, read_charges, read_setup
 
 Json = dict[str, Any]
 
@@ -28,7 +28,7 @@ def list_teams(ledger: Ledger, *, now: datetime) -> Json:
     """Return the table of teams. Where none are set up: who uses accelerators, without a quota."""
     setup = read_setup.run(ledger).setup
     charges = read_charges.held(ledger)
-    waiting, is_cut = paging.everything(ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MOST_WAITING)
+    waiting, is_cut = pagination.everything(ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MOST_WAITING)
     pending = Counter(str(row.doc["spec"]["team"]) for row in waiting)
     return {
         "asOf": rfc3339(now),
@@ -37,13 +37,13 @@ def list_teams(ledger: Ledger, *, now: datetime) -> Json:
     }
 
 
-def table(setup: SetUp, charges: Sequence[Charge], pending: Mapping[str, int]) -> list[Json]:
+def table(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int]) -> list[Json]:
     """Return a line for each team, by name: those that are set up, and those that only have jobs."""
     running = Counter(charge.team for charge in charges)
     held = Counter(dict.fromkeys(running, 0))
     for charge in charges:
         held[charge.team] += charge.accelerators
-    lines = lines_of(*setup.queues[:2], use_by_team(setup, charges))
+    lines = usage_rows(*setup.queues[:2], use_by_team(setup, charges))
     items = []
     for name in sorted({*setup.by_name, *running, *pending}):
         team = setup.by_name.get(name)
@@ -72,7 +72,7 @@ def table(setup: SetUp, charges: Sequence[Charge], pending: Mapping[str, int]) -
     return items
 
 
-def use_by_team(setup: SetUp, charges: Iterable[Charge]) -> Mapping[str, Amounts]:
+def use_by_team(setup: TeamSetup, charges: Iterable[Charge]) -> Mapping[str, Amounts]:
     """Return what the jobs of each team take of its quota."""
     found = setup.queues
     queues = {queue.name: queue for queue in found.queues}
@@ -82,14 +82,14 @@ def use_by_team(setup: SetUp, charges: Iterable[Charge]) -> Mapping[str, Amounts
         queue = queues.get(charge.queue or charge.team)
         if queue is None:
             continue
-        for flavor, amounts in flavor_matching.use_of(charge, queue, flavors, instance_types.shipped()).items():
+        for flavor, amounts in flavor_matching.quota_use(charge, queue, flavors, instance_types.shipped()).items():
             for resource, amount in amounts.items():
                 mine = use[queue.name]
                 mine[flavor, resource] = mine.get((flavor, resource), 0) + amount
     return use
 
 
-def _line(line: Line) -> Json:
+def _line(line: UsageRow) -> Json:
     flavor, resource = line.key
 
     def said(amount: int) -> str:

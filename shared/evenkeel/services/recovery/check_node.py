@@ -10,7 +10,7 @@ from datetime import datetime
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident, NodeCheck
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.seats import EXAMINED, Holder, look
+from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, ObservedNode, find_slot_state
 from evenkeel.domain.recovery.validation import CheckDecision, CheckFacts, CheckKind, choose_check
 from evenkeel.domain.values import Value
 from evenkeel.ports import CheckSpec, Cluster, Ids, Ledger, Provider, Put, RepairAnswer, Telemetry, Write
@@ -47,15 +47,15 @@ def run(
     """
     incident, _ = incident_record.load(ledger, request.incident_id)
     ask = incident_record.last_ask(ledger, incident)
-    seat = look(
+    slot_state = find_slot_state(
         incident.life,
         incident.slot,
         incident.pool,
         records=provider.nodes(),
         nodes=cluster.nodes(incident.life.cluster),
-        since=ask.asked_at if ask else incident.opened_at,
+        since=ask.requested_at if ask else incident.opened_at,
     )
-    machine = seat.successor or seat.patient
+    machine = slot_state.replacement or slot_state.original
     fault = policy.catalogue.look_up(incident.fault_key)
     facts = CheckFacts(
         fault_class=fault.fault_class, asks_for=fault.validate_with, is_hyperpod=machine.record is not None
@@ -69,12 +69,12 @@ def run(
     answer = _begin(incident, machine, check, cluster, provider, policy)
     kind = check.kind if answer in (RepairAnswer.ACCEPTED, RepairAnswer.UNKNOWN) else CheckKind.BASIC
     _answered(incident, check.but(kind=kind, answer=answer), ledger)
-    telemetry.count("ChecksBegun", kind=kind, answer=answer)
+    telemetry.count("ChecksStarted", kind=kind, answer=answer)
     reason = decision.reason if kind == check.kind else f"{check.kind} could not be begun: {answer}."
     return Outcome(outcome=kind, reason=reason)
 
 
-def _is_of(check: NodeCheck | None, machine: Holder, incident: Incident) -> bool:
+def _is_of(check: NodeCheck | None, machine: ObservedNode, incident: Incident) -> bool:
     """Whether a check was begun for this machine in this boot, and after its last failed validation."""
     if check is None or machine.node is None:
         return False
@@ -84,7 +84,7 @@ def _is_of(check: NodeCheck | None, machine: Holder, incident: Incident) -> bool
 
 def _noted(
     incident: Incident,
-    machine: Holder,
+    machine: ObservedNode,
     facts: CheckFacts,
     decision: CheckDecision,
     namespace: str,
@@ -119,19 +119,19 @@ def _noted(
             catalogue_hash=policy.catalogue.hash,
             decided_at=now,
         )
-        line = incident_record.told(
+        line = incident_record.timeline_put(
             current.incident_id, "checked", decision.reason, at=now, writer=WRITER, decision_id=decision_id
         )
         return current.but(check=check), [Put(rows.decision_row(record)), line]
 
-    after = incident_record.amend(ledger, incident.incident_id, change)
+    after = incident_record.update(ledger, incident.incident_id, change)
     assert after.check
     return after.check
 
 
 def _begin(
     incident: Incident,
-    machine: Holder,
+    machine: ObservedNode,
     check: NodeCheck,
     cluster: Cluster,
     provider: Provider,
@@ -140,7 +140,7 @@ def _begin(
     assert machine.node
     if check.kind == CheckKind.DEEP:
         assert machine.record
-        if machine.record.status == EXAMINED:
+        if machine.record.status == DEEP_CHECK_RUNNING:
             return RepairAnswer.ACCEPTED  # begun by a visit that died before it could tell
         return provider.check_health(machine.record.instance_group, machine.instance_id)
     cluster.start_check(
@@ -164,4 +164,4 @@ def _answered(incident: Incident, check: NodeCheck, ledger: Ledger) -> None:
         is_it = current.check is not None and current.check.started_at == check.started_at
         return (current.but(check=check), []) if is_it and current.check != check else None
 
-    incident_record.amend(ledger, incident.incident_id, change)
+    incident_record.update(ledger, incident.incident_id, change)

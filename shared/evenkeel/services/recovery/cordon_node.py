@@ -10,14 +10,14 @@ from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import is_approved
-from evenkeel.domain.recovery.guardrails import Act, Verdict, weigh
+from evenkeel.domain.recovery.guardrails import GuardedAction, GuardrailVerdict, check_guardrails
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Conflict, CordonResult, Ledger, Telemetry, Write
-from evenkeel.services.recovery import guard_acts
-from evenkeel.services.storage import guard_register, incident_record
-from evenkeel.services.storage.guard_register import Which
+from evenkeel.services.recovery import guardrails
+from evenkeel.services.storage import guardrail_registers, incident_record
+from evenkeel.services.storage.guardrail_registers import RegisterName
 
 WRITER = "cordon_node"
 
@@ -32,7 +32,7 @@ class Outcome(Value):
     reason: str
 
 
-_SAID = {
+_OUTCOME_TEXT = {
     CordonResult.CORDONED: ("CORDONED", "Cordoned: no new pod lands on it."),
     CordonResult.ALREADY_OURS: ("CORDONED", "Cordoned: no new pod lands on it."),
     CordonResult.BY_OTHER_INCIDENT: ("CORDONED", "Cordoned already, for an earlier incident."),
@@ -81,10 +81,12 @@ def cordon(
     verdict = _entered(incident, ledger, policy, now)
     # A machine that is gone needs no place: to wait for one would hold its seat, and whoever has it now, for ever.
     if not verdict.allowed and cluster.node(incident.life.cluster, incident.node_name) is not None:
-        guard_acts.block(incident, Act.CORDON, verdict, ledger=ledger, telemetry=telemetry, writer=WRITER, now=now)
+        guardrails.block(
+            incident, GuardedAction.CORDON, verdict, ledger=ledger, telemetry=telemetry, writer=WRITER, now=now
+        )
         return Outcome(outcome="BLOCKED", reason=verdict.reason)
     found = cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id)
-    outcome, reason = _SAID[found]
+    outcome, reason = _OUTCOME_TEXT[found]
     is_marked = found in (CordonResult.CORDONED, CordonResult.ALREADY_OURS)
     carries_ours = is_marked or found is CordonResult.BY_OTHER_INCIDENT
 
@@ -94,28 +96,30 @@ def cordon(
         life = current.life.key
         writes: list[Write] = []
         if not carries_ours:
-            writes += guard_register.leaving(ledger, Which.CORDONS, life, now=now, is_drill=current.is_drill)
+            writes += guardrail_registers.leaving(
+                ledger, RegisterName.CORDONS, life, now=now, is_drill=current.is_drill
+            )
         after = current
-        if current.block is not None and current.block.act == Act.CORDON:
+        if current.block is not None and current.block.act == GuardedAction.CORDON:
             after = after.without_block()
         if is_marked and current.cordon_marked_at is None:
             after = after.but(cordon_marked_at=now)
         if current.stages.cordoned_at is None and outcome in ("CORDONED", "BY_PERSON"):
             after = after.at_stage("cordoned_at", now)
-            writes.append(incident_record.told(current.incident_id, "cordoned", reason, at=now, writer=WRITER))
+            writes.append(incident_record.timeline_put(current.incident_id, "cordoned", reason, at=now, writer=WRITER))
         return (after, writes) if after is not current or writes else None
 
-    incident_record.amend(ledger, incident.incident_id, change)
+    incident_record.update(ledger, incident.incident_id, change)
     if found is CordonResult.CORDONED:
         telemetry.seconds("DetectedToCordoned", (now - incident.opened_at).total_seconds())
     return Outcome(outcome=outcome, reason=reason)
 
 
-def _entered(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) -> Verdict:
+def _entered(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) -> GuardrailVerdict:
     """Weigh the cordon, and enter the machine where it is allowed; decide anew where another one entered first."""
-    for _ in range(incident_record.TRIES):
-        guarded = guard_acts.Fleet(ledger, policy, now).guarded(Act.CORDON, incident)
-        verdict = weigh(Act.CORDON, guarded.facts, policy.repair.guardrails)
+    for _ in range(incident_record.MAX_TRIES):
+        guarded = guardrails.GuardrailInputs(ledger, policy, now).guard_context(GuardedAction.CORDON, incident)
+        verdict = check_guardrails(GuardedAction.CORDON, guarded.facts, policy.repair.guardrails)
         entry = guarded.entry(incident, now)
         # What an earlier incident left there is about to be taken out, so it is no entry of ours.
         is_in = any(
@@ -125,8 +129,13 @@ def _entered(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) 
             return verdict
         try:
             ledger.commit(
-                guard_register.entering(
-                    Which.CORDONS, guarded.register, guarded.version, entry, asks=False, is_drill=incident.is_drill
+                guardrail_registers.entering(
+                    RegisterName.CORDONS,
+                    guarded.register,
+                    guarded.version,
+                    entry,
+                    asks=False,
+                    is_drill=incident.is_drill,
                 )
             )
         except Conflict:

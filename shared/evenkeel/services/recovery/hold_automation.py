@@ -147,8 +147,8 @@ def _end_cause(ledger: Ledger, request: ReleaseRequest, now: datetime) -> Json:
         given = _first_answer(earlier, request, now)
         if given is not None:
             return given
-        told = (ledger.get(rows.cause_key(request.cause, is_drill=is_drill)) for is_drill in (False, True))
-        if not any(told):
+        cause_rows = (ledger.get(rows.cause_key(request.cause, is_drill=is_drill)) for is_drill in (False, True))
+        if not any(cause_rows):
             fault = "no such cause was paged: evenkeel incidents ls --state BLOCKED names those that bar repairs"
             raise Invalid(f"no shared cause {request.cause}", (("cause", fault),))
         answer: Json = {"cause": request.cause, "endedAt": rfc3339(now)}
@@ -199,7 +199,7 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
         left = (*others, wanted) if wanted else others
         if left:
             held = Row(rows.hold_key(), Holds(holds=left).to_json(), row.version if row else 0)
-            writes.append(Put(held, born=milliseconds(now)))
+            writes.append(Put(held, first_version=milliseconds(now)))
         elif row is not None:
             writes.append(Delete(rows.hold_key(), row.version))
         try:

@@ -8,7 +8,7 @@ from evenkeel.ports import Conflict, Ledger, Put, Row
 from evenkeel.services.storage import rows
 
 _TRIES = 5
-_SETTLES_WITHIN = timedelta(minutes=2)
+_CORDON_DELAY = timedelta(minutes=2)
 """A cordon is recorded before it is set: one this young may not be on its node yet."""
 
 
@@ -42,7 +42,7 @@ def prune(ledger: Ledger, cordoned: frozenset[str], now: datetime) -> int:
     Raises:
         Conflict: the row kept changing.
     """
-    gone = {life for life, cordon in load(ledger).items() if life not in cordoned and now - cordon.at > _SETTLES_WITHIN}
+    gone = {life for life, cordon in load(ledger).items() if life not in cordoned and now - cordon.at > _CORDON_DELAY}
     if gone:
         _change(ledger, lambda known: PersonCordons(cordons=tuple(c for c in known.cordons if c.life not in gone)))
     return len(gone)

@@ -4,14 +4,16 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.faults import Catalogue
-from evenkeel.domain.health.incidents import Incident, IncidentState, RecoveryBrief
+from evenkeel.domain.health.faults import FaultCatalogue
+from evenkeel.domain.health.incidents import Incident, IncidentState, StoredRecoveryPlan
 from evenkeel.domain.health.intake import ladder_of, rungs_of
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.recovery.approval import beyond, is_approved, why_superseded
+from evenkeel.domain.recovery.approval import beyond_approval, is_approved, why_superseded
 from evenkeel.domain.recovery.modes import mode_for
+from evenkeel.domain.recovery.node_slot import SlotState, find_slot_state
+from evenkeel.domain.recovery.opt_out import opt_out_reason
 from evenkeel.domain.recovery.plan import (
     CAN_WAIT_SECONDS,
     FaultTerms,
@@ -20,8 +22,6 @@ from evenkeel.domain.recovery.plan import (
     RecoveryPlan,
     plan_recovery,
 )
-from evenkeel.domain.recovery.seats import SeatNow, look
-from evenkeel.domain.recovery.vetoes import veto
 from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, Ids, Ledger, NotFound, Provider, Put, Telemetry, Write
 from evenkeel.services.storage import incident_record, rows
@@ -60,15 +60,15 @@ def run(
     Idempotent: yes, a run's plan is stored with its incident and given again.
     """
     incident, version = incident_record.load(ledger, request.incident_id)
-    told = _already(incident, request)
-    if told and told.outcome is not PlanOutcome.ASK:
-        return told
+    stored = _outcome_in_force(incident, request)
+    if stored and stored.outcome is not PlanOutcome.ASK:
+        return stored
     # Side by side: until the cordon, each of these round trips is time in which new pods land on a sick node.
     with ThreadPoolExecutor(max_workers=3) as readers:
         nodes = readers.submit(cluster.nodes, incident.life.cluster)
         records = readers.submit(provider.nodes)
         described = readers.submit(settings_of, provider)
-    seat = look(
+    slot_state = find_slot_state(
         incident.life,
         incident.slot,
         incident.pool,
@@ -81,25 +81,29 @@ def run(
     stack_mode = mode
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if _already(current, request, seat):
+        if _outcome_in_force(current, request, slot_state):
             return None
-        mode = _mode(current, seat, policy, stack_mode)
+        mode = _mode(current, slot_state, policy, stack_mode)
         may_act = incident_record.drill_may_act(current, ledger, drills_may_act=drills_may_act)
         facts = _facts(
-            current, seat, nodes.result(), settings, cluster, policy.catalogue, mode=mode, drills_may_act=may_act
+            current, slot_state, nodes.result(), settings, cluster, policy.catalogue, mode=mode, drills_may_act=may_act
         )
         plan = plan_recovery(facts, policy.repair)
         if _is_still_later(current, plan, request):
             return None
-        approved = _approved_before(current, facts, plan, request)
-        planned = _planned(current, facts, plan, seat.patient.node, request.run, approved or decision_id, mode, now)
+        approved = _approved_decision_id(current, facts, plan, request)
+        planned = _planned(
+            current, facts, plan, slot_state.original.node, request.run, approved or decision_id, mode, now
+        )
         if plan.outcome is PlanOutcome.ASK and planned.plan:
             answer_by = now + timedelta(seconds=policy.repair.approval_deadline_seconds)
             planned = planned.but(plan=planned.plan.but(answer_by=answer_by))
         if approved:
             text = f"Run {request.run} goes on with what was approved."
             return planned, [
-                incident_record.told(current.incident_id, "decided", text, at=now, writer=WRITER, decision_id=approved)
+                incident_record.timeline_put(
+                    current.incident_id, "decided", text, at=now, writer=WRITER, decision_id=approved
+                )
             ]
         decision = Decision(
             decision_id=decision_id,
@@ -115,22 +119,22 @@ def run(
             simulated=plan.outcome is PlanOutcome.OBSERVE,
             decided_at=now,
         )
-        line = incident_record.told(
+        line = incident_record.timeline_put(
             current.incident_id, "decided", plan.reason, at=now, writer=WRITER, decision_id=decision_id
         )
         return planned, [Put(rows.decision_row(decision)), line]
 
-    after = incident_record.amend(ledger, request.incident_id, change, known=(incident, version))
-    outcome = _told_before(after, request)
+    after = incident_record.update(ledger, request.incident_id, change, known=(incident, version))
+    outcome = _stored_outcome(after, request)
     assert outcome
     telemetry.count("RecoveriesPlanned", outcome=outcome.outcome)
     telemetry.info("RecoveryPlanned", decisionId=outcome.decision_id, outcome=outcome.outcome, reason=outcome.reason)
     return outcome
 
 
-def would_plan(
+def preview_plan(
     incident: Incident,
-    seat: SeatNow,
+    slot_state: SlotState,
     *,
     nodes: tuple[KubernetesNode, ...],
     settings: ProviderCluster | None,
@@ -139,24 +143,24 @@ def would_plan(
     stack_mode: Mode,
 ) -> RecoveryPlan:
     """Return what would be planned now for a real incident. Records nothing."""
-    mode = _mode(incident, seat, policy, stack_mode)
-    facts = _facts(incident, seat, nodes, settings, cluster, policy.catalogue, mode=mode, drills_may_act=False)
+    mode = _mode(incident, slot_state, policy, stack_mode)
+    facts = _facts(incident, slot_state, nodes, settings, cluster, policy.catalogue, mode=mode, drills_may_act=False)
     return plan_recovery(facts, policy.repair)
 
 
-def _mode(incident: Incident, seat: SeatNow, policy: Policy, stack_mode: Mode) -> Mode:
+def _mode(incident: Incident, slot_state: SlotState, policy: Policy, stack_mode: Mode) -> Mode:
     fault_class = policy.catalogue.look_up(incident.fault_key).fault_class
-    return mode_for(stack_mode, policy.modes, fault_class, _pool(incident, seat.patient.node))
+    return mode_for(stack_mode, policy.modes, fault_class, _pool(incident, slot_state.original.node))
 
 
-def _already(incident: Incident, request: Request, seat: SeatNow | None = None) -> Outcome | None:
+def _outcome_in_force(incident: Incident, request: Request, slot_state: SlotState | None = None) -> Outcome | None:
     """Return the plan that this run is to follow, unless that is to plan anew: later, or for what has changed since."""
-    told = _told_before(incident, request)
-    if told is None or told.outcome is PlanOutcome.LATER:
+    stored = _stored_outcome(incident, request)
+    if stored is None or stored.outcome is PlanOutcome.LATER:
         return None
-    if told.outcome is PlanOutcome.ASK and seat and why_superseded(incident, seat.patient.node):
+    if stored.outcome is PlanOutcome.ASK and slot_state and why_superseded(incident, slot_state.original.node):
         return None
-    return told
+    return stored
 
 
 def _pool(incident: Incident, node: KubernetesNode | None) -> str:
@@ -165,11 +169,11 @@ def _pool(incident: Incident, node: KubernetesNode | None) -> str:
 
 def _is_still_later(incident: Incident, plan: RecoveryPlan, request: Request) -> bool:
     """Whether the same that was in the way is in the way still: that is no new decision."""
-    told = _told_before(incident, request)
-    return plan.outcome is PlanOutcome.LATER and told is not None and told.reason == plan.reason
+    stored = _stored_outcome(incident, request)
+    return plan.outcome is PlanOutcome.LATER and stored is not None and stored.reason == plan.reason
 
 
-def _approved_before(incident: Incident, facts: PlanFacts, plan: RecoveryPlan, request: Request) -> str:
+def _approved_decision_id(incident: Incident, facts: PlanFacts, plan: RecoveryPlan, request: Request) -> str:
     """Return the decision that a person approved for an earlier run, where this one comes to the same; else nothing.
 
     What was begun with leave and broke off through us would else be left half done if nobody gave it again.
@@ -178,10 +182,10 @@ def _approved_before(incident: Incident, facts: PlanFacts, plan: RecoveryPlan, r
     if before is None or plan.outcome is not PlanOutcome.ASK or not is_approved(incident):
         return ""
     is_same = before.run < request.run and (before.fault_key, before.jobs) == (incident.fault_key, plan.jobs)
-    return before.decision_id if is_same and not beyond(incident, facts.ladder) else ""
+    return before.decision_id if is_same and not beyond_approval(incident, facts.ladder) else ""
 
 
-def _told_before(incident: Incident, request: Request) -> Outcome | None:
+def _stored_outcome(incident: Incident, request: Request) -> Outcome | None:
     """Return the plan that this run was given before; "nothing" where the incident is over or another run's."""
     brief = incident.plan
     if brief is not None and brief.run == request.run and not incident.state.is_settled:
@@ -209,16 +213,16 @@ def settings_of(provider: Provider) -> ProviderCluster | None:
 
 def _facts(
     incident: Incident,
-    seat: SeatNow,
+    slot_state: SlotState,
     nodes: tuple[KubernetesNode, ...],
     settings: ProviderCluster | None,
     cluster: Cluster,
-    catalogue: Catalogue,
+    catalogue: FaultCatalogue,
     *,
     mode: Mode,
     drills_may_act: bool,
 ) -> PlanFacts:
-    node = seat.patient.node
+    node = slot_state.original.node
     fault = catalogue.look_up(incident.fault_key)
     recovered = incident.recovered_at
     # Only a fault that can wait for its node's work asks whether there is any: it costs a list of all pods.
@@ -229,29 +233,31 @@ def _facts(
         fault=FaultTerms.of(fault),
         ladder=ladder_of(incident, catalogue),
         rungs=rungs_of(incident, catalogue),
-        asked_because=incident.asked_because,
-        sources=incident.witnesses or incident.sources,
+        min_rung_reason=incident.min_rung_reason,
+        sources=incident.independent_sources or incident.sources,
         has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
         mode=mode,
         is_drill=incident.is_drill,
         drills_may_act=drills_may_act,
         # Where an earlier run had it replaced, that is its own work: the successor is still to be returned.
-        life_is_over=not incident.repairs and _is_over(seat),
-        is_hyperpod=seat.patient.record is not None or incident.slot != incident.life.key,
+        is_node_gone=not incident.repairs and _is_node_gone(slot_state),
+        is_hyperpod=slot_state.original.record is not None or incident.slot != incident.life.key,
         is_karpenter=node is not None and KARPENTER_LABEL in node.labels,
         hyperpod_repairs=settings.repairs_by_itself if settings else False,
         cluster_status=settings.status if settings else "",
-        node_status=seat.patient.record.status if seat.patient.record else "",
-        is_persons_cordon=node is not None and node.is_cordoned and node.incident_id is None,
-        veto=veto(incident, node, nodes),
+        node_status=slot_state.original.record.status if slot_state.original.record else "",
+        is_person_cordon=node is not None and node.is_cordoned and node.incident_id is None,
+        opt_out_reason=opt_out_reason(incident, node, nodes),
         is_busy=bool(node and in_use.get(node.name, 0)),
         opened_at=incident.opened_at,
         deadline_at=incident.deadline_at,
     )
 
 
-def _is_over(seat: SeatNow) -> bool:
-    return not seat.patient.is_there or (seat.successor is not None and seat.patient.record is None)
+def _is_node_gone(slot_state: SlotState) -> bool:
+    return not slot_state.original.is_there or (
+        slot_state.replacement is not None and slot_state.original.record is None
+    )
 
 
 def _planned(
@@ -264,7 +270,7 @@ def _planned(
     mode: Mode,
     now: datetime,
 ) -> Incident:
-    brief = RecoveryBrief(
+    brief = StoredRecoveryPlan(
         run=run_number,
         outcome=plan.outcome,
         repairs_node=plan.repairs_node,
@@ -278,7 +284,7 @@ def _planned(
         fault_key=incident.fault_key,
         boot_id=node.boot_id if node else "",
         rungs=facts.rungs,
-        witnesses=len(facts.sources),
+        independent_source_count=len(facts.sources),
         had_recovered=facts.has_recovered,
     )
     return incident.but(

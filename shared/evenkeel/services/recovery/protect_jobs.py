@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from typing import assert_never
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.external.workloads import ForeignPod
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.health.faults import FaultClass
-from evenkeel.domain.health.incidents import HurtJob, Incident, JobAct
-from evenkeel.domain.health.intake import doubt_of
+from evenkeel.domain.health.incidents import HurtJob, Incident, JobAction
+from evenkeel.domain.health.intake import checkpoint_trust_of
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.jobs.spec import OnNodeFault
@@ -23,13 +23,13 @@ from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.draining import (
     Drain,
     DrainFacts,
-    Foreign,
-    drain_of,
-    drained_by,
-    may_finish,
-    weigh_foreign,
+    UnmanagedPodAction,
+    decide_unmanaged_pod,
+    drain_deadline,
+    finish_deadline,
+    plan_drain,
 )
-from evenkeel.domain.recovery.guardrails import Act
+from evenkeel.domain.recovery.guardrails import GuardedAction
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.recovery.resume import distrust_after
@@ -38,7 +38,7 @@ from evenkeel.ports import (
     Cluster,
     Conflict,
     EvenkeelError,
-    EvictResult,
+    EvictionStatus,
     Ids,
     Ledger,
     Put,
@@ -48,14 +48,14 @@ from evenkeel.ports import (
     every,
 )
 from evenkeel.services.attempts import keep_logs
-from evenkeel.services.recovery import guard_acts, unmanaged
+from evenkeel.services.recovery import guardrails, unmanaged
 from evenkeel.services.storage import attempt_rows, incident_record, rows
 
 WRITER = "protect_jobs"
-_OTHERS_KEPT = 20
-_UNANSWERED = 3
+_MAX_UNMANAGED_NAMES = 20
+_MAX_UNANSWERED = 3
 """So many evictions without an answer end a visit: each takes some 15 seconds."""
-_LOOKS = 20
+_MAX_DRAIN_CHECKS = 20
 
 Request = incident_record.Request
 
@@ -91,23 +91,23 @@ def run(
     barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
     if barred or incident.state.is_settled:
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
-    if incident.plan is not None and incident.plan.jobs is JobAct.LEAVE:
+    if incident.plan is not None and incident.plan.jobs is JobAction.LEAVE:
         return Outcome(outcome="NO_JOBS", reason="What runs on it may run on.")
     if incident.plan is not None and incident.plan.repairs_node:
-        verdict = guard_acts.may_stop(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
-        incident, moved = move_allowed(
+        verdict = guardrails.check_stop_allowed(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
+        incident, moved = evict_movable_pods(
             incident, ledger=ledger, cluster=cluster, telemetry=telemetry, now=now, may_stop=verdict.allowed
         )
-        telemetry.count("ForeignPodsMoved", moved)
+        telemetry.count("UnmanagedPodsMoved", moved)
     protected = protect(incident, ledger=ledger, cluster=cluster, ids=ids, telemetry=telemetry, policy=policy, now=now)
     if incident.plan is None or incident.plan.repairs_node or not protected.jobs:
         return protected
     # No repair follows that would come back to these jobs, so what bars the stop is waited for.
-    verdict = guard_acts.may_stop(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
+    verdict = guardrails.check_stop_allowed(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
     if verdict.allowed:
-        guard_acts.unblock(incident, ledger)
+        guardrails.unblock(incident, ledger)
         return protected
-    guard_acts.block(incident, Act.STOP, verdict, ledger=ledger, telemetry=telemetry, writer=WRITER, now=now)
+    guardrails.block(incident, GuardedAction.STOP, verdict, ledger=ledger, telemetry=telemetry, writer=WRITER, now=now)
     return protected.but(outcome="HELD")
 
 
@@ -127,22 +127,22 @@ def protect(
     """
     found = find_hurt(incident, ledger=ledger, cluster=cluster, policy=policy)
     incident = _remember(incident, found, ledger)
-    if act_on(incident) in (JobAct.MOVE, JobAct.LEAVE):
+    if job_action(incident) in (JobAction.MOVE, JobAction.LEAVE):
         for hurt in incident.hurt_jobs:
-            _forgive(incident, hurt, ledger, now)
+            _excuse_failure(incident, hurt, ledger, now)
     if not incident.hurt_jobs:
         return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
-    verdict = guard_acts.may_stop(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
+    verdict = guardrails.check_stop_allowed(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
     if not verdict.allowed:
         return Outcome(outcome="PROTECTED", reason=f"The jobs run on. {verdict.reason}", jobs=incident.hurt_jobs)
-    incident, finishing = _let_finish(incident, ledger, policy, now)
+    incident, finishing = _allow_finish(incident, ledger, policy, now)
     leaving = [hurt for hurt in incident.hurt_jobs if hurt.job_id not in finishing]
     stopped = [hurt for hurt in leaving if _stop(incident, hurt, ledger, cluster, ids, telemetry, policy, now)]
-    _tell(incident, stopped, ledger, now)
+    _record_stops(incident, stopped, ledger, now)
     telemetry.count("JobsProtected", len(stopped))
-    said = [f"Stopped to be moved: {', '.join(hurt.job_id for hurt in leaving)}."] if leaving else []
-    said += [f"May run to its end: {', '.join(sorted(finishing))}."] if finishing else []
-    return Outcome(outcome="PROTECTED", reason=" ".join(said), jobs=incident.hurt_jobs)
+    messages = [f"Stopped to be moved: {', '.join(hurt.job_id for hurt in leaving)}."] if leaving else []
+    messages += [f"May run to its end: {', '.join(sorted(finishing))}."] if finishing else []
+    return Outcome(outcome="PROTECTED", reason=" ".join(messages), jobs=incident.hurt_jobs)
 
 
 def find_hurt(incident: Incident, *, ledger: Ledger, cluster: Cluster, policy: Policy) -> tuple[HurtJob, ...]:
@@ -182,8 +182,8 @@ def _hurt_since(incident: Incident, policy: Policy) -> datetime:
 
     Where the fault can corrupt, an attempt that ended in the poisoned window saved in it, too.
     """
-    blamed = incident.first_signal_at - timedelta(seconds=policy.jobs.blame_seconds)
-    return min(blamed, distrust_after(*doubt_of(incident, policy.catalogue), policy.jobs) or blamed)
+    blamed = incident.first_signal_at - timedelta(seconds=policy.jobs.attribution_delay_seconds)
+    return min(blamed, distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs) or blamed)
 
 
 def _is_hurt(hurt: HurtJob, incident: Incident, ledger: Ledger, policy: Policy) -> bool:
@@ -217,16 +217,16 @@ def _remember(incident: Incident, found: tuple[HurtJob, ...], ledger: Ledger) ->
         hurt_jobs = tuple(merged.values())
         return None if hurt_jobs == current.hurt_jobs else (current.but(hurt_jobs=hurt_jobs), [])
 
-    return incident_record.amend(ledger, incident.incident_id, change)
+    return incident_record.update(ledger, incident.incident_id, change)
 
 
-def _forgive(incident: Incident, hurt: HurtJob, ledger: Ledger, now: datetime) -> None:
+def _excuse_failure(incident: Incident, hurt: HurtJob, ledger: Ledger, now: datetime) -> None:
     """Take back a failure that was laid on the application before its node was known to be sick.
 
     In one commit with the incident's note of it, so that it is taken back once.
     """
-    for _ in range(incident_record.TRIES):
-        loaded = None if hurt.is_forgiven else _load(hurt, ledger)
+    for _ in range(incident_record.MAX_TRIES):
+        loaded = None if hurt.is_failure_excused else _load(hurt, ledger)
         if loaded is None:
             return
         job, job_version, attempt = loaded
@@ -235,14 +235,14 @@ def _forgive(incident: Incident, hurt: HurtJob, ledger: Ledger, now: datetime) -
         current, version = incident_record.load(ledger, incident.incident_id)
         if hurt not in current.hurt_jobs:
             return
-        noted = tuple(each.but(is_forgiven=True) if each == hurt else each for each in current.hurt_jobs)
+        noted = tuple(each.but(is_failure_excused=True) if each == hurt else each for each in current.hurt_jobs)
         subject = incident.incident_id
         text = f"The failure of attempt {hurt.attempt} is not the application's: its node was sick ({subject})."
         try:
             ledger.commit(
                 Put(rows.incident_row(current.but(hurt_jobs=noted), version)),
-                Put(rows.job_row(_unblamed(job), job_version)),
-                incident_record.told(job.job_id, "forgiven", text, at=now, writer=WRITER),
+                Put(rows.job_row(_without_failure(job), job_version)),
+                incident_record.timeline_put(job.job_id, "forgiven", text, at=now, writer=WRITER),
             )
         except Conflict:
             continue
@@ -250,21 +250,21 @@ def _forgive(incident: Incident, hurt: HurtJob, ledger: Ledger, now: datetime) -
     raise Conflict(f"{hurt.job_id} kept changing while its failure was to be taken back")
 
 
-def _unblamed(job: Job) -> Job:
+def _without_failure(job: Job) -> Job:
     return job.but(application_failures=job.application_failures - 1, last_failure=None)
 
 
-def _let_finish(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) -> tuple[Incident, frozenset[str]]:
+def _allow_finish(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) -> tuple[Incident, frozenset[str]]:
     """Let the jobs that ask for it run on beside the cordon; the repair waits for them as the plan now says."""
     fault = policy.catalogue.look_up(incident.fault_key)
     until: dict[str, datetime] = {}
     for hurt in incident.hurt_jobs:
         loaded = _load(hurt, ledger)
         wish = loaded[0].spec.on_node_fault if loaded and loaded[2].ended_at is None else OnNodeFault.MOVE
-        at = may_finish(wish, fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=policy)
+        at = finish_deadline(wish, fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=policy)
         if at is not None and at > now:
             until[hurt.job_id] = at
-    if not until or incident.plan is None or act_on(incident) is not JobAct.MOVE:
+    if not until or incident.plan is None or job_action(incident) is not JobAction.MOVE:
         return incident, frozenset()
     latest = max(until.values())
 
@@ -273,15 +273,15 @@ def _let_finish(incident: Incident, ledger: Ledger, policy: Policy, now: datetim
             return None
         names = ", ".join(sorted(until))
         text = f"Cordoned only: {names} asks to run to its end, until {latest:%Y-%m-%dT%H:%M:%SZ} at the latest."
-        line = incident_record.told(current.incident_id, "job", text, at=now, writer=f"{WRITER}-finish")
+        line = incident_record.timeline_put(current.incident_id, "job", text, at=now, writer=f"{WRITER}-finish")
         return current.but(plan=current.plan.but(work_may_run_until=latest)), [line]
 
-    return incident_record.amend(ledger, incident.incident_id, change), frozenset(until)
+    return incident_record.update(ledger, incident.incident_id, change), frozenset(until)
 
 
-def act_on(incident: Incident) -> JobAct:
+def job_action(incident: Incident) -> JobAction:
     """Return what the plan does with the jobs; before there is one, they are moved."""
-    return incident.plan.jobs if incident.plan else JobAct.MOVE
+    return incident.plan.jobs if incident.plan else JobAction.MOVE
 
 
 def _drain(incident: Incident, job: Job, policy: Policy, now: datetime) -> Drain:
@@ -290,19 +290,19 @@ def _drain(incident: Incident, job: Job, policy: Policy, now: datetime) -> Drain
     facts = DrainFacts(
         can_save=fault.can_save,
         drain_seconds=fault.drain_seconds,
-        act=act_on(incident),
+        act=job_action(incident),
         wanted_seconds=job.spec.grace_seconds,
         deadline_at=incident.deadline_at,
         now=now,
     )
-    return drain_of(facts, policy)
+    return plan_drain(facts, policy)
 
 
 def _request(incident: Incident, hurt: HurtJob, drain: Drain, policy: Policy, now: datetime) -> StopRequest:
     """Return the request to stop an attempt."""
-    fault, act = policy.catalogue.look_up(incident.fault_key), act_on(incident)
+    fault, act = policy.catalogue.look_up(incident.fault_key), job_action(incident)
     where = incident.node_name or incident.life.instance_id
-    moves = act in (JobAct.MOVE, JobAct.LEAVE)
+    moves = act in (JobAction.MOVE, JobAction.LEAVE)
     reason = f"{where} is sick: {fault.name}" if moves else f"{fault.name} on {where}"
     return StopRequest(
         attempt=hurt.attempt,
@@ -312,8 +312,10 @@ def _request(incident: Incident, hurt: HurtJob, drain: Drain, policy: Policy, no
         grace_seconds=drain.grace_seconds,
         requested_at=now,
         counts_as_failure=not moves and fault.fault_class is not FaultClass.HARDWARE,
-        is_final=act is JobAct.STOP,
-        at_once_on=() if drain.spares_sick_node or not incident.node_name else (incident.node_name,),
+        is_final=act is JobAction.STOP,
+        nodes_without_grace=()
+        if drain.grants_grace_on_faulty_node or not incident.node_name
+        else (incident.node_name,),
     )
 
 
@@ -328,7 +330,7 @@ def _stop(
     now: datetime,
 ) -> bool:
     """Ask an attempt to stop and delete its workload; False where it has ended or somebody else had asked."""
-    for _ in range(incident_record.TRIES):
+    for _ in range(incident_record.MAX_TRIES):
         loaded = _load(hurt, ledger)
         if loaded is None:
             return False
@@ -341,8 +343,8 @@ def _stop(
             drain = _drain(incident, job, policy, now)
             asked = _request(incident, hurt, drain, policy, now)
             record = _record(incident, drain, ids, policy, now)
-            text = f"Stopped: {asked.reason} It gets {drain.how}."
-            line = incident_record.told(
+            text = f"Stopped: {asked.reason} It gets {drain.explanation}."
+            line = incident_record.timeline_put(
                 job.job_id, "stopped", text, at=now, writer=WRITER, decision_id=record.decision_id
             )
             try:
@@ -354,7 +356,7 @@ def _stop(
             within = keep_logs.BEFORE_STOP_SECONDS
             keep_logs.run(job, attempt, ledger, cluster, telemetry, within_seconds=within, now=now)
         try:
-            cluster.stop(attempt, asked.grace_seconds, asked.at_once_on)
+            cluster.stop(attempt, asked.grace_seconds, asked.nodes_without_grace)
         except EvenkeelError as error:
             # The request is recorded: the attempt's own workflow and the sweeper carry it out, too.
             telemetry.warning("Pods were not stopped", job_id=job.job_id, attempt=hurt.attempt, detail=str(error))
@@ -378,20 +380,20 @@ def _record(incident: Incident, drain: Drain, ids: Ids, policy: Policy, now: dat
     )
 
 
-def _tell(incident: Incident, stopped: list[HurtJob], ledger: Ledger, now: datetime) -> None:
+def _record_stops(incident: Incident, stopped: list[HurtJob], ledger: Ledger, now: datetime) -> None:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if not stopped or current.stages.jobs_stopped_at is not None:
             return None
         names = ", ".join(f"{hurt.job_id} (attempt {hurt.attempt})" for hurt in stopped)
-        line = incident_record.told(
+        line = incident_record.timeline_put(
             current.incident_id, "job", f"Asked to stop, to run elsewhere: {names}.", at=now, writer=WRITER
         )
         return current.at_stage("jobs_stopped_at", now), [line]
 
-    incident_record.amend(ledger, incident.incident_id, change)
+    incident_record.update(ledger, incident.incident_id, change)
 
 
-class ForeignDrain(Value):
+class UnmanagedDrain(Value):
     """What keeps a repair from beginning because of work that is not ours."""
 
     wait_seconds: int = 0
@@ -399,7 +401,7 @@ class ForeignDrain(Value):
     """Why a person must decide; empty where none must."""
 
 
-def move_allowed(
+def evict_movable_pods(
     incident: Incident, *, ledger: Ledger, cluster: Cluster, telemetry: Telemetry, now: datetime, may_stop: bool
 ) -> tuple[Incident, int]:
     """Name the work on the node that is not ours, and evict what its label allows, to be started elsewhere at once.
@@ -409,73 +411,75 @@ def move_allowed(
     Idempotent: yes, each eviction names one pod by its uid.
     """
     here = unmanaged.pods(ledger, cluster, incident.life.cluster, incident.node_name) if incident.node_name else ()
-    incident = _name_others(incident, here, ledger, now)
+    incident = _record_unmanaged_workloads(incident, here, ledger, now)
     movable = [pod for pod in here if pod.is_movable and may_stop]
     incident, moved = _evict(incident, movable, ledger, cluster, telemetry, now)
     if moved:
-        _tell_foreign(incident, [f"{pod.label} is moved, as its label allows" for pod in moved], ledger, now)
+        _record_evictions(incident, [f"{pod.label} is moved, as its label allows" for pod in moved], ledger, now)
     return incident, len(moved)
 
 
-def _name_others(incident: Incident, here: Sequence[ForeignPod], ledger: Ledger, now: datetime) -> Incident:
+def _record_unmanaged_workloads(
+    incident: Incident, here: Sequence[UnmanagedPod], ledger: Ledger, now: datetime
+) -> Incident:
     labels = tuple(sorted({pod.label for pod in here if pod.accelerators or pod.is_movable}))
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if not labels or current.others:
+        if not labels or current.unmanaged_workloads:
             return None
         more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
         text = f"Others' work is on it: {', '.join(labels[:4])}{more}."
-        line = incident_record.told(current.incident_id, "job", text, at=now, writer=f"{WRITER}-others")
-        return current.but(others=labels[:_OTHERS_KEPT]), [line]
+        line = incident_record.timeline_put(current.incident_id, "job", text, at=now, writer=f"{WRITER}-others")
+        return current.but(unmanaged_workloads=labels[:_MAX_UNMANAGED_NAMES]), [line]
 
-    return incident_record.amend(ledger, incident.incident_id, change)
+    return incident_record.update(ledger, incident.incident_id, change)
 
 
-def drain_foreign(
+def drain_unmanaged_pods(
     incident: Incident, *, ledger: Ledger, cluster: Cluster, telemetry: Telemetry, policy: Policy, now: datetime
-) -> ForeignDrain:
+) -> UnmanagedDrain:
     """Clear a node of work that is not ours before its repair, within disruption budgets until the drain is over.
 
     Idempotent: yes, each eviction names one pod by its uid.
     """
     fault = policy.catalogue.look_up(incident.fault_key)
-    until = drained_by(fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=policy)
+    until = drain_deadline(fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=policy)
     here = unmanaged.pods(ledger, cluster, incident.life.cluster, incident.node_name) if incident.node_name else ()
-    leaving: dict[str, ForeignPod] = {}
-    said: dict[str, str] = {}
+    leaving: dict[str, UnmanagedPod] = {}
+    messages: dict[str, str] = {}
     waits, asks = False, ""
     for pod in here:
-        verdict = weigh_foreign(
+        verdict = decide_unmanaged_pod(
             pod, fault, until=until, has_deadline=incident.deadline_at is not None, policy=policy, now=now
         )
         match verdict.act:
-            case Foreign.EVICT:
+            case UnmanagedPodAction.EVICT:
                 waits = True
                 leaving[pod.uid] = pod
-                said[pod.uid] = verdict.reason
-            case Foreign.LEAVE:
+                messages[pod.uid] = verdict.reason
+            case UnmanagedPodAction.LEAVE:
                 waits = waits or now < until
-            case Foreign.ASK:
-                asks = asks or f"{verdict.reason}{_why_it_stayed(incident, pod)}"
+            case UnmanagedPodAction.ASK:
+                asks = asks or f"{verdict.reason}{_eviction_failure(incident, pod)}"
             case _:
                 assert_never(verdict.act)
     incident, evicted = _evict(incident, list(leaving.values()), ledger, cluster, telemetry, now)
     if evicted:
-        _tell_foreign(incident, list({pod.label: said[pod.uid] for pod in evicted}.values()), ledger, now)
+        _record_evictions(incident, list({pod.label: messages[pod.uid] for pod in evicted}.values()), ledger, now)
     left = math.ceil((until - now).total_seconds())
     # A long drain is looked at less often: the workflow's rounds are counted, and are to last until its end.
-    pause = max(policy.repair.retry_seconds, left // _LOOKS)
-    return ForeignDrain(wait_seconds=min(left, pause) if waits else 0, ask=asks)
+    pause = max(policy.repair.retry_seconds, left // _MAX_DRAIN_CHECKS)
+    return UnmanagedDrain(wait_seconds=min(left, pause) if waits else 0, ask=asks)
 
 
 def _evict(
     incident: Incident,
-    pods: Sequence[ForeignPod],
+    pods: Sequence[UnmanagedPod],
     ledger: Ledger,
     cluster: Cluster,
     telemetry: Telemetry,
     now: datetime,
-) -> tuple[Incident, list[ForeignPod]]:
+) -> tuple[Incident, list[UnmanagedPod]]:
     """Ask for each pod's eviction; return those that go, and the incident with what the server said of the others.
 
     Whatever it says of one, the next is asked for. A server that answers nothing would use up the function's time, so
@@ -484,49 +488,53 @@ def _evict(
     evicted, refused, unanswered = [], {}, 0
     start = int(now.timestamp()) % len(pods) if pods else 0
     for pod in (*pods[start:], *pods[:start]):
-        if unanswered == _UNANSWERED:
+        if unanswered == _MAX_UNANSWERED:
             refused[_name(pod)] = "not asked for: the API server did not answer for other pods"
             continue
         answer = cluster.evict(incident.life.cluster, pod)
-        unanswered += answer.result is EvictResult.NO_ANSWER
-        if answer.result is EvictResult.EVICTED:
+        unanswered += answer.result is EvictionStatus.NO_ANSWER
+        if answer.result is EvictionStatus.EVICTED:
             evicted.append(pod)
-        elif answer.result is not EvictResult.GONE:
+        elif answer.result is not EvictionStatus.GONE:
             refused[_name(pod)] = answer.why
             telemetry.warning("A pod was not evicted", pod=_name(pod), result=str(answer.result), detail=answer.why)
-    return _note_refusals(incident, pods, refused, ledger, now), evicted
+    return _record_failed_evictions(incident, pods, refused, ledger, now), evicted
 
 
-def _note_refusals(
-    incident: Incident, asked: Sequence[ForeignPod], refused: dict[str, str], ledger: Ledger, now: datetime
+def _record_failed_evictions(
+    incident: Incident, asked: Sequence[UnmanagedPod], refused: dict[str, str], ledger: Ledger, now: datetime
 ) -> Incident:
     names = {_name(pod) for pod in asked}
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        kept = {name: why for name, why in current.unevicted.items() if name not in names}
-        unevicted = dict(list((kept | refused).items())[-_OTHERS_KEPT:])
-        if unevicted == current.unevicted:
+        kept = {name: why for name, why in current.failed_evictions.items() if name not in names}
+        unevicted = dict(list((kept | refused).items())[-_MAX_UNMANAGED_NAMES:])
+        if unevicted == current.failed_evictions:
             return None
-        new = [f"{name} was not evicted: {why}" for name, why in refused.items() if name not in current.unevicted]
+        new = [
+            f"{name} was not evicted: {why}" for name, why in refused.items() if name not in current.failed_evictions
+        ]
         text = " ".join(one.rstrip(".") + "." for one in new[:4]) + (f" And {len(new) - 4} more." if new[4:] else "")
         lines: list[Write] = [
-            incident_record.told(current.incident_id, "job", text, at=now, writer=f"{WRITER}-unevicted")
+            incident_record.timeline_put(current.incident_id, "job", text, at=now, writer=f"{WRITER}-unevicted")
         ]
-        return current.but(unevicted=unevicted), lines if new else []
+        return current.but(failed_evictions=unevicted), lines if new else []
 
-    return incident_record.amend(ledger, incident.incident_id, change)
+    return incident_record.update(ledger, incident.incident_id, change)
 
 
-def _name(pod: ForeignPod) -> str:
+def _name(pod: UnmanagedPod) -> str:
     return f"{pod.namespace}/{pod.name}"
 
 
-def _why_it_stayed(incident: Incident, pod: ForeignPod) -> str:
-    why = incident.unevicted.get(_name(pod), "")
+def _eviction_failure(incident: Incident, pod: UnmanagedPod) -> str:
+    why = incident.failed_evictions.get(_name(pod), "")
     return f" Its pod {_name(pod)} was not evicted: {why.rstrip('.')}." if why else ""
 
 
-def _tell_foreign(incident: Incident, said: list[str], ledger: Ledger, now: datetime) -> None:
-    text = f"{' '.join(one.rstrip('.') + '.' for one in said[:4])}{' And more.' if len(said) > 4 else ''}"
+def _record_evictions(incident: Incident, messages: list[str], ledger: Ledger, now: datetime) -> None:
+    text = f"{' '.join(one.rstrip('.') + '.' for one in messages[:4])}{' And more.' if len(messages) > 4 else ''}"
     with contextlib.suppress(Conflict):  # told before, in the very same instant
-        ledger.commit(incident_record.told(incident.incident_id, "job", text, at=now, writer=f"{WRITER}-foreign"))
+        ledger.commit(
+            incident_record.timeline_put(incident.incident_id, "job", text, at=now, writer=f"{WRITER}-foreign")
+        )

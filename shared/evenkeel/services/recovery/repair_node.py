@@ -8,16 +8,18 @@ decide ─▶ lease: ask without answer ─▶ provider call ─▶ lease: the a
 from datetime import datetime, timedelta
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.health.incidents import Incident, JobAct
+from evenkeel.domain.health.incidents import Incident, JobAction
 from evenkeel.domain.health.intake import ladder_of
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.recovery.approval import beyond, is_approved
-from evenkeel.domain.recovery.guardrails import Act, GuardFacts, weigh
-from evenkeel.domain.recovery.leases import Lease, RepairAsk
+from evenkeel.domain.recovery.approval import beyond_approval, is_approved
+from evenkeel.domain.recovery.guardrails import GuardedAction, GuardFacts, check_guardrails
+from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
 from evenkeel.domain.recovery.modes import mode_now
-from evenkeel.domain.recovery.plan import FaultTerms, Owner, hands_off, not_allowed
+from evenkeel.domain.recovery.node_slot import find_slot_state
+from evenkeel.domain.recovery.opt_out import opt_out_reason
+from evenkeel.domain.recovery.plan import FaultTerms, Owner, not_allowed, provider_busy_reason
 from evenkeel.domain.recovery.repair import (
     ACCEPTED,
     FAILED,
@@ -31,9 +33,7 @@ from evenkeel.domain.recovery.repair import (
     choose_repair,
     took_effect,
 )
-from evenkeel.domain.recovery.seats import look
 from evenkeel.domain.recovery.validation import CheckKind, expected_accelerators, judge_node
-from evenkeel.domain.recovery.vetoes import veto
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     Cluster,
@@ -50,13 +50,13 @@ from evenkeel.ports import (
     Unreachable,
     Write,
 )
-from evenkeel.services.recovery import cordon_node, guard_acts, plan_recovery, protect_jobs
-from evenkeel.services.recovery.guard_acts import Guarded
-from evenkeel.services.storage import attempt_rows, guard_register, incident_record, rows
-from evenkeel.services.storage.guard_register import Which
+from evenkeel.services.recovery import cordon_node, guardrails, plan_recovery, protect_jobs
+from evenkeel.services.recovery.guardrails import GuardContext
+from evenkeel.services.storage import attempt_rows, guardrail_registers, incident_record, rows
+from evenkeel.services.storage.guardrail_registers import RegisterName
 
 WRITER = "repair_node"
-_ASKS_KEPT = 20
+_MAX_REQUESTS = 20
 
 Request = incident_record.Request
 
@@ -83,8 +83,8 @@ _OUTCOMES = {
     Repair.ASK_PERSON: "ASK_PERSON",
     Repair.STAND_DOWN: "STAND_DOWN",
 }
-_NOTED = {Repair.DIAGNOSE: "examined", Repair.LATER: "waits", Repair.NOT_NEEDED: "node"}
-_ENDS = {Repair.ASK_PERSON: "WAITING_FOR_PERSON", Repair.STAND_DOWN: "STOOD_DOWN"}
+_TIMELINE_KINDS = {Repair.DIAGNOSE: "examined", Repair.LATER: "waits", Repair.NOT_NEEDED: "node"}
+_BRANCH_ENDS = {Repair.ASK_PERSON: "WAITING_FOR_PERSON", Repair.STAND_DOWN: "STOOD_DOWN"}
 
 
 def run(
@@ -110,13 +110,13 @@ def run(
     if incident.state.is_settled or request.run < incident.run:
         return Outcome(outcome="STAND_DOWN", reason="The incident is settled, or another run took over.")
     lease_row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
-    lease = rows.read(lease_row, Lease) if lease_row else None
+    lease = rows.read(lease_row, RepairLease) if lease_row else None
     facts = _facts(incident, lease, ledger, cluster, provider, policy, mode, drills_may_act, now)
     decision = choose_repair(facts, policy.repair)
-    guarded: Guarded | None = None
+    guarded: GuardContext | None = None
     if decision.rung:
-        fleet = guard_acts.Fleet(ledger, policy, now)
-        guarded = fleet.guarded(Act(decision.rung), incident, looks_well=facts.validity.is_valid)
+        fleet = guardrails.GuardrailInputs(ledger, policy, now)
+        guarded = fleet.guard_context(GuardedAction(decision.rung), incident, looks_healthy=facts.validity.is_valid)
         facts = facts.but(guard=guarded.facts)
         decision = choose_repair(facts, policy.repair)
     if _needs_cordon(incident, facts, decision):
@@ -124,20 +124,20 @@ def run(
         if late.outcome == "BLOCKED":
             return Outcome(outcome=late.outcome, reason=late.reason)
         incident, _ = incident_record.load(ledger, request.incident_id)
-        if incident.plan is None or incident.plan.jobs is not JobAct.LEAVE:
+        if incident.plan is None or incident.plan.jobs is not JobAction.LEAVE:
             protect_jobs.protect(
                 incident, ledger=ledger, cluster=cluster, ids=ids, telemetry=telemetry, policy=policy, now=now
             )
     if decision.drains:
         wait = _drain(incident, ledger, cluster, ids, telemetry, policy, facts, now)
         if decision.rung:
-            others = protect_jobs.drain_foreign(
+            others = protect_jobs.drain_unmanaged_pods(
                 incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now
             )
             if others.ask:
                 return Outcome(outcome="ASK_PERSON", reason=others.ask)
             wait = max(wait, others.wait_seconds)
-        if wait and decision.action not in _ENDS:
+        if wait and decision.action not in _BRANCH_ENDS:
             reason = f"{decision.reason} First its pods get {wait} s to save."
             return Outcome(outcome="RETRY", wait_seconds=wait, reason=reason)
     record = _decision(facts, decision, ids, policy, mode, now)
@@ -146,18 +146,18 @@ def run(
         return _call(
             incident, lease, lease_row, facts, guarded, decision, record, ledger, cluster, provider, telemetry, policy
         )
-    if decision.marks:
-        mark = _mark(facts, decision)
+    if decision.awaited_owner:
+        mark = _owner_request(facts, decision)
         _record_ask(incident, lease, lease_row, mark, None, decision, record, ledger)
     if decision.action is Repair.AWAIT:
         _reconcile(incident, facts, ledger)
-    if decision.action in _NOTED:
+    if decision.action in _TIMELINE_KINDS:
         _note(incident, decision, record, ledger, now)
     if decision.action in (Repair.HOLD, Repair.BLOCKED):
-        _bar(incident, facts, record, ledger, pager, telemetry, policy)
+        _block(incident, facts, record, ledger, pager, telemetry, policy)
     else:
-        guard_acts.unblock(incident, ledger)
-    if decision.action in _ENDS:
+        guardrails.unblock(incident, ledger)
+    if decision.action in _BRANCH_ENDS:
         _end(incident, facts, decision, record, ledger, now)
     return Outcome(
         outcome=_OUTCOMES[decision.action],
@@ -172,7 +172,7 @@ def run(
 
 def _facts(
     incident: Incident,
-    lease: Lease | None,
+    lease: RepairLease | None,
     ledger: Ledger,
     cluster: Cluster,
     provider: Provider,
@@ -182,19 +182,21 @@ def _facts(
     now: datetime,
 ) -> RepairFacts:
     nodes = cluster.nodes(incident.life.cluster)
-    asks = tuple(ask for ask in (lease.asks if lease else ()) if ask.life.key == incident.life.key)
+    asks = tuple(ask for ask in (lease.requests if lease else ()) if ask.life.key == incident.life.key)
     mine = [ask for ask in asks if ask.incident_id == incident.incident_id]
-    since = mine[0].asked_at if mine else incident.opened_at
-    seat = look(incident.life, incident.slot, incident.pool, records=provider.nodes(), nodes=nodes, since=since)
-    machine = seat.successor or seat.patient
+    since = mine[0].requested_at if mine else incident.opened_at
+    slot_state = find_slot_state(
+        incident.life, incident.slot, incident.pool, records=provider.nodes(), nodes=nodes, since=since
+    )
+    machine = slot_state.replacement or slot_state.original
     kind = machine.node.instance_type if machine.node else incident.instance_type
     peers = [node for node in nodes if machine.node is None or node.name != machine.node.name]
-    patient = seat.patient.node
+    own_node = slot_state.original.node
     recovered = incident.recovered_at
     settings = plan_recovery.settings_of(provider)
-    status = seat.patient.record.status if seat.patient.record else ""
+    status = slot_state.original.record.status if slot_state.original.record else ""
     until = incident.plan.work_may_run_until if incident.plan else None
-    has_work = bool(until and patient and cluster.accelerators_in_use(incident.life.cluster).get(patient.name))
+    has_work = bool(until and own_node and cluster.accelerators_in_use(incident.life.cluster).get(own_node.name))
     window = timedelta(hours=policy.repair.flap_window_hours)
     return RepairFacts(
         incident_id=incident.incident_id,
@@ -212,29 +214,29 @@ def _facts(
             mode,
             drills_may_act=incident_record.drill_may_act(incident, ledger, drills_may_act=drills_may_act),
         ),
-        is_persons_cordon=patient is not None and patient.is_cordoned and patient.incident_id is None,
+        is_person_cordon=own_node is not None and own_node.is_cordoned and own_node.incident_id is None,
         lease_holder=_other_holder(lease, incident, ledger),
-        asks=asks,
-        seat=seat,
+        requests=asks,
+        slot_state=slot_state,
         validity=judge_node(machine, expected=expected_accelerators(kind, peers)),
         invalid_at=incident.invalid_at,
         deep_check_failed_at=_deep_check_failed_at(incident),
-        veto=veto(incident, patient, nodes),
-        in_the_way=hands_off(settings.status if settings else "", status),
+        opt_out_reason=opt_out_reason(incident, own_node, nodes),
+        provider_busy=provider_busy_reason(settings.status if settings else "", status),
         has_work=has_work,
         work_may_run_until=until,
-        leaves_work=incident.plan is not None and incident.plan.jobs is JobAct.LEAVE and until is None,
+        leaves_work=incident.plan is not None and incident.plan.jobs is JobAction.LEAVE and until is None,
         progress=incident.progress,
         calls_today=_calls_today(lease, now),
         returns=len(lease.returns_of(incident.life, now - window)) if lease else 0,
-        hold=guard_acts.Fleet(ledger, policy, now).hold_on(incident),
+        hold=guardrails.GuardrailInputs(ledger, policy, now).hold_on(incident),
         now=now,
     )
 
 
 def _not_allowed(incident: Incident, policy: Policy, mode: Mode, *, drills_may_act: bool) -> str:
     """Say why nothing may be done; empty where it may. An approval goes as far as the plan that it names."""
-    more = beyond(incident, ladder_of(incident, policy.catalogue))
+    more = beyond_approval(incident, ladder_of(incident, policy.catalogue))
     allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident) and not more)
     barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
     return more if more and allowed is Mode.RECOMMEND else barred
@@ -246,12 +248,12 @@ def _deep_check_failed_at(incident: Incident) -> datetime | None:
     return failed_at if is_of_it and check and failed_at and failed_at >= check.started_at else None
 
 
-def _calls_today(lease: Lease | None, now: datetime) -> int:
-    calls = [ask for ask in (lease.asks if lease else ()) if ask.rung not in OWNERS and ask.answer != NOT_NOW]
-    return len([ask for ask in calls if now - ask.asked_at < timedelta(days=1)])
+def _calls_today(lease: RepairLease | None, now: datetime) -> int:
+    calls = [ask for ask in (lease.requests if lease else ()) if ask.rung not in OWNERS and ask.answer != NOT_NOW]
+    return len([ask for ask in calls if now - ask.requested_at < timedelta(days=1)])
 
 
-def _other_holder(lease: Lease | None, incident: Incident, ledger: Ledger) -> str:
+def _other_holder(lease: RepairLease | None, incident: Incident, ledger: Ledger) -> str:
     """Return the other incident that repairs this seat; a lease that a settled one left behind holds nobody."""
     if lease is None or lease.incident_id in ("", incident.incident_id):
         return ""
@@ -259,20 +261,20 @@ def _other_holder(lease: Lease | None, incident: Incident, ledger: Ledger) -> st
     return "" if row is None or rows.read(row, Incident).state.is_settled else lease.incident_id
 
 
-def _mine(lease: Lease | None, incident: Incident) -> tuple[RepairAsk, ...]:
-    return tuple(ask for ask in (lease.asks if lease else ()) if ask.incident_id == incident.incident_id)
+def _own_requests(lease: RepairLease | None, incident: Incident) -> tuple[RepairRequest, ...]:
+    return tuple(ask for ask in (lease.requests if lease else ()) if ask.incident_id == incident.incident_id)
 
 
-def _last_rung(lease: Lease | None, incident: Incident) -> str:
-    mine = _mine(lease, incident)
+def _last_rung(lease: RepairLease | None, incident: Incident) -> str:
+    mine = _own_requests(lease, incident)
     return mine[-1].rung if mine else ""
 
 
 def _needs_cordon(incident: Incident, facts: RepairFacts, decision: RepairDecision) -> bool:
     """Whether a guardrail kept this machine from its cordon, and it is to have it before anything else."""
-    if incident.block is None or incident.block.act != Act.CORDON or facts.is_persons_cordon:
+    if incident.block is None or incident.block.act != GuardedAction.CORDON or facts.is_person_cordon:
         return False
-    is_left_alone = facts.not_allowed or facts.lease_holder or facts.veto
+    is_left_alone = facts.not_allowed or facts.lease_holder or facts.opt_out_reason
     return not is_left_alone and decision.action not in (Repair.HEALTHY, Repair.NOT_NEEDED)
 
 
@@ -291,13 +293,13 @@ def _drain(
 ) -> int:
     """Stop what is still on the node; return the seconds that its pods may yet take, where anybody can reach them."""
     protect_jobs.protect(incident, ledger=ledger, cluster=cluster, ids=ids, telemetry=telemetry, policy=policy, now=now)
-    node = facts.seat.patient.node
+    node = facts.slot_state.original.node
     if node is None or not node.is_ready:
         return 0
     until = now
     here = incident.life.cluster
     seen_here = [
-        seen for seen in cluster.workloads(here) if any(pod.node_name == node.name for pod in seen.pods_alive())
+        seen for seen in cluster.workloads(here) if any(pod.node_name == node.name for pod in seen.live_pods())
     ]
     for attempt, _ in attempt_rows.owned(ledger, ((here, seen) for seen in seen_here)):
         row = ledger.get(rows.job_key(attempt.job_id))
@@ -309,10 +311,10 @@ def _drain(
 
 def _call(
     incident: Incident,
-    lease: Lease | None,
+    lease: RepairLease | None,
     lease_row: Row | None,
     facts: RepairFacts,
-    guarded: Guarded,
+    guarded: GuardContext,
     decision: RepairDecision,
     record: Decision,
     ledger: Ledger,
@@ -323,8 +325,8 @@ def _call(
 ) -> Outcome:
     ask = _ask(facts, decision.rung, "")
     entry = guarded.entry(incident, facts.now)
-    enters = guard_register.entering(
-        Which.REPAIRS, guarded.register, guarded.version, entry, asks=True, is_drill=incident.is_drill
+    enters = guardrail_registers.entering(
+        RegisterName.REPAIRS, guarded.register, guarded.version, entry, asks=True, is_drill=incident.is_drill
     )
     _record_ask(incident, lease, lease_row, ask, enters, decision, record, ledger)
     machine = incident.life.instance_id
@@ -341,33 +343,33 @@ def _call(
         _record_answer(incident, ask, FAILED, ledger)
         raise
     _record_answer(incident, ask, answer, ledger)
-    telemetry.count("RepairsAsked", rung=ask.rung, answer=answer)
-    telemetry.info("RepairAsked", rung=ask.rung, answer=answer, decisionId=record.decision_id)
+    telemetry.count("RepairsRequested", rung=ask.rung, answer=answer)
+    telemetry.info("RepairRequested", rung=ask.rung, answer=answer, decisionId=record.decision_id)
     if answer in (NOT_NOW, FAILED):
         reason = f"{decision.reason} The provider answered {answer}."
         return Outcome(outcome="RETRY", rung=ask.rung, wait_seconds=policy.repair.retry_seconds, reason=reason)
     return Outcome(outcome="ASKED", rung=ask.rung, reason=decision.reason)
 
 
-def _ask(facts: RepairFacts, rung: str, answer: str) -> RepairAsk:
-    patient = facts.seat.patient
-    return RepairAsk(
+def _ask(facts: RepairFacts, rung: str, answer: str) -> RepairRequest:
+    original = facts.slot_state.original
+    return RepairRequest(
         rung=rung,
         life=facts.life,
-        boot_id=patient.node.boot_id if patient.node else facts.boot_id_at_opening,
-        status_before=patient.record.status if patient.record else "",
-        asked_at=facts.now,
+        boot_id=original.node.boot_id if original.node else facts.boot_id_at_opening,
+        status_before=original.record.status if original.record else "",
+        requested_at=facts.now,
         incident_id=facts.incident_id,
         answer=answer,
     )
 
 
-def _mark(facts: RepairFacts, decision: RepairDecision) -> RepairAsk:
+def _owner_request(facts: RepairFacts, decision: RepairDecision) -> RepairRequest:
     """Return the mark since when another owner is awaited.
 
     The owner may have begun before we looked: what comes back is to have another boot than the one that sickened.
     """
-    mark = _ask(facts, decision.marks, ACCEPTED)
+    mark = _ask(facts, decision.awaited_owner, ACCEPTED)
     is_of_opening = bool(facts.boot_id_at_opening) and facts.deep_check_failed_at is None
     return mark.but(boot_id=facts.boot_id_at_opening) if is_of_opening else mark
 
@@ -395,9 +397,9 @@ def _decision(
 
 def _record_ask(
     incident: Incident,
-    lease: Lease | None,
+    lease: RepairLease | None,
     lease_row: Row | None,
-    ask: RepairAsk,
+    ask: RepairRequest,
     enters: Put | None,
     decision: RepairDecision,
     record: Decision,
@@ -409,38 +411,43 @@ def _record_ask(
         Conflict: somebody else repairs this seat, or took a place in the register, at this very moment; decided anew
             by the next visit.
     """
-    before = lease or Lease(slot=incident.slot, incident_id="", taken_at=ask.asked_at)
-    taken_at = before.taken_at if before.incident_id == incident.incident_id else ask.asked_at
-    asks = (*before.asks, ask)[-_ASKS_KEPT:]
-    ours = before.but(incident_id=incident.incident_id, taken_at=taken_at, asks=asks)
+    before = lease or RepairLease(slot=incident.slot, incident_id="", taken_at=ask.requested_at)
+    taken_at = before.taken_at if before.incident_id == incident.incident_id else ask.requested_at
+    asks = (*before.requests, ask)[-_MAX_REQUESTS:]
+    ours = before.but(incident_id=incident.incident_id, taken_at=taken_at, requests=asks)
     version = lease_row.version if lease_row else 0
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         repairs = current.repairs if ask.rung in OWNERS else (*current.repairs, ask.rung)
-        after = current.without_block().but(repairs=repairs).at_stage("repair_asked_at", ask.asked_at)
-        said = "watched" if ask.rung in OWNERS else ask.rung
-        line = incident_record.told(
-            current.incident_id, said, decision.reason, at=ask.asked_at, writer=WRITER, decision_id=record.decision_id
+        after = current.without_block().but(repairs=repairs).at_stage("repair_requested_at", ask.requested_at)
+        verb = "watched" if ask.rung in OWNERS else ask.rung
+        line = incident_record.timeline_put(
+            current.incident_id,
+            verb,
+            decision.reason,
+            at=ask.requested_at,
+            writer=WRITER,
+            decision_id=record.decision_id,
         )
         lease_write = Put(rows.lease_row(ours, version, is_drill=incident.is_drill))
         return after, [lease_write, *([enters] if enters else []), Put(rows.decision_row(record)), line]
 
-    incident_record.amend_once(ledger, incident.incident_id, change)
+    incident_record.update_once(ledger, incident.incident_id, change)
 
 
-def _record_answer(incident: Incident, ask: RepairAsk, answer: str, ledger: Ledger) -> None:
+def _record_answer(incident: Incident, ask: RepairRequest, answer: str, ledger: Ledger) -> None:
     """Complete the ask. Lost to a crash it stays open, which the next visit takes for a call without a reply."""
-    for _ in range(incident_record.TRIES):
+    for _ in range(incident_record.MAX_TRIES):
         row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
         if row is None:
             return
-        lease = rows.read(row, Lease)
+        lease = rows.read(row, RepairLease)
         asks = tuple(
-            each.but(answer=answer) if (each.asked_at, each.rung) == (ask.asked_at, ask.rung) else each
-            for each in lease.asks
+            each.but(answer=answer) if (each.requested_at, each.rung) == (ask.requested_at, ask.rung) else each
+            for each in lease.requests
         )
         try:
-            ledger.commit(Put(rows.lease_row(lease.but(asks=asks), row.version, is_drill=incident.is_drill)))
+            ledger.commit(Put(rows.lease_row(lease.but(requests=asks), row.version, is_drill=incident.is_drill)))
         except Conflict:
             continue
         return
@@ -449,9 +456,9 @@ def _record_answer(incident: Incident, ask: RepairAsk, answer: str, ledger: Ledg
 
 def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
     """Take a call without a reply for accepted, once something shows that it took effect."""
-    last = facts.asks[-1] if facts.asks else None
+    last = facts.requests[-1] if facts.requests else None
     is_unanswered = last and last.incident_id == incident.incident_id and last.answer in ("", UNKNOWN)
-    if last and is_unanswered and took_effect(last, facts.seat, facts.progress):
+    if last and is_unanswered and took_effect(last, facts.slot_state, facts.progress):
         _record_answer(incident, last, ACCEPTED, ledger)
 
 
@@ -461,16 +468,16 @@ def _note(incident: Incident, decision: RepairDecision, record: Decision, ledger
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.outcome == decision.reason or current.state.is_settled:
             return None
-        kind = _NOTED[decision.action]
-        line = incident_record.told(
+        kind = _TIMELINE_KINDS[decision.action]
+        line = incident_record.timeline_put(
             current.incident_id, kind, decision.reason, at=now, writer=WRITER, decision_id=record.decision_id
         )
         return current.but(outcome=decision.reason), [Put(rows.decision_row(record)), line]
 
-    incident_record.amend(ledger, incident.incident_id, change)
+    incident_record.update(ledger, incident.incident_id, change)
 
 
-def _bar(
+def _block(
     incident: Incident,
     facts: RepairFacts,
     record: Decision,
@@ -481,13 +488,13 @@ def _bar(
 ) -> None:
     """Show what bars the repair, and page once where it is a cause that many machines share."""
     rung = choose_repair(facts.but(hold=None, guard=None), policy.repair).rung
-    act = Act(rung) if rung else Act.STOP
+    act = GuardedAction(rung) if rung else GuardedAction.STOP
     guard = facts.guard or GuardFacts(life=facts.life.key, pool=incident.pool, hold=facts.hold, now=facts.now)
-    verdict = weigh(act, guard, policy.repair.guardrails)
-    guard_acts.block(incident, act, verdict, record, ledger=ledger, telemetry=telemetry, writer=WRITER, now=facts.now)
+    verdict = check_guardrails(act, guard, policy.repair.guardrails)
+    guardrails.block(incident, act, verdict, record, ledger=ledger, telemetry=telemetry, writer=WRITER, now=facts.now)
     if verdict.cause:
         window = timedelta(seconds=policy.repair.guardrails.shared_cause_window_seconds)
-        guard_acts.tell_cause(
+        guardrails.page_shared_cause(
             verdict,
             is_drill=incident.is_drill,
             window=window,
@@ -506,17 +513,21 @@ def _end(
     ledger: Ledger,
     now: datetime,
 ) -> None:
-    branch = _ENDS[decision.action]
+    branch = _BRANCH_ENDS[decision.action]
     kind = "asked" if branch == "WAITING_FOR_PERSON" else "stood-down"
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.node_branch == branch or current.state.is_settled:
             return None
-        line = incident_record.told(
+        line = incident_record.timeline_put(
             current.incident_id, kind, decision.reason, at=now, writer=WRITER, decision_id=record.decision_id
         )
-        successor = facts.seat.successor.instance_id if facts.seat.successor else current.replacement_instance_id
+        successor = (
+            facts.slot_state.replacement.instance_id
+            if facts.slot_state.replacement
+            else current.replacement_instance_id
+        )
         after = current.but(node_branch=branch, replacement_instance_id=successor)
         return after, [Put(rows.decision_row(record)), line]
 
-    incident_record.amend(ledger, incident.incident_id, change)
+    incident_record.update(ledger, incident.incident_id, change)

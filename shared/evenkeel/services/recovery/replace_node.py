@@ -9,17 +9,17 @@ from typing import Any
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import NodeFact
-from evenkeel.domain.health.reports import Filer, Report
+from evenkeel.domain.health.reports import FaultReport, ReporterRole
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.values import Value
 from evenkeel.events import envelope, reported_faults
-from evenkeel.events.outcomes import Heard
+from evenkeel.events.outcomes import ParsedEvent
 from evenkeel.ports import Clock, Cluster, Ids, Inbox, Invalid, Ledger, NotFound, Provider, Put
 from evenkeel.services.incidents import receive_event, report_faults
 from evenkeel.services.recovery import plan_recovery
 from evenkeel.services.storage import incident_record, rows
-from evenkeel.services.storage.rehearsal import NothingStarts, RehearsedLedger, Silence
+from evenkeel.services.storage.dry_run import DryRunLedger, NullTelemetry, NullWorkflows
 
 Json = dict[str, Any]
 
@@ -72,25 +72,25 @@ def run(
             report, ledger=ledger, inbox=inbox, ids=ids, clusters=clusters, policy=policy, now=now
         )
         return {"instanceId": request.instance_id, "envelopeId": answer["envelopeId"]}, "/v1/incidents"
-    heard = envelope.parse(json.dumps(report_faults.taken(report, ledger, clusters, now).document).encode())
-    seat = receive_event.resolve(request.instance_id, ledger=ledger, provider=None, clusters=clusters)
-    if not isinstance(heard, Heard) or seat is None:
+    parsed = envelope.parse(json.dumps(report_faults.accept_reports(report, ledger, clusters, now).document).encode())
+    affected = receive_event.resolve(request.instance_id, ledger=ledger, provider=None, clusters=clusters)
+    if not isinstance(parsed, ParsedEvent) or affected is None:
         raise NotFound(f"No machine of this fleet is {request.instance_id}.")
-    rehearsed, silence = RehearsedLedger(ledger), Silence()
-    for fact in heard.facts:
+    rehearsed, silence = DryRunLedger(ledger), NullTelemetry()
+    for fact in parsed.facts:
         assert isinstance(fact, NodeFact)
-        noted = receive_event.note_fact(
+        noted = receive_event.record_fact(
             fact,
-            seat,
+            affected,
             ledger=rehearsed,
-            workflows=NothingStarts(),
+            workflows=NullWorkflows(),
             clock=clock,
             ids=ids,
             telemetry=silence,
             catalogue=policy.catalogue,
         )
     if not noted.incident_id:
-        return _answer(request, seat.job_ids, None, "NOTHING", noted.reason), f"/v1/nodes/{request.instance_id}"
+        return _answer(request, affected.job_ids, None, "NOTHING", noted.reason), f"/v1/nodes/{request.instance_id}"
     incident, _ = incident_record.load(rehearsed, noted.incident_id)
     outcome = plan_recovery.run(
         plan_recovery.Request(incident_id=incident.incident_id, run=incident.run + (incident.plan is not None)),
@@ -106,21 +106,22 @@ def run(
     )
     row = rehearsed.get(rows.decision_key(outcome.decision_id))
     assert row, "a plan is recorded"
-    record = rows.read(row, Decision).but(subject=seat.life.key, simulated=True)
+    record = rows.read(row, Decision).but(subject=affected.life.key, simulated=True)
     ledger.commit(Put(rows.decision_row(record)))
     return _answer(
-        request, seat.job_ids, record, outcome.outcome, outcome.reason
+        request, affected.job_ids, record, outcome.outcome, outcome.reason
     ), f"/v1/decisions/{record.decision_id}"
 
 
 def _report(request: Request, now: datetime) -> report_faults.Request:
-    said = dict.fromkeys((ASKED_FOR, request.code) if request.code else (ASKED_FOR,))
+    codes = dict.fromkeys((ASKED_FOR, request.code) if request.code else (ASKED_FOR,))
     return report_faults.Request(
         reports=tuple(
-            Report(instance_id=request.instance_id, code=code, detail=request.reason, observed_at=now) for code in said
+            FaultReport(instance_id=request.instance_id, code=code, detail=request.reason, observed_at=now)
+            for code in codes
         ),
         caller=request.caller,
-        filer=Filer.OPERATOR,
+        reporter_role=ReporterRole.OPERATOR,
         request_id=request.request_id,
         fingerprint=request.fingerprint,
     )

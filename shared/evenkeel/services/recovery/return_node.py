@@ -3,11 +3,11 @@
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.recovery.seats import look
+from evenkeel.domain.recovery.node_slot import find_slot_state
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Ledger, Passes, Provider, ReleaseResult, Telemetry, Write
-from evenkeel.services.storage import guard_register, incident_record, rows
-from evenkeel.services.storage.guard_register import Which
+from evenkeel.ports import Cluster, CycleRequests, Ledger, Provider, ReleaseResult, Telemetry, Write
+from evenkeel.services.storage import guardrail_registers, incident_record, rows
+from evenkeel.services.storage.guardrail_registers import RegisterName
 
 WRITER = "return_node"
 RETURNED, NOT_OURS, GONE = "RETURNED", "NOT_OURS", "GONE"
@@ -22,7 +22,7 @@ class Outcome(Value):
     reason: str
 
 
-_SAID = {
+_OUTCOME_TEXT = {
     ReleaseResult.RELEASED: (RETURNED, "{name} is back in service."),
     ReleaseResult.ALREADY_FREE: (RETURNED, "{name} is back in service."),
     ReleaseResult.NOT_OURS: (NOT_OURS, "{name} is well, and stays cordoned: a person cordoned it."),
@@ -36,7 +36,7 @@ def run(
     ledger: Ledger,
     cluster: Cluster,
     provider: Provider,
-    passes: Passes,
+    passes: CycleRequests,
     telemetry: Telemetry,
     now: datetime,
 ) -> Outcome:
@@ -48,15 +48,15 @@ def run(
     """
     incident, _ = incident_record.load(ledger, request.incident_id)
     ask = incident_record.last_ask(ledger, incident)
-    seat = look(
+    slot_state = find_slot_state(
         incident.life,
         incident.slot,
         incident.pool,
         records=provider.nodes(),
         nodes=cluster.nodes(incident.life.cluster),
-        since=ask.asked_at if ask else incident.opened_at,
+        since=ask.requested_at if ask else incident.opened_at,
     )
-    machine = seat.successor or seat.patient
+    machine = slot_state.replacement or slot_state.original
     node = machine.node
     if node is None:
         return _record(incident, Outcome(outcome=GONE, reason="No machine holds the seat any more."), "", ledger, now)
@@ -65,7 +65,7 @@ def run(
         return _record(incident, Outcome(outcome=NOT_OURS, reason=reason), machine.instance_id, ledger, now)
     mark = _mark(node.incident_id, incident, ledger)
     found = cluster.release(incident.life.cluster, node.name, mark)
-    outcome, text = _SAID[found]
+    outcome, text = _OUTCOME_TEXT[found]
     answer = _record(
         incident, Outcome(outcome=outcome, reason=text.format(name=node.name)), machine.instance_id, ledger, now
     )
@@ -98,13 +98,13 @@ def _record(incident: Incident, answer: Outcome, machine: str, ledger: Ledger, n
             after = after.at_stage("returned_at", now)
         life = current.life.key
         leaves = [
-            *guard_register.leaving(ledger, Which.REPAIRS, life, now=now, is_drill=current.is_drill),
-            *guard_register.leaving(ledger, Which.CORDONS, life, now=now, is_drill=current.is_drill),
+            *guardrail_registers.leaving(ledger, RegisterName.REPAIRS, life, now=now, is_drill=current.is_drill),
+            *guardrail_registers.leaving(ledger, RegisterName.CORDONS, life, now=now, is_drill=current.is_drill),
         ]
         after = after.without_block()
         kind = "returned" if answer.outcome == RETURNED else "node"
-        line = incident_record.told(current.incident_id, kind, answer.reason, at=now, writer=WRITER)
+        line = incident_record.timeline_put(current.incident_id, kind, answer.reason, at=now, writer=WRITER)
         return after, [*leaves, line]
 
-    incident_record.amend(ledger, incident.incident_id, change)
+    incident_record.update(ledger, incident.incident_id, change)
     return answer

@@ -7,9 +7,9 @@ pod. All others are unmanaged: listed, counted and evicted like any other team's
 
 import re
 
-from evenkeel.domain.external.workloads import ForeignPod, Owned, PodClaim
+from evenkeel.domain.external.unmanaged_workloads import ManagedKind, OwnershipClaim, UnmanagedPod
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.jobs.attempt import Attempt, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.ports import Cluster, Key, Ledger, Row, Table, get_all
 from evenkeel.services.storage import rows
@@ -18,7 +18,7 @@ _RENTAL_PODS = re.compile(r"(?P<job>.+)-r(?P<number>[0-9]{1,6})(-[0-9]{1,3})?")
 _CHECK = re.compile(r"(?P<incident>inc-[a-z0-9]+)-check-[0-9]+")
 
 
-def pods(ledger: Ledger, cluster: Cluster, name: str, on: str | None = None) -> tuple[ForeignPod, ...]:
+def pods(ledger: Ledger, cluster: Cluster, name: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
     """List the live pods that are not Evenkeel's, over all namespaces; without those of a DaemonSet and static ones.
 
     Args:
@@ -33,7 +33,7 @@ def pods(ledger: Ledger, cluster: Cluster, name: str, on: str | None = None) -> 
     stored = get_all(ledger, (key for key in keys.values() if key.table is Table.JOBS))
     tests = {key: ledger.get(key) for key in keys.values() if key.table is not Table.JOBS}
 
-    def is_managed(pod: ForeignPod) -> bool:
+    def is_managed(pod: UnmanagedPod) -> bool:
         key = keys.get(pod.uid)
         row = (stored.get(key) or tests.get(key)) if key else None
         return row is not None and _is_proved(name, pod, row)
@@ -41,23 +41,23 @@ def pods(ledger: Ledger, cluster: Cluster, name: str, on: str | None = None) -> 
     return tuple(pod for pod in found if not is_managed(pod))
 
 
-def _key(claim: PodClaim) -> Key | None:
-    if claim.kind is Owned.ATTEMPT:
+def _key(claim: OwnershipClaim) -> Key | None:
+    if claim.kind is ManagedKind.ATTEMPT:
         return rows.attempt_key(claim.job_id, claim.attempt)
-    if claim.kind is Owned.RENTAL:
+    if claim.kind is ManagedKind.RENTAL:
         rental = _RENTAL_PODS.fullmatch(claim.name)
         return rows.rental_key(rental["job"], int(rental["number"])) if rental else None
     check = _CHECK.fullmatch(claim.name)
     return rows.incident_key(check["incident"]) if check else None
 
 
-def _is_proved(cluster: str, pod: ForeignPod, row: Row) -> bool:
+def _is_proved(cluster: str, pod: UnmanagedPod, row: Row) -> bool:
     claim = pod.claim
     if claim is None or claim.controller != claim.name:
         return False
-    if claim.kind is Owned.ATTEMPT:
+    if claim.kind is ManagedKind.ATTEMPT:
         attempt = rows.read(row, Attempt)
-        seen = WorkloadSeen(
+        seen = ObservedWorkload(
             job_id=claim.job_id,
             attempt=claim.attempt,
             namespace=pod.namespace,
@@ -65,7 +65,7 @@ def _is_proved(cluster: str, pod: ForeignPod, row: Row) -> bool:
             decision_id=claim.decision_id,
         )
         return attempt.cluster == cluster and attempt.owns(seen)
-    if claim.kind is Owned.RENTAL:
+    if claim.kind is ManagedKind.RENTAL:
         rental = rows.read(row, Rental)
         return (cluster, pod.namespace) == (rental.offer.cluster, rental.namespace)
     incident = rows.read(row, Incident)

@@ -4,16 +4,16 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.quotas.budgets import left_by_team, with_rents
+from evenkeel.domain.quotas.budgets import add_rent, remaining_by_team
 from evenkeel.domain.quotas.spending import Spent
-from evenkeel.domain.quotas.teams import SetUp
+from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.ports import Ledger
 from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import read_charges, read_setup, rows
 
 
-def spent(setup: SetUp, ledger: Ledger, rented: Iterable[Rental], now: datetime) -> dict[tuple[str, str], Spent]:
+def spent(setup: TeamSetup, ledger: Ledger, rented: Iterable[Rental], now: datetime) -> dict[tuple[str, str], Spent]:
     """Return by team and period what settled attempts and rentals came to, with the rents of what is rented still.
 
     Args:
@@ -25,7 +25,7 @@ def spent(setup: SetUp, ledger: Ledger, rented: Iterable[Rental], now: datetime)
     periods = [(team.name, budget.period.key_at(now)) for team in setup.teams for budget in team.budgets]
     found = [ledger.get(rows.spent_key(team, period)) for team, period in periods]
     settled = {place: Spent.model_validate(row.doc) for place, row in zip(periods, found, strict=True) if row}
-    return with_rents(settled, setup, rented, now)
+    return add_rent(settled, setup, rented, now)
 
 
 def left_beside(rental: Rental, ledger: Ledger, policy: Policy, now: datetime) -> int | None:
@@ -38,4 +38,4 @@ def left_beside(rental: Rental, ledger: Ledger, policy: Policy, now: datetime) -
     rented = rentals.load(ledger).rentals
     charges = read_charges.held(ledger)
     others = [each for each in rented if each.name != rental.name]
-    return left_by_team(only, spent(only, ledger, rented, now), charges, others, policy.economy, now)[team.name]
+    return remaining_by_team(only, spent(only, ledger, rented, now), charges, others, policy.economy, now)[team.name]

@@ -22,37 +22,37 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.quotas.budgets import rent_parts_of
+from evenkeel.domain.quotas.budgets import rent_by_period
 from evenkeel.domain.recovery.modes import launch_mode
-from evenkeel.domain.renting.candidates import asked_again, spending_of
-from evenkeel.domain.renting.demand import Placement, PlacementDecision, PlacementFacts
-from evenkeel.domain.renting.placement import place
+from evenkeel.domain.renting.candidates import facts_for_next_offer, spend_limits
+from evenkeel.domain.renting.demand import PlacementAction, PlacementDecision, PlacementFacts
+from evenkeel.domain.renting.placement import choose_pool
 from evenkeel.domain.renting.policy import RentedPool
 from evenkeel.domain.renting.rental import (
-    Offer,
     Rental,
-    RentalHold,
+    RentalAllocation,
+    RentalOffer,
     RentalState,
-    counted,
-    is_on,
     is_usable,
-    nodes_that_came,
-    why_unwanted,
+    joined_nodes,
+    nodes_subject,
+    runs_on_rental,
+    why_not_needed,
 )
-from evenkeel.domain.renting.serving import ServingMemory, registered_as, standing_on, why_unwanted_for
+from evenkeel.domain.renting.serving import ServingState, registration_of, replicas_on, why_node_not_needed
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     Add,
     CapacitySpec,
-    Claim,
     Cluster,
     Conflict,
+    CycleRequests,
     Delete,
     Ids,
     Ledger,
     LimitResult,
+    NodeClaim,
     NotFound,
-    Passes,
     Put,
     Row,
     Telemetry,
@@ -62,10 +62,10 @@ from evenkeel.services.rentals import read_budgets, rentals
 from evenkeel.services.storage import rows
 
 WRITER = "rent_capacity"
-_ROUNDS = 5
+_MAX_RETRIES = 5
 
 
-class Step(StrEnum):
+class RentalStep(StrEnum):
     """What is to be done."""
 
     CHECK = "CHECK"
@@ -80,7 +80,7 @@ class Request(Value):
     """One step of one rental."""
 
     schema_version: int = 1
-    step: Step
+    step: RentalStep
     job_id: str
     rental: int
     reason: str = ""
@@ -131,7 +131,7 @@ class Outcome(Value):
     wait_seconds: int = 0
 
 
-class _Found(NamedTuple):
+class _LoadedRental(NamedTuple):
     rental: Rental
     version: int
     job: Job | None
@@ -143,7 +143,7 @@ def run(
     request: Request,
     ledger: Ledger,
     cluster: Cluster,
-    passes: Passes,
+    passes: CycleRequests,
     ids: Ids,
     telemetry: Telemetry,
     *,
@@ -158,25 +158,25 @@ def run(
     Raises:
         NotFound: there is no such rental.
     """
-    work = _Work(request, ledger, cluster, passes, ids, telemetry, policy, mode, now)
-    for _ in range(_ROUNDS):
+    context = _StepContext(request, ledger, cluster, passes, ids, telemetry, policy, mode, now)
+    for _ in range(_MAX_RETRIES):
         found = _load(ledger, request)
         if found.rental.state is RentalState.ENDED:
             return Outcome(outcome=RentOutcome.STALE, reason=found.rental.reason)
         try:
-            return _STEPS[request.step](work, found)
+            return _STEPS[request.step](context, found)
         except Conflict:
             continue
     raise Conflict(f"rental {request.rental} of {request.job_id} kept changing")
 
 
-class _Work(NamedTuple):
+class _StepContext(NamedTuple):
     """One call: what was asked, and everything it needs."""
 
     request: Request
     ledger: Ledger
     cluster: Cluster
-    passes: Passes
+    passes: CycleRequests
     ids: Ids
     telemetry: Telemetry
     policy: Policy
@@ -184,51 +184,51 @@ class _Work(NamedTuple):
     now: datetime
 
 
-def _load(ledger: Ledger, request: Request) -> _Found:
+def _load(ledger: Ledger, request: Request) -> _LoadedRental:
     # The tree first: whatever is admitted after this look makes a commit on it fail.
     tree = ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
     row = ledger.get(rows.rental_key(request.job_id, request.rental))
     job = ledger.get(rows.job_key(request.job_id))
     rental = rows.read(row, Rental) if row else None
-    if row is None or rental is None or (job is None and rental.serves is None):
+    if row is None or rental is None or (job is None and rental.serving_target is None):
         raise NotFound(f"There is no rental {request.rental} of {request.job_id}.")
-    return _Found(rental, row.version, rows.read(job, Job) if job else None, tree)
+    return _LoadedRental(rental, row.version, rows.read(job, Job) if job else None, tree)
 
 
 # ---------------------------------------------------------------- the steps
 
 
-def _check(work: _Work, found: _Found) -> Outcome:
+def _check(context: _StepContext, found: _LoadedRental) -> Outcome:
     """State CheckBudget: whether it is still wanted and paid for; after a crash, where to go on."""
     rental = found.rental
     if rental.state is RentalState.READY:
-        _make_room(work, rental)
+        _free_node(context, rental)
         return Outcome(outcome=RentOutcome.READY, reason="Its nodes were handed over.")
     if rental.state is RentalState.ENDING:
         return Outcome(outcome=RentOutcome.ENDING, reason=rental.reason)
-    why_not = _why_not_rented(work, found)
+    why_not = _why_not_rented(context, found)
     if why_not:
         return Outcome(outcome=RentOutcome.ENDING, reason=why_not)
     return Outcome(outcome=RentOutcome.GO, reason=rental.reason)
 
 
-def _why_not_rented(work: _Work, found: _Found) -> str:
+def _why_not_rented(context: _StepContext, found: _LoadedRental) -> str:
     """Say why nothing is to be rented after all; empty where it is. Caps may be lower by now."""
-    rental, burst = found.rental, work.policy.burst
-    unwanted = _why_unwanted(work, found)
+    rental, burst = found.rental, context.policy.burst
+    unwanted = _why_unwanted(context, found)
     if unwanted:
         return unwanted
-    if not _may_rent(work, found.job):
-        return f"Mode is {work.mode}: nothing is rented."
-    spends = spending_of(rental.team, _holds(work.ledger), burst)
+    if not _may_rent(context, found.job):
+        return f"Mode is {context.mode}: nothing is rented."
+    spends = spend_limits(rental.team, _holds(context.ledger), burst)
     if spends.fleet_micros_per_hour > spends.fleet_cap_micros_per_hour:
         most, rate = (
-            money.said(each * 3600) for each in (spends.fleet_cap_micros_per_hour, spends.fleet_micros_per_hour)
+            money.format_usd(each * 3600) for each in (spends.fleet_cap_micros_per_hour, spends.fleet_micros_per_hour)
         )
         return f"The fleet may rent for {most} an hour, and would for {rate}."
     if spends.team_micros_per_hour > spends.team_cap_micros_per_hour:
         most, rate = (
-            money.said(each * 3600) for each in (spends.team_cap_micros_per_hour, spends.team_micros_per_hour)
+            money.format_usd(each * 3600) for each in (spends.team_cap_micros_per_hour, spends.team_micros_per_hour)
         )
         return f"Team {rental.team} may rent for {most} an hour, and would for {rate}."
     if not any((pool.cluster, pool.name) == (rental.offer.cluster, rental.offer.pool) for pool in burst.pools):
@@ -236,54 +236,54 @@ def _why_not_rented(work: _Work, found: _Found) -> str:
     return ""
 
 
-def _may_rent(work: _Work, job: Job | None) -> bool:
+def _may_rent(context: _StepContext, job: Job | None) -> bool:
     """Whether the mode lets anything be rented: for a job, as for the launch that it is rented for."""
     is_planned = job is not None and job.is_planned(job.current_attempt + 1)
-    return launch_mode(work.mode, is_planned=is_planned) is Mode.ACT
+    return launch_mode(context.mode, is_planned=is_planned) is Mode.ACT
 
 
-def _why_unwanted(work: _Work, found: _Found) -> str:
+def _why_unwanted(context: _StepContext, found: _LoadedRental) -> str:
     """Say why nobody waits for a rental any more; empty where its job does, or replicas for which nothing else is."""
     rental = found.rental
     if found.job is not None:
-        return why_unwanted(rental, found.job)
+        return why_not_needed(rental, found.job)
     cluster = rental.offer.cluster
     # The pods first: one that finds a node meanwhile is seen without one, or its node is seen.
-    pods, nodes = work.cluster.pods(cluster), work.cluster.nodes(cluster)
-    own = [each for each in rentals.load(work.ledger).rentals if each.job_id == rental.job_id]
-    return why_unwanted_for(rental, own, work.policy.scheduling.serving, pods, nodes)
+    pods, nodes = context.cluster.pods(cluster), context.cluster.nodes(cluster)
+    own = [each for each in rentals.load(context.ledger).rentals if each.job_id == rental.job_id]
+    return why_node_not_needed(rental, own, context.policy.scheduling.serving, pods, nodes)
 
 
-def _make_room(work: _Work, rental: Rental) -> None:
+def _free_node(context: _StepContext, rental: Rental) -> None:
     """End the capacity pods on a node that is a Deployment's: its own pods wait for what those use.
 
     A job's are ended when its pods are there. Idempotent: yes, gone is success.
     """
-    if rental.serves is not None:
-        work.cluster.free_capacity(rental.offer.cluster, rental.namespace, rental.pods_name)
+    if rental.serving_target is not None:
+        context.cluster.delete_capacity_pods(rental.offer.cluster, rental.namespace, rental.pods_name)
 
 
-def _open(work: _Work, found: _Found) -> Outcome:
+def _open(context: _StepContext, found: _LoadedRental) -> Outcome:
     """State OpenPool: raise the limit by what is rented, and ask for all nodes at once."""
     rental = found.rental
     if rental.state is not RentalState.OPENING:
         return Outcome(outcome=RentOutcome.NOT_WANTED, reason=rental.reason)
-    unwanted = _why_unwanted(work, found)
+    unwanted = _why_unwanted(context, found)
     if unwanted:
         return Outcome(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
     offer = rental.offer
     if offer.refused:  # a run before this one died while it took that back
         return Outcome(outcome=RentOutcome.REFUSED, reason=offer.refused)
-    seen = _beside(rental, _others(work, rental))
+    seen = _with_other_rentals_nodes(rental, _other_rentals(context, rental))
     if seen != rental:
-        work.ledger.commit(Put(rows.rental_row(seen, found.version)))
-    limited = _set_limit(work, offer)
+        context.ledger.commit(Put(rows.rental_row(seen, found.version)))
+    limited = _set_limit(context, offer)
     if limited is LimitResult.UNBOUNDED:
         reason = f"NodePool {offer.pool} has no limit: such a pool is never opened."
         return Outcome(outcome=RentOutcome.REFUSED, reason=reason)
     if limited is LimitResult.GONE:
         return Outcome(outcome=RentOutcome.REFUSED, reason=f"There is no NodePool {offer.pool} in {offer.cluster}.")
-    work.cluster.hold_capacity(
+    context.cluster.create_capacity_pods(
         CapacitySpec(
             cluster=offer.cluster,
             namespace=rental.namespace,
@@ -292,132 +292,133 @@ def _open(work: _Work, found: _Found) -> Outcome:
             nodes=rental.nodes,
             accelerators=offer.accelerators_per_node,
             accelerator_resource=_resource(offer),
-            image=work.policy.burst.capacity_pod_image,
-            efa=_efa(work, rental, offer),
+            image=context.policy.burst.capacity_pod_image,
+            efa=_efa(context, rental, offer),
         )
     )
-    reason = f"{counted(rental.nodes, offer.pool)} asked for."
-    work.telemetry.info("A pool was opened for a rental", job_id=rental.job_id, rental=rental.name, pool=offer.pool)
+    reason = f"{nodes_subject(rental.nodes, offer.pool)} asked for."
+    context.telemetry.info("A pool was opened for a rental", job_id=rental.job_id, rental=rental.name, pool=offer.pool)
     return Outcome(outcome=RentOutcome.OPENED, reason=reason)
 
 
-def _hand_over(work: _Work, found: _Found) -> Outcome:
+def _hand_over(context: _StepContext, found: _LoadedRental) -> Outcome:
     """State HandOver: name the nodes, all of them, in a commit that orders admissions; the next pass starts the job."""
     rental = found.rental
     if rental.state is not RentalState.OPENING:
         outcome = RentOutcome.NOT_WANTED
         if rental.state is RentalState.READY:
             outcome = RentOutcome.HANDED_OVER
-            _make_room(work, rental)
+            _free_node(context, rental)
         return Outcome(outcome=outcome, reason=rental.reason)
-    unwanted = _why_unwanted(work, found)
+    unwanted = _why_unwanted(context, found)
     if unwanted:
         return Outcome(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
-    others = _others(work, rental)
+    others = _other_rentals(context, rental)
     taken = {name for each in others for name in each.node_names}
-    came = nodes_that_came(rental, work.cluster.nodes(rental.offer.cluster), taken)
+    came = joined_nodes(rental, context.cluster.nodes(rental.offer.cluster), taken)
     usable = [node.name for node in came if is_usable(node, rental.offer)]
     if len(usable) < rental.nodes:
         # A node that is not ready yet may be meant for any rental of a Deployment: it is nobody's before.
-        mine = () if rental.serves else came[: rental.nodes]
-        seen = _beside(rental.with_came(node.name for node in mine), others)
+        mine = () if rental.serving_target else came[: rental.nodes]
+        seen = _with_other_rentals_nodes(rental.with_joined_nodes(node.name for node in mine), others)
         if seen != rental:
-            work.ledger.commit(Put(rows.rental_row(seen, found.version)))
+            context.ledger.commit(Put(rows.rental_row(seen, found.version)))
         reason = f"{len(usable)} of {rental.nodes} nodes are there."
-        return Outcome(outcome=RentOutcome.NOT_YET, reason=reason, wait_seconds=_look_seconds(work))
+        return Outcome(outcome=RentOutcome.NOT_YET, reason=reason, wait_seconds=_recheck_seconds(context))
     names = tuple(usable[: rental.nodes])
     offer = rental.offer
-    text = f"{counted(len(names), offer.pool)} ready for it: {', '.join(names[:4])}{' and more' if names[4:] else ''}."
-    ready = rental.with_came(names).but(
+    listed = f"{', '.join(names[:4])}{' and more' if names[4:] else ''}"
+    text = f"{nodes_subject(len(names), offer.pool)} ready for it: {listed}."
+    ready = rental.with_joined_nodes(names).but(
         state=RentalState.READY,
         node_names=names,
-        handed_over_at=work.now,
-        idle_since=work.now if rental.serves else None,
+        handed_over_at=context.now,
+        idle_since=context.now if rental.serving_target else None,
         reason=text,
     )
-    entry = TimelineEntry(at=work.now, kind="handed over", text=text, writer=WRITER)
-    memory = _shortages(work)
+    entry = TimelineEntry(at=context.now, kind="handed over", text=text, writer=WRITER)
+    memory = _shortages(context)
     known = rows.read(memory, Shortages) if memory.version else Shortages()
     cleared = known.with_success(offer.instance_type, offer.zone, offer.market)
     more: tuple[Write, ...] = () if cleared == known else (Put(rows.shortages_row(cleared, memory.version)),)
-    work.ledger.commit(
-        _raised(found.tree),
+    context.ledger.commit(
+        _raise_tree_version(found.tree),
         Put(rows.rental_row(ready, found.version)),
         Put(rows.timeline_row(rental.job_id, entry, f"handed-over-{rental.number}")),
         *more,
     )
-    _make_room(work, ready)
-    _drop_strays(work, ready)
-    work.passes.request(f"{rental.name} handed over")
-    work.telemetry.count("RentalsHandedOver")
-    work.telemetry.seconds("RentalReadySeconds", (work.now - rental.begun_at).total_seconds())
+    _free_node(context, ready)
+    _return_unassigned_nodes(context, ready)
+    context.passes.request(f"{rental.name} handed over")
+    context.telemetry.count("RentalsReady")
+    context.telemetry.seconds("RentalReadySeconds", (context.now - rental.begun_at).total_seconds())
     return Outcome(outcome=RentOutcome.HANDED_OVER, reason=text)
 
 
-def _next(work: _Work, found: _Found) -> Outcome:
+def _next_offer(context: _StepContext, found: _LoadedRental) -> Outcome:
     """State NextOffer: take the refused offer back whole, remember the refusal for all, and place the job anew."""
     rental = found.rental
     if rental.state is not RentalState.OPENING:
         return Outcome(outcome=RentOutcome.NONE, reason=rental.reason)
     if not rental.offer.refused:
-        rental = _refuse(work, found)
-        found = _load(work.ledger, work.request)
-    left = _take_back(work, rental)
+        rental = _refuse(context, found)
+        found = _load(context.ledger, context.request)
+    left = _return_offer(context, rental)
     if left:
-        return Outcome(outcome=RentOutcome.NOT_YET, reason=left, wait_seconds=_look_seconds(work))
-    found = _load(work.ledger, work.request)
+        return Outcome(outcome=RentOutcome.NOT_YET, reason=left, wait_seconds=_recheck_seconds(context))
+    found = _load(context.ledger, context.request)
     rental = found.rental
-    unwanted = _why_unwanted(work, found)
+    unwanted = _why_unwanted(context, found)
     if unwanted:
         return Outcome(outcome=RentOutcome.NONE, reason=unwanted)
-    if len(rental.offers) >= work.policy.burst.most_offers:
+    if len(rental.offers) >= context.policy.burst.most_offers:
         return Outcome(outcome=RentOutcome.NONE, reason=f"{len(rental.offers)} pools were asked. {rental.reason}")
-    began = work.ledger.get(rows.decision_key(rental.decision_id))
+    began = context.ledger.get(rows.decision_key(rental.decision_id))
     if began is None:
         return Outcome(outcome=RentOutcome.NONE, reason=rental.reason)
-    memory = _shortages(work)
+    memory = _shortages(context)
     shortages = rows.read(memory, Shortages) if memory.version else Shortages()
-    facts = asked_again(
+    facts = facts_for_next_offer(
         PlacementFacts.model_validate(rows.read(began, Decision).facts),
         rental,
-        _holds(work.ledger),
+        _holds(context.ledger),
         shortages,
-        work.policy.burst.but(pools=_pools_for(work.policy, rental)),
-        work.now,
-        read_budgets.left_beside(rental, work.ledger, work.policy, work.now),
+        context.policy.burst.but(pools=_pools_for(context.policy, rental)),
+        context.now,
+        read_budgets.left_beside(rental, context.ledger, context.policy, context.now),
     )
-    placed = place(facts)
-    if placed.action is not Placement.RENT or not _may_rent(work, found.job):
+    placed = choose_pool(facts)
+    if placed.action is not PlacementAction.RENT or not _may_rent(context, found.job):
         return Outcome(outcome=RentOutcome.NONE, reason=placed.reason)
-    record = rentals.record_of(placed, work.ids.new("dec"), work.policy, work.mode, work.now)
-    return _commit_offer(work, found, record, placed)
+    record = rentals.record_of(placed, context.ids.new("dec"), context.policy, context.mode, context.now)
+    return _commit_offer(context, found, record, placed)
 
 
 def _pools_for(policy: Policy, rental: Rental) -> tuple[RentedPool, ...]:
     """Return the pools that a rental's next offer may be of."""
-    if rental.serves is None:
+    if rental.serving_target is None:
         return policy.pools_for_jobs
-    mine = registered_as(rental, policy.scheduling.serving)
+    mine = registration_of(rental, policy.scheduling.serving)
     return policy.pools_for(mine) if mine else ()
 
 
-def _commit_offer(work: _Work, found: _Found, record: Decision, placed: PlacementDecision) -> Outcome:
+def _commit_offer(context: _StepContext, found: _LoadedRental, record: Decision, placed: PlacementDecision) -> Outcome:
     rental = found.rental
-    pool = next(each for each in work.policy.burst.pools if each.name == placed.pool)
-    again = rental.with_offer(closed_at=work.now).but(
-        reason=record.reason, ready_by=work.now + timedelta(seconds=work.policy.burst.ready_seconds)
+    pool = next(each for each in context.policy.burst.pools if each.name == placed.pool)
+    again = rental.with_offer(closed_at=context.now).but(
+        reason=record.reason, ready_by=context.now + timedelta(seconds=context.policy.burst.ready_seconds)
     )
     again = again.but(
-        offers=(*again.offers, Offer.of(pool, work.now)),
+        offers=(*again.offers, RentalOffer.of(pool, context.now)),
         decision_id=record.decision_id,
         expected_parts=placed.row.rent_parts if placed.row else 0,
     )
-    held = work.ledger.get(rows.rental_hold_key(rental.job_id, rental.number))
+    held = context.ledger.get(rows.rental_allocation_key(rental.job_id, rental.number))
     text = f"{pool.name} is asked next. {record.reason}"
-    entry = TimelineEntry(at=work.now, kind="rented", text=text, decision_id=record.decision_id, writer=WRITER)
-    work.ledger.commit(
-        _raised(found.tree),
-        Put(rows.rental_hold_row(again, held.version if held else 0)),
+    entry = TimelineEntry(at=context.now, kind="rented", text=text, decision_id=record.decision_id, writer=WRITER)
+    context.ledger.commit(
+        _raise_tree_version(found.tree),
+        Put(rows.rental_allocation_row(again, held.version if held else 0)),
         Put(rows.rental_row(again, found.version)),
         Put(rows.decision_row(record)),
         Put(rows.timeline_row(rental.job_id, entry, f"offer-{rental.number}-{len(again.offers)}")),
@@ -426,150 +427,152 @@ def _commit_offer(work: _Work, found: _Found, record: Decision, placed: Placemen
     return Outcome(outcome=RentOutcome.OPENED, reason=text)
 
 
-def _refuse(work: _Work, found: _Found) -> Rental:
+def _refuse(context: _StepContext, found: _LoadedRental) -> Rental:
     """Write down that an offer was refused, on the rental and in the fleet's memory, once."""
     rental, offer = found.rental, found.rental.offer
-    why = work.request.why or f"{offer.pool} did not bring {rental.nodes} nodes in time."
+    why = context.request.why or f"{offer.pool} did not bring {rental.nodes} nodes in time."
     refused = rental.with_offer(refused=why).but(reason=why)
-    memory = _shortages(work)
+    memory = _shortages(context)
     known = rows.read(memory, Shortages) if memory.version else Shortages()
-    after = known.with_refusal(offer.instance_type, offer.zone, offer.market, work.now)
-    entry = TimelineEntry(at=work.now, kind="refused", text=why, writer=WRITER)
-    work.ledger.commit(
+    after = known.with_refusal(offer.instance_type, offer.zone, offer.market, context.now)
+    entry = TimelineEntry(at=context.now, kind="refused", text=why, writer=WRITER)
+    context.ledger.commit(
         Put(rows.rental_row(refused, found.version)),
         Put(rows.shortages_row(after, memory.version)),
         Put(rows.timeline_row(rental.job_id, entry, f"offer-refused-{rental.number}-{len(rental.offers)}")),
     )
-    work.telemetry.count("CapacityRefused", market=offer.market)
+    context.telemetry.count("CapacityUnavailable", market=offer.market)
     return refused
 
 
-def _release(work: _Work, found: _Found) -> Outcome:
+def _release(context: _StepContext, found: _LoadedRental) -> Outcome:
     """State ReleasePool: let nobody on it any more, and take everything back until nothing is left."""
     rental = found.rental
     if rental.state is not RentalState.ENDING:
-        if rental.state is RentalState.READY and _runs_on_it(work, found):
-            whose = f"Replicas of {rental.serves.label} stand" if rental.serves else f"{rental.job_id} runs"
+        if rental.state is RentalState.READY and _is_in_use(context, found):
+            whose = (
+                f"Replicas of {rental.serving_target.label} stand" if rental.serving_target else f"{rental.job_id} runs"
+            )
             return Outcome(outcome=RentOutcome.IN_USE, reason=f"{whose} on it.")
-        rental = _begin_end(work, found)
-    left = _take_back(work, rental)
+        rental = _begin_ending(context, found)
+    left = _return_offer(context, rental)
     if left:
-        return Outcome(outcome=RentOutcome.NOT_YET, reason=left, wait_seconds=_look_seconds(work))
+        return Outcome(outcome=RentOutcome.NOT_YET, reason=left, wait_seconds=_recheck_seconds(context))
     return Outcome(outcome=RentOutcome.RELEASED, reason="Nothing of it is left.")
 
 
-def _settle(work: _Work, found: _Found) -> Outcome:
+def _settle(context: _StepContext, found: _LoadedRental) -> Outcome:
     """State SettleRental: write the bill, and let go of the caps; not before nothing of it is left."""
     rental = found.rental
     if rental.state is not RentalState.ENDING:
         return Outcome(outcome=RentOutcome.NOT_YET, reason=f"It is {rental.state}: it goes on in another run.")
-    left = _take_back(work, rental)
+    left = _return_offer(context, rental)
     if left:
         return Outcome(outcome=RentOutcome.NOT_YET, reason=left)
-    found = _load(work.ledger, work.request)
-    held = work.ledger.get(rows.rental_hold_key(rental.job_id, rental.number))
-    over = found.rental.ended(found.rental.reason, work.now)
-    text = f"Rental {rental.number} is over, nothing of it is left. It cost {rentals.cost_said(over.cost_parts)}."
-    entry = TimelineEntry(at=work.now, kind="rental ended", text=text, writer=WRITER)
-    work.ledger.commit(
+    found = _load(context.ledger, context.request)
+    held = context.ledger.get(rows.rental_allocation_key(rental.job_id, rental.number))
+    over = found.rental.ended(found.rental.reason, context.now)
+    text = f"Rental {rental.number} is over, nothing of it is left. It cost {rentals.exact_cost_text(over.cost_parts)}."
+    entry = TimelineEntry(at=context.now, kind="rental ended", text=text, writer=WRITER)
+    context.ledger.commit(
         Put(rows.rental_row(over, found.version)),
         Put(rows.timeline_row(rental.job_id, entry, f"rental-ended-{rental.number}")),
         *((Delete(held.key, held.version),) if held else ()),
         # What it cost counts against its team's budgets: added with the state that can be written once, so once.
-        *(Add(rows.spent_key(over.team, part.key), part.spent.to_json()) for part in rent_parts_of(over, work.now)),
+        *(Add(rows.spent_key(over.team, part.key), part.spent.to_json()) for part in rent_by_period(over, context.now)),
     )
-    work.passes.request(f"{rental.name} ended")
-    work.telemetry.count("RentalsEnded")
-    work.telemetry.count("RentalDollars", over.cost_parts / money.PARTS)
-    work.telemetry.info("A rental is over", job_id=rental.job_id, rental=rental.name, cost=over.shown_cost)
+    context.passes.request(f"{rental.name} ended")
+    context.telemetry.count("RentalsEnded")
+    context.telemetry.count("RentalCostUsd", over.cost_parts / money.PARTS)
+    context.telemetry.info("A rental is over", job_id=rental.job_id, rental=rental.name, cost=over.shown_cost)
     return Outcome(outcome=RentOutcome.SETTLED, reason=text)
 
 
-def _begin_end(work: _Work, found: _Found) -> Rental:
+def _begin_ending(context: _StepContext, found: _LoadedRental) -> Rental:
     """Take its nodes away from its job, in a commit that orders admissions: no pass starts it there any more."""
     rental = found.rental
-    ending = rental.but(state=RentalState.ENDING, reason=(work.request.why or rental.reason)[:1000])
-    writes: list[Write] = [_raised(found.tree), Put(rows.rental_row(ending, found.version))]
+    ending = rental.but(state=RentalState.ENDING, reason=(context.request.why or rental.reason)[:1000])
+    writes: list[Write] = [_raise_tree_version(found.tree), Put(rows.rental_row(ending, found.version))]
     offer = rental.offer
-    there = {node.name for node in work.cluster.nodes(offer.cluster) if is_usable(node, offer)}
+    there = {node.name for node in context.cluster.nodes(offer.cluster) if is_usable(node, offer)}
     if offer.market is Market.SPOT and set(rental.node_names) - there:
         # A market that takes machines back will do so again: leave it at once.
-        memory = _shortages(work)
+        memory = _shortages(context)
         known = rows.read(memory, Shortages) if memory.version else Shortages()
-        after = known.with_refusal(offer.instance_type, offer.zone, offer.market, work.now)
+        after = known.with_refusal(offer.instance_type, offer.zone, offer.market, context.now)
         writes.append(Put(rows.shortages_row(after, memory.version)))
-    writes += _remembered(work, rental)
-    work.ledger.commit(*writes)
-    work.passes.request(f"{rental.name} is given back")
+    writes += _serving_state_after(context, rental)
+    context.ledger.commit(*writes)
+    context.passes.request(f"{rental.name} is given back")
     return ending
 
 
-def _remembered(work: _Work, rental: Rental) -> list[Write]:
+def _serving_state_after(context: _StepContext, rental: Rental) -> list[Write]:
     """Return what is remembered of a Deployment whose node goes back: that no replica came, or that one did again."""
-    if rental.serves is None or rental.state is not RentalState.READY:
+    if rental.serving_target is None or rental.state is not RentalState.READY:
         return []
-    row = work.ledger.get(rows.serving_key(rental.job_id))
+    row = context.ledger.get(rows.serving_key(rental.job_id))
     if row is None:
         return []
-    idle_seconds = (work.now - (rental.idle_since or work.now)).total_seconds()
-    if not rental.was_used and idle_seconds < work.policy.burst.quiet_seconds:
+    idle_seconds = (context.now - (rental.idle_since or context.now)).total_seconds()
+    if not rental.was_used and idle_seconds < context.policy.burst.quiet_seconds:
         return []  # it was lost before any replica could come
-    memory = rows.read(row, ServingMemory)
-    after = memory.after_end(was_used=rental.was_used, now=work.now)
+    memory = rows.read(row, ServingState)
+    after = memory.after_end(was_used=rental.was_used, now=context.now)
     return [] if after == memory else [Put(rows.serving_row(after, row.version))]
 
 
 _STEPS = {
-    Step.CHECK: _check,
-    Step.OPEN: _open,
-    Step.HAND_OVER: _hand_over,
-    Step.NEXT: _next,
-    Step.RELEASE: _release,
-    Step.SETTLE: _settle,
+    RentalStep.CHECK: _check,
+    RentalStep.OPEN: _open,
+    RentalStep.HAND_OVER: _hand_over,
+    RentalStep.NEXT: _next_offer,
+    RentalStep.RELEASE: _release,
+    RentalStep.SETTLE: _settle,
 }
 
 
 # ---------------------------------------------------------------- what is there
 
 
-def _runs_on_it(work: _Work, found: _Found) -> bool:
+def _is_in_use(context: _StepContext, found: _LoadedRental) -> bool:
     rental = found.rental
     if found.job is None:
-        is_due = rental.due_at is not None and work.now >= rental.due_at
-        pods = [pod for name in rental.node_names for pod in work.cluster.pods(rental.offer.cluster, name)]
-        there = {node.name for node in work.cluster.nodes(rental.offer.cluster)}
-        return not is_due and any(pod.node_name in there for pod in standing_on(rental, pods))
-    row = work.ledger.get(rows.attempt_key(found.job.job_id, found.job.current_attempt))
+        is_due = rental.due_at is not None and context.now >= rental.due_at
+        pods = [pod for name in rental.node_names for pod in context.cluster.pods(rental.offer.cluster, name)]
+        there = {node.name for node in context.cluster.nodes(rental.offer.cluster)}
+        return not is_due and any(pod.node_name in there for pod in replicas_on(rental, pods))
+    row = context.ledger.get(rows.attempt_key(found.job.job_id, found.job.current_attempt))
     attempt = rows.read(row, Attempt) if row else None
-    return attempt is not None and not attempt.state.has_ended and is_on(attempt, found.rental)
+    return attempt is not None and not attempt.state.has_ended and runs_on_rental(attempt, found.rental)
 
 
-def _holds(ledger: Ledger) -> tuple[RentalHold, ...]:
+def _holds(ledger: Ledger) -> tuple[RentalAllocation, ...]:
     return rentals.load(ledger).holds
 
 
-def _others(work: _Work, rental: Rental) -> tuple[Rental, ...]:
+def _other_rentals(context: _StepContext, rental: Rental) -> tuple[Rental, ...]:
     """Return the other rentals of the pool in force."""
     place = (rental.offer.cluster, rental.offer.pool)
     return tuple(
         each
-        for each in rentals.load(work.ledger).rentals
+        for each in rentals.load(context.ledger).rentals
         if each.name != rental.name and (each.offer.cluster, each.offer.pool) == place
     )
 
 
-def _beside(rental: Rental, others: tuple[Rental, ...]) -> Rental:
+def _with_other_rentals_nodes(rental: Rental, others: tuple[Rental, ...]) -> Rental:
     """Return a rental with the nodes of its pool that are others': who waits for its own reads its row alone."""
-    return rental.but(not_its=tuple(sorted({name for each in others for name in each.node_names})))
+    return rental.but(other_rentals_nodes=tuple(sorted({name for each in others for name in each.node_names})))
 
 
-def _set_limit(work: _Work, offer: Offer) -> LimitResult:
+def _set_limit(context: _StepContext, offer: RentalOffer) -> LimitResult:
     """Set a pool's limit to what is rented of it, refused offers and ending rentals left out."""
 
     def rented() -> tuple[int, int]:
         there = [
             each
-            for each in rentals.load(work.ledger).rentals
+            for each in rentals.load(context.ledger).rentals
             if each.state.serves
             and not each.offer.refused
             and (each.offer.cluster, each.offer.pool) == (offer.cluster, offer.pool)
@@ -577,25 +580,25 @@ def _set_limit(work: _Work, offer: Offer) -> LimitResult:
         nodes = sum(each.nodes for each in there)
         return nodes, sum(each.nodes * each.offer.accelerators_per_node for each in there)
 
-    return work.cluster.limit_pool(offer.cluster, offer.pool, rented)
+    return context.cluster.set_pool_limit(offer.cluster, offer.pool, rented)
 
 
-def _take_back(work: _Work, rental: Rental) -> str:
+def _return_offer(context: _StepContext, rental: Rental) -> str:
     """Take back all of the offer in force: pods, limit, machines. Say what is still there; empty where nothing is."""
     offer = rental.offer
-    are_pods_gone = work.cluster.free_capacity(offer.cluster, rental.namespace, rental.pods_name)
-    _set_limit(work, offer)
-    claims = _drop_strays(work, rental)
+    are_pods_gone = context.cluster.delete_capacity_pods(offer.cluster, rental.namespace, rental.pods_name)
+    _set_limit(context, offer)
+    claims = _return_unassigned_nodes(context, rental)
     if not are_pods_gone:
         return f"Capacity pods of {rental.name} are still there."
-    mine = {claim.node_name for claim in claims} | {*offer.came, *rental.node_names}
-    nodes = [node.name for node in work.cluster.nodes(offer.cluster) if node.name in mine]
+    mine = {claim.node_name for claim in claims} | {*offer.joined_node_names, *rental.node_names}
+    nodes = [node.name for node in context.cluster.nodes(offer.cluster) if node.name in mine]
     if claims or nodes:
         return f"{len(claims) or len(nodes)} machines of {offer.pool} are still to go."
     return ""
 
 
-def _drop_strays(work: _Work, rental: Rental) -> tuple[Claim, ...]:
+def _return_unassigned_nodes(context: _StepContext, rental: Rental) -> tuple[NodeClaim, ...]:
     """Have machines of a rental's pool given back that are no rental's, and its own once it is given up.
 
     A machine that has not joined yet may be meant for any rental that waits for nodes of this pool: it stays then.
@@ -603,13 +606,13 @@ def _drop_strays(work: _Work, rental: Rental) -> tuple[Claim, ...]:
     Returns:
         Those that were there.
     """
-    offer, others = rental.offer, _others(work, rental)
+    offer, others = rental.offer, _other_rentals(context, rental)
     taken = {name for each in others if each.state is not RentalState.ENDING for name in each.node_names}
     keeps_own = rental.state is RentalState.READY
-    own = {*rental.node_names, *(offer.came if not keeps_own else ())}
+    own = {*rental.node_names, *(offer.joined_node_names if not keeps_own else ())}
     others_wait = any(each.state is RentalState.OPENING and not each.offer.refused for each in others)
     found = []
-    for claim in work.cluster.claims(offer.cluster, offer.pool):
+    for claim in context.cluster.claims(offer.cluster, offer.pool):
         if claim.node_name and claim.node_name in taken:
             continue
         is_own = bool(claim.node_name) and claim.node_name in own
@@ -617,44 +620,44 @@ def _drop_strays(work: _Work, rental: Rental) -> tuple[Claim, ...]:
             continue
         found.append(claim)
     if not keeps_own and (came := [claim.node_name for claim in found if claim.node_name]):
-        _note_came(work, rental, came)
+        _record_joined_nodes(context, rental, came)
     for claim in found:
-        work.cluster.delete_claim(offer.cluster, claim.name)
+        context.cluster.delete_claim(offer.cluster, claim.name)
     return tuple(found)
 
 
-def _note_came(work: _Work, rental: Rental, names: list[str]) -> None:
+def _record_joined_nodes(context: _StepContext, rental: Rental, names: list[str]) -> None:
     """Write down whose bill these machines are on, before they go."""
-    row = work.ledger.get(rows.rental_key(rental.job_id, rental.number))
+    row = context.ledger.get(rows.rental_key(rental.job_id, rental.number))
     if row is None:
         return
     before = rows.read(row, Rental)
-    after = before.with_came(names[: before.nodes])
+    after = before.with_joined_nodes(names[: before.nodes])
     if after != before:
-        work.ledger.commit(Put(rows.rental_row(after, row.version)))
+        context.ledger.commit(Put(rows.rental_row(after, row.version)))
 
 
-def _look_seconds(work: _Work) -> int:
+def _recheck_seconds(context: _StepContext) -> int:
     """Return the pause between two looks at what is still to go: machines take minutes."""
-    return 2 * work.policy.jobs.launch_retry_seconds
+    return 2 * context.policy.jobs.launch_retry_seconds
 
 
-def _efa(work: _Work, rental: Rental, offer: Offer) -> int:
+def _efa(context: _StepContext, rental: Rental, offer: RentalOffer) -> int:
     """Return the EFA interfaces that each rented node must have: all of them where a job with several nodes gets it."""
-    if rental.serves or rental.nodes < 2:
+    if rental.serving_target or rental.nodes < 2:
         return 0
-    machine = efa.Machine(offer.pool, offer.instance_type)
-    return efa.interfaces_of(machine, work.policy.scheduling.efa_interfaces)
+    machine = efa.EfaNode(offer.pool, offer.instance_type)
+    return efa.expected_interfaces(machine, context.policy.scheduling.efa_interfaces)
 
 
-def _resource(offer: Offer) -> str:
+def _resource(offer: RentalOffer) -> str:
     family = offer.instance_type.removeprefix("ml.")
     return "aws.amazon.com/neuron" if family.startswith(("trn", "inf")) else "nvidia.com/gpu"
 
 
-def _shortages(work: _Work) -> Row:
-    return work.ledger.get(rows.shortages_key()) or Row(rows.shortages_key(), {})
+def _shortages(context: _StepContext) -> Row:
+    return context.ledger.get(rows.shortages_key()) or Row(rows.shortages_key(), {})
 
 
-def _raised(tree: Row) -> Put:
+def _raise_tree_version(tree: Row) -> Put:
     return Put(Row(tree.key, tree.doc, tree.version))

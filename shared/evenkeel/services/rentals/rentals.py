@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
-from evenkeel.domain.capacity.node_capacity import TAINTED, Room
+from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
 from evenkeel.domain.capacity.pools import Pool
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Alternative, Decision
@@ -23,53 +23,73 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.renting.candidates import (
-    Conditions,
+    PlacementContext,
     committed_pools,
-    kept_rooms,
+    offered_pool,
     placement_facts,
-    pool_of,
-    shadow_of,
+    reserve_rented_nodes,
+    shadow_price_of,
 )
-from evenkeel.domain.renting.demand import Placement, PlacementDecision
+from evenkeel.domain.renting.demand import PlacementAction, PlacementDecision
 from evenkeel.domain.renting.migration import (
-    Home,
-    LoanFacts,
-    LoanState,
-    Stay,
-    judge_loan,
-    judge_stay,
-    loan_of,
-    stay_facts,
+    MigrationAction,
+    MigrationTarget,
+    TemporaryCapacityFacts,
+    TemporaryCapacityState,
+    decide_migration,
+    decide_temporary_capacity,
+    migration_facts,
+    temporary_capacity_of,
 )
-from evenkeel.domain.renting.placement import is_behind, place_in_turn, placement_said
+from evenkeel.domain.renting.placement import must_avoid_spot, place_in_queue_order, recorded_placement_reason
 from evenkeel.domain.renting.policy import RentedPool
-from evenkeel.domain.renting.rental import Offer, Rental, RentalHold, RentalState, counted, is_on, note_key
+from evenkeel.domain.renting.rental import (
+    Rental,
+    RentalAllocation,
+    RentalOffer,
+    RentalState,
+    nodes_subject,
+    note_key,
+    runs_on_rental,
+)
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Ids, Ledger, Machine, Put, Row, Telemetry, TransientError, Workflows, Write, get_all
+from evenkeel.ports import (
+    Cluster,
+    Ids,
+    Ledger,
+    Put,
+    Row,
+    Telemetry,
+    TransientError,
+    WorkflowName,
+    Workflows,
+    Write,
+    get_all,
+)
 from evenkeel.services.storage import rows
 
 WRITER = "schedule_jobs"
-_MOST_ASKED = 20
+_MAX_PLACED = 20
 """Waiting jobs whose place one pass weighs."""
 _LAST_ATTEMPTS = 20
-_MAY_BE_RENTED_FOR = (Action.WAIT, Action.BEHIND, Action.NEVER_FITS)
+_RENTABLE_ACTIONS = (Action.WAIT, Action.BLOCKED, Action.NEVER_FITS)
 """Machines are what these wait for. Who waits for quota, a limit or others to stop would wait on rented nodes too."""
-_WAITS_FOR_ROOM = (Action.WAIT, Action.BEHIND, Action.PREEMPT)
+_WAITING_FOR_NODES = (Action.WAIT, Action.BLOCKED, Action.PREEMPT)
 """Who waits for quota cannot use what is free: it is no reason to go on paying for rented nodes."""
 
-Jobs = Mapping[str, tuple[Job, int]]
+VersionedJobs = Mapping[str, tuple[Job, int]]
 """By id: the job and its row's version."""
-Places = Mapping[str, PlacementDecision | str]
+Placements = Mapping[str, PlacementDecision | str]
 """By job: where it should run, or why nothing is rented for it."""
-Decide = Callable[[tuple[Room, ...], Jobs, tuple[Charge, ...]], Sequence[AdmissionDecision]]
+Decide = Callable[[tuple[NodeCapacity, ...], VersionedJobs, tuple[Charge, ...]], Sequence[AdmissionDecision]]
 """What the pass would decide if machines, waiting jobs and charges were these."""
 
 
-class Rented(NamedTuple):
+class RentalBook(NamedTuple):
     """What is rented when a pass looks."""
 
     rentals: tuple[Rental, ...] = ()
-    holds: tuple[RentalHold, ...] = ()
+    holds: tuple[RentalAllocation, ...] = ()
     budgets_left: Mapping[str, int] = {}
     """By team that has a budget in dollars: what is left of it, in parts of `economics.money`."""
 
@@ -78,47 +98,49 @@ class Rented(NamedTuple):
         """By job: those that it has, or is to have, nodes of."""
         return {rental.job_id: rental for rental in self.rentals if rental.state.serves}
 
-    def where_rented(self, job: Job) -> Job:
+    def in_rented_cluster(self, job: Job) -> Job:
         """Return a job as it asks: in the cluster of the nodes that were handed over to it, where there are any."""
         rental = self.serving.get(job.job_id)
-        if rental is None or rental.state is not RentalState.READY or job.goes_home:
+        if rental is None or rental.state is not RentalState.READY or job.is_migrating_back:
             return job
         return job if rental.offer.cluster == job.cluster else job.but(cluster=rental.offer.cluster)
 
-    def rooms(self, rooms: Iterable[Room], jobs: Jobs, pools: Sequence[Pool]) -> tuple[Room, ...]:
+    def capacities(
+        self, capacities: Iterable[NodeCapacity], jobs: VersionedJobs, pools: Sequence[Pool]
+    ) -> tuple[NodeCapacity, ...]:
         """Return the machines with those of rentals kept for their jobs; who goes home has none."""
-        listed = tuple(rooms)
+        listed = tuple(capacities)
         if not pools and not self.rentals:
             return listed
-        home = {name for name, (job, _) in jobs.items() if job.goes_home}
-        kept = (rental.but(state=RentalState.ENDING) if rental.job_id in home else rental for rental in self.rentals)
-        return kept_rooms(listed, kept, pools)
+        target = {name for name, (job, _) in jobs.items() if job.is_migrating_back}
+        kept = (rental.but(state=RentalState.ENDING) if rental.job_id in target else rental for rental in self.rentals)
+        return reserve_rented_nodes(listed, kept, pools)
 
 
-def load(ledger: Ledger) -> Rented:
+def load(ledger: Ledger) -> RentalBook:
     """Read what is rented: two round trips, and one where nothing is."""
-    partition = rows.rental_hold_key("", 0).pk
+    partition = rows.rental_allocation_key("", 0).pk
     found = ledger.partition(rows.tree_key().table, partition, "RENTAL#")
-    holds = tuple(rows.read(row, RentalHold) for row in found)
+    holds = tuple(rows.read(row, RentalAllocation) for row in found)
     keys = [rows.rental_key(hold.job_id, hold.number) for hold in holds]
-    return Rented(tuple(rows.read(row, Rental) for row in get_all(ledger, keys).values()), holds)
+    return RentalBook(tuple(rows.read(row, Rental) for row in get_all(ledger, keys).values()), holds)
 
 
 # ---------------------------------------------------------------- decide
 
 
-def weigh(
+def place_waiting_jobs(
     decisions: Sequence[AdmissionDecision],
-    jobs: Jobs,
-    rooms: tuple[Room, ...],
+    jobs: VersionedJobs,
+    capacities: tuple[NodeCapacity, ...],
     charges: tuple[Charge, ...],
-    rented: Rented,
+    rented: RentalBook,
     ledger: Ledger,
     decide: Decide,
     policy: Policy,
     now: datetime,
     begun: int = 0,
-) -> Places:
+) -> Placements:
     """Return where jobs that cannot start now should run; a sentence where rented nodes would not help.
 
     Each that is to be rented for would start on such nodes: the very rules of the pass are asked, with them in it.
@@ -128,20 +150,20 @@ def weigh(
     waiting = [
         jobs[each.job_id][0]
         for each in decisions
-        if each.action in _MAY_BE_RENTED_FOR and each.job_id not in rented.serving
+        if each.action in _RENTABLE_ACTIONS and each.job_id not in rented.serving
     ]
     # Who has a deadline is told whether anything meets it, though nothing may be rented here.
-    asked = in_turn(
+    asked = jobs_to_place(
         [job for job in waiting if job.spec.deadline_at or (burst.pools and burst.delay_of(job.spec.priority_class))],
         now,
     )
     if not asked:
         return {}
     row = ledger.get(rows.shortages_key())
-    seen = Conditions(
-        rooms=_left(rooms, decisions),
+    seen = PlacementContext(
+        capacities=_remaining_capacity(capacities, decisions),
         charges=charges,
-        classes=classes_of(ledger, charges),
+        classes=priority_classes_of(ledger, charges),
         queue=tuple(waiting),
         holds=rented.holds,
         shortages=rows.read(row, Shortages) if row else Shortages(),
@@ -149,15 +171,15 @@ def weigh(
         now=now,
     )
     done = done_seconds(ledger, asked)
-    placed = place_in_turn([placement_facts(job, seen, policy, done.get(job.job_id, 0.0)) for job in asked])
+    placed = place_in_queue_order([placement_facts(job, seen, policy, done.get(job.job_id, 0.0)) for job in asked])
     answers: dict[str, PlacementDecision | str] = {}
     for job, answer in zip(asked, placed, strict=True):
         answers[job.job_id] = answer
-        if answer.action is not Placement.RENT:
+        if answer.action is not PlacementAction.RENT:
             continue
         pool = next(each for each in burst.pools if each.name == answer.pool)
-        would = would_start(job, pool, jobs, rooms, charges, decide, now)
-        why_not = why_no_help(would, pool)
+        would = would_start_on_rental(job, pool, jobs, capacities, charges, decide, now)
+        why_not = why_rental_would_not_help(would, pool)
         if why_not:
             answers[job.job_id] = why_not
         elif begun >= burst.rentals_per_pass:
@@ -167,37 +189,37 @@ def weigh(
     return answers
 
 
-def in_turn(jobs: Sequence[Job], now: datetime) -> list[Job]:
+def jobs_to_place(jobs: Sequence[Job], now: datetime) -> list[Job]:
     """Return the jobs that one cycle weighs: the first of the queue, and one page of the others, by the minute.
 
     Else jobs at the head that no pool could take would keep all jobs behind them from rented nodes.
     """
-    size = _MOST_ASKED // 2
+    size = _MAX_PLACED // 2
     head, others = list(jobs[:size]), list(jobs[size:])
     pages = max(1, -(-len(others) // size))
     start = int(now.timestamp()) // 60 % pages * size
     return head + others[start : start + size]
 
 
-def would_start(
+def would_start_on_rental(
     job: Job,
     pool: RentedPool,
-    jobs: Jobs,
-    rooms: tuple[Room, ...],
+    jobs: VersionedJobs,
+    capacities: tuple[NodeCapacity, ...],
     charges: tuple[Charge, ...],
     decide: Decide,
     now: datetime,
 ) -> AdmissionDecision | None:
     """Return what the rules of a pass would say of a job if nodes of a pool were rented for it; None if nothing."""
     on_its_cluster = {**jobs, job.job_id: (job.but(cluster=pool.cluster), jobs[job.job_id][1])}
-    answers = decide((*rooms, *wished_rooms(job, pool, now)), on_its_cluster, charges)
+    answers = decide((*capacities, *hypothetical_rented_nodes(job, pool, now)), on_its_cluster, charges)
     return next((each for each in answers if each.job_id == job.job_id), None)
 
 
-def wished_rooms(job: Job, pool: RentedPool, now: datetime) -> tuple[Room, ...]:
+def hypothetical_rented_nodes(job: Job, pool: RentedPool, now: datetime) -> tuple[NodeCapacity, ...]:
     """Return the nodes of a pool as they would be if they were rented for a job."""
     return tuple(
-        Room(
+        NodeCapacity(
             life=NodeLife(cluster=pool.cluster, instance_id=f"to-be-rented-{number}", launched_at=now),
             node_name=f"to-be-rented-{number}",
             cluster=pool.cluster,
@@ -206,33 +228,36 @@ def wished_rooms(job: Job, pool: RentedPool, now: datetime) -> tuple[Room, ...]:
             accelerators=pool.accelerators_per_node,
             free=pool.accelerators_per_node,
             labels={"karpenter.sh/nodepool": pool.name, "karpenter.sh/capacity-type": str(pool.market)},
-            closed_because=TAINTED if pool.taints else "",
+            unschedulable_reason=TAINTED if pool.taints else "",
             taints=pool.taints,
-            kept_for=job.job_id,
+            reserved_for=job.job_id,
         )
         for number in range(job.spec.nodes)
     )
 
 
-def why_no_help(would: AdmissionDecision | None, pool: Pool) -> str:
+def why_rental_would_not_help(would: AdmissionDecision | None, pool: Pool) -> str:
     """Say why a job would not start on rented nodes of a pool though they were there; empty where it would."""
     if would is not None and would.action is Action.ADMIT and would.pool == pool.name:
         return ""
     return f"Rented nodes would not help it: {would.reason if would else 'It is not at the head of its queue.'}"
 
 
-def _left(rooms: Iterable[Room], decisions: Iterable[AdmissionDecision]) -> tuple[Room, ...]:
+def _remaining_capacity(
+    capacities: Iterable[NodeCapacity], decisions: Iterable[AdmissionDecision]
+) -> tuple[NodeCapacity, ...]:
     """Return the machines with what this pass admits taken off."""
     taken: dict[str, int] = {}
     for each in decisions:
         if each.action is Action.ADMIT:
             taken |= {life.key: each.facts.request.accelerators_per_node for life in each.nodes}
     return tuple(
-        room.but(free=max(0, room.free - taken[room.life.key])) if room.life.key in taken else room for room in rooms
+        capacity.but(free=max(0, capacity.free - taken[capacity.life.key])) if capacity.life.key in taken else capacity
+        for capacity in capacities
     )
 
 
-def classes_of(ledger: Ledger, charges: Iterable[Charge]) -> dict[str, str]:
+def priority_classes_of(ledger: Ledger, charges: Iterable[Charge]) -> dict[str, str]:
     """Return the priority class of each job that holds a charge."""
     found = get_all(ledger, (rows.job_key(charge.job_id) for charge in charges)).values()
     return {str(row.doc["jobId"]): str(row.doc["spec"].get("priorityClass") or "") for row in found}
@@ -261,13 +286,13 @@ def free_nodes(job: Job, attempt: Attempt, ledger: Ledger, cluster: Cluster) -> 
     """
     row = ledger.get(rows.rental_key(job.job_id, job.rentals)) if job.rentals else None
     rental = rows.read(row, Rental) if row else None
-    if rental is not None and is_on(attempt, rental):
-        cluster.free_capacity(rental.offer.cluster, rental.namespace, rental.pods_name)
+    if rental is not None and runs_on_rental(attempt, rental):
+        cluster.delete_capacity_pods(rental.offer.cluster, rental.namespace, rental.pods_name)
 
 
-def is_to_rent(answer: PlacementDecision | str | None) -> bool:
+def should_rent(answer: PlacementDecision | str | None) -> bool:
     """Whether nodes are to be rented for a job."""
-    return isinstance(answer, PlacementDecision) and answer.action is Placement.RENT
+    return isinstance(answer, PlacementDecision) and answer.action is PlacementAction.RENT
 
 
 # ---------------------------------------------------------------- act and record
@@ -283,8 +308,8 @@ def begin(
     plan = job.live_plan()
     plan = plan if plan and plan.lost_committed else None
     due_at = now + timedelta(seconds=policy.burst.loan_seconds) if plan else None
-    loan = f" On loan for {plan.incident_id}, until {due_at:%d %b %H:%M} UTC at the latest." if plan else ""
-    reason = f"{counted(job.spec.nodes, pool.name)} rented for it. {placed.reason}{loan}"
+    temporary = f" On loan for {plan.incident_id}, until {due_at:%d %b %H:%M} UTC at the latest." if plan else ""
+    reason = f"{nodes_subject(job.spec.nodes, pool.name)} rented for it. {placed.reason}{temporary}"
     rental = Rental(
         job_id=job.job_id,
         number=job.rentals + 1,
@@ -293,7 +318,7 @@ def begin(
         state=RentalState.OPENING,
         reason=placed.reason,
         nodes=job.spec.nodes,
-        offers=(Offer.of(pool, now),),
+        offers=(RentalOffer.of(pool, now),),
         begun_at=now,
         ready_by=now + timedelta(seconds=policy.burst.ready_seconds),
         decision_id=record.decision_id,
@@ -306,11 +331,11 @@ def begin(
         reason=reason,
         rentals=rental.number,
         placement=None,
-        is_catching_up=is_behind(placed.facts),
-        goes_home=False,
+        avoids_spot=must_avoid_spot(placed.facts),
+        is_migrating_back=False,
     )
     writes = (
-        Put(rows.rental_hold_row(rental, 0)),
+        Put(rows.rental_allocation_row(rental, 0)),
         Put(rows.rental_row(rental, 0)),
         Put(rows.job_row(waits, version)),
         Put(rows.decision_row(record)),
@@ -326,14 +351,14 @@ def start(rental: Rental, workflows: Workflows, telemetry: Telemetry) -> bool:
     """
     document = {"schemaVersion": 1, "jobId": rental.job_id, "rental": rental.number}
     try:
-        workflows.start(Machine.BURST_CAPACITY, rental.execution_name, document)
+        workflows.start(WorkflowName.BURST_CAPACITY, rental.execution_name, document)
     except TransientError as error:
         telemetry.warning("The workflow of a rental could not be started yet", job_id=rental.job_id, error=str(error))
         return False
     return True
 
 
-def noted(
+def placement_note(
     job: Job, answer: PlacementDecision | str | None, ids: Ids, policy: Policy, mode: Mode, now: datetime
 ) -> tuple[PlacementNote | None, tuple[Write, ...]]:
     """Return what a waiting job is told of its place, with the record of it where the answer is new."""
@@ -357,7 +382,7 @@ def record_of(placed: PlacementDecision, decision_id: str, policy: Policy, mode:
         kind="PLACEMENT",
         subject=placed.job_id,
         action=placed.action,
-        reason=placement_said(placed, mode),
+        reason=recorded_placement_reason(placed, mode),
         alternatives=placed.alternatives,
         facts=placed.facts.to_json(),
         policy_hash=policy.hash,
@@ -369,7 +394,7 @@ def record_of(placed: PlacementDecision, decision_id: str, policy: Policy, mode:
 # ---------------------------------------------------------------- home
 
 
-class Return(NamedTuple):
+class Migration(NamedTuple):
     """A job that goes home: what its commit holds, beside the tree."""
 
     job_id: str
@@ -377,18 +402,18 @@ class Return(NamedTuple):
     token: str
 
 
-def homeward(
+def next_migration(
     decisions: Sequence[AdmissionDecision],
-    rooms: tuple[Room, ...],
+    capacities: tuple[NodeCapacity, ...],
     charges: tuple[Charge, ...],
-    rented: Rented,
+    rented: RentalBook,
     ledger: Ledger,
     decide: Decide,
     ids: Ids,
     policy: Policy,
     mode: Mode,
     now: datetime,
-) -> Return | None:
+) -> Migration | None:
     """Return the first job on rented nodes that is to go on where room is paid for; None where none is.
 
     Whoever waits for that room comes first. The job would start there by the very rules of the pass, and the saving
@@ -398,24 +423,24 @@ def homeward(
     ready = [rental for rental in rented.rentals if rental.state is RentalState.READY]
     if not ready:
         return None
-    is_waited_for = any(each.action in _WAITS_FOR_ROOM for each in decisions)
-    left = () if is_waited_for else _left(rooms, decisions)
-    is_there_room = any(room.is_open and room.free and not room.kept_for for room in left)
+    is_waited_for = any(each.action in _WAITING_FOR_NODES for each in decisions)
+    left = () if is_waited_for else _remaining_capacity(capacities, decisions)
+    is_there_room = any(capacity.is_open and capacity.free and not capacity.reserved_for for capacity in left)
     for rental in ready:
         if not is_there_room and rental.due_at is None:
             continue
-        row = ledger.get_each(rows.job_key(rental.job_id))[0]
+        row = ledger.batch_get(rows.job_key(rental.job_id))[0]
         job = rows.read(row, Job) if row else None
         if row is None or job is None:
             continue
         on_it = [charge for charge in charges if _is_on(charge, job, rental)]
         if job.state is not JobState.RUNNING or job.stop_of(job.current_attempt) or not on_it:
             continue
-        place = _place_at_home(job, row, rental, left, charges, decide, policy) if is_there_room else None
-        guest = _Visit(job, row, rental, place)
-        judged = _judge_loan(guest, now) or _judge_stay(guest, ledger, policy, now)
+        place = _migration_case(job, row, rental, left, charges, decide, policy) if is_there_room else None
+        candidate = _MigrationCase(job, row, rental, place)
+        judged = _decide_temporary_capacity(candidate, now) or _decide_migration(candidate, ledger, policy, now)
         if judged is not None:
-            return _moved(guest, judged, ids, policy, mode, now)
+            return _migration_writes(candidate, judged, ids, policy, mode, now)
     return None
 
 
@@ -424,26 +449,26 @@ def _is_on(charge: Charge, job: Job, rental: Rental) -> bool:
     return is_its and set(charge.node_names) <= set(rental.node_names)
 
 
-class _Visit(NamedTuple):
+class _MigrationCase(NamedTuple):
     """A job on rented nodes, and where it could go on."""
 
     job: Job
     row: Row
     rental: Rental
-    home: Pool | None
+    target: Pool | None
     """Committed room on which the pass would start it; None where there is none."""
 
 
-def _place_at_home(
+def _migration_case(
     job: Job,
     row: Row,
     rental: Rental,
-    rooms: tuple[Room, ...],
+    capacities: tuple[NodeCapacity, ...],
     charges: tuple[Charge, ...],
     decide: Decide,
     policy: Policy,
 ) -> Pool | None:
-    common = tuple(room for room in rooms if not room.kept_for)
+    common = tuple(capacity for capacity in capacities if not capacity.reserved_for)
     others = tuple(charge for charge in charges if charge.job_id != job.job_id)
     asked = {job.job_id: (job.but(state=JobState.PENDING), row.version)}
     would = next(iter(decide(common, asked, others)), None)
@@ -456,68 +481,72 @@ def _place_at_home(
     )
 
 
-class _Judged(NamedTuple):
+class _MigrationOutcome(NamedTuple):
     kind: str
     action: str
     reason: str
     alternatives: tuple[Alternative, ...]
     facts: Value
-    said: str
+    message: str
     """To the job."""
 
 
-def _judge_loan(guest: _Visit, now: datetime) -> _Judged | None:
+def _decide_temporary_capacity(candidate: _MigrationCase, now: datetime) -> _MigrationOutcome | None:
     """Say whether nodes on loan go back, since what they stand in for is there again or their time is over."""
-    loan = loan_of(guest.rental)
-    if loan is None:
+    temporary = temporary_capacity_of(candidate.rental)
+    if temporary is None:
         return None
-    judged = judge_loan(
-        LoanFacts(
-            loan=loan,
-            is_baseline_back=guest.home is not None,
-            does_job_run=True,
-            keeps_checkpoints=bool(guest.job.spec.checkpoint_uri),
-            save_seconds=guest.job.spec.grace_seconds,
+    judged = decide_temporary_capacity(
+        TemporaryCapacityFacts(
+            temporary=temporary,
+            has_baseline_recovered=candidate.target is not None,
+            is_job_running=True,
+            keeps_checkpoints=bool(candidate.job.spec.checkpoint_uri),
+            save_seconds=candidate.job.spec.grace_seconds,
             now=now,
         )
     )
-    if judged.state is LoanState.KEEP:
+    if judged.state is TemporaryCapacityState.KEEP:
         return None
-    said = f"Its nodes were on loan. {judged.reason}"
-    return _Judged(
-        kind="LOAN", action=judged.state, reason=judged.reason, alternatives=(), facts=judged.facts, said=said
+    reason = f"Its nodes were on loan. {judged.reason}"
+    return _MigrationOutcome(
+        kind="LOAN", action=judged.state, reason=judged.reason, alternatives=(), facts=judged.facts, message=reason
     )
 
 
-def _judge_stay(guest: _Visit, ledger: Ledger, policy: Policy, now: datetime) -> _Judged | None:
+def _decide_migration(
+    candidate: _MigrationCase, ledger: Ledger, policy: Policy, now: datetime
+) -> _MigrationOutcome | None:
     """Say whether a job goes home since that saves more than its move costs."""
-    job, rental, place = guest.job, guest.rental, guest.home
-    pool = pool_of(rental, policy.burst.pools)
+    job, rental, place = candidate.job, candidate.rental, candidate.target
+    pool = offered_pool(rental, policy.burst.pools)
     if place is None or pool is None:
         return None
-    home = Home(
+    target = MigrationTarget(
         pool=place.name,
-        shadow_micros_per_accelerator_hour=shadow_of(place, 0, policy.burst),
+        shadow_micros_per_accelerator_hour=shadow_price_of(place, 0, policy.burst),
         launch_seconds=place.launch.p50_seconds,
         usable_until=place.reservation.usable_until if place.reservation else None,
     )
     ran = done_seconds(ledger, [job], now).get(job.job_id, 0.0)
-    judged = judge_stay(stay_facts(job, rental.nodes, pool, home, policy, now, ran_seconds=ran))
-    if judged.action is not Stay.GO_HOME:
+    judged = decide_migration(migration_facts(job, rental.nodes, pool, target, policy, now, ran_seconds=ran))
+    if judged.action is not MigrationAction.MIGRATE:
         return None
-    said = f"It goes home: {judged.reason}"
-    return _Judged(
+    reason = f"It goes home: {judged.reason}"
+    return _MigrationOutcome(
         kind="STAY",
         action=judged.action,
         reason=judged.reason,
         alternatives=judged.alternatives,
         facts=judged.facts,
-        said=said,
+        message=reason,
     )
 
 
-def _moved(guest: _Visit, judged: _Judged, ids: Ids, policy: Policy, mode: Mode, now: datetime) -> Return:
-    job = guest.job
+def _migration_writes(
+    candidate: _MigrationCase, judged: _MigrationOutcome, ids: Ids, policy: Policy, mode: Mode, now: datetime
+) -> Migration:
+    job = candidate.job
     record = Decision(
         decision_id=ids.new("dec"),
         kind=judged.kind,
@@ -530,16 +559,22 @@ def _moved(guest: _Visit, judged: _Judged, ids: Ids, policy: Policy, mode: Mode,
         mode=mode,
         decided_at=now,
     )
-    entry = TimelineEntry(at=now, kind="going home", text=judged.said, decision_id=record.decision_id, writer=WRITER)
-    wish = job.stop_wished(judged.said, f"{WRITER}/home", now)
+    entry = TimelineEntry(
+        at=now, kind="migrating back", text=judged.message, decision_id=record.decision_id, writer=WRITER
+    )
+    wish = job.with_stop_request(judged.message, f"{WRITER}/home", now)
     writes = (
-        Put(rows.job_row(job.but(stop_request=wish, reason=judged.said, goes_home=True), guest.row.version)),
+        Put(
+            rows.job_row(
+                job.but(stop_request=wish, reason=judged.message, is_migrating_back=True), candidate.row.version
+            )
+        ),
         Put(rows.decision_row(record)),
         Put(rows.timeline_row(job.job_id, entry, f"home-{job.current_attempt}")),
     )
-    return Return(job.job_id, writes, record.decision_id)
+    return Migration(job.job_id, writes, record.decision_id)
 
 
-def cost_said(parts: int) -> str:
+def exact_cost_text(parts: int) -> str:
     """Write a rental's cost to the micro-dollar, beside the cents that people read."""
-    return f"{money.said(parts)} ({parts / money.PARTS:.6f} dollars)"
+    return f"{money.format_usd(parts)} ({parts / money.PARTS:.6f} dollars)"

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from evenkeel.domain.capacity import efa
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.economics.forecasts import forecast, launch_durations, repair_durations
-from evenkeel.domain.elastic.grow_shrink import FaultFacts
+from evenkeel.domain.elastic.grow_shrink import NodeLossFacts
 from evenkeel.domain.elastic.sizes import ElasticJob
 from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
-from evenkeel.domain.health.intake import doubt_of, ladder_of
+from evenkeel.domain.health.intake import checkpoint_trust_of, ladder_of
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
-from evenkeel.domain.jobs.job import Demand, Job, ResumeOption, ResumePlan, StopRequest
+from evenkeel.domain.jobs.job import CheckpointRequirement, Job, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
@@ -26,11 +26,11 @@ from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.recovery.repair import REPLACE
 from evenkeel.domain.recovery.resume import (
-    Delays,
-    Offer,
-    PoolRoom,
+    PoolCapacity,
     ResumeDecision,
+    ResumeDelays,
     ResumeFacts,
+    ResumeOffer,
     demand_after,
     distrust_after,
     lost_work,
@@ -38,21 +38,23 @@ from evenkeel.domain.recovery.resume import (
 )
 from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Conflict, Ids, Ledger, Passes, Put, Table, Telemetry, Write, every, get_all
+from evenkeel.ports import Cluster, Conflict, CycleRequests, Ids, Ledger, Put, Table, Telemetry, Write, every, get_all
 from evenkeel.services.incidents import unhealthy_nodes
-from evenkeel.services.recovery import guard_acts
-from evenkeel.services.resume import seek_offers
+from evenkeel.services.recovery import guardrails
+from evenkeel.services.resume import find_resume_options
 from evenkeel.services.storage import incident_record, rows
 
 WRITER = "plan_resume"
-_INCIDENTS_MEASURED = 50
-_INCIDENTS_LISTED = 200
-_ATTEMPTS_MEASURED = 5
-_KEEPS_ITS_SIZE = Offer(option=ResumeOption.SHRINK, why_not="not available here: it runs at one number of nodes only")
+_MAX_INCIDENT_SAMPLES = 50
+_MAX_INCIDENTS_READ = 200
+_MAX_ATTEMPT_SAMPLES = 5
+_KEEPS_ITS_SIZE = ResumeOffer(
+    option=ResumeOption.SHRINK, why_not="not available here: it runs at one number of nodes only"
+)
 
 
-_ASKS_NOBODY = tuple(
-    Offer(option=option, why_not="not asked for: nodes that are there take it at once")
+_NO_OFFERS = tuple(
+    ResumeOffer(option=option, why_not="not asked for: nodes that are there take it at once")
     for option in (ResumeOption.PREEMPT, ResumeOption.BURST)
 )
 """Nothing that others give comes sooner, or for less: the rules of a pass are asked for those who need it alone."""
@@ -84,7 +86,7 @@ def run(
     *,
     ledger: Ledger,
     cluster: Cluster,
-    passes: Passes,
+    passes: CycleRequests,
     ids: Ids,
     telemetry: Telemetry,
     policy: Policy,
@@ -104,8 +106,8 @@ def run(
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if not incident.hurt_jobs:
         return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
-    seen = _look(incident, ledger, cluster, policy, now)
-    is_held = guard_acts.Fleet(ledger, policy, now).hold_on(incident) is not None
+    seen = _observe(incident, ledger, cluster, policy, now)
+    is_held = guardrails.GuardrailInputs(ledger, policy, now).hold_on(incident) is not None
     planned = []
     for hurt in incident.hurt_jobs:
         done = _plan(incident, hurt, seen, ledger, ids, telemetry, policy, mode, now, is_held=is_held)
@@ -116,11 +118,11 @@ def run(
     passes.request(f"{incident.incident_id} planned the way back")
     for job in planned:
         telemetry.count("ResumesPlanned", option=job.option or "ON_ITS_WAY")
-    said = ", ".join(f"{job.job_id} ({job.option or 'on its way already'})" for job in planned)
-    return Outcome(outcome="PLANNED", reason=f"Planned to come back: {said}.", jobs=tuple(planned))
+    summary = ", ".join(f"{job.job_id} ({job.option or 'on its way already'})" for job in planned)
+    return Outcome(outcome="PLANNED", reason=f"Planned to come back: {summary}.", jobs=tuple(planned))
 
 
-class _Seen(NamedTuple):
+class _Observed(NamedTuple):
     """What all hurt jobs of an incident are planned on."""
 
     nodes: tuple[KubernetesNode, ...]
@@ -130,12 +132,12 @@ class _Seen(NamedTuple):
     """Recoveries that ended well."""
 
 
-def _look(incident: Incident, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime) -> _Seen:
+def _observe(incident: Incident, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime) -> _Observed:
     jobs = get_all(ledger, (rows.job_key(hurt.job_id) for hurt in incident.hurt_jobs)).values()
     names = sorted({incident.life.cluster, *(rows.read(row, Job).cluster for row in jobs)})
     nodes = tuple(node for name in names for node in cluster.nodes(name))
-    unhealthy = unhealthy_nodes.among(nodes, ledger, policy, now)
-    return _Seen(
+    unhealthy = unhealthy_nodes.unhealthy_among(nodes, ledger, policy, now)
+    return _Observed(
         # The plan itself says what becomes of the incident's own node.
         tuple(
             node
@@ -150,7 +152,7 @@ def _look(incident: Incident, ledger: Ledger, cluster: Cluster, policy: Policy, 
 def _plan(
     incident: Incident,
     hurt: HurtJob,
-    seen: _Seen,
+    seen: _Observed,
     ledger: Ledger,
     ids: Ids,
     telemetry: Telemetry,
@@ -159,13 +161,13 @@ def _plan(
     now: datetime,
     *,
     is_held: bool = False,
-    asks_others: bool = True,
+    seeks_offers: bool = True,
 ) -> PlannedJob | None:
     """Plan one job; None where it needs nothing any more. Under a hold none is stopped: the sweeper does that later.
 
     One that is taken back has its machines, which are well: it asks nothing of others.
     """
-    for _ in range(incident_record.TRIES):
+    for _ in range(incident_record.MAX_TRIES):
         row = ledger.get(rows.job_key(hurt.job_id))
         attempt_row = ledger.get(rows.attempt_key(hurt.job_id, hurt.attempt))
         if row is None or attempt_row is None:
@@ -177,34 +179,34 @@ def _plan(
         is_planned = plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, hurt.attempt)
         attempt = rows.read(attempt_row, Attempt)
         back: RollbackDecision | None = None
-        if job.current_attempt > hurt.attempt and not _can_still_doubt(job, hurt, ledger):
-            back = _look_back(incident, hurt, job, ledger, policy)
+        if job.current_attempt > hurt.attempt and not _can_still_distrust(job, hurt, ledger):
+            back = _judge_rollback(incident, hurt, job, ledger, policy)
         if is_held and back is not None and back.action is Rollback.STOP:
             return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
         if plan and is_planned and (back is None or back.action is not Rollback.STOP):
             return PlannedJob(job_id=job.job_id, attempt=hurt.attempt, option=plan.option)
         if back is not None:
             if back.action is Rollback.LIMIT:
-                _leave_in_doubt(incident, hurt, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now)
+                _page_suspect_job(incident, hurt, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now)
             if back.action is not Rollback.STOP:
-                _tell_on_its_way(incident, job, attempt, ledger)
+                _note_already_resuming(incident, job, attempt, ledger)
                 return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
             attempt = rows.load(ledger, rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
-        rooms = _rooms(incident, job, attempt, seen, policy)
+        rooms = _pool_capacities(incident, job, attempt, seen, policy)
         delays = _delays(incident, seen.past, _past_attempts(attempt, ledger), policy)
-        offers = seek_offers.Found(refused=_ASKS_NOBODY)
-        if asks_others and not any(room.usable >= _nodes_wanted(job) for room in rooms):
-            patient = _patient(incident, job, attempt)
-            offers = seek_offers.run(patient, seen.nodes, seen.in_use, ledger, policy=policy, now=now)
+        offers = find_resume_options.ResumeOffers(refused=_NO_OFFERS)
+        if seeks_offers and not any(room.usable >= _nodes_wanted(job) for room in rooms):
+            interrupted = _patient(incident, job, attempt)
+            offers = find_resume_options.run(interrupted, seen.nodes, seen.in_use, ledger, policy=policy, now=now)
         facts = _facts(incident, job, attempt, rooms, offers, delays, policy, now)
         decided = plan_resume(facts, policy.jobs)
         try:
-            doubted = _is_doubted(job, attempt, ledger)
+            doubted = _has_open_distrust(job, attempt, ledger)
             writes = _writes(incident, job, row.version, facts, decided, ids, policy, mode, now, is_doubted=doubted)
             if back is not None:
                 record = _record(incident, back, ids, policy, mode, now)
-                writes = _taking_back(incident, hurt, attempt, record, writes, ledger, now)
-                telemetry.count("JobsTakenBack")
+                writes = _rollback_writes(incident, hurt, attempt, record, writes, ledger, now)
+                telemetry.count("JobsRolledBack")
             ledger.commit(*writes)
         except Conflict:
             continue
@@ -212,17 +214,17 @@ def _plan(
     raise Conflict(f"{hurt.job_id} kept changing while its way back was to be planned")
 
 
-def _is_doubted(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
+def _has_open_distrust(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
     """Whether the distrust of an earlier recovery is not honoured yet: nothing was pinned after what it is about."""
-    numbers = range(attempt.attempt, job.distrust_through, -1) if job.distrust_through else ()
+    numbers = range(attempt.attempt, job.distrust_through_attempt, -1) if job.distrust_through_attempt else ()
     found = (ledger.get(rows.attempt_key(job.job_id, number)) for number in numbers)
-    return bool(job.distrust_through) and not any(rows.read(row, Attempt).is_pinned for row in found if row)
+    return bool(job.distrust_through_attempt) and not any(rows.read(row, Attempt).is_pinned for row in found if row)
 
 
-def _look_back(incident: Incident, hurt: HurtJob, job: Job, ledger: Ledger, policy: Policy) -> RollbackDecision:
+def _judge_rollback(incident: Incident, hurt: HurtJob, job: Job, ledger: Ledger, policy: Policy) -> RollbackDecision:
     """Judge whether the attempt that came after the hurt one resumed from something that is in doubt now."""
     fault_class = policy.catalogue.look_up(incident.fault_key).fault_class
-    trust, since = doubt_of(incident, policy.catalogue)
+    trust, since = checkpoint_trust_of(incident, policy.catalogue)
     numbers = range(hurt.attempt + 1, job.current_attempt + 1)
     found = (ledger.get(rows.attempt_key(job.job_id, number)) for number in numbers)
     facts = RollbackFacts(
@@ -231,14 +233,16 @@ def _look_back(incident: Incident, hurt: HurtJob, job: Job, ledger: Ledger, poli
         descent=tuple(rows.read(row, Attempt) for row in found if row),
         distrust_after=distrust_after(trust, since, policy.jobs),
         demand=demand_after(trust, fault_class, policy.jobs),
-        distrusted_before=job.distrust_after if job.distrust_through >= hurt.attempt else None,
-        demanded_before=job.demand if job.distrust_through >= hurt.attempt else Demand.CONVENTION,
+        distrusted_before=job.distrust_after if job.distrust_through_attempt >= hurt.attempt else None,
+        demanded_before=job.demand
+        if job.distrust_through_attempt >= hurt.attempt
+        else CheckpointRequirement.CONVENTION,
         rollbacks=job.rollbacks,
     )
     return roll_back(facts, policy.jobs)
 
 
-def _taking_back(
+def _rollback_writes(
     incident: Incident,
     hurt: HurtJob,
     attempt: Attempt,
@@ -271,7 +275,7 @@ def _taking_back(
         Put(rows.job_row(taken, put.row.version)),
         Put(rows.incident_row(current.but(hurt_jobs=moved), version)),
         Put(rows.decision_row(record)),
-        incident_record.told(
+        incident_record.timeline_put(
             attempt.job_id, "rolled back", record.reason, at=now, writer=WRITER, decision_id=record.decision_id
         ),
         *others,
@@ -296,7 +300,7 @@ def _record(
     )
 
 
-def revise(
+def roll_back_suspect_jobs(
     incident: Incident,
     *,
     ledger: Ledger,
@@ -313,9 +317,9 @@ def revise(
 
     Idempotent: yes, an attempt that is taken back is the hurt one from then on, in the same commit.
     """
-    if distrust_after(*doubt_of(incident, policy.catalogue), policy.jobs) is None:
+    if distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs) is None:
         return 0
-    if guard_acts.Fleet(ledger, policy, now).hold_on(incident) is not None:
+    if guardrails.GuardrailInputs(ledger, policy, now).hold_on(incident) is not None:
         return 0
     taken = 0
     for hurt in incident.hurt_jobs:
@@ -323,27 +327,27 @@ def revise(
         job = rows.read(row, Job) if row else None
         if job is None or job.state.has_ended or job.current_attempt <= hurt.attempt:
             continue
-        back = _look_back(incident, hurt, job, ledger, policy)
+        back = _judge_rollback(incident, hurt, job, ledger, policy)
         if back.action is Rollback.LIMIT:
-            _leave_in_doubt(incident, hurt, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now)
+            _page_suspect_job(incident, hurt, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now)
         if back.action is not Rollback.STOP:
             continue
-        seen = _look(incident, ledger, cluster, policy, now)
-        _plan(incident, hurt, seen, ledger, ids, telemetry, policy, mode, now, asks_others=False)
+        seen = _observe(incident, ledger, cluster, policy, now)
+        _plan(incident, hurt, seen, ledger, ids, telemetry, policy, mode, now, seeks_offers=False)
         taken += 1
     return taken
 
 
-def _tell_on_its_way(incident: Incident, job: Job, attempt: Attempt, ledger: Ledger) -> None:
+def _note_already_resuming(incident: Incident, job: Job, attempt: Attempt, ledger: Ledger) -> None:
     """Tell once that a job was quicker than the plan: its attempt ended with the node and a later one exists."""
     at = attempt.ended_at or incident.opened_at
     text = f"{job.job_id} lost attempt {attempt.attempt} with the node and is on its way back already."
     writer = f"{WRITER}-{job.job_id}"
     with contextlib.suppress(Conflict):  # told before
-        ledger.commit(incident_record.told(incident.incident_id, "job", text, at=at, writer=writer))
+        ledger.commit(incident_record.timeline_put(incident.incident_id, "job", text, at=at, writer=writer))
 
 
-def _leave_in_doubt(
+def _page_suspect_job(
     incident: Incident,
     hurt: HurtJob,
     attempt: int,
@@ -359,26 +363,26 @@ def _leave_in_doubt(
 
     A crash between the call and its record calls again.
     """
-    if hurt.left_in_doubt == attempt:
+    if hurt.suspect_attempt == attempt:
         return
-    telemetry.count("JobsLeftInDoubt")
+    telemetry.count("JobsOnSuspectCheckpoints")
     telemetry.error("A job was taken back too often", job_id=hurt.job_id, reason=back.reason, runbook="job-in-doubt")
     record = _record(incident, back, ids, policy, mode, now)
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if hurt not in current.hurt_jobs:
             return None
-        noted = tuple(each.but(left_in_doubt=attempt) if each == hurt else each for each in current.hurt_jobs)
+        noted = tuple(each.but(suspect_attempt=attempt) if each == hurt else each for each in current.hurt_jobs)
         text = f"{hurt.job_id} goes on as it is. {back.reason} A person must look."
-        line = incident_record.told(
+        line = incident_record.timeline_put(
             current.incident_id, "job", text, at=now, writer=WRITER, decision_id=record.decision_id
         )
         return current.but(hurt_jobs=noted), [Put(rows.decision_row(record)), line]
 
-    incident_record.amend(ledger, incident.incident_id, change)
+    incident_record.update(ledger, incident.incident_id, change)
 
 
-def _can_still_doubt(job: Job, hurt: HurtJob, ledger: Ledger) -> bool:
+def _can_still_distrust(job: Job, hurt: HurtJob, ledger: Ledger) -> bool:
     """Whether the next attempt exists, and it is not yet decided what it resumes from: distrust still reaches it."""
     row = ledger.get(rows.attempt_key(job.job_id, job.current_attempt))
     return job.current_attempt == hurt.attempt + 1 and row is not None and rows.read(row, Attempt).launched_at is None
@@ -391,24 +395,26 @@ def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
     """
     state = f"INC#{IncidentState.RECOVERED}"
     listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, state, cursor=cursor, newest_first=True))
-    found = (rows.read(row, Incident) for row in itertools.islice(listed, _INCIDENTS_LISTED))
+    found = (rows.read(row, Incident) for row in itertools.islice(listed, _MAX_INCIDENTS_READ))
     of_its_kind = (each for each in found if each.is_drill is is_drill)
-    return tuple(itertools.islice(of_its_kind, _INCIDENTS_MEASURED))
+    return tuple(itertools.islice(of_its_kind, _MAX_INCIDENT_SAMPLES))
 
 
 def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
     """Return the hurt attempt and the last few before it."""
-    numbers = range(max(1, attempt.attempt - _ATTEMPTS_MEASURED), attempt.attempt)
+    numbers = range(max(1, attempt.attempt - _MAX_ATTEMPT_SAMPLES), attempt.attempt)
     found = (ledger.get(rows.attempt_key(attempt.job_id, number)) for number in numbers)
     return (*(rows.read(row, Attempt) for row in found if row), attempt)
 
 
-def _delays(incident: Incident, past: tuple[Incident, ...], attempts: tuple[Attempt, ...], policy: Policy) -> Delays:
+def _delays(
+    incident: Incident, past: tuple[Incident, ...], attempts: tuple[Attempt, ...], policy: Policy
+) -> ResumeDelays:
     economy, jobs = policy.economy, policy.jobs
     rung = next(iter(ladder_of(incident, policy.catalogue)), "")
     repair_seconds = jobs.expected_replace_seconds if rung == REPLACE else economy.expected_reboot_seconds
     least = economy.least_samples
-    return Delays(
+    return ResumeDelays(
         repair=forecast(repair_durations(past, incident.pool, rung), repair_seconds, least_samples=least),
         capacity=forecast((), economy.expected_capacity_seconds, least_samples=least),
         launch=forecast(launch_durations(attempts), economy.expected_launch_seconds, least_samples=least),
@@ -420,10 +426,10 @@ def _nodes_wanted(job: Job) -> int:
     return max(job.spec.nodes, job.size) if job.spec.elastic else job.spec.nodes
 
 
-def _patient(incident: Incident, job: Job, attempt: Attempt) -> seek_offers.Patient:
+def _patient(incident: Incident, job: Job, attempt: Attempt) -> find_resume_options.InterruptedJob:
     stays = _stays_in_service(incident)
     other = job.live_plan()
-    return seek_offers.Patient(
+    return find_resume_options.InterruptedJob(
         job,
         attempt,
         sick_node="" if stays else incident.node_name,
@@ -435,14 +441,14 @@ def _facts(
     incident: Incident,
     job: Job,
     attempt: Attempt,
-    rooms: tuple[PoolRoom, ...],
-    offers: seek_offers.Found,
-    delays: Delays,
+    rooms: tuple[PoolCapacity, ...],
+    offers: find_resume_options.ResumeOffers,
+    delays: ResumeDelays,
     policy: Policy,
     now: datetime,
 ) -> ResumeFacts:
     rungs = ladder_of(incident, policy.catalogue)
-    trust, since = doubt_of(incident, policy.catalogue)
+    trust, since = checkpoint_trust_of(incident, policy.catalogue)
     ended_at = attempt.ended_at or now
     poisoned_from = distrust_after(trust, since, policy.jobs) or ended_at
     return ResumeFacts(
@@ -450,10 +456,10 @@ def _facts(
         attempt=attempt.attempt,
         nodes=_nodes_wanted(job),
         accelerators_per_node=job.spec.accelerators_per_node,
-        rooms=rooms,
+        pools=rooms,
         offers=offers.refused if job.spec.elastic else (_KEEPS_ITS_SIZE, *offers.refused),
         renting=offers.renting,
-        gives_way=offers.gives_way,
+        preemption_victims=offers.preemption_victims,
         usd_per_hour_of_delay=policy.burst.usd_of_delay(job.spec.priority_class),
         fault=_fault(incident, job, attempt, rooms, policy, now),
         delays=delays,
@@ -475,8 +481,8 @@ def _facts(
 
 
 def _fault(
-    incident: Incident, job: Job, attempt: Attempt, rooms: tuple[PoolRoom, ...], policy: Policy, now: datetime
-) -> FaultFacts | None:
+    incident: Incident, job: Job, attempt: Attempt, rooms: tuple[PoolCapacity, ...], policy: Policy, now: datetime
+) -> NodeLossFacts | None:
     """Say what an elastic job lost, and what is left to it; None where it runs at one size only."""
     if job.spec.sizes is None:
         return None
@@ -484,7 +490,7 @@ def _fault(
     # A gang runs in one pool.
     left = max((room.usable for room in rooms), default=0)
     lost = max(1, nodes - left)
-    return FaultFacts(
+    return NodeLossFacts(
         job=ElasticJob(
             job_id=job.job_id,
             nodes=nodes,
@@ -505,13 +511,13 @@ def _stays_in_service(incident: Incident) -> bool:
     return incident.plan is not None and incident.plan.is_carried_out and not incident.plan.repairs_node
 
 
-def _rooms(
+def _pool_capacities(
     incident: Incident,
     job: Job,
     attempt: Attempt,
-    seen: _Seen,
+    seen: _Observed,
     policy: Policy,
-) -> tuple[PoolRoom, ...]:
+) -> tuple[PoolCapacity, ...]:
     """Count by pool the nodes that are free now, or will be when the hurt attempt has let go of them.
 
     Rented ones are their jobs' alone.
@@ -532,13 +538,13 @@ def _rooms(
             continue
         free = node.accelerators - (0 if is_own else seen.in_use.get(node.name, 0))
         own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
-        has_efa = node.efa >= efa.interfaces_per_pod(efa.Machine.of(node), attempt.ranks, own, by_pool)
+        has_efa = node.efa >= efa.interfaces_per_pod(efa.EfaNode.of(node), attempt.ranks, own, by_pool)
         if free >= own and has_efa:
             usable[node.pool] = usable.get(node.pool, 0) + 1
     spares = policy.scheduling.spare_nodes
     # The pool it ran in first: its data and its peers are near.
     order = sorted(usable, key=lambda pool: (pool != attempt.pool, pool))
-    return tuple(PoolRoom(pool=pool, usable=usable[pool], spares=spares.get(pool, 0)) for pool in order)
+    return tuple(PoolCapacity(pool=pool, usable=usable[pool], spares=spares.get(pool, 0)) for pool in order)
 
 
 def _writes(
@@ -584,21 +590,21 @@ def _writes(
         distrust_after=decided.distrust_after,
         demand=decided.demand,
         shrinks_at=decided.shrinks_at,
-        rent_worth_parts=decided.rent_worth_parts,
+        max_rent_parts=decided.max_rent_parts,
         lost_committed=(incident.life.cluster, incident.pool)
         not in {(pool.cluster, pool.name) for pool in policy.burst.pools},
         decision_id=decision.decision_id,
         planned_at=now,
     )
     text = f"{job.job_id} comes back by {decided.option}. {decided.reason}"
-    line = incident_record.told_row(
+    line = incident_record.timeline_row_of(
         incident.incident_id, "job", text, at=now, writer=f"{WRITER}-{job.job_id}", decision_id=decision.decision_id
     )
     return [
         Put(rows.job_row(job.with_plan(plan, is_doubted=is_doubted), version)),
         Put(rows.decision_row(decision)),
         Put(line),
-        incident_record.told(
+        incident_record.timeline_put(
             job.job_id,
             "planned",
             f"Comes back by {decided.option} after {incident.incident_id}. {decided.reason}",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from evenkeel.domain.jobs.attempt import Attempt, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger, NotFound, get_all
@@ -18,7 +18,7 @@ class Request(Value):
     attempt: int
 
 
-class Found(NamedTuple):
+class StoredAttempt(NamedTuple):
     """What was read. Each write is conditional on the version it was read at."""
 
     job: Job
@@ -27,7 +27,7 @@ class Found(NamedTuple):
     attempt_version: int
 
 
-def load(ledger: Ledger, job_id: str, attempt: int) -> Found:
+def load(ledger: Ledger, job_id: str, attempt: int) -> StoredAttempt:
     """Read a job and one attempt.
 
     Raises:
@@ -37,10 +37,10 @@ def load(ledger: Ledger, job_id: str, attempt: int) -> Found:
     row = ledger.get(rows.attempt_key(job_id, attempt))
     if job is None or row is None:
         raise NotFound(f"There is no attempt {attempt} of {job_id}.")
-    return Found(rows.read(job, Job), job.version, rows.read(row, Attempt), row.version)
+    return StoredAttempt(rows.read(job, Job), job.version, rows.read(row, Attempt), row.version)
 
 
-def owned(ledger: Ledger, listed: Iterable[tuple[str, WorkloadSeen]]) -> list[tuple[Attempt, WorkloadSeen]]:
+def owned(ledger: Ledger, listed: Iterable[tuple[str, ObservedWorkload]]) -> list[tuple[Attempt, ObservedWorkload]]:
     """Return the Jobs and pods that are an attempt's, each with its attempt as the ledger has it.
 
     What only carries labels of an attempt is left out (`Attempt.owns`).

@@ -16,7 +16,7 @@ _UNKNOWN_BYTES = 1024
 """Counted for a write that does not carry its row: `Add`, `Delete` and `Check`."""
 
 
-class Part(NamedTuple):
+class WriteGroup(NamedTuple):
     """Writes that belong together: all of them are in one commit, or none."""
 
     subject: str
@@ -29,7 +29,9 @@ def size_of(writes: Iterable[Write]) -> int:
     return sum(row_bytes(write.row) if isinstance(write, Put) else _UNKNOWN_BYTES for write in writes)
 
 
-def cut(parts: Iterable[Part], *, besides: Sequence[Write] = (), besides_each: int = 0) -> Iterator[tuple[Part, ...]]:
+def cut(
+    parts: Iterable[WriteGroup], *, besides: Sequence[Write] = (), besides_each: int = 0
+) -> Iterator[tuple[WriteGroup, ...]]:
     """Yield the parts in order, in batches that one commit holds.
 
     Args:
@@ -38,7 +40,7 @@ def cut(parts: Iterable[Part], *, besides: Sequence[Write] = (), besides_each: i
         besides_each: So many small writes come with each part.
     """
     least_bytes, least_writes = size_of(besides), len(besides)
-    batch: list[Part] = []
+    batch: list[WriteGroup] = []
     held_bytes, held_writes = least_bytes, least_writes
     for part in parts:
         part_bytes = size_of(part.writes) + besides_each * _UNKNOWN_BYTES
@@ -55,9 +57,9 @@ def cut(parts: Iterable[Part], *, besides: Sequence[Write] = (), besides_each: i
 
 
 def commit_each(
-    batch: Sequence[Part],
-    commit: Callable[[Sequence[Part]], None],
-    set_aside: Callable[[Part, Refused], None],
+    batch: Sequence[WriteGroup],
+    commit: Callable[[Sequence[WriteGroup]], None],
+    set_aside: Callable[[WriteGroup, Refused], None],
 ) -> None:
     """Commit a batch; where the ledger refuses it, commit its halves, and set aside only the part that is refused.
 
@@ -79,5 +81,5 @@ def commit_each(
 
 def note_refusal(telemetry: Telemetry, subject: str, refused: Refused) -> None:
     """Count a write that the ledger refused: the alarm `WritesRefusedTicket` rests on it."""
-    telemetry.count("WritesRefused")
+    telemetry.count("WritesRejected")
     telemetry.warning("WriteRefused", subject=subject, error=str(refused)[:1000])

@@ -12,11 +12,11 @@ FUNCTIONS = ("schedule_jobs", "sweep_fleet", "watch_cluster", "receive_event")
 """The functions that report on sources."""
 SCHEDULED = ("schedule_jobs", "sweep_fleet", "watch_cluster")
 """Those that a clock invokes: their silence is an alarm by itself."""
-PACE = timedelta(seconds=10)
+WRITE_INTERVAL = timedelta(seconds=10)
 """A function that runs more often than this records unchanged results no more often."""
 
 
-class Results:
+class SourceResults:
     """What one run of a function learned from its sources: the last result of each counts."""
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class Results:
         return self._errors
 
 
-def beat(
+def record_heartbeat(
     ledger: Ledger,
     telemetry: Telemetry,
     function: str,
     now: datetime,
-    results: Results | None = None,
+    results: SourceResults | None = None,
     read_at: datetime | None = None,
 ) -> None:
     """Record that a run ended, and what it learned from each source. Sources that were not tried keep their report.
@@ -55,7 +55,7 @@ def beat(
     row = ledger.get(key)
     before = _reports(row)
     errors = results.errors if results else {}
-    if row is not None and not _is_news(row, before, errors, now):
+    if row is not None and not _should_write(row, before, errors, now):
         return
     at = read_at or now
     reports = before | {name: SourceReport.after(before.get(name), error, at) for name, error in errors.items()}
@@ -87,13 +87,13 @@ def _reports(row: Row | None) -> dict[str, SourceReport]:
     return {name: SourceReport.model_validate(document) for name, document in documents.items()}
 
 
-def _is_news(row: Row, before: Mapping[str, SourceReport], errors: Mapping[str, str], now: datetime) -> bool:
+def _should_write(row: Row, before: Mapping[str, SourceReport], errors: Mapping[str, str], now: datetime) -> bool:
     age = now - datetime.fromisoformat(str(row.doc["at"]))
-    if age >= PACE or age < -CLOCK_SKEW:
+    if age >= WRITE_INTERVAL or age < -CLOCK_SKEW:
         return True
-    return any(_is_news_of(before.get(name), error, now) for name, error in errors.items())
+    return any(_should_write_source(before.get(name), error, now) for name, error in errors.items())
 
 
-def _is_news_of(report: SourceReport | None, error: str, now: datetime) -> bool:
+def _should_write_source(report: SourceReport | None, error: str, now: datetime) -> bool:
     """Whether a result is worth a write. A source that is read rarely is recorded each time it is read."""
-    return report is None or bool(report.error) != bool(error) or now - report.tried_at >= PACE
+    return report is None or bool(report.error) != bool(error) or now - report.tried_at >= WRITE_INTERVAL

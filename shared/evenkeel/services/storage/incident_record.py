@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from evenkeel.domain.health.incidents import Incident, TimelineEntry
-from evenkeel.domain.recovery.leases import Lease, RepairAsk
+from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, NotFound, Put, Row, Write
 from evenkeel.services.storage import rows
 
-TRIES = 6
+MAX_TRIES = 6
 """How often a commit is decided anew before the conflict is left to the workflow's own retry."""
 
 Change = Callable[[Incident], tuple[Incident, Sequence[Write]] | None]
@@ -36,7 +36,7 @@ def load(ledger: Ledger, incident_id: str) -> tuple[Incident, int]:
     return rows.read(row, Incident), row.version
 
 
-def amend(ledger: Ledger, incident_id: str, change: Change, *, known: tuple[Incident, int] | None = None) -> Incident:
+def update(ledger: Ledger, incident_id: str, change: Change, *, known: tuple[Incident, int] | None = None) -> Incident:
     """Change an incident and what belongs with it in one commit; decide anew where somebody else was first.
 
     `known` is what `load` returned before: the first try goes from there and saves a read. If it is stale, its version
@@ -47,7 +47,7 @@ def amend(ledger: Ledger, incident_id: str, change: Change, *, known: tuple[Inci
     Raises:
         Conflict: somebody else was first too often.
     """
-    for _ in range(TRIES):
+    for _ in range(MAX_TRIES):
         incident, version = known or load(ledger, incident_id)
         known = None
         changed = change(incident)
@@ -62,7 +62,7 @@ def amend(ledger: Ledger, incident_id: str, change: Change, *, known: tuple[Inci
     raise Conflict(f"incident {incident_id} kept changing")
 
 
-def amend_once(ledger: Ledger, incident_id: str, change: Change) -> Incident:
+def update_once(ledger: Ledger, incident_id: str, change: Change) -> Incident:
     """Change an incident in one commit, without deciding anew: a conflict is the caller's news.
 
     Raises:
@@ -85,21 +85,21 @@ def drill_may_act(incident: Incident, ledger: Ledger, *, drills_may_act: bool) -
     return drills_may_act and (not incident.is_drill or ledger.get(rows.open_key(incident.life)) is None)
 
 
-def told(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Put:
+def timeline_put(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Put:
     """Return the write of one line of a story."""
-    return Put(told_row(subject, kind, text, at=at, writer=writer, decision_id=decision_id))
+    return Put(timeline_row_of(subject, kind, text, at=at, writer=writer, decision_id=decision_id))
 
 
-def told_row(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Row:
+def timeline_row_of(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Row:
     """Return the row of one line of a story."""
     entry = TimelineEntry(at=at, kind=kind, text=text, decision_id=decision_id, writer=writer)
     return rows.timeline_row(subject, entry, "-".join(part for part in (writer, kind, decision_id) if part))
 
 
-def last_ask(ledger: Ledger, incident: Incident) -> RepairAsk | None:
+def last_ask(ledger: Ledger, incident: Incident) -> RepairRequest | None:
     """Return the last call that an incident made for its machine."""
     row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
     if row is None:
         return None
-    asks = [ask for ask in rows.read(row, Lease).asks if ask.incident_id == incident.incident_id]
+    asks = [ask for ask in rows.read(row, RepairLease).requests if ask.incident_id == incident.incident_id]
     return asks[-1] if asks else None

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from evenkeel.domain.names import unknown
+from evenkeel.domain.names import unknown_name
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import Invalid, Ledger, NotFound, Row, Table
-from evenkeel.services.storage import paging, rows
+from evenkeel.services.storage import pagination, rows
 
 _MOST_NODES = 5000
 
@@ -22,10 +22,10 @@ def check_pool(pool: str, ledger: Ledger, policy: Policy) -> None:
     if pool in known:
         return
     if not found:
-        said = f"Evenkeel cannot check pool {pool}: no sweep has listed the fleet yet."
+        message = f"Evenkeel cannot check pool {pool}: no sweep has listed the fleet yet."
     else:
-        said = unknown("pool", pool, known)
-    raise Invalid(said, (("pool", f"{said} To name a pool that does not exist yet, set allowUnknown."),))
+        message = unknown_name("pool", pool, known)
+    raise Invalid(message, (("pool", f"{message} To name a pool that does not exist yet, set allowUnknown."),))
 
 
 def check_machine(instance_id: str, ledger: Ledger, clusters: Iterable[str]) -> None:
@@ -40,20 +40,20 @@ def check_machine(instance_id: str, ledger: Ledger, clusters: Iterable[str]) -> 
             return
     nodes = [rows.read(row, FleetNode) for row in _nodes(ledger)]
     if not nodes:
-        said = f"Evenkeel cannot check node {instance_id}: no sweep has listed the fleet yet."
+        message = f"Evenkeel cannot check node {instance_id}: no sweep has listed the fleet yet."
     else:
-        said = unknown("node", instance_id, (node.life.instance_id for node in nodes))
-    raise Invalid(said, (("instanceId", f"{said} To name a node that does not exist yet, set allowUnknown."),))
+        message = unknown_name("node", instance_id, (node.life.instance_id for node in nodes))
+    raise Invalid(message, (("instanceId", f"{message} To name a node that does not exist yet, set allowUnknown."),))
 
 
 def no_node(instance_id: str, ledger: Ledger) -> NotFound:
     """Return the failure for a node that the fleet does not know, with those that are near."""
     nodes = (rows.read(row, FleetNode) for row in _nodes(ledger))
-    return NotFound(unknown("node", instance_id, (node.life.instance_id for node in nodes)))
+    return NotFound(unknown_name("node", instance_id, (node.life.instance_id for node in nodes)))
 
 
 def _nodes(ledger: Ledger) -> list[Row]:
-    found, _ = paging.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=_is_there)
+    found, _ = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=_is_there)
     return list(found)
 
 

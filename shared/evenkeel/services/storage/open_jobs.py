@@ -49,4 +49,4 @@ def _one_more(name: str, whose: str, most: int, limit: str, ledger: Ledger) -> P
 
 def ended(job: Job) -> tuple[Add, ...]:
     """Return the writes that stop counting a job, to be committed with its end."""
-    return tuple(Add(rows.open_jobs_key(name), {"jobs": -1}) for name in job.counted_in)
+    return tuple(Add(rows.open_jobs_key(name), {"jobs": -1}) for name in job.open_job_counters)

@@ -4,8 +4,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from evenkeel.domain.names import unknown
-from evenkeel.domain.quotas.teams import FleetQuotas, SetUp, Team
+from evenkeel.domain.names import unknown_name
+from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.ports import Ledger, NotFound
 from evenkeel.services.storage import rows
 
@@ -13,10 +13,10 @@ FLEET = ""
 """In the place of a team's name: the fleet's part."""
 
 
-class Found(NamedTuple):
+class StoredSetup(NamedTuple):
     """The set-up, and where it stands."""
 
-    setup: SetUp
+    setup: TeamSetup
     versions: Mapping[str, int]
     """Of each team's row by its name, and of the fleet's part under the empty name; absent = never set up."""
     version: int
@@ -35,7 +35,7 @@ def show_team(ledger: Ledger, team: str) -> dict[str, Any]:
     """
     row = ledger.get(rows.team_key(team))
     if row is None:
-        raise NotFound(unknown("team", team, run(ledger).setup.by_name))
+        raise NotFound(unknown_name("team", team, run(ledger).setup.by_name))
     return shown(Team.model_validate_json(row.doc["document"]), row.version)
 
 
@@ -52,7 +52,7 @@ def shown(part: Team | FleetQuotas, version: int) -> dict[str, Any]:
     return {"version": version, "team" if isinstance(part, Team) else "quotas": part.to_json()}
 
 
-def run(ledger: Ledger) -> Found:
+def run(ledger: Ledger) -> StoredSetup:
     """Read the set-up: one query of one partition.
 
     A change of it raises the tree's version in the same transaction, so what is decided on an older reading, and
@@ -71,11 +71,11 @@ def run(ledger: Ledger) -> Found:
         else:
             teams.append(row.doc["document"])
             versions[row.key.sk.removeprefix(prefix)] = row.version
-    return Found(_read(fleet, tuple(teams)), versions, version)
+    return StoredSetup(_read(fleet, tuple(teams)), versions, version)
 
 
 @functools.lru_cache(maxsize=4)
-def _read(fleet: str, teams: tuple[str, ...]) -> SetUp:
+def _read(fleet: str, teams: tuple[str, ...]) -> TeamSetup:
     """Read what is written. It changes seldom and is read in every pass, so what was read last is kept."""
     found = sorted(map(Team.model_validate_json, teams), key=lambda team: team.name)
-    return SetUp(fleet=FleetQuotas.model_validate_json(fleet) if fleet else FleetQuotas(), teams=tuple(found))
+    return TeamSetup(fleet=FleetQuotas.model_validate_json(fleet) if fleet else FleetQuotas(), teams=tuple(found))

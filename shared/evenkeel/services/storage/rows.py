@@ -11,17 +11,17 @@ from evenkeel.domain.decisions import MOST_ALTERNATIVES, Decision, packed
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import DRILL_PREFIX, Evidence, Incident, NodeFact, TimelineEntry
 from evenkeel.domain.health.intake import LastIncident
-from evenkeel.domain.health.recurrence import REMEMBERED, History
+from evenkeel.domain.health.recurrence import HISTORY_WINDOW, FaultHistory
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
-from evenkeel.domain.recovery.leases import Lease
+from evenkeel.domain.recovery.leases import RepairLease
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
-from evenkeel.domain.renting.rental import Rental, RentalHold, RentalState
-from evenkeel.domain.renting.serving import ServingMemory
+from evenkeel.domain.renting.rental import Rental, RentalAllocation, RentalState
+from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Key, Ledger, NotFound, Row, Table
@@ -97,14 +97,14 @@ def open_row(life: NodeLife, incident_id: str, version: int = 0, *, is_drill: bo
     return Row(open_key(life, is_drill=is_drill), {"incidentId": incident_id}, version, ("OPEN", life.key))
 
 
-def seat_key(slot: str, *, is_drill: bool = False) -> Key:
+def slot_key(slot: str, *, is_drill: bool = False) -> Key:
     """`SEAT#slot`: the latest incident of a seat, whichever machine it was of."""
     return Key(Table.INCIDENTS, _own(f"SEAT#{slot}", is_drill=is_drill), "META")
 
 
-def seat_row(incident: Incident, version: int, now: datetime) -> Row:
+def slot_row(incident: Incident, version: int, now: datetime) -> Row:
     """News of a replacement names the new machine: this leads it to the incident of the old one."""
-    key = seat_key(incident.slot, is_drill=incident.is_drill)
+    key = slot_key(incident.slot, is_drill=incident.is_drill)
     return Row(key, {"incidentId": incident.incident_id}, version, None, now + FACT_KEPT)
 
 
@@ -133,9 +133,9 @@ def history_key(place: str, *, is_drill: bool = False) -> Key:
     return Key(Table.INCIDENTS, _own(f"HISTORY#{place}", is_drill=is_drill), "META")
 
 
-def history_row(place: str, history: History, version: int, now: datetime, *, is_drill: bool = False) -> Row:
+def history_row(place: str, history: FaultHistory, version: int, now: datetime, *, is_drill: bool = False) -> Row:
     """Kept as long as the longest window in which a fault is counted."""
-    return Row(history_key(place, is_drill=is_drill), history.to_json(), version, None, now + REMEMBERED)
+    return Row(history_key(place, is_drill=is_drill), history.to_json(), version, None, now + HISTORY_WINDOW)
 
 
 POLICY_CHANGES = "POLICY"
@@ -318,7 +318,7 @@ def serving_key(holder_id: str) -> Key:
     return Key(Table.JOBS, f"JOB#{holder_id}", "SERVING")
 
 
-def serving_row(memory: ServingMemory, version: int) -> Row:
+def serving_row(memory: ServingState, version: int) -> Row:
     """In `byState` under `SERVING` by its id."""
     return Row(serving_key(memory.holder_id), memory.to_json(), version, ("SERVING", memory.holder_id))
 
@@ -409,7 +409,7 @@ LARGEST_LIST = 300_000
 """Bytes of a list that is one row."""
 
 
-def fitting(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def fit_into_row(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the first documents of a list, as many as one row holds."""
     size, kept = 0, []
     for document in documents:
@@ -420,9 +420,9 @@ def fitting(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
-def foreign_key(cluster: str) -> Key:
-    """`FOREIGN#cluster / META`: work with accelerators there that Evenkeel did not start, as last seen."""
-    return Key(Table.FLEET, f"FOREIGN#{cluster}", "META")
+def unmanaged_workloads_key(cluster: str) -> Key:
+    """`UNMANAGED#cluster / META`: work with accelerators there that Evenkeel did not start, as last seen."""
+    return Key(Table.FLEET, f"UNMANAGED#{cluster}", "META")
 
 
 def kueue_key(cluster: str) -> Key:
@@ -460,7 +460,7 @@ def ended_causes_key() -> Key:
     return Key(Table.FLEET, "CAUSES#ended", "META")
 
 
-def lease_row(lease: Lease, version: int, *, is_drill: bool = False) -> Row:
+def lease_row(lease: RepairLease, version: int, *, is_drill: bool = False) -> Row:
     """In `byState` under `LEMON` while its machine is one. A drill makes none."""
     state = ("LEMON", lease.slot) if lease.lemon and not is_drill else None
     return Row(lease_key(lease.slot, is_drill=is_drill), lease.to_json(), version, state)
@@ -520,7 +520,7 @@ def tree_key(root: str = ROOT_TREE) -> Key:
     return Key(Table.QUOTAS, f"TREE#{root}", "META")
 
 
-def turn_key() -> Key:
+def queue_cursors_key() -> Key:
     """`TREE#root / TURN`: by team how far passes have read its queue, past its heads."""
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", "TURN")
 
@@ -535,19 +535,19 @@ def charge_row(attempt: Attempt, job: Job | None = None, use: Mapping[str, Mappi
     return Row(charge_key(attempt), Charge.of(attempt, job, use).to_json())
 
 
-def released_row(attempt: Attempt, version: int, now: datetime) -> Row:
+def released_charge_row(attempt: Attempt, version: int, now: datetime) -> Row:
     """Mark a charge as released by a job that waits again. The row stays, so that freed quota names its owner."""
     return Row(charge_key(attempt), Charge.of(attempt).but(released_at=now).to_json(), version)
 
 
-def rental_hold_key(job_id: str, number: int) -> Key:
+def rental_allocation_key(job_id: str, number: int) -> Key:
     """`TREE#root / RENTAL#job-bn`: in the tree's partition, so that caps are held by what is read consistently."""
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", f"RENTAL#{job_id}-b{number}")
 
 
-def rental_hold_row(rental: Rental, version: int) -> Row:
+def rental_allocation_row(rental: Rental, version: int) -> Row:
     """What a rental takes of caps and limits: put with it, deleted when nothing of it is left."""
-    return Row(rental_hold_key(rental.job_id, rental.number), RentalHold.of(rental).to_json(), version)
+    return Row(rental_allocation_key(rental.job_id, rental.number), RentalAllocation.of(rental).to_json(), version)
 
 
 def setup_key() -> Key:

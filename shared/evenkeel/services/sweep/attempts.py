@@ -2,22 +2,22 @@
 
 from datetime import timedelta
 
-from evenkeel.domain.jobs.attempt import Attempt, AttemptState, PodPhase, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload, PodPhase
 from evenkeel.domain.jobs.attempt_end import judge_end, lost_nodes
 from evenkeel.domain.jobs.job import Job
-from evenkeel.ports import ExecutionState, Machine, Table, get_all
-from evenkeel.services.attempts import keep_logs, mark_running, record_pin, record_seats, settle_attempt
+from evenkeel.ports import ExecutionState, Table, WorkflowName, get_all
+from evenkeel.services.attempts import keep_logs, mark_running, record_nodes, record_pin, settle_attempt
 from evenkeel.services.scheduling import schedule_jobs
 from evenkeel.services.storage import attempt_rows, rows
-from evenkeel.services.sweep.round import Round
+from evenkeel.services.sweep.sweep_run import SweepRun
 
 
-def resume_attempts(sweep: Round) -> int:
+def resume_attempts(sweep: SweepRun) -> int:
     """Start, stop or settle attempts whose workflow is not there to do it."""
     stored = sweep.as_stored(sweep.listed(Table.JOBS, "ATTEMPT#LIVE"))
     live = [attempt for attempt in (rows.read(row, Attempt) for row in stored) if not attempt.state.has_ended]
     for attempt in live:
-        if sweep.sees(attempt.cluster):
+        if sweep.has_listed_cluster(attempt.cluster):
             with sweep.item(attempt.workload_name):
                 _record(sweep, attempt)
     due = [attempt for attempt in live if not sweep.is_fresh(attempt.admitted_at)]
@@ -31,37 +31,37 @@ def resume_attempts(sweep: Round) -> int:
     return resumed
 
 
-def _record(sweep: Round, attempt: Attempt) -> None:
+def _record(sweep: SweepRun, attempt: Attempt) -> None:
     world = sweep.world
     if attempt.state is AttemptState.RUNNING and not attempt.is_pinned:
         found = attempt_rows.load(world.ledger, attempt.job_id, attempt.attempt)
         record_pin.run(found, world.ledger, world.cluster, now=sweep.now)
     if attempt.local_queue and not attempt.nodes:
-        record_seats.run(attempt.job_id, attempt.attempt, world.ledger, world.cluster, world.provider)
+        record_nodes.run(attempt.job_id, attempt.attempt, world.ledger, world.cluster, world.provider)
 
 
-def _resume_attempt(sweep: Round, attempt: Attempt, job: Job) -> bool:
-    state = sweep.execution(Machine.RUN_JOB, attempt.workload_name)
+def _resume_attempt(sweep: SweepRun, attempt: Attempt, job: Job) -> bool:
+    state = sweep.execution(WorkflowName.RUN_JOB, attempt.workload_name)
     if state is ExecutionState.NONE and attempt.state is AttemptState.STARTING:
         return schedule_jobs.start_run(attempt, sweep.world.workflows, sweep.world.telemetry)
-    if attempt.cluster in sweep.clusters and not sweep.sees(attempt.cluster):
+    if attempt.cluster in sweep.clusters and not sweep.has_listed_cluster(attempt.cluster):
         return False  # what runs there is unknown: nothing is stopped or settled on that
     seen = sweep.workload(attempt)
     request = job.stop_of(attempt.attempt)
     is_stopped_again = False
-    if request and not sweep.is_fresh(request.requested_at) and seen.is_let_run:
+    if request and not sweep.is_fresh(request.requested_at) and seen.has_runnable_pods:
         # Asked to stop, and nobody told the cluster.
-        sweep.world.cluster.stop(attempt, request.grace_seconds, request.at_once_on)
+        sweep.world.cluster.stop(attempt, request.grace_seconds, request.nodes_without_grace)
         is_stopped_again = True
     if state is ExecutionState.RUNNING:
         return is_stopped_again
     return _without_workflow(sweep, job, attempt, seen) or is_stopped_again
 
 
-def _without_workflow(sweep: Round, job: Job, attempt: Attempt, seen: WorkloadSeen) -> bool:
+def _without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, seen: ObservedWorkload) -> bool:
     """The workflow is over and the attempt is not: go on in its place."""
     nodes = {node.name: node for node in sweep.kubernetes if node.cluster == attempt.cluster}
-    lost = lost_nodes(nodes, attempt.seats_in(seen), sweep.now, sweep.policy.jobs.lost_node_seconds)
+    lost = lost_nodes(nodes, attempt.nodes_in(seen), sweep.now, sweep.policy.jobs.lost_node_seconds)
     has_ended = judge_end(seen, job, attempt, lost) is not None
     # Nothing else takes an attempt beyond STARTING: what its launch left half done is ended, and the job queued.
     if has_ended or attempt.state is AttemptState.STARTING:
@@ -75,7 +75,7 @@ def _without_workflow(sweep: Round, job: Job, attempt: Attempt, seen: WorkloadSe
     return False
 
 
-def _settle(sweep: Round, attempt: Attempt) -> None:
+def _settle(sweep: SweepRun, attempt: Attempt) -> None:
     world = sweep.world
     settle_attempt.run(
         settle_attempt.Request(job_id=attempt.job_id, attempt=attempt.attempt),
@@ -88,7 +88,7 @@ def _settle(sweep: Round, attempt: Attempt) -> None:
     )
 
 
-def clear_workloads(sweep: Round) -> int:
+def clear_workloads(sweep: SweepRun) -> int:
     """End what settled attempts left running, and delete what was kept long enough for its logs."""
     world = sweep.world
     cleared = 0
@@ -97,7 +97,7 @@ def clear_workloads(sweep: Round) -> int:
         if attempt.ended_at is None or sweep.is_fresh(attempt.ended_at):
             continue
         with sweep.item(attempt.workload_name):
-            if seen.is_let_run:
+            if seen.has_runnable_pods:
                 job = attempt_rows.load(world.ledger, attempt.job_id, attempt.attempt).job
                 within = keep_logs.BEFORE_STOP_SECONDS
                 keep_logs.run(
@@ -110,6 +110,6 @@ def clear_workloads(sweep: Round) -> int:
     return cleared
 
 
-def _is_kept_no_longer(sweep: Round, attempt: Attempt) -> bool:
+def _is_kept_no_longer(sweep: SweepRun, attempt: Attempt) -> bool:
     assert attempt.ended_at
     return sweep.now - attempt.ended_at > timedelta(seconds=sweep.policy.jobs.keep_workload_seconds)

@@ -5,32 +5,32 @@ import contextlib
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.approval import is_approved
-from evenkeel.domain.recovery.guardrails import Entry
+from evenkeel.domain.recovery.guardrails import RegisterEntry
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
-from evenkeel.domain.recovery.settling import runs_again_at
-from evenkeel.ports import Conflict, Delete, ExecutionState, Machine, Put, Table, get_all
+from evenkeel.domain.recovery.settling import next_run_at
+from evenkeel.ports import Conflict, Delete, ExecutionState, Put, Table, WorkflowName, get_all
 from evenkeel.services.incidents import receive_event
 from evenkeel.services.resume import plan_resume
-from evenkeel.services.storage import guard_register, incident_record, rows
-from evenkeel.services.storage.guard_register import Which
-from evenkeel.services.sweep.round import WRITER, Round
+from evenkeel.services.storage import guardrail_registers, incident_record, rows
+from evenkeel.services.storage.guardrail_registers import RegisterName
+from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 
 
-def resume_incidents(sweep: Round) -> int:
+def resume_incidents(sweep: SweepRun) -> int:
     """Start the workflow of every open incident that has none: the same run if none was, else the next one."""
     return sum(_resume(sweep, incident) for incident in sweep.open_incidents)
 
 
-def _resume(sweep: Round, incident: Incident) -> bool:
+def _resume(sweep: SweepRun, incident: Incident) -> bool:
     if sweep.is_fresh(incident.opened_at):
         return False
-    state = sweep.execution(Machine.RECOVER_NODE, incident.execution_name)
+    state = sweep.execution(WorkflowName.RECOVER_NODE, incident.execution_name)
     if state is ExecutionState.RUNNING:
         return False
     if state is ExecutionState.NONE:
         return receive_event.start_recovery(incident, sweep.world.workflows)
-    due = runs_again_at(incident, sweep.policy.watch)
+    due = next_run_at(incident, sweep.policy.watch)
     if due is not None and sweep.now < due:
         return False
     if incident.run >= sweep.policy.watch.max_runs:
@@ -45,7 +45,7 @@ def _resume(sweep: Round, incident: Incident) -> bool:
     return _start_next_run(sweep, incident)
 
 
-def _start_next_run(sweep: Round, ended: Incident) -> bool:
+def _start_next_run(sweep: SweepRun, ended: Incident) -> bool:
     """The run ended and the incident is open still: go on with the next run, unless somebody settled it now."""
 
     def change(incident: Incident) -> tuple[Incident, list[Put]] | None:
@@ -53,23 +53,23 @@ def _start_next_run(sweep: Round, ended: Incident) -> bool:
             return None
         text = f"Run {ended.run} of its workflow ended early; run {ended.run + 1} goes on."
         subject = incident.incident_id
-        entry = incident_record.told(subject, f"resumed-{ended.run + 1}", text, at=sweep.now, writer=WRITER)
+        entry = incident_record.timeline_put(subject, f"resumed-{ended.run + 1}", text, at=sweep.now, writer=WRITER)
         return incident.but(run=ended.run + 1, failed_at=None), [entry]
 
-    after = incident_record.amend(sweep.world.ledger, ended.incident_id, change)
+    after = incident_record.update(sweep.world.ledger, ended.incident_id, change)
     if after.state.is_settled:
         return False
     return receive_event.start_recovery(after, sweep.world.workflows)
 
 
-def take_back_jobs(sweep: Round) -> int:
+def roll_back_jobs(sweep: SweepRun) -> int:
     """Take back jobs that run again from a checkpoint which a later signal of an open incident casts doubt on."""
     world = sweep.world
     acting = (each for each in sweep.open_incidents if each.hurt_jobs and _may_act_on(sweep, each))
     taken = 0
     for incident in acting:
         with sweep.item(incident.incident_id):
-            taken += plan_resume.revise(
+            taken += plan_resume.roll_back_suspect_jobs(
                 incident,
                 ledger=world.ledger,
                 cluster=world.cluster,
@@ -84,14 +84,14 @@ def take_back_jobs(sweep: Round) -> int:
     return taken
 
 
-def _may_act_on(sweep: Round, incident: Incident) -> bool:
+def _may_act_on(sweep: SweepRun, incident: Incident) -> bool:
     planned = incident.plan is not None and incident.plan.is_carried_out
     allowed = mode_now(sweep.mode, incident.mode, is_approved=is_approved(incident))
     may_act = incident_record.drill_may_act(incident, sweep.world.ledger, drills_may_act=sweep.drills_may_act)
     return planned and not not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
 
 
-def close_ghosts(sweep: Round) -> int:
+def delete_stale_pointers(sweep: SweepRun) -> int:
     """Delete pointers to incidents that are over: they would keep the next sickness of that machine out."""
     ledger = sweep.world.ledger
     closed = 0
@@ -106,17 +106,17 @@ def close_ghosts(sweep: Round) -> int:
     return closed
 
 
-def reconcile_registers(sweep: Round) -> int:
+def reconcile_registers(sweep: SweepRun) -> int:
     """Take machines out of the registers of repairs and cordons whose release was lost."""
     marks = {
         (node.cluster, node.instance_id): node.incident_id for node in sweep.kubernetes if node.incident_id is not None
     }
 
-    def is_settled(entry: Entry) -> bool:
+    def is_settled(entry: RegisterEntry) -> bool:
         row = sweep.world.ledger.get(rows.incident_key(entry.incident_id))
         return row is None or rows.read(row, Incident).state.is_settled
 
-    def is_free(entry: Entry) -> bool:
+    def is_free(entry: RegisterEntry) -> bool:
         life = NodeLife.from_key(entry.life)
         if life.cluster in sweep.clusters and life.cluster not in sweep.nodes_of:
             return False  # whether its mark is still there is unknown
@@ -124,7 +124,7 @@ def reconcile_registers(sweep: Round) -> int:
 
     ledger = sweep.world.ledger
     return sum(
-        guard_register.reconcile(ledger, which, is_over, sweep.now, is_drill=is_drill)
-        for which, is_over in ((Which.REPAIRS, is_settled), (Which.CORDONS, is_free))
+        guardrail_registers.reconcile(ledger, which, is_over, sweep.now, is_drill=is_drill)
+        for which, is_over in ((RegisterName.REPAIRS, is_settled), (RegisterName.CORDONS, is_free))
         for is_drill in (False, True)
     )

@@ -1,15 +1,15 @@
 """Rentals whose workflow is not there to go on: it is started again, and finds by itself where they stand."""
 
 from evenkeel.domain.renting.rental import Rental, RentalState
-from evenkeel.ports import ExecutionState, Machine, Put, Table
+from evenkeel.ports import ExecutionState, Put, Table, WorkflowName
 from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import rows
-from evenkeel.services.sweep.round import Round
+from evenkeel.services.sweep.sweep_run import SweepRun
 
 _RUNBOOK = "rental-stuck"
 
 
-def resume_rentals(sweep: Round) -> int:
+def resume_rentals(sweep: SweepRun) -> int:
     """Start the workflow of each rental that has none: what is rented and not given back costs money each second.
 
     Idempotent: yes, an execution is named after the rental and its run, and the run is raised before it is started.
@@ -19,7 +19,7 @@ def resume_rentals(sweep: Round) -> int:
         rental = rows.read(row, Rental)
         if rental.state is RentalState.ENDED or sweep.is_fresh(rental.begun_at):
             continue
-        state = sweep.execution(Machine.BURST_CAPACITY, rental.execution_name)
+        state = sweep.execution(WorkflowName.BURST_CAPACITY, rental.execution_name)
         if state is ExecutionState.RUNNING:
             continue
         if state is not ExecutionState.NONE:

@@ -4,15 +4,15 @@ import contextlib
 from collections.abc import Iterable
 
 from evenkeel.domain.health.incidents import NodeFact
-from evenkeel.domain.health.intake import Intake
+from evenkeel.domain.health.intake import IntakeAction
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, Delete, Table, get_all
 from evenkeel.services.incidents import note_group_fact, receive_event
 from evenkeel.services.storage import rows
-from evenkeel.services.sweep.round import Round
+from evenkeel.services.sweep.sweep_run import SweepRun
 
 
-def tell_facts(sweep: Round) -> int:
+def ingest_node_facts(sweep: SweepRun) -> int:
     """Tell what node objects say: the watch may have missed it."""
     ending = note_group_fact.ending_reservations(sweep.world.ledger, sweep.now)
     facts = (
@@ -23,27 +23,29 @@ def tell_facts(sweep: Round) -> int:
     opened = 0
     for fact in facts:
         with sweep.item(fact.instance_id):
-            opened += _tell(sweep, fact) == Intake.OPEN
+            opened += _ingest(sweep, fact) == IntakeAction.OPEN
     return opened
 
 
-def tell_early(sweep: Round) -> int:
+def ingest_early_notices(sweep: SweepRun) -> int:
     """Tell what was said of a machine before it was known to be the fleet's."""
     ledger = sweep.world.ledger
-    said = [(str(row.doc["instanceId"]), row) for row in sweep.listed(Table.INCIDENTS, "EARLY")]
-    ours = {node.life.instance_id for node in sweep.nodes} | _remembered(sweep, {machine for machine, _ in said})
+    early_rows = [(str(row.doc["instanceId"]), row) for row in sweep.listed(Table.INCIDENTS, "EARLY")]
+    ours = {node.life.instance_id for node in sweep.nodes} | _known_instances(
+        sweep, {machine for machine, _ in early_rows}
+    )
     opened = 0
-    for row in sweep.as_stored(row for machine, row in said if machine in ours):
-        told = [_tell(sweep, fact) for fact in receive_event.early_facts(row)]
-        opened += told.count(Intake.OPEN)
-        if receive_event.FOREIGN in told:
+    for row in sweep.as_stored(row for machine, row in early_rows if machine in ours):
+        outcomes = [_ingest(sweep, fact) for fact in receive_event.early_facts(row)]
+        opened += outcomes.count(IntakeAction.OPEN)
+        if receive_event.OTHER_FLEET in outcomes:
             continue  # this round saw the machine and could not write it down: the next one tells it
         with contextlib.suppress(Conflict):  # more was said: the next round tells it
             ledger.commit(Delete(row.key, row.version))
     return opened
 
 
-def _remembered(sweep: Round, instance_ids: Iterable[str]) -> set[str]:
+def _known_instances(sweep: SweepRun, instance_ids: Iterable[str]) -> set[str]:
     """Return whom an earlier round wrote down and had no time to tell of: they may be gone by now."""
     keys = {
         rows.node_key(cluster, instance_id): instance_id for instance_id in instance_ids for cluster in sweep.clusters
@@ -51,7 +53,7 @@ def _remembered(sweep: Round, instance_ids: Iterable[str]) -> set[str]:
     return {keys[key] for key in get_all(sweep.world.ledger, keys)}
 
 
-def _tell(sweep: Round, fact: NodeFact) -> str:
+def _ingest(sweep: SweepRun, fact: NodeFact) -> str:
     world = sweep.world
     return receive_event.run(
         fact,
@@ -67,7 +69,7 @@ def _tell(sweep: Round, fact: NodeFact) -> str:
     ).outcome
 
 
-def retry_unresolved(sweep: Round) -> int:
+def retry_unresolved(sweep: SweepRun) -> int:
     """Try again the facts whose machine was not known."""
     world = sweep.world
     outcomes = receive_event.retry_unresolved(

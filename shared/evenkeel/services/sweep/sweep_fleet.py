@@ -16,14 +16,23 @@ from evenkeel.events import kubernetes_node
 from evenkeel.ports import EvenkeelError, Table, Telemetry
 from evenkeel.services.queries import read_sources
 from evenkeel.services.storage import heartbeats, locks
-from evenkeel.services.sweep import arrivals, attempts, incidents, memory, rentals, signals, unhealthy, watch_cluster
-from evenkeel.services.sweep.round import WRITER, Round, World
+from evenkeel.services.sweep import (
+    attempts,
+    incidents,
+    inventory,
+    new_nodes,
+    rentals,
+    signals,
+    unhealthy,
+    watch_cluster,
+)
+from evenkeel.services.sweep.sweep_run import WRITER, SweepPorts, SweepRun
 from evenkeel.services.waits import evaluate_waits
-from evenkeel.services.waits.patient_answers import PatientWaitAnswers
+from evenkeel.services.waits.debounced_answers import DebouncedWaitAnswers
 
 LOCK = "sweep"
 _LOCK_SECONDS = 60
-_COUNTED = 1000
+_MAX_COUNTED = 1000
 """Rows that a gauge counts; past it the figure is a lower bound."""
 
 
@@ -32,14 +41,14 @@ class Outcome(Value):
 
     outcome: str
     """`SWEPT`, or `HELD_BY_ANOTHER`."""
-    mended: dict[str, int] = {}
+    corrections: dict[str, int] = {}
     """What had been left half done, by step: the miss rate of everything above this net."""
     failed: tuple[str, ...] = ()
     """Steps that failed and sources that could not be read, and why."""
 
 
 def run(
-    world: World,
+    world: SweepPorts,
     *,
     clusters: Sequence[str],
     policy: Policy,
@@ -55,8 +64,8 @@ def run(
     lock = locks.take(world.ledger, LOCK, world.ids.new("op"), seconds=_LOCK_SECONDS, now=now)
     if lock is None:
         return Outcome(outcome="HELD_BY_ANOTHER")
-    sweep = Round(world, clusters, policy, mode, lock.notes, now, drills_may_act=drills_may_act)
-    mended: dict[str, int] = {}
+    sweep = SweepRun(world, clusters, policy, mode, lock.notes, now, drills_may_act=drills_may_act)
+    corrections: dict[str, int] = {}
     failed: list[str] = []
     held: locks.Lock | None = lock
     for name, step in STEPS:
@@ -81,8 +90,8 @@ def run(
         else:
             sweep.results.answered(source)
         if count:
-            mended[name] = count
-            world.telemetry.count("SweepMended", count, step=name)
+            corrections[name] = count
+            world.telemetry.count("SweepCorrections", count, step=name)
     measures = sweep.is_due("sources")
     if held is not None:
         locks.release(world.ledger, held, now=world.clock.now(), notes=sweep.notes)
@@ -92,19 +101,19 @@ def run(
         f"{name}: {error}" for name, error in sweep.results.errors.items() if error and not name.startswith(steps)
     ]
     now = world.clock.now()
-    heartbeats.beat(world.ledger, world.telemetry, WRITER, now, sweep.results, read_at=sweep.now)
+    heartbeats.record_heartbeat(world.ledger, world.telemetry, WRITER, now, sweep.results, read_at=sweep.now)
     if measures:
         ages = read_sources.run(world.ledger, clusters=clusters, has_hyperpod=has_hyperpod, policy=policy, now=now)
         _measure_sources(ages, world.telemetry)
-    return Outcome(outcome="SWEPT", mended=mended, failed=tuple(failed))
+    return Outcome(outcome="SWEPT", corrections=corrections, failed=tuple(failed))
 
 
-def _note_lists(sweep: Round, *, has_hyperpod: bool) -> None:
+def _note_lists(sweep: SweepRun, *, has_hyperpod: bool) -> None:
     """Note which clusters were listed completely, and whether HyperPod was, where this run came so far."""
     for cluster in sweep.clusters:
         source = Source(kind=SourceKind.KUBERNETES_LIST, target=cluster)
-        if cluster in sweep.blind:
-            sweep.results.failed(source, sweep.blind[cluster])
+        if cluster in sweep.unreadable_clusters:
+            sweep.results.failed(source, sweep.unreadable_clusters[cluster])
         elif sweep.has_listed:
             sweep.results.answered(source)
     if not has_hyperpod or not sweep.has_listed:
@@ -127,13 +136,13 @@ def _measure_sources(ages: Sequence[SourceAge], telemetry: Telemetry) -> None:
         telemetry.count("SourcesStale", stale[kind], source=kind)
 
 
-def read_event_queue(sweep: Round) -> int:
+def read_event_queue(sweep: SweepRun) -> int:
     """Look whether events wait: a queue that nobody empties is a source that nobody hears."""
     source = Source(kind=SourceKind.EVENT_QUEUE)
     try:
         waiting = sweep.world.inbox.waiting()
     except EvenkeelError as error:
-        sweep.unread(source, error)
+        sweep.note_unreadable(source, error)
         return 0
     if waiting:
         sweep.results.failed(source, f"{waiting} events wait to be handled.")
@@ -142,17 +151,17 @@ def read_event_queue(sweep: Round) -> int:
     return 0
 
 
-def answer_waits(sweep: Round) -> int:
+def answer_waits(sweep: SweepRun) -> int:
     """Judge every open wait, and repeat the answers that were recorded and never delivered.
 
     While somebody watches, an answer that has just fallen due is the watch's to ask for.
     """
     world = sweep.world
-    answers = PatientWaitAnswers(
+    answers = DebouncedWaitAnswers(
         world.wait_answers,
         world.clock,
         sweep.notes.pop("asked", {}),
-        leaves_first_to_watch=locks.is_held(world.ledger, watch_cluster.LOCK, now=sweep.now),
+        defers_to_watch=locks.is_held(world.ledger, watch_cluster.LOCK, now=sweep.now),
     )
     judged = evaluate_waits.run(
         ledger=world.ledger,
@@ -173,7 +182,7 @@ def answer_waits(sweep: Round) -> int:
     return answers.requests
 
 
-def measure(sweep: Round) -> int:
+def measure(sweep: SweepRun) -> int:
     """Emit how much of everything there is."""
     world = sweep.world
     for state in JobState:
@@ -183,19 +192,21 @@ def measure(sweep: Round) -> int:
     world.telemetry.count("IncidentsOpen", len(sweep.open_incidents))
     blocked = sum(incident.state is IncidentState.BLOCKED for incident in sweep.open_incidents)
     world.telemetry.count("IncidentsBlocked", blocked)
-    if not sweep.blind and not sweep.hyperpod_error:  # a count over a part of the fleet would look like a loss
+    if (
+        not sweep.unreadable_clusters and not sweep.hyperpod_error
+    ):  # a count over a part of the fleet would look like a loss
         ready = sum(node.kubernetes is not None and node.kubernetes.is_ready for node in sweep.nodes)
         world.telemetry.count("NodesReady", ready)
         world.telemetry.count("NodesNotReady", len(sweep.nodes) - ready)
-        world.telemetry.count("NodesLemon", sum(node.life.key in sweep.lemons for node in sweep.nodes))
+        world.telemetry.count("LemonNodes", sum(node.life.key in sweep.lemons for node in sweep.nodes))
     stale = [kubernetes_node.stale_conditions(node, sweep.policy.watch, sweep.now) for node in sweep.kubernetes]
     world.telemetry.count("ConditionsStale", sum(map(len, stale)))
     return 0
 
 
-def _count(sweep: Round, table: Table, state: str) -> int:
+def _count(sweep: SweepRun, table: Table, state: str) -> int:
     count, cursor = 0, None
-    while count < _COUNTED and sweep.pages_left > 0:
+    while count < _MAX_COUNTED and sweep.pages_left > 0:
         sweep.pages_left -= 1
         page = sweep.world.ledger.by_state(table, state, cursor=cursor)
         count, cursor = count + len(page.rows), page.cursor
@@ -204,31 +215,31 @@ def _count(sweep: Round, table: Table, state: str) -> int:
     return count
 
 
-def ask_for_pass(sweep: Round) -> int:
+def request_cycle(sweep: SweepRun) -> int:
     """Have the queue looked at: a lost request must not leave a job waiting."""
     if sweep.world.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows:
         sweep.world.passes.request("sweep")
     return 0
 
 
-STEPS: tuple[tuple[str, Callable[[Round], int]], ...] = (
-    ("fleet", memory.refresh_fleet),
-    ("kueue", memory.refresh_kueue),
-    ("early", signals.tell_early),
-    ("facts", signals.tell_facts),
+STEPS: tuple[tuple[str, Callable[[SweepRun], int]], ...] = (
+    ("fleet", inventory.refresh_fleet),
+    ("kueue", inventory.refresh_kueue),
+    ("early", signals.ingest_early_notices),
+    ("facts", signals.ingest_node_facts),
     ("unresolved", signals.retry_unresolved),
     ("events", read_event_queue),
     ("unhealthy", unhealthy.resume_work),
     ("incidents", incidents.resume_incidents),
-    ("rollbacks", incidents.take_back_jobs),
-    ("ghosts", incidents.close_ghosts),
+    ("rollbacks", incidents.roll_back_jobs),
+    ("ghosts", incidents.delete_stale_pointers),
     ("registers", incidents.reconcile_registers),
     ("attempts", attempts.resume_attempts),
     ("workloads", attempts.clear_workloads),
     ("rentals", rentals.resume_rentals),
     ("waits", answer_waits),
-    ("arrivals", arrivals.release_arrivals),
+    ("arrivals", new_nodes.release_new_nodes),
     ("gauges", measure),
-    ("pass", ask_for_pass),
+    ("pass", request_cycle),
 )
 """The steps in order; each returns how much it mended."""

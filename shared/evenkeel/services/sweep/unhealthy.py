@@ -4,26 +4,26 @@ import contextlib
 from functools import partial
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.recovery.seats import look
-from evenkeel.domain.recovery.unhealthy import UnhealthyNode, resumed, why_over, why_resume
+from evenkeel.domain.recovery.node_slot import find_slot_state
+from evenkeel.domain.recovery.unhealthy import UnhealthyNode, resumed_incident, why_healthy, why_resume
 from evenkeel.domain.recovery.validation import expected_accelerators
 from evenkeel.domain.values import milliseconds
 from evenkeel.ports import Conflict, Delete, Put, Row, Table
 from evenkeel.services.incidents import receive_event
 from evenkeel.services.recovery import plan_recovery
 from evenkeel.services.storage import incident_record, rows
-from evenkeel.services.sweep.round import WRITER, Round
+from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 
 
-def resume_work(sweep: Round) -> int:
+def resume_work(sweep: SweepRun) -> int:
     """Look at every unhealthy node again: the mode, the policy, a veto or a person's answer may have changed.
 
     Idempotent: yes, by the row, which goes with the commit that opens the next incident.
     """
-    return sum(_look(sweep, row) for row in sweep.as_stored(sweep.listed(Table.INCIDENTS, "UNHEALTHY")))
+    return sum(_check(sweep, row) for row in sweep.as_stored(sweep.listed(Table.INCIDENTS, "UNHEALTHY")))
 
 
-def _look(sweep: Round, row: Row) -> bool:
+def _check(sweep: SweepRun, row: Row) -> bool:
     ledger = sweep.world.ledger
     left = rows.read(row, UnhealthyNode)
     if left.trusted_by:
@@ -35,17 +35,19 @@ def _look(sweep: Round, row: Row) -> bool:
         return False  # a control plane that could not be read says nothing of its nodes
     nodes = tuple(node for node in sweep.kubernetes if node.cluster == left.life.cluster)
     records = sweep.records
-    seat = look(incident.life, incident.slot, incident.pool, records=records, nodes=nodes, since=incident.opened_at)
-    kind = incident.instance_type or (seat.patient.node.instance_type if seat.patient.node else "")
+    slot_state = find_slot_state(
+        incident.life, incident.slot, incident.pool, records=records, nodes=nodes, since=incident.opened_at
+    )
+    kind = incident.instance_type or (slot_state.original.node.instance_type if slot_state.original.node else "")
     peers = [node for node in nodes if node.name != incident.node_name]
-    is_gone = not seat.patient.is_there
-    over = why_over(incident, seat.patient, expected=expected_accelerators(kind, peers))
+    is_gone = not slot_state.original.is_there
+    over = why_healthy(incident, slot_state.original, expected=expected_accelerators(kind, peers))
     if is_gone or over:
         _forget(sweep, row, incident, over or "The machine is gone.")
         return False
-    plan = plan_recovery.would_plan(
+    plan = plan_recovery.preview_plan(
         incident,
-        seat,
+        slot_state,
         nodes=nodes,
         settings=sweep.settings,
         cluster=sweep.world.cluster,
@@ -56,27 +58,27 @@ def _look(sweep: Round, row: Row) -> bool:
     return bool(reason) and _resume(sweep, row, left, incident, reason)
 
 
-def _forget(sweep: Round, row: Row, incident: Incident, reason: str) -> None:
-    line = partial(incident_record.told, incident.incident_id, at=sweep.now, writer=WRITER)
+def _forget(sweep: SweepRun, row: Row, incident: Incident, reason: str) -> None:
+    line = partial(incident_record.timeline_put, incident.incident_id, at=sweep.now, writer=WRITER)
     with contextlib.suppress(Conflict):  # the next round looks again
         sweep.world.ledger.commit(Delete(row.key, row.version), line("node", f"No longer unhealthy. {reason}"))
 
 
-def _resume(sweep: Round, row: Row, left: UnhealthyNode, before: Incident, reason: str) -> bool:
+def _resume(sweep: SweepRun, row: Row, left: UnhealthyNode, before: Incident, reason: str) -> bool:
     """Open the incident that goes on, and start its recovery."""
     world, now = sweep.world, sweep.now
-    after = resumed(before, left, incident_id=world.ids.new("inc"), now=now)
-    in_seat = world.ledger.get(rows.seat_key(after.slot))
+    after = resumed_incident(before, left, incident_id=world.ids.new("inc"), now=now)
+    in_seat = world.ledger.get(rows.slot_key(after.slot))
     try:
         world.ledger.commit(
             Delete(row.key, row.version),
-            Put(rows.open_row(after.life, after.incident_id), born=milliseconds(now)),
+            Put(rows.open_row(after.life, after.incident_id), first_version=milliseconds(now)),
             Put(rows.incident_row(after, 0)),
-            Put(rows.seat_row(after, in_seat.version if in_seat else 0, now)),
-            incident_record.told(
+            Put(rows.slot_row(after, in_seat.version if in_seat else 0, now)),
+            incident_record.timeline_put(
                 after.incident_id, "resumed", f"Continues {before.incident_id}. {reason}", at=now, writer=WRITER
             ),
-            incident_record.told(
+            incident_record.timeline_put(
                 before.incident_id,
                 "resumed",
                 f"{after.incident_id} continues this. {reason}",

@@ -29,15 +29,15 @@ from evenkeel.ports import (
 from evenkeel.services.incidents import receive_event
 from evenkeel.services.storage import heartbeats, locks
 from evenkeel.services.waits import evaluate_waits
-from evenkeel.services.waits.patient_answers import PatientWaitAnswers
+from evenkeel.services.waits.debounced_answers import DebouncedWaitAnswers
 
 WRITER = "watch_cluster"
 LOCK = "watch"
-SETTLES = timedelta(milliseconds=200)
+DEBOUNCE = timedelta(milliseconds=200)
 """Changes come in bunches: a round waits this long after the first of one."""
-LONGEST_REST = timedelta(seconds=5)
+MAX_REST = timedelta(seconds=5)
 """A round is followed by a rest as long as itself, and no longer than this."""
-_LOST_WATCHES = 3
+_MAX_LOST_WATCHES = 3
 """How often one invocation takes up a watch that failed; then it leaves that to the next."""
 
 
@@ -46,15 +46,15 @@ class Outcome(Value):
 
     outcome: str
     """`WATCHED`, or `HELD_BY_ANOTHER`."""
-    rounds: int = 0
+    snapshots: int = 0
     answered: int = 0
     """Answers asked for."""
     facts: int = 0
     """Facts about nodes that were told."""
-    failed_rounds: int = 0
+    failed_snapshots: int = 0
 
 
-class World(NamedTuple):
+class WatchPorts(NamedTuple):
     """The ports that a round needs."""
 
     ledger: Ledger
@@ -67,7 +67,7 @@ class World(NamedTuple):
     telemetry: Telemetry
 
 
-def run(world: World, *, clusters: Sequence[str], policy: Policy, drills_may_act: bool) -> Outcome:
+def run(world: WatchPorts, *, clusters: Sequence[str], policy: Policy, drills_may_act: bool) -> Outcome:
     """Watch until the time is up.
 
     Idempotent: yes, every round only asks for answers and tells facts, both of which are known when they come again.
@@ -82,13 +82,13 @@ def run(world: World, *, clusters: Sequence[str], policy: Policy, drills_may_act
     finally:
         if watch.lock is not None:
             locks.release(world.ledger, watch.lock, now=world.clock.now())
-    heartbeats.beat(world.ledger, world.telemetry, WRITER, world.clock.now(), watch.results())
+    heartbeats.record_heartbeat(world.ledger, world.telemetry, WRITER, world.clock.now(), watch.results())
     return Outcome(
         outcome="WATCHED",
-        rounds=watch.rounds,
+        snapshots=watch.snapshots,
         answered=watch.answers.requests,
-        facts=len(watch.told),
-        failed_rounds=watch.failed_rounds,
+        facts=len(watch.ingested_facts),
+        failed_snapshots=watch.failed_snapshots,
     )
 
 
@@ -100,7 +100,7 @@ class _Watch:
     """One invocation: what it has heard, and when it looks again."""
 
     def __init__(
-        self, world: World, lock: locks.Lock, clusters: Sequence[str], policy: Policy, *, drills_may_act: bool
+        self, world: WatchPorts, lock: locks.Lock, clusters: Sequence[str], policy: Policy, *, drills_may_act: bool
     ) -> None:
         self.world = world
         self.lock: locks.Lock | None = lock
@@ -108,21 +108,21 @@ class _Watch:
         self.policy = policy
         self.drills_may_act = drills_may_act
         self.ends_at = world.clock.now() + timedelta(seconds=policy.watch.watch_seconds)
-        self.heard_at: datetime | None = None
-        self.looked_at: datetime | None = None
+        self.changed_at: datetime | None = None
+        self.snapshot_at: datetime | None = None
         self.rests_until = world.clock.now()
         self.nodes_changed = True
-        self.told: set[str] = set()
-        self.answers = PatientWaitAnswers(world.wait_answers, world.clock)
-        self.rounds = self.failed_rounds = 0
+        self.ingested_facts: set[str] = set()
+        self.answers = DebouncedWaitAnswers(world.wait_answers, world.clock)
+        self.snapshots = self.failed_snapshots = 0
         self.watch_states: dict[str, str] = {}
         """By kind of object: why its watch is broken; empty where it answers."""
         self.waits = ""
         """Why not every wait could be judged in the last snapshot; empty if all were."""
 
-    def results(self) -> heartbeats.Results:
+    def results(self) -> heartbeats.SourceResults:
         """Return what this invocation learned from its sources."""
-        results = heartbeats.Results()
+        results = heartbeats.SourceResults()
         broken = [f"{kind}: {error}" for kind, error in sorted(self.watch_states.items()) if error]
         source = Source(kind=SourceKind.KUBERNETES_WATCH, target=self.clusters[0])
         if broken or (not self.watch_states and self.lock is not None):
@@ -132,15 +132,17 @@ class _Watch:
         waits = Source(kind=SourceKind.WAITS)
         if self.waits:
             results.failed(waits, self.waits)
-        elif self.rounds:
+        elif self.snapshots:
             results.answered(waits)
         return results
 
     def until_time_is_up(self) -> None:
-        for _ in range(_LOST_WATCHES):
+        for _ in range(_MAX_LOST_WATCHES):
             is_lost_for_good = False
             try:
-                self.world.cluster.watch(self.clusters[0], self.hear, until=self.is_over, on_state=self.note_state)
+                self.world.cluster.watch(
+                    self.clusters[0], self.note_change, until=self.is_over, on_state=self.note_state
+                )
             except EvenkeelError as error:
                 self.note_state("watch", f"{type(error).__name__}: {error}")
                 is_lost_for_good = not isinstance(error, TransientError)
@@ -155,9 +157,9 @@ class _Watch:
             self.watch_states.pop("watch", None)
         self.watch_states[kind] = error
 
-    def hear(self, kind: str) -> None:
+    def note_change(self, kind: str) -> None:
         """Remember that something changed."""
-        self.heard_at = self.heard_at or self.world.clock.now()
+        self.changed_at = self.changed_at or self.world.clock.now()
         self.nodes_changed = self.nodes_changed or kind == "node"
 
     def is_over(self) -> bool:
@@ -169,24 +171,24 @@ class _Watch:
             return True
         if now < self.rests_until:
             return False
-        has_settled = self.heard_at is not None and now - self.heard_at >= SETTLES
+        has_settled = self.changed_at is not None and now - self.changed_at >= DEBOUNCE
         tick = timedelta(seconds=self.policy.watch.tick_seconds)
-        if has_settled or self.looked_at is None or now - self.looked_at >= tick:
-            self.look(now)
+        if has_settled or self.snapshot_at is None or now - self.snapshot_at >= tick:
+            self.take_snapshot(now)
         return False
 
-    def look(self, now: datetime) -> None:
+    def take_snapshot(self, now: datetime) -> None:
         """Take one look at the world. A part that fails leaves the others alone and comes again in the next round."""
-        self.heard_at, self.looked_at = None, now
-        self.rounds += 1
-        failures = [error for error in (self.answer_waits(now), *self.tell_facts(now)) if error]
+        self.changed_at, self.snapshot_at = None, now
+        self.snapshots += 1
+        failures = [error for error in (self.answer_waits(now), *self.ingest_node_facts(now)) if error]
         if failures:
-            self.failed_rounds += 1
-            self.world.telemetry.count("WatchRoundsFailed")
+            self.failed_snapshots += 1
+            self.world.telemetry.count("WatchSnapshotsFailed")
             self.world.telemetry.warning("A snapshot of the watch failed", detail="; ".join(failures))
         # In a storm every round is long and has a change behind it: the recoveries need the tables, too.
         ended_at = self.world.clock.now()
-        self.rests_until = ended_at + min(ended_at - now, LONGEST_REST)
+        self.rests_until = ended_at + min(ended_at - now, MAX_REST)
 
     def answer_waits(self, now: datetime) -> str:
         """Judge every wait; return why some could not be judged, or nothing."""
@@ -207,7 +209,7 @@ class _Watch:
         self.waits = judged.failure
         return ""
 
-    def tell_facts(self, now: datetime) -> list[str]:
+    def ingest_node_facts(self, now: datetime) -> list[str]:
         """Tell what node objects say, once an invocation each; return what failed.
 
         Nodes are read only when that may say something new. A cluster or a node that fails leaves the others alone.
@@ -223,17 +225,17 @@ class _Watch:
                 failures.append(f"nodes of {cluster}: {type(error).__name__}: {error}")
         for node in nodes:
             try:
-                self._tell_facts_of(node, now)
+                self._ingest_facts_of(node, now)
             except EvenkeelError as error:
                 failures.append(f"node {node.name}: {type(error).__name__}: {error}")
         # A node that is not Ready sickens by time alone, so it is looked at again without a change.
         self.nodes_changed = bool(failures) or any(not node.is_ready for node in nodes)
         return failures
 
-    def _tell_facts_of(self, node: KubernetesNode, now: datetime) -> None:
+    def _ingest_facts_of(self, node: KubernetesNode, now: datetime) -> None:
         world = self.world
         for fact in kubernetes_node.facts_of(node, self.policy.watch, now):
-            if fact.fact_key in self.told:
+            if fact.fact_key in self.ingested_facts:
                 continue
             receive_event.run(
                 fact,
@@ -247,4 +249,4 @@ class _Watch:
                 drills_may_act=self.drills_may_act,
                 catalogue=self.policy.catalogue,
             )
-            self.told.add(fact.fact_key)
+            self.ingested_facts.add(fact.fact_key)

@@ -11,34 +11,41 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from evenkeel.domain.external import kueue_status
-from evenkeel.domain.external.workloads import ForeignPod
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.health.incidents import HurtJob, Incident, NodeCheck, TimelineEntry
-from evenkeel.domain.jobs.attempt import Attempt, WorkloadSeen
+from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.attempt_end import lost_nodes
-from evenkeel.domain.jobs.awaiting import attempt_answer, is_doubtful
+from evenkeel.domain.jobs.awaiting import blames_application, evaluate_attempt_wait
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderCluster, ProviderNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery import approval
 from evenkeel.domain.recovery import awaiting as recovery
-from evenkeel.domain.recovery.guardrails import Act
-from evenkeel.domain.recovery.leases import Lease
-from evenkeel.domain.recovery.plan import hands_off
-from evenkeel.domain.recovery.seats import Holder, SeatNow, look
+from evenkeel.domain.recovery.guardrails import GuardedAction
+from evenkeel.domain.recovery.leases import RepairLease
+from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState, find_slot_state
+from evenkeel.domain.recovery.opt_out import opt_out_reason
+from evenkeel.domain.recovery.plan import provider_busy_reason
 from evenkeel.domain.recovery.validation import (
     CheckKind,
     CheckResult,
     expected_accelerators,
     judge_deep_check,
     judge_node,
-    looks_sick,
     margin_seconds,
+    shows_fault,
 )
-from evenkeel.domain.recovery.vetoes import veto
-from evenkeel.domain.renting.rental import Offer, Rental, came_answer, end_answer, nodes_answer, nodes_that_came
-from evenkeel.domain.renting.serving import as_seen, empty_answer, why_unwanted_for
+from evenkeel.domain.renting.rental import (
+    Rental,
+    RentalOffer,
+    evaluate_nodes_joined,
+    evaluate_rental_over,
+    evaluate_rental_ready,
+    joined_nodes,
+)
+from evenkeel.domain.renting.serving import evaluate_serving_rental_over, why_node_not_needed, with_observed_replicas
 from evenkeel.domain.values import Value
-from evenkeel.domain.waiting import DEADLINE_PASSED, Answer, Condition, ConditionKind, Wait, WaitState
+from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState
 from evenkeel.ports import (
     Cluster,
     Conflict,
@@ -56,13 +63,13 @@ from evenkeel.ports import (
     every,
     get_all,
 )
-from evenkeel.services.recovery import guard_queue, plan_recovery
-from evenkeel.services.recovery.guard_acts import Fleet
+from evenkeel.services.recovery import blocked_incidents, plan_recovery
+from evenkeel.services.recovery.guardrails import GuardrailInputs
 from evenkeel.services.storage import incident_record, rows
 
 T = TypeVar("T")
 WRITER = "evaluate_waits"
-_RENTAL_KINDS = (ConditionKind.RENTAL_READY, ConditionKind.RENTAL_OVER)
+_RENTAL_KINDS = (ConditionKind.RENTAL_READY, ConditionKind.RENTAL_ENDED)
 _ATTEMPT_KINDS = (
     ConditionKind.ATTEMPT_ADMITTED,
     ConditionKind.ATTEMPT_RUNNING,
@@ -71,7 +78,7 @@ _ATTEMPT_KINDS = (
 )
 
 
-class Evaluated(Value):
+class EvaluationResult(Value):
     """What one look at the waits found."""
 
     open: int = 0
@@ -111,7 +118,7 @@ class Observation:
         self._found: dict[Key, Row] = {}
         self._let_go: frozenset[str] | None = None
         self._nodes: dict[str, tuple[KubernetesNode, ...]] = {}
-        self._workloads: dict[str, dict[tuple[str, int], list[WorkloadSeen]]] = {}
+        self._workloads: dict[str, dict[tuple[str, int], list[ObservedWorkload]]] = {}
         self._no_answer: dict[str, Unreachable] = {}
         """By cluster, or `HyperPod`: the call that got no answer. It is not called again for each of many waits."""
 
@@ -130,7 +137,7 @@ class Observation:
         keys = [key for subject, condition in about for key in _rests_on(subject, condition)]
         self._found = get_all(self.ledger, keys)
         for subject, condition in about:
-            row = self._found.get(rows.incident_key(subject)) if condition.kind is ConditionKind.JOBS_BACK else None
+            row = self._found.get(rows.incident_key(subject)) if condition.kind is ConditionKind.JOBS_RESUMED else None
             keys += [key for hurt in (rows.read(row, Incident).hurt_jobs if row else ()) for key in _rows_of(hurt)]
         self._found |= get_all(self.ledger, (key for key in keys if key not in self._found))
 
@@ -159,31 +166,33 @@ class Observation:
         return self._ask("HyperPod", self._provider.nodes)
 
     @cached_property
-    def fleet(self) -> Fleet:
+    def fleet(self) -> GuardrailInputs:
         """What guardrails need to know."""
-        return Fleet(self.ledger, self.policy, self.now)
+        return GuardrailInputs(self.ledger, self.policy, self.now)
 
-    def may_go(self, incident: Incident) -> bool:
+    def is_released(self, incident: Incident) -> bool:
         """Whether the act that a guardrail bars would be allowed now, by the turn of those that wait."""
         if self._let_go is None or incident.incident_id not in self._blocked:
             self._blocked[incident.incident_id] = incident  # the index may lag behind
-            self._let_go = guard_queue.let_go(self._blocked.values(), self.fleet, self._looks_well)
+            self._let_go = blocked_incidents.released_incidents(self._blocked.values(), self.fleet, self._looks_healthy)
         return incident.incident_id in self._let_go
 
-    def needs_no_place(self, incident: Incident) -> bool:
+    def has_lost_its_node(self, incident: Incident) -> bool:
         """Whether an incident waits for a place to cordon its machine in, and that is gone: it would wait for ever."""
-        if incident.block is None or incident.block.act != Act.CORDON:
+        if incident.block is None or incident.block.act != GuardedAction.CORDON:
             return False
         return all(node.instance_id != incident.life.instance_id for node in self.nodes(incident.life.cluster))
 
     @cached_property
     def _blocked(self) -> dict[str, Incident]:
-        return guard_queue.blocked(self.ledger)
+        return blocked_incidents.blocked(self.ledger)
 
-    def _looks_well(self, incident: Incident) -> bool:
+    def _looks_healthy(self, incident: Incident) -> bool:
         records, nodes = self.records, self.nodes(incident.life.cluster)
-        seat = look(incident.life, incident.slot, incident.pool, records=records, nodes=nodes, since=incident.opened_at)
-        machine = seat.successor or seat.patient
+        slot_state = find_slot_state(
+            incident.life, incident.slot, incident.pool, records=records, nodes=nodes, since=incident.opened_at
+        )
+        machine = slot_state.replacement or slot_state.original
         return judge_node(machine, expected=self.expected(machine)).is_valid
 
     @cached_property
@@ -199,14 +208,14 @@ class Observation:
         """Return how often the machine of an incident was returned to service lately."""
         row = self.ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
         since = self.now - timedelta(hours=self.policy.repair.flap_window_hours)
-        return len(rows.read(row, Lease).returns_of(incident.life, since)) if row else 0
+        return len(rows.read(row, RepairLease).returns_of(incident.life, since)) if row else 0
 
     def has_work(self, node: KubernetesNode) -> bool:
         """Whether a pod with accelerators runs on a node."""
         in_use = self._ask(node.cluster, lambda: self._cluster.accelerators_in_use(node.cluster))
         return in_use.get(node.name, 0) > 0
 
-    def workload(self, attempt: Attempt) -> WorkloadSeen:
+    def workload(self, attempt: Attempt) -> ObservedWorkload:
         """Return an attempt's Job and pods."""
         if not self._reads_all:
             return self._cluster.workload(attempt)
@@ -217,15 +226,15 @@ class Observation:
                 by_name.setdefault((seen.job_id, seen.attempt), []).append(seen)
         return attempt.own(self._workloads[attempt.cluster].get((attempt.job_id, attempt.attempt), ()))
 
-    def refusal(self, offer: Offer) -> str:
+    def refusal(self, offer: RentalOffer) -> str:
         """Return what Karpenter was told of a pool since it was opened, where it found no capacity."""
         return self._cluster.refusal(offer.cluster, offer.pool, offer.opened_at)
 
-    def pods_on(self, cluster: str, names: Iterable[str]) -> tuple[ForeignPod, ...]:
+    def pods_on(self, cluster: str, names: Iterable[str]) -> tuple[UnmanagedPod, ...]:
         """Return the pods on these nodes, and none of the rest of the cluster."""
         return tuple(pod for name in names for pod in self._cluster.pods(cluster, name))
 
-    def arriving(self, rental: Rental) -> tuple[tuple[ForeignPod, ...], tuple[KubernetesNode, ...]]:
+    def arriving(self, rental: Rental) -> tuple[tuple[UnmanagedPod, ...], tuple[KubernetesNode, ...]]:
         """Return the pods without a node, and on nodes of a rental that is on its way; and the nodes.
 
         The order matters: a pod that finds a node meanwhile is seen without one, or its node is seen.
@@ -233,14 +242,14 @@ class Observation:
         cluster = rental.offer.cluster
         waiting = self._cluster.pods(cluster, "")
         nodes = self._cluster.nodes(cluster)
-        came = [node.name for node in nodes_that_came(rental, nodes, rental.not_its)]
+        came = [node.name for node in joined_nodes(rental, nodes, rental.other_rentals_nodes)]
         known = {pod.uid for pod in waiting}
         return (*waiting, *(pod for pod in self.pods_on(cluster, came) if pod.uid not in known)), nodes
 
-    def seat(self, facts: Mapping[str, Any]) -> SeatNow:
+    def slot_state(self, facts: Mapping[str, Any]) -> SlotState:
         """Return who holds the seat that a wait is about."""
         life = NodeLife.from_key(facts["life"])
-        return look(
+        return find_slot_state(
             life,
             facts["slot"],
             facts["pool"],
@@ -249,7 +258,7 @@ class Observation:
             since=datetime.fromisoformat(facts["since"]),
         )
 
-    def expected(self, machine: Holder) -> int:
+    def expected(self, machine: ObservedNode) -> int:
         """Return how many accelerators a machine should offer."""
         node = machine.node
         if node is None:
@@ -269,7 +278,7 @@ def run(
     now: datetime,
     subject: str = "",
     repeat_answered: bool = False,
-) -> Evaluated:
+) -> EvaluationResult:
     """Evaluate the open waits, of one subject or of all, against one look at the world.
 
     One wait that cannot be judged does not hold the others up. With `repeat_answered` (the sweeper) an answer that was
@@ -288,11 +297,11 @@ def run(
             outcome = _ask(wait, row, world, wait_answers)
         except EvenkeelError as error:
             failed.append(f"{wait.subject}/{wait.name}: {type(error).__name__}: {error}")
-            telemetry.warning("WaitNotJudged", subject=wait.subject, wait=wait.name, detail=str(error))
+            telemetry.warning("WaitNotEvaluated", subject=wait.subject, wait=wait.name, detail=str(error))
             continue
         if outcome:
             answered.append(f"{wait.subject}/{wait.name}: {outcome}")
-    return Evaluated(open=len(found), answered=tuple(answered), failed=tuple(failed))
+    return EvaluationResult(open=len(found), answered=tuple(answered), failed=tuple(failed))
 
 
 def evaluate_one(
@@ -330,56 +339,56 @@ def _ask(wait: Wait, row: Row, world: Observation, wait_answers: WaitAnswers) ->
         wait_answers.request(wait.subject, wait.name, wait.generation, wait.answer.to_json())
         return wait.answer.outcome
     if wait.condition.kind is ConditionKind.ATTEMPT_ADMITTED:
-        wait, row = _follow(wait, row, world)
+        wait, row = _record_kueue_status(wait, row, world)
     answer = judge(wait, world)
-    if answer is not None and is_doubtful(answer) and not _has_stood(wait, row, world):
+    if answer is not None and blames_application(answer) and not _is_debounced(wait, row, world):
         answer = None
-    if answer is None and world.now >= wait.deadline_at and world.now >= _late_from(wait, world):
-        answer = Answer(outcome=DEADLINE_PASSED, reason=f"{UNMET[wait.condition.kind]} The deadline passed.")
+    if answer is None and world.now >= wait.deadline_at and world.now >= _overdue_at(wait, world):
+        answer = WaitAnswer(outcome=DEADLINE_PASSED, reason=f"{UNMET_TEXT[wait.condition.kind]} The deadline passed.")
     if answer is None:
         return ""
     wait_answers.request(wait.subject, wait.name, wait.generation, answer.to_json())
     return answer.outcome
 
 
-def _late_from(wait: Wait, world: Observation) -> datetime:
+def _overdue_at(wait: Wait, world: Observation) -> datetime:
     """Return when a wait's time is over: its deadline, but for jobs that ran on for a while."""
-    if wait.condition.kind is not ConditionKind.JOBS_BACK:
+    if wait.condition.kind is not ConditionKind.JOBS_RESUMED:
         return wait.deadline_at
     incident = world.incident(wait.subject)
     hurt = _hurt(incident, world)
-    return recovery.late_from(hurt, incident, world.policy, deadline_at=wait.deadline_at, now=world.now)
+    return recovery.overdue_at(hurt, incident, world.policy, deadline_at=wait.deadline_at, now=world.now)
 
 
-UNMET = {
+UNMET_TEXT = {
     ConditionKind.ATTEMPT_ADMITTED: "Kueue has not let it in.",
     ConditionKind.ATTEMPT_RUNNING: "Not every pod runs.",
     ConditionKind.ATTEMPT_ENDED: "The run has not ended.",
     ConditionKind.ATTEMPT_STOPPED: "Not every pod has ended.",
     ConditionKind.NODE_BACK: "The seat holds no Ready machine.",
     ConditionKind.NODE_VALID: "The machine does not pass its validation.",
-    ConditionKind.JOBS_BACK: "Not every hurt job runs again.",
-    ConditionKind.WAY_CLEAR: "Something is still in the way.",
+    ConditionKind.JOBS_RESUMED: "Not every hurt job runs again.",
+    ConditionKind.NODE_FREE: "Something is still in the way.",
     ConditionKind.RELEASED: "It is held still, or a guardrail bars it.",
     ConditionKind.RENTAL_READY: "Not all rented nodes came.",
-    ConditionKind.RENTAL_OVER: "The rented nodes are in use still.",
+    ConditionKind.RENTAL_ENDED: "The rented nodes are in use still.",
     ConditionKind.APPROVED: "Nobody approved it.",
 }
 """What a person is told of a wait whose time is over."""
 
 
-def _has_stood(wait: Wait, row: Row, world: Observation) -> bool:
+def _is_debounced(wait: Wait, row: Row, world: Observation) -> bool:
     """Whether a doubtful answer was first seen long enough ago; remembers when it is seen first."""
-    if wait.doubted_since is not None:
-        return world.now - wait.doubted_since >= timedelta(seconds=world.policy.jobs.blame_seconds)
-    if world.policy.jobs.blame_seconds <= 0:
+    if wait.seen_since is not None:
+        return world.now - wait.seen_since >= timedelta(seconds=world.policy.jobs.attribution_delay_seconds)
+    if world.policy.jobs.attribution_delay_seconds <= 0:
         return True
     with contextlib.suppress(Conflict):  # answered, opened anew or doubted by somebody else: the next look sees it
-        world.ledger.commit(Put(rows.wait_row(wait.but(doubted_since=world.now), row.version)))
+        world.ledger.commit(Put(rows.wait_row(wait.but(seen_since=world.now), row.version)))
     return False
 
 
-def judge(wait: Wait, world: Observation) -> Answer | None:
+def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
     """Return the answer of a wait whose condition holds; None while it does not."""
     kind, facts = wait.condition.kind, wait.condition.facts
     if kind in _ATTEMPT_KINDS:
@@ -387,22 +396,22 @@ def judge(wait: Wait, world: Observation) -> Answer | None:
     if kind in _RENTAL_KINDS:
         return _rental(wait, world)
     incident = world.incident(wait.subject)
-    if kind is ConditionKind.JOBS_BACK:
-        return recovery.jobs_back(_hurt(incident, world), incident, world.policy, now=world.now)
-    forbidden = _vetoed(incident, world)
+    if kind is ConditionKind.JOBS_RESUMED:
+        return recovery.jobs_resumed(_hurt(incident, world), incident, world.policy, now=world.now)
+    forbidden = _opted_out(incident, world)
     if forbidden is not None:
         return forbidden
     if kind is ConditionKind.RELEASED:
-        return recovery.released(may_go=world.needs_no_place(incident) or world.may_go(incident))
+        return recovery.guardrails_cleared(may_go=world.has_lost_its_node(incident) or world.is_released(incident))
     if kind is ConditionKind.APPROVED:
         nodes = world.nodes(incident.life.cluster)
         return approval.answer(incident, next((node for node in nodes if node.name == incident.node_name), None))
-    seat = world.seat(facts)
-    if kind is ConditionKind.WAY_CLEAR:
-        return _way_clear(incident, seat, world)
+    slot_state = world.slot_state(facts)
+    if kind is ConditionKind.NODE_FREE:
+        return _way_clear(incident, slot_state, world)
     if kind is ConditionKind.NODE_BACK:
         return recovery.node_back(
-            seat,
+            slot_state,
             rung=facts["rung"],
             boot_id_before=facts["bootId"],
             owner=facts.get("owner", ""),
@@ -410,13 +419,13 @@ def judge(wait: Wait, world: Observation) -> Answer | None:
             progress=incident.progress,
         )
     if kind is ConditionKind.NODE_VALID:
-        machine = seat.successor or seat.patient
+        machine = slot_state.replacement or slot_state.original
         return recovery.node_valid(
             machine,
             judge_node(machine, expected=world.expected(machine)),
             opened_at=wait.opened_at,
             # What joins an incident is about its own life: late news of what is gone is none of its successor.
-            last_signal_at=None if seat.successor else incident.last_signal_at,
+            last_signal_at=None if slot_state.replacement else incident.last_signal_at,
             margin=margin_seconds(world.returns_of(incident), world.policy.repair),
             now=world.now,
             check=_check(incident, machine, world),
@@ -424,13 +433,13 @@ def judge(wait: Wait, world: Observation) -> Answer | None:
     return None
 
 
-def _rental(wait: Wait, world: Observation) -> Answer | None:
+def _rental(wait: Wait, world: Observation) -> WaitAnswer | None:
     number = int(wait.condition.facts["rental"])
     row = world.row(rows.rental_key(wait.subject, number))
     if row is None:
         raise NotFound(f"There is no rental {number} of {wait.subject}.")
     rental = rows.read(row, Rental)
-    if rental.serves is not None:
+    if rental.serving_target is not None:
         return _replicas(wait, rental, row, world)
     nodes = world.nodes(rental.offer.cluster)
     stored = world.row(rows.job_key(wait.subject))
@@ -438,29 +447,31 @@ def _rental(wait: Wait, world: Observation) -> Answer | None:
         raise NotFound(f"There is no {wait.subject} for rental {number}.")
     job = rows.read(stored, Job)
     if wait.condition.kind is ConditionKind.RENTAL_READY:
-        return nodes_answer(rental, job, nodes, world.refusal(rental.offer), rental.not_its)
+        return evaluate_rental_ready(rental, job, nodes, world.refusal(rental.offer), rental.other_rentals_nodes)
     held = world.row(rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
     attempt = rows.read(held, Attempt) if held else None
-    return end_answer(rental, job, attempt, nodes, world.policy.burst.quiet_seconds, world.now)
+    return evaluate_rental_over(rental, job, attempt, nodes, world.policy.burst.quiet_seconds, world.now)
 
 
-def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> Answer | None:
+def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitAnswer | None:
     """Judge a node that is rented for a Deployment: on its way, or there, where it is noted whether it is used."""
     policy = world.policy
     if wait.condition.kind is ConditionKind.RENTAL_READY:
         pods, nodes = world.arriving(rental)
         # What other rentals will take is not known here: the steps of the workflow know it.
-        unwanted = why_unwanted_for(rental, (), policy.scheduling.serving, pods, nodes)
-        return came_answer(rental, unwanted, nodes, world.refusal(rental.offer), rental.not_its)
+        unwanted = why_node_not_needed(rental, (), policy.scheduling.serving, pods, nodes)
+        return evaluate_nodes_joined(rental, unwanted, nodes, world.refusal(rental.offer), rental.other_rentals_nodes)
     pods = world.pods_on(rental.offer.cluster, rental.node_names)
-    seen = as_seen(rental, pods, world.now)
+    seen = with_observed_replicas(rental, pods, world.now)
     if seen != rental:
         with contextlib.suppress(Conflict):  # it is given back, or was seen by somebody else: the next look knows
             world.ledger.commit(Put(rows.rental_row(seen, row.version)))
-    return empty_answer(seen, pods, world.nodes(rental.offer.cluster), policy.burst.quiet_seconds, world.now)
+    return evaluate_serving_rental_over(
+        seen, pods, world.nodes(rental.offer.cluster), policy.burst.quiet_seconds, world.now
+    )
 
 
-def _check(incident: Incident, machine: Holder, world: Observation) -> CheckResult:
+def _check(incident: Incident, machine: ObservedNode, world: Observation) -> CheckResult:
     """Return what is known of the check that is to vouch for a machine; passed where none was begun for it."""
     check = incident.check
     if check is None or machine.node is None or check.instance_id != machine.instance_id:
@@ -475,26 +486,26 @@ def _check(incident: Incident, machine: Holder, world: Observation) -> CheckResu
             return CheckResult.PASSED
 
 
-def _vetoed(incident: Incident, world: Observation) -> Answer | None:
+def _opted_out(incident: Incident, world: Observation) -> WaitAnswer | None:
     """Answer when a person forbids what this wait leads to."""
     nodes = world.nodes(incident.life.cluster)
-    patient = next((node for node in nodes if node.instance_id == incident.life.instance_id), None)
-    said = veto(incident, patient, nodes)
-    return Answer(outcome=recovery.VETOED, reason=said) if said else None
+    own_node = next((node for node in nodes if node.instance_id == incident.life.instance_id), None)
+    reason = opt_out_reason(incident, own_node, nodes)
+    return WaitAnswer(outcome=recovery.OPTED_OUT, reason=reason) if reason else None
 
 
-def _way_clear(incident: Incident, seat: SeatNow, world: Observation) -> Answer | None:
-    record, node = seat.patient.record, seat.patient.node
+def _way_clear(incident: Incident, slot_state: SlotState, world: Observation) -> WaitAnswer | None:
+    record, node = slot_state.original.record, slot_state.original.node
     until = incident.plan.work_may_run_until if incident.plan else None
-    return recovery.way_clear(
-        hands_off(world.settings.status if world.settings else "", record.status if record else ""),
+    return recovery.node_free(
+        provider_busy_reason(world.settings.status if world.settings else "", record.status if record else ""),
         has_work=until is not None and node is not None and world.has_work(node),
         work_may_run_until=until,
         now=world.now,
     )
 
 
-def _attempt(wait: Wait, world: Observation) -> Answer | None:
+def _attempt(wait: Wait, world: Observation) -> WaitAnswer | None:
     number = int(wait.condition.facts["attempt"])
     job_row = world.row(rows.job_key(wait.subject))
     attempt_row = world.row(rows.attempt_key(wait.subject, number))
@@ -503,13 +514,13 @@ def _attempt(wait: Wait, world: Observation) -> Answer | None:
     job, attempt = rows.read(job_row, Job), rows.read(attempt_row, Attempt)
     nodes = {node.name: node for node in world.nodes(attempt.cluster)}
     seen = world.workload(attempt)
-    names = attempt.seats_in(seen)
+    names = attempt.nodes_in(seen)
     lost = lost_nodes(nodes, names, world.now, world.policy.jobs.lost_node_seconds)
-    sick = frozenset(name for name in names if name in nodes and looks_sick(nodes[name]))
-    return attempt_answer(wait.condition.kind, seen, job, attempt, lost, sick)
+    sick = frozenset(name for name in names if name in nodes and shows_fault(nodes[name]))
+    return evaluate_attempt_wait(wait.condition.kind, seen, job, attempt, lost, sick)
 
 
-def _follow(wait: Wait, row: Row, world: Observation) -> tuple[Wait, Row]:
+def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait, Row]:
     """Write down where a job stands with Kueue, where that has changed: who asks for it looks into no cluster.
 
     Told in the job's story is each step; what changes from one of Kueue's cycles to the next is on the wait alone.
@@ -520,22 +531,24 @@ def _follow(wait: Wait, row: Row, world: Observation) -> tuple[Wait, Row]:
         return wait, row
     attempt = rows.read(found, Attempt)
     seen = world.workload(attempt).kueue
-    told = wait.but(
-        said=kueue_status.said_of(seen, attempt.local_queue, world.now),
-        step=kueue_status.step_of(seen),
-        position=seen.position if seen else None,
+    changed = wait.but(
+        kueue_status=kueue_status.describe_status(seen, attempt.local_queue, world.now),
+        kueue_step=kueue_status.status_step(seen),
+        kueue_position=seen.position if seen else None,
     )
-    if told == wait:
+    if changed == wait:
         return wait, row
-    entry = TimelineEntry(at=world.now, kind="kueue", text=told.said, writer=WRITER)
-    story = (
-        [Put(rows.timeline_row(wait.subject, entry, f"kueue-{number}-{told.step}"))] if told.step != wait.step else []
+    entry = TimelineEntry(at=world.now, kind="kueue", text=changed.kueue_status, writer=WRITER)
+    timeline = (
+        [Put(rows.timeline_row(wait.subject, entry, f"kueue-{number}-{changed.kueue_step}"))]
+        if changed.kueue_step != wait.kueue_step
+        else []
     )
     try:
-        world.ledger.commit(Put(rows.wait_row(told, row.version)), *story)
+        world.ledger.commit(Put(rows.wait_row(changed, row.version)), *timeline)
     except Conflict:  # answered, opened anew, or followed by somebody else: the next look sees it
         return wait, row
-    return told, rows.wait_row(told, row.version + 1)
+    return changed, rows.wait_row(changed, row.version + 1)
 
 
 def _hurt(incident: Incident, world: Observation) -> list[recovery.HurtNow]:
@@ -552,7 +565,7 @@ def _hurt(incident: Incident, world: Observation) -> list[recovery.HurtNow]:
     return found
 
 
-def _rests_on(subject: str, condition: Condition) -> tuple[Key, ...]:
+def _rests_on(subject: str, condition: WaitCondition) -> tuple[Key, ...]:
     if condition.kind in _ATTEMPT_KINDS:
         return (rows.job_key(subject), rows.attempt_key(subject, int(condition.facts["attempt"])))
     if condition.kind in _RENTAL_KINDS:

@@ -5,23 +5,23 @@ from typing import Any
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.leases import RepairAsk
+from evenkeel.domain.recovery.leases import RepairRequest
+from evenkeel.domain.recovery.node_slot import find_slot_state
 from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.repair import deadline_of
-from evenkeel.domain.recovery.seats import look
 from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Value, milliseconds, rfc3339
-from evenkeel.domain.waiting import Condition, ConditionKind, Wait, wait_name
+from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition, wait_name
 from evenkeel.ports import Cluster, Conflict, Ledger, Provider, Put, Refused, WaitAnswers
-from evenkeel.services.attempts import record_seats
+from evenkeel.services.attempts import record_nodes
 from evenkeel.services.storage import incident_record, rows
 from evenkeel.services.waits import evaluate_waits
 
-_HELD_AGAIN_AFTER = timedelta(days=8)
+_RELEASE_CHECK_INTERVAL = timedelta(days=8)
 """Longer than the longest hold. Whoever waits is let go in turn; this is the net for a turn that never comes."""
-_LEAST = timedelta(seconds=1)
-_AS_LONG_AS_KUEUE_TAKES = 30_000_000
+_MIN_WAIT = timedelta(seconds=1)
+_KUEUE_WAIT_SECONDS = 30_000_000
 """Seconds, most of a year: just below the state's own net. Nobody's patience ends while a job waits in a queue."""
 
 
@@ -75,10 +75,10 @@ def run(
         raise Refused("a wait needs an incidentId or a jobId")
     if request.kind is ConditionKind.ATTEMPT_ENDED:
         # It runs: where, is asked at once where Kueue has chosen. A sick machine finds whom it hurts by that.
-        record_seats.run(request.job_id, request.attempt, ledger, cluster, provider)
+        record_nodes.run(request.job_id, request.attempt, ledger, cluster, provider)
     facts, deadline = _condition(request, ledger, cluster, provider, policy, now)
     name = wait_name(request.kind, request.attempt or request.rental)
-    for _ in range(incident_record.TRIES):
+    for _ in range(incident_record.MAX_TRIES):
         row = ledger.get(rows.wait_key(request.subject, name))
         last = rows.read(row, Wait).generation if row else 0
         wait = Wait(
@@ -87,11 +87,11 @@ def run(
             generation=max(last + 1, milliseconds(now)),
             token=request.token,
             opened_at=now,
-            deadline_at=max(deadline, now + _LEAST),
-            condition=Condition(kind=request.kind, facts=facts),
+            deadline_at=max(deadline, now + _MIN_WAIT),
+            condition=WaitCondition(kind=request.kind, facts=facts),
         )
         # Who still holds the row of an answered generation must not take this one for it.
-        fresh = Put(rows.wait_row(wait, row.version if row else 0), born=wait.generation)
+        fresh = Put(rows.wait_row(wait, row.version if row else 0), first_version=wait.generation)
         try:
             ledger.commit(fresh)
         except Conflict:
@@ -123,7 +123,7 @@ def _condition(
     """Return the facts that the evaluation needs, and the deadline that policy sets."""
     jobs = policy.jobs
     seconds = {
-        ConditionKind.ATTEMPT_ADMITTED: _AS_LONG_AS_KUEUE_TAKES,
+        ConditionKind.ATTEMPT_ADMITTED: _KUEUE_WAIT_SECONDS,
         ConditionKind.ATTEMPT_RUNNING: jobs.running_deadline_seconds,
         ConditionKind.ATTEMPT_ENDED: jobs.run_deadline_seconds,
         ConditionKind.ATTEMPT_STOPPED: jobs.stop_deadline_seconds,
@@ -133,35 +133,35 @@ def _condition(
     if request.job_id:
         return {"attempt": request.attempt}, now + timedelta(seconds=seconds[request.kind])
     if request.kind is ConditionKind.RELEASED:
-        return {}, now + _HELD_AGAIN_AFTER
+        return {}, now + _RELEASE_CHECK_INTERVAL
     if request.kind is ConditionKind.APPROVED:
         plan = incident_record.load(ledger, request.incident_id)[0].plan
         late = now + timedelta(seconds=policy.repair.approval_deadline_seconds)
         return {}, plan.answer_by if plan and plan.answer_by else late
     incident, _ = incident_record.load(ledger, request.incident_id)
-    if request.kind is ConditionKind.JOBS_BACK:
+    if request.kind is ConditionKind.JOBS_RESUMED:
         return {}, incident.opened_at + timedelta(seconds=jobs.resume_deadline_seconds)
-    if request.kind is ConditionKind.WAY_CLEAR:
-        until = now + timedelta(seconds=policy.repair.way_deadline_seconds)
+    if request.kind is ConditionKind.NODE_FREE:
+        until = now + timedelta(seconds=policy.repair.node_free_deadline_seconds)
         work_until = incident.plan.work_may_run_until if incident.plan else None
-        return _seat(incident, None), min(until, work_until) if work_until and work_until > now else until
+        return _slot_facts(incident, None), min(until, work_until) if work_until and work_until > now else until
     ask = incident_record.last_ask(ledger, incident)
-    facts = _seat(incident, ask)
+    facts = _slot_facts(incident, ask)
     if request.kind is ConditionKind.NODE_VALID:
         # The deadline allows for the longest margin: one that keeps coming back has to be well for longer.
         margin = margin_seconds(policy.repair.lemon_returns, policy.repair)
         return facts, now + timedelta(seconds=_check_seconds(incident, policy.repair) + margin)
     if ask is None:
         return facts, now + timedelta(seconds=policy.repair.replace_deadline_seconds)
-    seat = look(
+    slot_state = find_slot_state(
         incident.life,
         incident.slot,
         incident.pool,
         records=provider.nodes(),
         nodes=cluster.nodes(incident.life.cluster),
-        since=ask.asked_at,
+        since=ask.requested_at,
     )
-    return facts, deadline_of(ask, policy.repair, seat, incident.progress)
+    return facts, deadline_of(ask, policy.repair, slot_state, incident.progress)
 
 
 def _rental_condition(
@@ -184,12 +184,12 @@ def _check_seconds(incident: Incident, policy: RepairPolicy) -> int:
     return max(policy.validation_deadline_seconds, longer.get(CheckKind(kind), 0))
 
 
-def _seat(incident: Incident, ask: RepairAsk | None) -> dict[str, Any]:
+def _slot_facts(incident: Incident, ask: RepairRequest | None) -> dict[str, Any]:
     return {
         "life": incident.life.key,
         "slot": incident.slot,
         "pool": incident.pool,
-        "since": rfc3339(ask.asked_at if ask else incident.opened_at),
+        "since": rfc3339(ask.requested_at if ask else incident.opened_at),
         "rung": ask.rung if ask else "",
         "bootId": ask.boot_id if ask else "",
         "owner": incident.plan.owner if incident.plan else "",

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.values import Value
-from evenkeel.domain.waiting import Answer, ConditionKind, Wait, WaitState
+from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitState
 from evenkeel.ports import Conflict, Delete, Ledger, Put, Row, Telemetry, Tokens, Write
 from evenkeel.services.storage import incident_record, rows
 
@@ -23,7 +23,7 @@ class Request(Value):
     subject: str
     name: str
     generation: int
-    answer: Answer
+    answer: WaitAnswer
 
 
 class Outcome(Value):
@@ -39,7 +39,7 @@ def run(request: Request, *, ledger: Ledger, tokens: Tokens, telemetry: Telemetr
 
     Idempotent: yes, by OPEN -> ANSWERED; a token that was used or is over counts as answered.
     """
-    for _ in range(incident_record.TRIES):
+    for _ in range(incident_record.MAX_TRIES):
         row = ledger.get(rows.wait_key(request.subject, request.name))
         wait = rows.read(row, Wait) if row else None
         if row is None or wait is None or wait.generation != request.generation:
@@ -47,11 +47,13 @@ def run(request: Request, *, ledger: Ledger, tokens: Tokens, telemetry: Telemetr
         if wait.state is WaitState.OPEN:
             wait = wait.but(state=WaitState.ANSWERED, answer=request.answer)
             try:
-                ledger.commit(Put(rows.wait_row(wait, row.version)), *_told(wait, request.answer, ledger, now))
+                ledger.commit(
+                    Put(rows.wait_row(wait, row.version)), *_incident_writes(wait, request.answer, ledger, now)
+                )
             except Conflict:
                 continue
             row = rows.wait_row(wait, row.version + 1)
-            telemetry.seconds("WaitAnswered", (now - wait.opened_at).total_seconds(), kind=wait.condition.kind)
+            telemetry.seconds("WaitSeconds", (now - wait.opened_at).total_seconds(), kind=wait.condition.kind)
         return _send(wait, row, ledger=ledger, tokens=tokens)
     raise Conflict(f"wait {request.name} of {request.subject} kept changing")
 
@@ -66,14 +68,17 @@ def _send(wait: Wait, row: Row, *, ledger: Ledger, tokens: Tokens) -> Outcome:
     return Outcome(outcome="OVER", reason="The task had ended already.")
 
 
-def _told(wait: Wait, answer: Answer, ledger: Ledger, now: datetime) -> Sequence[Write]:
+def _incident_writes(wait: Wait, answer: WaitAnswer, ledger: Ledger, now: datetime) -> Sequence[Write]:
     """Return what an incident's own record learns from an answer, for the same commit."""
     stage = _STAGES.get((wait.condition.kind, answer.outcome))
-    is_failed_validation = wait.condition.kind is ConditionKind.NODE_VALID and answer.outcome not in ("VALID", "VETOED")
+    is_failed_validation = wait.condition.kind is ConditionKind.NODE_VALID and answer.outcome not in (
+        "VALID",
+        "OPTED_OUT",
+    )
     if not wait.subject.startswith("inc-") or (stage is None and not is_failed_validation):
         return ()
     incident, version = incident_record.load(ledger, wait.subject)
-    text = f"{_SAID[wait.condition.kind]}: {answer.reason}"
+    text = f"{_CONDITION_TEXT[wait.condition.kind]}: {answer.reason}"
     if is_failed_validation:
         changed, kind = incident.but(invalid_at=now), "invalid"
     else:
@@ -81,24 +86,24 @@ def _told(wait: Wait, answer: Answer, ledger: Ledger, now: datetime) -> Sequence
         changed, kind = _at_stage(incident, stage[0], answer, now), stage[1]
     return (
         Put(rows.incident_row(changed, version)),
-        incident_record.told(wait.subject, kind, text, at=now, writer=WRITER),
+        incident_record.timeline_put(wait.subject, kind, text, at=now, writer=WRITER),
     )
 
 
 _STAGES = {
     (ConditionKind.NODE_BACK, "NODE_BACK"): ("node_back_at", "back"),
     (ConditionKind.NODE_VALID, "VALID"): ("validated_at", "validated"),
-    (ConditionKind.JOBS_BACK, "JOBS_BACK"): ("jobs_back_at", "resumed"),
+    (ConditionKind.JOBS_RESUMED, "JOBS_RESUMED"): ("jobs_resumed_at", "resumed"),
 }
 
-_SAID = {
+_CONDITION_TEXT = {
     ConditionKind.NODE_BACK: "Node back",
     ConditionKind.NODE_VALID: "Validation",
-    ConditionKind.JOBS_BACK: "Jobs back",
+    ConditionKind.JOBS_RESUMED: "Jobs back",
 }
 
 
-def _at_stage(incident: Incident, stage: str, answer: Answer, now: datetime) -> Incident:
+def _at_stage(incident: Incident, stage: str, answer: WaitAnswer, now: datetime) -> Incident:
     """Return the incident with the stage reached. The last time counts: a later rung brings the node back later."""
     changed = incident.but(stages=incident.stages.but(**{stage: now}))
     machine = answer.facts.get("instanceId", "")

@@ -108,9 +108,9 @@ def test_who_has_no_weight_goes_last_even_before_anybody_used_anything() -> None
 
 def test_use_that_was_told_holds_what_ran_until_then() -> None:
     uses = DecayedUse(HOUR, MOST)
-    uses.told("ann", {GPU: 20.0}, 3600.0)
+    uses.set_reported("ann", {GPU: 20.0}, 3600.0)
     uses.began(held(by("ann", "long", 20), 0.0), 7200.0)  # it is in the 20 until 3600, and then runs on
-    uses.told("bob", {GPU: 20.0}, 3600.0)
+    uses.set_reported("bob", {GPU: 20.0}, 3600.0)
 
     assert uses.of("ann", 7200.0) == pytest.approx(0.20)
     assert uses.of("bob", 7200.0) == pytest.approx(0.10)
@@ -150,7 +150,7 @@ def test_where_evictions_go_by_use_the_greedier_sub_queue_loses_first_whatever_i
     queues = (a_queue("a", 1, by_use=True), a_queue("b", 1, reclaim=ANY))
     rules = Rules(decay=HOUR, evicts_by_use=evicts_by_use, fair_sharing=fair_sharing)
     scheduler = Scheduler(queues, (), (Flavor("hp"),), rules)
-    scheduler.told_use("a", "greedy", {GPU: 9.0}, 0.0)
+    scheduler.set_reported_use("a", "greedy", {GPU: 9.0}, 0.0)
     scheduler.restore(held(by("greedy", "of-greedy", priority=5), 0.0))
     scheduler.restore(held(by("modest", "of-modest", priority=1), 0.0))
     scheduler.submit(a_workload("reclaims", "b", 1))

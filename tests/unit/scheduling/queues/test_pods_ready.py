@@ -29,13 +29,13 @@ def a_job(name: str, queue: str, gpus: int = 2, at: int = 0, **more: Any) -> Jso
     return {"name": name, "queue": queue, "requests": {"gpu": gpus}, "createdAt": at, **more}
 
 
-def told(replay: Replay) -> list[list[tuple[str, str]]]:
+def outcomes(replay: Replay) -> list[list[tuple[str, str]]]:
     return [[(each.job, each.result) for each in cycle.decisions] for cycle in replay.cycles]
 
 
 def ran(replay: Replay, *events: Json) -> list[list[tuple[str, str]]]:
     replay.run(Events.model_validate({"events": events}))
-    return told(replay)
+    return outcomes(replay)
 
 
 def test_one_is_admitted_and_the_next_waits_for_its_pods() -> None:

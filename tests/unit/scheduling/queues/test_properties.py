@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.kueue.cycle import Decision, Scheduler
 from evenkeel.domain.kueue.objects import Admitted, Fungible
-from tests.unit.scheduling.queues.worlds import Result, World, told
+from tests.unit.scheduling.queues.random_queues import RandomQueues, Result, outcomes
 
 SEEDS = st.integers(0, 2**32)
 quick = settings(max_examples=20, deadline=None)
@@ -18,7 +18,7 @@ quick = settings(max_examples=20, deadline=None)
 @quick
 @given(SEEDS)
 def test_nothing_is_ever_over_a_limit(deep: bool, seed: int) -> None:
-    world = World(seed, deep=deep)
+    world = RandomQueues(seed, deep=deep)
     world.rules = world.rules._replace(never_overcommits=True)
     world.scheduler = world.fresh()
 
@@ -30,7 +30,7 @@ def test_nothing_is_ever_over_a_limit(deep: bool, seed: int) -> None:
 @quick
 @given(SEEDS)
 def test_by_kueues_rules_only_victims_that_still_stop_are_over_a_limit(deep: bool, seed: int) -> None:
-    world = World(seed, deep=deep)
+    world = RandomQueues(seed, deep=deep)
 
     for _ in world.history(30):
         assert world.overcommitted(with_evicted=False) == []
@@ -40,7 +40,7 @@ def test_by_kueues_rules_only_victims_that_still_stop_are_over_a_limit(deep: boo
 @quick
 @given(SEEDS)
 def test_what_the_tree_counts_is_what_its_jobs_use_and_leaving_undoes_coming(deep: bool, seed: int) -> None:
-    world = World(seed, deep=deep)
+    world = RandomQueues(seed, deep=deep)
     for _ in world.history(20):
         pass
     nodes = [*world.scheduler.snapshot.tree.queues.values(), *world.scheduler.snapshot.tree.cohorts.values()]
@@ -68,7 +68,7 @@ def test_what_the_tree_counts_is_what_its_jobs_use_and_leaving_undoes_coming(dee
 @quick
 @given(SEEDS)
 def test_nobody_within_nominal_loses_a_job_to_another_queue(deep: bool, seed: int) -> None:
-    for decisions, over in World(seed, deep=deep).history(30):
+    for decisions, over in RandomQueues(seed, deep=deep).history(30):
         for decision in decisions:
             # One that was weighed anew counts what its cycle had already given away: somebody may be over by that.
             for victim in () if decision.was_recomputed else decision.victims:
@@ -80,7 +80,7 @@ def test_nobody_within_nominal_loses_a_job_to_another_queue(deep: bool, seed: in
 @quick
 @given(SEEDS)
 def test_no_victim_goes_in_vain(seed: int) -> None:
-    world = World(seed)
+    world = RandomQueues(seed)
     for decisions, _ in world.history(30):
         decision = next((each for each in decisions if each.victims), None)
         if decision is None:
@@ -116,7 +116,7 @@ def _fits_without(scheduler: Scheduler, decision: Decision, gone: list[Admitted]
 @quick
 @given(SEEDS)
 def test_the_order_of_files_and_of_submissions_changes_nothing(deep: bool, seed: int) -> None:
-    world, other = World(seed, deep=deep), World(seed, deep=deep)
+    world, other = RandomQueues(seed, deep=deep), RandomQueues(seed, deep=deep)
     jobs = [world.workload() for _ in range(20)]
     shuffled = list(jobs)
     other.random.shuffle(shuffled)
@@ -131,7 +131,7 @@ def test_the_order_of_files_and_of_submissions_changes_nothing(deep: bool, seed:
         other.scheduler.submit(job)
 
     for _ in range(8):
-        assert told(world.cycle()) == told(other.cycle())
+        assert outcomes(world.cycle()) == outcomes(other.cycle())
         world.stop_evicted()
         other.stop_evicted()
 
@@ -142,7 +142,7 @@ def test_the_order_of_files_and_of_submissions_changes_nothing(deep: bool, seed:
 def test_more_quota_never_hurts_its_owner(deep: bool, seed: int) -> None:
     # A job alone in its queue, at full size, in a queue that looks at all flavors before others have to go: with
     # MayStopSearch more quota on an early flavor may turn "fits further down" into "reclaim here".
-    world = World(seed, deep=deep)
+    world = RandomQueues(seed, deep=deep)
     for _ in world.history(12):
         pass
     world.queues = tuple(
@@ -170,7 +170,7 @@ def test_more_quota_never_hurts_its_owner(deep: bool, seed: int) -> None:
 @settings(max_examples=12, deadline=None)
 @given(SEEDS)
 def test_nobody_is_pushed_to_and_fro_in_a_flat_tree(fair: bool, seed: int) -> None:
-    world = World(seed, fair=fair)
+    world = RandomQueues(seed, fair=fair)
     for _ in range(20):
         world.scheduler.submit(world.workload())
 
@@ -187,6 +187,6 @@ def test_nobody_is_pushed_to_and_fro_in_a_flat_tree(fair: bool, seed: int) -> No
 @settings(max_examples=12, deadline=None)
 @given(SEEDS)
 def test_what_is_decided_twice_is_decided_alike(seed: int) -> None:
-    one, two = World(seed, deep=True), World(seed, deep=True)
+    one, two = RandomQueues(seed, deep=True), RandomQueues(seed, deep=True)
 
-    assert [told(each) for each, _ in one.history(25)] == [told(each) for each, _ in two.history(25)]
+    assert [outcomes(each) for each, _ in one.history(25)] == [outcomes(each) for each, _ in two.history(25)]

@@ -1,0 +1,203 @@
+"""The three ways from an event on the bus to a node that is unschedulable, and how each is made whole again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from bench.node_watch import NodeWatch, admin_api
+from evenkeel_local.data_centre import DataCentre, Say
+from evenkeel_local.deployment import Outputs, deploy, stack_resources
+from evenkeel_local.identities import make_user
+
+HEALTH_EVENT: Final = "SageMaker HyperPod Cluster Node Health Event"
+STACK: Final = "bench"
+TEMPLATE: Final = Path(__file__).parent / "yardsticks" / "template.yaml"
+CORDON_SECONDS: Final = 30.0
+WHOLE_SECONDS: Final = 60.0
+EXECUTION_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.05
+_CLOCK_GRAIN_SECONDS: Final = 0.002
+"""The engine writes instants in whole milliseconds."""
+
+
+class BenchFailed(Exception):
+    """A measurement could not be made. The message says what was awaited."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One event, from the bus to the node."""
+
+    lane: str
+    node: str
+    event_id: str
+    sent_at: float
+    """Wall clock, when the event was handed to the bus."""
+    accept_seconds: float
+    """Until the bus said that it had it."""
+    seconds: float
+    """From the same moment until a watcher of the Kubernetes API saw the node unschedulable."""
+    execution: str = ""
+    """Name of the workflow's execution; empty in the lane that has none."""
+    marks: Mapping[str, float] = field(default_factory=dict)
+    """Seconds after `sent_at` at which the workflow began, and entered and left each state that cordons."""
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long the engine let the workflow stand before its first state: a fixed pause, no work of anybody's."""
+        return self.marks["entered PlanRecovery"] - self.marks["started"] if self.marks else 0.0
+
+    @property
+    def moving_seconds(self) -> float:
+        """The way without that pause."""
+        return self.seconds - self.pause_seconds
+
+
+@dataclass(frozen=True)
+class BenchNode:
+    """A node that takes work."""
+
+    name: str
+    instance_id: str
+
+
+class CordonTimer:
+    """The fleet that all lanes share, and the bus that their events go to."""
+
+    def __init__(self, centre: DataCentre, watch: NodeWatch) -> None:
+        self.centre = centre
+        self._watch = watch
+        self._admin = admin_api(centre.cluster)
+        sender = [{"Effect": "Allow", "Action": "events:PutEvents", "Resource": "*"}]
+        self._bus = make_user(centre.deployer, "aws-bench", sender).client("events")
+        self._states = centre.deployer.client("stepfunctions")
+        self._functions = centre.deployer.client("lambda")
+        self._turn = 0
+
+    def deploy_yardsticks(self, say: Say) -> Outputs:
+        """Deploy the lanes that have no product in them to the same engine."""
+        centre = self.centre
+        layers = [arn for name, arn in stack_resources(centre.deployer).items() if name.startswith("EvenkeelLayer")]
+        outputs = deploy(
+            centre.engine,
+            centre.deployer,
+            {
+                "Layer": layers[0],
+                "KubernetesCluster": centre.cluster.eks_cluster_name,
+                "EksEndpoint": centre.cluster.eks_url,
+            },
+            TEMPLATE,
+            centre.run_dir / "yardsticks",
+            stack_name=STACK,
+            progress=lambda text: say(f"yardsticks: {text}"),
+        )
+        centre.cluster.put_access_entry(outputs["CordonRoleArn"], ["evenkeel:cordoners"])
+        return outputs
+
+    def next_node(self) -> BenchNode:
+        """Return the next node in turn, once the whole fleet takes work and no workflow runs."""
+        nodes = self._await_whole()
+        self._turn += 1
+        return nodes[self._turn % len(nodes)]
+
+    def time_cordon(self, lane: str, source: str, node: BenchNode) -> Sample:
+        """Put one node-health event on the bus and wait until the node is unschedulable.
+
+        Raises:
+            BenchFailed: it did not become so in time.
+        """
+        cluster = self.centre.cluster
+        detail = {
+            "ClusterName": cluster.cluster_name,
+            "ClusterArn": cluster.cluster_arn,
+            "InstanceId": node.instance_id,
+            "NodeName": node.name,
+            "Tags": {},
+            "HealthSummary": {
+                "HealthStatus": "Unhealthy",
+                "HealthStatusReason": "HyperPod Health Monitoring Agent (HMA) has detected fault type "
+                "NvidiaErrorTerminate on this node and is unhealthy.",
+                "RepairAction": "None",
+                "Recommendation": "Please Replace the Faulty Node.",
+            },
+        }
+        entry = {"Source": source, "DetailType": HEALTH_EVENT, "Detail": json.dumps(detail)}
+        wall, began = time.time(), time.perf_counter()
+        answer = self._bus.put_events(Entries=[entry])
+        accepted = time.perf_counter()
+        if answer["FailedEntryCount"]:
+            raise BenchFailed(f"the bus refused an event: {answer['Entries'][0]}")
+        seen = self._watch.cordoned_at(node.name, CORDON_SECONDS)
+        if seen is None:
+            raise BenchFailed(f"lane {lane}: {node.name} was not cordoned within {CORDON_SECONDS:.0f} s")
+        return Sample(lane, node.name, answer["Entries"][0]["EventId"], wall, accepted - began, seen - began)
+
+    def with_execution(self, sample: Sample, machine_arn: str) -> Sample:
+        """Wait until the workflow that an event started has ended; return the sample with what its history says.
+
+        Raises:
+            BenchFailed: it failed, or did not end in time.
+        """
+
+        def ended() -> dict[str, Any] | None:
+            newest = self._states.list_executions(stateMachineArn=machine_arn, maxResults=5)["executions"]
+            ours = [each for each in newest if each["startDate"].timestamp() >= sample.sent_at - _CLOCK_GRAIN_SECONDS]
+            return ours[0] if ours and ours[0]["status"] != "RUNNING" else None
+
+        execution = await_true(f"the execution after lane {sample.lane}", EXECUTION_SECONDS, ended)
+        if execution["status"] != "SUCCEEDED":
+            raise BenchFailed(f"lane {sample.lane}: execution {execution['name']} ended {execution['status']}")
+        history = self._states.get_execution_history(executionArn=execution["executionArn"], maxResults=40)["events"]
+        marks = {mark: at - sample.sent_at for mark, at in _marks(history)}
+        return replace(sample, execution=execution["name"], marks=marks)
+
+    def chill(self, functions: Iterable[str]) -> None:
+        """Make the next call of each function a cold start: the engine ends its workers when a setting is set anew."""
+        for name in functions:
+            timeout = self._functions.get_function_configuration(FunctionName=name)["Timeout"]
+            self._functions.update_function_configuration(FunctionName=name, Timeout=timeout)
+
+    def uncordon(self, node: BenchNode) -> None:
+        self._admin.patch(f"/api/v1/nodes/{node.name}", {"spec": {"unschedulable": None}})
+
+    def _await_whole(self) -> list[BenchNode]:
+        def whole() -> list[BenchNode] | None:
+            listed = self.centre.cluster.nodes()
+            fit = [node for node in listed if _takes_work(node)]
+            return [BenchNode(node["name"], node["instanceId"]) for node in fit] if len(fit) == len(listed) else None
+
+        nodes: list[BenchNode] = await_true("a whole fleet", WHOLE_SECONDS, whole)
+        return sorted(nodes, key=lambda node: node.name)
+
+
+def _marks(history: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+    for event in history:
+        at = event["timestamp"].timestamp()
+        if event["type"] == "ExecutionStarted":
+            yield "started", at
+        for kind, details in (("entered", "stateEnteredEventDetails"), ("left", "stateExitedEventDetails")):
+            if details in event and event[details]["name"] in ("PlanRecovery", "CordonNode"):
+                yield f"{kind} {event[details]['name']}", at
+
+
+def await_true(what: str, seconds: float, look: Callable[[], Any]) -> Any:
+    """Look until there is something to see; return it.
+
+    Raises:
+        BenchFailed: there was nothing in time.
+    """
+    deadline = time.monotonic() + seconds
+    while not (seen := look()):
+        if time.monotonic() > deadline:
+            raise BenchFailed(f"waited {seconds:.0f} s for {what}")
+        time.sleep(_LOOK_SECONDS)
+    return seen
+
+
+def _takes_work(node: dict[str, Any]) -> bool:
+    return node["ready"] == "True" and not node["unschedulable"] and not node["taints"] and node["status"] == "Running"

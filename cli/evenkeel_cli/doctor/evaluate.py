@@ -1,0 +1,468 @@
+"""The pure judgements: facts in, findings out. No clock, network or environment."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from evenkeel_cli.doctor.findings import DoctorFinding, Status, failed, merged, ok, unknown, warning
+
+Json = dict[str, Any]
+
+LEAST_CONCURRENCY = 25
+"""Fewer invocations at once than the stack has functions: they throttle each other."""
+ENOUGH_CONCURRENCY = 100
+"""What a storm of events uses (docs/operate/doctor.md)."""
+MANY_EVENTS, MANY_REQUESTS = 1000, 50
+SILENT_SECONDS, LATE_SECONDS = 600, 180
+_SHOWN = 5
+
+
+def judge_credentials(arn: str) -> list[DoctorFinding]:
+    if arn.endswith(":root"):
+        return [warning(f"You act as the account's root user, {arn}.", "Use a role: docs/operate/doctor.md")]
+    return [ok(f"You act as {arn}.")]
+
+
+def judge_api(problem: str, fix: str, status: Json) -> list[DoctorFinding]:
+    """Judge the API's answer to `GET /status`, or the problem in its place."""
+    if problem:
+        return [failed(problem, fix)]
+    automation = status["automation"]
+    mode = automation.get("modeInForce") or automation["mode"]
+    means = {
+        "observe": "decisions are recorded and nothing is touched",
+        "recommend": "each plan waits for an approval",
+        "act": "Evenkeel acts by itself",
+    }.get(mode, "a mode that this version does not know")
+    said = [ok(f"The API of fleet {status['fleet']} answers. Mode {mode}: {means}.")]
+    if automation["isHeld"]:
+        said.append(warning("Automation is held, so no repair begins.", "evenkeel automation show", "hold"))
+    return said
+
+
+def judge_stack(status: str, is_of_context: bool, url: str) -> list[DoctorFinding]:
+    """Judge the state of the CloudFormation stack, and whether the command talks to this stack's API."""
+    found = []
+    if status.endswith("_IN_PROGRESS"):
+        found.append(warning(f"A deployment is under way ({status}).", "Run this again when it has ended."))
+    elif status in ("CREATE_COMPLETE", "UPDATE_COMPLETE", "IMPORT_COMPLETE"):
+        found.append(ok(f"The stack is deployed ({status})."))
+    elif status == "UPDATE_ROLLBACK_COMPLETE":
+        text = "The last deployment failed and was rolled back: the version before it runs."
+        found.append(warning(text, "aws cloudformation describe-stack-events --stack-name STACK, then make deploy"))
+    else:
+        fix = "aws cloudformation describe-stack-events --stack-name STACK, then make deploy"
+        found.append(failed(f"The stack is in state {status}.", fix))
+    if not is_of_context:
+        text = f"The command talks to {url}, which is not this stack's API."
+        found.append(failed(text, "Name the right stack by --stack, or set EVENKEEL_URL.", "API"))
+    return found
+
+
+def judge_api_log_role(role: str) -> list[DoctorFinding]:
+    if role:
+        return [ok(f"API Gateway writes its logs as {role}.")]
+    text = "API Gateway has no role to write logs with in this account and region."
+    return [failed(text, "Deploy with the parameter ApiLogRole=set-up (docs/deploy.md, step 1).")]
+
+
+def judge_hyperpod(arn: str, described: Json | None) -> list[DoctorFinding]:
+    """Judge the HyperPod cluster. `described` is None where there is none of this ARN."""
+    if not arn:
+        return [ok("This fleet has no HyperPod cluster (parameter HyperPodClusterArn).")]
+    if described is None:
+        return [failed(f"There is no HyperPod cluster {arn}.", "Deploy with the right HyperPodClusterArn.")]
+    name, status = described["ClusterName"], described["ClusterStatus"]
+    fix = f"aws sagemaker describe-cluster --cluster-name {name}"
+    if status == "InService":
+        found = [ok(f"{name} is InService, {arn}.")]
+    elif status in ("Failed", "RollingBack", "Deleting"):
+        found = [failed(f"{name} is {status}: {described.get('FailureMessage') or 'no reason is given'}.", fix)]
+    else:
+        found = [warning(f"{name} is {status}: Evenkeel repairs nothing in it until that ends.", fix)]
+    return [*found, _node_recovery(described.get("NodeRecovery")), *_patches(name, described.get("InstanceGroups", []))]
+
+
+def _node_recovery(setting: str | None) -> DoctorFinding:
+    subject = "NodeRecovery"
+    match setting:
+        case "None":
+            return ok("NodeRecovery is None: Evenkeel repairs.", subject)
+        case "Automatic":
+            text = "NodeRecovery is Automatic: HyperPod repairs what it detects. Evenkeel moves the jobs, and repairs"
+            return ok(f"{text} only where HyperPod does nothing (docs/ownership.md).", subject)
+        case _:
+            return unknown(f"HyperPod reports NodeRecovery as {setting}.", "docs/ownership.md", subject)
+
+
+_PATCHES = {"UpToDate": 0, "UpdateAvailable": 1, "SecurityUpdateRequired": 2, "EndOfLife": 2}
+
+
+def _patches(cluster: str, groups: Sequence[Json]) -> list[DoctorFinding]:
+    subject = "patch level"
+    fix = f"aws sagemaker update-cluster-software --cluster-name {cluster}"
+    levels = {group["InstanceGroupName"]: group.get("ImageVersionStatus") for group in groups}
+    bad = {name: level for name, level in levels.items() if level and _PATCHES.get(level, 1)}
+    if any(_PATCHES.get(level, 1) == 2 for level in bad.values()):
+        return [failed(f"Instance groups need a patch: {_format_pairs(bad)}.", fix, subject)]
+    if bad:
+        return [warning(f"Newer images are available: {_format_pairs(bad)}.", fix, subject)]
+    silent = sorted(name for name, level in levels.items() if not level)
+    if silent:
+        return [unknown(f"HyperPod reports no patch level for {', '.join(silent)}.", fix, subject)]
+    return [ok(f"Every instance group is up to date: {', '.join(sorted(levels)) or 'there are none'}.", subject)]
+
+
+def _format_pairs(found: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(found.items()))
+
+
+def judge_kubernetes(
+    states: Mapping[str, str], tests: Mapping[str, Json], problems: Mapping[str, tuple[str, str]]
+) -> list[DoctorFinding]:
+    """Judge which clusters answer.
+
+    Args:
+        states: EKS's own state of each cluster; `NOT_FOUND` where there is none, empty where it could not be asked.
+        tests: Each function's self-test, by function.
+        problems: (reason, fix) of the functions that gave no self-test.
+    """
+    if not states:
+        return [failed("No Kubernetes cluster is configured.", "Deploy with the parameter KubernetesClusters.")]
+    found = []
+    for cluster, state in states.items():
+        if state == "NOT_FOUND":
+            text = f"EKS has no cluster {cluster} in this account and region."
+            found.append(failed(text, "Deploy with the right names in KubernetesClusters.", cluster))
+            continue
+        answers = {function: one for function, test in tests.items() if (one := _find_cluster(test, cluster))}
+        dead = {name: one for name, one in answers.items() if one["error"] and not _is_access_denied(one)}
+        if dead:
+            found.append(_dead(cluster, dead, len(answers)))
+        elif not answers:
+            reason, fix = next(iter(problems.values()), ("", _INVOKE))
+            found.append(unknown(f"No function tested {cluster}. {reason}".rstrip(), fix, cluster))
+        else:
+            versions = sorted({one["serverVersion"] for one in answers.values() if one["serverVersion"]})
+            said = f"{cluster} answers all {len(answers)} functions that were tested"
+            found.append(ok(f"{said}, version {', '.join(versions) or 'unknown'}.", cluster))
+        if state and state != "ACTIVE":
+            found.append(
+                warning(f"EKS says {cluster} is {state}.", f"aws eks describe-cluster --name {cluster}", cluster)
+            )
+    return found
+
+
+def _dead(cluster: str, dead: Mapping[str, Json], asked: int) -> DoctorFinding:
+    name, one = next(iter(sorted(dead.items())))
+    saw = f"{name} saw: {one['error']}"
+    if one["serverVersion"]:
+        text = f"{cluster} answers, and {len(dead)} of {asked} functions can read nothing there. {saw}"
+        return failed(text, "Check the cluster's control plane: kubectl get --raw='/readyz?verbose'", cluster)
+    text = f"{cluster} does not answer {len(dead)} of {asked} functions. {saw}"
+    return failed(text, "Check the cluster's endpoint, and the parameters SubnetIds and SecurityGroupIds.", cluster)
+
+
+_INVOKE = "Run this as an identity that may invoke the functions (docs/operate/doctor.md)."
+
+
+def _find_cluster(test: Json, cluster: str) -> Json | None:
+    return next((one for one in test["clusters"] if one["cluster"] == cluster), None)
+
+
+def _is_access_denied(one: Json) -> bool:
+    """Whether the server answered, and let the function's role do nothing."""
+    return str(one["error"]).startswith("NotAllowed")
+
+
+def judge_access(
+    tests: Mapping[str, Json], roles: Mapping[str, str], groups: Mapping[str, Sequence[str]]
+) -> list[DoctorFinding]:
+    """Judge which verbs each function's role lacks.
+
+    Args:
+        tests: Each function's self-test, by function.
+        roles: The ARN of each function's role.
+        groups: The Kubernetes groups that its access entry must name.
+    """
+    found = []
+    for function, test in tests.items():
+        for one in test["clusters"]:
+            cluster, entry = one["cluster"], f"--principal-arn {roles[function]}"
+            wanted = f"--kubernetes-groups {' '.join(groups[function])}"
+            if _is_access_denied(one):
+                text = f"{cluster} does not let {function} in: {one['error']}"
+                found.append(
+                    failed(text, f"aws eks create-access-entry --cluster-name {cluster} {entry} {wanted}", function)
+                )
+            elif one["missing"]:
+                text = f"In {cluster} its role lacks: {_rights(one['missing'])}."
+                fix = (
+                    "kubectl apply -f charts/kubernetes-access.yaml (for a team's namespace: docs/operate/teams.md), "
+                    f"then aws eks update-access-entry --cluster-name {cluster} {entry} {wanted}"
+                )
+                found.append(failed(text, fix, function))
+    asked = [name for name, test in tests.items() if any(not one["error"] for one in test["clusters"])]
+    if asked and not found:
+        found.append(ok(f"The roles of {len(asked)} functions have every verb that they need."))
+    return found
+
+
+def _rights(missing: Sequence[Json]) -> str:
+    words = []
+    for one in missing:
+        kind = f"{one['resource']}.{one['group']}" if one["group"] else one["resource"]
+        words.append(f"{one['verb']} {kind}" + (f" in {one['namespace']}" if one["namespace"] else ""))
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return ", ".join(words[:_SHOWN]) + more
+
+
+_BIND_DISCOVERY = (
+    "kubectl create clusterrolebinding evenkeel-discovery --clusterrole=system:discovery --group=evenkeel:readers"
+)
+
+
+def judge_kueue(test: Json, namespaces: Sequence[str]) -> list[DoctorFinding]:
+    """Judge whether Kueue admits in a namespace of the jobs, and whether that is what the stack was told."""
+    found, admission = [], test["admission"]
+    for one in test["clusters"]:
+        cluster = one["cluster"]
+        if one["kueueError"]:
+            text = f"Whether Kueue is in {cluster} cannot be read: {one['kueueError']}"
+            found.append(failed(text, _BIND_DISCOVERY, cluster))
+        elif one["kueueNamespaces"] is None:
+            found.append(unknown(f"{cluster} was not asked about Kueue.", _INVOKE, cluster))
+        else:
+            found.append(_kueue(cluster, admission, one["kueueNamespaces"], namespaces))
+    return found or [unknown("No cluster could be asked about Kueue.", _INVOKE)]
+
+
+def _kueue(cluster: str, admission: str, of_kueue: Mapping[str, str], namespaces: Sequence[str]) -> DoctorFinding:
+    shared = [name for name in namespaces if name in of_kueue]
+    missing = [name for name in namespaces if name not in of_kueue]
+    if admission == "kueue" and missing:
+        text = (
+            f"Admission=kueue, and Kueue does not admit in {', '.join(missing)} of {cluster}: jobs there never start."
+        )
+        return failed(text, "Create a LocalQueue there (docs/operate/queues.md).", cluster)
+    if admission == "evenkeel" and shared:
+        text = f"Kueue admits in {', '.join(shared)} of {cluster}, so Evenkeel starts nothing there."
+        return failed(text, "Deploy with Admission=kueue (docs/operate/queues.md).", cluster)
+    if admission == "kueue":
+        return ok(f"Kueue admits in {', '.join(namespaces)} of {cluster}.", cluster)
+    beside = f"; it admits in {len(of_kueue)} other namespaces" if of_kueue else ""
+    return ok(f"Kueue does not admit where Evenkeel's jobs run in {cluster}{beside}.", cluster)
+
+
+def judge_queues(events: int, requests: int) -> list[DoctorFinding]:
+    """Judge what waits in the two queues that functions work off."""
+    found = []
+    for name, count, limit, page in (
+        ("events", events, MANY_EVENTS, "events-delayed"),
+        ("scheduling requests", requests, MANY_REQUESTS, "passes-delayed"),
+    ):
+        if count > limit:
+            found.append(failed(f"{count} {name} wait.", f"docs/runbooks/{page}.md", name))
+        else:
+            found.append(ok(f"{count} {name} wait.", name))
+    return found
+
+
+DEAD_LETTERS = {
+    "DeadLetterQueue": "malformed-events",
+    "UnhandledEventsQueue": "unhandled-events",
+    "UndeliveredEventsQueue": "undelivered-events",
+    "FailedPassesQueue": "failed-passes",
+    "FailedInvocationsQueue": "failed-invocations",
+    "UndeliveredPagesQueue": "undelivered-pages",
+}
+"""Each queue that must stay empty, and its runbook."""
+
+
+def judge_dead_letters(counts: Mapping[str, int]) -> list[DoctorFinding]:
+    found = [
+        failed(f"{name} holds {counts[name]} messages.", f"docs/runbooks/{page}.md", name)
+        for name, page in DEAD_LETTERS.items()
+        if counts[name]
+    ]
+    return found or [ok(f"All {len(counts)} dead-letter queues are empty.")]
+
+
+def judge_schedules(states: Mapping[str, str], enable: str) -> list[DoctorFinding]:
+    """Judge the schedules: `ENABLED`, `DISABLED`, or empty where there is none."""
+    missing = sorted(name for name, state in states.items() if not state)
+    off = sorted(name for name, state in states.items() if state and state != "ENABLED")
+    if missing:
+        return [failed(f"There is no schedule for {', '.join(missing)}.", "Deploy the stack again: make deploy")]
+    if off:
+        return [warning(f"The schedules of {', '.join(off)} are off: nothing runs by itself.", enable)]
+    return [ok(f"The schedules of {', '.join(sorted(states))} are on.")]
+
+
+_SILENT_PAGES = {"sweep_fleet": "sweep-silent", "watch_cluster": "watch-silent", "schedule_jobs": "passes-silent"}
+
+
+def judge_ages(
+    ages: Mapping[str, float | None], states: Mapping[str, str], deployed: float | None = None
+) -> list[DoctorFinding]:
+    """Judge how long ago each scheduled function finished.
+
+    Args:
+        ages: Seconds since the last run, by function; None where none was ever seen.
+        states: The states of their schedules; without those of functions whose schedule is not known.
+        deployed: Seconds since the stack was deployed; None where that is not known.
+    """
+    found = []
+    for function, age in ages.items():
+        fix = f"docs/runbooks/{_SILENT_PAGES.get(function, 'README')}.md"
+        if age is not None and age <= LATE_SECONDS:
+            found.append(ok(f"Last run {_age_text(age)} ago.", function))
+            continue
+        seen = "It has never run." if age is None else f"Last run {_age_text(age)} ago."
+        if states.get(function) == "DISABLED":
+            found.append(warning(f"{seen} Its schedule is off.", "Turn the schedules on.", function))
+        elif age is None and deployed is not None and deployed < LATE_SECONDS:
+            text = f"It has not finished a run yet. The stack was deployed {_age_text(deployed)} ago."
+            found.append(warning(text, "Run this again in a few minutes.", function))
+        elif age is None or age > SILENT_SECONDS:
+            found.append(failed(seen, fix, function))
+        else:
+            found.append(warning(f"{seen} It runs each minute.", fix, function))
+    return found
+
+
+def judge_sources(sources: Sequence[Json]) -> list[DoctorFinding]:
+    """Judge when each source of facts last answered, as the API tells it."""
+    found = [_source(one) for one in sources]
+    bad = [finding for finding in found if finding.status is not Status.OK]
+    good = len(found) - len(bad)
+    return [*([ok(f"{good} of {len(found)} sources of facts are current.")] if good else []), *merged(bad)]
+
+
+def _source(one: Json) -> DoctorFinding:
+    name, reason = one["name"], one["reason"]
+    match one["state"]:
+        case "CURRENT":
+            return ok(reason, name)
+        case "FAILING":
+            return warning(reason, "docs/runbooks/source-stale.md", name)
+        case "STALE":
+            return failed(reason, "docs/runbooks/source-stale.md", name)
+        case "OFF":
+            return warning("The schedules are off, so nothing reads it.", "Turn the schedules on.", name)
+        case _:
+            return unknown(reason, "docs/runbooks/source-stale.md", name)
+
+
+def _age_text(seconds: float) -> str:
+    return (
+        f"{seconds:.0f}s" if seconds < 120 else f"{seconds / 60:.0f}min" if seconds < 7200 else f"{seconds / 3600:.0f}h"
+    )
+
+
+def judge_concurrency(limit: int, unreserved: int, peak: float | None) -> list[DoctorFinding]:
+    """Judge how many Lambda invocations at once are left to the stack.
+
+    Args:
+        limit: The account's limit in this region.
+        unreserved: What of it no function has reserved.
+        peak: The most that was in use at once during the last day; None where that is not known.
+    """
+    left = unreserved - round(peak or 0)
+    seen = "its use is not known" if peak is None else f"{peak:.0f} were in use at once during the last day"
+    text = f"{left} of {limit} concurrent Lambda invocations are left ({unreserved} unreserved, {seen})."
+    fix = (
+        "aws service-quotas request-service-quota-increase --service-code lambda --quota-code L-B99A9384 "
+        f"--desired-value {max(1000, limit)}"
+    )
+    if left < LEAST_CONCURRENCY:
+        return [failed(text, fix)]
+    if left < ENOUGH_CONCURRENCY:
+        return [warning(text, fix)]
+    return [ok(text)]
+
+
+def judge_events(rules: Mapping[str, Json]) -> list[DoctorFinding]:
+    """Judge the event rules.
+
+    Args:
+        rules: By name `{"state", "matched", "failed"}` of the last day; a count is None where it is not known.
+    """
+    found = []
+    for name, rule in rules.items():
+        if rule["state"] != "ENABLED":
+            text = f"Rule {name} is {rule['state'] or 'missing'}: its events are lost."
+            found.append(failed(text, "Deploy the stack again, or: aws events enable-rule --name RULE", name))
+        elif rule["failed"]:
+            text = f"EventBridge could not deliver {rule['failed']:.0f} events of rule {name} in the last day."
+            found.append(failed(text, "docs/runbooks/undelivered-events.md", name))
+    if found:
+        return found
+    counts = {name: rule["matched"] for name, rule in rules.items()}
+    if any(count is None for count in counts.values()):
+        text = (
+            f"All {len(rules)} rules are on. Whether events matched is not known: this endpoint keeps no such metrics."
+        )
+        return [unknown(text, "docs/operate/doctor.md#events")]
+    seen = ", ".join(f"{name} {count:.0f}" for name, count in counts.items() if count)
+    if not seen:
+        text = "All rules are on, and no event matched any of them in the last day."
+        return [warning(text, "Send a drill event (docs/deploy.md, step 11) and look again after a minute.")]
+    quiet = ", ".join(name for name, count in counts.items() if not count)
+    return [ok(f"Events in the last day: {seen}." + (f" None by {quiet}." if quiet else ""))]
+
+
+def judge_pages(subscriptions: Sequence[str], topic: str) -> list[DoctorFinding]:
+    """Judge who is told: the ARNs of the topic's subscriptions."""
+    confirmed = [one for one in subscriptions if one.startswith("arn:")]
+    waiting = len(subscriptions) - len(confirmed)
+    fix = f"aws sns subscribe --topic-arn {topic} --protocol email --notification-endpoint YOUR-ADDRESS"
+    if confirmed:
+        more = f"; {waiting} more never confirmed" if waiting else ""
+        return [ok(f"Pages go to {len(confirmed)} subscribers{more}.")]
+    if waiting:
+        return [failed("Nobody confirmed a subscription to the pages.", f"Confirm the mail that SNS sent, or: {fix}")]
+    return [failed("Nobody is subscribed to the pages: alarms reach no person.", fix)]
+
+
+def judge_policy(policy: Json) -> list[DoctorFinding]:
+    if policy.get("error"):
+        return [failed(f"The policy cannot be read: {policy['error']}", "docs/runbooks/policy-refused.md")]
+    change = f"with the site's change {policy['inForce']}" if policy["inForce"] else "with no change of the site's"
+    text = f"Policy {policy['name']} {change} is in force ({policy['hash']})."
+    if policy["refused"]:
+        said = f"The site's last change is not in force: {policy['refused']} {text}"
+        return [failed(said, "docs/runbooks/policy-refused.md")]
+    return [ok(text)]
+
+
+def judge_versions(command: str, tests: Mapping[str, Json]) -> list[DoctorFinding]:
+    """Judge the versions of the command, of the functions with their layer, and of the API servers."""
+    versions = sorted({test["version"] for test in tests.values()})
+    servers = sorted(
+        {
+            f"{one['cluster']} {one['serverVersion']}"
+            for test in tests.values()
+            for one in test["clusters"]
+            if one["serverVersion"]
+        }
+    )
+    found = [ok(f"Kubernetes: {', '.join(servers)}.", "server")] if servers else []
+    if len(versions) > 1:
+        text = f"Functions run different versions: {', '.join(versions)}. A deployment did not reach all of them."
+        return [failed(text, "Deploy the stack again: make deploy", "functions"), *found]
+    if versions != [command]:
+        text = f"The command is {command}, the functions and their layer are {versions[0]}."
+        return [
+            warning(text, "Deploy the stack or update the command: both need one version.", "functions"),
+            *found,
+        ]
+    return [ok(f"The command, {len(tests)} functions and their layer are version {command}.", "functions"), *found]
+
+
+def judge_untested(problems: Mapping[str, tuple[str, str]]) -> list[DoctorFinding]:
+    """Say which functions could not test themselves, and why: (reason, fix) by function."""
+    return _grouped(unknown(reason, fix, function) for function, (reason, fix) in problems.items())
+
+
+def _grouped(findings: Iterable[DoctorFinding]) -> list[DoctorFinding]:
+    return merged(list(findings))

@@ -1,0 +1,281 @@
+"""`evenkeel dev`: a data centre that is kept up in a process of its own, and found again by its files.
+
+.evenkeel/dev.pid        the process that supervises
+.evenkeel/context.json   the command line's context: where the API is, and the operator's own key
+.evenkeel/kubeconfig     the administrator's way into Kubernetes
+.evenkeel/dev/           logs and files of the data centre
+.evenkeel/dev/state.json addresses, process ids, and what was started again
+.evenkeel/dev-lost/      the same of the one before, where the engine died
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from evenkeel_local import probes
+from evenkeel_local.data_centre import DataCentre, Say
+from evenkeel_local.deployment import STACK_NAME
+from evenkeel_local.processes import Child, ProcessMark, interruptible
+from evenkeel_local.supervisor import HangDetector, Restart, RestartLimitReached, SupervisedPart, Supervisor
+
+UP_SECONDS: Final = 240.0
+_ANSWER_SECONDS: Final = 3.0
+
+Json = dict[str, Any]
+
+
+class DevPaths:
+    """The files of the data centre of one project folder."""
+
+    def __init__(self, root: Path) -> None:
+        folder = root / ".evenkeel"
+        self.run_dir = folder / "dev"
+        self.previous_run_dir = folder / "dev-lost"
+        self.log = folder / "dev.log"
+        self.pid = folder / "dev.pid"
+        self.context = folder / "context.json"
+        self.kubeconfig = folder / "kubeconfig"
+        self.state = self.run_dir / "state.json"
+
+    def remove(self) -> None:
+        """Remove what says that a data centre is up."""
+        for file in (self.pid, self.context, self.kubeconfig, self.state):
+            file.unlink(missing_ok=True)
+
+
+def up(root: Path, foreground: bool = False) -> int:
+    """Bring a data centre up and keep it up: until Ctrl-C in the foreground, else until `down`.
+
+    Returns:
+        An exit code: 0 up, 1 it failed, 5 one is up already.
+    """
+    if _supervisor(root) is not None:
+        print("A data centre is up already. Look: evenkeel dev status. End it: evenkeel dev down.", file=sys.stderr)
+        return 5
+    if foreground:
+        return run_supervised(root)
+    log = DevPaths(root).log
+    log.unlink(missing_ok=True)
+    child = Child.start(
+        [sys.executable, "-m", "evenkeel_local.dev_data_centre", str(root)], log=log, detached=True, cwd=root
+    )
+    deadline, told = time.monotonic() + UP_SECONDS, 0
+    while time.monotonic() < deadline:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+        for line in lines[told:]:
+            print(line, file=sys.stderr)
+        told = len(lines)
+        if is_up(root):
+            return 0
+        if not child.is_running():
+            break
+        time.sleep(0.1)
+    print(f"The data centre did not come up: see {log}.", file=sys.stderr)
+    child.mark.stop_group()
+    return 1
+
+
+def run_supervised(root: Path) -> int:
+    """Keep a data centre up in this process until a signal ends it; return the exit code."""
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"  {time.monotonic() - began:5.1f}s  {text}", file=sys.stderr, flush=True)
+
+    kept, code = _DevDataCentre(DevPaths(root), say), 0
+    with interruptible():
+        try:
+            kept.start()
+            say("try: evenkeel status · evenkeel drill faults · end it with Ctrl-C or evenkeel dev down")
+            Supervisor(kept.parts, say=say, restarted=kept.publish).run(threading.Event())
+        except KeyboardInterrupt:
+            say("ending everything")
+        except RestartLimitReached as error:
+            say(f"{error}. Everything is ended. Look at the logs in {kept.places.run_dir}, then: evenkeel dev up")
+            code = 1
+        finally:
+            kept.stop()
+    return code
+
+
+class _DevDataCentre:
+    """The data centre of the moment; where the engine dies, another one takes its place."""
+
+    def __init__(self, places: DevPaths, say: Say) -> None:
+        self.places = places
+        self._say = say
+        self._centre: DataCentre | None = None
+        self._cluster_silence = HangDetector(self._ask_cluster)
+
+    def start(self) -> None:
+        self._centre = DataCentre.start(self.places.run_dir, keeps_cluster=True, say=self._say)
+        self.publish([])
+        mark = ProcessMark.of(os.getpid())
+        if mark is not None:
+            mark.write(self.places.pid)
+        self._say(f"up: {self._centre.api_url}")
+
+    def stop(self) -> None:
+        if self._centre is not None:
+            self._centre.stop()
+        self.places.remove()
+
+    def parts(self) -> tuple[SupervisedPart, ...]:
+        """Return the parts; what others rest on comes first."""
+        centre = self._centre
+        if centre is None:  # a rebuild failed half way
+            return (_SupervisedPart("engine", lambda: False, self._rebuild),)
+        ticker = centre.ticker
+        return (
+            _SupervisedPart("engine", centre.engine.is_running, self._rebuild),
+            _SupervisedPart(
+                "GPU cluster", lambda: centre.cluster.is_running, self._restart_cluster, self._cluster_silence.is_silent
+            ),
+            _SupervisedPart("ticker", lambda: ticker is None or ticker.is_running(), self._restart_ticker),
+        )
+
+    def publish(self, restarts: list[Restart]) -> None:
+        """Write down where everything is, and what was started again."""
+        if self._centre is None:
+            return
+        _write_private(self.places.context, self._centre.context())
+        _write_private(self.places.kubeconfig, self._centre.cluster.kubeconfig())
+        document = self._centre.state() | {"restarts": [asdict(restart) for restart in restarts]}
+        _write_private(self.places.state, document)
+
+    def _rebuild(self) -> tuple[str, str]:
+        if self._centre is not None:
+            self._centre.stop()
+            self._centre = None
+            shutil.rmtree(self.places.previous_run_dir, ignore_errors=True)
+            self.places.run_dir.rename(self.places.previous_run_dir)
+        self._centre = DataCentre.start(self.places.run_dir, keeps_cluster=True, say=self._say)
+        lost = "all jobs, incidents, decisions, teams and checkpoints, the nodes' history, and every address."
+        return f"the logs of the one before, in {self.places.previous_run_dir}.", lost
+
+    def _ask_cluster(self) -> None:
+        assert self._centre is not None
+        self._centre.cluster.control("GET", "health", timeout=_ANSWER_SECONDS)
+
+    def _restart_cluster(self) -> tuple[str, str]:
+        assert self._centre is not None
+        self._centre.restart_cluster()
+        self._cluster_silence = HangDetector(self._ask_cluster)
+        kept = "Kubernetes objects, machines, access entries and addresses."
+        return kept, "every running process: the machines restarted, as after a power cut."
+
+    def _restart_ticker(self) -> tuple[str, str]:
+        assert self._centre is not None
+        self._centre.restart_ticker()
+        return "everything.", "nothing."
+
+
+@dataclass(frozen=True)
+class _SupervisedPart:
+    name: str
+    is_running: Callable[[], bool]
+    restart: Callable[[], tuple[str, str]]
+    is_silent: Callable[[], bool] = lambda: False
+    """The engine is never judged by its silence: a restart would lose all its tables."""
+
+
+def _write_private(file: Path, document: Json) -> None:
+    """Write a file that only its owner may read, whole or not at all."""
+    draft = file.with_name(f".{file.name}.draft")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
+        json.dump(document, out, indent=2)
+    draft.replace(file)
+
+
+def down(root: Path) -> int:
+    """End the data centre that `up` started, and everything in it. Idempotent: yes. Returns 0."""
+    mark = _supervisor(root)
+    if mark is None:
+        return 0
+    os.kill(mark.pid, signal.SIGTERM)
+    deadline = time.monotonic() + 30
+    while mark.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if mark.is_alive():
+        mark.stop_group()
+    return 0
+
+
+def _supervisor(root: Path) -> ProcessMark | None:
+    mark = ProcessMark.read(DevPaths(root).pid)
+    return mark if mark is not None and mark.is_alive() else None
+
+
+def is_up(root: Path) -> bool:
+    """Whether a data centre was brought up here and is supervised. Whether its parts answer, `status` tries."""
+    return _supervisor(root) is not None and DevPaths(root).state.exists()
+
+
+def kubeconfig(root: Path) -> Json:
+    """Return a kubeconfig of the GPU cluster that is up, as its administrator."""
+    return _read_json(DevPaths(root).kubeconfig)
+
+
+def environment(root: Path) -> dict[str, str]:
+    """Return the variables by which AWS commands and SDKs act as the operator of the data centre that is up."""
+    context = _read_json(DevPaths(root).context)
+    return {
+        "AWS_ACCESS_KEY_ID": context["credentials"]["accessKeyId"],
+        "AWS_SECRET_ACCESS_KEY": context["credentials"]["secretAccessKey"],
+        "AWS_REGION": context["region"],
+        "AWS_DEFAULT_REGION": context["region"],
+        "AWS_ENDPOINT_URL": context["awsEndpointUrl"],
+        "AWS_ENDPOINT_URL_SAGEMAKER": context["sagemakerEndpointUrl"],
+        "AWS_ENDPOINT_URL_EKS": context["sagemakerEndpointUrl"],
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "127.0.0.1,localhost",
+        "STACK": context["stack"],
+        "KUBECONFIG": str(DevPaths(root).kubeconfig),
+    }
+
+
+def status(root: Path) -> Json:
+    """Try each part of the data centre, and return which of them answer, and its addresses."""
+    places = DevPaths(root)
+    if _supervisor(root) is None:
+        detail = "the process that supervised it is gone" if places.pid.exists() else "none was brought up here"
+        return _down_status(detail)
+    if not places.state.exists():
+        detail = f"it is being built anew: see {places.log}"
+        return _down_status(detail)
+    state = _read_json(places.state)
+    found = probes.probe(state, _read_json(places.context), _read_json(places.kubeconfig))
+    return {
+        "isUp": all(one.is_up for one in found),
+        "parts": [_probe_document(one) for one in found],
+        "stack": STACK_NAME,
+        **state,
+    }
+
+
+def _down_status(detail: str) -> Json:
+    return {"isUp": False, "parts": [_probe_document(probes.ProbeResult("data centre", is_up=False, detail=detail))]}
+
+
+def _probe_document(one: probes.ProbeResult) -> Json:
+    return {"part": one.part, "isUp": one.is_up, "detail": one.detail}
+
+
+def _read_json(file: Path) -> Json:
+    document: Json = json.loads(file.read_text(encoding="utf-8"))
+    return document
+
+
+if __name__ == "__main__":
+    sys.exit(run_supervised(Path(sys.argv[1])))

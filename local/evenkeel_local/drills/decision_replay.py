@@ -1,0 +1,38 @@
+"""Every decision that the data centre recorded, decided again."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from evenkeel.adapters.dynamo_ledger import document_of
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.policy import changed
+from evenkeel.domain.replay import CannotReplayError, replay
+from evenkeel.runtime.wiring import load_policy
+from evenkeel_local.data_centre import DataCentre
+
+
+def replay_mismatches(centre: DataCentre) -> list[str]:
+    """Return the decisions that do not replay to their recorded answer, and why."""
+    base = load_policy("local")
+    given = [doc["change"]["changes"] for _, doc in rows(centre, "POLICY#") if "change" in doc]
+    policies = {policy.hash: policy for policy in (base, *(changed(base, changes) for changes in given))}
+    found = []
+    for key, doc in rows(centre, "DEC#"):
+        record = Decision.model_validate(doc)
+        try:
+            differs = replay(record, policies.get(record.policy_hash, base)).differs_from(record)
+        except CannotReplayError as error:
+            differs = str(error)
+        if differs:
+            found.append(f"{key} ({record.kind}): {differs}")
+    return found
+
+
+def rows(centre: DataCentre, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the documents of the incidents' table, by `partition/sort key`."""
+    pages = centre.deployer.client("dynamodb").get_paginator("scan")
+    for page in pages.paginate(TableName=centre.outputs["IncidentsTableName"]):
+        for item in page["Items"]:
+            key = f"{item['pk']['S']}/{item['sk']['S']}"
+            if key.startswith(prefix):
+                yield key, document_of(item)

@@ -1,0 +1,201 @@
+"""A job in a data centre whose fleet is whole, and what can be done to both."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre, Say
+from evenkeel_local.drills.checks import check_outcome
+from evenkeel_local.drills.harness import (
+    ENDED,
+    JOB_SECONDS,
+    SETTLED,
+    DrillResult,
+    Json,
+    RepairCounters,
+    TrainingWork,
+    await_all_nodes_ready,
+    last_step,
+    node_of_rank,
+    wait_for,
+)
+
+INCIDENT_SECONDS: Final = 150.0
+
+
+class DrillRun:
+    """One run of one drill."""
+
+    def __init__(self, result: DrillResult, centre: DataCentre, *, say: Say) -> None:
+        self.name = result.drill
+        self.centre = centre
+        self.cluster = centre.cluster
+        self.client = centre.client()
+        self.seed = result.seed
+        self.rng = random.Random(result.seed)
+        self.say = say
+        self.result = result
+        self.work = TrainingWork()
+        self.uri = ""
+        self._faults: list[str] = []
+        self._beside: list[str] = []
+        self._struck_at = time.monotonic()
+        await_all_nodes_ready(self.client, centre)
+        self._before = RepairCounters.read(centre)
+        self._earlier = {incident["incidentId"] for incident in self.incidents()}
+
+    # ------------------------------------------------------------ the job
+
+    def submit(self, work: TrainingWork, *, team: str = "") -> None:
+        """Submit the job that the drill disturbs."""
+        self.work = work
+        self.uri = f"s3://{CHECKPOINTS_BUCKET}/drills/{self.name}-{self.seed}-{time.time_ns()}"
+        self.result.job_id = self._submit(f"{self.name}-{self.seed}", work, self.uri, team)
+
+    def submit_other(self, name: str, work: TrainingWork, *, team: str = "") -> str:
+        """Submit another job, which the drill does not disturb; return its id."""
+        uri = f"s3://{CHECKPOINTS_BUCKET}/drills/{self.name}-{self.seed}-{name}-{time.time_ns()}"
+        job_id = self._submit(f"{self.name}-{self.seed}-{name}", work, uri, team)
+        self._beside.append(job_id)
+        return job_id
+
+    def _submit(self, name: str, work: TrainingWork, uri: str, team: str) -> str:
+        body = work.submission(name, uri) | ({"team": team} if team else {})
+        job_id = str(self.client.post("/jobs", body)["jobId"])
+        self.say(f"submitted {job_id}")
+        return job_id
+
+    def job(self, job_id: str = "") -> Json:
+        """Return a job as the API shows it; if omitted, the job that the drill disturbs."""
+        job: Json = self.client.get(f"/jobs/{job_id or self.result.job_id}")
+        return job
+
+    def attempt(self, number: int) -> Json:
+        """Return one of its attempts; empty where there is none such yet."""
+        return next((dict(each) for each in self.job()["attempts"] if each["attempt"] == number), {})
+
+    def step(self) -> int:
+        """Return the newest step in the log of its current attempt."""
+        return last_step(self.client, self.result.job_id)
+
+    def reach(self, step: int) -> None:
+        """Wait for a step. By the log: it may well come before Evenkeel has heard that the job runs."""
+        wait_for(f"step {step}", JOB_SECONDS, lambda: self.step() >= step)
+
+    def await_random_step(self) -> None:
+        """Wait for a random moment in the first half of the job; later, a slow machine might find it ended."""
+        moment = self.rng.randint(1, self.work.steps // 2) + self.rng.random()
+        self.reach(int(moment))
+        time.sleep((moment % 1) * self.work.step_seconds)
+        state = self.job()["state"]
+        self.result.check("the job still ran when it was disturbed", state not in ENDED, state)
+
+    def node(self, rank: int | None = None) -> Json:
+        """Return the node of a rank of the current attempt, by chance if none is named."""
+        chosen = self.rng.randrange(self.work.nodes) if rank is None else rank
+        return self.machine(node_of_rank(self.centre, self.job(), chosen))
+
+    def end(self, job_id: str = "") -> Json:
+        """Wait until a job has ended, and return it; if omitted, the job that the drill disturbs."""
+
+        def look() -> Json:
+            job = self.job(job_id)
+            return job if job["state"] in ENDED else {}
+
+        ended: Json = wait_for("the job to end", JOB_SECONDS, look)
+        self.result.seconds["jobEnded"] = time.monotonic() - self._struck_at
+        return ended
+
+    # ------------------------------------------------------------ the machines
+
+    def machine(self, name: str) -> Json:
+        """Return what the cluster itself tells of a node; empty where it is gone."""
+        return next((each for each in self.cluster.nodes() if name in (each["name"], each["instanceId"])), {})
+
+    def accepted(self, instance_id: str) -> dict[str, int]:
+        """Return how often the provider accepted which repair of a machine, by anybody."""
+        accepted = self.cluster.control("GET", "counters")["accepted"]
+        return {action: counts[instance_id] for action, counts in accepted.items() if instance_id in counts}
+
+    def inject_fault(self, fault: str, node: Json, **options: Any) -> str:
+        """Break a node; the fault is taken back in the end."""
+        self._struck_at = time.monotonic()
+        fault_id = str(self.cluster.inject(fault, node=node["name"], **options)["faultId"])
+        self._faults.append(fault_id)
+        self.say(f"{fault} on {node['name']}")
+        return fault_id
+
+    def clear(self) -> None:
+        """Take every fault back. Idempotent: yes."""
+        while self._faults:
+            self.cluster.clear(self._faults.pop())
+
+    def leave(self) -> None:
+        """Take back what a drill that broke off has left: its faults, and a job that others would queue behind."""
+        self.clear()
+        for job_id in filter(None, (self.result.job_id, *self._beside)):
+            if self.job(job_id)["state"] not in ENDED:
+                self.client.post(f"/jobs/{job_id}/cancel", {"reason": "its drill is over"})
+
+    @contextmanager
+    def inject_call_fault(self, effect: str, **rule: Any) -> Iterator[None]:
+        """Have the calls that match go wrong for as long as this lasts."""
+        added = self.cluster.control("POST", "call-faults", {"effect": effect, "times": None, **rule})
+        try:
+            yield
+        finally:
+            self.cluster.control("DELETE", f"call-faults/{added['callFaultId']}")
+
+    # ------------------------------------------------------------ the incidents
+
+    def incidents(self) -> list[Json]:
+        """Return the newest incidents."""
+        return list(self.client.get("/incidents", pageSize=100)["items"])
+
+    def new_incidents(self, instance_id: str = "") -> list[Json]:
+        """Return the incidents that the drill brought, oldest first: of one machine, or of all."""
+        return [
+            incident
+            for incident in reversed(self.incidents())
+            if incident["incidentId"] not in self._earlier
+            and instance_id in ("", incident["node"]["instanceId"], incident["replacementInstanceId"])
+        ]
+
+    def await_incident(self, what: str, node: Json, holds: Callable[[Json], object]) -> Json:
+        """Wait for an incident of a machine, and for something to hold of it."""
+
+        def look() -> Json:
+            found = self.new_incidents(node["instanceId"])
+            return next((incident for incident in found if holds(incident)), {})
+
+        incident: Json = wait_for(what, INCIDENT_SECONDS, look)
+        self.result.incident_id = incident["incidentId"]
+        return incident
+
+    def settled(self, node: Json, state: str = "RECOVERED") -> Json:
+        """Wait until the incident of a machine is settled, and check how."""
+        incident = self.await_incident("the incident to settle", node, lambda each: each["state"] in SETTLED)
+        self.result.seconds["incidentSettled"] = time.monotonic() - self._struck_at
+        self.result.check("the incident ends as it should", incident["state"] == state, str(incident))
+        return incident
+
+    def timeline(self, incident: Json) -> list[Json]:
+        """Return the lines of an incident's story."""
+        return list(self.client.get(f"/incidents/{incident['incidentId']}/timeline")["entries"])
+
+    def detail(self, incident: Json) -> Json:
+        """Return an incident with its evidence and decisions."""
+        found: Json = self.client.get(f"/incidents/{incident['incidentId']}")
+        return found
+
+    # ------------------------------------------------------------ the end
+
+    def finish(self, *, may_overlap: bool = False) -> None:
+        """Wait for the end of the job, take the faults back, and check everything that must hold."""
+        ended = self.end()
+        self.clear()
+        check_outcome(self.result, self.centre, ended, self.uri, self.work, self._before, may_overlap=may_overlap)

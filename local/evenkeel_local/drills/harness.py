@@ -1,0 +1,190 @@
+"""What is seen of a data centre while things break in it, and waiting for it to be seen."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from botocore.exceptions import ClientError
+
+from evenkeel_cli.client import ApiClient
+from evenkeel_cli.errors import CommandFailed
+from evenkeel_local.data_centre import DataCentre
+
+Json = dict[str, Any]
+
+ENDED: Final = ("SUCCEEDED", "FAILED", "CANCELLED")
+SETTLED: Final = ("RECOVERED", "OBSERVED", "STOOD_DOWN", "WAITING_FOR_PERSON", "JOB_NOT_RESUMED", "FAILED")
+JOB_SECONDS: Final = 150.0
+FLEET_SECONDS: Final = 90.0
+POLL_SECONDS: Final = 0.2
+DEAD_LETTER_QUEUES: Final = (
+    "DeadLetterQueueUrl",
+    "UnhandledEventsQueueUrl",
+    "UndeliveredEventsQueueUrl",
+    "FailedPassesQueueUrl",
+    "FailedInvocationsQueueUrl",
+)
+"""Outputs of the stack that name the queues which must stay empty."""
+
+
+@dataclass(frozen=True)
+class TrainingWork:
+    """The job a drill disturbs."""
+
+    nodes: int = 2
+    steps: int = 80
+    checkpoint_every: int = 4
+    step_seconds: float = 0.2
+    seed: int = 7
+    instance_types: tuple[str, ...] = ()
+    paced_attempts: int = 0
+    """Attempts that take `step_seconds` a step: a long first one is still there when it is disturbed, and what comes
+    after it need not take as long. 0 = all."""
+
+    def submission(self, name: str, uri: str) -> dict[str, Any]:
+        """Return the body of `POST /v1/jobs`."""
+        return {
+            "name": name,
+            "image": "evenkeel/example-trainer:1",
+            "command": ["python", "-m", "evenkeel_trainer"],
+            "args": [
+                *("--steps", str(self.steps), "--checkpoint-every", str(self.checkpoint_every)),
+                *("--step-seconds", str(self.step_seconds), "--seed", str(self.seed)),
+                *("--paced-attempts", str(self.paced_attempts)),
+            ],
+            "nodes": self.nodes,
+            "gpusPerNode": 8,
+            "instanceTypes": list(self.instance_types),
+            "checkpoint": {"uri": uri},
+        }
+
+
+@dataclass
+class DrillResult:
+    """How a drill went: each check by name, with what was seen."""
+
+    drill: str
+    seed: int
+    job_id: str = ""
+    incident_id: str = ""
+    checks: list[tuple[str, bool, str]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, str] = field(default_factory=dict)
+    """What was counted, for people who read it."""
+
+    @property
+    def is_ok(self) -> bool:
+        return bool(self.checks) and all(ok for _, ok, _ in self.checks)
+
+    def check(self, name: str, ok: bool, seen: str) -> None:
+        self.checks.append((name, ok, seen))
+
+    def failures(self) -> list[str]:
+        return [f"{name}: {seen}" for name, ok, seen in self.checks if not ok]
+
+
+class DrillTimeoutError(AssertionError):
+    """What a drill waited for did not come. The message says what was seen last."""
+
+
+def wait_for(what: str, seconds: float, look: Callable[[], Any]) -> Any:
+    """Look every 0.2 s until `look` returns something true; return it.
+
+    Raises:
+        DrillTimeoutError: it did not within `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        seen = look()
+        if seen:
+            return seen
+        if time.monotonic() > deadline:
+            raise DrillTimeoutError(f"waited {seconds:.0f} s for {what}")
+        time.sleep(POLL_SECONDS)
+
+
+def last_step(client: ApiClient, job_id: str) -> int:
+    """Return the newest step in rank 0's log; 0 where there is none yet."""
+    try:
+        log = client.get(f"/jobs/{job_id}/logs", rank=0, tail=5)["text"]
+    except CommandFailed:
+        return 0
+    steps = [int(line["step"]) for line in _json_lines(log) if line.get("event") == "step"]
+    return max(steps, default=0)
+
+
+def node_of_rank(centre: DataCentre, job: dict[str, Any], rank: int) -> str:
+    """Return the name of the node that a rank of the job's current attempt runs on, as soon as it has one."""
+    name = f"{job['jobId']}-a{job['currentAttempt']}-{rank}-"
+
+    def bound() -> str:
+        pods = centre.cluster.control("GET", "pods")["pods"]
+        return next((str(pod["node"]) for pod in pods if pod["name"].startswith(name) and pod["node"]), "")
+
+    return str(wait_for(f"a node of {name}", JOB_SECONDS, bound))
+
+
+def await_all_nodes_ready(client: ApiClient, centre: DataCentre) -> None:
+    """Wait until every machine of every group takes work."""
+    wanted = centre.node_count
+
+    def whole() -> bool:
+        nodes = client.get("/nodes", pageSize=200)["items"]
+        return sum(1 for node in nodes if _takes_work(node)) >= wanted
+
+    wait_for(f"{wanted} schedulable nodes", FLEET_SECONDS, whole)
+
+
+def _takes_work(node: dict[str, Any]) -> bool:
+    return bool(node["isReady"] and not node["isCordoned"] and not node["isAwaitingValidation"])
+
+
+def _json_lines(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        try:
+            document = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(document, dict):
+            yield document
+
+
+@dataclass(frozen=True)
+class RepairCounters:
+    """Accepted calls per node life, as the provider counted them."""
+
+    replaces: dict[str, int]
+
+    @classmethod
+    def read(cls, centre: DataCentre) -> RepairCounters:
+        return cls(dict(centre.cluster.control("GET", "counters")["accepted"].get("replace", {})))
+
+
+def dead_letters(centre: DataCentre) -> dict[str, int]:
+    """Return how many messages wait in each dead-letter queue that has any."""
+    sqs = centre.deployer.client("sqs")
+    counts = {}
+    for queue in DEAD_LETTER_QUEUES:
+        attributes = sqs.get_queue_attributes(
+            QueueUrl=centre.outputs[queue], AttributeNames=["ApproximateNumberOfMessages"]
+        )
+        count = int(attributes["Attributes"]["ApproximateNumberOfMessages"])
+        if count:
+            counts[queue.removesuffix("Url")] = count
+    return counts
+
+
+def read_object(centre: DataCentre, uri: str, key: str) -> bytes | None:
+    """Read one object below a checkpoint URI, as the deployer; None where there is none."""
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    try:
+        answer = centre.deployer.client("s3").get_object(Bucket=bucket, Key=f"{prefix}/{key}")
+    except ClientError as error:
+        if error.response["Error"]["Code"] in ("NoSuchKey", "404"):
+            return None
+        raise
+    return bytes(answer["Body"].read())

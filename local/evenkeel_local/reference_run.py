@@ -1,0 +1,65 @@
+"""The undisturbed twin: the example trainer, run to its end on this machine with nothing in its way."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TWIN_SECONDS = 120.0
+
+
+@functools.cache
+def reference_digest(ranks: int, steps: int, seed: int) -> str:
+    """Train the same job as `ranks` processes without Evenkeel, cluster or faults; return the digest of its weights.
+
+    Raises:
+        RuntimeError: a rank failed; the message holds the end of its output.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="evenkeel-twin-"))
+    # A loopback address of its own, so that no other group's port can be in its way.
+    address = f"127.{secrets.randbelow(100) + 100}.{secrets.randbelow(250) + 1}.{secrets.randbelow(250) + 1}"
+    command = [sys.executable, "-m", "evenkeel_trainer", "--steps", str(steps), "--seed", str(seed)]
+    environment = os.environ | {
+        "EVENKEEL_JOB_ID": "job-twin",
+        "EVENKEEL_ATTEMPT": "1",
+        "EVENKEEL_CHECKPOINT_URI": str(folder),
+        "EVENKEEL_RESUME_FROM": "",
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": "29500",
+    }
+    # Into files: a pipe that nobody reads yet fills, and a rank that cannot write keeps all others waiting.
+    logs = [folder / f"rank-{rank}.log" for rank in range(ranks)]
+    running = []
+    for rank, log in enumerate(logs):
+        with log.open("w", encoding="utf-8") as output:
+            process = subprocess.Popen(
+                command,
+                env=environment | {"JOB_COMPLETION_INDEX": str(rank)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        running.append(process)
+    try:
+        for process in running:
+            process.wait(timeout=TWIN_SECONDS)
+        for rank, process in enumerate(running):
+            if process.returncode != 0:
+                said = logs[rank].read_text(encoding="utf-8")[-800:]
+                raise RuntimeError(f"rank {rank} of the twin ended with {process.returncode}: {said}")
+        result = json.loads((folder / "result" / "attempt=1.json").read_text(encoding="utf-8"))
+        return str(result["digest"])
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        shutil.rmtree(folder, ignore_errors=True)

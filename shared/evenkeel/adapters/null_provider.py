@@ -1,0 +1,26 @@
+"""The provider of a fleet without a HyperPod half: it has no machines and repairs nothing."""
+
+from evenkeel.domain.nodes import ProviderCluster, ProviderNode
+from evenkeel.ports import NotFound, RepairAnswer
+
+
+class NullProvider:
+    """Every question has the empty answer."""
+
+    def cluster(self) -> ProviderCluster:
+        raise NotFound("this fleet has no HyperPod cluster")
+
+    def nodes(self) -> tuple[ProviderNode, ...]:
+        return ()
+
+    def node(self, instance_id: str) -> ProviderNode | None:  # noqa: ARG002 - the port's name
+        return None
+
+    def reboot(self, instance_id: str) -> RepairAnswer:  # noqa: ARG002 - the port's name
+        return RepairAnswer.NO_SUCH_NODE
+
+    def replace(self, instance_id: str) -> RepairAnswer:  # noqa: ARG002 - the port's name
+        return RepairAnswer.NO_SUCH_NODE
+
+    def check_health(self, instance_group: str, instance_id: str) -> RepairAnswer:  # noqa: ARG002 - the port's names
+        return RepairAnswer.NO_SUCH_NODE

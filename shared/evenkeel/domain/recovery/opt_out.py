@@ -1,0 +1,44 @@
+"""How a person says that automation is to leave a machine alone: a label, or taking our cordon off."""
+
+from collections.abc import Iterable
+
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.nodes import KubernetesNode
+
+AUTOMATION_LABEL = "evenkeel.io/automation"
+"""`off` on a node, or in the template of its NodePool or instance group, so that each of its nodes has it."""
+
+
+def is_opted_out(node: KubernetesNode) -> bool:
+    """Whether a person took this node out of automation."""
+    return node.labels.get(AUTOMATION_LABEL, "").lower() == "off"
+
+
+def opt_out_reason(incident: Incident, own_node: KubernetesNode | None, nodes: Iterable[KubernetesNode]) -> str:
+    """Say how a person forbade this recovery, in one sentence; empty where nobody did.
+
+    Args:
+        incident: The incident.
+        own_node: Its node; None where it is gone: then the pool's other nodes say whether the pool is opted out.
+        nodes: All nodes of its cluster.
+    """
+    if own_node is None:
+        peers = [node for node in nodes if node.pool == incident.pool]
+        is_off = bool(peers) and all(is_opted_out(peer) for peer in peers)
+        return f"The pool {incident.pool} is labelled {AUTOMATION_LABEL}=off: left to people." if is_off else ""
+    if is_opted_out(own_node):
+        return f"{own_node.name} is labelled {AUTOMATION_LABEL}=off: left to people."
+    if was_uncordoned(incident, own_node):
+        return f"{own_node.name} was un-cordoned by a person while it was worked on: left to them."
+    return ""
+
+
+def was_uncordoned(incident: Incident, node: KubernetesNode) -> bool:
+    """Whether a person took our cordon off. Kubernetes does not keep who did.
+
+    A node object that is younger than our cordon never had it: that is a kubelet that registered anew, and no person.
+    """
+    marked_at = incident.cordon_marked_at
+    if marked_at is None or node.is_cordoned or incident.node_branch:
+        return False
+    return node.created_at is None or node.created_at <= marked_at

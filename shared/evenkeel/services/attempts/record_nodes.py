@@ -1,0 +1,45 @@
+"""Where an attempt runs that Kueue let in.
+
+Its nodes are chosen by Kueue's flavors and by Kubernetes, and are known once its pods run. Recoveries find whom a sick
+machine hurts by them.
+"""
+
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.nodes import join_nodes
+from evenkeel.ports import Cluster, Conflict, Ledger, Provider, Put
+from evenkeel.services.storage import attempt_rows, rows
+
+
+def run(job_id: str, number: int, ledger: Ledger, cluster: Cluster, provider: Provider) -> bool:
+    """Record on which machines an attempt runs; False where that is known, or cannot be yet.
+
+    Idempotent: yes, what is recorded stays: the pods of an attempt move nowhere.
+    """
+    found = attempt_rows.load(ledger, job_id, number)
+    attempt = found.attempt
+    if not attempt.local_queue or attempt.nodes or attempt.state is not AttemptState.RUNNING:
+        return False
+    seen = cluster.workload(attempt)
+    names = attempt.nodes_in(seen)
+    joined = join_nodes(cluster.nodes(attempt.cluster), provider.nodes(), attempt.cluster)
+    by_name = {node.kubernetes.name: node for node in joined if node.kubernetes}
+    if len(names) < attempt.ranks or any(name not in by_name for name in names):
+        return False
+    nodes = [by_name[name] for name in names]
+    first = nodes[0]
+    types = {
+        node.provider.instance_type if node.provider else node.kubernetes.instance_type
+        for node in nodes
+        if node.kubernetes
+    }
+    seated = attempt.but(
+        nodes=tuple(node.life for node in nodes),
+        node_names=names,
+        pool=first.pool,
+        instance_type=next(iter(types)) if len(types) == 1 else "",
+    )
+    try:
+        ledger.commit(Put(rows.attempt_row(seated, found.attempt_version)))
+    except Conflict:
+        return False  # it has changed meanwhile: the next look sees
+    return True

@@ -1,0 +1,76 @@
+"""Give a job another priority class."""
+
+from collections.abc import Collection
+from datetime import datetime
+
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.validation import check_spec
+from evenkeel.domain.quotas.permissions import check_permitted
+from evenkeel.domain.values import Value
+from evenkeel.ports import Conflict, CycleRequests, Invalid, Ledger, NotFound, Put, StaleVersion
+from evenkeel.services.jobs import check_authority
+from evenkeel.services.jobs.suspend_job import JobEnded
+from evenkeel.services.storage import read_setup, rows
+
+WRITER = "set_priority"
+
+
+class Request(Value):
+    """Which job, which class, and by whom."""
+
+    job_id: str
+    priority_class: str
+    expected: int
+    """Version of the job's row that the change was written for."""
+    requester: check_authority.Requester
+    reason: str = ""
+
+
+def run(
+    request: Request, ledger: Ledger, passes: CycleRequests, *, classes: Collection[str] = (), now: datetime
+) -> Job:
+    """Set a job's priority class, and with it its place in the queue and whom it may have preempted.
+
+    A job that runs keeps running; what it is worth against others changes with the next pass.
+
+    Idempotent: yes; a repeat finds the class it asks for.
+
+    Raises:
+        NotFound: there is no such job.
+        NotYourTeam: the caller may not change it.
+        JobEnded: it has ended or is being cancelled.
+        Invalid: there is no such class.
+        StaleVersion: the job has changed since.
+    """
+    setup = read_setup.run(ledger).setup
+    row = ledger.get(rows.job_key(request.job_id))
+    if row is None:
+        raise NotFound(f"There is no job {request.job_id}.")
+    job = rows.read(row, Job)
+    check_authority.to_change(request.requester, job, setup)
+    if job.state.has_ended or job.state is JobState.STOPPING:
+        raise JobEnded(job.reason or f"{job.job_id} has ended.")
+    spec = job.spec.but(priority_class=request.priority_class)
+    faults = (*check_spec(spec), *check_permitted(spec, setup, classes))
+    wrong = tuple(fault for fault in faults if fault.field == "priorityClass")
+    if wrong:
+        raise Invalid("The job cannot have this class.", wrong)
+    after = job.but(spec=spec, priority=setup.priority_of(request.priority_class))
+    if after == job:
+        return job
+    if row.version != request.expected:
+        raise StaleVersion(f"{request.job_id} is at version {row.version}, not {request.expected}.")
+    before, given = (name or "(unset)" for name in (job.spec.priority_class, request.priority_class))
+    why = f": {request.reason}" if request.reason else ""
+    text = f"Priority class {before} became {given}, by {request.requester.actor}{why}."
+    entry = TimelineEntry(at=now, kind="priority changed", text=text, writer=WRITER)
+    try:
+        ledger.commit(
+            Put(rows.job_row(after, row.version)),
+            Put(rows.timeline_row(job.job_id, entry, f"ranked-{row.version}")),
+        )
+    except Conflict as error:
+        raise StaleVersion(f"{request.job_id} changed while this was being answered.") from error
+    passes.request(f"{job.job_id} ranked")
+    return after

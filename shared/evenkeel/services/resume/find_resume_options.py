@@ -1,0 +1,346 @@
+"""What others could give a hurt job: rented nodes, or the place of work that a pass would stop for it.
+
+    job as it will wait ── its charge released, its nodes free, the sick one out ─▶ the rules of a pass ─▶ offers
+
+Nothing is asked for here. What is chosen of it, a pass does: it rents and stops by the rules that are asked here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from evenkeel.domain.admission import request_facts, scheduler_state, start_size, team_cycle
+from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.fifo import QueueSnapshot, admit
+from evenkeel.domain.admission.free_capacity import node_capacity
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
+from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.quotas.budgets import remaining_by_team
+from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.recovery.resume import PreemptionCandidate, RentOption, ResumeOffer, lost_seconds
+from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
+from evenkeel.domain.renting.demand import PlacementAction
+from evenkeel.domain.renting.placement import cheapest_rental_in_time, choose_pool
+from evenkeel.domain.renting.rental import RentalState
+from evenkeel.ports import Ledger, Table, get_all
+from evenkeel.services.rentals import read_budgets, rentals
+from evenkeel.services.scheduling import read_usage
+from evenkeel.services.storage import read_charges, read_setup, rows
+
+_KUEUE = "Kueue admits here, and Evenkeel neither rents nor stops anybody for a job"
+
+
+class ResumeOffers(NamedTuple):
+    """What others could give, and why the rest is not to be had."""
+
+    renting: RentOption | None = None
+    preemption_victims: tuple[PreemptionCandidate, ...] = ()
+    refused: tuple[ResumeOffer, ...] = ()
+
+
+class InterruptedJob(NamedTuple):
+    """The hurt job."""
+
+    job: Job
+    attempt: Attempt
+    """It has ended, or is about to."""
+    sick_node: str
+    """By name; empty where every machine is as good as before."""
+    avoid: tuple[str, ...]
+    """Life keys not to be used again."""
+
+
+def run(
+    interrupted: InterruptedJob,
+    nodes: Iterable[KubernetesNode],
+    in_use: Mapping[str, int],
+    ledger: Ledger,
+    *,
+    policy: Policy,
+    now: datetime,
+) -> ResumeOffers:
+    """Ask the rules of a pass what renting, or stopping others, would do for a hurt job.
+
+    Args:
+        interrupted: The job, its hurt attempt, and what is sick.
+        nodes: Of the cluster in which it ran, and of its own.
+        in_use: Accelerators that live pods use there, by node.
+        ledger: Read only: set-up, charges, rentals, who waits.
+        policy: Pools to rent from, prices, caps.
+        now: The time.
+    """
+    if interrupted.job.local_queue:
+        return ResumeOffers(
+            refused=(_unavailable(ResumeOption.PREEMPT, _KUEUE), _unavailable(ResumeOption.BURST, _KUEUE))
+        )
+    setup = read_setup.run(ledger).setup
+    if not setup.has_teams and not policy.burst.pools:
+        return ResumeOffers(
+            refused=(_unavailable(ResumeOption.PREEMPT, _NO_TEAMS), _unavailable(ResumeOption.BURST, _NO_POOLS))
+        )
+    fleet = _load_fleet(interrupted, nodes, in_use, setup, ledger, policy, now)
+    preemption_victims, no_way = _find_preemption_victims(interrupted, fleet, policy, now)
+    renting, no_rent = _find_rental(interrupted, fleet, ledger, policy, now)
+    return ResumeOffers(renting, preemption_victims, tuple(each for each in (no_way, no_rent) if each))
+
+
+_NO_TEAMS = "not available here: no teams are set up, so nobody has to stop for another"
+_NO_POOLS = "not available here: the policy names no pool to rent from"
+_NO_PRICE = "the policy sets no price on the delay of its class"
+
+
+def _unavailable(option: ResumeOption, why_not: str) -> ResumeOffer:
+    return ResumeOffer(option=option, why_not=why_not.rstrip("."))
+
+
+# ---------------------------------------------------------------- load
+
+
+class _Fleet(NamedTuple):
+    """The fleet as it will be once the hurt attempt has let go of its machines."""
+
+    capacities: tuple[NodeCapacity, ...]
+    charges: tuple[Charge, ...]
+    """Without its own."""
+    holders: Mapping[str, Job]
+    """Who holds them, by id."""
+    waiting: tuple[Job, ...]
+    """Others that wait."""
+    rented: rentals.RentalBook
+    setup: TeamSetup
+    memory: scheduler_state.SchedulerState
+    spent: Mapping[tuple[str, str], Spent]
+    used: Mapping[str, Mapping[str, float]]
+    work_at_risk_by_job: Mapping[str, float]
+    policy: Policy
+    now: datetime
+
+    def decide(
+        self, capacities: tuple[NodeCapacity, ...], jobs: rentals.VersionedJobs, charges: tuple[Charge, ...]
+    ) -> tuple[AdmissionDecision, ...]:
+        """Decide as a pass does about these jobs."""
+        policy, now = self.policy, self.now
+
+        def weigh(asked: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
+            if not self.setup.has_teams:
+                return admit(QueueSnapshot(capacities=capacities, pending=asked), policy.scheduling, now)
+            stopping = frozenset(self.memory.stopping) & {charge.job_id for charge in charges}
+            snapshot = team_cycle.TeamCycleSnapshot(
+                self.setup,
+                capacities,
+                asked,
+                charges,
+                stopping,
+                self.memory,
+                self.spent,
+                used=self.used,
+                work_at_risk_by_job=self.work_at_risk_by_job,
+            )
+            return team_cycle.run_team_cycle(snapshot, policy.scheduling, policy.economy, now)
+
+        pending = tuple(request_facts.admission_request(job, policy, now) for job, _ in jobs.values())
+        return start_size.fit_sizes(pending, weigh(pending), weigh, now)
+
+
+def _load_fleet(
+    interrupted: InterruptedJob,
+    nodes: Iterable[KubernetesNode],
+    in_use: Mapping[str, int],
+    setup: TeamSetup,
+    ledger: Ledger,
+    policy: Policy,
+    now: datetime,
+) -> _Fleet:
+    tree = rows.tree_key()
+    all_charges = read_charges.run(ledger)
+    held = all_charges.held
+    charges = tuple(charge for charge in held if charge.job_id != interrupted.job.job_id)
+    jobs = get_all(ledger, (rows.job_key(charge.job_id) for charge in charges)).values()
+    holders = {job.job_id: job for job in (rows.read(row, Job) for row in jobs)}
+    lost = (
+        (charge, lost_seconds(charge, holders.get(charge.job_id), policy.economy.expected_checkpoint_seconds, now))
+        for charge in charges
+    )
+    found = ledger.get(tree)
+    memory = scheduler_state.SchedulerState.model_validate((found.doc.get("memory") if found else None) or {})
+    rented = rentals.load(ledger)
+    spent = read_budgets.spent(setup, ledger, rented.rentals, now)
+    rented = _remaining_rentals(interrupted, rented)
+    rented = rented._replace(budgets_left=remaining_by_team(setup, spent, held, rented.rentals, policy.economy, now))
+    capacities = rented.capacities(
+        _node_capacity(interrupted, nodes, in_use, charges, now),
+        {interrupted.job.job_id: (interrupted.job, 0)},
+        policy.burst.pools,
+    )
+    return _Fleet(
+        capacities=request_facts.with_reservation_ends(capacities, policy),
+        charges=charges,
+        holders=holders,
+        waiting=_queue_heads(interrupted.job, setup, (*memory.sticky.values(), *all_charges.owners), ledger, policy),
+        rented=rented,
+        setup=setup,
+        memory=memory,
+        spent=spent,
+        used=read_usage.run(setup, ledger, now),
+        work_at_risk_by_job={charge.job_id: round(charge.accelerators * seconds) for charge, seconds in lost}
+        if setup.fleet.switches.spares_work
+        else {},
+        policy=policy,
+        now=now,
+    )
+
+
+def _remaining_rentals(interrupted: InterruptedJob, rented: rentals.RentalBook) -> rentals.RentalBook:
+    """Return what is rented without what the fault ends: a rental is given back whole where it lost a node."""
+    return rented._replace(
+        rentals=tuple(
+            each
+            for each in rented.rentals
+            if (each.job_id, interrupted.sick_node in each.node_names) != (interrupted.job.job_id, True)
+        )
+    )
+
+
+def _node_capacity(
+    interrupted: InterruptedJob,
+    nodes: Iterable[KubernetesNode],
+    in_use: Mapping[str, int],
+    charges: Sequence[Charge],
+    now: datetime,
+) -> tuple[NodeCapacity, ...]:
+    """Return the machines as the job will find them. A machine's life is not asked for: nobody is admitted to it."""
+    names = interrupted.attempt.node_names
+    own = dict.fromkeys(names, interrupted.attempt.accelerators // max(1, len(names)))
+    charged: dict[tuple[str, str], int] = {}
+    for charge in charges:
+        for name in charge.node_names:
+            place = (charge.cluster, name)
+            charged[place] = charged.get(place, 0) + charge.accelerators // len(charge.node_names)
+    seen = tuple(nodes)
+    # Its own pods may be gone or not, and those of others there or not yet: the larger of use and charge counts.
+    beside = {
+        (node.cluster, node.name): max(
+            0, in_use.get(node.name, 0) - own.get(node.name, 0) - charged.get((node.cluster, node.name), 0)
+        )
+        for node in seen
+    }
+    found = node_capacity(
+        (Node(life=_placeholder_life(node, now), kubernetes=node) for node in seen), beside, charges, ()
+    )
+    return tuple(
+        capacity.but(unschedulable_reason="sick", free=0) if capacity.node_name == interrupted.sick_node else capacity
+        for capacity in found
+    )
+
+
+def _placeholder_life(node: KubernetesNode, now: datetime) -> NodeLife:
+    return NodeLife(cluster=node.cluster, instance_id=node.instance_id or node.name, launched_at=node.created_at or now)
+
+
+def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], ledger: Ledger, policy: Policy) -> tuple[Job, ...]:
+    """Return the other pending jobs that a scheduling cycle weighs in any case.
+
+    These are the first page of each queue and, wherever they stand in it, the jobs in `kept`: those that wait for their
+    evictions, and interrupted ones that a released charge names.
+    """
+    prefixes = [rows.queue_prefix(team) for team in setup.by_name] or [""]
+    state, heads = f"JOB#{JobState.PENDING}", policy.scheduling.heads_per_pass
+    pages = [ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes]
+    listed = {row.key: row for page in pages for row in page.rows}
+    behind = [key for key in map(rows.job_key, kept) if key not in listed]
+    found = (rows.read(row, Job) for row in (*listed.values(), *get_all(ledger, behind).values()))
+    return tuple(each for each in found if each.job_id != job.job_id and each.state is JobState.PENDING)
+
+
+# ---------------------------------------------------------------- who gives way
+
+
+def _as_waiting(interrupted: InterruptedJob, option: ResumeOption, now: datetime) -> Job:
+    """Return the job as it waits once its hurt attempt has ended, if its way back is this one."""
+    plan = ResumePlan(
+        incident_id="",
+        after_attempt=interrupted.job.current_attempt,
+        option=option,
+        avoid=interrupted.avoid,
+        planned_at=now,
+    )
+    return interrupted.job.but(state=JobState.PENDING, resume_plan=plan, not_before=None, resize=None)
+
+
+def _find_preemption_victims(
+    interrupted: InterruptedJob, fleet: _Fleet, policy: Policy, now: datetime
+) -> tuple[tuple[PreemptionCandidate, ...], ResumeOffer | None]:
+    if not fleet.setup.has_teams:
+        return (), _unavailable(ResumeOption.PREEMPT, _NO_TEAMS)
+    job = _as_waiting(interrupted, ResumeOption.PREEMPT, now)
+    jobs = {each.job_id: (each, 0) for each in (*fleet.waiting, job)}
+    decided = next(
+        each for each in fleet.decide(fleet.capacities, jobs, fleet.charges) if each.job_id == interrupted.job.job_id
+    )
+    if decided.action is Action.ADMIT:
+        return (), _unavailable(ResumeOption.PREEMPT, f"nobody has to stop for it: {decided.reason}")
+    charges = {charge.job_id: charge for charge in fleet.charges}
+    victims = [(charges[each.job_id], fleet.holders.get(each.job_id)) for each in decided.victims]
+    if not victims:
+        return (), _unavailable(ResumeOption.PREEMPT, f"nobody may be asked to stop for it: {decided.reason}")
+    return tuple(_preemption_candidate(charge, holder, policy, now) for charge, holder in victims), None
+
+
+def _preemption_candidate(charge: Charge, holder: Job | None, policy: Policy, now: datetime) -> PreemptionCandidate:
+    spec = holder.spec if holder else None
+    return PreemptionCandidate(
+        job_id=charge.job_id,
+        team=charge.team,
+        accelerators=charge.accelerators,
+        save_seconds=spec.grace_seconds if spec else 0,
+        lost_work_seconds=lost_seconds(charge, holder, policy.economy.expected_checkpoint_seconds, now),
+        usd_per_hour_of_delay=policy.burst.usd_of_delay(spec.priority_class if spec else ""),
+    )
+
+
+# ---------------------------------------------------------------- what is rented
+
+
+def _find_rental(
+    interrupted: InterruptedJob, fleet: _Fleet, ledger: Ledger, policy: Policy, now: datetime
+) -> tuple[RentOption | None, ResumeOffer | None]:
+    option, name = ResumeOption.BURST, interrupted.job.job_id
+    if not policy.burst.pools:
+        return None, _unavailable(option, _NO_POOLS)
+    price = policy.burst.delay_of(interrupted.job.spec.priority_class)
+    if not price and interrupted.job.spec.deadline_at is None:
+        return None, _unavailable(option, f"{_NO_PRICE}: nothing is rented for it")
+    rental = fleet.rented.serving.get(name)
+    if rental is not None:
+        what = "are its own still" if rental.state is RentalState.READY else "are on their way"
+        return None, _unavailable(option, f"nodes that were rented for it {what}")
+    job = _as_waiting(interrupted, option, now)
+    short = ledger.get(rows.shortages_key())
+    seen = PlacementContext(
+        capacities=fleet.capacities,
+        charges=fleet.charges,
+        classes={each.job_id: each.spec.priority_class for each in fleet.holders.values()},
+        queue=(job, *fleet.waiting),  # it stands first, as recoveries do
+        holds=fleet.rented.holds,
+        budgets_left=dict(fleet.rented.budgets_left),
+        shortages=rows.read(short, Shortages) if short else Shortages(),
+        now=now,
+    )
+    placement = placement_facts(job, seen, policy, rentals.done_seconds(ledger, [job], now).get(name, 0.0))
+    placed = choose_pool(placement)
+    row = cheapest_rental_in_time(placed)
+    if row is None:
+        return RentOption(placement=placement), None
+    if not price and placed.action is not PlacementAction.RENT:
+        return None, _unavailable(option, f"{_NO_PRICE}, and its deadline is met without renting")
+    pool = next(each for each in policy.burst.pools if each.name == row.pool)
+    jobs = {each.job_id: (each, 0) for each in (*fleet.waiting, job)}
+    would = rentals.would_start_on_rental(job, pool, jobs, fleet.capacities, fleet.charges, fleet.decide, now)
+    return RentOption(placement=placement, barred=rentals.why_rental_would_not_help(would, pool)), None

@@ -1,0 +1,102 @@
+"""A dry run: the very services that would act, on ports behind which nothing happens and nothing is kept."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, assert_never
+
+from evenkeel.ports import (
+    Add,
+    ConditionCheck,
+    Delete,
+    ExecutionState,
+    Key,
+    Ledger,
+    Page,
+    Put,
+    Row,
+    Table,
+    WorkflowName,
+    Write,
+)
+
+
+class DryRunLedger:
+    """A ledger that reads what is stored, and what was written here; the latter nobody else ever sees.
+
+    A row that was only written here is in no list.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.written: dict[Key, Row | None] = {}
+        """By key; None where it was deleted."""
+
+    def get(self, key: Key) -> Row | None:
+        return self.written[key] if key in self.written else self._ledger.get(key)
+
+    def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
+        stored = zip(keys, self._ledger.batch_get(*keys), strict=True)
+        return tuple(self.written.get(key, row) for key, row in stored)
+
+    def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
+        return self._ledger.partition(table, pk, prefix)
+
+    def by_state(
+        self,
+        table: Table,
+        state: str,
+        *,
+        prefix: str = "",
+        limit: int = 100,
+        cursor: str | None = None,
+        newest_first: bool = False,
+    ) -> Page:
+        return self._ledger.by_state(table, state, prefix=prefix, limit=limit, cursor=cursor, newest_first=newest_first)
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        del token
+        for write in writes:
+            match write:
+                case Put(row):
+                    self.written[row.key] = replace(row, version=row.version + 1)
+                case Delete(key, _version):
+                    self.written[key] = None
+                case ConditionCheck() | Add():
+                    pass  # nobody is raced here, and sums are not read in a rehearsal
+                case _:
+                    assert_never(write)
+
+
+class NullWorkflows:
+    """Workflows of which none is ever started."""
+
+    def start(self, machine: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
+        del machine, name, document
+        return False
+
+    def state(self, machine: WorkflowName, name: str) -> ExecutionState:
+        del machine, name
+        return ExecutionState.NONE
+
+    def running(self, machine: WorkflowName) -> frozenset[str]:
+        del machine
+        return frozenset()
+
+
+class NullTelemetry:
+    """Telemetry of what does not happen: none."""
+
+    def count(self, name: str, value: float = 1.0, **dimensions: str) -> None:
+        del name, value, dimensions
+
+    def seconds(self, name: str, value: float, **dimensions: str) -> None:
+        del name, value, dimensions
+
+    def info(self, message: str, **keys: Any) -> None:
+        del message, keys
+
+    def warning(self, message: str, **keys: Any) -> None:
+        del message, keys
+
+    def error(self, message: str, **keys: Any) -> None:
+        del message, keys

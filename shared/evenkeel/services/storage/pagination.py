@@ -1,0 +1,184 @@
+"""Lists in pages: over one or more index partitions by their sort value, continued by an opaque token."""
+
+import base64
+import heapq
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evenkeel.ports import Ledger, Refused, Row, Table
+
+_MOST_EXAMINED = 2000
+"""Rows that one page looks at: where a filter passes most of them over, a page is short and the next one goes on."""
+
+
+_MOST_PASSED_OVER = 4
+"""Where all of a partition that a filter keeps is wanted: so many times as many rows are looked at."""
+
+
+class BadPageToken(Refused):
+    """A page token that this list did not hand out."""
+
+    code = "BAD_PAGE_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Which page is wanted."""
+
+    size: int = 50
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PageAnswer:
+    """One page, and the token of the next one; empty at the end."""
+
+    rows: tuple[Row, ...]
+    next_token: str = ""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One partition, walked page by page; knows where the page it stands in began."""
+
+    ledger: Ledger
+    table: Table
+    partition: str
+    size: int
+    page_start: str | None
+    is_newest_first: bool
+    prefix: str
+
+    def walk(self) -> Iterator[tuple[tuple[str, str], Row]]:
+        while True:
+            page = self.ledger.by_state(
+                self.table,
+                self.partition,
+                prefix=self.prefix,
+                limit=self.size,
+                cursor=self.page_start,
+                newest_first=self.is_newest_first,
+            )
+            for row in page.rows:
+                yield _place(row), row
+            if page.cursor is None:
+                return
+            self.page_start = page.cursor
+
+
+def newest_first(
+    ledger: Ledger,
+    table: Table,
+    partitions: Sequence[str],
+    request: Request,
+    keep: Callable[[Row], bool] | None = None,
+) -> PageAnswer:
+    """Merge the partitions by their sort value, newest first.
+
+    The token holds the place after which to go on, so a row that was added or that changed its partition between two
+    pages is neither given twice nor pushes another one out.
+
+    Raises:
+        BadPageToken: the token is not one of this list's.
+    """
+    return _merged(ledger, table, partitions, request, keep, is_newest_first=True, prefix="")
+
+
+def in_order(
+    ledger: Ledger,
+    table: Table,
+    partition: str,
+    request: Request,
+    keep: Callable[[Row], bool] | None = None,
+    *,
+    prefix: str = "",
+) -> PageAnswer:
+    """Return one partition by its sort value, the lowest first; with `prefix` only that part of it.
+
+    Raises:
+        BadPageToken: the token is not one of this list's.
+    """
+    return _merged(ledger, table, [partition], request, keep, is_newest_first=False, prefix=prefix)
+
+
+def _merged(
+    ledger: Ledger,
+    table: Table,
+    partitions: Sequence[str],
+    request: Request,
+    keep: Callable[[Row], bool] | None,
+    *,
+    is_newest_first: bool,
+    prefix: str,
+) -> PageAnswer:
+    list_name = f"{table}:{','.join(sorted(partitions))}{prefix and f':{prefix}'}"
+    after, starts = _read_token(request.token, list_name)
+    # A filter passes many over: then small pages would be many calls.
+    size = request.size + 1 if keep is None else max(200, request.size + 1)
+    streams = [_Stream(ledger, table, name, size, starts.get(name), is_newest_first, prefix) for name in partitions]
+    merged = heapq.merge(*(stream.walk() for stream in streams), key=lambda pair: pair[0], reverse=is_newest_first)
+    rows: list[Row] = []
+    examined, last = 0, after or ("", "")
+    for place, row in merged:
+        if after is not None and (place >= after if is_newest_first else place <= after):
+            continue
+        if len(rows) == request.size or examined == _MOST_EXAMINED:
+            return PageAnswer(tuple(rows), _write_token(list_name, last, {s.partition: s.page_start for s in streams}))
+        examined, last = examined + 1, place
+        if keep is None or keep(row):
+            rows.append(row)
+    return PageAnswer(tuple(rows))
+
+
+def everything(
+    ledger: Ledger,
+    table: Table,
+    partition: str,
+    *,
+    at_most: int,
+    keep: Callable[[Row], bool] | None = None,
+    newest_first: bool = False,
+) -> tuple[tuple[Row, ...], bool]:
+    """Return up to `at_most` rows of one partition, oldest first, and whether there are more.
+
+    Rows that `keep` passes over do not use the limit up, until there are many times as many of them.
+    """
+    rows: list[Row] = []
+    examined, cursor = 0, None
+    most_examined = at_most if keep is None else _MOST_PASSED_OVER * at_most
+    while True:
+        size = min(1000, most_examined - examined)
+        page = ledger.by_state(table, partition, limit=size, cursor=cursor, newest_first=newest_first)
+        examined += len(page.rows)
+        rows.extend(row for row in page.rows if keep is None or keep(row))
+        cursor = page.cursor
+        if len(rows) > at_most:
+            return tuple(rows[:at_most]), True
+        if cursor is None:
+            return tuple(rows), False
+        if len(rows) == at_most or examined >= most_examined:
+            return tuple(rows), True
+
+
+def _place(row: Row) -> tuple[str, str]:
+    return (row.state[1] if row.state else "", row.key.pk)
+
+
+def _write_token(list_name: str, after: tuple[str, str], starts: dict[str, str | None]) -> str:
+    document = {"v": 1, "list": list_name, "after": after, "starts": {k: v for k, v in starts.items() if v}}
+    return base64.urlsafe_b64encode(json.dumps(document, separators=(",", ":")).encode()).decode().rstrip("=")
+
+
+def _read_token(token: str, list_name: str) -> tuple[tuple[str, str] | None, dict[str, str]]:
+    if not token:
+        return None, {}
+    try:
+        document: Any = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    except (ValueError, RecursionError) as error:
+        raise BadPageToken("The page token cannot be read.") from error
+    match document:
+        case {"v": 1, "list": str(name), "after": [str(sort), str(pk)], "starts": dict(starts)} if name == list_name:
+            return (sort, pk), {str(k): str(v) for k, v in starts.items()}
+    raise BadPageToken("The page token belongs to another list, or to a filter that has changed since.")

@@ -1,0 +1,68 @@
+"""Machines that wait for their validation, and that no incident works on."""
+
+import contextlib
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.nodes import Node
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.recovery.node_slot import ObservedNode
+from evenkeel.domain.recovery.validation import Validity, expected_accelerators, judge_node
+from evenkeel.ports import Conflict, Put, ReleaseResult
+from evenkeel.services.storage import rows
+from evenkeel.services.sweep.sweep_run import SweepRun
+
+
+def release_new_nodes(sweep: SweepRun) -> int:
+    """Let machines into service that wait for their validation and that no incident works on.
+
+    That is a first boot, or a machine that came back after its incident was settled. In any mode but `act` the
+    same is decided and recorded, and the taint stays.
+    """
+    released = 0
+    for node in sweep.nodes:
+        there = node.kubernetes
+        if there is None or not there.is_awaiting_validation or there.is_cordoned or _is_in_repair(sweep, node):
+            continue
+        peers = [peer for peer in sweep.kubernetes if peer.name != there.name]
+        machine = ObservedNode(record=node.provider, node=there)
+        expected = expected_accelerators(there.instance_type, peers)
+        verdict = judge_node(machine, expected=expected)
+        if not verdict.is_valid or sweep.world.ledger.get(rows.open_key(node.life)):
+            continue
+        _record_release(sweep, node, machine, expected, verdict)
+        if sweep.mode is Mode.ACT:
+            with sweep.item(there.name):
+                result = sweep.world.cluster.release(there.cluster, there.name, None)
+                released += result is ReleaseResult.RELEASED
+    if released:
+        sweep.world.passes.request("machines arrived")
+        sweep.world.telemetry.count("NodesValidated", released)
+    return 0
+
+
+def _is_in_repair(sweep: SweepRun, node: Node) -> bool:
+    """Whether an open incident waits for this machine: then validating it is that incident's business."""
+    for incident in sweep.open_incidents:
+        has_no_seat = incident.slot == incident.life.key
+        if incident.slot == node.slot or (has_no_seat and incident.pool == node.pool):
+            return True
+    return False
+
+
+def _record_release(sweep: SweepRun, node: Node, machine: ObservedNode, expected: int, verdict: Validity) -> None:
+    assert node.kubernetes
+    boot = node.kubernetes.boot_id or "first"
+    record = Decision(
+        # One for each boot and mode: the same look is taken each minute, and is one decision.
+        decision_id=f"dec-{node.life.instance_id}-{boot}-{sweep.mode}",
+        kind="VALIDATION",
+        subject=node.life.key,
+        action="RELEASE",
+        reason=verdict.reason,
+        facts={"machine": machine.to_json(), "expected": expected},
+        policy_hash=sweep.policy.hash,
+        mode=sweep.mode,
+        decided_at=sweep.now,
+    )
+    with contextlib.suppress(Conflict):  # recorded before
+        sweep.world.ledger.commit(Put(rows.decision_row(record)))

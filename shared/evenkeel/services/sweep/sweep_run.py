@@ -1,0 +1,266 @@
+"""One round of the sweeper: what its steps know of the world, each part read once and only if it matters."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+from evenkeel.domain.health.incidents import OPEN_STATES, Incident
+from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
+from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife, ProviderCluster, ProviderNode, join_nodes
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.recovery.leases import RepairLease, is_lemon
+from evenkeel.domain.sources import Source
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import (
+    Clock,
+    Cluster,
+    Conflict,
+    CycleRequests,
+    EvenkeelError,
+    ExecutionState,
+    Ids,
+    Inbox,
+    Ledger,
+    Provider,
+    Put,
+    Row,
+    Table,
+    Telemetry,
+    Unreachable,
+    WaitAnswers,
+    WorkflowName,
+    Workflows,
+    get_all,
+)
+from evenkeel.services.recovery import plan_recovery
+from evenkeel.services.storage import attempt_rows, rows
+from evenkeel.services.storage.heartbeats import SourceResults
+
+T = TypeVar("T")
+WRITER = "sweep_fleet"
+_MIN_INTERVAL_SECONDS = {"kueue": 50, "ghosts": 50, "gauges": 50, "sources": 50, "kept": 600}
+"""Seconds between two runs of what need not be done in every round, where rounds come quicker than each minute."""
+
+
+class SweepPorts(NamedTuple):
+    """The ports that a round needs."""
+
+    ledger: Ledger
+    cluster: Cluster
+    provider: Provider
+    workflows: Workflows
+    wait_answers: WaitAnswers
+    passes: CycleRequests
+    inbox: Inbox
+    clock: Clock
+    ids: Ids
+    telemetry: Telemetry
+
+
+class SweepRun:
+    """One round: the world as it is needed, each part read once."""
+
+    def __init__(
+        self,
+        world: SweepPorts,
+        clusters: Sequence[str],
+        policy: Policy,
+        mode: Mode,
+        notes: Mapping[str, Any],
+        now: datetime,
+        *,
+        drills_may_act: bool,
+    ) -> None:
+        self.world = world
+        self.clusters = tuple(clusters)
+        self.policy = policy
+        self.mode = mode
+        self.now = now
+        self.drills_may_act = drills_may_act
+        self.notes = dict(notes)
+        """Where long lists were left off, for the next round."""
+        self.pages_left = policy.watch.sweep_page_budget
+        self.results = SourceResults()
+        """What this run learned from its sources."""
+        self.unreadable_clusters: dict[str, str] = {}
+        """By cluster: the first of its lists that could not be read, and why. What it holds is unknown, not gone."""
+        self.hyperpod_error = ""
+        """Why HyperPod's list could not be read; empty if it was."""
+        self.failures: list[str] = []
+        """Items of the step at work that failed while the others went on."""
+        self._no_answer: set[str] = set()
+        """Clusters that are not called again in this run."""
+        self._running: dict[WorkflowName, frozenset[str]] = {}
+
+    def is_due(self, name: str) -> bool:
+        """Whether this is to be done in this round; remembers when it was."""
+        pace = _MIN_INTERVAL_SECONDS.get(name)
+        if pace is None:
+            return True
+        done: dict[str, str] = self.notes.get("doneAt", {})
+        last = done.get(name)
+        if last is not None and self.now - datetime.fromisoformat(last) < timedelta(seconds=pace):
+            return False
+        self.notes["doneAt"] = {**done, name: rfc3339(self.now)}
+        return True
+
+    def read_each_cluster(self, what: str, read: Callable[[str], T]) -> dict[str, T]:
+        """Read something of each cluster. A cluster that fails is noted as blind and left out; the others go on."""
+        found: dict[str, T] = {}
+        for cluster in self.clusters:
+            if cluster in self._no_answer:
+                continue
+            try:
+                found[cluster] = read(cluster)
+            except EvenkeelError as error:
+                self.unreadable_clusters.setdefault(cluster, f"{what}: {type(error).__name__}: {error}")
+                self._warn(f"cluster {cluster}", error)
+                if isinstance(error, Unreachable):
+                    self._no_answer.add(cluster)
+        return found
+
+    def note_unreadable(self, source: Source, error: EvenkeelError) -> None:
+        """Note that a source could not be read."""
+        self.results.failed(source, error)
+        self._warn(source.words, error)
+
+    def _warn(self, whom: str, error: EvenkeelError) -> None:
+        self.world.telemetry.warning(
+            "A source could not be read", what=whom, error=type(error).__name__, detail=str(error)
+        )
+
+    @contextlib.contextmanager
+    def item(self, name: str) -> Iterator[None]:
+        """Work on one of a step's items: where it fails, that is noted and the next item's turn comes."""
+        try:
+            yield
+        except EvenkeelError as error:
+            self.failures.append(f"{name}: {type(error).__name__}: {error}")
+
+    @cached_property
+    def nodes_of(self) -> dict[str, tuple[KubernetesNode, ...]]:
+        """The node objects of each cluster whose nodes could be listed."""
+        return self.read_each_cluster("nodes", self.world.cluster.nodes)
+
+    @cached_property
+    def workloads_of(self) -> dict[str, tuple[ObservedWorkload, ...]]:
+        """The attempts' Jobs and pods of each cluster whose Jobs and pods could be listed."""
+        return self.read_each_cluster("workloads", self.world.cluster.workloads)
+
+    @property
+    def has_listed(self) -> bool:
+        """Whether this run came so far as to list the fleet, whatever answered."""
+        return {"nodes_of", "workloads_of", "records"} <= vars(self).keys()
+
+    def has_listed_cluster(self, cluster: str) -> bool:
+        """Whether the nodes, Jobs and pods of a cluster could be listed: only then is something missing really gone."""
+        return cluster in self.nodes_of and cluster in self.workloads_of
+
+    @cached_property
+    def kubernetes(self) -> tuple[KubernetesNode, ...]:
+        """The node objects of all clusters that could be listed."""
+        return tuple(node for nodes in self.nodes_of.values() for node in nodes)
+
+    @cached_property
+    def records(self) -> tuple[ProviderNode, ...] | None:
+        """HyperPod's list; None where it could not be read."""
+        try:
+            return self.world.provider.nodes()
+        except EvenkeelError as error:
+            self.hyperpod_error = f"{type(error).__name__}: {error}"
+            self._warn("HyperPod", error)
+            return None
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """The machines of which both sides are known: a side that could not be read leaves its machines out."""
+        home = self.clusters[0]
+        records = self.records or () if home in self.nodes_of else ()
+        return join_nodes(self.kubernetes, records, home)
+
+    @cached_property
+    def settings(self) -> ProviderCluster | None:
+        """HyperPod's settings and status; None in a fleet without that half."""
+        return plan_recovery.settings_of(self.world.provider)
+
+    @cached_property
+    def workloads(self) -> tuple[tuple[Attempt, ObservedWorkload], ...]:
+        """Every attempt's own Job and pods, where they could be listed.
+
+        What only carries the labels of an attempt is logged and left out.
+        """
+        listed = [(name, seen) for name, found in self.workloads_of.items() for seen in found]
+        owned = attempt_rows.owned(self.world.ledger, listed)
+        proved = {(attempt.cluster, seen.job_uid) for attempt, seen in owned}
+        others = [(cluster, seen) for cluster, seen in listed if (cluster, seen.job_uid) not in proved]
+        if others:
+            names = [f"{cluster}/{seen.namespace}/{seen.job_id}-a{seen.attempt}" for cluster, seen in others[:10]]
+            self.world.telemetry.count("UnmanagedWorkloads", len(others))
+            self.world.telemetry.warning("Kubernetes Jobs carry labels of attempts that do not own them", jobs=names)
+        return tuple(owned)
+
+    def workload(self, attempt: Attempt) -> ObservedWorkload:
+        """Return an attempt's own Job and pods."""
+        return attempt.own(self._by_name.get((attempt.job_id, attempt.attempt), ()))
+
+    @cached_property
+    def _by_name(self) -> dict[tuple[str, int], list[ObservedWorkload]]:
+        found: dict[tuple[str, int], list[ObservedWorkload]] = {}
+        for attempt, seen in self.workloads:
+            found.setdefault((attempt.job_id, attempt.attempt), []).append(seen)
+        return found
+
+    @cached_property
+    def open_incidents(self) -> tuple[Incident, ...]:
+        """Every incident that is open now, read from its own row: the index may lag behind."""
+        listed = (row for state in OPEN_STATES for row in self.listed(Table.INCIDENTS, f"INC#{state}"))
+        found = (rows.read(row, Incident) for row in self.as_stored(listed))
+        return tuple(incident for incident in found if not incident.state.is_settled)
+
+    @cached_property
+    def lemons(self) -> frozenset[str]:
+        """The lives that are lemons now. A lease that holds the mark of what is over loses it."""
+        found = set()
+        for row in self.as_stored(self.listed(Table.FLEET, "LEMON")):
+            lease = rows.read(row, RepairLease)
+            if not lease.lemon:
+                continue
+            if is_lemon(lease, NodeLife.from_key(lease.lemon), self.policy.repair, self.now):
+                found.add(lease.lemon)
+                continue
+            with contextlib.suppress(Conflict):  # a recovery holds it now: the next round sees
+                self.world.ledger.commit(Put(rows.lease_row(lease.but(lemon=""), row.version)))
+        return frozenset(found)
+
+    def listed(self, table: Table, state: str) -> Iterator[Row]:
+        """Yield the rows of a state, page by page while the round's budget lasts; the next round goes on from there."""
+        name = f"{table}/{state}"
+        cursor = self.notes.pop(name, None)
+        while self.pages_left > 0:
+            self.pages_left -= 1
+            page = self.world.ledger.by_state(table, state, cursor=cursor)
+            yield from page.rows
+            cursor = page.cursor
+            if cursor is None:
+                return
+        self.notes[name] = cursor
+        self.world.telemetry.warning("The sweep's page budget is spent; the next round goes on", list=name)
+
+    def as_stored(self, listed: Iterable[Row]) -> tuple[Row, ...]:
+        """Return the rows as they stand, each once and without those that are gone: the index may lag behind."""
+        return tuple(get_all(self.world.ledger, (row.key for row in listed)).values())
+
+    def execution(self, machine: WorkflowName, name: str) -> ExecutionState:
+        """Look an execution up: in the list of all under way first, since thousands are not asked for one by one."""
+        if machine not in self._running:
+            self._running[machine] = self.world.workflows.running(machine)
+        if name in self._running[machine]:
+            return ExecutionState.RUNNING
+        return self.world.workflows.state(machine, name)
+
+    def is_fresh(self, at: datetime) -> bool:
+        """Whether this is so new that whoever works on it may not have got round to it."""
+        return self.now - at < timedelta(seconds=self.policy.watch.execution_grace_seconds)

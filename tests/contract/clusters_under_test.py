@@ -1,0 +1,532 @@
+"""Where the contract bodies of Cluster and Provider run: the twins, and the adapters on the local GPU cluster."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Protocol
+
+import boto3
+
+from evenkeel.adapters import workloads
+from evenkeel.adapters.cluster import KubernetesCluster
+from evenkeel.adapters.hyperpod import HyperPodProvider
+from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.domain.external.unmanaged_workloads import ManagedKind, OwnershipClaim, PodRecreation, UnmanagedPod
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod, ObservedWorkload, PodPhase
+from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KubernetesNode, ProviderNode
+from evenkeel.domain.recovery.validation import CheckResult
+from evenkeel.ports import Cluster, EvenkeelError, EvictionAnswer, EvictionStatus, LaunchSpec, Provider
+from evenkeel_local.gpu_cluster import ClusterHandle
+from tests.fake_kueue import API, DEFINITIONS, local_queues, workload_of
+from tests.fake_kueue import workloads as kueues_workloads
+from tests.fakes import FakeCluster, FakeProvider, FixedClock, a_node, a_provider_node
+from tests.fakes.cluster import TAINT_TEXT
+from tests.fakes.system import A_MOMENT
+from tests.waiting import until
+
+CLUSTER = "research-eks"
+NAMESPACE = "evenkeel-jobs"
+FLEET = "research"
+TAINT = {"key": AWAITING_VALIDATION_TAINT, "value": "true", "effect": "NoSchedule"}
+
+CONFIG: dict[str, Any] = {
+    "eksClusterName": CLUSTER,
+    "instanceGroups": [
+        {"name": "p5-workers", "instanceType": "ml.p5.48xlarge", "count": 4, "taints": []},
+        {"name": "p5-tainted", "instanceType": "ml.p5.48xlarge", "count": 2, "taints": [TAINT]},
+    ],
+    "delays": {"boot": 0.0, "reboot": 0.3, "replace": 0.5, "terminate": 0.1, "heartbeat": 0.3, "nodeMonitorGrace": 1.0},
+}
+
+_QUEUES = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}/localqueues"
+
+
+class ClusterUnderTest(Protocol):
+    """A fleet to try the ports on, and what a test may do to it behind their back."""
+
+    @property
+    def cluster(self) -> Cluster: ...
+
+    @property
+    def provider(self) -> Provider: ...
+
+    def new_job(self) -> str:
+        """Return a job id that nothing has used."""
+        ...
+
+    def cordon_as_a_person(self, name: str) -> None: ...
+
+    def taint(self, name: str) -> None:
+        """Give a node the awaiting-validation taint beside one of somebody else's."""
+        ...
+
+    def ends(self, spec: LaunchSpec, exit_code: int) -> None:
+        """Have the processes of an attempt end; where they are real, they do so by themselves."""
+        ...
+
+    def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
+        """Have a pod that is not ours hold two GPUs of a node; `notes` are labels in snake case."""
+        ...
+
+    def is_running(self, pod: UnmanagedPod) -> bool:
+        """Whether a pod that is not ours runs: an eviction of one that does not asks no budget."""
+        ...
+
+    def budgets(self, name: str, count: int) -> None:
+        """Have so many disruption budgets cover a pod that is not ours, each allowing one eviction."""
+        ...
+
+    def ends_namespace(self, name: str) -> None:
+        """Have the namespace of a pod that is not ours be deleted, with the pod still in it."""
+        ...
+
+    def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
+        """Have somebody create a Job of an attempt's name, labels and annotations, whose one pod succeeds at once."""
+        ...
+
+    def forges_pod(self, spec: LaunchSpec, node_name: str) -> None:
+        """Have somebody create a bare pod with an attempt's labels and annotations in its namespace."""
+        ...
+
+    def deletes_job(self, spec: LaunchSpec) -> None:
+        """Have somebody delete an attempt's Job with its pods."""
+        ...
+
+    def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
+        """Have Kueue keep a Workload with this status for a Job that was launched."""
+        ...
+
+    def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
+        """Have Kueue there; the jobs' namespace is its own by a LocalQueue of this name, or by its label."""
+        ...
+
+    def suspends(self, spec: LaunchSpec) -> None:
+        """Have the attempt's Job suspended as it is created."""
+        ...
+
+    def loses(self, name: str) -> None:
+        """Cut a node off the network."""
+        ...
+
+    def repaired(self, instance_id: str) -> None:
+        """Have the repair under way come to its end, where that takes no time of its own."""
+        ...
+
+    def examined(self, instance_id: str) -> None:
+        """Have the deep health check under way pass, where that takes no time of its own."""
+        ...
+
+    def tested(self, name: str, *, passes: bool) -> None:
+        """Have a node's test job end; where its process is real, it does so by itself."""
+        ...
+
+    def eventually(self, condition: Callable[[], Any], what: str) -> Any:
+        """Wait for a condition."""
+        ...
+
+
+class FakeClusterUnderTest:
+    """The twins."""
+
+    def __init__(self) -> None:
+        clock = FixedClock()
+        tainted = {"pool": "p5-tainted", "taints": (TAINT_TEXT,), "is_awaiting_validation": True}
+        nodes = [*map(a_node, range(1, 5)), a_node(5, **tainted), a_node(6, **tainted)]
+        machines = [*map(a_provider_node, range(1, 5))]
+        machines += [a_provider_node(number, instance_group="p5-tainted") for number in (5, 6)]
+        self.cluster = FakeCluster(clock, *nodes, runs_at_once=True)
+        self.provider = FakeProvider(clock, *machines, kubernetes=self.cluster)
+        self._numbers = itertools.count(1)
+
+    def new_job(self) -> str:
+        return f"job-{next(self._numbers):010d}"
+
+    def cordon_as_a_person(self, name: str) -> None:
+        self.cluster.set_node(name, is_cordoned=True)
+
+    def taint(self, name: str) -> None:
+        self.cluster.set_node(name, is_awaiting_validation=True, taints=("own=x:NoSchedule", TAINT_TEXT))
+
+    def ends(self, spec: LaunchSpec, exit_code: int) -> None:
+        if exit_code:
+            self.cluster.fail_pods(spec.attempt.job_id, spec.attempt.attempt, exit_code=exit_code)
+        else:
+            self.cluster.finish_pods(spec.attempt.job_id, spec.attempt.attempt)
+        for rank in range(spec.attempt.ranks):
+            self.cluster.text[f"{spec.attempt.workload_name}-{rank}"] = f"one\ntwo\nrank {rank}\n"
+
+    def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
+        self.cluster.unmanaged.append(
+            UnmanagedPod(
+                namespace="default",
+                name=name,
+                uid=f"uid-{name}",
+                node_name=node_name,
+                accelerators=2,
+                kind=owner,
+                workload="llama" if owner else name,
+                recreation={"": PodRecreation.NEVER, "HyperPodPyTorchJob": PodRecreation.BY_HYPERPOD}.get(
+                    owner, PodRecreation.BY_OWNER
+                ),
+                may_move=notes.get("resume") == "allowed",
+            )
+        )
+        if not allows_eviction:
+            self.cluster.budgeted.add(name)
+
+    def is_running(self, pod: UnmanagedPod) -> bool:
+        return pod in self.cluster.unmanaged
+
+    def budgets(self, name: str, count: int) -> None:
+        if count > 1:
+            self.cluster.evictions[name] = EvictionAnswer(
+                EvictionStatus.NOT_NOW, "500 : more than one PodDisruptionBudget"
+            )
+
+    def ends_namespace(self, name: str) -> None:
+        self.cluster.evictions[name] = EvictionAnswer(EvictionStatus.NOT_NOW, "403 Forbidden: being terminated")
+
+    def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
+        attempt = spec.attempt
+        pod = ObservedPod(name="forged-0", node_name=a_node(4).name, phase=PodPhase.SUCCEEDED, exit_code=0)
+        seen = ObservedWorkload(
+            job_id=attempt.job_id,
+            attempt=attempt.attempt,
+            namespace=namespace,
+            job_uid="uid-forged",
+            uid="uid-forged",
+            decision_id=attempt.decision_id,
+            has_completed=True,
+            pods=(pod,),
+        )
+        self.cluster.forged.append(seen)
+
+    def forges_pod(self, spec: LaunchSpec, node_name: str) -> None:
+        attempt = spec.attempt
+        claim = OwnershipClaim(
+            kind=ManagedKind.ATTEMPT,
+            name=attempt.workload_name,
+            job_id=attempt.job_id,
+            attempt=attempt.attempt,
+            decision_id=attempt.decision_id,
+        )
+        self.holds(f"{attempt.workload_name}-0", node_name)
+        forged = self.cluster.unmanaged.pop()
+        self.cluster.unmanaged.append(forged.but(namespace=attempt.namespace, claim=claim))
+
+    def deletes_job(self, spec: LaunchSpec) -> None:
+        attempt = spec.attempt
+        del self.cluster.jobs[CLUSTER][attempt.namespace, attempt.job_id, attempt.attempt]
+
+    def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
+        found = self.cluster.launched(spec.attempt.job_id, spec.attempt.attempt)
+        name = f"job-{spec.attempt.workload_name}-12345"
+        made = {"metadata": {"name": name}, "spec": {"queueName": spec.attempt.local_queue, **more}, "status": status}
+        found.kueue = workloads.read_kueue(made)
+
+    def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
+        if labels:
+            self.cluster.of_kueue[NAMESPACE] = "its label kueue.x-k8s.io/managed-namespace=true"
+        if queue:
+            self.cluster.of_kueue[NAMESPACE] = f"its LocalQueue {queue}"
+
+    def suspends(self, spec: LaunchSpec) -> None:
+        self.cluster.of_kueue[spec.attempt.namespace] = ""
+
+    def loses(self, name: str) -> None:
+        self.cluster.lose_node(name)
+
+    def repaired(self, instance_id: str) -> None:
+        self.provider.finish(instance_id)
+
+    def examined(self, instance_id: str) -> None:
+        self.provider.finish_check(instance_id)
+
+    def tested(self, name: str, *, passes: bool) -> None:
+        self.cluster.check_results[name] = CheckResult.PASSED if passes else CheckResult.FAILED
+
+    def eventually(self, condition: Callable[[], Any], what: str) -> Any:
+        answer = condition()
+        assert answer, what
+        return answer
+
+
+class LocalClusterUnderTest:
+    """The adapters, on a local GPU cluster that asks nobody who they are."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, handle: ClusterHandle) -> None:
+        self.handle = handle
+        self._faults: list[str] = []
+        session = boto3.session.Session(region_name="us-west-2")
+        sagemaker = session.client("sagemaker", endpoint_url=handle.sagemaker_url)
+        self.admin = KubernetesApi(CLUSTER, handle.kubernetes_url, handle.ca_pem, lambda _: handle.admin_token)
+        self.cluster = KubernetesCluster(self, fleet=FLEET)
+        self.provider = HyperPodProvider(handle.cluster_arn, sagemaker, sagemaker)
+
+    def api(self, cluster: str) -> KubernetesApi:
+        """Every connection is the admin's here; how Evenkeel really gets in is `test_eks`."""
+        assert cluster == CLUSTER
+        return self.admin
+
+    def new_job(self) -> str:
+        return f"job-{next(self._numbers):010d}"
+
+    def cordon_as_a_person(self, name: str) -> None:
+        self.admin.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}})
+
+    def taint(self, name: str) -> None:
+        own = {"key": "own", "value": "x", "effect": "NoSchedule"}
+        self.admin.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": [own, TAINT]}})
+
+    def ends(self, spec: LaunchSpec, exit_code: int) -> None:
+        pass
+
+    def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
+        reference = {"apiVersion": "kubeflow.org/v1", "kind": owner, "name": "llama", "uid": "u", "controller": True}
+        labels = {"name": name, **{f"evenkeel.io/{key}": value for key, value in notes.items()}}
+        container = {
+            "name": "main",
+            "image": "any",
+            "command": ["sh", "-c", "exec sleep 60"],
+            "resources": {"limits": {"nvidia.com/gpu": "2"}},
+        }
+        if not allows_eviction:
+            budget = {"maxUnavailable": 0, "selector": {"matchLabels": {"name": name}}}
+            self.admin.create(
+                "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
+                {
+                    "apiVersion": "policy/v1",
+                    "kind": "PodDisruptionBudget",
+                    "metadata": {"name": name},
+                    "spec": budget,
+                },
+            )
+        self.admin.create(
+            "/api/v1/namespaces/default/pods",
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "labels": labels, **({"ownerReferences": [reference]} if owner else {})},
+                "spec": {"nodeName": node_name, "terminationGracePeriodSeconds": 1, "containers": [container]},
+            },
+        )
+        # A pod that waits may always be evicted, whatever its budget says.
+        path = f"/api/v1/namespaces/default/pods/{name}"
+        self.eventually(lambda: (self.admin.get(path) or {})["status"]["phase"] == "Running", "the pod to run")
+
+    def is_running(self, pod: UnmanagedPod) -> bool:
+        found = self.admin.get(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}") or {"status": {}}
+        return bool(found["status"].get("phase") == "Running")
+
+    def budgets(self, name: str, count: int) -> None:
+        for number in range(count):
+            budget = {"maxUnavailable": 1, "selector": {"matchLabels": {"name": name}}}
+            metadata = {"name": f"{name}-{number}"}
+            self.admin.create(
+                "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
+                {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": budget},
+            )
+
+    def ends_namespace(self, name: str) -> None:
+        space = f"ending-{next(self._numbers)}"
+        self.admin.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})
+        pod = self.admin.get(f"/api/v1/namespaces/default/pods/{name}")
+        assert pod
+        self.admin.delete(f"/api/v1/namespaces/default/pods/{name}", gracePeriodSeconds=0)
+        # A pod that takes its time to end keeps its namespace, which takes nothing new meanwhile.
+        script = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
+        container = {"name": "main", "image": "any", "command": ["sh", "-c", script]}
+        node_name = pod["spec"]["nodeName"]
+        spec = {"nodeName": node_name, "terminationGracePeriodSeconds": 60, "containers": [container]}
+        path = f"/api/v1/namespaces/{space}/pods"
+        self.admin.create(path, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+        until(lambda: "ready" in _log(self.admin, f"{path}/{name}/log"), "the pod to run")
+        self.admin.delete(f"/api/v1/namespaces/{space}")
+
+    def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
+        job = workloads.job(replace(spec, attempt=spec.attempt.but(namespace=namespace)), FLEET, workloads.NVIDIA)
+        pod = job["spec"]["template"]["spec"]
+        pod["serviceAccountName"] = "default"
+        pod["containers"][0] |= {"command": ["sh", "-c", "exit 0"], "resources": {}}
+        self.admin.create(f"/apis/batch/v1/namespaces/{namespace}/jobs", job)
+
+    def forges_pod(self, spec: LaunchSpec, node_name: str) -> None:
+        metadata = {
+            "name": f"{spec.attempt.workload_name}-0",
+            "labels": {**workloads.labels(spec, FLEET), workloads.INDEX_LABEL: "0"},
+            "annotations": {workloads.DECISION_NOTE: spec.attempt.decision_id},
+        }
+        container = {
+            "name": "trainer",
+            "image": "any",
+            "command": ["sh", "-c", "exec sleep 60"],
+            "resources": {"limits": {"nvidia.com/gpu": "2"}},
+        }
+        pod = {"nodeName": node_name, "terminationGracePeriodSeconds": 1, "containers": [container]}
+        self.admin.create(
+            f"/api/v1/namespaces/{NAMESPACE}/pods",
+            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod},
+        )
+
+    def deletes_job(self, spec: LaunchSpec) -> None:
+        path = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{spec.attempt.workload_name}"
+        self.admin.delete(path, propagationPolicy="Background", gracePeriodSeconds=0)
+
+    def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
+        job = self.admin.get(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/{spec.attempt.workload_name}")
+        assert job
+        made = workload_of(job, {})
+        made["metadata"]["name"] = f"job-{spec.attempt.workload_name}-12345"
+        made["spec"] |= more
+        self.admin.create(f"{API}/namespaces/{NAMESPACE}/workloads", made | {"status": status})
+
+    def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
+        self.admin.create(DEFINITIONS, local_queues())
+        self.admin.create(DEFINITIONS, kueues_workloads())
+        if labels:
+            mark = {"labels": {"kueue.x-k8s.io/managed-namespace": "true"}}
+            self.admin.patch(f"/api/v1/namespaces/{NAMESPACE}", {"metadata": mark})
+        if queue:
+            kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue"}
+            self.admin.create(_QUEUES, {**kind, "metadata": {"name": queue}, "spec": {"clusterQueue": "research"}})
+
+    def suspends(self, spec: LaunchSpec) -> None:
+        job = workloads.job(spec, FLEET, workloads.NVIDIA)
+        job["spec"]["suspend"] = True
+        self.admin.create(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs", job)
+
+    def loses(self, name: str) -> None:
+        self._faults.append(self.handle.inject("node-lost", node=name)["faultId"])
+
+    def repaired(self, instance_id: str) -> None:
+        pass
+
+    def examined(self, instance_id: str) -> None:
+        pass
+
+    def tested(self, name: str, *, passes: bool) -> None:
+        pass
+
+    def eventually(self, condition: Callable[[], Any], what: str) -> Any:
+        return until(condition, what)
+
+    def restore(self) -> None:
+        """Free every node and end every job, so that the next test finds the fleet as it was."""
+        for fault in self._faults:
+            self.handle.clear(fault)
+        self._remove_kueue()
+        for job in self.admin.items("/apis/batch/v1/jobs"):
+            metadata = job["metadata"]
+            path = f"/apis/batch/v1/namespaces/{metadata['namespace']}/jobs/{metadata['name']}"
+            self.admin.delete(path, propagationPolicy="Background")
+        for budget in self.admin.items("/apis/policy/v1/poddisruptionbudgets"):
+            metadata = budget["metadata"]
+            self.admin.delete(
+                f"/apis/policy/v1/namespaces/{metadata['namespace']}/poddisruptionbudgets/{metadata['name']}"
+            )
+        for pod in self.admin.items("/api/v1/pods"):
+            metadata = pod["metadata"]
+            path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+            self.admin.delete(path, gracePeriodSeconds=0)
+        for node in self.admin.items("/api/v1/nodes"):
+            name = node["metadata"]["name"]
+            is_tainted = node["metadata"]["labels"]["sagemaker.amazonaws.com/instance-group-name"] == "p5-tainted"
+            spec = {"unschedulable": None, "taints": [TAINT] if is_tainted else None}
+            mark = {"annotations": {"evenkeel.io/incident": None}}
+            self.admin.patch(f"/api/v1/nodes/{name}", {"metadata": mark, "spec": spec})
+
+    def _remove_kueue(self) -> None:
+        if self.admin.get(f"{DEFINITIONS}/{local_queues()['metadata']['name']}") is None:
+            return
+        for kind in ("localqueues", "workloads"):
+            path = f"{API}/namespaces/{NAMESPACE}/{kind}"
+            for each in self.admin.items(path):
+                self.admin.delete(f"{path}/{each['metadata']['name']}")
+            self.admin.delete(f"{DEFINITIONS}/{kind}.kueue.x-k8s.io")
+        mark = {"labels": {"kueue.x-k8s.io/managed-namespace": None}}
+        self.admin.patch(f"/api/v1/namespaces/{NAMESPACE}", {"metadata": mark})
+
+
+def free_nodes(bed: ClusterUnderTest, count: int = 1) -> list[KubernetesNode]:
+    """Wait for schedulable nodes of the plain group and return some."""
+
+    def enough() -> list[KubernetesNode]:
+        found = [node for node in bed.cluster.nodes(CLUSTER) if node.pool == "p5-workers" and node.is_schedulable]
+        return found[:count] if len(found) >= count else []
+
+    nodes: list[KubernetesNode] = bed.eventually(enough, f"{count} free nodes")
+    return nodes
+
+
+def tainted_machine(bed: ClusterUnderTest) -> ProviderNode:
+    """Return a running machine of the group whose nodes come up tainted."""
+
+    def running() -> ProviderNode | None:
+        ours = [node for node in bed.provider.nodes() if node.instance_group == "p5-tainted"]
+        return next((node for node in ours if node.status == "Running"), None)
+
+    machine: ProviderNode = bed.eventually(running, "a running machine")
+    return machine
+
+
+def a_launch(
+    bed: ClusterUnderTest,
+    nodes: list[KubernetesNode],
+    script: str = "exec sleep 60",
+    local_queue: str = "",
+    **spec: Any,
+) -> LaunchSpec:
+    """Return what attempt 1 of a new job is launched from, on these nodes."""
+    job = JobSpec.model_validate(
+        {
+            "name": "contract",
+            "image": "any",
+            "command": ("sh", "-c", script),
+            "nodes": len(nodes),
+            "accelerators_per_node": 8,
+            "grace_seconds": 1,
+            **spec,
+        }
+    )
+    attempt = Attempt(
+        job_id=bed.new_job(),
+        attempt=1,
+        state=AttemptState.STARTING,
+        cluster=CLUSTER,
+        namespace=NAMESPACE,
+        pool="p5-workers",
+        nodes=(),
+        local_queue=local_queue,
+        node_names=() if local_queue else tuple(node.name for node in nodes),
+        size=job.nodes,
+        accelerators=job.nodes * job.accelerators_per_node,
+        admitted_at=A_MOMENT,
+        decision_id="dec-contract",
+    )
+    return LaunchSpec(job, attempt, "", "trainer")
+
+
+def seen(bed: ClusterUnderTest, spec: LaunchSpec) -> ObservedWorkload:
+    """Read the workload of a launch."""
+    return bed.cluster.workload(spec.attempt)
+
+
+def on_both(local: ClusterHandle, kind: str) -> Iterator[ClusterUnderTest]:
+    """Yield the bed of this kind and tidy it up."""
+    if kind == "twin":
+        yield FakeClusterUnderTest()
+        return
+    bed = LocalClusterUnderTest(local)
+    yield bed
+    bed.restore()
+
+
+def _log(api: KubernetesApi, path: str) -> str:
+    """Return a pod's log; nothing before it has begun."""
+    with contextlib.suppress(EvenkeelError):
+        return api.text(path)
+    return ""

@@ -1,0 +1,289 @@
+"""A stand-in for Kueue on a local API server: what a Job's integration shows of it, and no scheduling of its own.
+
+It is not Kueue. It keeps a Workload for each Job with a queue's label, lets Jobs in one after the other while their
+LocalQueue has accelerators left, and evicts what a test names. Objects, labels, conditions and the order of its writes
+follow Kueue's source (`pkg/controller/jobframework/reconciler.go`, `pkg/controller/jobs/job`, `apis/kueue/v1beta2`):
+what Evenkeel reads is shaped as there, what Kueue would decide is not tried.
+"""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from evenkeel.adapters.kubernetes import AlreadyExists, KubernetesApi
+from evenkeel.ports import Conflict, NotFound, Refused, TransientError
+
+Json = dict[str, Any]
+
+GROUP = "kueue.x-k8s.io"
+API = f"/apis/{GROUP}/v1beta2"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+FLAVOR = "ml.p5.48xlarge"
+GPU = "nvidia.com/gpu"
+_QUEUE, _PRIORITY, _UID = f"{GROUP}/queue-name", f"{GROUP}/priority-class", f"{GROUP}/job-uid"
+_LOOK_SECONDS = 0.1
+_WAITING = (Conflict, NotFound, TransientError)
+
+
+def definition(plural: str, kind: str) -> Json:
+    """Return the definition of one of Kueue's kinds, with an open schema."""
+    kept = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema = {"openAPIV3Schema": {"type": "object", "properties": {"spec": kept, "status": kept}}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {"plural": plural, "singular": kind.lower(), "kind": kind},
+            "versions": [{"name": "v1beta2", "served": True, "storage": True, "schema": schema}],
+        },
+    }
+
+
+def local_queues() -> Json:
+    """Return Kueue's definition of its LocalQueues."""
+    return definition("localqueues", "LocalQueue")
+
+
+def workloads() -> Json:
+    """Return Kueue's definition of its Workloads."""
+    return definition("workloads", "Workload")
+
+
+def local_queue(namespace: str, name: str) -> Json:
+    """Return a LocalQueue."""
+    return {
+        "apiVersion": f"{GROUP}/v1beta2",
+        "kind": "LocalQueue",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"clusterQueue": f"{name}-queue"},
+    }
+
+
+def workload_of(job: Json, priorities: dict[str, int]) -> Json:
+    """Return the Workload that Kueue makes for a Job."""
+    metadata, spec = job["metadata"], job["spec"]
+    labels = metadata["labels"]
+    found = hashlib.sha1(f"Job\nbatch\n{metadata['name']}\n{metadata['uid']}".encode(), usedforsecurity=False)
+    priority = labels.get(_PRIORITY, "")
+    reference = {"group": f"{GROUP}", "kind": "WorkloadPriorityClass", "name": priority}
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
+    return {
+        "apiVersion": f"{GROUP}/v1beta2",
+        "kind": "Workload",
+        "metadata": {
+            "name": f"job-{metadata['name']}-{found.hexdigest()[:5]}",
+            "namespace": metadata["namespace"],
+            "labels": {_UID: metadata["uid"]},
+            "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
+        },
+        "spec": {
+            "active": True,
+            "queueName": labels[_QUEUE],
+            "priority": priorities.get(priority, 0),
+            **({"priorityClassRef": reference} if priority else {}),
+            "podSets": [{"name": "main", "count": spec["parallelism"], "template": spec["template"]}],
+        },
+        "status": {},
+    }
+
+
+def asked(job: Json) -> int:
+    """Return the accelerators that a Job's pods ask for."""
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    return int(job["spec"]["parallelism"]) * int(container.get("resources", {}).get("limits", {}).get(GPU, 0))
+
+
+class FakeKueue:
+    """It runs in a thread of its own, as the server's administrator, until the `with` block ends."""
+
+    def __init__(self, api: KubernetesApi, namespace: str, room: int, priorities: dict[str, int] | None = None) -> None:
+        """Begin with `room` accelerators in every LocalQueue of a namespace together."""
+        self.room = room
+        self.priorities = priorities or {}
+        self.faults: list[str] = []
+        """Errors that a busy server does not explain."""
+        self._api, self._namespace = api, namespace
+        self._doomed: dict[str, tuple[str, str]] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kueue-stand-in", daemon=True)
+
+    def __enter__(self) -> Self:
+        for each in (local_queues(), workloads()):
+            with suppress(AlreadyExists):
+                self._api.create(DEFINITIONS, each)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join(timeout=10)
+
+    def evict(self, job_name: str, reason: str, message: str, room: int | None = None) -> None:
+        """Have a Job evicted, and let no more in than this from then on."""
+        if room is not None:
+            self.room = room
+        self._doomed[job_name] = (reason, message)
+
+    def workload(self, job_name: str) -> Json:
+        """Return the Workload of a Job."""
+        return next((one for one in self._workloads() if one["metadata"]["ownerReferences"][0]["name"] == job_name), {})
+
+    # ------------------------------------------------------------ one look after the other
+
+    def _run(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS):
+            try:
+                self._look()
+            except _WAITING:
+                continue
+            except Refused as error:
+                self.faults.append(str(error))
+
+    def _jobs(self) -> Iterator[Json]:
+        return self._api.items(f"/apis/batch/v1/namespaces/{self._namespace}/jobs", labelSelector=_QUEUE)
+
+    def _workloads(self) -> Iterator[Json]:
+        return self._api.items(f"{API}/namespaces/{self._namespace}/workloads")
+
+    def _look(self) -> None:
+        jobs = {job["metadata"]["uid"]: job for job in self._jobs() if "deletionTimestamp" not in job["metadata"]}
+        kept = {one["metadata"]["labels"][_UID]: one for one in self._workloads()}
+        for uid in kept.keys() - jobs.keys():  # its owner is gone
+            self._api.delete(self._path(kept.pop(uid)))
+        for uid in jobs.keys() - kept.keys():
+            made = workload_of(jobs[uid], self.priorities)
+            kept[uid] = self._api.create(f"{API}/namespaces/{self._namespace}/workloads", made)
+        for uid, one in kept.items():
+            self._follow(jobs[uid], one)
+        used = sum(asked(jobs[uid]) for uid, one in kept.items() if holds(one, "QuotaReserved") and not ended(one))
+        waiting = [uid for uid, one in kept.items() if not holds(one, "QuotaReserved") and not ended(one)]
+        for uid in sorted(waiting, key=lambda uid: in_order(kept[uid])):
+            if "evicted-now" in kept[uid]:
+                continue
+            wanted = asked(jobs[uid])
+            if used + wanted <= self.room:
+                used += wanted
+                self._admit(jobs[uid], kept[uid])
+            else:
+                self._set_reason(kept[uid], used + wanted - self.room)
+
+    def _follow(self, job: Json, one: Json) -> None:
+        name, status = job["metadata"]["name"], job.get("status") or {}
+        over = next((each for each in status.get("conditions") or () if each["type"] in ("Complete", "Failed")), None)
+        if over is not None and over["status"] == "True":
+            reason = "Succeeded" if over["type"] == "Complete" else "Failed"
+            self._set(one, {}, ("Finished", True, reason, over.get("message") or "Job finished"))
+        elif holds(one, "Evicted"):
+            self._take_back(job, one)
+        elif name in self._doomed and holds(one, "Admitted"):
+            reason, message = self._doomed.pop(name)
+            more = [("Preempted", True, "InClusterQueue", message)] if reason == "Preempted" else []
+            self._set(one, {}, ("Evicted", True, reason, message), *more)
+        elif holds(one, "Admitted") and job["spec"].get("suspend"):
+            self._start(job)
+
+    def _admit(self, job: Json, one: Json) -> None:
+        queue = f"{one['spec']['queueName']}-queue"
+        given = {"name": "main", "flavors": {GPU: FLAVOR}, "resourceUsage": {GPU: str(asked(job))}}
+        admission = {"clusterQueue": queue, "podSetAssignments": [{**given, "count": job["spec"]["parallelism"]}]}
+        again = [("Evicted", False, "QuotaReserved", "Previously: evicted")] if condition(one, "Evicted") else []
+        self._set(
+            one,
+            {"admission": admission},
+            ("QuotaReserved", True, "QuotaReserved", f"Quota reserved in ClusterQueue {queue}"),
+            ("Admitted", True, "Admitted", "The workload is admitted"),
+            *again,
+        )
+
+    def _start(self, job: Json) -> None:
+        """Let a Job have pods, on the machines of its flavor."""
+        selector = {"node.kubernetes.io/instance-type": FLAVOR}
+        pods = {"spec": {"nodeSelector": selector}}
+        self._api.patch(self._job_path(job), {"spec": {"suspend": False, "template": pods}})
+
+    def _take_back(self, job: Json, one: Json) -> None:
+        """Stop a Job that was evicted; once it has no active pods, give its quota back."""
+        status = job.get("status") or {}
+        if not job["spec"].get("suspend"):
+            self._api.patch(self._job_path(job), {"spec": {"suspend": True}})
+            return
+        if not holds(one, "QuotaReserved"):
+            return
+        if status.get("startTime"):
+            self._api.patch(f"{self._job_path(job)}/status", {"status": {"startTime": None}})
+        self._api.patch(self._job_path(job), {"spec": {"template": {"spec": {"nodeSelector": None}}}})
+        if status.get("active"):
+            return
+        gone = condition(one, "Evicted")
+        reason, message = gone["reason"], gone["message"]
+        self._set(
+            one,
+            {"admission": None, "accumulatedPastExecutionTimeSeconds": 1},
+            ("Requeued", reason == "Preempted", reason, message),
+            ("QuotaReserved", False, "PendingEvaluation", message),
+            ("Admitted", False, "NoReservation", "The workload has no reservation"),
+        )
+        one["evicted-now"] = True
+
+    def _set_reason(self, one: Json, missing: int) -> None:
+        message = (
+            f"couldn't assign flavors to pod set main: insufficient unused quota for {GPU} in flavor {FLAVOR}, "
+            f"{missing} more needed"
+        )
+        self._set(one, {}, ("QuotaReserved", False, "WaitingForQuota", message))
+
+    # ------------------------------------------------------------ writing
+
+    def _set(self, one: Json, status: Json, *changes: tuple[str, bool, str, str]) -> None:
+        kept = {each["type"]: each for each in (one.get("status") or {}).get("conditions") or ()}
+        before = dict(kept)
+        for kind, is_true, reason, message in changes:
+            known, state = kept.get(kind, {}), "True" if is_true else "False"
+            since = known.get("lastTransitionTime") if known.get("status") == state else None
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            kept[kind] = {
+                "type": kind,
+                "status": state,
+                "reason": reason,
+                "message": message,
+                "lastTransitionTime": since or now,
+            }
+        if kept != before or status:
+            written = self._api.patch(self._path(one), {"status": {**status, "conditions": list(kept.values())}})
+            one["status"] = written["status"]
+
+    def _path(self, one: Json) -> str:
+        return f"{API}/namespaces/{one['metadata']['namespace']}/workloads/{one['metadata']['name']}"
+
+    def _job_path(self, job: Json) -> str:
+        return f"/apis/batch/v1/namespaces/{job['metadata']['namespace']}/jobs/{job['metadata']['name']}"
+
+
+def condition(one: Json, kind: str) -> Json:
+    """Return a condition of a Workload; empty where it was never set."""
+    return next((dict(each) for each in (one.get("status") or {}).get("conditions") or () if each["type"] == kind), {})
+
+
+def holds(one: Json, kind: str) -> bool:
+    """Whether a condition of a Workload is true."""
+    return condition(one, kind).get("status") == "True"
+
+
+def ended(one: Json) -> bool:
+    """Whether a Workload is over."""
+    return holds(one, "Finished")
+
+
+def in_order(one: Json) -> tuple[int, str, str]:
+    """Higher priority first, then age."""
+    metadata = one["metadata"]
+    return (-int(one["spec"].get("priority") or 0), metadata["creationTimestamp"], metadata["name"])

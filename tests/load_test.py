@@ -1,0 +1,326 @@
+"""Submitters, passes and workers at once on one ledger, in an order that threads and dice make; now and then one dies.
+
+The ledger is what is tried: DynamoDB, or its twin. The machines and the workflows are twins in memory: a worker does
+what the workflow of an attempt does, in its order. `python -m tests.load_test --jobs 2000` is the long form, on its
+own engine.
+"""
+
+import argparse
+import functools
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
+from evenkeel.ports import Conflict, Ledger, Put, Table, Throttled, Unreachable, Write, get_all
+from evenkeel.services.admin import set_quotas
+from evenkeel.services.attempts.launch_job import LaunchOutcome
+from evenkeel.services.storage import read_setup, rows
+from tests.fakes.crashes import Crash
+from tests.unit.services_jobs import admission_audit
+from tests.unit.services_jobs.job_scenario import JobScenario
+
+if TYPE_CHECKING:
+    from evenkeel_local.engine import Engine
+
+TEAMS = ("red", "blue", "green")
+CLASSES = ("low", "high", "")
+GPUS = 8
+_RUNS_ON = 0.8
+"""How likely it is that an attempt runs on when it is looked at."""
+
+
+@dataclass
+class CommitRecorder:
+    """A ledger that remembers what was committed, and kills a caller now and then, before or after its commit.
+
+    A commit stands where it began: whoever saw its effect began later, so no limit seems broken that was not.
+    """
+
+    ledger: Ledger
+    deaths: float
+    dice: random.Random
+    begun: list[tuple[tuple[Write, ...], list[bool]]] = field(default_factory=list)
+    died: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ledger, name)
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        with self.lock:
+            fate = self.dice.random()
+            done: list[bool] = []
+            self.died += fate < self.deaths
+            if fate < self.deaths / 2:
+                raise Crash("before a commit")
+            self.begun.append((writes, done))
+        self.ledger.commit(*writes, token=token)
+        done.append(True)
+        if fate < self.deaths:
+            raise Crash("after a commit")
+
+    @property
+    def commits(self) -> list[tuple[Write, ...]]:
+        return [writes for writes, done in self.begun if done]
+
+
+class _LockedPort:
+    """A port of which one method runs at a time."""
+
+    def __init__(self, port: Any) -> None:
+        self._port, self._lock = port, threading.RLock()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._port, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._lock:
+                return found(*args, **kwargs)
+
+        return call
+
+
+@dataclass
+class LoadTestResult:
+    """What came of it."""
+
+    jobs: list[str]
+    states: set[JobState]
+    faults: list[str]
+    errors: list[BaseException]
+    attempts: int
+    """As the jobs count them."""
+    preempted: int
+    died: int
+    admissions: int
+    """As the ledger was told."""
+    seconds: float
+
+
+def run(
+    ledger: Ledger,
+    *,
+    jobs: int,
+    submitters: int = 50,
+    passes: int = 4,
+    workers: int = 3,
+    nodes: int = 12,
+    deaths: float = 0.01,
+    seed: int = 1,
+    pace: float = 0.1,
+    patience_seconds: float = 300,
+) -> LoadTestResult:
+    """Let a crowd work everything off."""
+    began = time.monotonic()
+    scenario = JobScenario(size=nodes)
+    world = scenario.world
+    witness = CommitRecorder(ledger, 0.0, random.Random(seed))
+    shared = cast("Any", witness)
+    scenario.ledger = world.ledger = shared
+    scenario.cluster = world.cluster = _LockedPort(world.cluster)  # type: ignore[assignment]  # the same, one at a time
+    world.ids, world.telemetry = cast("Any", _LockedPort(world.ids)), cast("Any", _LockedPort(world.telemetry))
+    scenario.workflows = world.workflows = cast("Any", _LockedPort(world.workflows))
+    setup = _set_up(scenario, nodes)
+    witness.deaths = deaths
+    crowd = _LoadTest(scenario, jobs, submitters, seed, pace, time.monotonic() + patience_seconds)
+    threads = [
+        *(threading.Thread(target=crowd.guarded, args=(crowd.submit, number)) for number in range(submitters)),
+        *(threading.Thread(target=crowd.guarded, args=(crowd.schedule, number)) for number in range(passes)),
+        *(threading.Thread(target=crowd.guarded, args=(crowd.work, number, workers)) for number in range(workers)),
+    ]
+    random.Random(seed).shuffle(threads)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(patience_seconds + 30)
+    commits = witness.commits
+    ended = crowd.read(crowd.jobs).values()
+    return LoadTestResult(
+        jobs=crowd.jobs,
+        states={job.state for job in ended},
+        faults=list(admission_audit.faults(commits, setup, GPUS)),
+        errors=crowd.errors,
+        attempts=sum(job.current_attempt for job in ended),
+        preempted=sum("preempted" in scenario.timeline(job) for job in crowd.jobs),
+        died=witness.died,
+        admissions=sum(
+            isinstance(write, Put) and write.row.key.sk.startswith("CHARGE#") and rows.read(write.row, Charge).is_held
+            for writes in commits
+            for write in writes
+        ),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _set_up(scenario: JobScenario, nodes: int) -> TeamSetup:
+    members = [{"principal": "arn:aws:iam::111122223333:role/ana"}]
+    own = nodes // len(TEAMS) * GPUS
+    parts: list[Team | FleetQuotas] = [FleetQuotas(priority_classes={"low": 1, "high": 10})]
+    parts += [
+        Team.model_validate(
+            {
+                "name": name,
+                "namespace": name,
+                "members": members,
+                "queue": {
+                    "cohort": "fleet",
+                    "groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": own}}],
+                    "preemption": {"within": "LowerPriority", "reclaim": "Any"},
+                },
+            }
+        )
+        for name in TEAMS
+    ]
+    for part in parts:
+        request = set_quotas.Request(part=part, expected=0, by="role/Platform", reason="A crowd.")
+        set_quotas.run(request, scenario.ledger, scenario.passes, now=scenario.world.clock.now())
+    return read_setup.run(scenario.ledger).setup
+
+
+class _LoadTest:
+    def __init__(self, scenario: JobScenario, jobs: int, submitters: int, seed: int, pace: float, until: float) -> None:
+        self.scenario, self.count, self.submitters, self.seed, self.until = scenario, jobs, submitters, seed, until
+        self.pace = pace
+        self.jobs: list[str] = []
+        self.errors: list[BaseException] = []
+        self.left = submitters
+        self.lock = threading.Lock()
+        self.at_rest = False
+
+    def guarded(self, work: Callable[..., None], *args: int) -> None:
+        try:
+            work(*args)
+        except BaseException as error:  # noqa: BLE001 - a thread's error is told to the test
+            self.errors.append(error)
+
+    @property
+    def is_over(self) -> bool:
+        return self.at_rest or time.monotonic() > self.until
+
+    def submit(self, number: int) -> None:
+        dice = random.Random(self.seed * 1000 + number)
+        for turn in range(self.count // self.submitters):
+            facts = {
+                "team": dice.choice(TEAMS),
+                "nodes": dice.choice((1, 1, 2)),
+                "priority_class": dice.choice(CLASSES),
+            }
+            job = _again(lambda facts=facts, turn=turn: self.scenario.submit(f"key-{number}-{turn}", **facts))  # type: ignore[misc]
+            with self.lock:
+                self.jobs.append(job.job_id)
+            time.sleep(dice.random() * self.pace)
+        with self.lock:
+            self.left -= 1
+
+    def schedule(self, number: int) -> None:
+        dice = random.Random(number)
+        while not self.is_over:
+            began = time.monotonic()
+            _once(self.scenario.run_pass)
+            # They share one interpreter with everybody: half of the time is for those whom they admit.
+            time.sleep(max(dice.random() * self.pace * 4, time.monotonic() - began))
+
+    def work(self, number: int, workers: int) -> None:
+        dice = random.Random(number)
+        while not self.is_over:
+            live = self.scenario.ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", limit=200).rows
+            mine = [rows.read(row, Attempt) for row in live if hash(row.key.pk) % workers == number]
+            jobs = self.read(attempt.job_id for attempt in mine)
+            for attempt in mine:
+                _once(functools.partial(self._move, jobs[attempt.job_id], attempt, dice))
+            if not live and not self.left and not self.waits():
+                self.at_rest = all(job.state.has_ended for job in self.read(self.jobs).values())
+            time.sleep(dice.random() * self.pace)
+
+    def waits(self) -> bool:
+        """Whether anybody still waits: one look, where to read all jobs is many."""
+        return bool(self.scenario.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows)
+
+    def read(self, names: Iterable[str]) -> dict[str, Job]:
+        found = get_all(self.scenario.ledger, map(rows.job_key, names)).values()
+        return {job.job_id: job for job in (rows.read(row, Job) for row in found)}
+
+    def _move(self, job: Job, seen: Attempt, dice: random.Random) -> None:
+        """Take an attempt one step further, or let it run on for a while."""
+        scenario, job_id, attempt = self.scenario, job.job_id, seen.attempt
+        if job.stop_of(attempt):
+            scenario.stop(job_id, attempt)
+        elif not seen.launched_at:
+            launched = scenario.launch(job_id, attempt).outcome
+            if launched is LaunchOutcome.LAUNCHED:
+                scenario.world.cluster.run_pods(job_id, attempt)
+                scenario.mark_running(job_id, attempt)
+            if launched is not LaunchOutcome.GIVE_UP:  # asked to stop, a moment after its job was read
+                return
+        elif dice.random() < _RUNS_ON:
+            return
+        else:
+            if seen.state is not AttemptState.RUNNING:
+                scenario.mark_running(job_id, attempt)
+            scenario.world.cluster.finish_pods(job_id, attempt)
+        scenario.settle(job_id, attempt)
+
+
+def _once(step: Callable[[], Any]) -> None:
+    """Do something that may die or be too late: somebody does it again."""
+    try:
+        step()
+    except (Crash, Conflict, Throttled, Unreachable):
+        time.sleep(0.01)
+
+
+def _again(step: Callable[[], Any]) -> Any:
+    """Ask until there is an answer, as a caller does."""
+    while True:
+        try:
+            return step()
+        except (Crash, Conflict, Throttled, Unreachable):
+            time.sleep(0.01)
+
+
+def ledger_of(engine: "Engine") -> Ledger:
+    """Return a ledger of empty tables on an engine, for a caller who has rights to nothing else."""
+    from evenkeel_local.identities import bootstrap, make_user
+    from tests.contract.test_ledger import make_tables
+
+    statement = {"Effect": "Allow", "Action": "dynamodb:*", "Resource": "*"}
+    return make_tables(make_user(bootstrap(engine), "crowd", [statement]).client("dynamodb"), "crowd")
+
+
+def main() -> int:
+    """Run a crowd on an engine of its own; return 0 if everything held."""
+    from evenkeel_local.engine import Engine  # the crowd itself runs without one
+
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--jobs", type=int, default=2000, help="how many (2000)")
+    options.add_argument("--seed", type=int, default=1, help="of teams, sizes, classes and deaths (1)")
+    options.add_argument("--minutes", type=float, default=60, help="after which it is given up (60)")
+    given = options.parse_args()
+    with tempfile.TemporaryDirectory() as folder, Engine.start(Path(folder)) as engine:
+        found = run(ledger_of(engine), jobs=given.jobs, nodes=24, seed=given.seed, patience_seconds=given.minutes * 60)
+    lost = len(found.jobs) != given.jobs or found.states != {JobState.SUCCEEDED}
+    again = found.admissions != found.attempts
+    for fault in (*found.faults, *map(repr, found.errors)):
+        print(f"  {fault}")
+    print(
+        f"crowd: {len(found.jobs)} jobs in {found.seconds:.0f} s, {found.attempts} attempts, "
+        f"{found.preempted} preempted, {found.died} deaths; {len(found.faults)} broken limits, "
+        f"{'some' if lost else 'none'} lost, {'some' if again else 'none'} started twice"
+    )
+    return 1 if found.faults or found.errors or lost or again else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

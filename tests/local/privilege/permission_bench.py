@@ -1,0 +1,511 @@
+"""A deployed stack that stands still: nothing runs in it but what a test invokes, so that a refusal has one cause.
+
+No ticker, no schedules, no polled queues; the two workflows are replaced by ones that end at once. Functions, roles,
+tables, buckets, queues and the GPU cluster are those of the template and of the data centre.
+"""
+
+import base64
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import yaml
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials as Key
+
+from evenkeel.adapters.cluster import KubernetesCluster
+from evenkeel.adapters.dynamo_ledger import DynamoLedger
+from evenkeel.adapters.hyperpod import HyperPodProvider
+from evenkeel.adapters.kubernetes import KubernetesApi
+from evenkeel.adapters.system import RandomIds
+from evenkeel.domain.health.incidents import NodeFact
+from evenkeel.domain.health.policy import WatchPolicy
+from evenkeel.domain.nodes import INCIDENT_ANNOTATION, Node, join_nodes
+from evenkeel.domain.recovery.validation import FAULT_TYPES
+from evenkeel.events import kubernetes_node
+from evenkeel.ports import Delete, Put, Row, Table
+from evenkeel.ports import Key as RowKey
+from evenkeel.services.storage import rows
+from evenkeel_local import PROJECT
+from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FLEET, NAMESPACE, DataCentre, FleetShape
+from evenkeel_local.deployment import STACK_NAME, stack_resources
+from evenkeel_local.identities import Credentials, make_user
+from tests import fake_kueue
+from tests.local import containers
+from tests.template import statements
+from tests.template.documents import Json
+from tests.template.statements import Permission
+from tests.waiting import until
+
+ACCESS: Final = PROJECT / "charts" / "kubernetes-access.yaml"
+ENTRIES: Final = PROJECT / "charts" / "access-entries.json"
+
+_ENDS_AT_ONCE: Final = json.dumps(
+    {"QueryLanguage": "JSONata", "StartAt": "End", "States": {"End": {"Type": "Succeed"}}}
+)
+_TAIL: Final = 4000
+"""Lambda returns the last 4 KB of an invocation's log; from about here on more may have been said."""
+_NO_BODY: Final = re.compile(r"\bNotAllowed: .*\b(403|Forbidden)\b")
+"""S3 answers HEAD without a body: the refusal has a status, and no words."""
+
+
+@dataclass(frozen=True)
+class QuietFleetShape(FleetShape):
+    """Machines that ask for every decision anew, and start quickly."""
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "authCacheSeconds": 0}
+
+
+@dataclass(frozen=True)
+class InvocationResult:
+    """What an invocation answered and said."""
+
+    function: str
+    answer: Any
+    error: str
+    """Message of the error that left the handler; empty if none did."""
+    log: str
+
+    @property
+    def error_text(self) -> str:
+        return f"{json.dumps(self.answer)}\n{self.error}\n{self.log}"
+
+    def refuses(self, action: str) -> bool:
+        """Whether it met a refusal of this action. Not every service names the resource as well."""
+        if re.search(rf"not authorized to perform: {re.escape(action)}(?![A-Za-z])", self.error_text):
+            return True
+        return action == "s3:GetObject" and _NO_BODY.search(self.error_text) is not None
+
+    def refuses_verb(self, verb: str, resource: str) -> bool:
+        """Whether Kubernetes refused it a verb."""
+        return f'cannot {verb} resource "{resource}"' in self.error_text.replace('\\"', '"')
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether anything was refused."""
+        told = self.error_text.replace('\\"', '"')
+        return any(word in told for word in ("not authorized to perform", "NotAllowed", " cannot "))
+
+
+class ApiReply(NamedTuple):
+    """What the API answered."""
+
+    status: int
+    body: str
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the gateway let the caller in at all; what a function says of the request is another matter."""
+        return self.status == 403 and "not authorized to perform: execute-api:Invoke" in self.body
+
+
+class PermissionBench:
+    """The stack, and everything a probe needs to prepare what a function will meet."""
+
+    def __init__(self, centre: DataCentre) -> None:
+        self.centre = centre
+        deployer = centre.deployer
+        outputs = centre.outputs
+        tables = {table: outputs[f"{table.capitalize()}TableName"] for table in Table}
+        self.ledger = DynamoLedger(tables, deployer.client("dynamodb"))
+        self.ids = RandomIds()
+        self.iam = deployer.client("iam")
+        self.s3 = deployer.client("s3")
+        self.sqs = deployer.client("sqs")
+        self._logs = deployer.client("logs")
+        self._workflows = deployer.client("stepfunctions")
+        self._lambda = deployer.client("lambda", config=Config(read_timeout=70, retries={"total_max_attempts": 1}))
+        watcher = make_user(deployer, "stage", [_reads(centre.cluster.cluster_arn)])
+        reader = watcher.client("sagemaker", endpoint_url=centre.cluster.sagemaker_url)
+        self.provider = HyperPodProvider(centre.cluster.cluster_arn, reader, reader)
+        self.kubernetes = KubernetesApi(
+            self.cluster_name,
+            centre.cluster.kubernetes_url,
+            centre.cluster.ca_pem,
+            lambda _fresh: centre.cluster.admin_token,
+        )
+        self.cluster = KubernetesCluster(self, fleet=FLEET)
+        self._physical = stack_resources(deployer)
+        self._documents: dict[str, Json] = {}
+        self._lacking: list[tuple[str, str, str]] = []
+        self.readable: dict[str, str] = {}
+        """Ids of things that were stored once, to be read."""
+        self._still()
+        # Only where Kueue is there is it asked what is its own, and what it says of a job.
+        centre.cluster.apply([fake_kueue.local_queues(), fake_kueue.workloads()])
+        self.nodes = self._machines()
+        """The machines. Probes speak of them by their places in this list."""
+        for place in range(len(self.nodes)):
+            self.free(place)
+
+    @classmethod
+    @contextmanager
+    def standing(cls, run_dir: Path) -> Iterator["PermissionBench"]:
+        """Bring a data centre up and keep it still."""
+        with DataCentre.start(run_dir, fleet=QuietFleetShape(), ticks=False) as centre:
+            yield cls(centre)
+
+    def _still(self) -> None:
+        deployer = self.centre.deployer
+        scheduler = deployer.client("scheduler")
+        for schedule in scheduler.list_schedules()["Schedules"]:
+            scheduler.delete_schedule(Name=schedule["Name"], GroupName=schedule["GroupName"])
+        for mapping in self._lambda.list_event_source_mappings()["EventSourceMappings"]:
+            self._lambda.update_event_source_mapping(UUID=mapping["UUID"], Enabled=False)
+        for output in ("RecoverNodeArn", "RunJobArn", "BurstCapacityArn"):
+            self._workflows.update_state_machine(stateMachineArn=self.centre.outputs[output], definition=_ENDS_AT_ONCE)
+
+    # ------------------------------------------------------------ invoking
+
+    def invoke(self, function: str, payload: Json) -> InvocationResult:
+        """Invoke a function as whoever may, and return what it answered and logged."""
+        began = int(time.time() * 1000)
+        answer = self._lambda.invoke(
+            FunctionName=f"{STACK_NAME}-{function}", Payload=json.dumps(payload).encode(), LogType="Tail"
+        )
+        body = json.loads(answer["Payload"].read() or b"null")
+        log = base64.b64decode(answer.get("LogResult", "")).decode("utf-8", "replace")
+        if len(log) >= _TAIL:
+            log = self._whole_log(function, began)
+        error = f"{body['errorType']}: {body['errorMessage']}" if answer.get("FunctionError") else ""
+        return InvocationResult(function, None if error else body, error, log)
+
+    def _whole_log(self, function: str, since: int) -> str:
+        pages = self._logs.get_paginator("filter_log_events").paginate(
+            logGroupName=f"/aws/lambda/{STACK_NAME}-{function}", startTime=since
+        )
+        return "\n".join(event["message"] for page in pages for event in page["events"])
+
+    def start_cold(self, function: str) -> None:
+        """Make the next invocation begin in a new process: what a container remembers is forgotten."""
+        containers.start_cold(self._lambda, function)
+
+    # ------------------------------------------------------------ taking away
+
+    def deployed(self, owner: str) -> Json:
+        """Return a role's policy as it was deployed, everything resolved."""
+        if owner not in self._documents:
+            role = self.role(owner)
+            (name,) = self.iam.list_role_policies(RoleName=role)["PolicyNames"]
+            document = self.iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
+            self._documents[owner] = {"name": name, "document": document}
+        found: Json = self._documents[owner]["document"]
+        return found
+
+    def role(self, owner: str) -> str:
+        """Return a role's own name by its logical id."""
+        return self._physical[owner]
+
+    @contextmanager
+    def without(self, *permissions: Permission) -> Iterator[None]:
+        """Take permissions of one role away for a while."""
+        (owner,) = {permission.owner for permission in permissions}
+        less = whole = self.deployed(owner)
+        for permission in permissions:
+            less = statements.without(less, permission)
+        self._put(owner, less)
+        try:
+            yield
+        finally:
+            self._put(owner, whole)
+
+    def _put(self, owner: str, document: Json) -> None:
+        place = {"RoleName": self.role(owner), "PolicyName": self._documents[owner]["name"]}
+        if document["Statement"]:
+            self.iam.put_role_policy(**place, PolicyDocument=json.dumps(document))
+        else:
+            self.iam.delete_role_policy(**place)
+
+    @contextmanager
+    def without_verb(self, role: str, resource: str, verb: str) -> Iterator[None]:
+        """Take a verb on a Kubernetes resource out of a role of the access manifest for a while."""
+        self._apply_without(role, [*self._lacking, (role, resource, verb)])
+        try:
+            yield
+        finally:
+            self._apply_without(role, self._lacking[:-1])
+
+    def _apply_without(self, role: str, lacking: list[tuple[str, str, str]]) -> None:
+        self._lacking = lacking
+        manifest = access_roles()[role]
+        rules = manifest["rules"]
+        for where, resource, verb in lacking:
+            if where == role:
+                rules = [*_less(rules, resource, verb)]
+        self.centre.cluster.apply([{**manifest, "rules": rules}])
+
+    @contextmanager
+    def without_group(self, function: str, group: str) -> Iterator[None]:
+        """Take a group out of a function's access entry for a while."""
+        groups = access_entries()[function]
+        arn = self.centre.roles[function]
+        self.centre.cluster.put_access_entry(arn, [one for one in groups if one != group])
+        try:
+            yield
+        finally:
+            self.centre.cluster.put_access_entry(arn, groups)
+
+    # ------------------------------------------------------------ preparing
+
+    @property
+    def cluster_name(self) -> str:
+        """The EKS cluster."""
+        return self.centre.cluster.eks_cluster_name
+
+    def api(self, _cluster: str) -> KubernetesApi:
+        """Return the API server, as the admin: what makes this the connections of an adapter."""
+        return self.kubernetes
+
+    def await_machine(self, place: int) -> None:
+        """Wait until the seat at a place holds a machine in service, and let it stand at that place."""
+        slot = self.nodes[place].slot
+
+        def found() -> Node | None:
+            ready = [
+                node for node in self._machines() if node.kubernetes and node.kubernetes.is_ready and node.provider
+            ]
+            # One that was told to go still looks well for a moment.
+            lease = self.ledger.get(rows.lease_key(slot))
+            asks = lease.doc["requests"] if lease else ()
+            told_to_go = [ask for ask in asks if (ask["rung"], ask["answer"]) == ("replace", "ACCEPTED")]
+            gone = {ask["life"]["instanceId"] for ask in told_to_go}
+            return next((node for node in ready if node.slot == slot and node.life.instance_id not in gone), None)
+
+        self.nodes[place] = until(found, f"a machine in the seat {slot}")  # type: ignore[assignment]  # until it is one
+
+    def _machines(self) -> list[Node]:
+        """Return the machines, both control planes' views joined."""
+        found = join_nodes(self.cluster.nodes(self.cluster_name), self.provider.nodes(), self.cluster_name)
+        return list(found)
+
+    def put(self, *found: Row) -> None:
+        """Store rows as they are, whatever was there."""
+        for row in found:
+            there = self.ledger.get(row.key)
+            self.ledger.commit(Put(replace(row, version=there.version if there else 0)))
+
+    def forget(self, *keys: RowKey) -> None:
+        """Remove rows."""
+        for key in keys:
+            there = self.ledger.get(key)
+            if there is not None:
+                self.ledger.commit(Delete(key, there.version))
+
+    def forget_partition(self, table: Table, pk: str, prefix: str = "") -> None:
+        """Remove the rows of a partition."""
+        for row in self.ledger.partition(table, pk, prefix):
+            self.ledger.commit(Delete(row.key, row.version))
+
+    def forget_state(self, table: Table, state: str) -> None:
+        """Remove every row that stands in one partition of `byState`."""
+        for row in self.ledger.by_state(table, state).rows:
+            self.ledger.commit(Delete(row.key, row.version))
+
+    def checkpoint_uri(self, job_id: str) -> str:
+        """Return a place for a job's checkpoints in the bucket that the stack was given."""
+        return f"s3://{CHECKPOINTS_BUCKET}/{job_id}"
+
+    def clear_workloads(self) -> None:
+        """Delete what earlier probes launched."""
+        for kind in (
+            "/apis/batch/v1/namespaces/{}/jobs",
+            "/api/v1/namespaces/{}/services",
+            "/api/v1/namespaces/{}/pods",
+        ):
+            path = kind.format(NAMESPACE)
+            for item in list(self.kubernetes.items(path)):
+                self.kubernetes.delete(
+                    f"{path}/{item['metadata']['name']}", propagationPolicy="Background", gracePeriodSeconds=1
+                )
+
+    def name_of(self, machine: Node) -> str:
+        """Return the name of a machine's node object."""
+        assert machine.kubernetes
+        return machine.kubernetes.name
+
+    def patch_node(self, place: int, patch: Json) -> None:
+        """Change a node object as the admin."""
+        self.kubernetes.patch(f"/api/v1/nodes/{self.name_of(self.nodes[place])}", patch)
+
+    def free(self, place: int) -> None:
+        """Let a node be in service: no cordon, no mark, no taint."""
+        metadata = {"annotations": {INCIDENT_ANNOTATION: None}, "labels": {FAULT_TYPES[0]: None}}
+        self.patch_node(place, {"metadata": metadata, "spec": {"unschedulable": None, "taints": None}})
+
+    def cordon(self, place: int, incident_id: str) -> None:
+        """Cordon a node for an incident."""
+        self.free(place)
+        self.cluster.cordon(self.cluster_name, self.name_of(self.nodes[place]), incident_id)
+
+    @contextmanager
+    def marked(self, place: int) -> Iterator[None]:
+        """Let a node carry the health agent's mark for a while, as news that nobody has heard."""
+        self.patch_node(place, {"metadata": {"labels": {FAULT_TYPES[0]: "NvidiaErrorReboot"}}})
+        self.forget(*(rows.fact_key(fact.fact_key) for fact in self.facts_of(place)))
+        try:
+            yield
+        finally:
+            self.free(place)
+
+    def facts_of(self, place: int) -> tuple[NodeFact, ...]:
+        """Return what a node's marks say now."""
+        node = self.cluster.node(self.cluster_name, self.name_of(self.nodes[place]))
+        assert node
+        return kubernetes_node.facts_of(node, WatchPolicy(), datetime.now(UTC))
+
+    def end_run(self, name: str) -> None:
+        """Let the workflow of an attempt have run, and be over."""
+        arn = self.centre.outputs["RunJobArn"]
+        self._ended(self._workflows.start_execution(stateMachineArn=arn, name=name, input="{}")["executionArn"])
+
+    def call_by_workflow(self, output: str, function: str, payload: Json) -> Json:
+        """Let a state machine, under its own role, call a function once; return how its execution ended."""
+        arn = self.centre.outputs[output]
+        name = f"{STACK_NAME}-{function}"
+        task = {"Type": "Task", "Resource": "arn:aws:states:::lambda:invoke", "End": True}
+        call = {**task, "Arguments": {"FunctionName": name, "Payload": payload}}
+        definition = {"QueryLanguage": "JSONata", "StartAt": "Call", "States": {"Call": call}}
+        self._workflows.update_state_machine(stateMachineArn=arn, definition=json.dumps(definition))
+        try:
+            return self._ended(self._workflows.start_execution(stateMachineArn=arn, input="{}")["executionArn"])
+        finally:
+            self._workflows.update_state_machine(stateMachineArn=arn, definition=_ENDS_AT_ONCE)
+
+    def _ended(self, execution: str) -> Json:
+        def seen() -> Json | None:
+            found: Json = self._workflows.describe_execution(executionArn=execution)
+            return found if found["status"] != "RUNNING" else None
+
+        ended = until(seen, "a workflow has ended")
+        assert ended
+        return ended
+
+    @contextmanager
+    def polled(self, function: str) -> Iterator[None]:
+        """Let a function's queue be polled for a while."""
+        name = f"{STACK_NAME}-{function}"
+        (mapping,) = self._lambda.list_event_source_mappings(FunctionName=name)["EventSourceMappings"]
+        self._lambda.update_event_source_mapping(UUID=mapping["UUID"], Enabled=True)
+        try:
+            yield
+        finally:
+            self._lambda.update_event_source_mapping(UUID=mapping["UUID"], Enabled=False)
+
+    def takes(self, output: str, body: str) -> bool:
+        """Whether a queue holds this message; takes what is there."""
+        url = self.centre.outputs[output]
+        found = self.sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages", ())
+        for message in found:
+            self.sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+        return any(message["Body"] == body for message in found)
+
+    def settle_everything(self) -> None:
+        """Leave nothing that a pass, the watch or the sweep would work on."""
+        for state in ("JOB#PENDING", "ATTEMPT#LIVE", "RENTAL#OPEN", "WAIT#OPEN", "WAIT#ANSWERED"):
+            self.forget_state(Table.JOBS, state)
+        for state in (
+            "INC#OPEN",
+            "INC#RECOVERING",
+            "INC#BLOCKED",
+            "WAIT#OPEN",
+            "WAIT#ANSWERED",
+            "UNRESOLVED",
+            "OPEN",
+            "UNHEALTHY",
+        ):
+            self.forget_state(Table.INCIDENTS, state)
+        self.forget_partition(Table.QUOTAS, rows.tree_key().pk, "CHARGE#")
+        self.forget_partition(Table.QUOTAS, rows.tree_key().pk, "RENTAL#")
+        self.forget(rows.shortages_key())
+        self.forget(rows.lock_key("watch"), rows.lock_key("sweep"), rows.hold_key())
+        self.forget(*(rows.heartbeat_key(function) for function in ("schedule_jobs", "watch_cluster", "sweep_fleet")))
+
+    # ------------------------------------------------------------ calling the API
+
+    def granted(self, policy: str) -> list[Json]:
+        """Return the statements of a callers' policy as they were deployed."""
+        arn = self.centre.outputs[f"{policy}Policy"]
+        version = self.iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
+        document = self.iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
+        found: list[Json] = document["Statement"]
+        return found
+
+    def call(self, caller: Credentials, route: str) -> ApiReply:
+        """Call a route of the API (`GET /v1/status`), signed by a caller."""
+        method, _, path = route.partition(" ")
+        url = self.centre.api_url.removesuffix("/v1") + path
+        body = b"{}" if method == "POST" else None
+        request = AWSRequest(method, url, data=body)
+        key = Key(caller.access_key_id, caller.secret_access_key)
+        SigV4Auth(key, "execute-api", caller.region).add_auth(request)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        sent = urllib.request.Request(url, body, dict(request.headers), method=method)
+        try:
+            with opener.open(sent, timeout=30) as answer:
+                return ApiReply(answer.status, answer.read().decode())
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return ApiReply(refused.code, refused.read().decode())
+
+
+def access_roles() -> dict[str, Json]:
+    """Return the roles of the access manifest by name."""
+    documents = [document for document in yaml.safe_load_all(ACCESS.read_text(encoding="utf-8")) if document]
+    return {one["metadata"]["name"]: one for one in documents if one["kind"] in ("Role", "ClusterRole")}
+
+
+def access_groups() -> dict[str, str]:
+    """Return which role each group of the manifest is bound to, by group."""
+    documents = [document for document in yaml.safe_load_all(ACCESS.read_text(encoding="utf-8")) if document]
+    return {
+        subject["name"]: binding["roleRef"]["name"]
+        for binding in documents
+        if binding["kind"].endswith("Binding")
+        for subject in binding["subjects"]
+    }
+
+
+def access_entries() -> dict[str, list[str]]:
+    """Return the groups of each function."""
+    found: dict[str, list[str]] = json.loads(ENTRIES.read_text(encoding="utf-8"))
+    return found
+
+
+def verbs() -> list[tuple[str, str, str]]:
+    """Return every (role, resource, verb) that the manifest grants."""
+    return [
+        (name, resource, verb)
+        for name, role in access_roles().items()
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    ]
+
+
+def _less(rules: list[Json], resource: str, verb: str) -> Iterator[Json]:
+    for rule in rules:
+        if resource not in rule["resources"]:
+            yield rule
+            continue
+        others = [one for one in rule["resources"] if one != resource]
+        if others:
+            yield {**rule, "resources": others}
+        kept = [one for one in rule["verbs"] if one != verb]
+        if kept:
+            yield {**rule, "resources": [resource], "verbs": kept}
+
+
+def _reads(cluster_arn: str) -> dict[str, Any]:
+    actions = ["sagemaker:DescribeCluster", "sagemaker:ListClusterNodes", "sagemaker:DescribeClusterNode"]
+    return {"Effect": "Allow", "Action": actions, "Resource": cluster_arn}

@@ -1,0 +1,308 @@
+"""What people, providers and broken checkpoints do to a recovery, on the running data centre."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from evenkeel_cli.errors import ApiRequestFailed
+from evenkeel_local.data_centre import DataCentre, FleetShape
+from evenkeel_local.deployment import STACK_NAME, deploy
+from evenkeel_local.drills import TrainingWork, await_all_nodes_ready
+from tests.local import signals
+from tests.local.training import TrainingJob, with_a_whole_fleet
+from tests.waiting import until
+
+Json = dict[str, Any]
+
+SHORT = TrainingWork(nodes=2, steps=160, checkpoint_every=4, step_seconds=0.15, paced_attempts=1)
+LONG = TrainingWork(nodes=1, steps=4000, checkpoint_every=10, step_seconds=0.2)
+"""Never ends by itself within a test."""
+SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _fleet_is_whole(data_centre: DataCentre) -> Iterator[None]:
+    yield from with_a_whole_fleet(data_centre)
+
+
+def incident_of(centre: DataCentre, node: str) -> Json:
+    """Return the newest incident of a node, with its lanes and evidence."""
+    incidents = signals.incidents_about(centre, node.removeprefix("hyperpod-"))
+    client = centre.client()
+    return client.get(f"/incidents/{incidents[0]['incidentId']}") if incidents else {}
+
+
+def settled(centre: DataCentre, node: str) -> Json:
+    """Wait until the newest incident of a node is settled, and return it."""
+    signals.settled_incident(centre, node.removeprefix("hyperpod-"))
+    return incident_of(centre, node)
+
+
+def timeline_of(centre: DataCentre, incident: Json) -> list[str]:
+    """Return the kinds of the lines of an incident's story."""
+    entries = centre.client().get(f"/incidents/{incident['incidentId']}/timeline")["entries"]
+    return [str(entry["kind"]) for entry in entries]
+
+
+def machine(centre: DataCentre, node: str) -> Json:
+    """Return what the cluster itself tells of a node; empty where it is gone."""
+    return next((each for each in centre.cluster.nodes() if each["name"] == node), {})
+
+
+# ---------------------------------------------------------------- who repairs
+
+
+def test_a_hold_lets_a_node_be_cordoned_and_nothing_else_until_it_is_released(data_centre: DataCentre) -> None:
+    client = data_centre.client()
+    automation = f"/clusters/{client.fleet}/automation"
+    job = TrainingJob.submit(data_centre, "held", LONG).reach(5)
+    node = job.node()
+    before = signals.accepted_calls(data_centre, machine(data_centre, node)["instanceId"])
+    client.post(f"{automation}/hold", {"reason": "the auditors are here", "forSeconds": 600})
+    try:
+        signals.queue(data_centre, signals.health_event(machine(data_centre, node)["instanceId"]))
+        until(lambda: "held" in _timeline_so_far(data_centre, node), "the repair to be held", SECONDS)
+        at_step = job.last_step()
+        job.reach(at_step + 10)
+        held, seen = incident_of(data_centre, node), machine(data_centre, node)
+        asked = signals.accepted_calls(data_centre, held["node"]["instanceId"])
+        running = job.show()
+    finally:
+        client.post(f"{automation}/release", {})
+    incident = settled(data_centre, node)
+    after = job.show()
+
+    assert (held["state"], held["repairs"], asked, seen["unschedulable"]) == ("BLOCKED", [], before, True)
+    assert (running["state"], running["currentAttempt"]) == ("RUNNING", 1)
+    assert "the auditors are here" in _timeline_text(data_centre, incident, "held")
+    # One repair. Which one depends on what the machine has been through: the scheduler chose it, not this test.
+    assert (incident["state"], len(incident["repairs"])) == ("RECOVERED", 1)
+    assert (after["currentAttempt"], after["attempts"][-1]["state"]) == (2, "LOST")
+    assert job.attempt(2)["resumeFrom"]["step"] >= at_step
+
+
+def _timeline_so_far(centre: DataCentre, node: str) -> list[str]:
+    incident = incident_of(centre, node)
+    return timeline_of(centre, incident) if incident else []
+
+
+def _timeline_text(centre: DataCentre, incident: Json, kind: str) -> str:
+    entries = centre.client().get(f"/incidents/{incident['incidentId']}/timeline")["entries"]
+    return " ".join(str(entry["text"]) for entry in entries if entry["kind"] == kind)
+
+
+def test_a_persons_cordon_is_left_alone_and_only_the_jobs_are_moved(data_centre: DataCentre) -> None:
+    job = TrainingJob.submit(data_centre, "persons", SHORT).reach(8)
+    node = job.node()
+    cordon(data_centre, node)
+    instance = machine(data_centre, node)["instanceId"]
+    before = signals.accepted_calls(data_centre, instance)
+
+    fault = data_centre.cluster.inject("gpu-xid79", node=node)
+    ended = job.end()
+    incident = settled(data_centre, node)
+    seen = machine(data_centre, node)
+    data_centre.cluster.clear(fault["faultId"])
+    cordon(data_centre, node, unschedulable=False)
+
+    assert (ended["state"], job.digest()) == ("SUCCEEDED", job.right_digest)
+    assert ended["currentAttempt"] == 2
+    assert node not in [each["name"] for each in job.attempt(2)["nodes"]]
+    assert (incident["state"], incident["repairs"]) == ("STOOD_DOWN", [])
+    assert "person cordoned" in incident["outcome"]
+    assert (seen["instanceId"], seen["unschedulable"]) == (instance, True)
+    assert signals.accepted_calls(data_centre, instance) == before
+
+
+def cordon(centre: DataCentre, node: str, *, unschedulable: bool = True) -> None:
+    """Cordon a node, or take the cordon off, as somebody with kubectl does."""
+    spec = {"unschedulable": unschedulable}
+    centre.cluster.apply([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "spec": spec}])
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def test_missing_corrupt_and_unreadable_checkpoints_are_walked_past_and_it_is_said(data_centre: DataCentre) -> None:
+    work = TrainingWork(nodes=2, steps=160, checkpoint_every=4, step_seconds=0.15, paced_attempts=1)
+    job = TrainingJob.submit(data_centre, "shards", work).reach(18)
+    data_centre.cluster.inject("app-crash", node=job.node(1))
+    until(lambda: all(process["endedAt"] for process in job.processes(1)), "the first attempt's processes to end")
+
+    whole, unvouched, corrupt, missing = job.saved_steps(1)[-4:]
+    job.drop_shard(1, missing, rank=1)
+    job.spoil_shard(1, corrupt, rank=0)
+    job.spoil_shard(1, unvouched, rank=0, has_checksum=False)
+    is_in_time = job.show()["currentAttempt"] == 1
+    ended = job.end()
+    second, third = job.attempt(2), job.attempt(3)
+
+    assert is_in_time
+    assert (second["state"], second["resumeFrom"]["step"]) == ("LOST", unvouched)
+    assert _passed_over(second, missing) == {missing: "SHARD_MISSING", corrupt: "SHARD_CHECKSUM"}
+    assert second["reason"] == f"What it resumed from, step {unvouched} of attempt 1, is damaged."
+    assert third["resumeFrom"]["step"] == whole
+    assert _passed_over(third, missing) == {missing: "FENCED", corrupt: "FENCED", unvouched: "DAMAGED"}
+    told = [line for line in job.timeline() if "launched" in line]
+    assert f"from step {unvouched} of attempt 1" in told[1]
+    assert f"step {missing} of attempt 1 (SHARD_MISSING), step {corrupt} of attempt 1 (SHARD_CHECKSUM)" in told[1]
+    assert f"from step {whole} of attempt 1" in told[2]
+    evidence = job.why()["evidence"]
+    assert evidence["resumedFrom"]["step"] == whole
+    assert evidence["rejectedCheckpoints"] == third["rejectedCheckpoints"]
+    assert (ended["state"], ended["applicationFailures"]) == ("SUCCEEDED", 1)
+    assert job.digest() == job.right_digest
+
+
+def _passed_over(attempt: Json, last_saved: int) -> dict[int, str]:
+    """Return why each finished checkpoint was passed over; what was still being saved when it all ended is left out."""
+    return {out["step"]: out["code"] for out in attempt["rejectedCheckpoints"] if out["step"] <= last_saved}
+
+
+# ---------------------------------------------------------------- cancel
+
+
+def test_a_cancelled_job_saves_stops_and_gives_its_capacity_back(data_centre: DataCentre) -> None:
+    client = data_centre.client()
+    job = TrainingJob.submit(data_centre, "cancelled", TrainingWork(nodes=1, steps=4000, checkpoint_every=4000)).reach(
+        5
+    )
+    node = job.node()
+
+    first = client.post(f"/jobs/{job.job_id}/cancel", {"reason": "wrong data"})
+    second = client.post(f"/jobs/{job.job_id}/cancel", {"reason": "still the wrong data"})
+    ended = job.end()
+    third = client.post(f"/jobs/{job.job_id}/cancel", {"reason": "and again"})
+    processes = job.processes(1)
+
+    assert (first["state"], second["state"], third["state"]) == ("STOPPING", "STOPPING", "CANCELLED")
+    assert (ended["state"], "wrong data" in ended["reason"]) == ("CANCELLED", True)
+    assert ended["attempts"][0]["state"] == "STOPPED"
+    assert [bool(process["endedAt"]) for process in processes] == [True]
+    assert len(job.saved_steps(1)) == 1, "it saved when it was asked to end: no other checkpoint was due"
+    until(lambda: node_row(data_centre, node)["gpusInUse"] == 0, "the node to be free again", SECONDS)
+
+
+def node_row(centre: DataCentre, node: str) -> Json:
+    """Return a node as the API shows it."""
+    listed = centre.client().get("/nodes", pageSize=100)["items"]
+    return next(dict(each) for each in listed if each["name"] == node)
+
+
+def test_a_pending_job_is_cancelled_at_once_and_never_starts(data_centre: DataCentre) -> None:
+    client = data_centre.client()
+    holder = TrainingJob.submit(data_centre, "holder", TrainingWork(nodes=5, steps=4000))
+    holder.reach_state("STARTING", "RUNNING")
+    job = TrainingJob.submit(data_centre, "pending", SHORT)
+    until(lambda: "free accelerators" in job.show()["reason"], "a pass to look at it", SECONDS)
+
+    cancelled = client.post(f"/jobs/{job.job_id}/cancel", {"reason": "not needed"})
+    client.post(f"/jobs/{holder.job_id}/cancel", {})
+    holder.end()
+    after = job.show()
+
+    assert (cancelled["state"], after["state"], after["attempts"]) == ("CANCELLED", "CANCELLED", [])
+    assert "not needed" in after["reason"]
+
+
+# ---------------------------------------------------------------- the queue
+
+
+def test_job_that_can_never_fit_is_refused(data_centre: DataCentre) -> None:
+    until(lambda: len(data_centre.client().get("/nodes")["items"]) >= 5, "a sweep of the fleet", SECONDS)
+
+    with pytest.raises(ApiRequestFailed) as caught:
+        TrainingJob.submit(data_centre, "too-big", TrainingWork(nodes=6))
+    ended = TrainingJob.submit(data_centre, "small", TrainingWork(nodes=1, steps=8, step_seconds=0.05)).end()
+
+    assert (caught.value.code, caught.value.text.partition(":")[0]) == ("VALIDATION_FAILED", "nodes")
+    assert "the largest fitting pool has 5" in caught.value.text
+    assert ended["state"] == "SUCCEEDED"
+
+
+def test_a_job_in_the_queue_starts_when_there_is_room(data_centre: DataCentre) -> None:
+    first = TrainingJob.submit(data_centre, "first", TrainingWork(nodes=4, steps=4000))
+    first.reach_state("STARTING", "RUNNING")
+    second = TrainingJob.submit(data_centre, "second", TrainingWork(nodes=2, steps=8, step_seconds=0.05))
+    third = TrainingJob.submit(data_centre, "third", TrainingWork(nodes=1, steps=8, step_seconds=0.05))
+    until(lambda: "Behind" in third.show()["reason"], "a pass to look at both", SECONDS)
+    waiting = [second.show(), third.show()]
+
+    data_centre.client().post(f"/jobs/{first.job_id}/cancel", {"reason": "make room"})
+    ended = [second.end(), third.end()]
+
+    assert [job["state"] for job in waiting] == ["PENDING", "PENDING"]
+    assert (
+        waiting[0]["reason"] == "Waits for 2 nodes with 8 free accelerators each: p5-workers has 1 of them (4 in use)."
+    )
+    assert waiting[1]["reason"] == f"Behind {second.job_id}, which waits for free nodes."
+    assert [job["state"] for job in ended] == ["SUCCEEDED", "SUCCEEDED"]
+    assert ended[0]["startedAt"] < ended[1]["startedAt"] or ended[0]["currentAttempt"] == 1
+
+
+# ---------------------------------------------------------------- what must not act
+
+
+@pytest.fixture
+def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
+    """A second, small data centre in mode `act` where drills may not act."""
+    run_dir = tmp_path_factory.mktemp("careful")
+    with DataCentre.start(run_dir, fleet=FleetShape(nodes=2), drills_may_act=False) as running:
+        await_all_nodes_ready(running.client(), running)
+        yield running
+
+
+def switch(centre: DataCentre, **parameters: str) -> None:
+    """Deploy the stack again with some parameters changed, as an operator does."""
+    [stack] = centre.deployer.client("cloudformation").describe_stacks(StackName=STACK_NAME)["Stacks"]
+    before = {each["ParameterKey"]: each["ParameterValue"] for each in stack["Parameters"]}
+    deploy(centre.engine, centre.deployer, before | parameters, run_dir=centre.run_dir)
+
+
+def untouched(centre: DataCentre, job: TrainingJob, node: str) -> list[Any]:
+    """Return all that an act would change: the node, the job's attempts and processes, and what the provider did."""
+    seen, shown = machine(centre, node), job.show()
+    return [
+        (seen["instanceId"], seen["bootId"], seen["unschedulable"], seen["taints"]),
+        (shown["state"], shown["currentAttempt"], shown["stopRequest"], shown["resumePlan"]),
+        [(process["pid"], process["endedAt"]) for process in job.processes(1)],
+        centre.cluster.control("GET", "counters")["accepted"],
+    ]
+
+
+def observed(centre: DataCentre, node: str, fault: str, source: str = "aws.sagemaker") -> Json:
+    """Let a fault of a node be told, and return its incident once it is settled."""
+    event = signals.health_event(machine(centre, node)["instanceId"], fault=fault, source=source)
+    signals.queue(centre, event)
+    signals.await_handled(centre, event["id"])
+    return settled(centre, node)
+
+
+def test_where_it_may_not_act_the_same_is_decided_and_nothing_touched(careful: DataCentre) -> None:
+    job = TrainingJob.submit(careful, "careful", LONG)
+    job.reach_state("RUNNING")
+    node = job.node()
+    before = untouched(careful, job, node)
+
+    drill = observed(careful, node, "NvidiaErrorReboot", source="evenkeel.drill")
+    switch(careful, Mode="observe", DrillsMayAct="true")
+    pending = TrainingJob.submit(careful, "in-observe", LONG)
+    watched = observed(careful, node, "NvidiaErrorTerminate")
+    until(lambda: "Mode is observe" in pending.show()["reason"], "a pass in mode observe", SECONDS)
+    after = untouched(careful, job, node)
+    step = job.last_step()
+    job.reach(step + 1)
+
+    assert after == before
+    assert (drill["state"], drill["isDrill"], drill["mode"]) == ("OBSERVED", True, "act")
+    assert (watched["state"], watched["mode"]) == ("OBSERVED", "observe")
+    assert drill["outcome"].startswith("This is a drill, and drills may not act here. Would: ")
+    assert watched["outcome"].startswith("Mode is observe: decided and recorded, nothing is touched. Would: ")
+    for incident, rungs in ((drill, "reboot then replace"), (watched, "replace")):
+        [decided] = [each for each in incident["decisions"] if each["kind"] == "RECOVERY"]
+        record = careful.client().get(f"/decisions/{decided['decisionId']}")
+        assert (record["action"], record["simulated"]) == ("ACT", True)
+        assert f": {rungs}, and move the jobs." in record["reason"]
+        assert timeline_of(careful, incident) == ["sickened", "decided", "settled"]
+    assert pending.show()["attempts"] == []

@@ -1,0 +1,394 @@
+"""How every ninth seed has jobs of several sizes: they grow on what is idle, and shrink when others come.
+
+All of it is drawn from dice of its own, so that the other worlds stay as they are.
+"""
+
+import functools
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from evenkeel.domain.elastic.sizes import ElasticTerms
+from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.spec import ElasticSpec, JobSpec
+from evenkeel.domain.policy import Policy
+from evenkeel.ports import Put, Write
+from evenkeel.services.jobs import cancel_job, suspend_job
+from evenkeel.services.storage import rows
+from tests.fakes.cluster import CLUSTER, GPUS
+from tests.fakes.crashes import Crash
+from tests.simulator.team_scenario import PEOPLE
+
+if TYPE_CHECKING:
+    from tests.simulator.simulation import Simulation
+    from tests.simulator.team_scenario import TeamScenario
+
+EVERY, _FIRST = 9, 4
+"""Of so many seeds one has elastic jobs, from this one on: it has no teams."""
+_WITH_TEAMS, _FIRST_WITH_TEAMS = 36, 12
+"""Of so many one has both."""
+_SHARE = 0.6
+"""Of the teams' jobs so many are elastic."""
+_TEAMS = 10
+"""Numbers of the jobs that come anyhow end with this."""
+_OWN = 60
+"""Numbers of the elastic jobs that come besides begin with this."""
+_LATER = 70
+"""And those of the jobs that make them shrink."""
+_LAST = 80
+PASSES_EVERY = 30.0
+_SOON = 8.0
+"""And so often while things go wrong: sizes change by a pass alone."""
+_POOL = "p5-workers"
+LENDERS = "amber"
+"""A team with a job that others of the team have shrink."""
+_ACTS = 0.9
+"""So many of these worlds act in any case."""
+_SERVES = 0.4
+"""In so many of these worlds a Deployment serves."""
+_SEATS_AFTER = 1.0
+_MEDDLES = 0.4
+"""At so many commits about a job that changes size something happens."""
+_TAKES = "take an idle machine"
+KINDS = ("each", "step", "discrete")
+OUTCOMES = ("RESIZE GROW", "RESIZE SHRINK", "RESUME SHRINK")
+"""Answers of the rules that some seed must have."""
+DEEDS = ("cancel", "suspend", "lose a machine", "cordon an idle machine", _TAKES, "die", "die after")
+
+
+def is_in(seed: int) -> bool:
+    """Whether a seed has elastic jobs."""
+    return seed % EVERY == _FIRST or seed % _WITH_TEAMS == _FIRST_WITH_TEAMS
+
+
+@dataclass
+class GrowthAttempt:
+    """What is known of how a job grew."""
+
+    resized_at: datetime | None = None
+    """When an attempt was last admitted after a resize, or at another size."""
+    asked: int = 0
+    """So many nodes the attempt that is to come was stopped for, where it grows."""
+    grown: int = 0
+    """The attempt that came at that size, until it has run."""
+    failures: int = 0
+    """Growths in a row that failed."""
+    failed_at: datetime | None = None
+
+
+@dataclass
+class SizeHistory:
+    """What the checks need to remember of sizes."""
+
+    growths: dict[str, GrowthAttempt] = field(default_factory=dict)
+    made: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    """Job, from and to how many nodes → how often, since something else changed."""
+    era: tuple[int, ...] = ()
+    """Counts of all that changes from outside, as they were when `made` was begun."""
+    changes: int = 0
+    """How often a job came, ended or was changed by somebody, or a quota was."""
+    disturbed_at: float = 0.0
+    """When anything last changed that sizes depend on."""
+
+
+class ElasticScenario:
+    """The elastic jobs of one world."""
+
+    def __init__(self, world: "Simulation", dice: random.Random) -> None:
+        self.world, self.dice = world, dice
+        self.watched = SizeHistory()
+        self.size = dice.choice((4, 5, 6, 8))
+        """Machines of the fleet: on fewer there is little to grow to."""
+        self.mode = "act" if dice.random() < _ACTS else world.mode
+        self.terms = ElasticTerms(
+            resize_seconds=dice.choice((1, 3)),
+            snooze_seconds=dice.choice((5, 20)),
+            backoff_seconds=dice.choice((30, 60)),
+            most_backoff_seconds=120,
+            scaling_timeout_seconds=dice.choice((0, 0, 8)),
+            spare_wait_seconds=dice.choice((10, 25)),
+        )
+        self.serving_target = dice.random() < _SERVES
+        self.spares = int(dice.random() < 0.15)
+        self.repair_seconds = dice.choice((20, 60, 120))
+        self._sizes: dict[int, ElasticSpec] = {}
+        """Those of some jobs, by number."""
+        self._wanted = 0
+        """Replicas that the Deployment is to have."""
+        self._replicas = 0
+        """How many pods it ever had."""
+        self._seats = False
+
+    def policy(self, policy: Policy) -> Policy:
+        """Return the policy of this world."""
+        chat = ServingWorkload(cluster=CLUSTER, namespace="serving", name="chat", most_replicas=3)
+        return policy.but(
+            scheduling=policy.scheduling.but(
+                elastic=self.terms,
+                serving=(chat,) if self.serving_target else (),
+                spare_nodes={_POOL: 1} if self.spares and self.world.size > 3 else {},
+            ),
+            economy=policy.economy.but(expected_reboot_seconds=self.repair_seconds),
+            jobs=policy.jobs.but(expected_replace_seconds=self.repair_seconds),
+        )
+
+    # ------------------------------------------------------------ jobs
+
+    def lay_out(self, lasts: float) -> None:
+        """Have elastic jobs come first, and others while they run."""
+        world, dice = self.world, self.dice
+        world.cluster.on_full = self._wait_for_room
+        before = world.ledger.before_commit
+
+        def meddle(writes: tuple[Write, ...]) -> None:
+            if before:
+                before(writes)
+            self._disturb_resize(writes)
+
+        world.ledger.before_commit = meddle
+        if world.sharing:
+            self._add_competing_jobs(world.sharing, lasts)
+        for number in range(_OWN, _OWN + dice.choice((1, 1, 2, 2, 3)) if world.sharing is None else _OWN):
+            length = dice.choice((150.0, 300.0, 400.0))
+            world.loop.after(dice.uniform(0.5, 10), self._submit(number, 1, length))
+        for number in range(_LATER, _LATER + dice.choice((1, 2, 3, 4)) if world.sharing is None else _LATER):
+            nodes = dice.choice((1, 1, 2, max(1, world.size // 2)))
+            world.loop.after(dice.uniform(25, lasts + 60), self._submit(number, nodes, dice.choice((20.0, 40.0))))
+        for _ in range(dice.choice((1, 2)) if self.serving_target else 0):
+            self._spike(dice.uniform(20, lasts), dice.uniform(20, 60), dice.choice((1, 2, 2, 4)))
+        world.loop.after(dice.uniform(0, PASSES_EVERY), self._pass)
+
+    def _add_competing_jobs(self, sharing: "TeamScenario", lasts: float) -> None:
+        """Have a job of a team hold what others of that team come to ask for, one of them for more than there is."""
+        world, dice = self.world, self.dice
+        quota = dice.choice((2, 3, world.size - 1))
+        group = {"ml.p5.48xlarge": {"nvidia.com/gpu": {"nominal": GPUS * quota}}}
+        queue = {"groups": [group], "preemption": {"within": "LowerPriority"}}
+        sharing.add(LENDERS, queue)
+        nodes = dice.choice((1, quota, quota))
+        self._sizes[_OWN] = ElasticSpec(min_nodes=1, max_nodes=world.size)
+        sharing.ask(_OWN, team=LENDERS, nodes=nodes, priority_class="low")
+        world.loop.after(dice.uniform(0.5, 5), self._submit(_OWN, nodes, dice.choice((200.0, 300.0))))
+        for number, kind in enumerate(("high", "critical", "low")[: dice.choice((1, 2, 3))], _LATER):
+            asked = quota + 1 if kind == "low" else dice.choice((1, 1, max(1, quota - 1)))
+            sharing.ask(number, team=LENDERS, nodes=asked, priority_class=kind)
+            world.loop.after(dice.uniform(30, lasts + 60), self._submit(number, asked, 30.0))
+
+    def leaves_out(self, number: int) -> bool:
+        """Whether some job that comes anyhow stays away: where all machines are in use nothing grows."""
+        return number < _TEAMS
+
+    def _submit(self, number: int, nodes: int, length: float) -> Callable[[], None]:
+        return functools.partial(self.world.submit, number, nodes, length, keeps=True, finishes=False)
+
+    def _pass(self) -> None:
+        self.world.invoke_scheduled("schedule_jobs")
+        self.world.loop.after(PASSES_EVERY if self.world.is_calm else _SOON, self._pass)
+
+    def sized(self, number: int, spec: JobSpec) -> JobSpec:
+        """Return what some job asks for, with the sizes that it can have."""
+        dice = self.dice
+        if number in self._sizes:
+            return spec.but(elastic=self._sizes[number])
+        if _LATER <= number < _LAST or (number < _OWN and (not spec.checkpoint_uri or dice.random() > _SHARE)):
+            return spec
+        size, kind = self.world.size, dice.choice((*KINDS, KINDS[0]))
+        if kind == "discrete":
+            legal = sorted({1, *(dice.randint(2, size + 1) for _ in range(3))})
+            elastic = ElasticSpec(min_nodes=legal[0], max_nodes=legal[-1], sizes=tuple(legal))
+        else:
+            step = 2 if kind == "step" else None
+            least = dice.choice((1, 1, 2))
+            most = max(least + 2, dice.choice((size, size, size // 2, size + 2)))
+            elastic = ElasticSpec(min_nodes=least, max_nodes=most, step=step)
+            legal = list(range(least, most + 1, step or 1))
+        self.world.seen[f"elastic {kind}"] += 1
+        # It asks for few most times, so that it has something to grow to.
+        return spec.but(nodes=legal[0] if dice.random() < 0.7 else dice.choice(legal), elastic=elastic)
+
+    # ------------------------------------------------------------ what serves
+
+    def _spike(self, begins: float, lasts: float, replicas: int) -> None:
+        def wanted(more: int) -> None:
+            self._wanted += more
+            self.world.seen["elastic a spike"] += more > 0
+            self.world.tell(f"the Deployment is to have {self._wanted} replicas")
+            self._deploy()
+
+        self.world.loop.after(begins, lambda: wanted(replicas))
+        self.world.loop.after(begins + lasts, lambda: wanted(-replicas))
+
+    def _deploy(self) -> None:
+        """Do what the Deployment's controller does."""
+        cluster = self.world.cluster
+        there = [pod for pod in cluster.unmanaged_pods(CLUSTER) if pod.namespace == "serving"]
+        for pod in there[self._wanted :]:
+            cluster.unmanaged.remove(pod)
+        for _ in range(self._wanted - len(there)):
+            self._replicas += 1
+            name = f"chat-5d8f-{self._replicas}"
+            pod = UnmanagedPod(
+                namespace="serving",
+                name=name,
+                uid=name,
+                node_name="",
+                accelerators=GPUS,
+                kind="ReplicaSet",
+                workload="chat-5d8f",
+                recreation=PodRecreation.BY_OWNER,
+            )
+            cluster.unmanaged.append(pod)
+        if len(there) != self._wanted:
+            self._note_disturbance()
+            self.world.ingest()
+        if self._wanted:
+            self._wait_for_room()
+
+    # ------------------------------------------------------------ Kubernetes' own scheduler
+
+    def _wait_for_room(self) -> None:
+        if not self._seats:
+            self._seats = True
+            self.world.loop.after(_SEATS_AFTER, self._bind_pods)
+
+    def _bind_pods(self) -> None:
+        """Place the pods that have no node: replicas anywhere, those of our attempts on the nodes that they are for."""
+        self._seats = False
+        cluster = self.world.cluster
+        if self._wanted:
+            self._deploy()
+        for pod in [pod for pod in cluster.unmanaged if not pod.node_name and pod.namespace == "serving"]:
+            used = cluster.accelerators_in_use(CLUSTER)
+            free = [node.name for node in cluster.nodes(CLUSTER) if node.is_schedulable and not used.get(node.name)]
+            if free:
+                self.world.tell(f"{pod.name} takes {free[0]}")
+                cluster.unmanaged[cluster.unmanaged.index(pod)] = pod.but(node_name=free[0])
+                self._note_disturbance()
+                self.world.ingest()
+        if cluster.bind_waiting_pods() or self._wanted:
+            self._wait_for_room()
+
+    # ------------------------------------------------------------ trouble in mid-resize
+
+    def _disturb_resize(self, writes: tuple[Write, ...]) -> None:
+        """Have something happen, or the process die, where a job is changing size."""
+        world = self.world
+        docs = [each.row.doc for each in writes if isinstance(each, Put) and each.row.key.sk == "META"]
+        jobs = [doc for doc in docs if doc.get("resize") and doc["resize"]["afterAttempt"] >= doc["currentAttempt"] - 1]
+        if not jobs or world.is_calm or not world.calls or self.dice.random() > _MEDDLES:
+            return
+        is_asked = jobs[0]["state"] == "RUNNING" and jobs[0]["resize"]["afterAttempt"] == jobs[0]["currentAttempt"]
+        # Who has just been asked to grow finds most times that what was idle is not any more.
+        deeds_now = (*DEEDS, *3 * (_TAKES,)) if is_asked else DEEDS
+        kind, seconds = self.dice.choice(deeds_now), self.dice.uniform(0.1, 3 if is_asked else 8)
+        job_id, number = str(jobs[0]["jobId"]), self.dice.randrange(100)
+        world.seen[f"deed {kind} in mid-resize"] += 1
+        if kind == "die":
+            world.chaos.injected_failures += 1
+            world.tell("the process dies before a commit of a resize")
+            raise Crash("a commit of a resize")
+        if kind == "die after":
+            self._crash_times = True
+            return
+        deeds: dict[str, Callable[[], None]] = {
+            "cancel": lambda: self._cancel(job_id),
+            "suspend": lambda: self._suspend(job_id, 5 + 4 * seconds),
+            "lose a machine": lambda: self._lose_node(job_id, number),
+            "cordon an idle machine": lambda: self._cordon_idle(number),
+            _TAKES: lambda: self._take_idle(number, 10 + 3 * seconds),
+        }
+        world.loop.after(seconds, deeds[kind])
+
+    _crash_times = False
+
+    def committed(self) -> None:
+        """Die after a commit, where this was planned before it."""
+        if self._crash_times:
+            self._crash_times = False
+            self.world.chaos.injected_failures += 1
+            self.world.tell("the process dies after a commit of a resize")
+            raise Crash("after a commit of a resize")
+
+    def _cancel(self, job_id: str) -> None:
+        world = self.world
+        request = cancel_job.Request(job_id=job_id, requester=PEOPLE[0])
+        work = functools.partial(cancel_job.run, request, world.world.ledger, world.world.passes)
+        world.person(f"ana cancels {job_id}", lambda: work(now=world.loop.now()))
+
+    def _suspend(self, job_id: str, seconds: float) -> None:
+        world = self.world
+        request = suspend_job.Request(job_id=job_id, requester=PEOPLE[0], reason="later")
+
+        def say(verb: str, service: Callable[..., Any]) -> None:
+            world.person(
+                f"ana {verb} {job_id}",
+                lambda: service(request, world.world.ledger, world.world.passes, now=world.loop.now()),
+            )
+
+        say("suspends", suspend_job.suspend)
+        world.loop.after(seconds, lambda: say("resumes", suspend_job.resume))
+
+    def _lose_node(self, job_id: str, number: int) -> None:
+        names = [name for name in self._nodes_of(job_id) if (node := self._node(name)) and node.is_ready]
+        if names:
+            name = names[number % len(names)]
+            self.world.tell(f"{name} is cut off")
+            self.world.cluster.lose_node(name)
+
+    def _idle(self, number: int) -> str:
+        used = self.world.cluster.accelerators_in_use(CLUSTER)
+        free = [node.name for node in self.world.cluster.nodes(CLUSTER) if node.is_schedulable]
+        free = [name for name in free if not used.get(name)]
+        return free[number % len(free)] if free else ""
+
+    def _cordon_idle(self, number: int) -> None:
+        world, name = self.world, self._idle(number)
+        if name:
+            world.tell(f"bo cordons {name}")
+            world.cluster.set_node(name, is_cordoned=True)
+            world.watched.persons[name] = world.loop.seconds
+
+    def _take_idle(self, number: int, seconds: float) -> None:
+        world, name = self.world, self._idle(number)
+        if not name:
+            return
+        own = f"taken-{name}-{world.loop.seconds:.0f}"
+        pod = UnmanagedPod(namespace="other", name=own, uid=own, node_name=name, accelerators=GPUS)
+        world.tell(f"a pod of somebody else runs on {name} for {seconds:.0f} s")
+        world.cluster.unmanaged.append(pod)
+        self._note_disturbance()
+        world.ingest()
+
+        def end() -> None:
+            if pod in world.cluster.unmanaged:
+                world.cluster.unmanaged.remove(pod)
+                self._note_disturbance()
+                world.ingest()
+
+        world.loop.after(seconds, end)
+
+    def _note_disturbance(self) -> None:
+        self.watched.changes += 1
+        self.watched.disturbed_at = self.world.loop.seconds
+
+    def _node(self, name: str) -> Any:
+        return self.world.cluster.node(CLUSTER, name)
+
+    def _nodes_of(self, job_id: str) -> tuple[str, ...]:
+        job = rows.read(self.world.ledger.rows[rows.job_key(job_id)], Job)
+        row = self.world.ledger.rows.get(rows.attempt_key(job_id, job.current_attempt))
+        return tuple(row.doc["nodeNames"]) if row and not job.state.has_ended else ()
+
+    # ------------------------------------------------------------ the way out
+
+    def drain(self, job_id: str, attempt: int, grace_seconds: int, *_: object) -> None:
+        """Have an attempt that is asked to stop save once more, if it has the time and all its ranks."""
+        world = self.world
+        seconds = self.dice.uniform(0, 1.5)
+        if grace_seconds and self.dice.random() < 0.8:
+            world.trainers.save_on_the_way_out(job_id, attempt, seconds)

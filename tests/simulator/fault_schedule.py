@@ -1,0 +1,310 @@
+"""What happens to a seed's world: faults of machines, people, outages and jobs, laid out before it begins."""
+
+import functools
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from evenkeel.domain.jobs.attempt import ObservedPod, ObservedWorkload, PodPhase
+from tests.fakes.cluster import CLUSTER
+from tests.simulator.asl import functions
+from tests.simulator.data_centre import without_health_labels
+
+if TYPE_CHECKING:
+    from tests.simulator.simulation import Simulation
+
+OUTAGES = ("is_watching", "is_sweeping", "has_capacity")
+_RARELY = 0.04
+_FORGED = 0.3
+_LONGER_THAN_RETRIES = 500.0
+"""Twelve tries take some 200 s, and the last of a run begins while faults still come."""
+AWAY = ("provider", "cluster")
+"""Control planes that may not answer for a while."""
+CHAOS_SECONDS = (60.0, 100.0, 160.0)
+FAULTS = ("NvidiaErrorReboot", "NvidiaErrorTerminate", "EfaError", "XidHardwareFailure", "XidUserAppError", "NewThing")
+
+HURTS = ("together", "newcomer", "marked", "without_health_labels", "cut_off", "dead", "broken", "aborted", "scarce")
+DEEDS = ("cordon", "uncordon", "adopt", "hold", "mend", "cancel", "answer", "forge")
+
+
+def lay_out(world: "Simulation") -> float:
+    """Plan the hostile part of a run; return how long it lasts."""
+    chance = world.chance
+    lasts = chance.choice(CHAOS_SECONDS)
+    world.tell(
+        f"a fleet of {world.size} in mode {world.mode}"
+        + (", all events are lost" if world.drops_events else "")
+        + (", HyperPod repairs by itself" if world.owner_repairs else "")
+    )
+    _jobs(world)
+    _outages(world, lasts)
+    if chance.random() < _RARELY:
+        lasts = _LONGER_THAN_RETRIES
+        world.absent = chance.choice(sorted(functions()))
+        world.seen["outage of a function"] += 1
+        world.tell(f"{world.absent} cannot be invoked")
+    _control_plane_outages(world, lasts)
+    rate = chance.choice((0.0, 0.01, 0.03, 0.06))
+    trouble = chance.choice((0.0, 0.1, 0.3, 0.6))
+
+    def begin() -> None:
+        world.chaos.rate, world.provider.trouble = rate, trouble
+
+    world.loop.after(3, begin)
+    for _ in range(chance.choice((1, 1, 2, 2, 3, 4))):
+        world.loop.after(chance.uniform(5, lasts - 5), _fault(world))
+    if chance.random() < 0.15:
+        world.loop.after(
+            chance.uniform(5, lasts - 5), world.counted_as("fault", "together", _simultaneous_faults(world))
+        )
+    if chance.random() < 0.06:
+        world.loop.after(chance.uniform(5, lasts - 5), world.counted_as("fault", "scarce", _capacity_shortage(world)))
+    deeds = chance.choice((0, 0, 1, 1, 2)) + (2 if world.mode == "recommend" else 0)
+    for _ in range(deeds):
+        world.loop.after(chance.uniform(3, lasts + 60), _choose_person_action(world))
+    if chance.random() < 0.4:
+        number = chance.randrange(3)
+        world.loop.after(chance.uniform(3, 2 * lasts), lambda: world.cancel(number))
+    _forgeries(world, random.Random(f"{world.seed} forgeries"), lasts)
+    return lasts
+
+
+def _forgeries(world: "Simulation", chance: random.Random, lasts: float) -> None:
+    """Let somebody create Jobs and pods with the labels of an attempt, in another namespace or under its name."""
+
+    def forge(phase: PodPhase, namespace: str, number: int) -> None:
+        running = [one for one in world.cluster.running() if one.is_there]
+        if not running:
+            return
+        attempt = running[number % len(running)].spec.attempt
+        world.tell(f"somebody creates pods with the labels of {attempt.workload_name}: {phase}")
+        nodes = sorted(node.name for node in world.cluster.nodes(CLUSTER))
+        pods = tuple(
+            ObservedPod(name=f"forged-{rank}", node_name=nodes[(number + rank) % len(nodes)], phase=phase)
+            for rank in range(attempt.ranks)
+        )
+        forged = ObservedWorkload(
+            job_id=attempt.job_id,
+            attempt=attempt.attempt,
+            namespace=namespace or attempt.namespace,
+            job_uid=f"forged-{number}",
+            uid=f"forged-{number}",
+            decision_id=attempt.decision_id,
+            has_completed=phase is PodPhase.SUCCEEDED,
+            has_failed=phase is PodPhase.FAILED,
+            pods=pods,
+        )
+        world.cluster.forged.insert(0, forged)
+
+    if chance.random() < _FORGED:
+        phases = (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.RUNNING)
+        deed = functools.partial(forge, chance.choice(phases), chance.choice(("other-team", "")), chance.randrange(100))
+        world.loop.after(chance.uniform(5, lasts), world.counted_as("deed", "forge", deed))
+
+
+def _jobs(world: "Simulation") -> None:
+    chance = world.chance
+    for number in range(chance.choice((1, 1, 2, 3, 5))):
+        nodes = chance.choice((1, 1, 2, min(3, world.size), world.size))
+        length = chance.choice((30.0, 80.0, 200.0))
+        keeps = chance.random() < 0.7
+        finishes = chance.random() < 0.15
+        at = chance.choice((0.5, 1.0, 20.0, 50.0))
+        world.loop.after(
+            at,
+            functools.partial(world.submit, number, nodes, length, keeps=keeps, finishes=finishes),
+        )
+
+
+def _outages(world: "Simulation", lasts: float) -> None:
+    """Let the watch, the sweeper or the provider's capacity be away for a part of it."""
+    chance = world.chance
+    for name in OUTAGES:
+        if chance.random() < (0.4 if name == "has_capacity" else 0.25):
+            world.seen[f"outage {name}"] += 1
+            owner = world.provider if name == "has_capacity" else world
+            begins, ends = sorted(chance.uniform(0, lasts) for _ in range(2))
+            world.loop.after(begins, lambda owner=owner, name=name: setattr(owner, name, False))  # type: ignore[misc]  # bound now
+            back = not (name == "is_watching" and world.drops_events)
+            world.loop.after(ends, lambda owner=owner, name=name, back=back: setattr(owner, name, back))  # type: ignore[misc]  # bound now
+
+
+def _control_plane_outages(world: "Simulation", lasts: float) -> None:
+    """Let nobody answer behind a control plane for a long part of it."""
+    chance = world.chance
+
+    def leave(port: str) -> None:
+        world.seen[f"outage {port}"] += 1
+        world.tell(f"the {port} does not answer any more")
+        world.chaos.away.add(port)
+        world.away_since[port] = world.loop.seconds
+
+    def come_back(port: str) -> None:
+        world.tell(f"the {port} answers again")
+        world.chaos.away.discard(port)
+        world.away_since.pop(port, None)
+
+    for port in AWAY:
+        if chance.random() < 2 * _RARELY:
+            begins = chance.uniform(5, lasts / 2)
+            world.loop.after(begins, functools.partial(leave, port))
+            world.loop.after(chance.uniform(begins, lasts), functools.partial(come_back, port))
+    if chance.random() < 2 * _RARELY:
+        begins = chance.uniform(5, lasts / 2)
+        world.loop.after(begins, functools.partial(world.update_cluster, is_busy=True))
+        world.loop.after(chance.uniform(begins, lasts), functools.partial(world.update_cluster, is_busy=False))
+
+
+def _fault(world: "Simulation") -> Callable[[], None]:
+    """Choose one thing that goes wrong with a machine or a job."""
+    chance = world.chance
+    number, kind = chance.randrange(100), chance.randrange(10)
+    seconds, fault, soon = chance.uniform(5, 90), chance.choice(FAULTS), chance.choice((2.0, 2.0, 30.0))
+
+    def marked() -> None:
+        machine = world.machine(number)
+        world.sicken(machine, fault, marked=True, heard=True)
+        if kind == 1:  # a burst: the second sign is worse, or another witness
+            world.loop.after(soon, lambda: world.sicken(machine, "NvidiaErrorTerminate", marked=True, heard=True))
+        if kind == 2:  # it flaps
+            world.loop.after(seconds, lambda: _clear_fault(world, machine))
+
+    def without_health_labels() -> None:
+        world.sicken(world.machine(number), fault, marked=False, heard=True)
+
+    def cut_off() -> None:
+        node = world.node_of(world.machine(number))
+        if node is None or not node.is_ready:
+            return
+        world.tell(f"{node.instance_id} is cut off")
+        world.cluster.lose_node(node.name)
+        if kind == 6:
+            world.loop.after(seconds, lambda: _reconnect(world, node.name))
+        elif number % 2:
+            world.loop.after(20 + seconds / 3, broken)  # what took its place fails before it has saved anything
+
+    def dead() -> None:
+        node = world.node_of(world.machine(number))
+        if node is not None and node.is_ready:
+            world.tell(f"{node.instance_id} is dead")
+            world.cluster.kill_node(node.name)
+
+    def broken() -> None:
+        running = [one for one in world.cluster.running() if one.is_there and one.pods]
+        if running:
+            attempt = running[number % len(running)].spec.attempt
+            world.tell(f"{attempt.workload_name} fails by itself")
+            world.cluster.fail_pods(attempt.job_id, attempt.attempt, 0)
+
+    def aborted() -> None:
+        alive = [one for one in world.engine.executions.values() if one.status == "RUNNING"]
+        if alive:
+            execution = alive[number % len(alive)]
+            world.tell(f"{execution.name} is aborted")
+            world.engine.abort(execution)
+
+    hurts = (
+        marked,
+        marked,
+        marked,
+        without_health_labels,
+        without_health_labels,
+        cut_off,
+        cut_off,
+        dead,
+        broken,
+        aborted,
+    )[kind]
+    return world.counted_as("fault", hurts.__name__, hurts)
+
+
+def _simultaneous_faults(world: "Simulation") -> Callable[[], None]:
+    """Let some machines sicken at one moment: their recoveries go in step."""
+    numbers, fault = range(world.chance.choice((2, 2, 3))), world.chance.choice(FAULTS[:2])
+
+    def sicken() -> None:
+        for machine in {world.machine(number): None for number in numbers}:
+            world.sicken(machine, fault, marked=True, heard=True)
+
+    return sicken
+
+
+def _capacity_shortage(world: "Simulation") -> Callable[[], None]:
+    """Let a launch find no capacity, and a machine sicken that only another one can stand in for."""
+    number, seconds = world.chance.randrange(100), world.chance.uniform(2, 20)
+
+    def scarce() -> None:
+        machine = world.machine(number)
+        world.without_capacity("")
+        sicken = functools.partial(world.sicken, machine, "NvidiaErrorTerminate", marked=True, heard=True)
+        world.loop.after(seconds, sicken)
+
+    return scarce
+
+
+def _clear_fault(world: "Simulation", machine: str) -> None:
+    node = world.node_of(machine)
+    if node is not None:
+        world.tell(f"{machine} shows no fault any more")
+        world.cluster.set_node(node.name, labels=without_health_labels(node.labels))
+        if not world.drops_events:
+            world.deliver(world.event(machine, ""), 1.0)
+
+
+def _reconnect(world: "Simulation", name: str) -> None:
+    node = world.cluster.node(CLUSTER, name)
+    if node is not None and not node.is_ready and node.instance_id not in world.provider.running:
+        world.tell(f"{node.instance_id} is back by itself")
+        world.cluster.ready_node(name)
+        world.watched.returned[name] = world.loop.seconds
+
+
+def _choose_person_action(world: "Simulation") -> Callable[[], None]:
+    """Choose one thing that a person does."""
+    chance = world.chance
+    number, seconds = chance.randrange(100), chance.uniform(20, 120)
+
+    def cordon() -> None:
+        node = world.node_of(world.machine(number))
+        if node is not None and not node.is_cordoned:
+            world.tell(f"bo cordons {node.instance_id}")
+            world.cluster.set_node(node.name, is_cordoned=True)
+            world.watched.persons[node.name] = world.loop.seconds
+
+    def uncordon() -> None:
+        ours = [node for node in world.cluster.by_name.values() if node.is_cordoned]
+        if ours:
+            node = ours[number % len(ours)]
+            world.tell(f"bo un-cordons {node.instance_id}")
+            world.watched.persons.pop(node.name, None)
+            world.cluster.set_node(node.name, is_cordoned=False, incident_id=None)
+
+    def adopt() -> None:
+        ours = [node for node in world.cluster.by_name.values() if node.is_cordoned and node.incident_id]
+        if ours:
+            node = ours[number % len(ours)]
+            world.tell(f"bo keeps {node.instance_id} for himself, cordoned")
+            world.cluster.set_node(node.name, incident_id=None)
+            world.watched.persons[node.name] = world.loop.seconds
+
+    def hold() -> None:
+        world.hold_automation(seconds)
+
+    def mend() -> None:
+        machine, lasts = world.machine(number), seconds + 60
+        world.sicken(machine, FAULTS[number % 4], marked=True, heard=True)
+        world.hold_automation(lasts)
+        world.loop.after(lasts * 0.7, lambda: world.mend(machine))
+
+    def cancel() -> None:
+        world.cancel(number % 3)
+
+    def answer() -> None:
+        world.answer_plans(approves=bool(number % 3))
+
+    if world.mode == "recommend" and chance.random() < 0.6:
+        return world.counted_as("deed", "answer", answer)
+    if chance.random() < 0.15:
+        return mend
+    deed = chance.choice((cordon, uncordon, adopt, hold, hold, cancel))
+    return world.counted_as("deed", deed.__name__, deed)

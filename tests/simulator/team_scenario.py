@@ -1,0 +1,456 @@
+"""How every sixth seed shares its fleet: teams with quotas, their jobs, and what people do to both.
+
+All of it is drawn from dice of its own, so that the worlds without teams stay as they are.
+"""
+
+import functools
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.kueue.objects import StopPolicy
+from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
+from evenkeel.ports import Put, Write
+from evenkeel.services.admin import set_quotas
+from evenkeel.services.jobs import set_priority, suspend_job
+from evenkeel.services.jobs.check_authority import Requester
+from evenkeel.services.storage import read_setup, rows
+from tests.fakes.cluster import CLUSTER, GPUS
+
+if TYPE_CHECKING:
+    from tests.simulator.simulation import Simulation
+
+EVERY = 6
+"""Of so many seeds one has teams: it takes twice the time of another."""
+_MAX_OVERCLAIM = 0.6
+"""In so many of these a team has taken what is others' when they come."""
+_CHANGE_SHARE = 0.7
+"""In so many cases who had another stopped is suspended, and resumed once that other may run again."""
+NAMES = ("blue", "gold", "green", "red")
+RIVALS = "violet"
+SUCCESSORS = "white"
+"""A team with quota for one job, and two jobs that want it."""
+_CONTESTS = 0.6
+"""In so many worlds there is one."""
+COHORT = "fleet"
+CLASSES = {"low": 0, "high": 50, "critical": 100}
+_OURS, _SPOT = "ml.p5.48xlarge", "p5.48xlarge"
+_GPU = "nvidia.com/gpu"
+_LATER = 10
+"""Numbers of the jobs that come while others run begin with this."""
+_RIVAL = 20
+"""And those of the two that want the same quota."""
+_SUCCESSION = 40
+"""And those of the two of which the older one is interrupted while the younger one waits."""
+_LATEST = 30
+"""And those of the jobs that overtake others."""
+PEOPLE = tuple(Requester(principal=name, identity=f"111122223333:role/{name}", actor=name) for name in ("ana", "bea"))
+"""Ana leads every team; Bea submits."""
+DEEDS = ("suspend", "resume", "rank", "quota", "drain", "unmanaged pod", "overtake", "give back", "interrupt")
+KINDS = ("fair sharing", "a strict queue", "budgets", "limits per member", "queues by use", "cohorts in cohorts")
+OUTCOMES = ("PREEMPT", "NO_QUOTA", "HELD", "WAIT", "BLOCKED")
+"""Answers of the rules that some seed must have."""
+
+
+@dataclass
+class EvictionCounter:
+    """Who had whom stopped for itself, as far as checks remember."""
+
+    at: dict[frozenset[str], datetime] = field(default_factory=dict)
+    """When one of two last had the other stopped."""
+    turns: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(for whom, who) → how often since the first of them last started."""
+
+
+class TeamScenario:
+    """The teams of one world."""
+
+    def __init__(self, world: "Simulation", dice: random.Random) -> None:
+        self.world, self.dice = world, dice
+        self.names = NAMES[: dice.choice((2, 2, 3, 4))]
+        self.greedy = self.names[0] if dice.random() < _MAX_OVERCLAIM else ""
+        """A team whose jobs come first and borrow what the others take back."""
+        self.evictions = EvictionCounter()
+        self._overtakes = dice.choice((0, 0, 1, 2))
+        """How many admissions stand still before their commit, while somebody comes who goes first."""
+        self._random_changes = random.Random(f"{world.seed} whims")
+        """Dice of those who give back what others had to stop for."""
+        self._asked: dict[int, dict[str, Any]] = {}
+        """What some jobs ask for, by number."""
+        self._known: tuple[int, TeamSetup] = (0, TeamSetup())
+
+    @property
+    def setup(self) -> TeamSetup:
+        """What is set up now, as the tables have it."""
+        row = self.world.ledger.rows.get(rows.setup_key())
+        version = row.version if row else 0
+        if version != self._known[0]:
+            with self.world.aside():
+                self._known = (version, read_setup.run(self.world.ledger).setup)
+        return self._known[1]
+
+    # ------------------------------------------------------------ the set-up
+
+    def lay_out(self, lasts: float) -> None:
+        """Set the teams up, have their jobs submitted, and plan what people do."""
+        world, dice = self.world, self.dice
+        world.tell(f"the fleet is shared by {', '.join(self.names)}")
+        world.ledger.before_commit = self._disturb_cycle
+        self._set_up(self._fleet(), 0)
+        for name in self.names:
+            self._set_up(self._team(name), 0)
+        for number in range(_LATER, _LATER + dice.choice((1, 2, 3))):
+            self._submit_later(number, dice.uniform(10, lasts))
+        if self._random_changes.random() < _CONTESTS:
+            self._contest()
+        if world.ledger.lag:
+            self._succession()
+        for _ in range(dice.choice((1, 2, 3, 4))):
+            world.loop.after(dice.uniform(3, lasts + 60), self._choose_action())
+        for _ in range(dice.choice((0, 2, 4))):
+            # The minute's pass goes by the queue: it may meet another one.
+            world.loop.after(dice.uniform(3, lasts), lambda: world.invoke_scheduled("schedule_jobs"))
+
+    def _fleet(self) -> FleetQuotas:
+        dice = self.dice
+        self.is_nested = dice.random() < 0.2
+        own = {"groups": [{_OURS: {_GPU: GPUS}}]} if dice.random() < 0.5 else {}
+        cohorts = [{"name": COHORT, "parent": "company", **own}, {"name": "company"}] if self.is_nested else []
+        is_fair = dice.random() < 0.5
+        self._count_seen("fair sharing", is_fair)
+        self._count_seen("cohorts in cohorts", self.is_nested)
+        return FleetQuotas.model_validate(
+            {
+                "cohorts": cohorts,
+                "priority_classes": CLASSES,
+                "fair_sharing": is_fair,
+                "switches": {
+                    "flap_guard_seconds": dice.choice((3600.0, 3600.0, 60.0, 0.0)),
+                    "min_run_seconds": dice.choice((0.0, 0.0, 30.0)),
+                },
+                "members": [_member("ana", "lead")],
+            }
+        )
+
+    def _team(self, name: str) -> Team:
+        dice = self.dice
+        is_alone = dice.random() < 0.15
+        quota: dict[str, Any] = {"nominal": self._nominal()}
+        if not is_alone:
+            quota["borrow"] = dice.choice((None, None, 0, GPUS, 2 * GPUS))
+            quota["lend"] = dice.choice((None, None, None, 0, GPUS))
+            quota["lend"] = quota["lend"] if quota["lend"] is None else min(quota["lend"], quota["nominal"])
+        group = {_OURS: {_GPU: quota}}
+        if self.world.spot or self.world.renting:
+            group[_SPOT] = {_GPU: {"nominal": dice.choice((0, GPUS)) if self.world.renting is None else 2 * GPUS}}
+        reclaim = dice.choice(("Never", "LowerPriority", "Any", "Any"))
+        dice.random()  # drawn and not used, so that worlds stay as they were
+        asked: dict[str, Any] = {
+            "name": name,
+            "members": [_member("bea", "submitter")],
+            "namespace": name,
+            "queue": {
+                "cohort": "" if is_alone else COHORT,
+                "groups": [group],
+                "weight": dice.choice((1.0, 1.0, 2.0, 0.0)),
+                "preemption": {
+                    "within": dice.choice(("Never", "LowerPriority", "LowerPriority", "LowerOrNewerEqualPriority")),
+                    "reclaim": reclaim,
+                    "borrow_within": reclaim != "Never" and dice.random() < 0.2,
+                },
+                "strategy": "StrictFIFO" if dice.random() < 0.25 else "BestEffortFIFO",
+                "by_use": dice.random() < 0.2,
+            },
+        }
+        if dice.random() < 0.25:
+            asked["budgets"] = [{"period": dice.choice(("day", "month")), "gpu_hours": dice.choice((0.2, 0.5, 1.0))}]
+        if dice.random() < 0.35:
+            asked["most_accelerators_per_user"] = dice.choice((GPUS, GPUS, 2 * GPUS))
+        self._count_seen("a strict queue", asked["queue"]["strategy"] == "StrictFIFO")
+        self._count_seen("budgets", "budgets" in asked)
+        self._count_seen("limits per member", "most_accelerators_per_user" in asked)
+        self._count_seen("queues by use", asked["queue"]["by_use"])
+        if self.greedy:
+            self._let_borrow(asked)
+        return Team.model_validate(asked)
+
+    def _let_borrow(self, asked: dict[str, Any]) -> None:
+        """Have a team borrow, or lend and take back."""
+        is_greedy = asked["name"] == self.greedy
+        share = max(1, self.world.size // (len(self.names) - 1))
+        for limit in ("budgets", "most_accelerators_per_user") if is_greedy else ():
+            asked.pop(limit, None)
+        queue = asked["queue"]
+        queue["cohort"] = COHORT
+        borrow = self.dice.choice((None, GPUS, 2 * GPUS)) if is_greedy else None
+        queue["groups"][0][_OURS][_GPU] = {"nominal": 0 if is_greedy else GPUS * share, "borrow": borrow}
+        if not is_greedy:
+            queue["preemption"]["reclaim"] = self.dice.choice(("LowerPriority", "Any", "Any"))
+
+    def _nominal(self) -> int:
+        """Quota may be more or less than there is; where it is more, machines are what all wait for."""
+        share = max(1, self.world.size // len(self.names))
+        return GPUS * self.dice.choice((0, 1, 1, share, share, share, self.world.size))
+
+    def _count_seen(self, kind: str, there_is: bool) -> None:
+        self.world.seen[f"teams {kind}"] += there_is
+
+    def _set_up(self, part: Team | FleetQuotas, expected: int) -> None:
+        if isinstance(part, Team) and not part.namespace:
+            part = part.but(namespace=part.name)  # no two teams share one
+        request = set_quotas.Request(part=part, expected=expected, by="role/platform", reason="A plan.")
+        world = self.world
+        name = part.name if isinstance(part, Team) else "what holds for all teams"
+        world.person(
+            f"the platform sets up {name}",
+            lambda: set_quotas.run(request, world.world.ledger, world.world.passes, now=world.loop.now()),
+            must_succeed=not expected,
+        )
+
+    # ------------------------------------------------------------ jobs
+
+    def _contest(self) -> None:
+        """Have a job that is worth more come while another of its team holds all that the team may have."""
+        group = {_OURS: {_GPU: GPUS}}
+        queue = {"groups": [group], "preemption": {"within": "LowerPriority"}}
+        self._set_up(_team_of(RIVALS, queue), 0)
+        comes_at = self._random_changes.uniform(0, 5)
+        for number, priority_class in enumerate(("low", "critical"), _RIVAL):
+            asked = {"team": RIVALS, "nodes": 1, "priority_class": priority_class, "accelerators_per_node": GPUS}
+            self._asked[number] = asked
+            submit = functools.partial(self.world.submit, number, 1, 200.0, keeps=True, finishes=False)
+            self.world.loop.after(comes_at, submit)
+            comes_at += self._random_changes.uniform(15, 60)
+
+    def _succession(self) -> None:
+        """Have a younger equal wait for all the quota of its team while the job that holds it is interrupted."""
+        queue = {"groups": [{_OURS: {_GPU: GPUS}}]}
+        self._set_up(_team_of(SUCCESSORS, queue), 0)
+        for number, comes_at in enumerate((1.0, 20.0), _SUCCESSION):
+            self._asked[number] = {"team": SUCCESSORS, "nodes": 1, "priority_class": "", "accelerators_per_node": GPUS}
+            submit = functools.partial(self.world.submit, number, 1, 300.0, keeps=True, finishes=False)
+            self.world.loop.after(comes_at, submit)
+        for after in (40.0, 55.0, 70.0):
+            self.world.loop.after(after, self.world.counted_as("deed", "interrupt", self._delete_job))
+
+    def _delete_job(self) -> None:
+        """Delete the Kubernetes Job of the older one behind Evenkeel's back."""
+        name = f"train-{_SUCCESSION}"
+        docs = [row.doc for row in self.world.ledger.of("META", "JOB#") if row.doc["spec"]["name"] == name]
+        for doc in docs:
+            self.world.tell(f"somebody deletes the Kubernetes Job of {doc['jobId']}")
+            row = self.world.ledger.rows.get(rows.attempt_key(doc["jobId"], doc["currentAttempt"]))
+            if row is not None:
+                self.world.cluster.stop(rows.read(row, Attempt), 5)
+
+    def add(self, name: str, queue: dict[str, Any]) -> None:
+        """Set up one more team; `ask` names its jobs."""
+        self._set_up(_team_of(name, queue), 0)
+
+    def ask(self, number: int, **asked: Any) -> None:
+        """Say what some job asks for."""
+        self._asked[number] = {"accelerators_per_node": GPUS, **asked}
+
+    def governed(self, number: int, nodes: int) -> dict[str, Any]:
+        """Return what the set-up makes of some job that is submitted; those that come later are worth more."""
+        if number in self._asked:
+            return self._asked[number]
+        is_first = number < _LATER
+        classes = ("", "low", "low", "high") if is_first else ("low", "high", "high", "critical")
+        team = self.greedy if is_first and self.greedy else self.dice.choice(self.names)
+        if team == self.greedy:
+            nodes = max(1, self.dice.choice((nodes, self.world.size // 2, self.world.size - 1)))
+        return {
+            "team": team,
+            "nodes": nodes,
+            "priority_class": self.dice.choice(classes),
+            "accelerators_per_node": self.dice.choice((GPUS, GPUS, GPUS, GPUS // 2)),
+        }
+
+    def submitter(self) -> Requester:
+        return self.dice.choice((*PEOPLE, PEOPLE[0]))
+
+    def _disturb_cycle(self, writes: tuple[Write, ...]) -> None:
+        self._give_back(writes)
+        self._race_cycle(writes)
+
+    def _give_back(self, writes: tuple[Write, ...]) -> None:
+        """Have somebody suspend a job for which another has to stop, and want it back once that other runs again."""
+        world, whims = self.world, self._random_changes
+        jobs = [each.row.doc for each in writes if isinstance(each, Put) and each.row.key.sk == "META"]
+        asked = [str((doc.get("stopRequest") or {}).get("by", "")) for doc in jobs if doc.get("state") == "RUNNING"]
+        winners = [by.removeprefix("schedule_jobs/") for by in asked if by.startswith("schedule_jobs/job-")]
+        if not winners or world.is_calm or whims.random() > _CHANGE_SHARE:
+            return
+        world.seen["deed give back"] += 1
+        suspended, resumed = whims.uniform(10, 60), whims.uniform(30, 90)
+        world.loop.after(suspended, lambda: self._suspend(winners[0]))
+        world.loop.after(suspended + resumed, lambda: self._resume(winners[0]))
+
+    def _race_cycle(self, writes: tuple[Write, ...]) -> None:
+        """Have a pass stand still right before it admits somebody, while another goes first or the quota is lost."""
+        world = self.world
+        if not self._overtakes or world.is_calm:
+            return
+        charges = [each.row.doc for each in writes if isinstance(each, Put) and _is_admission(each)]
+        charges = [charge for charge in charges if charge["team"] in (*self.names, RIVALS)]
+        if not charges:
+            return
+        self._overtakes -= 1
+        world.seen["deed overtake"] += 1
+        if self.dice.random() < 0.5:
+            # No pass runs meanwhile, so no job is told anything: only the tree's version tells.
+            world.loop.after(0.1, lambda: self._change(charges[0]["team"], _without_quota))
+            world.chaos.pause("the commit of an admission", 0.2)
+            return
+        number, nodes = _LATEST + self._overtakes, len(charges[0]["nodeNames"])
+        self._asked[number] = {
+            "team": charges[0]["team"],
+            "nodes": nodes,
+            "accelerators_per_node": charges[0]["accelerators"] // nodes,
+            "priority_class": "critical",
+        }
+        world.loop.after(0.1, functools.partial(world.submit, number, nodes, 30.0, keeps=True, finishes=False))
+        world.loop.after(0.4, lambda: world.invoke_scheduled("schedule_jobs"))
+        world.chaos.pause("the commit of an admission", 1.0)
+
+    def _submit_later(self, number: int, seconds: float) -> None:
+        nodes = self.dice.choice((1, 1, 2, min(3, self.world.size)))
+        length, keeps = self.dice.choice((30.0, 80.0, 200.0)), self.dice.random() < 0.7
+        submit = functools.partial(self.world.submit, number, nodes, length, keeps=keeps, finishes=False)
+        self.world.loop.after(seconds, submit)
+
+    # ------------------------------------------------------------ people
+
+    def _choose_action(self) -> Callable[[], None]:
+        kind = self.dice.choice((*DEEDS[:-3], "suspend", "quota"))
+        number, seconds = self.dice.randrange(100), self.dice.uniform(20, 120)
+        deeds: dict[str, Callable[[], None]] = {
+            "suspend": lambda: self._suspend_some(number, seconds),
+            "resume": lambda: self._resume(self._some(number, is_suspended=True)),
+            "rank": lambda: self._rank(number),
+            "quota": lambda: self._change_quota(number),
+            "drain": lambda: self._drain(number, seconds),
+            "unmanaged pod": lambda: self._run_unmanaged(number, seconds),
+        }
+        return self.world.counted_as("deed", kind, deeds[kind])
+
+    def _some(self, number: int, *, is_suspended: bool = False) -> str:
+        """Return the id of some job that has not ended, or nothing."""
+        found = [
+            job.job_id
+            for job in self._jobs()
+            if not job.state.has_ended and job.state is not JobState.STOPPING and job.is_suspended >= is_suspended
+        ]
+        return found[number % len(found)] if found else ""
+
+    def _jobs(self) -> list[Job]:
+        kept = self.world.ledger.rows.items()
+        return [rows.read(row, Job) for key, row in kept if key.pk.startswith("JOB#") and key.sk == "META"]
+
+    def _suspend_some(self, number: int, seconds: float) -> None:
+        job_id = self._some(number)
+        self._suspend(job_id)
+        if number % 3:
+            self.world.loop.after(seconds, lambda: self._resume(job_id))
+
+    def _suspend(self, job_id: str) -> None:
+        self._hold_back(job_id, "suspends", suspend_job.suspend, "later")
+
+    def _resume(self, job_id: str) -> None:
+        self._hold_back(job_id, "resumes", suspend_job.resume, "now")
+
+    def _hold_back(self, job_id: str, verb: str, service: Callable[..., Any], reason: str) -> None:
+        world = self.world
+        if job_id:
+            request = suspend_job.Request(job_id=job_id, requester=PEOPLE[0], reason=reason)
+            world.person(
+                f"ana {verb} {job_id}",
+                lambda: service(request, world.world.ledger, world.world.passes, now=world.loop.now()),
+            )
+
+    def _rank(self, number: int) -> None:
+        job_id, world = self._some(number), self.world
+        if not job_id:
+            return
+        row = world.ledger.rows[rows.job_key(job_id)]
+        request = set_priority.Request(
+            job_id=job_id, priority_class=sorted(CLASSES)[number % 3], expected=row.version, requester=PEOPLE[0]
+        )
+        world.person(
+            f"ana makes {job_id} {request.priority_class}",
+            lambda: set_priority.run(request, world.world.ledger, world.world.passes, now=world.loop.now()),
+        )
+
+    def _change_quota(self, number: int) -> None:
+        """Give a team more or less than it had, and other limits."""
+        drawn = self._team(self.names[number % len(self.names)])
+        self._change(drawn.name, lambda team: drawn.but(namespace=team.namespace))
+
+    def _drain(self, number: int, seconds: float) -> None:
+        """Stop a queue, and most times let it go on."""
+        name = self.names[number % len(self.names)]
+        stop = StopPolicy.HOLD if number % 4 == 0 else StopPolicy.HOLD_AND_DRAIN
+        self._change(name, lambda team: _stopped(team, stop))
+        if number % 5:
+            self.world.loop.after(seconds, lambda: self._change(name, lambda team: _stopped(team, StopPolicy.NONE)))
+
+    def _change(self, name: str, changed: Callable[[Team], Team]) -> None:
+        with self.world.aside():
+            found = read_setup.run(self.world.ledger)
+        team = found.setup.by_name.get(name)
+        if team is not None:
+            self._set_up(changed(team), found.version_of(name))
+
+    def _run_unmanaged(self, number: int, seconds: float) -> None:
+        """Have somebody run a pod of their own where there is room, for a while."""
+        cluster = self.world.cluster
+        used = cluster.accelerators_in_use(CLUSTER)
+        free = [node for node in cluster.by_name.values() if node.is_ready and not used.get(node.name)]
+        if not free:
+            return
+        node = free[number % len(free)]
+        pod = UnmanagedPod(
+            namespace="other", name=f"own-{number}", uid=f"own-{number}", node_name=node.name, accelerators=GPUS
+        )
+        self.world.tell(f"a pod of somebody else runs on {node.name} for {seconds:.0f} s")
+        cluster.unmanaged.append(pod)
+        self.world.ingest()
+
+        def end() -> None:
+            if pod in cluster.unmanaged:
+                cluster.unmanaged.remove(pod)
+                self.world.ingest()
+
+        self.world.loop.after(seconds, end)
+
+
+def _is_admission(put: Put) -> bool:
+    return put.row.key.sk.startswith("CHARGE#") and rows.read(put.row, Charge).is_held
+
+
+def _without_quota(team: Team) -> Team:
+    nothing: dict[str, int] = {"nominal": 0, **({"borrow": 0} if team.queue.cohort else {})}
+    groups = [{flavor: {_GPU: nothing} for flavor in group} for group in team.queue.groups]
+    return Team.model_validate({**team.to_json(), "queue": {**team.queue.model_dump(), "groups": groups}})
+
+
+def _stopped(team: Team, stop: StopPolicy) -> Team:
+    return team.but(queue=team.queue.model_copy(update={"stop": stop}))
+
+
+def _team_of(name: str, queue: dict[str, Any]) -> Team:
+    """Return a team that has a namespace of its own, as two or more teams must."""
+    members = [_member("bea", "submitter")]
+    return Team.model_validate({"name": name, "members": members, "namespace": name, "queue": queue})
+
+
+def _member(name: str, role: str) -> dict[str, str]:
+    return {"principal": f"arn:aws:iam::111122223333:role/{name}", "role": role}

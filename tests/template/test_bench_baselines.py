@@ -1,0 +1,43 @@
+"""The benchmark's empty lane is the product's workflow, and its empty answers lead to the cordon that it times."""
+
+import json
+import random
+from typing import Any
+
+from samtranslator.yaml_helper import yaml_parse
+
+from evenkeel.ports import ExecutionState
+from tests.simulator.asl import Json, Reply, WorkflowEngine
+from tests.simulator.event_loop import Loop
+from tests.template.documents import ROOT, strings, workflow
+from tests.template.test_deployment import arn_of
+
+RESOURCES = yaml_parse((ROOT / "bench" / "yardsticks" / "template.yaml").read_text())["Resources"]
+MACHINE = RESOURCES["RecoverNodeMachine"]["Properties"]
+FUNCTIONS = {name: arn_of(arn) for name, arn in MACHINE["DefinitionSubstitutions"].items()}
+
+
+def test_each_function_of_the_workflow_has_an_empty_one() -> None:
+    text = " ".join(text for _, text in strings(workflow("recover_node")))
+    wanted = {part.partition("}")[0] for part in text.split("${")[1:]}
+
+    assert wanted == set(FUNCTIONS)
+
+
+def test_the_empty_answers_lead_to_the_cordon_and_to_an_end() -> None:
+    loop = Loop()
+    asked: list[str] = []
+
+    def invoke(_state: str, placeholder: str, _payload: Json, reply: Reply) -> None:
+        asked.append(FUNCTIONS[placeholder[2:-1]])
+        answer: Any = {"outcome": "CORDONED", "reason": "Patched."}
+        if asked[-1] != "CordonNode":
+            answer = json.loads(RESOURCES[asked[-1]]["Properties"]["Environment"]["Variables"]["ANSWER"])
+        loop.after(0.1, lambda: reply(answer))
+
+    engine = WorkflowEngine(loop, invoke, random.Random(1))
+    engine.start("recover_node", "round", {"schemaVersion": 1, "incidentId": "node", "run": 1})
+    loop.run(60)
+
+    assert asked[:2] == ["PlanRecovery", "CordonNode"]
+    assert engine.executions["recover_node", "round"].status is ExecutionState.SUCCEEDED

@@ -1,0 +1,875 @@
+"""What the read models say, from the rows that the other services write."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.admission.decide import AdmissionFacts
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.decisions import Alternative, Decision
+from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedWorkload
+from evenkeel.domain.health.incidents import Block, IncidentState, StageTimes, StoredRecoveryPlan
+from evenkeel.domain.jobs.attempt import ResumePoint
+from evenkeel.domain.jobs.job import PlacementNote, ResizeRequest, ResumeOption, ResumePlan, StopRequest
+from evenkeel.domain.policy_base import Mode, ModeRule
+from evenkeel.domain.renting.serving import ServingState
+from evenkeel.domain.sources import SourceKind, SourceReport
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Delete, Put, Row, Table
+from evenkeel.services.queries import read_queue
+from evenkeel.services.storage import pagination, rows
+from tests.fakes import FakeWorld
+from tests.fakes.cluster import CLUSTER
+from tests.fakes.system import A_MOMENT
+from tests.unit.api.gateway import FLEET, Gateway
+from tests.unit.api.seeds import (
+    ASKS,
+    a_decision,
+    a_fleet_node,
+    a_job,
+    a_life,
+    ago,
+    an_attempt,
+    an_event,
+    an_incident,
+    heartbeats,
+    hurt,
+    some_evidence,
+    stored,
+)
+from tests.unit.scheduling.test_replicas import CHAT, a_rental
+
+
+def job_ids(answer: dict[str, object]) -> list[str]:
+    items = answer["items"]
+    assert isinstance(items, list)
+    return [item["jobId"] for item in items]
+
+
+def test_jobs_are_listed_newest_first_over_all_states(gateway: Gateway) -> None:
+    states = ["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "RUNNING"]
+    stored(gateway.fakes.ledger, *(a_job(n, state=state) for n, state in enumerate(states, 1)))
+
+    answer = gateway.get("/v1/jobs").document
+
+    assert job_ids(answer) == [f"job-{n:010d}" for n in (5, 4, 3, 2, 1)]
+    assert answer["nextPageToken"] is None
+
+
+def test_a_filter_by_states_keeps_only_those(gateway: Gateway) -> None:
+    states = ["PENDING", "RUNNING", "SUCCEEDED"]
+    stored(gateway.fakes.ledger, *(a_job(n, state=state) for n, state in enumerate(states, 1)))
+
+    assert job_ids(gateway.get("/v1/jobs?state=RUNNING,PENDING").document) == ["job-0000000002", "job-0000000001"]
+
+
+@pytest.mark.parametrize("states", ["PENDING,PENDING", "PENDING,RUNNING,PENDING"])
+def test_a_state_that_is_named_twice_gives_no_job_twice(gateway: Gateway, states: str) -> None:
+    stored(gateway.fakes.ledger, *(a_job(n) for n in (1, 2, 3)))
+
+    assert sorted(job_ids(gateway.get(f"/v1/jobs?state={states}").document)) == [f"job-{n:010d}" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 200])
+def test_pages_put_together_are_the_whole_list_once(gateway: Gateway, size: int) -> None:
+    states = ["PENDING", "RUNNING", "SUCCEEDED", "FAILED"]
+    stored(gateway.fakes.ledger, *(a_job(n, state=states[n % 4]) for n in range(1, 21)))
+
+    seen: list[str] = []
+    token = ""
+    while True:
+        page = gateway.get(f"/v1/jobs?pageSize={size}" + (f"&nextPageToken={token}" if token else "")).document
+        seen += job_ids(page)
+        token = page["nextPageToken"]
+        if not token:
+            break
+
+    assert seen == [f"job-{n:010d}" for n in range(20, 0, -1)]
+
+
+def test_a_job_that_changes_its_state_between_two_pages_is_neither_lost_nor_doubled(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    stored(ledger, *(a_job(n, state="PENDING") for n in range(1, 7)))
+    first = gateway.get("/v1/jobs?pageSize=3").document
+    for number in (2, 5):
+        row = ledger.get(rows.job_key(f"job-{number:010d}"))
+        assert row
+        ledger.commit(Delete(row.key, row.version))
+        stored(ledger, a_job(number, state="RUNNING").but(submitted_at=row.doc["submittedAt"]))
+    stored(ledger, a_job(9))
+
+    second = gateway.get(f"/v1/jobs?pageSize=3&nextPageToken={first['nextPageToken']}").document
+
+    assert job_ids(second) == ["job-0000000003", "job-0000000002", "job-0000000001"]
+
+
+def test_the_token_of_one_list_does_not_open_another(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, *(a_job(n) for n in range(1, 4)))
+    token = gateway.get("/v1/jobs?pageSize=1").document["nextPageToken"]
+
+    assert gateway.get(f"/v1/jobs?state=PENDING&nextPageToken={token}").document["code"] == "BAD_PAGE_TOKEN"
+
+
+def test_a_job_is_shown_with_its_attempts_newest_first(gateway: Gateway) -> None:
+    job = a_job(1, state="RUNNING", current_attempt=2)
+    point = ResumePoint(attempt=1, step=12, manifest="attempt=1/step=000000012/manifest.json")
+    lost = an_attempt(job, 1, state="LOST", reason="Its node failed.")
+    again = an_attempt(job, 2, nodes=(3, 2), is_pinned=True, resume_from=point)
+    stored(gateway.fakes.ledger, job, lost, again)
+
+    attempts = gateway.get(f"/v1/jobs/{job.job_id}").document["attempts"]
+
+    assert [(a["attempt"], a["state"]) for a in attempts] == [(2, "RUNNING"), (1, "LOST")]
+    assert attempts[0]["resumeFrom"]["step"] == 12
+    assert [node["instanceId"] for node in attempts[0]["nodes"]] == [a_life(3).instance_id, a_life(2).instance_id]
+
+
+def test_a_read_is_answered_304_while_nothing_changed(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, a_job(1))
+    first = gateway.get("/v1/jobs/job-0000000001")
+    same = gateway.get("/v1/jobs/job-0000000001", headers={"If-None-Match": first.headers["ETag"]})
+    status = gateway.get("/v1/status")
+    gateway.fakes.clock.advance(0.5)
+    status_again = gateway.get("/v1/status", headers={"If-None-Match": status.headers["ETag"]})
+
+    assert (same.status, same.text) == (304, "")
+    assert status_again.status == 304
+
+
+def test_logs_of_the_latest_attempt_come_from_the_cluster(gateway: Gateway) -> None:
+    job = a_job(1)
+    stored(gateway.fakes.ledger, job)
+    early = gateway.get(f"/v1/jobs/{job.job_id}/logs")
+
+    assert (early.status, early.document["detail"]) == (404, f"{job.job_id} has not started yet, so it has no log.")
+
+
+def test_a_rank_that_the_job_does_not_have_is_refused(gateway: Gateway) -> None:
+    job = a_job(1, state="RUNNING", current_attempt=1)
+    stored(gateway.fakes.ledger, job, an_attempt(job))
+
+    answer = gateway.get(f"/v1/jobs/{job.job_id}/logs?rank=2")
+
+    assert (answer.status, answer.document["code"]) == (400, "REFUSED")
+    assert "ranks are 0 to 1" in answer.document["detail"]
+
+
+def test_an_incident_is_shown_with_both_lanes_evidence_and_stage_times(gateway: Gateway) -> None:
+    job = a_job(1, state="RUNNING", current_attempt=2)
+    stages = StageTimes(
+        detected_at=ago(minutes=12),
+        planned_at=ago(minutes=11, seconds=58),
+        cordoned_at=ago(minutes=11, seconds=57),
+        repair_requested_at=ago(minutes=11, seconds=50),
+    )
+    incident = an_incident(1, hurt_jobs=hurt(job), repairs=("replace",), stages=stages)
+    stored(gateway.fakes.ledger, job, incident, some_evidence(incident), a_decision(1, incident.incident_id))
+
+    shown = gateway.get(f"/v1/incidents/{incident.incident_id}").document
+
+    assert (shown["nodeLane"]["phase"], shown["nodeLane"]["status"]) == ("replacing", "working")
+    assert [(lane["phase"], lane["status"]) for lane in shown["jobLanes"]] == [("running again", "ok")]
+    assert [(step["stage"], step["seconds"]) for step in shown["took"]] == [
+        ("detected", 0.0),
+        ("planned", 2.0),
+        ("cordoned", 1.0),
+        ("repair asked", 7.0),
+    ]
+    assert shown["evidence"][0]["faultKey"] == "xid:79"
+    assert [decision["decisionId"] for decision in shown["decisions"]] == ["dec-0000000001"]
+
+
+def test_a_node_whose_jobs_alone_are_to_blame_is_shown_as_left_in_service(gateway: Gateway) -> None:
+    plan = {
+        "run": 1,
+        "outcome": "ACT",
+        "repairsNode": False,
+        "settleSeconds": 0,
+        "maxRepairs": 3,
+        "jobs": "RESTART",
+        "decisionId": "dec-0000000001",
+        "reason": "The application's own fault, its jobs are restarted.",
+    }
+    incident = an_incident(1, fault_key="xid:31", plan=plan, stages=StageTimes(planned_at=ago(minutes=1)))
+    stored(gateway.fakes.ledger, incident)
+
+    shown = gateway.get(f"/v1/incidents/{incident.incident_id}").document
+    why = gateway.get(f"/v1/incidents/{incident.incident_id}/why").document
+
+    assert (shown["nodeLane"]["phase"], shown["nodeLane"]["status"]) == ("left in service", "ok")
+    assert "is left in service" in why["sentence"]
+
+
+def test_a_timeline_is_told_in_the_order_of_time(gateway: Gateway) -> None:
+    incident = an_incident(1)
+    stored(gateway.fakes.ledger, incident)
+    an_event(
+        gateway.fakes.ledger,
+        incident.incident_id,
+        (ago(minutes=11), "decided", "Replace it."),
+        (ago(minutes=12), "sickened", "Xid 79."),
+    )
+
+    entries = gateway.get(f"/v1/incidents/{incident.incident_id}/timeline").document["entries"]
+
+    assert [entry["kind"] for entry in entries] == ["sickened", "decided"]
+
+
+def test_why_of_a_recovering_job_names_the_resume_decision_and_what_was_weighed(gateway: Gateway) -> None:
+    plan = ResumePlan(
+        incident_id="inc-0000000001",
+        after_attempt=1,
+        option=ResumeOption.FREE_NODE,
+        decision_id="dec-0000000007",
+        planned_at=ago(minutes=2),
+    )
+    job = a_job(1, state="PENDING", current_attempt=1, resume_plan=plan, reason="Waits for a free node")
+    weighed = a_decision(
+        7,
+        "inc-0000000001",
+        kind="RESUME",
+        action="FREE_NODE",
+        reason="A free node is ready now.",
+        alternatives=(Alternative(option="WAIT_FOR_REPAIR", why_not="The repair takes longer.", expected_seconds=960),),
+    )
+    stored(gateway.fakes.ledger, job, weighed, a_decision(1, job.job_id, kind="ADMISSION"))
+
+    why = gateway.get(f"/v1/jobs/{job.job_id}/why").document
+
+    assert why["sentence"] == "It waits for capacity to run again, after attempt 1. Waits for a free node."
+    assert why["decision"]["decisionId"] == "dec-0000000007"
+    assert [(item["option"], item["chosen"]) for item in why["considered"]] == [
+        ("FREE_NODE", True),
+        ("WAIT_FOR_REPAIR", False),
+    ]
+    assert why["evidence"]["incident"] == "inc-0000000001"
+
+
+@pytest.mark.parametrize("state", ["PENDING", "STARTING", "RUNNING", "STOPPING", "SUCCEEDED", "FAILED", "CANCELLED"])
+def test_every_state_of_a_job_has_a_sentence(gateway: Gateway, state: str) -> None:
+    stored(gateway.fakes.ledger, a_job(1, state=state, reason="Because."))
+
+    why = gateway.get("/v1/jobs/job-0000000001/why").document
+
+    assert why["sentence"].endswith("Because.")
+
+
+def a_stop(by: str, reason: str, **more: Any) -> StopRequest:
+    return StopRequest(attempt=2, reason=reason, by=by, grace_seconds=30, requested_at=ago(seconds=40), **more)
+
+
+@pytest.mark.parametrize(
+    ("job", "said", "following"),
+    [
+        (
+            {"is_suspended": True, "stop_request": a_stop("suspend/role/Lead (bo)", "Suspended by role/Lead (bo).")},
+            (
+                "Suspended by role/Lead (bo). Asked for 40s ago by role/Lead (bo). "
+                "When it has stopped it is held back until somebody resumes it."
+            ),
+            "resume",
+        ),
+        (
+            {"is_preempted": True, "stop_request": a_stop("schedule_jobs/job-7", "It gives way to job-7")},
+            (
+                "It gives way to job-7. Asked for 40s ago by Evenkeel (schedule jobs). "
+                "When it has stopped it waits for capacity and goes on from its last checkpoint."
+            ),
+            "wait",
+        ),
+        (
+            {"stop_request": a_stop("recover_node/inc-1", "Its node is sick.", outcome="LOST")},
+            (
+                "Its node is sick. Asked for 40s ago by the recovery of inc-1. "
+                "When it has stopped it waits for capacity and goes on from its last checkpoint."
+            ),
+            "wait",
+        ),
+        (
+            {"stop_request": a_stop("run_job", "Its pods hang.", counts_as_failure=True)},
+            "with a restart left it waits for capacity and goes on from its last checkpoint.",
+            "wait",
+        ),
+        (
+            {"stop_request": a_stop("run_job", "It cannot start.", is_final=True)},
+            "When it has stopped it has failed: another attempt could not end otherwise.",
+            "wait",
+        ),
+        (
+            {
+                "stop_request": a_stop("resize_jobs/job-1", "It grows."),
+                "resize": ResizeRequest(after_attempt=2, from_nodes=2, nodes=4, reason="It grows.", asked_at=ago()),
+            },
+            "When it has stopped it starts on 4 nodes and goes on from its last checkpoint.",
+            "wait",
+        ),
+    ],
+)
+def test_why_of_a_job_that_is_being_stopped_says_so_and_what_follows(
+    gateway: Gateway, job: dict[str, Any], said: str, following: str
+) -> None:
+    stored(gateway.fakes.ledger, a_job(1, state="RUNNING", current_attempt=2, reason="Runs on 2 nodes.", **job))
+
+    why = gateway.get("/v1/jobs/job-0000000001/why").document
+
+    assert why["sentence"].startswith("It is being stopped, attempt 2. ")
+    assert why["sentence"].endswith(said)
+    assert why["next"] == f"evenkeel jobs {following} job-0000000001"
+
+
+def test_a_stop_of_an_attempt_that_is_over_is_not_told_of_the_one_that_runs(gateway: Gateway) -> None:
+    job = a_job(1, state="RUNNING", current_attempt=3, stop_request=a_stop("recover_node/inc-1", "Its node is sick."))
+    stored(gateway.fakes.ledger, job)
+
+    assert gateway.get("/v1/jobs/job-0000000001/why").document["sentence"] == "It runs, attempt 3."
+
+
+def requeued(gateway: Gateway, *decisions: Decision, **changes: Any) -> dict[str, Any]:
+    """Return why a job waits whose first attempt was admitted 20 minutes ago and lost since."""
+    job = a_job(1, state="PENDING", reason="Its node failed. Waits to run again.", current_attempt=1, **changes)
+    lost = an_attempt(job, state="LOST", ended_at=ago(minutes=5), decision_id="dec-0000000002")
+    admit = a_decision(2, job.job_id, kind="ADMISSION", action="ADMIT", reason="It fits.", decided_at=ago(minutes=20))
+    stored(gateway.fakes.ledger, job, lost, admit, *decisions)
+    return gateway.get(f"/v1/jobs/{job.job_id}/why").document
+
+
+def admission(number: int, action: str, **before: float) -> Decision:
+    job_id, at = "job-0000000001", ago(**before)
+    request = AdmissionRequest(
+        job_id=job_id, submitted_at=ago(hours=1), cluster=CLUSTER, nodes=2, accelerators_per_node=8
+    )
+    facts = AdmissionFacts(request=request, offers=(), now=at).to_json()
+    said = f"Because {number}."
+    return a_decision(number, job_id, kind="ADMISSION", action=action, reason=said, decided_at=at, facts=facts)
+
+
+def test_pending_job_heads_with_why_it_waits_now(gateway: Gateway) -> None:
+    found = requeued(
+        gateway,
+        admission(1, "NO_ROOM", minutes=25),
+        admission(3, "NO_QUOTA", minutes=4),
+        admission(4, "NO_ROOM", minutes=2),
+    )
+
+    assert found["state"] == "PENDING"
+    assert found["decision"]["decisionId"] == "dec-0000000004"
+    assert [each["decisionId"] for each in found["earlier"]] == ["dec-0000000003", "dec-0000000002", "dec-0000000001"]
+
+
+def test_pending_job_never_heads_with_an_old_admission(gateway: Gateway) -> None:
+    found = requeued(gateway, admission(1, "NO_ROOM", minutes=25))
+
+    assert (found["decision"], found["considered"], found["changes"]) == (None, [], [])
+    assert [each["action"] for each in found["earlier"]] == ["ADMIT", "NO_ROOM"]
+    assert "waits for capacity to run again" in found["sentence"]
+
+
+def test_pending_job_heads_with_its_resume_plan_until_a_cycle_decides(gateway: Gateway) -> None:
+    plan = ResumePlan(
+        incident_id="inc-0000000001",
+        after_attempt=1,
+        option=ResumeOption.SPARE,
+        decision_id="dec-0000000005",
+        planned_at=ago(minutes=6),
+    )
+    resume = a_decision(5, "inc-0000000001", kind="RESUME", action="SPARE", decided_at=ago(minutes=6))
+
+    planned = requeued(gateway, resume, resume_plan=plan)
+    stored(gateway.fakes.ledger, admission(6, "NO_ROOM", minutes=3))
+    decided = gateway.get("/v1/jobs/job-0000000001/why").document
+
+    assert planned["decision"]["decisionId"] == "dec-0000000005"
+    assert decided["decision"]["decisionId"] == "dec-0000000006"
+
+
+@pytest.mark.parametrize("state", list(IncidentState))
+def test_every_state_of_an_incident_has_a_sentence(gateway: Gateway, state: IncidentState) -> None:
+    incident = an_incident(1, state=state, outcome="That was it")
+    detail = a_decision(2, incident.incident_id, kind="DRAIN", reason="Its pods get 30 s to save, as it asks.")
+    stored(gateway.fakes.ledger, incident, a_decision(1, incident.incident_id), detail)
+
+    why = gateway.get(f"/v1/incidents/{incident.incident_id}/why").document
+
+    assert why["sentence"].startswith(f"{incident.node_name} showed ")
+    assert why["decision"]["reason"] == "Xid 79 calls for a replacement."
+    assert [each["reason"] for each in why["earlier"]] == [detail.reason]
+
+
+def test_a_decision_is_given_whole(gateway: Gateway) -> None:
+    decision = a_decision(1, "inc-0000000001", facts={"rungs": ["replace"]})
+    stored(gateway.fakes.ledger, decision)
+
+    assert gateway.get("/v1/decisions/dec-0000000001").document == decision.to_json() | {"isRedacted": False}
+
+
+# ---------------------------------------------------------------- nodes and status
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "IN_SERVICE"),
+        ({"is_ready": False, "not_ready_since": ago(minutes=1)}, "NOT_READY"),
+        ({"is_ready": False, "node_name": ""}, "STARTING"),
+        ({"is_awaiting_validation": True}, "STARTING"),
+        ({"is_cordoned": True}, "CORDONED"),
+        ({"is_cordoned": True, "incident_id": "inc-0000000009"}, "QUARANTINED"),
+        ({"is_gone": True}, "GONE"),
+    ],
+)
+def test_a_node_is_judged_by_what_was_seen_of_it(gateway: Gateway, changes: dict[str, object], state: str) -> None:
+    stored(gateway.fakes.ledger, a_fleet_node(1, **changes))
+
+    shown = gateway.get(f"/v1/nodes/{a_life(1).instance_id}").document
+    listed = gateway.get("/v1/nodes?gone=true").document["items"]
+
+    assert shown["state"] == state
+    assert [node["state"] for node in listed] == [state]
+
+
+def test_a_node_with_an_open_incident_is_in_repair(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, a_fleet_node(1, is_cordoned=True), an_incident(1))
+
+    items = gateway.get("/v1/nodes").document["items"]
+
+    assert [(node["state"], node["incidentId"]) for node in items] == [("REPAIRING", "inc-0000000001")]
+
+
+def test_a_quiet_fleet_is_ok(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    stored(
+        ledger,
+        a_fleet_node(1, accelerators_in_use=8),
+        a_fleet_node(2),
+        a_job(1, state="RUNNING", started_at=ago(hours=2)),
+    )
+
+    status = gateway.get("/v1/status").document
+
+    assert (status["health"], status["reasons"]) == ("OK", [])
+    assert status["nodes"] == {
+        "total": 2,
+        "pools": [
+            {
+                "cluster": "research-eks",
+                "pool": "p5-workers",
+                "kind": "committed",
+                "total": 2,
+                "states": {"IN_SERVICE": 2},
+                "isStale": False,
+                "lastSeenAt": None,
+            }
+        ],
+        "isLowerBound": False,
+    }
+    assert status["gpus"] == {
+        "total": 16,
+        "inService": 16,
+        "inUse": 8,
+        "free": 8,
+        "isStale": False,
+        "lastSeenAt": None,
+    }
+    assert status["jobs"]["classes"] == [
+        {
+            "priorityClass": None,
+            "running": 1,
+            "pending": 0,
+            "preempted": 0,
+            "suspended": 0,
+            "averageRunSeconds": 7200,
+            "longestRunSeconds": 7200,
+            "averageWaitSeconds": None,
+            "longestWaitSeconds": None,
+        }
+    ]
+
+
+def test_what_is_rented_for_a_deployment_is_on_the_overview(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    rental = a_rental(1)
+    note = PlacementNote(key="RENT", text="1 node of chat-burst is rented for it.", decision_id=rental.decision_id)
+    memory = ServingState.of(CHAT).but(rentals=1, last_note=note)
+    before = gateway.get("/v1/status").document["serving"]
+    over = a_rental(2).ended("No replica has stood there.", A_MOMENT)
+    memory = memory.but(rentals=2)
+    ledger.commit(Put(rows.serving_row(memory, 0)), Put(rows.rental_row(rental, 0)), Put(rows.rental_row(over, 0)))
+
+    (shown,) = gateway.get("/v1/status").document["serving"]
+
+    assert before == []
+    assert (shown["id"], shown["namespace"], shown["name"]) == (rental.job_id, "serving", "chat")
+    assert (shown["reason"], shown["decisionId"]) == (note.text, rental.decision_id)
+    assert [(each["rental"], each["state"], each["nodeNames"]) for each in shown["rentals"]] == [
+        (2, "ENDED", ["ip-2"]),
+        (1, "READY", ["ip-1"]),
+    ]
+
+
+def test_a_recovery_at_work_degrades_the_fleet(gateway: Gateway) -> None:
+    heartbeats(gateway.fakes.ledger)
+    stored(gateway.fakes.ledger, a_fleet_node(1, is_cordoned=True), an_incident(1))
+
+    status = gateway.get("/v1/status").document
+
+    assert (status["health"], status["reasons"]) == ("DEGRADED", ["1 incident working"])
+    assert (status["incidents"]["working"], status["incidents"]["needYou"]) == (1, 0)
+
+
+def test_silence_of_a_scheduled_function_is_critical(gateway: Gateway) -> None:
+    heartbeats(gateway.fakes.ledger, A_MOMENT - timedelta(minutes=11))
+
+    status = gateway.get("/v1/status").document
+
+    assert status["health"] == "CRITICAL"
+    assert "no heartbeat from schedule_jobs, sweep_fleet, watch_cluster" in status["reasons"][0]
+
+
+def test_an_incident_that_waits_for_a_person_needs_one_until_its_node_is_back(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    incident = an_incident(1, state="WAITING_FOR_PERSON", outcome="Every rung was used.")
+    stored(ledger, incident, a_fleet_node(1, is_cordoned=True, incident_id=incident.incident_id))
+    before = gateway.get("/v1/status").document
+    ledger.rows.pop(next(key for key in ledger.rows if key.pk.startswith("NODE#")))
+    stored(ledger, a_fleet_node(1))
+    after = gateway.get("/v1/status").document
+
+    assert (before["health"], before["incidents"]["needYou"]) == ("CRITICAL", 1)
+    assert (after["health"], after["incidents"]["needYou"]) == ("OK", 0)
+
+
+def test_a_replacement_that_takes_work_ends_the_wait_for_a_person(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    incident = an_incident(1, state="WAITING_FOR_PERSON")
+    stored(ledger, incident, a_fleet_node(1, is_gone=True))
+    empty = gateway.get("/v1/status").document
+    stored(ledger, a_fleet_node(9, slot=incident.slot, is_awaiting_validation=True))
+    coming = gateway.get("/v1/status").document
+    ledger.rows.pop(next(key for key in ledger.rows if key.pk.endswith(a_life(9).instance_id)))
+    stored(ledger, a_fleet_node(9, slot=incident.slot))
+    back = gateway.get("/v1/status").document
+
+    assert [seen["incidents"]["needYou"] for seen in (empty, coming, back)] == [1, 1, 0]
+
+
+def test_an_incident_whose_job_is_not_back_needs_a_person(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    job = a_job(1, state="PENDING", current_attempt=1)
+    stored(ledger, job, a_fleet_node(1), an_incident(1, state="WAITING_FOR_PERSON", hurt_jobs=hurt(job)))
+
+    assert gateway.get("/v1/status").document["incidents"]["needYou"] == 1
+
+
+def test_a_plan_that_asks_needs_a_person_and_next_is_the_answer(gateway: Gateway) -> None:
+    heartbeats(gateway.fakes.ledger)
+    at_work = an_incident(2)
+    stored(gateway.fakes.ledger, an_incident(1, plan=ASKS), at_work, a_fleet_node(1), a_fleet_node(2))
+
+    status = gateway.get("/v1/status").document
+
+    assert status["reasons"] == ["1 incident needs a person", "1 incident working"]
+    assert (status["incidents"]["working"], status["incidents"]["needYou"]) == (1, 1)
+    assert status["next"] == "evenkeel incidents approve inc-0000000001"
+    assert [item["needsYou"] for item in status["incidents"]["items"]] == [True, False]
+    assert status["nodes"]["pools"][0]["states"] == {"REPAIRING": 1, "WAITING": 1}
+
+
+def test_an_old_incident_that_needs_a_person_is_seen_behind_any_number_of_newer_ones(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    forgotten = an_incident(1, state="FAILED", opened_at=ago(days=9))
+    doubted = an_incident(2, state="FAILED", opened_at=ago(days=8))
+    job = a_job(
+        1,
+        resume_plan=ResumePlan(
+            incident_id=doubted.incident_id,
+            after_attempt=1,
+            option=ResumeOption.WAIT_FOR_REPAIR,
+            planned_at=ago(days=8),
+        ),
+    )
+    stored(ledger, forgotten, doubted.but(hurt_jobs=hurt(job)), job.but(current_attempt=1))
+    stored(ledger, a_fleet_node(1, is_cordoned=True, incident_id=forgotten.incident_id), a_fleet_node(2))
+    newer = (an_incident(n, state="FAILED", opened_at=ago(days=2), slot="settled") for n in range(10, 160))
+    stored(ledger, *newer, a_fleet_node(3, slot="settled"))
+
+    incidents = gateway.get("/v1/status").document["incidents"]
+
+    assert {item["incidentId"] for item in incidents["items"]} == {forgotten.incident_id, doubted.incident_id}
+    assert (incidents["needYou"], incidents["isLowerBound"]) == (2, False)
+
+
+def test_more_open_incidents_than_are_shown_are_counted_and_their_nodes_judged(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    stored(ledger, *(an_incident(n) for n in range(1, 71)), *(a_fleet_node(n) for n in range(1, 71)))
+
+    status = gateway.get("/v1/status").document
+    nodes = gateway.get("/v1/nodes?pageSize=200").document["items"]
+
+    assert (status["incidents"]["working"], status["incidents"]["isLowerBound"]) == (70, False)
+    assert status["nodes"]["pools"][0]["states"] == {"REPAIRING": 70}
+    assert len(status["incidents"]["items"]) == 50
+    assert {node["state"] for node in nodes} == {"REPAIRING"}
+
+
+def test_what_was_not_counted_to_its_end_says_so(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    stored(ledger, *(an_incident(n) for n in range(1, 1002)))
+    stored(ledger, *(an_incident(n, state="FAILED", opened_at=ago(hours=3)) for n in range(2001, 2102)))
+
+    status = gateway.get("/v1/status").document
+
+    assert status["incidents"]["isLowerBound"] is True
+    assert status["reasons"][:2] == ["100+ incidents need a person", "1000+ incidents working"]
+
+
+def test_machines_that_are_gone_do_not_stand_before_those_that_are_there(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    stored(ledger, *(a_fleet_node(n, is_gone=True, pool="z") for n in range(1, 31)), a_fleet_node(99))
+
+    there = gateway.get("/v1/nodes?pageSize=5").document
+    remembered = gateway.get("/v1/nodes?pageSize=200&gone=true").document
+    kept, more = pagination.everything(ledger, Table.FLEET, "NODE", at_most=8, keep=read_queue.is_present)
+
+    assert [node["instanceId"] for node in there["items"]] == [a_life(99).instance_id]
+    assert there["nextPageToken"] is None
+    assert len(remembered["items"]) == 31
+    assert ([row.doc["life"]["instanceId"] for row in kept], more) == ([a_life(99).instance_id], False)
+
+
+def test_a_held_fleet_says_so(gateway: Gateway) -> None:
+    heartbeats(gateway.fakes.ledger)
+    gateway.post("/v1/clusters/laptop/automation/hold", {"reason": "network work", "forSeconds": 60})
+
+    status = gateway.get("/v1/status").document
+
+    assert (status["health"], status["reasons"]) == ("DEGRADED", ["automation is held"])
+
+
+def test_the_policy_in_force_is_shown_with_its_hash(gateway: Gateway) -> None:
+    shown = gateway.get("/v1/clusters/laptop/policy").document
+
+    assert (shown["hash"], shown["policy"]["name"]) == (gateway.fakes.policy.hash, "production")
+
+
+def test_the_overview_of_a_thousand_nodes_and_ten_thousand_jobs_is_small(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    stored(ledger, *(a_fleet_node(n, slot=f"research-eks/n{n}") for n in range(1, 1001)))
+    states = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED")
+    stored(ledger, *(a_job(n, state=states[n % 4]) for n in range(1, 10_001)))
+
+    answer = gateway.get("/v1/status")
+
+    assert answer.document["jobs"]["counts"] == {
+        "PENDING": 2000,
+        "STARTING": 0,
+        "RUNNING": 2000,
+        "STOPPING": 0,
+        "SUSPENDED": 0,
+    }
+    assert answer.document["jobs"]["isLowerBound"] is True
+    assert answer.document["nodes"]["total"] == 1000
+    assert len(answer.text) < 200_000
+
+
+def test_the_work_that_is_not_ours_is_listed_with_what_happens_to_it(gateway: Gateway) -> None:
+    workload = UnmanagedWorkload(
+        cluster=CLUSTER,
+        namespace="research",
+        kind="HyperPodPyTorchJob",
+        name="llama",
+        pods=2,
+        accelerators=16,
+        node_names=("a", "b"),
+        recreation=PodRecreation.BY_HYPERPOD,
+        may_move=False,
+    )
+    gateway.fakes.ledger.commit(Put(Row(rows.unmanaged_workloads_key(CLUSTER), {"workloads": [workload.to_json()]})))
+
+    (item,) = gateway.get("/v1/jobs?unmanaged=true").document["items"]
+
+    assert (item["kind"], item["name"], item["accelerators"]) == ("HyperPodPyTorchJob", "llama", 16)
+    assert item["says"] == "HyperPod restarts it, so Evenkeel keeps its hands off."
+    assert gateway.get("/v1/jobs?unmanaged=perhaps").status == 400
+
+
+def test_who_gave_way_who_is_held_back_and_what_is_not_ours_are_told_apart(gateway: Gateway) -> None:
+    ledger = gateway.fakes.ledger
+    stored(
+        ledger,
+        a_job(1, state="PENDING", is_preempted=True),
+        a_job(2, state="RUNNING", is_preempted=True),
+        a_job(3, state="SUSPENDED", is_suspended=True),
+        a_job(4, state="PENDING"),
+    )
+    work = {"cluster": CLUSTER, "namespace": "research", "kind": "PyTorchJob", "name": "bert", "pods": 2}
+    work |= {"accelerators": 16, "nodeNames": ["a", "b"], "recreation": "BY_OWNER", "mayMove": False}
+    ledger.commit(Put(Row(rows.unmanaged_workloads_key(CLUSTER), {"workloads": [work]})))
+
+    jobs = gateway.get("/v1/status").document["jobs"]
+
+    (line,) = jobs["classes"]
+    assert [line[name] for name in ("running", "pending", "preempted", "suspended")] == [0, 1, 2, 1]
+    assert jobs["unmanaged"] == {"workloads": 1, "pods": 2, "gpus": 16}
+
+
+# ---------------------------------------------------------------- what Evenkeel cannot see
+
+
+def dead_cluster(gateway: Gateway) -> None:
+    """Twelve minutes ago the cluster stopped to answer; everything else is as it should be."""
+    ledger = gateway.fakes.ledger
+    heartbeats(ledger)
+    for function in ("schedule_jobs", "watch_cluster"):
+        ledger.rows.pop(rows.heartbeat_key(function))
+    row = ledger.rows[rows.heartbeat_key("sweep_fleet")]
+    reports = dict(row.doc["sources"])
+    reports["kubernetes-list/research-eks"] = {
+        "triedAt": rfc3339(A_MOMENT),
+        "seenAt": rfc3339(ago(minutes=12)),
+        "failingSince": rfc3339(ago(minutes=11)),
+        "error": "nodes: Unreachable: no answer",
+    }
+    for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
+        ledger.rows.pop(rows.heartbeat_key(function), None)
+        ledger.commit(Put(Row(rows.heartbeat_key(function), {"at": rfc3339(A_MOMENT), "sources": reports})))
+    stored(
+        ledger,
+        a_fleet_node(1, accelerators_in_use=8),
+        a_job(1, state="RUNNING", started_at=ago(hours=2)),
+        a_job(2, state="PENDING"),
+    )
+
+
+def test_status_is_never_ok_while_a_cluster_does_not_answer(gateway: Gateway) -> None:
+    dead_cluster(gateway)
+
+    status = gateway.get("/v1/status").document
+
+    assert status["health"] == "CRITICAL"
+    (reason,) = status["reasons"]
+    assert reason.startswith("Cluster research-eks does not answer since 2026-11-03 10:04:02Z: nodes: Unreachable")
+    assert reason.endswith("(last answer 12 min ago)")
+    (pool,) = status["nodes"]["pools"]
+    for numbers in (pool, status["gpus"], status["jobs"]):
+        assert (numbers["isStale"], numbers["lastSeenAt"]) == (True, rfc3339(ago(minutes=12)))
+
+
+def test_facts_of_a_dead_cluster_are_shown_as_stale(gateway: Gateway) -> None:
+    dead_cluster(gateway)
+
+    nodes = gateway.get("/v1/nodes").document
+    jobs = {job["state"]: job for job in gateway.get("/v1/jobs").document["items"]}
+
+    assert [(node["isStale"], node["lastSeenAt"]) for node in nodes["items"]] == [(True, rfc3339(ago(minutes=12)))]
+    assert [text.split(" since ")[0] for text in nodes["stale"]] == ["Cluster research-eks does not answer"]
+    assert (jobs["RUNNING"]["isStale"], jobs["PENDING"]["isStale"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/jobs", "/v1/jobs/job-0000000001", "/v1/jobs/job-0000000001/why", "/v1/nodes", "/v1/incidents", "/v1/teams"],
+)
+def test_every_list_says_what_is_stale(gateway: Gateway, path: str) -> None:
+    dead_cluster(gateway)
+
+    assert len(gateway.get(path).document["stale"]) == 1
+
+
+@pytest.mark.parametrize("kind", SourceKind)
+def test_no_kind_of_source_is_stale_under_ok(gateway: Gateway, kind: SourceKind) -> None:
+    heartbeats(gateway.fakes.ledger, A_MOMENT - timedelta(minutes=9))
+    row = gateway.fakes.ledger.rows[rows.heartbeat_key("sweep_fleet")]
+    fresh = SourceReport.after(None, "", A_MOMENT).to_json()
+    reports = {name: old if name.startswith(kind) else fresh for name, old in row.doc["sources"].items()}
+    for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
+        gateway.fakes.ledger.rows.pop(rows.heartbeat_key(function))
+        doc = {"at": rfc3339(A_MOMENT), "sources": reports}
+        gateway.fakes.ledger.commit(Put(Row(rows.heartbeat_key(function), doc)))
+    gateway.fakes.clock.advance(120)  # eleven minutes for this kind, two for the others
+
+    status = gateway.get("/v1/status").document
+
+    assert status["health"] == "CRITICAL"
+    assert {each["source"]["kind"] for each in status["sources"] if each["state"] == "STALE"} == {kind}
+
+
+def test_fleet_never_observed_is_unknown_and_not_empty(gateway: Gateway) -> None:
+    status = gateway.get("/v1/status").document
+
+    assert status["health"] == "DEGRADED"
+    assert status["reasons"][0] == "nothing has been observed yet"
+    assert (status["nodes"]["total"], status["gpus"]["total"], status["gpus"]["free"]) == (None, None, None)
+    assert {each["state"] for each in status["sources"]} == {"UNKNOWN"}
+
+
+def test_status_says_that_evenkeel_is_not_running() -> None:
+    gateway = Gateway(environment={"EVENKEEL_SCHEDULES": "off"})
+
+    status = gateway.get("/v1/status").document
+
+    assert (status["health"], status["isRunning"]) == ("NOT_RUNNING", False)
+    assert status["reasons"][0].startswith("Evenkeel is not running: its schedules are off.")
+    assert gateway.get("/v1/nodes").document["stale"] == [status["reasons"][0]]
+
+
+def test_outage_of_a_zone_is_one_headline() -> None:
+    gateway = Gateway()
+    since = ago(minutes=10)
+    block = Block(rule="SHARED_CAUSE", reason="3 of 4.", since=since, act="replace", cause="zone/usw2-az2")
+    barred = {"state": IncidentState.BLOCKED, "first_signal_at": since}
+    down = [an_incident(number, block=block, **barred) for number in (1, 2, 3)]
+    alone = an_incident(4, block=block.but(rule="POOL_REPAIRS", cause=""), **barred)
+    stored(gateway.fakes.ledger, *down, alone)
+
+    overview = gateway.get("/v1/status").document
+
+    headline = f"3 nodes of zone usw2-az2 are unhealthy since {since:%H:%M}Z; repairs wait (SHARED_CAUSE) "
+    assert [outage["incidentIds"] for outage in overview["outages"]] == [[each.incident_id for each in down]]
+    assert overview["outages"][0]["headline"].startswith(headline)
+    assert overview["reasons"][0].startswith(headline)
+
+
+LATER = ASKS.but(outcome="LATER")
+
+
+@pytest.mark.parametrize("plan", [ASKS, LATER], ids=["asks a person", "waits for HyperPod"])
+def test_node_whose_plan_only_waits_is_waiting(gateway: Gateway, plan: StoredRecoveryPlan) -> None:
+    stored(gateway.fakes.ledger, an_incident(1, plan=plan), a_fleet_node(1))
+
+    assert gateway.get("/v1/nodes").document["items"][0]["state"] == "WAITING"
+    assert gateway.get("/v1/status").document["nodes"]["pools"][0]["states"] == {"WAITING": 1}
+
+
+def test_blocked_node_is_blocked_in_its_pool(gateway: Gateway) -> None:
+    block = Block(rule="POOL_REPAIRS", reason="1 of 1.", since=ago(minutes=1), act="replace")
+    stored(gateway.fakes.ledger, an_incident(1, state=IncidentState.BLOCKED, block=block), a_fleet_node(1))
+
+    assert gateway.get("/v1/status").document["nodes"]["pools"][0]["states"] == {"BLOCKED": 1}
+
+
+def test_why_says_that_a_plan_waits_for_hyperpod(gateway: Gateway) -> None:
+    stored(gateway.fakes.ledger, an_incident(1, plan=LATER, state="RECOVERING"), a_fleet_node(1))
+
+    why = gateway.get("/v1/incidents/inc-0000000001/why").document
+
+    assert LATER.reason in why["sentence"]
+
+
+def test_status_shows_the_mode_that_the_policy_sets() -> None:
+    rules = (ModeRule(mode=Mode.RECOMMEND), ModeRule(pool="p5-workers", mode=Mode.OBSERVE))
+    gateway = Gateway(FakeWorld(policy=FakeWorld().policy.but(modes=rules)))
+
+    automation = gateway.get("/v1/status").document["automation"]
+
+    assert (automation["mode"], automation["modeInForce"]) == ("act", "recommend")
+    assert [(rule["pool"], rule["mode"]) for rule in automation["modeRules"]] == [("p5-workers", "observe")]
+    assert gateway.get(f"/v1/clusters/{FLEET}/automation").document["modeInForce"] == "recommend"

@@ -1,0 +1,351 @@
+"""Who may read what of a job: every read route, for every kind of caller.
+
+The rows come from the template: a read route without a row here fails.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.jobs.attempt import Attempt, ResumePoint
+from evenkeel.domain.jobs.job import Job, StopRequest
+from evenkeel.domain.jobs.spec import SecretKey
+from evenkeel.ports import LaunchSpec
+from evenkeel.services.queries import disclosure
+from tests.unit.api.gateway import ACCOUNT, FLEET, ApiResponse, Gateway, template_routes
+from tests.unit.api.seeds import (
+    a_decision,
+    a_fleet_node,
+    a_job,
+    ago,
+    an_attempt,
+    an_event,
+    an_incident,
+    heartbeats,
+    hurt,
+    some_evidence,
+    stored,
+)
+
+SECRET = "s3cret"
+"""Part of everything that only the job's team may read."""
+
+
+def session(name: str) -> str:
+    return f"arn:aws:sts::{ACCOUNT}:assumed-role/{name}/ana"
+
+
+def role(name: str) -> str:
+    return f"arn:aws:iam::{ACCOUNT}:role/{name}"
+
+
+SEES = {
+    "viewer of the team": session("NlpGuest"),
+    "submitter of the team": session("Nlp"),
+    "lead of the team": session("NlpLead"),
+    "member of every team": session("Everywhere"),
+    "operator": session("Operator"),
+    "operator who is a user": f"arn:aws:iam::{ACCOUNT}:user/on-call",
+}
+SEES_NOT = {
+    "lead of another team": session("VisionLead"),
+    "submitter of another team": session("Vision"),
+    "member of no team": session("Stranger"),
+    "same role in another account": "arn:aws:sts::999988887777:assumed-role/Nlp/ana",
+    "operator's role in another account": "arn:aws:sts::999988887777:assumed-role/Operator/ana",
+    "session named after a member": f"arn:aws:sts::{ACCOUNT}:assumed-role/Stranger/Nlp",
+    "federated user named after a member": f"arn:aws:sts::{ACCOUNT}:federated-user/Nlp",
+    "root": f"arn:aws:iam::{ACCOUNT}:root",
+}
+
+
+@dataclass(frozen=True)
+class AccessCase:
+    """What a read route shows to somebody outside of the job's team."""
+
+    target: str
+    status: int = 200
+    shows: tuple[str, ...] = ()
+    """Parts of the answer that everybody sees."""
+    is_private: bool = True
+    """Whether the team's answer holds what others may not see: otherwise this row would prove nothing."""
+
+
+ROWS: Mapping[str, AccessCase] = {
+    "/v1/status": AccessCase("/v1/status", shows=("nlp",), is_private=False),
+    "/v1/jobs": AccessCase("/v1/jobs", shows=("llama-1", "nlp", "role/Nlp (ana)", "FAILED")),
+    "/v1/jobs/{jobId}": AccessCase(
+        "/v1/jobs/job-0000000001", shows=("role/Nlp (ana)", '"nodes": 2', '"isRedacted": true')
+    ),
+    "/v1/jobs/{jobId}/timeline": AccessCase("/v1/jobs/job-0000000001/timeline", shows=("Submitted by", "settled")),
+    "/v1/jobs/{jobId}/why": AccessCase("/v1/jobs/job-0000000001/why", shows=("It failed in attempt 1.",)),
+    "/v1/jobs/{jobId}/logs": AccessCase("/v1/jobs/job-0000000001/logs", status=403, shows=("NOT_YOUR_TEAM",)),
+    "/v1/incidents": AccessCase("/v1/incidents", shows=("xid:79",), is_private=False),
+    "/v1/incidents/{incidentId}": AccessCase("/v1/incidents/inc-0000000001", shows=("xid:79", "job-0000000001")),
+    "/v1/incidents/{incidentId}/timeline": AccessCase(
+        "/v1/incidents/inc-0000000001/timeline", shows=("Fell off the bus.",)
+    ),
+    "/v1/incidents/{incidentId}/why": AccessCase("/v1/incidents/inc-0000000001/why", shows=("xid:79",)),
+    "/v1/decisions/{decisionId}": AccessCase("/v1/decisions/dec-0000000003", shows=("ADMIT", '"isRedacted": true')),
+    "/v1/nodes": AccessCase("/v1/nodes", shows=("p5-workers",), is_private=False),
+    "/v1/nodes/{nodeId}": AccessCase("/v1/nodes/i-00000000000000001", shows=("p5-workers",), is_private=False),
+    "/v1/clusters/{cluster}/automation": AccessCase(f"/v1/clusters/{FLEET}/automation", is_private=False),
+    "/v1/teams": AccessCase("/v1/teams", shows=("nlp",), is_private=False),
+    "/v1/teams/{team}/quota": AccessCase("/v1/teams/nlp/quota", shows=("nlp",), is_private=False),
+    "/v1/clusters/{cluster}/quotas": AccessCase(f"/v1/clusters/{FLEET}/quotas", is_private=False),
+}
+"""By the path of the template. A new read route needs a row that says what others see of it."""
+
+
+def a_team(name: str, *members: tuple[str, str]) -> dict[str, Any]:
+    team = {
+        "name": name,
+        "namespace": name,
+        "queue": {"groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}]},
+        "members": [{"principal": role(each), "role": given} for each, given in members],
+    }
+    return {"team": team, "reason": "x"}
+
+
+def secret_job() -> Job:
+    """A job whose every field says what its team alone may read, but for those that everybody may."""
+    job = a_job(1, state="FAILED", reason=f"{SECRET} exit message", current_attempt=1)
+    spec = job.spec.but(
+        team="nlp",
+        image=f"registry/{SECRET}:1",
+        command=("python", f"--token={SECRET}"),
+        args=(f"--data={SECRET}",),
+        env={f"{SECRET}_NAME": SECRET},
+        secret_env={"TOKEN": SecretKey(secret=SECRET, key=SECRET)},
+        checkpoint_uri=f"s3://{SECRET}/llama",
+        checkpoint_claim=SECRET,
+        labels={"experiment": SECRET},
+    )
+    return job.but(
+        spec=spec,
+        owner="role/Nlp",
+        submitted_by="role/Nlp (ana)",
+        namespace=f"{SECRET}-namespace",
+        service_account=SECRET,
+        result={"note": SECRET},
+        stop_request=StopRequest(attempt=1, reason=SECRET, by="cancel/ana", grace_seconds=1, requested_at=ago(hours=1)),
+    )
+
+
+def secret_attempt(job: Job) -> Attempt:
+    return an_attempt(
+        job,
+        state="FAILED",
+        reason=f"{SECRET} failed (exit code 1).",
+        resume_from=ResumePoint(attempt=1, step=1, manifest=SECRET),
+        is_pinned=True,
+        exit_codes={SECRET: 1},
+        rejected_checkpoints=({"manifest": SECRET, "code": "SHARD_MISSING"},),
+        workload_uid=SECRET,
+    )
+
+
+@pytest.fixture
+def site() -> Gateway:
+    operators = f"{role('Operator')},arn:aws:iam::{ACCOUNT}:user/on-call"
+    gateway = Gateway(environment={"OPERATOR_PRINCIPALS": operators})
+    new = {"If-None-Match": "*"}
+    quotas = {"members": [{"principal": role("Everywhere"), "role": "viewer"}]}
+    teams = {
+        "nlp": a_team("nlp", ("Nlp", "submitter"), ("NlpLead", "lead"), ("NlpGuest", "viewer")),
+        "vision": a_team("vision", ("Vision", "submitter"), ("VisionLead", "lead")),
+    }
+    body = {"quotas": quotas, "reason": "x"}
+    assert gateway.call("PUT", f"/v1/clusters/{FLEET}/quotas", body, headers=new).status == 200
+    for name, team in teams.items():
+        assert gateway.call("PUT", f"/v1/teams/{name}/quota", team, headers=new).status == 200
+    seeded(gateway)
+    return gateway
+
+
+def seeded(gateway: Gateway) -> None:
+    ledger, job = gateway.fakes.ledger, secret_job()
+    incident = an_incident(1, hurt_jobs=hurt(job), state=IncidentState.RECOVERING)
+    stored(
+        ledger,
+        job,
+        secret_attempt(job),
+        incident,
+        some_evidence(incident),
+        some_evidence(incident, job_id=job.job_id, source="site:role/Probe", detail=SECRET, envelope_id="e-2"),
+        a_fleet_node(1),
+        a_decision(1, incident.incident_id, facts={"rungs": ["replace"]}),
+        a_decision(2, incident.incident_id, kind="RESUME", reason=SECRET, facts={"jobId": SECRET}),
+        a_decision(3, job.job_id, kind="ADMISSION", action="ADMIT", reason="It fits.", facts={"request": SECRET}),
+        a_decision(4, job.job_id, kind="BLAME", reason=SECRET, facts={"request": SECRET}),
+    )
+    an_event(
+        ledger,
+        job.job_id,
+        (ago(minutes=30), "submitted", "Submitted by role/Nlp (ana)."),
+        (ago(minutes=20), "settled", f"Attempt 1 failed: {SECRET}."),
+        (ago(minutes=10), "pinned", f"Rank 0 says: {SECRET}."),
+    )
+    an_event(
+        ledger,
+        incident.incident_id,
+        (ago(minutes=12), "sickened", "Fell off the bus."),
+        (ago(minutes=11), "job", f"{SECRET} comes back."),
+    )
+    heartbeats(ledger)
+    gateway.fakes.cluster.launch(LaunchSpec(job.spec, secret_attempt(job), "", "trainer"))
+    gateway.fakes.cluster.launched(job.job_id, 1).uid = SECRET
+    gateway.fakes.cluster.text[f"{job.job_id}-a1-0"] = f"{SECRET} line\n"
+
+
+def test_every_read_route_has_a_row() -> None:
+    reads = {route.path for route in template_routes() if route.method == "GET" and route.function == "api_read"}
+
+    assert reads == set(ROWS)
+
+
+@pytest.mark.parametrize("caller", SEES_NOT)
+@pytest.mark.parametrize("path", ROWS)
+def test_other_callers_see_only_what_is_public(site: Gateway, path: str, caller: str) -> None:
+    row = ROWS[path]
+
+    answer = site.get(row.target, caller=SEES_NOT[caller])
+
+    assert answer.status == row.status
+    assert SECRET not in answer.text
+    assert [part for part in row.shows if part not in spelled(answer)] == []
+
+
+@pytest.mark.parametrize("caller", SEES)
+@pytest.mark.parametrize("path", ROWS)
+def test_team_and_operators_see_everything(site: Gateway, path: str, caller: str) -> None:
+    row = ROWS[path]
+
+    answer = site.get(row.target, caller=SEES[caller])
+
+    assert answer.status == 200
+    assert (SECRET in answer.text) == row.is_private
+
+
+def test_without_teams_every_caller_sees_everything() -> None:
+    gateway = Gateway()
+    seeded(gateway)
+
+    shown = [gateway.get(row.target, caller=SEES_NOT["member of no team"]) for row in ROWS.values() if row.is_private]
+
+    assert [SECRET in answer.text for answer in shown] == [True] * len(shown)
+
+
+@pytest.mark.parametrize("kind", ["RESUME", "ROLLBACK", "DRAIN", "BLAME", "RESIZE", "STAY", "LOAN", "NEW_KIND"])
+def test_decisions_about_jobs_keep_reasons_and_facts(site: Gateway, kind: str) -> None:
+    for number, subject in ((8, "job-0000000001"), (9, "inc-0000000001")):
+        stored(site.fakes.ledger, a_decision(number, subject, kind=kind, reason=SECRET, facts={"x": SECRET}))
+
+        answer = site.get(f"/v1/decisions/dec-{number:010d}", caller=session("Vision"))
+
+        assert (answer.status, SECRET in answer.text, answer.document["isRedacted"]) == (200, False, True)
+
+
+def test_decision_about_a_vanished_job_is_withheld(site: Gateway) -> None:
+    stored(site.fakes.ledger, a_decision(9, "job-0000009999", kind="BLAME", reason=SECRET, facts={"x": SECRET}))
+
+    assert SECRET not in site.get("/v1/decisions/dec-0000000009", caller=session("Nlp")).text
+    assert SECRET in site.get("/v1/decisions/dec-0000000009", caller=session("Operator")).text
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("Needs 2 free nodes; 1 is free.", "Needs 2 free nodes; 1 is free."),
+        (f"{SECRET} failed (exit code 1). Restart 1 of 3 follows.", "Restart 1 of 3 follows."),
+        (f"{SECRET} went out of reach. Waits to run again.", "Waits to run again."),
+    ],
+)
+def test_pending_reason_is_public_without_the_failure(site: Gateway, reason: str, shown: str) -> None:
+    pending = a_job(2, state="PENDING", reason=reason, owner="role/Nlp")
+    stored(site.fakes.ledger, pending.but(spec=pending.spec.but(team="nlp")))
+
+    whole = site.get("/v1/jobs/job-0000000002", caller=session("Stranger"))
+    listed = site.get("/v1/jobs?state=PENDING", caller=session("Stranger"))
+    why = site.get("/v1/jobs/job-0000000002/why", caller=session("Stranger"))
+
+    assert whole.document["reason"] == listed.document["items"][0]["reason"] == shown
+    assert shown in why.document["sentence"]
+    assert SECRET not in whole.text + listed.text + why.text
+
+
+@pytest.mark.parametrize(("caller", "named"), [("Nlp", True), ("Vision", False)])
+def test_taken_checkpoint_path_names_no_other_teams_job(site: Gateway, caller: str, named: bool) -> None:
+    site.fakes.ids.new("job")  # the first id is taken by the job that every test has
+    place = {"checkpoint": {"uri": "s3://checkpoints/shared"}}
+    body = {"name": "a", "image": "registry/a:1", "command": ["a"]} | place
+    first = site.post("/v1/jobs", body, caller=session("NlpLead"), key="1").document["jobId"]
+
+    refused = site.post("/v1/jobs", body, caller=session(caller), key="2")
+
+    assert (refused.status, first in refused.text) == (400, named)
+
+
+def test_job_older_than_its_team_stays_its_submitters(site: Gateway) -> None:
+    job = secret_job()
+    stored(site.fakes.ledger, job.but(job_id="job-0000000007", spec=job.spec.but(team="speech"), owner="role/Stranger"))
+
+    mine = site.get("/v1/jobs/job-0000000007", caller=session("Stranger"))
+    others = site.get("/v1/jobs/job-0000000007", caller=session("Nlp"))
+
+    assert (SECRET in mine.text, SECRET in others.text) == (True, False)
+
+
+def test_submitter_who_left_the_team_reads_no_more(site: Gateway) -> None:
+    left = a_team("nlp", ("NlpLead", "lead"))
+    site.call("PUT", "/v1/teams/nlp/quota", left, headers={"If-Match": '"1"'})
+
+    assert SECRET not in site.get("/v1/jobs/job-0000000001", caller=session("Nlp")).text
+
+
+def test_words_of_who_resumed_a_job_stay_in_the_team(site: Gateway) -> None:
+    held = a_job(2, state="SUSPENDED", is_suspended=True, owner="role/NlpLead")
+    stored(site.fakes.ledger, held.but(spec=held.spec.but(team="nlp")))
+    body = {"reason": f"{SECRET} is fixed"}
+    assert site.post("/v1/jobs/job-0000000002/resume", body, caller=session("NlpLead")).status == 202
+
+    shown = [
+        site.get(f"/v1/jobs{path}", caller=session("Stranger"))
+        for path in ("?state=PENDING", "/job-0000000002", "/job-0000000002/why", "/job-0000000002/timeline")
+    ]
+
+    assert [(answer.status, SECRET in answer.text) for answer in shown] == [(200, False)] * 4
+    assert "Resumed by role/NlpLead" in shown[1].document["reason"]
+    assert SECRET in site.get("/v1/jobs/job-0000000002/timeline", caller=session("Nlp")).text
+
+
+@pytest.mark.parametrize("route", ["/v1/jobs", "/v1/jobs/plan"])
+def test_other_callers_learn_no_rule_of_a_team(site: Gateway, route: str) -> None:
+    ruled = a_team("nlp", ("NlpLead", "lead"))
+    ruled["team"] |= {"images": [f"registry/{SECRET}/*"], "checkpoints": [f"s3://{SECRET}"]}
+    assert site.call("PUT", "/v1/teams/nlp/quota", ruled, headers={"If-Match": '"1"'}).status == 200
+    body = {"name": "a", "team": "nlp", "image": "a:1", "command": ["a"], "checkpoint": {"uri": "s3://other/a"}}
+
+    others = site.post(route, body, caller=session("VisionLead"))
+    own = site.post(route, body, caller=session("NlpLead"))
+
+    assert (others.document["code"], SECRET in others.text) == ("NOT_YOUR_TEAM", False)
+    assert (own.document["code"], SECRET in own.text) == ("VALIDATION_FAILED", True)
+
+
+def test_public_fields_exist_and_a_new_field_is_private() -> None:
+    job, attempt = secret_job(), secret_attempt(secret_job())
+
+    assert SECRET not in json.dumps(disclosure.public_job(job).to_json())
+    assert SECRET not in json.dumps(disclosure.public_attempt(attempt).to_json())
+    assert set(disclosure.PUBLIC_JOB) <= set(Job.model_fields)
+    assert set(disclosure.PUBLIC_ATTEMPT) <= set(Attempt.model_fields)
+    assert set(disclosure.PUBLIC_SPEC) <= set(type(job.spec).model_fields)
+
+
+def spelled(answer: ApiResponse) -> str:
+    return json.dumps(answer.document, ensure_ascii=False)

@@ -1,0 +1,158 @@
+"""A job that could never start on the fleet as it is configured is refused; what may still change is not claimed."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.validation import SpecError
+from evenkeel.domain.policy import Policy, changed
+from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.sources import Source, SourceKind
+from evenkeel.services.jobs import check_fit
+from evenkeel.services.storage import heartbeats
+from tests.fakes.cluster import CLUSTER
+from tests.fakes.system import A_MOMENT
+from tests.unit.api.gateway import ApiResponse, Gateway
+from tests.unit.api.seeds import a_fleet_node, a_job, stored
+from tests.unit.api.test_idempotent_changes import A_JOB
+from tests.unit.api.test_pool_costs import BURST
+from tests.unit.scheduling.test_sharing import a_setup, a_team
+
+PATHS = ("/v1/jobs", "/v1/jobs/plan")
+
+
+@pytest.fixture
+def site(gateway: Gateway) -> Gateway:
+    """A fleet of four machines with eight GPUs each."""
+    stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 5)))
+    return gateway
+
+
+def asked(site: Gateway, path: str, **changes: Any) -> ApiResponse:
+    return site.post(path, {**A_JOB, **changes})
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"nodes": 5}, "nodes"),
+        ({"nodes": 64}, "nodes"),
+        ({"nodes": 1, "gpusPerNode": 9}, "gpusPerNode"),
+        ({"nodes": 1, "instanceTypes": ["ml.p9.xlarge"]}, "instanceTypes"),
+        ({"nodes": 1, "requires": {"architectures": ["arm64"]}}, "requires"),
+        ({"nodes": 6, "elastic": {"minNodes": 5, "maxNodes": 8}}, "nodes"),
+    ],
+)
+def test_job_beyond_the_fleet_is_refused_by_field(
+    site: Gateway, path: str, changes: dict[str, Any], field: str
+) -> None:
+    answer = asked(site, path, **changes)
+
+    assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
+    (error,) = answer.document["errors"]
+    assert error["field"] == field
+    assert "The job could never start on the configured fleet." in error["message"]
+    assert site.get("/v1/jobs").document["items"] == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"nodes": 4},
+        {"nodes": 1, "gpusPerNode": 8},
+        {"nodes": 1, "gpusPerNode": 0},
+        {"nodes": 1, "instanceTypes": ["ml.p9.xlarge", "ml.p5.48xlarge"]},
+        {"nodes": 6, "elastic": {"minNodes": 4, "maxNodes": 8}},
+    ],
+)
+def test_job_within_the_fleet_is_accepted(site: Gateway, path: str, changes: dict[str, Any]) -> None:
+    assert asked(site, path, **changes).status in (200, 202)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"is_ready": False},
+        {"is_cordoned": True},
+        {"is_awaiting_validation": True},
+        {"accelerators": 0, "node_name": ""},
+        {"accelerators": 7},
+        {"accelerators_in_use": 8},
+        {"taints": ("own=x:NoSchedule",)},
+        {"is_gone": True},
+    ],
+)
+def test_machines_that_may_come_back_count(gateway: Gateway, state: dict[str, Any]) -> None:
+    stored(gateway.fakes.ledger, *(a_fleet_node(number, **state) for number in range(1, 5)))
+
+    assert asked(gateway, "/v1/jobs/plan", nodes=5).status == 400
+    assert asked(gateway, "/v1/jobs", nodes=4).status == 202
+
+
+def test_two_machines_of_one_seat_count_once(site: Gateway) -> None:
+    stored(site.fakes.ledger, a_fleet_node(5, slot=a_fleet_node(4).slot))
+
+    assert asked(site, "/v1/jobs/plan", nodes=4).status == 200
+    assert asked(site, "/v1/jobs/plan", nodes=5).status == 400
+
+
+def test_fleet_that_no_sweep_has_read_refuses_nothing(gateway: Gateway) -> None:
+    planned = asked(gateway, "/v1/jobs/plan", nodes=64)
+
+    assert planned.document["decision"]["action"] == "WAIT"
+    assert planned.document["decision"]["reason"].startswith("No sweep has read the fleet yet")
+    assert planned.document["placement"] is None
+    assert asked(gateway, "/v1/jobs", nodes=64).status == 202
+
+
+def why(site: Gateway, nodes: int, setup: TeamSetup, policy: Policy, **more: Any) -> SpecError | None:
+    job: Job = a_job()
+    job = job.but(spec=job.spec.but(nodes=nodes, **more), queue=more.get("team", ""))
+    fleet = check_fit.read_fleet(job.cluster, site.fakes.ledger)
+    return check_fit.why_never(job, fleet, setup, policy, A_MOMENT)
+
+
+def test_spares_are_no_room_for_a_submission(site: Gateway) -> None:
+    spares = changed(Policy(), {"scheduling": {"spareNodes": {a_fleet_node().pool: 1}}})
+
+    assert why(site, 3, TeamSetup(), spares) is None
+    fault = why(site, 4, TeamSetup(), spares)
+    assert fault
+    assert "keeps 1 free node for recoveries" in fault.message
+
+
+def test_quota_that_can_never_suffice_refuses(site: Gateway) -> None:
+    setup = a_setup(a_team("nlp", 16, cohort=""))
+
+    assert why(site, 2, setup, Policy(), team="nlp") is None
+    fault = why(site, 3, setup, Policy(), team="nlp")
+    assert fault
+    assert (fault.field, "16 at most" in fault.message) == ("nodes", True)
+
+
+def test_stopped_queue_and_removed_team_refuse_nothing(site: Gateway) -> None:
+    stopped = a_setup(a_team("nlp", 16, cohort="", queue={"stop": "Hold", "cohort": ""}))
+
+    assert why(site, 3, stopped, Policy(), team="nlp") is None
+    assert why(site, 64, a_setup(a_team("other", 16)), Policy(), team="nlp") is None
+
+
+def test_pool_to_rent_from_counts_up_to_its_limit(site: Gateway) -> None:
+    policy = changed(Policy(), {"burst": BURST})
+    most = max(pool.most_nodes for pool in policy.burst.pools)
+    kind = max(policy.burst.pools, key=lambda pool: pool.most_nodes)
+
+    assert why(site, most, TeamSetup(), policy, accelerators_per_node=kind.accelerators_per_node) is None
+    assert why(site, most + 5, TeamSetup(), policy, accelerators_per_node=kind.accelerators_per_node)
+
+
+@pytest.mark.parametrize("kind", [SourceKind.KUBERNETES_LIST, SourceKind.HYPERPOD])
+def test_fleet_with_a_source_that_never_answered_refuses_nothing(site: Gateway, kind: SourceKind) -> None:
+    results = heartbeats.SourceResults()
+    results.failed(Source(kind=kind, target=CLUSTER if kind is SourceKind.KUBERNETES_LIST else ""), "Unreachable")
+    heartbeats.record_heartbeat(site.fakes.ledger, site.fakes.telemetry, "sweep_fleet", A_MOMENT, results)
+
+    assert asked(site, "/v1/jobs", nodes=5).status == 202

@@ -1,0 +1,155 @@
+"""Commands that go on for long: credentials that end, an API that is away for a while, jobs that move meanwhile."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from evenkeel.ports import LaunchSpec
+from tests.unit.api.gateway import ApiResponse, Gateway
+from tests.unit.api.seeds import a_job, an_attempt, heartbeats, stored
+from tests.unit.cli.conftest import CliFixture
+
+NOT_NOW = [ApiResponse(503, {}, '{"code": "UNAVAILABLE", "detail": "Not now."}')] * 3
+"""A look that fails, with all its tries."""
+
+
+def there_is(served: CliFixture, state: str, attempt: int = 1, *, ended: int = 0, log: str = "") -> None:
+    """Let the API know one job in this state, whose first attempts have ended, and a log of its latest attempt."""
+    served.gateway = Gateway()
+    heartbeats(served.gateway.fakes.ledger)
+    job = a_job(1, state=state, current_attempt=attempt, reason="So it is.")
+    attempts = [an_attempt(job, n, ended_at=job.submitted_at if n <= ended else None) for n in range(1, attempt + 1)]
+    stored(served.gateway.fakes.ledger, job, *attempts)
+    if log:
+        cluster = served.gateway.fakes.cluster
+        cluster.launch(LaunchSpec(job.spec, attempts[-1], "", "trainer"))
+        cluster.text[f"{job.job_id}-a{attempt}-0"] = log
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> None:
+    """Let things happen between one look and the next, in place of the time that passes."""
+    ahead = iter(steps)
+    monkeypatch.setattr("time.sleep", lambda _seconds: next(ahead)())
+
+
+# ---------------------------------------------------------------- credentials
+
+
+def signed_by_leases(served: CliFixture, monkeypatch: pytest.MonkeyPatch, *, at_most: int) -> None:
+    """Sign with keys that end in five minutes: so soon that botocore fetches another each time it is asked."""
+    served.write_context({name: value for name, value in served.context.items() if name != "credentials"})
+    ends = f"{datetime.now(UTC) + timedelta(minutes=5):%Y-%m-%dT%H:%M:%SZ}"
+    script, config = served.folder / "lease.sh", served.folder / "aws.ini"
+    script.write_text(
+        f"""echo x >> leases; number=$(($(wc -l < leases))); test $number -le {at_most} || exit 1
+        echo '{{"Version": 1, "AccessKeyId": "AKIA'$number'", "SecretAccessKey": "x", "SessionToken": "t",'
+        echo '"Expiration": "{ends}"}}'
+        """,
+        encoding="utf-8",
+    )
+    config.write_text(f"[profile site]\ncredential_process = sh {script}\n", encoding="utf-8")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("EVENKEEL_PROFILE", "site")
+
+
+def test_credentials_that_are_about_to_end_are_fetched_anew(
+    served: CliFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed_by_leases(served, monkeypatch, at_most=10)
+    stored(served.gateway.fakes.ledger, a_job(1))
+
+    said = served.run("jobs", "show", "llama-1")
+
+    keys = [re.findall(r"Credential=(\w+)/", headers["Authorization"])[0] for _, _, headers in served.requests]
+    assert (said.exit_code, len(keys), len(set(keys))) == (0, 2, 2)
+
+
+def test_credentials_that_cannot_be_fetched_anew_end_the_command_plainly(
+    served: CliFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed_by_leases(served, monkeypatch, at_most=2)
+    stored(served.gateway.fakes.ledger, a_job(1))
+
+    said = served.run("jobs", "show", "llama-1")
+
+    assert (len(served.requests), said.exit_code, "[BAD_CREDENTIALS]" in said.err) == (1, 6, True)
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def test_waiting_outlasts_an_api_that_is_away(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    there_is(served, "RUNNING")
+    away, again = (lambda: served.next_answers.extend(NOT_NOW), lambda: there_is(served, "SUCCEEDED"))
+    meanwhile(monkeypatch, away, away, again)
+
+    said = served.run("jobs", "wait", "job-0000000001")
+
+    assert (said.exit_code, said.out) == (0, "● job-0000000001  succeeded  So it is.\n")
+    assert said.err.splitlines() == [
+        "job-0000000001  running, attempt 1  So it is.",
+        "Not now: it is asked again until it answers.",
+    ]
+
+
+def test_waiting_for_an_api_that_stays_away_ends_at_its_timeout(served: CliFixture) -> None:
+    served.next_answers = [*NOT_NOW]
+
+    said = served.run("jobs", "wait", "job-0000000001", "--timeout", "0")
+
+    assert said.exit_code == 124
+    assert "job-0000000001 cannot be read (last seen: never) after 0s. [TIMEOUT]" in said.err
+
+
+# ---------------------------------------------------------------- logs
+
+
+def test_following_goes_on_with_the_next_attempt_from_its_beginning(
+    served: CliFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there_is(served, "RUNNING", 1, log="0\na\nb")
+    meanwhile(
+        monkeypatch,
+        lambda: there_is(served, "PENDING", 1, ended=1),
+        lambda: served.next_answers.extend(NOT_NOW),
+        lambda: there_is(served, "RUNNING", 2, ended=1, log="\n".join(map(str, range(300)))),
+        lambda: there_is(served, "SUCCEEDED", 2, ended=2, log="\n".join(map(str, range(302)))),
+    )
+
+    said = served.run("jobs", "logs", "-f", "job-0000000001", "--tail", "1")
+
+    assert (said.exit_code, said.out.splitlines()) == (0, ["b", *map(str, range(302))])
+    assert said.err.splitlines() == [
+        "Not now: it is asked again until it answers.",
+        "Attempt 2 of job-0000000001, from its beginning:",
+    ]
+
+
+def test_following_waits_for_the_first_attempt(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    there_is(served, "PENDING", 0)
+    meanwhile(
+        monkeypatch,
+        lambda: there_is(served, "RUNNING", log="a\nb"),
+        lambda: there_is(served, "FAILED", ended=1),
+    )
+
+    said = served.run("jobs", "logs", "-f", "job-0000000001", "--tail", "1")
+
+    assert (said.exit_code, said.out, said.err) == (0, "a\nb\n", "job-0000000001 has no log yet: it follows.\n")
+
+
+def test_following_one_attempt_ends_with_it(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    there_is(served, "RUNNING", log="a")
+    meanwhile(monkeypatch, lambda: there_is(served, "STARTING", 2, ended=1))
+
+    said = served.run("jobs", "logs", "-f", "job-0000000001", "--attempt", "1")
+
+    assert (said.exit_code, said.out) == (0, "a\n")
+
+
+def test_the_log_of_a_job_that_ended_without_one_exits_4(served: CliFixture) -> None:
+    there_is(served, "FAILED", ended=1)
+
+    assert served.run("jobs", "logs", "-f", "job-0000000001").exit_code == 4

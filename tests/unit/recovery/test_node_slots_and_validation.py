@@ -1,0 +1,299 @@
+"""Who holds a seat, whether the machine there may take work, and what the waits answer."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.faults import Severity
+from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import JobState, StopRequest
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.recovery.awaiting import HurtNow, guardrails_cleared, jobs_resumed, node_back, node_valid
+from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState, find_slot_state
+from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.validation import (
+    DEEP_CHECK_STATUS,
+    CheckFacts,
+    CheckKind,
+    CheckResult,
+    choose_check,
+    expected_accelerators,
+    judge_deep_check,
+    judge_node,
+    margin_seconds,
+)
+from tests.fakes import a_node, a_provider_node
+from tests.unit.recovery.facts import ILL, LIFE, SLOT, WELL, a_slot_state, a_successor, at
+from tests.unit.scheduling.builders import a_job, an_attempt
+
+PREFIX = "sagemaker.amazonaws.com/"
+
+
+def slot_state_of(*records: Any, slot: str = SLOT, nodes: Any = ()) -> SlotState:
+    return find_slot_state(LIFE, slot, "p5-workers", records=records, nodes=nodes, since=at(0))
+
+
+# ---------------------------------------------------------------- seats
+
+
+def test_the_patient_holds_its_seat_until_another_machine_does() -> None:
+    newcomer = a_provider_node(9, logical_id="seat-1", launched_at=at(60))
+
+    before, during = slot_state_of(a_provider_node(1), a_provider_node(2)), slot_state_of(a_provider_node(2), newcomer)
+
+    assert (before.original.instance_id, before.replacement) == (LIFE.instance_id, None)
+    assert not during.original.is_there
+    assert during.replacement
+    assert during.replacement.instance_id == newcomer.instance_id
+
+
+def test_without_logical_ids_a_younger_machine_of_the_group_takes_the_seat() -> None:
+    young = a_provider_node(9, logical_id=None, launched_at=at(60))
+    old = a_provider_node(8, logical_id=None)
+    other_group = a_provider_node(7, logical_id=None, launched_at=at(60), instance_group="others")
+
+    found = slot_state_of(old, young, other_group, slot=LIFE.key)
+
+    assert found.replacement
+    assert found.replacement.instance_id == young.instance_id
+
+
+def test_without_logical_ids_nobody_takes_the_seat_while_the_patient_is_listed() -> None:
+    listed = a_provider_node(1, logical_id=None)
+
+    assert (
+        slot_state_of(listed, a_provider_node(9, logical_id=None, launched_at=at(60)), slot=LIFE.key).replacement
+        is None
+    )
+
+
+# ---------------------------------------------------------------- validation
+
+
+@pytest.mark.parametrize(
+    ("machine", "is_valid", "word"),
+    [
+        (ObservedNode(record=a_provider_node(1), node=a_node(1)), True, "Ready"),
+        (ObservedNode(node=a_node(1)), True, "Ready"),
+        (ObservedNode(record=a_provider_node(1)), False, "not joined"),
+        (ObservedNode(record=a_provider_node(1, status="Pending"), node=a_node(1)), False, "Pending"),
+        (ObservedNode(record=a_provider_node(1), node=a_node(1, is_ready=False)), False, "not Ready"),
+        (ObservedNode(record=a_provider_node(1), node=a_node(1, accelerators=7)), False, "7 of 8"),
+        (ObservedNode(node=a_node(1, labels={f"{PREFIX}fault-types": "EfaError"})), False, "EfaError"),
+        (
+            ObservedNode(node=a_node(1, labels={f"{PREFIX}node-health-status": "UnschedulablePendingReboot"})),
+            False,
+            "Pending",
+        ),
+        (ObservedNode(node=a_node(1, labels={f"{PREFIX}node-health-status": "Schedulable"})), True, "Ready"),
+        (ObservedNode(node=a_node(1, labels={f"{PREFIX}deep-health-check-status": "InProgress"})), False, "InProgress"),
+    ],
+)
+def test_validation(machine: ObservedNode, is_valid: bool, word: str) -> None:
+    verdict = judge_node(machine, expected=8)
+
+    assert verdict.is_valid is is_valid
+    assert word in verdict.reason
+
+
+def test_peers_say_how_many_devices_there_should_be_and_the_table_where_there_are_none() -> None:
+    peers = [a_node(2, accelerators=4), a_node(3, accelerators=8, is_ready=False), a_node(4, instance_type="other")]
+
+    assert expected_accelerators("ml.p5.48xlarge", peers) == 4
+    assert expected_accelerators("ml.p5.48xlarge", []) == 8
+    assert expected_accelerators("ml.c5.xlarge", []) == 0
+
+
+@pytest.mark.parametrize(
+    ("validity", "signal", "now", "outcome"),
+    [
+        (WELL, 0, 60, "VALID"),
+        (WELL, 0, 55, None),
+        (ILL, 0, 60, None),
+        (WELL, 52, 60, "INVALID"),
+    ],
+    ids=["well for long enough", "not long enough", "not well", "faulted again"],
+)
+def test_wait_for_validation(validity: Any, signal: float, now: float, outcome: str | None) -> None:
+    answer = node_valid(
+        a_slot_state().original, validity, opened_at=at(50), last_signal_at=at(signal), margin=10, now=at(now)
+    )
+
+    assert (answer.outcome if answer else None) == outcome
+
+
+# ---------------------------------------------------------------- is it back?
+
+
+@pytest.mark.parametrize(
+    ("why", "there", "rung", "is_back"),
+    [
+        ("it has not booted again", a_slot_state(), "reboot", False),
+        ("it has booted again", a_slot_state(boot_id="boot-2"), "reboot", True),
+        ("it has booted again, by its owner", a_slot_state(boot_id="boot-2"), "owner", True),
+        ("it boots", a_slot_state(boot_id="boot-2", is_ready=False), "reboot", False),
+        ("it is to go, and has only booted again", a_slot_state(boot_id="boot-2"), "replace", False),
+        ("another is there", a_slot_state(successor=a_successor()), "replace", True),
+        ("another is there instead of a reboot", a_slot_state(successor=a_successor()), "reboot", True),
+        ("another comes up", a_slot_state(successor=a_successor(status="Pending")), "replace", False),
+        ("another has not joined", a_slot_state(successor=a_successor(is_ready=False)), "replace", False),
+    ],
+)
+def test_wait_for_the_node(why: str, there: SlotState, rung: str, is_back: bool) -> None:
+    answer = node_back(there, rung=rung, boot_id_before="boot-1")
+
+    assert (answer is not None) is is_back, why
+
+
+# ---------------------------------------------------------------- are the jobs back?
+
+
+def an_incident(**changes: Any) -> Incident:
+    facts: dict[str, Any] = {
+        "incident_id": "inc-1",
+        "life": LIFE,
+        "slot": SLOT,
+        "node_name": "node-1",
+        "pool": "p5-workers",
+        "instance_type": "ml.p5.48xlarge",
+        "state": IncidentState.RECOVERING,
+        "severity": Severity.MAJOR,
+        "fault_key": "hp:NvidiaErrorReboot",
+        "first_signal_at": at(0),
+        "opened_at": at(0),
+    }
+    return Incident.model_validate({**facts, **changes})
+
+
+@pytest.mark.parametrize(
+    ("state", "attempt", "branch", "now", "outcome"),
+    [
+        (JobState.RUNNING, 1, "", 60, None),
+        (JobState.PENDING, 1, "", 60, None),
+        (JobState.STARTING, 2, "", 60, None),
+        (JobState.RUNNING, 2, "", 60, "JOBS_RESUMED"),
+        (JobState.SUCCEEDED, 1, "", 60, "JOBS_RESUMED"),
+        (JobState.CANCELLED, 1, "", 60, "JOBS_RESUMED"),
+        (JobState.PENDING, 1, "RETURNED", 60, None),
+        (JobState.PENDING, 1, "WAITING_FOR_PERSON", 60, "QUEUED"),
+        (JobState.PENDING, 1, "WAITING_FOR_PERSON", 20, None),
+        (JobState.PENDING, 1, "STOOD_DOWN", 60, "QUEUED"),
+    ],
+)
+def test_wait_for_the_jobs(state: JobState, attempt: int, branch: str, now: float, outcome: str | None) -> None:
+    hurt = HurtNow(
+        hurt=HurtJob(job_id="job-1", attempt=1),
+        job=a_job(state=state, current_attempt=attempt),
+        hurt_attempt=an_attempt(ended_at=at(10)),
+    )
+
+    answer = jobs_resumed([hurt], an_incident(node_branch=branch), Policy(), now=at(now))
+
+    assert (answer.outcome if answer else None) == outcome
+
+
+@pytest.mark.parametrize(
+    ("local_queue", "attempt", "late", "outcome"),
+    [("default", 2, True, "QUEUED"), ("default", 2, False, None), ("default", 1, True, None), ("", 2, True, None)],
+)
+def test_a_job_that_was_handed_to_kueue_waits_there_and_fails_no_recovery(
+    local_queue: str, attempt: int, late: bool, outcome: str | None
+) -> None:
+    seconds = Policy().jobs.resume_deadline_seconds
+    hurt = HurtNow(
+        hurt=HurtJob(job_id="job-1", attempt=1),
+        job=a_job(state=JobState.STARTING, current_attempt=attempt, local_queue=local_queue),
+        hurt_attempt=an_attempt(ended_at=at(10)),
+    )
+
+    answer = jobs_resumed([hurt], an_incident(), Policy(), now=at(10 + seconds - (not late)))
+
+    assert (answer.outcome if answer else None) == outcome
+
+
+def test_one_job_on_its_way_holds_the_answer_back() -> None:
+    stuck = HurtNow(hurt=HurtJob(job_id="a", attempt=1), job=a_job(state=JobState.PENDING), hurt_attempt=None)
+    coming = HurtNow(
+        hurt=HurtJob(job_id="b", attempt=1), job=a_job(state=JobState.STARTING, current_attempt=2), hurt_attempt=None
+    )
+    incident = an_incident(node_branch="WAITING_FOR_PERSON")
+
+    assert jobs_resumed([stuck, coming], incident, Policy(), now=at(900)) is None
+
+
+@pytest.mark.parametrize(
+    ("why", "branch", "stop", "is_back"),
+    [
+        ("the node was found well before its turn", "RETURNED", False, True),
+        ("the node was left to a person", "STOOD_DOWN", False, True),
+        ("the node branch may stop it yet", "", False, False),
+        ("it was asked to stop", "RETURNED", True, False),
+    ],
+)
+def test_a_job_that_nobody_stopped_is_back_once_nobody_will(why: str, branch: str, stop: bool, is_back: bool) -> None:
+    request = StopRequest(attempt=1, reason="", by="x", outcome=AttemptState.LOST, grace_seconds=1, requested_at=at(5))
+    job = a_job(state=JobState.RUNNING, current_attempt=1, stop_request=request if stop else None)
+    hurt = HurtNow(hurt=HurtJob(job_id="job-1", attempt=1), job=job, hurt_attempt=an_attempt(ended_at=None))
+
+    answer = jobs_resumed([hurt], an_incident(node_branch=branch), Policy(), now=at(100))
+
+    assert (answer is not None) is is_back, why
+
+
+def test_released_in_its_turn() -> None:
+    assert guardrails_cleared(may_go=False) is None
+    assert guardrails_cleared(may_go=True)
+
+
+# ---------------------------------------------------------------- what is to vouch for a machine
+
+CHECKS = RepairPolicy(deep_checks_after=("hardware",), test_job_image="registry/node-test:1")
+
+
+@pytest.mark.parametrize(
+    ("facts", "policy", "kind"),
+    [
+        (("hardware", "deep", True), CHECKS, CheckKind.DEEP),
+        (("hardware", "deep", False), CHECKS, CheckKind.TEST_JOB),
+        (("mixed", "deep", True), CHECKS, CheckKind.TEST_JOB),
+        (("hardware", "basic", True), CHECKS, CheckKind.TEST_JOB),
+        (("info", "basic", True), CHECKS, CheckKind.BASIC),
+        (("hardware", "none", True), CHECKS, CheckKind.BASIC),
+        (("hardware", "deep", True), RepairPolicy(), CheckKind.BASIC),
+    ],
+)
+def test_the_strongest_check_that_the_fault_asks_for_and_the_site_allows(
+    facts: tuple[str, str, bool], policy: RepairPolicy, kind: CheckKind
+) -> None:
+    fault_class, asks_for, is_hyperpod = facts
+    found = CheckFacts(fault_class=fault_class, asks_for=asks_for, is_hyperpod=is_hyperpod)
+
+    decision = choose_check(found, policy)
+
+    assert decision.kind is kind
+    assert decision == choose_check(CheckFacts.model_validate(found.to_json()), policy)
+    assert all(each.why_not for each in decision.alternatives)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds", "result"),
+    [
+        ("Passed", 59, CheckResult.PENDING),
+        ("Passed", 60, CheckResult.PASSED),
+        ("InProgress", 60, CheckResult.PENDING),
+        ("", 60, CheckResult.PENDING),
+        ("Failed", 60, CheckResult.FAILED),
+    ],
+)
+def test_what_a_node_says_of_its_deep_check_may_at_first_be_said_of_an_older_one(
+    said: str, seconds: float, result: CheckResult
+) -> None:
+    node = a_node(1, labels={DEEP_CHECK_STATUS: said})
+
+    assert judge_deep_check(node, started_at=at(0), least_seconds=60, now=at(seconds)) is result
+
+
+@pytest.mark.parametrize(("returns", "margin"), [(0, 10), (1, 40), (3, 640), (9, 640)])
+def test_a_machine_that_keeps_coming_back_has_to_be_well_for_longer(returns: int, margin: int) -> None:
+    assert margin_seconds(returns, RepairPolicy()) == margin

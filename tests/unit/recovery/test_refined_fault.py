@@ -1,0 +1,26 @@
+"""Two signals of one fault: HyperPod asks for a replacement, the Xid behind it would begin with a reboot."""
+
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, plan_recovery
+from evenkeel.domain.recovery.policy import RepairPolicy
+
+
+def test_a_ladder_without_its_first_rung_is_climbed_from_the_next() -> None:
+    facts = PlanFacts(
+        fault_key="xid:79",
+        ladder=("replace",),
+        sources=("hyperpod.node-health", "hyperpod.node-labels"),
+        has_recovered=False,
+        mode=Mode.ACT,
+        is_drill=False,
+        drills_may_act=False,
+        is_node_gone=False,
+        is_hyperpod=True,
+        hyperpod_repairs=False,
+        is_person_cordon=False,
+    )
+
+    plan = plan_recovery(facts, RepairPolicy())
+
+    assert plan.outcome is PlanOutcome.ACT
+    assert plan.repairs_node

@@ -1,0 +1,186 @@
+"""Random worlds of queues, and histories in them. A seed tells everything."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+from evenkeel.domain.kueue import checker
+from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
+from evenkeel.domain.kueue.objects import (
+    BorrowWithin,
+    Cohort,
+    Flavor,
+    FlavorQuotas,
+    Fungibility,
+    Fungible,
+    PodSet,
+    Preemption,
+    PreemptionPolicy,
+    Queue,
+    QueueingStrategy,
+    Quota,
+    ResourceGroup,
+    Workload,
+)
+from evenkeel.domain.kueue.snapshot import Rules
+
+RESOURCES = ("cpu", "gpu")
+FLAVORS = ("f1", "f2")
+PRIORITIES = (0, 0, 1, 2)
+
+
+class RandomQueues:
+    """A scheduler, and a seeded source of what happens to it."""
+
+    def __init__(self, seed: int, *, deep: bool = False, fair: bool | None = None) -> None:
+        self.random = random.Random(seed)
+        self.cohorts: tuple[Cohort, ...] = (
+            (self._cohort("west", "root"), self._cohort("east", "root"), self._cohort("root", "")) if deep else ()
+        )
+        self.queues = tuple(self._queue(name, deep=deep) for name in "abcd")
+        is_fair = self.random.random() < 0.5 if fair is None else fair
+        self.rules = Rules(fair_sharing=is_fair)
+        self.now = 0.0
+        self.number = 0
+        self.scheduler = self.fresh()
+
+    def fresh(self) -> Scheduler:
+        """Return the same queues with nobody in them."""
+        return Scheduler(self.queues, self.cohorts, [Flavor(name) for name in FLAVORS], self.rules)
+
+    def _quota(self, most: int, *, is_limited: bool) -> Quota:
+        nominal = self.random.randint(0, most)
+        borrow = self.random.choice((None, None, self.random.randint(0, most))) if is_limited else None
+        lend = self.random.choice((None, None, self.random.randint(0, nominal))) if is_limited else None
+        return Quota(nominal, borrow, lend)
+
+    def _groups(self, most: int, *, is_limited: bool) -> tuple[ResourceGroup, ...]:
+        flavors = (
+            FlavorQuotas(flavor, {resource: self._quota(most, is_limited=is_limited) for resource in RESOURCES})
+            for flavor in FLAVORS
+        )
+        return (ResourceGroup(RESOURCES, tuple(flavors)),)
+
+    def _cohort(self, name: str, parent: str) -> Cohort:
+        groups = self._groups(4, is_limited=bool(parent)) if self.random.random() < 0.5 else ()
+        return Cohort(name, parent, groups, self.random.choice((0.0, 1.0, 1.0, 2.0)))
+
+    def _queue(self, name: str, *, deep: bool) -> Queue:
+        pick = self.random.choice
+        reclaim = pick((PreemptionPolicy.NEVER, PreemptionPolicy.LOWER_PRIORITY, PreemptionPolicy.ANY))
+        may_borrow = reclaim is not PreemptionPolicy.NEVER and self.random.random() < 0.3
+        within = (
+            PreemptionPolicy.NEVER,
+            PreemptionPolicy.LOWER_PRIORITY,
+            PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY,
+        )
+        return Queue(
+            name,
+            pick(("west", "east")) if deep else "flat",
+            self._groups(8, is_limited=True),
+            pick((0.0, 1.0, 1.0, 2.0)),
+            Preemption(pick(within), reclaim, BorrowWithin(pick((None, 1))) if may_borrow else None),
+            Fungibility(pick(tuple(Fungible)), pick(tuple(Fungible))),
+            pick(tuple(QueueingStrategy)),
+        )
+
+    def workload(self) -> Workload:
+        """Return a new workload."""
+        pick, self.number = self.random.choice, self.number + 1
+        count = self.random.randint(1, 4)
+        requests = {"cpu": self.random.randint(0, 3), "gpu": self.random.randint(0, 2)}
+        smallest = pick((None, None, self.random.randint(1, count)))
+        return Workload(
+            f"w{self.number:03}",
+            pick("abcd"),
+            (PodSet("main", count, requests, smallest),),
+            priority=pick(PRIORITIES),
+            created_at=float(self.random.randint(0, 50)),
+        )
+
+    def history(self, steps: int) -> Iterator[tuple[list[Decision], dict[str, frozenset[tuple[str, str]]]]]:
+        """Let things happen; yield each cycle's decisions and which keys each queue was over nominal on before it."""
+        for _ in range(steps):
+            self.now += 1.0
+            self._happens()
+            over = {
+                name: frozenset(key for key, slot in team.node.slots.items() if slot.use > slot.nominal)
+                for name, team in self.scheduler.snapshot.teams.items()
+            }
+            yield self.cycle(), over
+
+    def cycle(self) -> list[Decision]:
+        """Run one cycle and have a second opinion on all of it."""
+        decisions = self.scheduler.cycle(self.now)
+        for decision in decisions:
+            queue = self.scheduler.snapshot.teams[decision.workload.queue].queue
+            assert list(checker.faults_of(decision, queue)) == []
+        return decisions
+
+    def _happens(self) -> None:
+        running = sorted(name for team in self.scheduler.snapshot.teams.values() for name in team.admitted)
+        match self.random.randrange(5):
+            case 0 | 1 | 2:
+                for _ in range(self.random.randint(1, 3)):
+                    self.scheduler.submit(self.workload())
+            case 3 if running:
+                self.scheduler.release(self.random.choice(running))
+            case _:
+                self.stop_evicted()
+
+    def stop_evicted(self) -> None:
+        """Let everybody who was told to go have stopped."""
+        for team in self.scheduler.snapshot.teams.values():
+            for name in [name for name, each in team.admitted.items() if each.is_evicted]:
+                self.scheduler.give_up(name)
+
+    def overcommitted(self, *, with_evicted: bool = True) -> list[str]:
+        """Return what is over its limits."""
+        teams = self.scheduler.snapshot.teams.values()
+        admitted = [each for team in teams for each in team.admitted.values() if with_evicted or not each.is_evicted]
+        return list(checker.overcommitted(self.queues, self.cohorts, admitted))
+
+    def with_more(self, queue: str, key: tuple[str, str], more: int) -> tuple[Queue, ...]:
+        """Return the queues, one of them with more nominal quota of a key."""
+
+        def raised(each: Queue) -> Queue:
+            groups = tuple(
+                replace(
+                    group,
+                    flavors=tuple(
+                        FlavorQuotas(
+                            flavor.flavor,
+                            {
+                                resource: replace(quota, nominal=quota.nominal + more)
+                                if (flavor.flavor, resource) == key
+                                else quota
+                                for resource, quota in flavor.quotas.items()
+                            },
+                        )
+                        for flavor in group.flavors
+                    ),
+                )
+                for group in each.groups
+            )
+            return replace(each, groups=groups)
+
+        return tuple(raised(each) if each.name == queue else each for each in self.queues)
+
+
+def outcomes(decisions: list[Decision]) -> list[object]:
+    """Return what was decided, without the objects."""
+    return [
+        (
+            each.workload.workload_id,
+            each.result,
+            each.assignment.flavors,
+            each.assignment.counts,
+            each.assignment.level,
+            [(victim.workload_id, victim.reason) for victim in each.victims],
+            each.parked,
+        )
+        for each in decisions
+    ]
+
+
+__all__ = ["RandomQueues", "Result", "outcomes"]

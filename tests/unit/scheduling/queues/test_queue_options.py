@@ -1,0 +1,114 @@
+"""What goes beyond Kueue, each behind its switch; off, nothing is different."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from evenkeel.domain.kueue.cycle import Scheduler
+from evenkeel.domain.kueue.objects import Admitted, Flavor
+from evenkeel.domain.kueue.setup import RULES, Profile
+from evenkeel.domain.kueue.snapshot import Rules
+from tests.unit.scheduling.queues.builders import ANY, GPU, LOWER, a_queue, a_scheduler, a_workload, holds, victims
+from tests.unit.scheduling.queues.random_queues import RandomQueues
+from tests.unit.scheduling.queues.test_properties import SEEDS
+
+
+def preempting(rules: Rules, *held: Admitted) -> Scheduler:
+    """Return a queue of four, full, and a job of higher priority that asks for two."""
+    scheduler = a_scheduler(a_queue("a", 4, "", within=LOWER))
+    scheduler = Scheduler([scheduler.snapshot.teams["a"].queue], (), scheduler.snapshot.flavors.values(), rules)
+    for each in held:
+        scheduler.restore(each)
+    scheduler.submit(a_workload("new", "a", 2, priority=9))
+    return scheduler
+
+
+def risking(name: str, at: float, work: float | None) -> Admitted:
+    return replace(holds(name, "a", 2, at=at), work_at_risk=work)
+
+
+@pytest.mark.parametrize(
+    ("switch", "victim"),
+    [(False, "late"), (True, "early")],
+)
+def test_of_equal_priorities_who_loses_least_goes(switch: bool, victim: str) -> None:
+    scheduler = preempting(Rules(spares_work=switch), risking("early", 1, 10.0), risking("late", 2, 500.0))
+
+    assert list(victims(scheduler.cycle(10)[0])) == [victim]
+
+
+def test_who_never_says_is_charged_the_median() -> None:
+    silent, lucky, unlucky = risking("silent", 9, None), risking("lucky", 1, 1.0), risking("unlucky", 2, 900.0)
+    scheduler = preempting(Rules(spares_work=True), silent, unlucky)
+    assert list(victims(scheduler.cycle(10)[0])) == ["silent"]  # the median of one; then who came last
+    scheduler = preempting(Rules(spares_work=True), silent, lucky)
+    assert list(victims(scheduler.cycle(10)[0])) == ["silent"]
+
+
+def test_nobody_goes_before_it_ran_its_least_time() -> None:
+    rules = Rules(min_run_seconds=60)
+
+    assert victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(59)[0]) == {}
+    assert list(victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(60)[0])) == ["x"]
+
+
+def test_one_has_another_evicted_once_in_a_while() -> None:
+    scheduler = preempting(Rules(flap_guard_seconds=100), holds("x", "a", 4, at=0))
+    assert list(victims(scheduler.cycle(0)[0])) == ["x"]
+    scheduler.give_up("x")
+    scheduler.cycle(0)
+    scheduler.release("new")
+    scheduler.cycle(1)
+    scheduler.submit(a_workload("new", "a", 2, priority=9))
+
+    assert victims(scheduler.cycle(50)[0]) == {}
+    scheduler.wake(scheduler.snapshot.teams["a"].node)
+    assert list(victims(scheduler.cycle(100)[0])) == ["x"]
+
+
+@pytest.mark.parametrize(("switch", "used"), [(False, 9), (True, 8)])
+def test_room_that_victims_still_hold_is_given_to_nobody(switch: bool, used: int) -> None:
+    # 7 of 8 are used, 4 of them by the victim. Two jobs of 1 fit beside it one by one, not together.
+    queues = [a_queue("p", 4, reclaim=ANY), a_queue("q", 4), a_queue("r", 0), a_queue("v", 0)]
+    scheduler = Scheduler(queues, (), [Flavor("hp")], Rules(never_overcommits=switch))
+    for each in (holds("q1", "q", 3), holds("victim", "v", 4, priority=-1)):
+        scheduler.restore(each)
+    for job in (a_workload("w", "p", 2, priority=9), a_workload("x", "q", 1), a_workload("y", "r", 1)):
+        scheduler.submit(job)
+    scheduler.cycle(1)
+
+    assert scheduler.snapshot.tree.cohorts["fleet"].at(("hp", GPU)).use == used
+
+
+def test_the_compatible_profiles_have_none_of_it() -> None:
+    own: dict[str, Any] = {
+        "never_overcommits": False,
+        "flap_guard_seconds": 0.0,
+        "min_run_seconds": 0.0,
+        "spares_work": False,
+    }
+
+    for profile in (Profile.KUEUE, Profile.HYPERPOD):
+        assert {name: getattr(RULES[profile], name) for name in own} == own
+
+
+@pytest.mark.parametrize("fair", [False, True])
+@settings(max_examples=10, deadline=None)
+@given(SEEDS)
+def test_with_the_guard_evictions_end_in_deep_trees_too(fair: bool, seed: int) -> None:
+    world = RandomQueues(seed, deep=True, fair=fair)
+    world.rules = world.rules._replace(flap_guard_seconds=1e9)
+    world.scheduler = world.fresh()
+    for _ in range(20):
+        world.scheduler.submit(world.workload())
+
+    for _ in range(1000):
+        evicted = [victim for decision in world.cycle() for victim in decision.victims]
+        world.now += 1.0
+        if not evicted:
+            break
+        world.stop_evicted()
+    else:
+        pytest.fail("evictions never end")

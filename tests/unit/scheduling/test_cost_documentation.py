@@ -1,0 +1,61 @@
+"""The worked example of the page on costs is what the rules say."""
+
+import json
+import re
+from pathlib import Path
+
+from evenkeel.domain.economics import prices
+from evenkeel.domain.economics.money import format_usd
+from evenkeel.domain.renting.demand import PlacementFacts
+from evenkeel.domain.renting.placement import choose_pool
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operate" / "cost.md").read_text("utf-8")
+
+
+def the_facts() -> PlacementFacts:
+    block = re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    assert block is not None
+    return PlacementFacts.model_validate(json.loads(block[1]))
+
+
+def spoken(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def test_the_table_is_what_the_rules_say() -> None:
+    decision = choose_pool(the_facts())
+
+    why_not = {each.option: each.why_not for each in decision.alternatives}
+    rows = [
+        [
+            row.pool,
+            spoken(row.starts_after_seconds),
+            spoken(row.ends_after_seconds),
+            *map(format_usd, (row.rent_parts, row.delay_parts, row.shadow_parts, row.parts)),
+            why_not.get(row.pool, "chosen"),
+        ]
+        for row in decision.table
+    ]
+    shown = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in PAGE.splitlines()
+        if line.startswith("| ") and "$" in line
+    ]
+    assert rows == shown
+    assert f"> {decision.reason}" in PAGE
+
+
+def test_the_figures_by_hand_are_in_the_decision() -> None:
+    spot, plan = choose_pool(the_facts()).table[:2]
+
+    assert (spot.interruptions, spot.ends_after_seconds) == (0.6, 23_037.164)
+    assert format_usd(24_000_000 * 2 * 23_038) == format_usd(spot.rent_parts) == "$307.17"
+    assert format_usd(18_660 * 150_000_000) == format_usd(plan.delay_parts) == "$777.50"
+    assert format_usd(1_200_000 * 16 * 21_600) == format_usd(plan.shadow_parts) == "$115.20"
+
+
+def test_its_on_demand_prices_are_those_of_the_table() -> None:
+    rented = [candidate.pool for candidate in the_facts().candidates if candidate.pool.market == "on-demand"]
+
+    assert rented
+    assert all(prices.shipped().of(pool.instance_type) == pool.micros_per_node_hour for pool in rented)

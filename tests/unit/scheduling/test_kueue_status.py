@@ -1,0 +1,192 @@
+"""What Kueue says, in plain words, from conditions as its source writes them."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.adapters.workloads import job, read_queue
+from evenkeel.domain.external.kueue_status import (
+    KueueCheck,
+    KueueCondition,
+    KueueStatus,
+    describe_status,
+    eviction_of,
+    status_step,
+)
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.ports import LaunchSpec
+from tests.fakes.system import A_MOMENT
+
+
+def seen(*conditions: KueueCondition, **facts: Any) -> KueueStatus:
+    return KueueStatus.model_validate({"name": "job-a1-12345", "queue": "nlp", "conditions": conditions} | facts)
+
+
+def status_text(kind: str, *, is_true: bool = False, reason: str = "", message: str = "") -> KueueCondition:
+    return KueueCondition(type=kind, is_true=is_true, reason=reason, message=message)
+
+
+RESERVED = status_text("QuotaReserved", is_true=True)
+ADMITTED = status_text("Admitted", is_true=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence", "step"),
+    [
+        (None, "Kueue has not taken it up: there is no Workload for it, in LocalQueue nlp.", ""),
+        (seen(), "Waits in Kueue's queue nlp: Kueue has not weighed it yet.", "Pending"),
+        (
+            seen(status_text("QuotaReserved", reason="WaitingForQuota", message="8 more needed"), position=3),
+            "Waits in Kueue's queue nlp, 3rd of its LocalQueue. There is no quota free for it: 8 more needed.",
+            "Pending/WaitingForQuota",
+        ),
+        (
+            seen(status_text("QuotaReserved", reason="Pending", message="LocalQueue nlp doesn't exist")),
+            "Waits in Kueue's queue nlp. LocalQueue nlp doesn't exist.",
+            "Pending/Pending",
+        ),
+        (
+            seen(RESERVED, checks=(KueueCheck(name="nodes", state="Pending", message="asked for 2"),)),
+            "Kueue holds quota for it, and waits for its admission checks: nodes (Pending: asked for 2).",
+            "QuotaReserved",
+        ),
+        (
+            seen(RESERVED, ADMITTED, cluster_queue="research", flavors=("h100",)),
+            "Kueue admitted it by quota of h100 in ClusterQueue research.",
+            "Admitted",
+        ),
+        (
+            seen(is_active=False),
+            "Its Workload is inactive: Kueue lets it in only once somebody makes it active again.",
+            "Inactive",
+        ),
+        (
+            seen(
+                status_text("QuotaReserved", reason="PendingEvaluation", message="timeout"),
+                status_text("Evicted", is_true=True, reason="PodsReadyTimeout"),
+                requeue_at=A_MOMENT + timedelta(seconds=60),
+            ),
+            f"Waits in Kueue's queue nlp: it is tried again from {A_MOMENT + timedelta(seconds=60):%H:%M:%S} UTC on.",
+            "Evicted/PodsReadyTimeout",
+        ),
+    ],
+)
+def test_where_a_job_stands_is_said_in_plain_words(found: KueueStatus | None, sentence: str, step: str) -> None:
+    assert (describe_status(found, "nlp", A_MOMENT), status_step(found)) == (sentence, step)
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence", "was_preempted"),
+    [
+        ("Preempted", "Kueue preempted it: for another.", True),
+        ("PodsReadyTimeout", "Kueue evicted it, since its pods were not ready in time: for another.", False),
+        ("NodeFailures", "Kueue evicted it, since a node of it failed: for another.", False),
+        ("ClusterQueueStopped", "Kueue evicted it, since its ClusterQueue was stopped: for another.", False),
+        ("SomethingNew", "Kueue evicted it (SomethingNew): for another.", False),
+    ],
+)
+def test_an_eviction_says_why(reason: str, sentence: str, was_preempted: bool) -> None:
+    evicted = status_text("Evicted", is_true=True, reason=reason, message="for another")
+
+    # While its pods end, Kueue still calls it admitted; once they have, it notes how long it had been.
+    for found in (seen(RESERVED, ADMITTED, evicted), seen(status_text("Admitted"), evicted, was_admitted=True)):
+        ending = eviction_of(found)
+        assert ending is not None
+        assert (ending.reason, ending.was_preempted) == (sentence, was_preempted)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        seen(RESERVED, ADMITTED),
+        seen(
+            status_text("Admitted", reason="NoReservation"),
+            status_text("Evicted", is_true=True, reason="AdmissionCheck"),
+        ),
+        seen(status_text("QuotaReserved", reason="WaitingForQuota")),
+    ],
+)
+def test_what_was_never_admitted_and_taken_back_is_no_eviction(found: KueueStatus) -> None:
+    assert eviction_of(found) is None
+
+
+def a_workload(name: str, *, priority: int = 0, at: int = 0, queue: str = "nlp", **status: Any) -> dict[str, Any]:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": f"uid-{name}", "controller": True}
+    made = f"2026-11-03T10:00:{at:02d}Z"
+    metadata = {"name": name, "namespace": "jobs", "creationTimestamp": made, "ownerReferences": [owner]}
+    return {"metadata": metadata, "spec": {"queueName": queue, "priority": priority}, "status": status}
+
+
+def test_places_in_a_local_queue_go_by_priority_then_age() -> None:
+    admitted = [{"type": "QuotaReserved", "status": "True"}]
+    late = {"type": "Evicted", "status": "True", "reason": "PodsReadyTimeout"}
+    listed = [
+        a_workload("young", at=9),
+        a_workload("old", at=1),
+        a_workload("urgent", at=30, priority=5),
+        a_workload("in", at=0, conditions=admitted),
+        a_workload("late", at=2, conditions=[{**late, "lastTransitionTime": "2026-11-03T11:00:00Z"}]),
+        a_workload("elsewhere", at=40, queue="vision"),
+    ]
+
+    places = {uid: one.position for (_, uid), one in read_queue(listed).items()}
+
+    assert places == {
+        "uid-urgent": 1,
+        "uid-old": 2,
+        "uid-young": 3,
+        "uid-late": 4,
+        "uid-in": None,
+        "uid-elsewhere": 1,
+    }
+
+
+def a_launch(**changes: Any) -> LaunchSpec:
+    spec = JobSpec(
+        name="llama", image="i", command=("c",), nodes=2, priority_class="high", instance_types=("ml.p5.48xlarge",)
+    )
+    attempt = Attempt(
+        job_id="job-1",
+        attempt=1,
+        state=AttemptState.STARTING,
+        cluster="research-eks",
+        namespace="nlp",
+        pool="",
+        local_queue="nlp-queue",
+        nodes=(),
+        node_names=(),
+        accelerators=16,
+        admitted_at=A_MOMENT,
+    )
+    return LaunchSpec(spec, attempt, "", "trainer", **changes)
+
+
+def test_a_job_for_kueue_is_suspended_and_names_its_queue_its_class_and_no_nodes() -> None:
+    made = job(a_launch(), "research", "nvidia.com/gpu")
+
+    labels = made["metadata"]["labels"]
+    pod = made["spec"]["template"]
+    assert made["spec"]["suspend"] is True
+    assert (labels["kueue.x-k8s.io/queue-name"], labels["kueue.x-k8s.io/priority-class"]) == ("nlp-queue", "high")
+    assert not any("kueue" in name for name in pod["metadata"]["labels"])
+    assert "priorityClassName" not in pod["spec"]
+    (terms,) = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert terms["matchExpressions"] == [
+        {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": ["ml.p5.48xlarge"]}
+    ]
+
+
+def test_a_job_for_kueue_keeps_off_the_nodes_to_be_avoided() -> None:
+    made = job(a_launch(avoid=("node-2",)), "research", "nvidia.com/gpu")
+
+    affinity = made["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (terms,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms["matchExpressions"][-1] == {
+        "key": "kubernetes.io/hostname",
+        "operator": "NotIn",
+        "values": ["node-2"],
+    }

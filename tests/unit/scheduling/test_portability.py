@@ -1,0 +1,69 @@
+"""A check that says when a job could not run identically, before it is placed elsewhere."""
+
+from typing import Any
+
+from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.renting.moving import why_not_portable
+from tests.unit.scheduling.builders import CLUSTER, a_job, a_spec
+from tests.unit.scheduling.markets import a_pool
+
+MOUNTED = {"checkpoint_uri": "file:///fsx/llama", "checkpoint_claim": "fsx"}
+SHARED = {CLUSTER: {"fsx": "fs-1"}, "burst": {"fsx": "fs-1"}}
+
+
+def reason_of(storage: Any = None, pool: Any = None, **spec: Any) -> tuple[str, ...]:
+    rented = a_pool(Market.ON_DEMAND, **({"cluster": "burst"} | (pool or {})))
+    return why_not_portable(a_job(spec=a_spec(**spec)), rented, storage or {})
+
+
+def test_a_job_that_says_nothing_runs_anywhere() -> None:
+    assert reason_of() == ()
+
+
+def test_accelerator_memory_is_that_of_the_type_unless_the_pool_says_otherwise() -> None:
+    wants = {"requires": {"acceleratorMemoryGib": 80}}
+
+    assert reason_of(pool={"instance_type": "p4d.24xlarge"}, **wants) == (
+        "It needs 80 GiB on each accelerator; there are 40.",
+    )
+    assert reason_of(pool={"instance_type": "p4de.24xlarge"}, **wants) == ()
+    assert reason_of(pool={"instance_type": "x9.large"}, **wants) == (
+        "It needs 80 GiB on each accelerator; nobody says what there is.",
+    )
+    assert reason_of(pool={"instance_type": "x9.large", "place": {"acceleratorMemoryGib": 96}}, **wants) == ()
+
+
+def test_an_image_of_another_architecture_is_told() -> None:
+    wants = {"requires": {"architectures": ["amd64"]}}
+
+    assert reason_of(pool={"instance_type": "p6e-gb200.36xlarge"}, **wants) == (
+        "Its image is for amd64, the nodes are arm64.",
+    )
+    assert reason_of(pool={"instance_type": "x9.large"}, **wants) == (
+        "Its image is for amd64, the nodes are of an architecture that nobody knows.",
+    )
+
+
+def test_a_claim_is_the_same_storage_only_where_the_same_lies_behind_it() -> None:
+    assert reason_of(**MOUNTED) == (f"Its checkpoints lie on a volume of {CLUSTER} alone.",)
+    assert reason_of(SHARED, **MOUNTED) == ()
+    assert reason_of({CLUSTER: {"fsx": "fs-1"}}, **MOUNTED) == ("Nothing is mounted there as fsx.",)
+    assert reason_of(SHARED | {"burst": {"fsx": "fs-2"}}, **MOUNTED) == (
+        "fsx is fs-2 there and fs-1 here: the same name, another volume.",
+    )
+    assert reason_of(pool={"cluster": CLUSTER}, **MOUNTED) == ()
+    assert reason_of({CLUSTER: {"fsx": "fs-1"}}, pool={"place": {"storage": {"fsx": "fs-1"}}}, **MOUNTED) == ()
+
+
+def test_a_type_names_its_pools_by_name_or_by_how_their_nodes_are_had() -> None:
+    demand, spot = {"name": "eks", "market": "on-demand"}, {"name": "eksSpot", "market": "spot"}
+
+    assert reason_of(pools=[demand]) == ()
+    assert reason_of(pools=[spot, {"name": "plan"}]) == ("Its type runs on eksSpot, then plan.",)
+    assert reason_of(pool={"name": "plan"}, pools=[{"name": "plan"}]) == ()
+
+
+def test_committed_machines_of_another_cluster_are_not_asked() -> None:
+    pool = a_pool(Market.COMMITTED, cluster="other")
+
+    assert why_not_portable(a_job(), pool, {}) == (f"It belongs to cluster {CLUSTER}.",)

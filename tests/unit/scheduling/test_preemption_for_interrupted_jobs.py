@@ -1,0 +1,151 @@
+"""A hurt job that has quota and no machines takes the place of those whom its queue may have go, and of no more."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.scheduler_state import SchedulerState
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.quotas.teams import TeamSetup
+from tests.unit.scheduling.builders import a_request, at
+from tests.unit.scheduling.test_sharing import a_charge, a_setup, a_team, capacities, passed
+
+
+def hurt(nodes: int = 1, **changes: Any) -> AdmissionRequest:
+    facts = {"team": "red", "is_recovery": True, "resumes_by_preemption": True, "attempts": 1, "priority": 10}
+    return a_request(90, nodes=nodes, **{**facts, **changes})
+
+
+def setup(*, fair: bool = True) -> TeamSetup:
+    return a_setup(a_team("red", gpus=32), a_team("blue", gpus=8), a_team("green", gpus=0), fairSharing=fair)
+
+
+def fleet(count: int, *down: int, used: tuple[int, ...] = ()) -> tuple[NodeCapacity, ...]:
+    return tuple(
+        capacity.but(unschedulable_reason="not ready", free=0) if number in down else capacity
+        for number, capacity in enumerate(capacities(count, *used), start=1)
+    )
+
+
+def answer(
+    machines: tuple[NodeCapacity, ...], charges: list[Charge], *, fair: bool = True, **more: Any
+) -> AdmissionDecision:
+    nodes = more.pop("nodes", 1)
+    return passed(setup(fair=fair), machines, hurt(nodes), charges=charges, **more)["job-90"]
+
+
+def victims(decided: AdmissionDecision) -> list[tuple[str, str]]:
+    return [(each.job_id, each.reason) for each in decided.victims]
+
+
+@pytest.mark.parametrize("fair", [True, False])
+def test_who_borrows_what_is_its_own_goes_and_who_does_not_stays(fair: bool) -> None:
+    charges = [a_charge(1, "blue", 1), a_charge(2, "green", 2)]
+
+    decided = answer(fleet(3, 3, used=(1, 2)), charges, fair=fair)
+
+    assert decided.action is Action.PREEMPT
+    assert victims(decided) == [("job-2", "InCohortReclamation")]
+
+
+@pytest.mark.parametrize("fair", [True, False])
+def test_of_its_own_queue_a_lower_class_goes_and_an_equal_one_stays(fair: bool) -> None:
+    charges = [a_charge(1, "red", 1, priority=10), a_charge(2, "red", 2, priority=1)]
+
+    decided = answer(fleet(3, 3, used=(1, 2)), charges, fair=fair)
+
+    assert victims(decided) == [("job-2", "InClusterQueue")]
+
+
+def test_a_recovery_that_did_not_choose_it_stops_nobody() -> None:
+    machines, charges = fleet(2, 2, used=(1,)), [a_charge(1, "green", 1)]
+
+    answers = passed(setup(), machines, hurt(resumes_by_preemption=False), charges=charges)
+
+    assert answers["job-90"].action is Action.WAIT
+
+
+def test_nobody_stops_where_even_that_would_not_be_enough() -> None:
+    decided = answer(fleet(3, 2, 3, used=(1,)), [a_charge(1, "green", 1)], nodes=2)
+
+    assert (decided.action, decided.victims) == (Action.WAIT, ())
+
+
+def test_who_stops_in_any_case_is_enough() -> None:
+    charges = [a_charge(1, "blue", 1), a_charge(2, "green", 2)]
+
+    decided = answer(fleet(3, 3, used=(1, 2)), charges, stopping=frozenset({"job-1"}))
+
+    assert (decided.action, decided.victims) == (Action.WAIT, ())
+
+
+def test_who_was_asked_for_it_is_waited_for_and_who_was_asked_for_another_is_left_to_that_one() -> None:
+    charges = [a_charge(1, "green", 1), a_charge(2, "green", 2)]
+    machines = fleet(3, 3, used=(1, 2))
+
+    def after(for_whom: str) -> AdmissionDecision:
+        memory = SchedulerState().after_preemption("red", for_whom, ["job-1"], at(900))
+        return answer(machines, charges, stopping=frozenset({"job-1"}), memory=memory)
+
+    assert victims(after("job-90")) == [("job-1", "InCohortReclamation")]
+    assert after("job-91").action is Action.WAIT
+
+
+def test_two_hurt_jobs_take_two_places() -> None:
+    charges = [a_charge(1, "green", 1), a_charge(2, "green", 2)]
+    second = hurt(priority=11).model_copy(update={"job_id": "job-91"})
+
+    answers = passed(setup(), fleet(4, 3, 4, used=(1, 2)), hurt(), second, charges=charges)
+
+    assert sorted(name for name in ("job-90", "job-91") for _ in answers[name].victims) == ["job-90", "job-91"]
+    assert {victim.job_id for each in answers.values() for victim in each.victims} == {"job-1", "job-2"}
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    held=st.lists(
+        st.tuples(st.sampled_from(["red", "blue", "green"]), st.integers(0, 20), st.integers(1, 2)),
+        min_size=1,
+        max_size=5,
+    ),
+    down=st.integers(0, 2),
+    nodes=st.integers(1, 3),
+    fair=st.booleans(),
+)
+def test_those_who_go_are_enough_none_too_many_and_only_such_as_may_be_asked(
+    held: list[tuple[str, int, int]], down: int, nodes: int, *, fair: bool
+) -> None:
+    charges, first = [], 1
+    for number, (team, priority, count) in enumerate(held, start=1):
+        charges.append(a_charge(number, team, *range(first, first + count), priority=priority))
+        first += count
+    machines = fleet(first - 1 + down, *range(first, first + down), used=tuple(range(1, first)))
+
+    decided = answer(machines, charges, fair=fair, nodes=nodes)
+
+    if decided.action is not Action.PREEMPT or decided.facts.preemption_plan is None:
+        return
+    by_name = {charge.job_id: charge for charge in charges}
+    gone = [by_name[victim.job_id] for victim in decided.victims]
+    use = {team: sum(charge.accelerators for charge in charges if charge.team == team) for team in ("blue", "green")}
+    assert sum(len(charge.node_names) for charge in gone) >= nodes
+    for charge in gone:
+        assert sum(len(other.node_names) for other in gone if other is not charge) < nodes
+        if charge.team == "red":
+            assert charge.priority < 10
+        else:
+            assert use[charge.team] > {"blue": 8, "green": 0}[charge.team]
+
+
+def test_one_that_asks_for_the_same_waits_its_turn() -> None:
+    charges = [a_charge(1, "green", 1), a_charge(2, "green", 2)]
+    second = hurt().model_copy(update={"job_id": "job-91", "submitted_at": at(95)})
+
+    answers = passed(setup(), fleet(4, 3, 4, used=(1, 2)), hurt(), second, charges=charges)
+
+    assert (answers["job-90"].action, answers["job-91"].action) == (Action.PREEMPT, Action.BLOCKED)

@@ -1,0 +1,140 @@
+"""Work that is not ours: whose it is, how it comes back, and what is said of it."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from evenkeel.adapters import workloads
+from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration, all_tolerated
+from evenkeel.domain.external.unmanaged_workloads import (
+    PodRecreation,
+    UnmanagedPod,
+    fault_consequence,
+    unmanaged_workloads,
+)
+
+NODE = "hyperpod-i-00000000000000001"
+
+
+def a_pod(kind: str = "", name: str = "llama", **metadata: Any) -> dict[str, Any]:
+    """A pod as an API server shows it, of a controller of this kind."""
+    owner = [{"apiVersion": "x/v1", "kind": kind, "name": name, "uid": "u", "controller": True}] if kind else []
+    return {
+        "metadata": {"namespace": "research", "name": "pod-0", "uid": "u-0", "ownerReferences": owner, **metadata},
+        "spec": {"nodeName": NODE, "containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]},
+    }
+
+
+def a_batch_job(limit: int | None, failed: int) -> dict[str, Any]:
+    return {"spec": {} if limit is None else {"backoffLimit": limit}, "status": {"failed": failed}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "job", "whose"),
+    [
+        (a_pod(), None, ("", "pod-0", PodRecreation.NEVER)),
+        (a_pod("PyTorchJob"), None, ("PyTorchJob", "llama", PodRecreation.BY_OWNER)),
+        (a_pod("ReplicaSet"), None, ("ReplicaSet", "llama", PodRecreation.BY_OWNER)),
+        (a_pod("HyperPodPyTorchJob"), None, ("HyperPodPyTorchJob", "llama", PodRecreation.BY_HYPERPOD)),
+        (
+            a_pod("PyTorchJob", annotations={"sagemaker.amazonaws.com/enable-job-auto-resume": "true"}),
+            None,
+            ("PyTorchJob", "llama", PodRecreation.BY_HYPERPOD),
+        ),
+        (a_pod("Job"), a_batch_job(None, 5), ("Job", "llama", PodRecreation.BY_OWNER)),
+        (a_pod("Job"), a_batch_job(None, 6), ("Job", "llama", PodRecreation.NEVER)),
+        (a_pod("Job"), a_batch_job(0, 0), ("Job", "llama", PodRecreation.NEVER)),
+        (a_pod("Job"), None, ("Job", "llama", PodRecreation.NEVER)),
+        (
+            a_pod("Job", name="llama-node-0", labels={"jobset.sigs.k8s.io/jobset-name": "llama"}),
+            a_batch_job(0, 0),
+            ("JobSet", "llama", PodRecreation.BY_OWNER),
+        ),
+    ],
+)
+def test_a_pod_is_its_controllers_and_comes_back_as_that_does(
+    pod: dict[str, Any], job: dict[str, Any] | None, whose: tuple[str, str, PodRecreation]
+) -> None:
+    jobs = {("research", "llama"): job} if job else {}
+
+    found = workloads.read_unmanaged_pod(pod, jobs, "research")
+
+    assert (found.kind, found.workload, found.recreation) == whose
+    assert (found.node_name, found.accelerators, found.may_move) == (NODE, 8, False)
+
+
+def test_what_a_pod_tolerates_and_selects_is_read_and_what_nobody_knows_tolerates_nothing() -> None:
+    told = [
+        {"key": "evenkeel.io/serving", "value": "chat", "effect": "NoSchedule"},
+        {"operator": "Exists"},
+        {"key": "spot", "operator": "Exists", "effect": "", "tolerationSeconds": 30},
+        {"key": "size", "operator": "Gt", "value": "8"},
+        {"key": "spot", "effect": "NoBreakfast"},
+    ]
+    pod = a_pod("ReplicaSet", creationTimestamp="2026-11-03T10:15:00Z")
+    pod["spec"] |= {"tolerations": told, "nodeSelector": {"disk": "nvme"}}
+
+    found = workloads.read_unmanaged_pod(pod, {}, "research")
+
+    assert found.tolerations == (
+        Toleration(key="evenkeel.io/serving", value="chat", effect=Effect.NO_SCHEDULE),
+        Toleration(key="", operator=Operator.EXISTS),
+        Toleration(key="spot", operator=Operator.EXISTS),
+    )
+    assert all_tolerated(["any=x:NoExecute"], found.tolerations)
+    assert found.selector == {"disk": "nvme"}
+    assert found.created_at == datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("value", "may_move"), [("allowed", True), ("yes", False), ("", False)])
+def test_only_the_very_word_allows_a_move(value: str, may_move: bool) -> None:
+    pod = a_pod("PyTorchJob", labels={"evenkeel.io/resume": value})
+
+    assert workloads.read_unmanaged_pod(pod, {}, "research").may_move is may_move
+
+
+@pytest.mark.parametrize(("kind", "is_work"), [("DaemonSet", False), ("Node", False), ("PyTorchJob", True), ("", True)])
+def test_what_belongs_to_its_node_is_no_workload(kind: str, is_work: bool) -> None:
+    assert workloads.is_movable_kind(a_pod(kind, annotations={"kubernetes.io/config.mirror": "x"})) is is_work
+
+
+def test_pod_that_only_names_a_node_as_owner_is_a_workload() -> None:
+    assert workloads.is_movable_kind(a_pod("Node"))
+
+
+def an_unmanaged_pod(name: str, workload: str, node: str = NODE, **changes: Any) -> UnmanagedPod:
+    facts: dict[str, Any] = {
+        "namespace": "research",
+        "name": name,
+        "uid": name,
+        "node_name": node,
+        "accelerators": 8,
+        "kind": "PyTorchJob",
+        "workload": workload,
+        "recreation": PodRecreation.BY_OWNER,
+    }
+    return UnmanagedPod.model_validate({**facts, **changes})
+
+
+def test_the_pods_of_a_workload_are_one_line() -> None:
+    llama, other = unmanaged_workloads(
+        "eks",
+        [
+            an_unmanaged_pod("llama-1", "llama", "b", may_move=True),
+            an_unmanaged_pod("other-0", "other"),
+            an_unmanaged_pod("llama-0", "llama", "a"),
+        ],
+    )
+
+    assert (llama.label, llama.pods, llama.accelerators) == ("PyTorchJob research/llama", 2, 16)
+    assert (llama.node_names, llama.may_move) == (("a", "b"), False)
+    assert other.pods == 1
+
+
+@pytest.mark.parametrize("recreation", list(PodRecreation))
+@pytest.mark.parametrize("may_move", [True, False])
+def test_of_every_workload_it_is_said_what_happens_to_it(recreation: PodRecreation, may_move: bool) -> None:
+    (workload,) = unmanaged_workloads("eks", [an_unmanaged_pod("a", "a", recreation=recreation, may_move=may_move)])
+
+    assert fault_consequence(workload).endswith(".")

@@ -1,0 +1,226 @@
+"""A job's life in memory: the services in the order in which the workflow calls them, on the twins of every port."""
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+from evenkeel.domain.admission.fifo import AdmissionAuthority
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
+from evenkeel.ports import Put, Row, Table
+from evenkeel.services.attempts import launch_job, mark_running, settle_attempt, stop_attempt
+from evenkeel.services.jobs import cancel_job, submit_job
+from evenkeel.services.jobs.check_authority import Requester
+from evenkeel.services.scheduling import schedule_jobs
+from evenkeel.services.storage import read_charges, rows
+from evenkeel.services.sweep import sweep_fleet, watch_cluster
+from evenkeel.services.sweep.sweep_run import SweepPorts
+from tests.fakes import CrashPlan, FakeWorld, crashing
+from tests.fakes.cluster import CLUSTER
+
+NAMESPACE = "evenkeel-jobs"
+
+
+def a_spec(**changes: Any) -> JobSpec:
+    facts: dict[str, Any] = {
+        "name": "llama",
+        "image": "registry/llama:1",
+        "command": ("python", "train.py"),
+        "nodes": 2,
+        "checkpoint_uri": "s3://checkpoints/llama",
+    }
+    return JobSpec.model_validate({**facts, **changes})
+
+
+@dataclass
+class JobScenario:
+    """A fleet, and the services on it. `plan` crashes one effect; see `tests.fakes.crashes`."""
+
+    size: int = 4
+    runs_at_once: bool = False
+    policy: Policy = field(default_factory=Policy)
+    mode: Mode = Mode.ACT
+    admission: AdmissionAuthority = AdmissionAuthority.EVENKEEL
+    plan: CrashPlan = field(default_factory=CrashPlan)
+    clusters: tuple[str, ...] = (CLUSTER,)
+
+    def __post_init__(self) -> None:
+        self.world = FakeWorld(size=self.size, runs_at_once=self.runs_at_once, policy=self.policy)
+        world = self.world
+        self.ledger = crashing(world.ledger, self.plan, "commit")
+        self.cluster = crashing(world.cluster, self.plan, "launch", "stop", "force_delete_pods", "release")
+        self.checkpoints = crashing(world.checkpoints, self.plan, "raise_fence")
+        self.workflows = crashing(world.workflows, self.plan, "start")
+        self.passes = crashing(world.passes, self.plan, "request")
+
+    # ------------------------------------------------------------ services
+
+    def submit(self, key: str = "key-1", **changes: Any) -> Job:
+        return self.submission(key, **changes).job
+
+    def submission(self, key: str = "key-1", principal: str = "role/ana", **changes: Any) -> submit_job.Outcome:
+        own_path = {"checkpoint_uri": f"s3://checkpoints/{principal}/{key}"}
+        request = submit_job.Request(
+            spec=a_spec(**(own_path | changes)),
+            requester=Requester(principal=principal, identity=f"111122223333:{principal}"),
+            idempotency_key=key,
+        )
+        return submit_job.run(
+            request,
+            self.ledger,
+            self.passes,
+            self.world.ids,
+            cluster=CLUSTER,
+            namespace=NAMESPACE,
+            classes=self.policy.priority_classes,
+            now=self.world.clock.now(),
+            admission=self.admission,
+            policy=self.policy,
+        )
+
+    def cancel(self, job_id: str, reason: str = "") -> cancel_job.Outcome:
+        request = cancel_job.Request(
+            job_id=job_id,
+            requester=Requester(principal="role/ana", identity="111122223333:role/ana", actor="ana"),
+            reason=reason,
+        )
+        return cancel_job.run(request, self.ledger, self.passes, now=self.world.clock.now())
+
+    def run_pass(self) -> schedule_jobs.Outcome:
+        return schedule_jobs.run(
+            self.ledger,
+            self.cluster,
+            self.world.provider,
+            self.workflows,
+            self.world.ids,
+            self.world.telemetry,
+            clusters=self.clusters,
+            policy=self.policy,
+            mode=self.mode,
+            now=self.world.clock.now(),
+            admission=self.admission,
+        )
+
+    def launch(self, job_id: str, attempt: int = 1) -> launch_job.Outcome:
+        return launch_job.run(
+            launch_job.Request(job_id=job_id, attempt=attempt),
+            self.ledger,
+            self.cluster,
+            self.checkpoints,
+            self.world.telemetry,
+            service_account="trainer",
+            policy=self.policy,
+            mode=self.mode,
+            now=self.world.clock.now(),
+        )
+
+    def mark_running(self, job_id: str, attempt: int = 1) -> mark_running.Outcome:
+        request = mark_running.Request(job_id=job_id, attempt=attempt)
+        return mark_running.run(request, self.ledger, self.world.telemetry, now=self.world.clock.now())
+
+    def stop(self, job_id: str, attempt: int = 1) -> stop_attempt.Outcome:
+        request = stop_attempt.Request(job_id=job_id, attempt=attempt)
+        return stop_attempt.run(request, self.ledger, self.cluster, self.world.telemetry, now=self.world.clock.now())
+
+    def settle(self, job_id: str, attempt: int = 1, **more: Any) -> settle_attempt.Outcome:
+        return settle_attempt.run(
+            settle_attempt.Request(job_id=job_id, attempt=attempt, **more),
+            self.ledger,
+            self.cluster,
+            self.passes,
+            self.world.telemetry,
+            policy=self.policy,
+            now=self.world.clock.now(),
+        )
+
+    def sweep(self, *clusters: str) -> sweep_fleet.Outcome:
+        ports = SweepPorts(
+            ledger=self.ledger,
+            cluster=self.cluster,
+            provider=self.world.provider,
+            workflows=self.workflows,
+            wait_answers=self.world.wait_answers,
+            passes=self.passes,
+            inbox=self.world.inbox,
+            clock=self.world.clock,
+            ids=self.world.ids,
+            telemetry=self.world.telemetry,
+        )
+        names = clusters or (CLUSTER,)
+        return sweep_fleet.run(ports, clusters=names, policy=self.policy, mode=self.mode, drills_may_act=True)
+
+    def watch(self, *clusters: str) -> watch_cluster.Outcome:
+        ports = watch_cluster.WatchPorts(
+            ledger=self.ledger,
+            cluster=self.cluster,
+            provider=self.world.provider,
+            workflows=self.workflows,
+            wait_answers=self.world.wait_answers,
+            clock=self.world.clock,
+            ids=self.world.ids,
+            telemetry=self.world.telemetry,
+        )
+        names = clusters or (CLUSTER,)
+        return watch_cluster.run(ports, clusters=names, policy=self.policy, drills_may_act=True)
+
+    # ------------------------------------------------------------ several beats at once
+
+    def started(self, **changes: Any) -> Job:
+        """Submit a job and admit it."""
+        job = self.submit(f"key-{len(self.world.ledger.commits)}", **changes)
+        self.run_pass()
+        return self.job(job.job_id)
+
+    def running(self, **changes: Any) -> Job:
+        """Submit a job and bring its first attempt to RUNNING."""
+        job = self.started(**changes)
+        self.run_attempt(job.job_id, 1)
+        return self.job(job.job_id)
+
+    def run_attempt(self, job_id: str, attempt: int) -> None:
+        """Launch an admitted attempt and let its pods run."""
+        self.launch(job_id, attempt)
+        self.world.cluster.run_pods(job_id, attempt)
+        self.mark_running(job_id, attempt)
+
+    # ------------------------------------------------------------ what is there now
+
+    def job(self, job_id: str) -> Job:
+        row = self.world.ledger.get(rows.job_key(job_id))
+        assert row
+        return rows.read(row, Job)
+
+    def attempt(self, job_id: str, number: int = 1) -> Attempt:
+        row = self.world.ledger.get(rows.attempt_key(job_id, number))
+        assert row
+        return rows.read(row, Attempt)
+
+    def usage(self, team: str = "default") -> int:
+        row = self.world.ledger.get(rows.usage_key(team))
+        return int(row.doc["accelerators"]) if row else 0
+
+    def charges(self) -> list[str]:
+        return [f"CHARGE#{each.job_id}-a{each.attempt}" for each in read_charges.held(self.world.ledger)]
+
+    def set_job(self, job: Job) -> None:
+        """Write a job as another service would."""
+        self.put(rows.job_row(job, 0))
+
+    def put(self, *written: Row) -> None:
+        """Write rows as other services would, whatever version they are at."""
+        for row in written:
+            there = self.world.ledger.get(row.key)
+            self.world.ledger.commit(Put(replace(row, version=there.version if there else 0)))
+
+    def save(self, job_id: str, attempt: int, step: int, seconds: float = 0) -> str:
+        """Store a checkpoint whose write began some seconds from now."""
+        began = self.world.clock.now() + timedelta(seconds=seconds)
+        return self.world.checkpoints.save(
+            self.job(job_id).spec.checkpoint_uri, job_id, attempt, step, began.isoformat()
+        )
+
+    def timeline(self, job_id: str) -> list[str]:
+        return [row.doc["kind"] for row in self.world.ledger.partition(Table.JOBS, f"JOB#{job_id}", "EVENT#")]

@@ -1,0 +1,170 @@
+"""The end of each rank's log stays with its attempt when its pod goes."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.kept_logs import KEPT_BYTES, KEPT_RANKS, KeptLog
+from evenkeel.ports import LogTail, NotAllowed, NotFound
+from evenkeel.services.queries import read_jobs
+from evenkeel.services.queries.disclosure import Reader
+from evenkeel.services.recovery import plan_recovery, protect_jobs
+from evenkeel.services.storage import rows
+from tests.fakes.cluster import CLUSTER
+from tests.unit.services_jobs.job_scenario import JobScenario
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
+
+
+def kept(scenario: JobScenario, job_id: str, rank: int = 0, attempt: int = 1) -> KeptLog | None:
+    row = scenario.world.ledger.get(rows.kept_log_key(job_id, attempt, rank))
+    return rows.read(row, KeptLog) if row else None
+
+
+def writes(scenario: JobScenario, job_id: str, rank: int, text: str, attempt: int = 1) -> None:
+    scenario.world.cluster.text[f"{job_id}-a{attempt}-{rank}"] = text
+
+
+def shown(scenario: JobScenario, job_id: str, rank: int = 0, tail: int = 200) -> dict[str, Any]:
+    return read_jobs.job_logs(
+        scenario.ledger, scenario.world.cluster, job_id, Reader(), attempt=1, rank=rank, tail=tail
+    )
+
+
+def test_stopped_attempts_logs_are_kept_before_its_pods_go() -> None:
+    scenario = JobScenario()
+    job = scenario.running(nodes=2)
+    for rank in (0, 1):
+        writes(scenario, job.job_id, rank, f"step 1\nrank {rank} says goodbye\n")
+    scenario.cancel(job.job_id)
+
+    scenario.stop(job.job_id)
+    scenario.settle(job.job_id)
+
+    assert not scenario.world.cluster.workloads(CLUSTER)
+    for rank in (0, 1):
+        said = shown(scenario, job.job_id, rank)
+        assert said["text"] == f"step 1\nrank {rank} says goodbye\n"
+        assert said["keptAt"]
+        assert "The rest is on hyperpod-i-" in said["note"]
+
+
+def test_settled_attempts_logs_outlive_their_node() -> None:
+    scenario = JobScenario()
+    job = scenario.running(nodes=1)
+    writes(scenario, job.job_id, 0, "CUDA error: the cause\n")
+    scenario.world.cluster.fail_pods(job.job_id, 1)
+    scenario.settle(job.job_id)
+
+    scenario.world.cluster.remove_node(scenario.attempt(job.job_id).node_names[0])
+
+    assert shown(scenario, job.job_id)["text"] == "CUDA error: the cause\n"
+
+
+def test_logs_are_kept_before_a_recovery_takes_the_pods() -> None:
+    recovery = RecoveryScenario()
+    scenario = recovery.scenario
+    writes(scenario, recovery.job_id, 0, "last words\n")
+    recovery.sicken()
+
+    for service in (plan_recovery, protect_jobs):
+        recovery.state("", service)
+
+    log = kept(scenario, recovery.job_id)
+    assert log
+    assert log.text == "last words\n"
+
+
+def test_log_that_cannot_be_read_says_why() -> None:
+    scenario = JobScenario()
+    job = scenario.running(nodes=1)
+    name = scenario.attempt(job.job_id).node_names[0]
+    scenario.world.cluster.lose_node(name)
+    scenario.cancel(job.job_id)
+    scenario.stop(job.job_id)
+    scenario.world.cluster.remove_node(name)
+    scenario.settle(job.job_id)
+
+    with pytest.raises(NotFound, match="no answer: its node is out of reach") as caught:
+        shown(scenario, job.job_id)
+
+    assert f"The rest is on {name}" in str(caught.value)
+
+
+def test_attempt_without_pods_or_kept_lines_says_how_it_ended() -> None:
+    scenario = JobScenario()
+    job = scenario.running(nodes=1)
+    scenario.world.cluster.jobs[CLUSTER].clear()
+    scenario.settle(job.job_id)
+
+    with pytest.raises(NotFound, match="has no pod and no kept log"):
+        shown(scenario, job.job_id)
+
+
+def test_unreadable_log_does_not_replace_kept_lines() -> None:
+    scenario = JobScenario()
+    job = scenario.running(nodes=1)
+    writes(scenario, job.job_id, 0, "before\n")
+    scenario.cancel(job.job_id)
+    scenario.stop(job.job_id)
+    scenario.world.cluster.tails = lambda *_: {0: LogTail("p", "n", why="no answer")}  # type: ignore[method-assign]
+
+    scenario.stop(job.job_id)
+
+    log = kept(scenario, job.job_id)
+    assert log
+    assert (log.text, log.why) == ("before\n", "")
+
+
+def test_refused_log_read_ends_no_stop() -> None:
+    scenario = JobScenario()
+    job = scenario.running(nodes=1)
+    scenario.cancel(job.job_id)
+
+    def refuse(*_: Any) -> Any:
+        raise NotAllowed("GET pods: 403 Forbidden")
+
+    scenario.world.cluster.tails = refuse  # type: ignore[method-assign, assignment]
+
+    scenario.stop(job.job_id)
+
+    assert not scenario.world.cluster.workloads(CLUSTER)
+
+
+def test_kept_lines_are_masked_and_bounded() -> None:
+    scenario = JobScenario()
+    job = scenario.running(nodes=1, env={"WANDB_API_KEY": "of-no-known-form"})
+    writes(scenario, job.job_id, 0, "x" * 100_000 + "\nlogin of-no-known-form \x1b[31m\n")
+    scenario.world.cluster.finish_pods(job.job_id, 1)
+
+    scenario.settle(job.job_id)
+
+    log = kept(scenario, job.job_id)
+    assert log
+    assert log.text == "login [redacted] \\x1b[31m\n"
+    assert log.is_cut
+
+
+def test_kept_rows_of_the_largest_gang_fit_one_commit() -> None:
+    log = KeptLog(
+        job_id="job-1",
+        attempt=1,
+        rank=1,
+        pod_name="p" * 63,
+        node_name="n" * 63,
+        text="\u20ac" * (KEPT_BYTES // 3),
+        kept_at=JobScenario().world.clock.now(),
+    )
+
+    assert len(log.model_dump_json().encode()) * KEPT_RANKS < 3_000_000
+
+
+def test_tail_shows_the_newest_kept_lines() -> None:
+    scenario = JobScenario()
+    job = scenario.running(nodes=1)
+    writes(scenario, job.job_id, 0, "one\ntwo\nthree\n")
+    scenario.cancel(job.job_id)
+    scenario.stop(job.job_id)
+
+    said = shown(scenario, job.job_id, tail=2)
+
+    assert (said["text"], said["isCut"]) == ("two\nthree\n", True)

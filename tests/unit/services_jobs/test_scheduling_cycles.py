@@ -1,0 +1,303 @@
+import threading
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.admission.decide import AdmissionFacts, decide
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.replay import replay
+from evenkeel.domain.sources import SourceReport
+from evenkeel.ports import Put, Table, TransientError, Unreachable, WorkflowName
+from evenkeel.services.attempts.launch_job import LaunchOutcome
+from evenkeel.services.storage import heartbeats, rows
+from tests.fakes.cluster import CLUSTER
+from tests.unit.services_jobs.job_scenario import JobScenario
+
+
+def cycle_report(scenario: JobScenario) -> SourceReport:
+    return heartbeats.load(scenario.world.ledger)["scheduling-cycle"]
+
+
+def test_cycle_that_succeeds_is_reported() -> None:
+    scenario = JobScenario()
+    scenario.run_pass()
+
+    assert (cycle_report(scenario).error, cycle_report(scenario).seen_at) == ("", scenario.world.clock.now())
+
+
+def test_cycle_that_reads_no_cluster_fails_and_says_so() -> None:
+    scenario = JobScenario()
+    job = scenario.submit()
+    scenario.world.cluster.blind[CLUSTER] = {"*"}
+
+    with pytest.raises(Unreachable):
+        scenario.run_pass()
+
+    assert scenario.job(job.job_id).reason.startswith(f"Cluster {CLUSTER} cannot be read")
+    assert cycle_report(scenario).error.startswith("Unreachable: ")
+    assert cycle_report(scenario).seen_at is None
+
+
+def test_an_admission_is_one_commit_and_one_execution() -> None:
+    scenario = JobScenario()
+    job = scenario.submit()
+    commits = len(scenario.world.ledger.commits)
+
+    outcome = scenario.run_pass()
+
+    attempt = scenario.attempt(job.job_id)
+    assert outcome.admitted == (f"{job.job_id}-a1",)
+    assert len(scenario.world.ledger.commits) == commits + 2  # the admission, and the pass's heartbeat
+    assert scenario.world.workflows.executions == {
+        (WorkflowName.RUN_JOB, f"{job.job_id}-a1"): {"schemaVersion": 1, "jobId": job.job_id, "attempt": 1}
+    }
+    assert (scenario.job(job.job_id).state, scenario.job(job.job_id).current_attempt) == (JobState.STARTING, 1)
+    assert (attempt.state, attempt.accelerators, attempt.charge_held) == (AttemptState.STARTING, 16, True)
+    assert (scenario.usage(), len(scenario.charges())) == (16, 1)
+
+
+def test_a_pass_with_nothing_to_do_does_nothing() -> None:
+    scenario = JobScenario()
+    scenario.started()
+    before = scenario.world.ledger.contents()
+
+    assert scenario.run_pass().admitted == ()
+    assert scenario.world.ledger.contents() == before
+    assert len(scenario.world.workflows.executions) == 1
+
+
+def test_a_charged_node_is_not_given_twice_before_its_pods_are_there() -> None:
+    scenario = JobScenario(size=3)
+    first, second = scenario.submit("a"), scenario.submit("b")
+
+    scenario.run_pass()
+    scenario.run_pass()
+
+    assert scenario.job(first.job_id).state is JobState.STARTING
+    assert scenario.job(second.job_id).state is JobState.PENDING
+    assert "p5-workers has 1 of them (2 in use)" in scenario.job(second.job_id).reason
+
+
+def test_why_a_job_waits_is_written_once_and_replays() -> None:
+    scenario = JobScenario(size=1)
+    job = scenario.submit()
+    scenario.run_pass()
+    before = scenario.world.ledger.contents()
+
+    scenario.run_pass()
+
+    assert scenario.world.ledger.contents() == before
+    (row,) = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job.job_id}").rows
+    record = rows.read(row, Decision)
+    assert (record.kind, record.action) == ("ADMISSION", "NEVER_FITS")
+    assert decide(AdmissionFacts.model_validate(record.facts)).reason == scenario.job(job.job_id).reason
+
+
+def test_nobody_is_started_where_kueue_admits_until_it_no_longer_does() -> None:
+    scenario = JobScenario()
+    job = scenario.submit()
+    scenario.world.cluster.of_kueue[job.namespace] = "its LocalQueue default"
+
+    first, commits = scenario.run_pass(), len(scenario.world.ledger.commits)
+    again = scenario.run_pass()
+    waiting = scenario.job(job.job_id)
+    scenario.world.cluster.of_kueue.clear()
+    then = scenario.run_pass()
+
+    assert (first.admitted, first.waiting, again.admitted) == ((), 1, ())
+    assert (waiting.state, waiting.current_attempt) == (JobState.PENDING, 0)
+    assert waiting.reason == (
+        "Kueue admits jobs in namespace evenkeel-jobs (its LocalQueue default): Evenkeel starts none beside it."
+    )
+    assert len(scenario.world.ledger.commits) == commits + 1  # what was said is not said again
+    assert then.admitted == (f"{job.job_id}-a1",)
+
+
+def test_who_is_held_back_beside_kueue_is_in_nobodys_way_and_its_record_replays() -> None:
+    scenario = JobScenario(size=4)
+    held, free = scenario.submit("a"), scenario.submit("b")
+    row = scenario.world.ledger.get(rows.job_key(held.job_id))
+    assert row is not None
+    scenario.world.ledger.commit(Put(rows.job_row(rows.read(row, Job).but(namespace="kueues"), row.version)))
+    scenario.world.cluster.of_kueue["kueues"] = "its LocalQueue default"
+
+    outcome = scenario.run_pass()
+
+    (record,) = [
+        rows.read(each, Decision) for each in scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{held.job_id}").rows
+    ]
+    assert outcome.admitted == (f"{free.job_id}-a1",)
+    assert record.action == "HELD"
+    assert replay(record, scenario.policy).reason == scenario.job(held.job_id).reason
+
+
+def test_in_observe_mode_the_decision_is_recorded_and_nothing_starts() -> None:
+    scenario = JobScenario(mode=Mode.OBSERVE)
+    job = scenario.submit()
+
+    outcome = scenario.run_pass()
+
+    assert (outcome.admitted, scenario.job(job.job_id).state) == ((), JobState.PENDING)
+    assert scenario.job(job.job_id).reason.startswith("Mode is observe: it would start, but nothing is done.")
+    assert (scenario.world.workflows.executions, scenario.usage(), scenario.charges()) == ({}, 0, [])
+    (row,) = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job.job_id}").rows
+    assert (row.doc["action"], row.doc["mode"]) == ("ADMIT", "observe")
+
+
+def test_a_job_that_a_recovery_brings_back_takes_the_spare_and_goes_first() -> None:
+    scenario = JobScenario(size=3, policy=Policy(scheduling=SchedulingPolicy(spare_nodes={"p5-workers": 1})))
+    hurt = scenario.running()
+    waiting = scenario.submit("later", nodes=1)
+    scenario.run_pass()
+    plan = ResumePlan(
+        incident_id="inc-1",
+        after_attempt=1,
+        option=ResumeOption.SPARE,
+        avoid=(scenario.attempt(hurt.job_id).nodes[0].key,),
+        planned_at=scenario.world.clock.now(),
+    )
+    scenario.world.cluster.stop(scenario.attempt(hurt.job_id), 0)
+    scenario.settle(hurt.job_id)
+    scenario.set_job(scenario.job(hurt.job_id).with_plan(plan, is_doubted=False))
+
+    outcome = scenario.run_pass()
+
+    assert outcome.admitted == (f"{hurt.job_id}-a2",)
+    assert scenario.attempt(hurt.job_id).nodes[0] not in scenario.attempt(hurt.job_id, 2).nodes
+    assert scenario.job(waiting.job_id).state is JobState.PENDING
+
+
+def test_concurrent_passes_admit_each_job_once_and_overcommit_nothing() -> None:
+    scenario = JobScenario(size=4)
+    jobs = [scenario.submit(f"key-{number}", nodes=1) for number in range(7)]
+    scenario.world.ids = _locked(scenario.world.ids)
+
+    threads = [threading.Thread(target=scenario.run_pass) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    scenario.run_pass()
+
+    started = [job.job_id for job in jobs if scenario.job(job.job_id).state is JobState.STARTING]
+    assert started == [job.job_id for job in jobs[:4]]
+    nodes = [name for job in started for name in scenario.attempt(job).node_names]
+    assert (len(set(nodes)), scenario.usage(), len(scenario.charges())) == (4, 32, 4)
+    assert len(scenario.world.workflows.executions) == 4
+
+
+def test_a_second_pass_on_an_old_look_commits_nothing() -> None:
+    scenario = JobScenario(size=2)
+    first, second = scenario.submit("a"), scenario.submit("b")
+    inner = scenario.world.provider.nodes
+
+    def meanwhile() -> Any:
+        scenario.world.provider.nodes = inner  # type: ignore[method-assign]  # only the first look is overtaken
+        other.run_pass()
+        return inner()
+
+    other = JobScenario(size=2)
+    other.world, other.ledger, other.cluster, other.workflows = (
+        scenario.world,
+        scenario.ledger,
+        scenario.cluster,
+        scenario.workflows,
+    )
+    scenario.world.provider.nodes = meanwhile  # type: ignore[method-assign]
+
+    outcome = scenario.run_pass()
+
+    assert outcome.admitted == ()
+    assert (scenario.job(first.job_id).state, scenario.job(second.job_id).state) == (
+        JobState.STARTING,
+        JobState.PENDING,
+    )
+    assert scenario.usage() == 16
+
+
+def test_a_workflow_that_cannot_be_started_leaves_the_rest_of_the_pass_alone() -> None:
+    scenario = JobScenario()
+    first, second = scenario.submit("a"), scenario.submit("b")
+    start = scenario.world.workflows.start
+
+    def refuse(machine: WorkflowName, name: str, document: Any) -> bool:
+        if name.startswith(first.job_id):
+            raise Unreachable("no answer")
+        return start(machine, name, document)
+
+    scenario.world.workflows.start = refuse  # type: ignore[method-assign]
+
+    scenario.run_pass()
+
+    assert [scenario.job(job.job_id).state for job in (first, second)] == [JobState.STARTING, JobState.STARTING]
+    assert scenario.world.workflows.names(WorkflowName.RUN_JOB) == [f"{second.job_id}-a1"]
+
+
+def test_a_pass_that_cannot_see_the_fleet_fails_and_is_repeated() -> None:
+    scenario = JobScenario()
+    job = scenario.submit()
+
+    def away() -> Any:
+        raise Unreachable("no answer")
+
+    scenario.world.provider.nodes = away  # type: ignore[method-assign]
+
+    with pytest.raises(TransientError):
+        scenario.run_pass()
+    assert scenario.job(job.job_id).state is JobState.PENDING
+
+
+def test_a_full_head_of_the_queue_is_followed_by_the_rest() -> None:
+    scenario = JobScenario(policy=Policy(scheduling=SchedulingPolicy(heads_per_pass=2)))
+    jobs = [scenario.submit(f"key-{number}", nodes=1) for number in range(4)]
+
+    scenario.run_pass()
+
+    assert [scenario.job(job.job_id).state for job in jobs] == [JobState.STARTING] * 4
+
+
+def _locked(ids: Any) -> Any:
+    """One count for several threads."""
+    lock = threading.Lock()
+    new = ids.new
+
+    def next_one(prefix: str) -> str:
+        with lock:
+            return str(new(prefix))
+
+    ids.new = next_one
+    return ids
+
+
+@pytest.mark.parametrize(("mode", "is_back"), [(Mode.RECOMMEND, True), (Mode.OBSERVE, False)])
+def test_what_an_approved_recovery_stopped_comes_back_and_nothing_else_starts(mode: Mode, is_back: bool) -> None:
+    scenario = JobScenario(size=4)
+    hurt = scenario.running()
+    waiting = scenario.submit("later", nodes=1)
+    plan = ResumePlan(
+        incident_id="inc-1", after_attempt=1, option=ResumeOption.FREE_NODE, planned_at=scenario.world.clock.now()
+    )
+    scenario.world.cluster.stop(scenario.attempt(hurt.job_id), 0)
+    scenario.settle(hurt.job_id)
+    scenario.set_job(scenario.job(hurt.job_id).with_plan(plan, is_doubted=False))
+    scenario.mode = mode
+
+    outcome = scenario.run_pass()
+
+    assert outcome.admitted == ((f"{hurt.job_id}-a2",) if is_back else ())
+    assert scenario.job(waiting.job_id).state is JobState.PENDING
+    if is_back:
+        assert scenario.launch(hurt.job_id, 2).outcome is LaunchOutcome.LAUNCHED
+
+
+def test_an_attempt_without_a_plan_is_not_launched_where_the_mode_was_set_back() -> None:
+    scenario = JobScenario()
+    job = scenario.started()
+    scenario.mode = Mode.RECOMMEND
+
+    assert scenario.launch(job.job_id).outcome is LaunchOutcome.GIVE_UP

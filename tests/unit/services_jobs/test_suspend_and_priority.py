@@ -1,0 +1,206 @@
+"""Holding a job back, letting it go on, and giving it another class: once, by whom, and in every state."""
+
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.jobs.attempt import AttemptState
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.quotas.teams import FleetQuotas
+from evenkeel.ports import Invalid, StaleVersion
+from evenkeel.services.admin import set_quotas
+from evenkeel.services.jobs import cancel_job, set_priority, submit_job, suspend_job
+from evenkeel.services.jobs.check_authority import NotYourTeam, Requester
+from evenkeel.services.storage import rows
+from tests.unit.scheduling.test_governance import ANA, OTHER, member
+from tests.unit.scheduling.test_teams import a_team
+from tests.unit.services_jobs.job_scenario import JobScenario, a_spec
+
+ASKER = Requester(principal="role/Ana", identity=ANA, actor="role/Ana (ana)")
+STRANGER = Requester(principal="role/Other", identity=OTHER, actor="role/Other (ana)")
+
+
+def suspend(scenario: JobScenario, job: Job, requester: Requester = ASKER) -> Job:
+    request = suspend_job.Request(job_id=job.job_id, requester=requester, reason="needs a look")
+    return suspend_job.suspend(request, scenario.world.ledger, scenario.world.passes, now=scenario.world.clock.now())
+
+
+def resume(scenario: JobScenario, job: Job, requester: Requester = ASKER) -> Job:
+    request = suspend_job.Request(job_id=job.job_id, requester=requester)
+    return suspend_job.resume(request, scenario.world.ledger, scenario.world.passes, now=scenario.world.clock.now())
+
+
+def rank(scenario: JobScenario, job: Job, name: str, expected: int | None = None, requester: Requester = ASKER) -> Job:
+    row = scenario.world.ledger.get(rows.job_key(job.job_id))
+    assert row
+    version = row.version if expected is None else expected
+    request = set_priority.Request(job_id=job.job_id, priority_class=name, expected=version, requester=requester)
+    return set_priority.run(request, scenario.world.ledger, scenario.world.passes, now=scenario.world.clock.now())
+
+
+def set_up(scenario: JobScenario) -> None:
+    fleet = FleetQuotas.model_validate({"priorityClasses": {"high": 100, "low": -1}})
+    team = a_team("nlp", namespace="nlp", serviceAccount="trainer", members=[member(ANA, "submitter")])
+    for part in (fleet, team):
+        request = set_quotas.Request(part=part, expected=0, by="ops", reason="first")
+        set_quotas.run(request, scenario.world.ledger, scenario.world.passes, now=scenario.world.clock.now())
+
+
+def submit(scenario: JobScenario, requester: Requester = ASKER, **changes: Any) -> Job:
+    world = scenario.world
+    return submit_job.run(
+        submit_job.Request(spec=a_spec(**{"team": "", **changes}), requester=requester, idempotency_key="key-1"),
+        world.ledger,
+        world.passes,
+        world.ids,
+        cluster="research-eks",
+        namespace="shared",
+        now=world.clock.now(),
+    ).job
+
+
+def test_a_waiting_job_is_suspended_at_once_and_no_pass_takes_it() -> None:
+    scenario = JobScenario()
+    job = scenario.submit()
+
+    suspended = [suspend(scenario, job) for _ in range(2)]
+    scenario.run_pass()
+
+    assert [each.state for each in suspended] == [JobState.SUSPENDED] * 2
+    assert scenario.job(job.job_id).state is JobState.SUSPENDED
+
+
+def test_a_resumed_job_waits_in_its_old_place() -> None:
+    scenario = JobScenario()
+    job = scenario.submit()
+    before = scenario.world.ledger.get(rows.job_key(job.job_id))
+    suspend(scenario, job)
+
+    resumed = [resume(scenario, job) for _ in range(2)]
+
+    after = scenario.world.ledger.get(rows.job_key(job.job_id))
+    assert [each.state for each in resumed] == [JobState.PENDING] * 2
+    assert before
+    assert after
+    assert after.state == before.state
+
+
+def test_a_running_job_is_stopped_with_grace_and_rests_until_it_is_resumed() -> None:
+    scenario = JobScenario()
+    job = scenario.running()
+
+    asked = suspend(scenario, job)
+    scenario.stop(job.job_id)
+    scenario.settle(job.job_id)
+
+    assert (asked.state, asked.stop_request and asked.stop_request.outcome) == (
+        JobState.RUNNING,
+        AttemptState.STOPPED,
+    )
+    rested = scenario.job(job.job_id)
+    assert (rested.state, rested.application_failures, rested.stop_request) == (JobState.SUSPENDED, 0, None)
+    assert scenario.charges() == []
+    resume(scenario, job)
+    scenario.run_pass()
+    assert scenario.job(job.job_id).current_attempt == 2
+
+
+def test_a_job_that_is_resumed_while_it_stops_waits_again() -> None:
+    scenario = JobScenario()
+    job = scenario.running()
+    suspend(scenario, job)
+
+    resume(scenario, job)
+    scenario.stop(job.job_id)
+    scenario.settle(job.job_id)
+
+    assert scenario.job(job.job_id).state is JobState.PENDING
+
+
+def test_a_suspended_job_can_be_cancelled_and_is_then_over() -> None:
+    scenario = JobScenario()
+    job = scenario.submit()
+    suspend(scenario, job)
+
+    outcome = scenario.cancel(job.job_id)
+
+    assert (outcome.outcome, outcome.job.state) == (cancel_job.CancelOutcome.CANCELLED, JobState.CANCELLED)
+    with pytest.raises(suspend_job.JobEnded):
+        resume(scenario, job)
+    with pytest.raises(suspend_job.JobEnded):
+        rank(scenario, job, "high")
+
+
+def test_a_job_gets_what_its_team_has() -> None:
+    scenario = JobScenario()
+    set_up(scenario)
+
+    job = submit(scenario, priority_class="high")
+
+    assert (job.spec.team, job.queue, job.namespace, job.service_account) == ("nlp", "nlp", "nlp", "trainer")
+    assert (job.priority, job.owner, job.submitted_by) == (100, "role/Ana", "role/Ana (ana)")
+
+
+def test_a_stranger_can_do_nothing_with_a_teams_job() -> None:
+    scenario = JobScenario()
+    set_up(scenario)
+    job = submit(scenario)
+    before = len(scenario.world.ledger.commits)
+
+    with pytest.raises(NotYourTeam):
+        submit(scenario, STRANGER, team="nlp", checkpoint_uri="")
+    with pytest.raises(NotYourTeam):
+        suspend(scenario, job, STRANGER)
+    with pytest.raises(NotYourTeam):
+        resume(scenario, job, STRANGER)
+    with pytest.raises(NotYourTeam):
+        rank(scenario, job, "high", requester=STRANGER)
+    request = cancel_job.Request(job_id=job.job_id, requester=STRANGER)
+    with pytest.raises(NotYourTeam):
+        cancel_job.run(request, scenario.world.ledger, scenario.world.passes, now=scenario.world.clock.now())
+
+    assert len(scenario.world.ledger.commits) == before
+
+
+def test_a_job_of_an_unknown_team_is_refused_by_field() -> None:
+    scenario = JobScenario()
+    set_up(scenario)
+
+    with pytest.raises(Invalid) as refused:
+        submit(scenario, team="speech")
+
+    assert [field for field, _ in refused.value.faults] == ["team"]
+
+
+def test_the_first_answer_is_given_again_whoever_has_left_the_team_since() -> None:
+    scenario = JobScenario()
+    job = submit(scenario)
+    set_up(scenario)
+
+    assert submit(scenario).job_id == job.job_id
+
+
+def test_another_class_is_another_place_in_the_queue() -> None:
+    scenario = JobScenario()
+    set_up(scenario)
+    job = submit(scenario)
+
+    ranked = [rank(scenario, job, "high") for _ in range(2)]
+
+    assert [(each.spec.priority_class, each.priority) for each in ranked] == [("high", 100)] * 2
+    row = scenario.world.ledger.get(rows.job_key(job.job_id))
+    assert row
+    assert row.state == ("JOB#PENDING", rows.queue_order(ranked[0]))
+
+
+def test_a_class_is_given_to_the_job_as_it_was_seen() -> None:
+    scenario = JobScenario()
+    set_up(scenario)
+    job = submit(scenario)
+
+    with pytest.raises(StaleVersion):
+        rank(scenario, job, "high", expected=7)
+    with pytest.raises(Invalid):
+        rank(scenario, job, "hihg")
+
+    assert scenario.job(job.job_id).priority == -1

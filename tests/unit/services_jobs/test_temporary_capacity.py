@@ -1,0 +1,175 @@
+"""Rented nodes that stand in for failed ones: on the team's quota, until those are back, never beyond their time."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.economics import money
+from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
+from evenkeel.domain.renting.migration import temporary_capacity_of
+from evenkeel.domain.renting.rental import RentalState
+from evenkeel.domain.replay import replay
+from evenkeel.domain.values import rfc3339
+from evenkeel.services.queries import read_jobs
+from evenkeel.services.queries.disclosure import Reader
+from tests.unit.services_jobs.test_rentals import SPOT, RentalScenario, a_policy
+
+DEAR = 100_000_000_000
+"""What an hour's delay is worth where no move home ever pays for itself, in micro-dollars."""
+
+
+def market(**changes: Any) -> RentalScenario:
+    return RentalScenario(policy=a_policy(**{"other_delay_micros_per_hour": DEAR, "loan_seconds": 7200, **changes}))
+
+
+def lent(market: RentalScenario) -> tuple[Job, Job]:
+    """Return a job that holds the whole fleet, and one that a recovery brought back on rented nodes."""
+    first, second = market.full_fleet()
+    now = market.world.clock.now()
+    plan = ResumePlan(
+        incident_id="inc-1", after_attempt=0, option=ResumeOption.BURST, lost_committed=True, planned_at=now
+    )
+    market.scenario.set_job(market.scenario.job(second.job_id).but(resume_plan=plan))
+    for _ in range(2):
+        market.scenario.run_pass()
+        market.advance()
+        market.karpenter()
+        market.advance()
+    market.run(second.job_id, 1)
+    return first, market.scenario.job(second.job_id)
+
+
+def free(market: RentalScenario, job: Job) -> None:
+    market.world.cluster.finish_pods(job.job_id, 1)
+    market.scenario.settle(job.job_id, 1)
+
+
+def leave(market: RentalScenario, job: Job) -> None:
+    """Let a job that was asked to stop do so, and its rental end."""
+    market.scenario.stop(job.job_id, 1)
+    market.scenario.settle(job.job_id, 1)
+    market.advance()
+    market.scenario.run_pass()
+    market.advance()
+
+
+def test_what_a_recovery_rents_is_on_loan_and_on_the_quota_of_its_team() -> None:
+    town = market()
+    _, second = lent(town)
+
+    rental = town.rental(second.job_id)
+    temporary = temporary_capacity_of(rental)
+
+    assert temporary
+    assert (temporary.incident_id, temporary.due_at) == ("inc-1", rental.begun_at + timedelta(hours=2))
+    assert temporary.rental.micros_per_hour == sum(bill.micros_per_hour for bill in rental.bills())
+    shown = read_jobs.show_job(town.world.ledger, second.job_id, Reader(), town.policy, now=town.world.clock.now())[
+        "rentals"
+    ][0]
+    assert (shown["loanFor"], shown["dueAt"]) == ("inc-1", rfc3339(temporary.due_at))
+    assert town.scenario.usage() == 32  # both jobs, wherever they run
+    told = [row.doc["text"] for row in town.world.ledger.rows.values() if row.key.sk.startswith("EVENT#")]
+    assert [text for text in told if "On loan for inc-1, until 03 Nov 12:" in text]
+
+
+def test_a_rental_for_a_job_that_lost_nothing_is_no_loan() -> None:
+    town = market()
+    _, second = town.rented()
+
+    assert temporary_capacity_of(town.rental(second.job_id)) is None
+
+
+def test_a_loan_goes_back_when_what_it_stands_in_for_is_there_though_no_saving_pays_for_the_move() -> None:
+    borrowed, rented = market(), market()
+    first, second = lent(borrowed)
+    free(borrowed, first)
+    first, candidate = rented.rented()
+    free(rented, first)
+
+    borrowed.scenario.run_pass()
+    rented.scenario.run_pass()
+
+    asked = borrowed.scenario.job(second.job_id)
+    assert asked.stop_request
+    assert asked.stop_request.reason.startswith("Its nodes were on loan. What it stands in for is back")
+    assert rented.scenario.job(candidate.job_id).stop_request is None
+    leave(borrowed, second)
+    assert borrowed.scenario.attempt(second.job_id, 2).pool == "p5-workers"
+    assert borrowed.left() == []
+
+
+def test_a_loan_is_kept_while_what_it_stands_in_for_is_not_back() -> None:
+    town = market()
+    _, second = lent(town)
+    town.world.clock.advance(3600)
+
+    town.scenario.run_pass()
+
+    assert town.scenario.job(second.job_id).stop_request is None
+
+
+def test_a_loan_ends_with_its_time_whatever_else_holds_and_the_job_waits() -> None:
+    town = market(rentals_per_pass=1)
+    _, second = lent(town)
+    due_at = town.rental(second.job_id).due_at
+    assert due_at
+    town.world.clock.advance((due_at - town.world.clock.now()).total_seconds() - second.spec.grace_seconds)
+
+    town.scenario.run_pass()
+    town.scenario.run_pass()  # asked once
+
+    asked = town.scenario.job(second.job_id)
+    assert asked.stop_request
+    assert asked.stop_request.reason.startswith("Its nodes were on loan. Its time is over at 03 Nov 12:")
+    leave(town, second)
+    assert town.rental(second.job_id).state is RentalState.ENDED
+    assert town.scenario.job(second.job_id).state is JobState.PENDING
+
+
+def test_what_becomes_of_loans_replays() -> None:
+    town = market()
+    first, _ = lent(town)
+    free(town, first)
+    town.scenario.run_pass()
+
+    records = town.records("LOAN")
+
+    assert [record.action for record in records] == ["GIVE_BACK"]
+    assert [replay(record, town.policy).differs_from(record) for record in records] == [""]
+
+
+@settings(max_examples=20, deadline=None)
+@given(loan_seconds=st.integers(120, 20_000), looks=st.lists(st.integers(1, 4000), min_size=1, max_size=8))
+def test_no_loan_is_left_without_notice_past_its_time(loan_seconds: int, looks: list[int]) -> None:
+    town = market(loan_seconds=loan_seconds)
+    _, second = lent(town)
+    due_at = town.rental(second.job_id).due_at
+    assert due_at
+    for seconds in looks:
+        town.world.clock.advance(seconds)
+        town.scenario.run_pass()
+        is_due = town.world.clock.now() + timedelta(seconds=second.spec.grace_seconds) >= due_at
+        assert (town.scenario.job(second.job_id).stop_request is not None) == is_due
+        if is_due:
+            break
+
+
+@pytest.mark.parametrize("hours", [1, 2])
+def test_a_loan_costs_its_team_what_any_rental_does(hours: int) -> None:
+    town = market()
+    first, second = lent(town)
+    town.world.clock.advance(hours * 1800)
+    free(town, first)
+    town.scenario.run_pass()
+    leave(town, second)
+
+    rental = town.rental(second.job_id)
+    temporary = temporary_capacity_of(rental)
+
+    assert temporary
+    assert rental.ended_at
+    assert rental.cost_parts == money.bill([temporary.rental], rental.ended_at).by_team[second.spec.team]
+    assert rental.offers[0].pool == SPOT

@@ -1,0 +1,407 @@
+"""A whole recovery in memory: the services in the order in which recover_node calls them, and a world that moves on.
+
+Every call that writes or acts goes through one crash plan. What a crash interrupts is simply called again, as Step
+Functions, the queue or the sweeper would do it.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact
+from evenkeel.domain.health.policy import WatchPolicy
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.recovery.guardrails import Register
+from evenkeel.domain.recovery.leases import Hold, RepairLease
+from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.waiting import ConditionKind
+from evenkeel.ports import Put, Row, Table, WorkflowName
+from evenkeel.services.incidents import approve_recovery, receive_event, settle_incident
+from evenkeel.services.recovery import check_node, cordon_node, plan_recovery, protect_jobs, repair_node, return_node
+from evenkeel.services.resume import plan_resume
+from evenkeel.services.storage import guardrail_registers, rows
+from evenkeel.services.storage.guardrail_registers import RegisterName
+from evenkeel.services.waits import evaluate_waits, open_wait, resolve_wait
+from tests.fakes import Crash, CrashPlan, a_provider_node, crashing
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.unit.services_jobs.job_scenario import JobScenario
+
+T = TypeVar("T")
+
+QUICK = Policy(
+    name="quick",
+    repair=RepairPolicy(
+        reboot_deadline_seconds=60,
+        replace_deadline_seconds=120,
+        takeover_seconds=50,
+        owner_deadline_seconds=200,
+        karpenter_deadline_seconds=100,
+        node_free_deadline_seconds=400,
+        reconcile_after_seconds=30,
+        retry_seconds=5,
+        settle_scale=0,
+        drain_scale=0,
+        validation_deadline_seconds=40,
+        return_margin_seconds=5,
+        approval_deadline_seconds=60,
+    ),
+    jobs=JobPolicy(
+        resume_deadline_seconds=300, lost_node_seconds=10, restart_backoff_seconds=1, attribution_delay_seconds=5
+    ),
+    watch=WatchPolicy(not_ready_seconds=10, execution_grace_seconds=10),
+)
+
+
+def a_fact(number: int = 1, **changes: Any) -> NodeFact:
+    facts: dict[str, Any] = {
+        "kind": FactKind.SICKENED,
+        "source": "hyperpod.node-health",
+        "instance_id": instance_id(number),
+        "fault_key": "hp:NvidiaErrorReboot",
+        "code": "NvidiaErrorReboot",
+        "observed_at": "2026-11-03T10:15:00Z",
+        "envelope_id": "3f0c5e0e-8a51-4c0b-9d3c-0f5d8e7a2b61",
+    }
+    return NodeFact.model_validate({**facts, **changes})
+
+
+@dataclass
+class RecoveryScenario:
+    """A fleet with a job on its first two nodes, and the recovery services on it."""
+
+    size: int = 3
+    policy: Policy = QUICK
+    mode: Mode = Mode.ACT
+    drills_may_act: bool = False
+    with_job: bool = True
+    is_stuck: bool = False
+    """Repairs never end."""
+    comes_back_sick: bool = False
+    """A reboot does not clear the fault marks."""
+    meanwhile: Callable[[], None] | None = None
+    """What people do while a recovery waits for them."""
+    plan: CrashPlan = field(default_factory=CrashPlan)
+
+    def __post_init__(self) -> None:
+        self.scenario = JobScenario(size=self.size, policy=self.policy)
+        self.world = world = self.scenario.world
+        self.job_id = self.scenario.running(nodes=2, checkpoint_uri="").job_id if self.with_job else ""
+        world.workflows.executions.clear()
+        world.passes.reasons.clear()
+        self.ledger = crashing(world.ledger, self.plan, "commit")
+        self.cluster = crashing(world.cluster, self.plan, "cordon", "release", "stop", "evict", "start_check")
+        self.provider = crashing(world.provider, self.plan, "reboot", "replace", "check_health")
+        self.workflows = crashing(world.workflows, self.plan, "start")
+        self.tokens = crashing(world.tokens, self.plan, "succeed")
+        self.wait_answers = crashing(world.wait_answers, self.plan, "request")
+        self.passes = crashing(world.passes, self.plan, "request")
+        self.pager = crashing(world.pager, self.plan, "page")
+        self.crashes = 0
+        self.visited: list[str] = []
+        """`state: outcome` in order, as an operator would read the execution."""
+
+    # ------------------------------------------------------------ one call
+
+    def until_done(self, call: Callable[[], T]) -> T:
+        """Call, and again after a crash."""
+        for _ in range(3):
+            try:
+                return call()
+            except Crash:
+                self.crashes += 1
+                self.world.clock.advance(1)
+        raise AssertionError("it keeps crashing")
+
+    @property
+    def now(self) -> Any:
+        return self.world.clock.now()
+
+    def ingest(self, fact: NodeFact) -> receive_event.Outcome:
+        return self.until_done(
+            lambda: receive_event.run(
+                fact,
+                ledger=self.ledger,
+                provider=self.world.provider,
+                workflows=self.workflows,
+                clock=self.world.clock,
+                ids=self.world.ids,
+                telemetry=self.world.telemetry,
+                clusters=(CLUSTER,),
+                drills_may_act=self.drills_may_act,
+                catalogue=self.policy.catalogue,
+            )
+        )
+
+    def state(self, name: str, service: Any, **ports: Any) -> Any:
+        """Run a task state."""
+        known: dict[str, Any] = {
+            "ledger": self.ledger,
+            "cluster": self.cluster,
+            "provider": self.provider,
+            "passes": self.passes,
+            "pager": self.pager,
+            "ids": self.world.ids,
+            "telemetry": self.world.telemetry,
+            "policy": self.policy,
+            "catalogue": self.policy.catalogue,
+            "mode": self.mode,
+            "drills_may_act": self.drills_may_act,
+            "namespace": "evenkeel-jobs",
+        }
+        wanted = inspect.signature(service.run).parameters
+        arguments = {port: known[port] for port in wanted if port in known}
+        request = service.Request(incident_id=self.incident_id, run=self.run, **ports)
+        outcome = self.until_done(lambda: service.run(request, **arguments, now=self.now))
+        self.visited.append(f"{name}: {outcome.outcome}")
+        return outcome
+
+    def wait(self, name: str, kind: ConditionKind, meanwhile: Callable[[], None] | None = None) -> dict[str, Any]:
+        """Run a waiting state: open, then let the world move on until somebody answers."""
+        token = f"token-{name}-{len(self.visited)}"
+        request = open_wait.Request(kind=kind, token=token, incident_id=self.incident_id, run=self.run)
+        ports = self._waiting
+        self.until_done(lambda: open_wait.run(request, **ports, now=self.now))
+        self.deliver()
+        for _ in range(200):
+            if token in self.world.tokens.answers:
+                break
+            self.turn()
+            if meanwhile:
+                meanwhile()
+            self.until_done(
+                lambda: evaluate_waits.run(**ports, telemetry=self.world.telemetry, now=self.now, repeat_answered=True)
+            )
+            self.deliver()
+        answer = self.world.tokens.answers[token]
+        self.visited.append(f"{name}: {answer['outcome']}")
+        return answer
+
+    def open(self, kind: ConditionKind) -> None:
+        """Open a wait and leave it open."""
+        request = open_wait.Request(kind=kind, token=f"token-{kind}", incident_id=self.incident_id, run=self.run)
+        open_wait.run(request, **self._waiting, now=self.now)
+
+    def look(self) -> list[str]:
+        """Look once at the incident's waits; return the outcomes that are asked for."""
+        found = evaluate_waits.run(
+            **self._waiting, telemetry=self.world.telemetry, now=self.now, subject=self.incident_id
+        )
+        return [each.rpartition(": ")[2] for each in found.answered]
+
+    @property
+    def _waiting(self) -> dict[str, Any]:
+        return {
+            "ledger": self.ledger,
+            "cluster": self.cluster,
+            "provider": self.world.provider,
+            "wait_answers": self.wait_answers,
+            "policy": self.policy,
+        }
+
+    def deliver(self) -> None:
+        """Let `resolve_wait` have every answer that was asked for, each twice."""
+        asked, self.world.wait_answers.requests[:] = list(self.world.wait_answers.requests), []
+        for each in [*asked, *asked]:
+            request = resolve_wait.Request.model_validate(
+                {"subject": each.subject, "name": each.name, "generation": each.generation, "answer": each.answer}
+            )
+            self.until_done(
+                lambda request=request: resolve_wait.run(  # type: ignore[misc]
+                    request, ledger=self.ledger, tokens=self.tokens, telemetry=self.world.telemetry, now=self.now
+                )
+            )
+
+    # ------------------------------------------------------------ the world moves on
+
+    def turn(self) -> None:
+        """Five seconds: machines finish booting, stopped attempts are settled, and the queue is looked at."""
+        self.world.clock.advance(5)
+        if not self.is_stuck:
+            for machine in list(self.world.provider.running):
+                marks = self.comes_back_sick and self.world.provider.running[machine] == "reboot"
+                self.world.provider.finish(machine)
+                if not marks:
+                    self.mark(machine)
+        if self.job_id:
+            self.run_jobs()
+
+    def run_jobs(self) -> None:
+        job = self.scenario.job(self.job_id)
+        if job.state.has_ended:
+            return
+        attempt = self.scenario.attempt(self.job_id, job.current_attempt)
+        if not attempt.state.has_ended:
+            if job.stop_of(attempt.attempt):
+                self.scenario.stop(self.job_id, attempt.attempt)
+                self.scenario.settle(self.job_id, attempt.attempt)
+            elif job.state is JobState.STARTING:
+                self.scenario.run_attempt(self.job_id, attempt.attempt)
+        self.scenario.run_pass()
+
+    def mark(self, machine: str, fault_type: str = "") -> None:
+        """Put HyperPod's fault mark on a node, or take it off."""
+        node = next((each for each in self.world.cluster.by_name.values() if each.instance_id == machine), None)
+        if node is None:
+            return
+        labels = {key: value for key, value in node.labels.items() if "sagemaker" not in key}
+        if fault_type:
+            labels["sagemaker.amazonaws.com/fault-types"] = fault_type
+        self.world.cluster.set_node(node.name, labels=labels)
+
+    # ------------------------------------------------------------ the workflow
+
+    def sicken(self, number: int = 1, **changes: Any) -> str:
+        """Let a node's fault be heard, and return its incident."""
+        fact = a_fact(number, **changes)
+        if fact.fault_key.startswith("hp:"):
+            self.mark(fact.instance_id, fact.fault_key.removeprefix("hp:"))
+        outcome = self.ingest(fact)
+        self.incident_id = outcome.incident_id
+        self.run = 1
+        return outcome.incident_id
+
+    def recover(self) -> str:
+        """Follow recover_node to its end, and return the outcome."""
+        plan = self.state("PlanRecovery", plan_recovery)
+        while plan.outcome == "LATER":
+            self.wait("AwaitProvider", ConditionKind.NODE_FREE)
+            plan = self.state("PlanRecovery", plan_recovery)
+        node = jobs = None
+        approved = ""
+        while plan.outcome == "ASK" and approved != "APPROVED":
+            approved = self.wait("AwaitApproval", ConditionKind.APPROVED, self.meanwhile)["outcome"]
+            if approved == "SUPERSEDED":
+                plan = self.state("PlanRecovery", plan_recovery)
+            elif approved != "APPROVED":
+                plan = plan.but(outcome="OBSERVE")
+                break
+        if plan.outcome == "ACT" or approved == "APPROVED":
+            if plan.repairs_node:
+                self.state("CordonNode", cordon_node)
+            while self.state("ProtectJobs", protect_jobs).outcome == "HELD":
+                self.wait("AwaitStopAllowed", ConditionKind.RELEASED, self.meanwhile)
+            # The branches run beside each other; here the job branch begins first and is awaited last.
+            resume = self.state("PlanResume", plan_resume)
+            node = self.node_branch(plan)
+            jobs = {"outcome": resume.outcome, "reason": resume.reason}
+            if resume.outcome == "PLANNED":
+                jobs = self.wait("AwaitResume", ConditionKind.JOBS_RESUMED)
+        parts = {"plan": {"outcome": plan.outcome, "reason": plan.reason}, "node": node, "jobs": jobs}
+        return str(self.state("SettleIncident", settle_incident, **parts).outcome)
+
+    def node_branch(self, plan: Any) -> dict[str, Any]:
+        if not plan.repairs_node:
+            return {"outcome": "NOT_NEEDED", "reason": plan.reason}
+        self.world.clock.advance(plan.settle_seconds)
+        for _ in range(20):
+            repair = self.state("RepairNode", repair_node)
+            match repair.outcome:
+                case "ASKED" | "HEALTHY" | "DIAGNOSE":
+                    is_asked = repair.outcome == "ASKED"
+                    if is_asked and self.wait("AwaitNode", ConditionKind.NODE_BACK)["outcome"] != "NODE_BACK":
+                        continue
+                    self.state("CheckNode", check_node)
+                    if self.wait("ValidateNode", ConditionKind.NODE_VALID)["outcome"] != "VALID":
+                        continue
+                    returned = self.state("ReturnNode", return_node)
+                    return {"outcome": returned.outcome, "reason": returned.reason}
+                case "RETRY":
+                    self.world.clock.advance(repair.wait_seconds)
+                case "LATER":
+                    self.wait("AwaitFreeNode", ConditionKind.NODE_FREE)
+                case "NOT_NEEDED":
+                    returned = self.state("ReturnNode", return_node)
+                    return {"outcome": returned.outcome, "reason": returned.reason}
+                case "HELD" | "BLOCKED":
+                    self.wait("AwaitGuardrails", ConditionKind.RELEASED, self.meanwhile)
+                case "ASK_PERSON":
+                    return {"outcome": "WAITING_FOR_PERSON", "reason": repair.reason}
+                case _:
+                    return {"outcome": "STOOD_DOWN", "reason": repair.reason}
+        raise AssertionError("the node branch never ends")
+
+    # ------------------------------------------------------------ what is there now
+
+    @property
+    def incident(self) -> Incident:
+        row = self.world.ledger.get(rows.incident_key(self.incident_id))
+        assert row
+        return rows.read(row, Incident)
+
+    @property
+    def job(self) -> Job:
+        return self.scenario.job(self.job_id)
+
+    @property
+    def lease(self) -> RepairLease | None:
+        row = self.world.ledger.get(rows.lease_key(self.incident.slot))
+        return rows.read(row, RepairLease) if row else None
+
+    def incidents(self) -> list[Incident]:
+        found = [row for key, row in self.world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"]
+        return [rows.read(row, Incident) for row in found]
+
+    def register(self, which: RegisterName) -> Register:
+        return guardrail_registers.load(self.world.ledger, which, self.now)[0]
+
+    def executions(self) -> list[str]:
+        return self.world.workflows.names(WorkflowName.RECOVER_NODE)
+
+    def kinds(self) -> list[str]:
+        """The incident's story in one word a line."""
+        partition = rows.incident_key(self.incident_id).pk
+        return [row.doc["kind"] for row in self.world.ledger.partition(Table.INCIDENTS, partition, "EVENT#")]
+
+    def hold(self, seconds: float = 3600) -> None:
+        hold = Hold(by="ana", reason="looking at it", since=self.now, until=self.now + timedelta(seconds=seconds))
+        self.world.ledger.commit(Put(Row(rows.hold_key(), hold.to_json())))
+
+    def end(self) -> dict[str, Any]:
+        """What must be the same however often it crashed on the way."""
+        world, incident = self.world, self.incident
+        left = sorted({key.pk.partition("#")[0] for key in world.ledger.rows if key.sk.startswith("WAIT#")})
+        return {
+            "incidents": len(self.incidents()),
+            "executions": [name.removeprefix(self.incident_id) for name in self.executions()],
+            "state": incident.state,
+            "fault": incident.fault_key,
+            "repairs": sorted(set(incident.repairs)),
+            "replaced": world.provider.accepted_calls("replace").total(),
+            "rebooted": world.provider.accepted_calls("reboot").total(),
+            "branch": incident.node_branch,
+            "open": [key.pk for key in world.ledger.rows if key.pk.startswith("OPEN#")],
+            "waits": left,
+            "holder": self.lease.incident_id if self.lease else "",
+            "registered": [each.life for which in RegisterName for each in self.register(which).entries],
+            "cordoned": [node.name for node in world.cluster.by_name.values() if node.is_cordoned],
+            "tainted": [node.name for node in world.cluster.by_name.values() if node.is_awaiting_validation],
+            "nodes": len(world.cluster.by_name),
+            "job": (self.job.state, self.job.current_attempt) if self.job_id else None,
+            "pages": sorted({page.key.removeprefix(self.incident_id) for page in world.pager.pages}),
+            "kinds": sorted(set(self.kinds())),
+        }
+
+
+def say(
+    recovery: RecoveryScenario, *, approves: bool = True, by: str = "role/Op (ana)", decision_id: str = ""
+) -> Incident:
+    """Let a person answer the plan that asks now."""
+    plan = recovery.incident.plan
+    assert plan
+    request = approve_recovery.Request(
+        incident_id=recovery.incident_id,
+        decision_id=decision_id or plan.decision_id,
+        approves=approves,
+        by=by,
+        reason="",
+    )
+    return approve_recovery.run(request, ledger=recovery.ledger, telemetry=recovery.world.telemetry, now=recovery.now)
+
+
+SETTLED = tuple(state for state in IncidentState if state.is_settled)
+__all__ = ["QUICK", "SETTLED", "RecoveryScenario", "a_fact", "a_provider_node", "say"]

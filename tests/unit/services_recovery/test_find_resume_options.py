@@ -1,0 +1,32 @@
+"""Which pending jobs a resume plan weighs beside the interrupted one."""
+
+from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.services.resume.find_resume_options import _queue_heads
+from tests.unit.api.seeds import a_job, stored
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
+
+POLICY = QUICK.but(scheduling=QUICK.scheduling.but(heads_per_pass=1))
+
+
+def waiting(*kept: str, **changes: str) -> list[str]:
+    """Return the jobs weighed for an interrupted job with three others in the queue, one to a page."""
+    recovery = RecoveryScenario(policy=POLICY)
+    ledger = recovery.world.ledger
+    stored(ledger, a_job(11), a_job(12), a_job(13, **changes))
+    return [job.job_id for job in _queue_heads(recovery.job, TeamSetup(), kept, ledger, POLICY)]
+
+
+def test_job_behind_the_first_page_is_not_weighed() -> None:
+    assert waiting() == ["job-0000000011"]
+
+
+def test_job_that_waits_for_evictions_is_weighed_behind_the_page() -> None:
+    assert waiting("job-0000000013") == ["job-0000000011", "job-0000000013"]
+
+
+def test_job_on_the_page_is_weighed_once() -> None:
+    assert waiting("job-0000000011") == ["job-0000000011"]
+
+
+def test_job_that_no_longer_waits_is_not_weighed() -> None:
+    assert waiting("job-0000000013", state="RUNNING") == ["job-0000000011"]

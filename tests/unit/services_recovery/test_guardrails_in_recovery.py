@@ -1,0 +1,885 @@
+"""Guardrails at work: limits that no race passes, recoveries that wait their turn, approvals, what is never barred."""
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.nodes import FleetNode, Node, NodeLife
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode, ModeRule
+from evenkeel.domain.recovery.guardrails import RegisterEntry, Rule
+from evenkeel.domain.recovery.policy import GuardrailPolicy
+from evenkeel.domain.waiting import ConditionKind
+from evenkeel.ports import Conflict, Invalid, Ledger, Put, Table, Write
+from evenkeel.services.incidents import approve_recovery, note_group_fact, settle_incident
+from evenkeel.services.recovery import (
+    cordon_node,
+    hold_automation,
+    operator_cordon,
+    plan_recovery,
+    protect_jobs,
+    repair_node,
+    return_node,
+)
+from evenkeel.services.storage import guardrail_registers, rows
+from evenkeel.services.storage.guardrail_registers import RegisterName
+from tests.fakes import InMemoryLedger
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, say
+
+K = ConditionKind
+P5 = "p5-workers"
+
+
+def guarded(**changes: Any) -> Policy:
+    """A policy under which shares bind nobody, unless a test says so."""
+    wide = {"pool_repair_share": None, "pool_cordon_share": None, "shared_cause_count": 99} | changes
+    return QUICK.but(repair=QUICK.repair.but(guardrails=GuardrailPolicy.model_validate(wide)))
+
+
+def fleet(size: int = 6, *, with_job: bool = False, policy: Policy | None = None, **settings: Any) -> RecoveryScenario:
+    """A fleet that the sweeper knows."""
+    recovery = RecoveryScenario(size=size, with_job=with_job, policy=policy or guarded(), **settings)
+    for number in range(1, size + 1):
+        remember(recovery, number)
+    return recovery
+
+
+def remember(recovery: RecoveryScenario, number: int, **changes: Any) -> None:
+    machine = instance_id(number)
+    there = next(node for node in recovery.world.cluster.by_name.values() if node.instance_id == machine)
+    record = recovery.world.provider.by_id[machine]
+    life = NodeLife(cluster=CLUSTER, instance_id=machine, launched_at=record.launched_at)
+    seen = FleetNode.seen(Node(life=life, kubernetes=there, provider=record), 0, recovery.now).but(**changes)
+    row = recovery.world.ledger.get(rows.node_key(CLUSTER, machine))
+    fresh = rows.node_row(CLUSTER, machine, seen.to_json(), row.version if row else 0, None)
+    recovery.world.ledger.commit(Put(fresh))
+    known = [rows.read(each, FleetNode) for each in recovery.world.ledger.by_state(Table.FLEET, "NODE").rows]
+    boot_seconds = recovery.policy.watch.first_boot_grace_seconds
+    able = Counter(node.pool for node in known if node.can_be_acted_on(recovery.now, boot_seconds=boot_seconds))
+    sizes = recovery.world.ledger.get(rows.pools_row({}, 0).key)
+    recovery.world.ledger.commit(Put(rows.pools_row(able, sizes.version if sizes else 0)))
+
+
+def at_repair(recovery: RecoveryScenario, number: int, **fact: Any) -> str:
+    """Take a node's recovery to the point where its repair is due; return the incident."""
+    incident_id = recovery.sicken(number, **fact)
+    for name, service in (("Plan", plan_recovery), ("Cordon", cordon_node), ("Protect", protect_jobs)):
+        recovery.state(name, service)
+    return incident_id
+
+
+def repair(recovery: RecoveryScenario, incident_id: str) -> repair_node.Outcome:
+    recovery.incident_id = incident_id
+    outcome: repair_node.Outcome = recovery.state("RepairNode", repair_node)
+    return outcome
+
+
+def incident(recovery: RecoveryScenario, incident_id: str) -> Incident:
+    recovery.incident_id = incident_id
+    return recovery.incident
+
+
+def lives(recovery: RecoveryScenario, which: RegisterName) -> list[str]:
+    return [each.life.split("/")[1] for each in recovery.register(which).entries]
+
+
+# ---------------------------------------------------------------- limits, races, crashes
+
+
+def test_the_second_repair_of_a_pool_waits_and_goes_when_the_first_is_back() -> None:
+    recovery = fleet(policy=guarded(pool_repairs=1))
+    first, second = at_repair(recovery, 1), at_repair(recovery, 2)
+
+    assert repair(recovery, first).outcome == "ASKED"
+    barred = repair(recovery, second)
+
+    assert (barred.outcome, barred.reason) == (
+        "BLOCKED",
+        "1 of 6 machines of p5-workers are in repair, of 1 at a time.",
+    )
+    there = incident(recovery, second)
+    assert there.state is IncidentState.BLOCKED
+    assert there.block
+    assert (there.block.rule, there.block.act) == (Rule.POOL_REPAIRS, "reboot")
+    recovery.open(K.RELEASED)
+    assert recovery.look() == []
+    recovery.world.provider.finish_all()
+    recovery.incident_id = first
+    recovery.state("ReturnNode", return_node)
+    recovery.incident_id = second
+    assert recovery.look() == ["RELEASED"]
+    assert repair(recovery, second).outcome == "ASKED"
+    assert (incident(recovery, second).state, incident(recovery, second).block) == (IncidentState.RECOVERING, None)
+    assert lives(recovery, RegisterName.REPAIRS) == [instance_id(2)]
+
+
+def test_a_repair_that_is_barred_again_and_again_is_told_and_counted_once() -> None:
+    recovery = fleet(policy=guarded(pool_repairs=1))
+    first, second = at_repair(recovery, 1), at_repair(recovery, 2)
+    repair(recovery, first)
+
+    outcomes = [repair(recovery, second).outcome for _ in range(3)]
+
+    assert outcomes == ["BLOCKED"] * 3
+    assert recovery.kinds().count("blocked") == 1
+    assert recovery.world.telemetry.totals["ActionsBlocked"] == 1
+    assert len(recovery.world.provider.asked) == 1
+
+
+class ConcurrentWriter:
+    """A ledger into which somebody else writes right before the first write that names a row."""
+
+    def __init__(self, ledger: Ledger, pk: str, does: Callable[[], Any]) -> None:
+        self._ledger, self._pk, self._does = ledger, pk, does
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    def commit(self, *writes: Write, token: str = "") -> None:
+        does = self._does
+        if any(isinstance(write, Put) and write.row.key.pk == self._pk for write in writes):
+            self._does = lambda: None
+            does()
+        self._ledger.commit(*writes, token=token)
+
+
+def test_of_two_repairs_that_race_for_the_last_place_one_is_made() -> None:
+    recovery = fleet(policy=guarded(pool_repairs=1))
+    first, second = at_repair(recovery, 1), at_repair(recovery, 2)
+    own = recovery.ledger
+
+    def other() -> None:
+        recovery.ledger = own
+        assert repair(recovery, second).outcome == "ASKED"
+        recovery.incident_id = first
+
+    recovery.ledger = ConcurrentWriter(own, "REGISTER#repairs", other)  # type: ignore[assignment]
+    with pytest.raises(Conflict):
+        repair(recovery, first)
+
+    assert repair(recovery, first).outcome == "BLOCKED"
+    assert recovery.world.provider.asked == [("reboot", instance_id(2))]
+
+
+def test_of_two_cordons_that_race_for_the_last_place_one_is_made() -> None:
+    recovery = fleet(policy=guarded(pool_cordons=1))
+    first, second = recovery.sicken(1), recovery.sicken(2)
+    for each in (first, second):
+        recovery.incident_id = each
+        recovery.state("Plan", plan_recovery)
+    own = recovery.ledger
+
+    def other() -> None:
+        recovery.ledger, recovery.incident_id = own, second
+        assert recovery.state("Cordon", cordon_node).outcome == "CORDONED"
+        recovery.incident_id = first
+
+    recovery.ledger = ConcurrentWriter(own, "REGISTER#cordons", other)  # type: ignore[assignment]
+    recovery.incident_id = first
+    assert recovery.state("Cordon", cordon_node).outcome == "BLOCKED"
+    assert [call[1] for call in recovery.world.cluster.calls if call[0] == "cordon"] == [f"hyperpod-{instance_id(2)}"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_crash_around_the_ask_leaves_one_entry_and_one_call(at: int, when: str) -> None:
+    recovery = fleet()
+    sick = at_repair(recovery, 1)
+    recovery.plan.effects.clear()
+    recovery.plan.at, recovery.plan.when = at, when
+
+    repair(recovery, sick)
+    recovery.world.clock.advance(40)
+    repair(recovery, sick)
+
+    assert recovery.crashes == 1
+    assert recovery.world.provider.accepted_calls("reboot").total() == 1
+    assert lives(recovery, RegisterName.REPAIRS) == [instance_id(1)]
+
+
+def test_a_settled_incident_is_in_repair_no_more() -> None:
+    recovery = fleet()
+    sick = at_repair(recovery, 1)
+    repair(recovery, sick)
+
+    ends = {"outcome": "WAITING_FOR_PERSON", "reason": "No rung is left."}
+    recovery.state("Settle", settle_incident, plan={"outcome": "ACT"}, node=ends, jobs={"outcome": "NO_JOBS"})
+
+    assert lives(recovery, RegisterName.REPAIRS) == []
+    assert lives(recovery, RegisterName.CORDONS) == [instance_id(1)], "it carries our cordon still"
+
+
+def test_a_machine_counts_for_as_long_as_its_repair_takes() -> None:
+    recovery = fleet(policy=guarded(pool_repairs=1))
+    first, second = at_repair(recovery, 1), at_repair(recovery, 2)
+    repair(recovery, first)
+    recovery.world.clock.advance(QUICK.repair.reboot_deadline_seconds + QUICK.repair.validation_deadline_seconds)
+
+    assert repair(recovery, second).outcome == "BLOCKED"
+
+
+def test_the_register_forgets_what_is_over_and_a_change_in_between_is_left() -> None:
+    recovery = fleet()
+    ledger: InMemoryLedger = recovery.world.ledger
+    for number in (1, 2):
+        register, version = guardrail_registers.load(ledger, RegisterName.CORDONS, recovery.now)
+        entry = RegisterEntry(life=f"c/i-{number}/0", incident_id=f"inc-{number}", pool=P5, since=recovery.now)
+        ledger.commit(guardrail_registers.entering(RegisterName.CORDONS, register, version, entry, asks=False))
+
+    def over(entry: RegisterEntry) -> bool:
+        return entry.incident_id == "inc-1"
+
+    assert guardrail_registers.reconcile(ledger, RegisterName.CORDONS, over, recovery.now) == 1
+    assert guardrail_registers.reconcile(ledger, RegisterName.CORDONS, over, recovery.now) == 0
+    assert lives(recovery, RegisterName.CORDONS) == ["i-2"]
+
+
+def enter(recovery: RecoveryScenario, life: str, incident_id: str) -> None:
+    register, version = guardrail_registers.load(recovery.ledger, RegisterName.CORDONS, recovery.now)
+    entry = RegisterEntry(life=life, incident_id=incident_id, pool=P5, since=recovery.now)
+    recovery.ledger.commit(guardrail_registers.entering(RegisterName.CORDONS, register, version, entry, asks=False))
+
+
+def test_who_enters_a_register_while_it_is_judged_stays_in() -> None:
+    recovery = fleet()
+    enter(recovery, "c/i-1/0", "inc-1")
+
+    def over(entry: RegisterEntry) -> bool:
+        enter(recovery, "c/i-1/0", "inc-2")
+        return entry.incident_id == "inc-1"
+
+    assert guardrail_registers.reconcile(recovery.ledger, RegisterName.CORDONS, over, recovery.now) == 0
+    assert lives(recovery, RegisterName.CORDONS) == ["i-1"]
+
+
+def test_what_an_earlier_incident_left_in_the_register_is_no_place_of_the_next() -> None:
+    recovery = fleet()
+    sick = recovery.sicken(1)
+    recovery.state("Plan", plan_recovery)
+    enter(recovery, recovery.incident.life.key, "inc-before")
+    recovery.world.clock.advance(300)
+
+    recovery.state("Cordon", cordon_node)
+
+    (entry,) = recovery.register(RegisterName.CORDONS).entries
+    assert (entry.incident_id, entry.since) == (sick, recovery.now), "the sweeper takes out what is the earlier one's"
+
+
+# ---------------------------------------------------------------- cordons
+
+
+def barred_cordon(**settings: Any) -> tuple[RecoveryScenario, str]:
+    """A fleet with a job on nodes 1 and 2, where the cordon of node 1 is barred by that of node 5."""
+    recovery = fleet(with_job=True, policy=guarded(pool_cordons=1), **settings)
+    recovery.sicken(5)
+    recovery.state("Plan", plan_recovery)
+    recovery.state("Cordon", cordon_node)
+    sick = recovery.sicken(1)
+    recovery.state("Plan", plan_recovery)
+    return recovery, sick
+
+
+def test_where_the_cordon_is_barred_the_jobs_run_on_and_nothing_is_repaired() -> None:
+    recovery, sick = barred_cordon()
+
+    cordoned = recovery.state("Cordon", cordon_node)
+    protected = recovery.state("Protect", protect_jobs)
+    repaired = repair(recovery, sick)
+
+    assert (cordoned.outcome, protected.outcome, repaired.outcome) == ("BLOCKED", "PROTECTED", "BLOCKED")
+    assert protected.reason.startswith("The jobs run on. Its cordon waits")
+    assert recovery.job.stop_request is None
+    assert recovery.world.provider.asked == []
+
+
+def test_a_machine_that_is_gone_waits_for_no_place_to_be_cordoned_in() -> None:
+    recovery, sick = barred_cordon()
+    recovery.state("Cordon", cordon_node)
+    recovery.world.cluster.remove_node(f"hyperpod-{instance_id(1)}", CLUSTER)
+
+    assert recovery.state("Cordon", cordon_node).outcome == "GONE"
+    assert incident(recovery, sick).block is None
+    assert lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
+
+
+def test_who_waits_for_such_a_place_when_its_machine_goes_waits_no_longer() -> None:
+    recovery, sick = barred_cordon()
+    recovery.state("Cordon", cordon_node)
+    repair(recovery, sick)
+    recovery.open(K.RELEASED)
+    assert recovery.look() == []
+
+    recovery.world.cluster.remove_node(f"hyperpod-{instance_id(1)}", CLUSTER)
+
+    assert recovery.look() == ["RELEASED"]
+    assert repair(recovery, sick).outcome != "BLOCKED"
+    assert lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
+
+
+def test_jobs_of_a_dead_node_are_stopped_though_its_cordon_is_barred() -> None:
+    recovery, _ = barred_cordon()
+    recovery.state("Cordon", cordon_node)
+    recovery.world.cluster.kill_node(f"hyperpod-{instance_id(1)}", CLUSTER)
+    recovery.world.clock.advance(QUICK.jobs.lost_node_seconds + 1)
+
+    recovery.state("Protect", protect_jobs)
+
+    assert recovery.job.stop_request
+
+
+def test_a_cordon_that_waited_comes_before_the_repair() -> None:
+    recovery, sick = barred_cordon()
+    recovery.state("Cordon", cordon_node)
+    repair(recovery, sick)
+    recovery.open(K.RELEASED)
+    assert recovery.look() == []
+    operator_cordon.uncordon(
+        by_operator(5), ledger=recovery.ledger, cluster=recovery.cluster, clusters=(CLUSTER,), now=recovery.now
+    )
+
+    assert recovery.look() == ["RELEASED"]
+    first = repair(recovery, sick)
+
+    assert first.outcome == "ASKED"
+    assert recovery.incident.stages.cordoned_at
+    assert recovery.job.stop_request
+    assert lives(recovery, RegisterName.CORDONS) == [instance_id(1)]
+
+
+# ---------------------------------------------------------------- never barred
+
+
+def by_operator(number: int) -> operator_cordon.Request:
+    return operator_cordon.Request(
+        instance_id=instance_id(number), by="role/Op (ana)", reason="it is well", request_id="op-1"
+    )
+
+
+TIGHT = guarded(fleet_repairs=1, pool_repairs=1, fleet_cordons=1, pool_cordons=1, repairs_per_hour=1)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("is_held", [False, True])
+def test_un_cordon_is_never_barred(mode: Mode, *, is_held: bool) -> None:
+    recovery = fleet(policy=TIGHT)
+    sick = at_repair(recovery, 1)
+    repair(recovery, sick)
+    recovery.world.provider.finish_all()
+    recovery.mode = mode
+    if is_held:
+        recovery.hold()
+
+    returned = recovery.state("ReturnNode", return_node)
+
+    assert returned.outcome == "RETURNED"
+    assert not recovery.world.cluster.by_name[CLUSTER, f"hyperpod-{instance_id(1)}"].is_cordoned
+    assert lives(recovery, RegisterName.REPAIRS) == lives(recovery, RegisterName.CORDONS) == []
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_an_operator_takes_our_cordon_off_under_any_hold_and_twice_is_once(*, is_held: bool) -> None:
+    recovery = fleet(policy=TIGHT)
+    sick = at_repair(recovery, 1)
+    if is_held:
+        recovery.hold()
+    ports: dict[str, Any] = {"ledger": recovery.ledger, "cluster": recovery.cluster, "clusters": (CLUSTER,)}
+
+    answers = [operator_cordon.uncordon(by_operator(1), **ports, now=recovery.now).outcome for _ in range(2)]
+
+    assert answers == ["RELEASED", "ALREADY_FREE"]
+    assert lives(recovery, RegisterName.CORDONS) == []
+    assert incident(recovery, sick).incident_id == sick
+    assert recovery.kinds().count("uncordoned") == 1
+    assert repair(recovery, sick).outcome == "STAND_DOWN", "a person said no"
+
+
+def test_cordon_from_elsewhere_is_not_taken_off() -> None:
+    recovery = fleet()
+    ports: dict[str, Any] = {"ledger": recovery.ledger, "cluster": recovery.cluster, "clusters": (CLUSTER,)}
+    node = recovery.world.cluster.by_name[CLUSTER, f"hyperpod-{instance_id(1)}"]
+    recovery.world.cluster.set_node(node.name, is_cordoned=True)
+
+    with pytest.raises(operator_cordon.NotOurs):
+        operator_cordon.uncordon(by_operator(1), **ports, now=recovery.now)
+
+    assert recovery.world.cluster.by_name[CLUSTER, node.name].is_cordoned
+
+
+# ---------------------------------------------------------------- shared causes, old evidence
+
+
+def test_a_wave_in_one_zone_is_stopped_and_pages_once() -> None:
+    recovery = fleet(policy=guarded(shared_cause_count=3))
+    sick = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
+
+    outcomes = [repair(recovery, each).outcome for each in sick]
+    again = [repair(recovery, each).outcome for each in sick]
+
+    assert outcomes == again == ["BLOCKED"] * 4
+    assert recovery.world.provider.asked == []
+    [page] = recovery.world.pager.pages
+    assert page.key == "shared-cause-zone/us-west-2a"
+    block = incident(recovery, sick[0]).block
+    assert block
+    assert block.rule == Rule.SHARED_CAUSE
+
+
+def test_cause_pages_once_while_it_lasts_and_again_after_its_end() -> None:
+    recovery = fleet(8, policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300))
+    pages = recovery.world.pager.pages
+    first = at_repair(recovery, 1)
+    recovery.world.clock.advance(200)
+    second, _ = at_repair(recovery, 2), at_repair(recovery, 3)
+    assert (repair(recovery, first).outcome, len(pages)) == ("BLOCKED", 1)
+
+    recovery.world.clock.advance(120)
+    fourth = at_repair(recovery, 4)
+    assert (repair(recovery, second).outcome, repair(recovery, fourth).outcome) == ("BLOCKED", "BLOCKED")
+    assert len(pages) == 1, "told already, of two of these three machines"
+
+    for number in (1, 2, 3, 4):
+        go_dark(recovery, number)
+    recovery.world.clock.advance(100_000)
+    assert repair(recovery, at_repair(recovery, 8)).outcome == "BLOCKED"
+    assert len(pages) == 1, "the cause that people were told of lasts"
+
+    end_cause(recovery)
+    recovery.world.clock.advance(10)
+    later = [at_repair(recovery, number) for number in (5, 6, 7)]
+    assert [repair(recovery, each).outcome for each in later] == ["BLOCKED"] * 3
+    assert [page.key for page in pages] == ["shared-cause-zone/us-west-2a"] * 2
+
+
+def test_a_crash_between_the_claim_and_the_page_still_pages() -> None:
+    recovery = fleet(policy=guarded(shared_cause_count=3))
+    sick = [at_repair(recovery, number) for number in (1, 2, 3)]
+    recovery.plan.effects.clear()
+    recovery.plan.at, recovery.plan.when = 3, "before"
+
+    repair(recovery, sick[0])
+    assert recovery.plan.effects[2] == "page"
+    recovery.world.clock.advance(121)
+    repair(recovery, sick[1])
+    repair(recovery, sick[2])
+
+    assert len(recovery.world.pager.pages) == 1
+
+
+def end_cause(recovery: RecoveryScenario, cause: str = "zone/us-west-2a", **changes: Any) -> dict[str, Any]:
+    request = hold_automation.ReleaseRequest(
+        by="role/Op (bo)", reason="the zone is back", cause=cause, request_id="e-1", fingerprint="f"
+    ).but(**changes)
+    return hold_automation.release(
+        recovery.world.ledger, request, clusters=(CLUSTER,), policy=recovery.policy, now=recovery.now
+    )
+
+
+def go_dark(recovery: RecoveryScenario, number: int) -> None:
+    [node] = [each for each in recovery.world.cluster.by_name.values() if each.instance_id == instance_id(number)]
+    recovery.world.cluster.set_node(node.name, is_ready=False, not_ready_since=recovery.now)
+    remember(recovery, number)
+
+
+def blocked_wave(**limits: Any) -> tuple[RecoveryScenario, list[str]]:
+    limits = {"shared_cause_count": 3, "shared_cause_window_seconds": 300, **limits}
+    recovery = fleet(8, policy=guarded(**limits))
+    sick = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
+    for number in (1, 2, 3, 4):
+        go_dark(recovery, number)
+    for each in sick:
+        assert repair(recovery, each).outcome == "BLOCKED"
+        recovery.open(K.RELEASED)
+    return recovery, sick
+
+
+def released(recovery: RecoveryScenario, sick: list[str]) -> list[list[str]]:
+    let_go = []
+    for each in sick:
+        recovery.incident_id = each
+        let_go.append(recovery.look())
+    return let_go
+
+
+@pytest.mark.parametrize("seconds", [301, 3_600, 86_400])
+def test_shared_cause_outlasts_its_window_while_machines_are_unhealthy(seconds: float) -> None:
+    recovery, sick = blocked_wave()
+    recovery.world.clock.advance(seconds)
+
+    assert released(recovery, sick) == [[], [], [], []]
+    assert [repair(recovery, each).outcome for each in sick] == ["BLOCKED"] * 4
+    assert recovery.world.provider.asked == []
+    assert len(recovery.world.pager.pages) == 1
+
+
+def test_shared_cause_behind_a_hold_is_paged_once_the_hold_ends() -> None:
+    recovery = fleet(8, policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300))
+    recovery.hold(seconds=60)
+    sick = [at_repair(recovery, number) for number in (1, 2, 3)]
+    for number, each in enumerate(sick, start=1):
+        go_dark(recovery, number)
+        assert repair(recovery, each).outcome == "HELD"
+        recovery.open(K.RELEASED)
+    recovery.world.clock.advance(61)
+
+    assert released(recovery, sick) == [["RELEASED"]] * 3
+    assert [repair(recovery, each).outcome for each in sick] == ["BLOCKED"] * 3
+    assert len(recovery.world.pager.pages) == 1
+
+
+def test_shared_cause_ends_when_too_few_machines_are_unhealthy() -> None:
+    recovery, sick = blocked_wave()
+    recovery.world.clock.advance(301)
+    for number in (1, 2):
+        remember(recovery, number, is_gone=True, is_ready=False)
+
+    assert repair(recovery, sick[2]).outcome == "ASKED"
+
+
+def test_person_ends_a_shared_cause_and_few_go_at_once() -> None:
+    recovery, sick = blocked_wave(pool_repairs=2)
+    recovery.world.clock.advance(301)
+    answer = end_cause(recovery)
+
+    assert end_cause(recovery) == answer, "the same request again"
+    assert released(recovery, sick) == [["RELEASED"], ["RELEASED"], [], []]
+    row = recovery.world.ledger.get(rows.ended_causes_key())
+    assert row
+    end = row.doc["causes"]["zone/us-west-2a"]
+    assert (end["by"], end["reason"]) == ("role/Op (bo)", "the zone is back")
+
+
+@pytest.mark.parametrize("changes", [{"cause": "zone/nowhere"}, {"reason": ""}, {"pool": P5}])
+def test_end_of_an_unknown_or_unexplained_cause_is_refused(changes: dict[str, Any]) -> None:
+    recovery, _ = blocked_wave()
+
+    with pytest.raises(Invalid):
+        end_cause(recovery, **changes)
+
+
+@pytest.mark.parametrize(("is_drill", "outcome"), [(True, "BLOCKED"), (False, "ASKED")])
+def test_a_wave_of_drills_bars_drills_alone(outcome: str, *, is_drill: bool) -> None:
+    recovery = fleet(policy=guarded(shared_cause_count=3), drills_may_act=True)
+    for number in (2, 3):
+        at_repair(recovery, number, is_drill=True)
+
+    assert repair(recovery, at_repair(recovery, 1, is_drill=is_drill)).outcome == outcome
+
+
+@pytest.mark.parametrize(("is_drill", "outcome"), [(True, "ASKED"), (False, "BLOCKED")])
+def test_what_a_drill_says_of_a_group_bars_no_real_repair_and_lets_go_who_waited(
+    outcome: str, *, is_drill: bool
+) -> None:
+    recovery = fleet()
+    sick = at_repair(recovery, 1, fault_key="hp:NvidiaErrorTerminate")
+    trouble = GroupFact(
+        kind=GroupFactKind.NO_CAPACITY,
+        source="hyperpod.cluster-event",
+        instance_group=P5,
+        observed_at=recovery.now,
+        envelope_id="one",
+        is_drill=is_drill,
+    )
+    world = recovery.world
+    note_group_fact.run(trouble, ledger=world.ledger, clock=world.clock, telemetry=world.telemetry)
+
+    recovery.open(K.RELEASED)
+    assert recovery.look() == (["RELEASED"] if is_drill else [])
+    assert repair(recovery, sick).outcome == outcome
+
+
+def test_planned_maintenance_is_no_wave() -> None:
+    recovery = fleet(policy=guarded(shared_cause_count=3))
+    for number in (2, 3):
+        at_repair(recovery, number)
+        remember(recovery, number, provider_status="SystemUpdating")
+
+    assert repair(recovery, at_repair(recovery, 1)).outcome == "ASKED"
+
+
+def test_what_looks_well_after_a_long_hold_is_validated_and_not_repaired() -> None:
+    recovery = fleet(policy=guarded(stale_after_seconds=600))
+    sick = at_repair(recovery, 1)
+    recovery.hold(seconds=900)
+    assert repair(recovery, sick).outcome == "HELD"
+    recovery.open(K.RELEASED)
+    recovery.mark(instance_id(1))
+    recovery.world.clock.advance(901)
+
+    assert recovery.look() == ["RELEASED"]
+    looked = repair(recovery, sick)
+
+    assert looked.outcome == "HEALTHY"
+    assert "it is validated again, not repaired" in looked.reason
+    assert recovery.world.provider.asked == []
+
+
+def test_what_is_ill_still_after_a_long_hold_is_repaired() -> None:
+    recovery = fleet(policy=guarded(stale_after_seconds=600))
+    sick = at_repair(recovery, 1)
+    recovery.hold(seconds=900)
+    repair(recovery, sick)
+    recovery.world.clock.advance(901)
+
+    assert repair(recovery, sick).outcome == "ASKED"
+
+
+# ---------------------------------------------------------------- holds
+
+
+def hold(recovery: RecoveryScenario, **scope: str) -> None:
+    request = hold_automation.HoldRequest(
+        by="ana",
+        reason="looking",
+        until=recovery.now + timedelta(seconds=600),
+        request_id=f"r{scope}",
+        fingerprint="f",
+        allows_unknown=True,
+        **scope,
+    )
+    hold_automation.hold(recovery.ledger, request, clusters=(CLUSTER,), policy=recovery.policy, now=recovery.now)
+
+
+@pytest.mark.parametrize(
+    ("scope", "outcome"),
+    [
+        ({}, "HELD"),
+        ({"pool": P5}, "HELD"),
+        ({"instance_id": instance_id(1)}, "HELD"),
+        ({"pool": "other"}, "ASKED"),
+        ({"instance_id": instance_id(2)}, "ASKED"),
+    ],
+)
+def test_a_hold_bars_what_it_covers(scope: dict[str, str], outcome: str) -> None:
+    recovery = fleet()
+    sick = at_repair(recovery, 1)
+    hold(recovery, **scope)
+
+    assert repair(recovery, sick).outcome == outcome
+
+
+def test_releasing_one_scope_leaves_the_others() -> None:
+    recovery = fleet()
+    hold(recovery)
+    hold(recovery, pool=P5)
+    release = hold_automation.ReleaseRequest(by="bo", reason="", request_id="x", fingerprint="f")
+
+    answer = hold_automation.release(
+        recovery.ledger, release, clusters=(CLUSTER,), policy=recovery.policy, now=recovery.now
+    )
+
+    shown = hold_automation.show(recovery.ledger, mode="act", drills_may_act=False, now=recovery.now)
+    assert answer["wasHeld"] is True
+    assert [each["pool"] for each in shown["holds"]] == [P5]
+
+
+# ---------------------------------------------------------------- modes and approval
+
+
+def test_nothing_is_touched_until_a_person_approves_and_then_everything_is_done() -> None:
+    recovery = fleet(mode=Mode.RECOMMEND)
+    touched: list[int] = []
+
+    def meanwhile() -> None:
+        touched.append(len(recovery.world.cluster.calls) + len(recovery.world.provider.asked))
+        if recovery.incident.approval is None:
+            say(recovery)
+
+    recovery.meanwhile = meanwhile
+    recovery.sicken(1)
+
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert touched[0] == 0
+    assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
+    assert "approved" in recovery.kinds()
+
+
+def test_what_is_declined_is_settled_as_observed() -> None:
+    recovery = fleet(mode=Mode.RECOMMEND)
+
+    def meanwhile() -> None:
+        if recovery.incident.approval is None:
+            say(recovery, approves=False)
+
+    recovery.meanwhile = meanwhile
+    recovery.sicken(1)
+
+    assert recovery.recover() == IncidentState.OBSERVED
+    assert recovery.world.cluster.calls == []
+
+
+def test_silence_is_a_no() -> None:
+    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery.sicken(1)
+
+    assert recovery.recover() == IncidentState.OBSERVED
+    assert "AwaitApproval: DEADLINE_PASSED" in recovery.visited
+
+
+def test_the_first_answer_stands_and_the_second_person_is_told_whose_it_was() -> None:
+    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery.sicken(1)
+    recovery.state("Plan", plan_recovery)
+    first = say(recovery)
+
+    with pytest.raises(approve_recovery.AlreadyAnswered, match=r"Approved by role/Op \(ana\)"):
+        say(recovery, by="role/Op (bo)", approves=False)
+
+    assert say(recovery).approval == first.approval, "the same again is success"
+    assert recovery.kinds().count("approved") == 1
+
+
+def test_an_answer_to_another_plan_is_refused() -> None:
+    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery.sicken(1)
+    recovery.state("Plan", plan_recovery)
+
+    with pytest.raises(approve_recovery.PlanSuperseded, match="is not what asks now"):
+        say(recovery, decision_id="dec-0")
+
+
+def test_an_answer_for_an_older_episode_is_refused() -> None:
+    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery.sicken(1)
+    recovery.state("Plan", plan_recovery)
+    remember(recovery, 1, boot_id="another")
+
+    with pytest.raises(approve_recovery.PlanSuperseded, match="booted again"):
+        say(recovery)
+
+
+def test_where_nothing_asks_an_answer_is_refused() -> None:
+    recovery = fleet()
+    recovery.sicken(1)
+    recovery.state("Plan", plan_recovery)
+
+    with pytest.raises(approve_recovery.PlanSuperseded, match="asks nobody"):
+        say(recovery)
+
+
+def test_a_worse_fault_is_planned_and_asked_for_anew() -> None:
+    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery.sicken(1)
+    first = recovery.state("Plan", plan_recovery)
+    say(recovery)
+    recovery.sicken(1, fault_key="hp:NvidiaErrorTerminate", envelope_id="e-2", observed_at="2026-11-03T10:16:00Z")
+    recovery.open(K.APPROVED)
+
+    assert recovery.look() == ["SUPERSEDED"]
+    second = recovery.state("Plan", plan_recovery)
+
+    assert second.outcome == "ASK"
+    assert second.decision_id != first.decision_id
+    with pytest.raises(approve_recovery.PlanSuperseded):
+        say(recovery, decision_id=first.decision_id)
+    assert recovery.state("Cordon", cordon_node).outcome == "HELD", "the old approval is worth nothing"
+
+
+def test_what_is_approved_is_weighed_anew_when_it_is_done() -> None:
+    recovery = fleet(mode=Mode.RECOMMEND)
+    sick = recovery.sicken(1)
+    recovery.state("Plan", plan_recovery)
+    say(recovery)
+    recovery.state("Cordon", cordon_node)
+    recovery.hold()
+
+    assert repair(recovery, sick).outcome == "HELD"
+
+
+@pytest.mark.parametrize("service", [cordon_node, protect_jobs, repair_node])
+def test_a_stack_set_back_to_observe_stops_what_was_approved(service: Any) -> None:
+    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery.sicken(1)
+    recovery.state("Plan", plan_recovery)
+    say(recovery)
+    recovery.mode = Mode.OBSERVE
+
+    recovery.state("Any", service)
+
+    assert recovery.world.cluster.calls == []
+    assert recovery.world.provider.asked == []
+
+
+def test_a_rule_of_the_policy_is_less_daring_for_its_pool_alone() -> None:
+    policy = guarded().but(modes=(ModeRule(pool=P5, mode=Mode.OBSERVE),))
+    recovery = fleet(policy=policy)
+    recovery.sicken(1)
+
+    assert recovery.recover() == IncidentState.OBSERVED
+    assert recovery.incident.mode == "observe"
+    assert recovery.world.cluster.calls == []
+
+
+def approved(rungs: str, worse: str) -> tuple[RecoveryScenario, str]:
+    """A recovery that was approved for one fault, and has heard of a worse one since."""
+    recovery = fleet(mode=Mode.RECOMMEND)
+    sick = recovery.sicken(1, fault_key=rungs, source="hyperpod.node-labels")
+    recovery.state("Plan", plan_recovery)
+    say(recovery)
+    recovery.state("Cordon", cordon_node)
+    recovery.sicken(1, fault_key=worse, source="hyperpod.node-labels", envelope_id="e-2")
+    return recovery, sick
+
+
+def test_an_approval_goes_no_further_than_the_plan_that_it_names() -> None:
+    recovery, sick = approved("health:instance_reboot", "xid:79")
+
+    stands = repair(recovery, sick)
+    ended = {"outcome": "STOOD_DOWN", "reason": stands.reason}
+    recovery.state("Settle", settle_incident, plan={"outcome": "ASK"}, node=ended, jobs={"outcome": "NO_JOBS"})
+
+    assert stands.outcome == "STAND_DOWN"
+    assert stands.reason == "reboot was approved, and xid:79 asks for replace since."
+    assert recovery.world.provider.asked == []
+    assert (recovery.incident.state, recovery.incident.run) == (IncidentState.OPEN, 2), "it is asked for anew"
+    recovery.run = 2
+    recovery.state("Plan", plan_recovery)
+    recovery.open(K.APPROVED)
+    assert recovery.look() == []
+
+
+def test_an_approval_counts_for_a_worse_fault_whose_rungs_it_named() -> None:
+    recovery, sick = approved("hp:NvidiaErrorReboot", "xid:79")
+
+    assert repair(recovery, sick).outcome == "ASKED"
+
+
+def test_an_approval_at_the_very_deadline_is_not_lost() -> None:
+    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery.sicken(1)
+    recovery.state("Plan", plan_recovery)
+    recovery.open(K.APPROVED)
+    recovery.world.clock.advance(QUICK.repair.approval_deadline_seconds)
+    assert recovery.look() == ["DEADLINE_PASSED"]
+    say(recovery)
+
+    recovery.state("Settle", settle_incident, plan={"outcome": "DECLINED", "reason": "Nobody approved it."})
+
+    assert (recovery.incident.state, recovery.incident.run) == (IncidentState.OPEN, 2)
+    assert recovery.incident.outcome.startswith("It was approved just as the time for that was over.")
+    recovery.run = 2
+    recovery.state("Plan", plan_recovery)
+    recovery.open(K.APPROVED)
+    assert recovery.look() == ["APPROVED"], "and need not be given again"
+
+
+def test_a_run_that_failed_keeps_no_place_in_the_line() -> None:
+    recovery = fleet(policy=guarded(pool_repairs=1))
+    first, second, third = (at_repair(recovery, number) for number in (1, 2, 3))
+    repair(recovery, first)
+    for each in (second, third):
+        repair(recovery, each)
+    recovery.incident_id = second
+    recovery.state("Settle", settle_incident, failure={"Error": "KeyError", "Cause": "a bug"})
+    recovery.incident_id = first
+    recovery.state("ReturnNode", return_node)
+
+    recovery.incident_id = third
+    recovery.open(K.RELEASED)
+
+    assert recovery.look() == ["RELEASED"]

@@ -1,0 +1,179 @@
+"""A fault that comes again, and a site's own mind, through the services: remembered once, whatever dies or repeats."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.faults import Rung
+from evenkeel.domain.health.incidents import Incident, IncidentState
+from evenkeel.domain.health.recurrence import FaultHistory
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.policy import changed
+from evenkeel.domain.recovery.settling import BranchEnd
+from evenkeel.services.incidents import settle_incident
+from evenkeel.services.recovery import plan_recovery
+from evenkeel.services.storage import rows
+from tests.fakes import CrashPlan
+from tests.fakes.cluster import CLUSTER, instance_id
+from tests.fakes.crashes import CrashTiming
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact
+
+LATER = "2026-11-04T10:15:00Z"
+
+
+def incident_of(recovery: RecoveryScenario) -> Incident:
+    row = recovery.world.ledger.get(rows.incident_key(recovery.incident_id))
+    assert row
+    return rows.read(row, Incident)
+
+
+def history(recovery: RecoveryScenario) -> FaultHistory:
+    place = f"seat/{incident_of(recovery).slot}"
+    row = recovery.world.ledger.get(rows.history_key(place))
+    assert row
+    return rows.read(row, FaultHistory)
+
+
+def sicken_again(recovery: RecoveryScenario, **changes: Any) -> None:
+    recovery.world.clock.advance(timedelta(days=1).total_seconds())
+    recovery.sicken(observed_at=LATER, envelope_id="again", **changes)
+
+
+def test_the_second_time_the_machine_is_not_rebooted_but_replaced() -> None:
+    recovery = RecoveryScenario()
+    recovery.sicken()
+    assert recovery.recover() == IncidentState.RECOVERED
+
+    sicken_again(recovery)
+    recovery.recover()
+
+    assert [rung for rung, _ in recovery.world.provider.asked] == ["reboot", "replace"]
+    assert incident_of(recovery).min_rung == Rung.REPLACE
+    assert len(history(recovery).occurrences) == 2
+
+
+def test_what_is_said_twice_is_remembered_once() -> None:
+    recovery = RecoveryScenario()
+    recovery.sicken()
+    before = history(recovery)
+
+    recovery.ingest(a_fact())
+    recovery.ingest(a_fact(envelope_id="copy"))
+
+    assert history(recovery) == before
+
+
+@pytest.mark.parametrize("when", list(CrashTiming))
+def test_a_function_that_dies_at_its_write_has_remembered_all_or_nothing(when: CrashTiming) -> None:
+    recovery = RecoveryScenario(with_job=False, plan=CrashPlan(at=1, when=when))
+
+    recovery.sicken()
+
+    assert recovery.crashes == 1
+    assert recovery.plan.effects[0] == "commit"
+    assert len(history(recovery).occurrences) == 1
+    assert incident_of(recovery).state is IncidentState.OPEN
+
+
+def test_the_sweep_tells_which_jobs_are_on_a_machine() -> None:
+    recovery = RecoveryScenario()
+
+    recovery.scenario.sweep()
+
+    row = recovery.world.ledger.get(rows.node_key(CLUSTER, instance_id(1)))
+    assert row
+    assert rows.read(row, FleetNode).job_ids == (recovery.job_id,)
+
+
+def test_a_hang_of_the_same_job_on_another_machine_is_the_second_one() -> None:
+    recovery = RecoveryScenario()
+    for number, at in ((1, "2026-11-03T10:15:00Z"), (2, "2026-11-03T12:15:00Z")):
+        fact = a_fact(number, fault_key="train:hang", source="site:watcher", job_id=recovery.job_id, observed_at=at)
+        outcome = recovery.ingest(fact)
+        recovery.world.clock.advance(timedelta(hours=3).total_seconds())
+        row = recovery.world.ledger.get(rows.incident_key(outcome.incident_id))
+        assert row
+        found = rows.read(row, Incident)
+
+    assert found.min_rung == Rung.DIAGNOSE
+    assert "in this job" in found.min_rung_reason
+
+
+@pytest.mark.parametrize(
+    ("faults", "asked"),
+    [
+        ({}, ["reboot"]),
+        ({"hp:NvidiaErrorReboot": {"ladder": ["replace"]}}, ["replace"]),
+        ({"hp:NvidiaErrorReboot": {"ladder": ["watch"]}}, []),
+        ({"hp:NvidiaErrorReboot": {"actsAlone": False}}, []),
+    ],
+)
+def test_a_site_has_its_own_ladder_climbed(faults: dict[str, Any], asked: list[str]) -> None:
+    recovery = RecoveryScenario(policy=changed(QUICK, {"faults": faults}))
+    recovery.sicken()
+
+    recovery.recover()
+
+    assert [rung for rung, _ in recovery.world.provider.asked] == asked
+
+
+def test_every_decision_names_the_catalogue_that_it_rests_on() -> None:
+    policy = changed(QUICK, {"faults": {"hp:NvidiaErrorReboot": {"severity": "minor"}}})
+    recovery = RecoveryScenario(policy=policy)
+    recovery.sicken()
+
+    recovery.recover()
+
+    decisions = [row.doc for key, row in recovery.world.ledger.rows.items() if key.pk.startswith("DEC#")]
+    named = {doc["kind"]: doc["catalogueHash"] for doc in decisions}
+    assert {"RECOVERY", "REPAIR", "RESUME"} <= set(named)
+    assert {named[kind] for kind in ("RECOVERY", "REPAIR", "RESUME")} == {policy.catalogue.hash}
+
+
+# ---------------------------------------------------------------- what comes between the plan and the end
+
+
+def settled(recovery: RecoveryScenario, plan: plan_recovery.Outcome) -> settle_incident.Outcome:
+    said = BranchEnd(outcome=plan.outcome, reason=plan.reason)
+    outcome: settle_incident.Outcome = recovery.state("SettleIncident", settle_incident, plan=said)
+    return outcome
+
+
+def test_a_worse_fault_that_joins_after_the_plan_is_not_closed_over() -> None:
+    recovery = RecoveryScenario()
+    recovery.sicken(fault_key="sxid:11012")
+    plan = recovery.state("PlanRecovery", plan_recovery)
+    recovery.ingest(a_fact(envelope_id="worse"))
+
+    first, again = settled(recovery, plan), settled(recovery, plan)
+
+    assert (plan.outcome, first.outcome, again.outcome) == ("NOTHING", "STOOD_DOWN", "STOOD_DOWN")
+    assert (incident_of(recovery).state, incident_of(recovery).run) == (IncidentState.OPEN, 2)
+    recovery.run = 2
+    recovery.mark(instance_id(1), "NvidiaErrorReboot")
+    assert recovery.recover() == IncidentState.RECOVERED
+    assert [rung for rung, _ in recovery.world.provider.asked] == ["reboot"]
+
+
+def test_the_next_run_is_started_by_the_next_signal_or_the_sweep() -> None:
+    recovery = RecoveryScenario()
+    recovery.sicken(fault_key="sxid:11012")
+    plan = recovery.state("PlanRecovery", plan_recovery)
+    recovery.ingest(a_fact(envelope_id="worse"))
+    settled(recovery, plan)
+
+    recovery.world.clock.advance(60)
+    recovery.scenario.sweep()
+
+    names = {name for _, name in recovery.world.workflows.executions}
+    assert f"{recovery.incident_id}-r2" in names
+
+
+def test_what_is_answered_already_is_closed() -> None:
+    recovery = RecoveryScenario()
+    recovery.sicken(fault_key="sxid:11012")
+    plan = recovery.state("PlanRecovery", plan_recovery)
+    recovery.ingest(a_fact(fault_key="sxid:11012", link="7", envelope_id="same"))
+
+    assert settled(recovery, plan).outcome == IncidentState.OBSERVED

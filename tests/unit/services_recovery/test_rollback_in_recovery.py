@@ -1,0 +1,174 @@
+"""A fault that turns out to corrupt after its job runs again: the job is taken back, once, whatever crashes."""
+
+from datetime import timedelta
+
+import pytest
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.jobs.job import JobState
+from evenkeel.domain.replay import replay
+from evenkeel.ports import Table
+from evenkeel.services.recovery import cordon_node, plan_recovery, protect_jobs
+from evenkeel.services.resume import plan_resume
+from evenkeel.services.storage import rows
+from tests.fakes import CrashPlan
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact
+
+CORRUPTS = "xid:48"
+
+
+def moved(plan: CrashPlan | None = None, *, policy: object = QUICK) -> RecoveryScenario:
+    """A job with a checkpoint from just before the fault, which runs again on other nodes, resumed from there."""
+    recovery = RecoveryScenario(size=5, plan=plan or CrashPlan(), policy=policy)  # type: ignore[arg-type]
+    scenario, world = recovery.scenario, recovery.world
+    job = scenario.job(recovery.job_id)
+    scenario.set_job(job.but(spec=job.spec.but(checkpoint_uri="s3://checkpoints/one")))
+    scenario.save(job.job_id, 1, 10, seconds=-3600)
+    scenario.save(job.job_id, 1, 20)
+    world.clock.advance(10)
+    recovery.sicken(observed_at=recovery.now)
+    for service in (plan_recovery, cordon_node, protect_jobs, plan_resume):
+        recovery.state("", service)
+    recovery.run_jobs()
+    recovery.run_jobs()
+    return recovery
+
+
+def learn_that_it_corrupts(recovery: RecoveryScenario) -> None:
+    recovery.ingest(
+        a_fact(fault_key=CORRUPTS, code="48", envelope_id="2", observed_at=recovery.incident.first_signal_at)
+    )
+
+
+def sweep(recovery: RecoveryScenario) -> None:
+    recovery.until_done(
+        lambda: plan_resume.roll_back_suspect_jobs(
+            recovery.incident,
+            ledger=recovery.ledger,
+            cluster=recovery.world.cluster,
+            ids=recovery.world.ids,
+            telemetry=recovery.world.telemetry,
+            policy=recovery.policy,
+            mode=recovery.mode,
+            now=recovery.now,
+        )
+    )
+
+
+def resumed_step(recovery: RecoveryScenario) -> int | None:
+    point = recovery.scenario.attempt(recovery.job_id, recovery.job.current_attempt).resume_from
+    return point.step if point else None
+
+
+def test_a_job_that_resumed_in_the_poisoned_window_is_stopped_and_resumes_from_before_it() -> None:
+    recovery = moved()
+    assert (recovery.job.state, recovery.job.current_attempt, resumed_step(recovery)) == (JobState.RUNNING, 2, 20)
+
+    learn_that_it_corrupts(recovery)
+    recovery.scenario.sweep()
+    recovery.scenario.sweep()
+
+    assert recovery.job.rollbacks == 1
+    assert [hurt.attempt for hurt in recovery.incident.hurt_jobs] == [2]
+    recovery.scenario.save(recovery.job_id, 2, 30)  # saved while it is being stopped: of poisoned descent
+    recovery.run_jobs()
+    recovery.run_jobs()
+    assert (recovery.job.state, recovery.job.current_attempt, resumed_step(recovery)) == (JobState.RUNNING, 3, 10)
+    assert recovery.job.application_failures == 0
+    assert recovery.scenario.timeline(recovery.job_id).count("rolled back") == 1
+    (record,) = rollbacks(recovery)
+    assert replay(record, QUICK).differs_from(record) == ""
+
+
+def test_without_such_a_signal_nothing_is_taken_back() -> None:
+    recovery = moved()
+
+    sweep(recovery)
+    recovery.scenario.sweep()
+
+    assert (recovery.job.rollbacks, recovery.job.stop_request) == (0, None)
+
+
+def test_a_job_that_was_taken_back_too_often_is_left_to_a_person() -> None:
+    recovery = moved(policy=QUICK.but(jobs=QUICK.jobs.but(max_rollbacks=0)))
+    learn_that_it_corrupts(recovery)
+
+    sweep(recovery)
+    sweep(recovery)
+    recovery.state("PlanResume", plan_resume)
+
+    assert recovery.job.stop_request is None
+    assert recovery.job.current_attempt == 2
+    assert recovery.world.telemetry.totals["JobsOnSuspectCheckpoints"] == 1
+    (record,) = rollbacks(recovery)
+    assert (record.action, replay(record, recovery.policy).differs_from(record)) == ("LIMIT", "")
+    scenario = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
+    told = [row.doc["text"] for row in scenario if row.doc["decisionId"] == record.decision_id]
+    assert [text.endswith("0 times already. A person must look.") for text in told] == [True]
+
+
+def rollbacks(recovery: RecoveryScenario) -> list[Decision]:
+    page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
+    return [record for row in page.rows if (record := rows.read(row, Decision)).kind == "ROLLBACK"]
+
+
+def test_a_fault_heard_after_the_job_has_moved_reaches_it_by_an_incident_of_its_own() -> None:
+    recovery = moved()
+    scenario = recovery.scenario
+    ended_at = scenario.attempt(recovery.job_id, 1).ended_at
+    assert ended_at
+    soon = recovery.incident.but(first_signal_at=ended_at + timedelta(seconds=200), fault_key=CORRUPTS, signals=())
+
+    hurt = protect_jobs.find_hurt(soon, ledger=recovery.world.ledger, cluster=recovery.world.cluster, policy=QUICK)
+    trusted = soon.but(fault_key="hp:NvidiaErrorReboot")
+    not_hurt = protect_jobs.find_hurt(
+        trusted, ledger=recovery.world.ledger, cluster=recovery.world.cluster, policy=QUICK
+    )
+
+    assert [(each.job_id, each.attempt) for each in hurt] == [(recovery.job_id, 1)]
+    assert not_hurt == ()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_at_the_write_and_a_retry_take_it_back_once(when: str) -> None:
+    plan = CrashPlan()
+    recovery = moved(plan)
+    learn_that_it_corrupts(recovery)
+    plan.at, plan.when = len(plan.effects) + 1, when
+
+    sweep(recovery)
+    sweep(recovery)
+
+    assert recovery.crashes == 1
+    assert recovery.job.rollbacks == 1
+    assert recovery.scenario.timeline(recovery.job_id).count("rolled back") == 1
+
+
+def test_under_a_hold_no_job_is_taken_back_and_after_it_it_is() -> None:
+    recovery = moved()
+    recovery.hold(seconds=60)
+    learn_that_it_corrupts(recovery)
+
+    sweep(recovery)
+    recovery.state("", plan_resume)
+    assert (recovery.job.rollbacks, recovery.job.stop_request) == (0, None)
+    recovery.world.clock.advance(60)
+    sweep(recovery)
+
+    assert recovery.job.rollbacks == 1
+
+
+@pytest.mark.parametrize(("is_pinned", "through"), [(True, 0), (False, 2)])
+def test_a_suspicion_counts_until_a_pin_has_honoured_it(is_pinned: bool, through: int) -> None:
+    recovery = moved()
+    scenario, doubted_from = recovery.scenario, recovery.now - timedelta(hours=1)
+    scenario.set_job(recovery.job.but(distrust_after=doubted_from, distrust_through_attempt=1))
+    attempt = scenario.attempt(recovery.job_id, 2)
+    scenario.put(rows.attempt_row(attempt.but(is_pinned=is_pinned), 0))
+
+    recovery.sicken(int(attempt.nodes[0].instance_id[-2:]), envelope_id="2")
+    for service in (plan_recovery, cordon_node, protect_jobs, plan_resume):
+        recovery.state("", service)
+
+    assert recovery.job.distrust_through_attempt == through
+    assert recovery.job.distrust_after == (None if is_pinned else doubted_from)
