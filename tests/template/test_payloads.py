@@ -14,7 +14,7 @@ from evenkeel.domain.recovery.plan import PlanOutcome
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.attempts.mark_running import RunningOutcome
 from evenkeel.services.rentals.rent_capacity import RentOutcome
-from tests.template.documents import WORKFLOWS, Json, states, workflow
+from tests.template.documents import ROOT, WORKFLOWS, Json, states, workflow
 
 ENDED = {"outcome": "ENDED", "reason": "Every pod has ended.", "facts": {"state": "SUCCEEDED"}}
 BRANCH = {"outcome": "RETURNED", "reason": "It is back."}
@@ -61,7 +61,8 @@ def evaluated(template: Any, variables: Json) -> Any:
 def request_of(state: Json) -> Any:
     """Return the class that the called service reads its request with."""
     words = re.findall(r"[A-Z][a-z]+", state["Arguments"]["FunctionName"].removesuffix("Arn}"))
-    return importlib.import_module(f"evenkeel.services.{'_'.join(words).lower()}").Request
+    (found,) = (ROOT / "shared" / "evenkeel" / "services").rglob(f"{'_'.join(words).lower()}.py")
+    return importlib.import_module(f"evenkeel.services.{found.parent.name}.{found.stem}").Request
 
 
 @pytest.mark.parametrize("is_broken", [False, True], ids=["well", "broken"])
