@@ -1,9 +1,12 @@
 """What every level of the tests shares: one engine per session, and hypothesis without a race against the clock."""
 
+import functools
 import os
 from collections.abc import Iterator
 
+import botocore.session
 import pytest
+from botocore.loaders import create_loader
 from hypothesis import HealthCheck, settings
 
 from evenkeel_local.engine import Engine
@@ -30,6 +33,14 @@ def _no_real_credentials() -> Iterator[None]:
         patch.setenv("AWS_CONFIG_FILE", os.devnull)
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _service_models_are_read_once() -> Iterator[None]:
+    """Share the models of AWS services between all boto3 sessions of a process. Each session would parse its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", functools.cache(create_loader))
         yield
 
 
