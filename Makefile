@@ -40,12 +40,14 @@ dev: setup ## keep the local data centre up until Ctrl-C
 test: lint ## everything that CI runs: lint, types, template, and every level of the tests
 	@$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),tools/test_lanes.py)
 
-lint: lock-check ## ruff, mypy strict, the template
+lint: lock-check ## ruff, mypy strict, the prose, the template
 	@echo "lint: ruff"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo "lint: not formatted, run \`make fmt\`:"; $(BIN)/ruff format --check .; exit 1; }
 	@echo "lint: mypy"
 	@$(BIN)/mypy $(SOURCES)
+	@echo "lint: prose"
+	@$(BIN)/python tools/prose.py
 	@echo "lint: sam validate"
 	@$(SAM) validate --lint --region us-west-2
 

@@ -1,0 +1,36 @@
+"""The prose checker finds what it should, and nothing in plain sentences."""
+
+import pytest
+
+from tools import prose
+
+LONG = "The job " + "waits and " * 13 + "starts."
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "rules"),
+    [
+        ("a.md", "# Title\n\nThe node is cordoned. The job resumes on a spare.\n", []),
+        ("a.md", LONG, ["more than 25 words"]),
+        ("a.md", "Who waits for quota cannot use free nodes.", ["name the subject"]),
+        ("a.md", "| promise | why |\n|---|---|\n| a hurt job comes first | it lost its node |\n", ["retired: hurt"]),
+        ("a.md", "```\nwhoever types this is an example\n```\n", []),
+        ("a.md", "Is it who you think? `whoever` is code.", []),
+        ("a.py", '"""Return what nobody else may have, whoever asks."""\n', ["retired: nobody"]),
+        ("a.py", "# Somebody else was first here.\nx = 1\n", ["retired: somebody"]),
+        ("a.py", 'def f(n):\n    return f"{n} jobs that nobody may stop"\n', ["retired: nobody"]),
+        ("a.asl.json", '{\n "Comment": "Whoever is first answers the wait."\n}', ["retired: whoever"]),
+    ],
+)
+def test_sentences_are_judged(path: str, source: str, rules: list[str]) -> None:
+    assert [found.rule for found in prose.judge(path, source)] == rules
+
+
+def test_mostly_passive_page_is_found() -> None:
+    page = "\n\n".join(["The node is cordoned by the service."] * 10)
+
+    assert [found.rule for found in prose.judge("a.md", page)] == ["passive in 10 of 10 sentences"]
+
+
+def test_no_file_has_more_findings_than_its_debt() -> None:
+    assert prose.main([]) == 0

@@ -1,0 +1,218 @@
+"""Check the English of docs, docstrings, comments and messages: short sentences, named subjects, present terms.
+
+    python tools/prose.py               what `make lint` runs: fails on a file with more findings than its debt
+    python tools/prose.py README.md     list the findings of some files
+    python tools/prose.py --lower       write the debt of files that became better
+
+`tools/prose_debt.json` holds the number of findings that each file still has. It only goes down: a file that is not in
+it has none. docs/decisions/0026-a-prose-checker-of-our-own.md says why no published linter is used.
+"""
+
+import ast
+import io
+import json
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+DEBT = ROOT / "tools" / "prose_debt.json"
+MOST_WORDS = 25
+"""Of one sentence. The aim is 20."""
+MOST_PASSIVE = 0.4
+"""Share of the sentences of one page that may be passive; pages of fewer than 10 sentences are not judged."""
+_CHECKED = (".md", ".py", ".json")
+_LEFT_OUT = ("CHANGELOG.md", "docs/decisions/", "tests/", "requirements/", "docs/schemas/", "openapi.json", "bench/")
+
+RETIRED = (
+    *("whoever", "whomever", "somebody", "nobody", "anybody", "everybody", "hurt", "seat", "seats", "loan", "lent out"),
+    *("rehearsal", "rehearse", "veto", "vetoed", "vetoes", "burns", "goes home", "gives way", "give way", "made way"),
+    *(
+        "of old",
+        "of late",
+        "bethinks",
+        "bethought",
+        "mends",
+        "mended",
+        "hears",
+        "heard",
+        "the turn",
+        "in turn",
+        "a pass",
+    ),
+    *(
+        "one that",
+        "one who",
+        "those who",
+        "that of others",
+        "by others",
+        "of others",
+        "for others",
+        "whom it",
+        "who it",
+    ),
+)
+"""Words and phrases that vocabulary rules out, or that hide who acts."""
+_RETIRED = re.compile(rf"\b({'|'.join(re.escape(each) for each in RETIRED)})\b", re.IGNORECASE)
+_NOUN = re.compile(r"^(Who|What|One|Others|Whose|Whom|Of \w+ with|Where one|That one)\b(?![^.]*\?$)")
+_PASSIVE = re.compile(
+    r"\b(is|are|was|were|be|been|being)\s+(?:\w+ly\s+)?(?:not\s+)?(\w+ed|\w+en|kept|told|said|held|made|read|put)\b"
+)
+_SENTENCE = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z`*\[(\"])")
+
+
+class Text(NamedTuple):
+    """One paragraph, docstring, comment or message."""
+
+    line: int
+    words: str
+
+
+class Finding(NamedTuple):
+    """One sentence that needs a writer."""
+
+    path: str
+    line: int
+    rule: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.rule}: {self.sentence[:160]}"
+
+
+# ---------------------------------------------------------------- where text stands
+
+
+def texts_of(path: str, source: str) -> Iterator[Text]:
+    """Yield the texts for people in one file."""
+    if path.endswith(".md"):
+        yield from _of_markdown(source)
+    elif path.endswith(".py"):
+        yield from _of_python(source)
+    elif path.endswith(".asl.json"):
+        for number, line in enumerate(source.splitlines(), 1):
+            if found := re.search(r'"Comment": "(.*)"', line):
+                yield Text(number, found[1])
+
+
+def _of_markdown(source: str) -> Iterator[Text]:
+    begin, is_code = 0, False
+    lines: list[str] = []
+    for number, raw in enumerate([*source.splitlines(), ""], 1):
+        is_fence = raw.lstrip().startswith("```")
+        is_code ^= is_fence
+        line = "" if is_fence else raw
+        starts_new = not line.strip() or re.match(r"\s*([-*]|\d+\.)\s|\s*[|#<]", line)
+        if starts_new and lines:
+            yield Text(begin, " ".join(lines))
+            lines = []
+        if is_code or not line.strip() or re.match(r"\s*[|:-]+$", line) or line.startswith(("#", "<")):
+            continue
+        if line.lstrip().startswith("|"):
+            yield from (Text(number, cell.strip()) for cell in line.strip().strip("|").split("|"))
+            continue
+        begin = begin if lines else number
+        lines.append(re.sub(r"^\s*([-*]|\d+\.)\s+", "", line).strip())
+
+
+def _of_python(source: str) -> Iterator[Text]:
+    tree = ast.parse(source)
+    parts_of_texts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if id(node) in parts_of_texts:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value.split()) > 4:
+            if "\n    |" not in node.value and not node.value.lstrip().startswith(("{", "<")):
+                for paragraph in re.split(r"\n\s*\n|\n\s*(?=\w+: )|\n\s*[-*] ", node.value):
+                    yield Text(node.lineno, " ".join(paragraph.split()))
+        elif isinstance(node, ast.JoinedStr):
+            parts = (each.value if isinstance(each, ast.Constant) else "it" for each in node.values)
+            text = "".join(str(part) for part in parts)
+            if len(text.split()) > 4:
+                yield Text(node.lineno, " ".join(text.split()))
+    comment: list[str] = []
+    first = last = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and "---" not in token.string:
+            if comment and token.start[0] != last + 1:
+                yield Text(first, " ".join(comment))
+                comment = []
+            first, last = (first if comment else token.start[0]), token.start[0]
+            comment.append(token.string.lstrip("#: "))
+    if comment:
+        yield Text(first, " ".join(comment))
+
+
+# ---------------------------------------------------------------- rules
+
+
+def sentences_of(text: str) -> list[str]:
+    """Return the sentences of a text, code and links reduced to one word each."""
+    plain = re.sub(r"`[^`]*`", "Code", text)
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", plain)
+    plain = re.sub(r"https?://\S+|\*\*|noqa.*|type: ignore.*", "", plain)
+    return [each.strip() for each in _SENTENCE.split(plain) if len(each.split()) > 2]
+
+
+def judge(path: str, source: str) -> list[Finding]:
+    """Return the findings of one file, in the order of its lines."""
+    found, count, passive = [], 0, 0
+    for text in texts_of(path, source):
+        for sentence in sentences_of(text.words):
+            count += 1
+            passive += bool(_PASSIVE.search(sentence))
+            if len(sentence.split()) > MOST_WORDS:
+                found.append(Finding(path, text.line, f"more than {MOST_WORDS} words", sentence))
+            if _NOUN.search(sentence):
+                found.append(Finding(path, text.line, "name the subject", sentence))
+            if hit := _RETIRED.search(sentence):
+                found.append(Finding(path, text.line, f"retired: {hit[0].lower()}", sentence))
+    if count >= 10 and passive > count * MOST_PASSIVE:
+        found.append(Finding(path, 1, f"passive in {passive} of {count} sentences", "say who acts"))
+    return sorted(found, key=lambda each: each.line)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def checked_files() -> list[str]:
+    """Return the files of the project that are checked."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+    names = listed.stdout.decode().splitlines()
+    return [name for name in names if name.endswith(_CHECKED) and not name.startswith(_LEFT_OUT)]
+
+
+def findings_by_file(names: Iterable[str]) -> dict[str, list[Finding]]:
+    """Return the findings of each file that has some."""
+    found = {name: judge(name, (ROOT / name).read_text(encoding="utf-8")) for name in names if (ROOT / name).is_file()}
+    return {name: each for name, each in found.items() if each}
+
+
+def main(arguments: list[str]) -> int:
+    """Check all files, list some, or lower the debt."""
+    names = [each for each in arguments if not each.startswith("-")]
+    if names:
+        for each in findings_by_file(names).values():
+            print(*each, sep="\n")
+        return 0
+    debt: dict[str, int] = json.loads(DEBT.read_text(encoding="utf-8")) if DEBT.exists() else {}
+    found = findings_by_file(checked_files())
+    if "--lower" in arguments:
+        lower = {name: min(len(each), debt.get(name, len(each))) for name, each in sorted(found.items())}
+        DEBT.write_text(json.dumps(lower, indent=1) + "\n", encoding="utf-8")
+        return 0
+    worse = {name: each for name, each in found.items() if len(each) > debt.get(name, 0)}
+    for name, each in worse.items():
+        print(*each, sep="\n")
+        print(f"{name}: {len(each)} findings, {debt.get(name, 0)} are known: rewrite the sentences that you changed\n")
+    total = sum(len(each) for each in found.values())
+    print(f"prose: {total} findings in {len(found)} files, {len(worse)} files became worse")
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
