@@ -30,7 +30,3 @@ def test_mostly_passive_page_is_found() -> None:
     page = "\n\n".join(["The node is cordoned by the service."] * 10)
 
     assert [found.rule for found in prose.judge("a.md", page)] == ["passive in 10 of 10 sentences"]
-
-
-def test_no_file_has_more_findings_than_its_debt() -> None:
-    assert prose.main([]) == 0
