@@ -224,13 +224,13 @@ def _print_durations(story: DemoOutput, struck_at: datetime, job: dict[str, Any]
             "on " + ", ".join("…" + node["name"][-6:] for node in attempt["nodes"]),
         ),
         ("job running", attempt.get("runningAt"), _resumed_from(attempt)),
-        ("repair asked", stages.get("repairRequestedAt"), " then ".join(incident["repairs"])),
+        ("repair requested", stages.get("repairRequestedAt"), " then ".join(incident["repairs"])),
         ("node back", stages.get("nodeBackAt"), _short(str(incident.get("replacementInstanceId") or ""))),
         ("node returned", stages.get("returnedAt"), "validated, takes work again"),
     ]
     for name, at, note in rows:
         if at:
-            story.line(f"  {name:<14} {(_time(at) - struck_at).total_seconds():7.2f}   {note}".rstrip())
+            story.line(f"  {name:<16} {(_time(at) - struck_at).total_seconds():7.2f}   {note}".rstrip())
 
 
 def _resumed_from(attempt: dict[str, Any]) -> str:

@@ -245,7 +245,11 @@ def list_jobs(
     if unmanaged:
         others = lookup.current_client().get("/jobs", unmanaged="true")["items"]
         answer_list(
-            others, output, name_key="name", nothing="No accelerator is in others' use.", table=_print_unmanaged
+            others,
+            output,
+            name_key="name",
+            nothing="No GPUs are used by workloads outside Evenkeel.",
+            table=_print_unmanaged,
         )
         return
     # An empty class is a filter, too: those without one.

@@ -208,7 +208,7 @@ def _print_findings(out: Printer, findings: list[Json]) -> None:
             marks[each["weight"]], f"{each['trap'] or 'field':<5} {each['weight']:<7} {each['field']}"
         )
         out.line(head)
-        out.paragraph(each["said"], indent="    ")
+        out.paragraph(each["message"], indent="    ")
     counts = Counter(each["weight"] for each in findings)
     told = ", ".join(f"{count} {weight}" for weight, count in sorted(counts.items()))
     out.line(f"{len(findings)} findings: {told}" if findings else out.with_glyph("ok", "nothing to say against it"))

@@ -85,7 +85,7 @@ def draw(out: Printer, found: Preview) -> None:
         [
             ("means", f"another name of {fault.alias_of}" if fault.alias_of else ""),
             ("leads to", _leads_to(found)),
-            ("independent sources", _SOURCE_TEXTS[fault.acts_alone]),
+            ("confirmed by", _CONFIRMATION_TEXTS[fault.acts_alone]),
             ("with two", _two_fault_note(found)),
             ("waits", f"{duration(fault.settle_seconds)} for more evidence, then begins" if found.steps else ""),
             ("drain", _drain(fault)),
@@ -118,7 +118,7 @@ def draw(out: Printer, found: Preview) -> None:
     out.line(f"{out.dim('policy')}  {found.policy_hash}, catalogue {found.catalogue_hash}")
 
 
-_SOURCE_TEXTS = {True: "one signal is enough", False: "a second, independent one is needed, or a person"}
+_CONFIRMATION_TEXTS = {True: "one signal", False: "a second, independent signal, or a person"}
 _VALIDATION = {
     "none": "none",
     "basic": "Running, Ready, all accelerators, no fault mark",
@@ -130,7 +130,7 @@ _RECURRENCE_KEY_TEXTS = {
     RecurKey.GPU_ACROSS_JOBS: "on one device, in different jobs",
     RecurKey.LINK: "on one link",
     RecurKey.NODE: "on one machine",
-    RecurKey.SLOT: "in one seat",
+    RecurKey.SLOT: "in one node slot",
     RecurKey.JOB: "in one job",
     RecurKey.GROUP: "in one instance group",
 }

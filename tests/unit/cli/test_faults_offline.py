@@ -16,16 +16,16 @@ EXPLAINED = f"""\
 ▲ gpu:driver_hang  nvidia-smi or a DCGM probe hangs
   hardware, major
 
-  leads to     nvidia-smi or a DCGM probe hangs: waits for a second, independent
-               signal.
-  witnesses    a second, independent one is needed, or a person
-  with two     nvidia-smi or a DCGM probe hangs: reboot then replace, and move
-               the jobs.
-  waits        1m00s for more evidence, then begins
-  drain        short (5m00s); it cannot save
-  checkpoints  trusted; complete by its writer's convention will do
-  validation   Running, Ready, all accelerators, no fault mark
-  again        the 2nd time within 168 h on one machine it begins with replace
+  leads to      nvidia-smi or a DCGM probe hangs: waits for a second,
+                independent signal.
+  confirmed by  a second, independent signal, or a person
+  with two      nvidia-smi or a DCGM probe hangs: reboot then replace, and move
+                the jobs.
+  waits         1m00s for more evidence, then begins
+  drain         short (5m00s); it cannot save
+  checkpoints   trusted; complete by its writer's convention will do
+  validation    Running, Ready, all accelerators, no fault mark
+  again         the 2nd time within 168 h on one machine it begins with replace
 
   CLIMBED while nothing helps
   reboot after 0s, 15m00s at most       nvidia-smi or a DCGM probe hangs: a

@@ -60,12 +60,12 @@ INCIDENT = """\
   node  ◐ replacing for 11m48s
   job   ● job-0000000001 (llama-1) running again, attempt 2
 
-  REACHED       AT         AFTER
-  detected      10:03:02Z
-  planned       10:03:03Z  +1.8s
-  cordoned      10:03:04Z  +0.3s
-  jobs stopped  10:03:12Z  +7.9s
-  repair asked  10:03:14Z  +2.0s
+  REACHED           AT         AFTER
+  detected          10:03:02Z
+  planned           10:03:03Z  +1.8s
+  cordoned          10:03:04Z  +0.3s
+  jobs stopped      10:03:12Z  +7.9s
+  repair requested  10:03:14Z  +2.0s
 
   EVIDENCE  SEEN       SOURCE                DETAIL
   xid:79    10:03:02Z  hyperpod.node-health  NVRM: Xid (PCI:0000:b3:00): 79, GP…
@@ -170,7 +170,7 @@ def test_an_incident_of_another_day_fits_the_screen(served: CliFixture, monkeypa
 
     shown = [served.run(*f"{words} @latest".split(), terminal=True).out for words in ("incidents show", "why")]
 
-    assert "  detected      2026-11-03 10:03:02Z\n  planned                  10:03:03Z  +1.8s\n" in shown[0]
+    assert "  detected          2026-11-03 10:03:02Z\n  planned                      10:03:03Z  +1.8s\n" in shown[0]
     assert "  xid:79    2026-11-03 10:03:02Z  hyperpod.node-health  NVRM: Xid" in shown[0]
     assert "  2026-11-03 10:03:03Z  ACT      dec-0000000001  Xid 79 calls for" in shown[1]
     assert max(len(line) for text in shown for line in text.splitlines()) <= 80

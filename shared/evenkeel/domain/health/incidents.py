@@ -15,7 +15,7 @@ DRILL_PREFIX = "drill/"
 
 
 FactWord = Annotated[str, StringConstraints(max_length=128, pattern=r"^[ -~]*$")]
-"""A part of a fact's key: with all count_others it fits the key of a row."""
+"""A part of a fact's key: with all other parts it fits the key of a row."""
 JobName = Annotated[str, StringConstraints(max_length=80, pattern=r"^[ -~]*$")]
 SourceName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[ -~]*$")]
 """Who says a fact."""
@@ -85,7 +85,7 @@ class NodeFact(Value):
 
 
 class IncidentState(StrEnum):
-    """Where an incident stands. OPEN, RECOVERING and BLOCKED are open; the count_others are settled."""
+    """Where an incident stands. OPEN, RECOVERING and BLOCKED are open; the other states are settled."""
 
     OPEN = "OPEN"
     """Recorded; its workflow has not begun."""

@@ -26,7 +26,7 @@ class Change(Output):
     """One change that alone would get the job in."""
 
     kind: str = Field(description="quota, priority, size or wait.")
-    message: str
+    message: str = Field(alias="said")
     flavor: str = ""
     amounts: dict[str, str] = Field({}, description="quota: how much more nominal quota, by resource.")
     priority: int | None = None
