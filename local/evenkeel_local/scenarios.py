@@ -551,7 +551,11 @@ def return_to_committed(scenario_run: ScenarioRun) -> None:
     urgent.ends_well(attempts=2)
     back = urgent.attempt(2)
     scenario_run.check("it went home", back["pool"] == FleetShape().group, back["pool"])
-    scenario_run.check("and says why", "It goes home" in urgent.attempt(1)["reason"], urgent.attempt(1)["reason"])
+    scenario_run.check(
+        "and says why",
+        "Migrates back to committed capacity" in urgent.attempt(1)["reason"],
+        urgent.attempt(1)["reason"],
+    )
     scenario_run.check("it was rented for once", len(urgent.show()["rentals"]) == 1, urgent.show()["rentals"])
 
 

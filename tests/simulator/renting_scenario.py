@@ -48,7 +48,7 @@ TROUBLES = (
     "slow controller",
 )
 """What Karpenter's machines do but to come and to go."""
-OUTCOMES = ("PLACEMENT RENT", "PLACEMENT WAIT", "PLACEMENT NOWHERE", "STAY GO_HOME", "LOAN END", "LOAN GIVE_BACK")
+OUTCOMES = ("PLACEMENT RENT", "PLACEMENT WAIT", "PLACEMENT NO_POOL", "STAY MIGRATE", "LOAN END", "LOAN RETURN")
 """Answers of the rules that some seed must have."""
 DEEDS = ("cancel a rented job", "cancel the first", "hurt a job at home", "lower the caps", "drop a pool")
 KINDS = ("a pool without a limit", "a pool that is not there", "a pool that runs dry")

@@ -76,7 +76,7 @@ def test_one_restart_besides_must_be_saved_so_that_nothing_goes_to_and_fro() -> 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"target": None}, "Nothing that is paid for has room"),
+        ({"target": None}, "No committed pool has enough free nodes"),
         ({"candidate": a_guest(checkpoint_seconds=None)}, "from nothing"),
         ({"target": HOME.but(differences=("data is another volume.",))}, "another volume"),
         ({"target": HOME.but(usable_until=at(1200))}, "ends before it could save"),

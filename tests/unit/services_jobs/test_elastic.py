@@ -167,7 +167,7 @@ def test_what_has_ended_is_forgotten_and_what_runs_is_not() -> None:
     idle_for(scenario, 21)
     resized(scenario, job.job_id)
     scenario.run_pass()
-    assert remembered(scenario) == {"jobs": [job.job_id], "resizing": [], "idleSince": {}, "told": {}}
+    assert remembered(scenario) == {"jobs": [job.job_id], "resizing": [], "idleSince": {}, "lastAnnounced": {}}
 
     scenario.world.cluster.finish_pods(job.job_id, 2)
     scenario.settle(job.job_id, 2)

@@ -58,7 +58,7 @@ def test_a_refused_job_is_told_why_and_counted() -> None:
     scenario.run_pass()
 
     assert scenario.job(job).reason.startswith("The ledger refused to store this job's decision.")
-    assert "set aside" in scenario.timeline(job)
+    assert "deferred" in scenario.timeline(job)
     assert scenario.world.telemetry.totals["WritesRejected"] == 1
 
 

@@ -431,7 +431,7 @@ def test_a_job_goes_home_when_committed_room_is_free_and_its_nodes_go_back() -> 
     market.advance()
 
     assert asked.stop_request is not None
-    assert asked.stop_request.reason.startswith("It goes home: p5-workers has room")
+    assert asked.stop_request.reason.startswith("Migrates back to committed capacity: p5-workers has free nodes")
     assert market.scenario.attempt(second.job_id, 2).pool == "p5-workers"
     assert market.rental(second.job_id).state is RentalState.ENDED
     assert market.left() == []

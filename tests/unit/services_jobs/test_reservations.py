@@ -79,7 +79,7 @@ def test_a_job_is_asked_to_leave_just_in_time_for_its_last_save_and_once() -> No
     assert asked.stop_request.grace_seconds == GRACE_SECONDS
     assert asked.reason.startswith("It saves and leaves: The reservation of p5-workers ends for work at ")
     assert market.scenario.job(job.job_id) == asked
-    assert [(record.subject, record.action) for record in stays(market)] == [(job.job_id, "LEAVE")]
+    assert [(record.subject, record.action) for record in stays(market)] == [(job.job_id, "REQUEUE")]
     assert replay(stays(market)[0], POLICY).differs_from(stays(market)[0]) == ""
 
 

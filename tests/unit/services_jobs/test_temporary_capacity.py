@@ -137,7 +137,7 @@ def test_what_becomes_of_loans_replays() -> None:
 
     records = town.records("LOAN")
 
-    assert [record.action for record in records] == ["GIVE_BACK"]
+    assert [record.action for record in records] == ["RETURN"]
     assert [replay(record, town.policy).differs_from(record) for record in records] == [""]
 
 

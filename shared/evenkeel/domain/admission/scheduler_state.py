@@ -22,7 +22,7 @@ class ElasticState(Value):
     idle_since: dict[str, Instant] = {}
     """Life of a node that nothing uses and an elastic job could → since when."""
     last_announced: dict[str, str] = {}
-    """Job → what was last shortage that it would do, where nothing is done."""
+    """Job id → the message last announced for it, where nothing is done."""
 
     @property
     def is_in_use(self) -> bool:
@@ -82,14 +82,14 @@ class SchedulerState(Value):
     def after_preemption(self, queue: str, job_id: str, victims: Iterable[str], now: datetime) -> "SchedulerState":
         """Return what is remembered once others were asked to stop for a job."""
         gone = tuple(victims)
-        last_announced = (
+        evictions = (
             *self.evictions,
             *(EvictionRecord(preemptor=job_id, victim=victim, at=now) for victim in gone),
         )
         return self.but(
             sticky={**self.sticky, queue: job_id},
             stopping={**self.stopping, **dict.fromkeys(gone, job_id)},
-            evictions=last_announced[-MOST_PAIRS:],
+            evictions=evictions[-MOST_PAIRS:],
         )
 
     def pruned(self, charges: Iterable[Charge], setup: TeamSetup, now: datetime) -> "SchedulerState":

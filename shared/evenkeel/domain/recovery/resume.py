@@ -92,7 +92,7 @@ class ResumeFacts(Value):
     attempt: int
     nodes: int
     accelerators_per_node: int
-    capacities: tuple[PoolCapacity, ...]
+    pools: tuple[PoolCapacity, ...]
     offers: tuple[ResumeOffer, ...]
     renting: RentOption | None = None
     """None where nothing can be rented from: then `offers` says why."""
@@ -189,13 +189,11 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
 
 
 def _options(facts: ResumeFacts) -> Iterator[_Option]:
-    most = max((capacity.usable for capacity in facts.capacities), default=0)
+    most = max((pool.usable for pool in facts.pools), default=0)
     need = "1 node is" if facts.nodes == 1 else f"{facts.nodes} nodes are"
     short = f"{need} needed and {most} {'is' if most == 1 else 'are'} free"
-    free = next((capacity for capacity in facts.capacities if capacity.usable - capacity.spares >= facts.nodes), None)
-    spare = next(
-        (capacity for capacity in facts.capacities if capacity.usable >= facts.nodes and capacity.spares), None
-    )
+    free = next((pool for pool in facts.pools if pool.usable - pool.spares >= facts.nodes), None)
+    spare = next((pool for pool in facts.pools if pool.usable >= facts.nodes and pool.spares), None)
     if free is None:
         why_not = f"{short} without the spares" if spare else short
         yield _Option(option=ResumeOption.FREE_NODE, why_not=why_not)
@@ -297,7 +295,7 @@ def _shrinking(facts: ResumeFacts, fault: NodeLossFacts) -> _Option:
     node_seconds = (facts.nodes - found.nodes) * missing_seconds + facts.nodes * terms.resize_seconds
     offer = ResumeOffer(
         option=ResumeOption.SHRINK,
-        pool=facts.capacities[0].pool if facts.capacities else "",
+        pool=facts.pools[0].pool if facts.pools else "",
         gpu_hours_taken=node_seconds * facts.accelerators_per_node / 3600,
         # On fewer nodes its work is done so much later.
         usd=node_seconds / facts.nodes * facts.usd_per_hour_of_delay / 3600,

@@ -65,7 +65,7 @@ class MigrationFacts(Value):
 
 
 class MigrationAction(StrEnum):
-    """What becomes of a guest."""
+    """What to do with a migration candidate."""
 
     STAY = "STAY"
     MIGRATE = "MIGRATE"
@@ -75,12 +75,12 @@ class MigrationAction(StrEnum):
 
 
 class MigrationDecision(Value):
-    """What becomes of a guest, and why."""
+    """What to do with a migration candidate, and why."""
 
     action: MigrationAction
     reason: str
     by: Instant | None = None
-    """On LEAVE: when the save must begin."""
+    """On REQUEUE: when the save must begin."""
     saving_parts: int = 0
     migration_cost_parts: int = 0
     alternatives: tuple[Alternative, ...] = ()
@@ -92,7 +92,7 @@ def decide_migration(facts: MigrationFacts) -> MigrationDecision:
 
     saving = what the time left costs here - what it costs at home
     move   = (rent of the nodes while it saves + price of delay x (save + launch + restart + work since a checkpoint))
-    home iff saving > move + one restart's price of delay
+    migrate iff saving > move + one restart's price of delay
     """
     candidate, pool = facts.candidate, facts.pool
     ends = _must_leave_at(facts)
@@ -104,7 +104,7 @@ def decide_migration(facts: MigrationFacts) -> MigrationDecision:
         assert facts.target is not None  # or there would be a reason
         return MigrationDecision(
             action=MigrationAction.MIGRATE,
-            reason=f"{facts.target.pool} has capacity: {money.format_usd(saving)} of rent is saved for a move of "
+            reason=f"{facts.target.pool} has free nodes: the move saves {money.format_usd(saving)} of rent and costs "
             f"{money.format_usd(move)}.",
             saving_parts=saving,
             migration_cost_parts=move,
@@ -163,7 +163,7 @@ def _migration_cost(facts: MigrationFacts) -> int:
 def _why_not_migrate(facts: MigrationFacts, saving: int, move: int) -> str:
     candidate, target = facts.candidate, facts.target
     if target is None:
-        return "Nothing that is paid for has capacity."
+        return "No committed pool has enough free nodes."
     if not facts.pool.market.is_rented:
         return f"{facts.pool.name} is paid for as well."
     if candidate.checkpoint_seconds is None:

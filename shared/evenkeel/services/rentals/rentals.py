@@ -517,7 +517,7 @@ def _decide_temporary_capacity(candidate: _MigrationCase, now: datetime) -> _Mig
 def _decide_migration(
     candidate: _MigrationCase, ledger: Ledger, policy: Policy, now: datetime
 ) -> _MigrationOutcome | None:
-    """Say whether a job goes home since that saves more than its move costs."""
+    """Migrate a job back to committed capacity if that saves more than the move costs."""
     job, rental, place = candidate.job, candidate.rental, candidate.target
     pool = offered_pool(rental, policy.burst.pools)
     if place is None or pool is None:
@@ -532,7 +532,7 @@ def _decide_migration(
     judged = decide_migration(migration_facts(job, rental.nodes, pool, target, policy, now, ran_seconds=ran))
     if judged.action is not MigrationAction.MIGRATE:
         return None
-    reason = f"It goes home: {judged.reason}"
+    reason = f"Migrates back to committed capacity: {judged.reason}"
     return _MigrationOutcome(
         kind="STAY",
         action=judged.action,

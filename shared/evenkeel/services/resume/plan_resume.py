@@ -192,13 +192,13 @@ def _plan(
                 _note_already_resuming(incident, job, attempt, ledger)
                 return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
             attempt = rows.load(ledger, rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
-        rooms = _pool_capacities(incident, job, attempt, seen, policy)
+        pools = _pool_capacities(incident, job, attempt, seen, policy)
         delays = _delays(incident, seen.past, _past_attempts(attempt, ledger), policy)
         offers = find_resume_options.ResumeOffers(refused=_NO_OFFERS)
-        if seeks_offers and not any(room.usable >= _nodes_wanted(job) for room in rooms):
+        if seeks_offers and not any(pool.usable >= _nodes_wanted(job) for pool in pools):
             interrupted = _patient(incident, job, attempt)
             offers = find_resume_options.run(interrupted, seen.nodes, seen.in_use, ledger, policy=policy, now=now)
-        facts = _facts(incident, job, attempt, rooms, offers, delays, policy, now)
+        facts = _facts(incident, job, attempt, pools, offers, delays, policy, now)
         decided = plan_resume(facts, policy.jobs)
         try:
             doubted = _has_open_distrust(job, attempt, ledger)
@@ -441,7 +441,7 @@ def _facts(
     incident: Incident,
     job: Job,
     attempt: Attempt,
-    rooms: tuple[PoolCapacity, ...],
+    pools: tuple[PoolCapacity, ...],
     offers: find_resume_options.ResumeOffers,
     delays: ResumeDelays,
     policy: Policy,
@@ -456,12 +456,12 @@ def _facts(
         attempt=attempt.attempt,
         nodes=_nodes_wanted(job),
         accelerators_per_node=job.spec.accelerators_per_node,
-        pools=rooms,
+        pools=pools,
         offers=offers.refused if job.spec.elastic else (_KEEPS_ITS_SIZE, *offers.refused),
         renting=offers.renting,
         preemption_victims=offers.preemption_victims,
         usd_per_hour_of_delay=policy.burst.usd_of_delay(job.spec.priority_class),
-        fault=_fault(incident, job, attempt, rooms, policy, now),
+        fault=_fault(incident, job, attempt, pools, policy, now),
         delays=delays,
         lost_work_seconds=lost_work(
             ran_seconds=(ended_at - (attempt.running_at or ended_at)).total_seconds(),
@@ -481,14 +481,14 @@ def _facts(
 
 
 def _fault(
-    incident: Incident, job: Job, attempt: Attempt, rooms: tuple[PoolCapacity, ...], policy: Policy, now: datetime
+    incident: Incident, job: Job, attempt: Attempt, pools: tuple[PoolCapacity, ...], policy: Policy, now: datetime
 ) -> NodeLossFacts | None:
     """Say what an elastic job lost, and what is left to it; None where it runs at one size only."""
     if job.spec.sizes is None:
         return None
     nodes = max(job.spec.nodes, job.size)
     # A gang runs in one pool.
-    left = max((room.usable for room in rooms), default=0)
+    left = max((pool.usable for pool in pools), default=0)
     lost = max(1, nodes - left)
     return NodeLossFacts(
         job=ElasticJob(
