@@ -76,7 +76,7 @@ def run_all(first: int, last: int, processes: int) -> Iterator[Chunk]:
 
 
 def fingerprint() -> str:
-    """Return a hash of all_events that a seed's run depends on."""
+    """Return a hash of everything that a seed's run depends on."""
     digest = hashlib.sha256()
     for folder in ("shared/evenkeel", "functions", "statemachines", "tests/simulator", "tests/fakes", "tests/template"):
         for path in sorted((ROOT / folder).rglob("*")):

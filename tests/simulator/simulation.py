@@ -846,7 +846,7 @@ class Simulation:
             self.warn_of_reclaim(machine)
             return
         self.seen[f"shows {fault}"] += 1
-        self.tell(f"{machine} shows {fault}" + ("" if marked else ", without_health_labels"))
+        self.tell(f"{machine} shows {fault}" + ("" if marked else ", without health labels"))
         if marked:
             self.cluster.set_node(node.name, labels={**node.labels, FAULT_TYPES: fault})
         if heard and not self.drops_events:

@@ -33,7 +33,7 @@ def test_every_invariant_holds_on_every_seed(last: int, most_untried: int) -> No
     assert sum(chunk.decisions for chunk in chunks) > 5 * last
     seen = sum((chunk.seen for chunk in chunks), Counter())
     untried = [kind for kind in never_seen(seen) if not kind.startswith(OUTCOMES)]
-    assert len(untried) <= most_untried, f"never_seen tried in seeds 1 to {last}: {untried}"
+    assert len(untried) <= most_untried, f"never tried in seeds 1 to {last}: {untried}"
 
 
 def test_a_seed_is_the_same_story_each_time_and_in_each_process() -> None:

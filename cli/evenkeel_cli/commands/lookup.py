@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 MOST_LISTED = 1000
 
-OutputOption = Annotated[OutputFormat, typer.Option("-o", "--output", help="OutputFormat format.")]
+OutputOption = Annotated[OutputFormat, typer.Option("-o", "--output", help="Output format.")]
 KeyOption = Annotated[
     str | None,
     typer.Option("--idempotency-key", help="Idempotency key; reuse it to retry the same change.", metavar="KEY"),

@@ -58,7 +58,7 @@ def lint(values: ValuesArgument = Path("values.yaml"), output: lookup.OutputOpti
 @app.command("import")
 def import_(
     values: ValuesArgument,
-    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="OutputFormat folder.")] = Path(),
+    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Output folder.")] = Path(),
     onto: Annotated[
         Path | None, typer.Option("--onto", metavar="FILE", help="A site's policy file: its other fields are kept.")
     ] = None,

@@ -30,7 +30,7 @@ class ApiCall:
 
 @dataclass
 class CallFault:
-    """A rule: the calls it applies_to, what it does to them, and how often it still will."""
+    """A rule: which calls it applies to, what it does to them, and how often it still applies."""
 
     effect: Effect
     api: str = "*"

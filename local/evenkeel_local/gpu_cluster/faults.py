@@ -46,7 +46,7 @@ class Xid:
 
 XIDS: dict[int, Xid] = {
     13: Xid("Graphics Engine Exception"),
-    31: Xid("MMU HardwareFault"),
+    31: Xid("MMU Fault"),
     48: Xid("An uncorrectable double bit error (DBE) has been detected", fault_type="NvidiaErrorReboot"),
     63: Xid("Row Remapper: New row marked for remapping, reset gpu to activate.", ends_work=False),
     64: Xid("Row Remapper: Failed to remap a row", fault_type="NvidiaErrorTerminate"),

@@ -174,7 +174,7 @@ def test_an_incident_is_shown_with_both_lanes_evidence_and_stage_times(gateway: 
         ("detected", 0.0),
         ("planned", 2.0),
         ("cordoned", 1.0),
-        ("repair asked", 7.0),
+        ("repair requested", 7.0),
     ]
     assert shown["evidence"][0]["faultKey"] == "xid:79"
     assert [decision["decisionId"] for decision in shown["decisions"]] == ["dec-0000000001"]

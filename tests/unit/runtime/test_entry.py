@@ -143,7 +143,7 @@ class Bad:
 
 
 @dataclass(frozen=True)
-class StubIgnored:
+class Ignored:
     reason: str
 
 
@@ -153,7 +153,7 @@ def parse(body: bytes) -> Any:
         case "bad":
             return Bad("EVENT_BAD_ID", "detail.InstanceId")
         case "other":
-            return StubIgnored("nothing to do")
+            return Ignored("nothing to do")
         case _:
             return Fact(kind)
 
@@ -163,7 +163,7 @@ def on_events(*outcomes: Any) -> tuple[entry.Handler, list[Fact]]:
     facts: list[Fact] = []
     left = list(outcomes)
 
-    @entry.event(parse=parse, malformed=Bad, passed_over=(StubIgnored,))
+    @entry.event(parse=parse, malformed=Bad, passed_over=(Ignored,))
     def handler(fact: Fact, _context: Any) -> entry.Json:
         facts.append(fact)
         outcome = left.pop(0) if left else {"outcome": "OPENED", "incidentId": "inc-1"}

@@ -58,8 +58,8 @@ def test_three_copies_in_any_order_make_one_incident_and_one_execution(order: tu
     assert len(incidents(world)) == len(world.workflows.executions) == 1
 
 
-@pytest.mark.parametrize("round_", range(5))
-def test_copies_and_other_signals_at_once_make_one_incident_and_one_execution(worker: int) -> None:
+@pytest.mark.parametrize("_attempt", range(5))
+def test_copies_and_other_signals_at_once_make_one_incident_and_one_execution(_attempt: int) -> None:
     world = FakeWorld()
     others = [
         a_fact(source="kubernetes.node", fault_key="node:not_ready", envelope_id="k8s"),

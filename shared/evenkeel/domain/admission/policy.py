@@ -26,9 +26,9 @@ class SchedulingPolicy(Section):
     most_open_jobs_per_team: int = Field(default=2000, ge=1, le=100_000)
     """The same for one team; where no teams are set up, for all jobs together."""
     elastic: ElasticTerms = ElasticTerms()
-    """When jobs that can run at several sizes plan_growth, and how long they wait for a spare."""
+    """When elastic jobs grow, and how long they wait for a spare node."""
     serving: tuple[ServingWorkload, ...] = ()
-    """Deployments for which elastic jobs make capacity."""
+    """Deployments that elastic jobs shrink for."""
     reservations: tuple[ReservedPool, ...] = ()
     """Pools whose machines go at a time that is known: jobs leave them before."""
 

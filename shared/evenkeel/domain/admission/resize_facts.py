@@ -1,4 +1,4 @@
-"""ResizeInputs and answers of a resize decision."""
+"""Facts and results of a resize decision."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime

@@ -70,7 +70,7 @@ class RepairPolicy(Section):
     node_free_deadline_seconds: Deadline = 86_400
     """How long anything may be in the way of a repair before it is weighed anew."""
     flap_window_hours: int = Field(default=24, ge=1, le=8760)
-    """Returns to service are nodes_subject over this long."""
+    """Window over which returns to service are counted."""
     flap_margin_factor: int = Field(default=4, ge=1, le=10)
     """Each return within the window makes the next validation's margin so many times longer."""
     lemon_returns: Tries = 3
