@@ -298,7 +298,7 @@ def test_what_is_still_there_after_the_drain_is_a_persons_to_decide_unless_the_p
         return str(recovery.state("RepairNode", repair_node).outcome)
 
     assert after_the_drain() == "ASK_PERSON"
-    assert after_the_drain(ends_foreign_pods=True) == "ASKED"
+    assert after_the_drain(ends_unmanaged_pods=True) == "ASKED"
 
 
 def test_nothing_of_others_is_touched_where_nothing_may_be_done() -> None:

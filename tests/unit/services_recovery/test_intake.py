@@ -78,7 +78,7 @@ def test_copies_and_other_signals_at_once_make_one_incident_and_one_execution(_a
     for thread in threads:
         thread.join(timeout=10)
 
-    assert sorted(outcomes) == ["JOIN", "JOIN", "DUPLICATE", "DUPLICATE", "OPEN"]
+    assert sorted(outcomes) == ["DUPLICATE", "DUPLICATE", "JOIN", "JOIN", "OPEN"]
     assert len(incidents(world)) == len(world.workflows.executions) == 1
     assert len(world.ledger.partition(Table.INCIDENTS, incidents(world)[0], "EVIDENCE#")) == 3
 

@@ -297,7 +297,7 @@ def test_a_node_that_shows_its_fault_meanwhile_takes_the_blame(waits: Waits) -> 
 
 
 def test_where_policy_gives_no_time_for_doubt_the_answer_comes_at_once() -> None:
-    waits = Waits(blame_seconds=0)
+    waits = Waits(attribution_delay_seconds=0)
     waits.world.cluster.fail_pods(waits.job_id, 1)
 
     assert "ENDED" in waits.open().reason
