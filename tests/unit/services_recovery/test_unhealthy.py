@@ -345,7 +345,7 @@ def test_plan_that_asks_says_its_deadline_and_what_silence_means() -> None:
     recovery = RecoveryScenario(mode=Mode.RECOMMEND)
     recovery.sicken()
     recovery.state("PlanRecovery", plan_recovery)
-    asked = read_incidents.summary(recovery.incident, recovery.now)["requests"]
+    asked = read_incidents.summary(recovery.incident, recovery.now)["pendingApproval"]
 
     by = recovery.now + timedelta(seconds=QUICK.repair.approval_deadline_seconds)
     assert asked["answerBy"] == f"{by:%Y-%m-%dT%H:%M:%S}.000000Z"
@@ -358,7 +358,7 @@ def test_unanswered_plan_says_what_silence_meant() -> None:
     recovery.state("PlanRecovery", plan_recovery)
     by = recovery.now + timedelta(seconds=QUICK.repair.approval_deadline_seconds)
 
-    said = read_incidents.summary(recovery.incident, by)["requests"]["ifUnanswered"]
+    said = read_incidents.summary(recovery.incident, by)["pendingApproval"]["ifUnanswered"]
 
     assert said.startswith(f"No answer came by {by:%H:%M}Z: nothing was done; ")
     assert f"evenkeel incidents approve {recovery.incident_id}" in said
