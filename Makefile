@@ -41,6 +41,10 @@ test: lint ## everything that CI runs: lint, types, template, and every level of
 	@$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),tools/test_lanes.py)
 
 lint: lock-check ## ruff, mypy strict, the prose, the template
+	@$(MAKE) -j2 lint-code lint-template
+
+.PHONY: lint-code lint-template
+lint-code:
 	@echo "lint: ruff"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet . || { echo "lint: not formatted, run \`make fmt\`:"; $(BIN)/ruff format --check .; exit 1; }
@@ -48,6 +52,8 @@ lint: lock-check ## ruff, mypy strict, the prose, the template
 	@$(BIN)/mypy $(SOURCES)
 	@echo "lint: prose"
 	@$(BIN)/python tools/prose.py
+
+lint-template:
 	@echo "lint: sam validate"
 	@$(SAM) validate --lint --region us-west-2
 
