@@ -180,8 +180,8 @@ def _table(out: Printer, nodes: list[Json], is_wide: bool) -> None:
         Column(out.age_title("LAUNCHED"), is_right=True),
     ]
     if is_wide:
-        columns += [Column("TYPE"), Column("ZONE"), Column("NAME"), Column("SEAT"), Column("HYPERPOD")]
-        columns.append(Column("OTHERS' WORK"))
+        columns += [Column("TYPE"), Column("ZONE"), Column("NAME"), Column("SLOT"), Column("HYPERPOD")]
+        columns.append(Column("UNMANAGED WORK"))
     columns.append(Column("INCIDENT"))
     has_cordons = any(node.get("cordon") for node in nodes)
     if has_cordons:
@@ -196,8 +196,8 @@ def _table(out: Printer, nodes: list[Json], is_wide: bool) -> None:
             out.when(node["launchedAt"], ago=False),
         ]
         if is_wide:
-            seat = [node["zone"] or "–", node["name"] or "–", node["slot"], node["providerStatus"] or "–"]
-            row += [node["instanceType"], *seat, ", ".join(node["unmanagedWorkloads"]) or "–"]
+            place = [node["zone"] or "–", node["name"] or "–", node["slot"], node["providerStatus"] or "–"]
+            row += [node["instanceType"], *place, ", ".join(node["unmanagedWorkloads"]) or "–"]
         # The rule stands next to the node that waits for it.
         rule = f" ({plain(node['block']['rule'])})" if node["block"] else ""
         cordon = node.get("cordon")
