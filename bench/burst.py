@@ -4,8 +4,8 @@
     python -m bench.burst --seeds 2 --quick   a look
 
 Everything given is in `bench/setups/burst.json`, which was fixed before the first run. The decisions are those of the
-service: `placement.place`, `burst.judge_stay`, `starts.expected_starts`, `shortages`. The world around them is not:
-nodes, markets and jobs are played here, and every policy plays in the same one, with the same luck.
+service: `choose_pool`, `decide_migration`, `expected_starts`, `Shortages`. The world around them is simulated: nodes,
+markets and jobs. Every policy runs in the same world, with the same luck.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m bench.elastic
 
 256 GPUs, of which a training job holds 160 for certain and inference leaves up to 96 over; a resize stops the whole job
-for 150 s (`bench/setups/burst.json`). The decisions are those of the service (`elastic.grow`, `elastic.make_room`). The
+for 150 s (`bench/setups/burst.json`). The decisions are those of the service (`plan_growth`, `plan_shrink`). The
 bound is the best that anybody could do who knew the day beforehand and paid the same for each resize.
 
     recovered = (GPU-seconds trained on idle GPUs - GPU-seconds stood still for resizes) / idle GPU-seconds

@@ -48,7 +48,7 @@ _FRAGMENT = re.compile(
     r"|quota (import|export)|evenkeel plan|automation$|faults report|ours\.json|incidents approve|mail -s"
     r"|teams apply|decision\.json|\| jq"
 )
-"""What names a command without saying it whole, or is about files: `test_named_commands` reads it."""
+"""What names a command without saying it whole, or is about files: `test_documented_commands` reads it."""
 
 
 @dataclass(frozen=True)

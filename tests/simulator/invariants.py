@@ -697,7 +697,7 @@ def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[
             continue
         decided = (datetime.fromisoformat(doc["decidedAt"]) - A_MOMENT).total_seconds()
         if decided > world.watched.launches[attempt.workload_name]:
-            continue  # it may be pinned already: the sweeper takes the job back (`plan_resume.revise`)
+            continue  # it may be pinned already: the sweeper takes the job back (`plan_resume.roll_back_suspect_jobs`)
         first = (datetime.fromisoformat(facts["firstSignalAt"]) - A_MOMENT).total_seconds()
         # The pin of the attempt right after the hurt one honours it; later ones go on from there.
         is_suspect = attempt.resume_from.attempt <= facts["attempt"] == attempt.attempt - 1

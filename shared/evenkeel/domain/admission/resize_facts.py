@@ -18,7 +18,7 @@ from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.values import Value
 
 MAY_SHRINK, NEEDS_IT = 0, 1
-"""Priorities by which `make_room` tells who may be touched from who needs nodes: the queues' rules have said who is."""
+"""Priorities for `plan_shrink`: jobs that it may shrink, and jobs that need nodes, as the queue rules say."""
 
 
 NodeKind = tuple[str, str, str]

@@ -37,7 +37,7 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
     "schedule_jobs": frozenset(
         {(J.PENDING, J.PENDING), (J.PENDING, J.STARTING), (J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}
     ),
-    # Where a waiting job is rented for, and that one on rented nodes goes home.
+    # A waiting job gets a rental; a job on rented nodes migrates back to committed capacity.
     "rentals": frozenset({(J.PENDING, J.PENDING), (J.RUNNING, J.RUNNING)}),
     # Who changes size, or has to leave machines that go, is asked to stop, and nothing else.
     "resize_jobs": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),

@@ -156,7 +156,7 @@ class _Option(Value):
 
 
 def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
-    """Choose the way back for one hurt job: the least expected loss, in dollars; at equal loss the first in `ORDER`.
+    """Choose how to resume one interrupted job: the least expected loss in dollars; ties follow `OPTION_ORDER`.
 
     seconds = wait for nodes + launch + restore + lost work
     loss    = (seconds x accelerators / 3600 + what others lose) x price + seconds x price of delay

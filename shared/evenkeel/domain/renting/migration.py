@@ -126,7 +126,7 @@ def decide_migration(facts: MigrationFacts) -> MigrationDecision:
 
 
 def _must_leave_at(facts: MigrationFacts) -> tuple[datetime, str] | None:
-    """Return when the guest must begin to save, and why; None where nothing drives it out before it is done."""
+    """Return when the job must begin to save, and why; None if it can finish where it runs."""
     candidate, pool = facts.candidate, facts.pool
     done_at = facts.now + timedelta(seconds=candidate.left_seconds)
     ends = []
@@ -217,7 +217,7 @@ class TemporaryCapacity(Value):
 
 
 class TemporaryCapacityState(StrEnum):
-    """What becomes of a loan."""
+    """What to do with temporary capacity."""
 
     KEEP = "KEEP"
     RETURN = "RETURN"
@@ -229,7 +229,7 @@ class TemporaryCapacityState(StrEnum):
 
 
 class TemporaryCapacityFacts(Value):
-    """All that the answer about one loan rests on."""
+    """Facts for a decision about temporary capacity."""
 
     temporary: TemporaryCapacity
     has_baseline_recovered: bool
@@ -243,7 +243,7 @@ class TemporaryCapacityFacts(Value):
 
 
 class TemporaryCapacityDecision(Value):
-    """What becomes of a loan, and why."""
+    """What to do with temporary capacity, and why."""
 
     state: TemporaryCapacityState
     reason: str
@@ -251,7 +251,7 @@ class TemporaryCapacityDecision(Value):
 
 
 def decide_temporary_capacity(facts: TemporaryCapacityFacts) -> TemporaryCapacityDecision:
-    """Decide what becomes of one loan. Its due time is kept whatever else holds; the last save fits before it."""
+    """Decide what to do with temporary capacity: always return it by its due time, with time for a last save."""
     temporary = facts.temporary
     if temporary.returned_at is not None:
         return TemporaryCapacityDecision(

@@ -338,7 +338,7 @@ def evaluate_rental_over(
     since = rental.handed_over_at or rental.begun_at
     if attempt is not None and runs_on_rental(attempt, rental):
         if job.is_migrating_back:
-            return WaitAnswer(outcome=OVER, reason=f"{job.job_id} goes home.")
+            return WaitAnswer(outcome=OVER, reason=f"{job.job_id} migrates back to committed capacity.")
         since = max(since, attempt.ended_at or since)
     idle = (now - since).total_seconds()
     if idle >= quiet_seconds:

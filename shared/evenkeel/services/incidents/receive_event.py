@@ -73,7 +73,7 @@ class Outcome(Value):
     """What became of a fact."""
 
     outcome: str
-    """An `Intake`; UNRESOLVED, or OTHER_FLEET where it is about another's machine; of a group NOTED or DUPLICATE."""
+    """An `IntakeAction`; UNRESOLVED; OTHER_FLEET for another fleet's machine; NOTED or DUPLICATE for a group."""
     reason: str
     incident_id: str = ""
     started: bool = False

@@ -1,8 +1,8 @@
-"""Rentals in a scheduling pass: who is rented for, who is told why not, and who goes home.
+"""Rentals in a scheduling cycle: which jobs get rented nodes, why others do not, and which jobs migrate back.
 
-A pass that cannot start a job on what is there asks what renting would cost and save. Where it pays, the rental is
-written in a commit that raises TREE, as admissions are: so caps hold, whoever else runs a pass. A crash after the
-commit leaves a rental without its workflow, which the sweeper starts.
+A cycle that cannot start a job on the present nodes compares the cost of renting with its saving. If renting pays,
+the rental is committed together with a new quota-tree version, as admissions are; so caps hold even if two cycles run
+at once. After a crash that follows the commit, the sweeper starts the rental's workflow.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -108,7 +108,7 @@ class RentalBook(NamedTuple):
     def capacities(
         self, capacities: Iterable[NodeCapacity], jobs: VersionedJobs, pools: Sequence[Pool]
     ) -> tuple[NodeCapacity, ...]:
-        """Return the machines with those of rentals kept for their jobs; who goes home has none."""
+        """Return the capacities, with rented nodes reserved for their jobs. Migrating jobs reserve none."""
         listed = tuple(capacities)
         if not pools and not self.rentals:
             return listed
@@ -395,7 +395,7 @@ def record_of(placed: PlacementDecision, decision_id: str, policy: Policy, mode:
 
 
 class Migration(NamedTuple):
-    """A job that goes home: what its commit holds, beside the tree."""
+    """What the commit of a migration holds, besides the quota tree."""
 
     job_id: str
     writes: tuple[Write, ...]
@@ -414,11 +414,11 @@ def next_migration(
     mode: Mode,
     now: datetime,
 ) -> Migration | None:
-    """Return the first job on rented nodes that is to go on where room is paid for; None where none is.
+    """Return the first job on rented nodes to migrate back to committed capacity; None if there is none.
 
-    Whoever waits for that room comes first. The job would start there by the very rules of the pass, and the saving
-    pays for its move (`burst.judge_stay`); nodes on loan go back as soon as it would, and at their due time in any case
-    (`burst.judge_loan`). One a pass: the next one looks at what is left.
+    Jobs that wait for that capacity come first. The rules of the scheduling cycle would start the job there, and the
+    saving pays for its move (`decide_migration`). Temporary capacity is returned as soon as the job could start on
+    committed nodes, and at its due time in any case (`decide_temporary_capacity`). Each cycle migrates one job.
     """
     ready = [rental for rental in rented.rentals if rental.state is RentalState.READY]
     if not ready:

@@ -98,7 +98,7 @@ def open_row(life: NodeLife, incident_id: str, version: int = 0, *, is_drill: bo
 
 
 def slot_key(slot: str, *, is_drill: bool = False) -> Key:
-    """`SEAT#slot`: the latest incident of a seat, whichever machine it was of."""
+    """`SEAT#slot`: the latest incident of a node slot, on whichever machine."""
     return Key(Table.INCIDENTS, _own(f"SEAT#{slot}", is_drill=is_drill), "META")
 
 
