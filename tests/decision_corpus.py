@@ -115,6 +115,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "attempts.job_writers": lifecycle.job_writers,
     "attempts.judge_abandoned": attempt_end.judge_abandoned,
     "attempts.judge_end": attempt_end.judge_end,
+    "attempts.lost_nodes": attempt_end.lost_nodes,
     "attempts.outcome_of": settlement.settled_outcome,
     "attempts.settle": settlement.settle,
     "blame.blame": attribution.attribute_fault,
@@ -157,8 +158,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "modes.mode_for": modes.mode_for,
     "modes.mode_now": modes.mode_now,
     "moving.why_not_there": moving.why_not_portable,
+    "placement.guards_deadline": placement.why_not_spot,
     "placement.place": placement.choose_pool,
     "placement.place_in_turn": placement.place_in_queue_order,
+    "placement.shadow_price": demand.shadow_price,
     "placement.weigh": placement.cost_of_pool,
     "plan.plan_recovery": plan.plan_recovery,
     "portability.differences": compatibility.differences,
@@ -327,10 +330,34 @@ class DifferenceError(AssertionError):
 _MISSING = object()
 
 SENTENCES = frozenset(
-    ("reason", "whyNot", "option", "answer", "alike", "blockerWaitsFor", "detail", "differences", "how", "what")
+    [
+        *("reason", "whyNot", "option", "answer", "sameShapeReason", "minRungReason", "holdReason", "blockerWaitsFor"),
+        *("detail", "differences", "explanation", "what"),
+    ]
 )
 """Fields of answers that hold text for people, so that their words may change. A text without a space is a name or a
 code, and is compared in these fields, too. `answer` is a function's own answer where it is a text."""
+
+
+TEXTS_FROM_INPUT = frozenset(
+    [
+        *("by", "unschedulableReason", "eksAgent", "hyperpod", "name", "note", "nvidiaInvestigate", "nvidiaNow"),
+        *("nvsentinel", "outcome", "pool"),
+    ]
+)
+"""Fields of answers with a space in them that repeat an argument or the fault catalogue: they are always compared."""
+
+
+def texts_with_spaces(document: Json, key: str = "answer") -> Iterator[str]:
+    """Yield the field of each text in an answer that may be a sentence."""
+    if isinstance(document, dict):
+        for name, each in document.items():
+            yield from texts_with_spaces(each, name)
+    elif isinstance(document, list):
+        for each in document:
+            yield from texts_with_spaces(each, key)
+    elif isinstance(document, str) and " " in document:
+        yield key
 
 
 def without_sentences(document: Json, key: str = "answer") -> Json:

@@ -81,8 +81,8 @@ LARGEST = 40_000
 """Characters of a record that is kept."""
 MOST_OF_A_KIND = 60
 """Decisions of one kind that are kept, of each source."""
-MOST_OF_A_FUNCTION = 20
-_CANDIDATES = 4
+MOST_OF_A_FUNCTION = 40
+_CANDIDATES = 8
 """Calls of one shape that are weighed by their size."""
 _MOST_SHAPES = 400
 _DEPTH = 2
@@ -215,7 +215,7 @@ class Calls:
         return {POLICY_REFERENCE: self.policies.id_of(value)} if is_section(value) else encode(value)
 
     def chosen(self) -> list[Json]:
-        """Return the smallest call of each shape that can be replayed, the rarest shapes of each function first."""
+        """Return up to so many calls of each function that can be replayed: of each set of codes and shape in turn."""
         chosen = self.fixed
         for name in FUNCTIONS:
             by_codes: defaultdict[str, list[list[Json]]] = defaultdict(list)
@@ -224,11 +224,14 @@ class Calls:
             groups = [
                 sorted(by_codes[key], key=lambda alike: (len(alike), json.dumps(alike))) for key in sorted(by_codes)
             ]
-            replayable = (self._smallest(alike) for alike in in_turn(groups))
-            chosen += list(itertools.islice((each for each in replayable if each), MOST_OF_A_FUNCTION))
+            # One call of each shape first; where there are few shapes, more of each.
+            shapes = itertools.islice(in_turn(groups), MOST_OF_A_FUNCTION)
+            chosen += itertools.islice(in_turn([self._replayable(alike) for alike in shapes]), MOST_OF_A_FUNCTION)
         return chosen
 
-    def _smallest(self, alike: list[Json]) -> Json | None:
+    def _replayable(self, alike: list[Json]) -> list[Json]:
+        """Return the calls that can be replayed, each once, the smallest first."""
+        found: list[Json] = []
         for call in sorted(alike, key=lambda each: (size_of(each), json.dumps(each))):
             name = call["function"]
             try:
@@ -237,8 +240,9 @@ class Calls:
             except (DifferenceError, ValueError, TypeError, AttributeError, KeyError) as error:
                 self.left_out[f"{name}: does not replay: {str(error)[:150]}"] += 1
             else:
-                return call
-        return None
+                if not any(call["arguments"] == each["arguments"] for each in found):
+                    found.append(call)
+        return found
 
 
 def watch(calls: Calls) -> None:

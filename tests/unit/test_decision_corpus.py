@@ -14,6 +14,8 @@ from tests.decision_corpus import (
     FACTS,
     FOLDER,
     FUNCTIONS,
+    SENTENCES,
+    TEXTS_FROM_INPUT,
     TRANSLATION,
     DifferenceError,
     Translation,
@@ -22,6 +24,7 @@ from tests.decision_corpus import (
     check_same,
     encode,
     read_lines,
+    texts_with_spaces,
     without_sentences,
 )
 
@@ -126,6 +129,16 @@ def test_corpus_holds_every_kind_and_every_function(translation: Translation) ->
 
     assert kinds.keys() == KINDS == FACTS.keys()
     assert {record["function"] for file in CALLS for record in read_lines(file)} == FUNCTIONS.keys()
+
+
+def test_every_sentence_of_an_answer_is_in_a_listed_field(translation: Translation) -> None:
+    decisions = [record["decision"] for file in DECISIONS for record in read_lines(file)]
+    calls = [record for file in CALLS for record in read_lines(file)]
+    answers = [translation.of(each["function"], each["answer"], "answer") for each in calls]
+    for each in decisions:
+        answers.append(translation.of(each["kind"], {key: each[key] for key in ("action", "reason", "alternatives")}))
+
+    assert {key for answer in answers for key in texts_with_spaces(answer)} <= SENTENCES | TEXTS_FROM_INPUT
 
 
 def test_translation_renames_keys_and_values_by_scope() -> None:

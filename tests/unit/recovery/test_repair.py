@@ -210,11 +210,13 @@ def test_what_the_provider_says_ends_the_wait_for_its_deadline(
 
 
 def test_old_news_of_a_failure_says_nothing_of_a_later_call() -> None:
-    assert choose(asks=(an_ask(),), progress=progress_facts(("reboot_failed", 5)), now=at(31)).action is Repair.AWAIT
+    assert (
+        choose(requests=(an_ask(),), progress=progress_facts(("reboot_failed", 5)), now=at(31)).action is Repair.AWAIT
+    )
 
 
 def test_want_of_capacity_names_what_to_look_at_and_that_no_loan_is_had() -> None:
-    decision = choose(asks=(an_ask("replace"),), progress=progress_facts(("insufficient_capacity", 30)), now=at(31))
+    decision = choose(requests=(an_ask("replace"),), progress=progress_facts(("insufficient_capacity", 30)), now=at(31))
 
     assert "training plan" in decision.reason
     assert "loan" in [each.option for each in decision.alternatives]
@@ -247,8 +249,13 @@ def test_karpenters_machines(why: str, repairs: bool, changes: dict[str, Any], a
 @pytest.mark.parametrize(
     ("why", "changes", "action", "drains"),
     [
-        ("opted out", {"optOutReason": "Left to people."}, Repair.STAND_DOWN, False),
-        ("opted out while a reboot runs", {"optOutReason": "Left.", "requests": (an_ask(),)}, Repair.STAND_DOWN, False),
+        ("opted out", {"opt_out_reason": "Left to people."}, Repair.STAND_DOWN, False),
+        (
+            "opted out while a reboot runs",
+            {"opt_out_reason": "Left.", "requests": (an_ask(),)},
+            Repair.STAND_DOWN,
+            False,
+        ),
         ("a person's cordon", {"is_person_cordon": True}, Repair.STAND_DOWN, True),
         ("a person's cordon under a hold", {"is_person_cordon": True, "hold": HOLD}, Repair.HOLD, False),
         ("HyperPod updates the cluster", {"provider_busy": "Hands off."}, Repair.LATER, False),
@@ -325,9 +332,11 @@ def test_a_lost_reply(why: str, rung: str, changes: dict[str, Any], action: Repa
     assert slot_state.original.record
     original = slot_state.original.but(record=slot_state.original.record.but(status=status))
     ladder = ("reboot", "replace") if rung == "reboot" else ("replace",)
-    asks = (an_ask(rung, answer=answer),)
+    requests = (an_ask(rung, answer=answer),)
 
-    decision = choose(asks=asks, now=changes["now"], slot_state=slot_state.but(original=original), ladder=ladder)
+    decision = choose(
+        requests=requests, now=changes["now"], slot_state=slot_state.but(original=original), ladder=ladder
+    )
 
     assert decision.action is action, f"{why}: {decision.reason}"
 
@@ -335,19 +344,19 @@ def test_a_lost_reply(why: str, rung: str, changes: dict[str, Any], action: Repa
 def test_a_call_is_repeated_once_only() -> None:
     lost = (an_ask("replace", answer="UNKNOWN"), an_ask("replace", seconds=61, answer="UNKNOWN"))
 
-    assert choose(asks=lost, now=at(200), ladder=("replace",)).action is Repair.ASK_PERSON
+    assert choose(requests=lost, now=at(200), ladder=("replace",)).action is Repair.ASK_PERSON
 
 
 def test_a_life_is_replaced_once_also_by_a_later_incident() -> None:
     earlier = an_ask("replace", seconds=-900, incident_id="inc-0")
 
-    assert choose(asks=(earlier,), ladder=("replace",)).action is Repair.ASK_PERSON
+    assert choose(requests=(earlier,), ladder=("replace",)).action is Repair.ASK_PERSON
 
 
 def test_a_machine_that_was_rebooted_lately_is_replaced_at_once() -> None:
     earlier = an_ask("reboot", seconds=-900, incident_id="inc-0")
 
-    assert choose(asks=(earlier,)).action is Repair.REPLACE
+    assert choose(requests=(earlier,)).action is Repair.REPLACE
 
 
 @pytest.mark.parametrize(
@@ -361,8 +370,8 @@ def test_a_machine_that_was_rebooted_lately_is_replaced_at_once() -> None:
     ],
 )
 @pytest.mark.parametrize("requests", [(), (an_ask("replace"),)], ids=["replaced by another", "replaced by us"])
-def test_another_machine_in_the_seat(why: str, changes: dict[str, Any], action: Repair, asks: Any) -> None:
-    assert choose(asks=asks, slot_state=a_slot_state(successor=a_successor()), **changes).action is action, why
+def test_another_machine_in_the_seat(why: str, changes: dict[str, Any], action: Repair, requests: Any) -> None:
+    assert choose(requests=requests, slot_state=a_slot_state(successor=a_successor()), **changes).action is action, why
 
 
 def test_alternatives_say_why_not() -> None:
@@ -378,7 +387,7 @@ def test_a_call_without_a_reply_is_awaited_for_less() -> None:
 
 
 def test_the_decision_replays_from_its_facts() -> None:
-    facts = repair_facts(asks=(an_ask(),), now=at(111))
+    facts = repair_facts(requests=(an_ask(),), now=at(111))
 
     again = type(facts).model_validate(facts.to_json())
 
@@ -408,7 +417,7 @@ def test_a_call_of_an_earlier_incident_is_not_crossed(
 ) -> None:
     earlier = an_ask(seconds=-5, answer=answer, incident_id="inc-0")
 
-    decision = choose(asks=(earlier,), **changes)
+    decision = choose(requests=(earlier,), **changes)
 
     assert decision.action is action, f"{why}: {decision.reason}"
     assert decision.action is not Repair.PAUSE or 0 < decision.wait_seconds <= POLICY.retry_seconds
