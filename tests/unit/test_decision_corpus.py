@@ -135,8 +135,8 @@ def test_every_sentence_of_an_answer_is_in_a_listed_field(translation: Translati
     decisions = [record["decision"] for file in DECISIONS for record in read_lines(file)]
     calls = [record for file in CALLS for record in read_lines(file)]
     answers = [translation.of(each["function"], each["answer"], "answer") for each in calls]
-    for each in decisions:
-        answers.append(translation.of(each["kind"], {key: each[key] for key in ("action", "reason", "alternatives")}))
+    parts = ("action", "reason", "alternatives")
+    answers += [translation.of(each["kind"], {key: each[key] for key in parts}) for each in decisions]
 
     assert {key for answer in answers for key in texts_with_spaces(answer)} <= SENTENCES | TEXTS_FROM_INPUT
 

@@ -567,7 +567,7 @@ def reboots(stage: PermissionBench) -> Json:
 @probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("ASKED", "RETRY"))
 def replaces(stage: PermissionBench) -> Json:
     stage.await_machine(REPLACED)
-    return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", asked_rung="replace"))
+    return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", min_rung="replace"))
 
 
 @probe("repair_node", comes_through=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "ASKED")
@@ -610,7 +610,7 @@ def _wave(stage: PermissionBench) -> Iterator[None]:
 )
 def pages_for_a_wave(stage: PermissionBench) -> Json:
     stage.await_machine(REPLACED)
-    return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", asked_rung="replace"))
+    return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", min_rung="replace"))
 
 
 @probe(

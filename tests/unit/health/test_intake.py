@@ -74,8 +74,8 @@ def test_a_second_signal_joins_the_open_incident() -> None:
 def test_a_copy_is_known_while_its_incident_is_open_and_after() -> None:
     incident = an_incident()
 
-    while_open = decide(a_fact(), known_as="inc-new", current=incident)
-    after = decide(a_fact(), known_as="inc-new", last=LastIncident(incident_id="inc-new"))
+    while_open = decide(a_fact(), known_incident_id="inc-new", current=incident)
+    after = decide(a_fact(), known_incident_id="inc-new", last=LastIncident(incident_id="inc-new"))
 
     assert (while_open.action, while_open.incident) == (IntakeAction.DUPLICATE, incident)
     assert (after.action, after.incident) == (IntakeAction.DUPLICATE, None)
@@ -97,15 +97,15 @@ def test_a_fault_in_the_very_second_of_the_return_counts_since_event_times_are_c
 def test_the_same_fault_again_after_the_return_is_a_new_sickness() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT)
 
-    assert decide(a_fact(5), known_as="inc-old", last=last).action is IntakeAction.OPEN
-    assert decide(a_fact(-5), known_as="inc-old", last=last).action is IntakeAction.DUPLICATE
+    assert decide(a_fact(5), known_incident_id="inc-old", last=last).action is IntakeAction.OPEN
+    assert decide(a_fact(-5), known_incident_id="inc-old", last=last).action is IntakeAction.DUPLICATE
 
 
 def test_what_an_incident_heard_that_was_left_to_a_person_is_no_news_whatever_was_returned_before_it() -> None:
     last = LastIncident(incident_id="inc-left", returned_at=A_MOMENT, returned_by="inc-old")
 
-    assert decide(a_fact(5), known_as="inc-left", last=last).action is IntakeAction.DUPLICATE
-    assert decide(a_fact(5), known_as="inc-old", last=last).action is IntakeAction.OPEN
+    assert decide(a_fact(5), known_incident_id="inc-left", last=last).action is IntakeAction.DUPLICATE
+    assert decide(a_fact(5), known_incident_id="inc-old", last=last).action is IntakeAction.OPEN
 
 
 def test_nothing_said_of_a_replaced_machine_matters() -> None:

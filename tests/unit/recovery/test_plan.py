@@ -111,7 +111,7 @@ def test_what_comes_again_and_again_begins_on_the_rung_that_is_asked_for() -> No
         fault_key="xid:13",
         ladder=("reboot", "replace"),
         rungs=("reboot", "replace"),
-        asked_because="Three times a day.",
+        min_rung_reason="Three times a day.",
     )
 
     plan = plan_recovery(facts, POLICY)
@@ -141,7 +141,7 @@ def test_settling_time_comes_from_the_catalogue_scaled_by_policy() -> None:
         mode=st.sampled_from(Mode),
         cluster_status=st.sampled_from(["InService", "Updating", "SystemUpdating", "Deleting"]),
         node_status=st.sampled_from(["Running", "Failure", "SystemUpdating", ""]),
-        veto=st.sampled_from(["", "Left to people."]),
+        opt_out_reason=st.sampled_from(["", "Left to people."]),
     )
 )
 def test_nothing_acts_where_it_may_not(facts: PlanFacts) -> None:

@@ -162,9 +162,9 @@ def test_nothing_that_can_be_had_loses_less_and_ties_go_by_the_stated_order(
 
 
 def test_a_pool_that_has_room_is_found_behind_one_that_has_none() -> None:
-    rooms = (PoolCapacity(pool="full", usable=1, spares=0), PoolCapacity(pool="roomy", usable=2, spares=0))
+    pools = (PoolCapacity(pool="full", usable=1, spares=0), PoolCapacity(pool="roomy", usable=2, spares=0))
 
-    assert resume(0, rooms=rooms).pool == "roomy"
+    assert resume(0, pools=pools).pool == "roomy"
 
 
 def test_only_a_life_that_will_be_replaced_is_avoided() -> None:

@@ -121,7 +121,7 @@ def a_rental(number: int = 1, state: RentalState = RentalState.READY, **changes:
     facts: dict[str, Any] = {
         "job_id": holder_id(CHAT),
         "number": number,
-        "serves": ServingTarget(namespace="serving", name="chat", accelerators_per_replica=8),
+        "serving_target": ServingTarget(namespace="serving", name="chat", accelerators_per_replica=8),
         "team": "chat",
         "namespace": "evenkeel-jobs",
         "state": state,
