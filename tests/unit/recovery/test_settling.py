@@ -91,7 +91,7 @@ def planned(outcome: str = "NOTHING", **changes: Any) -> Incident:
         (planned(), ("reboot", "replace"), "What came since it was planned asks for reboot"),
         (planned("ACT", plan={"rungs": ("restart_job",)}), ("replace",), "asks for replace"),
         (planned("OBSERVE"), ("reboot",), "asks for reboot"),
-        (planned(independent_sources=("hyperpod", "site:prober")), ("watch", "reboot"), "A second, independent witness"),
+        (planned(independent_sources=("hyperpod", "site:prober")), ("watch", "reboot"), "A second, independent source"),
         (planned(plan={"had_recovered": True}), ("watch", "reboot"), "It sickened again"),
         (planned(plan={"had_recovered": True}, recovered_at=at(9)), ("watch", "reboot"), ""),
         (planned("STAND_DOWN"), ("replace",), ""),

@@ -298,7 +298,7 @@ class Incident(Value):
     """How often work on this sickness was resumed."""
     evidence_count: int = 1
     sources: tuple[str, ...] = ()
-    """Who saw it sick, each once. Some faults need two independent witnesses."""
+    """Sources that reported the fault, each once. Some faults need two independent sources."""
     last_signal_at: Instant | None = None
     """Latest `observedAt` of a sick signal: what a validation must not be older than."""
     signals: tuple[Signal, ...] = ()
@@ -306,7 +306,7 @@ class Incident(Value):
     cleared_faults: tuple[ClearedFault, ...] = ()
     recurrences: tuple[Recurrence, ...] = ()
     independent_sources: tuple[str, ...] = ()
-    """Who bears independent witness to it. A fault that may not act alone needs two."""
+    """Independent sources of the fault. A fault that may not act alone needs two."""
     min_rung: str = ""
     """The gentlest rung that will do, where another signal or a repetition asks for more than the fault's own first;
     else empty. `page_human` where only a person is left."""

@@ -71,7 +71,7 @@ class PlanFacts(Value):
     min_rung_reason: str = ""
     """Why no gentler rung will do, where another signal or a repetition asks for more than the fault itself."""
     sources: tuple[str, ...]
-    """Who bears independent witness."""
+    """Independent sources of the fault."""
     has_recovered: bool
     """A healthy-again signal is later than every sick one."""
     mode: Mode

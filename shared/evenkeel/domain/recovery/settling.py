@@ -114,7 +114,7 @@ def why_replan(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str
     if Rung(rungs[0]).strength > Rung(plan.rungs[0]).strength:
         return f"What came since it was planned asks for {rungs[0]} ({incident.fault_key})."
     if plan.outcome == "NOTHING" and len(incident.independent_sources) >= _MIN_SOURCES > plan.independent_source_count:
-        return "A second, independent witness came since it was planned."
+        return "A second, independent source reported the fault after the plan was made."
     if plan.had_recovered and incident.recovered_at is None:
         return "It sickened again since it was found well."
     return ""
