@@ -37,9 +37,11 @@ def exists(name: str) -> bool:
 
 
 def table_of(page: str) -> Iterator[tuple[str, ...]]:
-    lines = [line for line in (DOCS / page).read_text("utf-8").splitlines() if line.startswith("| ")]
-    for line in lines[1:]:
-        yield tuple(cell.strip() for cell in line.strip("|").split("|"))
+    """Return the rows of all tables of a page, without their headers."""
+    lines = (DOCS / page).read_text("utf-8").splitlines()
+    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+        if line.startswith("| ") and not below.startswith("|--"):
+            yield tuple(cell.strip() for cell in line.strip("|").split("|"))
 
 
 @pytest.mark.parametrize("page", ["operate/safety.md", "extend.md"])
