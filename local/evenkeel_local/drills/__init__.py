@@ -1,12 +1,12 @@
 """Drills: something real is broken at a random moment, and everything that must hold afterwards is checked.
 
-    catalogue.py      the drills, a row each, and how one is run
-    scenarios.py  what each does, in the order of the table
-    storm.py      the one whose subject is the whole fleet
-    stage.py      a job in a data centre, and what can be done to it
-    checks.py     what must hold afterwards, whatever was broken
-    decision_replay.py    every recorded decision, decided again
-    harness.py    what is seen of a data centre, and waiting for it
+    catalogue.py        table of the drills, and how to run one
+    scenarios.py        what each drill does, in the order of the table
+    storm.py            the drill of the whole fleet
+    drill_run.py        a job in a data centre, and what can be done to it
+    checks.py           what must hold after each drill
+    decision_replay.py  decides every recorded decision again
+    harness.py          reads the state of a data centre, and waits for it
 
 A new drill is a function of `scenarios.py`, a row of the table and a page below `docs/runbooks`.
 """

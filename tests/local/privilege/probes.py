@@ -493,7 +493,9 @@ def hyperpod_is_throttled(stage: PermissionBench) -> Iterator[None]:
 @probe(
     "receive_event",
     during=hyperpod_is_throttled,
-    comes_through=lambda seen: "batchItemFailures" in seen.told and "Throttled" in seen.told and not seen.is_refused,
+    comes_through=lambda seen: (
+        "batchItemFailures" in seen.error_text and "Throttled" in seen.error_text and not seen.is_refused
+    ),
 )
 def has_an_event_delivered_again(stage: PermissionBench) -> Json:
     forget_facts(stage)
@@ -717,9 +719,7 @@ def waits_for_a_node(stage: PermissionBench) -> Json:
     return of_incident(planned(stage), kind="NODE_BACK", token="a-token-of-no-task")
 
 
-@probe(
-    "open_wait", comes_through=lambda seen: "There is no incident" in seen.told or "there is no incident" in seen.told
-)
+@probe("open_wait", comes_through=lambda seen: "there is no incident" in seen.error_text.lower())
 def fails_its_task(stage: PermissionBench) -> Json:
     nobody = stage.ids.new("inc")
     return {"schemaVersion": 1, "incidentId": nobody, "run": 1, "kind": "JOBS_RESUMED", "token": "a-token-of-no-task"}
