@@ -140,7 +140,7 @@ class PodWorker:
                 if not await self._run_init(container):
                     return
             if not self.is_stopping:
-                self.phase = "RunningProcess"
+                self.phase = "Running"
                 await asyncio.gather(*(self._run_container(container) for container in self.containers))
         finally:
             if not self.is_over:
@@ -359,7 +359,7 @@ class PodWorker:
         if self.init_containers:
             status["initContainerStatuses"] = [container.status() for container in self.init_containers]
         over = self.phase in ("Succeeded", "Failed")
-        ready = self.phase == "RunningProcess" and all("running" in container.state for container in self.containers)
+        ready = self.phase == "Running" and all("running" in container.state for container in self.containers)
         initialized = all(container.exit_code == 0 for container in self.init_containers)
         names = [container.name for container in self.containers if "running" not in container.state]
         unready = "PodCompleted" if self.phase == "Succeeded" else "PodFailed" if over else "ContainersNotReady"
