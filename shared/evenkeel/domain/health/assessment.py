@@ -123,7 +123,7 @@ def _counts_as_source(fault: Fault) -> bool:
 # ---------------------------------------------------------------- what it comes to
 
 
-def assess(signals: Sequence[Signal], repetitions: Sequence[Recurrence], catalogue: FaultCatalogue) -> Assessment:
+def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalogue: FaultCatalogue) -> Assessment:
     """Judge a set of signals, at least one.
 
     The worst row that counts names the fault. No rung gentler than the strongest first rung among them is taken,
@@ -141,13 +141,13 @@ def assess(signals: Sequence[Signal], repetitions: Sequence[Recurrence], catalog
     ]
     asks += [
         (_PERSON_STRENGTH if each.rung is Rung.PAGE_HUMAN else each.rung.strength, each.rung, each.reason)
-        for each in repetitions
+        for each in recurrences
         if each.rung is not Rung.PAGE_HUMAN or each.fault_key == fault.key
     ]
     strength, rung, because = max(asks, default=(0, fault.ladder[0], ""))
     asks_more = strength > fault.ladder[0].strength
     # What is watched until it has come often enough has proved itself by that; a doubtful repair has not.
-    repeated = {each.fault_key for each in repetitions if catalogue.look_up(each.fault_key).ladder[0] is Rung.WATCH}
+    repeated = {each.fault_key for each in recurrences if catalogue.look_up(each.fault_key).ladder[0] is Rung.WATCH}
     return Assessment(
         fault_key=_key_of(fault, rows),
         severity=max((row.severity for row in rows.values()), key=lambda each: each.rank),
@@ -233,18 +233,18 @@ def checkpoint_trust(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tu
     return strictest, since
 
 
-# ---------------------------------------------------------------- cures
+# ---------------------------------------------------------------- cleared faults
 
 
-def add_cleared_fault(cures: Iterable[ClearedFault], more: ClearedFault) -> tuple[ClearedFault, ...]:
-    """Return cures with one more; of the same said twice the last counts."""
-    same = [each for each in cures if (each.fault_key, each.source) == (more.fault_key, more.source)]
-    others = (each for each in cures if each not in same)
+def add_cleared_fault(cleared_faults: Iterable[ClearedFault], more: ClearedFault) -> tuple[ClearedFault, ...]:
+    """Return the cleared faults with one more; of two reports of one fault by one source, the later counts."""
+    same = [each for each in cleared_faults if (each.fault_key, each.source) == (more.fault_key, more.source)]
+    others = (each for each in cleared_faults if each not in same)
     last = max((more, *same), key=lambda each: each.at)
     return tuple(sorted((*others, last), key=lambda each: (each.fault_key, each.source)))
 
 
-def cleared_at(signals: Sequence[Signal], cures: Sequence[ClearedFault]) -> datetime | None:
+def cleared_at(signals: Sequence[Signal], cleared_faults: Sequence[ClearedFault]) -> datetime | None:
     """Return when the last of the faults was said to be gone; None while one is not.
 
     A fault is gone when its own end was told, or its witness calls the machine healthy. Whether a node is Ready shows
@@ -252,7 +252,7 @@ def cleared_at(signals: Sequence[Signal], cures: Sequence[ClearedFault]) -> date
     """
     ends = []
     for signal in signals:
-        cleared = [cure.at for cure in cures if cure.at > signal.last_at and _clears(cure, signal)]
+        cleared = [each.at for each in cleared_faults if each.at > signal.last_at and _clears(each, signal)]
         if not cleared:
             return None
         ends.append(max(cleared))

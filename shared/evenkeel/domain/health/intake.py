@@ -356,7 +356,7 @@ def _updated_recurrences(
     histories: Mapping[str, FaultHistory],
     catalogue: FaultCatalogue,
 ) -> tuple[Recurrence, ...]:
-    """Return the repetitions known before with that of this fact; of one fault the highest count stands."""
+    """Return the known recurrences with that of this fact; of one fault the highest count stands."""
     found = find_recurrence(
         catalogue.look_up(fact.fault_key),
         fact,
