@@ -257,7 +257,7 @@ class TraceJobRun:
     ends_at: float
     expected_at: float
     """When it should end, by the estimate; one that outruns it is reckoned as in `starts.remaining_seconds`."""
-    seats: tuple[tuple[int, int], ...] = ()
+    slots: tuple[tuple[int, int], ...] = ()
     """Committed: (node, GPUs)."""
     pool: Pool | None = None
     """Rented."""
@@ -333,7 +333,7 @@ class BurstSimulation:
             elif what in self.runs:
                 run = self.runs.pop(what)
                 left -= self._leave(run, now, is_done=kind == 2)
-                if run.seats:
+                if run.slots:
                     self._fill(now)
         window = self.setup["jobs"]["days"] * 86_400
         self.out.idle_share = 1 - self.busy_gpu_seconds / (8 * len(self.free) * window)
@@ -348,7 +348,7 @@ class BurstSimulation:
             self.seen_at = now
 
     def _arrive(self, job: TraceJob, now: float) -> None:
-        if not (self.way.order == "arrival" and self.queue) and self._seat(job, now):
+        if not (self.way.order == "arrival" and self.queue) and self._take_slots(job, now):
             return
         insort(self.queue, (self.way.key(job), job))
         if self.way.name == "evenkeel":
@@ -360,7 +360,7 @@ class BurstSimulation:
         self._fill(now)
         if self.way.name == "evenkeel":
             self._weigh_queue(now, [job for _, job in self.queue])
-            self._go_home(now)
+            self._migrate_back(now)
         elif self.way.patience_hours < math.inf:
             for _, job in list(self.queue):
                 if now - job.at >= self.way.patience_hours * HOUR:
@@ -372,7 +372,7 @@ class BurstSimulation:
         for place_in, entry in enumerate(self.queue):
             job = entry[1]
             fits = job.nodes <= whole if job.nodes > 1 else job.per_node <= most
-            if fits and self._seat(job, now):
+            if fits and self._take_slots(job, now):
                 whole, most = self.free.count(8), max(self.free)
                 continue
             kept.append(entry)
@@ -383,20 +383,20 @@ class BurstSimulation:
 
     # ------------------------------------------------ committed nodes
 
-    def _seats(self, job: TraceJob) -> tuple[tuple[int, int], ...]:
+    def _free_slots(self, job: TraceJob) -> tuple[tuple[int, int], ...]:
         if job.nodes > 1:
             whole = [node for node, free in enumerate(self.free) if free == 8]
             return tuple((node, 8) for node in whole[: job.nodes]) if len(whole) >= job.nodes else ()
         fitting = [(free, node) for node, free in enumerate(self.free) if free >= job.per_node]
         return ((min(fitting)[1], job.per_node),) if fitting else ()
 
-    def _seat(self, job: TraceJob, now: float, *, after: float = 0.0) -> bool:
-        seats = self._seats(job)
-        if not seats:
+    def _take_slots(self, job: TraceJob, now: float, *, after: float = 0.0) -> bool:
+        slots = self._free_slots(job)
+        if not slots:
             return False
-        for node, gpus in seats:
+        for node, gpus in slots:
             self.free[node] -= gpus
-        self._begin(job, now, after + self.setup["committed"]["launchSeconds"], seats=seats)
+        self._begin(job, now, after + self.setup["committed"]["launchSeconds"], slots=slots)
         return True
 
     # ------------------------------------------------ starts and ends
@@ -414,9 +414,9 @@ class BurstSimulation:
     def _leave(self, run: TraceJobRun, now: float, *, is_done: bool) -> int:
         """Take a run off its nodes; what it has done by now is kept where the job saves. Returns jobs ended."""
         job = run.job
-        for node, gpus in run.seats:
+        for node, gpus in run.slots:
             self.free[node] += gpus
-        if run.seats:
+        if run.slots:
             window = self.setup["jobs"]["days"] * 86_400
             self.busy_gpu_seconds += job.gpus * max(0.0, min(now, window) - min(run.began, window))
         if run.pool:
@@ -503,7 +503,7 @@ class BurstSimulation:
                 run.job.gpus, run.expected_at - now if run.expected_at > now else max(60.0, (now - run.trains_at) / 2)
             )
             for run in self.runs.values()
-            if run.seats
+            if run.slots
         ]
         ordered = [job for _, job in self.queue]
         starts = expected_starts(sum(self.free), held, [WaitingUse(job.gpus, job.guess) for job in ordered])
@@ -579,7 +579,7 @@ class BurstSimulation:
         )
         return PlacementFacts(job=waiting, candidates=tuple(chances), spending=spending, terms=TERMS, now=moment)
 
-    def _go_home(self, now: float) -> None:
+    def _migrate_back(self, now: float) -> None:
         """Take guests home to what the queue has left over."""
         if not self.rented or not any(self.free):
             return
@@ -589,11 +589,11 @@ class BurstSimulation:
         for _, token in dearest:
             run = self.runs[token]
             job = run.job
-            if now < run.trains_at or not self._seats(job):
+            if now < run.trains_at or not self._free_slots(job):
                 continue
             assert run.pool is not None  # it is rented
             facts = MigrationFacts(
-                candidate=self._guest(run, now),
+                candidate=self._migration_candidate(run, now),
                 pool=run.pool,
                 target=MigrationTarget(
                     pool="committed",
@@ -611,9 +611,9 @@ class BurstSimulation:
             heapq.heappush(self.events, (now + SAVE_SECONDS, next(self.numbers), 4, token))
             job.done = min(job.run, job.done + now + SAVE_SECONDS - run.trains_at)
             self.out.moves += 1
-            self._seat(job, now, after=SAVE_SECONDS)
+            self._take_slots(job, now, after=SAVE_SECONDS)
 
-    def _guest(self, run: TraceJobRun, now: float) -> MigrationCandidate:
+    def _migration_candidate(self, run: TraceJobRun, now: float) -> MigrationCandidate:
         job, trained = run.job, now - run.trains_at
         return MigrationCandidate(
             job_id=job.name,

@@ -42,29 +42,30 @@ class ElasticDay:
     best_resizes: int
 
 
-def shapes(told: dict[str, Any], name: str, seed: int = 0) -> list[int]:
+def shapes(setting: dict[str, Any], name: str, seed: int = 0) -> list[int]:
     """Return how many steps of GPUs are idle at each tick of a day."""
-    ticks, most = DAY // told["tickSeconds"], told["idle"] // told["step"]
+    ticks, most = DAY // setting["tickSeconds"], setting["idle"] // setting["step"]
     if name == "all-day":
         return [most] * ticks
     if name == "off-peak":
         return [
-            most if (tick * told["tickSeconds"]) // 3600 in (22, 23, 0, 1, 2, 3, 4, 5) else 0 for tick in range(ticks)
+            most if (tick * setting["tickSeconds"]) // 3600 in (22, 23, 0, 1, 2, 3, 4, 5) else 0
+            for tick in range(ticks)
         ]
     dice, wander, found = random.Random(f"elastic/{seed}"), 0, []
     for tick in range(ticks):
-        if dice.random() < told["tickSeconds"] / 600:
+        if dice.random() < setting["tickSeconds"] / 600:
             wander += dice.choice((-1, 1))
-        level = (1 + math.cos(2 * math.pi * (tick * told["tickSeconds"] - 2 * 3600) / DAY)) / 2
+        level = (1 + math.cos(2 * math.pi * (tick * setting["tickSeconds"] - 2 * 3600) / DAY)) / 2
         found.append(max(0, min(most, round(most * level) + wander)))
     return found
 
 
-def play(told: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
+def play(setting: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
     """Return the GPU-seconds recovered by the service's rules, and how often it resized."""
-    step, tick_seconds, cost = told["step"], told["tickSeconds"], told["resizeSeconds"]
-    base = (told["gpus"] - told["idle"]) // step
-    sizes = Sizes(least=base, most=told["gpus"] // step)
+    step, tick_seconds, cost = setting["step"], setting["tickSeconds"], setting["resizeSeconds"]
+    base = (setting["gpus"] - setting["idle"]) // step
+    sizes = Sizes(least=base, most=setting["gpus"] // step)
     job = ElasticJob(
         job_id="training",
         nodes=base,
@@ -96,12 +97,12 @@ def play(told: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
     return gained, resizes
 
 
-def best(told: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
+def best(setting: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
     """Return the most that could be recovered with foresight, by going through every size at every tick."""
-    step, tick_seconds, cost = told["step"], told["tickSeconds"], told["resizeSeconds"]
-    base = (told["gpus"] - told["idle"]) // step
+    step, tick_seconds, cost = setting["step"], setting["tickSeconds"], setting["resizeSeconds"]
+    base = (setting["gpus"] - setting["idle"]) // step
     worst = (-math.inf, 0)
-    values: list[tuple[float, int]] = [(0.0, 0), *([worst] * (told["idle"] // step))]
+    values: list[tuple[float, int]] = [(0.0, 0), *([worst] * (setting["idle"] // step))]
     for free in idle:
         gained, resizes = max(values)
         moved = [(gained - cost * (base + size) * step, resizes - 1) for size in range(len(values))]
@@ -111,11 +112,11 @@ def best(told: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
     return gained, -resizes
 
 
-def a_day(told: dict[str, Any], name: str, seed: int = 0) -> ElasticDay:
+def a_day(setting: dict[str, Any], name: str, seed: int = 0) -> ElasticDay:
     """Play one day."""
-    idle = shapes(told, name, seed)
-    whole = sum(idle) * told["step"] * told["tickSeconds"]
-    (gained, resizes), (most, best_resizes) = play(told, idle), best(told, idle)
+    idle = shapes(setting, name, seed)
+    whole = sum(idle) * setting["step"] * setting["tickSeconds"]
+    (gained, resizes), (most, best_resizes) = play(setting, idle), best(setting, idle)
     return ElasticDay(whole / 3600, gained / whole, most / whole, resizes, best_resizes)
 
 
@@ -124,11 +125,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.elastic", description="An elastic job on idle GPUs.")
     parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
     asked = parser.parse_args(words)
-    told = load_setup()["elasticDay"]
+    setting = load_setup()["elasticDay"]
     found: dict[str, Any] = {"setup": setup_hash()}
     print(f"  {'day':<10}{'idle GPU-h':>11}{'recovered':>11}{'bound':>8}{'of bound':>10}{'resizes':>9}{'at best':>9}")
-    for name in told["shapes"]:
-        days = [a_day(told, name, seed) for seed in range(told["raggedSeeds"] if name == "ragged" else 1)]
+    for name in setting["shapes"]:
+        days = [a_day(setting, name, seed) for seed in range(setting["raggedSeeds"] if name == "ragged" else 1)]
         shares = sorted(day.recovered for day in days)
         row = {
             "days": len(days),

@@ -214,9 +214,9 @@ class Printer:
         width = self.width
         if width is None:
             return [text]
-        room, lines, line = max(20, width - indent), [], ""
+        limit, lines, line = max(20, width - indent), [], ""
         for word in text.split(" "):
-            if line and visible(line) + 1 + visible(word) > room:
+            if line and visible(line) + 1 + visible(word) > limit:
                 lines.append(line)
                 line = word
             else:
@@ -235,8 +235,8 @@ class Printer:
         if one_line:
             self.stream.flush()
 
-    def cut(self, text: str, room: int) -> str:
-        return _truncate(text, max(1, room))
+    def cut(self, text: str, limit: int) -> str:
+        return _truncate(text, max(1, limit))
 
     def _fit(self, columns: Sequence[Column], widths: list[int], indent: int) -> None:
         if self.width is None:
@@ -333,8 +333,8 @@ def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int])
     return "  ".join(parts).rstrip()
 
 
-def _truncate(text: str, room: int) -> str:
-    if visible(text) <= room:
+def _truncate(text: str, limit: int) -> str:
+    if visible(text) <= limit:
         return text
     kept, used, styled = "", 0, False
     for part in _split(text):
@@ -342,7 +342,7 @@ def _truncate(text: str, room: int) -> str:
             kept, styled = kept + part, True
             continue
         for character in part:
-            if used + _columns(character) > room - 1:
+            if used + _columns(character) > limit - 1:
                 return kept + "…" + (_RESET if styled else "")
             kept, used = kept + character, used + _columns(character)
     return kept

@@ -81,8 +81,8 @@ class DemoOutput:
 class TimelinePrinter:
     """Which timeline entries were printed already, and when the plug was pulled."""
 
-    def __init__(self, story: DemoOutput, client: ApiClient) -> None:
-        self._story, self._client = story, client
+    def __init__(self, output: DemoOutput, client: ApiClient) -> None:
+        self._output, self._client = output, client
         self._seen: set[str] = set()
         self.struck_at: datetime | None = None
 
@@ -102,70 +102,70 @@ class TimelinePrinter:
         for at, lane, entry in sorted(fresh, key=lambda item: item[:2]):
             since = (_time(at) - (self.struck_at or _time(at))).total_seconds()
             glyph = GLYPHS.get(entry["kind"], "●")
-            self._story.line(f"  {since:+7.2f}s  {lane:<4} {glyph} {entry['kind']:<9} {_short(entry['text'])}")
+            self._output.line(f"  {since:+7.2f}s  {lane:<4} {glyph} {entry['kind']:<9} {_short(entry['text'])}")
 
 
 def main() -> int:
     """Run the demo; return its exit code."""
-    story = DemoOutput()
-    story.line("Evenkeel: a node fails, the job comes back. Nothing leaves this machine.")
+    output = DemoOutput()
+    output.line("Evenkeel: a node fails, the job comes back. Nothing leaves this machine.")
     try:
         with interruptible():
-            return _play(story)
+            return _play(output)
     except (DrillTimeoutError, EngineError, DeploymentError, ClusterFailed) as failed:
-        story.line(f"✖ {failed}")
+        output.line(f"✖ {failed}")
         return 1
     except KeyboardInterrupt:
-        story.line("\ninterrupted: everything that was started has been ended")
+        output.line("\ninterrupted: everything that was started has been ended")
         return 130
 
 
-def _play(story: DemoOutput) -> int:
-    story.chapter("a data centre on this machine")
+def _play(output: DemoOutput) -> int:
+    output.chapter("a data centre on this machine")
     with ThreadPoolExecutor(1) as background:
         twin: Future[str] = background.submit(reference_digest, WORK.nodes, WORK.steps, WORK.seed)
         run_dir = PROJECT / ".evenkeel" / "demo"
-        with DataCentre.start(run_dir, fleet=FleetShape(nodes=5), say=story.step) as centre:
+        with DataCentre.start(run_dir, fleet=FleetShape(nodes=5), say=output.step) as centre:
             client = centre.client()
             await_all_nodes_ready(client, centre)
-            story.step(f"{centre.node_count} nodes validated and in service")
-            return _inject_and_recover(story, centre, client, twin)
+            output.step(f"{centre.node_count} nodes validated and in service")
+            return _inject_and_recover(output, centre, client, twin)
 
 
-def _inject_and_recover(story: DemoOutput, centre: DataCentre, client: ApiClient, twin: Future[str]) -> int:
-    story.chapter(
+def _inject_and_recover(output: DemoOutput, centre: DataCentre, client: ApiClient, twin: Future[str]) -> int:
+    output.chapter(
         f"a training job on {WORK.nodes} nodes, {WORK.steps} steps, a checkpoint every {WORK.checkpoint_every}"
     )
     uri = f"s3://{CHECKPOINTS_BUCKET}/demo"
     job_id = client.post("/jobs", WORK.submission("demo", uri))["jobId"]
     path = f"/jobs/{job_id}"
-    story.step(f"submitted {job_id}; its checkpoints go to {uri}")
+    output.step(f"submitted {job_id}; its checkpoints go to {uri}")
     strike_at = random.SystemRandom().randint(*INJECT_BETWEEN_STEPS)
 
     def reached() -> bool:
         step = last_step(client, job_id)
-        story.live(_progress(step))
+        output.live(_progress(step))
         return step >= strike_at
 
     wait_for(f"step {strike_at}", INJECT_TIMEOUT_SECONDS, reached)
     job = client.get(path)
     for attempt in job["attempts"][:1]:
         names = ", ".join("…" + node["name"][-6:] for node in attempt["nodes"])
-        story.step(f"attempt {attempt['attempt']} runs on {names}")
-    return _recover(story, centre, client, job, strike_at, twin)
+        output.step(f"attempt {attempt['attempt']} runs on {names}")
+    return _recover(output, centre, client, job, strike_at, twin)
 
 
 def _recover(
-    story: DemoOutput, centre: DataCentre, client: ApiClient, job: dict[str, Any], strike_at: int, twin: Future[str]
+    output: DemoOutput, centre: DataCentre, client: ApiClient, job: dict[str, Any], strike_at: int, twin: Future[str]
 ) -> int:
     job_id, path = job["jobId"], f"/jobs/{job['jobId']}"
-    told = TimelinePrinter(story, client)
+    told = TimelinePrinter(output, client)
     told.skip(f"{path}/timeline")
     node = node_of_rank(centre, job, random.SystemRandom().randrange(WORK.nodes))
-    story.chapter(f"step {strike_at}: pulling the plug on {node}")
+    output.chapter(f"step {strike_at}: pulling the plug on {node}")
     told.struck_at = datetime.now(UTC)
     centre.cluster.control("POST", "faults", {"fault": "gpu-xid79", "node": node})
-    story.line(f"  {0:+7.2f}s  node ✖ fault     Xid 79: a GPU fell off the bus, and the rank on it died")
+    output.line(f"  {0:+7.2f}s  node ✖ fault     Xid 79: a GPU fell off the bus, and the rank on it died")
     incident: dict[str, Any] = {}
 
     def over() -> bool:
@@ -174,27 +174,27 @@ def _recover(
         incident = found[0] if found else {}
         job = client.get(path)
         told.tell(f"{path}/timeline", *([f"/incidents/{incident['incidentId']}/timeline"] if incident else []))
-        story.live(f"{job['state'].lower()}, attempt {job['currentAttempt']}  {_progress(last_step(client, job_id))}")
+        output.live(f"{job['state'].lower()}, attempt {job['currentAttempt']}  {_progress(last_step(client, job_id))}")
         return job["state"] in ENDED and incident.get("state") in SETTLED
 
     wait_for("the job to end and the incident to settle", RECOVERY_SECONDS, over)
     incident = client.get(f"/incidents/{incident['incidentId']}")
-    checks = _check_result(story, centre, job, incident, twin)
-    _print_durations(story, told.struck_at, job, incident)
-    _print_shortened_timings(story)
-    _print_next_commands(story)
+    checks = _check_result(output, centre, job, incident, twin)
+    _print_durations(output, told.struck_at, job, incident)
+    _print_shortened_timings(output)
+    _print_next_commands(output)
     return 0 if all(checks) else 1
 
 
 def _check_result(
-    story: DemoOutput, centre: DataCentre, job: dict[str, Any], incident: dict[str, Any], twin: Future[str]
+    output: DemoOutput, centre: DataCentre, job: dict[str, Any], incident: dict[str, Any], twin: Future[str]
 ) -> list[bool]:
-    story.chapter("the proof")
+    output.chapter("the proof")
     document = read_object(centre, f"s3://{CHECKPOINTS_BUCKET}/demo", f"result/attempt={job['currentAttempt']}.json")
     disturbed = str(json.loads(document)["digest"]) if document else "no result"
     undisturbed = twin.result(timeout=60)
-    story.line(f"  disturbed run      {disturbed}")
-    story.line(f"  undisturbed twin   {undisturbed}")
+    output.line(f"  disturbed run      {disturbed}")
+    output.line(f"  undisturbed twin   {undisturbed}")
     waiting = dead_letters(centre)
     checks = [
         (job["state"] == "SUCCEEDED", f"the job ended {job['state']}"),
@@ -204,12 +204,12 @@ def _check_result(
         (not waiting, f"dead-letter queues: {waiting or 'empty'}"),
     ]
     for ok, text in checks:
-        story.line(f"  {'●' if ok else '✖'} {text}")
+        output.line(f"  {'●' if ok else '✖'} {text}")
     return [ok for ok, _ in checks]
 
 
-def _print_durations(story: DemoOutput, struck_at: datetime, job: dict[str, Any], incident: dict[str, Any]) -> None:
-    story.chapter("where the time went (seconds after the fault, on this machine)")
+def _print_durations(output: DemoOutput, struck_at: datetime, job: dict[str, Any], incident: dict[str, Any]) -> None:
+    output.chapter("where the time went (seconds after the fault, on this machine)")
     stages = incident["stages"]
     attempt, lost = job["attempts"][0], job["attempts"][-1]
     rows = [
@@ -230,7 +230,7 @@ def _print_durations(story: DemoOutput, struck_at: datetime, job: dict[str, Any]
     ]
     for name, at, note in rows:
         if at:
-            story.line(f"  {name:<16} {(_time(at) - struck_at).total_seconds():7.2f}   {note}".rstrip())
+            output.line(f"  {name:<16} {(_time(at) - struck_at).total_seconds():7.2f}   {note}".rstrip())
 
 
 def _resumed_from(attempt: dict[str, Any]) -> str:
@@ -238,8 +238,8 @@ def _resumed_from(attempt: dict[str, Any]) -> str:
     return f"from step {point['step']} of attempt {point['attempt']}, proved" if point else "from the beginning"
 
 
-def _print_shortened_timings(story: DemoOutput) -> None:
-    story.chapter("what is shortened here against production (seconds)")
+def _print_shortened_timings(output: DemoOutput) -> None:
+    output.chapter("what is shortened here against production (seconds)")
     folder = importlib.resources.files("evenkeel").joinpath("policy")
     production, local = (
         json.loads(folder.joinpath(f"{name}.json").read_text("utf-8")) for name in ("production", "local")
@@ -248,20 +248,20 @@ def _print_shortened_timings(story: DemoOutput) -> None:
         for name, value in values.items() if isinstance(values, dict) else ():
             here = local.get(section, {}).get(name, value)
             if here != value and isinstance(value, int | float):
-                story.line(f"  {section + '.' + name:<36} {here:>6g}  instead of {value:>12,}")
+                output.line(f"  {section + '.' + name:<36} {here:>6g}  instead of {value:>12,}")
     delays = FleetShape().delays
-    story.line(f"  a replacement takes {delays['replace']:g} s here; AWS publishes about 940 s on p5.48xlarge")
+    output.line(f"  a replacement takes {delays['replace']:g} s here; AWS publishes about 940 s on p5.48xlarge")
 
 
-def _print_next_commands(story: DemoOutput) -> None:
-    story.chapter("look closer")
+def _print_next_commands(output: DemoOutput) -> None:
+    output.chapter("look closer")
     for command in (
         "make dev                                   keep this data centre up",
         ".venv/bin/evenkeel drill inject node-lost  break something else in it",
         ".venv/bin/evenkeel incidents timeline @latest",
         ".venv/bin/evenkeel why @latest",
     ):
-        story.line(f"  {command}")
+        output.line(f"  {command}")
 
 
 def _progress(step: int) -> str:

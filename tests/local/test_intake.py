@@ -370,10 +370,10 @@ def _timeline_entry(centre: DataCentre, instance_id: str, kind: str) -> Json | N
 def test_healthy_from_before_the_fault_does_not_stop_its_repair(data_centre: DataCentre, held_machine: str) -> None:
     machine = held_machine
     fault_at = datetime.now(UTC) - timedelta(seconds=2)
-    sick = signals.health_event(machine, at=fault_at)
+    faulty = signals.health_event(machine, at=fault_at)
     healthy = signals.health_event(machine, status="Healthy", at=fault_at - timedelta(minutes=1))
 
-    signals.queue(data_centre, sick)
+    signals.queue(data_centre, faulty)
     until(lambda: _timeline_entry(data_centre, machine, "held"), "the repair to be held", RECOVERY_SECONDS)
     signals.queue(data_centre, healthy)
     signals.await_handled(data_centre, healthy["id"])
@@ -390,10 +390,10 @@ def test_healthy_again_after_the_fault_gives_the_node_back_without_a_repair(
 ) -> None:
     machine = held_machine
     fault_at = datetime.now(UTC) - timedelta(seconds=5)
-    sick = signals.health_event(machine, at=fault_at)
+    faulty = signals.health_event(machine, at=fault_at)
     healthy = signals.health_event(machine, status="Healthy", at=fault_at + timedelta(seconds=3))
 
-    signals.queue(data_centre, sick)
+    signals.queue(data_centre, faulty)
     until(lambda: _timeline_entry(data_centre, machine, "held"), "the repair to be held", RECOVERY_SECONDS)
     signals.queue(data_centre, healthy)
     signals.await_handled(data_centre, healthy["id"])

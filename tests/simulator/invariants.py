@@ -496,7 +496,7 @@ def shared_cause_bars_repairs(world: "Simulation", rung: str, machine: str) -> I
     zone = next((node.zone for node in nodes if node.life.instance_id == machine), "")
     in_zone = {node.life.key: node for node in nodes if zone and node.zone == zone}
     # Only machines that every reader counts: by their own row unhealthy since before the decision.
-    sick = {
+    faulty = {
         key
         for key, node in in_zone.items()
         if not (node.is_gone or node.is_maintained or node.changed_at >= decided_at)
@@ -507,7 +507,7 @@ def shared_cause_bars_repairs(world: "Simulation", rung: str, machine: str) -> I
     began = sorted(
         datetime.fromisoformat(doc["openedAt"])
         for doc in _incidents(world)
-        if _life(doc) in sick and _is_open(doc) and not doc["isDrill"] and doc["openedAt"] > last_end
+        if _life(doc) in faulty and _is_open(doc) and not doc["isDrill"] and doc["openedAt"] > last_end
     )
     began = [at for at in began if at < decided_at]
     needed = max(rails.shared_cause_count, math.ceil(rails.shared_cause_share * len(in_zone)))
@@ -806,8 +806,8 @@ def _is_out_of_places(world: "Simulation", doc: "Json") -> bool:
     if not doc.get("block") or doc["block"]["rule"] not in ("POOL_CORDONS", "FLEET_CORDONS"):
         return False
     node = world.node_of(doc["life"]["instanceId"])
-    sick = node is not None and (not node.is_ready or FAULT_TYPES in node.labels)
-    return sick and next(limit_of_cordons_holds(world, node.name), "") != ""
+    faulty = node is not None and (not node.is_ready or FAULT_TYPES in node.labels)
+    return faulty and next(limit_of_cordons_holds(world, node.name), "") != ""
 
 
 def pass_of(world: "Simulation") -> Iterator[Any]:
@@ -907,7 +907,7 @@ def nothing_left_behind(world: "Simulation") -> Iterator[str]:
 
 @invariant_check(
     "no-lost-faults-or-jobs",
-    "Each sign of a sick node leads to an incident, each job ends or waits for a reason.",
+    "Each sign of a faulty node leads to an incident, each job ends or waits for a reason.",
     CheckTrigger.END,
 )
 def nothing_lost(world: "Simulation") -> Iterator[str]:

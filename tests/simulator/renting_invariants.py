@@ -356,7 +356,7 @@ def loans_stand_in_for_something(world: Simulation, changes: Changes) -> Iterato
         if before is None and doc["dueAt"]:
             world.seen["renting on loan"] += 1
             seconds = round(_seconds(doc["dueAt"]) - _seconds(doc["begunAt"]))
-            if seconds != world.policy.burst.loan_seconds:
+            if seconds != world.policy.burst.temporary_seconds:
                 yield f"{_name(doc)} is lent for {seconds} s"
             if rows.incident_key(doc["incidentId"]) not in world.ledger.rows:
                 yield f"{_name(doc)} stands in for {doc['incidentId']}, which is nowhere"

@@ -133,9 +133,9 @@ class RentingScenario:
             other_expected_run_seconds=dice.choice((600, 7200)),
             ready_seconds=dice.choice((25, 40, 60)),
             quiet_seconds=dice.choice((0, 5, 20)),
-            loan_seconds=dice.choice((60, 120, 300, 600)),
+            temporary_seconds=dice.choice((60, 120, 300, 600)),
             most_offers=dice.choice((2, 4)),
-            rentals_per_pass=dice.choice((1, 4)),
+            rentals_per_cycle=dice.choice((1, 4)),
         )
         self.policies.append((0.0, burst))
         jobs = policy.jobs.but(expected_resume_seconds=60)

@@ -103,7 +103,7 @@ def _confirm(asked: Json, plan: Json, verb: str) -> None:
     """Say what will happen, and ask whether it shall."""
     if not sys.stdin.isatty():
         raise CommandFailed(Exit.USAGE, f"Say --yes to {verb} without being asked.", code="USAGE")
-    node, jobs = asked["node"], ", ".join(hurt["jobId"] for hurt in asked["hurtJobs"])
+    node, jobs = asked["node"], ", ".join(affected["jobId"] for affected in asked["affectedJobs"])
     note(f"{asked['incidentId']}: {asked['fault']['name']} on {node['instanceId']}, pool {node['pool']}.")
     note(f"{plan['reason']} ({plan['decisionId']})")
     note(f"Jobs that would be stopped and moved: {jobs or 'those that run there by then'}.")
@@ -148,7 +148,7 @@ def _print_table(out: Printer, incidents: list[Json], is_wide: bool) -> None:
             out.when(incident["openedAt"], ago=False),
         ]
         if is_wide:
-            jobs = ",".join(hurt["jobId"] for hurt in incident["hurtJobs"]) or "–"
+            jobs = ",".join(affected["jobId"] for affected in incident["affectedJobs"]) or "–"
             row += [
                 incident["fault"]["name"],
                 incident["severity"],

@@ -26,7 +26,7 @@ class DoctorCheck(NamedTuple):
     run: Callable[[Site, datetime], list[DoctorFinding]]
     title: str
     """What it answers, for the help and the document."""
-    silence: Status = Status.UNKNOWN
+    if_unanswered: Status = Status.UNKNOWN
     """What it means that the check has no answer in time."""
 
 
@@ -242,7 +242,7 @@ ENABLE = "set Schedules=on in samconfig.toml, then make deploy (docs/deploy.md, 
 CHECKS = (
     DoctorCheck("credentials", credentials, "your identity in AWS"),
     DoctorCheck("stack", stack, "whether the stack is deployed, and is the one that the command talks to"),
-    DoctorCheck("api", api, "whether the API answers you, the mode, holds", silence=Status.FAILED),
+    DoctorCheck("api", api, "whether the API answers you, the mode, holds", if_unanswered=Status.FAILED),
     DoctorCheck("api-logs", api_logs, "whether API Gateway has a role to write logs with"),
     DoctorCheck("hyperpod", hyperpod, "the HyperPod cluster: state, `NodeRecovery`, patch level"),
     DoctorCheck("kubernetes", kubernetes, "which EKS clusters answer the functions"),
@@ -280,7 +280,7 @@ def run(
 
 
 def _silent(check: DoctorCheck, seconds: float) -> DoctorFinding:
-    return DoctorFinding(check.silence, f"No answer in {seconds:g} s.", "docs/operate/doctor.md#no-answer")
+    return DoctorFinding(check.if_unanswered, f"No answer in {seconds:g} s.", "docs/operate/doctor.md#no-answer")
 
 
 def _found(check: DoctorCheck, site: Site, now: datetime) -> list[DoctorFinding]:

@@ -80,7 +80,7 @@ class BotocoreAws:
             name = type(error).__name__
             if "Credential" in name or "Token" in name or "SSO" in name or "Profile" in name:
                 raise BadCredentials(f"AWS credentials cannot be used: {error}", SIGN_IN) from error
-            raise CouldNotCheck(f"{service}:{spelled}: {_silence(error)}.", _NETWORK) from error
+            raise CouldNotCheck(f"{service}:{spelled}: {_no_answer_reason(error)}.", _NETWORK) from error
         if hasattr(answer.get("Payload"), "read"):
             answer["Payload"] = answer["Payload"].read()
         return answer
@@ -110,7 +110,7 @@ class BotocoreAws:
         return session
 
 
-def _silence(error: Exception) -> str:
+def _no_answer_reason(error: Exception) -> str:
     """Return why a call has no answer. The texts of urllib3 within some of these errors show Python objects."""
     from botocore.exceptions import BotoCoreError, ConnectTimeoutError, HTTPClientError, ReadTimeoutError, SSLError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.kueue.documents import DocumentError, seconds
-from evenkeel.domain.kueue.kueue import NO_JOBS, expanded, is_foreign
+from evenkeel.domain.kueue.kueue import NO_JOBS, expanded, is_other_kind
 from evenkeel.domain.kueue.quantities import short_text
 from evenkeel.domain.kueue.replay import Events, Replay
 from evenkeel.domain.kueue.report import Considered, CycleAnswer, DecisionAnswer, NodeAnswer, Plan, decision_of
@@ -42,7 +42,7 @@ def run(
             for position, each in enumerate(quota_files.load(file)):
                 for found in _jobs_of(each):
                     where = f"{file}: document {position + 1}"
-                    if isinstance(found, dict) and (str(found.get("kind")) in NO_JOBS or is_foreign(found)):
+                    if isinstance(found, dict) and (str(found.get("kind")) in NO_JOBS or is_other_kind(found)):
                         declared.read_warnings.warn(where, f"{found['kind']} is no job: it is passed over here")
                     else:
                         replay.submit(found, where)

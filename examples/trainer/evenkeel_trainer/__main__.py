@@ -114,16 +114,18 @@ def _step(run: training.Run, group: RankGroup, state: ModelState, seed: int, ste
     """Take one step together. One rank's wish to stop stops all, at the same step."""
     mine = range(run.rank, MICRO_SHARDS, run.world_size)
     pieces = b"".join(piece_of(state.weights, seed, step, number).to_bytes() for number in mine)
-    told = group.gather((_STOP if run.should_stop() else _GO_ON) + pieces)
-    everything = group.spread(_in_order(told, run.world_size))
+    received = group.gather((_STOP if run.should_stop() else _GO_ON) + pieces)
+    everything = group.spread(_in_order(received, run.world_size))
     loss = state.learn([MicroShardResult.from_bytes(_cut(everything, number)) for number in range(MICRO_SHARDS)])
     return loss, everything[:1] == _STOP
 
 
-def _in_order(told: Sequence[bytes], world_size: int) -> bytes:
+def _in_order(received: Sequence[bytes], world_size: int) -> bytes:
     """Lay every rank's pieces out by their number, whoever computed them; on a rank that was told nothing, nothing."""
-    pieces = [_cut(told[number % world_size], number // world_size) for number in range(MICRO_SHARDS if told else 0)]
-    return (_STOP if any(theirs[:1] == _STOP for theirs in told) else _GO_ON) + b"".join(pieces)
+    pieces = [
+        _cut(received[number % world_size], number // world_size) for number in range(MICRO_SHARDS if received else 0)
+    ]
+    return (_STOP if any(theirs[:1] == _STOP for theirs in received) else _GO_ON) + b"".join(pieces)
 
 
 def _cut(message: bytes, place: int) -> bytes:

@@ -29,8 +29,8 @@ class Drill:
     """The hardware of its full size, which is too much for every day."""
 
 
-def _fault(name: str, story: str, fault: str, **options: object) -> Drill:
-    return Drill(name, story, partial(scenarios.one_fault, fault=fault, **options))  # type: ignore[arg-type]
+def _fault(name: str, summary: str, fault: str, **options: object) -> Drill:
+    return Drill(name, summary, partial(scenarios.one_fault, fault=fault, **options))  # type: ignore[arg-type]
 
 
 DRILLS: Final = {
@@ -81,7 +81,7 @@ DRILLS: Final = {
         ),
         Drill(
             "lost-events",
-            "Every event is lost and the watch is cut off: the sweeper alone finds the sick node.",
+            "Every event is lost and the watch is cut off: the sweeper alone finds the faulty node.",
             scenarios.lost_events,
         ),
         Drill(

@@ -270,10 +270,10 @@ class Control:
         elif "instanceGroup" in body:
             hyperpod.group_status_override[str(body["instanceGroup"])] = str(body["status"])
         elif "id" in body:
-            thing = hyperpod.quotas.things.get(body["id"]) or hyperpod.schedulers.things.get(body["id"])
-            if thing is None:
+            item = hyperpod.quotas.items.get(body["id"]) or hyperpod.schedulers.items.get(body["id"])
+            if item is None:
                 raise InvalidFault(f"there is nothing with id {body['id']!r}")
-            thing.status, thing.failure = str(body["status"]), str(body.get("failure") or "")
+            item.status, item.failure = str(body["status"]), str(body.get("failure") or "")
         else:
             hyperpod.status_override = body["status"]
             hyperpod.announce_status()

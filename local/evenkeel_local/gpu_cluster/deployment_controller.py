@@ -239,8 +239,8 @@ class DeploymentController:
         present = int(new["spec"]["replicas"]) if new is not None else 0
         if present >= rollout.wanted:
             return rollout.wanted
-        room = rollout.wanted + rollout.surge - _asked(rollout.all)
-        return present + max(min(room, rollout.wanted - present), 0)
+        capacity = rollout.wanted + rollout.surge - _asked(rollout.all)
+        return present + max(min(capacity, rollout.wanted - present), 0)
 
     def _recreate(self, rollout: _Rollout) -> None:
         resized = [self._resize(rollout, replica_set, 0) for replica_set in rollout.old]

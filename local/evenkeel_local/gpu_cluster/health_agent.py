@@ -1,4 +1,4 @@
-"""HyperPod's health agent: what it writes on a sick node, and the health events that go out."""
+"""HyperPod's health agent: what it writes on a faulty node, and the health events that go out."""
 
 from __future__ import annotations
 

@@ -351,41 +351,41 @@ class HyperPod:
             if known != parameters:
                 raise AwsError("ValidationException", "The client token was used before with other parameters.")
             return {"Successful": [self._added_status(slot) for slot in slots], "Failed": []}
-        total = sum(int(wish["IncrementTargetCountBy"]) for wish in body["NodesToAdd"])
+        total = sum(int(requested["IncrementTargetCountBy"]) for requested in body["NodesToAdd"])
         if total > 50:
             raise AwsError("ValidationException", "At most 50 nodes can be added in one call.")
         self._check_limit(total)
         answer: Json = {"Successful": [], "Failed": []}
         slots = []
-        for wish in body["NodesToAdd"]:
-            refused = self._add_refusal(wish)
+        for requested in body["NodesToAdd"]:
+            refused = self._add_refusal(requested)
             if refused is not None:
                 answer["Failed"].append(refused)
                 continue
-            for machine in self._fleet.add(wish["InstanceGroupName"], int(wish["IncrementTargetCountBy"])):
+            for machine in self._fleet.add(requested["InstanceGroupName"], int(requested["IncrementTargetCountBy"])):
                 slots.append(machine.logical_id)
                 answer["Successful"].append(self._added_status(machine.logical_id))
         self._added[token] = (now, parameters, slots)
         return answer
 
-    def _add_refusal(self, wish: Json) -> Json | None:
-        name = wish["InstanceGroupName"]
+    def _add_refusal(self, requested: Json) -> Json | None:
+        name = requested["InstanceGroupName"]
         group = self._fleet.groups.get(name)
         code, told = "", ""
         if group is None:
             code, told = "InstanceGroupNotFound", f"Instance group {name} was not found."
         elif (status := self._group_status(name)) not in ("InService", "Updating", "Degraded"):
             code, told = "InvalidInstanceGroupStatus", f"Instance group {name} is in status {status}."
-        elif (zones := wish.get("AvailabilityZones")) and group.availability_zone not in zones:
+        elif (zones := requested.get("AvailabilityZones")) and group.availability_zone not in zones:
             code, told = "IncompatibleAvailabilityZones", f"Instance group {name} has no subnet in {', '.join(zones)}."
-        elif (types := wish.get("InstanceTypes")) and group.instance_type not in types:
+        elif (types := requested.get("InstanceTypes")) and group.instance_type not in types:
             code, told = "IncompatibleInstanceTypes", f"Instance group {name} does not use {', '.join(types)}."
         if not code:
             return None
         return {
             "InstanceGroupName": name,
             "ErrorCode": code,
-            "FailedCount": int(wish["IncrementTargetCountBy"]),
+            "FailedCount": int(requested["IncrementTargetCountBy"]),
             "Message": told,
         }
 
@@ -458,12 +458,14 @@ class HyperPod:
             raise AwsError("UnknownOperationException", f"The local cluster does not change {', '.join(unknown)}.", 501)
         if (status := self._cluster_status()) != "InService":
             raise AwsError("ConflictException", f"The cluster is in status {status}.")
-        wishes = {wish["InstanceGroupName"]: wish for wish in body.get("InstanceGroups") or ()}
+        wishes = {requested["InstanceGroupName"]: requested for requested in body.get("InstanceGroups") or ()}
         leaving = body.get("InstanceGroupsToDelete") or []
         for name in (*wishes, *leaving):
             if name not in self._fleet.groups:
                 raise AwsError("ValidationException", f"Instance group {name} was not found in the cluster.")
-        growth = {name: int(wish["InstanceCount"]) - self._fleet.targets[name] for name, wish in wishes.items()}
+        growth = {
+            name: int(requested["InstanceCount"]) - self._fleet.targets[name] for name, requested in wishes.items()
+        }
         self._check_limit(sum(growth.values()))
         for name, difference in growth.items():
             if difference > 0:

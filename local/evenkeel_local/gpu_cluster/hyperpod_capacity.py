@@ -127,7 +127,7 @@ class Capacity:
         for number in range(plan.ultra_server_count):
             total = plan.total_instance_count // plan.ultra_server_count
             spare = plan.spare_instance_count // plan.ultra_server_count
-            sick = unhealthy if number == 0 else 0
+            faulty = unhealthy if number == 0 else 0
             servers.append(
                 {
                     "UltraServerId": f"us-{number:017x}",
@@ -138,9 +138,9 @@ class Capacity:
                     "ConfiguredSpareInstanceCount": spare,
                     "AvailableSpareInstanceCount": spare,
                     "InUseInstanceCount": min(in_use, total),
-                    "AvailableInstanceCount": max(total - spare - in_use - sick, 0),
-                    "UnhealthyInstanceCount": sick,
-                    "HealthStatus": plan.ultra_server_health if not sick else "Impaired",
+                    "AvailableInstanceCount": max(total - spare - in_use - faulty, 0),
+                    "UnhealthyInstanceCount": faulty,
+                    "HealthStatus": plan.ultra_server_health if not faulty else "Impaired",
                 }
             )
         page, token = paged(servers, body, "ListUltraServersByReservedCapacity")

@@ -47,24 +47,24 @@ class Governance:
         self._arn_part = arn_part
         self._parts = parts
         self._later = later
-        self.things: dict[str, GovernanceItem] = {}
+        self.items: dict[str, GovernanceItem] = {}
 
-    def _arn(self, thing: GovernanceItem) -> str:
-        return f"arn:aws:sagemaker:{self._config.region}:{self._config.account}:{self._arn_part}/{thing.id}"
+    def _arn(self, item: GovernanceItem) -> str:
+        return f"arn:aws:sagemaker:{self._config.region}:{self._config.account}:{self._arn_part}/{item.id}"
 
     def _find(self, body: Json) -> GovernanceItem:
         wanted = body[f"{self._stem}Id"]
-        thing = self.things.get(wanted)
-        if thing is None:
+        item = self.items.get(wanted)
+        if item is None:
             raise AwsError("ResourceNotFound", f"{self._stem} with ID {wanted} does not exist.")
-        return thing
+        return item
 
-    def _settle(self, thing: GovernanceItem, status: str) -> None:
+    def _settle(self, item: GovernanceItem, status: str) -> None:
         def end() -> None:
-            if thing.status in ("Creating", "Updating", "Deleting"):
-                thing.status = status
-            if thing.status == "Deleted":
-                self.things.pop(thing.id, None)
+            if item.status in ("Creating", "Updating", "Deleting"):
+                item.status = status
+            if item.status == "Deleted":
+                self.items.pop(item.id, None)
 
         self._later(SETTLE_SECONDS, end)
 
@@ -72,49 +72,49 @@ class Governance:
         """Create one."""
         if body["ClusterArn"] != self._config.cluster_arn:
             raise AwsError("ValidationException", f"Cluster {body['ClusterArn']} does not exist.")
-        if any(thing.name == body["Name"] for thing in self.things.values()):
+        if any(item.name == body["Name"] for item in self.items.values()):
             raise AwsError("ConflictException", f"{self._stem} with name {body['Name']} already exists.")
-        if self._stem == "ClusterSchedulerConfig" and self.things:
+        if self._stem == "ClusterSchedulerConfig" and self.items:
             raise AwsError("ConflictException", "The cluster already has a scheduler configuration.")
         if self._stem == "ComputeQuota":
             team = body["ComputeQuotaTarget"]["TeamName"]
-            if any(thing.parts["ComputeQuotaTarget"]["TeamName"] == team for thing in self.things.values()):
+            if any(item.parts["ComputeQuotaTarget"]["TeamName"] == team for item in self.items.values()):
                 raise AwsError("ConflictException", f"Team {team} already has a compute quota on this cluster.")
-        thing = GovernanceItem(body["Name"], {key: body[key] for key in (*self._parts, "Description") if key in body})
-        self.things[thing.id] = thing
-        self._settle(thing, "Created")
-        return {f"{self._stem}Arn": self._arn(thing), f"{self._stem}Id": thing.id}
+        item = GovernanceItem(body["Name"], {key: body[key] for key in (*self._parts, "Description") if key in body})
+        self.items[item.id] = item
+        self._settle(item, "Created")
+        return {f"{self._stem}Arn": self._arn(item), f"{self._stem}Id": item.id}
 
     def describe(self, body: Json) -> Json:
         """Describe the current version; an older one is not kept."""
-        thing = self._find(body)
+        item = self._find(body)
         asked = body.get(f"{self._stem}Version")
-        if asked is not None and asked != thing.version:
-            raise AwsError("ResourceNotFound", f"Version {asked} of {self._stem} {thing.id} does not exist.")
-        answer = {**self._summary(thing), **thing.parts}
-        if thing.failure:
-            answer["FailureReason"] = thing.failure
+        if asked is not None and asked != item.version:
+            raise AwsError("ResourceNotFound", f"Version {asked} of {self._stem} {item.id} does not exist.")
+        answer = {**self._summary(item), **item.parts}
+        if item.failure:
+            answer["FailureReason"] = item.failure
         return answer
 
-    def _summary(self, thing: GovernanceItem) -> Json:
+    def _summary(self, item: GovernanceItem) -> Json:
         return {
-            f"{self._stem}Arn": self._arn(thing),
-            f"{self._stem}Id": thing.id,
-            "Name": thing.name,
-            f"{self._stem}Version": thing.version,
-            "Status": thing.status,
+            f"{self._stem}Arn": self._arn(item),
+            f"{self._stem}Id": item.id,
+            "Name": item.name,
+            f"{self._stem}Version": item.version,
+            "Status": item.status,
             "ClusterArn": self._config.cluster_arn,
-            "CreationTime": thing.created_at,
-            "LastModifiedTime": thing.modified_at,
+            "CreationTime": item.created_at,
+            "LastModifiedTime": item.modified_at,
         }
 
     def list(self, body: Json) -> Json:
         """List them."""
-        found = list(self.things.values())
+        found = list(self.items.values())
         if part := body.get("NameContains"):
-            found = [thing for thing in found if part in thing.name]
+            found = [item for item in found if part in item.name]
         if status := body.get("Status"):
-            found = [thing for thing in found if thing.status == status]
+            found = [item for item in found if item.status == status]
         if (arn := body.get("ClusterArn")) and arn != self._config.cluster_arn:
             found = []
         keys: dict[str, Callable[[GovernanceItem], Any]] = {"Name": lambda t: t.name, "Status": lambda t: t.status}
@@ -124,33 +124,33 @@ class Governance:
         )
         page, token = paged(found, body, self._stem)
         shown = [
-            {**self._summary(thing), **({} if self._stem == "ClusterSchedulerConfig" else _listed(thing.parts))}
-            for thing in page
+            {**self._summary(item), **({} if self._stem == "ClusterSchedulerConfig" else _listed(item.parts))}
+            for item in page
         ]
         answer: Json = {f"{self._stem}Summaries": shown}
         return {**answer, "NextToken": token} if token else answer
 
     def update(self, body: Json) -> Json:
         """Change one; `TargetVersion` must be the version that was read."""
-        thing = self._find(body)
-        if body["TargetVersion"] != thing.version:
+        item = self._find(body)
+        if body["TargetVersion"] != item.version:
             raise AwsError(
                 "ConflictException",
-                f"TargetVersion {body['TargetVersion']} is not the latest version {thing.version} of {thing.id}.",
+                f"TargetVersion {body['TargetVersion']} is not the latest version {item.version} of {item.id}.",
             )
-        if thing.status in ("Creating", "Updating", "Deleting"):
-            raise AwsError("ConflictException", f"{self._stem} {thing.id} is in status {thing.status}.")
-        thing.parts.update({key: body[key] for key in (*self._parts, "Description") if key in body})
-        thing.version += 1
-        thing.status, thing.modified_at = "Updating", time.time()
-        self._settle(thing, "Updated")
-        return {f"{self._stem}Arn": self._arn(thing), f"{self._stem}Version": thing.version}
+        if item.status in ("Creating", "Updating", "Deleting"):
+            raise AwsError("ConflictException", f"{self._stem} {item.id} is in status {item.status}.")
+        item.parts.update({key: body[key] for key in (*self._parts, "Description") if key in body})
+        item.version += 1
+        item.status, item.modified_at = "Updating", time.time()
+        self._settle(item, "Updated")
+        return {f"{self._stem}Arn": self._arn(item), f"{self._stem}Version": item.version}
 
     def delete(self, body: Json) -> Json:
         """Delete one."""
-        thing = self._find(body)
-        thing.status = "Deleting"
-        self._settle(thing, "Deleted")
+        item = self._find(body)
+        item.status = "Deleting"
+        self._settle(item, "Deleted")
         return {}
 
 

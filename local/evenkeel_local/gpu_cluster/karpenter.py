@@ -271,18 +271,18 @@ class Karpenter:
         waiting = self._waiting()
         if not waiting or not self._pools:
             return
-        rooms = [self._capacity_of(claim) for claim in self._claims if self._is_launching(claim)]
+        capacities = [self._capacity_of(claim) for claim in self._claims if self._is_launching(claim)]
         for pod in waiting:
             wanted = requests_of(pod["spec"])
-            room = next((room for room in rooms if refusal(pod, wanted, room) is None), None)
-            if room is None:
+            capacity = next((capacity for capacity in capacities if refusal(pod, wanted, capacity) is None), None)
+            if capacity is None:
                 claim = self._new_claim(pod, wanted)
                 if claim is None:
                     continue
-                room = self._capacity_of(claim)
-                rooms.append(room)
+                capacity = self._capacity_of(claim)
+                capacities.append(capacity)
             for name, amount in wanted.items():
-                room.free[name] = room.free.get(name, Decimal(0)) - amount
+                capacity.free[name] = capacity.free.get(name, Decimal(0)) - amount
 
     def _is_launching(self, claim: Obj) -> bool:
         return (
@@ -551,15 +551,15 @@ class Karpenter:
         now = datetime.now(UTC)
         for pool in self._pools:
             nodes = self._nodes_of(name_of(pool))
-            sick = [(claim, since) for claim, node in nodes if (since := self._unhealthy_since(node)) is not None]
-            if len(sick) > math.ceil(len(nodes) * REPAIR_SHARE):
+            faulty = [(claim, since) for claim, node in nodes if (since := self._unhealthy_since(node)) is not None]
+            if len(faulty) > math.ceil(len(nodes) * REPAIR_SHARE):
                 if name_of(pool) not in self._paused:
                     self._paused.add(name_of(pool))
                     told = f"more than {REPAIR_SHARE:.0%} nodes are unhealthy in the nodepool"
                     self._registry.record(pool, "NodeRepairBlocked", told, "Warning", "karpenter")
                 continue
             self._paused.discard(name_of(pool))
-            for claim, (began, wait) in sick:
+            for claim, (began, wait) in faulty:
                 if now - began >= timedelta(seconds=wait):
                     instance = self._instances.get(name_of(claim))
                     self._registry.record(claim, "DisruptionTerminating", "Disrupting Node: unhealthy", "Warning")
@@ -641,7 +641,7 @@ class Karpenter:
         return now - instance.empty_since >= after
 
     def _fit_elsewhere(self, pods: Iterable[Obj], without: str) -> bool:
-        rooms = []
+        capacities = []
         for node in self._store.each(catalogue.NODES.key):
             if name_of(node) == without or (condition_of(node, "Ready") or {}).get("status") != "True":
                 continue
@@ -650,14 +650,14 @@ class Karpenter:
                 if pod["status"].get("phase") not in ("Succeeded", "Failed"):
                     for name, amount in requests_of(pod["spec"]).items():
                         free[name] = free.get(name, Decimal(0)) - amount
-            rooms.append(NodeCapacityView(node, free))
+            capacities.append(NodeCapacityView(node, free))
         for pod in pods:
             wanted = requests_of(pod["spec"])
-            room = next((room for room in rooms if refusal(pod, wanted, room) is None), None)
-            if room is None:
+            capacity = next((capacity for capacity in capacities if refusal(pod, wanted, capacity) is None), None)
+            if capacity is None:
                 return False
             for name, amount in wanted.items():
-                room.free[name] = room.free.get(name, Decimal(0)) - amount
+                capacity.free[name] = capacity.free.get(name, Decimal(0)) - amount
         return True
 
     # What EC2 does

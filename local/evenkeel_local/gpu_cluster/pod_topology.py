@@ -85,42 +85,42 @@ def _same_domain(term: Obj, owner: Obj, other: Obj) -> bool:
 class PodAffinityRules:
     """What the pods that are placed mean for one that is not, worked out once for all nodes."""
 
-    def __init__(self, pod: Obj, rooms: Iterable[NodeCapacityView], may_go_to: Callable[[Obj], bool]) -> None:
-        rooms = list(rooms)
+    def __init__(self, pod: Obj, capacities: Iterable[NodeCapacityView], may_go_to: Callable[[Obj], bool]) -> None:
+        capacities = list(capacities)
         self._kept_from = {
             found
-            for room in rooms
-            for guard in room.guards
+            for capacity in capacities
+            for guard in capacity.guards
             for term in terms(guard, "podAntiAffinity")
-            if (found := room.domain(term["topologyKey"])) is not None and _term_matches(term, guard, pod)
+            if (found := capacity.domain(term["topologyKey"])) is not None and _term_matches(term, guard, pod)
         }
-        self._avoided = [(term["topologyKey"], _where(term, pod, rooms)) for term in terms(pod, "podAntiAffinity")]
-        wanted = [(term, _where(term, pod, rooms)) for term in terms(pod, "podAffinity")]
+        self._avoided = [(term["topologyKey"], _where(term, pod, capacities)) for term in terms(pod, "podAntiAffinity")]
+        wanted = [(term, _where(term, pod, capacities)) for term in terms(pod, "podAffinity")]
         # The first of a group that wants to be together may begin anywhere.
         begins = not any(found for _, found in wanted) and all(_term_matches(term, pod, pod) for term, _ in wanted)
         self._wanted = [(term["topologyKey"], None if begins else found) for term, found in wanted]
-        self._spread = [_Spread(each, pod, rooms, may_go_to) for each in constraints(pod)]
+        self._spread = [_Spread(each, pod, capacities, may_go_to) for each in constraints(pod)]
 
-    def refusal(self, room: NodeCapacityView) -> str | None:
+    def refusal(self, capacity: NodeCapacityView) -> str | None:
         """Return why the pod may not go to a node, nothing when it may."""
         for key, found in self._wanted:
-            domain = room.domain(key)
+            domain = capacity.domain(key)
             if domain is None or (found is not None and domain not in found):
                 return "node(s) didn't match pod affinity rules"
-        if any(room.domain(key) in found for key, found in self._avoided):
+        if any(capacity.domain(key) in found for key, found in self._avoided):
             return "node(s) didn't match pod anti-affinity rules"
-        if any(room.domain(key) == (key, value) for key, value in self._kept_from):
+        if any(capacity.domain(key) == (key, value) for key, value in self._kept_from):
             return "node(s) didn't satisfy existing pods anti-affinity rules"
-        return next((why for spread in self._spread if (why := spread.refusal(room)) is not None), None)
+        return next((why for spread in self._spread if (why := spread.refusal(capacity)) is not None), None)
 
 
-def _where(term: Obj, pod: Obj, rooms: list[NodeCapacityView]) -> set[Domain]:
+def _where(term: Obj, pod: Obj, capacities: list[NodeCapacityView]) -> set[Domain]:
     """Return the domains in which a pod runs that a term of `pod` is about."""
     return {
         found
-        for room in rooms
-        if (found := room.domain(term["topologyKey"])) is not None
-        and any(_term_matches(term, pod, other) for other in room.pods)
+        for capacity in capacities
+        if (found := capacity.domain(term["topologyKey"])) is not None
+        and any(_term_matches(term, pod, other) for other in capacity.pods)
     }
 
 
@@ -128,20 +128,20 @@ class _Spread:
     """One constraint: how many of the pods that it counts there are in each domain."""
 
     def __init__(
-        self, constraint: Obj, pod: Obj, rooms: list[NodeCapacityView], may_go_to: Callable[[Obj], bool]
+        self, constraint: Obj, pod: Obj, capacities: list[NodeCapacityView], may_go_to: Callable[[Obj], bool]
     ) -> None:
         self._key = str(constraint["topologyKey"])
         self._most = int(constraint.get("maxSkew") or 1)
         selector = constraint.get("labelSelector")
         self._itself = int(matches_selector(selector, labels_of(pod)))
         self._counts: Counter[Domain] = Counter()
-        for room in rooms:
-            domain = room.domain(self._key)
-            if domain is None or not may_go_to(room.node):
+        for capacity in capacities:
+            domain = capacity.domain(self._key)
+            if domain is None or not may_go_to(capacity.node):
                 continue
             self._counts[domain] += sum(
                 1
-                for other in room.pods
+                for other in capacity.pods
                 if namespace_of(other) == namespace_of(pod)
                 and not other["metadata"].get("deletionTimestamp")
                 and _same_domain(constraint, pod, other)
@@ -150,8 +150,8 @@ class _Spread:
         enough = len(self._counts) >= int(constraint.get("minDomains") or 1)
         self._fewest = min(self._counts.values(), default=0) if enough else 0
 
-    def refusal(self, room: NodeCapacityView) -> str | None:
-        domain = room.domain(self._key)
+    def refusal(self, capacity: NodeCapacityView) -> str | None:
+        domain = capacity.domain(self._key)
         if domain is None:
             return "node(s) didn't match pod topology spread constraints (missing required label)"
         if self._counts[domain] + self._itself - self._fewest > self._most:

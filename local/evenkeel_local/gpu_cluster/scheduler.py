@@ -80,9 +80,9 @@ def _meets_term(term: Obj, node: Obj) -> bool:
     )
 
 
-def refusal(pod: Obj, wanted: Amounts, room: NodeCapacityView) -> str | None:
+def refusal(pod: Obj, wanted: Amounts, capacity: NodeCapacityView) -> str | None:
     """Return why a node does not take a pod, in the scheduler's words; nothing when it does."""
-    spec, node = pod["spec"], room.node
+    spec, node = pod["spec"], capacity.node
     tolerations = spec.get("tolerations") or []
     if (node.get("spec") or {}).get("unschedulable") and not tolerates(
         tolerations, {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
@@ -95,7 +95,7 @@ def refusal(pod: Obj, wanted: Amounts, room: NodeCapacityView) -> str | None:
             shown = f"{taint['key']}: {taint.get('value') or ''}"
             return f"node(s) had untolerated taint {{{shown}}}"
     for name, amount in wanted.items():
-        if amount > room.free.get(name, Decimal(0)):
+        if amount > capacity.free.get(name, Decimal(0)):
             return "Too many pods" if name == "pods" else f"Insufficient {name}"
     return None
 
@@ -180,7 +180,7 @@ class PodScheduler:
                 int(pod["metadata"]["resourceVersion"]),
             )
         )
-        rooms = self._node_capacities()
+        capacities = self._node_capacities()
         hopeless: set[str] = set()
         until = time.monotonic() + RESYNC_SECONDS
         for pod in pods:
@@ -191,7 +191,7 @@ class PodScheduler:
             shape = _shape(pod)
             if shape in hopeless and self._has_condition(pod):
                 continue
-            if not self._place(pod, rooms):
+            if not self._place(pod, capacities):
                 hopeless.add(shape)
 
     def _has_condition(self, pod: Obj) -> bool:
@@ -212,48 +212,50 @@ class PodScheduler:
 
     def _node_capacity(self, node: Obj) -> NodeCapacityView:
         allocatable = (node.get("status") or {}).get("allocatable") or {}
-        room = NodeCapacityView(node, {name: quantity(amount) for name, amount in allocatable.items()})
+        capacity = NodeCapacityView(node, {name: quantity(amount) for name, amount in allocatable.items()})
         for pod in self._store.pods_on(name_of(node)):
             if pod["status"].get("phase") in ("Succeeded", "Failed"):
                 continue
-            room.add(pod)
+            capacity.add(pod)
             for name, amount in requests_of(pod["spec"]).items():
-                room.free[name] = room.free.get(name, Decimal(0)) - amount
-        return room
+                capacity.free[name] = capacity.free.get(name, Decimal(0)) - amount
+        return capacity
 
-    def _place(self, pod: Obj, rooms: dict[str, NodeCapacityView]) -> bool:
+    def _place(self, pod: Obj, capacities: dict[str, NodeCapacityView]) -> bool:
         wanted = requests_of(pod["spec"])
         reasons: Counter[str] = Counter()
         fitting: list[NodeCapacityView] = []
         if (claim := missing_claim(pod, self._store)) is not None:
-            told = f'0/{len(rooms)} nodes are available: persistentvolumeclaim "{claim}" not found.'
+            told = f'0/{len(capacities)} nodes are available: persistentvolumeclaim "{claim}" not found.'
             self._set_condition(pod, told, None)
             return False
-        neighbours = PodAffinityRules(pod, rooms.values(), lambda node: matches_node(pod["spec"], node))
-        names = list(rooms)
+        neighbours = PodAffinityRules(pod, capacities.values(), lambda node: matches_node(pod["spec"], node))
+        names = list(capacities)
         enough, first = self._feasible_nodes_to_find(len(names)), self._next_node % len(names) if names else 0
         for number in range(len(names)):
-            room = rooms[names[(first + number) % len(names)]]
-            why = refusal(pod, wanted, room) or neighbours.refusal(room)
+            capacity = capacities[names[(first + number) % len(names)]]
+            why = refusal(pod, wanted, capacity) or neighbours.refusal(capacity)
             if why is None:
-                fitting.append(room)
+                fitting.append(capacity)
                 if len(fitting) >= enough:
                     self._next_node = first + number + 1
                     break
             else:
                 reasons[why] += 1
         if fitting:
-            best = max(fitting, key=lambda room: self._score(pod, room))
+            best = max(fitting, key=lambda capacity: self._score(pod, capacity))
             self._bind(pod, best, wanted)
             return True
         told = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
-        message = f"0/{len(rooms)} nodes are available: {told}." if rooms else "no nodes available to schedule pods"
-        nominated = self._preempt(pod, wanted, rooms)
-        suffix = "" if nominated else f" preemption: 0/{len(rooms)} nodes are available: no victims found."
+        message = (
+            f"0/{len(capacities)} nodes are available: {told}." if capacities else "no nodes available to schedule pods"
+        )
+        nominated = self._preempt(pod, wanted, capacities)
+        suffix = "" if nominated else f" preemption: 0/{len(capacities)} nodes are available: no victims found."
         self._set_condition(pod, message + suffix, nominated)
         return False
 
-    def _score(self, pod: Obj, room: NodeCapacityView) -> tuple[Any, ...]:
+    def _score(self, pod: Obj, capacity: NodeCapacityView) -> tuple[Any, ...]:
         """Prefer the nominated node, then preferred affinity, then few soft taints, then the emptiest node."""
         spec = pod["spec"]
         preferred = 0
@@ -261,24 +263,24 @@ class PodScheduler:
             "preferredDuringSchedulingIgnoredDuringExecution"
         )
         for term in affinity or ():
-            if _meets_term(term["preference"], room.node):
+            if _meets_term(term["preference"], capacity.node):
                 preferred += int(term.get("weight") or 0)
         soft = sum(
             1
-            for taint in (room.node.get("spec") or {}).get("taints") or ()
+            for taint in (capacity.node.get("spec") or {}).get("taints") or ()
             if taint["effect"] == "PreferNoSchedule" and not tolerates(spec.get("tolerations") or [], taint)
         )
-        nominated = pod["status"].get("nominatedNodeName") == name_of(room.node)
+        nominated = pod["status"].get("nominatedNodeName") == name_of(capacity.node)
         return (
             nominated,
             preferred,
             -soft,
-            room.free.get("nvidia.com/gpu", Decimal(0)),
-            room.free.get("pods", Decimal(0)),
+            capacity.free.get("nvidia.com/gpu", Decimal(0)),
+            capacity.free.get("pods", Decimal(0)),
         )
 
-    def _bind(self, pod: Obj, room: NodeCapacityView, wanted: Amounts) -> None:
-        node = name_of(room.node)
+    def _bind(self, pod: Obj, capacity: NodeCapacityView, wanted: Amounts) -> None:
+        node = name_of(capacity.node)
 
         def bind(obj: Obj) -> None:
             obj["spec"]["nodeName"] = node
@@ -291,10 +293,10 @@ class PodScheduler:
 
         bound = self._registry.mutate(catalogue.PODS, namespace_of(pod), name_of(pod), bind)
         for name, amount in wanted.items():
-            room.free[name] = room.free.get(name, Decimal(0)) - amount
+            capacity.free[name] = capacity.free.get(name, Decimal(0)) - amount
         # The write above dropped the node's room; this one, which counts the pod, serves the rest of the pass.
         if bound is not None:
-            room.add(bound)
+            capacity.add(bound)
             told = f"Successfully assigned {namespace_of(pod)}/{name_of(pod)} to {node}"
             self._registry.record(bound, "Scheduled", told, source=NAME)
 
@@ -314,28 +316,30 @@ class PodScheduler:
 
     # Preemption
 
-    def _preempt(self, pod: Obj, wanted: Amounts, rooms: dict[str, NodeCapacityView]) -> str | None:
+    def _preempt(self, pod: Obj, wanted: Amounts, capacities: dict[str, NodeCapacityView]) -> str | None:
         """Delete the fewest, lowest pods whose going lets this one in; return the node nominated for it."""
         priority = int(pod["spec"].get("priority") or 0)
         if priority <= 0 or pod["spec"].get("preemptionPolicy") == "Never":
             return None
         standing = pod["status"].get("nominatedNodeName")
-        if standing in rooms and any(victim["metadata"].get("deletionTimestamp") for victim in rooms[standing].pods):
+        if standing in capacities and any(
+            victim["metadata"].get("deletionTimestamp") for victim in capacities[standing].pods
+        ):
             return str(standing)
         best: tuple[tuple[int, int, str], NodeCapacityView, list[Obj]] | None = None
-        for room in rooms.values():
-            victims = self._victims(pod, wanted, room, priority)
+        for capacity in capacities.values():
+            victims = self._victims(pod, wanted, capacity, priority)
             if victims is None:
                 continue
             highest = max(int(victim["spec"].get("priority") or 0) for victim in victims)
-            rank = (highest, len(victims), name_of(room.node))
+            rank = (highest, len(victims), name_of(capacity.node))
             if best is None or rank < best[0]:
-                best = (rank, room, victims)
+                best = (rank, capacity, victims)
         if best is None:
             return None
-        _, room, victims = best
+        _, capacity, victims = best
         for victim in victims:
-            told = f"Preempted by pod {pod['metadata']['uid']} on node {name_of(room.node)}"
+            told = f"Preempted by pod {pod['metadata']['uid']} on node {name_of(capacity.node)}"
             self._registry.mutate(
                 catalogue.PODS,
                 namespace_of(victim),
@@ -346,25 +350,25 @@ class PodScheduler:
             )
             self._registry.record(victim, "Preempted", told, source=NAME)
             self._registry.delete(catalogue.PODS, namespace_of(victim), name_of(victim))
-            room.remove(victim)
-        return name_of(room.node)
+            capacity.remove(victim)
+        return name_of(capacity.node)
 
-    def _victims(self, pod: Obj, wanted: Amounts, room: NodeCapacityView, priority: int) -> list[Obj] | None:
+    def _victims(self, pod: Obj, wanted: Amounts, capacity: NodeCapacityView, priority: int) -> list[Obj] | None:
         lower = [
             other
-            for other in room.pods
+            for other in capacity.pods
             if int(other["spec"].get("priority") or 0) < priority and not other["metadata"].get("deletionTimestamp")
         ]
         lower.sort(key=lambda other: int(other["spec"].get("priority") or 0))
-        free = dict(room.free)
+        free = dict(capacity.free)
         chosen: list[Obj] = []
         for victim in lower:
-            if refusal(pod, wanted, NodeCapacityView(room.node, free)) is None:
+            if refusal(pod, wanted, NodeCapacityView(capacity.node, free)) is None:
                 break
             for name, amount in requests_of(victim["spec"]).items():
                 free[name] = free.get(name, Decimal(0)) + amount
             chosen.append(victim)
-        if not chosen or refusal(pod, wanted, NodeCapacityView(room.node, free)) is not None:
+        if not chosen or refusal(pod, wanted, NodeCapacityView(capacity.node, free)) is not None:
             return None
         return chosen
 

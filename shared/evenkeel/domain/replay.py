@@ -170,12 +170,12 @@ def _placement(record: Decision, _policy: Policy) -> Replayed:
     return Replayed(action=placed.action, reason=reason, alternatives=placed.alternatives)
 
 
-def _stay(record: Decision, _policy: Policy) -> Replayed:
+def _decide_migration(record: Decision, _policy: Policy) -> Replayed:
     judged = decide_migration(MigrationFacts.model_validate(record.facts))
     return Replayed(action=judged.action, reason=judged.reason, alternatives=judged.alternatives)
 
 
-def _loan(record: Decision, _policy: Policy) -> Replayed:
+def _temporary_capacity(record: Decision, _policy: Policy) -> Replayed:
     judged = decide_temporary_capacity(TemporaryCapacityFacts.model_validate(record.facts))
     return Replayed(action=judged.state, reason=judged.reason)
 
@@ -198,8 +198,8 @@ _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "ADMISSION": _admission,
     "RESIZE": _resize,
     "PLACEMENT": _placement,
-    "STAY": _stay,
-    "LOAN": _loan,
+    "STAY": _decide_migration,
+    "LOAN": _temporary_capacity,
     "VALIDATION": _validation,
 }
 

@@ -25,7 +25,7 @@ class ConditionKind(StrEnum):
     NODE_BACK = "NODE_BACK"
     """The repaired seat holds a Ready machine: same id and a new boot after REBOOT, a new id after REPLACE."""
     JOBS_RESUMED = "JOBS_RESUMED"
-    """Each hurt job runs on a later attempt, has ended, or was handed to the queue."""
+    """Each interrupted job runs on a later attempt, has ended, or was handed to the queue."""
     NODE_VALID = "NODE_VALID"
     """The returned machine passes validation."""
     NODE_FREE = "NODE_FREE"

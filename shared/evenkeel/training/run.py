@@ -575,7 +575,7 @@ def _distrust(given: Mapping[str, str]) -> Distrust | None:
 def _stop_on_signal(run: Run) -> None:
     listener = os.getpid()
 
-    def heard(_signal: int, _frame: FrameType | None) -> None:
+    def on_signal(_signal: int, _frame: FrameType | None) -> None:
         if os.getpid() == listener:
             run.ask_to_stop()
         else:  # a fork that was told to end before it had forgotten what it inherited
@@ -583,10 +583,10 @@ def _stop_on_signal(run: Run) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def forget() -> None:
-        if signal.getsignal(signal.SIGTERM) is heard:
+        if signal.getsignal(signal.SIGTERM) is on_signal:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    signal.signal(signal.SIGTERM, heard)
+    signal.signal(signal.SIGTERM, on_signal)
     # Forked children (data loaders' workers) train nothing: what would make this process finish its step ends them.
     os.register_at_fork(after_in_child=forget)
 

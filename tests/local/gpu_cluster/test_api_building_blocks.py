@@ -367,26 +367,26 @@ def a_neighbour(app: str, *, together: str = "", apart: str = "", key: str = "zo
     return {"metadata": metadata, "spec": {"affinity": affinity, **spec}}
 
 
-def fitting(pod: Json, *rooms: NodeCapacityView) -> str:
+def fitting(pod: Json, *capacities: NodeCapacityView) -> str:
     """Return the names of the nodes that a pod may go to."""
-    neighbours = PodAffinityRules(pod, rooms, lambda _: True)
-    return "".join(room.node["metadata"]["name"] for room in rooms if neighbours.refusal(room) is None)
+    neighbours = PodAffinityRules(pod, capacities, lambda _: True)
+    return "".join(room.node["metadata"]["name"] for room in capacities if neighbours.refusal(room) is None)
 
 
 def test_pods_are_placed_together_and_apart_by_their_zones() -> None:
     web, loner = a_neighbour("web"), a_neighbour("loner", apart="web")
-    rooms = (a_node_capacity("a", "west", web), a_node_capacity("b", "west"), a_node_capacity("c", "east"))
+    capacities = (a_node_capacity("a", "west", web), a_node_capacity("b", "west"), a_node_capacity("c", "east"))
 
-    assert fitting(a_neighbour("cache", together="web"), *rooms) == "ab"
-    assert fitting(a_neighbour("cache", together="web", key="kubernetes.io/hostname"), *rooms) == "a"
-    assert fitting(loner, *rooms) == "c"
+    assert fitting(a_neighbour("cache", together="web"), *capacities) == "ab"
+    assert fitting(a_neighbour("cache", together="web", key="kubernetes.io/hostname"), *capacities) == "a"
+    assert fitting(loner, *capacities) == "c"
     assert (
         fitting(web, a_node_capacity("a", "west", loner), a_node_capacity("b", "west"), a_node_capacity("c", "east"))
         == "c"
     )
-    assert fitting(a_neighbour("cache", together="nobody"), *rooms) == ""
-    assert fitting(a_neighbour("gang", together="gang"), *rooms) == "abc"
-    assert fitting(a_neighbour("cache", together="web", key="rack"), *rooms) == ""
+    assert fitting(a_neighbour("cache", together="nobody"), *capacities) == ""
+    assert fitting(a_neighbour("gang", together="gang"), *capacities) == "abc"
+    assert fitting(a_neighbour("cache", together="web", key="rack"), *capacities) == ""
 
 
 @pytest.mark.parametrize(
@@ -395,15 +395,15 @@ def test_pods_are_placed_together_and_apart_by_their_zones() -> None:
 )
 def test_pods_are_spread_over_zones(extra: Json, expected: str) -> None:
     web = a_neighbour("web")
-    rooms = (a_node_capacity("a", "west", web), a_node_capacity("b", "west"), a_node_capacity("c", "east"))
+    capacities = (a_node_capacity("a", "west", web), a_node_capacity("b", "west"), a_node_capacity("c", "east"))
     constraint = {"topologyKey": "zone", "maxSkew": 1, "labelSelector": {"matchLabels": {"app": "web"}}, **extra}
 
-    assert fitting(a_neighbour("web", topologySpreadConstraints=[constraint]), *rooms) == expected
-    even = (*rooms[:2], a_node_capacity("c", "east", web))
+    assert fitting(a_neighbour("web", topologySpreadConstraints=[constraint]), *capacities) == expected
+    even = (*capacities[:2], a_node_capacity("c", "east", web))
     more = {**constraint, "minDomains": 3, "maxSkew": 1}
     assert fitting(a_neighbour("web", topologySpreadConstraints=[more]), *even) == ""
     soft = {**constraint, "whenUnsatisfiable": "ScheduleAnyway"}
-    assert fitting(a_neighbour("web", topologySpreadConstraints=[soft]), *rooms) == "abc"
+    assert fitting(a_neighbour("web", topologySpreadConstraints=[soft]), *capacities) == "abc"
 
 
 # Protobuf and tables

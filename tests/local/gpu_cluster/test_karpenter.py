@@ -433,12 +433,12 @@ def test_an_unhealthy_node_is_ended_after_its_time_whatever_guards_it(
 
     repairing.inject(fault, node=node)
     if fault == "gpu-xid79":
-        sick = repaired.until(
+        faulty = repaired.until(
             f"{NODES}/{node}", lambda obj: condition(obj, "AcceleratedHardwareReady") == "False", "the condition"
         )
-        reasons = {c["reason"] for c in sick["status"]["conditions"]}
+        reasons = {c["reason"] for c in faulty["status"]["conditions"]}
         assert "NvidiaXID79Error" in reasons
-        assert f"{PREFIX}fault-types" not in sick["metadata"]["labels"]
+        assert f"{PREFIX}fault-types" not in faulty["metadata"]["labels"]
 
     repaired.until_gone(f"{NODES}/{node}")
     assert any("unhealthy" in event["message"] for event in repaired.items("/api/v1/events"))

@@ -20,9 +20,9 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.unmanaged_workloads import RESUME_ALLOWED, RESUME_LABEL
 from evenkeel.domain.health.incidents import (
     OPEN_STATES,
+    AffectedJob,
     Block,
     FactKind,
-    HurtJob,
     Incident,
     IncidentState,
     NodeFact,
@@ -598,11 +598,11 @@ def _wave(stage: PermissionBench) -> Iterator[None]:
     zone = next(node.kubernetes.zone for node in stage.nodes if node.kubernetes)
     pool = stage.nodes[0].pool
     stage.forget(rows.cause_key(f"zone/{zone}"), rows.cause_key(f"image/{pool}"))
-    sick = [an_incident(stage, IncidentState.RECOVERING, place, opened_at=now()) for place in range(4)]
+    faulty = [an_incident(stage, IncidentState.RECOVERING, place, opened_at=now()) for place in range(4)]
     try:
         yield
     finally:
-        stage.forget(*(rows.incident_key(incident.incident_id) for incident in sick))
+        stage.forget(*(rows.incident_key(incident.incident_id) for incident in faulty))
 
 
 @probe(
@@ -647,9 +647,9 @@ def returns(stage: PermissionBench) -> Json:
 @probe("plan_resume")
 def plans_the_way_back(stage: PermissionBench) -> Json:
     job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
-    hurt = HurtJob(job_id=job.job_id, attempt=attempt.attempt)
+    affected = AffectedJob(job_id=job.job_id, attempt=attempt.attempt)
     stage.put(rows.unhealthy_row(left_unhealthy(stage), 0))
-    return of_incident(planned(stage, hurt_jobs=(hurt,)))
+    return of_incident(planned(stage, affected_jobs=(affected,)))
 
 
 @probe("plan_resume", during=_a_plan_that_rents)
@@ -657,7 +657,7 @@ def weighs_rented_nodes(stage: PermissionBench) -> Json:
     """More nodes than there are: nothing else can be had at once."""
     job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
     stage.put(rows.job_row(job.but(spec=job.spec.but(nodes=99)), 0))
-    return of_incident(planned(stage, hurt_jobs=(HurtJob(job_id=job.job_id, attempt=attempt.attempt),)))
+    return of_incident(planned(stage, affected_jobs=(AffectedJob(job_id=job.job_id, attempt=attempt.attempt),)))
 
 
 @probe("settle_incident")
@@ -982,7 +982,7 @@ def open_waits(stage: PermissionBench) -> None:
     """Store a wait of a job, which is to be answered, and one of an incident."""
     attempt = asked_to_stop(stage, AttemptState.RUNNING)
     stage.put(rows.wait_row(a_wait(attempt.job_id, ConditionKind.ATTEMPT_ENDED, "attempt-1-ended", {"attempt": 1}), 0))
-    incident = planned(stage, hurt_jobs=(HurtJob(job_id=attempt.job_id, attempt=1),))
+    incident = planned(stage, affected_jobs=(AffectedJob(job_id=attempt.job_id, attempt=1),))
     facts = {"life": incident.life.key, "slot": incident.slot, "pool": incident.pool, "since": rfc3339(now())}
     back = a_wait(incident.incident_id, ConditionKind.NODE_BACK, "node-back", {**facts, "rung": "", "bootId": ""})
     jobs = a_wait(incident.incident_id, ConditionKind.JOBS_RESUMED, "jobs-back", {})
@@ -1141,7 +1141,7 @@ def things_to_read(stage: PermissionBench) -> dict[str, str]:
     if stage.readable and stage.ledger.get(rows.incident_key(stage.readable["incident"])):
         return stage.readable
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
-    incident = planned(stage, hurt_jobs=(HurtJob(job_id=job.job_id, attempt=attempt.attempt),))
+    incident = planned(stage, affected_jobs=(AffectedJob(job_id=job.job_id, attempt=attempt.attempt),))
     machine = stage.nodes[1]
     node = FleetNode.seen(machine, 8, now())
     decision = Decision(

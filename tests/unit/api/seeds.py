@@ -5,9 +5,9 @@ from typing import Any
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import (
+    AffectedJob,
     Evidence,
     FactKind,
-    HurtJob,
     Incident,
     NodeFact,
     StoredRecoveryPlan,
@@ -149,8 +149,8 @@ def some_evidence(incident: Incident, **changes: Any) -> Evidence:
     return Evidence(incident_id=incident.incident_id, fact=fact.but(**changes), joined_at=ago(minutes=12), opened=True)
 
 
-def hurt(job: Job, attempt: int = 1) -> tuple[HurtJob, ...]:
-    return (HurtJob(job_id=job.job_id, attempt=attempt),)
+def affected(job: Job, attempt: int = 1) -> tuple[AffectedJob, ...]:
+    return (AffectedJob(job_id=job.job_id, attempt=attempt),)
 
 
 def an_event(ledger: InMemoryLedger, subject: str, *entries: tuple[datetime, str, str]) -> None:

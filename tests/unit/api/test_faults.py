@@ -262,8 +262,8 @@ def test_a_fault_seen_in_a_job_is_laid_on_the_ranks_machine(training: Gateway, r
 
 
 def test_a_hang_after_a_machines_own_fault_joins_it(training: Gateway) -> None:
-    sick = an_incident(2, last_signal_at=A_MOMENT - timedelta(minutes=9))
-    stored(training.fakes.ledger, sick)
+    faulty = an_incident(2, last_signal_at=A_MOMENT - timedelta(minutes=9))
+    stored(training.fakes.ledger, faulty)
 
     report(training, in_job(rank=0))
 

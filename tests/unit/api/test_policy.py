@@ -130,7 +130,7 @@ def a_rollback(taken_back: int) -> Decision:
     ran: dict[str, Any] = {"launched_at": ago(minutes=6), "resumed_work_from": ago(minutes=5)}
     descent = (an_attempt(job, 2, resume_from=point, **ran),)
     facts = RollbackFacts(
-        hurt_attempt=1,
+        interrupted_attempt=1,
         current_attempt=2,
         descent=descent,
         distrust_after=ago(minutes=10),
@@ -406,10 +406,10 @@ def test_no_section_has_a_field_without_bounds() -> None:
 
 @pytest.mark.parametrize("heads", [0, -1, 100_000])
 def test_a_pass_weighs_at_least_one_job_and_no_endless_many(site: Gateway, heads: int) -> None:
-    refused = give(site, {"scheduling": {"headsPerPass": heads}})
+    refused = give(site, {"scheduling": {"headsPerCycle": heads}})
 
     assert code(refused) == (400, "VALIDATION_FAILED")
-    assert "scheduling.headsPerPass" in refused.document["detail"]
+    assert "scheduling.headsPerCycle" in refused.document["detail"]
     assert stored(site) is None
 
 

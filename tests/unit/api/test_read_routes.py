@@ -29,12 +29,12 @@ from tests.unit.api.seeds import (
     a_fleet_node,
     a_job,
     a_life,
+    affected,
     ago,
     an_attempt,
     an_event,
     an_incident,
     heartbeats,
-    hurt,
     some_evidence,
     stored,
 )
@@ -163,7 +163,7 @@ def test_an_incident_is_shown_with_both_lanes_evidence_and_stage_times(gateway: 
         cordoned_at=ago(minutes=11, seconds=57),
         repair_requested_at=ago(minutes=11, seconds=50),
     )
-    incident = an_incident(1, hurt_jobs=hurt(job), repairs=("replace",), stages=stages)
+    incident = an_incident(1, affected_jobs=affected(job), repairs=("replace",), stages=stages)
     stored(gateway.fakes.ledger, job, incident, some_evidence(incident), a_decision(1, incident.incident_id))
 
     shown = gateway.get(f"/v1/incidents/{incident.incident_id}").document
@@ -560,7 +560,7 @@ def test_an_incident_whose_job_is_not_back_needs_a_person(gateway: Gateway) -> N
     ledger = gateway.fakes.ledger
     heartbeats(ledger)
     job = a_job(1, state="PENDING", current_attempt=1)
-    stored(ledger, job, a_fleet_node(1), an_incident(1, state="WAITING_FOR_PERSON", hurt_jobs=hurt(job)))
+    stored(ledger, job, a_fleet_node(1), an_incident(1, state="WAITING_FOR_PERSON", affected_jobs=affected(job)))
 
     assert gateway.get("/v1/status").document["incidents"]["needYou"] == 1
 
@@ -593,7 +593,7 @@ def test_an_old_incident_that_needs_a_person_is_seen_behind_any_number_of_newer_
             planned_at=ago(days=8),
         ),
     )
-    stored(ledger, forgotten, doubted.but(hurt_jobs=hurt(job)), job.but(current_attempt=1))
+    stored(ledger, forgotten, doubted.but(affected_jobs=affected(job)), job.but(current_attempt=1))
     stored(ledger, a_fleet_node(1, is_cordoned=True, incident_id=forgotten.incident_id), a_fleet_node(2))
     newer = (an_incident(n, state="FAILED", opened_at=ago(days=2), slot="settled") for n in range(10, 160))
     stored(ledger, *newer, a_fleet_node(3, slot="settled"))

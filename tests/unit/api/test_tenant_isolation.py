@@ -21,12 +21,12 @@ from tests.unit.api.seeds import (
     a_decision,
     a_fleet_node,
     a_job,
+    affected,
     ago,
     an_attempt,
     an_event,
     an_incident,
     heartbeats,
-    hurt,
     some_evidence,
     stored,
 )
@@ -169,7 +169,7 @@ def site() -> Gateway:
 
 def seeded(gateway: Gateway) -> None:
     ledger, job = gateway.fakes.ledger, secret_job()
-    incident = an_incident(1, hurt_jobs=hurt(job), state=IncidentState.RECOVERING)
+    incident = an_incident(1, affected_jobs=affected(job), state=IncidentState.RECOVERING)
     stored(
         ledger,
         job,

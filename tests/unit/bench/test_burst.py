@@ -88,9 +88,9 @@ class RecordingSimulation(BurstSimulation):
     def _pass(self, now: float) -> None:
         super()._pass(now)
         self.passes += 1
-        assert not [job.name for _, job in self.queue if self._seats(job)]
+        assert not [job.name for _, job in self.queue if self._free_slots(job)]
         before = self.out.moves
-        self._go_home(now)
+        self._migrate_back(now)
         assert self.out.moves == before
 
 

@@ -9,11 +9,11 @@ from tests.unit.api.seeds import (
     a_decision,
     a_fleet_node,
     a_job,
+    affected,
     ago,
     an_attempt,
     an_event,
     an_incident,
-    hurt,
     some_evidence,
     stored,
 )
@@ -59,7 +59,7 @@ def recovery_at_work(gateway: Gateway) -> None:
         jobs_stopped_at=ago(minutes=11, seconds=50),
         repair_requested_at=ago(minutes=11, seconds=48),
     )
-    incident = an_incident(1, hurt_jobs=hurt(job), repairs=("replace",), stages=stages, is_drill=True)
+    incident = an_incident(1, affected_jobs=affected(job), repairs=("replace",), stages=stages, is_drill=True)
     weighed = a_decision(
         3,
         incident.incident_id,

@@ -264,10 +264,10 @@ def test_a_condition_stuck_for_days_is_no_news_and_is_noticed() -> None:
 
 
 def test_hyperpods_condition_is_told_where_its_labels_are_missing() -> None:
-    sick = a_condition("NvidiaErrorReboot", "True", "XidHardwareFailure", -3)
+    faulty = a_condition("NvidiaErrorReboot", "True", "XidHardwareFailure", -3)
 
-    assert facts_of_node(a_node(conditions=(sick,))) == [("SICKENED", "hyperpod.node-labels", "hp:NvidiaErrorReboot")]
-    assert keys(a_marked_node(a_detail()).but(conditions=(sick,)), 1) == ["hp:NvidiaErrorReboot"]
+    assert facts_of_node(a_node(conditions=(faulty,))) == [("SICKENED", "hyperpod.node-labels", "hp:NvidiaErrorReboot")]
+    assert keys(a_marked_node(a_detail()).but(conditions=(faulty,)), 1) == ["hp:NvidiaErrorReboot"]
 
 
 def test_hyperpods_condition_back_to_false_is_well_again_once_the_marks_are_gone() -> None:

@@ -17,9 +17,9 @@ SEEN_AT = ago(minutes=30)
 def test_a_machine_that_was_sick_lately_takes_the_fault_before_the_rank_that_reports_it(
     minutes_before: float, is_blamed: bool
 ) -> None:
-    sick = an_incident(2, last_signal_at=SEEN_AT - timedelta(minutes=minutes_before))
+    faulty = an_incident(2, last_signal_at=SEEN_AT - timedelta(minutes=minutes_before))
 
-    blamed = attribute_fault(facts_of(ATTEMPT, 0, {sick.life.key: sick}, SEEN_AT))
+    blamed = attribute_fault(facts_of(ATTEMPT, 0, {faulty.life.key: faulty}, SEEN_AT))
 
     assert blamed
     assert blamed.instance_id == a_life(2 if is_blamed else 1).instance_id

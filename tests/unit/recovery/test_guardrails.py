@@ -331,7 +331,7 @@ def machine(number: int, **changes: Any) -> FleetNode:
     return FleetNode.model_validate({**facts, **changes})
 
 
-def sick(*numbers: int) -> list[UnhealthyMachine]:
+def faulty(*numbers: int) -> list[UnhealthyMachine]:
     return [UnhealthyMachine(life(number).key, "p5", at(9_000 + number)) for number in numbers]
 
 
@@ -348,7 +348,7 @@ def test_machines_share_their_zone_ultra_server_and_image() -> None:
         machine(4, pool="other", zone="az2"),
     ]
 
-    found = shared(fleet, sick(1, 2, 3))
+    found = shared(fleet, faulty(1, 2, 3))
 
     assert found == {"zone/az1": (2, 2), "UltraServer/us-1": (2, 2), "image/p5 1.0": (2, 2)}
 
@@ -362,15 +362,15 @@ def test_booting_maintained_and_gone_machines_do_not_count() -> None:
         machine(4, is_gone=True),
     ]
 
-    assert shared(fleet, sick(1, 3))["zone/az1"] == (1, 1)
+    assert shared(fleet, faulty(1, 3))["zone/az1"] == (1, 1)
 
 
 def test_a_machine_that_went_sick_counts_though_it_is_gone() -> None:
-    assert shared([machine(1), machine(2, is_gone=True)], sick(1, 2))["zone/az1"] == (2, 2)
+    assert shared([machine(1), machine(2, is_gone=True)], faulty(1, 2))["zone/az1"] == (2, 2)
 
 
 def test_a_machine_without_a_row_shares_its_pool_alone() -> None:
-    assert shared([machine(2, image="")], sick(1, 2)) == {"image/p5": (2, 2)}
+    assert shared([machine(2, image="")], faulty(1, 2)) == {"image/p5": (2, 2)}
 
 
 # ---------------------------------------------------------------- who goes next

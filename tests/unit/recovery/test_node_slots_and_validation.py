@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.faults import Severity
-from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
+from evenkeel.domain.health.incidents import AffectedJob, Incident, IncidentState
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import JobState, StopRequest
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.recovery.awaiting import HurtNow, guardrails_cleared, jobs_resumed, node_back, node_valid
+from evenkeel.domain.recovery.awaiting import AffectedJobState, guardrails_cleared, jobs_resumed, node_back, node_valid
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState, find_slot_state
 from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.validation import (
@@ -182,13 +182,13 @@ def an_incident(**changes: Any) -> Incident:
     ],
 )
 def test_wait_for_the_jobs(state: JobState, attempt: int, branch: str, now: float, outcome: str | None) -> None:
-    hurt = HurtNow(
-        hurt=HurtJob(job_id="job-1", attempt=1),
+    affected = AffectedJobState(
+        affected=AffectedJob(job_id="job-1", attempt=1),
         job=a_job(state=state, current_attempt=attempt),
-        hurt_attempt=an_attempt(ended_at=at(10)),
+        interrupted_attempt=an_attempt(ended_at=at(10)),
     )
 
-    answer = jobs_resumed([hurt], an_incident(node_branch=branch), Policy(), now=at(now))
+    answer = jobs_resumed([affected], an_incident(node_branch=branch), Policy(), now=at(now))
 
     assert (answer.outcome if answer else None) == outcome
 
@@ -201,21 +201,25 @@ def test_a_job_that_was_handed_to_kueue_waits_there_and_fails_no_recovery(
     local_queue: str, attempt: int, late: bool, outcome: str | None
 ) -> None:
     seconds = Policy().jobs.resume_deadline_seconds
-    hurt = HurtNow(
-        hurt=HurtJob(job_id="job-1", attempt=1),
+    affected = AffectedJobState(
+        affected=AffectedJob(job_id="job-1", attempt=1),
         job=a_job(state=JobState.STARTING, current_attempt=attempt, local_queue=local_queue),
-        hurt_attempt=an_attempt(ended_at=at(10)),
+        interrupted_attempt=an_attempt(ended_at=at(10)),
     )
 
-    answer = jobs_resumed([hurt], an_incident(), Policy(), now=at(10 + seconds - (not late)))
+    answer = jobs_resumed([affected], an_incident(), Policy(), now=at(10 + seconds - (not late)))
 
     assert (answer.outcome if answer else None) == outcome
 
 
 def test_one_job_on_its_way_holds_the_answer_back() -> None:
-    stuck = HurtNow(hurt=HurtJob(job_id="a", attempt=1), job=a_job(state=JobState.PENDING), hurt_attempt=None)
-    coming = HurtNow(
-        hurt=HurtJob(job_id="b", attempt=1), job=a_job(state=JobState.STARTING, current_attempt=2), hurt_attempt=None
+    stuck = AffectedJobState(
+        affected=AffectedJob(job_id="a", attempt=1), job=a_job(state=JobState.PENDING), interrupted_attempt=None
+    )
+    coming = AffectedJobState(
+        affected=AffectedJob(job_id="b", attempt=1),
+        job=a_job(state=JobState.STARTING, current_attempt=2),
+        interrupted_attempt=None,
     )
     incident = an_incident(node_branch="WAITING_FOR_PERSON")
 
@@ -234,9 +238,11 @@ def test_one_job_on_its_way_holds_the_answer_back() -> None:
 def test_a_job_that_nobody_stopped_is_back_once_nobody_will(why: str, branch: str, stop: bool, is_back: bool) -> None:
     request = StopRequest(attempt=1, reason="", by="x", outcome=AttemptState.LOST, grace_seconds=1, requested_at=at(5))
     job = a_job(state=JobState.RUNNING, current_attempt=1, stop_request=request if stop else None)
-    hurt = HurtNow(hurt=HurtJob(job_id="job-1", attempt=1), job=job, hurt_attempt=an_attempt(ended_at=None))
+    affected = AffectedJobState(
+        affected=AffectedJob(job_id="job-1", attempt=1), job=job, interrupted_attempt=an_attempt(ended_at=None)
+    )
 
-    answer = jobs_resumed([hurt], an_incident(node_branch=branch), Policy(), now=at(100))
+    answer = jobs_resumed([affected], an_incident(node_branch=branch), Policy(), now=at(100))
 
     assert (answer is not None) is is_back, why
 

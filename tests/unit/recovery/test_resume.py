@@ -59,7 +59,7 @@ def resume(usable: int, spares: int = 0, **changes: Any) -> ResumeDecision:
         "fault_class": "hardware",
         "trust": CheckpointTrust.TRUSTED,
         "first_signal_at": at(0),
-        "sick_life": LIFE.key,
+        "faulty_life": LIFE.key,
         "will_be_replaced": False,
         "is_repaired": True,
     }

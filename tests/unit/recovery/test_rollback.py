@@ -38,7 +38,7 @@ def an_attempt(number: int, source: int | None, began: datetime | None, **change
 
 def judged(*descent: Attempt, **changes: Any) -> RollbackDecision:
     facts: dict[str, Any] = {
-        "hurt_attempt": 1,
+        "interrupted_attempt": 1,
         "current_attempt": descent[-1].attempt,
         "descent": descent,
         "distrust_after": at(-300),

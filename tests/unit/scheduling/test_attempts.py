@@ -33,10 +33,10 @@ def a_stop(outcome: AttemptState = AttemptState.STOPPED, **changes: Any) -> Stop
 
 
 def judged(
-    *pods: Any, job: Job | None = None, lost: set[str] | None = None, sick: set[str] | None = None, **workload: Any
+    *pods: Any, job: Job | None = None, lost: set[str] | None = None, faulty: set[str] | None = None, **workload: Any
 ) -> AttemptEnd | None:
     seen = a_workload(*pods, **workload)
-    return judge_end(seen, job or a_job(), an_attempt(), frozenset(lost or ()), frozenset(sick or ()))
+    return judge_end(seen, job or a_job(), an_attempt(), frozenset(lost or ()), frozenset(faulty or ()))
 
 
 def state(ending: AttemptEnd | None) -> AttemptState | None:
@@ -125,8 +125,8 @@ def test_a_lost_node_of_the_gang_takes_the_blame_for_failed_pods() -> None:
 
 
 def test_a_sick_node_takes_the_blame_but_its_pods_are_waited_for() -> None:
-    assert state(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 143), sick={"node-2"})) is AttemptState.LOST
-    assert judged(a_pod(0, FAILED, 1), a_pod(1), sick={"node-2"}) is None
+    assert state(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 143), faulty={"node-2"})) is AttemptState.LOST
+    assert judged(a_pod(0, FAILED, 1), a_pod(1), faulty={"node-2"}) is None
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def test_a_launchers_last_word_is_final_whatever_restarts_are_left() -> None:
 
 
 def test_a_sick_node_does_not_take_back_a_last_word() -> None:
-    ending = judged(a_pod(0, FAILED, exit_code=93), a_pod(1, FAILED), sick={a_pod(0).node_name})
+    ending = judged(a_pod(0, FAILED, exit_code=93), a_pod(1, FAILED), faulty={a_pod(0).node_name})
 
     assert ending
     assert (ending.state, ending.is_final) == (AttemptState.FAILED, True)

@@ -1,4 +1,4 @@
-"""A hurt job that has quota and no machines takes the place of those whom its queue may have go, and of no more."""
+"""An interrupted job with quota and no free nodes preempts the jobs that its queue may preempt, and no more."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.unit.scheduling.builders import a_request, at
 from tests.unit.scheduling.test_sharing import a_charge, a_setup, a_team, capacities, passed
 
 
-def hurt(nodes: int = 1, **changes: Any) -> AdmissionRequest:
+def affected(nodes: int = 1, **changes: Any) -> AdmissionRequest:
     facts = {"team": "red", "is_recovery": True, "resumes_by_preemption": True, "attempts": 1, "priority": 10}
     return a_request(90, nodes=nodes, **{**facts, **changes})
 
@@ -36,7 +36,7 @@ def answer(
     machines: tuple[NodeCapacity, ...], charges: list[Charge], *, fair: bool = True, **more: Any
 ) -> AdmissionDecision:
     nodes = more.pop("nodes", 1)
-    return passed(setup(fair=fair), machines, hurt(nodes), charges=charges, **more)["job-90"]
+    return passed(setup(fair=fair), machines, affected(nodes), charges=charges, **more)["job-90"]
 
 
 def victims(decided: AdmissionDecision) -> list[tuple[str, str]]:
@@ -65,7 +65,7 @@ def test_of_its_own_queue_a_lower_class_goes_and_an_equal_one_stays(fair: bool) 
 def test_a_recovery_that_did_not_choose_it_stops_nobody() -> None:
     machines, charges = fleet(2, 2, used=(1,)), [a_charge(1, "green", 1)]
 
-    answers = passed(setup(), machines, hurt(resumes_by_preemption=False), charges=charges)
+    answers = passed(setup(), machines, affected(resumes_by_preemption=False), charges=charges)
 
     assert answers["job-90"].action is Action.WAIT
 
@@ -98,9 +98,9 @@ def test_who_was_asked_for_it_is_waited_for_and_who_was_asked_for_another_is_lef
 
 def test_two_hurt_jobs_take_two_places() -> None:
     charges = [a_charge(1, "green", 1), a_charge(2, "green", 2)]
-    second = hurt(priority=11).model_copy(update={"job_id": "job-91"})
+    second = affected(priority=11).model_copy(update={"job_id": "job-91"})
 
-    answers = passed(setup(), fleet(4, 3, 4, used=(1, 2)), hurt(), second, charges=charges)
+    answers = passed(setup(), fleet(4, 3, 4, used=(1, 2)), affected(), second, charges=charges)
 
     assert sorted(name for name in ("job-90", "job-91") for _ in answers[name].victims) == ["job-90", "job-91"]
     assert {victim.job_id for each in answers.values() for victim in each.victims} == {"job-1", "job-2"}
@@ -144,8 +144,8 @@ def test_those_who_go_are_enough_none_too_many_and_only_such_as_may_be_asked(
 
 def test_one_that_asks_for_the_same_waits_its_turn() -> None:
     charges = [a_charge(1, "green", 1), a_charge(2, "green", 2)]
-    second = hurt().model_copy(update={"job_id": "job-91", "submitted_at": at(95)})
+    second = affected().model_copy(update={"job_id": "job-91", "submitted_at": at(95)})
 
-    answers = passed(setup(), fleet(4, 3, 4, used=(1, 2)), hurt(), second, charges=charges)
+    answers = passed(setup(), fleet(4, 3, 4, used=(1, 2)), affected(), second, charges=charges)
 
     assert (answers["job-90"].action, answers["job-91"].action) == (Action.PREEMPT, Action.BLOCKED)

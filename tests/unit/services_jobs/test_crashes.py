@@ -188,8 +188,8 @@ def is_cancelled(scenario: JobScenario, job_id: str, _attempt: int) -> None:
 def loses_its_node(scenario: JobScenario, job_id: str, attempt: int) -> None:
     """A node is cut off, and its recovery asks the attempt to stop and plans where the job resumes."""
     scenario.save(job_id, attempt, 10)
-    hurt = scenario.attempt(job_id, attempt)
-    scenario.world.cluster.lose_node(hurt.node_names[0])
+    affected = scenario.attempt(job_id, attempt)
+    scenario.world.cluster.lose_node(affected.node_names[0])
     now = scenario.world.clock.now()
     request = StopRequest(
         attempt=attempt,
@@ -203,7 +203,7 @@ def loses_its_node(scenario: JobScenario, job_id: str, attempt: int) -> None:
         incident_id="inc-1",
         after_attempt=attempt,
         option=ResumeOption.FREE_NODE,
-        avoid=(hurt.nodes[0].key,),
+        avoid=(affected.nodes[0].key,),
         planned_at=now,
     )
     scenario.set_job(scenario.job(job_id).but(stop_request=request).with_plan(plan, is_doubted=False))

@@ -505,13 +505,13 @@ def test_sizes_stay_legal_quota_holds_and_a_still_world_comes_to_rest(
 
 def loses_a_node(scenario: JobScenario, job_id: str, waits_seconds: float) -> None:
     """A node of a job is gone for good, and a recovery planned what becomes of the job."""
-    hurt = scenario.attempt(job_id, scenario.job(job_id).current_attempt)
-    scenario.world.cluster.remove_node(hurt.node_names[0])
+    affected = scenario.attempt(job_id, scenario.job(job_id).current_attempt)
+    scenario.world.cluster.remove_node(affected.node_names[0])
     now = scenario.world.clock.now()
     stop = scenario.job(job_id).with_stop_request("Its node is gone.", "recover_node/inc-1", now)
     plan = ResumePlan(
         incident_id="inc-1",
-        after_attempt=hurt.attempt,
+        after_attempt=affected.attempt,
         option=ResumeOption.SHRINK,
         shrinks_at=now + timedelta(seconds=waits_seconds),
         planned_at=now,

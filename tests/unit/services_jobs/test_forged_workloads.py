@@ -95,15 +95,17 @@ def test_forged_pod_on_a_sick_node_hurts_no_job() -> None:
     scenario = JobScenario()
     job = scenario.running(nodes=1)
     attempt = scenario.attempt(job.job_id)
-    sick = next(node for node in scenario.world.cluster.nodes(CLUSTER) if node.name not in attempt.node_names)
-    forged = ObservedPod(name="forged-0", node_name=sick.name, phase=PodPhase.RUNNING)
+    faulty = next(node for node in scenario.world.cluster.nodes(CLUSTER) if node.name not in attempt.node_names)
+    forged = ObservedPod(name="forged-0", node_name=faulty.name, phase=PodPhase.RUNNING)
     scenario.world.cluster.forged = [a_forgery(attempt, PodPhase.RUNNING, pods=(forged,))]
-    number = int(str(sick.instance_id).removeprefix("i-"))
+    number = int(str(faulty.instance_id).removeprefix("i-"))
     incident = an_incident(scenario, number)
 
-    hurt = protect_jobs.find_hurt(incident, ledger=scenario.ledger, cluster=scenario.world.cluster, policy=Policy())
+    affected = protect_jobs.find_affected_jobs(
+        incident, ledger=scenario.ledger, cluster=scenario.world.cluster, policy=Policy()
+    )
 
-    assert hurt == ()
+    assert affected == ()
 
 
 def test_forged_pods_of_a_settled_attempt_are_not_stopped() -> None:

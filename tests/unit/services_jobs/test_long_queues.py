@@ -19,7 +19,7 @@ from tests.unit.services_jobs.test_teams import MEMBERS, set_up
 
 def crowded(parked: int, **more: Any) -> tuple[JobScenario, Job]:
     """A small job behind many that ask for what there is not, each in a way of its own."""
-    policy = Policy(scheduling=SchedulingPolicy(heads_per_pass=5))
+    policy = Policy(scheduling=SchedulingPolicy(heads_per_cycle=5))
     scenario = JobScenario(size=2, policy=policy)
     set_up(scenario, a_team("red", 8, members=MEMBERS, queue=more))
     for number in range(parked):
@@ -120,7 +120,7 @@ def test_once_the_end_of_a_queue_was_read_the_turn_begins_anew() -> None:
 
 def crowded_without_teams(parked: int, **asked: Any) -> tuple[JobScenario, Job]:
     """A small job behind many that cannot start, in the one queue that there is without teams."""
-    scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_pass=5)))
+    scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=5)))
     for number in range(parked):
         scenario.world.clock.advance(1)
         scenario.submit(f"large-{number}", **{"nodes": 3, **asked})
@@ -159,7 +159,7 @@ def test_paused_jobs_without_teams_starve_nobody() -> None:
 
 
 def test_jobs_of_a_removed_team_starve_nobody() -> None:
-    scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_pass=5)))
+    scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=5)))
     set_up(scenario, a_team("red", 16, members=MEMBERS))
     for number in range(40):
         job = scenario.submit(f"key-{number}", team="red", nodes=1)
@@ -174,7 +174,7 @@ def test_jobs_of_a_removed_team_starve_nobody() -> None:
 
 
 def test_jobs_from_before_teams_are_looked_at_in_turn() -> None:
-    scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_pass=5)))
+    scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=5)))
     jobs = [scenario.submit(f"key-{number}", team="nobodys", nodes=1) for number in range(30)]
     known = scenario.submit("known", team="red", nodes=1)
     set_up(scenario, a_team("red", 16, members=MEMBERS))
@@ -187,7 +187,7 @@ def test_jobs_from_before_teams_are_looked_at_in_turn() -> None:
 
 @pytest.mark.parametrize("cycles", range(1, 14))
 def test_younger_job_does_not_overtake_on_a_later_page(cycles: int) -> None:
-    scenario = JobScenario(size=3, policy=Policy(scheduling=SchedulingPolicy(heads_per_pass=5)))
+    scenario = JobScenario(size=3, policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=5)))
     holders = [scenario.running(nodes=1) for _ in range(3)]
     for number in range(30):
         scenario.submit(f"unfit-{number}", nodes=64)

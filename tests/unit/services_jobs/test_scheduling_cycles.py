@@ -151,24 +151,24 @@ def test_in_observe_mode_the_decision_is_recorded_and_nothing_starts() -> None:
 
 def test_a_job_that_a_recovery_brings_back_takes_the_spare_and_goes_first() -> None:
     scenario = JobScenario(size=3, policy=Policy(scheduling=SchedulingPolicy(spare_nodes={"p5-workers": 1})))
-    hurt = scenario.running()
+    affected = scenario.running()
     waiting = scenario.submit("later", nodes=1)
     scenario.run_pass()
     plan = ResumePlan(
         incident_id="inc-1",
         after_attempt=1,
         option=ResumeOption.SPARE,
-        avoid=(scenario.attempt(hurt.job_id).nodes[0].key,),
+        avoid=(scenario.attempt(affected.job_id).nodes[0].key,),
         planned_at=scenario.world.clock.now(),
     )
-    scenario.world.cluster.stop(scenario.attempt(hurt.job_id), 0)
-    scenario.settle(hurt.job_id)
-    scenario.set_job(scenario.job(hurt.job_id).with_plan(plan, is_doubted=False))
+    scenario.world.cluster.stop(scenario.attempt(affected.job_id), 0)
+    scenario.settle(affected.job_id)
+    scenario.set_job(scenario.job(affected.job_id).with_plan(plan, is_doubted=False))
 
     outcome = scenario.run_pass()
 
-    assert outcome.admitted == (f"{hurt.job_id}-a2",)
-    assert scenario.attempt(hurt.job_id).nodes[0] not in scenario.attempt(hurt.job_id, 2).nodes
+    assert outcome.admitted == (f"{affected.job_id}-a2",)
+    assert scenario.attempt(affected.job_id).nodes[0] not in scenario.attempt(affected.job_id, 2).nodes
     assert scenario.job(waiting.job_id).state is JobState.PENDING
 
 
@@ -253,7 +253,7 @@ def test_a_pass_that_cannot_see_the_fleet_fails_and_is_repeated() -> None:
 
 
 def test_a_full_head_of_the_queue_is_followed_by_the_rest() -> None:
-    scenario = JobScenario(policy=Policy(scheduling=SchedulingPolicy(heads_per_pass=2)))
+    scenario = JobScenario(policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=2)))
     jobs = [scenario.submit(f"key-{number}", nodes=1) for number in range(4)]
 
     scenario.run_pass()
@@ -277,22 +277,22 @@ def _locked(ids: Any) -> Any:
 @pytest.mark.parametrize(("mode", "is_back"), [(Mode.RECOMMEND, True), (Mode.OBSERVE, False)])
 def test_what_an_approved_recovery_stopped_comes_back_and_nothing_else_starts(mode: Mode, is_back: bool) -> None:
     scenario = JobScenario(size=4)
-    hurt = scenario.running()
+    affected = scenario.running()
     waiting = scenario.submit("later", nodes=1)
     plan = ResumePlan(
         incident_id="inc-1", after_attempt=1, option=ResumeOption.FREE_NODE, planned_at=scenario.world.clock.now()
     )
-    scenario.world.cluster.stop(scenario.attempt(hurt.job_id), 0)
-    scenario.settle(hurt.job_id)
-    scenario.set_job(scenario.job(hurt.job_id).with_plan(plan, is_doubted=False))
+    scenario.world.cluster.stop(scenario.attempt(affected.job_id), 0)
+    scenario.settle(affected.job_id)
+    scenario.set_job(scenario.job(affected.job_id).with_plan(plan, is_doubted=False))
     scenario.mode = mode
 
     outcome = scenario.run_pass()
 
-    assert outcome.admitted == ((f"{hurt.job_id}-a2",) if is_back else ())
+    assert outcome.admitted == ((f"{affected.job_id}-a2",) if is_back else ())
     assert scenario.job(waiting.job_id).state is JobState.PENDING
     if is_back:
-        assert scenario.launch(hurt.job_id, 2).outcome is LaunchOutcome.LAUNCHED
+        assert scenario.launch(affected.job_id, 2).outcome is LaunchOutcome.LAUNCHED
 
 
 def test_an_attempt_without_a_plan_is_not_launched_where_the_mode_was_set_back() -> None:

@@ -327,7 +327,7 @@ def test_jobs_older_than_the_teams_move_into_their_queues() -> None:
 
 
 def test_one_that_fits_behind_many_that_do_not_is_found() -> None:
-    scenario = shared(policy=Policy(scheduling=SchedulingPolicy(heads_per_pass=2)))
+    scenario = shared(policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=2)))
     large = [
         scenario.submit(f"key-{number}", team="red", nodes=3 + number % 2, priority_class="high") for number in range(5)
     ]

@@ -22,7 +22,9 @@ DEAR = 100_000_000_000
 
 
 def market(**changes: Any) -> RentalScenario:
-    return RentalScenario(policy=a_policy(**{"other_delay_micros_per_hour": DEAR, "loan_seconds": 7200, **changes}))
+    return RentalScenario(
+        policy=a_policy(**{"other_delay_micros_per_hour": DEAR, "temporary_seconds": 7200, **changes})
+    )
 
 
 def lent(market: RentalScenario) -> tuple[Job, Job]:
@@ -112,7 +114,7 @@ def test_a_loan_is_kept_while_what_it_stands_in_for_is_not_back() -> None:
 
 
 def test_a_loan_ends_with_its_time_whatever_else_holds_and_the_job_waits() -> None:
-    town = market(rentals_per_pass=1)
+    town = market(rentals_per_cycle=1)
     _, second = lent(town)
     due_at = town.rental(second.job_id).due_at
     assert due_at
@@ -142,9 +144,9 @@ def test_what_becomes_of_loans_replays() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(loan_seconds=st.integers(120, 20_000), looks=st.lists(st.integers(1, 4000), min_size=1, max_size=8))
-def test_no_loan_is_left_without_notice_past_its_time(loan_seconds: int, looks: list[int]) -> None:
-    town = market(loan_seconds=loan_seconds)
+@given(temporary_seconds=st.integers(120, 20_000), looks=st.lists(st.integers(1, 4000), min_size=1, max_size=8))
+def test_no_loan_is_left_without_notice_past_its_time(temporary_seconds: int, looks: list[int]) -> None:
+    town = market(temporary_seconds=temporary_seconds)
     _, second = lent(town)
     due_at = town.rental(second.job_id).due_at
     assert due_at

@@ -169,14 +169,14 @@ def test_a_launch_raises_the_fence_and_names_no_nodes() -> None:
 def test_the_attempt_after_a_recovery_keeps_off_the_machines_to_be_avoided() -> None:
     scenario = a_scenario()
     job = scenario.submit()
-    sick = NodeLife(cluster="research-eks", instance_id=instance_id(2), launched_at=scenario.world.clock.now())
+    faulty = NodeLife(cluster="research-eks", instance_id=instance_id(2), launched_at=scenario.world.clock.now())
     row = scenario.world.ledger.get(rows.job_key(job.job_id))
     assert row
     plan = ResumePlan(
         incident_id="inc-1",
         after_attempt=0,
         option=ResumeOption.FREE_NODE,
-        avoid=(sick.key,),
+        avoid=(faulty.key,),
         planned_at=scenario.world.clock.now(),
     )
     scenario.world.ledger.commit(Put(rows.job_row(job.but(resume_plan=plan), row.version)))

@@ -5,7 +5,7 @@ from evenkeel.services.resume.find_resume_options import _queue_heads
 from tests.unit.api.seeds import a_job, stored
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
 
-POLICY = QUICK.but(scheduling=QUICK.scheduling.but(heads_per_pass=1))
+POLICY = QUICK.but(scheduling=QUICK.scheduling.but(heads_per_cycle=1))
 
 
 def waiting(*kept: str, **changes: str) -> list[str]:

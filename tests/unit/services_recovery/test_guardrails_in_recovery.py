@@ -190,13 +190,13 @@ def test_of_two_cordons_that_race_for_the_last_place_one_is_made() -> None:
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_a_crash_around_the_ask_leaves_one_entry_and_one_call(at: int, when: str) -> None:
     recovery = fleet()
-    sick = at_repair(recovery, 1)
+    faulty = at_repair(recovery, 1)
     recovery.plan.effects.clear()
     recovery.plan.at, recovery.plan.when = at, when
 
-    repair(recovery, sick)
+    repair(recovery, faulty)
     recovery.world.clock.advance(40)
-    repair(recovery, sick)
+    repair(recovery, faulty)
 
     assert recovery.crashes == 1
     assert recovery.world.provider.accepted_calls("reboot").total() == 1
@@ -205,8 +205,8 @@ def test_a_crash_around_the_ask_leaves_one_entry_and_one_call(at: int, when: str
 
 def test_a_settled_incident_is_in_repair_no_more() -> None:
     recovery = fleet()
-    sick = at_repair(recovery, 1)
-    repair(recovery, sick)
+    faulty = at_repair(recovery, 1)
+    repair(recovery, faulty)
 
     ends = {"outcome": "WAITING_FOR_PERSON", "reason": "No rung is left."}
     recovery.state("Settle", settle_incident, plan={"outcome": "ACT"}, node=ends, jobs={"outcome": "NO_JOBS"})
@@ -260,7 +260,7 @@ def test_who_enters_a_register_while_it_is_judged_stays_in() -> None:
 
 def test_what_an_earlier_incident_left_in_the_register_is_no_place_of_the_next() -> None:
     recovery = fleet()
-    sick = recovery.sicken(1)
+    faulty = recovery.sicken(1)
     recovery.state("Plan", plan_recovery)
     enter(recovery, recovery.incident.life.key, "inc-before")
     recovery.world.clock.advance(300)
@@ -268,7 +268,7 @@ def test_what_an_earlier_incident_left_in_the_register_is_no_place_of_the_next()
     recovery.state("Cordon", cordon_node)
 
     (entry,) = recovery.register(RegisterName.CORDONS).entries
-    assert (entry.incident_id, entry.since) == (sick, recovery.now), "the sweeper takes out what is the earlier one's"
+    assert (entry.incident_id, entry.since) == (faulty, recovery.now), "the sweeper takes out what is the earlier one's"
 
 
 # ---------------------------------------------------------------- cordons
@@ -280,17 +280,17 @@ def barred_cordon(**settings: Any) -> tuple[RecoveryScenario, str]:
     recovery.sicken(5)
     recovery.state("Plan", plan_recovery)
     recovery.state("Cordon", cordon_node)
-    sick = recovery.sicken(1)
+    faulty = recovery.sicken(1)
     recovery.state("Plan", plan_recovery)
-    return recovery, sick
+    return recovery, faulty
 
 
 def test_where_the_cordon_is_barred_the_jobs_run_on_and_nothing_is_repaired() -> None:
-    recovery, sick = barred_cordon()
+    recovery, faulty = barred_cordon()
 
     cordoned = recovery.state("Cordon", cordon_node)
     protected = recovery.state("Protect", protect_jobs)
-    repaired = repair(recovery, sick)
+    repaired = repair(recovery, faulty)
 
     assert (cordoned.outcome, protected.outcome, repaired.outcome) == ("BLOCKED", "PROTECTED", "BLOCKED")
     assert protected.reason.startswith("The jobs run on. Its cordon waits")
@@ -299,26 +299,26 @@ def test_where_the_cordon_is_barred_the_jobs_run_on_and_nothing_is_repaired() ->
 
 
 def test_a_machine_that_is_gone_waits_for_no_place_to_be_cordoned_in() -> None:
-    recovery, sick = barred_cordon()
+    recovery, faulty = barred_cordon()
     recovery.state("Cordon", cordon_node)
     recovery.world.cluster.remove_node(f"hyperpod-{instance_id(1)}", CLUSTER)
 
     assert recovery.state("Cordon", cordon_node).outcome == "GONE"
-    assert incident(recovery, sick).block is None
+    assert incident(recovery, faulty).block is None
     assert lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
 
 
 def test_who_waits_for_such_a_place_when_its_machine_goes_waits_no_longer() -> None:
-    recovery, sick = barred_cordon()
+    recovery, faulty = barred_cordon()
     recovery.state("Cordon", cordon_node)
-    repair(recovery, sick)
+    repair(recovery, faulty)
     recovery.open(K.RELEASED)
     assert recovery.look() == []
 
     recovery.world.cluster.remove_node(f"hyperpod-{instance_id(1)}", CLUSTER)
 
     assert recovery.look() == ["RELEASED"]
-    assert repair(recovery, sick).outcome != "BLOCKED"
+    assert repair(recovery, faulty).outcome != "BLOCKED"
     assert lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
 
 
@@ -334,9 +334,9 @@ def test_jobs_of_a_dead_node_are_stopped_though_its_cordon_is_barred() -> None:
 
 
 def test_a_cordon_that_waited_comes_before_the_repair() -> None:
-    recovery, sick = barred_cordon()
+    recovery, faulty = barred_cordon()
     recovery.state("Cordon", cordon_node)
-    repair(recovery, sick)
+    repair(recovery, faulty)
     recovery.open(K.RELEASED)
     assert recovery.look() == []
     operator_cordon.uncordon(
@@ -344,7 +344,7 @@ def test_a_cordon_that_waited_comes_before_the_repair() -> None:
     )
 
     assert recovery.look() == ["RELEASED"]
-    first = repair(recovery, sick)
+    first = repair(recovery, faulty)
 
     assert first.outcome == "ASKED"
     assert recovery.incident.stages.cordoned_at
@@ -368,8 +368,8 @@ TIGHT = guarded(fleet_repairs=1, pool_repairs=1, fleet_cordons=1, pool_cordons=1
 @pytest.mark.parametrize("is_held", [False, True])
 def test_un_cordon_is_never_barred(mode: Mode, *, is_held: bool) -> None:
     recovery = fleet(policy=TIGHT)
-    sick = at_repair(recovery, 1)
-    repair(recovery, sick)
+    faulty = at_repair(recovery, 1)
+    repair(recovery, faulty)
     recovery.world.provider.finish_all()
     recovery.mode = mode
     if is_held:
@@ -385,7 +385,7 @@ def test_un_cordon_is_never_barred(mode: Mode, *, is_held: bool) -> None:
 @pytest.mark.parametrize("is_held", [False, True])
 def test_an_operator_takes_our_cordon_off_under_any_hold_and_twice_is_once(*, is_held: bool) -> None:
     recovery = fleet(policy=TIGHT)
-    sick = at_repair(recovery, 1)
+    faulty = at_repair(recovery, 1)
     if is_held:
         recovery.hold()
     ports: dict[str, Any] = {"ledger": recovery.ledger, "cluster": recovery.cluster, "clusters": (CLUSTER,)}
@@ -394,9 +394,9 @@ def test_an_operator_takes_our_cordon_off_under_any_hold_and_twice_is_once(*, is
 
     assert answers == ["RELEASED", "ALREADY_FREE"]
     assert lives(recovery, RegisterName.CORDONS) == []
-    assert incident(recovery, sick).incident_id == sick
+    assert incident(recovery, faulty).incident_id == faulty
     assert recovery.kinds().count("uncordoned") == 1
-    assert repair(recovery, sick).outcome == "STAND_DOWN", "a person said no"
+    assert repair(recovery, faulty).outcome == "STAND_DOWN", "a person said no"
 
 
 def test_cordon_from_elsewhere_is_not_taken_off() -> None:
@@ -416,16 +416,16 @@ def test_cordon_from_elsewhere_is_not_taken_off() -> None:
 
 def test_a_wave_in_one_zone_is_stopped_and_pages_once() -> None:
     recovery = fleet(policy=guarded(shared_cause_count=3))
-    sick = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
+    faulty = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
 
-    outcomes = [repair(recovery, each).outcome for each in sick]
-    again = [repair(recovery, each).outcome for each in sick]
+    outcomes = [repair(recovery, each).outcome for each in faulty]
+    again = [repair(recovery, each).outcome for each in faulty]
 
     assert outcomes == again == ["BLOCKED"] * 4
     assert recovery.world.provider.asked == []
     [page] = recovery.world.pager.pages
     assert page.key == "shared-cause-zone/us-west-2a"
-    block = incident(recovery, sick[0]).block
+    block = incident(recovery, faulty[0]).block
     assert block
     assert block.rule == Rule.SHARED_CAUSE
 
@@ -458,15 +458,15 @@ def test_cause_pages_once_while_it_lasts_and_again_after_its_end() -> None:
 
 def test_a_crash_between_the_claim_and_the_page_still_pages() -> None:
     recovery = fleet(policy=guarded(shared_cause_count=3))
-    sick = [at_repair(recovery, number) for number in (1, 2, 3)]
+    faulty = [at_repair(recovery, number) for number in (1, 2, 3)]
     recovery.plan.effects.clear()
     recovery.plan.at, recovery.plan.when = 3, "before"
 
-    repair(recovery, sick[0])
+    repair(recovery, faulty[0])
     assert recovery.plan.effects[2] == "page"
     recovery.world.clock.advance(121)
-    repair(recovery, sick[1])
-    repair(recovery, sick[2])
+    repair(recovery, faulty[1])
+    repair(recovery, faulty[2])
 
     assert len(recovery.world.pager.pages) == 1
 
@@ -489,18 +489,18 @@ def go_dark(recovery: RecoveryScenario, number: int) -> None:
 def blocked_wave(**limits: Any) -> tuple[RecoveryScenario, list[str]]:
     limits = {"shared_cause_count": 3, "shared_cause_window_seconds": 300, **limits}
     recovery = fleet(8, policy=guarded(**limits))
-    sick = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
+    faulty = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
     for number in (1, 2, 3, 4):
         go_dark(recovery, number)
-    for each in sick:
+    for each in faulty:
         assert repair(recovery, each).outcome == "BLOCKED"
         recovery.open(K.RELEASED)
-    return recovery, sick
+    return recovery, faulty
 
 
-def released(recovery: RecoveryScenario, sick: list[str]) -> list[list[str]]:
+def released(recovery: RecoveryScenario, faulty: list[str]) -> list[list[str]]:
     let_go = []
-    for each in sick:
+    for each in faulty:
         recovery.incident_id = each
         let_go.append(recovery.look())
     return let_go
@@ -508,11 +508,11 @@ def released(recovery: RecoveryScenario, sick: list[str]) -> list[list[str]]:
 
 @pytest.mark.parametrize("seconds", [301, 3_600, 86_400])
 def test_shared_cause_outlasts_its_window_while_machines_are_unhealthy(seconds: float) -> None:
-    recovery, sick = blocked_wave()
+    recovery, faulty = blocked_wave()
     recovery.world.clock.advance(seconds)
 
-    assert released(recovery, sick) == [[], [], [], []]
-    assert [repair(recovery, each).outcome for each in sick] == ["BLOCKED"] * 4
+    assert released(recovery, faulty) == [[], [], [], []]
+    assert [repair(recovery, each).outcome for each in faulty] == ["BLOCKED"] * 4
     assert recovery.world.provider.asked == []
     assert len(recovery.world.pager.pages) == 1
 
@@ -520,34 +520,34 @@ def test_shared_cause_outlasts_its_window_while_machines_are_unhealthy(seconds: 
 def test_shared_cause_behind_a_hold_is_paged_once_the_hold_ends() -> None:
     recovery = fleet(8, policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300))
     recovery.hold(seconds=60)
-    sick = [at_repair(recovery, number) for number in (1, 2, 3)]
-    for number, each in enumerate(sick, start=1):
+    faulty = [at_repair(recovery, number) for number in (1, 2, 3)]
+    for number, each in enumerate(faulty, start=1):
         go_dark(recovery, number)
         assert repair(recovery, each).outcome == "HELD"
         recovery.open(K.RELEASED)
     recovery.world.clock.advance(61)
 
-    assert released(recovery, sick) == [["RELEASED"]] * 3
-    assert [repair(recovery, each).outcome for each in sick] == ["BLOCKED"] * 3
+    assert released(recovery, faulty) == [["RELEASED"]] * 3
+    assert [repair(recovery, each).outcome for each in faulty] == ["BLOCKED"] * 3
     assert len(recovery.world.pager.pages) == 1
 
 
 def test_shared_cause_ends_when_too_few_machines_are_unhealthy() -> None:
-    recovery, sick = blocked_wave()
+    recovery, faulty = blocked_wave()
     recovery.world.clock.advance(301)
     for number in (1, 2):
         remember(recovery, number, is_gone=True, is_ready=False)
 
-    assert repair(recovery, sick[2]).outcome == "ASKED"
+    assert repair(recovery, faulty[2]).outcome == "ASKED"
 
 
 def test_person_ends_a_shared_cause_and_few_go_at_once() -> None:
-    recovery, sick = blocked_wave(pool_repairs=2)
+    recovery, faulty = blocked_wave(pool_repairs=2)
     recovery.world.clock.advance(301)
     answer = end_cause(recovery)
 
     assert end_cause(recovery) == answer, "the same request again"
-    assert released(recovery, sick) == [["RELEASED"], ["RELEASED"], [], []]
+    assert released(recovery, faulty) == [["RELEASED"], ["RELEASED"], [], []]
     row = recovery.world.ledger.get(rows.ended_causes_key())
     assert row
     end = row.doc["causes"]["zone/us-west-2a"]
@@ -576,7 +576,7 @@ def test_what_a_drill_says_of_a_group_bars_no_real_repair_and_lets_go_who_waited
     outcome: str, *, is_drill: bool
 ) -> None:
     recovery = fleet()
-    sick = at_repair(recovery, 1, fault_key="hp:NvidiaErrorTerminate")
+    faulty = at_repair(recovery, 1, fault_key="hp:NvidiaErrorTerminate")
     trouble = GroupFact(
         kind=GroupFactKind.NO_CAPACITY,
         source="hyperpod.cluster-event",
@@ -590,7 +590,7 @@ def test_what_a_drill_says_of_a_group_bars_no_real_repair_and_lets_go_who_waited
 
     recovery.open(K.RELEASED)
     assert recovery.look() == (["RELEASED"] if is_drill else [])
-    assert repair(recovery, sick).outcome == outcome
+    assert repair(recovery, faulty).outcome == outcome
 
 
 def test_planned_maintenance_is_no_wave() -> None:
@@ -604,15 +604,15 @@ def test_planned_maintenance_is_no_wave() -> None:
 
 def test_what_looks_well_after_a_long_hold_is_validated_and_not_repaired() -> None:
     recovery = fleet(policy=guarded(stale_after_seconds=600))
-    sick = at_repair(recovery, 1)
+    faulty = at_repair(recovery, 1)
     recovery.hold(seconds=900)
-    assert repair(recovery, sick).outcome == "HELD"
+    assert repair(recovery, faulty).outcome == "HELD"
     recovery.open(K.RELEASED)
     recovery.mark(instance_id(1))
     recovery.world.clock.advance(901)
 
     assert recovery.look() == ["RELEASED"]
-    looked = repair(recovery, sick)
+    looked = repair(recovery, faulty)
 
     assert looked.outcome == "HEALTHY"
     assert "it is validated again, not repaired" in looked.reason
@@ -621,12 +621,12 @@ def test_what_looks_well_after_a_long_hold_is_validated_and_not_repaired() -> No
 
 def test_what_is_ill_still_after_a_long_hold_is_repaired() -> None:
     recovery = fleet(policy=guarded(stale_after_seconds=600))
-    sick = at_repair(recovery, 1)
+    faulty = at_repair(recovery, 1)
     recovery.hold(seconds=900)
-    repair(recovery, sick)
+    repair(recovery, faulty)
     recovery.world.clock.advance(901)
 
-    assert repair(recovery, sick).outcome == "ASKED"
+    assert repair(recovery, faulty).outcome == "ASKED"
 
 
 # ---------------------------------------------------------------- holds
@@ -657,10 +657,10 @@ def hold(recovery: RecoveryScenario, **scope: str) -> None:
 )
 def test_a_hold_bars_what_it_covers(scope: dict[str, str], outcome: str) -> None:
     recovery = fleet()
-    sick = at_repair(recovery, 1)
+    faulty = at_repair(recovery, 1)
     hold(recovery, **scope)
 
-    assert repair(recovery, sick).outcome == outcome
+    assert repair(recovery, faulty).outcome == outcome
 
 
 def test_releasing_one_scope_leaves_the_others() -> None:
@@ -782,13 +782,13 @@ def test_a_worse_fault_is_planned_and_asked_for_anew() -> None:
 
 def test_what_is_approved_is_weighed_anew_when_it_is_done() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
-    sick = recovery.sicken(1)
+    faulty = recovery.sicken(1)
     recovery.state("Plan", plan_recovery)
     say(recovery)
     recovery.state("Cordon", cordon_node)
     recovery.hold()
 
-    assert repair(recovery, sick).outcome == "HELD"
+    assert repair(recovery, faulty).outcome == "HELD"
 
 
 @pytest.mark.parametrize("service", [cordon_node, protect_jobs, repair_node])
@@ -818,18 +818,18 @@ def test_a_rule_of_the_policy_is_less_daring_for_its_pool_alone() -> None:
 def approved(rungs: str, worse: str) -> tuple[RecoveryScenario, str]:
     """A recovery that was approved for one fault, and has heard of a worse one since."""
     recovery = fleet(mode=Mode.RECOMMEND)
-    sick = recovery.sicken(1, fault_key=rungs, source="hyperpod.node-labels")
+    faulty = recovery.sicken(1, fault_key=rungs, source="hyperpod.node-labels")
     recovery.state("Plan", plan_recovery)
     say(recovery)
     recovery.state("Cordon", cordon_node)
     recovery.sicken(1, fault_key=worse, source="hyperpod.node-labels", envelope_id="e-2")
-    return recovery, sick
+    return recovery, faulty
 
 
 def test_an_approval_goes_no_further_than_the_plan_that_it_names() -> None:
-    recovery, sick = approved("health:instance_reboot", "xid:79")
+    recovery, faulty = approved("health:instance_reboot", "xid:79")
 
-    stands = repair(recovery, sick)
+    stands = repair(recovery, faulty)
     ended = {"outcome": "STOOD_DOWN", "reason": stands.reason}
     recovery.state("Settle", settle_incident, plan={"outcome": "ASK"}, node=ended, jobs={"outcome": "NO_JOBS"})
 
@@ -844,9 +844,9 @@ def test_an_approval_goes_no_further_than_the_plan_that_it_names() -> None:
 
 
 def test_an_approval_counts_for_a_worse_fault_whose_rungs_it_named() -> None:
-    recovery, sick = approved("hp:NvidiaErrorReboot", "xid:79")
+    recovery, faulty = approved("hp:NvidiaErrorReboot", "xid:79")
 
-    assert repair(recovery, sick).outcome == "ASKED"
+    assert repair(recovery, faulty).outcome == "ASKED"
 
 
 def test_an_approval_at_the_very_deadline_is_not_lost() -> None:

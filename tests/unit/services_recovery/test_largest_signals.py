@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.incidents import HurtJob, NodeFact
+from evenkeel.domain.health.incidents import AffectedJob, NodeFact
 from evenkeel.domain.health.reports import ReporterRole
 from evenkeel.domain.jobs.job import ResumeOption
 from evenkeel.events import envelope, reported_faults
@@ -148,15 +148,15 @@ def test_a_node_about_which_everything_is_said_recovers() -> None:
 
 def test_answers_about_the_most_jobs_of_a_node_fit_a_workflow() -> None:
     names = [f"job-{n:026d}" for n in range(MOST_JOBS_OF_A_NODE)]
-    hurt = tuple(
-        HurtJob(job_id=name, attempt=99_999, is_failure_excused=True, suspect_attempt=99_999) for name in names
+    affected = tuple(
+        AffectedJob(job_id=name, attempt=99_999, is_failure_excused=True, suspect_attempt=99_999) for name in names
     )
     back = tuple(
         plan_resume.PlannedJob(job_id=name, attempt=99_999, option=max(ResumeOption, key=len)) for name in names
     )
     reason = ", ".join(f"{each.job_id} ({each.option})" for each in back)
 
-    stopped = protect_jobs.Outcome(outcome="PROTECTED", reason=reason, jobs=hurt)
+    stopped = protect_jobs.Outcome(outcome="PROTECTED", reason=reason, jobs=affected)
     planned = plan_resume.Outcome(outcome="PLANNED", reason=reason, jobs=back)
 
     assert len(json.dumps(stopped.to_json())) < 200_000

@@ -1,4 +1,4 @@
-"""A hurt job is rented for, or takes the place of others: where that loses least, by the rules of the passes."""
+"""For an interrupted job, Evenkeel rents or preempts where that loses least, by the rules of the scheduling cycle."""
 
 from datetime import timedelta
 from typing import Any
@@ -165,11 +165,11 @@ def test_the_job_runs_elsewhere_while_its_machine_is_still_being_repaired() -> N
     recovery.scenario.run_pass()
     recovery.scenario.run_attempt(recovery.job_id, 2)
 
-    attempt, sick = recovery.scenario.attempt(recovery.job_id, 2), recovery.incident.node_name
+    attempt, faulty = recovery.scenario.attempt(recovery.job_id, 2), recovery.incident.node_name
     assert (recovery.job.state, attempt.pool) == (JobState.RUNNING, SPOT)
-    assert sick not in attempt.node_names
+    assert faulty not in attempt.node_names
     assert not recovery.incident.state.is_settled
-    assert recovery.world.cluster.by_name[CLUSTER, sick].is_cordoned
+    assert recovery.world.cluster.by_name[CLUSTER, faulty].is_cordoned
     assert temporary_capacity_of(rental_of(recovery))
 
 
@@ -364,7 +364,7 @@ def test_no_cap_is_ever_passed_and_the_least_expected_loss_is_taken(
 
 
 def teams(*, blue_borrows: bool, **blue: Any) -> tuple[RecoveryScenario, str]:
-    """Three machines: two are the hurt job's of red, one runs a low job of blue, on its own quota or on red's."""
+    """Three machines: the interrupted job of red held two; a low job of blue runs on the third."""
     policy = QUICK.but(economy=EconomyPolicy(expected_reboot_seconds=2 * HOUR))
     recovery = RecoveryScenario(size=3, policy=policy, with_job=False)
     set_up(

@@ -69,7 +69,7 @@ def test_a_job_that_resumed_in_the_poisoned_window_is_stopped_and_resumes_from_b
     recovery.scenario.sweep()
 
     assert recovery.job.rollbacks == 1
-    assert [hurt.attempt for hurt in recovery.incident.hurt_jobs] == [2]
+    assert [affected.attempt for affected in recovery.incident.affected_jobs] == [2]
     recovery.scenario.save(recovery.job_id, 2, 30)  # saved while it is being stopped: of poisoned descent
     recovery.run_jobs()
     recovery.run_jobs()
@@ -119,14 +119,16 @@ def test_a_fault_heard_after_the_job_has_moved_reaches_it_by_an_incident_of_its_
     assert ended_at
     soon = recovery.incident.but(first_signal_at=ended_at + timedelta(seconds=200), fault_key=CORRUPTS, signals=())
 
-    hurt = protect_jobs.find_hurt(soon, ledger=recovery.world.ledger, cluster=recovery.world.cluster, policy=QUICK)
+    affected = protect_jobs.find_affected_jobs(
+        soon, ledger=recovery.world.ledger, cluster=recovery.world.cluster, policy=QUICK
+    )
     trusted = soon.but(fault_key="hp:NvidiaErrorReboot")
-    not_hurt = protect_jobs.find_hurt(
+    not_affected = protect_jobs.find_affected_jobs(
         trusted, ledger=recovery.world.ledger, cluster=recovery.world.cluster, policy=QUICK
     )
 
-    assert [(each.job_id, each.attempt) for each in hurt] == [(recovery.job_id, 1)]
-    assert not_hurt == ()
+    assert [(each.job_id, each.attempt) for each in affected] == [(recovery.job_id, 1)]
+    assert not_affected == ()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

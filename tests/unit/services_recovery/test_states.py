@@ -29,7 +29,7 @@ from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenar
 NODE = f"hyperpod-{instance_id(1)}"
 
 
-def sick(**settings_: Any) -> RecoveryScenario:
+def faulty(**settings_: Any) -> RecoveryScenario:
     fact = settings_.pop("fact", {})
     recovery = RecoveryScenario(**settings_)
     recovery.sicken(**fact)
@@ -48,7 +48,7 @@ def effects(recovery: RecoveryScenario) -> list[str]:
 
 
 def test_every_task_twice_gives_the_same_answer_and_one_effect() -> None:
-    recovery = sick()
+    recovery = faulty()
     states: list[tuple[str, Any]] = [
         ("PlanRecovery", plan_recovery),
         ("CordonNode", cordon_node),
@@ -67,7 +67,7 @@ def test_every_task_twice_gives_the_same_answer_and_one_effect() -> None:
 
 
 def test_a_return_and_a_settlement_twice_are_one_each() -> None:
-    recovery = sick()
+    recovery = faulty()
     recovery.recover()
     before = (effects(recovery), recovery.kinds(), recovery.incident)
 
@@ -79,7 +79,7 @@ def test_a_return_and_a_settlement_twice_are_one_each() -> None:
 
 
 def test_a_person_is_paged_once() -> None:
-    recovery = sick(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
+    recovery = faulty(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
     recovery.recover()
 
     recovery.state("SettleIncident", settle_incident)
@@ -93,7 +93,7 @@ FAILURE = {"Error": "PermanentError", "Cause": "NotAllowed: patch node: 403"}
 
 
 def test_a_run_that_failed_through_us_leaves_the_incident_open_and_calls_nobody() -> None:
-    recovery = sick()
+    recovery = faulty()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("RepairNode", repair_node)
     first = recovery.state("SettleIncident", settle_incident, failure=FAILURE)
@@ -108,7 +108,7 @@ def test_a_run_that_failed_through_us_leaves_the_incident_open_and_calls_nobody(
 
 
 def test_the_next_run_of_a_failed_recovery_goes_on_and_ends_well() -> None:
-    recovery = sick()
+    recovery = faulty()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("RepairNode", repair_node)
     recovery.state("SettleIncident", settle_incident, failure=FAILURE)
@@ -122,7 +122,7 @@ def test_the_next_run_of_a_failed_recovery_goes_on_and_ends_well() -> None:
 
 
 def test_the_last_run_that_fails_closes_the_incident_and_calls_a_person() -> None:
-    recovery = sick(policy=QUICK.but(watch=QUICK.watch.but(max_runs=1)))
+    recovery = faulty(policy=QUICK.but(watch=QUICK.watch.but(max_runs=1)))
     recovery.state("PlanRecovery", plan_recovery)
 
     outcome = recovery.state("SettleIncident", settle_incident, failure=FAILURE)
@@ -132,7 +132,7 @@ def test_the_last_run_that_fails_closes_the_incident_and_calls_a_person() -> Non
 
 
 def test_what_our_own_reboot_does_to_a_node_is_remembered_and_is_no_evidence() -> None:
-    recovery = sick()
+    recovery = faulty()
     for name, service in (("PlanRecovery", plan_recovery), ("RepairNode", repair_node)):
         recovery.state(name, service)
     before = recovery.incident
@@ -154,7 +154,7 @@ def test_what_our_own_reboot_does_to_a_node_is_remembered_and_is_no_evidence() -
     ids=["observe", "a drill that may not act"],
 )
 def test_decided_and_recorded_and_nothing_touched(changes: dict[str, Any]) -> None:
-    recovery = sick(**changes)
+    recovery = faulty(**changes)
     outcome = recovery.recover()
 
     assert outcome == IncidentState.OBSERVED
@@ -165,14 +165,14 @@ def test_decided_and_recorded_and_nothing_touched(changes: dict[str, Any]) -> No
 
 
 def test_a_drill_acts_where_drills_may() -> None:
-    recovery = sick(drills_may_act=True, fact={"is_drill": True})
+    recovery = faulty(drills_may_act=True, fact={"is_drill": True})
 
     assert recovery.recover() == IncidentState.RECOVERED
 
 
 @pytest.mark.parametrize("service", [cordon_node, protect_jobs, plan_resume, repair_node])
 def test_a_mode_switched_back_in_mid_recovery_stops_every_state(service: Any) -> None:
-    recovery = sick()
+    recovery = faulty()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.mode = Mode.OBSERVE
 
@@ -183,7 +183,7 @@ def test_a_mode_switched_back_in_mid_recovery_stops_every_state(service: Any) ->
 
 
 def test_the_observe_decision_is_the_one_that_act_would_take() -> None:
-    acted, observed = sick(), sick(mode=Mode.OBSERVE)
+    acted, observed = faulty(), faulty(mode=Mode.OBSERVE)
     acted.recover()
     observed.recover()
 
@@ -195,7 +195,7 @@ def test_the_observe_decision_is_the_one_that_act_would_take() -> None:
 
 
 def test_a_hold_lets_cordon_through_and_holds_stops_and_repairs() -> None:
-    recovery = sick()
+    recovery = faulty()
     recovery.hold(seconds=60)
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("ProtectJobs", protect_jobs)):
         recovery.state(name, service)
@@ -208,7 +208,7 @@ def test_a_hold_lets_cordon_through_and_holds_stops_and_repairs() -> None:
 
 
 def test_a_recovery_under_a_hold_goes_on_when_it_is_over() -> None:
-    recovery = sick()
+    recovery = faulty()
     recovery.hold(seconds=60)
 
     assert recovery.recover() == IncidentState.RECOVERED
@@ -217,7 +217,7 @@ def test_a_recovery_under_a_hold_goes_on_when_it_is_over() -> None:
 
 
 def test_a_job_that_a_hold_lets_run_on_is_not_late_until_it_was_stopped() -> None:
-    recovery = sick(size=2)
+    recovery = faulty(size=2)
     allowed = recovery.policy.jobs.resume_deadline_seconds
     recovery.hold(seconds=10 * allowed)
     for name, service in (
@@ -262,7 +262,7 @@ def test_under_a_hold_a_persons_cordon_keeps_the_node_and_the_release_moves_its_
 def test_a_late_signal_about_a_replaced_machine_says_nothing_against_its_successor(
     fault_key: str, outcome: str
 ) -> None:
-    recovery = sick(fact={"fault_key": fault_key})
+    recovery = faulty(fact={"fault_key": fault_key})
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("RepairNode", repair_node)):
         recovery.state(name, service)
     recovery.world.provider.finish_all()
@@ -286,7 +286,7 @@ EXAMINED = {"fault_key": "xid:79", "source": "hyperpod.node-labels"}
 
 
 def back_from_reboot(policy: Policy) -> RecoveryScenario:
-    recovery = sick(policy=policy, fact=EXAMINED)
+    recovery = faulty(policy=policy, fact=EXAMINED)
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("RepairNode", repair_node)):
         recovery.state(name, service)
     recovery.world.provider.finish_all()
@@ -487,7 +487,7 @@ def test_while_hyperpod_works_on_the_cluster_hands_are_off_and_then_it_is_looked
 
 
 def test_an_update_that_begins_in_the_middle_keeps_the_next_rung_waiting() -> None:
-    recovery = sick()
+    recovery = faulty()
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node)):
         recovery.state(name, service)
     recovery.world.provider.settings = recovery.world.provider.settings.but(status="RollingBack")
@@ -529,7 +529,7 @@ def test_work_that_does_not_end_in_time_is_stopped_before_the_repair() -> None:
 @pytest.mark.parametrize("kind", [ConditionKind.NODE_BACK, ConditionKind.NODE_VALID, ConditionKind.RELEASED])
 @pytest.mark.parametrize("how", ["label", "uncordon"])
 def test_a_persons_no_in_the_middle_ends_every_wait_and_cancels_the_recovery(kind: ConditionKind, how: str) -> None:
-    recovery = sick()
+    recovery = faulty()
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("ProtectJobs", protect_jobs)):
         recovery.state(name, service)
     recovery.hold()
@@ -564,7 +564,7 @@ def test_a_pool_that_is_opted_out_is_left_alone_even_when_the_node_is_gone() -> 
 
 
 def test_a_node_object_younger_than_our_cordon_was_not_uncordoned_by_anybody() -> None:
-    recovery = sick()
+    recovery = faulty()
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node)):
         recovery.state(name, service)
     recovery.world.clock.advance(5)
@@ -574,7 +574,7 @@ def test_a_node_object_younger_than_our_cordon_was_not_uncordoned_by_anybody() -
 
 
 def test_a_machine_that_was_replaced_before_anybody_planned_has_its_jobs_moved_with_distrust() -> None:
-    recovery = sick(fact={"fault_key": "xid:48", "source": "hyperpod.node-labels"})
+    recovery = faulty(fact={"fault_key": "xid:48", "source": "hyperpod.node-labels"})
     recovery.world.provider.replace(instance_id(1))
     recovery.world.provider.finish(instance_id(1))
     recovery.world.provider.asked.clear()
@@ -608,7 +608,7 @@ def test_a_machine_of_karpenters_is_drained_and_given_back_once() -> None:
 
 
 def test_another_open_incident_on_the_seat_keeps_its_lease() -> None:
-    recovery = sick()
+    recovery = faulty()
     for name, service in (("PlanRecovery", plan_recovery), ("RepairNode", repair_node)):
         recovery.state(name, service)
     recovery.world.provider.finish_all()
@@ -623,7 +623,7 @@ def test_another_open_incident_on_the_seat_keeps_its_lease() -> None:
 
 
 def test_a_run_that_was_taken_over_does_nothing_more() -> None:
-    recovery = sick()
+    recovery = faulty()
     recovery.run = 2
     recovery.state("PlanRecovery", plan_recovery)
     recovery.run = 1
@@ -637,7 +637,7 @@ def test_a_run_that_was_taken_over_does_nothing_more() -> None:
 
 @pytest.mark.parametrize("rung", ["reboot", "replace"])
 def test_a_second_run_goes_on_where_the_first_broke_off(rung: str) -> None:
-    recovery = sick(fact={"fault_key": "hp:NvidiaErrorReboot" if rung == "reboot" else "hp:NvidiaErrorTerminate"})
+    recovery = faulty(fact={"fault_key": "hp:NvidiaErrorReboot" if rung == "reboot" else "hp:NvidiaErrorTerminate"})
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("CordonNode", cordon_node)
     recovery.state("RepairNode", repair_node)
@@ -653,7 +653,7 @@ def test_a_second_run_goes_on_where_the_first_broke_off(rung: str) -> None:
 
 def test_a_hurt_job_is_stopped_with_the_grace_that_its_fault_allows() -> None:
     policy = QUICK.but(repair=QUICK.repair.but(drain_scale=0.05))
-    recovery = sick(policy=policy)
+    recovery = faulty(policy=policy)
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("ProtectJobs", protect_jobs)
 
@@ -664,7 +664,7 @@ def test_a_hurt_job_is_stopped_with_the_grace_that_its_fault_allows() -> None:
 
 def test_a_repair_waits_until_the_pods_have_had_their_grace() -> None:
     policy = QUICK.but(repair=QUICK.repair.but(drain_scale=0.05))
-    recovery = sick(policy=policy)
+    recovery = faulty(policy=policy)
     recovery.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # its pods take their time to save
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("ProtectJobs", protect_jobs)
@@ -688,7 +688,7 @@ def test_a_job_that_ended_with_its_node_is_followed_until_it_runs() -> None:
 
     recovery.recover()
 
-    assert [hurt.job_id for hurt in recovery.incident.hurt_jobs] == [recovery.job_id]
+    assert [affected.job_id for affected in recovery.incident.affected_jobs] == [recovery.job_id]
     assert recovery.incident.stages.jobs_resumed_at
 
 
@@ -704,7 +704,9 @@ def test_a_job_that_went_with_its_node_pods_and_all_is_hurt() -> None:
     for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs)):
         recovery.state(name, service)
 
-    assert [(hurt.job_id, hurt.attempt) for hurt in recovery.incident.hurt_jobs] == [(recovery.job_id, 1)]
+    assert [(affected.job_id, affected.attempt) for affected in recovery.incident.affected_jobs] == [
+        (recovery.job_id, 1)
+    ]
 
 
 def test_an_attempt_that_ended_on_the_node_well_before_the_fault_is_not_hurt() -> None:
@@ -717,7 +719,7 @@ def test_an_attempt_that_ended_on_the_node_well_before_the_fault_is_not_hurt() -
     for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs)):
         recovery.state(name, service)
 
-    assert recovery.incident.hurt_jobs == ()
+    assert recovery.incident.affected_jobs == ()
 
 
 def test_a_failure_laid_on_the_application_is_taken_back_once_its_node_is_known_to_be_sick() -> None:
@@ -739,7 +741,7 @@ def test_a_failure_laid_on_the_application_is_taken_back_once_its_node_is_known_
 
 
 def test_a_machine_that_never_came_up_is_named_to_the_person() -> None:
-    recovery = sick(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
+    recovery = faulty(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("RepairNode", repair_node)
     patient = recovery.world.provider.by_id.pop(instance_id(1))
@@ -755,7 +757,7 @@ def test_a_machine_that_never_came_up_is_named_to_the_person() -> None:
 
 
 def test_checkpoints_near_a_corrupting_fault_are_distrusted() -> None:
-    recovery = sick(fact={"fault_key": "hp:NvidiaErrorTerminate"})
+    recovery = faulty(fact={"fault_key": "hp:NvidiaErrorTerminate"})
     for name, service in (("PlanRecovery", plan_recovery), ("ProtectJobs", protect_jobs), ("PlanResume", plan_resume)):
         recovery.state(name, service)
 
@@ -766,14 +768,14 @@ def test_checkpoints_near_a_corrupting_fault_are_distrusted() -> None:
 
 
 def test_a_node_without_a_job_is_repaired_all_the_same() -> None:
-    recovery = sick(with_job=False)
+    recovery = faulty(with_job=False)
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert "PlanResume: NO_JOBS" in recovery.visited
 
 
 def test_a_job_that_never_comes_back_pages_somebody() -> None:
-    recovery = sick(size=2)
+    recovery = faulty(size=2)
     recovery.run_jobs = lambda: None  # type: ignore[method-assign]  # nobody schedules
 
     assert recovery.recover() == IncidentState.JOB_NOT_RESUMED
@@ -790,7 +792,7 @@ def decisions(recovery: RecoveryScenario, kind: str) -> list[Decision]:
 
 
 def test_every_decision_of_the_ladder_replays_from_its_record() -> None:
-    recovery = sick(comes_back_sick=True)
+    recovery = faulty(comes_back_sick=True)
     recovery.recover()
 
     made = decisions(recovery, "REPAIR")
@@ -834,7 +836,7 @@ def test_whatever_happens_a_life_is_replaced_once_at_most_and_the_recovery_ends(
 
 
 def test_a_fact_that_joins_late_raises_the_rung_before_it_is_taken() -> None:
-    recovery = sick()
+    recovery = faulty()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(fault_key="hp:NvidiaErrorTerminate", envelope_id="worse"))
 

@@ -369,7 +369,7 @@ def test_plan_that_asks_names_the_jobs_on_its_node() -> None:
     recovery.sicken()
     recovery.state("PlanRecovery", plan_recovery)
     [there] = read_incidents.with_jobs(recovery.world.ledger, [recovery.incident])
-    lanes = read_incidents.job_lanes(there, read_incidents.load_hurt(recovery.world.ledger, there))
+    lanes = read_incidents.job_lanes(there, read_incidents.load_affected_jobs(recovery.world.ledger, there))
 
     assert [(lane["jobId"], lane["phase"]) for lane in lanes] == [(recovery.job_id, "runs on the unhealthy node")]
 

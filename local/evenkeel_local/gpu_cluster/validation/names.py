@@ -106,10 +106,10 @@ def qualified_name(text: str) -> list[str]:
     if slash and not prefix:
         found.append("prefix part must be non-empty")
     elif slash:
-        found += [f"prefix part {told}" for told in subdomain(prefix)]
+        found += [f"prefix part {messages}" for messages in subdomain(prefix)]
     if not name:
         found.append("name part must be non-empty")
-    found += [f"name part {told}" for told in _length_errors(name, 63) + _pattern_errors(QUALIFIED, name)]
+    found += [f"name part {messages}" for messages in _length_errors(name, 63) + _pattern_errors(QUALIFIED, name)]
     return found
 
 
@@ -159,9 +159,9 @@ def port_name(text: str) -> list[str]:
     return found
 
 
-def causes(field: str, value: Any, told: Iterable[str]) -> Iterator[Cause]:
+def causes(field: str, value: Any, messages: Iterable[str]) -> Iterator[Cause]:
     """Yield one cause for each thing that is wrong with a value."""
-    for message in told:
+    for message in messages:
         yield invalid(field, value, message)
 
 

@@ -19,7 +19,7 @@ class SchedulingPolicy(Section):
     """Free nodes per pool that only a recovery may take."""
     efa_interfaces: dict[Word, Count] = {}
     """EFA interfaces of each node, by pool, where they differ from the instance type's; 0 = jobs there use none."""
-    heads_per_pass: int = Field(default=50, ge=1, le=1000)
+    heads_per_cycle: int = Field(default=50, ge=1, le=1000)
     """Pending jobs that one pass weighs, in queue order."""
     most_open_jobs_per_principal: int = Field(default=500, ge=1, le=100_000)
     """Jobs of one submitter that have not ended. A submission beyond it is refused."""

@@ -47,7 +47,7 @@ from evenkeel.domain.kueue.flavors import Assignment
 from evenkeel.domain.kueue.hyperpod import INSTANCE_TYPE_LABEL
 from evenkeel.domain.kueue.kueue import Expression
 from evenkeel.domain.kueue.objects import Amounts, QueueingStrategy, Workload
-from evenkeel.domain.kueue.preemption import Demand, Victim, willing
+from evenkeel.domain.kueue.preemption import Demand, Victim, preemptable_victims
 from evenkeel.domain.kueue.setup import Declared, Profile
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.quotas import flavor_matching
@@ -150,7 +150,7 @@ class _TeamCycle:
         self.answered: dict[str, tuple[str, Mapping[str, str]]] = {}
         """By queue, once all stands still: the first who was weighed, and the first of each parked shape."""
         self.lines: dict[str, FifoBarrier] = {}
-        self.seatless: dict[str, _QueueDecision] = {}
+        self.unplaced: dict[str, _QueueDecision] = {}
         """Turns in which quota was there and machines were not, while the scan of the flavors goes on."""
         self.kept: dict[str, tuple[str, Amounts]] = {}
         """Job that waits for machines only → (queue, what is kept for it)."""
@@ -396,21 +396,21 @@ class _TeamCycle:
             self._admitted(request)
             return True
         if decision.result is Result.NO_SEATS:
-            self.seatless[request.job_id] = self.turns[request.job_id]
+            self.unplaced[request.job_id] = self.turns[request.job_id]
         if decision.result in (Result.PREEMPTING, Result.DEFERRED, Result.SKIPPED) or _tries_next_flavor(
             decision.assignment
         ):
             return False
-        seatless = self.seatless.pop(request.job_id, None)
-        if seatless is None:
+        unplaced = self.unplaced.pop(request.job_id, None)
+        if unplaced is None:
             return False
         # No other flavor would do: that machines are missing is what there is to say.
-        self.turns[request.job_id] = seatless
+        self.turns[request.job_id] = unplaced
         is_strict = self._is_strict(workload)
         if not is_strict and not request.reserves_nodes:
             return False  # parked: others go on
         self.scheduler.withdraw(workload)
-        self._reserve(request, workload, seatless.decision.assignment)
+        self._reserve(request, workload, unplaced.decision.assignment)
         if request.job_id in self.kept:
             self.scheduler.snapshot.team_of(workload).node.add_all(self.kept[request.job_id][1])
         if is_strict:
@@ -547,7 +547,7 @@ class _TeamCycle:
         _, own = self.kept.get(request.job_id, ("", {}))
         team.node.remove_all(own)
         demand = Demand(decision.workload, team, wanted, frozenset(wanted))
-        found = willing(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
+        found = preemptable_victims(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
         team.node.add_all(own)
         started = {charge.job_id for charges in self.started.values() for charge in charges}
         return [each for each in found if each.workload_id not in started]

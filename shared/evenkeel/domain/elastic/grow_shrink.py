@@ -269,7 +269,7 @@ class NodeLossAction(StrEnum):
 
 
 class NodeLossFacts(Value):
-    """All that the answer about one hurt job rests on."""
+    """All that the answer about one interrupted job rests on."""
 
     job: ElasticJob
     """At the size that it had."""

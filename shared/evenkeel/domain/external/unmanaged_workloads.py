@@ -104,7 +104,7 @@ class UnmanagedWorkload(Value):
 
 def fault_consequence(workload: UnmanagedWorkload) -> str:
     """Say what happens to it when its machine sickens, and whether it only looks like Evenkeel's."""
-    message = _on_sick_node(workload)
+    message = _on_faulty_node(workload)
     return (
         f"{message} It carries the labels of {workload.claims} and does not belong to it."
         if workload.claims
@@ -112,7 +112,7 @@ def fault_consequence(workload: UnmanagedWorkload) -> str:
     )
 
 
-def _on_sick_node(workload: UnmanagedWorkload) -> str:
+def _on_faulty_node(workload: UnmanagedWorkload) -> str:
     match workload.recreation:
         case PodRecreation.BY_HYPERPOD:
             return "HyperPod restarts it, so Evenkeel keeps its hands off."

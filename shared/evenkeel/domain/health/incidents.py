@@ -94,7 +94,7 @@ class IncidentState(StrEnum):
     BLOCKED = "BLOCKED"
     """A guardrail bars the next act; its workflow waits until it may."""
     RECOVERED = "RECOVERED"
-    """The node is back in service and every hurt job runs, has ended, or waits its turn in the queue."""
+    """The node is back in service and every interrupted job runs, has ended, or waits its turn in the queue."""
     OBSERVED = "OBSERVED"
     """Decided and recorded only: mode `observe`, a drill that may not act, or a fault that calls for nothing."""
     STOOD_DOWN = "STOOD_DOWN"
@@ -102,7 +102,7 @@ class IncidentState(StrEnum):
     WAITING_FOR_PERSON = "WAITING_FOR_PERSON"
     """Every rung was used or refused. A page went out."""
     JOB_NOT_RESUMED = "JOB_NOT_RESUMED"
-    """The node branch ended well, but a hurt job does not run again in time. A page went out."""
+    """The node branch ended well, but an interrupted job does not run again in time. A page went out."""
     FAILED = "FAILED"
     """Evenkeel itself failed. A page went out."""
 
@@ -115,7 +115,7 @@ class IncidentState(StrEnum):
 OPEN_STATES = (IncidentState.OPEN, IncidentState.RECOVERING, IncidentState.BLOCKED)
 
 
-class HurtJob(Value):
+class AffectedJob(Value):
     """A job with pods on the node when the incident was planned."""
 
     job_id: str
@@ -322,7 +322,7 @@ class Incident(Value):
     """What was said to the plan, where it asked."""
     recovered_at: Instant | None = None
     """When the last of its faults was said to be gone; None while one is not."""
-    hurt_jobs: tuple[HurtJob, ...] = ()
+    affected_jobs: tuple[AffectedJob, ...] = ()
     unmanaged_workloads: tuple[str, ...] = ()
     """Work on the node that Evenkeel did not start, as it was seen first."""
     failed_evictions: dict[str, str] = {}

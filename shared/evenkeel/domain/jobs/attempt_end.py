@@ -96,7 +96,7 @@ def judge_end(
     job: Job,
     attempt: Attempt,
     lost_nodes: frozenset[str],
-    sick_nodes: frozenset[str] = frozenset(),
+    faulty_nodes: frozenset[str] = frozenset(),
 ) -> AttemptEnd | None:
     """Judge whether and how a launched attempt ended; None while any pod may still run.
 
@@ -108,7 +108,7 @@ def judge_end(
         job: Its job.
         attempt: The attempt.
         lost_nodes: Nodes that are gone or NotReady past the limit: their pods are fenced out, not waited for.
-        sick_nodes: Nodes with an open incident or NotReady: they take the blame for what failed on them.
+        faulty_nodes: Nodes with an open incident or NotReady: they take the blame for what failed on them.
     """
     codes = {pod.name: pod.exit_code for pod in seen.pods if pod.exit_code is not None}
     # A pod that is told to go may say that it ended well, and of a Job that is suspended that is no success either.
@@ -133,7 +133,7 @@ def judge_end(
         return None  # not launched yet
     if seen.was_disrupted and not fenced_out:
         return AttemptEnd(state=A.LOST, reason="A pod of it was evicted, or went with its node.", exit_codes=codes)
-    return _blame(failed, fenced_out, attempt, lost_nodes, sick_nodes, codes)
+    return _blame(failed, fenced_out, attempt, lost_nodes, faulty_nodes, codes)
 
 
 def end_despite_live_pods(reported: AttemptEnd, seen: ObservedWorkload) -> AttemptEnd | None:
@@ -191,7 +191,7 @@ def _blame(
     fenced_out: list[ObservedPod],
     attempt: Attempt,
     lost: frozenset[str],
-    sick: frozenset[str],
+    faulty: frozenset[str],
     codes: dict[str, int],
 ) -> AttemptEnd:
     out = sorted({pod.node_name for pod in fenced_out} | (lost & set(attempt.node_names)))
@@ -232,15 +232,15 @@ def _blame(
         counts_as_failure=True,
         exit_code=None if cause.exit_code in (*_KILLED, PEER_LOST_EXIT) else cause.exit_code,
     )
-    return without_blame(ending, attempt, sick)
+    return without_blame(ending, attempt, faulty)
 
 
-def without_blame(ending: AttemptEnd, attempt: Attempt, sick_nodes: frozenset[str]) -> AttemptEnd:
+def without_blame(ending: AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[str]) -> AttemptEnd:
     """Return the end without blame for the job where one of its nodes is lost or sick: the whole gang ends with it.
 
     An attempt that never ran for that reason counts as LOST, so its job keeps its place and does not pause.
     """
-    ill = sorted(sick_nodes & set(attempt.node_names))
+    ill = sorted(faulty_nodes & set(attempt.node_names))
     if ending.state not in (A.FAILED, A.NEVER_RAN) or not ill or ending.is_final:
         return ending
     what = "It failed" if ending.state is A.FAILED else "It did not start"

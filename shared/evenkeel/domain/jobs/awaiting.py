@@ -16,7 +16,7 @@ def evaluate_attempt_wait(
     job: Job,
     attempt: Attempt,
     lost: frozenset[str],
-    sick: frozenset[str] = frozenset(),
+    faulty: frozenset[str] = frozenset(),
 ) -> WaitAnswer | None:
     """Answer a wait of `run_job`; None while what it waits for has not come.
 
@@ -28,11 +28,11 @@ def evaluate_attempt_wait(
         job: Its job.
         attempt: The attempt.
         lost: Nodes that are gone or NotReady past the limit.
-        sick: Nodes that show a fault: they take the blame for what failed on them.
+        faulty: Nodes that show a fault: they take the blame for what failed on them.
     """
     if attempt.state.has_ended:
         return WaitAnswer(outcome=ENDED, reason=attempt.reason, facts=_facts(_settled(attempt)))
-    ending = judge_end(seen, job, attempt, lost, sick)
+    ending = judge_end(seen, job, attempt, lost, faulty)
     if kind is ConditionKind.ATTEMPT_STOPPED:
         if seen.live_pods(lost):
             return None
@@ -55,7 +55,7 @@ def evaluate_attempt_wait(
 
 
 def blames_application(answer: WaitAnswer) -> bool:
-    """Whether an answer blames the application: a sick node may yet show itself and take the blame."""
+    """Whether an answer blames the application: a faulty node may yet show itself and take the blame."""
     return answer.outcome == ENDED and answer.facts.get("state") == AttemptState.FAILED
 
 

@@ -42,7 +42,7 @@ class JobState(StrEnum):
 
 
 class ResumeOption(StrEnum):
-    """Ways to bring a hurt job back."""
+    """Ways to bring an interrupted job back."""
 
     SPARE = "SPARE"
     FREE_NODE = "FREE_NODE"
@@ -72,7 +72,7 @@ class CheckpointRequirement(StrEnum):
 
 
 class ResumePlan(Value):
-    """What `recover_node` wants for a hurt job. Recorded on the job; only `schedule_jobs` acts on it."""
+    """What `recover_node` wants for an interrupted job. Recorded on the job; only `schedule_jobs` acts on it."""
 
     incident_id: str
     after_attempt: int
@@ -83,13 +83,13 @@ class ResumePlan(Value):
     distrust_after: Instant | None = None
     """Checkpoints whose write began after this are not to be resumed from; None = all are trusted."""
     demand: CheckpointRequirement = CheckpointRequirement.CONVENTION
-    """What checkpoints of the hurt attempt and those before it must have."""
+    """What checkpoints of the interrupted attempt and those before it must have."""
     shrinks_at: Instant | None = None
     """From when on an elastic job goes on with fewer nodes rather than wait for all; None where it is not elastic."""
     max_rent_parts: int | None = None
     """Rent up to which it is brought back on rented nodes, in parts of `economics.money`; None where it is to wait."""
     lost_committed: bool = False
-    """Whether the sick machine is paid for in any case: what is rented meanwhile stands in for it, on loan."""
+    """Whether the faulty machine is paid for in any case: what is rented meanwhile stands in for it, on loan."""
     decision_id: str = ""
     planned_at: Instant
 
@@ -284,7 +284,7 @@ class Job(Value):
         yet honours nothing.
 
         Args:
-            plan: What to do after the hurt attempt.
+            plan: What to do after the interrupted attempt.
             is_doubted: Whether no attempt was pinned after those that the earlier distrust is about.
         """
         after, demand = plan.distrust_after, plan.demand

@@ -40,7 +40,7 @@ class JobPolicy(Section):
     launch_retry_seconds: Deadline = 5
     """Pause before a launch that waits for the previous attempt's remains looks again."""
     attribution_delay_seconds: Seconds = 20
-    """A failed attempt waits this long before the application is blamed, so that a sick node can show itself."""
+    """A failed attempt waits this long before the application is blamed, so that a faulty node can show itself."""
     keep_workload_seconds: Seconds = 86_400
     """Ended pods of settled attempts are kept this long, so that their logs can be read; they hold no accelerator."""
     distrust_guard_seconds: Seconds = 300
@@ -56,7 +56,7 @@ class JobPolicy(Section):
     """Whether a job whose finished checkpoints all fail the proof begins again from nothing. If not, its launch is put
     off, with growing pauses, until one holds."""
     others_save_seconds: Seconds = 30
-    """Where the sick node is left at once: how long the other ranks of its jobs get to save."""
+    """Where the faulty node is left at once: how long the other ranks of its jobs get to save."""
     rest_before_deadline_seconds: Seconds = 30
     """A save must be done, and its manifest in the store, this long before the machine goes."""
     finish_seconds: Seconds = 86_400

@@ -307,7 +307,7 @@ def _findings_of_jobs(document: Json, read: JobTemplates) -> Iterator[TemplateFi
             "T0-7",
             FindingSeverity.CHANGED,
             "backoffLimit",
-            f"{read.retries} retries are counted for the application's own faults; a sick machine uses up none.",
+            f"{read.retries} retries are counted for the application's own faults; a faulty machine uses up none.",
         )
     if read.keep_seconds:
         yield _finding(

@@ -25,7 +25,7 @@ from evenkeel.domain.kueue.objects import (
     QueueingStrategy,
     Workload,
 )
-from evenkeel.domain.kueue.pending import Bell, PendingQueue, Waiting
+from evenkeel.domain.kueue.pending import PendingQueue, RequeueTrigger, Waiting
 from evenkeel.domain.kueue.preemption import Demand, Victim, classical_victims, simulate
 from evenkeel.domain.kueue.snapshot import Rules, Snapshot, positive
 
@@ -51,7 +51,7 @@ class Result(StrEnum):
     """Quota is there, machines are not. Only where seats are asked for."""
 
 
-Seats = Callable[[Workload, Assignment, tuple[Victim, ...]], str]
+NodeFit = Callable[[Workload, Assignment, tuple[Victim, ...]], str]
 """Says why there are no machines for a workload on its flavors, these victims gone; empty where there are.
 
 Asked last, so the answer that there are some is a promise: where nobody has to go first, they are taken."""
@@ -116,11 +116,11 @@ class Scheduler:
         cohorts: Iterable[Cohort] = (),
         flavors: Iterable[Flavor] = (),
         rules: Rules | None = None,
-        seats: Seats | None = None,
+        node_fit: NodeFit | None = None,
     ) -> None:
         """Begin with nobody waiting and nobody admitted; without `seats`, quota alone decides."""
         self.rules = rules or Rules()
-        self._seats = seats
+        self._seats = node_fit
         self.cohorts = tuple(cohorts)
         self._flavors = {flavor.name: flavor for flavor in flavors}
         declared = tuple(queues)
@@ -135,7 +135,7 @@ class Scheduler:
         """Of each of them, whether it was admitted; else it only waits."""
         self._has_admitted = self._waits_for_ready = False
         """Whether this cycle admitted somebody, and whether it stands still until pods are ready."""
-        self._bells: dict[Node, Bell] = {}
+        self._bells: dict[Node, RequeueTrigger] = {}
         self._taking_part: list[str] = []
         """The queues that admit, by name."""
         self._queue_of: dict[str, str] = {}
@@ -218,7 +218,7 @@ class Scheduler:
             for name in sorted(self.pending)
             if self.snapshot.teams[name].queue.is_active and not tree.is_cyclic(name)
         ]
-        self._bells = {node.root: Bell() for node in tree.queues.values()}
+        self._bells = {node.root: RequeueTrigger() for node in tree.queues.values()}
         for name, node in tree.queues.items():
             self.pending[name].hang(self._bells[node.root])
 

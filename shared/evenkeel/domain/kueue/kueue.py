@@ -827,7 +827,7 @@ NO_JOBS = (KINDS.keys() | OTHER_KINDS) - {"Workload"}
 """Kinds that may stand in a file next to jobs."""
 
 
-def is_foreign(document: Mapping[str, Any]) -> bool:
+def is_other_kind(document: Mapping[str, Any]) -> bool:
     """Whether this is an object of Kubernetes, and none of Kueue's: it may stand in a file next to them."""
     version = document.get("apiVersion")
     kind = document.get("kind")

@@ -30,7 +30,7 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class Bell:
+class RequeueTrigger:
     """Wakes all queues of a tree: each hears it when it is next asked anything, so ringing costs nothing."""
 
     rings: int = 0
@@ -59,7 +59,7 @@ class PendingQueue:
         self._held: dict[str, Waiting] = {}
         self._pops = 0
         self._woken_at = -1
-        self._bell = Bell()
+        self._bell = RequeueTrigger()
         self._heard = 0
 
     def __len__(self) -> int:
@@ -68,10 +68,10 @@ class PendingQueue:
     def __contains__(self, workload_id: str) -> bool:
         return workload_id in self._waiting or workload_id in self._held
 
-    def hang(self, bell: Bell) -> None:
+    def hang(self, requeue_trigger: RequeueTrigger) -> None:
         """Listen to this bell from now on."""
         self._listen()
-        self._bell, self._heard = bell, bell.rings
+        self._bell, self._heard = requeue_trigger, requeue_trigger.rings
 
     def _listen(self) -> None:
         if self._heard != self._bell.rings:

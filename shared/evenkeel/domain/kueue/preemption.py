@@ -215,7 +215,7 @@ def classical_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
     return []
 
 
-def willing(demand: Demand, snapshot: Snapshot, *, may_borrow: bool) -> list[Victim]:
+def preemptable_victims(demand: Demand, snapshot: Snapshot, *, may_borrow: bool) -> list[Victim]:
     """Return all who may be asked to go, in the order in which they are: each once those before it have gone.
 
     For one that has quota and no machines: how far down the list it has to go, the machines say. Where shares are fair,

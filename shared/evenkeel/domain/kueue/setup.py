@@ -151,7 +151,7 @@ class Declared:
     def _add_manifest(self, found: Mapping[str, Any], where: str) -> None:
         kind = kueue.KINDS.get(str(found["kind"]))
         name = found["metadata"].get("name", "") if isinstance(found.get("metadata"), dict) else ""
-        if kind is kueue.WorkloadManifest or str(found["kind"]) in kueue.OTHER_KINDS or kueue.is_foreign(found):
+        if kind is kueue.WorkloadManifest or str(found["kind"]) in kueue.OTHER_KINDS or kueue.is_other_kind(found):
             self.read_warnings.warn(f"{where}: {found['kind']}/{name}", "declares no quota: it is passed over here")
             return
         if kind is None:
@@ -355,11 +355,11 @@ class Declared:
         elif not spec.active:
             unqueued = "it is not active"
         beyond = sorted({name for pods in spec.pod_sets for name in pods.template.spec.beyond_limits})
-        is_foreign = queue in self.takes and not self.takes[queue].takes(self._labels(namespace))
+        is_other_kind = queue in self.takes and not self.takes[queue].takes(self._labels(namespace))
         barred = ""
         if document.failed_checks:
             barred = f"It failed its admission checks: {', '.join(document.failed_checks)}."
-        elif is_foreign:
+        elif is_other_kind:
             barred = f"Its namespace {namespace or '(none)'} does not match the queue's selector."
         elif beyond:
             barred = f"Its pods ask for more than their own limits: {', '.join(beyond)}."
@@ -368,7 +368,7 @@ class Declared:
             priority,
             self.asks(),
             barred=barred,
-            barred_holds_up=bool(barred) and (bool(document.failed_checks) or not is_foreign),
+            barred_holds_up=bool(barred) and (bool(document.failed_checks) or not is_other_kind),
             from_eviction=from_eviction,
             sub_weight=sub_weight,
         )

@@ -195,7 +195,7 @@ def _by_quota(world: WhatIfState, workload: Workload) -> Change | None:
     (queue,) = (each for each in world.queues if each.name == workload.queue)
     best: tuple[int, str, dict[str, int]] | None = None
     flavors = [(group, each.flavor) for group in queue.groups for each in group.flavors]
-    over = {resource: -min(0, _room(world, workload, resource)) for resource in asked}
+    over = {resource: -min(0, _free_amount(world, workload, resource)) for resource in asked}
     for group, flavor in flavors[:_MOST_TRIED]:
         most = {name: asked[name] + over.get(name, 0) for name in group.resources if asked.get(name)}
 
@@ -216,7 +216,7 @@ def _by_quota(world: WhatIfState, workload: Workload) -> Change | None:
     return Change(kind="quota", message=f"{text} on {flavor} for {queue.name}.", flavor=flavor, amounts=amounts)
 
 
-def _room(world: WhatIfState, workload: Workload, resource: str) -> int:
+def _free_amount(world: WhatIfState, workload: Workload, resource: str) -> int:
     scheduler = Scheduler(world.queues, world.cohorts, world.flavors, world.rules)
     for each in world.admitted:
         scheduler.restore(replace(each))

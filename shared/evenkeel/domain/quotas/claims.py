@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 
 from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.kueue import own
-from evenkeel.domain.kueue.cycle import Before, Decision, Scheduler, Seats
+from evenkeel.domain.kueue.cycle import Before, Decision, NodeFit, Scheduler
 from evenkeel.domain.kueue.flavors import Progress
 from evenkeel.domain.kueue.objects import (
     PODS,
@@ -221,9 +221,9 @@ def _max_single_holders(written: Json, singly: list[tuple[Json, int]]) -> int:
     return keep
 
 
-def replay_quota(claim: QuotaFacts, now: float, seats: Seats) -> Decision:
+def replay_quota(claim: QuotaFacts, now: float, node_fit: NodeFit) -> Decision:
     """Run the job's turn again, alone."""
-    scheduler, _ = _rebuild_scheduler(claim, seats)
+    scheduler, _ = _rebuild_scheduler(claim, node_fit)
     before = Before(tuple((each.queue, _flat(each.amounts), each.is_in) for each in claim.blocked), claim.taken)
     return scheduler.cycle(now, before)[0]
 
@@ -237,13 +237,13 @@ def smallest_changes(claim: QuotaFacts, now: float) -> tuple[Change, ...]:
     return tuple(each for each in found if not any(name.startswith(_OTHERS) for name in each.jobs))
 
 
-def _rebuild_scheduler(claim: QuotaFacts, seats: Seats | None) -> tuple[Scheduler, Workload]:
+def _rebuild_scheduler(claim: QuotaFacts, node_fit: NodeFit | None) -> tuple[Scheduler, Workload]:
     declared = Declared(
         Profile.EVENKEEL, Rules(**{**claim.rules, "fair_strategies": tuple(claim.rules["fair_strategies"])})
     )
     declared.add(claim.quotas, "quotas")
     queues, cohorts, flavors = declared.everything()
-    scheduler = Scheduler(queues, cohorts, flavors, declared.rules, seats)
+    scheduler = Scheduler(queues, cohorts, flavors, declared.rules, node_fit)
     for document in claim.jobs:
         holder = declared.job(document, "jobs").admitted
         assert holder is not None

@@ -44,10 +44,12 @@ def facts_of(attempt: Attempt, rank: int | None, lately: Mapping[str, Incident],
         lately: The last incident of each of its machines that had one, by life.
         at: When the fault was seen.
     """
-    sick = {life.instance_id: lately[life.key] for life in attempt.nodes if life.key in lately}
+    faulty = {life.instance_id: lately[life.key] for life in attempt.nodes if life.key in lately}
     return AttributionFacts(
         machines=tuple(life.instance_id for life in attempt.nodes),
-        faulted_at={machine: incident.last_signal_at or incident.first_signal_at for machine, incident in sick.items()},
+        faulted_at={
+            machine: incident.last_signal_at or incident.first_signal_at for machine, incident in faulty.items()
+        },
         rank=rank,
         at=at,
     )
@@ -62,13 +64,13 @@ def attribute_fault(facts: AttributionFacts) -> Attribution | None:
     """
     place = facts.rank if facts.rank is not None else 0
     named = facts.machines[place] if place < len(facts.machines) else ""
-    sick = [
+    faulty = [
         (at, machine)
         for machine, at in facts.faulted_at.items()
         if machine in facts.machines and facts.at - LOOK_BACK <= at <= facts.at + LOOK_AHEAD
     ]
-    if sick:
-        first_at, machine = min(sick)
+    if faulty:
+        first_at, machine = min(faulty)
         others = (Alternative(option=named, why_not="what its rank reports may be a consequence"),)
         reason = f"{machine} showed a fault of its own at {first_at:%H:%M:%SZ}."
         return Attribution(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from evenkeel.domain.health.incidents import HurtJob, Incident, RepairProgress
+from evenkeel.domain.health.incidents import AffectedJob, Incident, RepairProgress
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
@@ -97,60 +97,67 @@ def node_valid(
     )
 
 
-class HurtNow(Value):
-    """A hurt job as it stands."""
+class AffectedJobState(Value):
+    """An interrupted job as it stands."""
 
-    hurt: HurtJob
+    affected: AffectedJob
     job: Job | None
-    hurt_attempt: Attempt | None
+    interrupted_attempt: Attempt | None
 
 
-def jobs_resumed(hurt: Iterable[HurtNow], incident: Incident, policy: Policy, *, now: datetime) -> WaitAnswer | None:
-    """Answer when each hurt job runs again, has ended, or can only wait its turn. None while one is on its way.
+def jobs_resumed(
+    affected: Iterable[AffectedJobState], incident: Incident, policy: Policy, *, now: datetime
+) -> WaitAnswer | None:
+    """Answer when each interrupted job runs again, has ended, or can only wait its turn. None while one is on its way.
 
     A job only waits its turn when it has been pending for a while and no machine will come of the node branch: until
     then its own capacity is still on its way.
     """
     waiting: list[str] = []
-    for each in hurt:
-        if each.job is None or _is_back(each.job, each.hurt) or _ran_on(each, incident):
+    for each in affected:
+        if each.job is None or _is_back(each.job, each.affected) or _ran_on(each, incident):
             continue
         if not _is_queued(each, incident, policy, now):
             return None
-        waiting.append(each.hurt.job_id)
+        waiting.append(each.affected.job_id)
     if waiting:
         names = ", ".join(waiting)
         return WaitAnswer(outcome=QUEUED, reason=f"{names} waits in the queue for capacity.", facts={"jobs": waiting})
-    return WaitAnswer(outcome=JOBS_RESUMED, reason="Every hurt job runs again or has ended.")
+    return WaitAnswer(outcome=JOBS_RESUMED, reason="Every interrupted job runs again or has ended.")
 
 
-def _is_back(job: Job, hurt: HurtJob) -> bool:
-    return job.state.is_at_rest or (job.current_attempt > hurt.attempt and job.state is JobState.RUNNING)
+def _is_back(job: Job, affected: AffectedJob) -> bool:
+    return job.state.is_at_rest or (job.current_attempt > affected.attempt and job.state is JobState.RUNNING)
 
 
-def _ran_on(each: HurtNow, incident: Incident) -> bool:
+def _ran_on(each: AffectedJobState, incident: Incident) -> bool:
     """Whether nobody ever stopped it, and nobody will: its node was found well, or was left alone, before its turn."""
-    job, attempt = each.job, each.hurt_attempt
+    job, attempt = each.job, each.interrupted_attempt
     if job is None or attempt is None or attempt.ended_at or not incident.node_branch:
         return False
     return job.state is JobState.RUNNING and job.stop_of(attempt.attempt) is None
 
 
 def overdue_at(
-    hurt: Iterable[HurtNow], incident: Incident, policy: Policy, *, deadline_at: datetime, now: datetime
+    affected: Iterable[AffectedJobState], incident: Incident, policy: Policy, *, deadline_at: datetime, now: datetime
 ) -> datetime:
-    """Return from when on hurt jobs that are not back are late: `deadline_at`, or later where one was stopped later.
+    """Return when interrupted jobs that do not run yet become late: `deadline_at`, or later after a later stop.
 
     A hold lets a job run on where it is. As long as the node branch has yet to stop it, nothing of it is late.
     """
-    began = [_stopped_at(each, incident, now) for each in hurt if each.job and not _is_back(each.job, each.hurt)]
+    began = [
+        _stopped_at(each, incident, now) for each in affected if each.job and not _is_back(each.job, each.affected)
+    ]
     allowed = timedelta(seconds=policy.jobs.resume_deadline_seconds)
     return max([deadline_at, *(at + allowed for at in began if at is not None)])
 
 
-def _stopped_at(each: HurtNow, incident: Incident, now: datetime) -> datetime | None:
-    """Return when a hurt attempt ended or was asked to; `now` while that is still to come, None where nobody will."""
-    job, attempt = each.job, each.hurt_attempt
+def _stopped_at(each: AffectedJobState, incident: Incident, now: datetime) -> datetime | None:
+    """Return when the interrupted attempt ended or was asked to stop.
+
+    `now` if that is still to come; None if no service will ask for it.
+    """
+    job, attempt = each.job, each.interrupted_attempt
     if attempt is None or attempt.ended_at:
         return attempt.ended_at if attempt else None
     request = job.stop_of(attempt.attempt) if job else None
@@ -159,10 +166,10 @@ def _stopped_at(each: HurtNow, incident: Incident, now: datetime) -> datetime | 
     return None if incident.node_branch else now
 
 
-def _is_queued(each: HurtNow, incident: Incident, policy: Policy, now: datetime) -> bool:
-    job, attempt = each.job, each.hurt_attempt
+def _is_queued(each: AffectedJobState, incident: Incident, policy: Policy, now: datetime) -> bool:
+    job, attempt = each.job, each.interrupted_attempt
     since = attempt.ended_at if attempt and attempt.ended_at else incident.opened_at
-    if job and job.state is JobState.STARTING and job.local_queue and job.current_attempt > each.hurt.attempt:
+    if job and job.state is JobState.STARTING and job.local_queue and job.current_attempt > each.affected.attempt:
         # It was handed to Kueue, who alone decides: that it is late there is no failure of the recovery.
         return now - since >= timedelta(seconds=policy.jobs.resume_deadline_seconds)
     if job is None or job.state is not JobState.PENDING or incident.node_branch not in NODE_LOST_OUTCOMES:

@@ -44,7 +44,7 @@ class Drain(Value):
     action: DrainMode
     grace_seconds: int
     grants_grace_on_faulty_node: bool
-    """Whether pods on the sick node get the same; otherwise they are ended at once, since they cannot save."""
+    """Whether pods on the faulty node get the same; otherwise they are ended at once, since they cannot save."""
     explanation: str
     """How that came to be, as a sentence goes on."""
     alternatives: tuple[Alternative, ...] = ()
@@ -80,7 +80,7 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
     allowed = math.ceil(facts.drain_seconds * policy.repair.drain_scale)
     cannot = facts.can_save is CanSave.NO
     if cannot and facts.drain_seconds == 0:
-        # The sick machine is to be left at once. What runs beside it may still have something to save.
+        # The faulty machine is to be left at once. What runs beside it may still have something to save.
         allowed = math.ceil(policy.jobs.others_save_seconds * policy.repair.drain_scale)
     if facts.drain_seconds >= 0 and allowed < grace:
         grace, why = allowed, "as the fault allows"
@@ -89,20 +89,20 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
         if left < grace:
             grace, why = max(0, left), f"so that it is done before the machine goes at {facts.deadline_at:%H:%M:%SZ}"
     if cannot:
-        why = f"{why}; the pods on the sick node cannot save and are ended at once"
+        why = f"{why}; the pods on the faulty node cannot save and are ended at once"
     return decided(grace, f"{grace} s to save, {why}", spares=not cannot)
 
 
 def finish_deadline(
-    wish: OnNodeFault, fault: Fault, *, opened_at: datetime, deadline_at: datetime | None, policy: Policy
+    requested: OnNodeFault, fault: Fault, *, opened_at: datetime, deadline_at: datetime | None, policy: Policy
 ) -> datetime | None:
-    """Return until when a job that asks for it may run on beside a sick machine's cordon; None where it may not.
+    """Return until when a job that asks for it may run on beside a faulty machine's cordon; None where it may not.
 
     Only where the machine can still be trusted with it: a fault that has the node left at once, or casts doubt on what
     is computed there, is no time to finish anything.
     """
     is_trusted = fault.drain_seconds != 0 and fault.checkpoint_trust is CheckpointTrust.TRUSTED
-    if wish is not OnNodeFault.FINISH or not is_trusted:
+    if requested is not OnNodeFault.FINISH or not is_trusted:
         return None
     until = opened_at + timedelta(seconds=policy.jobs.finish_seconds)
     if deadline_at is not None:

@@ -243,10 +243,10 @@ def _shared_cause(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy
     window = timedelta(seconds=policy.shared_cause_window_seconds)
     for cause in facts.causes:
         needed = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.machines))
-        sick = [at for at in cause.faulted_at if facts.now - at < window]
+        faulty = [at for at in cause.faulted_at if facts.now - at < window]
         still = cause.open_at
         if _is_wave(still, needed, window):
-            count = max(len(sick), len(still))
+            count = max(len(faulty), len(still))
             share = f"{count} of {max(cause.machines, count)} machines of {cause.kind} {cause.name}"
             reason = (
                 f"{share} are unhealthy, {needed} or more of them since within {_span(window)}, which is one cause and "
@@ -254,12 +254,12 @@ def _shared_cause(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy
                 f"automation release --cause {cause.key!r}."
             )
             return _Violation(reason, None, cause.key, still[0])
-        if len(sick) >= needed:
+        if len(faulty) >= needed:
             reason = (
-                f"{len(sick)} of {max(cause.machines, len(sick))} machines of {cause.kind} {cause.name} sickened within"
-                f" {_span(window)}, which is one cause and not {len(sick)} repairs: somebody should look."
+                f"{len(faulty)} of {max(cause.machines, len(faulty))} machines of {cause.kind} {cause.name} failed in"
+                f" {_span(window)}, which is one cause and not {len(faulty)} repairs: somebody should look."
             )
-            return _Violation(reason, sick[-needed] + window, cause.key, sick[0])
+            return _Violation(reason, faulty[-needed] + window, cause.key, faulty[0])
     return None
 
 
@@ -418,7 +418,7 @@ def shared_causes(
     life: str,
     pool: str,
     fleet: Iterable[FleetNode],
-    sick: Iterable[UnhealthyMachine],
+    faulty: Iterable[UnhealthyMachine],
     *,
     now: datetime,
     boot_seconds: int,
@@ -433,7 +433,7 @@ def shared_causes(
         life: The machine.
         pool: Its instance group or NodePool.
         fleet: Every machine that is remembered, those that are gone lately included.
-        sick: The machines that sickened lately, or have an open incident.
+        faulty: The machines that sickened lately, or have an open incident.
         now: The time.
         boot_seconds: As in `FleetNode.can_be_acted_on`.
         ended: When a person ended a cause, by its key. A machine that sickened before and had that cause counts for no
@@ -442,7 +442,7 @@ def shared_causes(
     known = {node.life.key: node for node in fleet}
     sick_at: dict[str, datetime] = {}
     open_at: dict[str, datetime] = {}
-    for each in sorted(sick, key=lambda one: one.at, reverse=True):
+    for each in sorted(faulty, key=lambda one: one.at, reverse=True):
         node = known.get(each.life)
         keys = (f"{kind}/{name}" for kind, name in _shared_with(node, node.pool if node else each.pool))
         if any(key in ended and each.at <= ended[key] for key in keys):
@@ -451,7 +451,7 @@ def shared_causes(
             sick_at[each.life] = each.at
             if each.is_open and not (node and node.is_gone):
                 open_at[each.life] = each.at
-    pools = {**{each.life: each.pool for each in sick}, **{key: node.pool for key, node in known.items()}}
+    pools = {**{each.life: each.pool for each in faulty}, **{key: node.pool for key, node in known.items()}}
     mine = known.get(life)
     causes = []
     for kind, name in _shared_with(mine, pool):

@@ -1,4 +1,4 @@
-"""How a hurt job comes back: the option with the least expected loss."""
+"""How an interrupted job comes back: the option with the least expected loss."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -32,7 +32,7 @@ class PoolCapacity(Value):
 
     pool: str
     usable: int
-    """Nodes free now, or when the hurt attempt has ended: schedulable, of a wanted type, not the sick one."""
+    """Nodes free now, or when the interrupted attempt has ended: schedulable, of a wanted type, not the sick one."""
     spares: int
     """How many of them only a recovery may take."""
 
@@ -67,7 +67,7 @@ class PreemptionCandidate(Value):
     team: str
     accelerators: int
     save_seconds: float
-    """Its grace: the hurt job has its nodes only after it."""
+    """Its grace: the interrupted job has its nodes only after it."""
     lost_work_seconds: float
     usd_per_hour_of_delay: float = 0
 
@@ -76,7 +76,7 @@ class ResumeDelays(Value):
     """How long each part of a way back is expected to take."""
 
     repair: Forecast
-    """Of the sick machine, by its first rung."""
+    """Of the faulty machine, by its first rung."""
     capacity: Forecast
     """Until the queue finds room by itself."""
     launch: Forecast
@@ -110,7 +110,7 @@ class ResumeFacts(Value):
     fault_class: str
     trust: CheckpointTrust
     first_signal_at: Instant
-    sick_life: str
+    faulty_life: str
     will_be_replaced: bool
     """The first rung replaces the machine, so this life is not to be seen again."""
     is_repaired: bool
@@ -177,7 +177,7 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
         nodes=best.nodes or facts.nodes,
         shrinks_at=best.shrinks_at or _shrinks_at(facts, best),
         # A life that is rebooted comes back healthy and may be the only room there is: only a replaced one is avoided.
-        avoid=(facts.sick_life,) if facts.will_be_replaced else (),
+        avoid=(facts.faulty_life,) if facts.will_be_replaced else (),
         distrust_after=distrust,
         demand=demand_after(facts.trust, facts.fault_class, policy),
         expected_seconds=best.seconds,
@@ -371,7 +371,7 @@ def lost_work(
     the poisoned window as well; never more than the attempt has run, all of which goes where nothing is saved.
 
     Args:
-        ran_seconds: How long the hurt attempt has trained.
+        ran_seconds: How long the interrupted attempt has trained.
         keeps_checkpoints: Whether the job has a checkpoint URI.
         distrusted_seconds: From the beginning of the poisoned window to the attempt's end; 0 where all is trusted.
         expected_checkpoint_seconds: Usual time between two checkpoints.
@@ -399,7 +399,7 @@ def lost_seconds(charge: Charge, job: Job | None, expected_checkpoint_seconds: f
 
 
 def distrust_after(trust: CheckpointTrust, first_signal_at: datetime, policy: JobPolicy) -> datetime | None:
-    """Return the time after which checkpoints of the hurt attempt are distrusted; None where all are trusted.
+    """Return the time after which checkpoints of the interrupted attempt are distrusted; None where all are trusted.
 
     Where time does not bound the damage the same line is drawn, and what lies before it must show by its own evidence
     that it is good.

@@ -31,7 +31,7 @@ class Rollback(StrEnum):
 class RollbackFacts(Value):
     """All that the answer rests on."""
 
-    hurt_attempt: int
+    interrupted_attempt: int
     current_attempt: int
     descent: tuple[Attempt, ...]
     """Attempts after the hurt one, the current one among them."""
@@ -40,7 +40,7 @@ class RollbackFacts(Value):
     distrusted_before: Instant | None
     """The window that the next attempt honoured already when it was launched."""
     demanded_before: CheckpointRequirement
-    """What the checkpoints of the hurt attempt had to have already then."""
+    """What the checkpoints of the interrupted attempt had to have already then."""
     rollbacks: int
 
 
@@ -101,7 +101,7 @@ def _root(facts: RollbackFacts) -> Attempt | None:
     while attempt is not None and attempt.launched_at is not None:
         if attempt.resume_from is None:
             return None if attempt.is_pinned else attempt
-        if attempt.resume_from.attempt <= facts.hurt_attempt:
+        if attempt.resume_from.attempt <= facts.interrupted_attempt:
             return attempt
         attempt = by_number.get(attempt.resume_from.attempt)
     return None

@@ -153,7 +153,7 @@ def resumed_incident(incident: Incident, node: UnhealthyNode, *, incident_id: st
         approval=approval,
         mode="",
         block=None,
-        hurt_jobs=(),
+        affected_jobs=(),
         unmanaged_workloads=(),
         repairs=(),
         progress=(),

@@ -57,11 +57,11 @@ class BurstPolicy(Section):
     """How long one pool may take to bring all nodes; then the next is asked."""
     quiet_seconds: Seconds = 300
     """How long nodes without work are kept for a job of theirs that waits again."""
-    loan_seconds: Deadline = 86_400
+    temporary_seconds: Deadline = 86_400
     """How long nodes that stand in for failed ones may be kept, if those are not back before."""
     most_offers: int = Field(default=4, ge=1, le=100)
     """Pools that are asked for one rental."""
-    rentals_per_pass: Tries = 4
+    rentals_per_cycle: Tries = 4
     """New rentals that one pass may begin."""
     spot_checkpoint_share: float = Field(default=0.1, gt=0, le=100)
     """Spot only where a checkpoint comes at least this often, as a share of the mean time between interruptions."""

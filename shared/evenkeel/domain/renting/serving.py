@@ -151,11 +151,11 @@ def decide_serving_rentals(
         For each node that is to be rented why; or one answer that says why none is.
     """
     patience = timedelta(seconds=short.registered.patience_seconds)
-    patient = [pod for pod in short.waiting if pod.created_at is None or seen.now - pod.created_at >= patience]
-    left = min(waiting, len(patient))
+    waiting_pods = [pod for pod in short.waiting if pod.created_at is None or seen.now - pod.created_at >= patience]
+    left = min(waiting, len(waiting_pods))
     decided: list[PlacementDecision] = []
     while left > 0 and len(decided) < most:
-        answer = choose_pool(_placement_facts(short, patient, left, seen, memory, policy))
+        answer = choose_pool(_placement_facts(short, waiting_pods, left, seen, memory, policy))
         if answer.action is not PlacementAction.RENT:
             return tuple(decided) or (answer,)
         decided.append(answer)
@@ -199,7 +199,7 @@ def pool_by_name(name: str, policy: Policy) -> RentedPool:
 
 def _placement_facts(
     short: ReplicaShortfall,
-    patient: Sequence[UnmanagedPod],
+    waiting_pods: Sequence[UnmanagedPod],
     left: int,
     seen: PlacementContext,
     memory: ServingState,
@@ -213,7 +213,7 @@ def _placement_facts(
     pools = policy.pools_for(registered)
     fewest = min((_replicas_per_node(pool.accelerators_per_node, per_replica) for pool in pools), default=1)
     together = min(left, fewest)
-    since = min((pod.created_at for pod in patient if pod.created_at), default=seen.now)
+    since = min((pod.created_at for pod in waiting_pods if pod.created_at), default=seen.now)
     waiting = JobDemand(
         job_id=holder_id(registered),
         team=registered.team,
@@ -232,7 +232,7 @@ def _placement_facts(
         for pool in committed_pools(seen.capacities, policy)
         if pool.cluster == registered.cluster
     )
-    rented = (rented_candidate(pool, seen, _differences(patient, pool, memory, seen.now)) for pool in pools)
+    rented = (rented_candidate(pool, seen, _differences(waiting_pods, pool, memory, seen.now)) for pool in pools)
     return PlacementFacts(
         job=waiting,
         candidates=(*committed, _no_extra_node(short), *rented),
@@ -242,9 +242,9 @@ def _placement_facts(
 
 
 def _differences(
-    patient: Iterable[UnmanagedPod], pool: RentedPool, memory: ServingState, now: datetime
+    waiting_pods: Iterable[UnmanagedPod], pool: RentedPool, memory: ServingState, now: datetime
 ) -> tuple[str, ...]:
-    whys = [why_not_schedulable(pod, pool) for pod in patient]
+    whys = [why_not_schedulable(pod, pool) for pod in waiting_pods]
     if whys and all(whys):
         return (whys[0],)
     if memory.not_before and now < memory.not_before:

@@ -113,8 +113,8 @@ def _judge(
         ending = judge_abandoned(seen, job, attempt, _failure(request.failure))
     if job.stop_of(attempt.attempt) is None:
         gone = lost_nodes(nodes, attempt.node_names, now, policy.jobs.lost_node_seconds)
-        sick = _sick(attempt, ledger) | {name for name, node in nodes.items() if shows_fault(node)}
-        return without_blame(ending, attempt, gone | sick)
+        faulty = _faulty(attempt, ledger) | {name for name, node in nodes.items() if shows_fault(node)}
+        return without_blame(ending, attempt, gone | faulty)
     return ending
 
 
@@ -135,7 +135,7 @@ def _failure(failure: Mapping[str, Any] | None) -> str:
     return f"{failure.get('Error', 'unknown')}: {error_message(str(failure.get('Cause', '')))}"[:500]
 
 
-def _sick(attempt: Attempt, ledger: Ledger) -> set[str]:
+def _faulty(attempt: Attempt, ledger: Ledger) -> set[str]:
     """Return the attempt's nodes with an open incident."""
     seats = zip(attempt.nodes, attempt.node_names, strict=True)
     return {name for life, name in seats if ledger.get(rows.open_key(life))}

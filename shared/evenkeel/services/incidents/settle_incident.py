@@ -202,7 +202,7 @@ def _page(incident: Incident, ledger: Ledger, pager: Pager, telemetry: Telemetry
     where = incident.node_name or incident.life.instance_id
     drill = "[drill] " if incident.is_drill else ""
     subject = f"{drill}{incident.incident_id}: {_STATE_TEXT[incident.state].rstrip('.').lower()}, {where}"
-    jobs = ", ".join(hurt.job_id for hurt in incident.hurt_jobs) or "none"
+    jobs = ", ".join(affected.job_id for affected in incident.affected_jobs) or "none"
     message = "\n".join(
         [
             f"{_STATE_TEXT[incident.state]} {incident.outcome}",

@@ -83,7 +83,7 @@ class Reader(Value):
 
     def sees_all_of(self, incident: Incident, ledger: Ledger) -> bool:
         """Whether the caller may read everything about every job that an incident interrupted."""
-        return all(self.sees_job(hurt.job_id, ledger) for hurt in incident.hurt_jobs)
+        return all(self.sees_job(affected.job_id, ledger) for affected in incident.affected_jobs)
 
     def view(self, job: Job) -> Job:
         """Return a job as the caller may see it."""

@@ -82,7 +82,7 @@ def why_incident(ledger: Ledger, incident_id: str, reader: Reader, *, now: datet
     incident = read_incidents.load_incident(ledger, incident_id)
     sees_all = reader.sees_all_of(incident, ledger)
     decided = [each for each in _decisions(ledger, incident_id) if sees_all or each.kind in disclosure.NODE_KINDS]
-    jobs = read_incidents.load_hurt(ledger, incident)
+    jobs = read_incidents.load_affected_jobs(ledger, incident)
     return {
         "subject": incident_id,
         "kind": "incident",

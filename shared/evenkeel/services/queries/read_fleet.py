@@ -35,7 +35,7 @@ _MAX_UNRESOLVED = 100
 _MOST_LEFT = 50
 """Older incidents that are looked up by the machines and jobs which they left behind."""
 _MAX_INTERRUPTED = 200
-"""Hurt jobs that are looked up one by one, where not all that are alive could be listed."""
+"""Interrupted jobs that are looked up one by one, where not all that are alive could be listed."""
 _MOST_SHOWN = 50
 """Incidents at work, and as many that need a person, that are shown and not only counted."""
 _MOST_TEAMS = 100
@@ -209,8 +209,8 @@ def show_node(ledger: Ledger, clusters: Iterable[str], instance_id: str) -> Json
             left = rows.read(row, UnhealthyNode) if row else None
             why = left if left and not left.trusted_by else None
             person = person_cordons.load(ledger).get(node.life.key)
-            sick = is_unhealthy(node.marks, left)
-            return _node(node, _incident_of(ledger, node), person, why, is_unhealthy=sick)
+            faulty = is_unhealthy(node.marks, left)
+            return _node(node, _incident_of(ledger, node), person, why, is_unhealthy=faulty)
     raise known_names.no_node(instance_id, ledger)
 
 
@@ -353,7 +353,7 @@ class _JobCache:
 
     def of(self, incident: Incident) -> list[Job]:
         """Return those that an incident hurt."""
-        found = (self._row(hurt.job_id) for hurt in incident.hurt_jobs)
+        found = (self._row(affected.job_id) for affected in incident.affected_jobs)
         return [rows.read(row, Job) for row in found if row is not None]
 
     def _row(self, job_id: str) -> Row | None:
@@ -449,7 +449,7 @@ def _incident(ledger: Ledger, incident: Incident, now: datetime, *, needs_you: b
     return read_incidents.summary(incident, now) | {
         "needsYou": needs_you,
         "nodeLane": read_incidents.node_lane(incident),
-        "jobLanes": read_incidents.job_lanes(incident, read_incidents.load_hurt(ledger, incident)),
+        "jobLanes": read_incidents.job_lanes(incident, read_incidents.load_affected_jobs(ledger, incident)),
     }
 
 

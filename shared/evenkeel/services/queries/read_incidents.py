@@ -8,7 +8,14 @@ from typing import Any
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import default_catalogue
-from evenkeel.domain.health.incidents import Evidence, HurtJob, Incident, IncidentState, StageTimes, StoredRecoveryPlan
+from evenkeel.domain.health.incidents import (
+    AffectedJob,
+    Evidence,
+    Incident,
+    IncidentState,
+    StageTimes,
+    StoredRecoveryPlan,
+)
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
@@ -55,7 +62,7 @@ def show_incident(ledger: Ledger, incident_id: str, reader: Reader, *, now: date
     evidence = [_visible(rows.read(row, Evidence), reader, ledger) for row in stored]
     return summary(incident, now) | {
         "nodeLane": node_lane(incident),
-        "jobLanes": job_lanes(there := with_jobs(ledger, [incident])[0], load_hurt(ledger, there)),
+        "jobLanes": job_lanes(there := with_jobs(ledger, [incident])[0], load_affected_jobs(ledger, there)),
         "stages": incident.stages.to_json(),
         "took": stage_seconds(incident.stages),
         "evidence": [_evidence(each) for each in evidence],
@@ -114,9 +121,9 @@ def load_incident(ledger: Ledger, incident_id: str) -> Incident:
     return rows.load(ledger, rows.incident_key(incident_id), Incident, f"incident {incident_id}")
 
 
-def load_hurt(ledger: Ledger, incident: Incident) -> dict[str, Job]:
+def load_affected_jobs(ledger: Ledger, incident: Incident) -> dict[str, Job]:
     """Read the jobs that an incident hurt, those that still exist."""
-    found = {hurt.job_id: ledger.get(rows.job_key(hurt.job_id)) for hurt in incident.hurt_jobs}
+    found = {affected.job_id: ledger.get(rows.job_key(affected.job_id)) for affected in incident.affected_jobs}
     return {job_id: rows.read(row, Job) for job_id, row in found.items() if row is not None}
 
 
@@ -163,7 +170,7 @@ def summary(incident: Incident, now: datetime) -> Json:
         "approval": incident.approval.to_json() if incident.approval else None,
         "replacementInstanceId": incident.replacement_instance_id or None,
         "repairs": list(incident.repairs),
-        "hurtJobs": [hurt.to_json() for hurt in incident.hurt_jobs],
+        "affectedJobs": [affected.to_json() for affected in incident.affected_jobs],
         "unmanagedWorkloads": list(incident.unmanaged_workloads),
         "evidenceCount": incident.evidence_count,
         "firstSignalAt": rfc3339(incident.first_signal_at),
@@ -266,20 +273,22 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
     An attempt that was lost or failed there since about the first signal counts too.
     """
     listed = list(incidents)
-    blind = [each for each in listed if not each.hurt_jobs and not _has_found_jobs(each)]
+    blind = [each for each in listed if not each.affected_jobs and not _has_found_jobs(each)]
     if not blind:
         return listed
     since = min(each.first_signal_at for each in blind) - _ATTRIBUTION_WINDOW
     found, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MOST_ATTEMPTS)
     ended, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MOST_ATTEMPTS, newest_first=True)
     attempts = [rows.read(row, Attempt) for row in (*found, *ended)]
-    there: dict[str, dict[str, HurtJob]] = defaultdict(dict)
+    there: dict[str, dict[str, AffectedJob]] = defaultdict(dict)
     for attempt in sorted(attempts, key=lambda each: each.attempt):
-        was_hurt = attempt.state in (AttemptState.LOST, AttemptState.FAILED) and (attempt.ended_at or since) >= since
-        if attempt.ended_at is None or was_hurt:
+        was_interrupted = (
+            attempt.state in (AttemptState.LOST, AttemptState.FAILED) and (attempt.ended_at or since) >= since
+        )
+        if attempt.ended_at is None or was_interrupted:
             for life in attempt.nodes:
-                there[life.key][attempt.job_id] = HurtJob(job_id=attempt.job_id, attempt=attempt.attempt)
-    return [each.but(hurt_jobs=tuple(there[each.life.key].values())) if each in blind else each for each in listed]
+                there[life.key][attempt.job_id] = AffectedJob(job_id=attempt.job_id, attempt=attempt.attempt)
+    return [each.but(affected_jobs=tuple(there[each.life.key].values())) if each in blind else each for each in listed]
 
 
 def _has_found_jobs(incident: Incident) -> bool:
@@ -292,17 +301,17 @@ def _has_found_jobs(incident: Incident) -> bool:
 
 
 def job_lanes(incident: Incident, jobs: dict[str, Job]) -> list[Json]:
-    """Say where each hurt job stands."""
+    """Say where each interrupted job stands."""
     is_stopped = incident.plan is not None and (incident.plan.outcome == "ACT" or is_approved(incident))
     return [
-        _job_lane(hurt.job_id, hurt.attempt, jobs.get(hurt.job_id), is_stopped=is_stopped)
-        for hurt in incident.hurt_jobs
+        _job_lane(affected.job_id, affected.attempt, jobs.get(affected.job_id), is_stopped=is_stopped)
+        for affected in incident.affected_jobs
     ]
 
 
-def is_job_back(job: Job, hurt_attempt: int) -> bool:
-    """Whether a hurt job needs nothing more: it runs on a later attempt, has ended, or is held back."""
-    return job.state.is_at_rest or (job.current_attempt > hurt_attempt and job.state is JobState.RUNNING)
+def is_job_back(job: Job, interrupted_attempt: int) -> bool:
+    """Whether an interrupted job needs nothing more: it runs on a later attempt, has ended, or is held back."""
+    return job.state.is_at_rest or (job.current_attempt > interrupted_attempt and job.state is JobState.RUNNING)
 
 
 def needs_person(incident: Incident, jobs: Iterable[Job], holder: FleetNode | None, now: datetime) -> bool:
@@ -313,8 +322,8 @@ def needs_person(incident: Incident, jobs: Iterable[Job], holder: FleetNode | No
     """
     if incident.state not in NEEDS_PERSON_STATES:
         return False
-    hurt = {item.job_id: item.attempt for item in incident.hurt_jobs}
-    if any(not is_job_back(job, hurt[job.job_id]) for job in jobs if job.job_id in hurt):
+    affected = {item.job_id: item.attempt for item in incident.affected_jobs}
+    if any(not is_job_back(job, affected[job.job_id]) for job in jobs if job.job_id in affected):
         return True
     if holder is None:
         return now - (incident.stages.settled_at or incident.opened_at) < FRESH_FOR
@@ -336,7 +345,7 @@ def _stage(field: str) -> str:
 
 
 def _job_lane(job_id: str, attempt: int, job: Job | None, *, is_stopped: bool) -> Json:
-    lane: Json = {"jobId": job_id, "name": job.spec.name if job else None, "hurtAttempt": attempt}
+    lane: Json = {"jobId": job_id, "name": job.spec.name if job else None, "interruptedAttempt": attempt}
     if job is None:
         return lane | {"phase": "no longer known", "status": "idle", "since": None}
     later = job.current_attempt > attempt

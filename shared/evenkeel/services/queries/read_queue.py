@@ -183,7 +183,7 @@ def plan(
     capacities = request_facts.with_reservation_ends(
         reserve_rented_nodes(_node_capacity(ledger, charges), (), policy.burst.pools), policy
     )
-    others = _heads(ledger, setup, policy.scheduling.heads_per_pass)
+    others = _heads(ledger, setup, policy.scheduling.heads_per_cycle)
     pending = tuple(request_facts.admission_request(each, policy, now) for each in (*others, job))
     tree = ledger.partition(rows.tree_key().table, rows.tree_key().pk, rows.tree_key().sk) if setup.has_teams else ()
     memory = scheduler_state.SchedulerState.model_validate((tree[0].doc.get("memory") if tree else None) or {})

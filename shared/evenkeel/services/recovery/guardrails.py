@@ -73,7 +73,7 @@ class GuardrailInputs:
         return tuple(rows.read(row, FleetNode) for row in found)
 
     @cached_property
-    def sick(self) -> tuple[Incident, ...]:
+    def faulty(self) -> tuple[Incident, ...]:
         """The incidents that sickened a machine within the window or are open, with a fault that calls for a repair."""
         return tuple(
             incident
@@ -135,14 +135,14 @@ class GuardrailInputs:
         )
         if act in REPAIRS:
             boot_seconds = self.policy.watch.first_boot_grace_seconds
-            sick = [
-                UnhealthyMachine(each.life.key, each.pool, each.opened_at, self._is_still_sick(each))
-                for each in self.sick
+            faulty = [
+                UnhealthyMachine(each.life.key, each.pool, each.opened_at, self._is_still_faulty(each))
+                for each in self.faulty
                 if incident.is_drill or not each.is_drill
             ]
             facts = facts.but(
                 causes=shared_causes(
-                    life, pool, self.nodes, sick, now=self.now, boot_seconds=boot_seconds, ended=self._ended
+                    life, pool, self.nodes, faulty, now=self.now, boot_seconds=boot_seconds, ended=self._ended
                 ),
                 group_facts=tuple(
                     fact
@@ -156,7 +156,7 @@ class GuardrailInputs:
     def _window(self) -> timedelta:
         return timedelta(seconds=self.policy.repair.guardrails.shared_cause_window_seconds)
 
-    def _is_still_sick(self, incident: Incident) -> bool:
+    def _is_still_faulty(self, incident: Incident) -> bool:
         """Whether an incident is open and its machine was not seen well, by evidence that is not old."""
         node = self._by_life.get(incident.life.key)
         is_well = node is not None and node.is_ready and not node.marks and node.provider_status in ("", "Running")

@@ -63,7 +63,7 @@ def run(
     stored = _outcome_in_force(incident, request)
     if stored and stored.outcome is not PlanOutcome.ASK:
         return stored
-    # Side by side: until the cordon, each of these round trips is time in which new pods land on a sick node.
+    # Side by side: until the cordon, each of these round trips is time in which new pods land on a faulty node.
     with ThreadPoolExecutor(max_workers=3) as readers:
         nodes = readers.submit(cluster.nodes, incident.life.cluster)
         records = readers.submit(provider.nodes)

@@ -1,6 +1,6 @@
 """State ProtectJobs of recover_node: stop what runs on the node, with the grace that its fault allows.
 
-For each hurt job: a StopRequest on the job, then its workload is deleted. Its own workflow settles the attempt.
+For each interrupted job: a StopRequest on the job, then its workload is deleted. Its own workflow settles the attempt.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import assert_never
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.health.faults import FaultClass
-from evenkeel.domain.health.incidents import HurtJob, Incident, JobAction
+from evenkeel.domain.health.incidents import AffectedJob, Incident, JobAction
 from evenkeel.domain.health.intake import checkpoint_trust_of
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, StopRequest
@@ -66,7 +66,7 @@ class Outcome(Value):
     outcome: str
     """PROTECTED, NO_JOBS, or HELD where they are to be stopped and may not be yet."""
     reason: str
-    jobs: tuple[HurtJob, ...] = ()
+    jobs: tuple[AffectedJob, ...] = ()
 
 
 def run(
@@ -125,27 +125,31 @@ def protect(
 
     Idempotent: yes, as `run`.
     """
-    found = find_hurt(incident, ledger=ledger, cluster=cluster, policy=policy)
+    found = find_affected_jobs(incident, ledger=ledger, cluster=cluster, policy=policy)
     incident = _remember(incident, found, ledger)
     if job_action(incident) in (JobAction.MOVE, JobAction.LEAVE):
-        for hurt in incident.hurt_jobs:
-            _excuse_failure(incident, hurt, ledger, now)
-    if not incident.hurt_jobs:
+        for affected in incident.affected_jobs:
+            _excuse_failure(incident, affected, ledger, now)
+    if not incident.affected_jobs:
         return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
     verdict = guardrails.check_stop_allowed(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
     if not verdict.allowed:
-        return Outcome(outcome="PROTECTED", reason=f"The jobs run on. {verdict.reason}", jobs=incident.hurt_jobs)
+        return Outcome(outcome="PROTECTED", reason=f"The jobs run on. {verdict.reason}", jobs=incident.affected_jobs)
     incident, finishing = _allow_finish(incident, ledger, policy, now)
-    leaving = [hurt for hurt in incident.hurt_jobs if hurt.job_id not in finishing]
-    stopped = [hurt for hurt in leaving if _stop(incident, hurt, ledger, cluster, ids, telemetry, policy, now)]
+    leaving = [affected for affected in incident.affected_jobs if affected.job_id not in finishing]
+    stopped = [
+        affected for affected in leaving if _stop(incident, affected, ledger, cluster, ids, telemetry, policy, now)
+    ]
     _record_stops(incident, stopped, ledger, now)
     telemetry.count("JobsProtected", len(stopped))
-    messages = [f"Stopped to be moved: {', '.join(hurt.job_id for hurt in leaving)}."] if leaving else []
+    messages = [f"Stopped to be moved: {', '.join(affected.job_id for affected in leaving)}."] if leaving else []
     messages += [f"May run to its end: {', '.join(sorted(finishing))}."] if finishing else []
-    return Outcome(outcome="PROTECTED", reason=" ".join(messages), jobs=incident.hurt_jobs)
+    return Outcome(outcome="PROTECTED", reason=" ".join(messages), jobs=incident.affected_jobs)
 
 
-def find_hurt(incident: Incident, *, ledger: Ledger, cluster: Cluster, policy: Policy) -> tuple[HurtJob, ...]:
+def find_affected_jobs(
+    incident: Incident, *, ledger: Ledger, cluster: Cluster, policy: Policy
+) -> tuple[AffectedJob, ...]:
     """Find the jobs whose current attempt has its place on the node: by its pods there, and by the ledger.
 
     An attempt that ended there already, since about the first signal, counts too: it was hurt all the same, its job
@@ -156,11 +160,11 @@ def find_hurt(incident: Incident, *, ledger: Ledger, cluster: Cluster, policy: P
     there = [seen for seen in cluster.workloads(here) if any(pod.node_name == incident.node_name for pod in seen.pods)]
     owned = attempt_rows.owned(ledger, ((here, seen) for seen in there))
     candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in owned}
-    for attempt in (*_live(ledger), *_ended_since(_hurt_since(incident, policy), ledger)):
+    for attempt in (*_live(ledger), *_ended_since(_affected_since(incident, policy), ledger)):
         if any(life.key == incident.life.key for life in attempt.nodes):
             candidates.add((attempt.job_id, attempt.attempt))
-    hurt = [HurtJob(job_id=job, attempt=number) for job, number in sorted(candidates)]
-    return tuple(each for each in hurt if _is_hurt(each, incident, ledger, policy))
+    affected = [AffectedJob(job_id=job, attempt=number) for job, number in sorted(candidates)]
+    return tuple(each for each in affected if _is_affected(each, incident, ledger, policy))
 
 
 def _live(ledger: Ledger) -> Iterator[Attempt]:
@@ -177,7 +181,7 @@ def _ended_since(since: datetime, ledger: Ledger) -> Iterator[Attempt]:
         yield attempt
 
 
-def _hurt_since(incident: Incident, policy: Policy) -> datetime:
+def _affected_since(incident: Incident, policy: Policy) -> datetime:
     """Return from when on an end on the node is laid on its fault, which began before its first signal.
 
     Where the fault can corrupt, an attempt that ended in the poisoned window saved in it, too.
@@ -186,68 +190,72 @@ def _hurt_since(incident: Incident, policy: Policy) -> datetime:
     return min(blamed, distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs) or blamed)
 
 
-def _is_hurt(hurt: HurtJob, incident: Incident, ledger: Ledger, policy: Policy) -> bool:
-    loaded = _load(hurt, ledger)
+def _is_affected(affected: AffectedJob, incident: Incident, ledger: Ledger, policy: Policy) -> bool:
+    loaded = _load(affected, ledger)
     if loaded is None:
         return False
     job, _, attempt = loaded
     if job.state.has_ended:
         return False
     if attempt.ended_at is None:
-        return job.current_attempt == hurt.attempt
-    return attempt.state in (AttemptState.LOST, AttemptState.FAILED) and attempt.ended_at >= _hurt_since(
+        return job.current_attempt == affected.attempt
+    return attempt.state in (AttemptState.LOST, AttemptState.FAILED) and attempt.ended_at >= _affected_since(
         incident, policy
     )
 
 
-def _load(hurt: HurtJob, ledger: Ledger) -> tuple[Job, int, Attempt] | None:
-    job = ledger.get(rows.job_key(hurt.job_id))
-    attempt = ledger.get(rows.attempt_key(hurt.job_id, hurt.attempt))
+def _load(affected: AffectedJob, ledger: Ledger) -> tuple[Job, int, Attempt] | None:
+    job = ledger.get(rows.job_key(affected.job_id))
+    attempt = ledger.get(rows.attempt_key(affected.job_id, affected.attempt))
     if job is None or attempt is None:
         return None
     return rows.read(job, Job), job.version, rows.read(attempt, Attempt)
 
 
-def _remember(incident: Incident, found: tuple[HurtJob, ...], ledger: Ledger) -> Incident:
+def _remember(incident: Incident, found: tuple[AffectedJob, ...], ledger: Ledger) -> Incident:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         # A job is listed once, with the latest attempt that was hurt here.
-        before = {hurt.job_id: hurt for hurt in current.hurt_jobs}
-        later = [hurt for hurt in found if hurt.job_id not in before or before[hurt.job_id].attempt < hurt.attempt]
-        merged = before | {hurt.job_id: hurt for hurt in later}
-        hurt_jobs = tuple(merged.values())
-        return None if hurt_jobs == current.hurt_jobs else (current.but(hurt_jobs=hurt_jobs), [])
+        before = {affected.job_id: affected for affected in current.affected_jobs}
+        later = [
+            affected
+            for affected in found
+            if affected.job_id not in before or before[affected.job_id].attempt < affected.attempt
+        ]
+        merged = before | {affected.job_id: affected for affected in later}
+        affected_jobs = tuple(merged.values())
+        return None if affected_jobs == current.affected_jobs else (current.but(affected_jobs=affected_jobs), [])
 
     return incident_record.update(ledger, incident.incident_id, change)
 
 
-def _excuse_failure(incident: Incident, hurt: HurtJob, ledger: Ledger, now: datetime) -> None:
+def _excuse_failure(incident: Incident, affected: AffectedJob, ledger: Ledger, now: datetime) -> None:
     """Take back a failure that was laid on the application before its node was known to be sick.
 
     In one commit with the incident's note of it, so that it is taken back once.
     """
     for _ in range(incident_record.MAX_TRIES):
-        loaded = None if hurt.is_failure_excused else _load(hurt, ledger)
+        loaded = None if affected.is_failure_excused else _load(affected, ledger)
         if loaded is None:
             return
         job, job_version, attempt = loaded
         if attempt.state is not AttemptState.FAILED or job.state.has_ended or job.application_failures == 0:
             return
         current, version = incident_record.load(ledger, incident.incident_id)
-        if hurt not in current.hurt_jobs:
+        if affected not in current.affected_jobs:
             return
-        noted = tuple(each.but(is_failure_excused=True) if each == hurt else each for each in current.hurt_jobs)
+        noted = tuple(each.but(is_failure_excused=True) if each == affected else each for each in current.affected_jobs)
         subject = incident.incident_id
-        text = f"The failure of attempt {hurt.attempt} is not the application's: its node was sick ({subject})."
+        text = f"The failure of attempt {affected.attempt} is not the application's: its node was sick ({subject})."
         try:
             ledger.commit(
-                Put(rows.incident_row(current.but(hurt_jobs=noted), version)),
+                Put(rows.incident_row(current.but(affected_jobs=noted), version)),
                 Put(rows.job_row(_without_failure(job), job_version)),
                 incident_record.timeline_put(job.job_id, "forgiven", text, at=now, writer=WRITER),
             )
         except Conflict:
             continue
         return
-    raise Conflict(f"{hurt.job_id} kept changing while its failure was to be taken back")
+    raise Conflict(f"{affected.job_id} kept changing while its failure was to be taken back")
 
 
 def _without_failure(job: Job) -> Job:
@@ -258,12 +266,12 @@ def _allow_finish(incident: Incident, ledger: Ledger, policy: Policy, now: datet
     """Let the jobs that ask for it run on beside the cordon; the repair waits for them as the plan now says."""
     fault = policy.catalogue.look_up(incident.fault_key)
     until: dict[str, datetime] = {}
-    for hurt in incident.hurt_jobs:
-        loaded = _load(hurt, ledger)
+    for affected in incident.affected_jobs:
+        loaded = _load(affected, ledger)
         wish = loaded[0].spec.on_node_fault if loaded and loaded[2].ended_at is None else OnNodeFault.MOVE
         at = finish_deadline(wish, fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=policy)
         if at is not None and at > now:
-            until[hurt.job_id] = at
+            until[affected.job_id] = at
     if not until or incident.plan is None or job_action(incident) is not JobAction.MOVE:
         return incident, frozenset()
     latest = max(until.values())
@@ -298,14 +306,14 @@ def _drain(incident: Incident, job: Job, policy: Policy, now: datetime) -> Drain
     return plan_drain(facts, policy)
 
 
-def _request(incident: Incident, hurt: HurtJob, drain: Drain, policy: Policy, now: datetime) -> StopRequest:
+def _request(incident: Incident, affected: AffectedJob, drain: Drain, policy: Policy, now: datetime) -> StopRequest:
     """Return the request to stop an attempt."""
     fault, act = policy.catalogue.look_up(incident.fault_key), job_action(incident)
     where = incident.node_name or incident.life.instance_id
     moves = act in (JobAction.MOVE, JobAction.LEAVE)
     reason = f"{where} is sick: {fault.name}" if moves else f"{fault.name} on {where}"
     return StopRequest(
-        attempt=hurt.attempt,
+        attempt=affected.attempt,
         reason=f"{reason} ({incident.incident_id}).",
         by=f"recover_node/{incident.incident_id}",
         outcome=AttemptState.LOST if moves else AttemptState.FAILED,
@@ -321,7 +329,7 @@ def _request(incident: Incident, hurt: HurtJob, drain: Drain, policy: Policy, no
 
 def _stop(
     incident: Incident,
-    hurt: HurtJob,
+    affected: AffectedJob,
     ledger: Ledger,
     cluster: Cluster,
     ids: Ids,
@@ -331,17 +339,17 @@ def _stop(
 ) -> bool:
     """Ask an attempt to stop and delete its workload; False where it has ended or somebody else had asked."""
     for _ in range(incident_record.MAX_TRIES):
-        loaded = _load(hurt, ledger)
+        loaded = _load(affected, ledger)
         if loaded is None:
             return False
         job, version, attempt = loaded
-        if attempt.state.has_ended or job.current_attempt != hurt.attempt:
+        if attempt.state.has_ended or job.current_attempt != affected.attempt:
             return False
-        asked = job.stop_of(hurt.attempt)
+        asked = job.stop_of(affected.attempt)
         by = f"recover_node/{incident.incident_id}"
         if asked is None:
             drain = _drain(incident, job, policy, now)
-            asked = _request(incident, hurt, drain, policy, now)
+            asked = _request(incident, affected, drain, policy, now)
             record = _record(incident, drain, ids, policy, now)
             text = f"Stopped: {asked.reason} It gets {drain.explanation}."
             line = incident_record.timeline_put(
@@ -359,9 +367,9 @@ def _stop(
             cluster.stop(attempt, asked.grace_seconds, asked.nodes_without_grace)
         except EvenkeelError as error:
             # The request is recorded: the attempt's own workflow and the sweeper carry it out, too.
-            telemetry.warning("Pods were not stopped", job_id=job.job_id, attempt=hurt.attempt, detail=str(error))
+            telemetry.warning("Pods were not stopped", job_id=job.job_id, attempt=affected.attempt, detail=str(error))
         return asked.by == by
-    raise Conflict(f"{hurt.job_id} kept changing while its attempt {hurt.attempt} was to be stopped")
+    raise Conflict(f"{affected.job_id} kept changing while its attempt {affected.attempt} was to be stopped")
 
 
 def _record(incident: Incident, drain: Drain, ids: Ids, policy: Policy, now: datetime) -> Decision:
@@ -380,11 +388,11 @@ def _record(incident: Incident, drain: Drain, ids: Ids, policy: Policy, now: dat
     )
 
 
-def _record_stops(incident: Incident, stopped: list[HurtJob], ledger: Ledger, now: datetime) -> None:
+def _record_stops(incident: Incident, stopped: list[AffectedJob], ledger: Ledger, now: datetime) -> None:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if not stopped or current.stages.jobs_stopped_at is not None:
             return None
-        names = ", ".join(f"{hurt.job_id} (attempt {hurt.attempt})" for hurt in stopped)
+        names = ", ".join(f"{affected.job_id} (attempt {affected.attempt})" for affected in stopped)
         line = incident_record.timeline_put(
             current.incident_id, "job", f"Asked to stop, to run elsewhere: {names}.", at=now, writer=WRITER
         )

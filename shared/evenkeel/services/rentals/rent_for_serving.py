@@ -134,7 +134,7 @@ def plan_rentals(
     places = {f"{demand.cluster}/{demand.job_id}": place for place, demand in enumerate(seen.demands)}
     labels = {name: f"{each.cluster}/{each.label}" for name, each in registered.items()}
     common: PlacementContext | None = None
-    left, serving_rental_plans = policy.burst.rentals_per_pass, []
+    left, serving_rental_plans = policy.burst.rentals_per_cycle, []
     for name in sorted(registered, key=lambda each: (places.get(labels[each], len(places)), each)):
         each, (memory, version) = registered[name], memories[name]
         rental_plan = ServingRentalPlan(each, memory, version)

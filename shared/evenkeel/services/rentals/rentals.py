@@ -182,7 +182,7 @@ def place_waiting_jobs(
         why_not = why_rental_would_not_help(would, pool)
         if why_not:
             answers[job.job_id] = why_not
-        elif begun >= burst.rentals_per_pass:
+        elif begun >= burst.rentals_per_cycle:
             answers[job.job_id] = "It is rented for in one of the next passes."
         else:
             begun += 1
@@ -307,7 +307,7 @@ def begin(
     record = record_of(placed, ids.new("dec"), policy, mode, now)
     plan = job.live_plan()
     plan = plan if plan and plan.lost_committed else None
-    due_at = now + timedelta(seconds=policy.burst.loan_seconds) if plan else None
+    due_at = now + timedelta(seconds=policy.burst.temporary_seconds) if plan else None
     temporary = f" On loan for {plan.incident_id}, until {due_at:%d %b %H:%M} UTC at the latest." if plan else ""
     reason = f"{nodes_subject(job.spec.nodes, pool.name)} rented for it. {placed.reason}{temporary}"
     rental = Rental(

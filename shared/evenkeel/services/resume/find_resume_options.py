@@ -1,4 +1,4 @@
-"""What others could give a hurt job: rented nodes, or the place of work that a pass would stop for it.
+"""What others could give an interrupted job: rented nodes, or the place of work that a pass would stop for it.
 
     job as it will wait ── its charge released, its nodes free, the sick one out ─▶ the rules of a pass ─▶ offers
 
@@ -46,12 +46,12 @@ class ResumeOffers(NamedTuple):
 
 
 class InterruptedJob(NamedTuple):
-    """The hurt job."""
+    """The interrupted job."""
 
     job: Job
     attempt: Attempt
     """It has ended, or is about to."""
-    sick_node: str
+    faulty_node: str
     """By name; empty where every machine is as good as before."""
     avoid: tuple[str, ...]
     """Life keys not to be used again."""
@@ -66,10 +66,10 @@ def run(
     policy: Policy,
     now: datetime,
 ) -> ResumeOffers:
-    """Ask the rules of a pass what renting, or stopping others, would do for a hurt job.
+    """Ask the rules of a pass what renting, or stopping others, would do for an interrupted job.
 
     Args:
-        interrupted: The job, its hurt attempt, and what is sick.
+        interrupted: The job, its interrupted attempt, and what is sick.
         nodes: Of the cluster in which it ran, and of its own.
         in_use: Accelerators that live pods use there, by node.
         ledger: Read only: set-up, charges, rentals, who waits.
@@ -104,7 +104,7 @@ def _unavailable(option: ResumeOption, why_not: str) -> ResumeOffer:
 
 
 class _Fleet(NamedTuple):
-    """The fleet as it will be once the hurt attempt has let go of its machines."""
+    """The fleet as it will be once the interrupted attempt has let go of its machines."""
 
     capacities: tuple[NodeCapacity, ...]
     charges: tuple[Charge, ...]
@@ -203,7 +203,7 @@ def _remaining_rentals(interrupted: InterruptedJob, rented: rentals.RentalBook) 
         rentals=tuple(
             each
             for each in rented.rentals
-            if (each.job_id, interrupted.sick_node in each.node_names) != (interrupted.job.job_id, True)
+            if (each.job_id, interrupted.faulty_node in each.node_names) != (interrupted.job.job_id, True)
         )
     )
 
@@ -235,7 +235,7 @@ def _node_capacity(
         (Node(life=_placeholder_life(node, now), kubernetes=node) for node in seen), beside, charges, ()
     )
     return tuple(
-        capacity.but(unschedulable_reason="sick", free=0) if capacity.node_name == interrupted.sick_node else capacity
+        capacity.but(unschedulable_reason="sick", free=0) if capacity.node_name == interrupted.faulty_node else capacity
         for capacity in found
     )
 
@@ -251,7 +251,7 @@ def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], ledger: Ledger
     evictions, and interrupted ones that a released charge names.
     """
     prefixes = [rows.queue_prefix(team) for team in setup.by_name] or [""]
-    state, heads = f"JOB#{JobState.PENDING}", policy.scheduling.heads_per_pass
+    state, heads = f"JOB#{JobState.PENDING}", policy.scheduling.heads_per_cycle
     pages = [ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes]
     listed = {row.key: row for page in pages for row in page.rows}
     behind = [key for key in map(rows.job_key, kept) if key not in listed]
@@ -263,7 +263,7 @@ def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], ledger: Ledger
 
 
 def _as_waiting(interrupted: InterruptedJob, option: ResumeOption, now: datetime) -> Job:
-    """Return the job as it waits once its hurt attempt has ended, if its way back is this one."""
+    """Return the job as it waits once its interrupted attempt has ended, if its way back is this one."""
     plan = ResumePlan(
         incident_id="",
         after_attempt=interrupted.job.current_attempt,

@@ -1,4 +1,4 @@
-"""State PlanResume of recover_node: choose for each hurt job the way back with the least loss, and ask for a pass.
+"""State PlanResume of recover_node: choose how each interrupted job resumes, and request a scheduling cycle.
 
 The plan is recorded on the job; only `schedule_jobs` acts on it.
 """
@@ -14,7 +14,7 @@ from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.economics.forecasts import forecast, launch_durations, repair_durations
 from evenkeel.domain.elastic.grow_shrink import NodeLossFacts
 from evenkeel.domain.elastic.sizes import ElasticJob
-from evenkeel.domain.health.incidents import HurtJob, Incident, IncidentState
+from evenkeel.domain.health.incidents import AffectedJob, Incident, IncidentState
 from evenkeel.domain.health.intake import checkpoint_trust_of, ladder_of
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job, ResumeOption, ResumePlan, StopRequest
@@ -94,7 +94,7 @@ def run(
     drills_may_act: bool,
     now: datetime,
 ) -> Outcome:
-    """Record a resume plan on each hurt job.
+    """Record a resume plan on each interrupted job.
 
     Idempotent: yes, by the incident and attempt that a plan names; the pass is asked for each time.
     """
@@ -104,17 +104,17 @@ def run(
     barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
     if barred or incident.state.is_settled:
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
-    if not incident.hurt_jobs:
+    if not incident.affected_jobs:
         return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
     seen = _observe(incident, ledger, cluster, policy, now)
     is_held = guardrails.GuardrailInputs(ledger, policy, now).hold_on(incident) is not None
     planned = []
-    for hurt in incident.hurt_jobs:
-        done = _plan(incident, hurt, seen, ledger, ids, telemetry, policy, mode, now, is_held=is_held)
+    for affected in incident.affected_jobs:
+        done = _plan(incident, affected, seen, ledger, ids, telemetry, policy, mode, now, is_held=is_held)
         if done is not None:
             planned.append(done)
     if not planned:
-        return Outcome(outcome="NO_JOBS", reason="Every hurt job has ended.")
+        return Outcome(outcome="NO_JOBS", reason="Every interrupted job has ended.")
     passes.request(f"{incident.incident_id} planned the way back")
     for job in planned:
         telemetry.count("ResumesPlanned", option=job.option or "ON_ITS_WAY")
@@ -123,7 +123,7 @@ def run(
 
 
 class _Observed(NamedTuple):
-    """What all hurt jobs of an incident are planned on."""
+    """What all interrupted jobs of an incident are planned on."""
 
     nodes: tuple[KubernetesNode, ...]
     """Healthy ones of the incident's cluster and of the jobs' own clusters, and the incident's own node."""
@@ -133,7 +133,7 @@ class _Observed(NamedTuple):
 
 
 def _observe(incident: Incident, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime) -> _Observed:
-    jobs = get_all(ledger, (rows.job_key(hurt.job_id) for hurt in incident.hurt_jobs)).values()
+    jobs = get_all(ledger, (rows.job_key(affected.job_id) for affected in incident.affected_jobs)).values()
     names = sorted({incident.life.cluster, *(rows.read(row, Job).cluster for row in jobs)})
     nodes = tuple(node for name in names for node in cluster.nodes(name))
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, ledger, policy, now)
@@ -151,7 +151,7 @@ def _observe(incident: Incident, ledger: Ledger, cluster: Cluster, policy: Polic
 
 def _plan(
     incident: Incident,
-    hurt: HurtJob,
+    affected: AffectedJob,
     seen: _Observed,
     ledger: Ledger,
     ids: Ids,
@@ -168,35 +168,37 @@ def _plan(
     One that is taken back has its machines, which are well: it asks nothing of others.
     """
     for _ in range(incident_record.MAX_TRIES):
-        row = ledger.get(rows.job_key(hurt.job_id))
-        attempt_row = ledger.get(rows.attempt_key(hurt.job_id, hurt.attempt))
+        row = ledger.get(rows.job_key(affected.job_id))
+        attempt_row = ledger.get(rows.attempt_key(affected.job_id, affected.attempt))
         if row is None or attempt_row is None:
             return None
         job = rows.read(row, Job)
         if job.state.has_ended:
             return None
         plan = job.resume_plan
-        is_planned = plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, hurt.attempt)
+        is_planned = plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, affected.attempt)
         attempt = rows.read(attempt_row, Attempt)
         back: RollbackDecision | None = None
-        if job.current_attempt > hurt.attempt and not _can_still_distrust(job, hurt, ledger):
-            back = _judge_rollback(incident, hurt, job, ledger, policy)
+        if job.current_attempt > affected.attempt and not _can_still_distrust(job, affected, ledger):
+            back = _judge_rollback(incident, affected, job, ledger, policy)
         if is_held and back is not None and back.action is Rollback.STOP:
-            return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
+            return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
         if plan and is_planned and (back is None or back.action is not Rollback.STOP):
-            return PlannedJob(job_id=job.job_id, attempt=hurt.attempt, option=plan.option)
+            return PlannedJob(job_id=job.job_id, attempt=affected.attempt, option=plan.option)
         if back is not None:
             if back.action is Rollback.LIMIT:
-                _page_suspect_job(incident, hurt, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now)
+                _page_suspect_job(
+                    incident, affected, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now
+                )
             if back.action is not Rollback.STOP:
                 _note_already_resuming(incident, job, attempt, ledger)
-                return PlannedJob(job_id=job.job_id, attempt=hurt.attempt)
+                return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
             attempt = rows.load(ledger, rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
         pools = _pool_capacities(incident, job, attempt, seen, policy)
         delays = _delays(incident, seen.past, _past_attempts(attempt, ledger), policy)
         offers = find_resume_options.ResumeOffers(refused=_NO_OFFERS)
         if seeks_offers and not any(pool.usable >= _nodes_wanted(job) for pool in pools):
-            interrupted = _patient(incident, job, attempt)
+            interrupted = _interrupted_job(incident, job, attempt)
             offers = find_resume_options.run(interrupted, seen.nodes, seen.in_use, ledger, policy=policy, now=now)
         facts = _facts(incident, job, attempt, pools, offers, delays, policy, now)
         decided = plan_resume(facts, policy.jobs)
@@ -205,13 +207,13 @@ def _plan(
             writes = _writes(incident, job, row.version, facts, decided, ids, policy, mode, now, is_doubted=doubted)
             if back is not None:
                 record = _record(incident, back, ids, policy, mode, now)
-                writes = _rollback_writes(incident, hurt, attempt, record, writes, ledger, now)
+                writes = _rollback_writes(incident, affected, attempt, record, writes, ledger, now)
                 telemetry.count("JobsRolledBack")
             ledger.commit(*writes)
         except Conflict:
             continue
         return PlannedJob(job_id=job.job_id, attempt=attempt.attempt, option=decided.option)
-    raise Conflict(f"{hurt.job_id} kept changing while its way back was to be planned")
+    raise Conflict(f"{affected.job_id} kept changing while its way back was to be planned")
 
 
 def _has_open_distrust(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
@@ -221,21 +223,23 @@ def _has_open_distrust(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
     return bool(job.distrust_through_attempt) and not any(rows.read(row, Attempt).is_pinned for row in found if row)
 
 
-def _judge_rollback(incident: Incident, hurt: HurtJob, job: Job, ledger: Ledger, policy: Policy) -> RollbackDecision:
+def _judge_rollback(
+    incident: Incident, affected: AffectedJob, job: Job, ledger: Ledger, policy: Policy
+) -> RollbackDecision:
     """Judge whether the attempt that came after the hurt one resumed from something that is in doubt now."""
     fault_class = policy.catalogue.look_up(incident.fault_key).fault_class
     trust, since = checkpoint_trust_of(incident, policy.catalogue)
-    numbers = range(hurt.attempt + 1, job.current_attempt + 1)
+    numbers = range(affected.attempt + 1, job.current_attempt + 1)
     found = (ledger.get(rows.attempt_key(job.job_id, number)) for number in numbers)
     facts = RollbackFacts(
-        hurt_attempt=hurt.attempt,
+        interrupted_attempt=affected.attempt,
         current_attempt=job.current_attempt,
         descent=tuple(rows.read(row, Attempt) for row in found if row),
         distrust_after=distrust_after(trust, since, policy.jobs),
         demand=demand_after(trust, fault_class, policy.jobs),
-        distrusted_before=job.distrust_after if job.distrust_through_attempt >= hurt.attempt else None,
+        distrusted_before=job.distrust_after if job.distrust_through_attempt >= affected.attempt else None,
         demanded_before=job.demand
-        if job.distrust_through_attempt >= hurt.attempt
+        if job.distrust_through_attempt >= affected.attempt
         else CheckpointRequirement.CONVENTION,
         rollbacks=job.rollbacks,
     )
@@ -244,7 +248,7 @@ def _judge_rollback(incident: Incident, hurt: HurtJob, job: Job, ledger: Ledger,
 
 def _rollback_writes(
     incident: Incident,
-    hurt: HurtJob,
+    affected: AffectedJob,
     attempt: Attempt,
     record: Decision,
     writes: list[Write],
@@ -270,10 +274,10 @@ def _rollback_writes(
             requested_at=now,
         )
     taken = planned.but(stop_request=stop or planned.stop_request, rollbacks=planned.rollbacks + 1)
-    moved = tuple(each.but(attempt=attempt.attempt) if each == hurt else each for each in current.hurt_jobs)
+    moved = tuple(each.but(attempt=attempt.attempt) if each == affected else each for each in current.affected_jobs)
     return [
         Put(rows.job_row(taken, put.row.version)),
-        Put(rows.incident_row(current.but(hurt_jobs=moved), version)),
+        Put(rows.incident_row(current.but(affected_jobs=moved), version)),
         Put(rows.decision_row(record)),
         incident_record.timeline_put(
             attempt.job_id, "rolled back", record.reason, at=now, writer=WRITER, decision_id=record.decision_id
@@ -322,18 +326,18 @@ def roll_back_suspect_jobs(
     if guardrails.GuardrailInputs(ledger, policy, now).hold_on(incident) is not None:
         return 0
     taken = 0
-    for hurt in incident.hurt_jobs:
-        row = ledger.get(rows.job_key(hurt.job_id))
+    for affected in incident.affected_jobs:
+        row = ledger.get(rows.job_key(affected.job_id))
         job = rows.read(row, Job) if row else None
-        if job is None or job.state.has_ended or job.current_attempt <= hurt.attempt:
+        if job is None or job.state.has_ended or job.current_attempt <= affected.attempt:
             continue
-        back = _judge_rollback(incident, hurt, job, ledger, policy)
+        back = _judge_rollback(incident, affected, job, ledger, policy)
         if back.action is Rollback.LIMIT:
-            _page_suspect_job(incident, hurt, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now)
+            _page_suspect_job(incident, affected, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now)
         if back.action is not Rollback.STOP:
             continue
         seen = _observe(incident, ledger, cluster, policy, now)
-        _plan(incident, hurt, seen, ledger, ids, telemetry, policy, mode, now, seeks_offers=False)
+        _plan(incident, affected, seen, ledger, ids, telemetry, policy, mode, now, seeks_offers=False)
         taken += 1
     return taken
 
@@ -349,7 +353,7 @@ def _note_already_resuming(incident: Incident, job: Job, attempt: Attempt, ledge
 
 def _page_suspect_job(
     incident: Incident,
-    hurt: HurtJob,
+    affected: AffectedJob,
     attempt: int,
     back: RollbackDecision,
     ledger: Ledger,
@@ -363,29 +367,33 @@ def _page_suspect_job(
 
     A crash between the call and its record calls again.
     """
-    if hurt.suspect_attempt == attempt:
+    if affected.suspect_attempt == attempt:
         return
     telemetry.count("JobsOnSuspectCheckpoints")
-    telemetry.error("A job was taken back too often", job_id=hurt.job_id, reason=back.reason, runbook="job-in-doubt")
+    telemetry.error(
+        "A job was taken back too often", job_id=affected.job_id, reason=back.reason, runbook="job-in-doubt"
+    )
     record = _record(incident, back, ids, policy, mode, now)
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if hurt not in current.hurt_jobs:
+        if affected not in current.affected_jobs:
             return None
-        noted = tuple(each.but(suspect_attempt=attempt) if each == hurt else each for each in current.hurt_jobs)
-        text = f"{hurt.job_id} goes on as it is. {back.reason} A person must look."
+        noted = tuple(each.but(suspect_attempt=attempt) if each == affected else each for each in current.affected_jobs)
+        text = f"{affected.job_id} goes on as it is. {back.reason} A person must look."
         line = incident_record.timeline_put(
             current.incident_id, "job", text, at=now, writer=WRITER, decision_id=record.decision_id
         )
-        return current.but(hurt_jobs=noted), [Put(rows.decision_row(record)), line]
+        return current.but(affected_jobs=noted), [Put(rows.decision_row(record)), line]
 
     incident_record.update(ledger, incident.incident_id, change)
 
 
-def _can_still_distrust(job: Job, hurt: HurtJob, ledger: Ledger) -> bool:
+def _can_still_distrust(job: Job, affected: AffectedJob, ledger: Ledger) -> bool:
     """Whether the next attempt exists, and it is not yet decided what it resumes from: distrust still reaches it."""
     row = ledger.get(rows.attempt_key(job.job_id, job.current_attempt))
-    return job.current_attempt == hurt.attempt + 1 and row is not None and rows.read(row, Attempt).launched_at is None
+    return (
+        job.current_attempt == affected.attempt + 1 and row is not None and rows.read(row, Attempt).launched_at is None
+    )
 
 
 def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
@@ -401,7 +409,7 @@ def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
 
 
 def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
-    """Return the hurt attempt and the last few before it."""
+    """Return the interrupted attempt and the last few before it."""
     numbers = range(max(1, attempt.attempt - _MAX_ATTEMPT_SAMPLES), attempt.attempt)
     found = (ledger.get(rows.attempt_key(attempt.job_id, number)) for number in numbers)
     return (*(rows.read(row, Attempt) for row in found if row), attempt)
@@ -426,13 +434,13 @@ def _nodes_wanted(job: Job) -> int:
     return max(job.spec.nodes, job.size) if job.spec.elastic else job.spec.nodes
 
 
-def _patient(incident: Incident, job: Job, attempt: Attempt) -> find_resume_options.InterruptedJob:
+def _interrupted_job(incident: Incident, job: Job, attempt: Attempt) -> find_resume_options.InterruptedJob:
     stays = _stays_in_service(incident)
     other = job.live_plan()
     return find_resume_options.InterruptedJob(
         job,
         attempt,
-        sick_node="" if stays else incident.node_name,
+        faulty_node="" if stays else incident.node_name,
         avoid=(*(other.avoid if other else ()), *(() if stays else (incident.life.key,))),
     )
 
@@ -474,7 +482,7 @@ def _facts(
         fault_class=policy.catalogue.look_up(incident.fault_key).fault_class,
         trust=trust,
         first_signal_at=since,
-        sick_life=incident.life.key,
+        faulty_life=incident.life.key,
         will_be_replaced=rungs[:1] == (REPLACE,) and not _stays_in_service(incident),
         is_repaired=bool(incident.plan and incident.plan.repairs_node),
     )
@@ -518,7 +526,7 @@ def _pool_capacities(
     seen: _Observed,
     policy: Policy,
 ) -> tuple[PoolCapacity, ...]:
-    """Count by pool the nodes that are free now, or will be when the hurt attempt has let go of them.
+    """Count by pool the nodes that are free now, or will be when the interrupted attempt has let go of them.
 
     Rented ones are their jobs' alone.
     """

@@ -386,7 +386,7 @@ def _run(
         if cycle.queue_cursors is not None:
             cycle.queue_cursors.note(ledger)
         waiting = len(decisions) - len([one for one in decisions if one.action is Action.ADMIT])
-        if not waiting and len(decisions) >= policy.scheduling.heads_per_pass:
+        if not waiting and len(decisions) >= policy.scheduling.heads_per_cycle:
             continue  # the whole head of the queue is in: look at what came after it
         if cycle.unreadable.keys() >= set(clusters):
             raise cycle.unreadable[clusters[0]]  # the jobs say why they wait; the request for this cycle is repeated
@@ -402,7 +402,7 @@ def _load_pending(ledger: Ledger, policy: Policy) -> _CycleSnapshot:
     """Read who waits, and nothing else: where Kueue admits, nobody else's quota and no machine is weighed here."""
     tree = ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
     setup = read_setup.run(ledger).setup
-    queued = _queue_keys(ledger, tree, setup, policy.scheduling.heads_per_pass)
+    queued = _queue_keys(ledger, tree, setup, policy.scheduling.heads_per_cycle)
     return _with_jobs(
         _CycleSnapshot(
             tree,
@@ -422,7 +422,7 @@ def _load(
 ) -> _CycleSnapshot:
     tree = ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
     setup = read_setup.run(ledger).setup
-    queued = _queue_keys(ledger, tree, setup, policy.scheduling.heads_per_pass)
+    queued = _queue_keys(ledger, tree, setup, policy.scheduling.heads_per_cycle)
     # The order matters. A rental that ends between two reads is counted twice at worst, never not at all; and so is a
     # pod that is created. Jobs come after the charges: what an attempt gave back is seen with the job that had it.
     rented = rentals.load(ledger)
@@ -697,7 +697,7 @@ def _decide(
     """Decide about the heads; where none of a queue can start or is in the way, about those behind them, too."""
     pending = cycle.pending(policy, now)
     decisions = _decide_pending(cycle, pending, policy, now)
-    more = _read_further(cycle, decisions, ledger, policy.scheduling.heads_per_pass * _MAX_PAGES)
+    more = _read_further(cycle, decisions, ledger, policy.scheduling.heads_per_cycle * _MAX_PAGES)
     if more is not None:
         cycle, pending = more, more.pending(policy, now)
         decisions = _decide_pending(cycle, pending, policy, now)

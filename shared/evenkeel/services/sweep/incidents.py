@@ -65,7 +65,7 @@ def _start_next_run(sweep: SweepRun, ended: Incident) -> bool:
 def roll_back_jobs(sweep: SweepRun) -> int:
     """Take back jobs that run again from a checkpoint which a later signal of an open incident casts doubt on."""
     world = sweep.world
-    acting = (each for each in sweep.open_incidents if each.hurt_jobs and _may_act_on(sweep, each))
+    acting = (each for each in sweep.open_incidents if each.affected_jobs and _may_act_on(sweep, each))
     taken = 0
     for incident in acting:
         with sweep.item(incident.incident_id):

@@ -1,4 +1,4 @@
-"""Hear the cluster: hold a watch, answer the waits that a change makes true, and report sick nodes.
+"""Hear the cluster: hold a watch, answer the waits that a change makes true, and report faulty nodes.
 
 Invoked each minute; one at a time by a lock. Each round looks at the world afresh, so that what a broken watch missed
 is seen by the next round. Some conditions come true by time alone, so there is a round every few seconds even without a

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from evenkeel.domain.external import kueue_status
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
-from evenkeel.domain.health.incidents import HurtJob, Incident, NodeCheck, TimelineEntry
+from evenkeel.domain.health.incidents import AffectedJob, Incident, NodeCheck, TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.attempt_end import lost_nodes
 from evenkeel.domain.jobs.awaiting import blames_application, evaluate_attempt_wait
@@ -138,7 +138,11 @@ class Observation:
         self._found = get_all(self.ledger, keys)
         for subject, condition in about:
             row = self._found.get(rows.incident_key(subject)) if condition.kind is ConditionKind.JOBS_RESUMED else None
-            keys += [key for hurt in (rows.read(row, Incident).hurt_jobs if row else ()) for key in _rows_of(hurt)]
+            keys += [
+                key
+                for affected in (rows.read(row, Incident).affected_jobs if row else ())
+                for key in _rows_of(affected)
+            ]
         self._found |= get_all(self.ledger, (key for key in keys if key not in self._found))
 
     def row(self, key: Key) -> Row | None:
@@ -356,8 +360,8 @@ def _overdue_at(wait: Wait, world: Observation) -> datetime:
     if wait.condition.kind is not ConditionKind.JOBS_RESUMED:
         return wait.deadline_at
     incident = world.incident(wait.subject)
-    hurt = _hurt(incident, world)
-    return recovery.overdue_at(hurt, incident, world.policy, deadline_at=wait.deadline_at, now=world.now)
+    affected = _affected(incident, world)
+    return recovery.overdue_at(affected, incident, world.policy, deadline_at=wait.deadline_at, now=world.now)
 
 
 UNMET_TEXT = {
@@ -367,7 +371,7 @@ UNMET_TEXT = {
     ConditionKind.ATTEMPT_STOPPED: "Not every pod has ended.",
     ConditionKind.NODE_BACK: "The seat holds no Ready machine.",
     ConditionKind.NODE_VALID: "The machine does not pass its validation.",
-    ConditionKind.JOBS_RESUMED: "Not every hurt job runs again.",
+    ConditionKind.JOBS_RESUMED: "Not every interrupted job runs again.",
     ConditionKind.NODE_FREE: "Something is still in the way.",
     ConditionKind.RELEASED: "It is held still, or a guardrail bars it.",
     ConditionKind.RENTAL_READY: "Not all rented nodes came.",
@@ -397,7 +401,7 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
         return _rental(wait, world)
     incident = world.incident(wait.subject)
     if kind is ConditionKind.JOBS_RESUMED:
-        return recovery.jobs_resumed(_hurt(incident, world), incident, world.policy, now=world.now)
+        return recovery.jobs_resumed(_affected(incident, world), incident, world.policy, now=world.now)
     forbidden = _opted_out(incident, world)
     if forbidden is not None:
         return forbidden
@@ -516,8 +520,8 @@ def _attempt(wait: Wait, world: Observation) -> WaitAnswer | None:
     seen = world.workload(attempt)
     names = attempt.nodes_in(seen)
     lost = lost_nodes(nodes, names, world.now, world.policy.jobs.lost_node_seconds)
-    sick = frozenset(name for name in names if name in nodes and shows_fault(nodes[name]))
-    return evaluate_attempt_wait(wait.condition.kind, seen, job, attempt, lost, sick)
+    faulty = frozenset(name for name in names if name in nodes and shows_fault(nodes[name]))
+    return evaluate_attempt_wait(wait.condition.kind, seen, job, attempt, lost, faulty)
 
 
 def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait, Row]:
@@ -551,15 +555,15 @@ def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait
     return changed, rows.wait_row(changed, row.version + 1)
 
 
-def _hurt(incident: Incident, world: Observation) -> list[recovery.HurtNow]:
+def _affected(incident: Incident, world: Observation) -> list[recovery.AffectedJobState]:
     found = []
-    for hurt in incident.hurt_jobs:
-        job, attempt = map(world.row, _rows_of(hurt))
+    for affected in incident.affected_jobs:
+        job, attempt = map(world.row, _rows_of(affected))
         found.append(
-            recovery.HurtNow(
-                hurt=hurt,
+            recovery.AffectedJobState(
+                affected=affected,
                 job=rows.read(job, Job) if job else None,
-                hurt_attempt=rows.read(attempt, Attempt) if attempt else None,
+                interrupted_attempt=rows.read(attempt, Attempt) if attempt else None,
             )
         )
     return found
@@ -573,5 +577,5 @@ def _rests_on(subject: str, condition: WaitCondition) -> tuple[Key, ...]:
     return (rows.incident_key(subject),)
 
 
-def _rows_of(hurt: HurtJob) -> tuple[Key, Key]:
-    return (rows.job_key(hurt.job_id), rows.attempt_key(hurt.job_id, hurt.attempt))
+def _rows_of(affected: AffectedJob) -> tuple[Key, Key]:
+    return (rows.job_key(affected.job_id), rows.attempt_key(affected.job_id, affected.attempt))

@@ -74,7 +74,7 @@ def run(
     if not request.subject:
         raise Refused("a wait needs an incidentId or a jobId")
     if request.kind is ConditionKind.ATTEMPT_ENDED:
-        # It runs: where, is asked at once where Kueue has chosen. A sick machine finds whom it hurts by that.
+        # It runs: where, is asked at once where Kueue has chosen. A faulty machine finds whom it hurts by that.
         record_nodes.run(request.job_id, request.attempt, ledger, cluster, provider)
     facts, deadline = _condition(request, ledger, cluster, provider, policy, now)
     name = wait_name(request.kind, request.attempt or request.rental)
