@@ -1,13 +1,15 @@
 """Every permission is missed when it is taken away: generated from the template and from the access manifest.
 
-A probe is a situation in which a function needs what its role grants. With the whole role each probe comes through;
-with one action less, one of them is refused for that very action. docs/iam.md lists what neither the engine nor the
-local GPU cluster decides by, and nothing else.
+A probe is a situation in which a function needs what its role grants. With the whole role each probe comes through.
+Here all permissions of a role are taken away at once: what a probe is refused is proved and given back, until nothing
+is left. What no probe misses in this way is taken away alone. The tests marked `exhaustive` take each away alone.
+docs/iam.md lists what neither the engine nor the local GPU cluster decides by, and nothing else.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatch
+from typing import Final, TypeVar
 
 import pytest
 
@@ -68,6 +70,62 @@ def refused(stage: PermissionBench, function: str, permission: Permission) -> In
     return None
 
 
+def is_missed(stage: PermissionBench, permission: Permission) -> bool:
+    """Take a permission away alone; return whether a probe is refused for it."""
+    function = FUNCTIONS[permission.owner]
+    with stage.without(permission):
+        if permission.action == "eks:DescribeCluster":
+            stage.start_cold(function)  # a container asks once where the cluster is, and remembers
+        if refused(stage, function, permission):
+            return True
+        stage.start_cold(function)  # and for a while what the site's policy is
+        return refused(stage, function, permission) is not None
+
+
+Grant = TypeVar("Grant")
+
+
+def never_refused(
+    stage: PermissionBench,
+    grants: Iterable[Grant],
+    probes: Iterable[PermissionProbe],
+    run_without: Callable[[PermissionProbe, list[Grant]], InvocationResult],
+    named: Callable[[InvocationResult, list[Grant]], set[Grant]],
+) -> list[Grant]:
+    """Take all grants away, and give back what a probe is refused, until nothing is left or each probe has run.
+
+    Args:
+        stage: Where the probes run.
+        grants: What is taken away.
+        probes: In the order in which they run.
+        run_without: Repeats a probe without some of the grants.
+        named: Returns the grants that a probe was refused.
+
+    Returns:
+        The grants that no probe was refused.
+    """
+    left = list(grants)
+    for one in probes:
+        if not left:
+            break
+        with one.under(stage):
+            while left and (missed := named(run_without(one, left), left)):
+                left = [grant for grant in left if grant not in missed]
+    return left
+
+
+def refused_permissions(stage: PermissionBench, seen: InvocationResult, left: list[Permission]) -> set[Permission]:
+    """Return the permissions that a refusal names, and no other that was taken away at the same time."""
+    found = set()
+    for action, arn in seen.refused_actions():
+        of_action = [one for one in left if one.action == action]
+        if arn:
+            of_action = [one for one in of_action if any(fnmatch(arn, each) for each in stage.resources_of(one))]
+        if len(of_action) == 1:
+            found.update(of_action)
+    return found
+
+
 # ---------------------------------------------------------------- functions
 
 
@@ -78,19 +136,31 @@ def test_a_probe_comes_through_with_the_whole_role(stage: PermissionBench, one: 
     assert one.comes_through(seen), seen.error_text
 
 
+@pytest.mark.parametrize("owner", sorted(FUNCTIONS))
+def test_each_permission_of_a_role_is_missed(stage: PermissionBench, owner: str) -> None:
+    function = FUNCTIONS[owner]
+    stage.start_cold(function)  # a container remembers where the cluster is, and for a while the site's policy
+
+    def run_without(one: PermissionProbe, left: list[Permission]) -> InvocationResult:
+        with stage.without(*left):
+            return one.repeat(stage)
+
+    left = never_refused(
+        stage,
+        [one for one in permission_table.proved_of_roles() if one.owner == owner],
+        probes_of(function),
+        run_without,
+        lambda seen, left: refused_permissions(stage, seen, left),
+    )
+    can_go = [str(one) for one in left if not is_missed(stage, one)]
+
+    assert can_go == [], f"no probe of {function} misses these: take them out of the template, or add a probe"
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("permission", permission_table.proved_of_roles(), ids=str)
-def test_a_permission_is_missed_when_it_is_taken_away(stage: PermissionBench, permission: Permission) -> None:
-    function = FUNCTIONS[permission.owner]
-
-    with stage.without(permission):
-        if permission.action == "eks:DescribeCluster":
-            stage.start_cold(function)  # a container asks once where the cluster is, and remembers
-        seen = refused(stage, function, permission)
-        if seen is None:
-            stage.start_cold(function)  # and for a while what the site's policy is
-            seen = refused(stage, function, permission)
-
-    assert seen is not None, f"{permission} can go: no probe of {function} misses it"
+def test_permission_taken_away_alone_is_missed(stage: PermissionBench, permission: Permission) -> None:
+    assert is_missed(stage, permission), f"{permission} can go: no probe of {FUNCTIONS[permission.owner]} misses it"
 
 
 @pytest.mark.parametrize("owner", sorted(FUNCTIONS))
@@ -167,24 +237,77 @@ def without(granted: list[Json], sid: str) -> list[Json]:
 # ---------------------------------------------------------------- Kubernetes
 
 
-@pytest.mark.parametrize(("role", "resource", "verb"), verbs(), ids=["-".join(one) for one in verbs()])
-def test_a_verb_is_missed_when_it_is_taken_away(stage: PermissionBench, role: str, resource: str, verb: str) -> None:
-    members = [function for function, group in GROUPS if access_groups()[group] == role]
-    members.sort(key=lambda function: function not in (LIKELY.get(verb), LIKELY.get(resource)))
+def members_of(role: str) -> list[str]:
+    """Return the functions whose access entries name a group that a role is bound to."""
+    return [function for function, group in GROUPS if access_groups()[group] == role]
 
-    with stage.without_verb(role, resource, verb):
+
+def likely_first(functions: list[str], grants: Iterable[tuple[str, str]]) -> list[str]:
+    """Put the functions first that most likely need one of these verbs; the order only saves time."""
+    likely = {LIKELY.get(word) for grant in grants for word in grant}
+    return sorted(functions, key=lambda function: function not in likely)
+
+
+def is_verb_missed(stage: PermissionBench, role: str, resource: str, verb: str) -> bool:
+    """Take a verb away alone; return whether a probe is refused it."""
+    members = likely_first(members_of(role), [(resource, verb)])
+    with stage.without_verbs(role, (resource, verb)):
         # A refused watch ends by itself; nothing else has to be refused meanwhile.
         runs = (one.run(stage, alone=verb == "watch") for name in members for one in probes_of(name))
-        is_missed = any(seen.refuses_verb(verb, resource) for seen in runs)
-
-    assert is_missed, f"{verb} {resource} can go from {role}: no probe of {', '.join(members)} misses it"
+        return any(seen.refuses_verb(verb, resource) for seen in runs)
 
 
+@pytest.mark.parametrize("role", sorted({role for role, _, _ in verbs()}))
+def test_each_verb_of_a_role_is_missed(stage: PermissionBench, role: str) -> None:
+    granted = [(resource, verb) for name, resource, verb in verbs() if name == role]
+
+    def run_without(one: PermissionProbe, left: list[tuple[str, str]]) -> InvocationResult:
+        with stage.without_verbs(role, *left):
+            return one.repeat(stage, alone=any(verb == "watch" for _, verb in left))
+
+    members = likely_first(members_of(role), granted)
+    probes = [one for name in members for one in probes_of(name)]
+    left = never_refused(stage, granted, probes, run_without, lambda seen, left: seen.refused_verbs() & set(left))
+    can_go = [f"{verb} {resource}" for resource, verb in left if not is_verb_missed(stage, role, resource, verb)]
+
+    assert can_go == [], f"no probe of {', '.join(members)} misses these verbs of {role}"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("role", "resource", "verb"), verbs(), ids=["-".join(one) for one in verbs()])
+def test_verb_taken_away_alone_is_missed(stage: PermissionBench, role: str, resource: str, verb: str) -> None:
+    assert is_verb_missed(stage, role, resource, verb), f"{verb} {resource} can go from {role}: no probe misses it"
+
+
+def is_group_missed(stage: PermissionBench, function: str, group: str) -> bool:
+    """Take a group out of a function's access entry alone; return whether a probe is refused anything."""
+    with stage.without_groups(function, group):
+        return any(" cannot " in one.run(stage).error_text for one in probes_of(function))
+
+
+@pytest.mark.parametrize("function", sorted(access_entries()))
+def test_each_group_of_an_access_entry_is_missed(stage: PermissionBench, function: str) -> None:
+    grants = {
+        group: {(resource, verb) for role, resource, verb in verbs() if role == access_groups()[group]}
+        for group in access_entries()[function]
+    }
+
+    def run_without(one: PermissionProbe, left: list[str]) -> InvocationResult:
+        with stage.without_groups(function, *left):
+            return one.repeat(stage)
+
+    def named(seen: InvocationResult, left: list[str]) -> set[str]:
+        missing = seen.refused_verbs()
+        alone = {group: grants[group].difference(*(grants[each] for each in grants if each != group)) for group in left}
+        return {group for group in left if missing & alone[group]}
+
+    left = never_refused(stage, grants, probes_of(function), run_without, named)
+    can_go = [group for group in left if not is_group_missed(stage, function, group)]
+
+    assert can_go == [], f"{function} does not need these groups: take them out of its access entry"
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("function", "group"), GROUPS, ids=["-".join(one) for one in GROUPS])
-def test_a_group_is_missed_when_it_is_taken_from_an_access_entry(
-    stage: PermissionBench, function: str, group: str
-) -> None:
-    with stage.without_group(function, group):
-        is_missed = any(" cannot " in one.run(stage).error_text for one in probes_of(function))
-
-    assert is_missed, f"{function} needs no {group}"
+def test_group_taken_away_alone_is_missed(stage: PermissionBench, function: str, group: str) -> None:
+    assert is_group_missed(stage, function, group), f"{function} needs no {group}"

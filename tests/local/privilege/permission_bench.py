@@ -43,7 +43,7 @@ from evenkeel_local.identities import Credentials, make_user
 from tests import fake_kueue
 from tests.local import containers
 from tests.template import statements
-from tests.template.documents import Json
+from tests.template.documents import Json, listed
 from tests.template.statements import Permission
 from tests.waiting import until
 
@@ -55,6 +55,10 @@ _ENDS_AT_ONCE: Final = json.dumps(
 )
 _TAIL: Final = 4000
 """Lambda returns the last 4 KB of an invocation's log; from about here on more may have been said."""
+_REFUSED_ACTION: Final = re.compile(
+    r"not authorized to perform: (?P<action>[a-z0-9-]+:[A-Za-z]+)(?: on resource: (?P<arn>arn:[^\s\"\\\\]+))?"
+)
+_REFUSED_VERB: Final = re.compile(r'cannot (?P<verb>[a-z]+) resource "(?P<resource>[^"]+)"')
 _NO_BODY: Final = re.compile(r"\bNotAllowed: .*\b(403|Forbidden)\b")
 """S3 answers HEAD without a body: the refusal has a status, and no words."""
 
@@ -64,7 +68,8 @@ class QuietFleetShape(FleetShape):
     """Machines that ask for every decision anew, and start quickly."""
 
     def config(self) -> dict[str, Any]:
-        return {**super().config(), "authCacheSeconds": 0}
+        quick = {"boot": 0.2, "reboot": 0.5, "replace": 0.5}
+        return {**super().config(), "authCacheSeconds": 0, "delays": {**self.delays, **quick}}
 
 
 @dataclass(frozen=True)
@@ -87,9 +92,19 @@ class InvocationResult:
             return True
         return action == "s3:GetObject" and _NO_BODY.search(self.error_text) is not None
 
+    def refused_actions(self) -> set[tuple[str, str]]:
+        """Return each refused action with the ARN of the resource; the ARN is empty if the service does not name it."""
+        found = {(each["action"], each["arn"] or "") for each in _REFUSED_ACTION.finditer(self.error_text)}
+        return found | ({("s3:GetObject", "")} if _NO_BODY.search(self.error_text) else set())
+
+    def refused_verbs(self) -> set[tuple[str, str]]:
+        """Return what Kubernetes refused: each resource with the verb."""
+        told = self.error_text.replace('\\"', '"')
+        return {(each["resource"], each["verb"]) for each in _REFUSED_VERB.finditer(told)}
+
     def refuses_verb(self, verb: str, resource: str) -> bool:
         """Whether Kubernetes refused it a verb."""
-        return f'cannot {verb} resource "{resource}"' in self.error_text.replace('\\"', '"')
+        return (resource, verb) in self.refused_verbs()
 
     @property
     def is_refused(self) -> bool:
@@ -227,14 +242,20 @@ class PermissionBench:
         else:
             self.iam.delete_role_policy(**place)
 
+    def resources_of(self, permission: Permission) -> list[str]:
+        """Return the patterns of the ARNs that a permission is for, as they were deployed."""
+        written = (each for each in self.deployed(permission.owner)["Statement"] if each.get("Sid") == permission.sid)
+        return [pattern for each in written for pattern in listed(each["Resource"])]
+
     @contextmanager
-    def without_verb(self, role: str, resource: str, verb: str) -> Iterator[None]:
-        """Take a verb on a Kubernetes resource out of a role of the access manifest for a while."""
-        self._apply_without(role, [*self._lacking, (role, resource, verb)])
+    def without_verbs(self, role: str, *verbs: tuple[str, str]) -> Iterator[None]:
+        """Take verbs out of a role of the access manifest for a while, each with its Kubernetes resource before it."""
+        before = self._lacking
+        self._apply_without(role, [*before, *((role, resource, verb) for resource, verb in verbs)])
         try:
             yield
         finally:
-            self._apply_without(role, self._lacking[:-1])
+            self._apply_without(role, before)
 
     def _apply_without(self, role: str, lacking: list[tuple[str, str, str]]) -> None:
         self._lacking = lacking
@@ -246,11 +267,11 @@ class PermissionBench:
         self.centre.cluster.apply([{**manifest, "rules": rules}])
 
     @contextmanager
-    def without_group(self, function: str, group: str) -> Iterator[None]:
-        """Take a group out of a function's access entry for a while."""
+    def without_groups(self, function: str, *lacking: str) -> Iterator[None]:
+        """Take groups out of a function's access entry for a while."""
         groups = access_entries()[function]
         arn = self.centre.roles[function]
-        self.centre.cluster.put_access_entry(arn, [one for one in groups if one != group])
+        self.centre.cluster.put_access_entry(arn, [one for one in groups if one not in lacking])
         try:
             yield
         finally:

@@ -66,6 +66,8 @@ class PermissionProbe:
     function: str
     name: str
     prepare: Prepare
+    under: Callable[[PermissionBench], AbstractContextManager[None]] = lambda _stage: nullcontext()
+    """What holds from before the situation is prepared; several runs in a row share it."""
     during: Callable[[PermissionBench], AbstractContextManager[None]] = lambda _stage: nullcontext()
     """What else holds while the function runs."""
     comes_through: Callable[[InvocationResult], bool] = lambda seen: not seen.error and not seen.is_refused
@@ -76,6 +78,11 @@ class PermissionProbe:
 
     def run(self, stage: PermissionBench, *, alone: bool = False) -> InvocationResult:
         """Prepare the situation and invoke the function once; `alone` leaves out what else should hold meanwhile."""
+        with self.under(stage):
+            return self.repeat(stage, alone=alone)
+
+    def repeat(self, stage: PermissionBench, *, alone: bool = False) -> InvocationResult:
+        """Do the same as `run` where what the probe is `under` holds already."""
         payload = self.prepare(stage)
         with nullcontext() if alone else self.during(stage):
             return stage.invoke(self.function, payload)
@@ -652,7 +659,7 @@ def plans_the_way_back(stage: PermissionBench) -> Json:
     return of_incident(planned(stage, affected_jobs=(affected,)))
 
 
-@probe("plan_resume", during=_a_plan_that_rents)
+@probe("plan_resume", under=_a_plan_that_rents)
 def weighs_rented_nodes(stage: PermissionBench) -> Json:
     """More nodes than there are: nothing else can be had at once."""
     job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
@@ -873,7 +880,7 @@ def takes_an_offer_back(stage: PermissionBench) -> Json:
     return of_rental(rental, step="NEXT", reason="A probe.")
 
 
-@probe("rent_capacity", during=_another_pool, comes_through=answers("OPENED"))
+@probe("rent_capacity", under=_another_pool, comes_through=answers("OPENED"))
 def asks_another_pool(stage: PermissionBench) -> Json:
     """What it rests on is the record of a placement, as a pass wrote it."""
     a_pool_to_rent(stage)
@@ -930,7 +937,7 @@ def settles_a_rental(stage: PermissionBench) -> Json:
 # ---------------------------------------------------------------- what the clock starts
 
 
-@probe("schedule_jobs", during=_a_pass_that_rents)
+@probe("schedule_jobs", under=_a_pass_that_rents)
 def rents(stage: PermissionBench) -> Json:
     stage.settle_everything()
     stage.clear_workloads()
@@ -960,7 +967,7 @@ def looked(seen: InvocationResult) -> bool:
 @contextmanager
 def _without_watch(stage: PermissionBench) -> Iterator[None]:
     # The watch is held for as long as the policy says. Refusing it ends an invocation right after its first round.
-    with stage.without_verb("evenkeel-reader", "jobs", "watch"):
+    with stage.without_verbs("evenkeel-reader", ("jobs", "watch")):
         yield
 
 
