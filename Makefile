@@ -22,7 +22,7 @@ SOURCES := $(wildcard shared cli local examples functions bench tests tools)
 export PYTHON
 export SAM_CLI_TELEMETRY := 0
 
-.PHONY: help setup demo dev test fuzz mutants drill-mutants lint fmt build deploy bench soak drills scenarios storm clean lock lock-check
+.PHONY: help setup demo dev test test-all fuzz mutants drill-mutants lint fmt build deploy bench soak drills scenarios storm clean lock lock-check
 
 help: ## show this list
 	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:13} {what}") for name, what in \
@@ -39,6 +39,9 @@ dev: setup ## keep the local data centre up until Ctrl-C
 
 test: lint ## everything that CI runs: lint, types, template, and every level of the tests
 	@$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),tools/test_lanes.py)
+
+test-all: lint ## before a release: every test, the drills and the exhaustive tests too; about an hour
+	@$(BIN)/python tools/test_lanes.py --all
 
 lint: lock-check ## ruff, mypy strict, the prose, the template
 	@$(MAKE) -j2 lint-code lint-template

@@ -1,6 +1,7 @@
 """Run every level of the tests, side by side: what needs the whole data centre, and everything below it.
 
-    python tools/test_lanes.py
+    python tools/test_lanes.py          what CI runs: all but the drills and the exhaustive tests
+    python tools/test_lanes.py --all    every test, before a release
 
 Each lane is a pytest of its own; its lines are printed as they come, with the lane's name before them. A failure is
 told where it happens and again at the end. Exit code 0 only if every lane passed.
@@ -8,31 +9,27 @@ told where it happens and again at the end. Exit code 0 only if every lane passe
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
 import threading
 import time
 
-_APART = ("tests/local/gpu_cluster", "tests/local/test_least_privilege.py")
-"""Local tests that go with the small levels, and small levels that go with the local ones: so that both lanes end at
-about the same time."""
+_APART = (
+    "tests/local/gpu_cluster",
+    "tests/local/test_least_privilege.py",
+    "tests/local/test_supervision.py",
+    "tests/local/test_load.py",
+)
+"""Local tests that do not share a data centre: they run in the lane of the ports."""
 LANES = {
-    "parts": [
-        "tests/unit",
-        *_APART,
-    ],
-    "whole": [
-        "tests/simulator",
-        "tests/template",
-        "tests/contract",
-        "tests/workflow",
-        "tests/local",
-        *(f"--ignore={path}" for path in _APART),
-        "-m",
-        "not drills",
-    ],
+    "small": ["tests/unit", "tests/template", "tests/simulator"],
+    "ports": ["tests/contract", "tests/workflow", *_APART],
+    "whole": ["tests/local", *(f"--ignore={path}" for path in _APART)],
 }
+"""Three lanes for two processors: `whole` waits for most of its time."""
+EACH_TIME = ("-m", "not drills and not exhaustive")
 _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 
 
@@ -65,8 +62,11 @@ class Lane(threading.Thread):
 
 def main() -> int:
     """Run the lanes and sum them up."""
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    options.add_argument("--all", action="store_true", help="the drills and the exhaustive tests too")
+    chosen = [] if options.parse_args().all else EACH_TIME
     printing = threading.Lock()
-    running = [Lane(name, arguments, printing) for name, arguments in LANES.items()]
+    running = [Lane(name, [*arguments, *chosen], printing) for name, arguments in LANES.items()]
     for lane in running:
         lane.start()
     for lane in running:

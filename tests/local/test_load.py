@@ -1,4 +1,4 @@
-"""Four passes, fifty submitters and three workers on the engine's DynamoDB, where now and then one of them dies.
+"""Four passes, many submitters and three workers on the engine's DynamoDB, where now and then one of them dies.
 
 The tables and their transactions are the engine's; nodes and workflows are twins in memory (`tests/load_test.py`).
 """
@@ -13,15 +13,19 @@ from tests import load_test
 
 
 @pytest.mark.timeout(600)  # 200 jobs take a quiet machine half a minute, and a busy one its time
+@pytest.mark.parametrize(
+    ("jobs", "submitters", "deaths"), [(60, 20, 0.03), pytest.param(200, 50, 0.01, marks=pytest.mark.exhaustive)]
+)
 def test_every_version_of_the_tree_is_within_its_limits_and_nobody_is_lost_or_started_twice(
-    tmp_path: Path,
+    jobs: int, submitters: int, deaths: float, tmp_path: Path
 ) -> None:
     with Engine.start(tmp_path) as engine:  # its own: the fleet's sweeps and passes would be beside it
-        outcome = load_test.run(load_test.ledger_of(engine), jobs=200, patience_seconds=500)
+        ledger = load_test.ledger_of(engine)
+        outcome = load_test.run(ledger, jobs=jobs, submitters=submitters, deaths=deaths, patience_seconds=500)
 
     assert outcome.errors == []
     assert outcome.faults == []
-    assert (len(outcome.jobs), outcome.states) == (200, {JobState.SUCCEEDED})
+    assert (len(outcome.jobs), outcome.states) == (jobs, {JobState.SUCCEEDED})
     assert outcome.died > 0
     assert outcome.preempted > 0
     assert outcome.admissions == outcome.attempts

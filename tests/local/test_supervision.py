@@ -98,7 +98,7 @@ def test_stopped_gpu_cluster_is_started_again(root: Path) -> None:
     assert until(lambda: machines(root) == before, "the same machines in service", 120)
 
 
-@pytest.mark.parametrize("whom", ["the engine", "its guard"])
+@pytest.mark.parametrize("whom", ["the engine", pytest.param("its guard", marks=pytest.mark.exhaustive)])
 def test_killed_engine_comes_back_and_its_loss_is_told(root: Path, whom: str) -> None:
     told = len(restarts(root, "engine"))
     pid = command_of_engine(root) if whom == "the engine" else state(root)["pids"]["engine"]
