@@ -110,7 +110,11 @@ class RunbookShell:
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunbookShell]:
     root = tmp_path_factory.mktemp("runbooks")
-    with DataCentre.start(root / ".evenkeel" / "dev", mode="observe") as centre:
+    with DataCentre.start(root / ".evenkeel" / "dev", mode="observe", ticks=False) as centre:
+        # A command of a runbook invokes the watch, which takes as long as the policy says.
+        client, changes = centre.client(), {"watch": {"watchSeconds": 2}}
+        client.post(f"/clusters/{client.fleet}/policy", {"changes": changes, "reason": "a test waits for the watch"})
+        centre.restart_ticker()
         yield RunbookShell(root, _environment(root, centre), _names(centre))
 
 
