@@ -19,6 +19,7 @@ Run by the engine's own interpreter, so nothing of this project can be imported 
   at 127.0.0.1. Here it answers for loopback alone, and to no web page.
 * Two hundred calls at once started two hundred processes of a function, which on a laptop is minutes of imports and
   gigabytes. Here the calls of a function that has `MAX_PARALLEL` processes wait in line.
+* A refusal of DynamoDB did not name the table. On AWS it does, and so says which statement of a policy is missing.
 * Nobody could put events of AWS's own sources. On AWS the services can: here an IAM user whose name begins with
   `SERVICE_PREFIX` stands in for them. Everybody else is refused, as on AWS.
 """
@@ -42,7 +43,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ministack import app
-from ministack.core import lambda_runtime
+from ministack.core import iam_actions, lambda_runtime
 from ministack.services import dynamodb, eventbridge, iam, lambda_svc, stepfunctions
 
 Document = dict[str, Any]
@@ -275,6 +276,20 @@ def allow_service_events() -> None:
     eventbridge._put_events = put_for_caller
 
 
+def name_refused_tables() -> None:
+    """Let a refusal of DynamoDB name the resource."""
+    answer = iam_actions.access_denied_response
+
+    def answer_by_name(service: str, action: str, principal: str, *given: Any, **options: Any) -> Any:
+        resource = str(options.get("resource_arn", ""))
+        if service == "dynamodb" and resource.startswith("arn:") and not options.get("message"):
+            denies = bool(options.get("explicit_deny"))
+            options["message"] = iam_actions.identity_denial_message(action, principal, resource, denies)
+        return answer(service, action, principal, *given, **options)
+
+    iam_actions.access_denied_response = answer_by_name
+
+
 def share_layers() -> None:
     """Let all workers read one copy of each layer."""
     lambda_runtime.zipfile = types.SimpleNamespace(**{**vars(zipfile), "ZipFile": SharedLayer})
@@ -287,6 +302,7 @@ if __name__ == "__main__":
     fail_waits_with_function()
     speed_up_queries()
     allow_service_events()
+    name_refused_tables()
     share_layers()
     reject_foreign_hosts()
     app.main()
