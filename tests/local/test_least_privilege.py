@@ -90,40 +90,53 @@ def never_refused(
     grants: Iterable[Grant],
     probes: Iterable[PermissionProbe],
     run_without: Callable[[PermissionProbe, list[Grant]], InvocationResult],
-    named: Callable[[InvocationResult, list[Grant]], set[Grant]],
+    refusals: Callable[[InvocationResult, list[Grant]], list[set[Grant]]],
 ) -> list[Grant]:
     """Take all grants away, and give back what a probe is refused, until nothing is left or each probe has run.
+
+    A refusal that several grants can explain proves none of them: the probe runs again without each one of these.
 
     Args:
         stage: Where the probes run.
         grants: What is taken away.
         probes: In the order in which they run.
         run_without: Repeats a probe without some of the grants.
-        named: Returns the grants that a probe was refused.
+        refusals: Returns, for each refusal that a probe met, the missing grants that explain it.
 
     Returns:
         The grants that no probe was refused.
     """
+
+    def proved(one: PermissionProbe, left: list[Grant]) -> set[Grant]:
+        met = refusals(run_without(one, left), left)
+        found = {grant for explaining in met if len(explaining) == 1 for grant in explaining}
+        for explaining in () if found else met:
+            for grant in explaining:
+                others = [each for each in left if each not in explaining or each == grant]
+                if {grant} in refusals(run_without(one, others), others):
+                    found.add(grant)
+        return found
+
     left = list(grants)
     for one in probes:
         if not left:
             break
         with one.under(stage):
-            while left and (missed := named(run_without(one, left), left)):
-                left = [grant for grant in left if grant not in missed]
+            while left and (found := proved(one, left)):
+                left = [grant for grant in left if grant not in found]
     return left
 
 
-def refused_permissions(stage: PermissionBench, seen: InvocationResult, left: list[Permission]) -> set[Permission]:
-    """Return the permissions that a refusal names, and no other that was taken away at the same time."""
-    found = set()
-    for action, arn in seen.refused_actions():
-        of_action = [one for one in left if one.action == action]
-        if arn:
-            of_action = [one for one in of_action if any(fnmatch(arn, each) for each in stage.resources_of(one))]
-        if len(of_action) == 1:
-            found.update(of_action)
-    return found
+def refused_permissions(
+    stage: PermissionBench, seen: InvocationResult, left: list[Permission]
+) -> list[set[Permission]]:
+    """Return, for each refusal, the missing permissions that explain it: one, if the refusal names the resource."""
+    met = []
+    for action, arn in sorted(seen.refused_actions()):
+        explaining = {one for one in left if one.action == action}
+        named = {one for one in explaining if any(fnmatch(arn, each) for each in stage.resources_of(one))}
+        met.append(named or explaining)
+    return [explaining for explaining in met if explaining]
 
 
 # ---------------------------------------------------------------- functions
@@ -267,7 +280,11 @@ def test_each_verb_of_a_role_is_missed(stage: PermissionBench, role: str) -> Non
 
     members = likely_first(members_of(role), granted)
     probes = [one for name in members for one in probes_of(name)]
-    left = never_refused(stage, granted, probes, run_without, lambda seen, left: seen.refused_verbs() & set(left))
+
+    def refusals(seen: InvocationResult, left: list[tuple[str, str]]) -> list[set[tuple[str, str]]]:
+        return [{one} for one in seen.refused_verbs() if one in left]
+
+    left = never_refused(stage, granted, probes, run_without, refusals)
     can_go = [f"{verb} {resource}" for resource, verb in left if not is_verb_missed(stage, role, resource, verb)]
 
     assert can_go == [], f"no probe of {', '.join(members)} misses these verbs of {role}"
@@ -296,12 +313,11 @@ def test_each_group_of_an_access_entry_is_missed(stage: PermissionBench, functio
         with stage.without_groups(function, *left):
             return one.repeat(stage)
 
-    def named(seen: InvocationResult, left: list[str]) -> set[str]:
-        missing = seen.refused_verbs()
-        alone = {group: grants[group].difference(*(grants[each] for each in grants if each != group)) for group in left}
-        return {group for group in left if missing & alone[group]}
+    def refusals(seen: InvocationResult, left: list[str]) -> list[set[str]]:
+        met = ({group for group in left if verb in grants[group]} for verb in sorted(seen.refused_verbs()))
+        return [explaining for explaining in met if explaining]
 
-    left = never_refused(stage, grants, probes_of(function), run_without, named)
+    left = never_refused(stage, grants, probes_of(function), run_without, refusals)
     can_go = [group for group in left if not is_group_missed(stage, function, group)]
 
     assert can_go == [], f"{function} does not need these groups: take them out of its access entry"
