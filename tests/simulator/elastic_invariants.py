@@ -79,7 +79,7 @@ def _was_undisturbed(world: "Simulation") -> bool:
 
 @invariant_check(
     "allowed-sizes-only",
-    "An attempt has a size that its job can have, in its seats and in its charge.",
+    "An attempt has a size that its job allows, on its nodes and in its charge.",
     CheckTrigger.COMMIT,
 )
 def sizes_are_allowed(world: "Simulation", changes: Changes) -> Iterator[str]:
@@ -110,7 +110,7 @@ def sizes_are_launched(_: "Simulation", spec: LaunchSpec) -> Iterator[str]:
 
 @invariant_check(
     "growth-respects-backoff",
-    "No job grows within its snooze, nor within the back-off of a growth that failed.",
+    "No job grows within its snooze, nor within the back-off of a failed growth.",
     CheckTrigger.COMMIT,
     needs_elastic_jobs=True,
 )
@@ -153,7 +153,7 @@ def _follow(world: "Simulation", seen: GrowthAttempt, before: Attempt | None, at
 
 @invariant_check(
     "grow-onto-idle-nodes-only",
-    "A job grows onto machines that nothing uses, nobody cordoned and nobody waits for.",
+    "A job grows only onto nodes that are unused, not cordoned, and not waited for.",
     CheckTrigger.COMMIT,
     needs_elastic_jobs=True,
 )
@@ -262,7 +262,7 @@ def _is_from_outside(change: tuple[object, Row | None, Row | None]) -> bool:
 
 @invariant_check(
     "resize-keeps-progress",
-    "A resize goes on from the newest sound checkpoint, and costs neither a restart nor the job's place.",
+    "A resize resumes from the newest valid checkpoint, and costs neither a restart nor the job's place.",
     CheckTrigger.COMMIT,
     needs_elastic_jobs=True,
 )
@@ -327,7 +327,7 @@ def _saved(world: "Simulation", job_id: str) -> Iterator[tuple[int, int]]:
 
 @invariant_check(
     "spare-before-shrink",
-    "Who lost machines goes on with fewer than it had only once spares had their time.",
+    "A job that lost machines continues with fewer only after spares had their time.",
     CheckTrigger.COMMIT,
     needs_elastic_jobs=True,
 )
@@ -359,7 +359,7 @@ def _signs(world: "Simulation", job: Job) -> Iterator[datetime]:
 
 @invariant_check(
     "shrink-before-preempt",
-    "Nobody is stopped for another who could start if those who are stopped shrank instead.",
+    "No job is preempted if the waiting job could start when the victims shrank instead.",
     CheckTrigger.COMMIT,
     needs_elastic_jobs=True,
 )
@@ -466,7 +466,7 @@ def _others_wait(world: "Simulation", winner: str) -> bool:
 
 @invariant_check(
     "grow-when-nodes-idle",
-    "In peace no job stays smaller than idle machines that nobody waits for allow.",
+    "After the faults stop, no job stays smaller than idle nodes allow that no job waits for.",
     CheckTrigger.CALM,
     needs_elastic_jobs=True,
 )

@@ -57,7 +57,7 @@ class CheckTrigger(StrEnum):
     COMMIT = "at every commit"
     REPAIR = "at every repair call"
     CORDON = "at every cordon"
-    RELEASE = "at every un-cordon"
+    RELEASE = "at every uncordon"
     LAUNCH = "at every launch"
     STOP = "at every stop"
     RENT = "whenever nodes are asked for"
@@ -68,7 +68,7 @@ class CheckTrigger(StrEnum):
     FAILURE = "whenever a function fails"
     RETURN = "whenever a function ends"
     BLIND = "every ten seconds"
-    CALM = "again and again in peace"
+    CALM = "repeatedly, after the faults stop"
     END = "at the end"
 
 
@@ -226,7 +226,9 @@ def _is_incident(key: Key) -> bool:
 
 
 @invariant_check(
-    "one-open-incident-per-node", "A node life has one open incident at most, and one drill.", CheckTrigger.COMMIT
+    "one-open-incident-per-node",
+    "A node life has at most one open incident, and at most one open drill.",
+    CheckTrigger.COMMIT,
 )
 def one_incident_per_life(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, _, after in changes:
@@ -287,7 +289,7 @@ def drills_stay_apart(world: "Simulation", changes: Changes) -> Iterator[str]:
 
 @invariant_check(
     "terminal-states-are-final",
-    "An incident, an attempt or a job that has ended stays as it ended.",
+    "An ended incident, attempt or job does not change its state.",
     CheckTrigger.COMMIT,
 )
 def ends_stand(world: "Simulation", changes: Changes) -> Iterator[str]:
@@ -319,7 +321,7 @@ def labels_prove_nothing(world: "Simulation", changes: Changes) -> Iterator[str]
 
 @invariant_check(
     "only-owner-releases-lease",
-    "A lease is let go by its owner alone, or once its owner is settled.",
+    "A lease is released only by its owner, or after its owner is settled.",
     CheckTrigger.COMMIT,
 )
 def lease_is_its_owners(world: "Simulation", changes: Changes) -> Iterator[str]:
@@ -337,7 +339,7 @@ def lease_is_its_owners(world: "Simulation", changes: Changes) -> Iterator[str]:
 
 @invariant_check(
     "intent-recorded-before-effect",
-    "Before a repair call its intent and its decision are recorded.",
+    "Before a repair call, its intent and its decision are recorded.",
     CheckTrigger.REPAIR,
 )
 def intent_before_effect(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
@@ -361,7 +363,7 @@ def intent_before_effect(world: "Simulation", rung: str, machine: str) -> Iterat
 
 @invariant_check(
     "one-repair-in-flight-per-node",
-    "A machine has one repair in flight at most, and is replaced once.",
+    "A machine has at most one repair in flight, and is replaced at most once.",
     CheckTrigger.REPAIR,
 )
 def one_repair_per_life(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
@@ -378,7 +380,7 @@ def one_repair_per_life(world: "Simulation", rung: str, machine: str) -> Iterato
 
 @invariant_check(
     "repair-and-cordon-limits",
-    "No more machines of a pool are in repair, or carry our cordon, than its limits allow.",
+    "The machines of a pool in repair, or with Evenkeel's cordon, stay within its limits.",
     CheckTrigger.REPAIR,
 )
 def limit_of_repairs_holds(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
@@ -473,7 +475,7 @@ def _barred(world: "Simulation") -> str:
 
 
 @invariant_check(
-    "approval-matches-current-plan", "What is approved is the plan that asks at that time.", CheckTrigger.COMMIT
+    "approval-matches-current-plan", "An approval is for the plan that asks at that time.", CheckTrigger.COMMIT
 )
 def approval_is_of_its_plan(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, after in changes:
@@ -529,7 +531,7 @@ def _asked_at(world: "Simulation", rung: str, machine: str) -> datetime:
 
 
 @invariant_check(
-    "operator-cordon-is-kept", "What a person cordoned is neither repaired nor un-cordoned.", CheckTrigger.REPAIR
+    "operator-cordon-is-kept", "A node that a person cordoned is neither repaired nor uncordoned.", CheckTrigger.REPAIR
 )
 def persons_node_is_left(world: "Simulation", rung: str, machine: str) -> Iterator[str]:
     node = world.node_of(machine)
@@ -624,7 +626,7 @@ def _left_unhealthy(world: "Simulation", *, before: float) -> dict[str, str]:
 
 @invariant_check(
     "one-running-attempt-per-job",
-    "An attempt starts when no other of its job can be reached, behind its fence.",
+    "An attempt starts when no other attempt of its job can be reached, behind its fence.",
     CheckTrigger.LAUNCH,
 )
 def attempts_are_alone(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
@@ -643,7 +645,9 @@ def attempts_are_alone(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
             yield f"{attempt.workload_name} starts without its fence"
 
 
-@invariant_check("stop-has-recorded-reason", "Before an attempt is asked to end, its job says why.", CheckTrigger.STOP)
+@invariant_check(
+    "stop-has-recorded-reason", "Before an attempt is asked to end, its job states the reason.", CheckTrigger.STOP
+)
 def stops_have_a_reason(world: "Simulation", job_id: str, attempt: int) -> Iterator[str]:
     row = world.ledger.rows.get(rows.attempt_key(job_id, attempt))
     asked = rows.read(world.ledger.rows[rows.job_key(job_id)], Job).stop_of(attempt)
@@ -663,7 +667,7 @@ def no_attempt_without_charge(world: "Simulation", spec: LaunchSpec) -> Iterator
 
 @invariant_check(
     "no-resume-from-fenced-checkpoint",
-    "Nothing that was written behind a later fence is resumed from.",
+    "No job resumes from a checkpoint that was written behind a later fence.",
     CheckTrigger.LAUNCH,
 )
 def fenced_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
@@ -673,7 +677,7 @@ def fenced_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[str]
 
 @invariant_check(
     "gang-pods-request-efa",
-    "Pods of a job with several nodes ask for their share of the node's EFA.",
+    "Pods of a job with several nodes request their share of the node's EFA.",
     CheckTrigger.LAUNCH,
 )
 def gangs_use_efa(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
@@ -685,7 +689,9 @@ def gangs_use_efa(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
 
 
 @invariant_check(
-    "no-resume-from-distrusted-checkpoint", "What was written under suspicion is not resumed from.", CheckTrigger.LAUNCH
+    "no-resume-from-distrusted-checkpoint",
+    "No job resumes from a checkpoint that was written under suspicion.",
+    CheckTrigger.LAUNCH,
 )
 def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     attempt, began = spec.attempt, world.trainers.started.get(f"{spec.attempt.job_id} {spec.resume_from}")
@@ -709,7 +715,9 @@ def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[
 # ---------------------------------------------------------------- waits, pages, functions
 
 
-@invariant_check("one-answer-per-wait", "A wait is given one answer, however often it is given.", CheckTrigger.ANSWER)
+@invariant_check(
+    "one-answer-per-wait", "A wait gets one answer, even if an answer is sent several times.", CheckTrigger.ANSWER
+)
 def one_answer_per_wait(world: "Simulation", token: str, output: "Json") -> Iterator[str]:
     first = world.watched.answers.setdefault((token, world.watched.opened[token]), output)
     if first != output:
@@ -725,7 +733,7 @@ def waits_are_distinct(world: "Simulation", changes: Changes) -> Iterator[str]:
     yield from ()
 
 
-@invariant_check("one-page-per-incident", "A person is called once for one thing.", CheckTrigger.PAGE)
+@invariant_check("one-page-per-incident", "A person is paged once for one event.", CheckTrigger.PAGE)
 def one_page_per_incident(world: "Simulation", key: str) -> Iterator[str]:
     incident = "-".join(key.split("-")[:2]) if key.startswith("inc-") else key  # a shared cause is its own
     injected_failures = world.chaos.injected_failures
@@ -737,7 +745,7 @@ def one_page_per_incident(world: "Simulation", key: str) -> Iterator[str]:
 
 
 @invariant_check(
-    "no-unexpected-function-failure", "A function fails only where the world failed it.", CheckTrigger.FAILURE
+    "no-unexpected-function-failure", "A function fails only if the simulated world made it fail.", CheckTrigger.FAILURE
 )
 def functions_do_not_break(world: "Simulation", call: "FunctionCall", error: Exception) -> Iterator[str]:
     if type(error) is not TransientError and not isinstance(error, TransientError):
@@ -747,7 +755,7 @@ def functions_do_not_break(world: "Simulation", call: "FunctionCall", error: Exc
 
 @invariant_check(
     "least-privilege",
-    "A function asks nothing of a table that its role in the template does not let it.",
+    "A function makes no table request that its role in the template denies.",
     CheckTrigger.RETURN,
 )
 def no_more_than_its_role(world: "Simulation", call: "FunctionCall") -> Iterator[str]:
@@ -873,13 +881,13 @@ def _untrue_reasons(world: "Simulation") -> Iterator[str]:
 
 
 @invariant_check(
-    "pending-reasons-are-current", "At rest each job waits for what the rules say, and says so.", CheckTrigger.END
+    "pending-reasons-are-current", "At rest, each pending job shows the reason that the rules give.", CheckTrigger.END
 )
 def reasons_are_true(world: "Simulation") -> Iterator[str]:
     yield from _untrue_reasons(world)
 
 
-@invariant_check("no-leftover-records", "At rest no lease, pointer, charge or workload is left.", CheckTrigger.END)
+@invariant_check("no-leftover-records", "At rest, no lease, pointer, charge or workload is left.", CheckTrigger.END)
 def nothing_left_behind(world: "Simulation") -> Iterator[str]:
     for key, row in world.ledger.rows.items():
         if key.pk.removeprefix("DRILL-").startswith("OPEN#"):
@@ -907,7 +915,7 @@ def nothing_left_behind(world: "Simulation") -> Iterator[str]:
 
 @invariant_check(
     "no-lost-faults-or-jobs",
-    "Each sign of a faulty node leads to an incident, each job ends or waits for a reason.",
+    "Each sign of a faulty node leads to an incident; each job ends or waits for a reason.",
     CheckTrigger.END,
 )
 def nothing_lost(world: "Simulation") -> Iterator[str]:
@@ -994,9 +1002,7 @@ def blind_is_never_ok(world: "Simulation") -> Iterator[str]:
         yield f"status says OK, and {', '.join(sorted(late))} does not answer"
 
 
-@invariant_check(
-    "uncordon-is-never-blocked", "A node that is well again and was cordoned by us is un-cordoned.", CheckTrigger.END
-)
+@invariant_check("uncordon-is-never-blocked", "A healthy node that Evenkeel cordoned is uncordoned.", CheckTrigger.END)
 def uncordon_is_never_blocked(world: "Simulation") -> Iterator[str]:
     for node in world.cluster.by_name.values():
         row = world.ledger.rows.get(rows.incident_key(node.incident_id)) if node.incident_id else None

@@ -71,7 +71,7 @@ def _was_usable(machine: BurstMachine, since: float) -> bool:
 
 @invariant_check(
     "spending-caps",
-    "What is rented never costs more an hour than its team, or the fleet, may spend.",
+    "Rentals never cost more per hour than the cap of their team or of the fleet.",
     CheckTrigger.COMMIT,
 )
 def caps_hold(world: Simulation, changes: Changes) -> Iterator[str]:
@@ -111,7 +111,7 @@ def machines_are_within_caps(world: Simulation) -> Iterator[str]:
 
 @invariant_check(
     "pool-limit-matches-rentals",
-    "A pool's limit is what its rentals ask for, no more and no less, and never beyond the policy's.",
+    "A pool's limit equals what its rentals request, and never exceeds the policy's limit.",
     CheckTrigger.LIMIT,
 )
 def pools_are_bounded(world: Simulation, pool: str, limit: tuple[int, int]) -> Iterator[str]:
@@ -146,8 +146,7 @@ def asks_are_bounded(world: Simulation, changes: Changes) -> Iterator[str]:
 
 @invariant_check(
     "rental-bill-is-exact",
-    "A rental ends when nothing of it is left; its bill is the price of each node that came, by the second, "
-    "from its beginning until that is gone.",
+    "A rental ends when all its nodes are gone; its bill is each node's price per second until then.",
     CheckTrigger.COMMIT,
 )
 def rentals_end(world: Simulation, changes: Changes) -> Iterator[str]:
@@ -181,7 +180,7 @@ def _held_seconds(offer: Json) -> int:
 
 @invariant_check(
     "failed-offers-are-returned",
-    "An offer that is refused, or whose nodes are not all there in time, is given up, and what came of it goes back.",
+    "An offer that is refused or incomplete in time ends, and its nodes are returned.",
     CheckTrigger.LOOK,
 )
 def offers_end(world: Simulation) -> Iterator[str]:
@@ -208,7 +207,7 @@ def offers_end(world: Simulation) -> Iterator[str]:
 
 @invariant_check(
     "no-orphaned-capacity",
-    "At rest no machine, capacity pod, limit or hold is left of what was rented.",
+    "At rest, no machine, capacity pod, limit or hold is left of a rental.",
     CheckTrigger.END,
 )
 def no_orphan_nodes(world: Simulation) -> Iterator[str]:
@@ -224,7 +223,7 @@ def no_orphan_nodes(world: Simulation) -> Iterator[str]:
 
 @invariant_check(
     "one-rental-per-job",
-    "A job has one rental at a time, begun while it waits; only what an open one asks for is asked of a pool, once.",
+    "A job has one rental at a time, begun while it waits; a pool gets one request for each open rental.",
     CheckTrigger.COMMIT,
 )
 def rented_once(world: Simulation, changes: Changes) -> Iterator[str]:
@@ -272,7 +271,7 @@ def nothing_is_rented_while_watching(world: Simulation, spec: CapacitySpec) -> I
 
 @invariant_check(
     "all-nodes-or-none",
-    "Rented nodes are handed over all together, ready, to one job; it starts on all of them, and nobody else does.",
+    "Rented nodes are handed over together, when ready, to one job that starts on all of them, alone.",
     CheckTrigger.COMMIT,
 )
 def gang_is_handed_over_whole(world: Simulation, changes: Changes) -> Iterator[str]:
@@ -321,7 +320,7 @@ def _not_its_own(world: Simulation, cluster: RentingCluster, job_id: str, names:
 
 @invariant_check(
     "temporary-capacity-is-returned",
-    "Nodes on loan are left when their time is over, or once there is room at home that nobody waits for.",
+    "Temporary capacity is returned when its time is over, or when free committed nodes replace it.",
     CheckTrigger.LOOK,
 )
 def loans_go_home(world: Simulation) -> Iterator[str]:

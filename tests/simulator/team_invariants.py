@@ -59,7 +59,7 @@ def _jobs_changed(changes: Changes) -> Iterator[tuple[Job, Job]]:
 
 @invariant_check(
     "quota-limits",
-    "Nothing is admitted that takes its team, a cohort above it or its submitter over a limit.",
+    "No admission exceeds a limit of its team, a cohort above it or its submitter.",
     CheckTrigger.COMMIT,
     needs_teams=True,
 )
@@ -96,7 +96,7 @@ def over(setup: TeamSetup, charges: Iterable[Charge]) -> Iterator[str]:
 
 @invariant_check(
     "budget-limits",
-    "Nothing of a team starts once its budget is spent: it is exceeded by what then runs, and by no more.",
+    "No job of a team starts once its budget is spent: only running jobs exceed it.",
     CheckTrigger.COMMIT,
     needs_teams=True,
 )
@@ -147,7 +147,7 @@ def spending_is_counted_once(world: "Simulation") -> Iterator[str]:
 
 @invariant_check(
     "no-preemption-cycle",
-    "Of two jobs one has the other stopped once while the flap guard counts; and never over and over without starting.",
+    "Of two jobs, one preempts the other at most once per flap guard, and never repeatedly without starting.",
     CheckTrigger.COMMIT,
     needs_teams=True,
 )
@@ -177,7 +177,7 @@ def no_preempt_cycle(world: "Simulation", changes: Changes) -> Iterator[str]:
 
 @invariant_check(
     "preempted-keeps-queue-position",
-    "Who gave way to another waits again in its old place, and keeps its restarts.",
+    "A preempted job waits again in its old place, and keeps its restarts.",
     CheckTrigger.COMMIT,
     needs_teams=True,
 )
@@ -204,7 +204,7 @@ def preempted_comes_back(world: "Simulation", changes: Changes) -> Iterator[str]
 
 @invariant_check(
     "quota-held-until-pods-gone",
-    "Who was asked to stop holds its quota until its pods are gone, cannot be reached, or its workflow itself failed.",
+    "A stopped job holds its quota until its pods are gone or unreachable, or its workflow failed.",
     CheckTrigger.COMMIT,
 )
 def held_until_gone(world: "Simulation", changes: Changes) -> Iterator[str]:
@@ -298,7 +298,7 @@ def _was_taken(had: Charge, charge: Charge, world: "Simulation") -> bool:
 
 @invariant_check(
     "suspended-until-resumed",
-    "Who is held back by somebody does not start, and waits again only when somebody says so.",
+    "A suspended job does not start, and waits again only when a person resumes it.",
     CheckTrigger.COMMIT,
     needs_teams=True,
 )
