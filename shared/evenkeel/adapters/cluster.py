@@ -282,7 +282,7 @@ class KubernetesCluster(KubernetesCapacity):
     def evict(self, cluster: str, pod: UnmanagedPod) -> EvictionAnswer:
         body = {
             "apiVersion": "policy/v1",
-            "kind": "EvictionAnswer",
+            "kind": "Eviction",
             "metadata": {"name": pod.name, "namespace": pod.namespace},
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }

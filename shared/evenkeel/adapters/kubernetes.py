@@ -62,7 +62,7 @@ _ERRORS_BY_REASON: Mapping[str, type[EvenkeelError]] = {
     "Conflict": Conflict,
     "Expired": Expired,
     "Gone": Expired,
-    "InvalidObject": InvalidObject,
+    "Invalid": InvalidObject,
 }
 _ERRORS_BY_STATUS: Mapping[int, type[EvenkeelError]] = {
     401: NotAllowed,
