@@ -458,9 +458,15 @@ class Registry:
         """Delete a pod if the disruption budgets that cover it allow that.
 
         Raises:
-            ApiError: 403 in a namespace that is being deleted, 404 without the pod, 429 when a budget blocks it, 500
-                when two budgets cover it.
+            ApiError: 400 when the body is of another kind or names another pod, 403 in a namespace that is being
+                deleted, 404 without the pod, 429 when a budget blocks it, 500 when two budgets cover it.
         """
+        kind, version = eviction.get("kind") or "Eviction", eviction.get("apiVersion") or "policy/v1"
+        if kind != "Eviction":
+            raise errors.bad_request(
+                f'{kind} in version "{version.rpartition("/")[2]}" cannot be handled as a Eviction: '
+                f'no kind "{kind}" is registered for version "{version}"'
+            )
         self._check_namespace(catalogue.PODS, namespace, {"metadata": {"name": name}})
         pod = self.store.get(catalogue.PODS, namespace, name)
         if ((eviction.get("metadata") or {}).get("name") or name) != name:

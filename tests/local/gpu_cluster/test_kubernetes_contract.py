@@ -867,6 +867,16 @@ def test_a_pod_is_evicted_and_a_missing_one_is_404(api: KubeClient, space: str) 
     assert refused.code == 404
 
 
+def test_eviction_of_another_kind_is_refused(api: KubeClient, space: str) -> None:
+    api.create(f"{space}/pods", a_pod("one", schedulerName="nobody"))
+    eviction = {"apiVersion": "policy/v1", "kind": "Evict", "metadata": {"name": "one"}}
+
+    refused = api.status_of("POST", f"{space}/pods/one/eviction", eviction)
+
+    assert refused.code == 400
+    assert 'no kind "Evict" is registered for version "policy/v1"' in str(refused)
+
+
 def test_an_eviction_names_the_pod_of_its_path(api: KubeClient, space: str) -> None:
     api.create(f"{space}/pods", a_pod("one", schedulerName="nobody"))
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "two"}}
