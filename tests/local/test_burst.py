@@ -184,6 +184,6 @@ def test_without_capacity_anywhere_a_job_waits_with_its_reason(centre: DataCentr
     assert all(offer["refused"] for offer in rental["offers"])
     assert rental["costUsd"] == "0.000000"
     assert waiting["state"] == "PENDING"
-    assert "Waits for 1 node" in waiting["reason"]
+    assert "The job waits for 1 node" in waiting["reason"]
     assert (done["state"], after["state"], urgent.digest()) == ("SUCCEEDED", "SUCCEEDED", urgent.right_digest)
     assert urgent.attempt(1)["pool"] == "p5-workers"

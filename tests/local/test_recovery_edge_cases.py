@@ -234,9 +234,10 @@ def test_a_job_in_the_queue_starts_when_there_is_room(data_centre: DataCentre) -
 
     assert [job["state"] for job in waiting] == ["PENDING", "PENDING"]
     assert (
-        waiting[0]["reason"] == "Waits for 2 nodes with 8 free accelerators each: p5-workers has 1 of them (4 in use)."
+        waiting[0]["reason"]
+        == "The job waits for 2 nodes with 8 free accelerators each: p5-workers has 1 of them (4 in use)."
     )
-    assert waiting[1]["reason"] == f"Behind {second.job_id}, which waits for free nodes."
+    assert waiting[1]["reason"] == f"The job waits behind {second.job_id}, which waits for free nodes."
     assert [job["state"] for job in ended] == ["SUCCEEDED", "SUCCEEDED"]
     assert ended[0]["startedAt"] < ended[1]["startedAt"] or ended[0]["currentAttempt"] == 1
 

@@ -143,7 +143,8 @@ def no_capacity(drill: DrillRun) -> None:
     drill.inject_fault("stuck-replace", node)
     incident = drill.settled(node, "WAITING_FOR_PERSON")
     waiting = drill.job()
-    waits = waiting["state"] == "PENDING" and waiting["reason"].startswith(f"Waits for {drill.work.nodes} nodes")
+    says_why = waiting["reason"].startswith(f"The job waits for {drill.work.nodes} nodes")
+    waits = waiting["state"] == "PENDING" and says_why
     drill.result.check("the job waits and says why", waits, f"{waiting['state']}: {waiting['reason']}")
     is_left = "waits in the queue for capacity" in incident["outcome"]
     drill.result.check("the recovery leaves it to the queue", is_left, incident["outcome"])

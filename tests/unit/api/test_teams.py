@@ -352,7 +352,7 @@ def test_a_plan_says_at_which_size_an_elastic_job_would_start(gateway: Gateway) 
     found = planned(gateway, nodes=4, elastic=sizes, checkpoint=place).document["decision"]
 
     assert (found["action"], len(found["nodes"])) == ("ADMIT", 2)
-    assert found["reason"].startswith("Starts with 2 of 4 nodes.")
+    assert found["reason"].startswith("The job starts with 2 of 4 nodes.")
     refused = planned(gateway, nodes=4, elastic=sizes | {"step": 0}, checkpoint=place).document
     assert refused["errors"][0]["field"] == "elastic.step"
 

@@ -145,7 +145,7 @@ def test_a_plan_says_what_there_is_where_another_places_jobs(served: CliFixture,
     assert (said.exit_code, said.err) == (0, "")
     assert said.out == (
         "● would be handed over, team default\n"
-        "  Kueue admits here: it goes to LocalQueue default.\n"
+        "  Kueue admits jobs here: the job goes to LocalQueue default.\n"
         "next  evenkeel jobs submit\n"
     )
 

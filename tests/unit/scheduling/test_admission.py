@@ -59,16 +59,19 @@ def test_the_first_that_does_not_fit_holds_up_those_behind_it() -> None:
 
     assert [answer.action for answer in answers.values()] == [Action.ADMIT, Action.WAIT, Action.BLOCKED]
     waits = answers["job-2"].reason
-    assert waits == "Waits for 3 nodes with 8 free accelerators each: workers has 1 of them (1 cordoned, 1 in use)."
-    assert answers["job-3"].reason == "Behind job-2, which waits for free nodes."
+    assert (
+        waits
+        == "The job waits for 3 nodes with 8 free accelerators each: workers has 1 of them (1 cordoned, 1 in use)."
+    )
+    assert answers["job-3"].reason == "The job waits behind job-2, which waits for free nodes."
 
 
 def test_a_job_larger_than_every_pool_says_so_and_holds_up_nobody() -> None:
     answers = decided([a_node_capacity(1), a_node_capacity(2)], a_request(1, nodes=3), a_request(2))
 
     assert [answer.action for answer in answers.values()] == [Action.NEVER_FITS, Action.ADMIT]
-    assert "Can never start here" in answers["job-1"].reason
-    assert "the largest fitting pool has 2" in answers["job-1"].reason
+    assert "The job can never start here" in answers["job-1"].reason
+    assert "the largest matching pool has 2" in answers["job-1"].reason
 
 
 def test_a_job_that_ran_before_waits_for_the_fleet_to_grow_back() -> None:
@@ -88,7 +91,7 @@ def test_who_waits_for_one_type_holds_up_only_those_who_could_take_it() -> None:
     answers = decided(capacities, large, a_request(2), a_request(3, instance_types=("ml.g5.12xlarge",)))
 
     assert [answer.action for answer in answers.values()] == [Action.WAIT, Action.BLOCKED, Action.ADMIT]
-    assert answers["job-2"].reason == "Behind job-1, which waits for free nodes."
+    assert answers["job-2"].reason == "The job waits behind job-1, which waits for free nodes."
 
 
 def test_a_job_in_its_pause_holds_up_nobody() -> None:

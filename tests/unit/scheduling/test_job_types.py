@@ -134,7 +134,7 @@ def test_the_pool_that_is_meant_first_is_taken_though_another_is_tighter() -> No
 
     assert (first.pool, second.pool) == ("burst", "plan")
     assert [(each.option, each.why_not) for each in second.alternatives] == [
-        ("burst (ml.p5.48xlarge)", "It is meant after.")
+        ("burst (ml.p5.48xlarge)", "The job prefers another pool.")
     ]
 
 

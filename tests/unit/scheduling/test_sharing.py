@@ -100,7 +100,7 @@ def test_a_job_over_its_teams_quota_waits_and_says_what_it_is_short_of() -> None
 
     answer = answers["job-2"]
     assert answer.action is Action.NO_QUOTA
-    assert answer.reason.endswith("It asks for 16 nvidia.com/gpu of ml.p5.48xlarge: 8 free, 16 at most.")
+    assert answer.reason.endswith("The job asks for 16 nvidia.com/gpu of ml.p5.48xlarge: 8 free, 16 at most.")
 
 
 def test_who_is_borrowed_from_has_the_borrower_asked_to_stop() -> None:
@@ -139,7 +139,7 @@ def test_nobody_is_asked_to_stop_where_the_machines_would_not_do_even_then() -> 
     answers = passed(setup, broken, a_request(3, nodes=2, team="red"), charges=charges)
 
     assert actions(answers) == {"job-3": Action.WAIT}
-    assert answers["job-3"].reason.startswith("Its quota is there. Waits for 2 nodes")
+    assert answers["job-3"].reason.startswith("The job's quota is available. The job waits for 2 nodes")
     assert answers["job-3"].victims == ()
 
 
@@ -159,7 +159,7 @@ def test_a_job_waits_on_while_those_asked_to_stop_are_still_there() -> None:
     )
 
     assert answers["job-3"].reason == "Waits until job-2 has stopped."
-    assert answers["job-4"].reason == "Behind job-3, which waits for others to stop."
+    assert answers["job-4"].reason == "The job waits behind job-3, which waits for preempted jobs to stop."
 
 
 def test_quota_without_machines_is_parked_in_a_best_effort_queue() -> None:
@@ -254,7 +254,8 @@ def test_a_persons_limit_counts_what_this_pass_admits() -> None:
 
     assert (answers["job-1"].action, answers["job-2"].action) == (Action.ADMIT, Action.HELD)
     assert answers["job-2"].reason == (
-        "Waits, whatever is free: 16 of 16 accelerators that role/ana may hold in team red are used, it asks for 8."
+        "The job waits because a limit is reached: 16 of 16 accelerators that role/ana may hold in team red are used, "
+        "and the job asks for 8."
     )
 
 
@@ -276,7 +277,7 @@ def test_a_spent_budget_holds_the_next_job_back() -> None:
     assert actions(answers) == {"job-1": Action.HELD, "job-2": Action.ADMIT}
     assert (
         answers["job-1"].reason
-        == "Waits, whatever is free: 10 of 10 accelerator-hours of team red in 2026-11 are used."
+        == "The job waits because a limit is reached: 10 of 10 accelerator-hours of team red in 2026-11 are used."
     )
 
 
@@ -286,7 +287,7 @@ def test_those_who_ask_for_the_same_are_told_so() -> None:
     )
 
     assert actions(answers) == {"job-1": Action.NO_QUOTA, "job-2": Action.SAME_SHAPE}
-    assert answers["job-2"].reason == f"As others of its queue that ask for the same: {answers['job-1'].reason}"
+    assert answers["job-2"].reason == f"A job with the same request waits in its queue: {answers['job-1'].reason}"
     assert answers["job-2"].facts.blocked_by == "job-1"
 
 
@@ -295,8 +296,8 @@ def test_a_team_that_is_gone_and_a_queue_that_is_stopped_hold_back() -> None:
 
     answers = passed(setup, capacities(2), a_request(1, team="red"), a_request(2, team="gone"))
 
-    assert answers["job-1"].reason == "Its queue admits nobody: Hold."
-    assert answers["job-2"].reason == "There is no team gone any more."
+    assert answers["job-1"].reason == "The job's queue admits no jobs: Hold."
+    assert answers["job-2"].reason == "Team gone no longer exists."
 
 
 def test_the_facts_are_documents_that_a_plan_reads_and_leads_to_the_same_answer() -> None:
@@ -326,7 +327,9 @@ def test_a_record_counts_what_a_stopped_queue_lends_and_holds() -> None:
 
     answers = passed(setup, capacities(8, 1), a_request(2, nodes=5, team="red"), charges=charges)
 
-    assert answers["job-2"].reason.endswith("It asks for 40 nvidia.com/gpu of ml.p5.48xlarge: 24 free, 32 at most.")
+    assert answers["job-2"].reason.endswith(
+        "The job asks for 40 nvidia.com/gpu of ml.p5.48xlarge: 24 free, 32 at most."
+    )
 
 
 def test_a_record_names_singly_only_those_who_could_have_to_go() -> None:
@@ -399,4 +402,4 @@ def test_a_strict_queue_whose_flavor_has_no_machine_at_all_waits_for_one() -> No
     answers = passed(a_setup(strict), capacities(1), a_request(1, team="red"))
 
     assert answers["job-1"].action is Action.WAIT
-    assert answers["job-1"].reason.endswith("no node of the fleet fits.")
+    assert answers["job-1"].reason.endswith("no node in the fleet matches.")

@@ -87,7 +87,7 @@ def test_a_job_whose_full_size_does_not_fit_starts_with_the_largest_that_does() 
 
     attempt = scenario.attempt(job.job_id)
     assert (job.state, job.size, attempt.ranks, attempt.accelerators) == (JobState.STARTING, 2, 2, 16)
-    assert job.reason.startswith("Starts with 2 of 4 nodes. ")
+    assert job.reason.startswith("The job starts with 2 of 4 nodes. ")
     assert scenario.usage() == 16
 
 

@@ -120,7 +120,7 @@ def test_a_cycle_a_plan_and_a_settle_take_the_largest_jobs(character: str, has_t
 
     assert len(running) == 14
     assert scenario.attempt(first).state.has_ended
-    assert all(scenario.job(name).reason != "Waits for the next scheduling pass." for name in jobs)
+    assert all(scenario.job(name).reason != "The job waits for the next scheduling cycle." for name in jobs)
     assert scenario.world.telemetry.totals["WritesRejected"] == 0
 
 
@@ -227,7 +227,7 @@ def test_a_cycle_takes_the_largest_set_up() -> None:
 
     states = [scenario.job(name).state for name in jobs]
     assert states.count(JobState.STARTING) == 2
-    assert all(scenario.job(name).reason != "Waits for the next scheduling pass." for name in jobs)
+    assert all(scenario.job(name).reason != "The job waits for the next scheduling cycle." for name in jobs)
     assert scenario.world.telemetry.totals["WritesRejected"] == 0
 
 

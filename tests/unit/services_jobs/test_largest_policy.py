@@ -129,7 +129,7 @@ def test_the_largest_policy_lets_jobs_run_and_recover(name: str) -> None:
     scenario.run_pass()
 
     assert len(started) == 2
-    assert all(scenario.job(each).reason != "Waits for the next scheduling pass." for each in jobs)
+    assert all(scenario.job(each).reason != "The job waits for the next scheduling cycle." for each in jobs)
     assert scenario.world.telemetry.totals["WritesRejected"] == 0
     recovery = RecoveryScenario(policy=policy, mode=Mode.ACT)
     recovery.sicken()

@@ -65,7 +65,7 @@ def test_who_waits_as_others_do_is_told_nothing_new_when_another_speaks_for_them
     scenario.run_pass()
     before = scenario.world.ledger.get(rows.job_key(jobs[2].job_id))
     assert before
-    assert before.doc["reason"].startswith("As others of its queue")
+    assert before.doc["reason"].startswith("A job with the same request waits in its queue")
 
     scenario.cancel(jobs[0].job_id)
     scenario.run_pass()
@@ -170,7 +170,7 @@ def test_jobs_of_a_removed_team_starve_nobody() -> None:
     for _ in range(10):
         scenario.run_pass()
     told = [row.doc["reason"] for row in scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING").rows]
-    assert set(told) == {"There is no team gone any more."}
+    assert set(told) == {"Team gone no longer exists."}
 
 
 def test_jobs_from_before_teams_are_looked_at_in_turn() -> None:
@@ -182,7 +182,7 @@ def test_jobs_from_before_teams_are_looked_at_in_turn() -> None:
     assert cycles_until_started(scenario, known, 7) <= 7
     for _ in range(8):
         scenario.run_pass()
-    assert {scenario.job(job.job_id).reason for job in jobs} == {"There is no team nobodys any more."}
+    assert {scenario.job(job.job_id).reason for job in jobs} == {"Team nobodys no longer exists."}
 
 
 @pytest.mark.parametrize("cycles", range(1, 14))

@@ -107,8 +107,8 @@ def test_a_refused_reason_leaves_the_others_told() -> None:
     scenario.run_pass()
 
     told = [scenario.job(each).reason for each in jobs]
-    assert told[0] == "Waits for the next scheduling pass."
-    assert "Waits for the next scheduling pass." not in told[1:]
+    assert told[0] == "The job waits for the next scheduling cycle."
+    assert "The job waits for the next scheduling cycle." not in told[1:]
     assert scenario.world.telemetry.totals["WritesRejected"] == 1
 
 

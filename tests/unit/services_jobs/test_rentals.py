@@ -396,7 +396,7 @@ def test_what_a_job_is_told_is_written_once_while_nothing_changes() -> None:
     market.world.clock.advance(30)
     market.scenario.run_pass()
 
-    assert told.reason.startswith("Waits for 2 nodes")
+    assert told.reason.startswith("The job waits for 2 nodes")
     assert told.placement is not None
     assert told.reason.endswith(told.placement.text)
     assert market.scenario.job(second.job_id) == told
@@ -513,7 +513,7 @@ def test_no_capacity_anywhere_leaves_nothing_behind_and_a_reason() -> None:
 
     job = market.scenario.job(second.job_id)
     assert job.state is JobState.PENDING
-    assert "Waits for 2 nodes" in job.reason
+    assert "The job waits for 2 nodes" in job.reason
     assert job.placement is not None
     assert market.rental(second.job_id).state is RentalState.ENDED
     assert market.rental(second.job_id).cost_parts == 0

@@ -129,7 +129,7 @@ def test_nothing_is_let_on_that_would_not_last(seconds: float, change: dict[str,
 
     seen = market.scenario.job(job.job_id)
     assert seen.state is state
-    assert state is JobState.STARTING or "2 to be left by" in seen.reason
+    assert state is JobState.STARTING or "2 usable only until" in seen.reason
 
 
 @pytest.mark.parametrize("has_teams", [False, True])

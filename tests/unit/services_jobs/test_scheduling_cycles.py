@@ -112,7 +112,7 @@ def test_nobody_is_started_where_kueue_admits_until_it_no_longer_does() -> None:
     assert (first.admitted, first.waiting, again.admitted) == ((), 1, ())
     assert (waiting.state, waiting.current_attempt) == (JobState.PENDING, 0)
     assert waiting.reason == (
-        "Kueue admits jobs in namespace evenkeel-jobs (its LocalQueue default): Evenkeel starts none beside it."
+        "Kueue admits jobs in namespace evenkeel-jobs (its LocalQueue default), so Evenkeel starts no jobs there."
     )
     assert len(scenario.world.ledger.commits) == commits + 1  # what was said is not said again
     assert then.admitted == (f"{job.job_id}-a1",)
@@ -143,7 +143,9 @@ def test_in_observe_mode_the_decision_is_recorded_and_nothing_starts() -> None:
     outcome = scenario.run_pass()
 
     assert (outcome.admitted, scenario.job(job.job_id).state) == ((), JobState.PENDING)
-    assert scenario.job(job.job_id).reason.startswith("Mode is observe: it would start, but nothing is done.")
+    assert scenario.job(job.job_id).reason.startswith(
+        "Mode is observe: the job would start, but Evenkeel takes no action."
+    )
     assert (scenario.world.workflows.executions, scenario.usage(), scenario.charges()) == ({}, 0, [])
     (row,) = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job.job_id}").rows
     assert (row.doc["action"], row.doc["mode"]) == ("ADMIT", "observe")

@@ -82,7 +82,9 @@ def test_a_job_beyond_what_its_team_can_have_waits_and_says_why() -> None:
     scenario.run_pass()
 
     assert scenario.job(job.job_id).state is JobState.PENDING
-    assert "It asks for 24 nvidia.com/gpu of ml.p5.48xlarge: 16 free, 16 at most." in scenario.job(job.job_id).reason
+    assert (
+        "The job asks for 24 nvidia.com/gpu of ml.p5.48xlarge: 16 free, 16 at most." in scenario.job(job.job_id).reason
+    )
 
 
 def test_a_higher_class_has_a_lower_one_of_its_team_stopped_and_that_one_comes_back_later() -> None:
@@ -187,7 +189,7 @@ def test_a_job_waits_whose_namespace_became_another_teams() -> None:
     scenario.run_pass()
 
     assert scenario.job(job.job_id).state is JobState.PENDING
-    assert scenario.job(job.job_id).reason.startswith("Namespace red is team blue's by now")
+    assert scenario.job(job.job_id).reason.startswith("Namespace red now belongs to team blue.")
     assert replay(records(scenario, job.job_id)[-1], scenario.policy).action == "HELD"
 
 
@@ -259,7 +261,8 @@ def test_in_observe_mode_nobody_is_asked_to_stop() -> None:
 
     assert scenario.job(low.job_id).stop_request is None
     assert scenario.job(high.job_id).reason == (
-        f"Mode is observe: others would be asked to stop, but nothing is done. Waits until {low.job_id} has stopped."
+        "Mode is observe: Evenkeel would ask other jobs to stop, but takes no action. "
+        f"Waits until {low.job_id} has stopped."
     )
 
 
@@ -320,9 +323,9 @@ def test_jobs_older_than_the_teams_move_into_their_queues() -> None:
 
     assert scenario.job(waiting.job_id).queue == "red"
     assert scenario.job(waiting.job_id).reason.endswith(
-        "It asks for 16 nvidia.com/gpu of ml.p5.48xlarge: 0 free, 16 at most."
+        "The job asks for 16 nvidia.com/gpu of ml.p5.48xlarge: 0 free, 16 at most."
     )
-    assert scenario.job(lost.job_id).reason == "There is no team green any more."
+    assert scenario.job(lost.job_id).reason == "Team green no longer exists."
     assert scenario.job(running.job_id).state is JobState.RUNNING
 
 
@@ -355,7 +358,7 @@ def test_a_team_that_has_spent_its_budget_starts_nobody() -> None:
     assert row
     assert row.doc == {"acceleratorSeconds": 16 * 3600, "usdMicros": 16 * 5_000_000}
     assert scenario.job(second.job_id).reason == (
-        "Waits, whatever is free: 16 of 4 accelerator-hours of team red in 2026-11 are used."
+        "The job waits because a limit is reached: 16 of 4 accelerator-hours of team red in 2026-11 are used."
     )
 
 
@@ -599,7 +602,7 @@ def test_younger_job_takes_no_nodes_from_interrupted_job() -> None:
     scenario.run_pass()
 
     assert scenario.job(older.job_id).resume_plan is None
-    assert scenario.job(older.job_id).reason.startswith("Its quota is there. Waits for 2 nodes")
+    assert scenario.job(older.job_id).reason.startswith("The job's quota is available. The job waits for 2 nodes")
     assert scenario.job(younger.job_id).state is JobState.PENDING
 
     scenario.world.clock.advance(

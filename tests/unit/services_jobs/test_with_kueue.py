@@ -102,7 +102,7 @@ def test_the_record_of_a_hand_over_replays() -> None:
 
     assert (record.action, record.reason) == (
         Action.ADMIT,
-        "Kueue admits here: it goes to LocalQueue default.",
+        "Kueue admits jobs here: the job goes to LocalQueue default.",
     )
     assert replay(record, scenario.policy).reason == record.reason
 
@@ -428,6 +428,6 @@ def test_a_plan_says_who_decides() -> None:
         scenario.world.cluster.of_kueue[NAMESPACE] = "its LocalQueue default"
         scenario.sweep()
 
-    assert planned(followed)["decision"]["reason"] == "Kueue admits here: it goes to LocalQueue default."
+    assert planned(followed)["decision"]["reason"] == "Kueue admits jobs here: the job goes to LocalQueue default."
     with pytest.raises(Invalid, match="where Kueue admits jobs"):
         planned(beside)

@@ -407,7 +407,7 @@ def test_what_was_chosen_the_pass_does_and_its_record_replays() -> None:
     asked = scenario.job(other).stop_of(1)
     assert asked
     assert (asked.by, asked.grace_seconds) == (f"schedule_jobs/{recovery.job_id}", 30)
-    assert recovery.job.reason.endswith(f"takes the place of others. Waits until {other} has stopped.")
+    assert recovery.job.reason.endswith(f"its recovery preempts other jobs. It waits until they stop: {other}.")
     scenario.run_pass()  # nobody else is asked meanwhile
     assert (recovery.job.state, len(scenario.charges())) == (JobState.PENDING, 1)
     scenario.stop(other)
@@ -426,7 +426,9 @@ def test_who_is_within_its_own_quota_gives_way_to_nobody() -> None:
     recovery.scenario.run_pass()
 
     assert record(recovery).action == "WAIT_FOR_REPAIR"
-    assert weighed(recovery, "PREEMPT").why_not.startswith("nobody may be asked to stop for it: Its quota is there.")
+    assert weighed(recovery, "PREEMPT").why_not.startswith(
+        "nobody may be asked to stop for it: The job's quota is available."
+    )
     assert recovery.scenario.job(other).stop_request is None
 
 
@@ -440,7 +442,7 @@ def test_nobody_is_stopped_for_a_recovery_that_waits_for_the_repair() -> None:
     recovery.scenario.run_pass()
 
     assert recovery.scenario.job(other).stop_request is None
-    assert recovery.job.reason.startswith("Its quota is there. Waits for 2 nodes")
+    assert recovery.job.reason.startswith("The job's quota is available. The job waits for 2 nodes")
 
 
 def test_a_job_whose_delay_is_dear_is_not_stopped_for_one_that_can_wait() -> None:

@@ -129,19 +129,19 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
     """Decide about one pending job. A record replays through this function alone."""
     request, offers = facts.request, facts.offers
     if request.not_before and facts.now < request.not_before:
-        reason = f"Pauses until {request.not_before:%H:%M:%S} UTC after a failure."
+        reason = f"The job failed and waits until {request.not_before:%H:%M:%S} UTC before it restarts."
         return _decided(facts, Action.BACK_OFF, reason)
     if facts.local_queue:
-        return _decided(facts, Action.ADMIT, f"Kueue admits here: it goes to LocalQueue {facts.local_queue}.")
+        return _decided(facts, Action.ADMIT, f"Kueue admits jobs here: the job goes to LocalQueue {facts.local_queue}.")
     if facts.hold_reason:
         return _decided(facts, Action.HELD, facts.hold_reason)
     for limit in facts.limits:
         if limit.is_reached:
-            return _decided(facts, Action.HELD, f"Waits, whatever is free: {limit.text}.")
+            return _decided(facts, Action.HELD, f"The job waits because a limit is reached: {limit.text}.")
     if facts.same_shape_reason:
         # Whoever speaks for them in a pass is among the facts: to name it here would be news for all with each pass.
         return _decided(
-            facts, Action.SAME_SHAPE, f"As others of its queue that ask for the same: {facts.same_shape_reason}"
+            facts, Action.SAME_SHAPE, f"A job with the same request waits in its queue: {facts.same_shape_reason}"
         )
     if facts.quota is not None:
         found = from_quota_decision(
@@ -151,10 +151,14 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
     if all(offer.total_nodes < request.nodes for offer in offers) and request.attempts == 0:
         largest = max((offer.total_nodes for offer in offers), default=0)
         asked = describe_request(request)
-        reason = f"Can never start here: it asks for {asked}, and the largest fitting pool has {largest}."
+        reason = f"The job can never start here: it asks for {asked}, and the largest matching pool has {largest}."
         return _decided(facts, Action.NEVER_FITS, reason)
     if facts.blocked_by:
-        return _decided(facts, Action.BLOCKED, f"Behind {facts.blocked_by}, which waits for {facts.blocker_waits_for}.")
+        return _decided(
+            facts,
+            Action.BLOCKED,
+            f"The job waits behind {facts.blocked_by}, which waits for {facts.blocker_waits_for}.",
+        )
     shortage = why_no_fit(request, offers)
     if shortage:
         return _decided(facts, Action.WAIT, shortage)
@@ -170,7 +174,7 @@ def hold_in_kueue_namespace(
     request: AdmissionRequest, namespace: str, shown_by: str, now: datetime
 ) -> AdmissionDecision:
     """Hold a job back whose namespace is Kueue's: of two who admit on the same machines neither keeps its limits."""
-    hold_reason = f"Kueue admits jobs in namespace {namespace} ({shown_by}): Evenkeel starts none beside it."
+    hold_reason = f"Kueue admits jobs in namespace {namespace} ({shown_by}), so Evenkeel starts no jobs there."
     return decide(AdmissionFacts(request=request, offers=(), hold_reason=hold_reason, now=now))
 
 
@@ -186,14 +190,14 @@ def hold_in_other_teams_namespace(
     request: AdmissionRequest, namespace: str, owner: str, now: datetime
 ) -> AdmissionDecision:
     """Hold a job back whose namespace has become another team's: it would run beside that team's secrets."""
-    hold_reason = f"Namespace {namespace} is team {owner}'s by now: cancel the job, and submit it again."
+    hold_reason = f"Namespace {namespace} now belongs to team {owner}. Cancel the job and submit it again."
     return decide(AdmissionFacts(request=request, offers=(), hold_reason=hold_reason, now=now))
 
 
 def _admitted(facts: AdmissionFacts, why: str, use: dict[str, dict[str, int]]) -> AdmissionDecision:
     request, chosen = facts.request, best_fit(facts.offers)
     if request.wanted > request.nodes:
-        why = f"Starts with {request.nodes} of {count_of(request.wanted, 'node')}. {why}"
+        why = f"The job starts with {request.nodes} of {count_of(request.wanted, 'node')}. {why}"
     return AdmissionDecision(
         job_id=request.job_id,
         action=Action.ADMIT,
@@ -222,7 +226,7 @@ def from_quota_decision(facts: AdmissionFacts, weighed: Decision) -> AdmissionDe
             victims = tuple(PreemptionVictim(job_id=each.workload_id, reason=each.reason) for each in weighed.victims)
             return _decided(facts, Action.PREEMPT, weighed.reason, considered).model_copy(update={"victims": victims})
         case Result.NO_SEATS:
-            reason = f"Its quota is there. {weighed.reason}"
+            reason = f"The job's quota is available. {weighed.reason}"
             return _decided(facts, Action.WAIT, reason, (*_rejected_fits(facts, None), *considered))
         case _:
             return _decided(facts, Action.NO_QUOTA, f"{weighed.reason}{_shortage_text(weighed)}", considered)
@@ -238,7 +242,7 @@ def with_preemption(decided: AdmissionDecision) -> AdmissionDecision:
     ):
         return decided
     names = ", ".join(victim.job_id for victim in preemption_plan.victims)
-    reason = f"Its quota is there, and its recovery takes the place of others. Waits until {names} has stopped."
+    reason = f"The job's quota is available, and its recovery preempts other jobs. It waits until they stop: {names}."
     return decided.model_copy(update={"action": Action.PREEMPT, "reason": reason, "victims": preemption_plan.victims})
 
 
@@ -252,7 +256,9 @@ def _shortage_text(weighed: Decision) -> str:
                         quantities.text(each.resource, max(0, amount))
                         for amount in (each.wanted, each.available, each.potential)
                     )
-                    return f" It asks for {wanted} {each.resource} of {attempt.flavor}: {free} free, {most} at most."
+                    return (
+                        f" The job asks for {wanted} {each.resource} of {attempt.flavor}: {free} free, {most} at most."
+                    )
             if attempt.why:
                 whole = f"{attempt.why[:1].upper()}{attempt.why[1:]}."
                 return f" {attempt.flavor}: {attempt.why}" if attempt.flavor else f" {whole}"
@@ -266,7 +272,7 @@ def _rejected_flavors(weighed: Decision) -> Iterator[Alternative]:
             if attempt.flavor in given:
                 continue
             compared = "; ".join(
-                f"{quantities.text(each.resource, each.wanted)} {each.resource} asked, "
+                f"{quantities.text(each.resource, each.wanted)} {each.resource} requested, "
                 f"{quantities.text(each.resource, max(0, each.available))} free"
                 for each in attempt.compared
             )
@@ -279,9 +285,9 @@ def recorded_reason(decided: AdmissionDecision, mode: Mode) -> str:
     if mode is Mode.ACT:
         return decided.reason
     if decided.action is Action.ADMIT:
-        return f"Mode is {mode}: it would start, but nothing is done. {decided.reason}"
+        return f"Mode is {mode}: the job would start, but Evenkeel takes no action. {decided.reason}"
     if decided.action is Action.PREEMPT:
-        return f"Mode is {mode}: others would be asked to stop, but nothing is done. {decided.reason}"
+        return f"Mode is {mode}: Evenkeel would ask other jobs to stop, but takes no action. {decided.reason}"
     return decided.reason
 
 
@@ -296,14 +302,14 @@ def _decided(
     )
 
 
-_MORE_FREE = "It has more free nodes, which a larger job may need."
+_MORE_FREE = "The pool has more free nodes, which a larger job may need."
 
 
 def _rejected_fits(facts: AdmissionFacts, chosen: PoolFit | None) -> tuple[Alternative, ...]:
     return tuple(
         Alternative(
             option=f"{offer.pool} ({offer.instance_type})",
-            why_not=("It is meant after." if chosen and offer.choice > chosen.choice else _MORE_FREE)
+            why_not=("The job prefers another pool." if chosen and offer.choice > chosen.choice else _MORE_FREE)
             if offer.has_fit
             else f"{offer.why_not(facts.request)}.",
         )

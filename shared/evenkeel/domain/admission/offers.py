@@ -53,7 +53,7 @@ class PoolFit(Value):
     def why_not(self, request: AdmissionRequest) -> str:
         """Say why the gang does not fit now, in a few words."""
         if self.total_nodes < request.nodes:
-            return f"{self.pool} has {count_of(self.total_nodes, 'node')} of {self.instance_type} in all"
+            return f"{self.pool} has {count_of(self.total_nodes, 'node')} of {self.instance_type} in total"
         if self.best:
             return f"{self.pool} keeps {count_of(self.reserved_spares, 'free node')} for recoveries"
         out = ", ".join(f"{count} {reason}" for reason, count in sorted(self.closed.items()))
@@ -100,7 +100,7 @@ def why_no_fit(request: AdmissionRequest, offers: Iterable[PoolFit]) -> str:
     if any(offer.has_fit for offer in weighed):
         return ""
     seen = "; ".join(offer.why_not(request) for offer in weighed)
-    return f"Waits for {describe_request(request)}: {seen or 'no node of the fleet fits'}."
+    return f"The job waits for {describe_request(request)}: {seen or 'no node in the fleet matches'}."
 
 
 def best_fit(offers: Iterable[PoolFit]) -> PoolFit:
@@ -230,9 +230,9 @@ def _pool_fit(
         if capacity.unschedulable_reason and not is_schedulable_for(request, capacity):
             closed[capacity.unschedulable_reason] += 1
         elif not lasts:
-            closed[f"to be left by {capacity.usable_until:%d %b %H:%M} UTC"] += 1
+            closed[f"usable only until {capacity.usable_until:%d %b %H:%M} UTC"] += 1
         elif request.avoid and capacity.life.key in request.avoid:
-            closed["to be avoided"] += 1
+            closed["excluded by the resume plan"] += 1
         elif capacity.free < request.accelerators_per_node:
             closed["in use"] += 1
         elif lacking := missing_efa(request, capacity, policy):

@@ -228,10 +228,12 @@ class _TeamCycle:
             return self._decide_now(request)
         team = self.snapshot.setup.by_name.get(request.team)
         if team is None:
-            return self._decide_now(request, hold_reason=f"There is no team {request.team} any more.")
+            return self._decide_now(request, hold_reason=f"Team {request.team} no longer exists.")
         queue = self.queues[request.team]
         if not queue.is_active:
-            return self._decide_now(request, hold_reason=f"Its queue admits nobody: {queue.inactive or queue.stop}.")
+            return self._decide_now(
+                request, hold_reason=f"The job's queue admits no jobs: {queue.inactive or queue.stop}."
+            )
         offers = self._offers(request)
         if all(offer.total_nodes < request.nodes for offer in offers) and (request.attempts == 0 or not offers):
             return self._decide_now(request, offers=offers)
@@ -562,11 +564,13 @@ class _TeamCycle:
         name = head or next(iter(self.turns), "")
         turn = self.turns.get(name)
         waits_for = {
-            Result.PREEMPTING: "others to stop",
-            Result.DEFERRED: "others to stop",
+            Result.PREEMPTING: "preempted jobs to stop",
+            Result.DEFERRED: "preempted jobs to stop",
             Result.NO_SEATS: "free nodes",
         }
-        return self._blocked_by(request, name, waits_for.get(turn.decision.result, "quota") if turn else "its turn")
+        return self._blocked_by(
+            request, name, waits_for.get(turn.decision.result, "quota") if turn else "a later scheduling cycle"
+        )
 
     def _answered_in(self, team: str) -> tuple[str, Mapping[str, str]]:
         if team not in self.answered:

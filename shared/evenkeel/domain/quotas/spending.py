@@ -97,7 +97,7 @@ class UsageLimit(Value):
     @property
     def text(self) -> str:
         """Say it in a few words."""
-        more = f", it asks for {self.wanted:g}" if self.wanted else ""
+        more = f", and the job asks for {self.wanted:g}" if self.wanted else ""
         return f"{self.used:.10g} of {self.limit:g} {self.what} are used{more}"
 
 

@@ -155,7 +155,7 @@ def job_of(
         job_id=job_id,
         spec=spec,
         state=JobState.PENDING,
-        reason="Waits for the next scheduling pass.",
+        reason="The job waits for the next scheduling cycle.",
         submitted_at=now,
         submitted_by=requester.actor or requester.principal,
         owner=requester.principal,
