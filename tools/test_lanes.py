@@ -16,17 +16,22 @@ import sys
 import threading
 import time
 
-_APART = (
+_WITH_UNITS = ("tests/local/test_least_privilege.py",)
+_WITH_PORTS = (
     "tests/local/gpu_cluster",
-    "tests/local/test_least_privilege.py",
-    "tests/local/test_supervision.py",
+    "tests/local/test_deployment.py",
+    "tests/local/test_engine.py",
     "tests/local/test_load.py",
+    "tests/local/test_processes.py",
+    "tests/local/test_runbooks.py",
+    "tests/local/test_supervision.py",
+    "tests/local/test_trainer_on_engine.py",
 )
-"""Local tests that do not share a data centre: they run in the lane of the ports."""
+"""Local tests that do not use the shared data centre: they run in other lanes, so that all lanes end together."""
 LANES = {
-    "small": ["tests/unit", "tests/template", "tests/simulator"],
-    "ports": ["tests/contract", "tests/workflow", *_APART],
-    "whole": ["tests/local", *(f"--ignore={path}" for path in _APART)],
+    "small": ["tests/unit", "tests/template", "tests/simulator", *_WITH_UNITS],
+    "ports": ["tests/contract", "tests/workflow", *_WITH_PORTS],
+    "whole": ["tests/local", *(f"--ignore={path}" for path in (*_WITH_UNITS, *_WITH_PORTS))],
 }
 """Three lanes for two processors: `whole` waits for most of its time."""
 EACH_TIME = ("-m", "not drills and not exhaustive")
