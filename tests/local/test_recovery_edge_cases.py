@@ -298,8 +298,8 @@ def test_where_it_may_not_act_the_same_is_decided_and_nothing_touched(careful: D
     assert after == before
     assert (drill["state"], drill["isDrill"], drill["mode"]) == ("OBSERVED", True, "act")
     assert (watched["state"], watched["mode"]) == ("OBSERVED", "observe")
-    assert drill["outcome"].startswith("This is a drill, and drills may not act here. Would: ")
-    assert watched["outcome"].startswith("Mode is observe: decided and recorded, nothing is touched. Would: ")
+    assert drill["outcome"].startswith("This is a drill, and drills may not act on this fleet. Plan: ")
+    assert watched["outcome"].startswith("Mode is observe: Evenkeel records the decision and changes nothing. Plan: ")
     for incident, rungs in ((drill, "reboot then replace"), (watched, "replace")):
         [decided] = [each for each in incident["decisions"] if each["kind"] == "RECOVERY"]
         record = careful.client().get(f"/decisions/{decided['decisionId']}")

@@ -78,7 +78,7 @@ def test_an_answer_that_names_no_plan_is_refused(asking: Gateway, body: dict[str
 def test_why_says_that_it_waits_for_approval_and_how_to_give_it(asking: Gateway) -> None:
     found = asking.get("/v1/incidents/inc-0000000001/why").document
 
-    assert "Waits for approval. Would: replace" in found["sentence"]
+    assert "Waits for approval. Plan: replace" in found["sentence"]
     assert found["next"] == "evenkeel incidents approve inc-0000000001"
 
 

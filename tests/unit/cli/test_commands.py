@@ -531,7 +531,7 @@ def asking(served: CliFixture) -> None:
         "settleSeconds": 0,
         "maxRepairs": 3,
         "decisionId": "dec-0000000001",
-        "reason": "Waits for approval. Would: replace, and move the jobs.",
+        "reason": "Waits for approval. Plan: replace, and move the jobs.",
     }
     stored(served.gateway.fakes.ledger, an_incident(1, plan=plan), a_fleet_node(1))
 
@@ -543,7 +543,7 @@ def test_a_plan_is_approved_and_a_second_answer_is_told_whose_it_was(served: Cli
     first = served.run("incidents", "approve", "inc-0000000001", "--yes", "--reason", "go")
     second = served.run("incidents", "decline", "inc-0000000001", "--yes")
 
-    assert "Waits for approval. Would: replace, and move the jobs. (dec-0000000001)" in shown.out
+    assert "Waits for approval. Plan: replace, and move the jobs. (dec-0000000001)" in shown.out
     assert first.out.startswith("● inc-0000000001  approved\n")
     assert (second.exit_code, "approved it. [PLAN_SUPERSEDED]" in second.err) == (5, True)
 

@@ -69,7 +69,7 @@ def test_a_spot_notice_leaves_ninety_seconds_to_save_and_thirty_to_rest() -> Non
     drain = drained(SPOT, 3600, deadline_at=at(120))
 
     assert drain.grace_seconds == 90
-    assert "before the machine goes" in drain.reason
+    assert "before the node terminates" in drain.reason
 
 
 def test_a_deadline_that_has_passed_leaves_nothing() -> None:

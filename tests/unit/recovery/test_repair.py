@@ -264,7 +264,7 @@ def test_karpenters_machines(why: str, repairs: bool, changes: dict[str, Any], a
         ("… and has ended", {"work_may_run_until": at(21)}, Repair.REBOOT, True),
         ("it is to be examined", {"ladder": ("diagnose", "replace")}, Repair.DIAGNOSE, True),
         (
-            "it was examined and failed",
+            "the node already failed validation",
             {"ladder": ("diagnose", "replace"), "invalid_at": at(10)},
             Repair.REPLACE,
             True,

@@ -102,4 +102,4 @@ def test_a_job_is_taken_back_only_so_often() -> None:
     decision = judged(an_attempt(2, 1, POISONED), rollbacks=2)
 
     assert decision.action is Rollback.LIMIT
-    assert "taken back 2 times already" in decision.reason
+    assert "already rolled back 2 times" in decision.reason

@@ -68,7 +68,7 @@ def test_how_long_a_job_got_is_recorded_once_and_replays() -> None:
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
     (record,) = [found for row in page.rows if (found := rows.read(row, Decision)).kind == "DRAIN"]
 
-    assert (record.action, record.reason) == ("SAVE", "Its pods get 300 s to save, as the fault allows.")
+    assert (record.action, record.reason) == ("SAVE", "Its pods get 300 s to save, the most that this fault allows.")
     assert [each.option for each in record.alternatives] == ["600 s, as it asks"]
     assert replay(record, SAVES).differs_from(record) == ""
 
@@ -230,7 +230,7 @@ def test_no_answer_to_one_eviction_ends_the_drain(answer: EvictionAnswer) -> Non
     recovery.world.clock.advance(3600)
     last = recovery.state("RepairNode", repair_node)
     assert last.outcome == "ASK_PERSON"
-    assert ("PyTorchJob research/kept is still there" in last.reason, answer.why in last.reason) == (True, True)
+    assert ("PyTorchJob research/kept still runs" in last.reason, answer.why in last.reason) == (True, True)
 
 
 @pytest.mark.parametrize("answer", ANSWERS)

@@ -101,7 +101,7 @@ def test_the_second_repair_of_a_pool_waits_and_goes_when_the_first_is_back() -> 
 
     assert (barred.outcome, barred.reason) == (
         "BLOCKED",
-        "1 of 6 machines of p5-workers are in repair, of 1 at a time.",
+        "1 of 6 nodes of p5-workers are in repair; at most 1 may be at a time.",
     )
     there = incident(recovery, second)
     assert there.state is IncidentState.BLOCKED
@@ -293,7 +293,7 @@ def test_where_the_cordon_is_barred_the_jobs_run_on_and_nothing_is_repaired() ->
     repaired = repair(recovery, faulty)
 
     assert (cordoned.outcome, protected.outcome, repaired.outcome) == ("BLOCKED", "PROTECTED", "BLOCKED")
-    assert protected.reason.startswith("The jobs run on. Its cordon waits")
+    assert protected.reason.startswith("The jobs run on. The node is not cordoned yet")
     assert recovery.job.stop_request is None
     assert recovery.world.provider.asked == []
 
@@ -396,7 +396,7 @@ def test_an_operator_takes_our_cordon_off_under_any_hold_and_twice_is_once(*, is
     assert lives(recovery, RegisterName.CORDONS) == []
     assert incident(recovery, faulty).incident_id == faulty
     assert recovery.kinds().count("uncordoned") == 1
-    assert repair(recovery, faulty).outcome == "STAND_DOWN", "a person said no"
+    assert repair(recovery, faulty).outcome == "STAND_DOWN", "a person opted this node out of automation"
 
 
 def test_cordon_from_elsewhere_is_not_taken_off() -> None:
@@ -615,7 +615,7 @@ def test_what_looks_well_after_a_long_hold_is_validated_and_not_repaired() -> No
     looked = repair(recovery, faulty)
 
     assert looked.outcome == "HEALTHY"
-    assert "it is validated again, not repaired" in looked.reason
+    assert "Evenkeel validates it and does not repair it" in looked.reason
     assert recovery.world.provider.asked == []
 
 
@@ -749,7 +749,7 @@ def test_an_answer_for_an_older_episode_is_refused() -> None:
     recovery.state("Plan", plan_recovery)
     remember(recovery, 1, boot_id="another")
 
-    with pytest.raises(approve_recovery.PlanSuperseded, match="booted again"):
+    with pytest.raises(approve_recovery.PlanSuperseded, match="rebooted"):
         say(recovery)
 
 
@@ -834,7 +834,7 @@ def test_an_approval_goes_no_further_than_the_plan_that_it_names() -> None:
     recovery.state("Settle", settle_incident, plan={"outcome": "ASK"}, node=ended, jobs={"outcome": "NO_JOBS"})
 
     assert stands.outcome == "STAND_DOWN"
-    assert stands.reason == "reboot was approved, and xid:79 asks for replace since."
+    assert stands.reason == "A person approved reboot, but xid:79 now asks for replace."
     assert recovery.world.provider.asked == []
     assert (recovery.incident.state, recovery.incident.run) == (IncidentState.OPEN, 2), "it is asked for anew"
     recovery.run = 2
@@ -861,7 +861,7 @@ def test_an_approval_at_the_very_deadline_is_not_lost() -> None:
     recovery.state("Settle", settle_incident, plan={"outcome": "DECLINED", "reason": "Nobody approved it."})
 
     assert (recovery.incident.state, recovery.incident.run) == (IncidentState.OPEN, 2)
-    assert recovery.incident.outcome.startswith("It was approved just as the time for that was over.")
+    assert recovery.incident.outcome.startswith("The approval came just as its deadline passed.")
     recovery.run = 2
     recovery.state("Plan", plan_recovery)
     recovery.open(K.APPROVED)

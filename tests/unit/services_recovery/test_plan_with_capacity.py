@@ -384,7 +384,7 @@ def test_who_borrows_gives_way_to_a_hurt_job_where_its_wait_costs_less() -> None
     found = record(recovery)
 
     assert found.action == "PREEMPT"
-    assert found.reason == f"It takes the place of {other} of team blue."
+    assert found.reason == f"Evenkeel preempts {other} of team blue to run the job."
     facts = ResumeFacts.model_validate(found.facts)
     assert [(each.job_id, each.accelerators, each.save_seconds) for each in facts.preemption_victims] == [
         (other, 8, 30)
@@ -455,4 +455,4 @@ def test_a_job_whose_delay_is_dear_is_not_stopped_for_one_that_can_wait() -> Non
     decided = choose(dear, recovery.policy.jobs)
 
     assert decided.option is ResumeOption.WAIT_FOR_REPAIR
-    assert any(each.option == "PREEMPT" and "more is lost" in each.why_not for each in decided.alternatives)
+    assert any(each.option == "PREEMPT" and "it would lose" in each.why_not for each in decided.alternatives)

@@ -30,7 +30,7 @@ def beyond_approval(incident: Incident, rungs: Iterable[str]) -> str:
         return ""
     more = [rung for rung in rungs if rung in NODE_RUNGS and rung not in plan.rungs]
     approved = " then ".join(plan.rungs)
-    return f"{approved} was approved, and {incident.fault_key} asks for {' then '.join(more)} since." if more else ""
+    return f"A person approved {approved}, but {incident.fault_key} now asks for {' then '.join(more)}." if more else ""
 
 
 def why_superseded(incident: Incident, node: KubernetesNode | None) -> str:
@@ -44,11 +44,11 @@ def why_superseded(incident: Incident, node: KubernetesNode | None) -> str:
     if plan is None:
         return "There is no plan yet."
     if plan.fault_key and plan.fault_key != incident.fault_key:
-        return f"It was planned for {plan.fault_key}, and {incident.fault_key} came since."
+        return f"The plan was for {plan.fault_key}, but the fault is now {incident.fault_key}."
     if incident.recovered_at and incident.recovered_at > (incident.last_signal_at or incident.first_signal_at):
-        return "It was healthy again since it was planned."
+        return "The node recovered after the plan was made."
     if plan.boot_id and node and node.boot_id and node.boot_id != plan.boot_id:
-        return "It has booted again since it was planned."
+        return "The node rebooted after the plan was made."
     return ""
 
 

@@ -71,12 +71,12 @@ def attribute_fault(facts: AttributionFacts) -> Attribution | None:
     ]
     if faulty:
         first_at, machine = min(faulty)
-        others = (Alternative(option=named, why_not="what its rank reports may be a consequence"),)
-        reason = f"{machine} showed a fault of its own at {first_at:%H:%M:%SZ}."
+        others = (Alternative(option=named, why_not="the fault that its rank reports may be a consequence"),)
+        reason = f"Node {machine} showed a fault of its own at {first_at:%H:%M:%SZ}."
         return Attribution(
             instance_id=machine, reason=reason, alternatives=others if named not in ("", machine) else ()
         )
     if not named:
         return None
-    whose = f"rank {place}" if facts.rank is not None else "rank 0, in the name of all"
-    return Attribution(instance_id=named, reason=f"No machine of it was sick: {whose}.")
+    whose = f"rank {place}" if facts.rank is not None else "rank 0, which stands for all ranks,"
+    return Attribution(instance_id=named, reason=f"No node of the job had a fault, so {whose} is blamed.")

@@ -44,18 +44,18 @@ def node_back(
     the provider itself says that the call of `since` failed, or where nobody fills the seat of a machine that is gone.
     """
     if owner == Owner.KARPENTER and rung in (REPLACE, KARPENTER) and not slot_state.original.is_there:
-        return WaitAnswer(outcome=GONE, reason="The machine is gone.")
+        return WaitAnswer(outcome=GONE, reason="The node is gone.")
     failure = failure_since(progress, since) if since is not None and rung and rung not in OWNERS else None
     if failure is not None:
         return WaitAnswer(outcome=REPAIR_FAILED, reason=f"HyperPod reported {failure.code}.")
     if slot_state.replacement and slot_state.replacement.is_ready:
-        return _back(slot_state.replacement, "A new machine holds the seat and is Ready.")
+        return _back(slot_state.replacement, "The replacement node is Ready.")
     original = slot_state.original
     if rung == REPLACE or not original.is_ready or original.node is None:
         return None
     if boot_id_before and original.node.boot_id == boot_id_before:
         return None
-    return _back(original, "The machine has booted again and is Ready.")
+    return _back(original, "The node rebooted and is Ready.")
 
 
 def _back(machine: ObservedNode, reason: str) -> WaitAnswer:
@@ -86,9 +86,9 @@ def node_valid(
         check: What is known of the check that is to vouch for it.
     """
     if check is CheckResult.FAILED:
-        return WaitAnswer(outcome=INVALID, reason="It failed the check that was to vouch for it.")
+        return WaitAnswer(outcome=INVALID, reason="The node failed its health check.")
     if last_signal_at is not None and last_signal_at > opened_at:
-        return WaitAnswer(outcome=INVALID, reason="It faulted again while it was validated.")
+        return WaitAnswer(outcome=INVALID, reason="The node failed again during validation.")
     if check is CheckResult.PENDING or not validity.is_valid or now - opened_at < timedelta(seconds=margin):
         return None
     name = machine.node.name if machine.node else ""
@@ -122,7 +122,9 @@ def jobs_resumed(
         waiting.append(each.affected.job_id)
     if waiting:
         names = ", ".join(waiting)
-        return WaitAnswer(outcome=QUEUED, reason=f"{names} waits in the queue for capacity.", facts={"jobs": waiting})
+        return WaitAnswer(
+            outcome=QUEUED, reason=f"Waiting in the queue for capacity: {names}.", facts={"jobs": waiting}
+        )
     return WaitAnswer(outcome=JOBS_RESUMED, reason="Every interrupted job runs again or has ended.")
 
 
@@ -183,9 +185,11 @@ def node_free(
     """Answer when nothing that ends by itself keeps hands off a machine. None while something does."""
     if provider_busy or (has_work and work_may_run_until is not None and now < work_may_run_until):
         return None
-    return WaitAnswer(outcome=NODE_FREE, reason="Nothing is in the way any more.")
+    return WaitAnswer(outcome=NODE_FREE, reason="Nothing blocks the repair any more.")
 
 
 def guardrails_cleared(*, may_go: bool) -> WaitAnswer | None:
     """Answer when no hold and no guardrail bars what this recovery waits to do, and it is its turn."""
-    return WaitAnswer(outcome=RELEASED, reason="Nothing bars it any more, and it is its turn.") if may_go else None
+    return (
+        WaitAnswer(outcome=RELEASED, reason="No hold and no guardrail blocks the action any more.") if may_go else None
+    )

@@ -75,7 +75,7 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
         )
 
     if facts.act in (JobAction.ROLLBACK, JobAction.STOP):
-        return decided(0, "no time, since what it would save now is not wanted")
+        return decided(0, "no time, because a checkpoint saved now would not be used")
     grace, why = facts.wanted_seconds, "as it asks"
     allowed = math.ceil(facts.drain_seconds * policy.repair.drain_scale)
     cannot = facts.can_save is CanSave.NO
@@ -83,13 +83,16 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
         # The faulty machine is to be left at once. What runs beside it may still have something to save.
         allowed = math.ceil(policy.jobs.others_save_seconds * policy.repair.drain_scale)
     if facts.drain_seconds >= 0 and allowed < grace:
-        grace, why = allowed, "as the fault allows"
+        grace, why = allowed, "the most that this fault allows"
     if facts.deadline_at is not None:
         left = math.floor((facts.deadline_at - facts.now).total_seconds()) - policy.jobs.rest_before_deadline_seconds
         if left < grace:
-            grace, why = max(0, left), f"so that it is done before the machine goes at {facts.deadline_at:%H:%M:%SZ}"
+            grace, why = (
+                max(0, left),
+                f"so that the save ends before the node terminates at {facts.deadline_at:%H:%M:%SZ}",
+            )
     if cannot:
-        why = f"{why}; the pods on the faulty node cannot save and are ended at once"
+        why = f"{why}; pods on the faulty node cannot save and stop at once"
     return decided(grace, f"{grace} s to save, {why}", spares=not cannot)
 
 
@@ -145,26 +148,28 @@ def decide_unmanaged_pod(
         fault: What is wrong with the node.
         until: `drain_deadline`.
         has_deadline: Whether the machine goes by itself.
-        policy: Whether what is still there after that ends with the machine.
+        policy: Whether what is still there after that ends with the node.
         now: The time.
     """
     if now < until:
         if pod.recreation is PodRecreation.BY_OWNER:
             return UnmanagedPodDecision(
-                act=UnmanagedPodAction.EVICT, reason=f"{pod.label} is evicted; its owner starts it elsewhere."
+                act=UnmanagedPodAction.EVICT, reason=f"{pod.label} is evicted; its owner starts it on another node."
             )
-        whose = "HyperPod restarts it" if pod.recreation is PodRecreation.BY_HYPERPOD else "nobody would start it again"
+        whose = (
+            "HyperPod restarts it" if pod.recreation is PodRecreation.BY_HYPERPOD else "no controller would restart it"
+        )
         return UnmanagedPodDecision(
-            act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} runs on as long as it can: {whose}."
+            act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} keeps running until the repair: {whose}."
         )
     if has_deadline or fault.drain_seconds in _AT_ONCE or policy.repair.ends_unmanaged_pods:
-        return UnmanagedPodDecision(act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} ends with the machine.")
+        return UnmanagedPodDecision(act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} ends with the node.")
     if pod.recreation is PodRecreation.BY_HYPERPOD:
         return UnmanagedPodDecision(
-            act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} ends with the machine; HyperPod restarts it."
+            act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} ends with the node; HyperPod restarts it."
         )
     return UnmanagedPodDecision(
-        act=UnmanagedPodAction.ASK, reason=f"{pod.label} is still there, and the fault can wait for a person."
+        act=UnmanagedPodAction.ASK, reason=f"{pod.label} still runs, and the fault can wait for a person."
     )
 
 

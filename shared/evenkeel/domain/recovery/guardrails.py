@@ -161,7 +161,7 @@ class GuardrailVerdict(Value):
     """When the first machine that counts for the shared cause sickened."""
 
 
-ALLOWED = GuardrailVerdict(allowed=True, reason="No guardrail bars it.")
+ALLOWED = GuardrailVerdict(allowed=True, reason="No guardrail blocks it.")
 
 
 class _Violation(NamedTuple):
@@ -203,13 +203,13 @@ def _hold(_act: GuardedAction, facts: GuardFacts, _policy: GuardrailPolicy) -> _
 def _cordon_barred(_act: GuardedAction, facts: GuardFacts, _policy: GuardrailPolicy) -> _Violation | None:
     if not facts.cordon_barred or facts.is_dead:
         return None
-    return _Violation(f"Its cordon waits, so its jobs run on: {facts.cordon_barred}")
+    return _Violation(f"The node is not cordoned yet, so its jobs keep running: {facts.cordon_barred}")
 
 
 _LAUNCHES_FAIL = {
-    GroupFactKind.NO_CAPACITY: "there is no capacity for it",
-    GroupFactKind.LIFECYCLE_SCRIPT_FAILED: "its lifecycle script fails on new machines",
-    GroupFactKind.CREATION_FAILED: "new machines are not created",
+    GroupFactKind.NO_CAPACITY: "HyperPod has no capacity for it",
+    GroupFactKind.LIFECYCLE_SCRIPT_FAILED: "its lifecycle script fails on new nodes",
+    GroupFactKind.CREATION_FAILED: "HyperPod fails to create new nodes",
 }
 
 
@@ -230,7 +230,7 @@ def _group_trouble(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolic
         return None
     cause = _LAUNCHES_FAIL.get(trouble.kind, "the cluster itself has failed")
     group = trouble.instance_group or "the cluster"
-    return _Violation(f"{group}: {cause}, told at {_clock(trouble.observed_at)}.", trouble.observed_at + window)
+    return _Violation(f"{group}: {cause}, reported at {_clock(trouble.observed_at)}.", trouble.observed_at + window)
 
 
 def _shared_cause(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
@@ -247,17 +247,17 @@ def _shared_cause(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy
         still = cause.open_at
         if _is_wave(still, needed, window):
             count = max(len(faulty), len(still))
-            share = f"{count} of {max(cause.machines, count)} machines of {cause.kind} {cause.name}"
+            share = f"{count} of {max(cause.machines, count)} nodes of {cause.kind} {cause.name}"
             reason = (
-                f"{share} are unhealthy, {needed} or more of them since within {_span(window)}, which is one cause and "
-                f"not {count} repairs: somebody should look. It ends when fewer are unhealthy, or by evenkeel "
+                f"{share} are unhealthy; {needed} or more failed within {_span(window)}. One cause is likely, so "
+                "repairs stop: find it. Repairs continue when fewer nodes are unhealthy, or after evenkeel "
                 f"automation release --cause {cause.key!r}."
             )
             return _Violation(reason, None, cause.key, still[0])
         if len(faulty) >= needed:
             reason = (
-                f"{len(faulty)} of {max(cause.machines, len(faulty))} machines of {cause.kind} {cause.name} failed in"
-                f" {_span(window)}, which is one cause and not {len(faulty)} repairs: somebody should look."
+                f"{len(faulty)} of {max(cause.machines, len(faulty))} nodes of {cause.kind} {cause.name} failed in"
+                f" {_span(window)}. One cause is likely, so repairs stop: find it."
             )
             return _Violation(reason, faulty[-needed] + window, cause.key, faulty[0])
     return None
@@ -274,14 +274,16 @@ def _stale_evidence(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPol
     age = facts.now - facts.evidence_at
     if age < timedelta(seconds=policy.stale_after_seconds):
         return None
-    return _Violation(f"It looks well, and its evidence is {_span(age)} old: it is validated again, not repaired.")
+    return _Violation(
+        f"The node looks healthy and its fault is {_span(age)} old: Evenkeel validates it and does not repair it."
+    )
 
 
 def _fleet_repairs(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
     others = facts.under_way.count_others(facts.life)
     if others < policy.fleet_repairs:
         return None
-    return _Violation(f"{others} machines of the fleet are in repair, of {policy.fleet_repairs} at a time.")
+    return _Violation(f"{others} nodes of the fleet are in repair; at most {policy.fleet_repairs} may be at a time.")
 
 
 def _pool_repairs(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
@@ -289,14 +291,14 @@ def _pool_repairs(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolic
     others = facts.under_way.count_others(facts.life, facts.pool)
     if others < limit:
         return None
-    return _Violation(f"{_of_pool(others, facts)} are in repair, of {limit} at a time.")
+    return _Violation(f"{_of_pool(others, facts)} are in repair; at most {limit} may be at a time.")
 
 
 def _repair_rate(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
     asked = [at for at in facts.under_way.asked if facts.now - at < _AN_HOUR]
     if len(asked) < policy.repairs_per_hour:
         return None
-    reason = f"{len(asked)} repair calls were made within the hour, of {policy.repairs_per_hour}."
+    reason = f"Evenkeel made {len(asked)} repair requests in the last hour; the limit is {policy.repairs_per_hour}."
     return _Violation(reason, asked[-policy.repairs_per_hour] + _AN_HOUR)
 
 
@@ -304,7 +306,9 @@ def _fleet_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPoli
     others = facts.under_way.count_others(facts.life)
     if others < policy.fleet_cordons or _is_leaving(facts, policy):
         return None
-    return _Violation(f"{others} machines of the fleet carry our cordon, of {policy.fleet_cordons} at a time.")
+    return _Violation(
+        f"Evenkeel cordoned {others} nodes of the fleet; at most {policy.fleet_cordons} may be cordoned at a time."
+    )
 
 
 def _pool_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
@@ -312,7 +316,7 @@ def _pool_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolic
     others = facts.under_way.count_others(facts.life, facts.pool)
     if others < limit or _is_leaving(facts, policy):
         return None
-    return _Violation(f"{_of_pool(others, facts)} carry our cordon, of {limit} at a time.")
+    return _Violation(f"Evenkeel cordoned {_of_pool(others, facts)}; at most {limit} may be cordoned at a time.")
 
 
 def _is_leaving(facts: GuardFacts, policy: GuardrailPolicy) -> bool:
@@ -324,7 +328,7 @@ def _is_leaving(facts: GuardFacts, policy: GuardrailPolicy) -> bool:
 
 def _of_pool(others: int, facts: GuardFacts) -> str:
     size = f" of {facts.pool_machines}" if facts.pool_machines else ""
-    return f"{others}{size} machines of {facts.pool}"
+    return f"{others}{size} nodes of {facts.pool}"
 
 
 GUARDRAILS: tuple[Guardrail, ...] = (

@@ -25,11 +25,13 @@ def opt_out_reason(incident: Incident, own_node: KubernetesNode | None, nodes: I
     if own_node is None:
         peers = [node for node in nodes if node.pool == incident.pool]
         is_off = bool(peers) and all(is_opted_out(peer) for peer in peers)
-        return f"The pool {incident.pool} is labelled {AUTOMATION_LABEL}=off: left to people." if is_off else ""
+        return (
+            f"Pool {incident.pool} has the label {AUTOMATION_LABEL}=off, so Evenkeel leaves it alone." if is_off else ""
+        )
     if is_opted_out(own_node):
-        return f"{own_node.name} is labelled {AUTOMATION_LABEL}=off: left to people."
+        return f"Node {own_node.name} has the label {AUTOMATION_LABEL}=off, so Evenkeel leaves it alone."
     if was_uncordoned(incident, own_node):
-        return f"{own_node.name} was un-cordoned by a person while it was worked on: left to them."
+        return f"A person un-cordoned {own_node.name} during its recovery, so Evenkeel leaves it alone."
     return ""
 
 

@@ -122,16 +122,16 @@ class RecoveryPlan(Value):
 def not_allowed(mode: Mode, *, is_drill: bool, drills_may_act: bool) -> str:
     """Say why nothing may be done, in one sentence; empty where it may."""
     if mode is not Mode.ACT:
-        return f"Mode is {mode}: decided and recorded, nothing is touched."
+        return f"Mode is {mode}: Evenkeel records the decision and changes nothing."
     if is_drill and not drills_may_act:
-        return "This is a drill, and drills may not act here."
+        return "This is a drill, and drills may not act on this fleet."
     return ""
 
 
 def provider_busy_reason(cluster_status: str, node_status: str) -> str:
     """Say why HyperPod's machines are not to be touched now, in one sentence; empty where they may be."""
     status = cluster_status if cluster_status in _BUSY_STATUSES else node_status
-    return f"HyperPod is {status}: hands off." if status in _BUSY_STATUSES else ""
+    return f"HyperPod reports {status}, so Evenkeel leaves the node alone for now." if status in _BUSY_STATUSES else ""
 
 
 def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
@@ -139,10 +139,10 @@ def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     wanted = _intended_plan(facts, policy)
     outcome = outcome_of(wanted.intent, facts)
     if outcome is PlanOutcome.ASK:
-        return wanted.but(outcome=outcome, reason=f"Waits for approval. Would: {wanted.reason}")
+        return wanted.but(outcome=outcome, reason=f"Waits for approval. Plan: {wanted.reason}")
     if outcome is PlanOutcome.OBSERVE:
         barred = not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
-        return wanted.but(outcome=outcome, reason=f"{barred} Would: {wanted.reason}")
+        return wanted.but(outcome=outcome, reason=f"{barred} Plan: {wanted.reason}")
     return wanted
 
 
@@ -186,40 +186,45 @@ def _intended_plan(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
 
     act, nothing, repair = PlanOutcome.ACT, PlanOutcome.NOTHING, " then ".join(facts.ladder)
     if facts.opt_out_reason:
-        return plan(PlanOutcome.STAND_DOWN, Owner.PERSON, facts.opt_out_reason, ("recover", "a person said no"))
+        return plan(
+            PlanOutcome.STAND_DOWN,
+            Owner.PERSON,
+            facts.opt_out_reason,
+            ("recover", "a person opted this node out of automation"),
+        )
     if facts.is_node_gone:
-        reason = "The machine is gone already: its jobs are moved, and who took its seat is looked at."
-        return plan(act, Owner.EVENKEEL, reason, ("repair", "there is nothing left to repair"))
+        reason = "The node is already gone. Evenkeel moves its jobs and checks the replacement node."
+        return plan(act, Owner.EVENKEEL, reason, ("repair", "the node no longer exists"))
     if facts.has_recovered:
-        return plan(nothing, Owner.NOBODY, "It was healthy again before anything was done.", ("repair", "not needed"))
+        return plan(nothing, Owner.NOBODY, "The node recovered before Evenkeel acted.", ("repair", "not needed"))
     if first in _NO_ACTION_RUNGS or (first == "stand_down" and not facts.hyperpod_repairs):
-        explanation = _NO_ACTION_RUNGS.get(first, "a mark that does nothing here")
-        why_not = "this fault calls for none" if not repair else f"the first rung is {first}"
+        explanation = _NO_ACTION_RUNGS.get(first, "this label needs no action here")
+        why_not = "this fault needs no repair" if not repair else f"the first rung is {first}"
         reason = f"{fault.name}: {explanation}.{f' {facts.min_rung_reason}' if facts.min_rung_reason else ''}"
         return plan(nothing, Owner.NOBODY, reason, (repair or "repair", why_not))
     if not fault.acts_alone and len(facts.sources) < _MIN_SOURCES:
-        why_not = "one witness is not enough for this fault"
-        reason = f"{fault.name}: waits for a second, independent signal."
+        why_not = "one source is not enough for this fault"
+        reason = f"{fault.name}: Evenkeel waits for a second, independent source."
         return plan(nothing, Owner.NOBODY, reason, (repair or first, why_not))
     busy = provider_busy_reason(facts.cluster_status, facts.node_status)
     if busy:
-        why_not = "two repairs would cross"
+        why_not = "two repairs of one node would conflict"
         return plan(PlanOutcome.LATER, Owner.HYPERPOD, busy, (repair or first, why_not))
     if first in _JOB_RUNGS and not _diagnoses(facts, first):
         jobs, explanation = _JOB_RUNGS[first]
-        later = (repair or "repair", "that comes first")
+        later = (repair or "repair", "the job action comes first")
         return plan(act, Owner.NOBODY, f"{fault.name}: {explanation}.", later, jobs=jobs, repairs=False)
     jobs = JobAction.ROLLBACK if first == "rollback_job" else JobAction.MOVE
     if facts.is_person_cordon:
-        reason = "A person cordoned this node: it is left to them, and its jobs are moved."
-        return plan(act, Owner.PERSON, reason, (repair or first, "the node is in a person's hands"), jobs=jobs)
+        reason = "A person cordoned this node, so Evenkeel leaves it to that person and moves its jobs."
+        return plan(act, Owner.PERSON, reason, (repair or first, "a person has taken over the node"), jobs=jobs)
     until = _work_may_run_until(facts, policy)
     if until is not None or first == "cordon":
         jobs = JobAction.LEAVE
     owner, reason = _owner(facts, fault.name, first)
     if until is not None:
-        reason = f"{reason} It works for now, so that waits for the work to end, until {until:%Y-%m-%dT%H:%M:%SZ}."
-    other = [("repair", "one owner per repair")] if owner is Owner.HYPERPOD else []
+        reason = f"{reason} The node still works, so its jobs may end first, until {until:%Y-%m-%dT%H:%M:%SZ}."
+    other = [("repair", "only one owner may repair a node")] if owner is Owner.HYPERPOD else []
     return plan(act, owner, reason, *other, jobs=jobs, until=until)
 
 
@@ -228,11 +233,11 @@ def _owner(facts: PlanFacts, name: str, first: str) -> tuple[Owner, str]:
     if first in QUARANTINE_RUNGS:
         return Owner.EVENKEEL, f"{name}: {QUARANTINE_RUNGS[first]}."
     if facts.is_karpenter:
-        return Owner.KARPENTER, f"{name}: Karpenter's machine is drained and given back, and the jobs are moved."
+        return Owner.KARPENTER, f"{name}: Evenkeel drains the node, Karpenter terminates it, and the jobs move."
     if not facts.is_hyperpod:
-        return Owner.NOBODY, f"{name}: kept out of service, and the jobs are moved; a person has to repair it."
+        return Owner.NOBODY, f"{name}: out of service, its jobs move, and a person must repair the node."
     if facts.hyperpod_repairs and facts.fault_key.startswith(("hp:", "xid:")):
-        explanation = "NodeRecovery is Automatic, so HyperPod repairs it; Evenkeel watches and moves the jobs"
+        explanation = "NodeRecovery is Automatic, so HyperPod repairs the node; Evenkeel moves the jobs"
         return Owner.HYPERPOD, f"{name}: {explanation}."
     because = f" {facts.min_rung_reason}" if facts.min_rung_reason else ""
     return Owner.EVENKEEL, f"{name}: {repair}, and move the jobs.{because}"
@@ -272,24 +277,24 @@ CAN_WAIT_SECONDS = 86_400
 """The drain class `job_end`."""
 _MIN_SOURCES = 2
 _NO_ACTION_RUNGS = {
-    "watch": "watched and counted, nothing more",
-    "follow_primary": "a consequence of another fault",
-    "obey_154": "what the driver asks for comes as a signal of its own",
-    "ignore": "nothing to do",
-    "page_human": "only a person can mend this",
+    "watch": "Evenkeel counts it and takes no action",
+    "follow_primary": "it is a consequence of another fault",
+    "obey_154": "the driver reports the action it needs as a separate signal",
+    "ignore": "no action needed",
+    "page_human": "only a person can repair this",
 }
 _JOB_RUNGS = {
-    "restart_job": (JobAction.RESTART, "the application's own fault, its jobs are restarted"),
-    "rollback_job": (JobAction.ROLLBACK, "its jobs go back to a checkpoint from before"),
-    "stop_job": (JobAction.STOP, "another attempt could not end otherwise, so its jobs are stopped for good"),
+    "restart_job": (JobAction.RESTART, "the application caused it, so Evenkeel restarts its jobs"),
+    "rollback_job": (JobAction.ROLLBACK, "its jobs resume from a checkpoint before the fault"),
+    "stop_job": (JobAction.STOP, "another attempt would fail too, so Evenkeel stops its jobs permanently"),
 }
 QUARANTINE_RUNGS = {
-    "cordon": "no new work lands on it, and what runs may run on",
-    "checkpoint_drain": "its work is saved and moved, and the machine is left to its owner",
+    "cordon": "the node gets no new pods, and running pods continue",
+    "checkpoint_drain": "its jobs save and move, and the node is left to its owner",
 }
 """Rungs after which nobody repairs."""
 _UNAVAILABLE_RUNGS = {
-    "burst": "no loan is available here",
+    "burst": "no temporary capacity is available here",
     "restart_fabric_manager": "it needs an agent on the node",
     "rebind_driver": "it needs an agent on the node",
 }

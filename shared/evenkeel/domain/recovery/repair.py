@@ -152,7 +152,7 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     """
     decided = _choose(facts, policy)
     if decided.drains and facts.hold is not None:
-        return _decided(Repair.HOLD, f"Its jobs are to be moved. {_hold_text(facts.hold)}")
+        return _decided(Repair.HOLD, f"Evenkeel cannot move its jobs yet. {_hold_text(facts.hold)}")
     return decided
 
 
@@ -160,11 +160,11 @@ def _choose(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     if facts.not_allowed:
         return _decided(Repair.STAND_DOWN, facts.not_allowed)
     if facts.lease_holder:
-        return _decided(Repair.STAND_DOWN, f"{facts.lease_holder} repairs this seat.")
+        return _decided(Repair.STAND_DOWN, f"{facts.lease_holder} already repairs this node slot.")
     if facts.opt_out_reason:
         return _decided(Repair.STAND_DOWN, facts.opt_out_reason)
     if facts.is_person_cordon:
-        return _decided(Repair.STAND_DOWN, "A person cordoned this node: it is left to them.").but(drains=True)
+        return _decided(Repair.STAND_DOWN, "A person cordoned this node, so Evenkeel leaves it alone.").but(drains=True)
     last = facts.requests[-1] if facts.requests and facts.requests[-1].requested_at >= facts.opened_at else None
     if facts.slot_state.replacement is not None:
         return _with_successor(facts, last, policy)
@@ -178,23 +178,23 @@ def _choose(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     out = _pending_request(facts, policy)
     if out is not None:
         left = max(1, round((deadline_of(out, policy) - facts.now).total_seconds()))
-        reason = f"The {out.rung} that {out.incident_id or 'an earlier incident'} asked for may take effect yet."
+        reason = f"The {out.rung} that {out.incident_id or 'an earlier incident'} requested may still take effect."
         return RepairDecision(action=Repair.PAUSE, reason=reason, wait_seconds=min(left, policy.retry_seconds))
     if _is_well_by_itself(facts, policy):
-        return _decided(Repair.HEALTHY, "It is Ready again and nothing else was seen: it only needs to be validated.")
+        return _decided(Repair.HEALTHY, "The node is Ready again and shows no other fault: it only needs validation.")
     if facts.owner is Owner.NOBODY:
-        reason = "Neither HyperPod nor Karpenter brought this machine: it is kept out of service for a person."
+        reason = "Neither HyperPod nor Karpenter manages this node: it stays out of service until a person acts."
         return _decided(Repair.ASK_PERSON, reason).but(drains=True)
     if facts.owner is Owner.HYPERPOD and _has_rebooted_since_opening(facts) and facts.validity.is_valid:
-        return _decided(Repair.HEALTHY, "HyperPod has rebooted it already.")
+        return _decided(Repair.HEALTHY, "HyperPod has already rebooted the node.")
     if facts.owner is Owner.HYPERPOD:
-        reason = "HyperPod repairs this machine itself: it is awaited, not called."
+        reason = "HyperPod repairs this node itself: Evenkeel waits and requests nothing."
         return _decided(Repair.AWAIT, reason).but(awaited_owner=OWNER)
     if facts.owner is Owner.KARPENTER and policy.karpenter_repairs:
-        reason = "Karpenter repairs this machine itself: it is awaited."
+        reason = "Karpenter repairs this node itself: Evenkeel waits."
         return _decided(Repair.AWAIT, reason).but(awaited_owner=KARPENTER)
     if facts.has_work and facts.work_may_run_until is not None and facts.now < facts.work_may_run_until:
-        return _decided(Repair.LATER, f"Its work may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
+        return _decided(Repair.LATER, f"Its jobs may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
     return _next_rung(facts, policy, failed="")
 
 
@@ -230,14 +230,14 @@ def deadline_of(
 def took_effect(ask: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...] = ()) -> str:
     """Say what shows that a call took effect; empty where nothing does."""
     if slot_state.replacement is not None:
-        return "another machine holds the seat"
+        return "another node holds the slot"
     node, record = slot_state.original.node, slot_state.original.record
     if node and ask.boot_id and node.boot_id and node.boot_id != ask.boot_id:
-        return "it has booted again since"
+        return "the node rebooted since"
     if record and record.status not in (RUNNING_STATUS, ask.status_before):
-        return f"HyperPod calls it {record.status}"
+        return f"HyperPod reports {record.status}"
     if not slot_state.original.is_there:
-        return "no control plane shows it any more"
+        return "no control plane lists the node any more"
     evidence = next(
         (each for each in progress if each.at >= ask.requested_at and each.code in (*_PROGRESS_CODES, *_FAILURES)), None
     )
@@ -268,17 +268,17 @@ def _with_successor(facts: RepairFacts, last: RepairRequest | None, policy: Repa
     asked_at = last.requested_at if last else facts.opened_at
     born_at = facts.slot_state.replacement.record.launched_at if facts.slot_state.replacement.record else asked_at
     if facts.invalid_at and facts.invalid_at >= born_at:
-        reason = f"The machine that took its seat, {name}, failed its validation: {facts.validity.reason}"
-        return _decided(Repair.ASK_PERSON, reason, ("replace", "a seat whose new machine fails has another cause"))
+        reason = f"The replacement node {name} failed its validation: {facts.validity.reason}"
+        return _decided(Repair.ASK_PERSON, reason, ("replace", "a replacement that also fails points to another cause"))
     if facts.validity.is_valid:
-        return _decided(Repair.HEALTHY, f"{name} took the seat and is Ready.")
+        return _decided(Repair.HEALTHY, f"The replacement node {name} is Ready.")
     deadline = max(asked_at, born_at) + timedelta(seconds=policy.replace_deadline_seconds)
     if last and last.rung == OWNER:
         deadline = max(deadline, deadline_of(last, policy, facts.slot_state, facts.progress))
     if facts.now < deadline:
-        return _decided(Repair.AWAIT, f"{name} took the seat and is coming up.")
-    reason = f"The machine that took its seat, {name}, does not come up: {facts.validity.reason}"
-    return _decided(Repair.ASK_PERSON, reason, ("replace", "a seat whose new machine fails has another cause"))
+        return _decided(Repair.AWAIT, f"The replacement node {name} is starting.")
+    reason = f"The replacement node {name} does not become Ready: {facts.validity.reason}"
+    return _decided(Repair.ASK_PERSON, reason, ("replace", "a replacement that also fails points to another cause"))
 
 
 def _after(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
@@ -289,31 +289,33 @@ def _after(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> Rep
     if failure is not None:
         return _after_failure(facts, failure, policy)
     if facts.owner is Owner.KARPENTER and not facts.slot_state.original.is_there:
-        return _decided(Repair.NOT_NEEDED, "It is gone; Karpenter brings another one where that is needed.")
+        return _decided(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if last.rung == REBOOT and _has_rebooted(facts, last):
         has_failed = facts.invalid_at is not None and facts.invalid_at >= last.requested_at
         if facts.validity.is_valid and not has_failed:
-            return _decided(Repair.HEALTHY, "It has booted again and is Ready.")
+            return _decided(Repair.HEALTHY, "The node rebooted and is Ready.")
         if facts.now < deadline_of(last.but(answer=ACCEPTED), policy) and not has_failed:
-            return _decided(Repair.AWAIT, "It has booted again and is coming up.")
-        return _next_rung(facts, policy, failed=f"The reboot did not clear it: {facts.validity.reason}")
+            return _decided(Repair.AWAIT, "The node rebooted and is starting.")
+        return _next_rung(facts, policy, failed=f"The reboot did not clear the fault: {facts.validity.reason}")
     if last.answer in ("", UNKNOWN):
         shown = took_effect(last, facts.slot_state, facts.progress)
         if shown:
             accepted = last.but(answer=ACCEPTED)
             if facts.now < deadline_of(accepted, policy):
-                return _decided(Repair.AWAIT, f"The {last.rung} had no reply, but took effect: {shown}.")
-            return _next_rung(facts, policy, failed=f"The {last.rung} had no reply and did not bring it back.")
+                return _decided(Repair.AWAIT, f"The {last.rung} request got no reply but took effect: {shown}.")
+            return _next_rung(facts, policy, failed=f"The {last.rung} request got no reply; the node is not back.")
         if facts.now < deadline_of(last, policy):
-            return _decided(Repair.AWAIT, f"The {last.rung} had no reply: evidence is awaited before it is repeated.")
-        return _next_rung(facts, policy, failed=f"The {last.rung} had no reply and left no trace.")
+            return _decided(Repair.AWAIT, f"The {last.rung} request got no reply: Evenkeel waits for evidence first.")
+        return _next_rung(facts, policy, failed=f"The {last.rung} request got no reply and had no visible effect.")
     if last.answer in _ACCEPTED_ANSWERS:
         if facts.now < deadline_of(last, policy):
-            return _decided(Repair.AWAIT, f"The {last.rung} is under way.")
-        return _next_rung(facts, policy, failed=f"The {last.rung} was accepted and the machine did not come back.")
+            return _decided(Repair.AWAIT, f"The {last.rung} is in progress.")
+        return _next_rung(
+            facts, policy, failed=f"The provider accepted the {last.rung}, but the node did not come back."
+        )
     if last.answer == NOT_NOW:
-        return _next_rung(facts, policy, failed="The provider was not ready for it.", after=last)
-    return _next_rung(facts, policy, failed="The provider failed on it.", after=last)
+        return _next_rung(facts, policy, failed="The provider was not ready for the request.", after=last)
+    return _next_rung(facts, policy, failed="The request failed at the provider.", after=last)
 
 
 def _pending_request(facts: RepairFacts, policy: RepairPolicy) -> RepairRequest | None:
@@ -342,9 +344,9 @@ def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecisio
     """Decide after the machine failed HyperPod's deep health check: HyperPod itself reboots or replaces it then."""
     marks = [ask for ask in facts.requests if ask.rung == OWNER and ask.requested_at >= facts.opened_at]
     if len(marks) >= policy.max_attempts:
-        return _decided(Repair.ASK_PERSON, f"It failed its deep health check again, after {len(marks)} repairs of it.")
-    reason = "It failed its deep health check, and HyperPod itself repairs what does."
-    return _decided(Repair.AWAIT, reason, (REPLACE, "two repairs would cross")).but(awaited_owner=OWNER)
+        return _decided(Repair.ASK_PERSON, f"The node failed its deep health check again, after {len(marks)} repairs.")
+    reason = "The node failed its deep health check, and HyperPod repairs such nodes itself."
+    return _decided(Repair.AWAIT, reason, (REPLACE, "two repairs of one node would conflict")).but(awaited_owner=OWNER)
 
 
 def _after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
@@ -354,21 +356,23 @@ def _after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) 
     """
     owner = "Karpenter" if facts.owner is Owner.KARPENTER else "HyperPod"
     if facts.owner is Owner.KARPENTER and not facts.slot_state.original.is_there:
-        return _decided(Repair.NOT_NEEDED, "It is gone; Karpenter brings another one where that is needed.")
+        return _decided(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.validity.is_valid and (_has_rebooted(facts, last) or facts.has_recovered):
-        return _decided(Repair.HEALTHY, f"{owner} brought it back.")
+        return _decided(Repair.HEALTHY, f"{owner} repaired the node.")
     due = deadline_of(last, policy, facts.slot_state, facts.progress)
     if facts.now < due:
-        return _decided(Repair.AWAIT, f"{owner} repairs this machine itself: it is awaited.")
+        return _decided(Repair.AWAIT, f"{owner} repairs this node itself: Evenkeel waits.")
     if facts.owner is not Owner.KARPENTER and _is_under_way(facts.slot_state, facts.progress):
-        reason = "HyperPod has been at this repair for longer than it should take."
-        return _decided(Repair.ASK_PERSON, reason, ("replace", "HyperPod is at it still, and two repairs would cross"))
+        reason = "HyperPod's repair of this node takes longer than expected."
+        return _decided(
+            Repair.ASK_PERSON, reason, ("replace", "HyperPod is still repairing, and two repairs would conflict")
+        )
     failure = facts.progress[-1] if facts.progress and facts.progress[-1].code in _FAILURES else None
     if failure is not None and failure.code == NO_CAPACITY:
         return _after_failure(facts, failure, policy)
     minutes = round((due - (facts.progress[-1].at if facts.progress else last.requested_at)).total_seconds() / 60)
     did = "did nothing" if not _owner_acted(last, facts.slot_state, facts.progress) else "made no new attempt"
-    return _next_rung(facts, policy, failed=f"{owner} {did} for {minutes} min: Evenkeel takes over.")
+    return _next_rung(facts, policy, failed=f"{owner} {did} for {minutes} min, so Evenkeel takes over the repair.")
 
 
 def _after_failure(facts: RepairFacts, failure: RepairProgress, policy: RepairPolicy) -> RepairDecision:
@@ -377,9 +381,9 @@ def _after_failure(facts: RepairFacts, failure: RepairProgress, policy: RepairPo
     if failure.code == NO_CAPACITY:
         return _decided(
             Repair.ASK_PERSON,
-            f"{report} Look at the zone, the training plan and the reservation of {facts.life.cluster}'s pool first.",
-            ("replace", "without capacity the next call fails like this one"),
-            ("loan", "no loan is available here"),
+            f"{report} First check the zone, training plan and reservation of {facts.life.cluster}'s pool.",
+            ("replace", "without capacity the next request would fail too"),
+            ("loan", "no temporary capacity is available here"),
         )
     return _next_rung(facts, policy, failed=report)
 
@@ -387,8 +391,8 @@ def _after_failure(facts: RepairFacts, failure: RepairProgress, policy: RepairPo
 def _without_machine(facts: RepairFacts, since: datetime, policy: RepairPolicy) -> RepairDecision:
     """Decide where the machine went before anything was asked: whoever holds its seat next is looked at."""
     if facts.owner is not Owner.KARPENTER and facts.now < since + timedelta(seconds=policy.replace_deadline_seconds):
-        return _decided(Repair.AWAIT, "It is gone; who takes its seat is awaited.")
-    return _decided(Repair.NOT_NEEDED, "It is gone, and no other machine took its seat.")
+        return _decided(Repair.AWAIT, "The node is gone; Evenkeel waits for its replacement.")
+    return _decided(Repair.NOT_NEEDED, "The node is gone, and no replacement came.")
 
 
 def _is_well_by_itself(facts: RepairFacts, policy: RepairPolicy) -> bool:
@@ -410,18 +414,18 @@ def _next_rung(
     if any(
         ask.rung == REPLACE and ask.answer in (*_ACCEPTED_ANSWERS, UNKNOWN, "") for ask in facts.requests
     ) and not _may_repeat(facts, REPLACE):
-        reason = f"{prefix}This machine was to be replaced already, and a life is replaced once at most."
-        return _decided(Repair.ASK_PERSON, reason, ("replace", "its outcome is not known to have failed"))
+        reason = f"{prefix}Evenkeel already requested its replacement, which it does only once per node."
+        return _decided(Repair.ASK_PERSON, reason, ("replace", "the earlier replacement may still succeed"))
     if not facts.ladder and facts.terms.ladder[0] in QUARANTINE_RUNGS:
-        reason = f"{facts.terms.name}: kept out of service; nobody here repairs it."
+        reason = f"{facts.terms.name}: Evenkeel keeps the node out of service and does not repair it."
         return _decided(Repair.STAND_DOWN, reason).but(drains=not facts.leaves_work)
     if facts.calls_today >= policy.max_attempts_a_day:
-        reason = f"{prefix}{facts.calls_today} repair calls were made for this seat within a day, which is the limit."
+        reason = f"{prefix}{facts.calls_today} repair requests within a day for this node slot, which is the limit."
         return _decided(Repair.ASK_PERSON, reason)
     if len(calls) >= policy.max_attempts:
-        return _decided(Repair.ASK_PERSON, f"{prefix}{len(calls)} repair calls were made, which is the limit.")
+        return _decided(Repair.ASK_PERSON, f"{prefix}Evenkeel made {len(calls)} repair requests, which is the limit.")
     if len(ours) - len(calls) >= _MAX_REFUSALS:
-        return _decided(Repair.ASK_PERSON, f"{prefix}The provider put the call off {_MAX_REFUSALS} times.")
+        return _decided(Repair.ASK_PERSON, f"{prefix}The provider deferred the request {_MAX_REFUSALS} times.")
     rung, skipped = _first_open_rung(facts, policy)
     if not rung:
         return _decided(Repair.ASK_PERSON, f"{prefix}No rung is left for {facts.terms.name}.", *skipped)
@@ -429,7 +433,9 @@ def _next_rung(
         ready_at = after.requested_at + timedelta(seconds=policy.retry_seconds)
         if facts.now < ready_at:
             pause = max(1, round((ready_at - facts.now).total_seconds()))
-            return RepairDecision(action=Repair.PAUSE, reason=f"{prefix}Asked again in {pause} s.", wait_seconds=pause)
+            return RepairDecision(
+                action=Repair.PAUSE, reason=f"{prefix}Evenkeel asks again in {pause} s.", wait_seconds=pause
+            )
     if facts.provider_busy:
         return _decided(Repair.LATER, f"{prefix}{facts.provider_busy}")
     if facts.hold is not None:
@@ -440,7 +446,7 @@ def _next_rung(
         else ALLOWED
     )
     if verdict.rule == Rule.STALE_EVIDENCE:
-        return _decided(Repair.HEALTHY, f"{prefix}{verdict.reason}", (rung, "its evidence is old"))
+        return _decided(Repair.HEALTHY, f"{prefix}{verdict.reason}", (rung, "its evidence is stale"))
     if not verdict.allowed:
         return _decided(Repair.BLOCKED, f"{prefix}{verdict.reason}", (rung, f"guardrail {verdict.rule}"))
     return _decided(Repair(rung.upper()), f"{prefix}{_rung_reason(facts, rung)}", *skipped).but(drains=True)
@@ -454,18 +460,18 @@ def _first_open_rung(facts: RepairFacts, policy: RepairPolicy) -> tuple[str, lis
     skipped: list[tuple[str, str]] = []
     for rung in facts.ladder:
         if rung == DIAGNOSE and facts.invalid_at is not None and facts.invalid_at >= facts.opened_at:
-            skipped.append((DIAGNOSE, "it was examined and failed"))
+            skipped.append((DIAGNOSE, "the node already failed validation"))
         elif rung == REBOOT and facts.owner is Owner.KARPENTER:
-            skipped.append((REBOOT, "nobody here reboots Karpenter's machines"))
+            skipped.append((REBOOT, "Evenkeel does not reboot Karpenter nodes"))
         elif rung == REBOOT and facts.returns >= policy.lemon_returns:
-            skipped.append((REBOOT, f"it was returned to service {facts.returns} times lately and does not last"))
+            skipped.append((REBOOT, f"the node returned to service {facts.returns} times lately and failed again"))
         elif rung == REBOOT and _reboots_are_used(facts):
-            skipped.append((REBOOT, "a reboot was tried already"))
+            skipped.append((REBOOT, "a reboot was already tried"))
         elif not _is_used(facts, rung):
             later = facts.ladder[facts.ladder.index(rung) + 1 :]
             return rung, [*skipped, *((each, f"{rung} comes first and is quicker") for each in later)]
         else:
-            skipped.append((rung, "tried already"))
+            skipped.append((rung, "already tried"))
     return "", skipped
 
 
@@ -507,16 +513,16 @@ def _reboots_are_used(facts: RepairFacts) -> bool:
 def _rung_reason(facts: RepairFacts, rung: str) -> str:
     name = facts.terms.name
     if rung == DIAGNOSE:
-        return f"{name}: the machine is examined before it is taken for broken."
+        return f"{name}: Evenkeel validates the node before it treats it as broken."
     if rung == REBOOT:
-        return f"{name}: a reboot may clear it, is quickest and keeps the machine."
+        return f"{name}: a reboot may clear the fault, is quickest and keeps the node."
     if facts.owner is Owner.KARPENTER:
-        return f"{name}: Karpenter is to drain it and give it back."
+        return f"{name}: Karpenter drains and terminates the node."
     if REBOOT in facts.ladder:
-        return f"{name}: a reboot did not help, or would not last, so the machine is replaced."
+        return f"{name}: a reboot did not help or would not last, so Evenkeel replaces the node."
     if REBOOT in facts.terms.ladder:
-        return f"{name}: HyperPod asks for no less than a replacement."
-    return f"{name}: no reboot clears this, so the machine is replaced."
+        return f"{name}: HyperPod asks for a replacement."
+    return f"{name}: a reboot does not clear this fault, so Evenkeel replaces the node."
 
 
 def _decided(action: Repair, reason: str, *other: tuple[str, str]) -> RepairDecision:

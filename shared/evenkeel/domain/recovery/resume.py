@@ -198,12 +198,12 @@ def _options(facts: ResumeFacts) -> Iterator[_Option]:
         why_not = f"{short} without the spares" if spare else short
         yield _Option(option=ResumeOption.FREE_NODE, why_not=why_not)
     else:
-        yield _weighed(facts, ResumeOption.FREE_NODE, f"Free nodes of {free.pool} take it at once.", pool=free.pool)
+        yield _weighed(facts, ResumeOption.FREE_NODE, f"Free nodes in {free.pool} can run the job now.", pool=free.pool)
     if spare is None:
-        why_not = "no spare is kept" if most >= facts.nodes else short
+        why_not = "the pool has no spare node" if most >= facts.nodes else short
         yield _Option(option=ResumeOption.SPARE, why_not=why_not)
     else:
-        why = f"A spare of {spare.pool} takes it at once; no other node is free."
+        why = f"A spare node in {spare.pool} can run the job now; no other node is free."
         yield _weighed(facts, ResumeOption.SPARE, why, pool=spare.pool)
     yield _waiting(facts, short, most)
     if facts.fault is not None:
@@ -220,19 +220,19 @@ def _options(facts: ResumeFacts) -> Iterator[_Option]:
 
 
 _OFFERED = {
-    ResumeOption.SHRINK: "It goes on with fewer nodes.",
-    ResumeOption.BURST: "Rented nodes take it.",
-    ResumeOption.PREEMPT: "A job of lower priority makes room for it.",
+    ResumeOption.SHRINK: "The job continues on fewer nodes.",
+    ResumeOption.BURST: "Rented nodes run the job.",
+    ResumeOption.PREEMPT: "Evenkeel preempts a job of lower priority.",
 }
 
 
 def _waiting(facts: ResumeFacts, short: str, most: int) -> _Option:
     short = short[0].upper() + short[1:]
-    why = f"{short}, so it waits for the repaired one."
+    why = f"{short}, so the job waits for the repair."
     if not facts.is_repaired:
-        why = f"{short}, so it waits for capacity."
+        why = f"{short}, so the job waits for capacity."
     elif facts.nodes - most > 1:
-        why = f"{short}: the repaired one alone is not enough, so it waits for capacity."
+        why = f"{short}: one repaired node is not enough, so the job waits for capacity."
     return _weighed(facts, ResumeOption.WAIT_FOR_REPAIR, why, wait=_wait_seconds(facts, most))
 
 
@@ -251,7 +251,7 @@ def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
     table, row = placed.table, cheapest_rental_in_time(placed)
     if row is None:
         why = " ".join(f"{each.pool}: {each.why_not}" for each in table if each.market.is_rented)
-        return _Option(option=ResumeOption.BURST, why_not=(why or "no pool is there to rent from").rstrip("."))
+        return _Option(option=ResumeOption.BURST, why_not=(why or "no pool to rent from is configured").rstrip("."))
     if renting.barred:
         return _Option(option=ResumeOption.BURST, why_not=renting.barred.rstrip("."))
     waits = min(
@@ -262,7 +262,7 @@ def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
     premium = row.rent_parts - (waits.shadow_parts if waits else 0)
     # Its launch, its restarts and what interruptions cost; the restore counts for every option alike.
     wait = row.ends_after_seconds - asked.run_seconds - asked.restart_seconds
-    rent = f"{money.format_usd(row.rent_parts)} for as long as it is expected to run"
+    rent = f"{money.format_usd(row.rent_parts)} for the expected run time"
     why = f"{nodes_subject(asked.nodes, row.pool)} rented for it, {rent}."
     offer = ResumeOffer(option=ResumeOption.BURST, pool=row.pool, usd=premium / money.PARTS)
     return _weighed(facts, ResumeOption.BURST, why, wait=max(0.0, wait), offer=offer).but(rent_parts=row.rent_parts)
@@ -279,7 +279,7 @@ def _preempting(facts: ResumeFacts, wait: float) -> _Option:
         usd += stands_still * each.usd_per_hour_of_delay / 3600
     names = ", ".join(f"{each.job_id} of team {each.team}" for each in facts.preemption_victims)
     offer = ResumeOffer(option=ResumeOption.PREEMPT, gpu_hours_taken=hours, usd=usd)
-    return _weighed(facts, ResumeOption.PREEMPT, f"It takes the place of {names}.", wait=saved, offer=offer)
+    return _weighed(facts, ResumeOption.PREEMPT, f"Evenkeel preempts {names} to run the job.", wait=saved, offer=offer)
 
 
 def _shrinking(facts: ResumeFacts, fault: NodeLossFacts) -> _Option:
@@ -301,8 +301,8 @@ def _shrinking(facts: ResumeFacts, fault: NodeLossFacts) -> _Option:
         usd=node_seconds / facts.nodes * facts.usd_per_hour_of_delay / 3600,
     )
     wait = (begins_at - fault.now).total_seconds()
-    when = f" from {begins_at:%H:%M:%S} UTC, if no spare comes before" if wait else ""
-    why = f"It goes on with {found.nodes} of {facts.nodes} nodes{when}, and grows back when the others are there."
+    when = f" from {begins_at:%H:%M:%S} UTC, unless a spare node is free before" if wait else ""
+    why = f"The job continues on {found.nodes} of {facts.nodes} nodes{when}, and grows back when nodes are free."
     return _weighed(facts, ResumeOption.SHRINK, why, wait=wait, offer=offer).but(
         nodes=found.nodes, shrinks_at=begins_at
     )
@@ -346,7 +346,7 @@ def _rejected(way: _Option, best: _Option) -> Alternative:
     if way.why_not:
         return Alternative(option=way.option, why_not=way.why_not)
     more = way.usd - best.usd
-    why_not = f"${more:,.2f} more is lost" if more > 0 else f"as quick; {best.option} takes less from others"
+    why_not = f"it would lose ${more:,.2f} more" if more > 0 else f"as quick, but {best.option} costs other jobs less"
     if more <= 0 and best.option is ResumeOption.FREE_NODE and way.option is ResumeOption.SPARE:
         why_not = "a free node is as quick and keeps the spare"
     return Alternative(
@@ -422,7 +422,7 @@ def _trust_text(trust: CheckpointTrust, distrust: datetime | None) -> str:
     when = distrust.strftime("%H:%M:%SZ")
     if trust is CheckpointTrust.NONE:
         return (
-            f"Checkpoints begun after {when} are not used, and of those before it only what shows by its own evidence "
-            "that it is good."
+            f"The job does not use checkpoints begun after {when}. An earlier checkpoint needs its own evidence "
+            "that it is intact."
         )
-    return f"Checkpoints begun after {when} are not used."
+    return f"The job does not use checkpoints begun after {when}."

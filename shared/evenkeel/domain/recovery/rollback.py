@@ -57,23 +57,26 @@ def roll_back(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
     """Decide whether an attempt that came after a hurt one resumed from something that is now in doubt."""
 
     def decided(action: Rollback, reason: str) -> RollbackDecision:
-        why_not = "it would go on from what is in doubt"
+        why_not = "it would continue from a checkpoint that may be corrupt"
         others = (Alternative(option=Rollback.LEAVE, why_not=why_not),) if action is Rollback.STOP else ()
         return RollbackDecision(action=action, reason=reason, alternatives=others, facts=facts)
 
     if facts.distrust_after is None:
-        return decided(Rollback.LEAVE, "The fault casts no doubt on checkpoints.")
+        return decided(Rollback.LEAVE, "The fault does not affect checkpoints.")
     root = _root(facts)
     if root is None:
-        return decided(Rollback.LEAVE, f"Attempt {facts.current_attempt} resumed from nothing of the hurt one.")
+        return decided(
+            Rollback.LEAVE,
+            f"Attempt {facts.current_attempt} did not resume from a checkpoint of the interrupted attempt.",
+        )
     doubt = _suspect_reason(root, facts, facts.distrust_after)
     if not doubt:
-        reason = f"What attempt {facts.current_attempt} descends from was begun before the poisoned window."
+        reason = f"Attempt {facts.current_attempt} descends from a checkpoint begun before the poisoned window."
         return decided(Rollback.LEAVE, reason)
     if facts.rollbacks >= policy.max_rollbacks:
-        reason = f"{doubt[0].upper()}{doubt[1:]}, but the job was taken back {facts.rollbacks} times already."
+        reason = f"{doubt[0].upper()}{doubt[1:]}, but the job was already rolled back {facts.rollbacks} times."
         return decided(Rollback.LIMIT, reason)
-    return decided(Rollback.STOP, f"Attempt {facts.current_attempt} is taken back: {doubt}.")
+    return decided(Rollback.STOP, f"Evenkeel rolls back attempt {facts.current_attempt}: {doubt}.")
 
 
 def _suspect_reason(root: Attempt, facts: RollbackFacts, distrust_after: datetime) -> str:
@@ -84,11 +87,11 @@ def _suspect_reason(root: Attempt, facts: RollbackFacts, distrust_after: datetim
     point, began = root.resume_from, root.resumed_work_from
     if point is None:
         is_honoured = facts.distrusted_before is not None and facts.distrusted_before <= distrust_after
-        return "" if is_honoured and not is_asked else f"what attempt {root.attempt} resumed from only its rank 0 knows"
+        return "" if is_honoured and not is_asked else f"only rank 0 knows what attempt {root.attempt} resumed from"
     where = f"step {point.step} of attempt {point.attempt}"
     if began is None or began > distrust_after:
         return f"{where} was begun in the poisoned window, after {distrust_after:%H:%M:%SZ}"
-    return f"{where} was not asked for evidence of its own, and this fault asks for it" if is_asked else ""
+    return f"{where} was resumed without evidence, and this fault requires evidence" if is_asked else ""
 
 
 def _root(facts: RollbackFacts) -> Attempt | None:

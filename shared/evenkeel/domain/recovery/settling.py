@@ -75,7 +75,9 @@ def choose_incident_end(
             return IncidentEnd(state=IncidentState.WAITING_FOR_PERSON, reason=plan.reason)
         return IncidentEnd(state=_PLANNED[plan.outcome], reason=plan.reason)
     if plan is None or node is None or jobs is None:
-        return IncidentEnd(state=IncidentState.FAILED, reason="Evenkeel failed: its workflow ended without an outcome.")
+        return IncidentEnd(
+            state=IncidentState.FAILED, reason="Evenkeel failed: the recovery workflow ended without an outcome."
+        )
     node, jobs = node.but(reason=error_message(node.reason)), jobs.but(reason=error_message(jobs.reason))
     both = f"{node.reason} {jobs.reason}".strip()
     if node.outcome not in (*_GOOD_NODE, "WAITING_FOR_PERSON", "STOOD_DOWN"):
@@ -106,17 +108,17 @@ def why_replan(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str
     """
     plan = incident.plan
     if plan_ended == "DECLINED" and is_approved(incident):
-        return "It was approved just as the time for that was over."
+        return "The approval came just as its deadline passed."
     if incident.node_branch == "STOOD_DOWN" and is_approved(incident) and (more := beyond_approval(incident, rungs)):
         return more
     if plan is None or plan.run != incident.run or plan.repairs_node or not plan.rungs or plan.outcome in _NOT_OURS:
         return ""
     if Rung(rungs[0]).strength > Rung(plan.rungs[0]).strength:
-        return f"What came since it was planned asks for {rungs[0]} ({incident.fault_key})."
+        return f"A later signal ({incident.fault_key}) asks for {rungs[0]}, which the plan does not include."
     if plan.outcome == "NOTHING" and len(incident.independent_sources) >= _MIN_SOURCES > plan.independent_source_count:
         return "A second, independent source reported the fault after the plan was made."
     if plan.had_recovered and incident.recovered_at is None:
-        return "It sickened again since it was found well."
+        return "The node became unhealthy again after it had recovered."
     return ""
 
 

@@ -70,22 +70,22 @@ def choose_check(facts: CheckFacts, policy: RepairPolicy) -> CheckDecision:
     """Choose the strongest check that the fault asks for and the site allows."""
     passed_over: list[Alternative] = []
     if facts.asks_for == "deep":
-        why_not = "" if facts.is_hyperpod else "HyperPod does not know the machine"
+        why_not = "" if facts.is_hyperpod else "HyperPod does not manage the node"
         if not why_not and facts.fault_class not in policy.deep_checks_after:
-            why_not = f"the policy has none after a fault of class {facts.fault_class}"
+            why_not = f"the policy runs none after a fault of class {facts.fault_class}"
         if not why_not:
-            return CheckDecision(kind=CheckKind.DEEP, reason="HyperPod's deep health check is to vouch for it.")
+            return CheckDecision(kind=CheckKind.DEEP, reason="HyperPod's deep health check must pass.")
         passed_over.append(Alternative(option=CheckKind.DEEP, why_not=why_not))
     if facts.asks_for != "none":
-        why_not = "" if policy.test_job_image else "the policy names no image"
+        why_not = "" if policy.test_job_image else "the policy names no test job image"
         if not why_not and facts.fault_class not in policy.test_jobs_after:
-            why_not = f"the policy has none after a fault of class {facts.fault_class}"
+            why_not = f"the policy runs none after a fault of class {facts.fault_class}"
         if not why_not:
             return CheckDecision(
-                kind=CheckKind.TEST_JOB, reason="A test job is to vouch for it.", alternatives=tuple(passed_over)
+                kind=CheckKind.TEST_JOB, reason="A test job on the node must succeed.", alternatives=tuple(passed_over)
             )
         passed_over.append(Alternative(option=CheckKind.TEST_JOB, why_not=why_not))
-    reason = "What both control planes show of it is enough."
+    reason = "The status in both control planes is enough."
     return CheckDecision(kind=CheckKind.BASIC, reason=reason, alternatives=tuple(passed_over))
 
 
@@ -157,15 +157,15 @@ def judge_node(machine: ObservedNode, *, expected: int) -> Validity:
     """
     node = machine.node
     if node is None:
-        return Validity(is_valid=False, reason="It has not joined its cluster.")
+        return Validity(is_valid=False, reason="The node has not joined its cluster.")
     if machine.record and not machine.is_running:
-        return Validity(is_valid=False, reason=f"HyperPod calls it {machine.record.status}.")
+        return Validity(is_valid=False, reason=f"HyperPod reports {machine.record.status}.")
     if not node.is_ready:
-        return Validity(is_valid=False, reason="Its node is not Ready.")
+        return Validity(is_valid=False, reason="The node is not Ready.")
     marks = fault_marks(node)
     if marks:
-        return Validity(is_valid=False, reason=f"It still carries fault marks: {', '.join(marks)}.")
+        return Validity(is_valid=False, reason=f"The node still has fault labels: {', '.join(marks)}.")
     if node.accelerators < expected:
-        return Validity(is_valid=False, reason=f"It offers {node.accelerators} of {expected} accelerators.")
-    offers = f" and offers all {expected} accelerators" if expected else ""
-    return Validity(is_valid=True, reason=f"It is Running and Ready, carries no fault mark{offers}.")
+        return Validity(is_valid=False, reason=f"The node offers {node.accelerators} of {expected} GPUs.")
+    offers = f" and offers all {expected} GPUs" if expected else ""
+    return Validity(is_valid=True, reason=f"The node is Running and Ready, has no fault label{offers}.")

@@ -43,7 +43,7 @@ def _check(sweep: SweepRun, row: Row) -> bool:
     is_gone = not slot_state.original.is_there
     over = why_healthy(incident, slot_state.original, expected=expected_accelerators(kind, peers))
     if is_gone or over:
-        _forget(sweep, row, incident, over or "The machine is gone.")
+        _forget(sweep, row, incident, over or "The node is gone.")
         return False
     plan = plan_recovery.preview_plan(
         incident,
