@@ -88,6 +88,7 @@ def test_killed_gpu_cluster_comes_back_with_its_machines(root: Path) -> None:
     assert command(root, "dev", "status").returncode == 0
 
 
+@pytest.mark.exhaustive
 def test_stopped_gpu_cluster_is_started_again(root: Path) -> None:
     told = len(restarts(root, "GPU cluster"))
     before = until(lambda: len(found := machines(root)) == 5 and found, "five nodes in service", _UP_SECONDS)
