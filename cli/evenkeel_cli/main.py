@@ -1,4 +1,4 @@
-"""The command's entry: one root, nouns loaded when they are typed, failures said in two lines."""
+"""Command entry point: load each subcommand on first use, and print each failure in two lines."""
 
 import gc
 import importlib
@@ -21,13 +21,13 @@ class CommandGroup(NamedTuple):
 
 NOUNS = {
     "status": CommandGroup("status", "Show health, open incidents, the fleet and jobs on one screen."),
-    "why": CommandGroup("why", "Explain why a job waits, moved or ended, or how an incident was handled."),
+    "why": CommandGroup("why", "Explain why a job waits, moved or ended, or how Evenkeel handled an incident."),
     "jobs": CommandGroup("jobs", "Submit, list, show, follow, suspend and cancel training jobs."),
     "teams": CommandGroup("teams", "Show and change teams, their quotas, and what they borrow and lend."),
     "incidents": CommandGroup("incidents", "Show node incidents and their recovery; approve or decline plans."),
     "nodes": CommandGroup("nodes", "List, show, cordon, uncordon and replace nodes."),
     "faults": CommandGroup("faults", "List and explain known faults, and report a fault."),
-    "automation": CommandGroup("automation", "Hold or release harmful acts."),
+    "automation": CommandGroup("automation", "Hold or release automatic repairs and job stops."),
     "policy": CommandGroup("policy", "Show, check and change the policy: limits, deadlines and faults."),
     "plan": CommandGroup("plan", "Run the scheduler on files: admissions, preemptions and their reasons."),
     "quota": CommandGroup("quota", "Convert quota files between formats."),
@@ -69,7 +69,7 @@ def _run(words: list[str]) -> int:
         _print_error(CommandFailed(Exit.USAGE, wrong.format_message(), code="USAGE", hint=hint))
         return Exit.USAGE
     except SystemExit as ended:
-        # The reader of a pipe had enough (`evenkeel jobs ls | head`): not worth a word. Typer makes exit 1 of it.
+        # The reader closed the pipe (`evenkeel jobs ls | head`): no error. Typer turns it into exit code 1.
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
         _discard_output(sys.stdout)
@@ -78,7 +78,7 @@ def _run(words: list[str]) -> int:
 
 
 def _discard_output(stream: TextIO) -> None:
-    """Let what is still to be written to a closed pipe go nowhere: Python would complain of it as it ends."""
+    """Discard the rest of the output to a closed pipe; otherwise Python prints an error on exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -86,7 +86,7 @@ def _discard_output(stream: TextIO) -> None:
 
 def _root(words: Sequence[str]) -> typer.Typer:
     root = typer.Typer(
-        help="Keeps GPU training on an even keel.",
+        help="Keep GPU training running when hardware fails.",
         rich_markup_mode=None,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -99,13 +99,13 @@ def _root(words: Sequence[str]) -> typer.Typer:
             root.command(name, help=noun.help)(_placeholder_command)
             continue
         app: typer.Typer = importlib.import_module(f"evenkeel_cli.commands.{noun.module}").app
-        # A noun with one nameless command is that command; the others are groups.
+        # A module with one command of its own name is that command; other modules are groups.
         root.add_typer(app, name=None if app.registered_commands[0].name == name else name, help=noun.help)
     return root
 
 
 def _placeholder_command() -> None:
-    """Stand in for a noun that was not typed."""
+    """Stand in for a subcommand that was not typed."""
 
 
 def _print_error(failed: CommandFailed) -> None:

@@ -15,9 +15,9 @@ from evenkeel_cli.state_labels import mode_of
 Json = dict[str, Any]
 
 PoolOption = Annotated[str | None, typer.Option("--pool", help="Only this pool.", metavar="POOL")]
-NodeOption = Annotated[str | None, typer.Option("--node", help="Only this machine.", metavar="NODE")]
+NodeOption = Annotated[str | None, typer.Option("--node", help="Only this node.", metavar="NODE")]
 
-app = lookup.group("Hold or release harmful acts (repairs, stopping jobs). Uncordon is never held.")
+app = lookup.group("Hold or release automatic repairs and job stops. Uncordon is never held.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
@@ -34,7 +34,7 @@ def show(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
 @app.command("hold")
 def hold(
     reason: Annotated[str, typer.Option(help="Reason; recorded and shown.")],
-    length: Annotated[str, typer.Option("--for", help="How long: 30m, 2h, 1d.", metavar="TIME")] = "1h",
+    length: Annotated[str, typer.Option("--for", help="Duration: 30m, 2h or 1d.", metavar="TIME")] = "1h",
     pool: PoolOption = None,
     node: NodeOption = None,
     allow_unknown: Annotated[
@@ -72,8 +72,8 @@ def release(
     found = client.post(path, {**given, **_scope(client, pool, node)}, key=key)
 
     def draw(out: Printer) -> None:
-        held = "released" if found.get("wasHeld") else "nothing was held"
-        out.line(out.with_glyph("ok", f"{cause} is over: repairs go on, a few at a time" if cause else held))
+        held = "released" if found.get("wasHeld") else "automation was not held"
+        out.line(out.with_glyph("ok", f"{cause} is cleared. Repairs continue, a few at a time." if cause else held))
         out.line(f"{out.dim('next')}  evenkeel status")
 
     answer(found, output, draw)
@@ -81,8 +81,8 @@ def release(
 
 def _scope(client: ApiClient, pool: str | None, node: str | None) -> Json:
     if pool is not None and not pool.strip():
-        # As a script's variable that is not set: taken for none, it would mean the whole fleet.
-        raise CommandFailed(Exit.USAGE, "--pool takes the name of a pool.", code="USAGE")
+        # An unset shell variable: an empty pool would hold the whole fleet.
+        raise CommandFailed(Exit.USAGE, "--pool needs the name of a pool.", code="USAGE")
     machine = None if node is None else lookup.find_node(client, node)
     return {name: value for name, value in (("pool", pool), ("instanceId", machine)) if value}
 
@@ -106,7 +106,7 @@ def seconds_of(text: str) -> int:
     """
     match = _DURATION.fullmatch(text.strip().lower())
     if not match:
-        raise CommandFailed(Exit.USAGE, f"--for {text}: write a number and s, m, h or d.", code="USAGE")
+        raise CommandFailed(Exit.USAGE, f"--for {text}: write a number followed by s, m, h or d.", code="USAGE")
     return int(match[1]) * _UNITS[match[2]]
 
 
@@ -126,7 +126,7 @@ def _show(out: Printer, found: Json) -> None:
 
 
 _MODES = {
-    "observe": "decides and records, touches nothing",
+    "observe": "decides and records, changes nothing",
     "recommend": "decides, records and waits for approval",
     "act": "decides, records and acts",
 }

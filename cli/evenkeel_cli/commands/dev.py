@@ -79,12 +79,14 @@ def kubeconfig() -> None:
 
 def _read_if_up(data_centre: Any, root: Path, read: Callable[[Path], Any]) -> Any:
     if not data_centre.is_up(root):
-        raise CommandFailed(Exit.NOT_FOUND, "No data centre is up here.", code="NOT_UP", hint="evenkeel dev up")
+        raise CommandFailed(
+            Exit.NOT_FOUND, "No local data centre runs in this folder.", code="NOT_UP", hint="evenkeel dev up"
+        )
     return read(root)
 
 
 def _import_data_centre() -> Any:
-    """Import the data centre, which is no part of what the command needs elsewhere."""
+    """Import the data centre on first use; other commands do not need it."""
     try:
         from evenkeel_local import dev_data_centre
     except ImportError as error:
@@ -98,11 +100,11 @@ def _import_data_centre() -> Any:
 
 
 def _root() -> Path:
-    """Return the project's folder: here, or the nearest above that holds the template."""
+    """Return the project folder: the current folder or its nearest parent that holds the template."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / "template.yaml").is_file() and (folder / "local").is_dir():
             return folder
     raise CommandFailed(
-        Exit.USAGE, "The local data centre is started in a clone of the project.", code="NO_PROJECT", hint="cd evenkeel"
+        Exit.USAGE, "Start the local data centre from a clone of the project.", code="NO_PROJECT", hint="cd evenkeel"
     )

@@ -64,7 +64,7 @@ def run(
 
 
 _SHORT_TEXTS = 60
-"""What was seen is shown next to a check that holds if it is no longer than this."""
+"""A passed check shows its observed value only up to this length."""
 
 
 @app.command("faults")
@@ -84,7 +84,7 @@ def list_faults(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
 
 @app.command("inject")
 def inject(
-    fault: Annotated[str, typer.Argument(help="Which fault: evenkeel drill faults.")],
+    fault: Annotated[str, typer.Argument(help="Name of the fault; list them with `evenkeel drill faults`.")],
     node: Annotated[
         str | None,
         typer.Option("--node", help="Instance id, node name or node slot; if omitted, a random node that runs a job."),
@@ -126,7 +126,7 @@ def _control() -> ControlClient:
     if not context.control_url:
         raise CommandFailed(
             Exit.NOT_ALLOWED,
-            f"Drills run on the local data centre only, and {context.url} is not one.",
+            f"Drills run only in the local data centre. {context.url} is not a local data centre.",
             code="NOT_LOCAL",
             hint="evenkeel dev up",
         )
@@ -134,7 +134,7 @@ def _control() -> ControlClient:
 
 
 def _drills() -> Any:
-    """Import the drills, which are no part of what the command needs elsewhere."""
+    """Import the drills on first use; other commands do not need them."""
     try:
         from evenkeel_local import drills
     except ImportError as error:
@@ -158,7 +158,7 @@ def _table(out: Printer, found: Json) -> None:
 
 def _print_entries(out: Printer, entries: list[tuple[str, str]], head: str) -> None:
     if out.width is None:
-        out.table([Column(head), Column("WHAT IT DOES", gives_way=True)], [list(entry) for entry in entries])
+        out.table([Column(head), Column("EFFECT", gives_way=True)], [list(entry) for entry in entries])
         return
     widest = max((len(name) for name, _ in entries), default=0)
     for name, text in entries:

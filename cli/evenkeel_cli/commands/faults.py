@@ -58,14 +58,16 @@ def report(
     code: Annotated[str, typer.Argument(help="xid:79, 79, gpu:driver_hang, …; - if --line names it.")],
     line: Annotated[str, typer.Option(help="Line of the kernel log, or of HyperPod's agent.")] = "",
     gpu: Annotated[str, typer.Option(help="UUID or PCI address of the device.")] = "",
-    detail: Annotated[str, typer.Option(help="What was seen, in your own words.")] = "",
-    at: Annotated[str, typer.Option(help="When it was seen, as 2026-11-03T10:15:00Z; now if not given.")] = "",
+    detail: Annotated[str, typer.Option(help="Description of what you saw.")] = "",
+    at: Annotated[
+        str, typer.Option(help="Time of the observation, such as 2026-11-03T10:15:00Z; now if omitted.")
+    ] = "",
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Report a fault of a node, as your own detectors do. Needs no read permission."""
     fault = {
-        # The API finds the node by its name: whoever may report need not be allowed to list.
+        # The API finds the node by its name: the caller may report without permission to list nodes.
         "instanceId" if _INSTANCE_ID.fullmatch(node) else "nodeName": node,
         "code": "" if code == "-" else code,
         "line": line,
@@ -74,12 +76,12 @@ def report(
         "observedAt": at or f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
     }
     if code == "-" and not line:
-        raise CommandFailed(Exit.USAGE, "Without a code, give --line.", code="USAGE")
+        raise CommandFailed(Exit.USAGE, "CODE is -, so --line is required.", code="USAGE")
     body = {"faults": [{name: value for name, value in fault.items() if value}]}
     found = lookup.current_client().post("/faults", body, key=key, repeat="" if at else f" --at {fault['observedAt']}")
 
     def draw(out: Printer) -> None:
-        said = f"{found['accepted']} reported" if found["accepted"] else "the line says nothing of the node"
+        said = f"{found['accepted']} reported" if found["accepted"] else "the log line names no fault of the node"
         out.line(out.with_glyph("ok" if found["accepted"] else "warn", said))
         out.line(f"{out.dim('next')}  evenkeel incidents ls")
 

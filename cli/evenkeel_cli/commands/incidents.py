@@ -85,7 +85,9 @@ def _answer_plan(typed: str, verb: str, reason: str, is_sure: bool, key: str | N
     if plan is None:
         said = asked["approval"]
         was = f" {said['by']} {'approved' if said['approves'] else 'declined'} it." if said else ""
-        raise CommandFailed(Exit.CONFLICT, f"{incident_id} asks nobody.{was}", code="PLAN_SUPERSEDED")
+        raise CommandFailed(
+            Exit.CONFLICT, f"{incident_id} has no plan that awaits approval.{was}", code="PLAN_SUPERSEDED"
+        )
     if not is_sure:
         _confirm(asked, plan, verb)
     body = {"decisionId": plan["decisionId"], **({"reason": reason} if reason else {})}
@@ -100,19 +102,21 @@ def _answer_plan(typed: str, verb: str, reason: str, is_sure: bool, key: str | N
 
 
 def _confirm(asked: Json, plan: Json, verb: str) -> None:
-    """Say what will happen, and ask whether it shall."""
+    """Print what will happen, and ask for confirmation."""
     if not sys.stdin.isatty():
-        raise CommandFailed(Exit.USAGE, f"Say --yes to {verb} without being asked.", code="USAGE")
+        raise CommandFailed(
+            Exit.USAGE, f"Standard input is not a terminal: add --yes to {verb} without confirmation.", code="USAGE"
+        )
     node, jobs = asked["node"], ", ".join(affected["jobId"] for affected in asked["affectedJobs"])
     note(f"{asked['incidentId']}: {asked['fault']['name']} on {node['instanceId']}, pool {node['pool']}.")
     note(f"{plan['reason']} ({plan['decisionId']})")
-    note(f"Jobs that would be stopped and moved: {jobs or 'those that run there by then'}.")
-    note("Every guardrail is weighed again when it is done." if verb == "approve" else "Nothing would be touched.")
+    note(f"Jobs that will be stopped and moved: {jobs or 'those that run there at that time'}.")
+    note("Evenkeel checks every guardrail again before it acts." if verb == "approve" else "Nothing will be changed.")
     typer.confirm(f"{verb.capitalize()}?", abort=True, err=True)
 
 
 def print_recovery_branches(out: Printer, incident: Json, *, indent: str = "") -> None:
-    """Print the node's and the jobs' lane of a recovery, one line each."""
+    """Print one line for the node and one for each job of a recovery."""
     node = incident["nodeLane"]
     is_working = node["status"] == "working" and out.is_terminal
     since = f" for {duration(out.seconds_since(node['since']))}" if is_working else ""
@@ -123,7 +127,9 @@ def print_recovery_branches(out: Printer, incident: Json, *, indent: str = "") -
         out.line(f"{indent}job   {out.with_glyph(job['status'], job['jobId'])}{name} {job['phase']}{attempt}")
     if not incident["jobLanes"]:
         is_early = node["status"] == "working" and node["phase"] in ("detected", "planned", "cordoned")
-        text = out.with_glyph("next", "not looked at yet") if is_early else out.with_glyph("idle", "no job ran there")
+        text = (
+            out.with_glyph("next", "not checked yet") if is_early else out.with_glyph("idle", "no job ran on this node")
+        )
         out.line(f"{indent}job   {text}")
 
 
@@ -190,7 +196,7 @@ def _print_incident(out: Printer, incident: Json) -> None:
             ),
             ("if unanswered", incident["pendingApproval"]["ifUnanswered"] if incident["pendingApproval"] else ""),
             ("approve", _late_approval_hint(incident)),
-            ("goes on from", incident["resumes"] or ""),
+            ("resumes from", incident["resumes"] or ""),
             ("execution", incident["execution"]),
         ],
         indent="  ",
@@ -215,7 +221,7 @@ def _print_incident(out: Printer, incident: Json) -> None:
 
 
 def _late_approval_hint(incident: Json) -> str:
-    """Say how a plan that nobody approved in time may be approved after all."""
+    """Return how to approve a plan after its deadline; empty if that is not possible."""
     late = incident["lateApproval"]
     return f"while the node is unhealthy: evenkeel incidents approve {incident['incidentId']}" if late else ""
 

@@ -183,12 +183,12 @@ def _nested_field(body: Json, field: str) -> Json:
 def _print_plan(out: Printer, found: Json) -> None:
     decision = found["decision"]
     would_start = decision["action"] == "ADMIT"
-    # Let in without a node, it would be another's to place: then there is no queue of ours, and nothing to weigh.
+    # Admitted without a node: Kueue places the job, so it has no queue position here.
     is_handed_over = would_start and not decision["nodes"]
     status = "ok" if would_start else "working" if decision["action"] == "PREEMPT" else "next"
-    starts = "would be handed over" if is_handed_over else "would start"
+    starts = "would be submitted to Kueue" if is_handed_over else "would start"
     said = starts if would_start else f"would wait: {plain(decision['action'])}"
-    place = "" if is_handed_over else f", place {found['position']} in its queue"
+    place = "" if is_handed_over else f", position {found['position']} in its queue"
     out.line(f"{out.with_glyph(status, said)}, team {found['team']}{place}")
     out.paragraph(decision["reason"], indent="  ")
     out.pairs(
@@ -280,9 +280,9 @@ def timeline(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE)
 @app.command("logs")
 def logs(
     job: JobArgument,
-    rank: Annotated[int, typer.Option(min=0, help="Which pod of the gang.")] = 0,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Which attempt; the latest unless given.")] = None,
-    tail: Annotated[int, typer.Option(min=1, max=5000, help="How many lines from the end.")] = 200,
+    rank: Annotated[int, typer.Option(min=0, help="Rank of the pod in the gang.")] = 0,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt number; the latest if omitted.")] = None,
+    tail: Annotated[int, typer.Option(min=1, max=5000, help="Number of lines from the end.")] = 200,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the job ends.")] = False,
     is_raw: Annotated[bool, typer.Option("--raw", help="Print the bytes unchanged, with escapes.")] = False,
 ) -> None:
@@ -295,7 +295,7 @@ def logs(
         try:
             _follow(client, job_id, rank, attempt, tail, write)
         except KeyboardInterrupt:
-            raise CommandFailed(Exit.INTERRUPTED, "No longer following; the job goes on.") from None
+            raise CommandFailed(Exit.INTERRUPTED, "Stopped following the log. The job continues.") from None
         return
     said = client.get(f"/jobs/{job_id}/logs", rank=rank, attempt=attempt, tail=tail)
     write(said["text"] + _missing_newline(said["text"]))
@@ -307,8 +307,13 @@ def logs(
 @app.command("wait")
 def wait(
     job: JobArgument,
-    timeout: Annotated[float | None, typer.Option(min=0, help="Timeout; then exit 124.", metavar="SECONDS")] = None,
-    until: Annotated[str, typer.Option("--for", help="`ended`, or `running`.", metavar="WHAT")] = "ended",
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0, help="Exit 124 if the job does not reach the state in this time.", metavar="SECONDS"),
+    ] = None,
+    until: Annotated[
+        str, typer.Option("--for", help="State to wait for: `ended` or `running`.", metavar="WHAT")
+    ] = "ended",
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Wait until a job ends: exit 0 if it succeeded, 3 if not."""
@@ -320,7 +325,7 @@ def wait(
         found = _wait_for_job(client, job_id, until, timeout)
     except KeyboardInterrupt:
         raise CommandFailed(
-            Exit.INTERRUPTED, "No longer watching; the job goes on.", hint=f"evenkeel jobs wait {job_id}"
+            Exit.INTERRUPTED, "Stopped watching. The job continues.", hint=f"evenkeel jobs wait {job_id}"
         ) from None
     out = page()
     if output is OutputFormat.JSON:
@@ -410,7 +415,7 @@ def _suspend_or_resume(
 
     def draw(out: Printer) -> None:
         is_stopping = found["isSuspended"] and found["state"] != "SUSPENDED"
-        said = "is being stopped, and rests then" if is_stopping else plain(found["state"])
+        said = "stopping; suspended as soon as it has stopped" if is_stopping else plain(found["state"])
         out.line(f"{out.with_glyph(JOB[found['state']], job_id)}  {said}")
         out.line(f"{out.dim('next')}  {follows} {job_id}")
 
@@ -418,7 +423,7 @@ def _suspend_or_resume(
 
 
 def _submission(words: list[str]) -> Json:
-    """Read what stands without an option: a file, the command, or both."""
+    """Read the positional arguments: a job file, the command, or both."""
     body: Json = {}
     if words and (words[0] == "-" or words[0].endswith(".json")):
         source, words = words[0], words[1:]
@@ -445,7 +450,7 @@ def _requirements(requires: Json) -> str:
 
 def _checkpoints(checkpoint: Json) -> str:
     if not checkpoint["uri"]:
-        return "none: it would start again from nothing"
+        return "none: a restart begins at step 0"
     claim = checkpoint.get("claim")
     return f"{checkpoint['uri']} on {claim}" if claim else str(checkpoint["uri"])
 
@@ -460,14 +465,14 @@ def _assignment(text: str) -> tuple[str, str]:
 def _node_count(job: Json) -> str:
     has, wanted = job.get("currentNodes") or job["nodes"], job["nodes"]
     sizes = job.get("elastic")
-    elastic = f", {sizes['minNodes']} to {sizes['maxNodes']} will do" if sizes else ""
+    elastic = f", elastic {sizes['minNodes']} to {sizes['maxNodes']}" if sizes else ""
     now = f"{has} of " if has != wanted else ""
     return f"{now}{counted(wanted, 'node')}{elastic} × {counted(job['gpusPerNode'], 'GPU')}"
 
 
 def _print_unmanaged(out: Printer, workloads: list[Json], is_wide: bool) -> None:
     columns = [Column("WORKLOAD"), Column("PODS", is_right=True), Column("GPUS", is_right=True)]
-    columns += [Column("NODES"), Column("WHEN ITS MACHINE SICKENS", gives_way=True)]
+    columns += [Column("NODES"), Column("ON NODE FAULT", gives_way=True)]
     rows = [
         [
             f"{each['kind'] or 'pod'} {each['namespace']}/{each['name']}",
@@ -536,8 +541,8 @@ def _show(out: Printer, job: Json) -> None:
             ("submitted", f"{out.when(job['submittedAt'])} by {job['submittedBy']}"),
             ("deadline", out.when(job["deadline"], ago=False) if job.get("deadline") else ""),
             ("ended", out.when(job["endedAt"]) if job["endedAt"] else ""),
-            ("place", _queue_position(out, job["queue"])),
-            ("stop asked", job["stopRequest"]["reason"] if job["stopRequest"] else ""),
+            ("queue", _queue_position(out, job["queue"])),
+            ("stop requested", job["stopRequest"]["reason"] if job["stopRequest"] else ""),
         ],
         indent="  ",
     )
@@ -554,7 +559,7 @@ def _show(out: Printer, job: Json) -> None:
 
 
 def _show_redacted(out: Printer, job: Json) -> None:
-    """Print what everybody may see of another team's job."""
+    """Print the public fields of another team's job."""
     out.pairs(
         [
             ("size", f"{_node_count(job)}{' on ' + ', '.join(job['instanceTypes']) if job['instanceTypes'] else ''}"),
@@ -562,7 +567,7 @@ def _show_redacted(out: Printer, job: Json) -> None:
             ("requires", _requirements(job["requires"])),
             ("submitted", f"{out.when(job['submittedAt'])} by {job['submittedBy']}"),
             ("ended", out.when(job["endedAt"]) if job["endedAt"] else ""),
-            ("place", _queue_position(out, job["queue"])),
+            ("queue", _queue_position(out, job["queue"])),
             ("withheld", f"Only team {job['team']} and operators see its command, logs, checkpoints and failures."),
         ],
         indent="  ",
@@ -575,10 +580,10 @@ def _show_redacted(out: Printer, job: Json) -> None:
 def _queue_position(out: Printer, queue: Json | None) -> str:
     if not queue or queue["position"] is None:
         return ""
-    text, estimate = f"{queue['position']} in its queue", queue["estimate"]
+    text, estimate = f"position {queue['position']} in its queue", queue["estimate"]
     if not estimate or not estimate["startsAt"]:
         return text
-    late = out.when(estimate["latestAt"]) if estimate["latestAt"] else "no end seen"
+    late = out.when(estimate["latestAt"]) if estimate["latestAt"] else "no known latest time"
     band = f"{out.when(estimate['earliestAt'])} to {late}"
     return f"{text}; expected to start {out.when(estimate['startsAt'])} ({band})"
 
@@ -657,17 +662,17 @@ _KINDS = {"sickened": "warn", "failed": "failed", "paged": "failed", "held": "wa
 
 
 class _RetryingClient:
-    """Reads for as long as somebody watches: throttled or unreachable, the API is asked again at the next look."""
+    """Retries at the next poll while the API throttles or cannot be reached."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self._told: set[str] = set()
 
     def get(self, path: str, **query: str | int | None) -> Json | None:
-        """Read; None = not now, which is told once.
+        """Read; None = no answer yet, which is printed once.
 
         Raises:
-            CommandFailed: asking again would not help.
+            CommandFailed: a retry cannot help.
         """
         try:
             return self._client.get(path, **query)
@@ -675,7 +680,7 @@ class _RetryingClient:
             if failed.exit_code is not Exit.TRY_AGAIN:
                 raise
             if failed.text not in self._told:
-                note(f"{failed.text.rstrip('.')}: it is asked again until it answers.")
+                note(f"{failed.text.rstrip('.')}: retrying until the API answers.")
             self._told.add(failed.text)
             return None
 
@@ -694,7 +699,7 @@ def _wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | N
                 said = line
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
-            stands = f"is still {said}" if job is not None else f"cannot be read (last seen: {said or 'never'})"
+            stands = f"is still {said}" if job is not None else f"cannot be read (last known state: {said or 'none'})"
             raise CommandFailed(
                 Exit.TIMED_OUT,
                 f"{job_id} {stands} after {duration(timeout or 0)}.",
@@ -707,9 +712,9 @@ def _wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | N
 def _follow(
     client: ApiClient, job_id: str, rank: int, attempt: int | None, tail: int, write: Callable[[str], None]
 ) -> None:
-    """Print a log and what is added to it, attempt after attempt, until the job ends, or the attempt asked for.
+    """Print a log and its new lines, attempt after attempt, until the job or the requested attempt ends.
 
-    Between two attempts there is no log: that is nothing new.
+    Between two attempts there is no log; that is not an error.
     """
     path, patience, lines = f"/jobs/{job_id}/logs", _RetryingClient(client), max(tail, _POLL_NOTE)
     current, seen, is_awaited = 0, "", False
@@ -728,7 +733,7 @@ def _follow(
                 raise
             found = None
             if not current and not is_awaited:
-                note(f"{job_id} has no log yet: it follows.")
+                note(f"{job_id} has no log yet. Waiting for its first line.")
                 is_awaited = True
         if found:
             if current and found["attempt"] != current:
@@ -748,7 +753,7 @@ def _follow(
 
 
 def _is_log_complete(job: Json, attempt: int | None) -> bool:
-    """Whether nothing is added any more: the job has ended, or the one attempt that is meant."""
+    """Whether the log is complete: the job has ended, or the requested attempt has ended."""
     is_settled = any(each["attempt"] == attempt and each["endedAt"] for each in job["attempts"])
     return job["state"] in lookup.ENDED or is_settled
 
@@ -758,7 +763,7 @@ def _last_lines(text: str, count: int) -> str:
 
 
 def new_log_text(seen: str, now: str) -> str:
-    """Return what a log's newer tail holds beyond an older one: all of it where they do not meet."""
+    """Return the lines of the newer tail that the older tail lacks; all of it if the two do not overlap."""
     if now.startswith(seen):
         return now[len(seen) :]
     lines = seen.splitlines(keepends=True)
@@ -770,5 +775,5 @@ def new_log_text(seen: str, now: str) -> str:
 
 
 def _missing_newline(text: str) -> str:
-    """Return what a text lacks to end with its line."""
+    """Return the newline that a text lacks at its end, else an empty string."""
     return "" if not text or text.endswith("\n") else "\n"

@@ -1,4 +1,4 @@
-"""What the commands have alike: options, the client of the context in force, and ids found from what was typed."""
+"""Shared parts of the commands: options, the API client, and the lookup of ids."""
 
 import os
 import re
@@ -31,17 +31,17 @@ LimitOption = Annotated[
 
 _FULL_ID = re.compile(r"(job|inc|dec|op)-[0-9a-z]{10}", re.ASCII)
 _MAX_LOOKUP = 600
-"""Newest items among which a prefix or a name is looked for."""
+"""Number of newest items in which a prefix or a name is looked up."""
 _TIME_FIELDS = {"/jobs": "submittedAt", "/incidents": "openedAt", "/nodes": "launchedAt"}
-"""By which instant the newest of a list is told; the lists themselves are not all in that order."""
+"""Field that orders each list by time; the API does not sort every list this way."""
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
-"""States of jobs that nothing follows."""
+"""Final states of jobs."""
 _MAX_NAMED = 10
-"""Candidates that a refusal lists."""
+"""Most candidates that an error lists."""
 
 
 def group(help_text: str) -> typer.Typer:
-    """Make the app of a noun with verbs; alone, it prints its help."""
+    """Create the app of a command group; without a subcommand it prints its help."""
     app = typer.Typer(help=help_text, rich_markup_mode=None, add_completion=False)
 
     @app.callback(invoke_without_command=True)
@@ -53,7 +53,7 @@ def group(help_text: str) -> typer.Typer:
 
 
 def single(name: str) -> typer.Typer:
-    """Make the app of a noun that is a command itself; `main` finds it by its one command's name."""
+    """Create the app of a single command; `main` finds it by the command name."""
     return typer.Typer(name=name, rich_markup_mode=None, add_completion=False)
 
 
@@ -73,7 +73,7 @@ def items(client: ApiClient, path: str, limit: int, **query: Any) -> list[Json]:
 
 
 def listed(client: ApiClient, path: str, limit: int, **query: Any) -> tuple[list[Json], str | None]:
-    """Read a list to its end or to `limit`; also return the token by which the API goes on, None at the end."""
+    """Read a list to its end or to `limit`; also return the token of the next page, None at the end."""
     found: list[Json] = []
     token: str | None = None
     while len(found) < limit:
@@ -86,10 +86,10 @@ def listed(client: ApiClient, path: str, limit: int, **query: Any) -> tuple[list
 
 
 def list_for_lookup(client: ApiClient, path: str, count: int = _MAX_LOOKUP) -> list[Json]:
-    """Read as much of a list as names are looked for in."""
+    """Read as many items as a name lookup needs."""
     found, token = listed(client, path, count)
     if token and path == "/jobs":
-        # Those that wait in queues stand before all others, and may have filled the list.
+        # Pending jobs come first in the list and may fill it.
         known = {item["jobId"] for item in found}
         others = items(client, path, count, state=",".join(state for state in JOB if state != "PENDING"))
         found += [item for item in others if item["jobId"] not in known]
@@ -97,35 +97,35 @@ def list_for_lookup(client: ApiClient, path: str, count: int = _MAX_LOOKUP) -> l
 
 
 def find_job(client: ApiClient, typed: str, *, is_to_change: bool = False) -> str:
-    """Return the id of the job that was typed: an id, a unique beginning of one, a name, or `@latest`.
+    """Return the id of a job from an id, a unique prefix, a name, or `@latest`.
 
-    Of several jobs with one name the newest is meant.
+    If several jobs have the name, return the newest.
 
     Args:
         client: To look with.
-        typed: What stands on the command line.
-        is_to_change: Whether the job is going to be changed: then of several that have not ended none is picked.
+        typed: The argument on the command line.
+        is_to_change: Whether the command changes the job. Then a name shared by several active jobs is an error.
 
     Raises:
-        CommandFailed: there is none, or more than one could be meant.
+        CommandFailed: no job matches, or several match.
     """
     return _find(client, "/jobs", "jobId", typed, names=("name",), is_to_change=is_to_change)
 
 
 def find_incident(client: ApiClient, typed: str) -> str:
-    """Return the id of the incident that was typed: an id, a unique beginning of one, or `@latest`."""
+    """Return the id of an incident from an id, a unique prefix, or `@latest`."""
     return _find(client, "/incidents", "incidentId", typed)
 
 
 def find_node(client: ApiClient, typed: str) -> str:
-    """Return the instance id of the node that was typed: an id or name, or a unique beginning of one."""
+    """Return the instance id of a node from an id, a name, or a unique prefix."""
     if is_instance_id(typed):
         return typed
     return _find(client, "/nodes", "instanceId", typed, names=("name", "slot"))
 
 
 def is_instance_id(typed: str) -> bool:
-    """Whether this is a machine's whole id."""
+    """Whether the text is a full instance id."""
     return re.fullmatch(r"i-[0-9a-f]{17}", typed, re.ASCII) is not None
 
 
@@ -136,10 +136,15 @@ def _find(
     if _FULL_ID.fullmatch(typed):
         return typed
     if not typed.strip():
-        # As a script's variable that is not set: the empty word begins every name.
-        raise CommandFailed(Exit.USAGE, f"An empty word names no {what}.", code="USAGE", hint=f"evenkeel {what}s ls")
+        # An unset shell variable: an empty prefix matches every name.
+        raise CommandFailed(Exit.USAGE, f"The {what} argument is empty.", code="USAGE", hint=f"evenkeel {what}s ls")
     if typed == "@latest" and path == "/nodes":
-        raise CommandFailed(Exit.USAGE, "@latest names no node: say which.", code="USAGE", hint="evenkeel nodes ls")
+        raise CommandFailed(
+            Exit.USAGE,
+            "@latest does not work for nodes. Give an instance id or a node name.",
+            code="USAGE",
+            hint="evenkeel nodes ls",
+        )
     if typed == "@latest":
         latest = list_for_lookup(client, path, 200)
         if not latest:
@@ -153,7 +158,7 @@ def _find(
             Exit.USAGE,
             f"{len(going)} {what}s that have not ended are named {typed!r}: {_join_names(going, key)}.",
             code="AMBIGUOUS",
-            hint="Name the one that you mean by its id.",
+            hint="Use the id of the job.",
         )
     if exact:
         return str(_newest(exact, path)[key])
@@ -166,7 +171,7 @@ def _find(
         return str(close[0][key])
     if close:
         raise CommandFailed(
-            Exit.USAGE, f"{typed!r} begins {len(close)} {what}s: {_join_names(close, key)}.", code="AMBIGUOUS"
+            Exit.USAGE, f"{typed!r} matches {len(close)} {what}s: {_join_names(close, key)}.", code="AMBIGUOUS"
         )
     hint = f"evenkeel {what}s ls"
     raise CommandFailed(Exit.NOT_FOUND, f"There is no {what} {typed!r}.", code="NOT_FOUND", hint=hint)

@@ -23,7 +23,7 @@ NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Instance id, 
 @app.command("ls")
 def list_nodes(
     lemons: Annotated[
-        bool, typer.Option("--lemons", help="Only nodes that were returned to service too often lately.")
+        bool, typer.Option("--lemons", help="Only lemons: nodes that returned to service too often recently.")
     ] = False,
     limit: lookup.LimitOption = 1000,
     output: lookup.OutputOption = OutputFormat.TABLE,
@@ -32,7 +32,7 @@ def list_nodes(
     found, token = lookup.listed(lookup.current_client(), "/nodes", limit)
     nodes = [node for node in found if node["state"] != "GONE" and (node["isLemon"] or not lemons)]
     nodes.sort(key=lambda node: (node["pool"], node["slot"]))
-    nothing = "No node is a lemon." if lemons else "No nodes are known yet: the first sweep brings them."
+    nothing = "No node is a lemon." if lemons else "No nodes are known yet. The first sweep adds them."
     answer_list(nodes, output, name_key="instanceId", nothing=nothing, table=_table, page_token=token, ends_after=limit)
 
 
@@ -70,7 +70,7 @@ def uncordon(
 def replace(
     node: NodeArgument,
     reason: Annotated[str, typer.Option(help="Reason; recorded.")],
-    code: Annotated[str, typer.Option(help="What is wrong with it, if known: `evenkeel faults ls`.")] = "",
+    code: Annotated[str, typer.Option(help="Fault code, if known; list them with `evenkeel faults ls`.")] = "",
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show and record the plan; change nothing.")] = False,
     is_sure: YesOption = False,
     key: lookup.KeyOption = None,
@@ -89,7 +89,7 @@ def replace(
     found = client.post(f"/nodes/{node_id}/replace", body, key=key)
 
     def draw(out: Printer) -> None:
-        out.line(out.with_glyph("ok", f"{node_id}  asked for"))
+        out.line(out.with_glyph("ok", f"{node_id}  replacement requested"))
         out.line(f"{out.dim('next')}  evenkeel nodes show {node_id}")
 
     answer(found, output, draw)
@@ -105,12 +105,14 @@ def _print_plan(out: Printer, planned: Json) -> None:
 
 
 def _confirm(planned: Json) -> None:
-    """Say what will happen, and ask whether it shall."""
+    """Print what will happen, and ask for confirmation."""
     if not sys.stdin.isatty():
-        raise CommandFailed(Exit.USAGE, "Say --yes to replace without being asked.", code="USAGE")
+        raise CommandFailed(
+            Exit.USAGE, "Standard input is not a terminal: add --yes to replace without confirmation.", code="USAGE"
+        )
     note(f"{planned['instanceId']}: {planned['reason']} ({planned['decisionId']})")
-    note(f"Jobs that would be stopped and moved: {', '.join(planned['jobs']) or 'those that run there by then'}.")
-    note("Every guardrail is weighed when it is done.")
+    note(f"Jobs that will be stopped and moved: {', '.join(planned['jobs']) or 'those that run there at that time'}.")
+    note("Evenkeel checks every guardrail before it acts.")
     typer.confirm("Replace?", abort=True, err=True)
 
 
@@ -163,7 +165,7 @@ def _sign(node: Json) -> str:
 
 
 def cordoned(out: Printer, node: Json) -> str:
-    """Say who cordoned a node, why and when; empty where nobody did through Evenkeel."""
+    """Return who cordoned a node, why and when; empty if no person cordoned it through Evenkeel."""
     cordon = node.get("cordon")
     if not cordon:
         return ""
@@ -198,7 +200,7 @@ def _table(out: Printer, nodes: list[Json], is_wide: bool) -> None:
         if is_wide:
             place = [node["zone"] or "–", node["name"] or "–", node["slot"], node["providerStatus"] or "–"]
             row += [node["instanceType"], *place, ", ".join(node["unmanagedWorkloads"]) or "–"]
-        # The rule stands next to the node that waits for it.
+        # Show the blocking rule next to the node.
         rule = f" ({plain(node['block']['rule'])})" if node["block"] else ""
         cordon = node.get("cordon")
         whose = f"{cordon['by']}{': ' + cordon['reason'] if cordon['reason'] else ''}" if cordon else "–"

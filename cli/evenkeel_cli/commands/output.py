@@ -1,4 +1,4 @@
-"""How commands answer: one JSON document or names for a script, a page for a person."""
+"""Output of the commands: a JSON document or names for a script, a page for a person."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 def answer(found: Json, output: OutputFormat, draw: Callable[[Printer], None], *, has_wide: bool = False) -> None:
-    """Answer with one thing. `has_wide`: `-o wide` is taken, and draws the same."""
+    """Print one object. `has_wide`: accept `-o wide`, which draws the same page."""
     out = page()
     forms = (
         (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON)
@@ -47,11 +47,11 @@ def answer_list(
     Args:
         found: The items.
         output: The form asked for.
-        name_key: Key of what `-o name` prints.
-        nothing: What a person is told where there are none.
-        table: Draws the items; whether the wide form is wanted comes last.
-        page_token: By which the API goes on after these.
-        ends_after: How many were wanted; None = the list has no pages.
+        name_key: Key of the field that `-o name` prints.
+        nothing: Text to print if the list is empty.
+        table: Draws the items; its last argument is whether to draw the wide form.
+        page_token: Token of the next page.
+        ends_after: Number of items requested; None = the list has no pages.
     """
     out = page()
     match output:
@@ -65,5 +65,5 @@ def answer_list(
         case _:
             table(out, found, output is OutputFormat.WIDE)
     if page_token:
-        way = f": --limit takes up to {lookup.MOST_LISTED}" if ends_after != lookup.MOST_LISTED else ""
-        note(f"The list ends after {ends_after}, and there may be more{way}.")
+        way = f": --limit accepts up to {lookup.MOST_LISTED}" if ends_after != lookup.MOST_LISTED else ""
+        note(f"Listed the first {ends_after} items. There may be more{way}.")

@@ -64,7 +64,7 @@ def _watch(client: ApiClient, out: Printer, form: OutputFormat) -> None:
                 out.stream.flush()
             time.sleep(_EVERY_SECONDS)
     except KeyboardInterrupt:
-        raise CommandFailed(Exit.INTERRUPTED, "No longer watching; nothing else has changed.") from None
+        raise CommandFailed(Exit.INTERRUPTED, "Stopped watching. Nothing was changed.") from None
 
 
 def _line(out: Printer, found: Json, form: OutputFormat) -> None:
@@ -129,12 +129,12 @@ def _attention_text(number: int, more: str = "") -> str:
 
 
 def _other_reasons(reasons: list[str]) -> list[str]:
-    """Return the reasons that the counts of incidents do not say already."""
+    """Return the reasons that the incident counts do not already state."""
     return [reason for reason in reasons if not re.match(r"[0-9]+[+]? incidents? ", reason)]
 
 
 def _sources(out: Printer, sources: list[Json], *, is_wide: bool) -> None:
-    """Print how many sources of facts are current; in the wide form each one, with its age."""
+    """Print how many sources of facts are current; the wide form lists each source with its age."""
     if not sources or all(source["state"] == "OFF" for source in sources):
         return
     counts = Counter(source["state"] for source in sources)
@@ -148,7 +148,7 @@ def _sources(out: Printer, sources: list[Json], *, is_wide: bool) -> None:
 
 def _nodes(out: Printer, nodes: Json) -> None:
     if not nodes["pools"]:
-        out.line("NODES   none known yet: the first sweep brings them")
+        out.line("NODES   none known yet: the first sweep adds them")
         return
     widest = max(len(pool["pool"]) for pool in nodes["pools"])
     for index, pool in enumerate(nodes["pools"]):
@@ -162,7 +162,7 @@ def _nodes(out: Printer, nodes: Json) -> None:
 
 def _gpus(out: Printer, gpus: Json) -> None:
     if gpus["total"] is None:
-        out.line(f"{out.bold('GPUs')}    unknown: no list of nodes was read yet")
+        out.line(f"{out.bold('GPUs')}    unknown: Evenkeel has not read the node list yet")
         return
     in_use = f" {100 * gpus['inUse'] / gpus['total']:.0f}%" if gpus["total"] else ""
     out.line(
@@ -206,11 +206,11 @@ def _jobs(out: Printer, jobs: Json) -> None:
     if jobs.get("isStale") and any(entry["running"] for entry in jobs["classes"]):
         out.line(f"        running{out.last_seen(jobs)}")
     if jobs["isLowerBound"]:
-        out.line("        more than 2000 in one state: the counts are lower bounds")
+        out.line("        more than 2000 jobs in one state: the counts are lower bounds")
 
 
 def _teams(out: Printer, teams: list[Json]) -> None:
-    """Print who holds, borrows and lends; only where teams share the fleet."""
+    """Print which teams use, borrow and lend GPUs; only if teams share the fleet."""
     if not any(team["accelerators"]["allocated"] is not None for team in teams):
         return
     widest = max(len(team["team"]) for team in teams)
@@ -224,7 +224,7 @@ def _teams(out: Printer, teams: list[Json]) -> None:
 
 
 def _serving(out: Printer, serving: list[Json]) -> None:
-    """Print which Deployments have nodes rented, and what was last decided for their replicas."""
+    """Print the Deployments with rented nodes, and the last decision about their replicas."""
     going = [(each, [one for one in each["rentals"] if not one["endedAt"]]) for each in serving]
     for index, (each, rentals) in enumerate((each, rented) for each, rented in going if rented or each["reason"]):
         title = out.bold("SERVING") + " " if index == 0 else "        "

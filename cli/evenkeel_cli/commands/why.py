@@ -47,12 +47,12 @@ def why(
 
 
 def _ask(client: ApiClient, subject: str) -> Json:
-    """Ask about an incident, a job, or what happened to a node: the id says which, a name is a job's, else a node's."""
+    """Read the explanation of an incident, a job or a node. A name is matched to jobs first, then to nodes."""
     if subject.startswith("inc-") or subject == "@latest":
         try:
             return client.get(f"/incidents/{lookup.find_incident(client, subject)}/why")
         except CommandFailed as failed:
-            # @latest means the newest incident, and the newest job where nothing has gone wrong yet.
+            # @latest means the newest incident; if there is none, the newest job.
             if subject != "@latest" or failed.exit_code is not Exit.NOT_FOUND:
                 raise
     if not lookup.is_instance_id(subject):
@@ -73,7 +73,7 @@ def _ask(client: ApiClient, subject: str) -> Json:
 
 
 def _cordoned_node(client: ApiClient, instance_id: str) -> Json | None:
-    """Return a node that a person keeps out of service: no incident says why."""
+    """Return a node that a person cordoned and that has no incident; else None."""
     try:
         node = client.get(f"/nodes/{instance_id}")
     except CommandFailed as failed:
@@ -91,10 +91,10 @@ def _cordoned(out: Printer, node: Json) -> None:
 
 
 def _incident_of(client: ApiClient, instance_id: str) -> str:
-    """Return the incident of a node that is open, else its last one.
+    """Return the open incident of a node, else its last incident.
 
     Raises:
-        CommandFailed: nothing happened to it, as far back as is looked, or there is no such node.
+        CommandFailed: the node has no incident among those read, or there is no such node.
     """
     gone: CommandFailed | None = None
     try:
@@ -104,14 +104,14 @@ def _incident_of(client: ApiClient, instance_id: str) -> str:
     except CommandFailed as failed:
         if failed.exit_code is not Exit.NOT_FOUND:
             raise
-        # It was replaced, perhaps: then its incident is there still.
+        # The node may have been replaced: its incident still exists.
         gone = failed
     for incident in lookup.list_for_lookup(client, "/incidents"):
         if incident["node"]["instanceId"] == instance_id:
             return str(incident["incidentId"])
     raise gone or CommandFailed(
         Exit.NOT_FOUND,
-        f"No incident of {instance_id} is known.",
+        f"There is no incident of {instance_id}.",
         code="NOT_FOUND",
         hint=f"evenkeel nodes show {instance_id}",
     )
@@ -136,7 +136,7 @@ def _print_answer(out: Printer, found: Json) -> None:
     for number, change in enumerate(found.get("changes") or []):
         if not number:
             out.line()
-        out.pairs([("would start" if not number else "or", change["said"])], indent="  ")
+        out.pairs([("would start if" if not number else "or if", change["said"])], indent="  ")
     earlier = found.get("earlier") or []
     if earlier:
         out.line()
@@ -150,7 +150,7 @@ def _print_answer(out: Printer, found: Json) -> None:
     out.pairs(
         [
             ("resumed from", f"step {resumed['step']} of attempt {resumed['attempt']}" if resumed else ""),
-            ("passed over", "; ".join(_rejection_text(item) for item in rejected)),
+            ("rejected", "; ".join(_rejection_text(item) for item in rejected)),
             ("unmanaged work", ", ".join(evidence.get("unmanagedWorkloads") or ())),
             ("incident", evidence.get("incident") or ""),
             ("execution", evidence.get("execution") or ""),

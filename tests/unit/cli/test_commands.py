@@ -116,7 +116,7 @@ def test_a_job_of_several_sizes_says_which_will_do(served: CliFixture) -> None:
 
     said = served.run("jobs", "submit", *words, stdin=json.dumps(A_JOB), terminal=True)
 
-    assert "2 nodes, 1 to 4 will do × 8 GPUs" in said.out
+    assert "2 nodes, elastic 1 to 4 × 8 GPUs" in said.out
     assert the_job(served)["elastic"] == {"minNodes": 1, "maxNodes": 4, "step": None, "sizes": []}
     for verb in ("submit", "plan"):
         refused = served.run("jobs", verb, "--min-nodes", "3", *words[:2], "-", stdin=json.dumps(A_JOB))
@@ -144,7 +144,7 @@ def test_a_plan_says_what_there_is_where_another_places_jobs(served: CliFixture,
 
     assert (said.exit_code, said.err) == (0, "")
     assert said.out == (
-        "● would be handed over, team default\n"
+        "● would be submitted to Kueue, team default\n"
         "  Kueue admits jobs here: the job goes to LocalQueue default.\n"
         "next  evenkeel jobs submit\n"
     )
@@ -316,7 +316,7 @@ def test_a_list_longer_than_a_page_is_read_to_its_end(served: CliFixture) -> Non
     assert said.out.split() == [f"job-{n:010d}" for n in range(250, 10, -1)]
 
 
-MORE = "The list ends after 2, and there may be more: --limit takes up to 1000.\n"
+MORE = "Listed the first 2 items. There may be more: --limit accepts up to 1000.\n"
 
 
 @pytest.mark.parametrize("noun", ["jobs", "incidents", "nodes"])
@@ -437,7 +437,7 @@ def test_why_of_a_node_to_which_nothing_happened_names_the_way_to_see_it(served:
 
     assert said.exit_code == 4
     assert said.err == (
-        "✖ No incident of i-00000000000000001 is known. [NOT_FOUND]\n  evenkeel nodes show i-00000000000000001\n"
+        "✖ There is no incident of i-00000000000000001. [NOT_FOUND]\n  evenkeel nodes show i-00000000000000001\n"
     )
 
 
@@ -581,7 +581,7 @@ def test_a_replacement_is_planned_first_and_asked_for_once_it_is_agreed_to(serve
     assert tried.out.startswith(f"○ {node}  act, in a dry run\n")
     assert "A person asks for it to be replaced: replace, and move the jobs." in tried.out
     assert (unasked.exit_code, "--yes" in unasked.err, nothing) == (2, True, [])
-    assert done.out.startswith(f"● {node}  asked for\n")
+    assert done.out.startswith(f"● {node}  replacement requested\n")
     assert len(queued) == 1
 
 

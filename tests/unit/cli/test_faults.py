@@ -40,7 +40,7 @@ def test_a_node_is_named_by_its_whole_name_and_a_line_tells_the_fault(fleet: Cli
 def test_a_line_that_says_nothing_is_said_to_say_nothing(fleet: CliFixture) -> None:
     said = fleet.run("faults", "report", instance_id(1), "-", "--line", "all is well", *AT, terminal=True)
 
-    assert "the line says nothing of the node" in said.out
+    assert "the log line names no fault of the node" in said.out
     assert reported(fleet) == []
 
 

@@ -235,8 +235,8 @@ def test_an_empty_fleet_says_so_plainly(served: CliFixture) -> None:
           nothing has been observed yet
           no heartbeat yet from schedule_jobs, sweep_fleet, watch_cluster
         SOURCES 25 unknown ▲
-        NODES   none known yet: the first sweep brings them
-        GPUs    unknown: no list of nodes was read yet
+        NODES   none known yet: the first sweep adds them
+        GPUs    unknown: Evenkeel has not read the node list yet
         JOBS    none running, none pending
         """)
     told = [
@@ -245,6 +245,6 @@ def test_an_empty_fleet_says_so_plainly(served: CliFixture) -> None:
     assert [lines[-1] for lines in told] == [
         "No jobs.",
         "No incidents.",
-        "No nodes are known yet: the first sweep brings them.",
+        "No nodes are known yet. The first sweep adds them.",
     ]
     assert {lines[0] for lines in told} == {"▲ These facts may be stale. Nothing has read cluster research-eks yet."}

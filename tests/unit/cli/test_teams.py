@@ -174,7 +174,7 @@ def test_a_plan_is_told_and_nothing_submitted(served: CliFixture) -> None:
     said = served.run("jobs", "plan", *flags, terminal=True)
     never = served.run("jobs", "plan", "--gpus-per-node", "64", *flags, terminal=True)
 
-    assert said.out.startswith("● would start, team default, place 1 in its queue\n")
+    assert said.out.startswith("● would start, team default, position 1 in its queue\n")
     assert "● p5-workers  committed" in said.out
     assert "p5-workers is paid for and has room." in said.out
     assert (never.exit_code, "gpusPerNode: The job could never start" in never.err) == (2, True)

@@ -90,7 +90,7 @@ def test_waiting_outlasts_an_api_that_is_away(served: CliFixture, monkeypatch: p
     assert (said.exit_code, said.out) == (0, "● job-0000000001  succeeded  So it is.\n")
     assert said.err.splitlines() == [
         "job-0000000001  running, attempt 1  So it is.",
-        "Not now: it is asked again until it answers.",
+        "Not now: retrying until the API answers.",
     ]
 
 
@@ -100,7 +100,7 @@ def test_waiting_for_an_api_that_stays_away_ends_at_its_timeout(served: CliFixtu
     said = served.run("jobs", "wait", "job-0000000001", "--timeout", "0")
 
     assert said.exit_code == 124
-    assert "job-0000000001 cannot be read (last seen: never) after 0s. [TIMEOUT]" in said.err
+    assert "job-0000000001 cannot be read (last known state: none) after 0s. [TIMEOUT]" in said.err
 
 
 # ---------------------------------------------------------------- logs
@@ -122,7 +122,7 @@ def test_following_goes_on_with_the_next_attempt_from_its_beginning(
 
     assert (said.exit_code, said.out.splitlines()) == (0, ["b", *map(str, range(302))])
     assert said.err.splitlines() == [
-        "Not now: it is asked again until it answers.",
+        "Not now: retrying until the API answers.",
         "Attempt 2 of job-0000000001, from its beginning:",
     ]
 
@@ -137,7 +137,11 @@ def test_following_waits_for_the_first_attempt(served: CliFixture, monkeypatch: 
 
     said = served.run("jobs", "logs", "-f", "job-0000000001", "--tail", "1")
 
-    assert (said.exit_code, said.out, said.err) == (0, "a\nb\n", "job-0000000001 has no log yet: it follows.\n")
+    assert (said.exit_code, said.out, said.err) == (
+        0,
+        "a\nb\n",
+        "job-0000000001 has no log yet. Waiting for its first line.\n",
+    )
 
 
 def test_following_one_attempt_ends_with_it(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
