@@ -64,13 +64,13 @@ class ApiClient:
     def post(self, path: str, body: Json, *, key: str | None = None, repeat: str = "") -> Json:
         """Change something.
 
-        Idempotent: yes, by the idempotency key, which is a fresh one unless given.
+        Idempotent: yes, by the idempotency key; without one, the client creates a new key.
 
         Args:
             path: Relative to the base.
-            body: What is asked.
+            body: The request body.
             key: The idempotency key.
-            repeat: Further options that repeat this very change, where what was typed does not say all of it.
+            repeat: Options to add when the command is repeated, so that it makes the same change.
 
         Raises:
             CommandFailed: with the exit code that the answer means; where it is not known whether the change was
@@ -82,12 +82,15 @@ class ApiClient:
             return self._send("POST", path, json.dumps(body).encode(), headers)
         except CommandFailed as failed:
             if failed.exit_code in (Exit.TRY_AGAIN, Exit.FAILED):
-                again = f"It may have been done: the same command with --idempotency-key {key}{repeat} does it once."
+                again = (
+                    f"The change may have been made. To retry safely, add --idempotency-key {key}{repeat}"
+                    " to the same command."
+                )
                 failed.hint = f"{failed.hint}\n  {again}" if failed.hint else again
             raise
 
     def ask(self, path: str, body: Json) -> Json:
-        """Ask what needs a document to be asked; nothing is changed.
+        """Send a read-only request that needs a body.
 
         Raises:
             CommandFailed: with the exit code that the answer means.
@@ -138,8 +141,8 @@ class ApiClient:
                 Exit.TRY_AGAIN,
                 f"{self.context.url} does not answer.",
                 code="UNREACHABLE",
-                hint="Is it up, and is the URL right? "
-                + ("evenkeel dev status" if self.context.control_url else f"It comes from {self.context.source}."),
+                hint="Check that the API is up and that the URL is right: "
+                + ("evenkeel dev status" if self.context.control_url else f"The URL comes from {self.context.source}."),
             ) from error
         return parse_response(answer.status_code, answer.content)
 
@@ -169,9 +172,9 @@ class ApiClient:
             # botocore raises a plain RuntimeError where what it fetched has ended already.
             raise CommandFailed(
                 Exit.NOT_ALLOWED,
-                f"AWS credentials cannot be used: {error}",
+                f"The AWS credentials do not work: {error}",
                 code="BAD_CREDENTIALS",
-                hint="Where you use IAM Identity Center: aws sso login",
+                hint="If you use IAM Identity Center: aws sso login",
             ) from error
 
 
@@ -182,7 +185,7 @@ def _load_credentials(profile: str | None) -> "Credentials":
     if found is None:
         raise CommandFailed(
             Exit.NOT_ALLOWED,
-            "There are no AWS credentials here.",
+            "No AWS credentials were found.",
             code="NO_CREDENTIALS",
             hint="Sign in as for the AWS CLI (aws sso login), or set EVENKEEL_PROFILE.",
         )
@@ -201,7 +204,7 @@ def parse_response(status: int, content: bytes) -> Json:
     except ValueError as error:
         if status < 400:
             raise CommandFailed(
-                Exit.FAILED, "The answer is not JSON: is this an Evenkeel API?", code="NOT_EVENKEEL"
+                Exit.FAILED, "The response is not JSON. Check that the URL is an Evenkeel API.", code="NOT_EVENKEEL"
             ) from error
         document = {}
     if not isinstance(document, dict):
@@ -225,8 +228,8 @@ def parse_response(status: int, content: bytes) -> Json:
 
 
 _HINTS = {
-    401: "The API takes AWS signatures only: check your credentials.",
-    403: "Your AWS identity may not do this: see docs/api.md for the policy that each path needs.",
+    401: "The API accepts only requests with an AWS signature. Check your credentials.",
+    403: "Your AWS identity does not have permission. docs/api.md lists the policy that each path needs.",
 }
 
 
@@ -255,6 +258,6 @@ class ControlClient:
                 Exit.TRY_AGAIN,
                 "The local GPU cluster does not answer.",
                 code="UNREACHABLE",
-                hint="Is the data centre up? evenkeel dev status",
+                hint="Check that the data centre is up: evenkeel dev status",
             ) from error
         return parse_response(answer.status_code, answer.content)

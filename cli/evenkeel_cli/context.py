@@ -74,10 +74,10 @@ def find(environment: Mapping[str, str], folder: Path) -> CliContext:
     named = environment.get("EVENKEEL_CONTEXT")
     raise CommandFailed(
         Exit.USAGE,
-        f"The context file {named} does not exist." if named else "No Evenkeel API is known here.",
+        f"The context file {named} does not exist." if named else "No Evenkeel API is configured.",
         code="NO_CONTEXT",
         hint="Set EVENKEEL_URL to the stack's ApiUrl (it ends in /v1), or start a local data centre: evenkeel dev up. "
-        "A local data centre's commands run in the folder of the project itself.",
+        "For a local data centre, run commands in the project folder.",
     )
 
 
@@ -96,7 +96,7 @@ def _project_context_file(folder: Path) -> Path:
 
 
 def _check_owner(file: Path) -> None:
-    """Refuse a context that somebody else may have put there: it says where signed requests go.
+    """Refuse a context that another user could have written; it decides where signed requests go.
 
     Raises:
         CommandFailed: the file or a folder of it is another user's, is a link, or can be written by everybody or by
@@ -118,7 +118,7 @@ def _check_owner(file: Path) -> None:
                 Exit.USAGE,
                 f"The context {file} is not used: {place} {why}.",
                 code="UNSAFE_CONTEXT",
-                hint=f"If you trust it: EVENKEEL_CONTEXT={file}",
+                hint=f"If you trust the file, set EVENKEEL_CONTEXT={file}",
             )
 
 
@@ -129,7 +129,7 @@ def read(document: Any, source: str, environment: Mapping[str, str]) -> CliConte
         CommandFailed: it cannot be used.
     """
     if not isinstance(document, dict):
-        _reject(source, "it is no JSON object")
+        _reject(source, "it is not a JSON object")
     url = str(document.get("url", "")).rstrip("/")
     parts = _endpoint(url, source, "the URL")
     if not parts.path.endswith("/v1"):
@@ -142,7 +142,7 @@ def read(document: Any, source: str, environment: Mapping[str, str]) -> CliConte
         or environment.get("AWS_DEFAULT_REGION")
     )
     if not region:
-        _reject(source, "the region is not known: set AWS_REGION")
+        _reject(source, "the region is unknown; set AWS_REGION")
     return CliContext(
         name=str(document.get("name") or ""),
         url=url,
@@ -166,11 +166,11 @@ def _endpoint(url: str, source: str, what: str) -> SplitResult:
         parts = urlsplit(url)
         name, _ = parts.hostname, parts.port
     except ValueError:
-        _reject(source, f"{what} {url!r} cannot be read")
+        _reject(source, f"{what} {url!r} is not a valid URL")
     is_safe = parts.scheme == "https" or (parts.scheme == "http" and name in _LOOPBACK)
     is_named = name is not None and _HOST.fullmatch(name) is not None
     if not is_safe or not is_named or "@" in parts.netloc or parts.query or parts.fragment or not url.isprintable():
-        _reject(source, f"{what} {url!r} must begin with https:// and name a host, and nothing besides a path")
+        _reject(source, f"{what} {url!r} must begin with https:// and hold only a host and a path")
     return parts
 
 

@@ -27,7 +27,7 @@ NOUNS = {
     "incidents": CommandGroup("incidents", "Show node incidents and their recovery; approve or decline plans."),
     "nodes": CommandGroup("nodes", "List, show, cordon, uncordon and replace nodes."),
     "faults": CommandGroup("faults", "List and explain known faults, and report a fault."),
-    "automation": CommandGroup("automation", "Hold or release automatic repairs and job stops."),
+    "automation": CommandGroup("automation", "Hold or release repairs and job stops."),
     "policy": CommandGroup("policy", "Show, check and change the policy: limits, deadlines and faults."),
     "plan": CommandGroup("plan", "Run the scheduler on files: admissions, preemptions and their reasons."),
     "quota": CommandGroup("quota", "Convert quota files between formats."),

@@ -1,4 +1,4 @@
-"""What people see: aligned columns, a glyph and a word, relative times on a terminal and RFC 3339 in a pipe.
+"""Output for people: aligned columns, a glyph with a word, relative times on a terminal, RFC 3339 in a pipe.
 
 All output passes `Printer`, and all text in it `escape_control_characters`: text of jobs, detectors and providers
 cannot move the cursor, set a colour or turn text around.
@@ -184,7 +184,7 @@ class Printer:
     def table(
         self, columns: Sequence[Column], rows: Iterable[Sequence[str]], *, indent: str = "", is_whole: bool = False
     ) -> None:
-        """Write aligned columns under their titles; whole, or cut to the terminal's width where columns give way."""
+        """Write aligned columns under their titles. Unless `is_whole`, cut them to the width of the terminal."""
         body = [[cell.replace("\n", " ") for cell in row] for row in rows]
         widths = [
             max([visible(column.title), *(visible(row[index]) for row in body)]) for index, column in enumerate(columns)
@@ -241,7 +241,7 @@ class Printer:
     def _fit(self, columns: Sequence[Column], widths: list[int], indent: int) -> None:
         if self.width is None:
             return
-        # The last column gives way first: it is the one that only explains.
+        # Cut the last column first: it holds explanations.
         for index in reversed([index for index, column in enumerate(columns) if column.gives_way]):
             over = indent + sum(widths) + 2 * (len(widths) - 1) - self.width
             if over > 0:
@@ -254,13 +254,13 @@ def page() -> Printer:
 
 
 def note(text: str) -> None:
-    """Say something that is not the answer: on standard error."""
+    """Print a note to standard error."""
     page = Printer(sys.stderr, os.environ)
     page.line(page.dim(text))
 
 
 def warn(text: str) -> None:
-    """Say something degraded on standard error."""
+    """Print a warning to standard error."""
     page = Printer(sys.stderr, os.environ)
     page.line(page.with_glyph("warn", text))
 
@@ -355,5 +355,7 @@ def only(output: OutputFormat, allowed: Iterable[OutputFormat]) -> OutputFormat:
         CommandFailed: this command does not have it.
     """
     if output not in allowed:
-        raise CommandFailed(Exit.USAGE, f"-o {output} is for lists; this shows one thing.", code="BAD_OUTPUT")
+        raise CommandFailed(
+            Exit.USAGE, f"-o {output} works only for lists. This command shows one item.", code="BAD_OUTPUT"
+        )
     return output

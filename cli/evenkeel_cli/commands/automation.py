@@ -17,7 +17,7 @@ Json = dict[str, Any]
 PoolOption = Annotated[str | None, typer.Option("--pool", help="Only this pool.", metavar="POOL")]
 NodeOption = Annotated[str | None, typer.Option("--node", help="Only this node.", metavar="NODE")]
 
-app = lookup.group("Hold or release automatic repairs and job stops. Uncordon is never held.")
+app = lookup.group("Hold or release repairs and job stops. Uncordon is never held.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
@@ -43,7 +43,7 @@ def hold(
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Hold harmful acts for a time. Steps that have started are finished."""
+    """Hold repairs and job stops for a time. Steps that have started are finished."""
     client = lookup.current_client()
     body = {"reason": reason, "forSeconds": seconds_of(length), **_scope(client, pool, node)}
     body |= {"allowUnknown": True} if allow_unknown else {}

@@ -60,7 +60,7 @@ def import_(
     values: ValuesArgument,
     into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Output folder.")] = Path(),
     onto: Annotated[
-        Path | None, typer.Option("--onto", metavar="FILE", help="A site's policy file: its other fields are kept.")
+        Path | None, typer.Option("--onto", metavar="FILE", help="The site's policy file; its other fields are kept.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
@@ -113,13 +113,13 @@ def history(limit: lookup.LimitOption = 1000, output: lookup.OutputOption = Outp
         token = page_of["nextPageToken"]
         if not token:
             break
-    nothing = "The policy is as shipped: no change was made."
+    nothing = "The policy is as shipped: it has no changes."
     answer_list(changes, output, name_key="number", nothing=nothing, table=_history, page_token=token, ends_after=limit)
 
 
 def _history(out: Printer, changes: list[Json], is_wide: bool) -> None:
     columns = [Column("CHANGE", is_right=True), Column("AT"), Column("BY"), Column("BECAUSE", gives_way=True)]
-    columns.append(Column("HAS", gives_way=True))
+    columns.append(Column("CHANGES", gives_way=True))
     rows = [
         [
             str(change["number"]),
@@ -151,7 +151,7 @@ def apply(
     found = client.post(f"/clusters/{client.fleet}/policy", body, key=key)
 
     def draw(out: Printer) -> None:
-        out.line(out.with_glyph("ok", f"change {found['number']} is in force everywhere within half a minute"))
+        out.line(out.with_glyph("ok", f"change {found['number']} takes effect everywhere within 30 seconds"))
         out.line(f"{out.dim('next')}  evenkeel policy show")
 
     answer(found, output, draw)
@@ -161,7 +161,8 @@ def apply(
 def try_(
     file: FileArgument,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="INSTANT", help="RFC 3339; the last seven days unless given.")
+        str | None,
+        typer.Option("--since", metavar="INSTANT", help="Start time in RFC 3339; seven days ago if omitted."),
     ] = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -177,7 +178,7 @@ def try_(
 def _print_test(out: Printer, found: Json) -> None:
     changed = found["changed"]
     of = f"of {found['examined']} decisions since {found['since'][:19]}Z"
-    out.line(out.with_glyph("warn" if changed else "ok", f"{len(changed)} {of} would have been others"))
+    out.line(out.with_glyph("warn" if changed else "ok", f"{len(changed)} {of} would differ"))
     if changed:
         rows = [
             [
@@ -189,11 +190,11 @@ def _print_test(out: Printer, found: Json) -> None:
             ]
             for each in changed
         ]
-        out.table([Column(name) for name in ("DECISION", "KIND", "ABOUT", "WAS", "WOULD BE")], rows, indent="  ")
+        out.table([Column(name) for name in ("DECISION", "KIND", "ABOUT", "RECORDED", "WOULD BE")], rows, indent="  ")
     if found["cannot"]:
-        out.line(f"  {found['cannot']} cannot be decided again: another engine made them")
+        out.line(f"  {found['cannot']} cannot be replayed: another engine version made them")
     if found["isLowerBound"]:
-        out.line("  there are more incidents or jobs than were looked at: the newest were")
+        out.line("  not all incidents and jobs were examined, only the newest")
     out.paragraph(found["asRecorded"], indent="  ")
 
 
@@ -211,7 +212,7 @@ def _print_findings(out: Printer, findings: list[Json]) -> None:
         out.paragraph(each["message"], indent="    ")
     counts = Counter(each["weight"] for each in findings)
     told = ", ".join(f"{count} {weight}" for weight, count in sorted(counts.items()))
-    out.line(f"{len(findings)} findings: {told}" if findings else out.with_glyph("ok", "nothing to say against it"))
+    out.line(f"{len(findings)} findings: {told}" if findings else out.with_glyph("ok", "no findings"))
 
 
 def _show(out: Printer, found: Json) -> None:
@@ -222,20 +223,20 @@ def _show(out: Printer, found: Json) -> None:
         return
     if found.get("refused"):
         instead = f"change {found['inForce']} is" if found["inForce"] else "the policy as shipped is"
-        out.line(out.with_glyph("warn", f"change {change['number']} cannot be used, and {instead} in force:"))
+        out.line(out.with_glyph("warn", f"change {change['number']} is invalid, so {instead} active:"))
         out.paragraph(found["refused"], indent="  ")
     out.pairs(
         [
             ("changed", f"{out.when(change['at'])} by {change['by']}, change {change['number']}"),
             ("because", change["reason"]),
-            ("has", json.dumps(change["changes"], ensure_ascii=False) if change["changes"] else "nothing of its own"),
+            ("changes", json.dumps(change["changes"], ensure_ascii=False) if change["changes"] else "no changes"),
         ],
         indent="  ",
     )
 
 
 def _print_check(out: Printer, found: Json) -> None:
-    out.line(out.with_glyph("ok", f"It can be used: policy {found['hash']}, catalogue {found['catalogueHash']}"))
+    out.line(out.with_glyph("ok", f"The file is valid: policy {found['hash']}, catalogue {found['catalogueHash']}"))
     if found["changes"]:
         out.line()
         rows = [[change["field"], change["before"], change["after"]] for change in found["changes"]]

@@ -24,7 +24,7 @@ TeamArgument = Annotated[str, typer.Argument(metavar="TEAM", help="The team's na
 def list_teams(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List teams: allocated, used, borrowed, lent."""
     found = lookup.current_client().get("/teams")["items"]
-    answer_list(found, output, name_key="team", nothing="No team is set up, and nothing runs.", table=_table)
+    answer_list(found, output, name_key="team", nothing="There are no teams and no running jobs.", table=_table)
 
 
 @app.command("show")
@@ -58,8 +58,8 @@ def apply(
 ) -> None:
     """Create or change teams from files. Other teams do not change.
 
-    A quota file says only queues, cohorts, flavors and priority classes: people, namespaces and budgets of a team that
-    is there already stay.
+    A quota file says only queues, cohorts, flavors and priority classes. An existing team keeps its members,
+    namespace and budgets.
     """
     from evenkeel_cli.offline import team_files
 
@@ -121,14 +121,14 @@ def _change(name: str, path: str, kind: str, there: Json, wanted: Json, read_at:
         "kind": kind,
         "wanted": wanted,
         "changes": fields,
-        # A file that says which version it was read with is refused where that is not the one any more.
+        # A file that names a version is refused if the team has a newer version.
         "version": there["version"] if read_at is None or not fields else read_at,
     }
 
 
 def _print_changes(out: Printer, found: Json) -> None:
     for item in found["items"]:
-        name = item["name"] or "(the fleet's part)"
+        name = item["name"] or "(fleet settings)"
         if not item["changes"]:
             out.line(out.with_glyph("idle", f"{name}  unchanged"))
             continue
@@ -164,7 +164,7 @@ def _resources(out: Printer, team: Json) -> None:
     out.table(columns, rows)
     besides = team["accelerators"]["usedBesides"]
     if besides:
-        out.line(f"besides, {besides} accelerators on machines that its quota does not name")
+        out.line(f"also uses {besides} accelerators on nodes outside the flavors of its quota")
 
 
 def _show(out: Printer, found: Json) -> None:
@@ -173,16 +173,16 @@ def _show(out: Printer, found: Json) -> None:
     out.line(f"{out.bold(team['name'])}  version {found['version']}")
     out.pairs(
         [
-            ("cohort", queue["cohort"] or "none: it neither borrows nor lends"),
+            ("cohort", queue["cohort"] or "none: the team neither borrows nor lends"),
             ("quota", "; ".join(json.dumps(group, ensure_ascii=False) for group in queue["groups"]) or "none"),
             ("weight", f"{queue['weight']:g}"),
             (
                 "preemption",
                 f"within the team {queue['preemption']['within']}, reclaim {queue['preemption']['reclaim']}",
             ),
-            ("members", "; ".join(f"{each['principal']} ({each['role']})" for each in team["members"]) or "nobody"),
-            ("namespace", team["namespace"] or "the stack's own"),
-            ("runs as", team["serviceAccount"] or "the stack's own"),
+            ("members", "; ".join(f"{each['principal']} ({each['role']})" for each in team["members"]) or "none"),
+            ("namespace", team["namespace"] or "default of the stack"),
+            ("runs as", team["serviceAccount"] or "default of the stack"),
             ("images", ", ".join(team["images"]) or "any"),
             (
                 "each user",

@@ -1,4 +1,4 @@
-"""The table of checks: for each a reader of facts and the judgement on them."""
+"""The table of checks: each check reads facts and judges them."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -25,9 +25,9 @@ class DoctorCheck(NamedTuple):
     name: str
     run: Callable[[Site, datetime], list[DoctorFinding]]
     title: str
-    """What it answers, for the help and the document."""
+    """What the check tests, for the help and the documentation."""
     if_unanswered: Status = Status.UNKNOWN
-    """What it means that the check has no answer in time."""
+    """Status of the check if it does not finish in time."""
 
 
 def credentials(site: Site, _now: datetime) -> list[DoctorFinding]:
@@ -47,7 +47,7 @@ def api(site: Site, _now: datetime) -> list[DoctorFinding]:
 
 
 def stack(site: Site, _now: datetime) -> list[DoctorFinding]:
-    site.read_stack()  # raises why not, where it cannot be described
+    site.read_stack()  # raises CouldNotCheck if the stack cannot be described
     url = site.context.url
     is_ours = not url or site.output("ApiId") in url
     return evaluate.judge_stack(site.described()["StackStatus"], is_ours, url)
@@ -102,7 +102,7 @@ def policy(site: Site, _now: datetime) -> list[DoctorFinding]:
 def _reader(site: Site) -> Json:
     tests, problems = site.self_tests()
     if KUEUE_READER not in tests:
-        raise CouldNotCheck(*problems.get(KUEUE_READER, ("No function could be asked.", "docs/operate/doctor.md")))
+        raise CouldNotCheck(*problems.get(KUEUE_READER, ("No function could be tested.", "docs/operate/doctor.md")))
     return tests[KUEUE_READER]
 
 
@@ -241,7 +241,7 @@ ENABLE = "set Schedules=on in samconfig.toml, then make deploy (docs/deploy.md, 
 
 CHECKS = (
     DoctorCheck("credentials", credentials, "your identity in AWS"),
-    DoctorCheck("stack", stack, "whether the stack is deployed, and is the one that the command talks to"),
+    DoctorCheck("stack", stack, "whether the stack is deployed, and whether the command talks to its API"),
     DoctorCheck("api", api, "whether the API answers you, the mode, holds", if_unanswered=Status.FAILED),
     DoctorCheck("api-logs", api_logs, "whether API Gateway has a role to write logs with"),
     DoctorCheck("hyperpod", hyperpod, "the HyperPod cluster: state, `NodeRecovery`, patch level"),
@@ -268,12 +268,12 @@ def run(
     table: Iterable[DoctorCheck] = CHECKS,
     seconds: float = CHECK_SECONDS,
 ) -> list[DoctorFinding]:
-    """Run the checks side by side and return their findings, in the order of the table.
+    """Run the checks in parallel and return their findings in the order of the table.
 
-    A check that cannot read its facts, breaks, or has no answer after `seconds` gives one finding and stops no other.
+    A check that fails, cannot read its facts or takes longer than `seconds` gives one finding. Other checks continue.
     """
     chosen = [check for check in table if check.name not in skipped]
-    # All at once: most of them wait for the network, and a silent part delays no check that does not need it.
+    # All in parallel: most checks wait for the network, and a slow service delays only the checks that use it.
     answers = answers_within(seconds, [partial(_found, check, site, now) for check in chosen], len(chosen))
     found = [(check, answer or [_silent(check, seconds)]) for check, answer in zip(chosen, answers, strict=True)]
     return [replace(one, check=check.name) for check, each in found for one in each]
@@ -292,5 +292,5 @@ def _found(check: DoctorCheck, site: Site, now: datetime) -> list[DoctorFinding]
         return [unknown(str(error), "Deploy the stack again: make deploy")]
     except CommandFailed as error:
         return [unknown(error.text, error.hint)]
-    except Exception as error:  # noqa: BLE001 - a broken check is said, and stops no other
+    except Exception as error:  # noqa: BLE001 - a broken check is reported; other checks continue
         return [unknown(f"The check itself failed: {type(error).__name__}: {error}", "docs/operate/doctor.md")]

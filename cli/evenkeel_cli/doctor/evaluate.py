@@ -8,9 +8,9 @@ from evenkeel_cli.doctor.findings import DoctorFinding, Status, failed, merged, 
 Json = dict[str, Any]
 
 LEAST_CONCURRENCY = 25
-"""Fewer invocations at once than the stack has functions: they throttle each other."""
+"""Below this, the functions of the stack throttle each other."""
 ENOUGH_CONCURRENCY = 100
-"""What a storm of events uses (docs/operate/doctor.md)."""
+"""Concurrent invocations in a storm of events (docs/operate/doctor.md)."""
 MANY_EVENTS, MANY_REQUESTS = 1000, 50
 SILENT_SECONDS, LATE_SECONDS = 600, 180
 _SHOWN = 5
@@ -29,13 +29,13 @@ def judge_api(problem: str, fix: str, status: Json) -> list[DoctorFinding]:
     automation = status["automation"]
     mode = automation.get("modeInForce") or automation["mode"]
     means = {
-        "observe": "decisions are recorded and nothing is touched",
-        "recommend": "each plan waits for an approval",
-        "act": "Evenkeel acts by itself",
-    }.get(mode, "a mode that this version does not know")
+        "observe": "Evenkeel records decisions and changes nothing",
+        "recommend": "each plan waits for approval",
+        "act": "Evenkeel acts without approval",
+    }.get(mode, "unknown to this version of the command")
     said = [ok(f"The API of fleet {status['fleet']} answers. Mode {mode}: {means}.")]
     if automation["isHeld"]:
-        said.append(warning("Automation is held, so no repair begins.", "evenkeel automation show", "hold"))
+        said.append(warning("Automation is held: no repair starts.", "evenkeel automation show", "hold"))
     return said
 
 
@@ -43,25 +43,25 @@ def judge_stack(status: str, is_of_context: bool, url: str) -> list[DoctorFindin
     """Judge the state of the CloudFormation stack, and whether the command talks to this stack's API."""
     found = []
     if status.endswith("_IN_PROGRESS"):
-        found.append(warning(f"A deployment is under way ({status}).", "Run this again when it has ended."))
+        found.append(warning(f"A deployment is running ({status}).", "Run evenkeel doctor again after the deployment."))
     elif status in ("CREATE_COMPLETE", "UPDATE_COMPLETE", "IMPORT_COMPLETE"):
         found.append(ok(f"The stack is deployed ({status})."))
     elif status == "UPDATE_ROLLBACK_COMPLETE":
-        text = "The last deployment failed and was rolled back: the version before it runs."
+        text = "The last deployment failed and was rolled back. The previous version runs."
         found.append(warning(text, "aws cloudformation describe-stack-events --stack-name STACK, then make deploy"))
     else:
         fix = "aws cloudformation describe-stack-events --stack-name STACK, then make deploy"
         found.append(failed(f"The stack is in state {status}.", fix))
     if not is_of_context:
         text = f"The command talks to {url}, which is not this stack's API."
-        found.append(failed(text, "Name the right stack by --stack, or set EVENKEEL_URL.", "API"))
+        found.append(failed(text, "Give the right stack with --stack, or set EVENKEEL_URL.", "API"))
     return found
 
 
 def judge_api_log_role(role: str) -> list[DoctorFinding]:
     if role:
         return [ok(f"API Gateway writes its logs as {role}.")]
-    text = "API Gateway has no role to write logs with in this account and region."
+    text = "API Gateway has no role for its logs in this account and region."
     return [failed(text, "Deploy with the parameter ApiLogRole=set-up (docs/deploy.md, step 1).")]
 
 
@@ -76,9 +76,9 @@ def judge_hyperpod(arn: str, described: Json | None) -> list[DoctorFinding]:
     if status == "InService":
         found = [ok(f"{name} is InService, {arn}.")]
     elif status in ("Failed", "RollingBack", "Deleting"):
-        found = [failed(f"{name} is {status}: {described.get('FailureMessage') or 'no reason is given'}.", fix)]
+        found = [failed(f"{name} is {status}: {described.get('FailureMessage') or 'AWS gives no reason'}.", fix)]
     else:
-        found = [warning(f"{name} is {status}: Evenkeel repairs nothing in it until that ends.", fix)]
+        found = [warning(f"{name} is {status}: Evenkeel repairs no node of the cluster until it is InService.", fix)]
     return [*found, _node_recovery(described.get("NodeRecovery")), *_patches(name, described.get("InstanceGroups", []))]
 
 
@@ -86,10 +86,10 @@ def _node_recovery(setting: str | None) -> DoctorFinding:
     subject = "NodeRecovery"
     match setting:
         case "None":
-            return ok("NodeRecovery is None: Evenkeel repairs.", subject)
+            return ok("NodeRecovery is None: Evenkeel repairs the nodes.", subject)
         case "Automatic":
-            text = "NodeRecovery is Automatic: HyperPod repairs what it detects. Evenkeel moves the jobs, and repairs"
-            return ok(f"{text} only where HyperPod does nothing (docs/ownership.md).", subject)
+            text = "NodeRecovery is Automatic: HyperPod repairs the faults that it detects. Evenkeel moves the jobs."
+            return ok(f"{text} It repairs a node only if HyperPod does not (docs/ownership.md).", subject)
         case _:
             return unknown(f"HyperPod reports NodeRecovery as {setting}.", "docs/ownership.md", subject)
 
@@ -103,9 +103,9 @@ def _patches(cluster: str, groups: Sequence[Json]) -> list[DoctorFinding]:
     levels = {group["InstanceGroupName"]: group.get("ImageVersionStatus") for group in groups}
     bad = {name: level for name, level in levels.items() if level and _PATCHES.get(level, 1)}
     if any(_PATCHES.get(level, 1) == 2 for level in bad.values()):
-        return [failed(f"Instance groups need a patch: {_format_pairs(bad)}.", fix, subject)]
+        return [failed(f"These instance groups need a patch: {_format_pairs(bad)}.", fix, subject)]
     if bad:
-        return [warning(f"Newer images are available: {_format_pairs(bad)}.", fix, subject)]
+        return [warning(f"Newer images are available for these instance groups: {_format_pairs(bad)}.", fix, subject)]
     silent = sorted(name for name, level in levels.items() if not level)
     if silent:
         return [unknown(f"HyperPod reports no patch level for {', '.join(silent)}.", fix, subject)]
@@ -143,26 +143,28 @@ def judge_kubernetes(
             found.append(unknown(f"No function tested {cluster}. {reason}".rstrip(), fix, cluster))
         else:
             versions = sorted({one["serverVersion"] for one in answers.values() if one["serverVersion"]})
-            said = f"{cluster} answers all {len(answers)} functions that were tested"
+            said = f"{cluster} answers all {len(answers)} tested functions"
             found.append(ok(f"{said}, version {', '.join(versions) or 'unknown'}.", cluster))
         if state and state != "ACTIVE":
             found.append(
-                warning(f"EKS says {cluster} is {state}.", f"aws eks describe-cluster --name {cluster}", cluster)
+                warning(
+                    f"EKS reports that {cluster} is {state}.", f"aws eks describe-cluster --name {cluster}", cluster
+                )
             )
     return found
 
 
 def _dead(cluster: str, dead: Mapping[str, Json], asked: int) -> DoctorFinding:
     name, one = next(iter(sorted(dead.items())))
-    saw = f"{name} saw: {one['error']}"
+    saw = f"The error of {name}: {one['error']}"
     if one["serverVersion"]:
-        text = f"{cluster} answers, and {len(dead)} of {asked} functions can read nothing there. {saw}"
+        text = f"{cluster} answers, but {len(dead)} of {asked} functions can read nothing there. {saw}"
         return failed(text, "Check the cluster's control plane: kubectl get --raw='/readyz?verbose'", cluster)
     text = f"{cluster} does not answer {len(dead)} of {asked} functions. {saw}"
     return failed(text, "Check the cluster's endpoint, and the parameters SubnetIds and SecurityGroupIds.", cluster)
 
 
-_INVOKE = "Run this as an identity that may invoke the functions (docs/operate/doctor.md)."
+_INVOKE = "Run evenkeel doctor with an identity that may invoke the functions (docs/operate/doctor.md)."
 
 
 def _find_cluster(test: Json, cluster: str) -> Json | None:
@@ -190,12 +192,12 @@ def judge_access(
             cluster, entry = one["cluster"], f"--principal-arn {roles[function]}"
             wanted = f"--kubernetes-groups {' '.join(groups[function])}"
             if _is_access_denied(one):
-                text = f"{cluster} does not let {function} in: {one['error']}"
+                text = f"{cluster} denies access to {function}: {one['error']}"
                 found.append(
                     failed(text, f"aws eks create-access-entry --cluster-name {cluster} {entry} {wanted}", function)
                 )
             elif one["missing"]:
-                text = f"In {cluster} its role lacks: {_rights(one['missing'])}."
+                text = f"In {cluster} the role of the function lacks: {_rights(one['missing'])}."
                 fix = (
                     "kubectl apply -f charts/kubernetes-access.yaml (for a team's namespace: docs/operate/teams.md), "
                     f"then aws eks update-access-entry --cluster-name {cluster} {entry} {wanted}"
@@ -203,7 +205,7 @@ def judge_access(
                 found.append(failed(text, fix, function))
     asked = [name for name, test in tests.items() if any(not one["error"] for one in test["clusters"])]
     if asked and not found:
-        found.append(ok(f"The roles of {len(asked)} functions have every verb that they need."))
+        found.append(ok(f"The roles of {len(asked)} functions have all verbs that they need."))
     return found
 
 
@@ -222,18 +224,18 @@ _BIND_DISCOVERY = (
 
 
 def judge_kueue(test: Json, namespaces: Sequence[str]) -> list[DoctorFinding]:
-    """Judge whether Kueue admits in a namespace of the jobs, and whether that is what the stack was told."""
+    """Judge whether Kueue admits in a namespace of the jobs, and whether the stack is deployed for that."""
     found, admission = [], test["admission"]
     for one in test["clusters"]:
         cluster = one["cluster"]
         if one["kueueError"]:
-            text = f"Whether Kueue is in {cluster} cannot be read: {one['kueueError']}"
+            text = f"Evenkeel cannot read whether {cluster} runs Kueue: {one['kueueError']}"
             found.append(failed(text, _BIND_DISCOVERY, cluster))
         elif one["kueueNamespaces"] is None:
-            found.append(unknown(f"{cluster} was not asked about Kueue.", _INVOKE, cluster))
+            found.append(unknown(f"{cluster} was not checked for Kueue.", _INVOKE, cluster))
         else:
             found.append(_kueue(cluster, admission, one["kueueNamespaces"], namespaces))
-    return found or [unknown("No cluster could be asked about Kueue.", _INVOKE)]
+    return found or [unknown("No cluster could be checked for Kueue.", _INVOKE)]
 
 
 def _kueue(cluster: str, admission: str, of_kueue: Mapping[str, str], namespaces: Sequence[str]) -> DoctorFinding:
@@ -241,16 +243,16 @@ def _kueue(cluster: str, admission: str, of_kueue: Mapping[str, str], namespaces
     missing = [name for name in namespaces if name not in of_kueue]
     if admission == "kueue" and missing:
         text = (
-            f"Admission=kueue, and Kueue does not admit in {', '.join(missing)} of {cluster}: jobs there never start."
+            f"Admission=kueue, but Kueue does not admit in {', '.join(missing)} of {cluster}: jobs there never start."
         )
         return failed(text, "Create a LocalQueue there (docs/operate/queues.md).", cluster)
     if admission == "evenkeel" and shared:
-        text = f"Kueue admits in {', '.join(shared)} of {cluster}, so Evenkeel starts nothing there."
+        text = f"Kueue admits in {', '.join(shared)} of {cluster}, so Evenkeel starts no jobs there."
         return failed(text, "Deploy with Admission=kueue (docs/operate/queues.md).", cluster)
     if admission == "kueue":
         return ok(f"Kueue admits in {', '.join(namespaces)} of {cluster}.", cluster)
-    beside = f"; it admits in {len(of_kueue)} other namespaces" if of_kueue else ""
-    return ok(f"Kueue does not admit where Evenkeel's jobs run in {cluster}{beside}.", cluster)
+    beside = f"; Kueue admits in {len(of_kueue)} other namespaces" if of_kueue else ""
+    return ok(f"Kueue does not admit in the namespaces of Evenkeel's jobs in {cluster}{beside}.", cluster)
 
 
 def judge_queues(events: int, requests: int) -> list[DoctorFinding]:
@@ -294,7 +296,7 @@ def judge_schedules(states: Mapping[str, str], enable: str) -> list[DoctorFindin
     if missing:
         return [failed(f"There is no schedule for {', '.join(missing)}.", "Deploy the stack again: make deploy")]
     if off:
-        return [warning(f"The schedules of {', '.join(off)} are off: nothing runs by itself.", enable)]
+        return [warning(f"The schedules of {', '.join(off)} are off: these functions do not run.", enable)]
     return [ok(f"The schedules of {', '.join(sorted(states))} are on.")]
 
 
@@ -317,16 +319,16 @@ def judge_ages(
         if age is not None and age <= LATE_SECONDS:
             found.append(ok(f"Last run {_age_text(age)} ago.", function))
             continue
-        seen = "It has never run." if age is None else f"Last run {_age_text(age)} ago."
+        seen = "The function has never run." if age is None else f"Last run {_age_text(age)} ago."
         if states.get(function) == "DISABLED":
-            found.append(warning(f"{seen} Its schedule is off.", "Turn the schedules on.", function))
+            found.append(warning(f"{seen} The schedule of the function is off.", "Turn the schedules on.", function))
         elif age is None and deployed is not None and deployed < LATE_SECONDS:
-            text = f"It has not finished a run yet. The stack was deployed {_age_text(deployed)} ago."
-            found.append(warning(text, "Run this again in a few minutes.", function))
+            text = f"The function has not finished a run yet. The stack was deployed {_age_text(deployed)} ago."
+            found.append(warning(text, "Run evenkeel doctor again in a few minutes.", function))
         elif age is None or age > SILENT_SECONDS:
             found.append(failed(seen, fix, function))
         else:
-            found.append(warning(f"{seen} It runs each minute.", fix, function))
+            found.append(warning(f"{seen} It must run each minute.", fix, function))
     return found
 
 
@@ -348,7 +350,9 @@ def _source(one: Json) -> DoctorFinding:
         case "STALE":
             return failed(reason, "docs/runbooks/source-stale.md", name)
         case "OFF":
-            return warning("The schedules are off, so nothing reads it.", "Turn the schedules on.", name)
+            return warning(
+                "The schedules are off, so Evenkeel does not read this source.", "Turn the schedules on.", name
+            )
         case _:
             return unknown(reason, "docs/runbooks/source-stale.md", name)
 
@@ -364,11 +368,11 @@ def judge_concurrency(limit: int, unreserved: int, peak: float | None) -> list[D
 
     Args:
         limit: The account's limit in this region.
-        unreserved: What of it no function has reserved.
+        unreserved: The part that no function has reserved.
         peak: The most that was in use at once during the last day; None where that is not known.
     """
     left = unreserved - round(peak or 0)
-    seen = "its use is not known" if peak is None else f"{peak:.0f} were in use at once during the last day"
+    seen = "current use is unknown" if peak is None else f"{peak:.0f} in use at the peak of the last day"
     text = f"{left} of {limit} concurrent Lambda invocations are left ({unreserved} unreserved, {seen})."
     fix = (
         "aws service-quotas request-service-quota-increase --service-code lambda --quota-code L-B99A9384 "
@@ -399,38 +403,41 @@ def judge_events(rules: Mapping[str, Json]) -> list[DoctorFinding]:
         return found
     counts = {name: rule["matched"] for name, rule in rules.items()}
     if any(count is None for count in counts.values()):
-        text = (
-            f"All {len(rules)} rules are on. Whether events matched is not known: this endpoint keeps no such metrics."
-        )
+        text = f"All {len(rules)} rules are on. Matched events are unknown: this endpoint has no such metrics."
         return [unknown(text, "docs/operate/doctor.md#events")]
     seen = ", ".join(f"{name} {count:.0f}" for name, count in counts.items() if count)
     if not seen:
-        text = "All rules are on, and no event matched any of them in the last day."
+        text = "All rules are on, but no event matched a rule in the last day."
         return [warning(text, "Send a drill event (docs/deploy.md, step 11) and look again after a minute.")]
     quiet = ", ".join(name for name, count in counts.items() if not count)
-    return [ok(f"Events in the last day: {seen}." + (f" None by {quiet}." if quiet else ""))]
+    return [ok(f"Events in the last day: {seen}." + (f" No events for {quiet}." if quiet else ""))]
 
 
 def judge_pages(subscriptions: Sequence[str], topic: str) -> list[DoctorFinding]:
-    """Judge who is told: the ARNs of the topic's subscriptions."""
+    """Judge whether pages reach a person. `subscriptions` holds ARNs, or `PendingConfirmation`."""
     confirmed = [one for one in subscriptions if one.startswith("arn:")]
     waiting = len(subscriptions) - len(confirmed)
     fix = f"aws sns subscribe --topic-arn {topic} --protocol email --notification-endpoint YOUR-ADDRESS"
     if confirmed:
-        more = f"; {waiting} more never confirmed" if waiting else ""
+        more = f"; {waiting} more did not confirm" if waiting else ""
         return [ok(f"Pages go to {len(confirmed)} subscribers{more}.")]
     if waiting:
-        return [failed("Nobody confirmed a subscription to the pages.", f"Confirm the mail that SNS sent, or: {fix}")]
-    return [failed("Nobody is subscribed to the pages: alarms reach no person.", fix)]
+        return [
+            failed(
+                "No subscription to the pages is confirmed.",
+                f"Confirm the subscription in the email from SNS, or: {fix}",
+            )
+        ]
+    return [failed("The page topic has no subscriptions: alarms reach no person.", fix)]
 
 
 def judge_policy(policy: Json) -> list[DoctorFinding]:
     if policy.get("error"):
         return [failed(f"The policy cannot be read: {policy['error']}", "docs/runbooks/policy-refused.md")]
-    change = f"with the site's change {policy['inForce']}" if policy["inForce"] else "with no change of the site's"
-    text = f"Policy {policy['name']} {change} is in force ({policy['hash']})."
+    change = f"with change {policy['inForce']}" if policy["inForce"] else "without changes"
+    text = f"Policy {policy['name']} {change} is active ({policy['hash']})."
     if policy["refused"]:
-        said = f"The site's last change is not in force: {policy['refused']} {text}"
+        said = f"The last policy change is not active: {policy['refused']} {text}"
         return [failed(said, "docs/runbooks/policy-refused.md")]
     return [ok(text)]
 
@@ -451,12 +458,12 @@ def judge_versions(command: str, tests: Mapping[str, Json]) -> list[DoctorFindin
         text = f"Functions run different versions: {', '.join(versions)}. A deployment did not reach all of them."
         return [failed(text, "Deploy the stack again: make deploy", "functions"), *found]
     if versions != [command]:
-        text = f"The command is {command}, the functions and their layer are {versions[0]}."
+        text = f"The command has version {command}; the functions and their layer have version {versions[0]}."
         return [
-            warning(text, "Deploy the stack or update the command: both need one version.", "functions"),
+            warning(text, "Deploy the stack or update the command; both must have the same version.", "functions"),
             *found,
         ]
-    return [ok(f"The command, {len(tests)} functions and their layer are version {command}.", "functions"), *found]
+    return [ok(f"The command, {len(tests)} functions and their layer have version {command}.", "functions"), *found]
 
 
 def judge_untested(problems: Mapping[str, tuple[str, str]]) -> list[DoctorFinding]:

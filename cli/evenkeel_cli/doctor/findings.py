@@ -1,4 +1,4 @@
-"""What a check finds: a status, one sentence, and the fix."""
+"""Result of a check: a status, a sentence, and the fix."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,14 +10,14 @@ SCHEMA_VERSION = 1
 
 
 class Status(StrEnum):
-    """How one thing stands."""
+    """Status of one finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """It works, and a person should know about it."""
+    """It works, but a person should know about it."""
     FAILED = "failed"
     UNKNOWN = "unknown"
-    """It could not be checked. Nothing is known, so nothing is said to be fine."""
+    """The check could not run, so its result is unknown."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class DoctorFinding:
 
     status: Status
     text: str
-    """What was found, in one sentence or two."""
+    """The finding, in one or two sentences."""
     fix: str = ""
     """An exact command, or the page that says what to do. A finding that is not ok has one."""
     subject: str = ""
-    """Which of several things of one check; empty where there is one."""
+    """Part that this finding is about; empty if the check has only one part."""
     check: str = ""
     """Name of the check; the table fills it in."""
 
@@ -88,10 +88,10 @@ def next_step(findings: Sequence[DoctorFinding], enable: str) -> str:
         return ""
     others = [one for one in findings if one.check != "schedules"]
     if any(one.status is Status.FAILED for one in others):
-        return "Fix what has failed, run this again, then turn the schedules on."
+        return "Fix the failed checks, run evenkeel doctor again, then turn the schedules on."
     if any(one.status is Status.UNKNOWN for one in others):
-        return f"Find out about what is unknown. If it is in order, turn the schedules on: {enable}"
-    return f"Everything else is in order. Turn the schedules on: {enable}"
+        return f"Investigate the unknown checks. If they are in order, turn the schedules on: {enable}"
+    return f"All other checks passed. Turn the schedules on: {enable}"
 
 
 def to_json(findings: Sequence[DoctorFinding], *, fleet: str, stack: str, region: str, as_of: str, then: str) -> Any:

@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 SIGN_IN = "Sign in as for the AWS CLI (aws sso login), or set EVENKEEL_PROFILE."
 _ATTACH = "Use an identity with the stack's EvenkeelOnCallPolicy (docs/operate/doctor.md)."
-_INVOKE = "Use an identity that may invoke the functions, or leave this out: --skip access (docs/operate/doctor.md)."
+_INVOKE = "Use an identity that may invoke the functions, or skip the check: --skip access (docs/operate/doctor.md)."
 _DENIED = frozenset({"AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedOperation", "403"})
 _BAD_CREDENTIALS = frozenset(
     {
@@ -34,7 +34,7 @@ _NOT_OFFERED = frozenset({"InvalidAction", "UnknownOperationException", "NotImpl
 _MAX_PARALLEL = 8
 """Self-tests under way at once."""
 _TEAMS = 50
-_NETWORK = "Check network, proxy and region."
+_NETWORK = "Check the network, the proxy and the region."
 
 
 class NotThere(Exception):
@@ -79,7 +79,7 @@ class BotocoreAws:
         except (BotoCoreError, RuntimeError) as error:
             name = type(error).__name__
             if "Credential" in name or "Token" in name or "SSO" in name or "Profile" in name:
-                raise BadCredentials(f"AWS credentials cannot be used: {error}", SIGN_IN) from error
+                raise BadCredentials(f"The AWS credentials do not work: {error}", SIGN_IN) from error
             raise CouldNotCheck(f"{service}:{spelled}: {_no_answer_reason(error)}.", _NETWORK) from error
         if hasattr(answer.get("Payload"), "read"):
             answer["Payload"] = answer["Payload"].read()
@@ -183,7 +183,9 @@ class Site:
         try:
             return self.read_stack()
         except CouldNotCheck as error:
-            raise CouldNotCheck("It needs the stack's description: see the check `stack`.", error.fix) from error
+            raise CouldNotCheck(
+                "This check needs the description of the stack. See the check `stack`.", error.fix
+            ) from error
 
     def read_stack(self) -> Json:
         """Return the stack as CloudFormation describes it, or raise why not."""
@@ -193,7 +195,7 @@ class Site:
                 found: Json = self.aws.call("cloudformation", "describe_stacks", StackName=self.stack)["Stacks"][0]
             except NotThere:
                 text = f"There is no stack {self.stack} in {self.context.region}."
-                raise CouldNotCheck(text, "Name it by --stack, or deploy it: docs/deploy.md") from None
+                raise CouldNotCheck(text, "Give its name with --stack, or deploy the stack: docs/deploy.md") from None
             return found
 
         found: Json = self.once("stack", read)
@@ -203,7 +205,7 @@ class Site:
         """Return an output of the stack."""
         found = {one["OutputKey"]: one["OutputValue"] for one in self.described().get("Outputs", ())}
         if name not in found:
-            raise CouldNotCheck(f"The stack has no output {name}.", "Deploy it again: make deploy")
+            raise CouldNotCheck(f"The stack has no output {name}.", "Deploy the stack again: make deploy")
         return str(found[name])
 
     def parameter(self, name: str) -> str:
@@ -276,7 +278,7 @@ class Site:
         def read() -> tuple[tuple[str, ...], str]:
             client = self.client
             if client is None:
-                return (), "no API is known here"
+                return (), "no API address is known"
             try:
                 listed = client.get("/teams")["items"]
                 # Teams that only have jobs are not set up, and have no namespace of their own.
@@ -328,7 +330,7 @@ class Site:
         document = json.loads(answer["Payload"] or b"{}")
         if answer.get("FunctionError") or not isinstance(document, dict) or "clusters" not in document:
             told = document.get("errorMessage") or document.get("error") if isinstance(document, dict) else document
-            text = f"The self-test of {function} failed: {told or 'it gave no answer'}"
+            text = f"The self-test of {function} failed: {told or 'no answer'}"
             return CouldNotCheck(text, "docs/runbooks/function-errors.md")
         return document
 

@@ -57,12 +57,12 @@ def explained(code: str, policy: Policy) -> Preview:
     """Return what a fault leads to.
 
     Raises:
-        CommandFailed: no fault is meant by this code; names those that look like it.
+        CommandFailed: the catalogue has no fault with this code; names similar codes.
     """
     fault = policy.catalogue.find(code)
     if fault is None:
         alike = policy.catalogue.nearest(code)
-        hint = f"alike: {', '.join(alike)}" if alike else "evenkeel faults ls"
+        hint = f"similar: {', '.join(alike)}" if alike else "evenkeel faults ls"
         raise CommandFailed(Exit.USAGE, f"There is no fault {code!r}.", code="NO_SUCH_FAULT", hint=hint)
     return preview(fault, policy)
 
@@ -84,14 +84,14 @@ def draw(out: Printer, found: Preview) -> None:
     out.pairs(
         [
             ("means", f"another name of {fault.alias_of}" if fault.alias_of else ""),
-            ("leads to", _leads_to(found)),
+            ("plan", _leads_to(found)),
             ("confirmed by", _CONFIRMATION_TEXTS[fault.acts_alone]),
-            ("with two", _two_fault_note(found)),
-            ("waits", f"{duration(fault.settle_seconds)} for more evidence, then begins" if found.steps else ""),
+            ("two signals", _two_fault_note(found)),
+            ("waits", f"{duration(fault.settle_seconds)} for more evidence, then starts" if found.steps else ""),
             ("drain", _drain(fault)),
             ("checkpoints", _checkpoints(found)),
             ("validation", _VALIDATION[fault.validate_with] if found.steps else ""),
-            ("again", _recurrence_text(found)),
+            ("if repeated", _recurrence_text(found)),
         ],
         indent="  ",
     )
@@ -139,7 +139,11 @@ _RECURRENCE_KEY_TEXTS = {
 def _leads_to(found: Preview) -> str:
     if found.plan:
         return found.plan.reason
-    said = "it follows another fault" if found.fault.ladder[0] is Rung.FOLLOW_PRIMARY else "it is to be ignored"
+    said = (
+        "this fault is a consequence of another fault"
+        if found.fault.ladder[0] is Rung.FOLLOW_PRIMARY
+        else "the catalogue ignores this fault"
+    )
     return f"No incident: {said}."
 
 
@@ -151,7 +155,7 @@ def _two_fault_note(found: Preview) -> str:
 def _drain(fault: Fault) -> str:
     if fault.drain_seconds < 0:
         return ""
-    saving = {"yes": "a fresh checkpoint is asked for", "try": "a fresh checkpoint is tried", "no": "it cannot save"}
+    saving = {"yes": "requests a new checkpoint", "try": "tries to save a new checkpoint", "no": "the job cannot save"}
     named = "at once" if fault.drain_seconds == 0 else f"{duration(fault.drain_seconds)}"
     return f"{fault.drain_class} ({named}); {saving[fault.can_save]}"
 
@@ -160,15 +164,15 @@ def _checkpoints(found: Preview) -> str:
     if found.distrusted_from_seconds is None:
         return f"trusted; {_CHECK_TEXTS[found.demand]}"
     before = duration(found.distrusted_from_seconds)
-    said = f"begun later than {before} before the first signal are passed over; {_CHECK_TEXTS[found.demand]}"
+    said = f"distrusted if begun later than {before} before the first signal; {_CHECK_TEXTS[found.demand]}"
     none = found.fault.checkpoint_trust is CheckpointTrust.NONE
-    return f"{said}, since time does not bound the damage" if none else said
+    return f"{said}, because the time of the damage is unknown" if none else said
 
 
 _CHECK_TEXTS = {
-    "CONVENTION": "complete by its writer's convention will do",
-    "PROOF": "only a proved one will do",
-    "EVIDENCE": "only one that shows by its own evidence that it is good",
+    "CONVENTION": "a checkpoint that is complete by its writer's convention is enough",
+    "PROOF": "needs a proved checkpoint",
+    "EVIDENCE": "needs a checkpoint with its own evidence that it is good",
 }
 
 
@@ -177,16 +181,15 @@ def _recurrence_text(found: Preview) -> str:
     if again is None:
         return ""
     nth = {2: "2nd", 3: "3rd"}.get(again.count, f"{again.count}th")
-    return (
-        f"the {nth} time within {again.window_hours} h {_RECURRENCE_KEY_TEXTS[again.key]} it begins with {again.rung}"
-    )
+    where = _RECURRENCE_KEY_TEXTS[again.key]
+    return f"the {nth} time within {again.window_hours} h {where}, recovery starts with {again.rung}"
 
 
 def _ladder(out: Printer, found: Preview) -> None:
     if not found.steps:
         return
     out.line()
-    out.line(f"  {out.bold('CLIMBED')} while nothing helps")
+    out.line(f"  {out.bold('LADDER')}: each rung runs if the previous rung did not help")
     out.pairs([(_step(step), step.reason) for step in found.steps], indent="  ")
 
 

@@ -19,7 +19,7 @@ def load(file: Path | None, base: str = "production") -> Policy:
     """
     shipped = importlib.resources.files("evenkeel").joinpath("policy", f"{base}.json")
     if not shipped.is_file():
-        raise CommandFailed(Exit.USAGE, f"There is no policy {base!r}; there are production and local.", code="USAGE")
+        raise CommandFailed(Exit.USAGE, f"There is no policy {base!r}. Use production or local.", code="USAGE")
     policy = Policy.model_validate_json(shipped.read_bytes())
     if file is None:
         return policy

@@ -77,6 +77,6 @@ def exchange(files: list[Path], into: str) -> "Exchanged":
 
     if into not in list(Spelling):
         known = ", ".join(Spelling)
-        raise CommandFailed(Exit.USAGE, f"There is no spelling {into!r}; there are {known}.", code="USAGE")
+        raise CommandFailed(Exit.USAGE, f"There is no format {into!r}. Use one of: {known}.", code="USAGE")
     # Rules come from the files alone: fair sharing is on where a HyperPod policy says so.
     return exchanged(declared(Profile.KUEUE, files), Spelling(into))

@@ -57,7 +57,9 @@ def write(found: Json, into: Path, *, force: bool) -> list[str]:
     ]
     there = [str(path) for path, _ in files if path.exists()]
     if there and not force:
-        raise CommandFailed(Exit.USAGE, f"{there[0]} is there already.", code="USAGE", hint="--into DIR, or --force")
+        raise CommandFailed(
+            Exit.USAGE, f"{there[0]} already exists.", code="USAGE", hint="Use --into DIR, or --force to overwrite."
+        )
     try:
         into.mkdir(parents=True, exist_ok=True)
         for path, document in files:

@@ -359,7 +359,7 @@ def test_a_policy_that_cannot_be_used_is_shown_with_the_one_that_counts(served: 
 
     said = served.run("policy", "show", terminal=True).out
 
-    assert "change 3 cannot be used, and change 2 is in force:" in said
+    assert "change 3 is invalid, so change 2 is active:" in said
     assert "a: there is no such field" in said
 
 
@@ -644,7 +644,7 @@ def test_a_gateways_own_refusal_is_said_plainly(served: CliFixture) -> None:
     said = served.run("status")
 
     assert said.exit_code == 6
-    assert said.err.startswith("✖ Forbidden [HTTP_403]\n  Your AWS identity may not do this")
+    assert said.err.startswith("✖ Forbidden [HTTP_403]\n  Your AWS identity does not have permission")
 
 
 def test_a_short_throttle_is_not_noticed(served: CliFixture) -> None:
@@ -669,7 +669,7 @@ def test_a_change_whose_answer_was_lost_can_be_repeated_as_itself(served: CliFix
     said = served.run(*words.split())
 
     sent = {headers["Idempotency-Key"] for method, _, headers in served.requests if method == "POST"}
-    named = re.findall(r"the same command with --idempotency-key (\S+) does it once", said.err)
+    named = re.findall(r"add --idempotency-key (\S+) to the same command", said.err)
     assert (said.exit_code, set(named)) == (8 if status == 503 else 1, sent)
     assert "  Look.\n" in said.err
 
@@ -679,7 +679,7 @@ def test_a_report_whose_answer_was_lost_is_repeated_with_its_instant(served: Cli
 
     said = served.run("faults", "report", "i-00000000000000001", "xid:79")
 
-    assert re.search(r"--idempotency-key cli-\w+ --at \d{4}-\d\d-\d\dT[\d:]{8}Z does it once", said.err)
+    assert re.search(r"--idempotency-key cli-\w+ --at \d{4}-\d\d-\d\dT[\d:]{8}Z to the same command", said.err)
 
 
 @pytest.mark.parametrize(

@@ -16,18 +16,20 @@ EXPLAINED = f"""\
 ▲ gpu:driver_hang  nvidia-smi or a DCGM probe hangs
   hardware, major
 
-  leads to      nvidia-smi or a DCGM probe hangs: waits for a second,
+  plan          nvidia-smi or a DCGM probe hangs: waits for a second,
                 independent signal.
   confirmed by  a second, independent signal, or a person
-  with two      nvidia-smi or a DCGM probe hangs: reboot then replace, and move
+  two signals   nvidia-smi or a DCGM probe hangs: reboot then replace, and move
                 the jobs.
-  waits         1m00s for more evidence, then begins
-  drain         short (5m00s); it cannot save
-  checkpoints   trusted; complete by its writer's convention will do
+  waits         1m00s for more evidence, then starts
+  drain         short (5m00s); the job cannot save
+  checkpoints   trusted; a checkpoint that is complete by its writer's
+                convention is enough
   validation    Running, Ready, all accelerators, no fault mark
-  again         the 2nd time within 168 h on one machine it begins with replace
+  if repeated   the 2nd time within 168 h on one machine, recovery starts with
+                replace
 
-  CLIMBED while nothing helps
+  LADDER: each rung runs if the previous rung did not help
   reboot after 0s, 15m00s at most       nvidia-smi or a DCGM probe hangs: a
                                         reboot may clear it, is quickest and
                                         keeps the machine.
@@ -91,7 +93,7 @@ def test_an_unknown_code_names_what_looks_like_it_and_ends_with_two(served: CliF
     assert said.exit_code == 2
     assert said.out == ""
     assert "There is no fault 'NvidiaErorReboot'. [NO_SUCH_FAULT]" in said.err
-    assert "alike: hp:NvidiaErrorReboot" in said.err
+    assert "similar: hp:NvidiaErrorReboot" in said.err
 
 
 def test_every_fault_can_be_explained_to_a_person(served: CliFixture) -> None:
@@ -120,7 +122,7 @@ def test_a_good_policy_is_told_with_what_it_changes(served: CliFixture) -> None:
     said = served.run("policy", "check", file, terminal=True)
 
     assert said.exit_code == 0
-    assert "● It can be used: policy " in said.out
+    assert "● The file is valid: policy " in said.out
     assert dedent("""\
           FIELD                   SHIPPED  HERE
           faults.xid:94.severity  –        major

@@ -22,8 +22,8 @@ def test_a_policy_file_is_put_in_force_and_shown(site: CliFixture) -> None:
     site.gateway.fakes.clock.advance(31)
     shown = site.run("policy", "show", terminal=True)
 
-    assert applied.out == ("● change 1 is in force everywhere within half a minute\nnext  evenkeel policy show\n")
-    assert '  has      {"repair": {"maxAttempts": 2}}' in shown.out
+    assert applied.out == ("● change 1 takes effect everywhere within 30 seconds\nnext  evenkeel policy show\n")
+    assert '  changes  {"repair": {"maxAttempts": 2}}' in shown.out
     assert "change 1" in shown.out
     assert "because  Ours." in shown.out
 

@@ -311,7 +311,7 @@ FAULTS = [
         "stack",
         plant("cloudformation:describe_stacks", stack_with("UPDATE_IN_PROGRESS")),
         "warning",
-        "under way",
+        "is running",
         "again",
     ),
     DoctorCase(
@@ -438,7 +438,7 @@ FAULTS = [
         "kubernetes-access.yaml",
     ),
     DoctorCase(
-        "access", answers("api_read", error=NO_ENTRY), "failed", "does not let api_read in", "create-access-entry"
+        "access", answers("api_read", error=NO_ENTRY), "failed", "denies access to api_read", "create-access-entry"
     ),
     DoctorCase("access", plant("lambda:invoke:evenkeel-repair_node", DENIED), "unknown", "may not call", "identity"),
     DoctorCase(
@@ -470,11 +470,11 @@ FAULTS = [
         "kueue",
         answers("schedule_jobs", kueueError=NO_DISCOVERY, kueueNamespaces=None),
         "failed",
-        "cannot be read",
+        "cannot read whether",
         "system:discovery",
     ),
     DoctorCase(
-        "kueue", answers("schedule_jobs", error=NO_REACH, kueueNamespaces=None), "unknown", "was not asked", "invoke"
+        "kueue", answers("schedule_jobs", error=NO_REACH, kueueNamespaces=None), "unknown", "was not checked", "invoke"
     ),
     DoctorCase("kueue", plant("lambda:invoke:evenkeel-schedule_jobs", DENIED), "unknown", "may not", "identity"),
     DoctorCase(
@@ -535,7 +535,7 @@ FAULTS = [
         "ages",
         both(heartbeat(None), plant("scheduler:get_schedule", {"State": "DISABLED"})),
         "warning",
-        "schedule is off",
+        "The schedule of the function is off",
         "Turn",
     ),
     DoctorCase(
@@ -633,7 +633,7 @@ FAULTS = [
         "pages",
         plant("sns:list_subscriptions_by_topic", {"Subscriptions": [{"SubscriptionArn": "PendingConfirmation"}]}),
         "failed",
-        "Nobody confirmed",
+        "No subscription",
         "Confirm",
     ),
     DoctorCase("pages", plant("sns:list_subscriptions_by_topic", DENIED), "unknown", "may not", "identity"),
@@ -653,9 +653,7 @@ FAULTS = [
     ),
     DoctorCase("policy", plant("lambda:invoke", DENIED), "unknown", "may not", "identity"),
     DoctorCase("versions", answers("launch_job", version="0.0.1"), "failed", "different versions", "make deploy"),
-    DoctorCase(
-        "versions", everywhere(version="0.0.1"), "warning", "the functions and their layer are 0.0.1", "one version"
-    ),
+    DoctorCase("versions", everywhere(version="0.0.1"), "warning", "their layer have version 0.0.1", "same version"),
     DoctorCase("versions", plant("lambda:invoke", DENIED), "unknown", "may not", "identity"),
 ]
 
@@ -778,7 +776,7 @@ def test_functions_that_answered_are_judged_beside_silent_ones(silent: Silent, m
     assert [(one.status, one.text, one.subject) for one in access_ if one.status is not Status.OK] == [
         (Status.UNKNOWN, "No answer in 1 s.", "repair_node")
     ]
-    assert "answers all 16 functions" in kubernetes[0].text
+    assert "answers all 16 tested functions" in kubernetes[0].text
 
 
 @pytest.mark.parametrize(
@@ -865,9 +863,9 @@ OFF = DoctorFinding(Status.WARNING, "off", "on", check="schedules")
 @pytest.mark.parametrize(
     ("others", "expected"),
     [
-        ("ok", "Everything else is in order. Turn the schedules on: HOW"),
-        ("failed", "Fix what has failed, run this again, then turn the schedules on."),
-        ("unknown", "Find out about what is unknown. If it is in order, turn the schedules on: HOW"),
+        ("ok", "All other checks passed. Turn the schedules on: HOW"),
+        ("failed", "Fix the failed checks, run evenkeel doctor again, then turn the schedules on."),
+        ("unknown", "Investigate the unknown checks. If they are in order, turn the schedules on: HOW"),
     ],
 )
 def test_schedules_are_turned_on_when_all_else_is_well(others: str, expected: str) -> None:
@@ -885,7 +883,7 @@ def test_new_stack_in_order_is_told_to_turn_schedules_on() -> None:
     found = bed.run()
 
     assert findings.exit_code(found) == 0
-    assert findings.next_step(found, checks.ENABLE).startswith("Everything else is in order. Turn the schedules on: ")
+    assert findings.next_step(found, checks.ENABLE).startswith("All other checks passed. Turn the schedules on: ")
 
 
 def test_nothing_is_next_while_schedules_are_on() -> None:
