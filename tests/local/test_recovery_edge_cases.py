@@ -141,7 +141,7 @@ def test_missing_corrupt_and_unreadable_checkpoints_are_walked_past_and_it_is_sa
     assert is_in_time
     assert (second["state"], second["resumeFrom"]["step"]) == ("LOST", unvouched)
     assert _passed_over(second, missing) == {missing: "SHARD_MISSING", corrupt: "SHARD_CHECKSUM"}
-    assert second["reason"] == f"What it resumed from, step {unvouched} of attempt 1, is damaged."
+    assert second["reason"] == f"The checkpoint it resumed from (step {unvouched} of attempt 1) is damaged."
     assert third["resumeFrom"]["step"] == whole
     assert _passed_over(third, missing) == {missing: "FENCED", corrupt: "FENCED", unvouched: "DAMAGED"}
     told = [line for line in job.timeline() if "launched" in line]

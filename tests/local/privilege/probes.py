@@ -823,7 +823,7 @@ def settles_a_failure_of_the_application(stage: PermissionBench) -> Json:
 def settles_a_success(stage: PermissionBench) -> Json:
     stage.clear_workloads()
     _, attempt = a_run(stage, AttemptState.RUNNING)
-    facts = {"state": "SUCCEEDED", "reason": "Every rank ended with success.", "exitCodes": {"0": 0}}
+    facts = {"state": "SUCCEEDED", "reason": "All ranks exited with code 0.", "exitCodes": {"0": 0}}
     return of_attempt(attempt, ended={"outcome": "ENDED", "reason": "A probe.", "facts": facts})
 
 

@@ -327,7 +327,7 @@ def test_a_stop_of_an_attempt_that_is_over_is_not_told_of_the_one_that_runs(gate
 
 def requeued(gateway: Gateway, *decisions: Decision, **changes: Any) -> dict[str, Any]:
     """Return why a job waits whose first attempt was admitted 20 minutes ago and lost since."""
-    job = a_job(1, state="PENDING", reason="Its node failed. Waits to run again.", current_attempt=1, **changes)
+    job = a_job(1, state="PENDING", reason="Its node failed. The job waits to run again.", current_attempt=1, **changes)
     lost = an_attempt(job, state="LOST", ended_at=ago(minutes=5), decision_id="dec-0000000002")
     admit = a_decision(2, job.job_id, kind="ADMISSION", action="ADMIT", reason="It fits.", decided_at=ago(minutes=20))
     stored(gateway.fakes.ledger, job, lost, admit, *decisions)

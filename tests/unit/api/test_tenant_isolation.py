@@ -262,6 +262,7 @@ def test_decision_about_a_vanished_job_is_withheld(site: Gateway) -> None:
     [
         ("Needs 2 free nodes; 1 is free.", "Needs 2 free nodes; 1 is free."),
         (f"{SECRET} failed (exit code 1). Restart 1 of 3 follows.", "Restart 1 of 3 follows."),
+        (f"The attempt lost contact with {SECRET}. The job waits to run again.", "The job waits to run again."),
         (f"{SECRET} went out of reach. Waits to run again.", "Waits to run again."),
     ],
 )

@@ -32,7 +32,7 @@ def recovery_at_work(gateway: Gateway) -> None:
     job = a_job(
         1,
         state="RUNNING",
-        reason="All 2 pods run.",
+        reason="All 2 pods are running.",
         current_attempt=2,
         resume_plan=plan,
         started_at=ago(minutes=25),

@@ -27,12 +27,12 @@ JOBS = """\
 JOB             NAME     STATE        NODES  TRY  AGE  REASON
 job-0000000003  llama-3  ● succeeded      2    1  27m  Every pod ended with 0.
 job-0000000002  llama-2  ○ pending        2    0  28m  Needs 2 free nodes of on…
-job-0000000001  llama-1  ● running        2    2  29m  All 2 pods run.
+job-0000000001  llama-1  ● running        2    2  29m  All 2 pods are running.
 """
 
 JOB = """\
 ● job-0000000001  llama-1  running
-  All 2 pods run.
+  All 2 pods are running.
 
   size         2 nodes × 8 GPUs
   team         default, class (unset)

@@ -89,7 +89,7 @@ def test_an_exit_code_is_the_applications_failure() -> None:
 
     assert ending
     assert (ending.state, ending.counts_as_failure) == (AttemptState.FAILED, True)
-    assert ending.reason == "job-1-a1-1 failed (exit code 3)."
+    assert ending.reason == "Pod job-1-a1-1 failed (exit code 3)."
     assert ending.exit_codes == {"job-1-a1-0": 143, "job-1-a1-1": 3}
 
 
@@ -110,14 +110,14 @@ def test_a_lost_peer_is_never_named_as_the_cause() -> None:
     ending = judged(a_pod(0, FAILED, 76), a_pod(1, FAILED, 137, reason="OOMKilled"))
 
     assert ending
-    assert ending.reason == "job-1-a1-1 failed (exit code 137, OOMKilled)."
+    assert ending.reason == "Pod job-1-a1-1 failed (exit code 137, OOMKilled)."
 
 
 def test_a_pod_on_a_lost_node_is_fenced_out_and_loses_the_attempt() -> None:
     ending = judged(a_pod(0, FAILED, 76), a_pod(1), lost={"node-2"})
 
     assert ending
-    assert (ending.state, ending.reason) == (AttemptState.LOST, "node-2 went out of reach.")
+    assert (ending.state, ending.reason) == (AttemptState.LOST, "The attempt lost contact with node-2.")
 
 
 def test_a_lost_node_of_the_gang_takes_the_blame_for_failed_pods() -> None:
@@ -206,14 +206,14 @@ def test_a_pod_that_does_not_start_on_its_node_is() -> None:
     ending = abandoned(a_pod(0), a_pod(1, PENDING, reason="ImagePullBackOff"), state=AttemptState.LAUNCHED)
 
     assert (ending.state, ending.counts_as_failure) == (AttemptState.NEVER_RAN, True)
-    assert ending.reason == "job-1-a1-1 did not start in time (ImagePullBackOff)."
+    assert ending.reason == "Pod job-1-a1-1 did not start in time (ImagePullBackOff)."
 
 
 def test_a_failed_workflow_is_not_the_applications_fault() -> None:
     ending = abandoned(a_pod(0), failure="States.Timeout: too slow")
 
     assert (ending.state, ending.counts_as_failure) == (AttemptState.LOST, False)
-    assert ending.reason == "Its workflow failed: States.Timeout: too slow"
+    assert ending.reason == "The workflow of the attempt failed: States.Timeout: too slow"
 
 
 def test_pods_that_will_not_go_are_settled_as_requested() -> None:
@@ -241,7 +241,7 @@ def test_a_pod_that_its_node_does_not_run_is_nobodys_fault(before: AttemptState,
 
     assert ending
     assert (ending.state, ending.counts_as_failure) == (after, False)
-    assert ending.reason == f"{rejected.name} was not run by its node (UnexpectedAdmissionError)."
+    assert ending.reason == f"The node did not run pod {rejected.name} (UnexpectedAdmissionError)."
 
 
 def test_a_pod_that_is_told_to_go_and_ends_with_0_has_not_finished() -> None:
@@ -293,7 +293,7 @@ def test_what_is_damaged_is_not_resumed_from_over_and_over_for_nothing() -> None
     assert (first.attempt.state, first.job.application_failures) == (AttemptState.LOST, 0)
     assert first.job.damaged_checkpoints == again.job.damaged_checkpoints == (point,)
     assert (again.attempt.state, again.job.application_failures) == (AttemptState.FAILED, 1)
-    assert again.attempt.reason == "It is damaged. That was known, and it was resumed from again."
+    assert again.attempt.reason == "It is damaged. Evenkeel knew of the damage, but the attempt resumed from it again."
 
 
 def test_what_infrastructure_took_is_given_back_at_once_and_free() -> None:
@@ -324,13 +324,13 @@ def test_the_budget_of_restarts_ends() -> None:
     outcome, job = settled(CRASH, application_failures=2)
 
     assert (outcome, job.state) == (SettleOutcome.JOB_FAILED, JobState.FAILED)
-    assert job.reason == "It failed. Its 2 restarts are used up."
+    assert job.reason == "It failed. The job has used all of its 2 restarts."
 
 
 def test_a_job_may_allow_no_restart() -> None:
     outcome, job = settled(CRASH, spec=a_spec(max_restarts=0))
 
-    assert (outcome, job.reason) == (SettleOutcome.JOB_FAILED, "It failed. It allows no restart.")
+    assert (outcome, job.reason) == (SettleOutcome.JOB_FAILED, "It failed. The job allows no restarts.")
 
 
 def test_an_attempt_that_never_ran_pauses_longer_each_time() -> None:
@@ -482,8 +482,8 @@ def test_a_killed_process_is_like_no_other(code: int, is_said: bool) -> None:
 
 
 def test_who_was_not_ready_in_time_loses_its_place_in_its_teams_queue_and_nobody_else_does() -> None:
-    late = AttemptEnd(state=AttemptState.NEVER_RAN, reason="Its pods found no place in time.")
-    lost = AttemptEnd(state=AttemptState.LOST, reason="node-1 went out of reach.")
+    late = AttemptEnd(state=AttemptState.NEVER_RAN, reason="Its pods were not scheduled in time.")
+    lost = AttemptEnd(state=AttemptState.LOST, reason="The attempt lost contact with node-1.")
 
     assert settled(late, queue="red")[1].queued_at == NOW
     assert settled(late)[1].queued_at is None

@@ -92,9 +92,9 @@ def test_a_type_that_is_not_known_names_the_field() -> None:
 
     assert (wrong.field, wrong.message) == (
         "jobType",
-        "There is no job type prodution. There are development, production.",
+        "Unknown job type prodution. Choose one of: development, production.",
     )
-    assert "The site's policy sets none up." in none.message
+    assert "The site's policy defines no job types." in none.message
     assert check_type(messages(), TYPES) == ()
 
 

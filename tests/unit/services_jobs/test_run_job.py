@@ -177,7 +177,7 @@ def test_what_an_attempt_could_not_read_back_is_passed_over_by_the_next() -> Non
     assert (second.resume_from.manifest, third.resume_from.manifest) == (newer, older)
     assert [(out["step"], out["code"]) for out in third.rejected_checkpoints] == [(20, "DAMAGED")]
     assert (settled.outcome, ended.state) == (SettleOutcome.JOB_REQUEUED, AttemptState.LOST)
-    assert ended.reason == "What it resumed from, step 20 of attempt 1, is damaged."
+    assert ended.reason == "The checkpoint it resumed from (step 20 of attempt 1) is damaged."
     assert scenario.job(job.job_id).application_failures == 0
 
 
@@ -372,7 +372,7 @@ def test_an_attempt_that_proved_nothing_in_the_cluster_uses_up_a_restart_and_say
 
     waiting = scenario.job(job.job_id)
     assert (waiting.state, waiting.application_failures) == (JobState.PENDING, 1)
-    assert "could prove none" in waiting.reason
+    assert "could verify none" in waiting.reason
 
 
 def test_a_checkpoint_saved_late_by_a_fenced_attempt_is_never_resumed_from() -> None:

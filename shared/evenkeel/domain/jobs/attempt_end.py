@@ -115,7 +115,7 @@ def judge_end(
     succeeded = [pod for pod in seen.pods if pod.phase is PodPhase.SUCCEEDED and not pod.is_terminating]
     has_succeeded = seen.has_completed or (len(succeeded) == attempt.ranks and not seen.is_suspended)
     if has_succeeded and not seen.live_pods():
-        return AttemptEnd(state=A.SUCCEEDED, reason="Every rank ended with success.", exit_codes=codes)
+        return AttemptEnd(state=A.SUCCEEDED, reason="All ranks exited with code 0.", exit_codes=codes)
     if seen.live_pods(lost_nodes):
         return None
     evicted = _end_by_eviction(seen, job, attempt, codes)
@@ -132,7 +132,7 @@ def judge_end(
     if attempt.state is A.STARTING and is_gone:
         return None  # not launched yet
     if seen.was_disrupted and not fenced_out:
-        return AttemptEnd(state=A.LOST, reason="A pod of it was evicted, or went with its node.", exit_codes=codes)
+        return AttemptEnd(state=A.LOST, reason="A pod was evicted, or its node was removed.", exit_codes=codes)
     return _blame(failed, fenced_out, attempt, lost_nodes, faulty_nodes, codes)
 
 
@@ -150,7 +150,7 @@ def end_despite_live_pods(reported: AttemptEnd, seen: ObservedWorkload) -> Attem
     if reported.state not in (A.SUCCEEDED, A.FAILED) or not alive:
         return None
     names = ", ".join(pod.name for pod in alive[:3])
-    reason = f"It was seen as {reported.state}, but pods of it are alive: {names}. It is queued again."
+    reason = f"The attempt was reported as {reported.state}, but its pods still run: {names}. The job is queued again."
     return AttemptEnd(state=A.LOST, reason=reason, exit_codes=reported.exit_codes)
 
 
@@ -196,35 +196,35 @@ def _blame(
 ) -> AttemptEnd:
     out = sorted({pod.node_name for pod in fenced_out} | (lost & set(attempt.node_names)))
     if out:
-        return AttemptEnd(state=A.LOST, reason=f"{_named(out)} went out of reach.", exit_codes=codes)
+        return AttemptEnd(state=A.LOST, reason=f"The attempt lost contact with {_named(out)}.", exit_codes=codes)
     taken = next((pod for pod in failed if pod.reason in _LOST_REASONS), None)
     if taken:
         return AttemptEnd(
-            state=A.LOST, reason=f"{taken.name} was taken by its node ({taken.reason}).", exit_codes=codes
+            state=A.LOST, reason=f"Pod {taken.name} was removed with its node ({taken.reason}).", exit_codes=codes
         )
     if any(pod.exit_code == FENCED_EXIT for pod in failed):
-        return AttemptEnd(state=A.LOST, reason="A later attempt has been fenced in.", exit_codes=codes)
+        return AttemptEnd(state=A.LOST, reason="A later attempt has raised the fence.", exit_codes=codes)
     point = attempt.resume_from
     if point and any(pod.exit_code == DAMAGED_EXIT for pod in failed):
-        reason = f"What it resumed from, step {point.step} of attempt {point.attempt}, is damaged."
+        reason = f"The checkpoint it resumed from (step {point.step} of attempt {point.attempt}) is damaged."
         return AttemptEnd(state=A.LOST, reason=reason, exit_codes=codes, is_checkpoint_damaged=True)
     if any(pod.exit_code == UNPROVED_EXIT for pod in failed):
-        reason = "Rank 0 found finished checkpoints and could prove none; to start over would disown them."
+        reason = "Rank 0 found finished checkpoints but could verify none. Starting over would discard that work."
         return AttemptEnd(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True)
     if not failed:
-        return AttemptEnd(state=A.LOST, reason="Its Kubernetes Job was deleted by somebody else.", exit_codes=codes)
+        return AttemptEnd(state=A.LOST, reason="Its Kubernetes Job was deleted outside Evenkeel.", exit_codes=codes)
     last_word = next((pod for pod in failed if pod.exit_code == DO_NOT_REQUEUE_EXIT), None)
     if last_word:
-        reason = f"{last_word.name} said that it is not to be started again (exit code {DO_NOT_REQUEUE_EXIT})."
+        reason = f"Pod {last_word.name} asked not to be restarted (exit code {DO_NOT_REQUEUE_EXIT})."
         return AttemptEnd(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True, is_final=True)
     refused = next((pod for pod in failed if pod.exit_code is None), None)
     if refused:
         state = A.LOST if attempt.state is A.RUNNING else A.NEVER_RAN
-        reason = f"{refused.name} was not run by its node ({refused.reason or 'it does not say why'})."
+        reason = f"The node did not run pod {refused.name} ({refused.reason or 'no reason given'})."
         return AttemptEnd(state=state, reason=reason, exit_codes=codes)
     cause = min(failed, key=_blame_order)
     why = f", {cause.reason}" if cause.reason not in ("", "Error") else ""
-    reason = f"{cause.name} failed (exit code {cause.exit_code}{why})."
+    reason = f"Pod {cause.name} failed (exit code {cause.exit_code}{why})."
     ending = AttemptEnd(
         state=A.FAILED,
         reason=reason,
@@ -243,8 +243,8 @@ def without_blame(ending: AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[
     ill = sorted(faulty_nodes & set(attempt.node_names))
     if ending.state not in (A.FAILED, A.NEVER_RAN) or not ill or ending.is_final:
         return ending
-    what = "It failed" if ending.state is A.FAILED else "It did not start"
-    reason = f"{what} on {_named(ill)}, which is lost or sick: {ending.reason}"
+    what = "The attempt failed" if ending.state is A.FAILED else "The attempt did not start"
+    reason = f"{what} on {_named(ill)}, which is lost or faulty: {ending.reason}"
     return ending.but(state=A.LOST, reason=reason, counts_as_failure=False)
 
 
@@ -281,17 +281,17 @@ def judge_abandoned(seen: ObservedWorkload, job: Job, attempt: Attempt, failure:
         return AttemptEnd(state=A.NEVER_RAN, reason=attempt.reason, is_final=True)
     if failure:
         state = A.LOST if attempt.state is A.RUNNING else A.NEVER_RAN
-        return AttemptEnd(state=state, reason=f"Its workflow failed: {failure}", exit_codes=codes)
+        return AttemptEnd(state=state, reason=f"The workflow of the attempt failed: {failure}", exit_codes=codes)
     if attempt.state is A.RUNNING:
-        return AttemptEnd(state=A.LOST, reason="It ran past its deadline.", exit_codes=codes, is_final=True)
+        return AttemptEnd(state=A.LOST, reason="The attempt ran past its deadline.", exit_codes=codes, is_final=True)
     if attempt.state is A.STARTING:
-        return AttemptEnd(state=A.NEVER_RAN, reason=attempt.reason or "It could not be launched in time.")
+        return AttemptEnd(state=A.NEVER_RAN, reason=attempt.reason or "The attempt could not be launched in time.")
     waiting = [pod for pod in seen.pods if not pod.node_name]
     if waiting or not seen.pods:
-        return AttemptEnd(state=A.NEVER_RAN, reason="Its pods found no place in time.", exit_codes=codes)
+        return AttemptEnd(state=A.NEVER_RAN, reason="Its pods were not scheduled in time.", exit_codes=codes)
     stuck = next((pod for pod in seen.pods if pod.phase is PodPhase.PENDING), seen.pods[0])
     why = f" ({stuck.reason})" if stuck.reason else ""
-    reason = f"{stuck.name} did not start in time{why}."
+    reason = f"Pod {stuck.name} did not start in time{why}."
     return AttemptEnd(state=A.NEVER_RAN, reason=reason, exit_codes=codes, counts_as_failure=True)
 
 

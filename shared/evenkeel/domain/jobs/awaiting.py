@@ -36,7 +36,7 @@ def evaluate_attempt_wait(
     if kind is ConditionKind.ATTEMPT_STOPPED:
         if seen.live_pods(lost):
             return None
-        reason = "Every pod is gone, has ended, or is behind a lost node."
+        reason = "Every pod is deleted, has ended, or is on a lost node."
         return WaitAnswer(outcome=STOPPED, reason=reason, facts=_facts(ending) if ending else {})
     if ending is not None:
         return WaitAnswer(outcome=ENDED, reason=ending.reason, facts=_facts(ending))
@@ -48,9 +48,9 @@ def evaluate_attempt_wait(
         # Kueue let the same Job in again: its pods would begin where this attempt once began.
         return WaitAnswer(outcome=STOP_REQUESTED, reason=evicted.reason)
     if kind is ConditionKind.ATTEMPT_ADMITTED and seen.uid and not seen.is_suspended:
-        return WaitAnswer(outcome=ADMITTED, reason="Kueue admitted it.")
+        return WaitAnswer(outcome=ADMITTED, reason="Kueue admitted the job.")
     if kind is ConditionKind.ATTEMPT_RUNNING and _all_run(seen, attempt):
-        return WaitAnswer(outcome=RUNNING, reason=f"All {attempt.ranks} pods run.")
+        return WaitAnswer(outcome=RUNNING, reason=f"All {attempt.ranks} pods are running.")
     return None
 
 

@@ -46,7 +46,7 @@ def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, no
     damaged = {attempt.resume_from} if ending.is_checkpoint_damaged and attempt.resume_from else set()
     if damaged & {*job.damaged_checkpoints}:
         # Rank 0 chose it, and an old library does not hear what is damaged: without a count that goes on for ever.
-        reason = f"{ending.reason} That was known, and it was resumed from again."
+        reason = f"{ending.reason} Evenkeel knew of the damage, but the attempt resumed from it again."
         ending = ending.but(state=A.FAILED, counts_as_failure=True, reason=reason)
         ended = ended.but(state=ending.state, reason=reason)
     job = job.but(
@@ -66,7 +66,7 @@ def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, no
         if never_ran and job.is_growth_attempt(attempt.attempt):
             job = job.but(failed_growths=job.failed_growths + 1, growth_failed_at=now)
         again = job.but(
-            reason=f"{ending.reason} Waits to run again.",
+            reason=f"{ending.reason} The job waits to run again.",
             not_before=not_before,
             launch_failures=never_ran,
             lost_at=now if ending.state is A.LOST else job.lost_at,
@@ -77,13 +77,15 @@ def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, no
     alike = _repeated_failure(job, ended, ending, policy, now)
     job = job.but(last_failure=alike)
     if alike is not None and policy.same_failures and alike.times >= policy.same_failures:
-        message = f" The same way and from the same point {alike.times} times: another attempt would not end otherwise."
+        message = (
+            f" It failed {alike.times} times in the same way from the same checkpoint, so Evenkeel does not retry."
+        )
         return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + message, now)
     failures = job.application_failures + 1
     allowed = policy.application_restarts if job.spec.max_restarts is None else job.spec.max_restarts
     job = job.but(application_failures=failures)
     if failures > allowed:
-        used = f" Its {allowed} restarts are used up." if allowed else " It allows no restart."
+        used = f" The job has used all of its {allowed} restarts." if allowed else " The job allows no restarts."
         return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + used, now)
     reason = f"{ending.reason} Restart {failures} of {allowed} follows."
     return _requeued(job.but(reason=reason, not_before=now + _backoff(failures, policy)), ended, ending)

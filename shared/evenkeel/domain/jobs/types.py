@@ -60,10 +60,10 @@ class JobTypes(Value):
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         if self.default and self.default not in self.types:
-            raise ValueError(f"default: there is no type {self.default!r}")
+            raise ValueError(f"default: no job type is named {self.default!r}")
         for name, each in self.types.items():
             if len(set(each.pools)) < len(each.pools):
-                raise ValueError(f"types.{name}.pools: each pool stands there once")
+                raise ValueError(f"types.{name}.pools: name each pool only once")
         return self
 
     def choices_of(self, job_type: JobType) -> tuple[PoolChoice, ...]:
@@ -80,9 +80,9 @@ def check_type(spec: JobSpec, types: JobTypes) -> tuple[SpecError, ...]:
 def _faults(spec: JobSpec, types: JobTypes) -> Iterator[SpecError]:
     if spec.job_type and spec.job_type not in types.types:
         there = ", ".join(sorted(types.types)[:10])
-        choices = f"There are {there}." if there else "The site's policy sets none up."
+        choices = f"Choose one of: {there}." if there else "The site's policy defines no job types."
         shown = spec.job_type[:63].encode("unicode_escape").decode()
-        yield SpecError("jobType", f"There is no job type {shown}. {choices}")
+        yield SpecError("jobType", f"Unknown job type {shown}. {choices}")
 
 
 def with_defaults(spec: JobSpec, types: JobTypes) -> JobSpec:

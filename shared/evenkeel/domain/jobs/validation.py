@@ -85,14 +85,14 @@ def check_deadline(spec: JobSpec, now: datetime) -> tuple[SpecError, ...]:
     """Return what is wrong with a deadline when a job is submitted: one that has passed can only be a mistake."""
     if spec.deadline_at is None or spec.deadline_at > now:
         return ()
-    return (SpecError("deadline", f"Name an instant to come: it is {now:%Y-%m-%dT%H:%M:%SZ}."),)
+    return (SpecError("deadline", f"The deadline must be in the future; the time is now {now:%Y-%m-%dT%H:%M:%SZ}."),)
 
 
 def _faults(spec: JobSpec) -> Iterator[SpecError]:
     if not _DNS_LABEL.fullmatch(spec.name):
-        yield SpecError("name", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
+        yield SpecError("name", "Use 1 to 63 lower-case letters, digits and dashes, without a dash at either end.")
     if not _DNS_LABEL.fullmatch(spec.team):
-        yield SpecError("team", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
+        yield SpecError("team", "Use 1 to 63 lower-case letters, digits and dashes, without a dash at either end.")
     if spec.priority_class and not _DNS_LABEL.fullmatch(spec.priority_class):
         yield SpecError("priorityClass", "Use 1 to 63 lower-case letters, digits and dashes.")
     if not _IMAGE.fullmatch(spec.image) or {"", ".", ".."} & set(spec.image.split("/")):
@@ -100,7 +100,7 @@ def _faults(spec: JobSpec) -> Iterator[SpecError]:
     if not 1 <= spec.nodes <= MAX_NODES:
         yield SpecError("nodes", f"Ask for 1 to {MAX_NODES} nodes.")
     if not 0 <= spec.accelerators_per_node <= MAX_ACCELERATORS_PER_NODE:
-        yield SpecError("acceleratorsPerNode", f"Ask for 0 to {MAX_ACCELERATORS_PER_NODE} accelerators a node.")
+        yield SpecError("acceleratorsPerNode", f"Ask for 0 to {MAX_ACCELERATORS_PER_NODE} accelerators per node.")
     if not 0 <= spec.grace_seconds <= MAX_GRACE_SECONDS:
         yield SpecError("graceSeconds", f"Choose 0 to {MAX_GRACE_SECONDS} seconds.")
     if spec.max_restarts is not None and not 0 <= spec.max_restarts <= MAX_RESTARTS:
@@ -110,14 +110,14 @@ def _faults(spec: JobSpec) -> Iterator[SpecError]:
             yield SpecError(f"instanceTypes.{index}", "Name an instance type, for example ml.p5.48xlarge.")
     for index, name in enumerate(spec.requires.architectures):
         if name not in ARCHITECTURES:
-            yield SpecError(f"requires.architectures.{index}", f"There are {' and '.join(ARCHITECTURES)}.")
+            yield SpecError(f"requires.architectures.{index}", f"Choose from {' and '.join(ARCHITECTURES)}.")
     yield from _requirement_faults(spec)
     yield from _elastic_faults(spec)
     yield from _program_faults(spec)
     yield from _label_faults(spec)
     yield from _checkpoint_faults(spec)
     if (size := _bytes_of(spec)) > MAX_SPEC:
-        yield SpecError("job", f"The job takes {size} bytes as JSON; at most {MAX_SPEC} are possible.")
+        yield SpecError("job", f"The job takes {size} bytes as JSON; the limit is {MAX_SPEC}.")
 
 
 def _bytes_of(spec: JobSpec) -> int:
@@ -159,31 +159,31 @@ def _elastic_faults(spec: JobSpec) -> Iterator[SpecError]:
     elif spec.sizes and spec.nodes not in spec.sizes.legal:
         legal = spec.sizes.legal
         some = ", ".join(map(str, legal[:8])) + (", …" if len(legal) > 8 else "")
-        yield SpecError("nodes", f"It is none of the sizes that elastic allows: {some}.")
+        yield SpecError("nodes", f"Choose one of the sizes that elastic allows: {some}.")
     if not spec.checkpoint_uri:
-        yield SpecError("elastic", "Another size goes on from a checkpoint: say in checkpoint where they are kept.")
+        yield SpecError("elastic", "An elastic job resumes from checkpoints: set checkpointUri.")
 
 
 def _program_faults(spec: JobSpec) -> Iterator[SpecError]:
     if not spec.command or not spec.command[0]:
-        yield SpecError("command", "Say what to run.")
+        yield SpecError("command", "Set the command to run.")
     if len(spec.env) > MAX_ENV:
         yield SpecError("env", f"Set at most {MAX_ENV} variables.")
     yield from _secret_faults(spec)
     for name in spec.env:
         if name in RESERVED_ENV:
-            yield SpecError(f"env.{name}", "Every attempt sets this one by itself.")
+            yield SpecError(f"env.{name}", "Evenkeel sets this variable in every attempt.")
         elif not _ENV_NAME.fullmatch(name):
             shown = name[:40].encode("unicode_escape").decode()
-            yield SpecError(f"env.{shown}", "Use letters, digits and underscores; no digit first.")
+            yield SpecError(f"env.{shown}", "Use letters, digits and underscores, and do not start with a digit.")
     texts = (*spec.command, *spec.args, *spec.env, *spec.env.values())
     for field, words in (("command", spec.command), ("args", spec.args)):
         if len(words) > MAX_WORDS:
             yield SpecError(field, f"Give at most {MAX_WORDS} words.")
     if sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) > MAX_TEXT:
-        yield SpecError("command", f"Command, arguments and environment take at most {MAX_TEXT} bytes together.")
+        yield SpecError("command", f"Command, arguments and environment may take at most {MAX_TEXT} bytes together.")
     if any(_CONTROL.search(text) for text in texts):
-        text = "Command, arguments and environment hold no control characters but tab and line ends."
+        text = "Command, arguments and environment may contain no control characters except tabs and newlines."
         yield SpecError("command", text)
 
 
@@ -193,11 +193,11 @@ def _secret_faults(spec: JobSpec) -> Iterator[SpecError]:
     for name, source in spec.secret_env.items():
         shown = f"secretEnv.{name[:40].encode('unicode_escape').decode()}"
         if name in RESERVED_ENV:
-            yield SpecError(shown, "Every attempt sets this one by itself.")
+            yield SpecError(shown, "Evenkeel sets this variable in every attempt.")
         elif not _ENV_NAME.fullmatch(name):
-            yield SpecError(shown, "Use letters, digits and underscores; no digit first.")
+            yield SpecError(shown, "Use letters, digits and underscores, and do not start with a digit.")
         elif name in spec.env:
-            yield SpecError(shown, "It is set in env, too.")
+            yield SpecError(shown, "This variable is also set in env. Set it only once.")
         elif not _DNS_SUBDOMAIN.fullmatch(source.secret):
             yield SpecError(f"{shown}.secret", "Name a Secret of the job's namespace.")
         elif not _SECRET_KEY.fullmatch(source.key):
@@ -210,23 +210,23 @@ def _label_faults(spec: JobSpec) -> Iterator[SpecError]:
     for key, value in spec.labels.items():
         domain = key.rpartition("/")[0]
         if any(domain == own or domain.endswith(f".{own}") for own in RESERVED_LABEL_DOMAINS):
-            yield SpecError(f"labels.{key[:80]}", "This prefix is not for jobs to set.")
+            yield SpecError(f"labels.{key[:80]}", "Jobs may not set labels with this prefix.")
         elif not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
             shown = key[:80].encode("unicode_escape").decode()
-            yield SpecError(f"labels.{shown}", "Use the form of Kubernetes labels, 63 characters at most.")
+            yield SpecError(f"labels.{shown}", "Use the Kubernetes label format, with at most 63 characters.")
 
 
 def _checkpoint_faults(spec: JobSpec) -> Iterator[SpecError]:
     if spec.checkpoint_uri and not _is_checkpoint_uri(spec.checkpoint_uri):
-        text = "Give s3://bucket/prefix or file:///folder/path, with a path that is this job's alone, or nothing."
+        text = "Use s3://bucket/prefix or file:///folder/path with a path that only this job uses, or leave it empty."
         yield SpecError("checkpointUri", text)
     elif is_bucket_alias(spec.checkpoint_uri):
-        yield SpecError("checkpointUri", "Name the bucket itself, not the alias of an access point.")
+        yield SpecError("checkpointUri", "Name the bucket itself, not an access point alias.")
     elif spec.keeps_checkpoints_in_cluster and not spec.checkpoint_claim:
-        text = "Name the PersistentVolumeClaim that holds the folder: what a pod writes elsewhere goes with the pod."
+        text = "Name the PersistentVolumeClaim that holds the folder. Files written elsewhere are lost with the pod."
         yield SpecError("checkpointClaim", text)
     elif spec.checkpoint_claim and not spec.keeps_checkpoints_in_cluster:
-        yield SpecError("checkpointClaim", "Only a file:///folder/path is kept on a claim.")
+        yield SpecError("checkpointClaim", "A claim is allowed only with a file:///folder/path checkpoint URI.")
     elif spec.checkpoint_claim and not _DNS_SUBDOMAIN.fullmatch(spec.checkpoint_claim):
         yield SpecError("checkpointClaim", "Name a PersistentVolumeClaim of the job's namespace.")
 

@@ -351,14 +351,14 @@ def _team_faults(team: Team) -> Iterator[SetupError]:
     for path in unknown_fields(team):
         yield SetupError(path, "is not a known field")
     if not _NAME.fullmatch(team.name):
-        yield SetupError("name", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last.")
+        yield SetupError("name", "Use 1 to 63 lower-case letters, digits and dashes, without a dash at either end.")
     if team.queue.name not in ("", team.name):
         yield SetupError("queue.name", f"The queue bears its team's name, {team.name}, or none.")
     for refusal in refusals(team.to_queue()):
         yield SetupError("queue.groups" if "/" in refusal else "queue", f"{refusal}.")
     if team.queue.cohort and not _NAME.fullmatch(team.queue.cohort):
         yield SetupError(
-            "queue.cohort", "Use 1 to 63 lower-case letters, digits and dashes; a dash neither first nor last."
+            "queue.cohort", "Use 1 to 63 lower-case letters, digits and dashes, without a dash at either end."
         )
     yield from _member_faults(team.members)
     if team.namespace and (not _NAME.fullmatch(team.namespace) or _is_of_the_system(team.namespace)):
@@ -408,7 +408,7 @@ def _checkpoint_faults(folders: tuple[str, ...]) -> Iterator[SetupError]:
         if len(folder) > 1024 or not _CHECKPOINTS.fullmatch(folder) or {".", ".."} & set(parts):
             yield SetupError(f"checkpoints.{index}", "Name a folder: s3://bucket/prefix or file:///folder/path.")
         elif is_bucket_alias(folder):
-            yield SetupError(f"checkpoints.{index}", "Name the bucket itself, not the alias of an access point.")
+            yield SetupError(f"checkpoints.{index}", "Name the bucket itself, not an access point alias.")
 
 
 def _size_faults(part: "Team | FleetQuotas") -> Iterator[SetupError]:

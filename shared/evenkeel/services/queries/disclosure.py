@@ -47,7 +47,7 @@ NODE_KINDS = frozenset({"RECOVERY", "REPAIR", "CHECK", "VALIDATION"})
 QUEUE_KINDS = frozenset({"ADMISSION", "PLACEMENT"})
 """Decisions that say why a job is pending: everybody sees the answer and what was weighed, its team the facts."""
 
-_AFTER_A_FAILURE = re.compile(r"(?:Waits to run again|Restart \d+ of \d+ follows)\.\Z", re.ASCII)
+_AFTER_A_FAILURE = re.compile(r"(?:(?:Waits|The job waits) to run again|Restart \d+ of \d+ follows)\.\Z", re.ASCII)
 """The end of the reason of a job that is pending again; what is before it may quote the application."""
 
 
