@@ -24,12 +24,12 @@ def list_drills(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     out = page()
     match output:
         case OutputFormat.JSON:
-            out.json({"items": [{"name": drill.name, "story": drill.summary} for drill in drills]})
+            out.json({"items": [{"name": drill.name, "story": drill.title} for drill in drills]})
         case OutputFormat.NAME:
             for drill in drills:
                 out.line(drill.name)
         case _:
-            _print_entries(out, [(drill.name, drill.summary) for drill in drills], "DRILL")
+            _print_entries(out, [(drill.name, drill.title) for drill in drills], "DRILL")
 
 
 @app.command("run")
@@ -47,7 +47,7 @@ def run(
         raise CommandFailed(Exit.NOT_FOUND, f"There is no drill {name!r}.", code="NO_SUCH_DRILL", hint=hint)
     drill, thrown = drills.DRILLS[name], random.SystemRandom().randrange(10**6) if seed is None else seed
     out = page()
-    out.line(f"{out.bold(drill.name)}  {drill.summary}  {out.dim(f'seed {thrown}')}")
+    out.line(f"{out.bold(drill.name)}  {drill.title}  {out.dim(f'seed {thrown}')}")
     result = drills.rehearse(drill, seed=thrown, full=full, say=lambda text: out.line(out.dim(f"  {text}")))
     for what, holds, seen in result.checks:
         out.line(

@@ -226,6 +226,23 @@ SHAPES: dict[TypeKey, Obj] = {
         )
     ),
     catalogue.VOLUME_CLAIMS.key: _object(spec=ANY_OBJECT),
+    catalogue.RESOURCE_QUOTAS.key: _object(
+        spec=_object(hard=AMOUNTS, scopes=TEXTS, scopeSelector=ANY_OBJECT), status=_object(hard=AMOUNTS, used=AMOUNTS)
+    ),
+    catalogue.LIMIT_RANGES.key: _object(
+        spec=_object(
+            limits=_list(
+                _object(
+                    type=TEXT,
+                    max=AMOUNTS,
+                    min=AMOUNTS,
+                    default=AMOUNTS,
+                    defaultRequest=AMOUNTS,
+                    maxLimitRequestRatio=AMOUNTS,
+                )
+            )
+        )
+    ),
     catalogue.NAMESPACES.key: _object(spec=_object(finalizers=TEXTS), status=_object(phase=TEXT)),
     catalogue.CONFIG_MAPS.key: _object(data=TEXT_MAP, binaryData=TEXT_MAP, immutable=FLAG),
     catalogue.SECRETS.key: _object(data=TEXT_MAP, stringData=TEXT_MAP, type=TEXT, immutable=FLAG),

@@ -548,6 +548,26 @@ def broken_objects(draw: st.DrawFn) -> tuple[Any, Json]:
         at = inner
 
 
+@pytest.mark.parametrize(
+    ("rt", "spec"),
+    [
+        (catalogue.LIMIT_RANGES, True),
+        (catalogue.LIMIT_RANGES, {"limits": 5}),
+        (catalogue.LIMIT_RANGES, {"limits": [{"type": "Container", "max": "x"}]}),
+        (catalogue.RESOURCE_QUOTAS, True),
+        (catalogue.RESOURCE_QUOTAS, {"hard": ["pods"]}),
+    ],
+)
+def test_limits_of_another_shape_are_refused(rt: Any, spec: Json) -> None:
+    registry = Registry(Store(), ResourceCatalogue())
+    registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": "default"}})
+
+    with pytest.raises(ApiError) as refused:
+        registry.create(rt, "default", {"metadata": {"name": "x"}, "spec": spec})
+
+    assert refused.value.code == 400
+
+
 @given(broken_objects())
 def test_a_body_that_makes_no_sense_is_refused_and_never_a_bug(case: tuple[Any, Json]) -> None:
     rt, body = case
