@@ -155,7 +155,7 @@ class DataCentre:
     def _bring_up(
         self, fleet: FleetShape, mode: str, policy: str, *, drills_may_act: bool, admission: str, say: Say
     ) -> None:
-        say("starting the engine (IAM enforced)")
+        say("starting the AWS emulator, with IAM enforced")
         self.engine = self._open.enter_context(Engine.start(self.run_dir / "engine"))
         self.deployer = bootstrap(self.engine)
         self._make_checkpoints_bucket()

@@ -1,7 +1,7 @@
-"""`make demo`: a training job loses a node in mid-step and comes back, told as it happens.
+"""`make demo`: a training job loses a node in mid-step and resumes. The demo prints each step live.
 
-Everything shown was read from the running parts: the API's timelines, the job's own log, the stages that the incident
-recorded. It exits non-zero if the job did not come back, the node was not returned, or the weights differ.
+All output is read from the running parts: the timelines of the API, the log of the job, the stages of the incident.
+The demo exits non-zero if the job did not come back, the node was not returned, or the weights differ.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GLYPHS: Final = {"sickened": "✖", "failed": "✖", "settled": "●", "decided"
 
 
 class DemoOutput:
-    """Prints the demo: plain lines in a pipe, one living progress line on a terminal."""
+    """Prints the demo: plain lines in a pipe, and a progress line on a terminal."""
 
     def __init__(self) -> None:
         self._is_tty = sys.stdout.isatty()
@@ -69,7 +69,7 @@ class DemoOutput:
         self.line(f"  {time.monotonic() - self._began:6.1f}s  {text}")
 
     def live(self, text: str) -> None:
-        """Replace the living line; in a pipe it is left out, the lines around it tell the story."""
+        """Replace the progress line on a terminal; print nothing in a pipe."""
         if self._is_tty:
             print(f"\r\x1b[K  {text}"[: self._width + 4], end="", flush=True)
             self._has_live = True
@@ -79,7 +79,7 @@ class DemoOutput:
 
 
 class TimelinePrinter:
-    """Which timeline entries were printed already, and when the plug was pulled."""
+    """The timeline entries already printed, and the time of the fault."""
 
     def __init__(self, output: DemoOutput, client: ApiClient) -> None:
         self._output, self._client = output, client
@@ -87,11 +87,11 @@ class TimelinePrinter:
         self.struck_at: datetime | None = None
 
     def skip(self, path: str) -> None:
-        """Take what stands in a timeline as told."""
+        """Mark the present entries of a timeline as printed."""
         self._seen.update(_name(path, entry) for entry in self._client.get(path)["entries"])
 
     def tell(self, *paths: str) -> None:
-        """Print what is new in these timelines, in order of time."""
+        """Print the new entries of these timelines in order of time."""
         fresh = []
         for path in paths:
             lane = "job" if path.startswith("/jobs") else "node"
@@ -108,7 +108,7 @@ class TimelinePrinter:
 def main() -> int:
     """Run the demo; return its exit code."""
     output = DemoOutput()
-    output.line("Evenkeel: a node fails, the job comes back. Nothing leaves this machine.")
+    output.line("Evenkeel demo: a node fails, and the job resumes. Everything runs on this machine.")
     try:
         with interruptible():
             return _play(output)
@@ -116,30 +116,30 @@ def main() -> int:
         output.line(f"✖ {failed}")
         return 1
     except KeyboardInterrupt:
-        output.line("\ninterrupted: everything that was started has been ended")
+        output.line("\nInterrupted. All processes of the demo have ended.")
         return 130
 
 
 def _play(output: DemoOutput) -> int:
-    output.chapter("a data centre on this machine")
+    output.chapter("Start a data centre on this machine")
     with ThreadPoolExecutor(1) as background:
         twin: Future[str] = background.submit(reference_digest, WORK.nodes, WORK.steps, WORK.seed)
         run_dir = PROJECT / ".evenkeel" / "demo"
         with DataCentre.start(run_dir, fleet=FleetShape(nodes=5), say=output.step) as centre:
             client = centre.client()
             await_all_nodes_ready(client, centre)
-            output.step(f"{centre.node_count} nodes validated and in service")
+            output.step(f"{centre.node_count} nodes are validated and in service")
             return _inject_and_recover(output, centre, client, twin)
 
 
 def _inject_and_recover(output: DemoOutput, centre: DataCentre, client: ApiClient, twin: Future[str]) -> int:
     output.chapter(
-        f"a training job on {WORK.nodes} nodes, {WORK.steps} steps, a checkpoint every {WORK.checkpoint_every}"
+        f"Run a training job: {WORK.nodes} nodes, {WORK.steps} steps, a checkpoint every {WORK.checkpoint_every} steps"
     )
     uri = f"s3://{CHECKPOINTS_BUCKET}/demo"
     job_id = client.post("/jobs", WORK.submission("demo", uri))["jobId"]
     path = f"/jobs/{job_id}"
-    output.step(f"submitted {job_id}; its checkpoints go to {uri}")
+    output.step(f"submitted {job_id}, which saves checkpoints to {uri}")
     strike_at = random.SystemRandom().randint(*INJECT_BETWEEN_STEPS)
 
     def reached() -> bool:
@@ -162,10 +162,10 @@ def _recover(
     told = TimelinePrinter(output, client)
     told.skip(f"{path}/timeline")
     node = node_of_rank(centre, job, random.SystemRandom().randrange(WORK.nodes))
-    output.chapter(f"step {strike_at}: pulling the plug on {node}")
+    output.chapter(f"Step {strike_at}: break a GPU of {node}")
     told.struck_at = datetime.now(UTC)
     centre.cluster.control("POST", "faults", {"fault": "gpu-xid79", "node": node})
-    output.line(f"  {0:+7.2f}s  node ✖ fault     Xid 79: a GPU fell off the bus, and the rank on it died")
+    output.line(f"  {0:+7.2f}s  node ✖ fault     Xid 79: a GPU has fallen off the bus; the rank on it died")
     incident: dict[str, Any] = {}
 
     def over() -> bool:
@@ -189,12 +189,12 @@ def _recover(
 def _check_result(
     output: DemoOutput, centre: DataCentre, job: dict[str, Any], incident: dict[str, Any], twin: Future[str]
 ) -> list[bool]:
-    output.chapter("the proof")
+    output.chapter("Check the result")
     document = read_object(centre, f"s3://{CHECKPOINTS_BUCKET}/demo", f"result/attempt={job['currentAttempt']}.json")
     disturbed = str(json.loads(document)["digest"]) if document else "no result"
     undisturbed = twin.result(timeout=60)
-    output.line(f"  disturbed run      {disturbed}")
-    output.line(f"  undisturbed twin   {undisturbed}")
+    output.line(f"  weights, this run                    {disturbed}")
+    output.line(f"  weights, same run without the fault  {undisturbed}")
     waiting = dead_letters(centre)
     checks = [
         (job["state"] == "SUCCEEDED", f"the job ended {job['state']}"),
@@ -209,15 +209,15 @@ def _check_result(
 
 
 def _print_durations(output: DemoOutput, struck_at: datetime, job: dict[str, Any], incident: dict[str, Any]) -> None:
-    output.chapter("where the time went (seconds after the fault, on this machine)")
+    output.chapter("Time of each stage (seconds after the fault, on this machine)")
     stages = incident["stages"]
     attempt, lost = job["attempts"][0], job["attempts"][-1]
     rows = [
-        ("detected", stages.get("detectedAt"), "first signal from the health agent"),
+        ("detected", stages.get("detectedAt"), "the health agent sent the first signal"),
         ("planned", stages.get("plannedAt"), ""),
-        ("cordoned", stages.get("cordonedAt"), "no new pods land on the node"),
-        ("job stopped", stages.get("jobsStoppedAt"), "the gang moves as one"),
-        ("job given up", lost.get("endedAt"), "it died with its node"),
+        ("cordoned", stages.get("cordonedAt"), "Kubernetes places no new pods on the node"),
+        ("job stopped", stages.get("jobsStoppedAt"), "all ranks of the job stop together"),
+        ("attempt ended", lost.get("endedAt"), "the first attempt ended with its node"),
         (
             "job admitted",
             attempt.get("admittedAt"),
@@ -226,7 +226,7 @@ def _print_durations(output: DemoOutput, struck_at: datetime, job: dict[str, Any
         ("job running", attempt.get("runningAt"), _resumed_from(attempt)),
         ("repair requested", stages.get("repairRequestedAt"), " then ".join(incident["repairs"])),
         ("node back", stages.get("nodeBackAt"), _short(str(incident.get("replacementInstanceId") or ""))),
-        ("node returned", stages.get("returnedAt"), "validated, takes work again"),
+        ("node returned", stages.get("returnedAt"), "validated and ready for jobs"),
     ]
     for name, at, note in rows:
         if at:
@@ -235,11 +235,11 @@ def _print_durations(output: DemoOutput, struck_at: datetime, job: dict[str, Any
 
 def _resumed_from(attempt: dict[str, Any]) -> str:
     point = attempt.get("resumeFrom")
-    return f"from step {point['step']} of attempt {point['attempt']}, proved" if point else "from the beginning"
+    return f"from step {point['step']} of attempt {point['attempt']}, checksums verified" if point else "from step 0"
 
 
 def _print_shortened_timings(output: DemoOutput) -> None:
-    output.chapter("what is shortened here against production (seconds)")
+    output.chapter("Timings that the demo shortens (seconds)")
     folder = importlib.resources.files("evenkeel").joinpath("policy")
     production, local = (
         json.loads(folder.joinpath(f"{name}.json").read_text("utf-8")) for name in ("production", "local")
@@ -254,10 +254,10 @@ def _print_shortened_timings(output: DemoOutput) -> None:
 
 
 def _print_next_commands(output: DemoOutput) -> None:
-    output.chapter("look closer")
+    output.chapter("Try next")
     for command in (
-        "make dev                                   keep this data centre up",
-        ".venv/bin/evenkeel drill inject node-lost  break something else in it",
+        "make dev                                   start a data centre and keep it running",
+        ".venv/bin/evenkeel drill inject node-lost  inject another fault into it",
         ".venv/bin/evenkeel incidents timeline @latest",
         ".venv/bin/evenkeel why @latest",
     ):
@@ -270,7 +270,7 @@ def _progress(step: int) -> str:
 
 
 def _short(text: str) -> str:
-    """Name nodes by the end of their instance id: the line fits, and the table below names them the same way."""
+    """Shorten instance ids to their last digits, as the table below does, so that the line fits."""
     return re.sub(r"(?:hyperpod-)?i-[0-9a-f]{11}([0-9a-f]{6})", r"…\1", text)
 
 

@@ -162,7 +162,7 @@ def stack_resources(credentials: Credentials, stack_name: str = STACK_NAME) -> d
 
 def _run_sam(command: list[str | Path], log: Path, cwd: Path, variables: Mapping[str, str]) -> None:
     if not SAM.exists():
-        raise DeploymentError(f"sam is not installed at {SAM.relative_to(PROJECT)}: run `make setup`")
+        raise DeploymentError(f"sam is not installed at {SAM.relative_to(PROJECT)}. Run `make setup`")
     log.parent.mkdir(parents=True, exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SAM_"))}
     environment = inherited | {

@@ -54,13 +54,16 @@ class DevPaths:
 
 
 def up(root: Path, foreground: bool = False) -> int:
-    """Bring a data centre up and keep it up: until Ctrl-C in the foreground, else until `down`.
+    """Start a data centre and keep it running: until Ctrl-C in the foreground, else until `down`.
 
     Returns:
-        An exit code: 0 up, 1 it failed, 5 one is up already.
+        An exit code: 0 up, 1 failed, 5 already up.
     """
     if _supervisor(root) is not None:
-        print("A data centre is up already. Look: evenkeel dev status. End it: evenkeel dev down.", file=sys.stderr)
+        print(
+            "A data centre already runs here. Inspect it with evenkeel dev status, or stop it with evenkeel dev down.",
+            file=sys.stderr,
+        )
         return 5
     if foreground:
         return run_supervised(root)
@@ -80,13 +83,13 @@ def up(root: Path, foreground: bool = False) -> int:
         if not child.is_running():
             break
         time.sleep(0.1)
-    print(f"The data centre did not come up: see {log}.", file=sys.stderr)
+    print(f"The data centre did not start. See {log}.", file=sys.stderr)
     child.mark.stop_group()
     return 1
 
 
 def run_supervised(root: Path) -> int:
-    """Keep a data centre up in this process until a signal ends it; return the exit code."""
+    """Run a data centre in this process until a signal ends it; return the exit code."""
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -96,12 +99,14 @@ def run_supervised(root: Path) -> int:
     with interruptible():
         try:
             kept.start()
-            say("try: evenkeel status · evenkeel drill faults · end it with Ctrl-C or evenkeel dev down")
+            say("ready. Try: evenkeel status · evenkeel drill faults. Stop with Ctrl-C or evenkeel dev down")
             Supervisor(kept.parts, say=say, restarted=kept.publish).run(threading.Event())
         except KeyboardInterrupt:
-            say("ending everything")
+            say("stopping all processes")
         except RestartLimitReached as error:
-            say(f"{error}. Everything is ended. Look at the logs in {kept.places.run_dir}, then: evenkeel dev up")
+            say(
+                f"{error}. All processes are stopped. Read the logs in {kept.places.run_dir}, then run: evenkeel dev up"
+            )
             code = 1
         finally:
             kept.stop()
@@ -160,8 +165,8 @@ class _DevDataCentre:
             shutil.rmtree(self.places.previous_run_dir, ignore_errors=True)
             self.places.run_dir.rename(self.places.previous_run_dir)
         self._centre = DataCentre.start(self.places.run_dir, keeps_cluster=True, say=self._say)
-        lost = "all jobs, incidents, decisions, teams and checkpoints, the nodes' history, and every address."
-        return f"the logs of the one before, in {self.places.previous_run_dir}.", lost
+        lost = "all jobs, incidents, decisions, teams and checkpoints, the node history, and all addresses."
+        return f"the logs of the previous data centre, in {self.places.previous_run_dir}.", lost
 
     def _ask_cluster(self) -> None:
         assert self._centre is not None
@@ -172,7 +177,7 @@ class _DevDataCentre:
         self._centre.restart_cluster()
         self._cluster_silence = HangDetector(self._ask_cluster)
         kept = "Kubernetes objects, machines, access entries and addresses."
-        return kept, "every running process: the machines restarted, as after a power cut."
+        return kept, "all running processes: the machines restarted, as after a power cut."
 
     def _restart_ticker(self) -> tuple[str, str]:
         assert self._centre is not None
@@ -246,13 +251,13 @@ def environment(root: Path) -> dict[str, str]:
 
 
 def status(root: Path) -> Json:
-    """Try each part of the data centre, and return which of them answer, and its addresses."""
+    """Probe each part of the data centre; return which parts answer, and their addresses."""
     places = DevPaths(root)
     if _supervisor(root) is None:
-        detail = "the process that supervised it is gone" if places.pid.exists() else "none was brought up here"
+        detail = "its supervisor process has ended" if places.pid.exists() else "no data centre was started here"
         return _down_status(detail)
     if not places.state.exists():
-        detail = f"it is being built anew: see {places.log}"
+        detail = f"it is starting or restarting. See {places.log}"
         return _down_status(detail)
     state = _read_json(places.state)
     found = probes.probe(state, _read_json(places.context), _read_json(places.kubeconfig))

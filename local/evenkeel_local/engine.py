@@ -87,12 +87,14 @@ class Engine:
             EngineError: It cannot bind its port, ended while starting, or did not answer in time.
         """
         if not PROGRAM.exists():
-            raise EngineError(f"the engine is not installed at {PROGRAM.relative_to(PROJECT)}: run `make setup`")
+            raise EngineError(f"the AWS emulator is not installed at {PROGRAM.relative_to(PROJECT)}: run `make setup`")
         candidates = [port] if port is not None else [_free_port() for _ in range(_PORT_TRIES)]
         for candidate in candidates:
             with contextlib.suppress(_PortTakenError):
                 return cls._start_on(candidate, run_dir.resolve(), sfn_mock_config, wait_scale)
-        raise EngineError(f"the engine cannot bind 127.0.0.1:{', '.join(map(str, candidates))}: in use by others")
+        raise EngineError(
+            f"the AWS emulator cannot bind 127.0.0.1:{', '.join(map(str, candidates))}: other processes use these ports"
+        )
 
     @classmethod
     def _start_on(
@@ -127,7 +129,7 @@ class Engine:
                     _PortTakenError
                     if not _can_bind(self.port)
                     else EngineError(
-                        f"the engine ended while starting (exit {self._child.returncode()}): see {self.log}"
+                        f"the AWS emulator ended during its start (exit {self._child.returncode()}): see {self.log}"
                     )
                 )
             try:
@@ -140,9 +142,9 @@ class Engine:
             if health.get("edition") != nonce:
                 raise _PortTakenError
             if health.get("auth") != "enabled":
-                raise EngineError(f"the engine does not enforce IAM: see {self.log}")
+                raise EngineError(f"the AWS emulator does not enforce IAM: see {self.log}")
             return
-        raise EngineError(f"the engine did not answer within {READY_SECONDS:.0f} s: see {self.log}")
+        raise EngineError(f"the AWS emulator did not answer within {READY_SECONDS:.0f} s: see {self.log}")
 
     @property
     def endpoint_url(self) -> str:

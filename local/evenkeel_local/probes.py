@@ -105,7 +105,7 @@ def _schedules(status: Json, up_since: str) -> str:
     for beat in status["heartbeats"]:
         age = (now - datetime.fromisoformat(beat["at"] or up_since)).total_seconds()
         if age > SILENT_SECONDS:
-            did = "last finished" if beat["at"] else "was first started, and never finished,"
+            did = "last finished" if beat["at"] else "started but never finished; first started"
             raise RuntimeError(f"{beat['function']} {did} {age:.0f} s ago")
         oldest = max(oldest, age)
-    return f"every function ran, or was started, within the last {oldest:.0f} s"
+    return f"every scheduled function ran or started within the last {oldest:.0f} s"

@@ -765,7 +765,7 @@ def run(scenario: Scenario, centre: DataCentre, *, say: Say = lambda _text: None
         scenario.play(scenario_run)
         scenario_run.finish()
     except DrillTimeoutError as late:
-        result.check("everything awaited came", False, str(late))
+        result.check("every awaited state was reached", False, str(late))
     return result
 
 
@@ -793,7 +793,7 @@ def main() -> int:
         print(f"✖ {failed}", flush=True)
         return 1
     except KeyboardInterrupt:
-        print("\ninterrupted: everything that was started has been ended")
+        print("\nInterrupted. All processes of the demo have ended.")
         return 130
 
 

@@ -137,22 +137,22 @@ class Supervisor:
                     continue
                 if not self._revive(part, why, stopping):
                     return
-                break  # other parts may rest on it: look anew
+                break  # other parts may rest on it: check again
 
     def _revive(self, part: SupervisedPart, why: str, stopping: threading.Event) -> bool:
-        """Start a part again, however often that fails within bounds; return False where it was told to stop."""
+        """Restart a part until it starts or the restart limit is reached; return False on a stop request."""
         while True:
             pause = self._backoff.died(part.name, self._clock())
             if pause is None:
                 raise RestartLimitReached(
                     f"{why}: it died more than {MOST_DEATHS} times in {WINDOW_SECONDS / 60:.0f} minutes"
                 )
-            self._say(f"{why}: it is started again in {pause:.0f} s")
+            self._say(f"{why}: restarting it in {pause:.0f} s")
             if stopping.wait(pause):
                 return False
             try:
                 kept, lost = part.restart()
-            except Exception as error:  # noqa: BLE001 - whatever a start failed by, the next one may succeed
+            except Exception as error:  # noqa: BLE001 - the next start may succeed, whatever the error
                 why = f"{part.name} did not start ({error})"
                 continue
             now = datetime.now(UTC).isoformat(timespec="seconds")

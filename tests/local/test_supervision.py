@@ -123,4 +123,4 @@ def test_status_of_the_command_fails_after_the_supervisor_is_killed(root: Path) 
 
     said = command(root, "dev", "status")
     assert said.returncode == 1
-    assert "the process that supervised it is gone" in said.stdout
+    assert "its supervisor process has ended" in said.stdout

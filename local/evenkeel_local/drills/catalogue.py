@@ -17,11 +17,11 @@ from evenkeel_local.processes import interruptible
 
 @dataclass(frozen=True)
 class Drill:
-    """One way to break things, and what is done about it."""
+    """A drill: the fault that it injects, and the expected recovery."""
 
     name: str
     title: str
-    """What happens, in the operator's words."""
+    """Summary of the drill for an operator."""
     play: Callable[[DrillRun], None]
     fleet: FleetShape = field(default_factory=FleetShape)
     """The hardware it needs: of the same shape, several share a data centre."""
@@ -36,87 +36,87 @@ def _fault(name: str, summary: str, fault: str, **options: object) -> Drill:
 DRILLS: Final = {
     drill.name: drill
     for drill in (
-        _fault("gpu-xid79", "A GPU falls off the bus (Xid 79) and the training process dies with it.", "gpu-xid79"),
+        _fault("gpu-xid79", "A GPU falls off the bus (Xid 79), and the training process on it dies.", "gpu-xid79"),
         Drill(
             "node-lost",
-            "A node drops off the network; its processes train on behind the partition.",
+            "A node loses its network; its processes continue to train behind the partition.",
             scenarios.node_lost,
         ),
         Drill(
             "younger-job",
-            "A job loses its node three times, while a younger job of its team waits for the whole quota.",
+            "A job loses its node three times, while a younger job of the team waits for the whole quota.",
             scenarios.younger_job,
         ),
-        Drill("app-crash", "One rank crashes by itself; the node is fine.", scenarios.app_crash),
+        Drill("app-crash", "A rank crashes; its node is healthy.", scenarios.app_crash),
         _fault(
             "stuck-replace",
-            "A GPU falls off the bus and the replacement never arrives.",
+            "A GPU falls off the bus, and the replacement node never arrives.",
             "stuck-replace",
             ends="WAITING_FOR_PERSON",
         ),
         Drill(
             "no-capacity",
-            "A GPU falls off the bus, the replacement never arrives, and no other node is free.",
+            "A GPU falls off the bus, the replacement node never arrives, and no other node is free.",
             scenarios.no_capacity,
         ),
         Drill(
             "no-capacity-burst",
-            "The same where nodes may be rented: the job goes on there while its machine is still being replaced.",
+            "As the drill before, but the fleet may rent nodes: the job runs on them during the replacement.",
             scenarios.no_capacity_burst,
         ),
         Drill(
             "flapping",
-            "A node drops off and comes back, again and again.",
+            "A node repeatedly leaves the cluster and returns.",
             scenarios.flapping,
         ),
         Drill(
             "poisoned-checkpoint",
-            "A memory error went unnoticed: what was saved since is in doubt, and one older shard is torn.",
+            "A memory error is found late: later checkpoints are distrusted, and an older shard is damaged.",
             scenarios.poisoned_checkpoint,
         ),
         Drill(
             "spot-reclaim",
-            "A spot machine gets its notice: save, prove, and go on elsewhere before it is gone.",
+            "A spot node gets its interruption notice: the job saves a checkpoint and resumes on another node.",
             scenarios.spot_reclaim,
         ),
         Drill(
             "lost-events",
-            "Every event is lost and the watch is cut off: the sweeper alone finds the faulty node.",
+            "All events are lost and the watch is cut off: only the sweep can find the faulty node.",
             scenarios.lost_events,
         ),
         Drill(
             "duplicate-events",
-            "The same fault is told sixty times, in any order, also while the successor comes and after the repair.",
+            "Sixty events report the same fault, in any order, also during and after the replacement.",
             scenarios.duplicate_events,
         ),
         Drill(
             "throttled",
-            "The provider answers every repair call with throttling, then works again.",
+            "The provider throttles every repair call, then recovers.",
             scenarios.throttled,
         ),
         Drill(
             "shared-cause",
-            "Four machines of one zone sicken at once: the wave is stopped and people are paged once.",
+            "Four nodes of a zone fail at once: Evenkeel stops the repairs and pages people once.",
             scenarios.shared_cause,
         ),
         Drill(
             "two-owners",
-            "HyperPod repairs by itself, and so would Evenkeel: one of them does.",
+            "HyperPod and Evenkeel could both repair a node: only HyperPod does.",
             scenarios.two_owners,
         ),
         Drill(
             "karpenter-repairs",
-            "Karpenter repairs its machines by itself, and so would Evenkeel: one of them does.",
+            "Karpenter and Evenkeel could both repair a node: only Karpenter does.",
             scenarios.karpenter_repairs,
         ),
         Drill(
             "deploy-while-waiting",
-            "A new release is deployed while a recovery waits: the old execution goes on with the new functions.",
+            "A new release is deployed while a recovery waits: the old execution continues with the new functions.",
             scenarios.deploy_while_waiting,
         ),
         Drill(
             "storm",
-            "Every machine sickens within seconds, each told five times, everything shuffled and tripled.",
+            "All nodes fail within seconds, five events for each, all events shuffled and delivered three times.",
             storm.storm,
             fleet=FleetShape(nodes=20),
             full=FleetShape(nodes=200),
@@ -145,7 +145,7 @@ def run(drill: Drill, centre: DataCentre, *, seed: int, say: Say = lambda _text:
         finally:
             stage.leave()
     except DrillTimeoutError as late:
-        result.check("everything awaited came", False, str(late))
+        result.check("every awaited state was reached", False, str(late))
     return result
 
 

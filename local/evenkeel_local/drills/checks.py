@@ -1,4 +1,4 @@
-"""What must hold once a disturbed job has ended: of the job, of the fleet and of the records."""
+"""Checks after the job of a drill has ended: of the job, the fleet and the records."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def check_decisions(result: DrillResult, centre: DataCentre) -> None:
     """Check that every decision ever recorded here comes out the same from its own facts."""
     otherwise = replay_mismatches(centre)
     result.check(
-        "every decision replays to its recorded answer", not otherwise, f"{len(otherwise)} do not: {otherwise[:3]}"
+        "every recorded decision replays to the same answer", not otherwise, f"{len(otherwise)} do not: {otherwise[:3]}"
     )
 
 
 def _check_job(result: DrillResult, centre: DataCentre, job: dict[str, Any], uri: str, work: TrainingWork) -> None:
-    result.check("the job ends well", job["state"] == "SUCCEEDED", f"{job['state']}: {job.get('reason', '')}")
+    result.check("the job succeeds", job["state"] == "SUCCEEDED", f"{job['state']}: {job.get('reason', '')}")
     document = read_object(centre, uri, f"result/attempt={job['currentAttempt']}.json")
     expected = reference_digest(work.nodes, work.steps, work.seed)
     seen = json.loads(document)["digest"] if document else "no result"
-    result.check("the weights equal the undisturbed run's", seen == expected, f"{seen} against {expected}")
+    result.check("the weights equal those of a run without the fault", seen == expected, f"{seen} against {expected}")
 
 
 def _check_fence(result: DrillResult, centre: DataCentre, uri: str) -> None:
@@ -65,7 +65,7 @@ def _check_fence(result: DrillResult, centre: DataCentre, uri: str) -> None:
     fence: dict[str, Any] = json.loads(document) if document else {"attempt": 0, "history": []}
     wrong = resumed_past_a_fence(fence)
     seen = "; ".join(wrong) or f"{len(fence['history']) + 1} fences"
-    result.check("no manifest of a fenced attempt is resumed from", not wrong, seen)
+    result.check("no attempt resumes from a manifest of a fenced attempt", not wrong, seen)
 
 
 def resumed_past_a_fence(fence: dict[str, Any]) -> list[str]:
@@ -108,7 +108,9 @@ def _check_provider(result: DrillResult, centre: DataCentre, before: RepairCount
     after = RepairCounters.read(centre).replaces
     many = {life: count for life, count in after.items() if count > 1}
     result.check(
-        "at most one accepted Replace a node life", not many, str(many or f"{len(after) - len(before.replaces)} new")
+        "the provider accepts at most one Replace per node life",
+        not many,
+        str(many or f"{len(after) - len(before.replaces)} new"),
     )
 
 
@@ -122,7 +124,11 @@ def _check_leftovers(result: DrillResult, centre: DataCentre) -> None:
     deadline = time.monotonic() + FLEET_SECONDS
     while (left := leftover_records(centre)) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-    result.check("nothing is left half done", not left, "; ".join(left) or "no open wait, pointer, charge or lease")
+    result.check(
+        "no wait, pointer, charge or lease is left open",
+        not left,
+        "; ".join(left) or "no open wait, pointer, charge or lease",
+    )
 
 
 def leftover_records(centre: DataCentre) -> list[str]:

@@ -92,7 +92,7 @@ class DrillRun:
         self.reach(int(moment))
         time.sleep((moment % 1) * self.work.step_seconds)
         state = self.job()["state"]
-        self.result.check("the job still ran when it was disturbed", state not in ENDED, state)
+        self.result.check("the job ran when the fault was injected", state not in ENDED, state)
 
     def node(self, rank: int | None = None) -> Json:
         """Return the node of a rank of the current attempt, by chance if none is named."""
@@ -139,7 +139,7 @@ class DrillRun:
         self.clear()
         for job_id in filter(None, (self.result.job_id, *self._beside)):
             if self.job(job_id)["state"] not in ENDED:
-                self.client.post(f"/jobs/{job_id}/cancel", {"reason": "its drill is over"})
+                self.client.post(f"/jobs/{job_id}/cancel", {"reason": "the drill is over"})
 
     @contextmanager
     def inject_call_fault(self, effect: str, **rule: Any) -> Iterator[None]:
@@ -180,7 +180,7 @@ class DrillRun:
         """Wait until the incident of a machine is settled, and check how."""
         incident = self.await_incident("the incident to settle", node, lambda each: each["state"] in SETTLED)
         self.result.seconds["incidentSettled"] = time.monotonic() - self._struck_at
-        self.result.check("the incident ends as it should", incident["state"] == state, str(incident))
+        self.result.check("the incident ends in the expected state", incident["state"] == state, str(incident))
         return incident
 
     def timeline(self, incident: Json) -> list[Json]:

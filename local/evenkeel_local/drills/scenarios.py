@@ -72,7 +72,7 @@ def younger_job(drill: DrillRun) -> None:
             wait_for("the next start", INCIDENT_SECONDS, partial(_has_started, drill, attempt + 1, younger))
             behind = drill.job(younger)
             is_first = behind["currentAttempt"] == 0
-            drill.result.check("the interrupted job starts before the younger one", is_first, str(behind))
+            drill.result.check("the interrupted job starts before the younger job", is_first, str(behind))
             if not is_first:
                 break
             wait_for("the next attempt to run", INCIDENT_SECONDS, partial(_runs, drill, attempt + 1))
@@ -145,11 +145,11 @@ def no_capacity(drill: DrillRun) -> None:
     waiting = drill.job()
     says_why = waiting["reason"].startswith(f"The job waits for {drill.work.nodes} nodes")
     waits = waiting["state"] == "PENDING" and says_why
-    drill.result.check("the job waits and says why", waits, f"{waiting['state']}: {waiting['reason']}")
+    drill.result.check("the job waits and gives its reason", waits, f"{waiting['state']}: {waiting['reason']}")
     is_left = "waits in the queue for capacity" in incident["outcome"]
-    drill.result.check("the recovery leaves it to the queue", is_left, incident["outcome"])
+    drill.result.check("the recovery hands the job to the queue", is_left, incident["outcome"])
     drill.clear()
-    drill.say("there is capacity again: the replacement arrives")
+    drill.say("capacity is back: the replacement arrives")
     drill.finish()
 
 
@@ -168,15 +168,15 @@ def no_capacity_burst(drill: DrillRun) -> None:
         there = drill.cluster.nodes()
         usable = [each["name"] for each in there if each["ready"] == "True" and not each["unschedulable"]]
         is_missing = len(usable) < drill.centre.node_count
-        drill.result.check("it runs elsewhere while its machine is still being replaced", is_missing, str(there))
+        drill.result.check("the job runs on rented nodes during the replacement", is_missing, str(there))
         incident = drill.await_incident("its incident", node, lambda _incident: True)
         planned: Json = next((each for each in drill.detail(incident)["decisions"] if each["kind"] == "RESUME"), {})
-        drill.result.check("its recovery chose to rent", planned.get("action") == "BURST", str(planned))
+        drill.result.check("the recovery chose to rent nodes", planned.get("action") == "BURST", str(planned))
         drill.settled(node, "WAITING_FOR_PERSON")
         drill.finish()
         rental = wait_for("the rented nodes to be given back", JOB_SECONDS, lambda: _ended_rental(drill))
         cost = float(rental["costUsd"])
-        drill.result.check("what it cost is told", cost > 0, str(rental))
+        drill.result.check("the job shows the cost of the rental", cost > 0, str(rental))
 
 
 def _runs_in_pool(drill: DrillRun, pool: str) -> bool:
@@ -251,8 +251,8 @@ def flapping(drill: DrillRun) -> None:
     wait_for("the flapping machine to go", INCIDENT_SECONDS, lambda: not drill.machine(node["instanceId"]))
     drill.finish(may_overlap=True)
     accepted = drill.accepted(node["instanceId"])
-    drill.result.check("it was replaced, once", accepted.get("replace") == 1, str(accepted))
-    drill.result.check("and rebooted at most twice before", accepted.get("reboot", 0) <= 2, str(accepted))
+    drill.result.check("the node was replaced exactly once", accepted.get("replace") == 1, str(accepted))
+    drill.result.check("the node was rebooted at most twice before", accepted.get("reboot", 0) <= 2, str(accepted))
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -277,9 +277,9 @@ def poisoned_checkpoint(drill: DrillRun) -> None:
     second = drill.attempt(2)
     out = {each["step"]: each["code"] for each in second.get("rejectedCheckpoints", ())}
     start = (second.get("resumeFrom") or {}).get("step", -1)
-    drill.result.check("what was saved since the first sign is doubted", "DISTRUSTED" in out.values(), str(out))
-    drill.result.check("what is torn is walked past", out.get(torn) == "SHARD_CHECKSUM", f"{torn}: {out}")
-    drill.result.check("it resumes from before both", 0 < start < torn, f"step {start} of {out}")
+    drill.result.check("checkpoints after the first sign are distrusted", "DISTRUSTED" in out.values(), str(out))
+    drill.result.check("damaged checkpoints are rejected", out.get(torn) == "SHARD_CHECKSUM", f"{torn}: {out}")
+    drill.result.check("the job resumes from a checkpoint before both", 0 < start < torn, f"step {start} of {out}")
 
 
 def _report(drill: DrillRun, node: Json, said: str, seen_at: datetime) -> None:
@@ -322,10 +322,16 @@ def spot_reclaim(drill: DrillRun) -> None:
         incident = next(iter(drill.new_incidents(node["instanceId"])), {})
         start = (drill.attempt(2).get("resumeFrom") or {}).get("step", -1)
         said = [each["faultKey"] for each in drill.detail(incident)["evidence"] if each["opened"]] if incident else []
-        drill.result.check("the notice opened an incident", said == ["ec2:spot_interruption"], f"{said} {incident}")
-        drill.result.check("it saved when it was told, and resumes from there", start >= at, f"{start}, told at {at}")
-        drill.result.check("the job is elsewhere", elsewhere["name"] != node["name"], f"{node} then {elsewhere}")
-        drill.result.check("nobody repairs what goes", not incident.get("repairs"), str(incident))
+        drill.result.check(
+            "the interruption notice opened an incident", said == ["ec2:spot_interruption"], f"{said} {incident}"
+        )
+        drill.result.check(
+            "the job saved after the notice and resumes from that checkpoint", start >= at, f"{start}, told at {at}"
+        )
+        drill.result.check(
+            "the job runs on another node", elsewhere["name"] != node["name"], f"{node} then {elsewhere}"
+        )
+        drill.result.check("Evenkeel repairs no node that is going away", not incident.get("repairs"), str(incident))
 
 
 def _spot_node(drill: DrillRun) -> Json:
@@ -396,7 +402,7 @@ def lost_events(drill: DrillRun) -> None:
     finally:
         events.enable_rule(Name=rule.rpartition("/")[2])
     sources = {each["source"] for each in drill.detail(incident)["evidence"]}
-    drill.result.check("no event told of it", "hyperpod.node-health" not in sources, str(sources))
+    drill.result.check("no event reported the fault", "hyperpod.node-health" not in sources, str(sources))
     drill.settled(node)
     drill.finish()
 
@@ -463,11 +469,11 @@ def throttled(drill: DrillRun) -> None:
         drill.inject_fault("gpu-xid79", node)
         wait_for("three refusals", INCIDENT_SECONDS, lambda: _refused(drill) >= 3)
         accepted = drill.accepted(node["instanceId"])
-        drill.result.check("nothing was accepted meanwhile", not accepted, str(accepted))
+        drill.result.check("the provider accepted no repair during the throttling", not accepted, str(accepted))
     drill.settled(node)
     drill.finish()
     accepted = drill.accepted(node["instanceId"])
-    drill.result.check("it was replaced, once", accepted == {"replace": 1}, str(accepted))
+    drill.result.check("the node was replaced exactly once", accepted == {"replace": 1}, str(accepted))
 
 
 def _refused(drill: DrillRun) -> int:
@@ -490,7 +496,7 @@ def shared_cause(drill: DrillRun) -> None:
                 drill.inject_fault("gpu-xid79", node)
             drill.await_incident("the wave to be stopped", nodes[-1], lambda each: _was_blocked(drill, each))
             begun = sum(bool(drill.accepted(node["instanceId"])) for node in nodes)
-            drill.result.check("no more than three repairs were begun", begun < len(nodes), f"{begun} of {len(nodes)}")
+            drill.result.check("at most three repairs started", begun < len(nodes), f"{begun} of {len(nodes)}")
         drill.say("the wave is over")
         for node in nodes:
             drill.settled(node)
@@ -573,8 +579,8 @@ def two_owners(drill: DrillRun) -> None:
     finally:
         hyperpod.update_cluster(ClusterName=arn, NodeRecovery="None")
     drill.finish()
-    drill.result.check("Evenkeel asks for no repair", not ours and not incident["repairs"], f"{ours} {incident}")
-    drill.result.check("HyperPod has replaced it", bool(incident["replacementInstanceId"]), str(incident))
+    drill.result.check("Evenkeel requests no repair", not ours and not incident["repairs"], f"{ours} {incident}")
+    drill.result.check("HyperPod has replaced the node", bool(incident["replacementInstanceId"]), str(incident))
 
 
 def _report_before_owner(drill: DrillRun, node: Json) -> Json:
@@ -603,8 +609,8 @@ def karpenter_repairs(drill: DrillRun) -> None:
         there = [name for name in _spot_names(drill) if name == node["name"]]
         drill.finish()
     asked = [ask for ask in drill.detail(incident)["decisions"] if ask["action"] in ("REPLACE", "REBOOT")]
-    drill.result.check("Evenkeel asks for no repair", not incident["repairs"] and not asked, f"{incident} {asked}")
-    drill.result.check("Karpenter has taken it away", not there, str(there))
+    drill.result.check("Evenkeel requests no repair", not incident["repairs"] and not asked, f"{incident} {asked}")
+    drill.result.check("Karpenter has removed the node", not there, str(there))
 
 
 def deploy_while_waiting(drill: DrillRun) -> None:
@@ -627,8 +633,12 @@ def deploy_while_waiting(drill: DrillRun) -> None:
     incident = drill.settled(node)
     drill.finish()
     runs = executions(drill, waits["incidentId"])
-    drill.result.check("every function is another one", not before & after, f"{before} {after}")
-    drill.result.check("the execution that waited ended it", runs == [f"{incident['incidentId']}-r1"], str(runs))
+    drill.result.check("every function has a new version", not before & after, f"{before} {after}")
+    drill.result.check(
+        "the execution from before the release finished the recovery",
+        runs == [f"{incident['incidentId']}-r1"],
+        str(runs),
+    )
 
 
 def _layers(drill: DrillRun) -> set[str]:

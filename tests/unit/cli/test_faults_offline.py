@@ -16,8 +16,8 @@ EXPLAINED = f"""\
 ▲ gpu:driver_hang  nvidia-smi or a DCGM probe hangs
   hardware, major
 
-  plan          nvidia-smi or a DCGM probe hangs: waits for a second,
-                independent signal.
+  plan          nvidia-smi or a DCGM probe hangs: Evenkeel waits for a second,
+                independent source.
   confirmed by  a second, independent signal, or a person
   two signals   nvidia-smi or a DCGM probe hangs: reboot then replace, and move
                 the jobs.
@@ -31,17 +31,17 @@ EXPLAINED = f"""\
 
   LADDER: each rung runs if the previous rung did not help
   reboot after 0s, 15m00s at most       nvidia-smi or a DCGM probe hangs: a
-                                        reboot may clear it, is quickest and
-                                        keeps the machine.
-  replace after 15m00s, 30m00s at most  The reboot was accepted and the machine
-                                        did not come back. nvidia-smi or a DCGM
-                                        probe hangs: a reboot did not help, or
-                                        would not last, so the machine is
-                                        replaced.
-  page_human after 45m00s               The replace was accepted and the machine
-                                        did not come back. This machine was to
-                                        be replaced already, and a life is
-                                        replaced once at most.
+                                        reboot may clear the fault, is quickest
+                                        and keeps the node.
+  replace after 15m00s, 30m00s at most  The provider accepted the reboot, but
+                                        the node did not come back. nvidia-smi
+                                        or a DCGM probe hangs: a reboot did not
+                                        help or would not last, so Evenkeel
+                                        replaces the node.
+  page_human after 45m00s               The provider accepted the replace, but
+                                        the node did not come back. Evenkeel
+                                        already requested its replacement, which
+                                        it does only once per node.
 
   NVSentinel  GpuDcgmUnresponsive
   note        A local hang is stronger evidence than a remote one

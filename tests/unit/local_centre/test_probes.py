@@ -122,7 +122,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_status_exits_1_where_none_was_brought_up(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dev", "status"]) == 1
-    assert "none was brought up here" in capsys.readouterr().out
+    assert "no data centre was started here" in capsys.readouterr().out
 
 
 def test_status_exits_1_when_the_supervisor_is_gone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +131,7 @@ def test_status_exits_1_when_the_supervisor_is_gone(project: Path, capsys: pytes
     assert main(["dev", "status", "-o", "json"]) == 1
     assert json.loads(capsys.readouterr().out) == {
         "isUp": False,
-        "parts": [{"part": "data centre", "isUp": False, "detail": "the process that supervised it is gone"}],
+        "parts": [{"part": "data centre", "isUp": False, "detail": "its supervisor process has ended"}],
     }
 
 

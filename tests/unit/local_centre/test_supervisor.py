@@ -70,7 +70,7 @@ def test_dead_part_is_started_again_and_its_loss_is_said() -> None:
 
     assert part.restarts == ["GPU cluster"]
     assert said == [
-        "GPU cluster died: it is started again in 1 s",
+        "GPU cluster died: restarting it in 1 s",
         "GPU cluster runs again. Kept: its state. Lost: its processes.",
     ]
     assert [(one.part, one.lost) for one in published[-1]] == [("GPU cluster", "its processes.")]
@@ -82,7 +82,7 @@ def test_part_that_stopped_answering_is_started_again() -> None:
 
     _, said, published = supervised(FakePart("engine", []), part)
 
-    assert said[0] == "GPU cluster has not answered for 30 s: it is started again in 1 s"
+    assert said[0] == "GPU cluster has not answered for 30 s: restarting it in 1 s"
     assert [one.part for one in published[-1]] == ["GPU cluster"]
 
 
