@@ -500,7 +500,7 @@ def shared_cause(drill: DrillRun) -> None:
         drill.say("the wave is over")
         for node in nodes:
             drill.settled(node)
-        told = [page for page in pages() if "sickened at once" in page]
+        told = [page for page in pages() if "failed at once" in page]
     drill.finish()
     drill.result.check("people are paged once for the wave", len(told) == 1, str(told))
 

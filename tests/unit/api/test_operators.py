@@ -57,7 +57,7 @@ def test_the_second_approver_loses_politely(asking: Gateway) -> None:
     second = answer_to(asking, "decline", YES, caller=BO, key="k2")
 
     assert (second.status, second.document["code"]) == (409, "ALREADY_ANSWERED")
-    assert second.document["detail"] == "Approved by role/Researcher (ana): go on. That answer stands."
+    assert second.document["detail"] == "Approved by role/Researcher (ana): go on. That answer is final."
 
 
 @pytest.mark.parametrize("body", [{"decisionId": "dec-0000000009"}, {"decisionId": "dec-0000000001"}])
@@ -119,7 +119,7 @@ def test_our_cordon_is_taken_off_and_twice_is_the_same(gateway: Gateway) -> None
     ]
     assert answers[0].document["incidentId"] == "inc-0000000001"
     scenario = gateway.fakes.ledger.partition(rows.hold_key().table, rows.hold_key().pk, "EVENT#")
-    assert [row.doc["text"] for row in scenario] == [f"{name} un-cordoned by role/Researcher (ana): it is well"]
+    assert [row.doc["text"] for row in scenario] == [f"role/Researcher (ana) un-cordoned {name}: it is well"]
 
 
 def test_a_cordon_from_outside_evenkeel_stays(gateway: Gateway) -> None:

@@ -193,7 +193,7 @@ def test_an_admission_is_tried_under_other_spare_nodes(site: Gateway) -> None:
     (changed,) = other["changed"]
     assert (changed["kind"], changed["before"]["action"], changed["after"]["action"]) == ("ADMISSION", "ADMIT", "WAIT")
     assert "workers keeps 2 free nodes for recoveries" in changed["after"]["reason"]
-    assert "quotas, machines" in other["asRecorded"]
+    assert "recorded quotas" in other["asRecorded"]
 
 
 def a_plan(number: int, subject: str, mode: Mode = Mode.ACT) -> Decision:

@@ -113,7 +113,7 @@ def test_a_dry_run_says_what_is_in_the_way(fleet: Gateway) -> None:
     fleet.fakes.provider.settings = fleet.fakes.provider.settings.but(status="SystemUpdating")
     busy = rehearse(fleet)
 
-    assert (busy["outcome"], "hands off" in busy["reason"]) == ("LATER", True)
+    assert (busy["outcome"], "leaves the node alone" in busy["reason"]) == ("LATER", True)
 
 
 def test_a_dry_run_in_a_stack_that_only_observes_says_so() -> None:

@@ -436,7 +436,7 @@ def test_a_team_that_holds_machines_is_not_removed(site: Gateway) -> None:
 
     answer = site.call("DELETE", GONE, headers=AS_READ)
 
-    assert answer.document["detail"] == "Team nlp cannot be removed: job-1 of it still holds machines."
+    assert answer.document["detail"] == "Team nlp cannot be removed: job-1 still holds quota."
 
 
 def test_a_team_whose_quota_others_use_is_not_removed(site: Gateway) -> None:

@@ -56,7 +56,7 @@ def test_it_raises_the_tree_and_asks_for_a_pass() -> None:
 def test_what_is_admitted_between_the_look_and_the_commit_keeps_the_team() -> None:
     scenario = shared()
 
-    with pytest.raises(TeamInUse, match="still holds machines"):
+    with pytest.raises(TeamInUse, match="still holds quota"):
         removed(scenario, ConcurrentAdmissionLedger(scenario))
 
     assert "blue" in read_setup.run(scenario.world.ledger).setup.by_name

@@ -153,7 +153,7 @@ class RentalScenario:
         late = self.world.clock.now() >= wait.deadline_at
         outcome = answer.outcome if answer else DEADLINE_PASSED if late else None
         if outcome:
-            self.whys[rental.name] = answer.reason if answer else "Not all rented nodes came."
+            self.whys[rental.name] = answer.reason if answer else "Not all rented nodes joined."
             self.forget_wait(rental, kind)
         return outcome
 

@@ -929,5 +929,5 @@ def test_events_that_nobody_handles_are_reported() -> None:
 
     outcome = scenario.sweep()
 
-    assert outcome.failed == ("event-queue: 12 events wait to be handled.",)
+    assert outcome.failed == ("event-queue: 12 events are waiting.",)
     assert sources(scenario)["event-queue"] is SourceState.STALE

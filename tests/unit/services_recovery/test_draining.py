@@ -187,8 +187,8 @@ def test_others_work_with_accelerators_is_named_in_the_incident_once() -> None:
 
     assert recovery.incident.unmanaged_workloads == ("PyTorchJob research/silent",)
     lines = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
-    assert [row.doc["text"] for row in lines if "Others" in row.doc["text"]] == [
-        "Others' work is on it: PyTorchJob research/silent."
+    assert [row.doc["text"] for row in lines if "outside Evenkeel" in row.doc["text"]] == [
+        "Workloads outside Evenkeel run on the node: PyTorchJob research/silent."
     ]
 
 

@@ -293,7 +293,7 @@ def test_where_the_cordon_is_barred_the_jobs_run_on_and_nothing_is_repaired() ->
     repaired = repair(recovery, faulty)
 
     assert (cordoned.outcome, protected.outcome, repaired.outcome) == ("BLOCKED", "PROTECTED", "BLOCKED")
-    assert protected.reason.startswith("The jobs run on. The node is not cordoned yet")
+    assert protected.reason.startswith("The jobs keep running. The node is not cordoned yet")
     assert recovery.job.stop_request is None
     assert recovery.world.provider.asked == []
 
@@ -739,7 +739,7 @@ def test_an_answer_to_another_plan_is_refused() -> None:
     recovery.sicken(1)
     recovery.state("Plan", plan_recovery)
 
-    with pytest.raises(approve_recovery.PlanSuperseded, match="is not what asks now"):
+    with pytest.raises(approve_recovery.PlanSuperseded, match="is out of date"):
         say(recovery, decision_id="dec-0")
 
 
@@ -758,7 +758,7 @@ def test_where_nothing_asks_an_answer_is_refused() -> None:
     recovery.sicken(1)
     recovery.state("Plan", plan_recovery)
 
-    with pytest.raises(approve_recovery.PlanSuperseded, match="asks nobody"):
+    with pytest.raises(approve_recovery.PlanSuperseded, match="has no plan that needs approval"):
         say(recovery)
 
 
@@ -858,7 +858,7 @@ def test_an_approval_at_the_very_deadline_is_not_lost() -> None:
     assert recovery.look() == ["DEADLINE_PASSED"]
     say(recovery)
 
-    recovery.state("Settle", settle_incident, plan={"outcome": "DECLINED", "reason": "Nobody approved it."})
+    recovery.state("Settle", settle_incident, plan={"outcome": "DECLINED", "reason": "No person approved the plan."})
 
     assert (recovery.incident.state, recovery.incident.run) == (IncidentState.OPEN, 2)
     assert recovery.incident.outcome.startswith("The approval came just as its deadline passed.")

@@ -212,7 +212,7 @@ def test_where_nodes_are_free_nothing_is_asked_of_others() -> None:
 
     assert record(recovery).action == "FREE_NODE"
     for option in ("BURST", "PREEMPT"):
-        assert weighed(recovery, option).why_not == "not asked for: nodes that are there take it at once"
+        assert weighed(recovery, option).why_not == "not checked: existing nodes can run the job now"
 
 
 def test_a_spot_pool_that_is_too_risky_leaves_the_dearer_one() -> None:
@@ -227,7 +227,7 @@ def test_a_spot_pool_that_is_too_risky_leaves_the_dearer_one() -> None:
     ("minutes", "why_not"),
     [
         (30, ""),
-        (90, "the policy sets no price on the delay of its class, and its deadline is met without renting"),
+        (90, "the policy sets no price on the delay of its class, and the job meets its deadline without renting"),
         (1, "after the job's deadline, and the policy sets no price on the delay of its class"),
     ],
 )
@@ -272,7 +272,7 @@ def test_it_is_rented_for_as_far_as_its_teams_quota_and_budget_go(
 def test_a_record_from_before_others_could_be_asked_replays_to_its_answer() -> None:
     found = record(planned(QUICK))
     refused = [
-        {"option": "SHRINK", "whyNot": "not available here: it runs at one number of nodes only"},
+        {"option": "SHRINK", "whyNot": "not available: the job is not elastic"},
         {"option": "PREEMPT", "whyNot": "not available here: no job gives way to another"},
         {"option": "BURST", "whyNot": "not available here: no nodes are rented"},
     ]
@@ -289,8 +289,8 @@ def test_where_kueue_admits_nothing_is_rented_and_nobody_stopped() -> None:
     recovery.scenario.set_job(recovery.job.but(local_queue="red"))
     plan(recovery)
 
-    assert weighed(recovery, "BURST").why_not.startswith("Kueue admits here")
-    assert weighed(recovery, "PREEMPT").why_not.startswith("Kueue admits here")
+    assert weighed(recovery, "BURST").why_not.startswith("Kueue admits jobs here")
+    assert weighed(recovery, "PREEMPT").why_not.startswith("Kueue admits jobs here")
 
 
 def test_an_approved_recovery_rents_in_recommend_and_nothing_else_does() -> None:
@@ -427,7 +427,7 @@ def test_who_is_within_its_own_quota_gives_way_to_nobody() -> None:
 
     assert record(recovery).action == "WAIT_FOR_REPAIR"
     assert weighed(recovery, "PREEMPT").why_not.startswith(
-        "nobody may be asked to stop for it: The job's quota is available."
+        "no job may be preempted for it: The job's quota is available."
     )
     assert recovery.scenario.job(other).stop_request is None
 

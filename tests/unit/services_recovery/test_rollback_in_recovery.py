@@ -104,7 +104,7 @@ def test_a_job_that_was_taken_back_too_often_is_left_to_a_person() -> None:
     assert (record.action, replay(record, recovery.policy).differs_from(record)) == ("LIMIT", "")
     scenario = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
     told = [row.doc["text"] for row in scenario if row.doc["decisionId"] == record.decision_id]
-    assert [text.endswith("already rolled back 0 times. A person must look.") for text in told] == [True]
+    assert [text.endswith("already rolled back 0 times. A person must check it.") for text in told] == [True]
 
 
 def rollbacks(recovery: RecoveryScenario) -> list[Decision]:

@@ -119,48 +119,51 @@ def join_or_open(
     if current is not None and current.is_drill is not fact.is_drill:
         current = None
     if last and last.is_replaced:
-        return IntakeDecision(action=IntakeAction.STALE, reason=f"The machine was replaced by {last.incident_id}.")
+        return IntakeDecision(action=IntakeAction.STALE, reason=f"{last.incident_id} replaced the node.")
     returned_at = last.returned_at if last else None
     happened_after = returned_at is None or fact.observed_at + _SOURCE_RESOLUTION > returned_at
     # What an incident heard that gave the machine to a person is no news for as long as the machine is theirs.
     returned_by = (last.returned_by or last.incident_id) if last else ""
     if known_incident_id and not (known_incident_id == returned_by and returned_at and fact.observed_at > returned_at):
         is_current = current is not None and current.incident_id == known_incident_id
-        reason = f"Heard before, by {known_incident_id}."
+        reason = f"{known_incident_id} already recorded this signal."
         return IntakeDecision(action=IntakeAction.DUPLICATE, reason=reason, incident=current if is_current else None)
     if not happened_after:
         assert last
         return IntakeDecision(
-            action=IntakeAction.STALE, reason=f"Older than the return to service after {last.incident_id}."
+            action=IntakeAction.STALE,
+            reason=f"The signal is older than the node's return to service after {last.incident_id}.",
         )
     if current is not None and _is_caused_by_repair(fact, current):
-        reason = f"{current.incident_id} has the machine repaired: that takes it down."
+        reason = f"The repair by {current.incident_id} takes the node down, so this is expected."
         return IntakeDecision(action=IntakeAction.EXPECTED, reason=reason, incident=current)
     if current is not None:
         return IntakeDecision(
             action=IntakeAction.JOIN,
-            reason=f"Joins {current.incident_id}, open for this machine.",
+            reason=f"The signal joins {current.incident_id}, which is open for this node.",
             incident=with_fact(current, fact, affected=affected, histories=histories, catalogue=catalogue),
             histories=_updated_histories(fact, affected, current.incident_id, histories, catalogue),
         )
     if fact.kind is FactKind.RECOVERED:
-        return IntakeDecision(action=IntakeAction.IGNORED, reason="Healthy, and no incident is open.")
+        return IntakeDecision(action=IntakeAction.IGNORED, reason="The node is healthy and has no open incident.")
     if fact.kind is FactKind.PROGRESS:
-        return IntakeDecision(action=IntakeAction.IGNORED, reason="News of a machine about which no incident is open.")
+        return IntakeDecision(
+            action=IntakeAction.IGNORED, reason="Repair progress for a node without an open incident."
+        )
     fault = catalogue.look_up(fact.fault_key)
     if not is_evidence(fault):
-        reason = f"{fault.name}: by itself it says nothing of the machine, and no incident is open."
+        reason = f"{fault.name}: alone it is no evidence about the node, and no incident is open."
         return IntakeDecision(action=IntakeAction.IGNORED, reason=reason)
     same = _watched_occurrence(fact, fault, affected, returned_at, histories)
     if same is not None:
         return IntakeDecision(
             action=IntakeAction.IGNORED,
-            reason=f"{fault.name}: still the burst that {same.incident_id} recorded.",
+            reason=f"{fault.name}: part of the burst that {same.incident_id} recorded.",
             histories=_updated_histories(fact, affected, same.incident_id, histories, catalogue),
         )
     return IntakeDecision(
         action=IntakeAction.OPEN,
-        reason="The first signal of this sickness.",
+        reason="The first signal of this fault.",
         incident=open_incident(
             fact,
             affected,

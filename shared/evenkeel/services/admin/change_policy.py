@@ -40,12 +40,12 @@ def run(request: Request, *, ledger: Ledger, base: Policy, now: datetime) -> Pol
         for changes in (request.changes, request.to_json()["changes"]):
             changed(base, changes)
     except PolicyError as error:
-        raise Invalid("The changes cannot be used.", (("changes", str(error)),)) from error
+        raise Invalid("The policy changes are not valid.", (("changes", str(error)),)) from error
     for _ in range(_TRIES):
         given = ledger.get(_request_key(request.request_id))
         if given is not None:
             if given.doc["fingerprint"] != request.fingerprint:
-                raise KeyReused("This idempotency key was used before, for something else.")
+                raise KeyReused("This idempotency key was used for a different request. Use a new key.")
             return PolicyChange.model_validate(given.doc["change"])
         row = ledger.get(site_policy_key(Table.INCIDENTS))
         before = rows.read(row, PolicyChange) if row else None
@@ -79,7 +79,7 @@ def run(request: Request, *, ledger: Ledger, base: Policy, now: datetime) -> Pol
         except Conflict:
             continue
         return change
-    raise Conflict("The policy kept changing under this request.")
+    raise Conflict("The policy changed on every try. Try again.")
 
 
 def _request_key(request_id: str) -> Key:

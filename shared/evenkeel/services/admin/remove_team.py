@@ -80,7 +80,7 @@ def run(request: Request, ledger: Ledger, passes: CycleRequests, *, now: datetim
             continue  # something was admitted, or somebody set up a part
         passes.request(f"Team {name} removed")
         return Outcome(team=name, was_there=True)
-    raise Conflict("The set-up kept changing under this request.")
+    raise Conflict("The setup changed on every try. Try again.")
 
 
 def _tree(ledger: Ledger) -> Row:
@@ -102,11 +102,11 @@ def jobs_of(team: str, ledger: Ledger) -> str:
     charges = read_charges.run(ledger)
     held = [charge for charge in charges.held if team in (charge.team, charge.queue)]
     if held:
-        return f"{_and_more([charge.job_id for charge in held])} of it still holds machines"
+        return f"{_and_more([charge.job_id for charge in held])} still holds quota"
     # The index may not list an interrupted job yet.
     returning = next((charge.job_id for charge, _ in charges.released if charge.team == team), "")
     waiting = returning or _waiting(team, ledger)
-    return f"its job {waiting} waits: cancel it first" if waiting else ""
+    return f"its job {waiting} is queued: cancel it first" if waiting else ""
 
 
 def _waiting(team: str, ledger: Ledger) -> str:

@@ -91,7 +91,7 @@ def run(
             continue  # somebody set up another part, or this one
         break
     else:
-        raise Conflict("The set-up kept changing under this request.")
+        raise Conflict("The setup changed on every try. Try again.")
     passes.request(f"{_part_text(name)} set")
     return Outcome(part=request.part, version=request.expected + 1)
 
@@ -117,7 +117,7 @@ def _key(name: str) -> Key:
 
 
 def _part_text(name: str) -> str:
-    return f"Team {name}" if name else "The fleet's part"
+    return f"Team {name}" if name else "The fleet's quotas"
 
 
 def _now(setup: TeamSetup, name: str) -> dict[str, Any]:

@@ -26,8 +26,8 @@ _MOST_JOBS = 100
 _MOST_DECISIONS = 50
 """Of one incident or job: its newest."""
 AS_RECORDED = (
-    "Of an admission, quotas, machines, limits and budgets are as they were recorded: only spare nodes are weighed "
-    "anew, and each decision by itself."
+    "For admissions, recorded quotas, nodes, limits and budgets apply. Only the number of spare nodes is tried "
+    "again, and each decision is tried alone."
 )
 
 
@@ -51,7 +51,7 @@ def run(
     try:
         policy = changed(base, changes)
     except PolicyError as error:
-        raise Invalid("The changes cannot be used.", (("changes", str(error)),)) from error
+        raise Invalid("The policy changes are not valid.", (("changes", str(error)),)) from error
     since = since or now - LOOKBACK
     incidents = list(islice(_incidents(ledger, since), _MOST_INCIDENTS + 1))
     jobs = pagination.newest_first(

@@ -54,7 +54,7 @@ def run(request: Request, *, ledger: Ledger, telemetry: Telemetry, now: datetime
                 return None
             # A plan that was declined may be approved later, while its node is unhealthy still.
             if not (request.approves and not approval.approves and current.state.is_settled):
-                raise AlreadyAnswered(f"{describe_approval(approval).rstrip('.')}. That answer stands.")
+                raise AlreadyAnswered(f"{describe_approval(approval).rstrip('.')}. That answer is final.")
         why = _why_not(current, request, ledger)
         if why:
             raise PlanSuperseded(why)
@@ -85,9 +85,9 @@ def _why_not(incident: Incident, request: Request, ledger: Ledger) -> str:
     if incident.state.is_settled and not (request.approves and _is_left_unhealthy(incident, ledger)):
         return f"{incident.incident_id} is settled: {incident.outcome}"
     if plan is None or plan.outcome != ASK:
-        return f"{incident.incident_id} asks nobody."
+        return f"{incident.incident_id} has no plan that needs approval."
     if plan.decision_id != request.decision_id:
-        return f"{request.decision_id} is not what asks now: {plan.decision_id} is."
+        return f"Plan {request.decision_id} is out of date: answer {plan.decision_id}."
     return why_superseded(incident, _node(incident, ledger))
 
 

@@ -29,7 +29,7 @@ def run(fact: GroupFact, *, ledger: Ledger, clock: Clock, telemetry: Telemetry) 
     """
     row = rows.group_fact_row(fact, clock.now())
     subject = fact.instance_group or "the cluster"
-    known = Outcome(outcome="DUPLICATE", reason=f"Heard before of {subject}: {fact.kind}.")
+    known = Outcome(outcome="DUPLICATE", reason=f"Already recorded for {subject}: {fact.kind}.")
     if ledger.get(row.key) is not None:
         return known
     try:
@@ -43,7 +43,7 @@ def run(fact: GroupFact, *, ledger: Ledger, clock: Clock, telemetry: Telemetry) 
         telemetry.warning("InstanceGroupUnhealthy", **keys, fault=fact.fault_key, detail=fact.detail)
     else:
         telemetry.info("InstanceGroupChanged", **keys)
-    return Outcome(outcome="NOTED", reason=f"Remembered of {subject}: {fact.kind}.")
+    return Outcome(outcome="NOTED", reason=f"Recorded for {subject}: {fact.kind}.")
 
 
 def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:

@@ -121,7 +121,9 @@ def ingest_event(
     for fact in facts:
         try:
             if _is_of_another_cluster(fact.cluster_arn, cluster_arn):
-                outcomes.append(_other_fleet_outcome(f"It is about {fact.cluster_arn}.", fact.source, telemetry))
+                outcomes.append(
+                    _other_fleet_outcome(f"The event is about cluster {fact.cluster_arn}.", fact.source, telemetry)
+                )
             elif isinstance(fact, GroupFact):
                 noted = note_group_fact.run(fact, ledger=ledger, clock=clock, telemetry=telemetry)
                 outcomes.append(Outcome(outcome=noted.outcome, reason=noted.reason))
@@ -189,17 +191,17 @@ def run(
     if fact.kind is FactKind.PROGRESS:
         affected = _node_in_repair(fact, ledger, clusters)
         if affected is None:
-            return Outcome(outcome=IntakeAction.IGNORED, reason="Nothing is being repaired there.")
+            return Outcome(outcome=IntakeAction.IGNORED, reason="No repair of this node is in progress.")
     else:
         asked = None if fact.source in _ACCOUNT_WIDE_SOURCES else provider
         affected = resolve(fact.instance_id, ledger=ledger, provider=asked, clusters=clusters)
     if affected is None and fact.is_drill and not drills_may_act:
         return _other_fleet_outcome(
-            f"A drill about {fact.instance_id}, which is no machine of this fleet.", fact.source, telemetry
+            f"The drill names {fact.instance_id}, which is not a node of this fleet.", fact.source, telemetry
         )
     if affected is None and fact.source in _ACCOUNT_WIDE_SOURCES:
         _store_early_notice(fact, ledger=ledger, now=clock.now())
-        return _other_fleet_outcome(f"No machine of this fleet is {fact.instance_id}.", fact.source, telemetry)
+        return _other_fleet_outcome(f"{fact.instance_id} is not a node of this fleet.", fact.source, telemetry)
     fact = _without_future_time(fact, clock.now())
     if affected is None:
         return _store_unresolved(fact, ledger=ledger, clock=clock, telemetry=telemetry)
@@ -430,9 +432,9 @@ _TIMELINE_KINDS = {FactKind.SICKENED: "sickened", FactKind.RECOVERED: "recovered
 
 _SOURCE_TEXT = {
     "hyperpod.node-health": "HyperPod's health event",
-    "hyperpod.node-labels": "HyperPod's marks on the node",
+    "hyperpod.node-labels": "HyperPod's labels on the node",
     "hyperpod.cluster-event": "HyperPod's cluster event",
-    "kubernetes.node": "its node object",
+    "kubernetes.node": "the Kubernetes node",
     "eks.node-conditions": "the EKS agent's conditions",
     "ec2.notice": "EC2's notice",
     "ec2.reservation": "the end of its capacity reservation",
@@ -443,14 +445,14 @@ _SOURCE_TEXT = {
 def _timeline_text(fact: NodeFact, catalogue: FaultCatalogue, *, opens: bool) -> str:
     source = _SOURCE_TEXT.get(fact.source, fact.source)
     if fact.kind is FactKind.RECOVERED:
-        return f"Healthy again, by {source}."
+        return f"Healthy again, reported by {source}."
     if fact.kind is FactKind.PROGRESS:
-        return f"{fact.instance_id}: {fact.code.replace('_', ' ')}, by {source}."
+        return f"{fact.instance_id}: {fact.code.replace('_', ' ')}, reported by {source}."
     fault = catalogue.look_up(fact.fault_key)
     code = f", {fact.code}" if fact.code and fact.code not in fault.key else ""
     first = "" if opens else "Also: "
     drill = " This is a drill." if fact.is_drill and opens else ""
-    return f"{first}{fault.name} ({fault.key}{code}), by {source}.{drill}"
+    return f"{first}{fault.name} ({fault.key}{code}), reported by {source}.{drill}"
 
 
 def _count(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> None:
@@ -476,7 +478,7 @@ def _count(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> No
 
 
 def _store_unresolved(fact: NodeFact, *, ledger: Ledger, clock: Clock, telemetry: Telemetry) -> Outcome:
-    reason = f"No control plane knows {fact.instance_id} yet; kept for the sweeper."
+    reason = f"No control plane lists {fact.instance_id} yet; the sweep tries again."
     row = rows.unresolved_row(fact.to_json(), fact.fact_key, clock.now())
     if ledger.get(row.key) is None:
         try:
@@ -501,7 +503,9 @@ def _store_early_notice(fact: NodeFact, *, ledger: Ledger, now: datetime) -> Non
             version = row.version if row else 0
             ledger.commit(Put(rows.early_row(fact.instance_id, kept, now, version, is_drill=fact.is_drill)))
             return
-    raise Conflict(f"what is kept of {fact.instance_id} kept changing")  # or the notice would be lost without a word
+    raise Conflict(
+        f"the stored facts of {fact.instance_id} changed on every try"
+    )  # or the notice would be lost without a word
 
 
 def early_facts(row: Row) -> tuple[NodeFact, ...]:

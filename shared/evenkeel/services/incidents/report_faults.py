@@ -132,7 +132,7 @@ def accept_reports(request: Request, ledger: Ledger, clusters: tuple[str, ...], 
 
 def _first_answer(row: Row, request: Request) -> Json:
     if row.doc["fingerprint"] != request.fingerprint:
-        raise KeyReused("This idempotency key was used before, for something else.")
+        raise KeyReused("This idempotency key was used for a different request. Use a new key.")
     given: Json = row.doc["answer"]
     return given
 
@@ -158,7 +158,7 @@ def _checked(request: Request, now: datetime) -> list[tuple[Reading, ...]]:
         if report.observed_at < now - _MAX_AGE:
             wrong.append((f"{place}.observedAt", f"is older than {_MAX_AGE.days} days"))
     if wrong:
-        raise Invalid("the report cannot be taken in", tuple(wrong))
+        raise Invalid("the report is not valid", tuple(wrong))
     return read
 
 
@@ -219,7 +219,7 @@ def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, A
     row = ledger.get(rows.attempt_key(job.job_id, job.current_attempt))
     attempt = rows.read(row, Attempt) if row else None
     if attempt is None or (attempt.ended_at is not None and attempt.ended_at < report.observed_at - LOOK_BACK):
-        raise NotFound(f"{report.job_id} ran nowhere at {rfc3339(report.observed_at)}.")
+        raise NotFound(f"{report.job_id} was not running at {rfc3339(report.observed_at)}.")
     lately = {life.key: incident for life in attempt.nodes if (incident := _last_incident(life, ledger))}
     facts = facts_of(attempt, report.rank, lately, report.observed_at)
     blamed = attribute_fault(facts)
@@ -283,5 +283,5 @@ def _enveloped(request: Request, faults: list[dict[str, str]], now: datetime) ->
     }
     size = len(json.dumps(document, ensure_ascii=False).encode())
     if size > envelope.LARGEST_BYTES:
-        raise Invalid("the report is too large", (("faults", "are too much at once: report fewer, or shorten detail"),))
+        raise Invalid("the report is too large", (("faults", "are too large: report fewer faults, or shorten detail"),))
     return document

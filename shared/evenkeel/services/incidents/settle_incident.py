@@ -84,7 +84,7 @@ def run(
         _count(settled, telemetry, now)
         break
     else:
-        raise Conflict(f"incident {request.incident_id} kept changing while it was to be settled")
+        raise Conflict(f"incident {request.incident_id} changed on every attempt to settle it")
     _page(incident, ledger, pager, telemetry, now)
     return Outcome(outcome=incident.state, reason=incident.outcome)
 
@@ -94,7 +94,7 @@ def _hand_over_to_next_run(
 ) -> Outcome:
     """Hand the incident to its next run, for what joined it after it was planned. The sweep starts that run."""
     run_number = incident.run + 1
-    reason = f"{more} Run {run_number} plans anew."
+    reason = f"{more} Run {run_number} makes a new plan."
     entry = incident_record.timeline_put(incident.incident_id, f"resumed-{run_number}", reason, at=now, writer=WRITER)
     after = incident.but(state=IncidentState.OPEN, run=run_number, outcome=reason, block=None)
     ledger.commit(Put(rows.incident_row(after, version)), entry)
@@ -107,7 +107,7 @@ def _leave_open(
     incident: Incident, version: int, decided: IncidentEnd, ledger: Ledger, telemetry: Telemetry, now: datetime
 ) -> Outcome:
     """Tell that this run failed. Its pointer and its lease stay: the next run goes on with both."""
-    reason = f"{decided.reason} Run {incident.run + 1} goes on after a while."
+    reason = f"{decided.reason} Run {incident.run + 1} starts later."
     entry = incident_record.timeline_put(incident.incident_id, "failed", reason, at=now, writer=WRITER)
     # Nobody waits for a guardrail any more: it would keep a place in the line of those who do.
     after = incident.without_block().but(failed_at=now, outcome=reason)
@@ -189,7 +189,7 @@ _STATE_TEXT = {
     IncidentState.OBSERVED: "Observed.",
     IncidentState.STOOD_DOWN: "Stood down.",
     IncidentState.WAITING_FOR_PERSON: "Needs a person.",
-    IncidentState.JOB_NOT_RESUMED: "A job is not back.",
+    IncidentState.JOB_NOT_RESUMED: "A job did not resume.",
     IncidentState.FAILED: "Failed.",
 }
 
@@ -207,8 +207,8 @@ def _page(incident: Incident, ledger: Ledger, pager: Pager, telemetry: Telemetry
         [
             f"{_STATE_TEXT[incident.state]} {incident.outcome}",
             f"Node: {where} ({incident.pool}, {incident.instance_type}). Fault: {fault.name} ({incident.fault_key}).",
-            f"Repairs tried: {', '.join(incident.repairs) or 'none'}. Jobs hurt: {jobs}.",
-            f"Look: evenkeel incidents show {incident.incident_id}",
+            f"Repairs tried: {', '.join(incident.repairs) or 'none'}. Jobs interrupted: {jobs}.",
+            f"Next: evenkeel incidents show {incident.incident_id}",
         ]
     )
     pager.page(subject, message, key=f"{incident.incident_id}-{incident.state}")

@@ -65,12 +65,12 @@ def run(
         return Outcome(outcome=CheckKind.BASIC, reason=decision.reason)
     check = _noted(incident, machine, facts, decision, namespace, ledger, ids, policy, now)
     if check.answer:
-        return Outcome(outcome=check.kind, reason="It was begun before.")
+        return Outcome(outcome=check.kind, reason="The check already started.")
     answer = _begin(incident, machine, check, cluster, provider, policy)
     kind = check.kind if answer in (RepairAnswer.ACCEPTED, RepairAnswer.UNKNOWN) else CheckKind.BASIC
     _answered(incident, check.but(kind=kind, answer=answer), ledger)
     telemetry.count("ChecksStarted", kind=kind, answer=answer)
-    reason = decision.reason if kind == check.kind else f"{check.kind} could not be begun: {answer}."
+    reason = decision.reason if kind == check.kind else f"{check.kind} could not start: {answer}."
     return Outcome(outcome=kind, reason=reason)
 
 

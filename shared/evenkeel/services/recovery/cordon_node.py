@@ -33,10 +33,10 @@ class Outcome(Value):
 
 
 _OUTCOME_TEXT = {
-    CordonResult.CORDONED: ("CORDONED", "Cordoned: no new pod lands on it."),
-    CordonResult.ALREADY_OURS: ("CORDONED", "Cordoned: no new pod lands on it."),
-    CordonResult.BY_OTHER_INCIDENT: ("CORDONED", "Cordoned already, for an earlier incident."),
-    CordonResult.BY_PERSON: ("BY_PERSON", "A person cordoned it: left as it is."),
+    CordonResult.CORDONED: ("CORDONED", "Cordoned: the node gets no new pods."),
+    CordonResult.ALREADY_OURS: ("CORDONED", "Cordoned: the node gets no new pods."),
+    CordonResult.BY_OTHER_INCIDENT: ("CORDONED", "The node was already cordoned for an earlier incident."),
+    CordonResult.BY_PERSON: ("BY_PERSON", "A person cordoned the node, so Evenkeel changes nothing."),
     CordonResult.GONE: ("GONE", "The node is gone from its cluster."),
 }
 
@@ -63,7 +63,7 @@ def run(
     if barred or incident.state.is_settled:
         return Outcome(outcome="HELD", reason=barred or "The incident is settled.")
     if incident.plan is not None and not incident.plan.repairs_node:
-        return Outcome(outcome="NOT_NEEDED", reason="Nothing is to be done about the machine.")
+        return Outcome(outcome="NOT_NEEDED", reason="The node needs no action.")
     return cordon(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
 
 
@@ -77,7 +77,7 @@ def cordon(
     Idempotent: yes, as `run`.
     """
     if not incident.node_name:
-        return Outcome(outcome="GONE", reason="The machine never joined its cluster.")
+        return Outcome(outcome="GONE", reason="The node never joined its cluster.")
     verdict = _entered(incident, ledger, policy, now)
     # A machine that is gone needs no place: to wait for one would hold its seat, and whoever has it now, for ever.
     if not verdict.allowed and cluster.node(incident.life.cluster, incident.node_name) is not None:
@@ -141,4 +141,4 @@ def _entered(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) 
         except Conflict:
             continue
         return verdict
-    raise Conflict("the register of cordons kept changing")
+    raise Conflict("the register of cordons changed on every try")

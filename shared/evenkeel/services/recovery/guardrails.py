@@ -322,9 +322,11 @@ def page_shared_cause(
     if not _try_put(ledger, claim):
         return  # somebody else saw it at the same moment, and pages
     kind, _, name = verdict.cause.partition("/")
-    message = f"{verdict.reason}\nRepairs there wait until it is over. Look: evenkeel incidents ls --state BLOCKED"
+    message = (
+        f"{verdict.reason}\nRepairs of these nodes wait until it is over. Next: evenkeel incidents ls --state BLOCKED"
+    )
     drill, of_drills = ("[drill] ", "drill-") if is_drill else ("", "")
-    subject = f"{drill}Several machines of {kind} {name} sickened at once"
+    subject = f"{drill}Several nodes of {kind} {name} failed at once"
     pager.page(subject, message, key=f"{of_drills}shared-cause-{verdict.cause}")
     telemetry.error("SharedCause", cause=verdict.cause, reason=verdict.reason, runbook="shared-cause")
     paged = Row(key, claim.doc | {"isPaged": True}, claim.version + 1, None, claim.expires_at)

@@ -139,7 +139,7 @@ def release(ledger: Ledger, request: ReleaseRequest, *, clusters: Iterable[str],
 def _end_cause(ledger: Ledger, request: ReleaseRequest, now: datetime) -> Json:
     """End a shared cause: machines that sickened before now no longer count for it, and are repaired in turn."""
     if not request.reason:
-        raise Invalid("a shared cause is ended with a reason", (("reason", "say why the cause is over"),))
+        raise Invalid("ending a shared cause needs a reason", (("reason", "say why the cause is over"),))
     if request.pool or request.instance_id:
         raise Invalid("a cause has no scope", (("cause", "give it without pool and instanceId"),))
     for _ in range(5):
@@ -149,7 +149,7 @@ def _end_cause(ledger: Ledger, request: ReleaseRequest, now: datetime) -> Json:
             return given
         cause_rows = (ledger.get(rows.cause_key(request.cause, is_drill=is_drill)) for is_drill in (False, True))
         if not any(cause_rows):
-            fault = "no such cause was paged: evenkeel incidents ls --state BLOCKED names those that bar repairs"
+            fault = "no such cause was paged; evenkeel incidents ls --state BLOCKED lists causes that block repairs"
             raise Invalid(f"no shared cause {request.cause}", (("cause", fault),))
         answer: Json = {"cause": request.cause, "endedAt": rfc3339(now)}
         row = ledger.get(rows.ended_causes_key())
@@ -170,7 +170,7 @@ def _end_cause(ledger: Ledger, request: ReleaseRequest, now: datetime) -> Json:
         except Conflict:
             continue
         return answer
-    raise Conflict("The cause kept changing under this request.")
+    raise Conflict("The cause changed on every try. Try again.")
 
 
 def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: TimelineEntry, wanted: Hold | None) -> Json:
@@ -207,7 +207,7 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
         except Conflict:
             continue
         return answer
-    raise Conflict("The hold kept changing under this request.")
+    raise Conflict("The hold changed on every try. Try again.")
 
 
 def _first_answer(earlier: Row | None, request: HoldRequest | ReleaseRequest, now: datetime) -> Json | None:
@@ -215,6 +215,6 @@ def _first_answer(earlier: Row | None, request: HoldRequest | ReleaseRequest, no
     if earlier is None or (earlier.expires_at is not None and earlier.expires_at <= now):
         return None
     if earlier.doc["fingerprint"] != request.fingerprint:
-        raise KeyReused("This idempotency key was used before, for something else.")
+        raise KeyReused("This idempotency key was used for a different request. Use a new key.")
     given: Json = earlier.doc["answer"]
     return given

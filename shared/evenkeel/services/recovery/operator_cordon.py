@@ -72,14 +72,14 @@ def cordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: Iter
         seen = cluster.node(node.life.cluster, node.node_name)
         whose = (seen.incident_id if seen else None) or "a recovery"
         raise CordonedByRecovery(
-            f"{node.node_name} carries the cordon of {whose}, which is taken off when that recovery is done with it. "
-            f"To have one of your own: evenkeel nodes uncordon {request.instance_id}, which ends that recovery, "
+            f"{node.node_name} has the cordon of {whose}. That recovery removes it at its end. "
+            f"To set your own cordon: evenkeel nodes uncordon {request.instance_id}, which ends that recovery, "
             f"then evenkeel nodes cordon {request.instance_id}."
         )
     if found is CordonResult.GONE:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
     if found is CordonResult.CORDONED:
-        _record(request, f"{node.node_name} cordoned by {request.by}", "cordoned", ledger, now)
+        _record(request, f"{request.by} cordoned {node.node_name}", "cordoned", ledger, now)
     return Outcome(outcome="CORDONED", instance_id=request.instance_id, node_name=node.node_name)
 
 
@@ -108,7 +108,7 @@ def uncordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: It
             f"To remove that cordon: kubectl uncordon {node.node_name}."
         )
     if found is ReleaseResult.RELEASED:
-        _record(request, f"{node.node_name} un-cordoned by {request.by}", "uncordoned", ledger, now)
+        _record(request, f"{request.by} un-cordoned {node.node_name}", "uncordoned", ledger, now)
     _leave(request, node, incident_id, ledger, now)
     _trust(node, request.by, incident_id, ledger, now)
     return Outcome(outcome=found, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id)
@@ -119,7 +119,7 @@ def _trust(node: FleetNode, by: str, incident_id: str, ledger: Ledger, now: date
     row = ledger.get(rows.unhealthy_key(node.life))
     if row is None and not node.marks and not incident_id:
         return
-    reason = f"{by} says that it is healthy."
+    reason = f"{by} reports that the node is healthy."
     left = (
         rows.read(row, UnhealthyNode)
         if row
@@ -154,7 +154,7 @@ def _leave(request: Request, node: FleetNode, incident_id: str, ledger: Ledger, 
         return
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        text = f"{node.node_name} was un-cordoned by {request.by}" + (f": {request.reason}" if request.reason else ".")
+        text = f"{request.by} un-cordoned {node.node_name}" + (f": {request.reason}" if request.reason else ".")
         line = incident_record.timeline_put(current.incident_id, "uncordoned", text, at=now, writer=request.by)
         leaves = guardrail_registers.leaving(
             ledger, RegisterName.CORDONS, node.life.key, now=now, is_drill=current.is_drill

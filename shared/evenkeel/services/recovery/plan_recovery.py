@@ -99,7 +99,7 @@ def run(
             answer_by = now + timedelta(seconds=policy.repair.approval_deadline_seconds)
             planned = planned.but(plan=planned.plan.but(answer_by=answer_by))
         if approved:
-            text = f"Run {request.run} goes on with what was approved."
+            text = f"Run {request.run} continues with the approved plan."
             return planned, [
                 incident_record.timeline_put(
                     current.incident_id, "decided", text, at=now, writer=WRITER, decision_id=approved
@@ -192,14 +192,14 @@ def _stored_outcome(incident: Incident, request: Request) -> Outcome | None:
         return Outcome.model_validate({name: getattr(brief, name) for name in Outcome.model_fields})
     if not incident.state.is_settled and request.run >= incident.run:
         return None
-    over = "it is settled" if incident.state.is_settled else f"run {incident.run} took over"
+    over = "the incident is settled" if incident.state.is_settled else f"run {incident.run} took over"
     return Outcome(
         outcome=PlanOutcome.NOTHING,
         repairs_node=False,
         settle_seconds=0,
         max_repairs=0,
         decision_id="",
-        reason=f"Nothing is left to do: {over}.",
+        reason=f"No action is left: {over}.",
     )
 
 

@@ -92,7 +92,7 @@ def run(
     if barred or incident.state.is_settled:
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if incident.plan is not None and incident.plan.jobs is JobAction.LEAVE:
-        return Outcome(outcome="NO_JOBS", reason="What runs on it may run on.")
+        return Outcome(outcome="NO_JOBS", reason="The jobs on the node keep running.")
     if incident.plan is not None and incident.plan.repairs_node:
         verdict = guardrails.check_stop_allowed(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
         incident, moved = evict_movable_pods(
@@ -131,10 +131,12 @@ def protect(
         for affected in incident.affected_jobs:
             _excuse_failure(incident, affected, ledger, now)
     if not incident.affected_jobs:
-        return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
+        return Outcome(outcome="NO_JOBS", reason="No job ran on the node.")
     verdict = guardrails.check_stop_allowed(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
     if not verdict.allowed:
-        return Outcome(outcome="PROTECTED", reason=f"The jobs run on. {verdict.reason}", jobs=incident.affected_jobs)
+        return Outcome(
+            outcome="PROTECTED", reason=f"The jobs keep running. {verdict.reason}", jobs=incident.affected_jobs
+        )
     incident, finishing = _allow_finish(incident, ledger, policy, now)
     leaving = [affected for affected in incident.affected_jobs if affected.job_id not in finishing]
     stopped = [
@@ -142,8 +144,10 @@ def protect(
     ]
     _record_stops(incident, stopped, ledger, now)
     telemetry.count("JobsProtected", len(stopped))
-    messages = [f"Stopped to be moved: {', '.join(affected.job_id for affected in leaving)}."] if leaving else []
-    messages += [f"May run to its end: {', '.join(sorted(finishing))}."] if finishing else []
+    messages = (
+        [f"Stopped to move to other nodes: {', '.join(affected.job_id for affected in leaving)}."] if leaving else []
+    )
+    messages += [f"May finish on the node: {', '.join(sorted(finishing))}."] if finishing else []
     return Outcome(outcome="PROTECTED", reason=" ".join(messages), jobs=incident.affected_jobs)
 
 
@@ -245,7 +249,7 @@ def _excuse_failure(incident: Incident, affected: AffectedJob, ledger: Ledger, n
             return
         noted = tuple(each.but(is_failure_excused=True) if each == affected else each for each in current.affected_jobs)
         subject = incident.incident_id
-        text = f"The failure of attempt {affected.attempt} is not the application's: its node was sick ({subject})."
+        text = f"The node caused the failure of attempt {affected.attempt}, not the application ({subject})."
         try:
             ledger.commit(
                 Put(rows.incident_row(current.but(affected_jobs=noted), version)),
@@ -255,7 +259,7 @@ def _excuse_failure(incident: Incident, affected: AffectedJob, ledger: Ledger, n
         except Conflict:
             continue
         return
-    raise Conflict(f"{affected.job_id} kept changing while its failure was to be taken back")
+    raise Conflict(f"{affected.job_id} changed on every attempt to correct its failure")
 
 
 def _without_failure(job: Job) -> Job:
@@ -280,7 +284,7 @@ def _allow_finish(incident: Incident, ledger: Ledger, policy: Policy, now: datet
         if current.plan is None or current.plan.work_may_run_until is not None:
             return None
         names = ", ".join(sorted(until))
-        text = f"Cordoned only: {names} asks to run to its end, until {latest:%Y-%m-%dT%H:%M:%SZ} at the latest."
+        text = f"Cordoned only: {names} may finish, until {latest:%Y-%m-%dT%H:%M:%SZ} at the latest."
         line = incident_record.timeline_put(current.incident_id, "job", text, at=now, writer=f"{WRITER}-finish")
         return current.but(plan=current.plan.but(work_may_run_until=latest)), [line]
 
@@ -311,7 +315,7 @@ def _request(incident: Incident, affected: AffectedJob, drain: Drain, policy: Po
     fault, act = policy.catalogue.look_up(incident.fault_key), job_action(incident)
     where = incident.node_name or incident.life.instance_id
     moves = act in (JobAction.MOVE, JobAction.LEAVE)
-    reason = f"{where} is sick: {fault.name}" if moves else f"{fault.name} on {where}"
+    reason = f"{where} is unhealthy: {fault.name}" if moves else f"{fault.name} on {where}"
     return StopRequest(
         attempt=affected.attempt,
         reason=f"{reason} ({incident.incident_id}).",
@@ -351,7 +355,7 @@ def _stop(
             drain = _drain(incident, job, policy, now)
             asked = _request(incident, affected, drain, policy, now)
             record = _record(incident, drain, ids, policy, now)
-            text = f"Stopped: {asked.reason} It gets {drain.explanation}."
+            text = f"Stopped: {asked.reason} The job gets {drain.explanation}."
             line = incident_record.timeline_put(
                 job.job_id, "stopped", text, at=now, writer=WRITER, decision_id=record.decision_id
             )
@@ -369,7 +373,7 @@ def _stop(
             # The request is recorded: the attempt's own workflow and the sweeper carry it out, too.
             telemetry.warning("Pods were not stopped", job_id=job.job_id, attempt=affected.attempt, detail=str(error))
         return asked.by == by
-    raise Conflict(f"{affected.job_id} kept changing while its attempt {affected.attempt} was to be stopped")
+    raise Conflict(f"{affected.job_id} changed on every attempt to stop attempt {affected.attempt}")
 
 
 def _record(incident: Incident, drain: Drain, ids: Ids, policy: Policy, now: datetime) -> Decision:
@@ -394,7 +398,7 @@ def _record_stops(incident: Incident, stopped: list[AffectedJob], ledger: Ledger
             return None
         names = ", ".join(f"{affected.job_id} (attempt {affected.attempt})" for affected in stopped)
         line = incident_record.timeline_put(
-            current.incident_id, "job", f"Asked to stop, to run elsewhere: {names}.", at=now, writer=WRITER
+            current.incident_id, "job", f"Asked to stop and move to other nodes: {names}.", at=now, writer=WRITER
         )
         return current.at_stage("jobs_stopped_at", now), [line]
 
@@ -423,7 +427,7 @@ def evict_movable_pods(
     movable = [pod for pod in here if pod.is_movable and may_stop]
     incident, moved = _evict(incident, movable, ledger, cluster, telemetry, now)
     if moved:
-        _record_evictions(incident, [f"{pod.label} is moved, as its label allows" for pod in moved], ledger, now)
+        _record_evictions(incident, [f"{pod.label} is evicted, as its label allows" for pod in moved], ledger, now)
     return incident, len(moved)
 
 
@@ -436,7 +440,7 @@ def _record_unmanaged_workloads(
         if not labels or current.unmanaged_workloads:
             return None
         more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
-        text = f"Others' work is on it: {', '.join(labels[:4])}{more}."
+        text = f"Workloads outside Evenkeel run on the node: {', '.join(labels[:4])}{more}."
         line = incident_record.timeline_put(current.incident_id, "job", text, at=now, writer=f"{WRITER}-others")
         return current.but(unmanaged_workloads=labels[:_MAX_UNMANAGED_NAMES]), [line]
 

@@ -108,7 +108,7 @@ def run(
     """
     incident, _ = incident_record.load(ledger, request.incident_id)
     if incident.state.is_settled or request.run < incident.run:
-        return Outcome(outcome="STAND_DOWN", reason="The incident is settled, or another run took over.")
+        return Outcome(outcome="STAND_DOWN", reason="The incident is settled, or a later run took over.")
     lease_row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
     lease = rows.read(lease_row, RepairLease) if lease_row else None
     facts = _facts(incident, lease, ledger, cluster, provider, policy, mode, drills_may_act, now)
@@ -138,7 +138,7 @@ def run(
                 return Outcome(outcome="ASK_PERSON", reason=others.ask)
             wait = max(wait, others.wait_seconds)
         if wait and decision.action not in _BRANCH_ENDS:
-            reason = f"{decision.reason} First its pods get {wait} s to save."
+            reason = f"{decision.reason} Its pods first get {wait} s to save."
             return Outcome(outcome="RETRY", wait_seconds=wait, reason=reason)
     record = _decision(facts, decision, ids, policy, mode, now)
     if decision.rung:
@@ -451,7 +451,7 @@ def _record_answer(incident: Incident, ask: RepairRequest, answer: str, ledger: 
         except Conflict:
             continue
         return
-    raise Conflict(f"the lease of {incident.slot} kept changing")
+    raise Conflict(f"the repair lease of {incident.slot} changed on every try")
 
 
 def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:

@@ -64,7 +64,7 @@ def run(
         NotFound: the machine is none of this fleet's.
     """
     if request.code and not reported_faults.readings(request.code, ""):
-        raise Invalid("nothing is asked for", (("code", report_faults.unknown_code(request.code)),))
+        raise Invalid("the code is unknown", (("code", report_faults.unknown_code(request.code)),))
     now = clock.now()
     report = _report(request, now)
     if not request.dry_run:
@@ -75,7 +75,7 @@ def run(
     parsed = envelope.parse(json.dumps(report_faults.accept_reports(report, ledger, clusters, now).document).encode())
     affected = receive_event.resolve(request.instance_id, ledger=ledger, provider=None, clusters=clusters)
     if not isinstance(parsed, ParsedEvent) or affected is None:
-        raise NotFound(f"No machine of this fleet is {request.instance_id}.")
+        raise NotFound(f"{request.instance_id} is not a node of this fleet.")
     rehearsed, silence = DryRunLedger(ledger), NullTelemetry()
     for fact in parsed.facts:
         assert isinstance(fact, NodeFact)

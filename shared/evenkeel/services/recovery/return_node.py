@@ -25,7 +25,7 @@ class Outcome(Value):
 _OUTCOME_TEXT = {
     ReleaseResult.RELEASED: (RETURNED, "{name} is back in service."),
     ReleaseResult.ALREADY_FREE: (RETURNED, "{name} is back in service."),
-    ReleaseResult.NOT_OURS: (NOT_OURS, "{name} is well, and stays cordoned: a person cordoned it."),
+    ReleaseResult.NOT_OURS: (NOT_OURS, "{name} is healthy but stays cordoned, because a person cordoned it."),
     ReleaseResult.GONE: (GONE, "{name} is gone from its cluster."),
 }
 
@@ -59,9 +59,9 @@ def run(
     machine = slot_state.replacement or slot_state.original
     node = machine.node
     if node is None:
-        return _record(incident, Outcome(outcome=GONE, reason="No machine holds the seat any more."), "", ledger, now)
+        return _record(incident, Outcome(outcome=GONE, reason="The node slot is empty."), "", ledger, now)
     if incident.is_drill and ledger.get(rows.open_key(incident.life)) is not None:
-        reason = f"{node.name} stays cordoned: a real incident is open for it."
+        reason = f"{node.name} stays cordoned, because a real incident is open for it."
         return _record(incident, Outcome(outcome=NOT_OURS, reason=reason), machine.instance_id, ledger, now)
     mark = _mark(node.incident_id, incident, ledger)
     found = cluster.release(incident.life.cluster, node.name, mark)

@@ -34,7 +34,7 @@ from evenkeel.services.rentals import read_budgets, rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import read_charges, read_setup, rows
 
-_KUEUE = "Kueue admits here, and Evenkeel neither rents nor stops anybody for a job"
+_KUEUE = "Kueue admits jobs here, so Evenkeel neither rents nodes nor preempts"
 
 
 class ResumeOffers(NamedTuple):
@@ -91,7 +91,7 @@ def run(
     return ResumeOffers(renting, preemption_victims, tuple(each for each in (no_way, no_rent) if each))
 
 
-_NO_TEAMS = "not available here: no teams are set up, so nobody has to stop for another"
+_NO_TEAMS = "not available here: no teams are set up, so there is no preemption"
 _NO_POOLS = "not available here: the policy names no pool to rent from"
 _NO_PRICE = "the policy sets no price on the delay of its class"
 
@@ -285,11 +285,11 @@ def _find_preemption_victims(
         each for each in fleet.decide(fleet.capacities, jobs, fleet.charges) if each.job_id == interrupted.job.job_id
     )
     if decided.action is Action.ADMIT:
-        return (), _unavailable(ResumeOption.PREEMPT, f"nobody has to stop for it: {decided.reason}")
+        return (), _unavailable(ResumeOption.PREEMPT, f"no job must stop for it: {decided.reason}")
     charges = {charge.job_id: charge for charge in fleet.charges}
     victims = [(charges[each.job_id], fleet.holders.get(each.job_id)) for each in decided.victims]
     if not victims:
-        return (), _unavailable(ResumeOption.PREEMPT, f"nobody may be asked to stop for it: {decided.reason}")
+        return (), _unavailable(ResumeOption.PREEMPT, f"no job may be preempted for it: {decided.reason}")
     return tuple(_preemption_candidate(charge, holder, policy, now) for charge, holder in victims), None
 
 
@@ -316,11 +316,11 @@ def _find_rental(
         return None, _unavailable(option, _NO_POOLS)
     price = policy.burst.delay_of(interrupted.job.spec.priority_class)
     if not price and interrupted.job.spec.deadline_at is None:
-        return None, _unavailable(option, f"{_NO_PRICE}: nothing is rented for it")
+        return None, _unavailable(option, f"{_NO_PRICE}, so Evenkeel rents no nodes for the job")
     rental = fleet.rented.serving.get(name)
     if rental is not None:
-        what = "are its own still" if rental.state is RentalState.READY else "are on their way"
-        return None, _unavailable(option, f"nodes that were rented for it {what}")
+        what = "still serve it" if rental.state is RentalState.READY else "are starting"
+        return None, _unavailable(option, f"nodes rented for the job {what}")
     job = _as_waiting(interrupted, option, now)
     short = ledger.get(rows.shortages_key())
     seen = PlacementContext(
@@ -339,7 +339,7 @@ def _find_rental(
     if row is None:
         return RentOption(placement=placement), None
     if not price and placed.action is not PlacementAction.RENT:
-        return None, _unavailable(option, f"{_NO_PRICE}, and its deadline is met without renting")
+        return None, _unavailable(option, f"{_NO_PRICE}, and the job meets its deadline without renting")
     pool = next(each for each in policy.burst.pools if each.name == row.pool)
     jobs = {each.job_id: (each, 0) for each in (*fleet.waiting, job)}
     would = rentals.would_start_on_rental(job, pool, jobs, fleet.capacities, fleet.charges, fleet.decide, now)

@@ -48,13 +48,11 @@ WRITER = "plan_resume"
 _MAX_INCIDENT_SAMPLES = 50
 _MAX_INCIDENTS_READ = 200
 _MAX_ATTEMPT_SAMPLES = 5
-_KEEPS_ITS_SIZE = ResumeOffer(
-    option=ResumeOption.SHRINK, why_not="not available here: it runs at one number of nodes only"
-)
+_KEEPS_ITS_SIZE = ResumeOffer(option=ResumeOption.SHRINK, why_not="not available: the job is not elastic")
 
 
 _NO_OFFERS = tuple(
-    ResumeOffer(option=option, why_not="not asked for: nodes that are there take it at once")
+    ResumeOffer(option=option, why_not="not checked: existing nodes can run the job now")
     for option in (ResumeOption.PREEMPT, ResumeOption.BURST)
 )
 """Nothing that others give comes sooner, or for less: the rules of a pass are asked for those who need it alone."""
@@ -105,7 +103,7 @@ def run(
     if barred or incident.state.is_settled:
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if not incident.affected_jobs:
-        return Outcome(outcome="NO_JOBS", reason="No job ran on it.")
+        return Outcome(outcome="NO_JOBS", reason="No job ran on the node.")
     seen = _observe(incident, ledger, cluster, policy, now)
     is_held = guardrails.GuardrailInputs(ledger, policy, now).hold_on(incident) is not None
     planned = []
@@ -115,11 +113,11 @@ def run(
             planned.append(done)
     if not planned:
         return Outcome(outcome="NO_JOBS", reason="Every interrupted job has ended.")
-    passes.request(f"{incident.incident_id} planned the way back")
+    passes.request(f"{incident.incident_id} planned the resume")
     for job in planned:
         telemetry.count("ResumesPlanned", option=job.option or "ON_ITS_WAY")
-    summary = ", ".join(f"{job.job_id} ({job.option or 'on its way already'})" for job in planned)
-    return Outcome(outcome="PLANNED", reason=f"Planned to come back: {summary}.", jobs=tuple(planned))
+    summary = ", ".join(f"{job.job_id} ({job.option or 'already resuming'})" for job in planned)
+    return Outcome(outcome="PLANNED", reason=f"Planned to resume: {summary}.", jobs=tuple(planned))
 
 
 class _Observed(NamedTuple):
@@ -213,7 +211,7 @@ def _plan(
         except Conflict:
             continue
         return PlannedJob(job_id=job.job_id, attempt=attempt.attempt, option=decided.option)
-    raise Conflict(f"{affected.job_id} kept changing while its way back was to be planned")
+    raise Conflict(f"{affected.job_id} changed on every attempt to plan its resume")
 
 
 def _has_open_distrust(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
@@ -345,7 +343,7 @@ def roll_back_suspect_jobs(
 def _note_already_resuming(incident: Incident, job: Job, attempt: Attempt, ledger: Ledger) -> None:
     """Tell once that a job was quicker than the plan: its attempt ended with the node and a later one exists."""
     at = attempt.ended_at or incident.opened_at
-    text = f"{job.job_id} lost attempt {attempt.attempt} with the node and is on its way back already."
+    text = f"{job.job_id} lost attempt {attempt.attempt} with the node and is already resuming."
     writer = f"{WRITER}-{job.job_id}"
     with contextlib.suppress(Conflict):  # told before
         ledger.commit(incident_record.timeline_put(incident.incident_id, "job", text, at=at, writer=writer))
@@ -371,7 +369,7 @@ def _page_suspect_job(
         return
     telemetry.count("JobsOnSuspectCheckpoints")
     telemetry.error(
-        "A job was taken back too often", job_id=affected.job_id, reason=back.reason, runbook="job-in-doubt"
+        "A job was rolled back too often", job_id=affected.job_id, reason=back.reason, runbook="job-in-doubt"
     )
     record = _record(incident, back, ids, policy, mode, now)
 
@@ -379,7 +377,7 @@ def _page_suspect_job(
         if affected not in current.affected_jobs:
             return None
         noted = tuple(each.but(suspect_attempt=attempt) if each == affected else each for each in current.affected_jobs)
-        text = f"{affected.job_id} goes on as it is. {back.reason} A person must look."
+        text = f"{affected.job_id} keeps running. {back.reason} A person must check it."
         line = incident_record.timeline_put(
             current.incident_id, "job", text, at=now, writer=WRITER, decision_id=record.decision_id
         )
@@ -604,7 +602,7 @@ def _writes(
         decision_id=decision.decision_id,
         planned_at=now,
     )
-    text = f"{job.job_id} comes back by {decided.option}. {decided.reason}"
+    text = f"{job.job_id} resumes by {decided.option}. {decided.reason}"
     line = incident_record.timeline_row_of(
         incident.incident_id, "job", text, at=now, writer=f"{WRITER}-{job.job_id}", decision_id=decision.decision_id
     )
@@ -615,7 +613,7 @@ def _writes(
         incident_record.timeline_put(
             job.job_id,
             "planned",
-            f"Comes back by {decided.option} after {incident.incident_id}. {decided.reason}",
+            f"Resumes by {decided.option} after {incident.incident_id}. {decided.reason}",
             at=now,
             writer=WRITER,
             decision_id=decision.decision_id,

@@ -59,7 +59,7 @@ def update(ledger: Ledger, incident_id: str, change: Change, *, known: tuple[Inc
         except Conflict:
             continue
         return after
-    raise Conflict(f"incident {incident_id} kept changing")
+    raise Conflict(f"incident {incident_id} changed on every try")
 
 
 def update_once(ledger: Ledger, incident_id: str, change: Change) -> Incident:

@@ -45,7 +45,7 @@ class Charges(NamedTuple):
         for charge, _ in self.released:
             job = jobs[charge.job_id][0] if charge.job_id in jobs else None
             if job and job.current_attempt == charge.attempt and job.state.has_live_attempt:
-                raise Conflict(f"{charge.job_id} is being settled while this is read")
+                raise Conflict(f"{charge.job_id} is being settled during this read")
         waiting = {name: job.current_attempt for name, (job, _) in jobs.items() if job.state is JobState.PENDING}
         return self._replace(held=tuple(each for each in self.held if waiting.get(each.job_id) != each.attempt))
 

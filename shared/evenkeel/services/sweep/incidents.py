@@ -36,7 +36,7 @@ def _resume(sweep: SweepRun, incident: Incident) -> bool:
     if incident.run >= sweep.policy.watch.max_runs:
         sweep.world.telemetry.count("IncidentsStuck")
         sweep.world.telemetry.error(
-            "The workflow of an incident ended again and again without settling it",
+            "The workflow of an incident ended repeatedly without settling it",
             incident_id=incident.incident_id,
             run=incident.run,
             runbook="recovery-failed",
@@ -51,7 +51,7 @@ def _start_next_run(sweep: SweepRun, ended: Incident) -> bool:
     def change(incident: Incident) -> tuple[Incident, list[Put]] | None:
         if incident.state.is_settled or incident.run != ended.run:
             return None
-        text = f"Run {ended.run} of its workflow ended early; run {ended.run + 1} goes on."
+        text = f"Run {ended.run} of the recovery workflow ended early; run {ended.run + 1} continues."
         subject = incident.incident_id
         entry = incident_record.timeline_put(subject, f"resumed-{ended.run + 1}", text, at=sweep.now, writer=WRITER)
         return incident.but(run=ended.run + 1, failed_at=None), [entry]
@@ -80,7 +80,7 @@ def roll_back_jobs(sweep: SweepRun) -> int:
                 now=sweep.now,
             )
     if taken:
-        world.passes.request("jobs were taken back")
+        world.passes.request("jobs were rolled back")
     return taken
 
 

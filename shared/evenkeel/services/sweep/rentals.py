@@ -26,7 +26,7 @@ def resume_rentals(sweep: SweepRun) -> int:
             # It has failed, or was ended by somebody: its name is taken for good.
             if rental.run >= sweep.policy.watch.max_runs:
                 sweep.world.telemetry.error(
-                    "The workflow of a rental fails again and again", rental=rental.name, runbook=_RUNBOOK
+                    "The workflow of a rental fails repeatedly", rental=rental.name, runbook=_RUNBOOK
                 )
             rental = rental.but(run=rental.run + 1)
             sweep.world.ledger.commit(Put(rows.rental_row(rental, row.version)))

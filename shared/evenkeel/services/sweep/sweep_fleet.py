@@ -145,7 +145,7 @@ def read_event_queue(sweep: SweepRun) -> int:
         sweep.note_unreadable(source, error)
         return 0
     if waiting:
-        sweep.results.failed(source, f"{waiting} events wait to be handled.")
+        sweep.results.failed(source, f"{waiting} events are waiting.")
     else:
         sweep.results.answered(source)
     return 0

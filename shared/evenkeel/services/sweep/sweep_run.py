@@ -247,7 +247,7 @@ class SweepRun:
             if cursor is None:
                 return
         self.notes[name] = cursor
-        self.world.telemetry.warning("The sweep's page budget is spent; the next round goes on", list=name)
+        self.world.telemetry.warning("The sweep reached its page limit; the next sweep continues", list=name)
 
     def as_stored(self, listed: Iterable[Row]) -> tuple[Row, ...]:
         """Return the rows as they stand, each once and without those that are gone: the index may lag behind."""

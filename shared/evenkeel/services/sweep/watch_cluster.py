@@ -126,7 +126,7 @@ class _Watch:
         broken = [f"{kind}: {error}" for kind, error in sorted(self.watch_states.items()) if error]
         source = Source(kind=SourceKind.KUBERNETES_WATCH, target=self.clusters[0])
         if broken or (not self.watch_states and self.lock is not None):
-            results.failed(source, "; ".join(broken) or "The watch was not opened.")
+            results.failed(source, "; ".join(broken) or "The watch is not open.")
         elif self.watch_states:
             results.answered(source)
         waits = Source(kind=SourceKind.WAITS)

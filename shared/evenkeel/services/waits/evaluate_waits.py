@@ -92,7 +92,7 @@ class EvaluationResult(Value):
         """One sentence on the waits that could not be judged; empty if all were."""
         if not self.failed:
             return ""
-        return f"{len(self.failed)} of {self.open} waits could not be judged. The first: {self.failed[0]}"
+        return f"{len(self.failed)} of {self.open} waits could not be evaluated. The first: {self.failed[0]}"
 
 
 class Observation:
@@ -365,18 +365,18 @@ def _overdue_at(wait: Wait, world: Observation) -> datetime:
 
 
 UNMET_TEXT = {
-    ConditionKind.ATTEMPT_ADMITTED: "Kueue has not let it in.",
+    ConditionKind.ATTEMPT_ADMITTED: "Kueue has not admitted the job.",
     ConditionKind.ATTEMPT_RUNNING: "Not every pod runs.",
     ConditionKind.ATTEMPT_ENDED: "The run has not ended.",
     ConditionKind.ATTEMPT_STOPPED: "Not every pod has ended.",
-    ConditionKind.NODE_BACK: "The seat holds no Ready machine.",
-    ConditionKind.NODE_VALID: "The machine does not pass its validation.",
+    ConditionKind.NODE_BACK: "The node slot has no Ready node.",
+    ConditionKind.NODE_VALID: "The node does not pass validation.",
     ConditionKind.JOBS_RESUMED: "Not every interrupted job runs again.",
-    ConditionKind.NODE_FREE: "Something is still in the way.",
-    ConditionKind.RELEASED: "It is held still, or a guardrail bars it.",
-    ConditionKind.RENTAL_READY: "Not all rented nodes came.",
-    ConditionKind.RENTAL_ENDED: "The rented nodes are in use still.",
-    ConditionKind.APPROVED: "Nobody approved it.",
+    ConditionKind.NODE_FREE: "The node is still in use.",
+    ConditionKind.RELEASED: "A hold or a guardrail still blocks the action.",
+    ConditionKind.RENTAL_READY: "Not all rented nodes joined.",
+    ConditionKind.RENTAL_ENDED: "The rented nodes are still in use.",
+    ConditionKind.APPROVED: "No person approved the plan.",
 }
 """What a person is told of a wait whose time is over."""
 
@@ -441,7 +441,7 @@ def _rental(wait: Wait, world: Observation) -> WaitAnswer | None:
     number = int(wait.condition.facts["rental"])
     row = world.row(rows.rental_key(wait.subject, number))
     if row is None:
-        raise NotFound(f"There is no rental {number} of {wait.subject}.")
+        raise NotFound(f"{wait.subject} has no rental {number}.")
     rental = rows.read(row, Rental)
     if rental.serving_target is not None:
         return _replicas(wait, rental, row, world)

@@ -98,10 +98,10 @@ def run(
             continue
         break
     else:
-        raise Conflict(f"wait {name} of {request.subject} kept changing")
+        raise Conflict(f"wait {name} of {request.subject} changed on every try")
     if request.kind is ConditionKind.RELEASED:
         # It was weighed a moment ago, and each of a wave would read all that wait: the watch does it once for all.
-        return Outcome(reason="Waits for its turn.", generation=wait.generation)
+        return Outcome(reason="The wait is queued.", generation=wait.generation)
     stored = rows.wait_row(wait, fresh.version)
     asked = evaluate_waits.evaluate_one(
         wait,
@@ -113,7 +113,7 @@ def run(
         policy=policy,
         now=now,
     )
-    reason = f"Holds already: {asked}." if asked else f"Waits until {rfc3339(wait.deadline_at)} at most."
+    reason = f"Already true: {asked}." if asked else f"Waits until {rfc3339(wait.deadline_at)} at most."
     return Outcome(reason=reason, generation=wait.generation)
 
 

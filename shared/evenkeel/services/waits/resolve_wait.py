@@ -43,7 +43,7 @@ def run(request: Request, *, ledger: Ledger, tokens: Tokens, telemetry: Telemetr
         row = ledger.get(rows.wait_key(request.subject, request.name))
         wait = rows.read(row, Wait) if row else None
         if row is None or wait is None or wait.generation != request.generation:
-            return Outcome(outcome="STALE", reason="That wait was answered, or opened anew.")
+            return Outcome(outcome="STALE", reason="That wait was already answered or reopened.")
         if wait.state is WaitState.OPEN:
             wait = wait.but(state=WaitState.ANSWERED, answer=request.answer)
             try:
@@ -55,7 +55,7 @@ def run(request: Request, *, ledger: Ledger, tokens: Tokens, telemetry: Telemetr
             row = rows.wait_row(wait, row.version + 1)
             telemetry.seconds("WaitSeconds", (now - wait.opened_at).total_seconds(), kind=wait.condition.kind)
         return _send(wait, row, ledger=ledger, tokens=tokens)
-    raise Conflict(f"wait {request.name} of {request.subject} kept changing")
+    raise Conflict(f"wait {request.name} of {request.subject} changed on every try")
 
 
 def _send(wait: Wait, row: Row, *, ledger: Ledger, tokens: Tokens) -> Outcome:
@@ -65,7 +65,7 @@ def _send(wait: Wait, row: Row, *, ledger: Ledger, tokens: Tokens) -> Outcome:
         ledger.commit(Delete(row.key, row.version))
     if taken:
         return Outcome(outcome="ANSWERED", reason=f"{wait.answer.outcome}: {wait.answer.reason}")
-    return Outcome(outcome="OVER", reason="The task had ended already.")
+    return Outcome(outcome="OVER", reason="The task had already ended.")
 
 
 def _incident_writes(wait: Wait, answer: WaitAnswer, ledger: Ledger, now: datetime) -> Sequence[Write]:
