@@ -6,8 +6,7 @@ and says nothing about it. So the set is declared once, here, and alarms and doc
 
 from collections.abc import Collection
 from enum import StrEnum
-
-from evenkeel.domain.values import Value
+from typing import NamedTuple
 
 NAMESPACE = "Evenkeel"
 FLEET_DIMENSION = "Cluster"
@@ -22,17 +21,14 @@ class Unit(StrEnum):
     SECONDS = "Seconds"
 
 
-class Metric(Value):
+class Metric(NamedTuple):
     """One metric."""
 
     name: str
     unit: Unit
-    dimensions: tuple[str, ...] = ()
+    dimensions: tuple[str, ...]
     """Besides the fleet, as the code passes them: `function`. Each has few values."""
     meaning: str
-
-    def __init__(self, name: str, unit: Unit, dimensions: tuple[str, ...], meaning: str) -> None:
-        super().__init__(name=name, unit=unit, dimensions=dimensions, meaning=meaning)
 
 
 class UndeclaredMetric(ValueError):

@@ -75,8 +75,14 @@ class Value(BaseModel):
         return self.model_dump(mode="json", by_alias=True)
 
     def but(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed, validated again."""
+        """Return a copy with some fields changed, validated again.
+
+        Raises:
+            TypeError: a name is no field. Reading ignores unknown names; code that passes one is wrong.
+        """
         fields = {name: getattr(self, name) for name in type(self).model_fields}
+        if unknown := changes.keys() - fields.keys():
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
         return type(self).model_validate({**fields, **changes})
 
 

@@ -1,0 +1,19 @@
+"""The one base of all values."""
+
+import pytest
+
+from evenkeel.domain.values import Value
+
+
+class Node(Value):
+    name: str
+    gpus: int = 8
+
+
+def test_copy_with_an_unknown_field_is_refused() -> None:
+    with pytest.raises(TypeError, match="Node has no field gpu"):
+        Node(name="a").but(gpu=4)
+
+
+def test_copy_keeps_the_other_fields() -> None:
+    assert Node(name="a").but(gpus=4) == Node(name="a", gpus=4)
