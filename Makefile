@@ -2,7 +2,7 @@
 #
 #   make setup PYTHON=/path/to/python3.13     build on another interpreter
 #   make test TESTS=tests/unit                one level of the tests
-#   make fuzz SEEDS=1..100000                a hundred thousand seeds
+#   make fuzz SEEDS=1..100000                100,000 seeds
 #   make deploy ENV=dev                       an environment of samconfig.toml
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -28,19 +28,19 @@ help: ## show this list
 	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:13} {what}") for name, what in \
 		re.findall(r"^([a-z-]+):.*?## (.*)", open("Makefile").read(), re.M)]'
 
-setup: ## install everything into .venv and .tools (at once when nothing changed)
+setup: ## install everything into .venv and .tools (immediate if nothing changed)
 	@$(SYSTEM_PYTHON) tools/environments.py setup
 
-demo: setup ## watch a training job die with its node and come back
+demo: setup ## run a training job, break its node, and watch the job resume
 	@$(BIN)/python -m evenkeel_local.demo
 
 dev: setup ## keep the local data centre up until Ctrl-C
 	@$(BIN)/evenkeel dev up --foreground
 
-test: lint ## everything that CI runs: lint, types, template, and every level of the tests
+test: lint ## everything that CI runs: lint, types, the template and all levels of tests
 	@$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),tools/test_lanes.py)
 
-test-all: lint ## before a release: every test, the drills and the exhaustive tests too; about an hour
+test-all: lint ## every test, with the drills and the exhaustive tests, for a release; about an hour
 	@$(BIN)/python tools/test_lanes.py --all
 
 lint: lock-check ## ruff, mypy strict, the prose, the template
@@ -60,7 +60,7 @@ lint-template:
 	@echo "lint: sam validate"
 	@$(SAM) validate --lint --region us-west-2
 
-fmt: setup ## format, and mend what can be mended
+fmt: setup ## format the code, and fix lint findings automatically
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
@@ -70,29 +70,29 @@ build: setup ## build the functions and their layer for AWS (python3.13 on arm64
 deploy: build ## deploy to your AWS account (ENV=dev or prod): read docs/deploy.md first
 	@$(SAM) deploy --config-env $(ENV)
 
-bench: setup ## measure the path from event to cordon, and compare it with the baseline
+bench: setup ## measure the time from event to cordon, and compare it with the baseline
 	@$(BIN)/python -m bench
 
-fuzz: setup ## run seeds of the hostile world, and say which invariant breaks (SEEDS=1..500; resumes; 7..7 tells a story)
+fuzz: setup ## run seeds of the fault simulator, and report broken invariants (SEEDS=1..500; resumes; 7..7 prints the timeline)
 	@$(BIN)/python -m tests.simulator.fuzz $(SEEDS)
 
-mutants: setup ## plant each bug of tests/mutants, and see the seeds find it
+mutants: setup ## apply each bug of tests/mutants, and check that the fault simulator finds it
 	@$(BIN)/python -m tests.simulator.mutants
 
-drill-mutants: setup ## take from each drill the rule that it stands for, and see it fail (RUN=storm takes one)
+drill-mutants: setup ## remove the rule that each drill tests, and check that the drill fails (RUN=storm runs one)
 	@$(BIN)/python -m tests.drill_mutants $(RUN)
 
-soak: setup ## a crowd of 2,000 jobs on shared quotas, then twenty drills in a row at random moments
+soak: setup ## load test with 2,000 jobs on shared quotas, then twenty drills at random times
 	@$(BIN)/python -m tests.load_test --jobs 2000
 	@$(BIN)/python -m evenkeel_local.soak
 
-drills: setup ## every drill, the storm and the scenarios: more than a quarter of an hour
+drills: setup ## run every drill, the storm and the scenarios; more than 15 minutes
 	@$(BIN)/python -m pytest tests/local -m drills -v
 
-scenarios: setup ## list the narrated scenarios of a shared fleet; RUN=preemption runs one, RUN=all all of them
+scenarios: setup ## list the scenarios of a shared fleet; RUN=preemption runs one, RUN=all runs all
 	@$(BIN)/python -m evenkeel_local.scenarios $(RUN)
 
-storm: setup ## a thousand events about 200 machines within ten seconds, and all that must hold
+storm: setup ## send a thousand events about 200 nodes within ten seconds, and check the result
 	@$(BIN)/evenkeel drill run storm --full
 
 clean: ## remove environments, builds and caches
@@ -102,5 +102,5 @@ clean: ## remove environments, builds and caches
 lock: setup ## resolve requirements/*.txt again
 	@$(BIN)/python tools/environments.py lock
 
-lock-check: setup ## the locks match pyproject.toml and requirements/*.in (offline)
+lock-check: setup ## check that the locks match pyproject.toml and requirements/*.in (offline)
 	@$(BIN)/python tools/environments.py lock-check

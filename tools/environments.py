@@ -45,8 +45,8 @@ DIGEST_LINE = "# resolved from: sha256:"
 VENV_IS_MISSING = """\
 {python} cannot make a virtual environment: its module `ensurepip` is not installed.
   Debian, Ubuntu:  apt-get install python3-venv
-  elsewhere:       install the full Python, or name another one:  make setup PYTHON=/path/to/python3.13
-  or put uv on the PATH: it is then used instead"""
+  elsewhere:       install the full Python, or use another Python:  make setup PYTHON=/path/to/python3.13
+  or put uv on the PATH; setup then uses uv"""
 
 
 class RequirementsLock:
@@ -141,7 +141,7 @@ def lock() -> int:
 def lock_check() -> int:
     """Compare the locks with their inputs and with each other. Reads files only."""
     problems = [
-        f"requirements/{each.name}.txt is not what its inputs ask for"
+        f"requirements/{each.name}.txt does not match its inputs"
         for each in LOCKS
         if each.recorded_digest() != each.inputs_digest()
     ]
@@ -155,7 +155,7 @@ def lock_check() -> int:
         ]
         if LAYER_COPY.read_bytes() != by_name["layer"].path.read_bytes():
             problems.append("shared/requirements.txt differs from requirements/layer.txt")
-    problems += [f"requirements/{each.name}.txt names an address" for each in LOCKS if "://" in each.path.read_text()]
+    problems += [f"requirements/{each.name}.txt contains a URL" for each in LOCKS if "://" in each.path.read_text()]
     for problem in problems:
         say(f"{problem}: run `make lock`")
     return 1 if problems else 0

@@ -330,7 +330,7 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--check"]:
         if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text():
             return 0
-        print("openapi.json is not what the functions say: python tools/openapi.py writes it anew", file=sys.stderr)
+        print("openapi.json does not match the functions: run `python tools/openapi.py`", file=sys.stderr)
         return 1
     TARGET.write_text(text(), encoding="utf-8")
     return 0

@@ -64,7 +64,7 @@ def main() -> int:
         return 0
     stale = [path.name for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
     for name in stale:
-        print(f"{name} is not what the types say: run `python tools/schemas.py`")
+        print(f"{name} does not match the types: run `python tools/schemas.py`")
     return 1 if stale else 0
 
 

@@ -97,7 +97,7 @@ class ScenarioRun:
 
     def serve(self, name: str, replicas: int, *tolerations: Json) -> None:
         """Scale a Deployment that serves on whole nodes, as its own autoscaler would."""
-        self.note("serving", f"{name} is to have {replicas} replicas.")
+        self.note("serving", f"Set {name} to {replicas} replicas.")
         container = {
             "name": "main",
             "image": f"registry.invalid/{name}:1",
@@ -128,10 +128,10 @@ class ScenarioRun:
     # ------------------------------------------------------------ watching
 
     def wait(self, what: str, look: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
-        """Look until there is something to see, and tell meanwhile what happens to the jobs.
+        """Poll until `look` returns something; print the timelines of the jobs meanwhile.
 
         Raises:
-            DrillTimeoutError: it did not come.
+            DrillTimeoutError: the wait timed out.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -146,7 +146,7 @@ class ScenarioRun:
             time.sleep(_POLL_SECONDS)
 
     def print_timeline(self) -> None:
-        """Say what is new in the jobs' stories, in order of time."""
+        """Print the new timeline entries of the jobs in order of time."""
         fresh = []
         for act in self.jobs:
             for entry in self.client.get(f"/jobs/{act.job_id}/timeline")["entries"]:
@@ -163,7 +163,7 @@ class ScenarioRun:
         return text
 
     def note(self, who: str, text: str, at: str = "") -> None:
-        """Say one line of the story: when, who, what."""
+        """Print one line: the time, the actor and the text."""
         self.say(f"{at or datetime.now(UTC).strftime('%H:%M:%S')}  {who:<9} {text}")
 
     def check(self, what: str, holds: object, seen: object) -> None:
@@ -174,7 +174,7 @@ class ScenarioRun:
         """Check everything that must hold once all jobs have ended."""
         for act in self.jobs:
             if act.show()["state"] not in ENDED:
-                self.client.post(f"/jobs/{act.job_id}/cancel", {"reason": "its scenario is over"})
+                self.client.post(f"/jobs/{act.job_id}/cancel", {"reason": "the scenario is over"})
         for act in self.jobs:
             act.end()
         await_all_nodes_ready(self.client, self.centre)
@@ -182,7 +182,7 @@ class ScenarioRun:
         while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         self.print_timeline()
-        self.check("nothing is left: no wait, charge, execution, rented machine or limit", not left, left or "nothing")
+        self.check("no wait, charge, execution, rented node or limit is left", not left, left or "nothing")
         if self.meter:
             self._check_money(self.meter)
         check_dead_letters(self.result, self.centre)
@@ -207,17 +207,23 @@ class ScenarioRun:
             if not has_expected_cost(rental)
         ]
         whole = sum((Decimal(rental["costUsd"] or 0) for rental in rentals), Decimal(0))
-        self.note("you", f"Rented in all for ${whole:.2f}.")
-        self.check("every bill is price x begun seconds x nodes, to the micro-dollar", not wrong, wrong or f"${whole}")
+        self.note("you", f"Total cost of rented nodes: ${whole:.2f}.")
+        self.check(
+            "every bill equals price x started seconds x nodes, to the micro-dollar", not wrong, wrong or f"${whole}"
+        )
         used = meter.least_usd()
-        self.check("and no less than what the machines themselves were seen to run", whole >= used, f"{whole}, {used}")
+        self.check(
+            "the bills are at least the cost of the observed run time of the nodes", whole >= used, f"{whole}, {used}"
+        )
         most = Decimal(meter.most_micros_per_hour) / 1_000_000
         within = meter.most_micros_per_hour <= CAP_MICROS_PER_HOUR
-        self.check(f"never more than $120 an hour was rented: ${most:.2f} at most", within, f"${most} an hour")
+        self.check(
+            f"rented nodes never cost more than $120 per hour: ${most:.2f} at the peak", within, f"${most} an hour"
+        )
 
 
 class CostMeter:
-    """The rented machines as the cluster itself shows them, whatever Evenkeel says."""
+    """Cost of the rented nodes, measured in the cluster independently of Evenkeel."""
 
     def __init__(self) -> None:
         self.most_micros_per_hour = 0
@@ -284,7 +290,7 @@ class ScenarioJob:
         return next(dict(each) for each in self.show()["attempts"] if each["attempt"] == number)
 
     def timeline(self) -> str:
-        """Return its story in one text."""
+        """Return the timeline of the job as one text."""
         entries = self.scenario_run.client.get(f"/jobs/{self.job_id}/timeline")["entries"]
         return " ".join(str(entry["text"]) for entry in entries)
 
@@ -305,7 +311,7 @@ class ScenarioJob:
             if holds(seen):
                 return seen
             if seen["state"] in ENDED:
-                raise DrillTimeoutError(f"waited for {self.name} {what}, and it is {seen['state']}: {seen['reason']}")
+                raise DrillTimeoutError(f"waited for {self.name} {what}, but it is {seen['state']}: {seen['reason']}")
             return {}
 
         found: Json = self.scenario_run.wait(f"{self.name} {what}", look, seconds)
@@ -332,16 +338,16 @@ class ScenarioJob:
         seen = json.loads(document)["digest"] if document else "no result"
         right = reference_digest(self.work.nodes, self.work.steps, self.work.seed)
         self.scenario_run.check(
-            f"{self.name} ends well", job["state"] == "SUCCEEDED", f"{job['state']}: {job['reason']}"
+            f"{self.name} succeeds", job["state"] == "SUCCEEDED", f"{job['state']}: {job['reason']}"
         )
         self.scenario_run.check(
-            f"{self.name} has the weights of an undisturbed run", seen == right, f"{seen} against {right}"
+            f"the weights of {self.name} equal those of an undisturbed run", seen == right, f"{seen} against {right}"
         )
         self.scenario_run.check(
             f"{self.name} took {attempts} attempts", job["currentAttempt"] == attempts, job["reason"]
         )
         self.scenario_run.check(
-            f"{self.name} was nobody's failure", not job["applicationFailures"], job["applicationFailures"]
+            f"{self.name} has no application failure", not job["applicationFailures"], job["applicationFailures"]
         )
         return job
 
@@ -365,7 +371,7 @@ SHORT: Final = TrainingWork(nodes=2, steps=12, checkpoint_every=4, step_seconds=
 
 
 def preemption(scenario_run: ScenarioRun) -> None:
-    """The baseline is full: a higher class has the lower one save and give way, and that one returns."""
+    """Committed capacity is full: a job of a higher class preempts a lower one, which saves and later resumes."""
     scenario_run.classes(low=1, high=100)
     scenario_run.team("red", 16, TYPE)
     low = scenario_run.submit("low", LONG, team="red", priorityClass="low").reach(9)
@@ -373,15 +379,19 @@ def preemption(scenario_run: ScenarioRun) -> None:
     high.ends_well(attempts=1)
     low.ends_well(attempts=2)
     stopped, resumed = low.attempt(1), low.attempt(2)
-    scenario_run.check("low is told whom it gives way to", high.job_id in stopped["reason"], stopped["reason"])
-    scenario_run.check("low goes on from what it saved", resumed["resumeFrom"]["step"] >= 8, resumed["resumeFrom"])
+    scenario_run.check(
+        "the reason of low names the job that preempts it", high.job_id in stopped["reason"], stopped["reason"]
+    )
+    scenario_run.check(
+        "low resumes from the checkpoint that it saved", resumed["resumeFrom"]["step"] >= 8, resumed["resumeFrom"]
+    )
 
 
 SIZES: Final = {"minNodes": 1, "maxNodes": 3}
 
 
 def elastic(scenario_run: ScenarioRun) -> None:
-    """Idle nodes: a job grows. A higher class comes: it shrinks in place of ending, and grows back."""
+    """Idle nodes: a job grows. For a job of a higher class it shrinks instead of ending, then grows back."""
     scenario_run.classes(low=1, high=100)
     scenario_run.team("red", 24, TYPE)
     work = TrainingWork(nodes=2, steps=1000, checkpoint_every=4, step_seconds=0.12)
@@ -396,11 +406,11 @@ def elastic(scenario_run: ScenarioRun) -> None:
     job.at_size(3)
     ended = job.ends_well(attempts=4)
     sizes = [each["gpus"] // 8 for each in reversed(ended["attempts"])]
-    scenario_run.check("it had 2, 3, 1 and 3 nodes", sizes == [2, 3, 1, 3], sizes)
+    scenario_run.check("the job ran on 2, 3, 1 and 3 nodes", sizes == [2, 3, 1, 3], sizes)
 
 
 def node_lost(scenario_run: ScenarioRun) -> None:
-    """A node is lost and there is no spare: the job goes on with fewer while the replacement proceeds."""
+    """A node is lost and there is no spare: the job continues with fewer nodes during the replacement."""
     scenario_run.classes(low=1)
     scenario_run.team("red", 24, TYPE)
     slow = {
@@ -408,12 +418,12 @@ def node_lost(scenario_run: ScenarioRun) -> None:
         "repair": {"replaceDeadlineSeconds": 90},
         "scheduling": {"elastic": {"spareWaitSeconds": 15}},
     }
-    scenario_run.policy(slow, "repairs are slow here")
+    scenario_run.policy(slow, "repairs are slow in this scenario")
     work = TrainingWork(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
     job = scenario_run.submit("elastic", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
     node = job.node(2)
     scenario_run.centre.cluster.inject("gpu-xid79", node=node)
-    scenario_run.note("world", f"A GPU of {node} falls off the bus.")
+    scenario_run.note("world", f"A GPU of {node} falls off the bus (Xid 79).")
     job.at_size(2)
     instance_id = node.removeprefix("hyperpod-")
 
@@ -423,60 +433,66 @@ def node_lost(scenario_run: ScenarioRun) -> None:
 
     open_still = incident()
     scenario_run.check(
-        "it runs on while its machine is repaired", open_still["state"] not in SETTLED, open_still["state"]
+        "the job runs while its node is repaired", open_still["state"] not in SETTLED, open_still["state"]
     )
     scenario_run.wait("the incident to settle", lambda: incident()["state"] in SETTLED)
     job.at_size(3)
     job.ends_well(attempts=3)
-    scenario_run.check("the plan was to shrink", "SHRINK" in job.timeline(), job.timeline())
+    scenario_run.check("the plan was to shrink the job", "SHRINK" in job.timeline(), job.timeline())
 
 
 def preempted_for_interrupted(scenario_run: ScenarioRun) -> None:
-    """A node of a high class is lost and there is no spare: a lower one saves and gives way, and returns."""
+    """A high-class job loses a node and there is no spare: Evenkeel preempts a lower job, which later resumes."""
     scenario_run.classes(low=1, high=100)
     scenario_run.team("red", 24, TYPE)
     slow = {"jobs": {"expectedReplaceSeconds": 600}, "repair": {"replaceDeadlineSeconds": 90}}
-    scenario_run.policy(slow, "repairs are slow here")
+    scenario_run.policy(slow, "repairs are slow in this scenario")
     work = TrainingWork(nodes=2, steps=300, checkpoint_every=4, step_seconds=0.15)
     high = scenario_run.submit("high", work, team="red", priorityClass="high", graceSeconds=20).reach(9)
     work = TrainingWork(nodes=1, steps=300, checkpoint_every=4, step_seconds=0.15)
     low = scenario_run.submit("low", work, team="red", priorityClass="low", graceSeconds=20).reach(9)
     node, place = high.node(1), low.node(0)
     scenario_run.centre.cluster.inject("gpu-xid79", node=node)
-    scenario_run.note("world", f"A GPU of {node} falls off the bus.")
+    scenario_run.note("world", f"A GPU of {node} falls off the bus (Xid 79).")
     high.until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
     waits = low.show()
-    scenario_run.check("low waits meanwhile", waits["state"] == "PENDING", f"{waits['state']}: {waits['reason']}")
+    scenario_run.check("low waits while high runs", waits["state"] == "PENDING", f"{waits['state']}: {waits['reason']}")
     low.until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
     high.ends_well(attempts=2)
     low.ends_well(attempts=2)
     taken = [each["name"] for each in high.attempt(2)["nodes"]]
     scenario_run.check("high runs where low ran", place in taken and node not in taken, taken)
     stopped, resumed = low.attempt(1), low.attempt(2)
-    scenario_run.check("low is told whom it gives way to", high.job_id in stopped["reason"], stopped["reason"])
-    scenario_run.check("low goes on from what it saved", resumed["resumeFrom"]["step"] >= 8, resumed["resumeFrom"])
-    scenario_run.check("the plan was to take a place", "PREEMPT" in high.timeline(), high.timeline())
+    scenario_run.check(
+        "the reason of low names the job that preempts it", high.job_id in stopped["reason"], stopped["reason"]
+    )
+    scenario_run.check(
+        "low resumes from the checkpoint that it saved", resumed["resumeFrom"]["step"] >= 8, resumed["resumeFrom"]
+    )
+    scenario_run.check("the plan was to preempt low", "PREEMPT" in high.timeline(), high.timeline())
 
 
 def inference_spike(scenario_run: ScenarioRun) -> None:
-    """Serving wants more replicas than find a node: training shrinks for them. The spike is over: it grows back."""
+    """Serving needs more replicas than nodes are free: training shrinks, then grows back."""
     scenario_run.classes(low=1)
     scenario_run.team("red", 24, TYPE)
     chat = {"cluster": scenario_run.centre.cluster.eks_cluster_name, "namespace": "default", "name": "chat"}
-    scenario_run.policy({"scheduling": {"serving": [chat]}}, "default/chat serves, and comes before training")
+    scenario_run.policy({"scheduling": {"serving": [chat]}}, "default/chat serves and has priority over training")
     work = TrainingWork(nodes=3, steps=800, checkpoint_every=4, step_seconds=0.12)
     job = scenario_run.submit("training", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
     scenario_run.serve("chat", 2)
     job.at_size(1)
     scenario_run.wait("both replicas to run", lambda: scenario_run.serving("chat") == 2)
-    scenario_run.note("serving", "Both replicas run, on nodes that training gave.")
+    scenario_run.note("serving", "Both replicas run, on nodes that training released.")
     scenario_run.serve("chat", 0)
     job.at_size(3)
     ended = job.ends_well(attempts=3)
     sizes = [each["gpus"] // 8 for each in reversed(ended["attempts"])]
-    scenario_run.check("it had 3, 1 and 3 nodes", sizes == [3, 1, 3], sizes)
+    scenario_run.check("the job ran on 3, 1 and 3 nodes", sizes == [3, 1, 3], sizes)
     scenario_run.check(
-        "it says for whom it made room", "It makes room for default/chat." in job.timeline(), job.timeline()
+        "the timeline names the Deployment that gets the nodes",
+        "It makes room for default/chat." in job.timeline(),
+        job.timeline(),
     )
 
 
@@ -534,33 +550,37 @@ def _add_node_pools(
         "otherExpectedRunSeconds": 3600,
     }
     may |= burst or {}
-    scenario_run.policy({"burst": {"pools": pools, **may}, **other}, "nodes may be rented, $120 an hour at most")
+    scenario_run.policy(
+        {"burst": {"pools": pools, **may}, **other}, "Evenkeel may rent nodes for at most $120 per hour"
+    )
     scenario_run.meter = CostMeter()
 
 
 def return_to_committed(scenario_run: ScenarioRun) -> None:
-    """The baseline is full: an urgent job is rented for. Committed room frees, and it returns home."""
+    """Committed capacity is full: an urgent job runs on rented nodes, and migrates back when capacity is free."""
     _add_node_pools(scenario_run)
     first = scenario_run.submit("baseline", HOLDING_JOB).reach(9)
     urgent = scenario_run.submit("urgent", URGENT)
     urgent.reach(9)
     rented = urgent.attempt(1)
-    scenario_run.check("it runs on rented nodes", rented["pool"] in _NODE_POOLS, rented["pool"])
-    scenario_run.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "its room is wanted"})
-    scenario_run.note("you", "Cancelled baseline: its room is wanted.")
+    scenario_run.check("urgent runs on rented nodes", rented["pool"] in _NODE_POOLS, rented["pool"])
+    scenario_run.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "urgent needs its node"})
+    scenario_run.note("you", "Cancelled baseline: urgent needs its node.")
     urgent.ends_well(attempts=2)
     back = urgent.attempt(2)
-    scenario_run.check("it went home", back["pool"] == FleetShape().group, back["pool"])
+    scenario_run.check("urgent migrated back to committed capacity", back["pool"] == FleetShape().group, back["pool"])
     scenario_run.check(
-        "and says why",
+        "the reason says so",
         "Migrates back to committed capacity" in urgent.attempt(1)["reason"],
         urgent.attempt(1)["reason"],
     )
-    scenario_run.check("it was rented for once", len(urgent.show()["rentals"]) == 1, urgent.show()["rentals"])
+    scenario_run.check(
+        "Evenkeel rented for urgent exactly once", len(urgent.show()["rentals"]) == 1, urgent.show()["rentals"]
+    )
 
 
 def inference_burst(scenario_run: ScenarioRun) -> None:
-    """Serving wants more than is committed, and nobody can shrink: nodes are rented for replicas, and go back."""
+    """Serving needs more than committed capacity, and no job can shrink: Evenkeel rents nodes and returns them."""
     taint = {"key": "evenkeel.io/serving", "value": "chat", "effect": "NoSchedule"}
     chat = {
         "cluster": scenario_run.centre.cluster.eks_cluster_name,
@@ -577,7 +597,7 @@ def inference_burst(scenario_run: ScenarioRun) -> None:
     scenario_run.wait("both replicas to run", lambda: scenario_run.serving("chat") == 2)
     # A replica may stand on its node a moment before that is handed over.
     rented = scenario_run.wait(
-        "both nodes to be handed over",
+        "both rented nodes to be assigned",
         lambda: (
             names
             if len(names := [one for each in scenario_run.rented_for_serving() for one in each["nodeNames"]]) > 1
@@ -585,62 +605,68 @@ def inference_burst(scenario_run: ScenarioRun) -> None:
         ),
     )
     nodes = scenario_run.served_on("chat")
-    scenario_run.note("serving", f"Both replicas run, on {' and '.join(nodes)}.")
+    scenario_run.note("serving", f"Both replicas run on {' and '.join(nodes)}.")
     scenario_run.check(
         "each replica has a rented node of its own", sorted(nodes) == sorted(rented), f"{nodes} of {rented}"
     )
-    scenario_run.check("training runs on", training.show()["state"] == "RUNNING", training.show()["reason"])
+    scenario_run.check("training still runs", training.show()["state"] == "RUNNING", training.show()["reason"])
     scenario_run.serve("chat", 1, {**taint, "operator": "Equal"})
     going = scenario_run.wait(
-        "one node to go back", lambda: [each for each in scenario_run.rented_for_serving() if each["endedAt"]]
+        "one rental to end", lambda: [each for each in scenario_run.rented_for_serving() if each["endedAt"]]
     )
-    scenario_run.check("the one that nobody stood on", going[0]["nodeNames"] != scenario_run.served_on("chat"), going)
+    scenario_run.check(
+        "the returned node had no replica", going[0]["nodeNames"] != scenario_run.served_on("chat"), going
+    )
     scenario_run.serve("chat", 0)
     scenario_run.wait(
-        "the other to go back", lambda: all(each["endedAt"] for each in scenario_run.rented_for_serving())
+        "the other rental to end", lambda: all(each["endedAt"] for each in scenario_run.rented_for_serving())
     )
-    scenario_run.check("training kept its node all the while", training.node(0) == own, training.node(0))
+    scenario_run.check("training kept its node", training.node(0) == own, training.node(0))
     scenario_run.client.post(f"/jobs/{training.job_id}/cancel", {"reason": "seen enough"})
 
 
 def spot_reclaimed(scenario_run: ScenarioRun) -> None:
-    """A spot machine gets its notice: the job saves inside it, and goes on where nodes are rented on demand."""
+    """A spot node gets its interruption notice: the job saves in time and continues on rented on-demand nodes."""
     _add_node_pools(scenario_run)
     first = scenario_run.submit("baseline", HOLDING_JOB).reach(9)
     urgent = scenario_run.submit("urgent", URGENT).reach(9)
     told_at = urgent.step()
     scenario_run.centre.cluster.inject("spot-reclaim", node=urgent.node(0))
-    scenario_run.note("world", f"The spot machine under urgent gets its notice, at step {told_at}.")
+    scenario_run.note("world", f"The spot node of urgent gets its interruption notice at step {told_at}.")
     urgent.until("to start again", lambda job: job["currentAttempt"] > 1)
     scenario_run.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "seen enough"})
     ended = urgent.end()
     pools = [each["pool"] for each in reversed(ended["attempts"])]
     urgent.ends_well(attempts=ended["currentAttempt"])
-    scenario_run.check("it went from spot to on demand", pools[:2] == ["burst-spot", "burst-on-demand"], pools)
+    scenario_run.check("urgent moved from spot to on-demand", pools[:2] == ["burst-spot", "burst-on-demand"], pools)
     resumed = urgent.attempt(2)["resumeFrom"]
-    scenario_run.check("it saved inside the notice", resumed["step"] >= told_at, resumed)
-    scenario_run.check("it was rented for twice", len(urgent.show()["rentals"]) == 2, urgent.show()["rentals"])
+    scenario_run.check(
+        "urgent saved a checkpoint before the deadline of the notice", resumed["step"] >= told_at, resumed
+    )
+    scenario_run.check(
+        "Evenkeel rented for urgent exactly twice", len(urgent.show()["rentals"]) == 2, urgent.show()["rentals"]
+    )
 
 
 def nowhere(scenario_run: ScenarioRun) -> None:
-    """No pool has capacity: the job waits, says why and pays nothing, and starts when the baseline has room."""
+    """No pool has capacity: the job waits, shows why, costs nothing, and starts on free committed capacity."""
     _add_node_pools(scenario_run)
     for market in ("spot", "on-demand"):
         none = {"instanceType": RENTED, "zone": "us-west-2a", "capacityType": market, "machines": 0}
         scenario_run.centre.cluster.control("POST", "offerings", none)
-    scenario_run.note("world", "No pool has a machine to rent out.")
+    scenario_run.note("world", "No pool has capacity to rent.")
     work = TrainingWork(nodes=1, steps=200, checkpoint_every=4, step_seconds=0.15)
     first = scenario_run.submit("baseline", work).reach(4)
     urgent = scenario_run.submit("urgent", work)
     asked = urgent.until("to be refused", lambda job: job["rentals"] and job["rentals"][0]["endedAt"])
     rental = asked["rentals"][0]
-    scenario_run.check("every pool refused", all(each["refused"] for each in rental["offers"]), rental["offers"])
-    scenario_run.check("which costs nothing", rental["costUsd"] == "0.000000", rental["costUsd"])
+    scenario_run.check(
+        "every pool refused the request", all(each["refused"] for each in rental["offers"]), rental["offers"]
+    )
+    scenario_run.check("the refused rental costs nothing", rental["costUsd"] == "0.000000", rental["costUsd"])
     waiting = urgent.until("to say why it waits", lambda job: "nothing can be rented" in job["reason"])
     scenario_run.note("urgent", waiting["reason"])
-    scenario_run.check(
-        "it is told how long it is expected to wait", "It waits about" in waiting["reason"], waiting["reason"]
-    )
+    scenario_run.check("the reason gives the expected wait", "It waits about" in waiting["reason"], waiting["reason"])
     first.ends_well(attempts=1)
     urgent.ends_well(attempts=1)
 
@@ -650,7 +676,7 @@ PLAN_SECONDS: Final = 150
 
 
 def plan_ends(scenario_run: ScenarioRun) -> None:
-    """The training plan under the baseline ends: the job saves, leaves in time, and goes on where machines stay."""
+    """The training plan of the committed capacity ends: the job leaves in time and continues on rented nodes."""
     left_by = datetime.now(UTC) + FRESH + timedelta(seconds=PLAN_SECONDS)
     plan = {
         "cluster": scenario_run.centre.cluster.eks_cluster_name,
@@ -658,28 +684,32 @@ def plan_ends(scenario_run: ScenarioRun) -> None:
         "startsAt": rfc3339(left_by - timedelta(days=30)),
         "endsAt": rfc3339(left_by + timedelta(seconds=Reservation.model_fields["closing_seconds"].default)),
     }
-    scenario_run.note("world", f"The training plan ends for work at {left_by:%H:%M:%S}.")
+    scenario_run.note("world", f"Jobs must leave the training plan by {left_by:%H:%M:%S}.")
     _add_node_pools(scenario_run, scheduling={"reservations": [plan]})
     work = TrainingWork(nodes=1, steps=1000, checkpoint_every=4, step_seconds=0.15)
     job = scenario_run.submit("training", work, graceSeconds=10)
     job.reach(9)
-    scenario_run.check("it begins on the plan", job.attempt(1)["pool"] == FleetShape().group, job.attempt(1)["pool"])
-    job.until("to be asked to leave", lambda seen: seen["currentAttempt"] > 1 or "leaves" in seen["reason"])
-    told_at = job.step()
-    job.until("to go on elsewhere", lambda seen: seen["currentAttempt"] > 1 and seen["state"] == "RUNNING")
-    first, second = job.attempt(1), job.attempt(2)
-    scenario_run.check("it left in time", datetime.fromisoformat(first["endedAt"]) < left_by, first["endedAt"])
-    scenario_run.check("and says why", "ends for work at" in first["reason"], first["reason"])
-    scenario_run.check("it goes on where machines stay", second["pool"] in _NODE_POOLS, second["pool"])
     scenario_run.check(
-        "from what it saved on the way out", second["resumeFrom"]["step"] >= told_at, second["resumeFrom"]
+        "the job starts on the training plan", job.attempt(1)["pool"] == FleetShape().group, job.attempt(1)["pool"]
+    )
+    job.until("to receive the request to leave", lambda seen: seen["currentAttempt"] > 1 or "leaves" in seen["reason"])
+    told_at = job.step()
+    job.until("to run on rented nodes", lambda seen: seen["currentAttempt"] > 1 and seen["state"] == "RUNNING")
+    first, second = job.attempt(1), job.attempt(2)
+    scenario_run.check("the job left in time", datetime.fromisoformat(first["endedAt"]) < left_by, first["endedAt"])
+    scenario_run.check("the reason says so", "ends for work at" in first["reason"], first["reason"])
+    scenario_run.check("the job continues on rented nodes", second["pool"] in _NODE_POOLS, second["pool"])
+    scenario_run.check(
+        "the job resumes from the checkpoint that it saved before it left",
+        second["resumeFrom"]["step"] >= told_at,
+        second["resumeFrom"],
     )
     job.ends_well(attempts=2)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One story."""
+    """One scenario."""
 
     name: str
     title: str
@@ -694,61 +724,61 @@ SCENARIOS: Final = {
     for scenario in (
         Scenario(
             "preemption",
-            "The baseline is full: a higher class has a lower one save and give way; that one returns.",
+            "Committed capacity is full: a job of a higher class preempts a lower one, which saves and later resumes.",
             preemption,
             FleetShape(nodes=2),
         ),
         Scenario(
             "burst-home",
-            "The baseline is full: an urgent job runs on rented nodes, and goes home when committed room frees.",
+            "Committed capacity is full: an urgent job runs on rented nodes, and migrates back when capacity is free.",
             return_to_committed,
             FleetShape(nodes=1),
         ),
         Scenario(
             "spot-reclaimed",
-            "A spot machine gets its notice: the job saves inside it, and goes on where nodes are rented on demand.",
+            "A spot node gets its interruption notice: the job saves in time and continues on rented on-demand nodes.",
             spot_reclaimed,
             FleetShape(nodes=1),
         ),
         Scenario(
             "nowhere",
-            "No pool has capacity: the job waits, says why and pays nothing, and starts when the baseline has room.",
+            "No pool has capacity: the job waits, shows why, costs nothing, and starts on free committed capacity.",
             nowhere,
             FleetShape(nodes=1),
         ),
         Scenario(
             "elastic",
-            "Idle nodes: a job grows; a higher class comes: it shrinks in place of ending, then grows back.",
+            "Idle nodes: a job grows. For a job of a higher class it shrinks instead of ending, then grows back.",
             elastic,
             FleetShape(nodes=3),
         ),
         Scenario(
             "inference-spike",
-            "Serving wants more replicas than find a node: training shrinks for them, then grows back.",
+            "Serving needs more replicas than nodes are free: training shrinks, then grows back.",
             inference_spike,
             FleetShape(nodes=3),
         ),
         Scenario(
             "inference-burst",
-            "Serving wants more than is committed, and nobody can shrink: nodes are rented for replicas, and go back.",
+            "Serving needs more than committed capacity, and no job can shrink: Evenkeel rents nodes and returns them.",
             inference_burst,
             FleetShape(nodes=1),
         ),
         Scenario(
             "plan-ends",
-            "The training plan under the baseline ends: the job leaves in time, and goes on on rented nodes.",
+            "The training plan of the committed capacity ends: the job leaves in time and continues on rented nodes.",
             plan_ends,
             FleetShape(nodes=1),
         ),
         Scenario(
             "node-lost",
-            "A node is lost and there is no spare: the job goes on with fewer while the replacement proceeds.",
+            "A node is lost and there is no spare: the job continues with fewer nodes during the replacement.",
             node_lost,
             FleetShape(nodes=3, delays=_SLOW_REPAIRS),
         ),
         Scenario(
             "place-taken",
-            "A node of a high class is lost and there is no spare: a lower one saves and gives way, and returns.",
+            "A high-class job loses a node and there is no spare: Evenkeel preempts a lower job, which later resumes.",
             preempted_for_interrupted,
             FleetShape(nodes=3, delays=_SLOW_REPAIRS),
         ),
@@ -778,13 +808,15 @@ def rehearse(scenario: Scenario, *, say: Say = lambda _text: None) -> DrillResul
 
 def main() -> int:
     """List the scenarios, or run some; return 0 if every check held."""
-    options = argparse.ArgumentParser(description="Scenarios of a shared fleet, told while they happen.")
-    options.add_argument("name", nargs="?", choices=[*SCENARIOS, "all"], help="which; without it they are listed")
+    options = argparse.ArgumentParser(description="Run a scenario of a shared fleet and print its progress.")
+    options.add_argument(
+        "name", nargs="?", choices=[*SCENARIOS, "all"], help="scenario to run; if omitted, list the scenarios"
+    )
     name = options.parse_args().name
     if name is None:
         for scenario in SCENARIOS.values():
             print(f"{scenario.name:<15} {scenario.title}")
-        print("\nmake scenarios RUN=preemption     one of them; RUN=all: all of them")
+        print("\nmake scenarios RUN=preemption     run one scenario; RUN=all runs all")
         return 0
     chosen = list(SCENARIOS.values()) if name == "all" else [SCENARIOS[name]]
     try:
@@ -793,7 +825,7 @@ def main() -> int:
         print(f"✖ {failed}", flush=True)
         return 1
     except KeyboardInterrupt:
-        print("\nInterrupted. All processes of the demo have ended.")
+        print("\nInterrupted. All processes of the scenario have ended.")
         return 130
 
 
@@ -804,7 +836,7 @@ def _run_and_report(scenario: Scenario) -> int:
     for what, holds, seen in result.checks:
         print(f"{'●' if holds else '✖'} {what}{'' if holds else f': {seen}'}", flush=True)
     failed = len(result.failures())
-    print(f"{len(result.checks) - failed} hold, {failed} do not, {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{len(result.checks) - failed} checks passed, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
     return 0 if result.is_ok else 1
 
 

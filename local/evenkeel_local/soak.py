@@ -16,10 +16,10 @@ from evenkeel_local.processes import interruptible
 def main() -> int:
     """Run the drills; return 0 if every check held."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--drills", type=int, default=20, help="how many (20)")
-    options.add_argument("--seed", type=int, default=None, help="of faults, moments and victims (random)")
-    options.add_argument("--only", choices=sorted(SHARED), help="one fault instead of all")
-    options.add_argument("--nodes", type=int, default=5, help="machines of the data centre (5)")
+    options.add_argument("--drills", type=int, default=20, help="number of drills (20)")
+    options.add_argument("--seed", type=int, default=None, help="seed of the faults, times and nodes (random)")
+    options.add_argument("--only", choices=sorted(SHARED), help="run only this drill")
+    options.add_argument("--nodes", type=int, default=5, help="nodes of the data centre (5)")
     given = options.parse_args()
     seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
     print(f"soak: {given.drills} drills, seed {seed}", flush=True)

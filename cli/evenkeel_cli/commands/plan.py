@@ -23,22 +23,22 @@ def plan(
         typer.Option("--jobs", "-j", metavar="FILE", help="Jobs: Kueue Workloads or the short form."),
     ] = None,
     events: Annotated[
-        Path | None, typer.Option("--events", "-e", metavar="FILE", help="What happens, in order of time.")
+        Path | None, typer.Option("--events", "-e", metavar="FILE", help="Events, in order of time.")
     ] = None,
     profile: Annotated[
         str, typer.Option(metavar="NAME", help="Scheduler rules: kueue, hyperpod or evenkeel.")
     ] = "evenkeel",
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Kueue's own configuration.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Kueue configuration file.")] = None,
     now: Annotated[
-        str, typer.Option(metavar="WHEN", help="When it begins; else at the latest admission in the job files.")
+        str, typer.Option(metavar="WHEN", help="Start time; if omitted, the latest admission in the job files.")
     ] = "",
     cycles: Annotated[
-        int | None, typer.Option(min=1, help="At most so many between two instants; else until nothing changes.")
+        int | None, typer.Option(min=1, help="Maximum cycles between two instants; if omitted, until nothing changes.")
     ] = None,
     evictions: Annotated[
-        str, typer.Option(metavar="HOW", help="`held` until an event podsGone, or `released` before the next cycle.")
+        str, typer.Option(metavar="HOW", help="`held` until a podsGone event, or `released` before the next cycle.")
     ] = "held",
-    why: Annotated[str, typer.Option(metavar="JOB", help="Explain one job instead.")] = "",
+    why: Annotated[str, typer.Option(metavar="JOB", help="Explain this job instead of printing the plan.")] = "",
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Run the scheduler on files: admissions, preemptions and their reasons. Needs no fleet and no AWS."""
