@@ -83,7 +83,7 @@ def test_a_new_dependency_without_a_new_lock_is_found(project: Path) -> None:
     done = environments(project, "lock-check")
 
     assert done.returncode == 1
-    assert "requirements/dev.txt is not what its inputs ask for: run `make lock`" in done.stdout
+    assert "requirements/dev.txt does not match its inputs: run `make lock`" in done.stdout
 
 
 def test_a_setting_of_a_tool_leaves_the_locks_alone(project: Path) -> None:
