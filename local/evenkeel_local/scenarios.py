@@ -491,7 +491,7 @@ def inference_spike(scenario_run: ScenarioRun) -> None:
     scenario_run.check("the job ran on 3, 1 and 3 nodes", sizes == [3, 1, 3], sizes)
     scenario_run.check(
         "the timeline names the Deployment that gets the nodes",
-        "It makes room for default/chat." in job.timeline(),
+        "The resize frees nodes for default/chat." in job.timeline(),
         job.timeline(),
     )
 

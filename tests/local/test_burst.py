@@ -139,7 +139,9 @@ def test_urgent_job_bursts_and_returns_home_when_committed_capacity_frees(centre
     assert rented["pool"] == SPOT
     assert (back["state"], back["currentAttempt"], urgent.digest()) == ("SUCCEEDED", 2, urgent.right_digest)
     assert urgent.attempt(1)["state"] == "STOPPED"
-    assert urgent.attempt(1)["reason"].startswith("Migrates back to committed capacity: p5-workers has free nodes")
+    assert urgent.attempt(1)["reason"].startswith(
+        "The job migrates back to committed capacity: p5-workers has free nodes"
+    )
     assert urgent.attempt(2)["pool"] == "p5-workers"
     assert urgent.attempt(2)["resumeFrom"]["step"] >= 8
     rental = ended(urgent)

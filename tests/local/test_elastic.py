@@ -110,9 +110,9 @@ def test_a_job_grows_on_idle_nodes_shrinks_for_a_higher_class_and_grows_back(cen
     assert [each["gpus"] for each in attempts] == [16, 24, 8, 24]
     assert all(each["resumeFrom"]["step"] > 0 for each in attempts[1:])
     story = " ".join(job.timeline())
-    assert "Saves and stops, to go on with 3 in place of 2 nodes." in story
-    assert f"It makes room for {high.job_id}." in story
-    assert "Attempt 4 runs on all 3 nodes, again from step" in story
+    assert "The job saves a checkpoint and stops. It continues with 3 instead of 2 nodes." in story
+    assert f"The resize frees nodes for {high.job_id}." in story
+    assert "Attempt 4 is running on all 3 nodes, resumed from step" in story
 
 
 @pytest.mark.drills
@@ -130,7 +130,7 @@ def test_a_spike_of_serving_makes_a_job_shrink_and_it_grows_back_after(centre: D
 
     assert (shrunk["currentAttempt"], back["currentAttempt"]) == (2, 3)
     assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.right_digest)
-    assert "It makes room for default/chat." in " ".join(job.timeline())
+    assert "The resize frees nodes for default/chat." in " ".join(job.timeline())
 
 
 @pytest.mark.drills

@@ -47,4 +47,4 @@ def test_a_job_with_its_checkpoints_on_a_claim_resumes_after_a_fault(data_centre
     assert (fence["grade"], fence["resumeFrom"]["step"] >= 4) == ("PROVED", True)
     assert result["digest"] == reference_digest(WORK.nodes, WORK.steps, WORK.seed)
     assert len(told) >= 2
-    assert all("rank 0 proves them" in text for text in told)
+    assert all("Rank 0 verifies them" in text for text in told)

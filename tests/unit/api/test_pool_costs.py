@@ -74,7 +74,7 @@ def test_an_urgent_job_would_be_rented_for_and_each_other_pool_says_why_not(gate
     assert {row["pool"] for row in others} == {"p5-workers", "burst-spot"}
     spot = next(row for row in others if row["pool"] == "burst-spot")
     assert spot["interruptions"] > 0
-    assert "too seldom" in spot["whyNot"]
+    assert "too infrequent" in spot["whyNot"]
     assert all(row["startsAt"] < row["endsAt"] for row in found["pools"])
     assert len(site.fakes.ledger.commits) == commits
 
@@ -93,7 +93,7 @@ def test_a_cap_is_told_in_dollars(gateway: Gateway) -> None:
 
     why = next(row["whyNot"] for row in found["pools"] if row["pool"] == "burst-od")
     assert found["action"] == "WAIT"
-    assert why == "$110.08 an hour is too much: the fleet spends $0.00 of $60.00 an hour."
+    assert why == "Renting costs $110.08 an hour, which exceeds the limit: the fleet spends $0.00 of $60.00 an hour."
 
 
 def test_nothing_is_rented_for_a_class_whose_delay_costs_nothing(gateway: Gateway) -> None:
@@ -101,7 +101,7 @@ def test_nothing_is_rented_for_a_class_whose_delay_costs_nothing(gateway: Gatewa
 
     assert found["action"] == "WAIT"
     assert {row["whyNot"] for row in found["pools"] if row["market"] != "committed"} >= {
-        "The policy sets no price on the delay of its class: nothing is rented for it."
+        "The policy sets no price on the delay of the job's class, so Evenkeel rents nothing for it."
     }
 
 
@@ -133,7 +133,7 @@ def test_a_deadline_is_in_the_table_of_places_and_on_the_job(gateway: Gateway) -
     taken = site.post("/v1/jobs", BODY | {"deadline": deadline.replace("Z", "+00:00")}, key="k1")
 
     assert (found["action"], found["pool"]) == ("RENT", "burst-od")
-    assert "p5-workers would be cheaper and would miss its deadline" in found["reason"]
+    assert "p5-workers would be cheaper but would miss the job's deadline" in found["reason"]
     assert placed(site)["action"] == "WAIT"
     assert site.get(f"/v1/jobs/{taken.document['jobId']}").document["deadline"] == deadline
 

@@ -490,7 +490,7 @@ def test_a_quiet_fleet_is_ok(gateway: Gateway) -> None:
 def test_what_is_rented_for_a_deployment_is_on_the_overview(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     rental = a_rental(1)
-    note = PlacementNote(key="RENT", text="1 node of chat-burst is rented for it.", decision_id=rental.decision_id)
+    note = PlacementNote(key="RENT", text="1 node of chat-burst is rented for the job.", decision_id=rental.decision_id)
     memory = ServingState.of(CHAT).but(rentals=1, last_note=note)
     before = gateway.get("/v1/status").document["serving"]
     over = a_rental(2).ended("No replica has stood there.", A_MOMENT)

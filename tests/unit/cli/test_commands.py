@@ -822,7 +822,7 @@ def test_help_is_an_answer(served: CliFixture, words: str) -> None:
 
 
 def test_the_overview_shows_what_is_rented_for_a_deployment(served: CliFixture) -> None:
-    text = "1 node of chat-burst is rented for it."
+    text = "1 node of chat-burst is rented for the job."
     memory = ServingState.of(CHAT).but(rentals=1, last_note=PlacementNote(key="RENT", text=text))
     served.gateway.fakes.ledger.commit(Put(rows.serving_row(memory, 0)), Put(rows.rental_row(serving_rental(1), 0)))
 

@@ -176,7 +176,7 @@ def test_a_plan_is_told_and_nothing_submitted(served: CliFixture) -> None:
 
     assert said.out.startswith("● would start, team default, position 1 in its queue\n")
     assert "● p5-workers  committed" in said.out
-    assert "p5-workers is paid for and has room." in said.out
+    assert "p5-workers is already paid for and has free nodes." in said.out
     assert (never.exit_code, "gpusPerNode: The job could never start" in never.err) == (2, True)
     assert json.loads(served.run("jobs", "ls", "-o", "json").out)["items"] == []
 

@@ -386,10 +386,10 @@ def test_what_renting_is_worth_is_the_rent_at_which_the_next_best_way_loses_as_l
 
 
 def test_what_a_pass_would_not_start_is_not_rented() -> None:
-    barred = large(preemption_victims=(), renting=renting(barred="Rented nodes would not help it: no quota."))
+    barred = large(preemption_victims=(), renting=renting(barred="Rented nodes would not help the job: no quota."))
     over = large(preemption_victims=(), renting=renting(cap=55_040_000 * 15))
 
-    for decision, why in ((barred, "no quota"), (over, "$880.64 an hour is too much")):
+    for decision, why in ((barred, "no quota"), (over, "$880.64 an hour, which exceeds the limit")):
         row = next(each for each in decision.alternatives if each.option == ResumeOption.BURST)
         assert decision.option is ResumeOption.WAIT_FOR_REPAIR
         assert (row.usd, why in row.why_not) == (None, True)

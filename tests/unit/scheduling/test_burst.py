@@ -70,18 +70,18 @@ def test_one_restart_besides_must_be_saved_so_that_nothing_goes_to_and_fro() -> 
     )
 
     assert (just_not.action, just.action) == (MigrationAction.STAY, MigrationAction.MIGRATE)
-    assert "the move and one restart besides cost $4.53" in just_not.alternatives[0].why_not
+    assert "the migration and one restart cost $4.53" in just_not.alternatives[0].why_not
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"target": None}, "No committed pool has enough free nodes"),
-        ({"candidate": a_guest(checkpoint_seconds=None)}, "from nothing"),
+        ({"candidate": a_guest(checkpoint_seconds=None)}, "from step 0"),
         ({"target": HOME.but(differences=("data is another volume.",))}, "another volume"),
-        ({"target": HOME.but(usable_until=at(1200))}, "ends before it could save"),
+        ({"target": HOME.but(usable_until=at(1200))}, "ends before the job could save"),
         ({"candidate": a_guest(deadline_at=at(3 * HOUR + 300))}, "its deadline"),
-        ({"target": HOME.but(shadow_micros_per_accelerator_hour=4 * MICROS)}, "It would save $0.00"),
+        ({"target": HOME.but(shadow_micros_per_accelerator_hour=4 * MICROS)}, "would save $0.00"),
     ],
 )
 def test_a_guest_stays_for_a_reason(change: dict[str, Any], said: str) -> None:

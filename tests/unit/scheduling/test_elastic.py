@@ -89,12 +89,12 @@ def test_only_the_idle_nodes_that_it_would_use_pay_for_it() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"sizes": None}, "one size only"),
-        ({"is_resizing": True}, "is changing size"),
+        ({"sizes": None}, "not elastic"),
+        ({"is_resizing": True}, "already changing size"),
         ({"nodes": 32}, "No legal size above 32"),
-        ({"resized_at": at(-599)}, "changed size just now"),
-        ({"growth_failed_at": at(-599), "failed_growths": 1}, "not tried before 10:15:01"),
-        ({"growth_failed_at": at(-2399), "failed_growths": 3}, "not tried before 10:15:01"),
+        ({"resized_at": at(-599)}, "changed size recently"),
+        ({"growth_failed_at": at(-599), "failed_growths": 1}, "no retry before 10:15:01"),
+        ({"growth_failed_at": at(-2399), "failed_growths": 3}, "no retry before 10:15:01"),
     ],
 )
 def test_a_job_does_not_grow_for_a_reason(change: dict[str, Any], said: str) -> None:

@@ -83,7 +83,7 @@ def test_a_recovery_rents_for_what_it_found_renting_to_be_worth_and_for_no_more(
         return choose_pool(facts.but(job=facts.job.but(max_rent_parts=parts)))
 
     assert (worth(rent).action, worth(rent).pool) == (PlacementAction.RENT, "on-demand")
-    assert worth(rent).reason.startswith("Its recovery chose to rent: on-demand costs $")
+    assert worth(rent).reason.startswith("The job's recovery chose to rent: on-demand costs $")
     assert worth(rent - 1).action is PlacementAction.WAIT
     dear = facts.but(job=facts.job.but(max_rent_parts=10**18), spending=SpendLimits())
     assert choose_pool(dear).action is PlacementAction.WAIT
@@ -140,7 +140,7 @@ def test_a_deadline_buys_what_the_price_of_delay_would_not() -> None:
     decision = choose_pool(facts_of(committed, a_candidate_pool(O), job=job))
 
     assert (decision.action, decision.pool) == (PlacementAction.RENT, "on-demand")
-    assert "committed would be cheaper and would miss its deadline" in decision.reason
+    assert "committed would be cheaper but would miss the job's deadline" in decision.reason
 
 
 def test_a_deadline_that_what_is_paid_for_meets_buys_nothing() -> None:
@@ -162,10 +162,10 @@ def test_a_deadline_is_met_within_the_caps_or_not_at_all() -> None:
     capped = choose_pool(facts_of(*candidates, job=job, spending=SpendLimits()))
     dry = choose_pool(facts_of(*candidates, job=job, spending=RICH.but(team_budget_left_parts=95 * PARTS)))
 
-    for decision, said in ((capped, "an hour is too much"), (dry, "left in the budget")):
+    for decision, said in ((capped, "an hour, which exceeds the limit"), (dry, "but the budget of team")):
         assert (decision.action, decision.pool) == (PlacementAction.WAIT, "committed")
         assert said in decision.reason
-        assert "No pool that it can have meets its deadline" in decision.reason
+        assert "No usable pool meets the job's deadline" in decision.reason
 
 
 @pytest.mark.parametrize("value", [0, 1])
@@ -176,9 +176,9 @@ def test_where_no_pool_meets_a_deadline_it_buys_nothing_and_that_is_said(value: 
     decision = choose_pool(facts_of(*candidates, job=job))
 
     assert (decision.action, decision.pool) == (PlacementAction.WAIT, "committed")
-    assert "No pool that it can have meets its deadline; here it is expected to end 4.0 h after it." in decision.reason
+    assert "No usable pool meets the job's deadline. On this pool it would end 4.0 h late." in decision.reason
     assert decision.late_seconds == 4 * HOUR
-    unpriced = "It ends 120 min after the job's deadline, and the policy sets no price on the delay of its class."
+    unpriced = "The job would end 120 min after its deadline, and the policy sets no price on the delay of its class."
     assert why_not(facts_of(*candidates, job=job), "on-demand") == (
         "" if value else unpriced.replace("120 min", "2.0 h")
     )
@@ -201,7 +201,7 @@ def test_what_has_neither_a_price_nor_a_deadline_is_not_rented_for_though_nothin
     decision = choose_pool(facts_of(a_candidate_pool(O), job=a_waiting(micros_per_hour_of_delay=0)))
 
     assert decision.action is PlacementAction.NO_POOL
-    assert "no price on the delay of its class" in decision.reason
+    assert "no price on the delay of the job's class" in decision.reason
 
 
 def test_a_recovery_rents_for_what_it_found_it_worth_whether_the_deadline_is_met_or_lost() -> None:
@@ -212,7 +212,7 @@ def test_a_recovery_rents_for_what_it_found_it_worth_whether_the_deadline_is_met
 
     for decision in (met, lost):
         assert (decision.action, decision.pool) == (PlacementAction.RENT, "on-demand")
-        assert decision.reason.startswith("Its recovery chose to rent")
+        assert decision.reason.startswith("The job's recovery chose to rent")
     assert (met.late_seconds, lost.late_seconds) == (None, 1.25 * HOUR)
 
 
@@ -231,7 +231,7 @@ def test_who_is_behind_its_line_is_remembered_to_be_catching_up() -> None:
         ({"deadline_at": at(3.05 * HOUR)}, "no time for an interruption"),
         ({"deadline_at": at(2.9 * HOUR)}, ""),
         ({"submitted_at": at(-10 * HOUR), "deadline_at": at(-HOUR)}, ""),
-        ({"submitted_at": at(-10 * HOUR), "deadline_at": at(10 * HOUR)}, "behind the line"),
+        ({"submitted_at": at(-10 * HOUR), "deadline_at": at(10 * HOUR)}, "behind the progress"),
         ({"submitted_at": at(-10 * HOUR), "deadline_at": at(10 * HOUR), "done_seconds": 3 * HOUR}, ""),
         (
             {
@@ -240,7 +240,7 @@ def test_who_is_behind_its_line_is_remembered_to_be_catching_up() -> None:
                 "done_seconds": 3 * HOUR,
                 "avoids_spot": True,
             },
-            "behind the line",
+            "behind the progress",
         ),
         (
             {
@@ -265,8 +265,8 @@ def test_a_deadline_is_guarded_on_spot(change: dict[str, object], said: str) -> 
 def test_spot_is_for_jobs_that_save_often_enough() -> None:
     for job, said in (
         (a_waiting(checkpoint_seconds=None), "keeps no checkpoints"),
-        (a_waiting(checkpoint_seconds=20_000), "too seldom"),
-        (a_waiting(nodes=16, checkpoint_seconds=900), "too seldom"),
+        (a_waiting(checkpoint_seconds=20_000), "too infrequent"),
+        (a_waiting(nodes=16, checkpoint_seconds=900), "too infrequent"),
         (a_waiting(), ""),
     ):
         found = why_not(facts_of(a_candidate_pool(S), a_candidate_pool(C, wait_seconds=HOUR), job=job), "spot")
@@ -323,7 +323,7 @@ def test_a_reservation_that_has_not_begun_is_waited_for() -> None:
         (SpendLimits(), "the fleet|team vision"),
         (RICH.but(team_cap_micros_per_hour=40 * MICROS, team_micros_per_hour=10 * MICROS), "team vision spends"),
         (RICH.but(fleet_cap_micros_per_hour=40 * MICROS, fleet_micros_per_hour=10 * MICROS), "the fleet spends"),
-        (RICH.but(team_budget_left_parts=90 * PARTS), "left in the budget"),
+        (RICH.but(team_budget_left_parts=90 * PARTS), "but the budget of team"),
     ],
 )
 def test_no_cap_and_no_budget_is_passed(spending: SpendLimits, said: str) -> None:
@@ -351,11 +351,11 @@ def test_in_one_pass_the_second_job_finds_what_the_first_has_left(limit: dict[st
 @pytest.mark.parametrize(
     ("candidate", "said"),
     [
-        (a_candidate_pool(O, barred_until=at(60)), "not asked before 10:16:00"),
+        (a_candidate_pool(O, barred_until=at(60)), "not ask again before 10:16:00"),
         (a_candidate_pool(O, differences=("data is another volume.",)), "another volume"),
-        (a_candidate_pool(O, accelerators_left=7), "leaves room for 0 nodes"),
-        (a_candidate_pool(O, pool={"accelerators_per_node": 4}), "has 4 accelerators, 8 are asked for"),
-        (a_candidate_pool(C, pool={"most_nodes": 0}), "no more than 0 nodes"),
+        (a_candidate_pool(O, accelerators_left=7), "leaves capacity for 0 nodes"),
+        (a_candidate_pool(O, pool={"accelerators_per_node": 4}), "has 4 accelerators, the job asks for 8"),
+        (a_candidate_pool(C, pool={"most_nodes": 0}), "at most 0 nodes"),
     ],
 )
 def test_a_pool_that_cannot_have_it_says_why(candidate: CandidatePool, said: str) -> None:

@@ -45,7 +45,7 @@ def test_an_image_of_another_architecture_is_told() -> None:
 
 
 def test_a_claim_is_the_same_storage_only_where_the_same_lies_behind_it() -> None:
-    assert reason_of(**MOUNTED) == (f"Its checkpoints lie on a volume of {CLUSTER} alone.",)
+    assert reason_of(**MOUNTED) == (f"The job's checkpoints are on a volume that only {CLUSTER} has.",)
     assert reason_of(SHARED, **MOUNTED) == ()
     assert reason_of({CLUSTER: {"fsx": "fs-1"}}, **MOUNTED) == ("Nothing is mounted there as fsx.",)
     assert reason_of(SHARED | {"burst": {"fsx": "fs-2"}}, **MOUNTED) == (
@@ -59,11 +59,11 @@ def test_a_type_names_its_pools_by_name_or_by_how_their_nodes_are_had() -> None:
     demand, spot = {"name": "eks", "market": "on-demand"}, {"name": "eksSpot", "market": "spot"}
 
     assert reason_of(pools=[demand]) == ()
-    assert reason_of(pools=[spot, {"name": "plan"}]) == ("Its type runs on eksSpot, then plan.",)
+    assert reason_of(pools=[spot, {"name": "plan"}]) == ("The job's type runs on eksSpot, then plan.",)
     assert reason_of(pool={"name": "plan"}, pools=[{"name": "plan"}]) == ()
 
 
 def test_committed_machines_of_another_cluster_are_not_asked() -> None:
     pool = a_pool(Market.COMMITTED, cluster="other")
 
-    assert why_not_portable(a_job(), pool, {}) == (f"It belongs to cluster {CLUSTER}.",)
+    assert why_not_portable(a_job(), pool, {}) == (f"The job belongs to cluster {CLUSTER}.",)

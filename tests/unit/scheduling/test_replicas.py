@@ -230,7 +230,7 @@ def test_what_is_left_of_its_teams_dollars_holds() -> None:
 
     assert len(decided(*pods, budgets_left={"chat": 2 * rent})) == 2
     (answer,) = decided(*pods, budgets_left={"chat": rent - 1})
-    assert "is more than the" in next(row.why_not for row in answer.table if row.pool == "chat-burst")
+    assert "but the budget of team chat has" in next(row.why_not for row in answer.table if row.pool == "chat-burst")
 
 
 def test_a_class_without_a_price_is_not_rented_for() -> None:
@@ -361,7 +361,7 @@ def test_a_registration_that_is_gone_wants_nothing() -> None:
     rental = a_rental(1, RentalState.OPENING)
 
     for registered in ((), (CHAT.but(rents_from=()),)):
-        assert "any more" in why_node_not_needed(rental, (), registered, [a_replica()], ())
+        assert "no longer" in why_node_not_needed(rental, (), registered, [a_replica()], ())
 
 
 @pytest.mark.parametrize("registered", [(CHAT,), ()])
@@ -396,14 +396,14 @@ def test_what_is_seen_of_a_node_is_whether_it_ever_served_and_since_when_it_does
 @pytest.mark.parametrize(
     ("rental", "pods", "nodes", "why"),
     [
-        (a_rental(idle_since=START), [], [rented_node()], "came there in 300 seconds"),
-        (a_rental(idle_since=START, was_used=True), [], [rented_node()], "has stood there for 300 seconds"),
+        (a_rental(idle_since=START), [], [rented_node()], "used the node within 300 seconds"),
+        (a_rental(idle_since=START, was_used=True), [], [rented_node()], "has run on the node for 300 seconds"),
         (a_rental(idle_since=START + timedelta(seconds=1)), [], [rented_node()], ""),
         (a_rental(), [a_replica(1, "ip-1")], [rented_node()], ""),
         (a_rental(), [a_replica(1, "ip-1")], [rented_node(is_ready=False)], ""),
         (a_rental(idle_since=START), [], [rented_node(is_cordoned=True)], "out of service"),
-        (a_rental(), [a_replica(1, "ip-1")], [], "was taken back"),
-        (a_rental(due_at=START), [a_replica(1, "ip-1")], [rented_node()], "Its time is over"),
+        (a_rental(), [a_replica(1, "ip-1")], [], "was reclaimed"),
+        (a_rental(due_at=START), [a_replica(1, "ip-1")], [rented_node()], "time limit is"),
         (a_rental(due_at=START + timedelta(seconds=301)), [a_replica(1, "ip-1")], [rented_node()], ""),
     ],
 )

@@ -53,7 +53,7 @@ def test_no_more_is_rented_than_is_left_of_the_teams_dollars(usd: float | None, 
     assert left == (None if usd is None else usd * money.PARTS)
     if not rentals:
         told = explain.why_job(market.world.ledger, second.job_id, Reader(), now=market.world.clock.now())
-        assert "is more than the $80.00 left in the budget of team red." in told["sentence"]
+        assert "the budget of team red has $80.00 left." in told["sentence"]
 
 
 def test_the_next_job_finds_what_running_rentals_are_expected_to_leave() -> None:
@@ -69,7 +69,7 @@ def test_the_next_job_finds_what_running_rentals_are_expected_to_leave() -> None
     assert expected > 80 * money.PARTS
     assert market.holds() == 1
     assert asked_last(market).spending.team_budget_left_parts == 100 * money.PARTS - expected
-    assert "left in the budget of team red" in market.scenario.job(third.job_id).reason
+    assert "but the budget of team red has" in market.scenario.job(third.job_id).reason
 
 
 def test_two_jobs_of_one_pass_share_what_is_left() -> None:
@@ -151,4 +151,4 @@ def test_a_plan_says_what_the_budget_leaves_no_room_for() -> None:
     )
 
     why_not = {row["pool"]: row["whyNot"] for row in found["placement"]["pools"]}
-    assert "more than the $40.00 left in the budget of team red" in why_not[SPOT]
+    assert "the budget of team red has $40.00 left" in why_not[SPOT]

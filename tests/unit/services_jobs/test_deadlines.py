@@ -62,8 +62,8 @@ def test_a_deadline_is_no_way_past_a_cap_and_the_job_is_told_that_it_will_miss_i
 
     assert market.holds() == 0
     told = explain.why_job(market.world.ledger, job.job_id, Reader(), now=market.world.clock.now())
-    assert "an hour is too much: the fleet spends $0.00" in told["sentence"]
-    assert "No pool that it can have meets its deadline" in told["sentence"]
+    assert "an hour, which exceeds the limit: the fleet spends $0.00" in told["sentence"]
+    assert "No usable pool meets the job's deadline" in told["sentence"]
 
 
 def test_a_job_learns_that_its_deadline_is_lost_where_nothing_may_be_rented_and_once() -> None:
@@ -77,7 +77,7 @@ def test_a_job_learns_that_its_deadline_is_lost_where_nothing_may_be_rented_and_
         market.scenario.run_pass()
         seen.append(market.scenario.job(job.job_id))
 
-    assert "No pool that it can have meets its deadline" in seen[-1].reason
+    assert "No usable pool meets the job's deadline" in seen[-1].reason
     assert len(market.records("PLACEMENT")) == 2
 
 

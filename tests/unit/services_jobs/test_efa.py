@@ -43,7 +43,7 @@ def test_a_pool_without_efa_gets_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "text"), [(Policy(), "Each pod asks for 32 EFA interfaces."), (NO_EFA, "Its pods ask for no EFA.")]
+    ("policy", "text"), [(Policy(), "Each pod requests 32 EFA interfaces."), (NO_EFA, "The pods request no EFA.")]
 )
 def test_the_timeline_says_over_what_pods_talk(policy: Policy, text: str) -> None:
     scenario = JobScenario(policy=policy)

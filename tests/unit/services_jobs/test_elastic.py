@@ -190,7 +190,7 @@ def test_why_says_of_a_job_that_changes_size_what_for_and_who_did_not() -> None:
     said = explain.why_job(scenario.world.ledger, job.job_id, Reader(), now=scenario.world.clock.now())
 
     assert (said["decision"]["kind"], said["decision"]["action"]) == ("RESIZE", "GROW")
-    assert "as much as the resize to 4 costs" in said["decision"]["reason"]
+    assert "as much as a resize to 4 nodes costs" in said["decision"]["reason"]
 
 
 def test_nothing_grows_while_somebody_waits_who_could_use_the_nodes() -> None:

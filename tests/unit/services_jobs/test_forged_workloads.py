@@ -136,7 +136,7 @@ def test_reported_end_with_live_pods_queues_the_job_again(state: AttemptState) -
 
     attempt = scenario.attempt(job.job_id)
     assert (attempt.state, outcome.outcome) == (AttemptState.LOST, SettleOutcome.JOB_REQUEUED)
-    assert "pods of it are alive" in attempt.reason
+    assert "its pods still run" in attempt.reason
     assert scenario.job(job.job_id).application_failures == 0
 
 

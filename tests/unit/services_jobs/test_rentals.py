@@ -383,7 +383,9 @@ def test_an_observed_rental_is_told_and_not_done() -> None:
     market.scenario.run_pass()
 
     assert market.holds() == 0
-    assert "Mode is observe: it would be rented for, but nothing is done." in market.scenario.job(second.job_id).reason
+    assert (
+        "Mode is observe: Evenkeel would rent nodes, but takes no action." in market.scenario.job(second.job_id).reason
+    )
     assert len(market.records("PLACEMENT")) == 1
 
 
@@ -431,7 +433,9 @@ def test_a_job_goes_home_when_committed_room_is_free_and_its_nodes_go_back() -> 
     market.advance()
 
     assert asked.stop_request is not None
-    assert asked.stop_request.reason.startswith("Migrates back to committed capacity: p5-workers has free nodes")
+    assert asked.stop_request.reason.startswith(
+        "The job migrates back to committed capacity: p5-workers has free nodes"
+    )
     assert market.scenario.attempt(second.job_id, 2).pool == "p5-workers"
     assert market.rental(second.job_id).state is RentalState.ENDED
     assert market.left() == []
@@ -736,7 +740,7 @@ def test_a_team_is_rented_for_as_far_as_its_quota_of_that_type_goes(rented: int)
     assert market.scenario.job(first.job_id).state is JobState.RUNNING
     assert market.holds() == (1 if rented == 16 else 0)
     if rented < 16:
-        assert "Rented nodes would not help it" in market.scenario.job(second.job_id).reason
+        assert "Rented nodes would not help the job" in market.scenario.job(second.job_id).reason
         return
     market.advance()
     market.karpenter()

@@ -77,7 +77,9 @@ def test_a_job_is_asked_to_leave_just_in_time_for_its_last_save_and_once() -> No
     assert before.stop_request is None
     assert asked.stop_request is not None
     assert asked.stop_request.grace_seconds == GRACE_SECONDS
-    assert asked.reason.startswith("It saves and leaves: The reservation of p5-workers ends for work at ")
+    assert asked.reason.startswith(
+        "The job saves a checkpoint and leaves: The reservation of p5-workers is usable until "
+    )
     assert market.scenario.job(job.job_id) == asked
     assert [(record.subject, record.action) for record in stays(market)] == [(job.job_id, "REQUEUE")]
     assert replay(stays(market)[0], POLICY).differs_from(stays(market)[0]) == ""

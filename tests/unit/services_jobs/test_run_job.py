@@ -356,7 +356,7 @@ def test_checkpoints_that_no_function_can_read_are_left_to_rank_0() -> None:
         AttemptState.LAUNCHED,
         False,
     )
-    assert "rank 0 proves them" in attempt.reason
+    assert "Rank 0 verifies them" in attempt.reason
     assert spec.terms
     assert spec.terms.distrust == Distrust(after=plan.distrust_after, through_attempt=1)
     assert (spec.terms.accepts_convention, spec.terms.may_start_over) == (True, False)
@@ -529,9 +529,9 @@ def test_in_observe_mode_nothing_is_launched_and_the_job_goes_back() -> None:
     outcome = scenario.launch(job.job_id)
     settled = scenario.settle(job.job_id)
 
-    assert (outcome.outcome, outcome.reason) == (LaunchOutcome.GIVE_UP, "Mode is observe: nothing is launched.")
+    assert (outcome.outcome, outcome.reason) == (LaunchOutcome.GIVE_UP, "Mode is observe: Evenkeel launches nothing.")
     assert (settled.outcome, scenario.attempt(job.job_id).state) == (SettleOutcome.JOB_REQUEUED, AttemptState.NEVER_RAN)
-    assert (scenario.attempt(job.job_id).reason, scenario.usage()) == ("Mode is observe: nothing is launched.", 0)
+    assert (scenario.attempt(job.job_id).reason, scenario.usage()) == ("Mode is observe: Evenkeel launches nothing.", 0)
     assert (fence(scenario, job), scenario.world.cluster.calls) == (None, [])
 
 

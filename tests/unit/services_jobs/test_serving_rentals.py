@@ -305,7 +305,7 @@ def test_an_elastic_job_that_can_shrink_does_and_nothing_is_rented() -> None:
     assert wish
     assert wish.nodes == 1
     assert market.holds() == 0
-    assert "Committed nodes have room" in market.notes()
+    assert "Committed nodes can run its replicas" in market.notes()
 
 
 def test_what_shrinking_cannot_give_is_rented() -> None:
@@ -334,7 +334,7 @@ def test_an_observed_spike_is_told_once_and_nothing_is_rented(mode: Mode) -> Non
 
     assert market.holds() == 0
     assert market.notes().startswith(
-        f"Mode is {mode}: it would be rented for, but nothing is done. {SERVING} starts it"
+        f"Mode is {mode}: Evenkeel would rent nodes, but takes no action. {SERVING} starts the workload"
     )
     assert len(market.records("PLACEMENT")) == 1
 
@@ -426,7 +426,7 @@ def test_pods_that_select_what_nobody_says_of_the_pool_are_not_rented_for() -> N
     market.turns(2)
 
     assert market.holds() == 0
-    assert "Its pods select disk=nvme, and the policy does not say that nodes of" in market.notes()
+    assert "Its pods select disk=nvme, and the policy does not give nodes of" in market.notes()
 
 
 def test_after_a_node_that_no_replica_came_to_none_is_rented_for_a_while() -> None:
@@ -438,9 +438,9 @@ def test_after_a_node_that_no_replica_came_to_none_is_rented_for_a_while() -> No
 
     (rental,) = market.rentals()
     assert rental.state is RentalState.ENDED
-    assert "No replica of serving/chat came there in" in rental.reason
+    assert "No replica of serving/chat used the node within" in rental.reason
     assert market.memory().unused_rentals == 1
-    assert "No replica came to the node that was rented last" in market.notes()
+    assert "No replica used the node rented last" in market.notes()
     assert market.left() == []
     market.turns(45)
     assert len(market.rentals()) == 2
@@ -467,7 +467,7 @@ def test_no_capacity_anywhere_leaves_nothing_behind_and_a_reason() -> None:
     market.turns(8)
 
     assert {each.state for each in market.rentals()} == {RentalState.ENDED}
-    assert "Capacity was refused there" in market.notes()
+    assert "The provider refused capacity there" in market.notes()
     assert market.left() == []
 
 
@@ -545,7 +545,7 @@ def test_a_node_on_which_a_replica_serves_is_given_back_by_its_time_box_alone() 
 
     assert before is RentalState.READY
     assert market.rentals()[0].state is RentalState.ENDED
-    assert market.rentals()[0].reason.startswith("Its time is over at")
+    assert market.rentals()[0].reason.startswith("The rental's time limit is")
 
 
 def test_a_replica_that_comes_in_the_last_second_keeps_its_node() -> None:
@@ -557,7 +557,7 @@ def test_a_replica_that_comes_in_the_last_second_keeps_its_node() -> None:
     told = market.task(rental, RentalStep.RELEASE, "No replica has stood there.")
 
     assert told.outcome == "IN_USE"
-    assert told.reason == "Replicas of serving/chat stand on it."
+    assert told.reason == "Replicas of serving/chat run on these nodes."
 
 
 def test_the_bill_is_its_teams_and_ends_when_the_machine_is_gone() -> None:

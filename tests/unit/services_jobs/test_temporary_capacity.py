@@ -74,7 +74,7 @@ def test_what_a_recovery_rents_is_on_loan_and_on_the_quota_of_its_team() -> None
     assert (shown["loanFor"], shown["dueAt"]) == ("inc-1", rfc3339(temporary.due_at))
     assert town.scenario.usage() == 32  # both jobs, wherever they run
     told = [row.doc["text"] for row in town.world.ledger.rows.values() if row.key.sk.startswith("EVENT#")]
-    assert [text for text in told if "On loan for inc-1, until 03 Nov 12:" in text]
+    assert [text for text in told if "The nodes are temporary capacity for inc-1, until 03 Nov 12:" in text]
 
 
 def test_a_rental_for_a_job_that_lost_nothing_is_no_loan() -> None:
@@ -96,7 +96,7 @@ def test_a_loan_goes_back_when_what_it_stands_in_for_is_there_though_no_saving_p
 
     asked = borrowed.scenario.job(second.job_id)
     assert asked.stop_request
-    assert asked.stop_request.reason.startswith("Its nodes were on loan. What it stands in for is back")
+    assert asked.stop_request.reason.startswith("The job's nodes were temporary capacity. The lost capacity is back")
     assert rented.scenario.job(candidate.job_id).stop_request is None
     leave(borrowed, second)
     assert borrowed.scenario.attempt(second.job_id, 2).pool == "p5-workers"
@@ -125,7 +125,7 @@ def test_a_loan_ends_with_its_time_whatever_else_holds_and_the_job_waits() -> No
 
     asked = town.scenario.job(second.job_id)
     assert asked.stop_request
-    assert asked.stop_request.reason.startswith("Its nodes were on loan. Its time is over at 03 Nov 12:")
+    assert asked.stop_request.reason.startswith("The job's nodes were temporary capacity. The time limit is 03 Nov 12:")
     leave(town, second)
     assert town.rental(second.job_id).state is RentalState.ENDED
     assert town.scenario.job(second.job_id).state is JobState.PENDING

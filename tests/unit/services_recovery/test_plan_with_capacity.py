@@ -143,7 +143,7 @@ def test_the_pass_rents_what_the_recovery_chose_though_it_would_have_waited_itse
     assert (recovery.job.state, recovery.job.rentals) == (JobState.PENDING, 1)
     rental = rental_of(recovery)
     assert (rental.state, rental.offer.pool) == (RentalState.OPENING, SPOT)
-    assert rental.reason.startswith(f"Its recovery chose to rent: {SPOT} costs $")
+    assert rental.reason.startswith(f"The job's recovery chose to rent: {SPOT} costs $")
     assert waits.job.rentals == 0
     placements = [each for each in decisions(recovery) if each.kind == "PLACEMENT"]
     assert all(replay(each, recovery.scenario.policy).differs_from(each) == "" for each in placements)
@@ -181,14 +181,18 @@ def test_the_job_runs_elsewhere_while_its_machine_is_still_being_repaired() -> N
         (
             burst(fleet_cap_micros_per_hour=1),
             {},
-            "$40.00 an hour is too much: the fleet spends $0.00 of $0.00",
+            "Renting costs $40.00 an hour, which exceeds the limit: the fleet spends $0.00 of $0.00",
         ),
-        (burst(team_caps_micros_per_hour={"default": 1}), {}, "$40.00 an hour is too much: team default spends $0.00"),
+        (
+            burst(team_caps_micros_per_hour={"default": 1}),
+            {},
+            "Renting costs $40.00 an hour, which exceeds the limit: team default spends $0.00",
+        ),
         (burst(), {"requires": Requirements(fabric="efa-of-its-own")}, "Its nodes talk over efa-of-its-own"),
         (
             burst(pools=(a_pool(SPOT, Market.SPOT, interruptions_per_node_hour=0.5),)),
             {},
-            "a checkpoint every 15 min is too seldom",
+            "A checkpoint every 15 min is too infrequent",
         ),
         (burst(pools=(a_pool(SPOT, Market.SPOT),)), {"checkpoint_uri": ""}, "the job keeps no checkpoints"),
     ],
@@ -228,7 +232,7 @@ def test_a_spot_pool_that_is_too_risky_leaves_the_dearer_one() -> None:
     [
         (30, ""),
         (90, "the policy sets no price on the delay of its class, and the job meets its deadline without renting"),
-        (1, "after the job's deadline, and the policy sets no price on the delay of its class"),
+        (1, "after its deadline, and the policy sets no price on the delay of its class"),
     ],
 )
 def test_a_class_without_a_price_is_rented_for_only_where_its_deadline_needs_it(minutes: int, why_not: str) -> None:
@@ -246,9 +250,9 @@ def test_a_class_without_a_price_is_rented_for_only_where_its_deadline_needs_it(
 @pytest.mark.parametrize(
     ("rented", "budgets", "why_not"),
     [
-        (8, (), "Rented nodes would not help it: "),
+        (8, (), "Rented nodes would not help the job: "),
         (16, ({"period": "month", "gpuHours": 4},), "16 of 4 accelerator-hours of team red in 2026-11 are used"),
-        (16, ({"period": "month", "usd": 60},), " left in the budget of team red"),
+        (16, ({"period": "month", "usd": 60},), "but the budget of team red has"),
         (16, ({"period": "month", "usd": 200},), ""),
         (16, (), ""),
     ],

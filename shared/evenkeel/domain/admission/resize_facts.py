@@ -61,7 +61,7 @@ def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
     if mine is None:
         return ResizeAnswer(action="STAY", nodes=0, reason=decided.reason, alternatives=decided.alternatives)
     action = "GROW" if mine.to_nodes > mine.from_nodes else "SHRINK" if mine.to_nodes else "END"
-    whom = f" It makes room for {facts.shrink.waiting_id}." if facts.shrink else ""
+    whom = f" The resize frees nodes for {facts.shrink.waiting_id}." if facts.shrink else ""
     return ResizeAnswer(
         action=action, nodes=mine.to_nodes, reason=f"{mine.reason}{whom}", alternatives=decided.alternatives
     )

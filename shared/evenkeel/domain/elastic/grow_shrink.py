@@ -63,7 +63,7 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
     idle node-seconds so far x accelerators >= resize seconds x accelerators of the job at its new size
     """
     if facts.waiting:
-        return ResizeDecision(resizes=(), reason="Somebody waits for nodes: nothing grows.")
+        return ResizeDecision(resizes=(), reason="A job waits for nodes, so no job grows.")
     found, passed = [], []
     for job in facts.jobs:
         size, why_not = _growth(job, facts)
@@ -72,7 +72,7 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
         else:
             found.append((job, size))
     if not found:
-        return ResizeDecision(resizes=(), reason="No job grows now.", alternatives=tuple(passed))
+        return ResizeDecision(resizes=(), reason="No job can grow now.", alternatives=tuple(passed))
     # Higher priority first; then whoever takes most at the least loss; the id makes the order total.
     found.sort(
         key=lambda pair: (
@@ -87,9 +87,12 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
     idle = "1 idle node has" if facts.idle.nodes == 1 else f"{facts.idle.nodes} idle nodes have"
     reason = (
         f"{idle} lost {facts.idle.idle_node_seconds * job.accelerators_per_node:.0f} "
-        f"GPU-seconds by now, as much as the resize to {size} costs."
+        f"GPU-seconds so far, at least as much as a resize to {size} nodes costs."
     )
-    passed += [Alternative(option=other.job_id, why_not=f"{job.job_id} makes more of them.") for other, _ in found[1:]]
+    passed += [
+        Alternative(option=other.job_id, why_not=f"{job.job_id} makes better use of the idle nodes.")
+        for other, _ in found[1:]
+    ]
     resize = SizeChange(job_id=job.job_id, from_nodes=job.nodes, to_nodes=size, reason=reason, lost_gpu_seconds=lost)
     return ResizeDecision(resizes=(resize,), reason=reason, alternatives=tuple(passed))
 
@@ -97,26 +100,26 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
 def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
     terms, now = facts.terms, facts.now
     if job.sizes is None:
-        return 0, "It runs at one size only."
+        return 0, "The job is not elastic."
     if job.is_resizing:
-        return 0, "It is changing size."
+        return 0, "The job is already changing size."
     size = job.sizes.at_most(job.nodes + facts.idle.nodes)
     if size is None or size <= job.nodes:
-        return 0, f"No legal size above {job.nodes} fits into {_nodes(facts.idle.nodes)} idle."
+        return 0, f"No legal size above {job.nodes} fits {_nodes(facts.idle.nodes)} that are idle."
     if job.resized_at and now < job.resized_at + timedelta(seconds=terms.snooze_seconds):
-        return 0, "It changed size just now."
+        return 0, "The job changed size recently."
     if job.growth_failed_at and now < growth_backoff_until(job, terms):
-        return 0, f"Its last growth failed; it is not tried before {growth_backoff_until(job, terms):%H:%M:%S} UTC."
+        return 0, f"The job's last growth failed; no retry before {growth_backoff_until(job, terms):%H:%M:%S} UTC."
     # What will be used of them has to have paid for the resize, and not what stays idle anyhow.
     used = (size - job.nodes) / facts.idle.nodes
     lost_by_now = facts.idle.idle_node_seconds * used
     if lost_by_now < job.resize_seconds * size:
         return (
             0,
-            f"A resize to {size} costs {job.resize_seconds * size:.0f} node-seconds; {lost_by_now:.0f} stood idle.",
+            f"A resize to {size} nodes costs {job.resize_seconds * size:.0f} node-seconds; {lost_by_now:.0f} are idle.",
         )
     if lost_by_now < terms.scaling_timeout_seconds * (size - job.nodes):
-        return 0, f"They have not been idle for {terms.scaling_timeout_seconds:.0f} s yet."
+        return 0, f"The nodes have not been idle for {terms.scaling_timeout_seconds:.0f} s yet."
     return size, ""
 
 
@@ -156,7 +159,7 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
         short = nodes - most
         return ResizeDecision(
             resizes=(),
-            reason=f"{_nodes_are(nodes)} needed, and jobs of lower priority hold {nodes - short}: nobody is touched.",
+            reason=f"{_nodes_are(nodes)} needed, but jobs of lower priority hold {nodes - short}. No job is stopped.",
             short=short,
         )
     # As few as possible end, whoever loses least before others. All the others that can shrink do so first.
@@ -228,8 +231,8 @@ def _decided(
     for job, given in freed:
         to_nodes = job.nodes - given
         lost = job.lost_gpu_seconds(usual, is_killed=not to_nodes)
-        done = f"shrinks from {job.nodes} to {to_nodes} nodes" if to_nodes else "is ended"
-        reason = f"{job.job_id} {done}: {lost:.0f} GPU-seconds are lost."
+        done = f"shrinks from {job.nodes} to {to_nodes} nodes" if to_nodes else "is stopped"
+        reason = f"{job.job_id} {done} and loses {lost:.0f} GPU-seconds."
         resizes.append(
             SizeChange(job_id=job.job_id, from_nodes=job.nodes, to_nodes=to_nodes, reason=reason, lost_gpu_seconds=lost)
         )
@@ -248,12 +251,12 @@ def _decided(
 
 def _why_not_resized(job: ElasticJob, priority: int) -> str:
     if job.priority >= priority:
-        return "Its priority is not lower."
+        return "The job's priority is not lower."
     if job.is_resizing:
-        return "It is changing size."
+        return "The job is already changing size."
     if job.sizes is None or job.nodes <= job.sizes.legal[0]:
-        return "It could only be ended, and shrinking others was enough or lost less."
-    return "Others lose less."
+        return "The job could only be stopped. Shrinking other jobs was enough or lost less."
+    return "Other jobs lose less."
 
 
 class NodeLossAction(StrEnum):
@@ -295,17 +298,17 @@ def decide_after_node_loss(facts: NodeLossFacts) -> NodeLossDecision:
     """Decide how a job goes on that has lost nodes: with spares, after a wait for them with fewer, or not at all."""
     job, lost = facts.job, facts.lost_nodes
     if facts.spares >= lost:
-        reason = f"{_nodes(facts.spares)} kept in spare: it goes on at its size."
+        reason = f"{_nodes(facts.spares)} kept as spares: the job continues at its size."
         return NodeLossDecision(action=NodeLossAction.REPLACE, nodes=job.nodes, reason=reason, facts=facts)
     until = facts.lost_at + timedelta(seconds=facts.terms.spare_wait_seconds)
     size = job.sizes.at_most(job.nodes - lost + facts.spares) if job.sizes else None
     if facts.now < until:
-        reason = f"It waits for a spare until {until:%H:%M:%S} UTC."
+        reason = f"The job waits for a spare until {until:%H:%M:%S} UTC."
         return NodeLossDecision(action=NodeLossAction.WAIT, nodes=0, reason=reason, recheck_at=until, facts=facts)
     if size is None:
-        reason = f"No legal size fits {_nodes(job.nodes - lost + facts.spares)}: it goes back to the queue."
+        reason = f"No legal size fits {_nodes(job.nodes - lost + facts.spares)}: the job returns to the queue."
         return NodeLossDecision(action=NodeLossAction.QUEUE, nodes=0, reason=reason, facts=facts)
-    reason = f"No spare came within {facts.terms.spare_wait_seconds:.0f} s: it goes on with {_nodes(size)}."
+    reason = f"No spare came within {facts.terms.spare_wait_seconds:.0f} s: the job continues with {_nodes(size)}."
     return NodeLossDecision(action=NodeLossAction.SHRINK, nodes=size, reason=reason, facts=facts)
 
 

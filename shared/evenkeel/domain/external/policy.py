@@ -20,7 +20,7 @@ class ServingWorkload(Section):
     most_replicas: int = Field(default=100, ge=1, le=100_000)
     """More than so many get no room made, and nothing rented."""
     rents_from: tuple[Word, ...] = ()
-    """Names of `burst.pools` that are this Deployment's alone; empty = nothing is rented for it."""
+    """Names of `burst.pools` that are this Deployment's alone; empty = nothing is rented for the job."""
     team: Word = "default"
     """Whose cap holds for what is rented, and whose bill it is on."""
     spike_seconds: int = Field(default=3600, ge=60, le=LONGEST_SECONDS)

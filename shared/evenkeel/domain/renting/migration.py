@@ -104,8 +104,8 @@ def decide_migration(facts: MigrationFacts) -> MigrationDecision:
         assert facts.target is not None  # or there would be a reason
         return MigrationDecision(
             action=MigrationAction.MIGRATE,
-            reason=f"{facts.target.pool} has free nodes: the move saves {money.format_usd(saving)} of rent and costs "
-            f"{money.format_usd(move)}.",
+            reason=f"{facts.target.pool} has free nodes. The migration saves {money.format_usd(saving)} of rent "
+            f"and costs {money.format_usd(move)}.",
             saving_parts=saving,
             migration_cost_parts=move,
             alternatives=(
@@ -113,7 +113,7 @@ def decide_migration(facts: MigrationFacts) -> MigrationDecision:
             ),
             facts=facts,
         )
-    until = f", and must begin to save at {ends[0]:%d %b %H:%M} UTC" if ends else ""
+    until = f", and must begin its checkpoint at {ends[0]:%d %b %H:%M} UTC" if ends else ""
     return MigrationDecision(
         action=MigrationAction.STAY,
         reason=f"{candidate.job_id} stays on {pool.name}{until}.",
@@ -133,13 +133,13 @@ def _must_leave_at(facts: MigrationFacts) -> tuple[datetime, str] | None:
     if pool.reservation:
         until = pool.reservation.usable_until - timedelta(seconds=candidate.save_seconds + facts.terms.grace_seconds)
         ends.append(
-            (until, f"The reservation of {pool.name} ends for work at {pool.reservation.usable_until:%H:%M} UTC.")
+            (until, f"The reservation of {pool.name} is usable until {pool.reservation.usable_until:%H:%M} UTC.")
         )
     if facts.budget_left_parts is not None and facts.team_micros_per_hour:
         # The rent runs on while it saves.
         seconds = facts.budget_left_parts // facts.team_micros_per_hour - math.ceil(candidate.save_seconds)
         until = facts.now + timedelta(seconds=max(0, seconds))
-        ends.append((until, f"The budget of team {candidate.team} is used up but for a last save."))
+        ends.append((until, f"The budget of team {candidate.team} is used up except for a last checkpoint."))
     soonest = min(ends, default=None)
     return soonest if soonest and soonest[0] < done_at else None
 
@@ -165,21 +165,21 @@ def _why_not_migrate(facts: MigrationFacts, saving: int, move: int) -> str:
     if target is None:
         return "No committed pool has enough free nodes."
     if not facts.pool.market.is_rented:
-        return f"{facts.pool.name} is paid for as well."
+        return f"{facts.pool.name} is also already paid for."
     if candidate.checkpoint_seconds is None:
-        return "It keeps no checkpoints: a move would begin from nothing."
+        return "The job keeps no checkpoints, so a migration would restart it from step 0."
     if target.differences:
         return target.differences[0]
     done_at = facts.now + timedelta(seconds=candidate.left_seconds)
     gone = candidate.save_seconds + target.launch_seconds + candidate.restart_seconds
     if target.usable_until and facts.now + timedelta(seconds=gone + candidate.checkpoint_seconds) > target.usable_until:
-        return f"{target.pool} ends before it could save there."
+        return f"The reservation of {target.pool} ends before the job could save a checkpoint there."
     if candidate.deadline_at and done_at <= candidate.deadline_at < done_at + timedelta(seconds=gone):
-        return "The move would cost it its deadline."
+        return "The migration would make the job miss its deadline."
     hysteresis = move + round(candidate.micros_per_hour_of_delay * candidate.restart_seconds)
     if saving <= hysteresis:
         cost = money.format_usd(hysteresis)
-        return f"It would save {money.format_usd(saving)}; the move and one restart besides cost {cost}."
+        return f"The migration would save {money.format_usd(saving)}, but the migration and one restart cost {cost}."
     return ""
 
 
@@ -225,7 +225,7 @@ class TemporaryCapacityState(StrEnum):
     END = "END"
     """Now: its time is over."""
     RETURNED = "RETURNED"
-    """It was given back."""
+    """The temporary capacity was returned."""
 
 
 class TemporaryCapacityFacts(Value):
@@ -255,23 +255,25 @@ def decide_temporary_capacity(facts: TemporaryCapacityFacts) -> TemporaryCapacit
     temporary = facts.temporary
     if temporary.returned_at is not None:
         return TemporaryCapacityDecision(
-            state=TemporaryCapacityState.RETURNED, reason="It was given back.", facts=facts
+            state=TemporaryCapacityState.RETURNED, reason="The temporary capacity was returned.", facts=facts
         )
     if facts.now + timedelta(seconds=facts.save_seconds) >= temporary.due_at:
-        reason = f"Its time is over at {temporary.due_at:%d %b %H:%M} UTC; the job saves and goes back to the queue."
+        reason = f"The time limit is {temporary.due_at:%d %b %H:%M} UTC. The job saves and returns to the queue."
         return TemporaryCapacityDecision(state=TemporaryCapacityState.END, reason=reason, facts=facts)
     if not facts.is_job_running:
         return TemporaryCapacityDecision(
-            state=TemporaryCapacityState.RETURN, reason=f"{temporary.job_id} no longer runs on it.", facts=facts
+            state=TemporaryCapacityState.RETURN,
+            reason=f"{temporary.job_id} no longer runs on these nodes.",
+            facts=facts,
         )
     if facts.has_baseline_recovered and not facts.keeps_checkpoints:
-        reason = "It keeps no checkpoints: a move would begin from nothing."
+        reason = "The job keeps no checkpoints, so a migration would restart it from step 0."
         return TemporaryCapacityDecision(state=TemporaryCapacityState.KEEP, reason=reason, facts=facts)
     if facts.has_baseline_recovered:
-        reason = "What it stands in for is back; the job moves at its next checkpoint."
+        reason = "The lost capacity is back. The job migrates at its next checkpoint."
         return TemporaryCapacityDecision(state=TemporaryCapacityState.RETURN, reason=reason, facts=facts)
     return TemporaryCapacityDecision(
-        state=TemporaryCapacityState.KEEP, reason="What it stands in for is not back yet.", facts=facts
+        state=TemporaryCapacityState.KEEP, reason="The lost capacity is not back yet.", facts=facts
     )
 
 

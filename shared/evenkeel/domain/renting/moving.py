@@ -30,14 +30,14 @@ def environment_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> Po
 def _differences(job: Job, pool: Pool, storage: Storage) -> Iterator[str]:
     spec = job.spec
     if spec.instance_types and pool.instance_type not in spec.instance_types:
-        yield f"It asks for {' or '.join(spec.instance_types)}."
+        yield f"The job asks for {' or '.join(spec.instance_types)}."
     if spec.pools and not any(choice.matches_pool(pool) for choice in spec.pools):
-        yield f"Its type runs on {', then '.join(choice.name for choice in spec.pools)}."
+        yield f"The job's type runs on {', then '.join(choice.name for choice in spec.pools)}."
     if pool.market is Market.COMMITTED and pool.cluster != job.cluster:
-        yield f"It belongs to cluster {job.cluster}."
+        yield f"The job belongs to cluster {job.cluster}."
     claim = spec.checkpoint_claim if pool.cluster != job.cluster else ""
     if claim and claim not in storage.get(job.cluster, {}):
-        yield f"Its checkpoints lie on a volume of {job.cluster} alone."
+        yield f"The job's checkpoints are on a volume that only {job.cluster} has."
         claim = ""
     needs = needs_of(spec.requires, claim, job.cluster, storage)
     yield from differences(needs, environment_in(pool, storage, shipped()))

@@ -47,19 +47,19 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
     )
     possible = [row for row in rows if not row.why_not]
     if not possible:
-        seen = " ".join(f"{row.pool}: {row.why_not}" for row in rows) or "There is no pool."
-        return _decided(facts, rows, PlacementAction.NO_POOL, f"No pool can have it now. {seen}", ())
+        seen = " ".join(f"{row.pool}: {row.why_not}" for row in rows) or "No pools are configured."
+        return _decided(facts, rows, PlacementAction.NO_POOL, f"No pool can run the job now. {seen}", ())
     soon = _meeting_deadline(facts, possible)
     chosen = soon[0]
     if chosen.is_available_now:
-        why = f"{chosen.pool} is paid for and has room."
+        why = f"{chosen.pool} is already paid for and has free nodes."
         return _decided(facts, rows, PlacementAction.START, why + _deadline_text(facts, possible, chosen), soon)
     wished = cheapest_rented(soon)
     worth = facts.job.max_rent_parts
     if not chosen.market.is_rented and wished and worth is not None and wished.rent_parts <= worth:
         price, most = money.format_usd(wished.rent_parts), money.format_usd(worth)
-        cost = f"{wished.pool} costs {price}, and up to {most} it loses least there"
-        why = f"Its recovery chose to rent: {cost}."
+        cost = f"{wished.pool} costs {price}, below the limit of {most}"
+        why = f"The job's recovery chose to rent: {cost}."
         return _decided(facts, rows, PlacementAction.RENT, why + _deadline_text(facts, possible, wished), (wished,))
     is_rent = chosen.market.is_rented
     why = _rent_reason(possible, chosen) if is_rent else _wait_reason(rows, chosen)
@@ -81,7 +81,7 @@ def cheapest_rental_in_time(placed: PlacementDecision) -> PoolCost | None:
 def recorded_placement_reason(placed: PlacementDecision, mode: Mode) -> str:
     """Return the reason as it is recorded: in any mode but `act` nothing is rented, and that is said."""
     if mode is not Mode.ACT and placed.action is PlacementAction.RENT:
-        return f"Mode is {mode}: it would be rented for, but nothing is done. {placed.reason}"
+        return f"Mode is {mode}: Evenkeel would rent nodes, but takes no action. {placed.reason}"
     return placed.reason
 
 
@@ -186,12 +186,12 @@ def why_not_spot(job: JobDemand, changeover_seconds: float, now: datetime) -> st
     if job.run_seconds > left:
         return ""
     if job.run_seconds + changeover_seconds >= left:
-        return "Its deadline leaves no time for an interruption."
+        return "The job's deadline leaves no time for an interruption."
     whole = (job.deadline_at - job.submitted_at).total_seconds()
     line = (now - job.submitted_at).total_seconds() * (job.done_seconds + job.run_seconds) / whole if whole > 0 else 0.0
     margin = 2 * changeover_seconds if job.avoids_spot else -changeover_seconds
     if job.done_seconds < line + margin:
-        return "It is behind the line to its deadline."
+        return "The job is behind the progress it needs to meet its deadline."
     return ""
 
 
@@ -248,9 +248,9 @@ def _rejections(asked: _PoolQuestion) -> Iterator[str]:
     job, candidate = asked.job, asked.candidate
     pool = candidate.pool
     if job.accelerators_per_node > pool.accelerators_per_node:
-        yield f"A node of it has {pool.accelerators_per_node} accelerators, {job.accelerators_per_node} are asked for."
+        yield f"Each node has {pool.accelerators_per_node} accelerators, the job asks for {job.accelerators_per_node}."
     if _accelerators_taken(job, pool) > pool.most_nodes * pool.accelerators_per_node or job.nodes > pool.most_nodes:
-        yield f"It has no more than {_count(pool.most_nodes, 'node')}."
+        yield f"The pool has at most {_count(pool.most_nodes, 'node')}."
     if candidate.differences:
         yield candidate.differences[0]
     yield from _past_reservation(asked)
@@ -258,9 +258,11 @@ def _rejections(asked: _PoolQuestion) -> Iterator[str]:
         return
     yield from _above_rent_limit(asked)
     if _accelerators_taken(job, pool) > candidate.accelerators_left:
-        yield f"Its limit leaves room for {_count(candidate.accelerators_left // pool.accelerators_per_node, 'node')}."
+        left = _count(candidate.accelerators_left // pool.accelerators_per_node, "node")
+        yield f"The pool's limit leaves capacity for {left}."
     if candidate.barred_until and candidate.barred_until > asked.now:
-        yield f"Capacity was refused there; it is not asked before {candidate.barred_until:%H:%M:%S} UTC."
+        until = f"{candidate.barred_until:%H:%M:%S} UTC"
+        yield f"The provider refused capacity there. Evenkeel does not ask again before {until}."
     if pool.market is Market.SPOT:
         yield from _too_risky(asked)
     yield from _over_caps(asked)
@@ -271,12 +273,12 @@ def _above_rent_limit(asked: _PoolQuestion) -> Iterator[str]:
     if job.micros_per_hour_of_delay:
         return
     if job.deadline_at is None:
-        yield "The policy sets no price on the delay of its class: nothing is rented for it."
+        yield "The policy sets no price on the delay of the job's class, so Evenkeel rents nothing for it."
         return
     late = asked.end_seconds - (job.deadline_at - asked.now).total_seconds()
     if late > 0:
         after = _duration_text(late)
-        yield f"It ends {after} after the job's deadline, and the policy sets no price on the delay of its class."
+        yield f"The job would end {after} after its deadline, and the policy sets no price on the delay of its class."
 
 
 def _over_caps(asked: _PoolQuestion) -> Iterator[str]:
@@ -288,11 +290,12 @@ def _over_caps(asked: _PoolQuestion) -> Iterator[str]:
     ):
         if spent + rate > cap:
             hour, now_spent, most = (money.format_usd(each * 3600) for each in (rate, spent, cap))
-            yield f"{hour} an hour is too much: {whose} spends {now_spent} of {most} an hour."
+            over = f"{whose} spends {now_spent} of {most} an hour"
+            yield f"Renting costs {hour} an hour, which exceeds the limit: {over}."
     left = spending.team_budget_left_parts
     if left is not None and asked.rent_parts > left:
         price = money.format_usd(asked.rent_parts)
-        yield f"{price} is more than the {money.format_usd(left)} left in the budget of team {team}."
+        yield f"Renting costs {price}, but the budget of team {team} has {money.format_usd(left)} left."
 
 
 def _past_reservation(asked: _PoolQuestion) -> Iterator[str]:
@@ -303,21 +306,21 @@ def _past_reservation(asked: _PoolQuestion) -> Iterator[str]:
     left = (until - asked.now).total_seconds() - asked.start_seconds
     when = f"{reservation.usable_until:%d %b %H:%M} UTC"
     if job.checkpoint_seconds is None and job.p90_run_seconds > left:
-        yield f"It ends for work at {when}; the job keeps no checkpoints and may not be done by then."
+        yield f"The reservation is usable until {when}. The job keeps no checkpoints and may not finish by then."
     elif job.checkpoint_seconds is not None and min(job.checkpoint_seconds, job.run_seconds) > left:
-        yield f"It ends for work at {when}, before the job's first checkpoint."
+        yield f"The reservation is usable until {when}, before the job's first checkpoint."
 
 
 def _too_risky(asked: _PoolQuestion) -> Iterator[str]:
     job = asked.job
     if job.checkpoint_seconds is None:
-        yield "Its nodes may be taken back, and the job keeps no checkpoints."
+        yield "The provider may reclaim its nodes, and the job keeps no checkpoints."
         return
     per_hour = asked.candidate.pool.interruptions_per_node_hour * job.nodes
     if per_hour and job.checkpoint_seconds > asked.terms.spot_checkpoint_share * 3600 / per_hour:
         yield (
-            f"It is interrupted every {3600 / per_hour / 60:.0f} min with so many nodes; a checkpoint every "
-            f"{job.checkpoint_seconds / 60:.0f} min is too seldom."
+            f"The job would be interrupted every {3600 / per_hour / 60:.0f} min on this many nodes. A checkpoint every "
+            f"{job.checkpoint_seconds / 60:.0f} min is too infrequent."
         )
     why = why_not_spot(job, asked.changeover_seconds, asked.now)
     if why:
@@ -339,34 +342,33 @@ def _late_seconds(facts: PlacementFacts, row: PoolCost) -> float | None:
 def _deadline_text(facts: PlacementFacts, possible: Sequence[PoolCost], chosen: PoolCost) -> str:
     late = _late_seconds(facts, chosen)
     if late is not None:
-        return (
-            f" No pool that it can have meets its deadline; here it is expected to end {_duration_text(late)} after it."
-        )
+        return f" No usable pool meets the job's deadline. On this pool it would end {_duration_text(late)} late."
     if _late_seconds(facts, possible[0]) is not None:
-        return f" {possible[0].pool} would be cheaper and would miss its deadline."
+        return f" {possible[0].pool} would be cheaper but would miss the job's deadline."
     return ""
 
 
 def _rent_reason(possible: Iterable[PoolCost], chosen: PoolCost) -> str:
     waiting = min((row for row in possible if not row.market.is_rented), key=lambda row: row.parts, default=None)
     if waiting is None:
-        return f"Nothing that is paid for can have it; {chosen.pool} costs {money.format_usd(chosen.rent_parts)}."
+        price = money.format_usd(chosen.rent_parts)
+        return f"No pool that is already paid for can run the job. {chosen.pool} costs {price}."
     sooner = _duration_text(waiting.starts_after_seconds - chosen.starts_after_seconds)
     gain = waiting.delay_parts - chosen.delay_parts
     premium = chosen.rent_parts - waiting.shadow_parts
     return (
-        f"{chosen.pool} starts it {sooner} sooner than {waiting.pool}: that is worth {money.format_usd(gain)}, "
-        f"and renting costs {money.format_usd(premium)} more."
+        f"{chosen.pool} starts the workload {sooner} sooner than {waiting.pool}. "
+        f"That is worth {money.format_usd(gain)}, and renting costs {money.format_usd(premium)} more."
     )
 
 
 def _wait_reason(rows: Sequence[PoolCost], chosen: PoolCost) -> str:
     to_rent = [row for row in rows if row.market.is_rented]
     rented = cheapest_rented(to_rent)
-    waits = f"It waits about {_duration_text(chosen.starts_after_seconds)} for {chosen.pool}"
+    waits = f"The job waits about {_duration_text(chosen.starts_after_seconds)} for {chosen.pool}"
     if rented is None:
         why = "".join(f" {row.pool}: {row.why_not}" for row in to_rent)
-        return f"{waits}; nothing can be rented for it.{why}"
+        return f"{waits}. No pool can be rented for it.{why}"
     gain, premium = chosen.delay_parts - rented.delay_parts, rented.rent_parts - chosen.shadow_parts
     saving = f"save {money.format_usd(gain)} of delay and cost {money.format_usd(premium)} more"
     return f"{waits}: {rented.pool} would {saving}."
@@ -412,7 +414,9 @@ def _rejected_pool(row: PoolCost, chosen: PoolCost | None) -> Alternative:
     if not why_not and chosen is not None:
         more = row.parts - chosen.parts
         why_not = (
-            f"{money.format_usd(more)} more." if more > 0 else "It ends later, or is rented while room is paid for."
+            f"It costs {money.format_usd(more)} more."
+            if more > 0
+            else "The job would end later, or Evenkeel would rent while paid capacity is free."
         )
     return Alternative(option=row.pool, why_not=why_not, expected_seconds=row.ends_after_seconds, usd=usd)
 

@@ -49,7 +49,7 @@ class BurstPolicy(Section):
     delay_micros_per_hour: dict[PriorityClass, Micros] = {}
     """What an hour's delay is worth, in millionths of a dollar, by priority class."""
     other_delay_micros_per_hour: Micros = 0
-    """For every class not listed; at 0 nothing is rented for it."""
+    """For every class not listed; at 0 nothing is rented for the job."""
     expected_run_seconds: dict[PriorityClass, Deadline] = {}
     """How long a job runs, by priority class."""
     other_expected_run_seconds: Deadline = 14_400

@@ -297,8 +297,8 @@ def why_not_needed(rental: Rental, job: Job) -> str:
     if job.state is JobState.PENDING and job.rentals == rental.number:
         return ""
     if job.rentals != rental.number:
-        return f"{job.job_id} has another rental by now."
-    return f"{job.job_id} does not wait any more: it is {job.state}."
+        return f"{job.job_id} already has another rental."
+    return f"{job.job_id} no longer waits: it is {job.state}."
 
 
 def evaluate_rental_over(
@@ -327,14 +327,14 @@ def evaluate_rental_over(
     if job.state.is_at_rest:
         return WaitAnswer(outcome=OVER, reason=f"{job.job_id} is {job.state}.")
     if attempt is not None and not attempt.state.has_ended:
-        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} runs elsewhere.")
+        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} runs on other nodes.")
     if job.rentals != rental.number:
-        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} has another rental by now.")
+        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} already has another rental.")
     offer = rental.offer
     there = {node.name for node in nodes if node.cluster == offer.cluster and is_usable(node, offer)}
     lost = [name for name in rental.node_names if name not in there]
     if lost:
-        return WaitAnswer(outcome=OVER, reason=f"{lost[0]} is out of service or was taken back.", facts={"lost": lost})
+        return WaitAnswer(outcome=OVER, reason=f"{lost[0]} is out of service or was reclaimed.", facts={"lost": lost})
     since = rental.handed_over_at or rental.begun_at
     if attempt is not None and runs_on_rental(attempt, rental):
         if job.is_migrating_back:
@@ -342,7 +342,7 @@ def evaluate_rental_over(
         since = max(since, attempt.ended_at or since)
     idle = (now - since).total_seconds()
     if idle >= quiet_seconds:
-        return WaitAnswer(outcome=OVER, reason=f"Nobody has used it for {round(idle)} seconds.")
+        return WaitAnswer(outcome=OVER, reason=f"No pod has used these nodes for {round(idle)} seconds.")
     return None
 
 

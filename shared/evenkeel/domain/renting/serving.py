@@ -127,7 +127,7 @@ def why_not_schedulable(pod: UnmanagedPod, pool: RentedPool) -> str:
     }
     unknown = [f"{key}={value}" for key, value in sorted(pod.selector.items()) if known.get(key) != value]
     if unknown:
-        return f"Its pods select {unknown[0]}, and the policy does not say that nodes of {pool.name} bear it."
+        return f"Its pods select {unknown[0]}, and the policy does not give nodes of {pool.name} that label."
     return ""
 
 
@@ -249,7 +249,7 @@ def _differences(
         return (whys[0],)
     if memory.not_before and now < memory.not_before:
         return (
-            f"No replica came to the node that was rented last; none is before {memory.not_before:%d %b %H:%M:%S} UTC.",
+            f"No replica used the node rented last. No node is rented before {memory.not_before:%d %b %H:%M:%S} UTC.",
         )
     return ()
 
@@ -311,10 +311,10 @@ def why_node_not_needed(
     if landed > free_replica_slots(alike, pods):
         return ""  # nobody before it could be handed the node on which they stand
     if mine is None or rental.offer.pool not in mine.rents_from:
-        return f"The policy rents nothing from {rental.offer.pool} for {rental.serving_target.label} any more."
+        return f"The policy no longer rents from {rental.offer.pool} for {rental.serving_target.label}."
     waiting = sum(len(each.waiting) for each in current_shortfall(mine, pods))
     if waiting + landed <= free_replica_slots(before, pods):
-        return f"The replicas of {rental.serving_target.label} have found nodes, or are not wanted any more."
+        return f"The replicas of {rental.serving_target.label} have nodes, or are no longer needed."
     return ""
 
 
@@ -356,11 +356,11 @@ def evaluate_serving_rental_over(
     assert rental.serving_target is not None  # or it would be a job's
     label = rental.serving_target.label
     if rental.due_at is not None and now >= rental.due_at:
-        return WaitAnswer(outcome=OVER, reason=f"Its time is over at {rental.due_at:%d %b %H:%M} UTC.")
+        return WaitAnswer(outcome=OVER, reason=f"The rental's time limit is {rental.due_at:%d %b %H:%M} UTC.")
     there = {node.name: node for node in nodes if node.cluster == rental.offer.cluster}
     gone = [name for name in rental.node_names if name not in there]
     if gone:
-        return WaitAnswer(outcome=OVER, reason=f"{gone[0]} was taken back.", facts={"lost": gone})
+        return WaitAnswer(outcome=OVER, reason=f"{gone[0]} was reclaimed.", facts={"lost": gone})
     if replicas_on(rental, pods):
         return None
     lost = [name for name in rental.node_names if not is_usable(there[name], rental.offer)]
@@ -369,5 +369,9 @@ def evaluate_serving_rental_over(
     idle = (now - (rental.idle_since or now)).total_seconds()
     if idle < quiet_seconds:
         return None
-    none = f"No replica of {label} has stood there for" if rental.was_used else f"No replica of {label} came there in"
+    none = (
+        f"No replica of {label} has run on the node for"
+        if rental.was_used
+        else f"No replica of {label} used the node within"
+    )
     return WaitAnswer(outcome=OVER, reason=f"{none} {round(idle)} seconds.")

@@ -96,9 +96,9 @@ def run(
     found = attempt_rows.load(ledger, request.job_id, request.attempt)
     job, attempt = found.job, found.attempt
     if attempt.state.has_ended or job.current_attempt != attempt.attempt:
-        return Outcome(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} is over already.")
+        return Outcome(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} has already ended.")
     if attempt.state is not AttemptState.STARTING:
-        return Outcome(outcome=_launched(attempt), reason=f"{attempt.workload_name} was launched already.")
+        return Outcome(outcome=_launched(attempt), reason=f"{attempt.workload_name} was already launched.")
     given_up = _why_give_up(job, attempt, policy, mode, now)
     # What a lost reply left running is recorded as what it is, and stopped as others are: to settle it here would give
     # its nodes away under it.
@@ -112,7 +112,7 @@ def run(
             cluster.stop(left.attempt, job.spec.grace_seconds)
     blocking_pods = [pod for left in past for pod in left.blocking_pods]
     if blocking_pods:
-        reason = f"Waits for {', '.join(blocking_pods[:3])} of an earlier attempt to end."
+        reason = f"The job waits for pods of an earlier attempt to end: {', '.join(blocking_pods[:3])}."
         return Outcome(outcome=LaunchOutcome.NOT_YET, wait_seconds=policy.jobs.launch_retry_seconds, reason=reason)
 
     try:
@@ -120,7 +120,7 @@ def run(
     except (FenceUnreadableError, PermanentError) as error:
         if attempt.attempt > 1 and isinstance(error, PermanentError):
             raise  # it could be reached before: not the job's fault
-        reason = f"Its checkpoints cannot be used: {error}"
+        reason = f"The job's checkpoints cannot be used: {error}"
         return _give_up(ledger, found, attempt, reason, now, is_refused=True)
     choice = answer.choice
     if answer.kind is PinOutcome.STALE:
@@ -135,9 +135,12 @@ def run(
     if answer.kind is PinOutcome.UNPROVED:
         telemetry.count("LaunchesWithoutCheckpoint")
         telemetry.error(
-            "No checkpoint of a job can be proved", job_id=job.job_id, reason=choice.reason, runbook="job-unproved"
+            "No checkpoint of a job can be verified", job_id=job.job_id, reason=choice.reason, runbook="job-unproved"
         )
-        reason = f"{choice.reason} To start over would disown finished work, so it is not launched before one holds."
+        reason = (
+            f"{choice.reason} Starting over would discard finished work. "
+            "Evenkeel launches the job once a checkpoint is valid."
+        )
         return _give_up(ledger, found, decided, reason, now, is_refused=False)
     for left in past:
         if left.out_of_reach:
@@ -156,13 +159,13 @@ def run(
             )
         )
     except Refused as error:
-        reason = f"The cluster refused its Kubernetes Job: {error}"
+        reason = f"The cluster refused the attempt's Kubernetes Job: {error}"
         return _give_up(ledger, found, decided, reason, now, is_refused=True)
     except (NotAllowed, NotFound) as error:
         # A namespace's quota and most policies answer 403: what they say may be another thing in a while.
         telemetry.count("LaunchesForbidden")
         telemetry.warning("Launch not allowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
-        reason = f"The cluster does not take its Kubernetes Job now: {error}"
+        reason = f"The cluster does not accept the attempt's Kubernetes Job now: {error}"
         return _give_up(ledger, found, decided, reason, now, is_refused=False)
     rentals.free_nodes(job, attempt, ledger, cluster)
     launched = decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=now)
@@ -219,9 +222,9 @@ def _why_give_up(job: Job, attempt: Attempt, policy: Policy, mode: Mode, now: da
     if attempt.is_refused:
         return attempt.reason
     if launch_mode(mode, is_planned=job.is_planned(attempt.attempt)) is not Mode.ACT:
-        return f"Mode is {mode}: nothing is launched."
+        return f"Mode is {mode}: Evenkeel launches nothing."
     if now - attempt.admitted_at > timedelta(seconds=policy.jobs.launch_deadline_seconds):
-        return f"It could not be launched within {policy.jobs.launch_deadline_seconds} seconds."
+        return f"The attempt could not be launched within {policy.jobs.launch_deadline_seconds} seconds."
     return ""
 
 
@@ -285,7 +288,7 @@ def _drain_text(launched: Attempt, ledger: Ledger) -> str:
     point, began = launched.resume_from, launched.resumed_work_from
     if point and point.attempt == before.attempt and began and began >= before.stop_asked_at:
         return f" Step {point.step} was saved while attempt {before.attempt} was stopped."
-    return f" Nothing that counts was saved while attempt {before.attempt} was stopped."
+    return f" No usable checkpoint was saved while attempt {before.attempt} was stopped."
 
 
 def _network_text(launched: Attempt, network: efa.EfaRequest) -> str:
@@ -293,7 +296,7 @@ def _network_text(launched: Attempt, network: efa.EfaRequest) -> str:
     if launched.ranks < 2:
         return ""
     count = network.interfaces
-    return f" Each pod asks for {count} EFA interface{'s'[: count != 1]}." if count else " Its pods ask for no EFA."
+    return f" Each pod requests {count} EFA interface{'s'[: count != 1]}." if count else " The pods request no EFA."
 
 
 def _resume_text(answer: pin_resume_point.PinAnswer) -> str:

@@ -48,11 +48,11 @@ def run(request: Request, ledger: Ledger, telemetry: Telemetry, *, now: datetime
         if job.state is JobState.STARTING:
             changed = changed.but(state=JobState.RUNNING, reason=_runs(attempt))
         point = attempt.resume_from
-        text = f"Attempt {attempt.attempt} runs on all {attempt.ranks} nodes."
+        text = f"Attempt {attempt.attempt} is running on all {attempt.ranks} nodes."
         if attempt.ranks == 1:
-            text = f"Attempt {attempt.attempt} runs."
+            text = f"Attempt {attempt.attempt} is running."
         if point:
-            text = f"{text[:-1]}, again from step {point.step}."
+            text = f"{text[:-1]}, resumed from step {point.step}."
         entry = TimelineEntry(at=now, kind="running", text=text, writer=WRITER)
         try:
             ledger.commit(

@@ -73,9 +73,11 @@ def run(job: Job, attempt: Attempt, checkpoints: CheckpointStore, *, policy: Job
         Conflict: others kept writing the fence.
     """
     if not job.spec.checkpoint_uri:
-        return PinAnswer(PinOutcome.PINNED, _from_the_beginning("It keeps no checkpoints."))
+        return PinAnswer(PinOutcome.PINNED, _from_the_beginning("The job keeps no checkpoints."))
     if job.spec.keeps_checkpoints_in_cluster:
-        reason = "Its checkpoints lie on storage mounted in the cluster: rank 0 proves them and pins where it resumes."
+        reason = (
+            "The checkpoints are on storage mounted in the cluster. Rank 0 verifies them and pins the resume point."
+        )
         return PinAnswer(PinOutcome.IN_CLUSTER, _from_the_beginning(reason), _terms(job, attempt, policy))
     uri = job.spec.checkpoint_uri
     for _ in range(_MAX_RETRIES):

@@ -91,7 +91,7 @@ class Request(Value):
     @property
     def why(self) -> str:
         """Why something is given up, in words."""
-        return f"Its workflow failed: {self.failure.get('Error')}." if self.failure else self.reason
+        return f"The workflow of the rental failed: {self.failure.get('Error')}." if self.failure else self.reason
 
 
 class RentOutcome(StrEnum):
@@ -203,7 +203,7 @@ def _check(context: _StepContext, found: _LoadedRental) -> Outcome:
     rental = found.rental
     if rental.state is RentalState.READY:
         _free_node(context, rental)
-        return Outcome(outcome=RentOutcome.READY, reason="Its nodes were handed over.")
+        return Outcome(outcome=RentOutcome.READY, reason="The job received its nodes.")
     if rental.state is RentalState.ENDING:
         return Outcome(outcome=RentOutcome.ENDING, reason=rental.reason)
     why_not = _why_not_rented(context, found)
@@ -219,20 +219,20 @@ def _why_not_rented(context: _StepContext, found: _LoadedRental) -> str:
     if unwanted:
         return unwanted
     if not _may_rent(context, found.job):
-        return f"Mode is {context.mode}: nothing is rented."
+        return f"Mode is {context.mode}: Evenkeel rents nothing."
     spends = spend_limits(rental.team, _holds(context.ledger), burst)
     if spends.fleet_micros_per_hour > spends.fleet_cap_micros_per_hour:
         most, rate = (
             money.format_usd(each * 3600) for each in (spends.fleet_cap_micros_per_hour, spends.fleet_micros_per_hour)
         )
-        return f"The fleet may rent for {most} an hour, and would for {rate}."
+        return f"The fleet may rent for at most {most} an hour; this rental would bring it to {rate}."
     if spends.team_micros_per_hour > spends.team_cap_micros_per_hour:
         most, rate = (
             money.format_usd(each * 3600) for each in (spends.team_cap_micros_per_hour, spends.team_micros_per_hour)
         )
-        return f"Team {rental.team} may rent for {most} an hour, and would for {rate}."
+        return f"Team {rental.team} may rent for at most {most} an hour; this rental would bring it to {rate}."
     if not any((pool.cluster, pool.name) == (rental.offer.cluster, rental.offer.pool) for pool in burst.pools):
-        return f"The policy names no pool {rental.offer.pool} any more."
+        return f"The policy no longer names pool {rental.offer.pool}."
     return ""
 
 
@@ -279,10 +279,10 @@ def _open(context: _StepContext, found: _LoadedRental) -> Outcome:
         context.ledger.commit(Put(rows.rental_row(seen, found.version)))
     limited = _set_limit(context, offer)
     if limited is LimitResult.UNBOUNDED:
-        reason = f"NodePool {offer.pool} has no limit: such a pool is never opened."
+        reason = f"NodePool {offer.pool} has no limit, and Evenkeel never opens such a pool."
         return Outcome(outcome=RentOutcome.REFUSED, reason=reason)
     if limited is LimitResult.GONE:
-        return Outcome(outcome=RentOutcome.REFUSED, reason=f"There is no NodePool {offer.pool} in {offer.cluster}.")
+        return Outcome(outcome=RentOutcome.REFUSED, reason=f"NodePool {offer.pool} does not exist in {offer.cluster}.")
     context.cluster.create_capacity_pods(
         CapacitySpec(
             cluster=offer.cluster,
@@ -296,7 +296,7 @@ def _open(context: _StepContext, found: _LoadedRental) -> Outcome:
             efa=_efa(context, rental, offer),
         )
     )
-    reason = f"{nodes_subject(rental.nodes, offer.pool)} asked for."
+    reason = f"{nodes_subject(rental.nodes, offer.pool)} requested."
     context.telemetry.info("A pool was opened for a rental", job_id=rental.job_id, rental=rental.name, pool=offer.pool)
     return Outcome(outcome=RentOutcome.OPENED, reason=reason)
 
@@ -323,12 +323,12 @@ def _hand_over(context: _StepContext, found: _LoadedRental) -> Outcome:
         seen = _with_other_rentals_nodes(rental.with_joined_nodes(node.name for node in mine), others)
         if seen != rental:
             context.ledger.commit(Put(rows.rental_row(seen, found.version)))
-        reason = f"{len(usable)} of {rental.nodes} nodes are there."
+        reason = f"{len(usable)} of {rental.nodes} nodes are ready."
         return Outcome(outcome=RentOutcome.NOT_YET, reason=reason, wait_seconds=_recheck_seconds(context))
     names = tuple(usable[: rental.nodes])
     offer = rental.offer
     listed = f"{', '.join(names[:4])}{' and more' if names[4:] else ''}"
-    text = f"{nodes_subject(len(names), offer.pool)} ready for it: {listed}."
+    text = f"{nodes_subject(len(names), offer.pool)} ready for the job: {listed}."
     ready = rental.with_joined_nodes(names).but(
         state=RentalState.READY,
         node_names=names,
@@ -372,7 +372,7 @@ def _next_offer(context: _StepContext, found: _LoadedRental) -> Outcome:
     if unwanted:
         return Outcome(outcome=RentOutcome.NONE, reason=unwanted)
     if len(rental.offers) >= context.policy.burst.most_offers:
-        return Outcome(outcome=RentOutcome.NONE, reason=f"{len(rental.offers)} pools were asked. {rental.reason}")
+        return Outcome(outcome=RentOutcome.NONE, reason=f"Evenkeel asked {len(rental.offers)} pools. {rental.reason}")
     began = context.ledger.get(rows.decision_key(rental.decision_id))
     if began is None:
         return Outcome(outcome=RentOutcome.NONE, reason=rental.reason)
@@ -414,7 +414,7 @@ def _commit_offer(context: _StepContext, found: _LoadedRental, record: Decision,
         expected_parts=placed.row.rent_parts if placed.row else 0,
     )
     held = context.ledger.get(rows.rental_allocation_key(rental.job_id, rental.number))
-    text = f"{pool.name} is asked next. {record.reason}"
+    text = f"Evenkeel asks {pool.name} next. {record.reason}"
     entry = TimelineEntry(at=context.now, kind="rented", text=text, decision_id=record.decision_id, writer=WRITER)
     context.ledger.commit(
         _raise_tree_version(found.tree),
@@ -430,7 +430,7 @@ def _commit_offer(context: _StepContext, found: _LoadedRental, record: Decision,
 def _refuse(context: _StepContext, found: _LoadedRental) -> Rental:
     """Write down that an offer was refused, on the rental and in the fleet's memory, once."""
     rental, offer = found.rental, found.rental.offer
-    why = context.request.why or f"{offer.pool} did not bring {rental.nodes} nodes in time."
+    why = context.request.why or f"{offer.pool} did not provide {rental.nodes} nodes in time."
     refused = rental.with_offer(refused=why).but(reason=why)
     memory = _shortages(context)
     known = rows.read(memory, Shortages) if memory.version else Shortages()
@@ -451,28 +451,31 @@ def _release(context: _StepContext, found: _LoadedRental) -> Outcome:
     if rental.state is not RentalState.ENDING:
         if rental.state is RentalState.READY and _is_in_use(context, found):
             whose = (
-                f"Replicas of {rental.serving_target.label} stand" if rental.serving_target else f"{rental.job_id} runs"
+                f"Replicas of {rental.serving_target.label} run" if rental.serving_target else f"{rental.job_id} runs"
             )
-            return Outcome(outcome=RentOutcome.IN_USE, reason=f"{whose} on it.")
+            return Outcome(outcome=RentOutcome.IN_USE, reason=f"{whose} on these nodes.")
         rental = _begin_ending(context, found)
     left = _return_offer(context, rental)
     if left:
         return Outcome(outcome=RentOutcome.NOT_YET, reason=left, wait_seconds=_recheck_seconds(context))
-    return Outcome(outcome=RentOutcome.RELEASED, reason="Nothing of it is left.")
+    return Outcome(outcome=RentOutcome.RELEASED, reason="All of its nodes are gone.")
 
 
 def _settle(context: _StepContext, found: _LoadedRental) -> Outcome:
     """State SettleRental: write the bill, and let go of the caps; not before nothing of it is left."""
     rental = found.rental
     if rental.state is not RentalState.ENDING:
-        return Outcome(outcome=RentOutcome.NOT_YET, reason=f"It is {rental.state}: it goes on in another run.")
+        return Outcome(
+            outcome=RentOutcome.NOT_YET, reason=f"The rental is {rental.state}. Another run of its workflow continues."
+        )
     left = _return_offer(context, rental)
     if left:
         return Outcome(outcome=RentOutcome.NOT_YET, reason=left)
     found = _load(context.ledger, context.request)
     held = context.ledger.get(rows.rental_allocation_key(rental.job_id, rental.number))
     over = found.rental.ended(found.rental.reason, context.now)
-    text = f"Rental {rental.number} is over, nothing of it is left. It cost {rentals.exact_cost_text(over.cost_parts)}."
+    cost = rentals.exact_cost_text(over.cost_parts)
+    text = f"Rental {rental.number} has ended and all of its nodes are gone. It cost {cost}."
     entry = TimelineEntry(at=context.now, kind="rental ended", text=text, writer=WRITER)
     context.ledger.commit(
         Put(rows.rental_row(over, found.version)),
@@ -590,11 +593,11 @@ def _return_offer(context: _StepContext, rental: Rental) -> str:
     _set_limit(context, offer)
     claims = _return_unassigned_nodes(context, rental)
     if not are_pods_gone:
-        return f"Capacity pods of {rental.name} are still there."
+        return f"Capacity pods of {rental.name} still exist."
     mine = {claim.node_name for claim in claims} | {*offer.joined_node_names, *rental.node_names}
     nodes = [node.name for node in context.cluster.nodes(offer.cluster) if node.name in mine]
     if claims or nodes:
-        return f"{len(claims) or len(nodes)} machines of {offer.pool} are still to go."
+        return f"{len(claims) or len(nodes)} machines of {offer.pool} still exist."
     return ""
 
 

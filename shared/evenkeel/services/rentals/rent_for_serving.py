@@ -46,7 +46,7 @@ from evenkeel.services.storage import batches, rows
 
 WRITER = "rent_for_serving"
 _FITS_COMMITTED = PlacementNote(
-    key="ROOM", text="Committed nodes have room for its replicas, or will once others have made it."
+    key="ROOM", text="Committed nodes can run its replicas now, or after other jobs have stopped or shrunk."
 )
 
 
@@ -226,7 +226,7 @@ def _begin(
     burst = context.policy.burst
     pool = pool_by_name(decided.pool, context.policy)
     record = rentals.record_of(decided, context.ids.new("dec"), context.policy, context.mode, now)
-    reason = f"{nodes_subject(1, pool.name)} rented for it. {decided.reason}"
+    reason = f"{nodes_subject(1, pool.name)} rented for the Deployment. {decided.reason}"
     rental = Rental(
         job_id=memory.holder_id,
         number=memory.rentals + 1,

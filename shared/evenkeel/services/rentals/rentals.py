@@ -80,7 +80,7 @@ _WAITING_FOR_NODES = (Action.WAIT, Action.BLOCKED, Action.PREEMPT)
 VersionedJobs = Mapping[str, tuple[Job, int]]
 """By id: the job and its row's version."""
 Placements = Mapping[str, PlacementDecision | str]
-"""By job: where it should run, or why nothing is rented for it."""
+"""By job: where it should run, or why nothing is rented for the job."""
 Decide = Callable[[tuple[NodeCapacity, ...], VersionedJobs, tuple[Charge, ...]], Sequence[AdmissionDecision]]
 """What the pass would decide if machines, waiting jobs and charges were these."""
 
@@ -183,7 +183,7 @@ def place_waiting_jobs(
         if why_not:
             answers[job.job_id] = why_not
         elif begun >= burst.rentals_per_cycle:
-            answers[job.job_id] = "It is rented for in one of the next passes."
+            answers[job.job_id] = "Evenkeel rents nodes for the job in one of the next scheduling cycles."
         else:
             begun += 1
     return answers
@@ -240,7 +240,9 @@ def why_rental_would_not_help(would: AdmissionDecision | None, pool: Pool) -> st
     """Say why a job would not start on rented nodes of a pool though they were there; empty where it would."""
     if would is not None and would.action is Action.ADMIT and would.pool == pool.name:
         return ""
-    return f"Rented nodes would not help it: {would.reason if would else 'It is not at the head of its queue.'}"
+    return (
+        f"Rented nodes would not help the job: {would.reason if would else 'The job is not at the head of its queue.'}"
+    )
 
 
 def _remaining_capacity(
@@ -308,8 +310,12 @@ def begin(
     plan = job.live_plan()
     plan = plan if plan and plan.lost_committed else None
     due_at = now + timedelta(seconds=policy.burst.temporary_seconds) if plan else None
-    temporary = f" On loan for {plan.incident_id}, until {due_at:%d %b %H:%M} UTC at the latest." if plan else ""
-    reason = f"{nodes_subject(job.spec.nodes, pool.name)} rented for it. {placed.reason}{temporary}"
+    temporary = (
+        f" The nodes are temporary capacity for {plan.incident_id}, until {due_at:%d %b %H:%M} UTC at the latest."
+        if plan
+        else ""
+    )
+    reason = f"{nodes_subject(job.spec.nodes, pool.name)} rented for the job. {placed.reason}{temporary}"
     rental = Rental(
         job_id=job.job_id,
         number=job.rentals + 1,
@@ -508,7 +514,7 @@ def _decide_temporary_capacity(candidate: _MigrationCase, now: datetime) -> _Mig
     )
     if judged.state is TemporaryCapacityState.KEEP:
         return None
-    reason = f"Its nodes were on loan. {judged.reason}"
+    reason = f"The job's nodes were temporary capacity. {judged.reason}"
     return _MigrationOutcome(
         kind="LOAN", action=judged.state, reason=judged.reason, alternatives=(), facts=judged.facts, message=reason
     )
@@ -532,7 +538,7 @@ def _decide_migration(
     judged = decide_migration(migration_facts(job, rental.nodes, pool, target, policy, now, ran_seconds=ran))
     if judged.action is not MigrationAction.MIGRATE:
         return None
-    reason = f"Migrates back to committed capacity: {judged.reason}"
+    reason = f"The job migrates back to committed capacity: {judged.reason}"
     return _MigrationOutcome(
         kind="STAY",
         action=judged.action,

@@ -90,7 +90,7 @@ def _record(job: Job, judged: MigrationDecision, ids: Ids, policy: Policy, now: 
 
 
 def _writes(job: Job, version: int, record: Decision, now: datetime) -> tuple[Write, ...]:
-    why = f"It saves and leaves: {record.reason}"
+    why = f"The job saves a checkpoint and leaves: {record.reason}"
     entry = TimelineEntry(at=now, kind="draining reservation", text=why, decision_id=record.decision_id, writer=WRITER)
     stopping = job.but(stop_request=job.with_stop_request(why, WRITER, now), reason=why)
     return (

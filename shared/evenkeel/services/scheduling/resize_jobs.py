@@ -172,8 +172,9 @@ def _with_stop_request(job: Job, planned: PlannedResize, record: Decision, now: 
 def _timeline_text(planned: PlannedResize, record: Decision) -> str:
     resize = planned.resize
     if not resize.to_nodes:
-        return f"Has to go for {planned.waiting_id}. {record.reason}"
-    return f"Saves and stops, to go on with {resize.to_nodes} in place of {resize.from_nodes} nodes. {record.reason}"
+        return f"The job is stopped to free nodes for {planned.waiting_id}. {record.reason}"
+    sizes = f"{resize.to_nodes} instead of {resize.from_nodes} nodes"
+    return f"The job saves a checkpoint and stops. It continues with {sizes}. {record.reason}"
 
 
 def _elastic_state_after(
