@@ -1,4 +1,4 @@
-"""What services need from the world, as Protocols, and the errors the world may answer with.
+"""Define the ports of the services as Protocols, and the errors that ports may raise.
 
 EvenkeelError
 ├── TransientError            the same call may soon succeed
@@ -49,7 +49,7 @@ class Unreachable(TransientError):
 
 
 class Conflict(TransientError):
-    """A condition of a ledger write did not hold: somebody else was first. Reload and decide anew."""
+    """A condition of a ledger write failed: another writer was first. Reload and decide again."""
 
     def __init__(self, message: str, failed: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -58,7 +58,7 @@ class Conflict(TransientError):
 
 
 class StaleVersion(Conflict):
-    """The thing is at another version than the one that the caller's change was written for."""
+    """The resource is at another version than the caller's change expects."""
 
 
 class PermanentError(EvenkeelError):
@@ -66,7 +66,7 @@ class PermanentError(EvenkeelError):
 
 
 class NotFound(PermanentError):
-    """The thing named does not exist."""
+    """The named resource does not exist."""
 
 
 class NotAllowed(PermanentError):
@@ -74,24 +74,24 @@ class NotAllowed(PermanentError):
 
 
 class Refused(PermanentError):
-    """The request itself was refused as wrong."""
+    """The provider refused the request as invalid."""
 
 
 class TooLarge(Refused):
-    """What was to be read is too large for what it should be."""
+    """The object is larger than the limit for its kind."""
 
 
 class Invalid(Refused):
-    """What was asked for cannot be: names each field and its fault."""
+    """The request is not valid. Names each field and its fault."""
 
     def __init__(self, message: str, faults: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(message)
         self.faults = faults
-        """(field in camelCase, what is wrong with it)."""
+        """Pairs of field in camelCase and its fault."""
 
 
 class KeyReused(Refused):
-    """An idempotency key came again with another content."""
+    """An idempotency key was used again with different content."""
 
 
 # ---------------------------------------------------------------- ledger
@@ -107,7 +107,7 @@ class Table(StrEnum):
 
 
 class Key(NamedTuple):
-    """Where a row lives."""
+    """Key of a row: table, partition key and sort key."""
 
     table: Table
     pk: str
@@ -290,23 +290,23 @@ class Ledger(Protocol):
 
 
 class CordonResult(StrEnum):
-    """What a cordon found or did."""
+    """Result of a cordon."""
 
     CORDONED = "CORDONED"
     ALREADY_OURS = "ALREADY_OURS"
     BY_PERSON = "BY_PERSON"
-    """Cordoned without a mark of ours: left alone."""
+    """Cordoned by a person: unchanged."""
     BY_OTHER_INCIDENT = "BY_OTHER_INCIDENT"
     GONE = "GONE"
 
 
 class ReleaseResult(StrEnum):
-    """What a release found or did."""
+    """Result of removing a cordon."""
 
     RELEASED = "RELEASED"
     ALREADY_FREE = "ALREADY_FREE"
     NOT_OURS = "NOT_OURS"
-    """Cordoned by a person or for another incident: left alone."""
+    """Cordoned by a person or for another incident: unchanged."""
     GONE = "GONE"
 
 
@@ -369,14 +369,14 @@ class KubernetesPermission:
 
 
 class LaunchResult(StrEnum):
-    """What a launch found or did."""
+    """Result of a launch."""
 
     CREATED = "CREATED"
     ALREADY_THERE = "ALREADY_THERE"
 
 
 class EvictionStatus(StrEnum):
-    """What an eviction came to."""
+    """Result of an eviction."""
 
     EVICTED = "EVICTED"
     """It ends within its own grace; another one of its name may follow."""
@@ -384,7 +384,7 @@ class EvictionStatus(StrEnum):
     NOT_NOW = "NOT_NOW"
     """Disruption budgets allow none now, the server cannot do it now, or the pod's namespace is being deleted."""
     REFUSED = "REFUSED"
-    """Access control or an admission webhook refuses it. Asking again helps once somebody changes that."""
+    """Access control or an admission webhook refuses it. A retry fails until that changes."""
     NO_ANSWER = "NO_ANSWER"
     """Whether it took effect is unknown; asking again is harmless."""
 
@@ -400,7 +400,7 @@ class EvictionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LogTail:
-    """The end of the log of one pod, or why it could not be read."""
+    """The last log lines of a pod, or why they could not be read."""
 
     pod_name: str
     node_name: str
@@ -437,7 +437,7 @@ class NodeClaim:
 
 
 class LimitResult(StrEnum):
-    """What setting a pool's limit found or did."""
+    """Result of setting a pool's limit."""
 
     SET = "SET"
     UNCHANGED = "UNCHANGED"
@@ -635,7 +635,7 @@ class Cluster(RentedCapacity, Protocol):
 
 
 class RepairAnswer(StrEnum):
-    """What the provider said to one reboot or replace call for one node."""
+    """The provider's answer to a reboot or replace request for one node."""
 
     ACCEPTED = "ACCEPTED"
     IN_USE = "IN_USE"
@@ -695,7 +695,7 @@ class StoredShard:
 
 
 class CheckpointStore(Protocol):
-    """What a service needs of the place where checkpoints live. `uri` is the job's checkpoint URI."""
+    """Store of checkpoints. `uri` is the job's checkpoint URI."""
 
     def folders(self, uri: str) -> tuple[str, ...]:
         """List checkpoint folders (`attempt=<n>/step=<9 digits>`) relative to the URI, finished or not."""
@@ -734,7 +734,7 @@ class CheckpointStore(Protocol):
 
 
 class ExecutionState(StrEnum):
-    """What is known of a workflow execution."""
+    """State of a workflow execution."""
 
     RUNNING = "RUNNING"
     SUCCEEDED = "SUCCEEDED"
@@ -779,7 +779,7 @@ class Tokens(Protocol):
 
 
 class WaitAnswers(Protocol):
-    """How every other service asks for a wait to be answered."""
+    """Requests answers to waits."""
 
     def request(self, subject: str, name: str, generation: int, answer: Mapping[str, Any]) -> None:
         """Have `resolve_wait` answer. Idempotent: yes, the row's OPEN -> ANSWERED decides."""
@@ -787,15 +787,15 @@ class WaitAnswers(Protocol):
 
 
 class CycleRequests(Protocol):
-    """Asks for a scheduling pass."""
+    """Requests scheduling cycles."""
 
     def request(self, reason: str) -> None:
-        """Queue a pass. Idempotent: yes, a pass with nothing to do does nothing. The net catches lost requests."""
+        """Request a scheduling cycle. Idempotent: yes, an extra cycle does nothing. A schedule covers lost requests."""
         ...
 
 
 class Pager(Protocol):
-    """Tells people."""
+    """Pages people."""
 
     def page(self, subject: str, message: str, *, key: str) -> None:
         """Send one page; `key` lets a repeat be recognised."""
@@ -827,7 +827,7 @@ class Inbox(Protocol):
 
 
 class DeadLetters(Protocol):
-    """Where malformed events of a known kind go."""
+    """Store of malformed events of a known kind."""
 
     def put(self, body: str, code: str, reason: str) -> None:
         """Keep the whole event with the code of its fault. Raises on failure, so that the event is retried."""

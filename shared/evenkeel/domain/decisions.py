@@ -72,7 +72,7 @@ class Decision(Value):
     """Id of the incident or job it is about."""
     action: str
     reason: Sentence
-    """One sentence an operator could read aloud."""
+    """A sentence for an operator."""
     chosen: Alternative | None = None
     """The option taken, with its figures, where options were weighed by figures; `why_not` is empty."""
     alternatives: tuple[Alternative, ...] = ()

@@ -174,7 +174,7 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
             lease_holder="",
             requests=asks,
             slot_state=SlotState(original=ObservedNode(record=record, node=node)),
-            validity=Validity(is_valid=False, reason="It is as sick as before."),
+            validity=Validity(is_valid=False, reason="The fault is still there."),
             hold=None,
             now=now,
         )

@@ -63,7 +63,7 @@ def parse(envelope: fields.Envelope) -> ParsedEvent | Ignored | Unknown:
     type_code = fields.plain_text_of(detail, "eventTypeCode", "detail.eventTypeCode")
     scope = fields.plain_text_of(detail, "eventScopeCode", "detail.eventScopeCode", required=False)
     if scope == "PUBLIC":
-        return Ignored("a public event: it names no machine")
+        return Ignored("a public event that names no instance")
     event = _event(envelope, type_code)
     entities = [(value, _is_affected(status, event)) for value, status in _entities(detail)]
     machines = {value: is_concerned for value, is_concerned in entities if INSTANCE_ID.fullmatch(value)}

@@ -182,7 +182,7 @@ def _recovery_facts(
     if (now - since).total_seconds() > policy.recovery_signal_max_age_seconds:
         return
     well = _fact(
-        node, source, Reading("", ""), since, occurrence=rfc3339(since), detail=f"Node {node.name} is well again."
+        node, source, Reading("", ""), since, occurrence=rfc3339(since), detail=f"Node {node.name} is healthy again."
     )
     yield well.but(kind=FactKind.RECOVERED)
 
@@ -194,7 +194,7 @@ def _from_reservation(node: KubernetesNode, ending: Mapping[str, GroupFact], now
     if notice is None or goes_at is None:
         return
     reading = Reading("ec2:capacity_block_expiring", reservation)
-    detail = f"Its capacity reservation {reservation} takes node {node.name} back at {rfc3339(goes_at)}."
+    detail = f"Capacity reservation {reservation} ends node {node.name} at {rfc3339(goes_at)}."
     occurrence = f"{reservation}-{rfc3339(goes_at)}"
     fact = _fact(node, SOURCE_RESERVATION, reading, now, occurrence=occurrence, detail=detail)
     yield fact.but(deadline_at=goes_at, is_drill=notice.is_drill)
@@ -224,7 +224,7 @@ def _from_labels(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:
         untimed += [Reading(pending, pending.partition(":")[2])] if pending else []
         untimed += [Reading("hp:deep_health_check_failed", "deep_health_check_failed")] if failed_check else []
     for reading in untimed:
-        text = f"Node {node.name} is marked {reading.code}."
+        text = f"Node {node.name} has the mark {reading.code}."
         fact = _fact(node, SOURCE_AGENT, reading, now, occurrence=boot, detail=text)
         facts[fact.fact_key] = fact
     return tuple(facts.values())

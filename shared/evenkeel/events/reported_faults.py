@@ -88,7 +88,9 @@ def parse(envelope: fields.Envelope) -> ParsedEvent | Ignored:
         }
         fields.check_instance_id(text["instanceId"], f"{path}.instanceId")
         if not reporter_role.may_report(text["faultKey"]):
-            raise BadEvent("EVENT_NOT_ITS_FAULT", f"{path}.faultKey: {text['faultKey']} is not a detector's to report")
+            raise BadEvent(
+                "EVENT_NOT_ITS_FAULT", f"{path}.faultKey: {text['faultKey']} is a fault that a detector may not report"
+            )
         facts.append(
             NodeFact(
                 kind=FactKind.SICKENED,

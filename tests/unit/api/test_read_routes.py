@@ -198,7 +198,7 @@ def test_a_node_whose_jobs_alone_are_to_blame_is_shown_as_left_in_service(gatewa
     why = gateway.get(f"/v1/incidents/{incident.incident_id}/why").document
 
     assert (shown["nodeLane"]["phase"], shown["nodeLane"]["status"]) == ("left in service", "ok")
-    assert "is left in service" in why["sentence"]
+    assert "stays in service" in why["sentence"]
 
 
 def test_a_timeline_is_told_in_the_order_of_time(gateway: Gateway) -> None:
@@ -237,7 +237,7 @@ def test_why_of_a_recovering_job_names_the_resume_decision_and_what_was_weighed(
 
     why = gateway.get(f"/v1/jobs/{job.job_id}/why").document
 
-    assert why["sentence"] == "It waits for capacity to run again, after attempt 1. Waits for a free node."
+    assert why["sentence"] == "The job waits for capacity to resume after attempt 1. Waits for a free node."
     assert why["decision"]["decisionId"] == "dec-0000000007"
     assert [(item["option"], item["chosen"]) for item in why["considered"]] == [
         ("FREE_NODE", True),
@@ -265,35 +265,35 @@ def a_stop(by: str, reason: str, **more: Any) -> StopRequest:
         (
             {"is_suspended": True, "stop_request": a_stop("suspend/role/Lead (bo)", "Suspended by role/Lead (bo).")},
             (
-                "Suspended by role/Lead (bo). Asked for 40s ago by role/Lead (bo). "
-                "When it has stopped it is held back until somebody resumes it."
+                "Suspended by role/Lead (bo). Requested 40s ago by role/Lead (bo). "
+                "After the stop it stays suspended until a person resumes it."
             ),
             "resume",
         ),
         (
             {"is_preempted": True, "stop_request": a_stop("schedule_jobs/job-7", "It gives way to job-7")},
             (
-                "It gives way to job-7. Asked for 40s ago by Evenkeel (schedule jobs). "
-                "When it has stopped it waits for capacity and goes on from its last checkpoint."
+                "It gives way to job-7. Requested 40s ago by Evenkeel (schedule jobs). "
+                "After the stop it waits for capacity and resumes from its last checkpoint."
             ),
             "wait",
         ),
         (
             {"stop_request": a_stop("recover_node/inc-1", "Its node is sick.", outcome="LOST")},
             (
-                "Its node is sick. Asked for 40s ago by the recovery of inc-1. "
-                "When it has stopped it waits for capacity and goes on from its last checkpoint."
+                "Its node is sick. Requested 40s ago by the recovery of inc-1. "
+                "After the stop it waits for capacity and resumes from its last checkpoint."
             ),
             "wait",
         ),
         (
             {"stop_request": a_stop("run_job", "Its pods hang.", counts_as_failure=True)},
-            "with a restart left it waits for capacity and goes on from its last checkpoint.",
+            "if one is left, it waits for capacity and resumes from its last checkpoint.",
             "wait",
         ),
         (
             {"stop_request": a_stop("run_job", "It cannot start.", is_final=True)},
-            "When it has stopped it has failed: another attempt could not end otherwise.",
+            "After the stop it is FAILED, because another attempt would fail too.",
             "wait",
         ),
         (
@@ -301,7 +301,7 @@ def a_stop(by: str, reason: str, **more: Any) -> StopRequest:
                 "stop_request": a_stop("resize_jobs/job-1", "It grows."),
                 "resize": ResizeRequest(after_attempt=2, from_nodes=2, nodes=4, reason="It grows.", asked_at=ago()),
             },
-            "When it has stopped it starts on 4 nodes and goes on from its last checkpoint.",
+            "After the stop it starts on 4 nodes and resumes from its last checkpoint.",
             "wait",
         ),
     ],
@@ -313,7 +313,7 @@ def test_why_of_a_job_that_is_being_stopped_says_so_and_what_follows(
 
     why = gateway.get("/v1/jobs/job-0000000001/why").document
 
-    assert why["sentence"].startswith("It is being stopped, attempt 2. ")
+    assert why["sentence"].startswith("The job is stopping, attempt 2. ")
     assert why["sentence"].endswith(said)
     assert why["next"] == f"evenkeel jobs {following} job-0000000001"
 
@@ -322,7 +322,7 @@ def test_a_stop_of_an_attempt_that_is_over_is_not_told_of_the_one_that_runs(gate
     job = a_job(1, state="RUNNING", current_attempt=3, stop_request=a_stop("recover_node/inc-1", "Its node is sick."))
     stored(gateway.fakes.ledger, job)
 
-    assert gateway.get("/v1/jobs/job-0000000001/why").document["sentence"] == "It runs, attempt 3."
+    assert gateway.get("/v1/jobs/job-0000000001/why").document["sentence"] == "The job runs, attempt 3."
 
 
 def requeued(gateway: Gateway, *decisions: Decision, **changes: Any) -> dict[str, Any]:
@@ -362,7 +362,7 @@ def test_pending_job_never_heads_with_an_old_admission(gateway: Gateway) -> None
 
     assert (found["decision"], found["considered"], found["changes"]) == (None, [], [])
     assert [each["action"] for each in found["earlier"]] == ["ADMIT", "NO_ROOM"]
-    assert "waits for capacity to run again" in found["sentence"]
+    assert "waits for capacity to resume" in found["sentence"]
 
 
 def test_pending_job_heads_with_its_resume_plan_until_a_cycle_decides(gateway: Gateway) -> None:

@@ -82,7 +82,7 @@ ROWS: Mapping[str, AccessCase] = {
         "/v1/jobs/job-0000000001", shows=("role/Nlp (ana)", '"nodes": 2', '"isRedacted": true')
     ),
     "/v1/jobs/{jobId}/timeline": AccessCase("/v1/jobs/job-0000000001/timeline", shows=("Submitted by", "settled")),
-    "/v1/jobs/{jobId}/why": AccessCase("/v1/jobs/job-0000000001/why", shows=("It failed in attempt 1.",)),
+    "/v1/jobs/{jobId}/why": AccessCase("/v1/jobs/job-0000000001/why", shows=("The job failed in attempt 1.",)),
     "/v1/jobs/{jobId}/logs": AccessCase("/v1/jobs/job-0000000001/logs", status=403, shows=("NOT_YOUR_TEAM",)),
     "/v1/incidents": AccessCase("/v1/incidents", shows=("xid:79",), is_private=False),
     "/v1/incidents/{incidentId}": AccessCase("/v1/incidents/inc-0000000001", shows=("xid:79", "job-0000000001")),

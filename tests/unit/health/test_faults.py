@@ -64,9 +64,9 @@ def test_the_whole_catalogue_is_read_and_each_alias_calls_for_what_its_fault_cal
         ({"p_recur_window_h": "721"}, r"xid:79\), column p_recur_window_h: "),
         ({"p_validate": "none"}, r"xid:79\), column p_validate: "),
         ({"p_class": "gremlins"}, r"xid:79\), column p_class: "),
-        ({"alias_of": "xid:9999"}, "xid:79, column alias_of: xid:9999 is no fault of its own"),
+        ({"alias_of": "xid:9999"}, "xid:79, column alias_of: xid:9999 is itself an alias"),
         ({"alias_of": "xid:48"}, "xid:79, column .*p_checkpoint_trust.*: differs from xid:48"),
-        ({"key": "xid:78"}, r"xid:78\), column key: this key stands twice"),
+        ({"key": "xid:78"}, r"xid:78\), column key: this key occurs twice"),
     ],
 )
 def test_a_bad_row_is_refused_by_its_line_key_and_column(columns: dict[str, str], said: str) -> None:
@@ -186,7 +186,7 @@ def test_no_change_is_the_same_catalogue_and_the_order_of_changes_does_not_matte
 @pytest.mark.parametrize(
     ("key", "changes", "said"),
     [
-        ("xid:9999", {}, "there is no fault 'xid:9999'; alike: xid:99"),
+        ("xid:9999", {}, "there is no fault 'xid:9999'; did you mean xid:99"),
         ("eks:DCGMError", {"severity": "info"}, "another name of gpu:dcgm_host_engine_lost"),
         ("xid:79", {"recurCount": 1}, "xid:79: recurCount: "),
         ("xid:79", {"drainSeconds": -2}, "xid:79: "),

@@ -56,7 +56,7 @@ def test_the_second_time_inside_the_window_begins_on_the_next_rung() -> None:
 
     assert found
     assert (found.rung, found.count) == (Rung.REPLACE, 2)
-    assert "came 2 times within 720 h on this device" in found.reason
+    assert "occurred 2 times within 720 h on this device" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_new_incident_begins_where_the_last_one_ended() -> None:
 
     assert decision.incident
     assert rungs_of(decision.incident) == ("replace",)
-    assert "came 2 times" in decision.incident.min_rung_reason
+    assert "occurred 2 times" in decision.incident.min_rung_reason
     assert len(decision.histories[PLACE].occurrences) == 2
 
 

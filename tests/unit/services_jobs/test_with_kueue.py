@@ -204,7 +204,7 @@ def test_a_job_waits_for_kueue_without_a_deadline_and_says_why() -> None:
     now = scenario.world.clock.now()
     said = f"Waits in Kueue's queue default, 2nd of its LocalQueue. There is no quota free for it: {message}."
     assert explain.why_job(scenario.world.ledger, job.job_id, Reader(), now=now)["sentence"] == (
-        f"It waits for Kueue to let it in, attempt 1. {said}"
+        f"The job waits for Kueue to admit it, attempt 1. {said}"
     )
     shown = read_jobs.show_job(scenario.world.ledger, job.job_id, Reader(), scenario.policy, now=now)
     assert (shown["reason"], shown["queue"]) == (said, {"position": 2, "estimate": None})

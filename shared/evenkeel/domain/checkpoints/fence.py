@@ -109,7 +109,7 @@ class ResumeChoice(Value):
     """When the write of what it resumes from began, where that is known."""
     rejected: tuple[Rejection, ...] = ()
     reason: str
-    """One sentence an operator could read aloud."""
+    """A sentence for an operator."""
 
     @property
     def would_disown_work(self) -> bool:

@@ -86,7 +86,7 @@ def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Re
             detail = f"{name} has checksum {stored.sha256[:12]}…; the manifest says {shard.sha256[:12]}…."
             return rejection(ref, RejectionCode.SHARD_CHECKSUM, detail)
     if manifest.is_finite is False:
-        detail = "Its writer looked at its numbers and found some that are not finite."
+        detail = "The training script found numbers in it that are not finite."
         return rejection(ref, RejectionCode.METRIC_NOT_FINITE, detail)
     metric = manifest.metric_not_finite()
     if metric is not None:
@@ -134,7 +134,7 @@ def _prove_by_convention(ref: CheckpointRef, evidence: CheckpointContents) -> Pr
     files = {key: stored for key, stored in evidence.objects.items() if key.startswith(f"{ref.folder}/")}
     shards = [key for key in files if key.endswith(CONVENTION_SUFFIX)]
     if ref.convention_key not in files:
-        return rejection(ref, RejectionCode.MANIFEST_MISSING, "It was never finished: there is no manifest.")
+        return rejection(ref, RejectionCode.MANIFEST_MISSING, "The checkpoint was never finished: it has no manifest.")
     if not shards:
         return rejection(ref, RejectionCode.SHARD_MISSING, f"{CONVENTION_NAME} is there, but no *{CONVENTION_SUFFIX}.")
     empty = sorted(key for key in (ref.convention_key, *shards) if files[key].size_bytes == 0)

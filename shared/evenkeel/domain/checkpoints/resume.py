@@ -50,7 +50,7 @@ def choose_resume_point(
             rejected.append(out)
             continue
         if ref in damaged:
-            detail = "An earlier attempt could not resume from it: its bytes are not those its manifest promises."
+            detail = "An earlier attempt could not resume from it: its bytes differ from its manifest."
             rejected.append(rejection(ref, RejectionCode.DAMAGED, detail))
             continue
         if ref not in evidence:
@@ -89,13 +89,13 @@ def _missing_evidence(
 ) -> Rejection | None:
     """Say what a checkpoint that holds lacks of what is demanded of it; None where it lacks nothing."""
     if demand is not CheckpointRequirement.CONVENTION and proof.grade is not Grade.PROVED:
-        detail = "Its files are complete, but no checksum vouches for them, and here proof is asked for."
+        detail = "Its files are complete but have no checksum, and this fault requires proof."
         return rejection(ref, RejectionCode.BELOW_GRADE, detail)
     if demand is not CheckpointRequirement.EVIDENCE:
         return None
     own = readable_manifest(ref, evidence[ref])
     if own is None or not own.claims_healthy:
-        detail = "The fault may have corrupted anything, and its manifest has neither a finite loss nor isFinite."
+        detail = "The fault may have corrupted it, and its manifest has neither a finite loss nor isFinite."
         return rejection(ref, RejectionCode.NO_EVIDENCE, detail)
     after = _next_after(ref, evidence)
     if after is None or not after.claims_healthy:
@@ -120,14 +120,14 @@ def _next_after(ref: CheckpointRef, evidence: Mapping[CheckpointRef, CheckpointC
 
 def _reason(ref: CheckpointRef, proof: Proof, rejected: list[Rejection]) -> str:
     files = "1 file" if proof.files == 1 else f"{proof.files} files"
-    how = "every size and checksum agrees" if proof.grade is Grade.PROVED else "complete, without checksums"
+    how = "every size and checksum matches" if proof.grade is Grade.PROVED else "complete, without checksums"
     text = f"Step {ref.step} of attempt {ref.attempt} holds: {files}, {proof.size_bytes} bytes, {how}."
     return f"{text} Passed over: {_summary(rejected)}." if rejected else text
 
 
 def _no_reason(rejected: list[Rejection]) -> str:
     if not rejected:
-        return "There is no checkpoint yet: training starts from the beginning."
+        return "The job has no checkpoint yet, so training starts from the beginning."
     return f"No checkpoint holds. Passed over: {_summary(rejected)}."
 
 

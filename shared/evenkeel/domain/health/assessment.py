@@ -136,8 +136,7 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
     counting = [row for row in rows.values() if row.acts_alone or len(seen_by) > 1]
     fault = max(_most_specific(counting or tuple(rows.values())), key=_severity_key)
     asks = [
-        (row.ladder[0].strength, row.ladder[0], f"{row.name} asks for no less than {row.ladder[0]}.")
-        for row in counting
+        (row.ladder[0].strength, row.ladder[0], f"{row.name} requires at least {row.ladder[0]}.") for row in counting
     ]
     asks += [
         (_PERSON_STRENGTH if each.rung is Rung.PAGE_HUMAN else each.rung.strength, each.rung, each.reason)

@@ -312,9 +312,11 @@ class FaultCatalogue(Mapping[str, Fault]):
         for key, override in overrides.items():
             if key not in self._faults:
                 alike = ", ".join(self.nearest(key, 3))
-                raise CatalogueError(f"there is no fault {key!r}" + (f"; alike: {alike}" if alike else ""))
+                raise CatalogueError(f"there is no fault {key!r}" + (f"; did you mean {alike}?" if alike else ""))
             if self._faults[key].alias_of:
-                raise CatalogueError(f"{key} is another name of {self._faults[key].alias_of}: change that one")
+                raise CatalogueError(
+                    f"{key} is another name of {self._faults[key].alias_of}: change that fault instead"
+                )
             changes = override.model_dump(exclude_none=True)
             for each in (key, *(other for other, fault in self._faults.items() if fault.alias_of == key)):
                 try:
@@ -392,7 +394,7 @@ def read_catalogue(text: str) -> FaultCatalogue:
         if None in row or None in row.values():
             raise CatalogueError(f"{where}: it has more or fewer fields than the header")
         if row["key"] in faults:
-            raise CatalogueError(f"{where}, column key: this key stands twice")
+            raise CatalogueError(f"{where}, column key: this key occurs twice")
         faults[row["key"]] = _read(row, where)
     _check_names(faults)
     return FaultCatalogue(faults, text)
@@ -429,13 +431,13 @@ def _check_names(faults: Mapping[str, Fault]) -> None:
             continue
         target = faults.get(fault.alias_of)
         if target is None or target.alias_of:
-            raise CatalogueError(f"{fault.key}, column alias_of: {fault.alias_of} is no fault of its own")
+            raise CatalogueError(f"{fault.key}, column alias_of: {fault.alias_of} is itself an alias")
         differing = [
             name for name in Fault.model_fields if name not in own and getattr(fault, name) != getattr(target, name)
         ]
         if differing:
             columns = ", ".join(_COLUMN_OF[name] for name in differing)
-            raise CatalogueError(f"{fault.key}, column {columns}: differs from {target.key}, whose other name it is")
+            raise CatalogueError(f"{fault.key}, column {columns}: differs from {target.key}, of which it is an alias")
 
 
 def _first_error(error: ValidationError) -> str:

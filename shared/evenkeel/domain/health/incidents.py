@@ -27,7 +27,7 @@ FactDetail = Annotated[str, StringConstraints(max_length=500)]
 
 
 class FactKind(StrEnum):
-    """What a signal says about a node."""
+    """Meaning of a signal about a node."""
 
     SICKENED = "SICKENED"
     RECOVERED = "RECOVERED"
@@ -36,14 +36,14 @@ class FactKind(StrEnum):
 
 
 class NodeFact(Value):
-    """One signal about one node, as a parser understood it. The life is resolved later."""
+    """A parsed signal about a node. A later step resolves the node life."""
 
     kind: FactKind
     source: SourceName
     """`hyperpod.node-health`, `kubernetes.node`, …"""
     instance_id: FactWord
     logical_id: FactWord = ""
-    """HyperPod's NodeLogicalId, where the source tells: news of a replacement names either machine of the seat."""
+    """HyperPod's NodeLogicalId, if known. Progress of a replacement may name the old or the new node of the slot."""
     cluster_arn: FactArn = ""
     fault_key: FactWord = ""
     """Key in the fault catalogue; empty for RECOVERED."""
@@ -51,15 +51,15 @@ class NodeFact(Value):
     """The code as the source spelled it; of PROGRESS what is done: `reboot_in_progress`, `replacement_started`,
     `replacement_completed`, `replacement_failed`, `insufficient_capacity`, `provisioned`, `terminating`, …"""
     gpu: FactWord = ""
-    """UUID or PCI address of the device, where the source tells."""
+    """UUID or PCI address of the device, if known."""
     link: FactWord = ""
-    """The link, where the source tells."""
+    """The link, if known."""
     job_id: JobName = ""
-    """The job it was seen in, where the source tells."""
+    """Job that showed the fault, if known."""
     deadline_at: Instant | None = None
-    """When the machine goes, whatever anybody does: spot, reservation, retirement."""
+    """Time at which AWS ends the node: Spot notice, end of reservation, retirement."""
     observed_at: Instant
-    """When the source says it happened, not when it arrived."""
+    """Time of the event by the source, not of its arrival."""
     envelope_id: DeliveryId
     """Identity of the delivery, and the name of the raw copy."""
     detail: FactDetail = ""
@@ -92,23 +92,23 @@ class IncidentState(StrEnum):
     RECOVERING = "RECOVERING"
     """`recover_node` works on it."""
     BLOCKED = "BLOCKED"
-    """A guardrail bars the next act; its workflow waits until it may."""
+    """A guardrail blocks the next action; the workflow waits until it is allowed."""
     RECOVERED = "RECOVERED"
-    """The node is back in service and every interrupted job runs, has ended, or waits its turn in the queue."""
+    """The node is back in service. Every interrupted job runs, has ended, or is queued."""
     OBSERVED = "OBSERVED"
-    """Decided and recorded only: mode `observe`, a drill that may not act, or a fault that calls for nothing."""
+    """Evenkeel only recorded the decision: mode `observe`, a drill that may not act, or no action needed."""
     STOOD_DOWN = "STOOD_DOWN"
     """Another owner repairs this node (NodeRecovery=Automatic, a person)."""
     WAITING_FOR_PERSON = "WAITING_FOR_PERSON"
     """Every rung was used or refused. A page went out."""
     JOB_NOT_RESUMED = "JOB_NOT_RESUMED"
-    """The node branch ended well, but an interrupted job does not run again in time. A page went out."""
+    """The node branch succeeded, but an interrupted job did not resume in time. A page went out."""
     FAILED = "FAILED"
     """Evenkeel itself failed. A page went out."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing works on the incident any more."""
+        """Whether the incident is over."""
         return self not in OPEN_STATES
 
 
@@ -121,42 +121,42 @@ class AffectedJob(Value):
     job_id: str
     attempt: int
     is_failure_excused: bool = False
-    """Whether a failure of that attempt that was laid on the application has been taken back."""
+    """Whether Evenkeel corrected a failure of that attempt that was first blamed on the application."""
     suspect_attempt: int = 0
-    """The later attempt that runs on from what is in doubt, since its job was taken back so often; 0 = none does."""
+    """Later attempt that keeps running from a suspect checkpoint, because rollbacks are used up; 0 = none."""
 
 
 class RepairProgress(Value):
-    """One thing that the provider said it does about the machine, or did."""
+    """A step of a repair that the provider reported."""
 
     code: str
     """As in `NodeFact.code`."""
     at: Instant
     instance_id: str
-    """The machine it was said of: after a replacement, its successor."""
+    """The reported node: after a replacement, its successor."""
     message: Sentence = ""
 
 
 class Block(Value):
-    """The guardrail that bars the next act."""
+    """The guardrail that blocks the next action."""
 
     rule: str
     reason: Sentence
-    """One sentence an operator could read aloud."""
+    """A sentence for an operator."""
     since: Instant
     act: str = ""
-    """What it bars: an `GuardedAction`."""
+    """The blocked action: a `GuardedAction`."""
     clears_at: Instant | None = None
-    """When it clears by time alone; None where something else must happen first."""
+    """Time at which the block ends by itself; None if something else must happen first."""
     cause: str = ""
     """Key of the shared cause: `zone/usw2-az2`; empty for every other rule."""
 
 
 class Approval(Value):
-    """What a person said to a plan that asked."""
+    """A person's answer to a plan that needs approval."""
 
     decision_id: str
-    """The very plan: no other is approved by it."""
+    """The approved or declined plan. The answer holds for no other plan."""
     approves: bool
     by: str
     reason: str
@@ -164,7 +164,7 @@ class Approval(Value):
 
 
 class StageTimes(Value):
-    """When each stage of a recovery was reached; None where it was not."""
+    """Time at which the recovery reached each stage; None if not reached."""
 
     detected_at: Instant | None = None
     planned_at: Instant | None = None
@@ -179,22 +179,22 @@ class StageTimes(Value):
 
 
 class JobAction(StrEnum):
-    """What a recovery does with the jobs on its node."""
+    """Action on the jobs of a node in recovery."""
 
     MOVE = "MOVE"
-    """Stop them, to run on elsewhere: the node is to blame."""
+    """Stop them and resume on other nodes: the node is at fault."""
     RESTART = "RESTART"
-    """Stop them, to run again: the application is to blame."""
+    """Stop and restart them: the application is at fault."""
     ROLLBACK = "ROLLBACK"
-    """Stop them, to run again from a checkpoint older than the fault."""
+    """Stop them and resume from a checkpoint older than the fault."""
     STOP = "STOP"
-    """Stop them for good: another attempt could not end otherwise."""
+    """Stop them permanently: another attempt would fail too."""
     LEAVE = "LEAVE"
-    """Let them run to their end, or as long as the plan says."""
+    """Let them finish, or run until the plan's limit."""
 
 
 class NodeCheck(Value):
-    """What validates a machine, beyond what both control planes show of it."""
+    """The check of a node in addition to its status in both control planes."""
 
     kind: str
     """A `CheckKind`."""
@@ -203,13 +203,13 @@ class NodeCheck(Value):
     started_at: Instant
     namespace: str = ""
     name: str = ""
-    """Of its test job."""
+    """Name of the test job."""
     answer: str = ""
     """The provider's answer; empty while the reply is out (a crash leaves it so)."""
 
 
 class StoredRecoveryPlan(Value):
-    """The plan of one run, as its workflow was told it."""
+    """The plan of one run, as its workflow received it."""
 
     run: int
     outcome: str
@@ -219,29 +219,29 @@ class StoredRecoveryPlan(Value):
     max_repairs: int
     jobs: JobAction = JobAction.MOVE
     work_may_run_until: Instant | None = None
-    """Until when the work on the machine may come to its own end; None where it is stopped at once, or not at all."""
+    """Time until which jobs on the node may finish; None if they stop at once or not at all."""
     decision_id: str
     reason: Sentence
     answer_by: Instant | None = None
-    """Until when a plan that asks waits for an answer; None where it asks nobody."""
+    """Deadline of the approval; None if the plan needs no approval."""
     fault_key: str = ""
-    """The fault that it was made for: a worse one makes it obsolete while it waits for approval."""
+    """Fault that the plan is for. A worse fault makes a plan that waits for approval obsolete."""
     boot_id: str = ""
-    """The episode that it was made for."""
+    """Boot id of the node when the plan was made."""
     rungs: tuple[str, ...] = ()
-    """What was asked for then, in order. Empty in records of older releases."""
+    """Rungs of the plan, in order. Empty in records of older releases."""
     independent_source_count: int = 0
     had_recovered: bool = False
-    """Whether every fault was gone then."""
+    """Whether every fault was gone when the plan was made."""
 
     @property
     def is_carried_out(self) -> bool:
-        """Whether something is done: at once, or when a person has approved it."""
+        """Whether the plan acts: at once, or after approval."""
         return self.outcome in ("ACT", "ASK")
 
 
 class Signal(Value):
-    """One fault as one source saw it at one place, in one burst: however often it was said."""
+    """A burst of reports of one fault by one source at one place."""
 
     fault_key: str
     source: str
@@ -252,16 +252,16 @@ class Signal(Value):
 
 
 class ClearedFault(Value):
-    """What a source says is gone, and since when: the last time it said so."""
+    """A fault that a source reports as gone, and the last time of that report."""
 
     fault_key: str = ""
-    """Empty where the source calls the machine healthy altogether."""
+    """Empty if the source reports the whole node as healthy."""
     source: str
     at: Instant
 
 
 class Recurrence(Value):
-    """A fault that came so often that its first rung is passed over."""
+    """A fault that recurred so often that its first rung is skipped."""
 
     fault_key: str
     count: int
@@ -270,7 +270,7 @@ class Recurrence(Value):
 
 
 class Incident(Value):
-    """One sickness of one node life, from its first signal until it is settled."""
+    """A fault of one node life, from its first signal until it is settled."""
 
     incident_id: str
     life: NodeLife
@@ -279,7 +279,7 @@ class Incident(Value):
     pool: str
     instance_type: str
     boot_id: str = ""
-    """The episode: boot id when the incident opened; empty where Kubernetes could not say."""
+    """Boot id when the incident opened; empty if unknown."""
     state: IncidentState
     severity: Severity
     fault_key: str
@@ -290,60 +290,60 @@ class Incident(Value):
     run: int = 1
     """Number of the `recover_node` execution: `<incidentId>-r<run>`."""
     is_drill: bool = False
-    """Whether every fact of it is a drill's. Real facts and drills never share an incident, so this never changes."""
+    """Whether the incident is a drill. Real facts and drills never share an incident, so this never changes."""
     mode: str = ""
     resumes: str = ""
-    """The settled incident whose unhealthy node this one goes on with; empty for a new sickness."""
+    """Settled incident that this incident resumes; empty for a new fault."""
     resumed: int = 0
-    """How often work on this sickness was resumed."""
+    """Number of times that the recovery of this fault was resumed."""
     evidence_count: int = 1
     sources: tuple[str, ...] = ()
     """Sources that reported the fault, each once. Some faults need two independent sources."""
     last_signal_at: Instant | None = None
-    """Latest `observedAt` of a sick signal: what a validation must not be older than."""
+    """Latest `observedAt` of a fault signal. A validation must be newer."""
     signals: tuple[Signal, ...] = ()
-    """What it rests on, by which fault, severity, rung and witnesses are judged. Empty in records of older releases."""
+    """Evidence for the fault, severity, rung and sources. Empty in records of older releases."""
     cleared_faults: tuple[ClearedFault, ...] = ()
     recurrences: tuple[Recurrence, ...] = ()
     independent_sources: tuple[str, ...] = ()
     """Independent sources of the fault. A fault that may not act alone needs two."""
     min_rung: str = ""
-    """The gentlest rung that will do, where another signal or a repetition asks for more than the fault's own first;
-    else empty. `page_human` where only a person is left."""
+    """Gentlest allowed rung if another signal or a recurrence requires more than the fault's first rung;
+    else empty. `page_human` if only a person can act."""
     min_rung_reason: Sentence = ""
-    """Why, in one sentence."""
+    """Reason for `min_rung`, as one sentence."""
     deadline_at: Instant | None = None
-    """The earliest of the times at which the machine goes, by its evidence."""
+    """Earliest time at which AWS ends the node, by the evidence; None if unknown."""
     progress: tuple[RepairProgress, ...] = ()
-    """What the provider said it does, the last ten, in order of time."""
+    """The last ten repair steps that the provider reported, oldest first."""
     block: Block | None = None
-    """What bars the next act; None where nothing does."""
+    """Guardrail that blocks the next action; None if none does."""
     approval: Approval | None = None
-    """What was said to the plan, where it asked."""
+    """Answer to the plan, if it needed approval."""
     recovered_at: Instant | None = None
-    """When the last of its faults was said to be gone; None while one is not."""
+    """Time at which the last of its faults was reported as gone; None before that."""
     affected_jobs: tuple[AffectedJob, ...] = ()
     unmanaged_workloads: tuple[str, ...] = ()
-    """Work on the node that Evenkeel did not start, as it was seen first."""
+    """Workloads on the node that Evenkeel did not start, as first seen."""
     failed_evictions: dict[str, str] = {}
-    """Pods whose eviction did not happen when it was last asked for, as `namespace/name`, and what the server said."""
+    """Pods whose last eviction request failed, as `namespace/name`, with the server's answer."""
     repairs: tuple[str, ...] = ()
-    """Rungs asked for so far, in order: `reboot`, `replace`."""
+    """Rungs requested so far, in order: `reboot`, `replace`."""
     replacement_instance_id: str = ""
     check: NodeCheck | None = None
-    """The latest that was begun."""
+    """The latest check that started."""
     invalid_at: Instant | None = None
-    """When a machine in this seat last failed its validation."""
+    """Time at which a node in this slot last failed validation."""
     cordon_marked_at: Instant | None = None
-    """When its cordon first carried our mark: from then on a node without a cordon was un-cordoned by a person."""
+    """Time at which Evenkeel's cordon was first seen. If the cordon is missing later, a person removed it."""
     plan: StoredRecoveryPlan | None = None
     failed_at: Instant | None = None
-    """When this run failed through a fault of our own; the sweeper starts the next one after a while."""
+    """Time at which this run failed by a fault of Evenkeel. The sweep starts the next run later."""
     node_branch: str = ""
-    """How the node branch ended, once it has: `RETURNED`, `WAITING_FOR_PERSON`, `STOOD_DOWN`, …"""
+    """Result of the node branch: `RETURNED`, `WAITING_FOR_PERSON`, `STOOD_DOWN`, …; empty before its end."""
     paged_at: Instant | None = None
     outcome: Sentence = ""
-    """One sentence for the operator once settled, or why it waits."""
+    """Sentence for the operator: the result of a settled incident, or why it waits."""
     stages: StageTimes = StageTimes()
 
     @property
@@ -352,21 +352,21 @@ class Incident(Value):
         return f"{self.incident_id}-r{self.run}"
 
     def without_block(self) -> "Incident":
-        """Return this incident after its guardrail let it go on."""
+        """Return this incident without its block."""
         if self.block is None:
             return self
         state = IncidentState.RECOVERING if self.state is IncidentState.BLOCKED else self.state
         return self.but(state=state, block=None)
 
     def at_stage(self, name: str, at: datetime) -> "Incident":
-        """Return this incident with a stage reached; the first time counts."""
+        """Return this incident with a stage reached. Only the first time is kept."""
         if getattr(self.stages, name) is not None:
             return self
         return self.but(stages=self.stages.but(**{name: at}))
 
 
 class Evidence(Value):
-    """One signal that joined an incident."""
+    """A signal that joined an incident."""
 
     incident_id: str
     fact: NodeFact
@@ -376,7 +376,7 @@ class Evidence(Value):
 
 
 class TimelineEntry(Value):
-    """One line of an incident's or a job's story."""
+    """An entry in the timeline of an incident or a job."""
 
     at: Instant
     kind: str
@@ -388,7 +388,7 @@ class TimelineEntry(Value):
 
 
 class AffectedNode(Value):
-    """The machine that a fact is about, and the seat it holds."""
+    """The node that a fact is about, and its slot."""
 
     life: NodeLife
     slot: str
@@ -397,4 +397,4 @@ class AffectedNode(Value):
     instance_type: str = ""
     boot_id: str = ""
     job_ids: tuple[str, ...] = ()
-    """The jobs on it when it was last looked at."""
+    """Jobs on the node at the last observation."""

@@ -136,7 +136,7 @@ def find_recurrence(
         rung = Rung.PAGE_HUMAN
     window = f"{fault.recur_window_hours} h"
     where = _SCOPE_TEXT[fault.recur_key]
-    reason = f"{fault.name} came {count} times within {window} {where}, so it begins with {rung}."
+    reason = f"{fault.name} occurred {count} times within {window} {where}, so the repair begins with {rung}."
     return Recurrence(fault_key=fact.fault_key, count=count, rung=rung, reason=reason)
 
 

@@ -34,7 +34,7 @@ class DrainFacts(Value):
     wanted_seconds: int
     """The job's own grace."""
     deadline_at: Instant | None = None
-    """When the machine goes, whatever anybody does."""
+    """Time at which AWS ends the node; None if unknown."""
     now: Instant
 
 

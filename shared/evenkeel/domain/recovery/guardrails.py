@@ -27,7 +27,7 @@ _AN_HOUR = timedelta(hours=1)
 
 
 class GuardedAction(StrEnum):
-    """What may be barred."""
+    """Action that a guardrail may block."""
 
     CORDON = "cordon"
     STOP = "stop"
@@ -40,7 +40,7 @@ REPAIRS = (GuardedAction.REBOOT, GuardedAction.REPLACE)
 
 
 class Rule(StrEnum):
-    """The guardrails, in the order in which they are asked."""
+    """The guardrails, in the order of their checks."""
 
     HOLD = "HOLD"
     CORDON_BARRED = "CORDON_BARRED"
@@ -58,88 +58,88 @@ class Rule(StrEnum):
 
 
 class RegisterEntry(Value):
-    """One machine in a register: in repair, or cordoned by us."""
+    """A node in a register: in repair, or cordoned by Evenkeel."""
 
     life: str
-    """Key of the node life: a machine counts once, whoever works on it."""
+    """Key of the node life. Each node counts once."""
     incident_id: str
     pool: str
     since: Instant
 
 
 class Register(Value):
-    """What is under way, and what was asked lately: one row for repairs, one for cordons."""
+    """Actions under way and recent repair requests: one row for repairs, one for cordons."""
 
     entries: tuple[RegisterEntry, ...] = ()
     asked: tuple[Instant, ...] = ()
-    """When each repair call of the last hour was made, in order."""
+    """Times of the repair requests of the last hour, oldest first."""
 
     def at(self, now: datetime) -> "Register":
-        """Return what still counts at a time. A machine does until it is let out, however long that takes."""
+        """Return the register without requests older than an hour. A node counts until it is removed."""
         return self.but(asked=tuple(at for at in self.asked if now - at < _AN_HOUR))
 
     def count_others(self, life: str, pool: str = "") -> int:
-        """Return how many other machines are in it, of a pool or of all."""
+        """Return the number of other nodes in the register, in a pool or in all pools."""
         return sum(each.life != life and pool in ("", each.pool) for each in self.entries)
 
     def with_entry(self, entry: RegisterEntry, *, asks: bool) -> "Register":
-        """Return it with a machine in it; `asks` where a call goes out with it."""
+        """Return the register with a node added; `asks` counts a repair request too."""
         kept = tuple(each for each in self.entries if each.life != entry.life)
         asked = (*self.asked, entry.since) if asks else self.asked
         return Register(entries=(*kept, entry), asked=asked)
 
     def merged_with(self, other: "Register") -> "Register":
-        """Return both registers as one."""
+        """Return the union of both registers."""
         return Register(entries=(*self.entries, *other.entries), asked=tuple(sorted((*self.asked, *other.asked))))
 
     def without(self, *lives: str) -> "Register":
-        """Return it without some machines. What was asked for them stays: it counts by time alone."""
+        """Return the register without some nodes. Their repair requests still count for an hour."""
         return self.but(entries=tuple(each for each in self.entries if each.life not in lives))
 
 
 class SharedCause(Value):
-    """Something that machines share, and which of them sickened lately."""
+    """A possible shared cause, and when its nodes failed."""
 
     kind: str
     """`zone`, `UltraServer` or `image`."""
     name: str
     machines: int
-    """How many share it and can be acted on."""
+    """Number of nodes that share it and can be acted on."""
     faulted_at: tuple[Instant, ...] = ()
-    """When each of those that sickened within the window, or have an open incident, did, in order."""
+    """Fault times of the nodes that failed within the window or have an open incident, oldest first."""
     open_at: tuple[Instant, ...] = ()
-    """When each of those with an open incident sickened, in order: of any age, but not seen well, nor gone."""
+    """Fault times of the nodes with an open incident, oldest first, without recovered or gone nodes."""
 
     @property
     def key(self) -> str:
-        """Names it among all causes."""
+        """Unique key of the cause."""
         return f"{self.kind}/{self.name}"
 
 
 class GuardFacts(Value):
-    """All that a verdict rests on."""
+    """Facts for a guardrail verdict."""
 
     life: str
     pool: str
     hold: Hold | None = None
-    """The hold in force that covers the machine."""
+    """Hold in force that covers the node; None if none does."""
     under_way: Register = Register()
-    """Of repairs or of cordons, as the act is."""
+    """Register of repairs or of cordons, by the action."""
     pool_machines: int = 0
-    """Machines of the pool that can be acted on: not booting, not in maintenance, not gone."""
+    """Nodes of the pool that can be acted on: not booting, not in maintenance, not gone."""
     causes: tuple[SharedCause, ...] = ()
     group_facts: tuple[GroupFact, ...] = ()
-    """What was said of the pool and of the cluster within the window, oldest first."""
+    """Events of the pool and the cluster within the window, oldest first."""
     evidence_at: Instant | None = None
-    """The latest sick signal, or failed validation."""
+    """Time of the latest fault signal or failed validation."""
     looks_healthy: bool = False
-    """Whether the machine would pass its validation now."""
+    """Whether the node would pass validation now."""
     cordon_barred: str = ""
-    """Why the machine is not cordoned, where a guardrail bars it."""
+    """Why a guardrail blocks the cordon; empty if none does."""
     terminates_at: Instant | None = None
-    """When the machine goes, whatever anybody does."""
+    """Time at which AWS ends the node; None if unknown."""
     is_dead: bool = False
-    """Whether the machine has been NotReady for so long that nothing on it lives."""
+    """Whether the node has been NotReady for so long that its pods count as dead."""
     now: Instant
 
 
@@ -147,18 +147,18 @@ class GuardFacts(Value):
 
 
 class GuardrailVerdict(Value):
-    """Whether an act is allowed, and if not, by which rule."""
+    """Whether an action is allowed; if not, the rule that blocks it."""
 
     allowed: bool
     rule: str = ""
     reason: str
-    """One sentence an operator could read aloud, with the numbers."""
+    """A sentence for an operator, with the numbers."""
     clears_at: Instant | None = None
-    """When it clears by time alone; None where something else must happen first."""
+    """Time at which the block ends by itself; None if something else must happen first."""
     cause: str = ""
-    """Key of the shared cause, of which people are told once."""
+    """Key of the shared cause. Evenkeel pages once per cause."""
     since: Instant | None = None
-    """When the first machine that counts for the shared cause sickened."""
+    """Time at which the first node of the shared cause failed."""
 
 
 ALLOWED = GuardrailVerdict(allowed=True, reason="No guardrail blocks it.")
@@ -172,7 +172,7 @@ class _Violation(NamedTuple):
 
 
 class Guardrail(NamedTuple):
-    """One guardrail."""
+    """A guardrail: its rule, its actions and its check."""
 
     rule: Rule
     acts: tuple[GuardedAction, ...]
@@ -180,7 +180,7 @@ class Guardrail(NamedTuple):
 
 
 def check_guardrails(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> GuardrailVerdict:
-    """Say whether an act is allowed now. The first rule that trips decides."""
+    """Return whether an action is allowed now. The first rule that blocks decides."""
     for guardrail in GUARDRAILS:
         trip = guardrail.judge(act, facts, policy) if act in guardrail.acts else None
         if trip is not None:
@@ -356,7 +356,7 @@ def pool_limit(count: int | None, share: float | None, machines: int) -> int:
 
 
 class BlockedAction(Value):
-    """One recovery that a guardrail bars, and what it would do."""
+    """A recovery that a guardrail blocks, and its action."""
 
     incident_id: str
     severity: Severity
@@ -369,7 +369,7 @@ class BlockedAction(Value):
 
 
 def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) -> frozenset[str]:
-    """Return the incidents that may act now, were all of them to do so at once.
+    """Return the incidents that may act now, all at once.
 
     The worst fault goes first, then the oldest incident; drills go last. Whoever is let go counts as under way for
     those behind it, so a guardrail that clears lets in as many as there are places, and not the whole crowd. Stale
@@ -409,13 +409,13 @@ def _order(one: BlockedAction) -> tuple[bool, int, datetime, str]:
 
 
 class UnhealthyMachine(NamedTuple):
-    """A machine that sickened, and when."""
+    """A node that failed, and when."""
 
     life: str
     pool: str
     at: datetime
     is_open: bool = False
-    """Whether its incident is open and the machine was not seen well since."""
+    """Whether its incident is open and the node has not recovered."""
 
 
 def shared_causes(

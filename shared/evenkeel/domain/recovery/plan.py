@@ -1,4 +1,4 @@
-"""What a recovery is to do about a node, and whether it may."""
+"""Plan the recovery of a node, and check whether it is allowed."""
 
 import math
 from collections.abc import Sequence
@@ -13,26 +13,26 @@ from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.values import Instant, Value
 
 _BUSY_STATUSES = frozenset({"SystemUpdating", "RollingBack", "Deleting"})
-"""Source: HyperPod works on all machines, or this one, in these states; any call of ours would cross it."""
+"""Source: In these states HyperPod changes the cluster or this node, so a repair request would conflict."""
 
 
 class PlanOutcome(StrEnum):
-    """Where the workflow goes."""
+    """Next path of the workflow."""
 
     ACT = "ACT"
     OBSERVE = "OBSERVE"
-    """Would act, and may not."""
+    """Evenkeel would act but is not allowed to."""
     ASK = "ASK"
-    """Would act once a person approves."""
+    """Evenkeel acts after a person approves."""
     LATER = "LATER"
-    """HyperPod works on the cluster itself: decided anew when it has finished."""
+    """HyperPod changes the cluster. Evenkeel plans again after it has finished."""
     STAND_DOWN = "STAND_DOWN"
     NOTHING = "NOTHING"
-    """The fault calls for nothing, or is over."""
+    """The fault needs no action, or is over."""
 
 
 class Owner(StrEnum):
-    """Who repairs the machine."""
+    """Owner of the repair of a node."""
 
     EVENKEEL = "EVENKEEL"
     HYPERPOD = "HYPERPOD"
@@ -42,7 +42,7 @@ class Owner(StrEnum):
 
 
 class FaultTerms(Value):
-    """What a decision needs of a fault, as the site has it."""
+    """Parts of a fault that a decision needs, as the site configured them."""
 
     name: str
     ladder: tuple[str, ...]
@@ -54,31 +54,31 @@ class FaultTerms(Value):
 
     @classmethod
     def of(cls, fault: Fault) -> "FaultTerms":
-        """Reduce a row of the catalogue to them."""
+        """Return these parts of a row of the catalogue."""
         return cls.model_validate({name: getattr(fault, name) for name in cls.model_fields})
 
 
 class PlanFacts(Value):
-    """All that a plan rests on."""
+    """Facts for a recovery plan."""
 
     fault_key: str
     fault: FaultTerms | None = None
     """None = as shipped."""
     ladder: tuple[str, ...]
-    """Node rungs, in order."""
+    """Rungs that repair the node, in order."""
     rungs: tuple[str, ...] = ()
-    """All rungs in force, in order, those for jobs included; empty = the fault's own."""
+    """All rungs in force, in order, including those for jobs; empty = the fault's own rungs."""
     min_rung_reason: str = ""
-    """Why no gentler rung will do, where another signal or a repetition asks for more than the fault itself."""
+    """Why a gentler rung is not enough; empty if the fault's own first rung applies."""
     sources: tuple[str, ...]
     """Independent sources of the fault."""
     has_recovered: bool
-    """A healthy-again signal is later than every sick one."""
+    """A recovery signal is later than every fault signal."""
     mode: Mode
     is_drill: bool
     drills_may_act: bool
     is_node_gone: bool
-    """No control plane shows the machine, or another one holds its seat."""
+    """No control plane lists the node, or another node holds its slot."""
     is_hyperpod: bool
     is_karpenter: bool = False
     hyperpod_repairs: bool
@@ -86,41 +86,41 @@ class PlanFacts(Value):
     cluster_status: str = ""
     node_status: str = ""
     is_person_cordon: bool
-    """Cordoned without a mark of ours."""
+    """Cordoned by a person, not by Evenkeel."""
     opt_out_reason: str = ""
-    """How a person said that automation is to leave this machine alone; empty where nobody did."""
+    """How a person opted this node out of automation; empty if no person did."""
     is_busy: bool = False
-    """Work runs on it. Known only where the fault can wait for the work to end."""
+    """Jobs run on the node. Known only if the fault can wait for them to end."""
     opened_at: Instant | None = None
     deadline_at: Instant | None = None
-    """When the machine goes, whatever anybody does."""
+    """Time at which AWS ends the node; None if unknown."""
 
     @property
     def terms(self) -> FaultTerms:
-        """What the fault asks for."""
+        """The terms of the fault."""
         return self.fault or FaultTerms.of(default_catalogue().look_up(self.fault_key))
 
 
 class RecoveryPlan(Value):
-    """What to do about one incident, and why."""
+    """Plan for one incident, with its reason."""
 
     outcome: PlanOutcome
     intent: PlanOutcome
-    """What would be done if everything were allowed."""
+    """Outcome if every action were allowed."""
     repairs_node: bool
-    """Whether anything is to be done about the machine: not where the fault is the application's."""
+    """Whether the plan acts on the node. False for a fault of the application."""
     owner: Owner
     settle_seconds: int
     max_repairs: int
     jobs: JobAction
     work_may_run_until: Instant | None = None
-    """Until when the work on the machine may come to its own end; None where it is stopped at once, or not at all."""
+    """Time until which jobs on the node may finish; None if they stop at once or not at all."""
     reason: str
     alternatives: tuple[Alternative, ...] = ()
 
 
 def not_allowed(mode: Mode, *, is_drill: bool, drills_may_act: bool) -> str:
-    """Say why nothing may be done, in one sentence; empty where it may."""
+    """Return why no action is allowed, as one sentence; empty if actions are allowed."""
     if mode is not Mode.ACT:
         return f"Mode is {mode}: Evenkeel records the decision and changes nothing."
     if is_drill and not drills_may_act:
@@ -129,13 +129,13 @@ def not_allowed(mode: Mode, *, is_drill: bool, drills_may_act: bool) -> str:
 
 
 def provider_busy_reason(cluster_status: str, node_status: str) -> str:
-    """Say why HyperPod's machines are not to be touched now, in one sentence; empty where they may be."""
+    """Return why HyperPod's nodes must not be touched now, as one sentence; empty if they may be."""
     status = cluster_status if cluster_status in _BUSY_STATUSES else node_status
     return f"HyperPod reports {status}, so Evenkeel leaves the node alone for now." if status in _BUSY_STATUSES else ""
 
 
 def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
-    """Decide what to do about an incident. The mode is weighed last, so that every mode records the same intent."""
+    """Plan the recovery of an incident. The mode is applied last, so that every mode records the same intent."""
     wanted = _intended_plan(facts, policy)
     outcome = outcome_of(wanted.intent, facts)
     if outcome is PlanOutcome.ASK:
@@ -147,7 +147,7 @@ def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
 
 
 def outcome_of(intent: PlanOutcome, facts: PlanFacts) -> PlanOutcome:
-    """Return what becomes of an intent in the mode of its facts."""
+    """Return the outcome of an intent in the mode of the facts."""
     if intent not in (PlanOutcome.ACT, PlanOutcome.LATER):
         return intent
     if facts.mode is Mode.RECOMMEND and (facts.drills_may_act or not facts.is_drill):
@@ -244,7 +244,7 @@ def _owner(facts: PlanFacts, name: str, first: str) -> tuple[Owner, str]:
 
 
 def _first_rung(facts: PlanFacts) -> tuple[str, list[tuple[str, str]]]:
-    """Return the first rung that anybody here can take, and those passed over, each with its reason."""
+    """Return the first available rung, and each skipped rung with its reason."""
     rungs = facts.rungs or facts.terms.ladder
     skipped: list[tuple[str, str]] = []
     for rung in rungs:
@@ -255,14 +255,14 @@ def _first_rung(facts: PlanFacts) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _diagnoses(facts: PlanFacts, first: str) -> bool:
-    """Whether a job's rollback goes with a diagnosis of its node."""
+    """Whether the rollback of the jobs includes a diagnosis of the node."""
     return first == "rollback_job" and facts.ladder[:1] == ("diagnose",)
 
 
 def _work_may_run_until(facts: PlanFacts, policy: RepairPolicy) -> datetime | None:
-    """Return until when the work on a machine may come to its own end; None where its fault cannot wait, or it is idle.
+    """Return the time until which jobs on a node may finish; None if the fault cannot wait or the node is idle.
 
-    A machine that goes by itself is left in time to save.
+    If AWS ends the node, the time leaves enough to save.
     """
     drain = facts.terms.drain_seconds
     if drain < CAN_WAIT_SECONDS or not facts.is_busy or facts.opened_at is None:
@@ -292,16 +292,16 @@ QUARANTINE_RUNGS = {
     "cordon": "the node gets no new pods, and running pods continue",
     "checkpoint_drain": "its jobs save and move, and the node is left to its owner",
 }
-"""Rungs after which nobody repairs."""
+"""Rungs without a repair by Evenkeel."""
 _UNAVAILABLE_RUNGS = {
     "burst": "no temporary capacity is available here",
     "restart_fabric_manager": "it needs an agent on the node",
     "rebind_driver": "it needs an agent on the node",
 }
 RUNGS = frozenset({*NODE_RUNGS, *_NO_ACTION_RUNGS, *_JOB_RUNGS, *QUARANTINE_RUNGS, *_UNAVAILABLE_RUNGS, "stand_down"})
-"""Every verb that a row of the catalogue may name."""
+"""Every rung that a row of the catalogue may name."""
 
 
 def calls_for_person(rungs: Sequence[str]) -> bool:
-    """Whether the first of these rungs that can be taken here is a person."""
+    """Whether the first available rung is to page a person."""
     return next((rung for rung in rungs if rung not in _UNAVAILABLE_RUNGS), "page_human") == "page_human"

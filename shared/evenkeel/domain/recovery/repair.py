@@ -51,30 +51,30 @@ _IDLE_STATUSES = (RUNNING_STATUS, DEEP_CHECK_RUNNING, "Failure", "")
 
 
 class Repair(StrEnum):
-    """The next thing to do."""
+    """Next repair action."""
 
     DIAGNOSE = "DIAGNOSE"
-    """The machine is drained: its validation, deep where that can be had, is the diagnosis."""
+    """Drain the node, then validate it, with a deep health check if available."""
     REBOOT = "REBOOT"
     REPLACE = "REPLACE"
     AWAIT = "AWAIT"
-    """A repair is under way: wait for the machine, not for another call."""
+    """A repair is in progress: wait for the node, request nothing."""
     PAUSE = "PAUSE"
     LATER = "LATER"
-    """Something that ends by itself is in the way: work that may end, or HyperPod's own work on the cluster."""
+    """Wait for jobs that may finish, or for HyperPod's own change of the cluster."""
     HOLD = "HOLD"
     BLOCKED = "BLOCKED"
-    """A guardrail bars the rung that is due."""
+    """A guardrail blocks the next rung."""
     NOT_NEEDED = "NOT_NEEDED"
-    """No machine is there, and none is to come."""
+    """The node is gone and gets no replacement."""
     HEALTHY = "HEALTHY"
-    """The seat holds a Ready machine: validate it."""
+    """The node slot has a Ready node: validate it."""
     ASK_PERSON = "ASK_PERSON"
     STAND_DOWN = "STAND_DOWN"
 
 
 class RepairFacts(Value):
-    """All that the choice rests on."""
+    """Facts for the decision."""
 
     incident_id: str
     life: NodeLife
@@ -87,68 +87,68 @@ class RepairFacts(Value):
     boot_id_at_opening: str
     has_recovered: bool
     not_allowed: str
-    """Why nothing may be done; empty where it may."""
+    """Why no action is allowed; empty if actions are allowed."""
     is_person_cordon: bool
     lease_holder: str
-    """Another open incident that repairs this seat; empty where there is none."""
+    """Another open incident that repairs this node slot; empty if there is none."""
     requests: tuple[RepairRequest, ...]
-    """Every call for this life, of earlier incidents too, in order."""
+    """Every repair request for this node life, oldest first, including earlier incidents."""
     slot_state: SlotState
     validity: Validity
-    """Of the machine in the seat."""
+    """Validity of the node in the slot."""
     invalid_at: Instant | None = None
-    """When a machine in this seat last failed its validation."""
+    """Time at which a node in this slot last failed validation."""
     deep_check_failed_at: Instant | None = None
-    """When this very machine failed HyperPod's deep health check."""
+    """Time at which this node failed HyperPod's deep health check."""
     hold: Hold | None
     opt_out_reason: str = ""
-    """How a person said that automation is to leave this machine alone; empty where nobody did."""
+    """How a person opted this node out of automation; empty if no person did."""
     provider_busy: str = ""
-    """What HyperPod does on the cluster, where that keeps hands off; empty where it does nothing."""
+    """Why HyperPod's own change of the cluster blocks a repair; empty if it does not."""
     has_work: bool = False
-    """Work runs on the machine."""
+    """Jobs run on the node."""
     work_may_run_until: Instant | None = None
     leaves_work: bool = False
-    """What runs on it may run on, whatever becomes of the machine."""
+    """The jobs on the node keep running in any case."""
     progress: tuple[RepairProgress, ...] = ()
-    """What the provider said it does about the machine, in order of time."""
+    """Repair steps that the provider reported, oldest first."""
     calls_today: int = 0
-    """Calls for this seat within a day, of earlier incidents and lives too."""
+    """Repair requests for this slot within a day, including earlier incidents and nodes."""
     returns: int = 0
-    """How often this life was returned to service within the window in which that is too often."""
+    """Number of returns of this node to service within the flapping window."""
     guard: GuardFacts | None = None
-    """What the guardrails rest on; read only once a rung is due, and no rung is taken without."""
+    """Facts for the guardrails. Read only when a rung is due; no rung runs without them."""
     now: Instant
 
     @property
     def terms(self) -> FaultTerms:
-        """What the fault asks for."""
+        """The terms of the fault."""
         return self.fault or FaultTerms.of(default_catalogue().look_up(self.fault_key))
 
 
 class RepairDecision(Value):
-    """What to do next about one machine, and why."""
+    """Next repair action for one node, with its reason."""
 
     action: Repair
     reason: str
     wait_seconds: int = 0
     drains: bool = False
-    """Whether what runs on the machine is stopped first."""
+    """Whether the jobs on the node stop first."""
     awaited_owner: str = ""
-    """Where another owner is awaited from now on: what the mark on the lease says, one of `OWNERS`."""
+    """Owner that Evenkeel waits for from now on, one of `OWNERS`; empty if none."""
     alternatives: tuple[Alternative, ...] = ()
 
     @property
     def rung(self) -> str:
-        """The provider call it asks for; empty where it asks for none."""
+        """The provider request to make; empty if none."""
         return self.action.lower() if self.action in (Repair.REBOOT, Repair.REPLACE) else ""
 
 
 def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
-    """Choose the next thing to do about one machine.
+    """Choose the next repair action for one node.
 
-    Whatever stops what runs on it waits for a hold to end, also where nothing else is to be done: nobody would come
-    back to the jobs later.
+    An action that stops jobs waits for a hold to end, even if no repair follows: no later step would stop
+    these jobs.
     """
     decided = _choose(facts, policy)
     if decided.drains and facts.hold is not None:

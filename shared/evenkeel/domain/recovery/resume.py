@@ -1,4 +1,4 @@
-"""How an interrupted job comes back: the option with the least expected loss."""
+"""Choose how an interrupted job resumes: the option with the least expected loss."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -24,32 +24,32 @@ OPTION_ORDER = (
     ResumeOption.PREEMPT,
     ResumeOption.BURST,
 )
-"""Which of two equal losses is taken: what takes least from others comes first."""
+"""Order among equal losses: the option that costs other jobs least comes first."""
 
 
 class PoolCapacity(Value):
-    """What one pool could give this job now."""
+    """Nodes that one pool could give this job now."""
 
     pool: str
     usable: int
-    """Nodes free now, or when the interrupted attempt has ended: schedulable, of a wanted type, not the sick one."""
+    """Nodes free now or after the interrupted attempt ends: schedulable, of a wanted type, not the faulty node."""
     spares: int
-    """How many of them only a recovery may take."""
+    """How many of them are reserved for recoveries."""
 
 
 class ResumeOffer(Value):
-    """What somebody else could give: fewer nodes, rented ones, another job's."""
+    """A resume option beyond free nodes: shrink, rent or preempt."""
 
     option: ResumeOption
     why_not: str = ""
-    """Why it is not to be had here; empty where it is."""
+    """Why the option is not available; empty if it is."""
     pool: str = ""
     wait_seconds: float = 0
-    """Until its nodes are there."""
+    """Time until its nodes are ready."""
     gpu_hours_taken: float = 0
-    """What the option costs somebody else's job."""
+    """GPU-hours that the option costs other jobs."""
     usd: float = 0
-    """What it costs beyond the accelerators' own time."""
+    """Cost in addition to the GPU time."""
 
 
 class RentOption(Value):
@@ -86,7 +86,7 @@ class ResumeDelays(Value):
 
 
 class ResumeFacts(Value):
-    """All that the choice rests on."""
+    """Facts for the decision."""
 
     job_id: str
     attempt: int
@@ -118,15 +118,15 @@ class ResumeFacts(Value):
 
 
 class ResumeDecision(Value):
-    """How one job is to come back, and why."""
+    """How one job resumes, and why."""
 
     option: ResumeOption
     reason: str
     pool: str = ""
     nodes: int
-    """It goes on with so many."""
+    """Number of nodes that the job resumes on."""
     shrinks_at: Instant | None = None
-    """From when on an elastic job goes on with fewer, if its way has not brought all by then."""
+    """Time from which an elastic job continues on fewer nodes if not all nodes are ready."""
     avoid: tuple[str, ...] = ()
     distrust_after: Instant | None = None
     demand: CheckpointRequirement = CheckpointRequirement.CONVENTION
@@ -134,16 +134,16 @@ class ResumeDecision(Value):
     gpu_hours_lost: float
     usd: float
     max_rent_parts: int | None = None
-    """Where it is to be rented for: the rent from which on another option would lose less."""
+    """Highest rent at which BURST still loses least; None if no nodes are rented."""
     alternatives: tuple[Alternative, ...] = ()
 
 
 class _Option(Value):
-    """One option as it was weighed."""
+    """A resume option with its costs."""
 
     option: ResumeOption
     why_not: str = ""
-    """Why it cannot be taken; empty where it can."""
+    """Why the option is not possible; empty if it is."""
     why: str = ""
     pool: str = ""
     nodes: int = 0

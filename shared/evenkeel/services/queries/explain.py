@@ -108,32 +108,32 @@ def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait |
         case JobState.PENDING:
             since = _ago(job.submitted_at, now)
             begin = (
-                f"It waits for capacity to run again, after {where}."
+                f"The job waits for capacity to resume after {where}."
                 if job.current_attempt
-                else f"It has waited {since}."
+                else f"The job has waited {since}."
             )
-            return f"{begin} {reason or 'No pass has looked at it yet.'}"
+            return f"{begin} {reason or 'No scheduling cycle has examined it yet.'}"
         case JobState.STARTING | JobState.RUNNING if stop is not None:
-            asked = f"Asked for {_ago(stop.requested_at, now)} ago by {_asker(stop)}."
-            return f"It is being stopped, {where}. {_sentence(stop.reason)} {asked} {_after_stop(job, stop)}"
+            asked = f"Requested {_ago(stop.requested_at, now)} ago by {_asker(stop)}."
+            return f"The job is stopping, {where}. {_sentence(stop.reason)} {asked} {_after_stop(job, stop)}"
         case JobState.STARTING if waits is not None:
-            return f"It waits for Kueue to let it in, {where}. {_sentence(waits.kueue_status)}"
+            return f"The job waits for Kueue to admit it, {where}. {_sentence(waits.kueue_status)}"
         case JobState.STARTING:
-            return f"It is being started, {where}. {reason}".strip()
+            return f"The job is starting, {where}. {reason}".strip()
         case JobState.RUNNING:
             point = latest.resume_from if latest else None
             resumed = f", resumed from step {point.step} of attempt {point.attempt}" if point else ""
-            return f"It runs, {where}{resumed}. {reason}".strip()
+            return f"The job runs, {where}{resumed}. {reason}".strip()
         case JobState.STOPPING:
-            return f"It is being stopped, and is cancelled then. {reason}".strip()
+            return f"The job is stopping and will be cancelled. {reason}".strip()
         case JobState.SUSPENDED:
-            return f"It is suspended. {reason}".strip()
+            return f"The job is suspended. {reason}".strip()
         case JobState.SUCCEEDED:
-            return f"It succeeded in {where}. {reason}".strip()
+            return f"The job succeeded in {where}. {reason}".strip()
         case JobState.FAILED:
-            return f"It failed in {where}. {reason}".strip()
+            return f"The job failed in {where}. {reason}".strip()
         case JobState.CANCELLED:
-            return f"It was cancelled. {reason}".strip()
+            return f"The job was cancelled. {reason}".strip()
 
 
 def _stop(job: Job) -> StopRequest | None:
@@ -151,19 +151,21 @@ def _asker(stop: StopRequest) -> str:
 
 def _after_stop(job: Job, stop: StopRequest) -> str:
     """Say what follows once the attempt has stopped."""
-    begin = "When it has stopped"
+    begin = "After the stop"
     if job.is_suspended:
-        return f"{begin} it is held back until somebody resumes it."
+        return f"{begin} it stays suspended until a person resumes it."
     if stop.is_final:
-        return f"{begin} it has failed: another attempt could not end otherwise."
+        return f"{begin} it is FAILED, because another attempt would fail too."
     wish = job.live_resize()
     point = (
-        "goes on from its last checkpoint" if job.spec.checkpoint_uri else "begins anew, since it keeps no checkpoint"
+        "resumes from its last checkpoint"
+        if job.spec.checkpoint_uri
+        else "starts from the beginning, because it has no checkpoint"
     )
     if wish is not None and wish.after_attempt == stop.attempt:
         return f"{begin} it starts on {wish.nodes} nodes and {point}."
     if stop.counts_as_failure:
-        return f"{begin} that counts as a failure of its own; with a restart left it waits for capacity and {point}."
+        return f"{begin} it uses one restart; if one is left, it waits for capacity and {point}."
     return f"{begin} it waits for capacity and {point}."
 
 
@@ -195,8 +197,8 @@ def _incident_sentence(incident: Incident, now: datetime) -> str:
 
 
 _DOING = {
-    "detected": "is next to be judged",
-    "planned": "is next to be cordoned",
+    "detected": "is waiting for its plan",
+    "planned": "is waiting for its cordon",
     "cordoned": "is cordoned",
     "rebooting": "is being rebooted",
     "replacing": "is being replaced",
@@ -204,7 +206,7 @@ _DOING = {
     "validating": "is being validated",
     "returning to service": "returns to service",
     "returned to service": "is back in service",
-    "left in service": "is left in service, since the fault is its jobs' own",
+    "left in service": "stays in service, because the jobs caused the fault",
 }
 """The phases of the node's lane as a sentence goes on."""
 

@@ -71,7 +71,7 @@ def with_decision(facts: PlacementFacts, decided: AdmissionDecision) -> Placemen
     held = facts.job.accelerators
     aside = ""
     if decided.action not in _NODES_WOULD_HELP:
-        aside = f"Rented nodes would not help it: {decided.reason}"
+        aside = f"Rented nodes would not help the job: {decided.reason}"
     candidates = []
     for candidate in facts.candidates:
         starts_here = decided.action is Action.ADMIT and (candidate.pool.name, candidate.pool.instance_type) == (

@@ -205,7 +205,7 @@ def plan(
     decisions = start_size.fit_sizes(pending, weigh(pending), weigh, now)
     decided = next(each for each in decisions if each.job_id == _PLANNED)
     if not capacities:
-        unread = "No sweep has read the fleet yet: nothing is known of where it could start."
+        unread = "No sweep has read the fleet yet, so Evenkeel does not know where the job could start."
         decided = decided.model_copy(update={"action": Action.WAIT, "reason": unread, "alternatives": ()})
     ahead = sorted((each for each in others if rows.queue_order(each) < rows.queue_order(job)), key=rows.queue_order)
     return {

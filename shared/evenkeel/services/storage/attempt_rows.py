@@ -36,7 +36,7 @@ def load(ledger: Ledger, job_id: str, attempt: int) -> StoredAttempt:
     job = ledger.get(rows.job_key(job_id))
     row = ledger.get(rows.attempt_key(job_id, attempt))
     if job is None or row is None:
-        raise NotFound(f"There is no attempt {attempt} of {job_id}.")
+        raise NotFound(f"{job_id} has no attempt {attempt}.")
     return StoredAttempt(rows.read(job, Job), job.version, rows.read(row, Attempt), row.version)
 
 
