@@ -189,7 +189,9 @@ class FakeCluster(FakeCapacity):
         if node is None or node.instance_id != instance_id:
             return RepairAnswer.NO_SUCH_NODE
         if KARPENTER_LABEL not in node.labels:
-            raise Refused(f"node {name} of {cluster} is not Karpenter's: nobody would end its machine")
+            raise Refused(
+                f"node {name} of {cluster} does not belong to Karpenter: no controller would terminate its instance"
+            )
         self.calls.append(("delete_node", name))
         self.remove_node(name, cluster)
         return RepairAnswer.ACCEPTED

@@ -182,7 +182,9 @@ class KubernetesCluster(KubernetesCapacity):
         if item is None or workloads.read_node(cluster, item).instance_id != instance_id:
             return RepairAnswer.NO_SUCH_NODE
         if KARPENTER_LABEL not in item["metadata"].get("labels", {}):
-            raise Refused(f"node {name} of {cluster} is not Karpenter's: nobody would end its machine")
+            raise Refused(
+                f"node {name} of {cluster} does not belong to Karpenter: no controller would terminate its instance"
+            )
         # Karpenter's finalizer holds the object until its pods are drained and the machine is ended.
         api.delete(f"{_NODES}/{name}", preconditions={"uid": item["metadata"]["uid"]})
         return RepairAnswer.ACCEPTED

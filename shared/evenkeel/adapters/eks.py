@@ -68,6 +68,6 @@ class EksToken:
         request = AWSRequest("GET", url, headers={"x-k8s-aws-id": self._cluster})
         credentials = session.get_credentials()
         if credentials is None:
-            raise NotAllowed(f"no credentials to sign in to {self._cluster} with")
+            raise NotAllowed(f"no AWS credentials to sign in to {self._cluster}")
         SigV4QueryAuth(credentials.get_frozen_credentials(), "sts", self._region, expires=60).add_auth(request)
         return "k8s-aws-v1." + base64.urlsafe_b64encode(str(request.url).encode()).decode().rstrip("=")

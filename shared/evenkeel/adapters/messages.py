@@ -54,7 +54,7 @@ class SqsCycleRequests:
 
     def request(self, reason: str) -> None:
         # An own id each time: SQS would drop a request like one of the last five minutes, though the world has changed.
-        with aws.translate_errors("ask for a pass", _ERRORS_BY_CODE):
+        with aws.translate_errors("request a scheduling cycle", _ERRORS_BY_CODE):
             self._client.send_message(
                 QueueUrl=self._queue_url,
                 MessageBody=json.dumps({"reason": reason}),

@@ -114,14 +114,14 @@ class S3Checkpoints:
 def _bucket_and_prefix(uri: str) -> tuple[str, str]:
     match = _URI.fullmatch(uri)
     if match is None:
-        raise Refused(f"{uri!r} is no place on S3: s3://bucket/prefix is needed")
+        raise Refused(f"{uri!r} is not an S3 location: use s3://bucket/prefix")
     prefix = (match[2] or "").strip("/")
     return match[1], f"{prefix}/" if prefix else ""
 
 
 def _body(answer: Mapping[str, Any], what: str) -> bytes:
     if answer["ContentLength"] > _LARGEST_READ:
-        raise TooLarge(f"{what} has {answer['ContentLength']} bytes: too large for what it should be")
+        raise TooLarge(f"{what} has {answer['ContentLength']} bytes: larger than the limit for this kind of object")
     content: bytes = answer["Body"].read()
     return content
 

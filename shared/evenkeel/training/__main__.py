@@ -64,7 +64,7 @@ def _pin(storage: Storage, asked: argparse.Namespace) -> int:
     if asked.json:
         _report(storage, choice, asked)
     else:
-        # Alone on standard output: a start script puts it into EVENKEEL_RESUME_FROM. The story goes beside it.
+        # Only the key goes to standard output: a start script puts it into EVENKEEL_RESUME_FROM.
         sys.stdout.write(f"{choice.resume_from.manifest if choice.resume_from else ''}\n")
         sys.stderr.write(f"{choice.reason}\n")
     return 0
@@ -84,23 +84,30 @@ def _report(storage: Storage, choice: ResumeChoice, asked: argparse.Namespace) -
 
 
 def _parser() -> argparse.ArgumentParser:
-    about = "Prove checkpoints, and pin where to resume."
+    about = "Verify checkpoints, and pin the resume point of an attempt."
     parser = argparse.ArgumentParser(prog="python -m evenkeel.training", description=about)
     commands = parser.add_subparsers(dest="command", required=True)
-    prove = commands.add_parser("prove", help="say which checkpoint holds, and why newer ones do not; change nothing")
-    resume_point = commands.add_parser("resume-point", help="raise the fence to an attempt and pin where it resumes")
+    prove = commands.add_parser(
+        "prove", help="print the newest usable checkpoint, and why newer checkpoints are not usable; change nothing"
+    )
+    resume_point = commands.add_parser("resume-point", help="raise the fence to an attempt and pin its resume point")
     for command in (prove, resume_point):
         command.add_argument("uri", help="s3://bucket/prefix, file:///folder or a path")
-        command.add_argument("--json", action="store_true", help="one JSON object on standard output")
+        command.add_argument("--json", action="store_true", help="print one JSON object")
         command.add_argument(
-            "--distrust-after", type=_instant, metavar="INSTANT", help="ignore writes begun after this"
+            "--distrust-after",
+            type=_instant,
+            metavar="INSTANT",
+            help="distrust checkpoints whose write began after this time",
         )
-        command.add_argument("--accept-convention", action="store_true", help="DCP's own convention is enough")
-    prove.add_argument("--attempt", type=int, help="as seen by this attempt; the next one where absent")
+        command.add_argument(
+            "--accept-convention",
+            action="store_true",
+            help="accept checkpoints that are complete by the DCP convention",
+        )
+    prove.add_argument("--attempt", type=int, help="attempt that resumes; if omitted, the next attempt")
     resume_point.add_argument("--attempt", type=int, required=True)
-    resume_point.add_argument(
-        "--start-over", action="store_true", help="begin at the beginning where no checkpoint holds"
-    )
+    resume_point.add_argument("--start-over", action="store_true", help="start from step 0 if no checkpoint is usable")
     return parser
 
 

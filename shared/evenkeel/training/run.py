@@ -424,8 +424,9 @@ class Run:
         theirs = job_of_manifest(content)
         if self.job_id and theirs and theirs != self.job_id:
             raise ValueError(
-                f"{checkpoint.manifest_key} under {self._storage.uri} is of job {theirs}, and this is {self.job_id}: "
-                "each job needs a checkpoint URI of its own"
+                f"{checkpoint.manifest_key} under {self._storage.uri} belongs to job {theirs}, "
+                f"not to job {self.job_id}: "
+                "use a separate checkpoint URI for each job"
             )
 
     def _completed(self, checkpoint: Checkpoint) -> Saved:
@@ -446,7 +447,7 @@ class Run:
 def _require_whole(manifest: Manifest) -> None:
     """Make sure that the records of all ranks are of one step, a shard for each rank and none twice."""
     step, size = manifest.checkpoint.step, manifest.world_size
-    which = "do RANK and WORLD_SIZE tell each process its own place?"
+    which = "check RANK and WORLD_SIZE of each process"
     times = Counter(shard.key for shard in manifest.shards)
     for key, count in times.items():
         if not key.startswith(f"{manifest.checkpoint.folder}/"):
@@ -499,7 +500,7 @@ def attach(environ: Mapping[str, str] | None = None, *, patience_seconds: float 
     given = os.environ if environ is None else environ
     uri = given.get("EVENKEEL_CHECKPOINT_URI", "")
     if not uri:
-        raise NotInAnAttemptError("EVENKEEL_CHECKPOINT_URI is not set: where should checkpoints go?")
+        raise NotInAnAttemptError("EVENKEEL_CHECKPOINT_URI is not set; set it to the checkpoint location")
     rank, world_size = _place(given)
     patience_in_environment = _whole(given, "EVENKEEL_TIMEOUT_SECONDS", 1, default=str(PATIENCE_SECONDS))
     try:
@@ -555,7 +556,7 @@ def _place_names(given: Mapping[str, str]) -> tuple[str, str]:
     if signs and given.get("RANK"):
         return "RANK", "WORLD_SIZE"
     if signs and signs != ["LOCAL_RANK=0"]:  # that alone may be a job's own setting: the one process of its pod
-        raise NotInAnAttemptError(f"{signs[0]} says that a launcher started this process, but RANK is not set")
+        raise NotInAnAttemptError(f"{signs[0]} shows that a launcher started this process, but RANK is not set")
     # https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
     if given.get("OMPI_COMM_WORLD_RANK") and given.get("OMPI_COMM_WORLD_SIZE"):
         return "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"

@@ -113,7 +113,9 @@ def test_checkpoint_is_resumed_from_where_either_job_is_unknown(uri: str) -> Non
 def test_step_that_another_job_saved_here_is_not_taken_for_saved(uri: str) -> None:
     a_run(uri, job_id="job-moons").save(10, b"another's")
 
-    with pytest.raises(ValueError, match="is of job job-moons, and this is job-rings: each job needs a checkpoint URI"):
+    with pytest.raises(
+        ValueError, match="belongs to job job-moons, not to job job-rings: use a separate checkpoint URI"
+    ):
         a_run(uri, job_id="job-rings").save(10, b"state")
 
 
@@ -229,7 +231,7 @@ def a_record(step: int, rank: int, world_size: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (a_record(10, 0, 3), "2 ranks say that they wrote .*shard-0-of-3.bin: do RANK and WORLD_SIZE"),
+        (a_record(10, 0, 3), "2 ranks say that they wrote .*shard-0-of-3.bin: check RANK and WORLD_SIZE"),
         (a_record(10, 2, 3) | {"shards": []}, "no shard of rank 1 of 3 came to rank 0 for step 10"),
         (
             a_record(11, 1, 3),
@@ -796,7 +798,7 @@ def test_ranks_wait_for_rank_0_as_long_as_the_code_or_else_the_environment_says(
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE"),
         ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK=4 does not fit WORLD_SIZE=4"),
         ({"JOB_COMPLETION_INDEX": "4", "WORLD_SIZE": "4"}, "JOB_COMPLETION_INDEX=4 does not fit WORLD_SIZE=4"),
-        ({"JOB_COMPLETION_INDEX": "0", "LOCAL_RANK": "1"}, "LOCAL_RANK=1 says that a launcher .* RANK is not set"),
+        ({"JOB_COMPLETION_INDEX": "0", "LOCAL_RANK": "1"}, "LOCAL_RANK=1 shows that a launcher .* RANK is not set"),
         ({"JOB_COMPLETION_INDEX": "0", "TORCHELASTIC_RUN_ID": "none"}, "TORCHELASTIC_RUN_ID=none .* RANK is not set"),
         ({"EVENKEEL_DISTRUST_AFTER": "yesterday"}, "'yesterday' is no instant"),
     ],
