@@ -51,7 +51,7 @@ def test_a_job_waits_runs_is_evicted_and_is_let_in_again(bed: LocalClusterUnderT
     kueue.room = 16
     until(lambda: [pod.phase for pod in seen(bed, spec).pods] == [PodPhase.RUNNING] * 2, "its pods to run")
     assert not seen(bed, spec).is_suspended
-    assert messages(bed, spec) == "Kueue admitted it by quota of ml.p5.48xlarge in ClusterQueue research-queue."
+    assert messages(bed, spec) == "Kueue admitted the job by quota of ml.p5.48xlarge in ClusterQueue research-queue."
     assert len({pod.node_name for pod in seen(bed, spec).pods}) == 2
 
     kueue.evict(spec.attempt.workload_name, "Preempted", "for another", room=0)
@@ -60,7 +60,7 @@ def test_a_job_waits_runs_is_evicted_and_is_let_in_again(bed: LocalClusterUnderT
     until(lambda: (one := seen(bed, spec).kueue) and one.was_admitted, "its quota to go")
     evicted = taken_back(bed, spec)
     assert evicted
-    assert (evicted.reason, evicted.was_preempted) == ("Kueue preempted it: for another.", True)
+    assert (evicted.reason, evicted.was_preempted) == ("Kueue preempted the job: for another.", True)
 
     kueue.room = 16
     until(lambda: [pod.phase for pod in seen(bed, spec).pods] == [PodPhase.RUNNING] * 2, "its pods to run again")

@@ -59,9 +59,9 @@ def test_a_job_waits_is_admitted_evicted_saves_and_comes_back_with_the_right_wei
     assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 2, job.right_digest)
     stopped, resumed = job.attempt(1), job.attempt(2)
     assert (stopped["state"], stopped["localQueue"]) == ("STOPPED", "default")
-    assert stopped["reason"] == "Kueue preempted it: Preempted to accommodate a workload."
+    assert stopped["reason"] == "Kueue preempted the job: Preempted to accommodate a workload."
     assert resumed["resumeFrom"]["step"] >= 8
     assert done["applicationFailures"] == 0
     story = job.timeline()
     assert any("was saved while attempt 1 was stopped" in line for line in story), story
-    assert any(line.startswith("Kueue admitted it by quota of ml.p5.48xlarge") for line in story), story
+    assert any(line.startswith("Kueue admitted the job by quota of ml.p5.48xlarge") for line in story), story

@@ -697,7 +697,7 @@ def test_the_work_that_is_not_ours_is_listed_with_what_happens_to_it(gateway: Ga
     (item,) = gateway.get("/v1/jobs?unmanaged=true").document["items"]
 
     assert (item["kind"], item["name"], item["accelerators"]) == ("HyperPodPyTorchJob", "llama", 16)
-    assert item["says"] == "HyperPod restarts it, so Evenkeel keeps its hands off."
+    assert item["says"] == "HyperPod restarts it, so Evenkeel does not move it."
     assert gateway.get("/v1/jobs?unmanaged=perhaps").status == 400
 
 

@@ -259,7 +259,7 @@ def test_the_work_of_others_is_a_list_of_its_own(served: CliFixture) -> None:
     said = served.run("jobs", "ls", "--unmanaged")
 
     assert "PyTorchJob research/llama" in said.out
-    assert "moved as soon as its machine sickens" in said.out
+    assert "move it as soon as its machine is faulty" in said.out
     assert served.run("jobs", "ls", "--unmanaged", "-o", "name").out == "llama\n"
 
 

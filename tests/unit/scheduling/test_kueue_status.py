@@ -35,31 +35,31 @@ ADMITTED = status_text("Admitted", is_true=True)
 @pytest.mark.parametrize(
     ("found", "sentence", "step"),
     [
-        (None, "Kueue has not taken it up: there is no Workload for it, in LocalQueue nlp.", ""),
-        (seen(), "Waits in Kueue's queue nlp: Kueue has not weighed it yet.", "Pending"),
+        (None, "Kueue has no Workload for the job in LocalQueue nlp yet.", ""),
+        (seen(), "The job waits in Kueue's queue nlp: Kueue has not evaluated the job yet.", "Pending"),
         (
             seen(status_text("QuotaReserved", reason="WaitingForQuota", message="8 more needed"), position=3),
-            "Waits in Kueue's queue nlp, 3rd of its LocalQueue. There is no quota free for it: 8 more needed.",
+            "The job waits in Kueue's queue nlp, 3rd of its LocalQueue. No quota is free for the job: 8 more needed.",
             "Pending/WaitingForQuota",
         ),
         (
             seen(status_text("QuotaReserved", reason="Pending", message="LocalQueue nlp doesn't exist")),
-            "Waits in Kueue's queue nlp. LocalQueue nlp doesn't exist.",
+            "The job waits in Kueue's queue nlp. LocalQueue nlp doesn't exist.",
             "Pending/Pending",
         ),
         (
             seen(RESERVED, checks=(KueueCheck(name="nodes", state="Pending", message="asked for 2"),)),
-            "Kueue holds quota for it, and waits for its admission checks: nodes (Pending: asked for 2).",
+            "Kueue reserved quota for the job and waits for its admission checks: nodes (Pending: asked for 2).",
             "QuotaReserved",
         ),
         (
             seen(RESERVED, ADMITTED, cluster_queue="research", flavors=("h100",)),
-            "Kueue admitted it by quota of h100 in ClusterQueue research.",
+            "Kueue admitted the job by quota of h100 in ClusterQueue research.",
             "Admitted",
         ),
         (
             seen(is_active=False),
-            "Its Workload is inactive: Kueue lets it in only once somebody makes it active again.",
+            "The job's Workload is inactive. Kueue admits it only after its spec.active is set to true again.",
             "Inactive",
         ),
         (
@@ -68,7 +68,10 @@ ADMITTED = status_text("Admitted", is_true=True)
                 status_text("Evicted", is_true=True, reason="PodsReadyTimeout"),
                 requeue_at=A_MOMENT + timedelta(seconds=60),
             ),
-            f"Waits in Kueue's queue nlp: it is tried again from {A_MOMENT + timedelta(seconds=60):%H:%M:%S} UTC on.",
+            (
+                "The job waits in Kueue's queue nlp: "
+                f"Kueue tries again after {A_MOMENT + timedelta(seconds=60):%H:%M:%S} UTC."
+            ),
             "Evicted/PodsReadyTimeout",
         ),
     ],
@@ -80,11 +83,11 @@ def test_where_a_job_stands_is_said_in_plain_words(found: KueueStatus | None, se
 @pytest.mark.parametrize(
     ("reason", "sentence", "was_preempted"),
     [
-        ("Preempted", "Kueue preempted it: for another.", True),
-        ("PodsReadyTimeout", "Kueue evicted it, since its pods were not ready in time: for another.", False),
-        ("NodeFailures", "Kueue evicted it, since a node of it failed: for another.", False),
-        ("ClusterQueueStopped", "Kueue evicted it, since its ClusterQueue was stopped: for another.", False),
-        ("SomethingNew", "Kueue evicted it (SomethingNew): for another.", False),
+        ("Preempted", "Kueue preempted the job: for another.", True),
+        ("PodsReadyTimeout", "Kueue evicted the job because its pods were not ready in time: for another.", False),
+        ("NodeFailures", "Kueue evicted the job because one of its nodes failed: for another.", False),
+        ("ClusterQueueStopped", "Kueue evicted the job because its ClusterQueue was stopped: for another.", False),
+        ("SomethingNew", "Kueue evicted the job (SomethingNew): for another.", False),
     ],
 )
 def test_an_eviction_says_why(reason: str, sentence: str, was_preempted: bool) -> None:

@@ -202,7 +202,7 @@ def test_a_job_waits_for_kueue_without_a_deadline_and_says_why() -> None:
     scenario.sweep()
     assert scenario.world.wait_answers.requests == []
     now = scenario.world.clock.now()
-    said = f"Waits in Kueue's queue default, 2nd of its LocalQueue. There is no quota free for it: {message}."
+    said = f"The job waits in Kueue's queue default, 2nd of its LocalQueue. No quota is free for the job: {message}."
     assert explain.why_job(scenario.world.ledger, job.job_id, Reader(), now=now)["sentence"] == (
         f"The job waits for Kueue to admit it, attempt 1. {said}"
     )
@@ -224,7 +224,7 @@ def test_each_step_of_kueue_is_told_once() -> None:
     ]
 
     assert told == [
-        "Waits in Kueue's queue default. There is no quota free for it: 3 more needed.",
+        "The job waits in Kueue's queue default. No quota is free for the job: 3 more needed.",
     ]
     assert waiting(scenario, job.job_id).kueue_status.endswith("2 more needed.")
 
@@ -241,7 +241,7 @@ def test_once_admitted_it_goes_on() -> None:
     told = [
         entry["text"] for entry in read_jobs.timeline(scenario.world.ledger, job.job_id) if entry["kind"] == "kueue"
     ]
-    assert told == ["Kueue admitted it by quota of h100 in ClusterQueue research."]
+    assert told == ["Kueue admitted the job by quota of h100 in ClusterQueue research."]
 
 
 def test_where_it_runs_is_recorded_once_it_runs() -> None:
@@ -281,7 +281,7 @@ def test_an_eviction_ends_the_attempt_without_blame_and_the_next_one_queues_agai
 
     attempt, again = scenario.attempt(job.job_id), scenario.job(job.job_id)
     assert (outcome.outcome, attempt.state) == (SettleOutcome.JOB_REQUEUED, AttemptState.STOPPED)
-    assert attempt.reason == "Kueue preempted it: Preempted to accommodate a workload (UID: 7)."
+    assert attempt.reason == "Kueue preempted the job: Preempted to accommodate a workload (UID: 7)."
     assert attempt.stop_asked_at == scenario.world.clock.now()
     assert (again.state, again.is_preempted, again.application_failures, again.not_before) == (
         JobState.PENDING,
@@ -306,7 +306,7 @@ def test_an_attempt_that_kueue_let_in_again_is_stopped_all_the_same() -> None:
     assert scenario.settle(job.job_id).outcome is SettleOutcome.JOB_REQUEUED
 
     attempt = scenario.attempt(job.job_id)
-    assert (attempt.state, attempt.reason) == (AttemptState.STOPPED, "Kueue evicted it, and let it in again.")
+    assert (attempt.state, attempt.reason) == (AttemptState.STOPPED, "Kueue evicted the job, then admitted it again.")
     assert scenario.job(job.job_id).application_failures == 0
 
 
@@ -319,7 +319,7 @@ def test_one_that_lost_its_quota_before_it_was_admitted_keeps_its_place() -> Non
 
     assert await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id) == ""
 
-    assert "It was evicted before (AdmissionCheck)." in waiting(scenario, job.job_id).kueue_status
+    assert "Kueue evicted the job before (AdmissionCheck)." in waiting(scenario, job.job_id).kueue_status
 
 
 def test_pods_that_were_never_ready_in_time_pause_longer_each_time() -> None:

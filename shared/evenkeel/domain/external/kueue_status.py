@@ -89,8 +89,8 @@ def eviction_of(seen: KueueStatus) -> KueueEviction | None:
     if not seen.was_admitted and not (is_evicted and seen.holds(ADMITTED)):
         return None
     if evicted is None or not is_evicted:
-        return KueueEviction(reason="Kueue evicted it, and let it in again.", at=None)
-    why = _WHY_EVICTED.get(evicted.reason, f"Kueue evicted it ({evicted.reason})")
+        return KueueEviction(reason="Kueue evicted the job, then admitted it again.", at=None)
+    why = _WHY_EVICTED.get(evicted.reason, f"Kueue evicted the job ({evicted.reason})")
     message = _as_sentence(evicted.message)
     return KueueEviction(
         reason=f"{why}: {message}" if message else f"{why}.",
@@ -100,13 +100,13 @@ def eviction_of(seen: KueueStatus) -> KueueEviction | None:
 
 
 _WHY_EVICTED = {
-    "Preempted": "Kueue preempted it",
-    "PodsReadyTimeout": "Kueue evicted it, since its pods were not ready in time",
-    "AdmissionCheck": "Kueue evicted it, since an admission check failed",
-    "ClusterQueueStopped": "Kueue evicted it, since its ClusterQueue was stopped",
-    "LocalQueueStopped": "Kueue evicted it, since its LocalQueue was stopped",
-    "NodeFailures": "Kueue evicted it, since a node of it failed",
-    "Deactivated": "Kueue evicted it, since it was made inactive",
+    "Preempted": "Kueue preempted the job",
+    "PodsReadyTimeout": "Kueue evicted the job because its pods were not ready in time",
+    "AdmissionCheck": "Kueue evicted the job because an admission check failed",
+    "ClusterQueueStopped": "Kueue evicted the job because its ClusterQueue was stopped",
+    "LocalQueueStopped": "Kueue evicted the job because its LocalQueue was stopped",
+    "NodeFailures": "Kueue evicted the job because one of its nodes failed",
+    "Deactivated": "Kueue evicted the job because its Workload was made inactive",
 }
 
 
@@ -119,25 +119,26 @@ def describe_status(seen: KueueStatus | None, queue: str, now: datetime) -> str:
         now: The time.
     """
     if seen is None:
-        return f"Kueue has not taken it up: there is no Workload for it, in LocalQueue {queue}."
+        return f"Kueue has no Workload for the job in LocalQueue {queue} yet."
     if not seen.is_active:
-        return "Its Workload is inactive: Kueue lets it in only once somebody makes it active again."
+        return "The job's Workload is inactive. Kueue admits it only after its spec.active is set to true again."
     if seen.holds(ADMITTED):
-        return f"Kueue admitted it{_queue_position(seen)}."
+        return f"Kueue admitted the job{_queue_position(seen)}."
     if seen.holds(QUOTA_RESERVED):
-        return f"Kueue holds quota for it{_queue_position(seen)}, and waits for {_checks(seen)}."
+        return f"Kueue reserved quota for the job{_queue_position(seen)} and waits for {_checks(seen)}."
     found = seen.condition(QUOTA_RESERVED)
     place = f", {_ordinal(seen.position)} of its LocalQueue" if seen.position else ""
     if seen.requeue_at is not None and seen.requeue_at > now:
-        return f"Waits in Kueue's queue {seen.queue}{place}: it is tried again from {seen.requeue_at:%H:%M:%S} UTC on."
+        again = f"Kueue tries again after {seen.requeue_at:%H:%M:%S} UTC"
+        return f"The job waits in Kueue's queue {seen.queue}{place}: {again}."
     evicted = seen.condition(EVICTED)
     if found is None:
-        return f"Waits in Kueue's queue {seen.queue}{place}: Kueue has not weighed it yet."
+        return f"The job waits in Kueue's queue {seen.queue}{place}: Kueue has not evaluated the job yet."
     why = _WHY_PENDING.get(found.reason, "")
     message = _as_sentence(found.message)
-    text = ": ".join(each for each in (why, message) if each) or "Kueue does not say why."
-    before = f" It was evicted before ({evicted.reason})." if evicted is not None and evicted.is_true else ""
-    return f"Waits in Kueue's queue {seen.queue}{place}. {text[0].upper()}{text[1:]}{before}"
+    text = ": ".join(each for each in (why, message) if each) or "Kueue gives no reason."
+    before = f" Kueue evicted the job before ({evicted.reason})." if evicted is not None and evicted.is_true else ""
+    return f"The job waits in Kueue's queue {seen.queue}{place}. {text[0].upper()}{text[1:]}{before}"
 
 
 def status_step(seen: KueueStatus | None) -> str:
@@ -156,17 +157,17 @@ def status_step(seen: KueueStatus | None) -> str:
 
 
 _WHY_PENDING = {
-    "WaitingForQuota": "there is no quota free for it",
-    "ExceedsMaxQuota": "it asks for more than its queue may ever have",
+    "WaitingForQuota": "no quota is free for the job",
+    "ExceedsMaxQuota": "the job asks for more than its queue can ever have",
     "NoMatchingFlavor": "no flavor of its queue matches its pods",
-    "TopologyPlacementFailed": "its pods do not fit where they have to be together",
-    "WaitingForPreemptedWorkloads": "others were told to stop for it, and have not yet",
-    "WaitingForPodsReady": "Kueue lets nobody in before the pods of all it let in are ready",
-    "Misconfigured": "its queue is not set up rightly",
-    "Inadmissible": "its queue does not take it",
+    "TopologyPlacementFailed": "its pods do not fit into one topology domain",
+    "WaitingForPreemptedWorkloads": "preempted workloads have not stopped yet",
+    "WaitingForPodsReady": "Kueue admits no workload until the pods of all admitted workloads are ready",
+    "Misconfigured": "its queue is misconfigured",
+    "Inadmissible": "its queue does not accept the job",
     "Suspended": "its queue is stopped",
     "OnHold": "its queue is stopped",
-    "AdmissionGated": "somebody holds it back by a gate",
+    "AdmissionGated": "an admission gate holds the job back",
 }
 
 

@@ -106,7 +106,7 @@ def fault_consequence(workload: UnmanagedWorkload) -> str:
     """Say what happens to it when its machine sickens, and whether it only looks like Evenkeel's."""
     message = _on_faulty_node(workload)
     return (
-        f"{message} It carries the labels of {workload.claims} and does not belong to it."
+        f"{message} It carries the labels of {workload.claims} but does not belong to that job."
         if workload.claims
         else message
     )
@@ -115,15 +115,14 @@ def fault_consequence(workload: UnmanagedWorkload) -> str:
 def _on_faulty_node(workload: UnmanagedWorkload) -> str:
     match workload.recreation:
         case PodRecreation.BY_HYPERPOD:
-            return "HyperPod restarts it, so Evenkeel keeps its hands off."
+            return "HyperPod restarts it, so Evenkeel does not move it."
         case PodRecreation.NEVER:
-            return "Nobody would start it again: it runs on until its machine goes."
+            return "No controller would restart it, so it runs until its machine is removed."
         case PodRecreation.BY_OWNER if workload.may_move:
-            return "Its label allows that it is moved as soon as its machine sickens."
+            return "Its label allows Evenkeel to move it as soon as its machine is faulty."
         case PodRecreation.BY_OWNER:
-            return (
-                f"It is evicted right before a repair; the label {RESUME_LABEL}={RESUME_ALLOWED} has it moved at once."
-            )
+            label = f"{RESUME_LABEL}={RESUME_ALLOWED}"
+            return f"Evenkeel evicts it right before a repair. With the label {label}, Evenkeel moves it at once."
         case _:
             assert_never(workload.recreation)
 

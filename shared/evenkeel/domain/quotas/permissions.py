@@ -30,7 +30,7 @@ def check_permitted(spec: JobSpec, setup: TeamSetup, classes: Collection[str] = 
 
 def _faults_without_teams(spec: JobSpec, classes: Collection[str]) -> Iterator[SpecError]:
     if spec.priority_class and spec.priority_class not in classes:
-        there = f"It allows {', '.join(sorted(classes)[:10])}" if classes else "It allows none"
+        there = f"The policy allows {', '.join(sorted(classes)[:10])}" if classes else "The policy allows none"
         text = f"The site's policy does not allow priority class {spec.priority_class} (jobs.priorityClasses). {there}."
         yield SpecError("priorityClass", text)
 
@@ -67,7 +67,7 @@ def _team_faults(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecEr
         there = ", ".join(team.checkpoints[:10])
         yield SpecError("checkpointUri", f"Team {team.name} keeps checkpoints under {there}.")
     elif owner:
-        yield SpecError("checkpointUri", f"The path is in a folder of team {owner}.")
+        yield SpecError("checkpointUri", f"The path is inside a folder of team {owner}.")
 
 
 def _is_of(spec: JobSpec, other: Team) -> bool:

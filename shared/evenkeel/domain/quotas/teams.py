@@ -353,7 +353,7 @@ def _team_faults(team: Team) -> Iterator[SetupError]:
     if not _NAME.fullmatch(team.name):
         yield SetupError("name", "Use 1 to 63 lower-case letters, digits and dashes, without a dash at either end.")
     if team.queue.name not in ("", team.name):
-        yield SetupError("queue.name", f"The queue bears its team's name, {team.name}, or none.")
+        yield SetupError("queue.name", f"Use the team's name, {team.name}, as the queue name, or leave it empty.")
     for refusal in refusals(team.to_queue()):
         yield SetupError("queue.groups" if "/" in refusal else "queue", f"{refusal}.")
     if team.queue.cohort and not _NAME.fullmatch(team.queue.cohort):
@@ -362,7 +362,9 @@ def _team_faults(team: Team) -> Iterator[SetupError]:
         )
     yield from _member_faults(team.members)
     if team.namespace and (not _NAME.fullmatch(team.namespace) or _is_of_the_system(team.namespace)):
-        yield SetupError("namespace", "Name a namespace of the team's own, in lower case; not one of the system.")
+        yield SetupError(
+            "namespace", "Name a namespace of the team's own, in lower case, that is not a system namespace."
+        )
     if team.service_account and not _ACCOUNT_NAME.fullmatch(team.service_account):
         yield SetupError("serviceAccount", "Name a service account of the team's namespace.")
     if team.local_queue and not _NAME.fullmatch(team.local_queue):
@@ -377,7 +379,10 @@ def _team_faults(team: Team) -> Iterator[SetupError]:
     yield from _size_faults(team)
     for period, times in Counter(each.period for each in team.budgets).items():
         if times > 1:
-            yield SetupError("budgets", f"There are {times} budgets for a {period}: one can name hours and dollars.")
+            yield SetupError(
+                "budgets",
+                f"Set one budget per {period}, not {times}. One budget can name hours and dollars.",
+            )
     for index, budget in enumerate(team.budgets):
         if budget.gpu_hours is None and budget.usd is None:
             yield SetupError(f"budgets.{index}", "Name gpuHours, usd or both.")
@@ -396,7 +401,7 @@ def _image_faults(images: tuple[str, ...]) -> Iterator[SetupError]:
         parts = set(pattern.removesuffix("*").removesuffix("/").split("/"))
         is_known = _BEGINNING_OF_IMAGES if pattern.endswith("*") else _IMAGES
         if not is_known.fullmatch(pattern) or {"", ".", ".."} & parts:
-            text = "Name an image. A `*` may stand at the end only, behind a registry and a slash: my.registry/nlp/*."
+            text = "Name an image. A `*` is allowed only at the end, after a registry and a slash: my.registry/nlp/*."
             yield SetupError(f"images.{index}", text)
 
 
@@ -413,7 +418,7 @@ def _checkpoint_faults(folders: tuple[str, ...]) -> Iterator[SetupError]:
 
 def _size_faults(part: "Team | FleetQuotas") -> Iterator[SetupError]:
     if (size := len(_text(part.to_json()).encode())) > LARGEST_PART:
-        yield SetupError("", f"It takes {size} bytes as JSON; at most {LARGEST_PART} are possible.")
+        yield SetupError("", f"It takes {size} bytes as JSON; the limit is {LARGEST_PART}.")
 
 
 def _text(document: object) -> str:
@@ -429,14 +434,14 @@ def _member_faults(members: tuple[Member, ...]) -> Iterator[SetupError]:
             text = "Name the ARN of an IAM role, for example arn:aws:iam::111122223333:role/Research; not of a session."
             yield SetupError(f"members.{index}.principal", text)
     for identity in _duplicates(member.identity for member in members if member.identity):
-        yield SetupError("members", f"{identity} is there twice.")
+        yield SetupError("members", f"{identity} is listed twice.")
 
 
 def _fleet_faults(fleet: FleetQuotas) -> Iterator[SetupError]:
     for path in unknown_fields(fleet):
         yield SetupError(path, "is not a known field")
     if len(fleet.cohorts) > MOST_COHORTS:
-        yield SetupError("cohorts", f"There may be {MOST_COHORTS} cohorts.")
+        yield SetupError("cohorts", f"Name at most {MOST_COHORTS} cohorts.")
     for index, cohort in enumerate(fleet.cohorts):
         for what, name in (("name", cohort.name), ("parent", cohort.parent)):
             if not _NAME.fullmatch(name) and (name or what == "name"):
@@ -444,16 +449,16 @@ def _fleet_faults(fleet: FleetQuotas) -> Iterator[SetupError]:
         for refusal in refusals(cohort.to_cohort()):
             yield SetupError(f"cohorts.{index}", f"{refusal}.")
     for name in _duplicates(each.name for each in fleet.cohorts):
-        yield SetupError("cohorts", f"{name} is there twice.")
+        yield SetupError("cohorts", f"{name} is listed twice.")
     for name in _duplicates(each.name for each in fleet.flavors):
-        yield SetupError("flavors", f"{name} is there twice.")
+        yield SetupError("flavors", f"{name} is listed twice.")
     if len(fleet.flavors) > MOST_FLAVORS:
         yield SetupError("flavors", f"Name at most {MOST_FLAVORS} flavors.")
     yield from _class_faults(fleet.priority_classes)
     parents = {each.name: each.parent for each in fleet.cohorts}
     for name in sorted(parents):
         if name in _ancestors(name, parents):
-            yield SetupError("cohorts", f"{name} is among its own parents: nobody below it could be admitted.")
+            yield SetupError("cohorts", f"{name} is its own ancestor, so no queue below it could admit jobs.")
     yield from _member_faults(fleet.members)
     yield from _size_faults(fleet)
 
@@ -473,11 +478,13 @@ def _class_faults(classes: Mapping[str, int]) -> Iterator[SetupError]:
 
 def _faults_between(setup: TeamSetup) -> Iterator[SetupError]:
     if len(setup.teams) > MOST_TEAMS:
-        yield SetupError("name", f"There are {MOST_TEAMS} teams already.")
+        yield SetupError("name", f"The fleet already has {MOST_TEAMS} teams, which is the limit.")
     # Whoever shares a namespace can reach the other's secrets.
     for namespace in _duplicates(team.namespace for team in setup.teams if team.namespace):
         owners = ", ".join(team.name for team in setup.teams if team.namespace == namespace)
-        yield SetupError("namespace", f"{namespace} would be that of {owners}: each team has one of its own.")
+        yield SetupError(
+            "namespace", f"Teams {owners} would share namespace {namespace}. Give each team its own namespace."
+        )
     for team in setup.teams if len(setup.teams) > 1 else ():
         if not team.namespace:
             yield SetupError("namespace", f"Team {team.name} has no namespace. With two or more teams, each needs one.")
@@ -497,15 +504,13 @@ def _faults_between(setup: TeamSetup) -> Iterator[SetupError]:
         # A folder on a claim lies in its team's own namespace, whatever its path.
         for outer, owner in around if folder.startswith("s3://") else ():
             if owner != name:
-                yield SetupError("checkpoints", f"{folder} of team {name} lies in {outer} of team {owner}.")
+                yield SetupError("checkpoints", f"{folder} of team {name} is inside {outer} of team {owner}.")
         around.append((folder, name))
     queues = [*(team.queue.model_dump(mode="json", by_alias=True) for team in setup.teams), setup.fleet.to_json()]
     if (size := len(_text(queues).encode())) > LARGEST_QUOTAS:
-        yield SetupError(
-            "queue", f"All queues together take {size} bytes as JSON; at most {LARGEST_QUOTAS} are possible."
-        )
+        yield SetupError("queue", f"All queues together take {size} bytes as JSON; the limit is {LARGEST_QUOTAS}.")
     elif size > LARGEST_PACKED_QUOTAS and (size := packed_size(queues)) > LARGEST_PACKED_QUOTAS:
-        text = f"All queues together take {size} characters packed; at most {LARGEST_PACKED_QUOTAS} are possible."
+        text = f"All queues together take {size} characters packed; the limit is {LARGEST_PACKED_QUOTAS}."
         yield SetupError("queue", text)
 
 

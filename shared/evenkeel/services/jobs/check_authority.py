@@ -32,7 +32,7 @@ def to_submit(requester: Requester, team: str, setup: TeamSetup) -> None:
     """
     if not may_submit(setup, team, requester.identity):
         raise NotYourTeam(
-            f"{requester.principal} may not submit for team {team}: that takes a submitter or a lead of it."
+            f"{requester.principal} may not submit jobs for team {team}. Allowed: submitters and leads of the team."
         )
 
 

@@ -71,6 +71,6 @@ def run(
             Put(rows.timeline_row(job.job_id, entry, f"ranked-{row.version}")),
         )
     except Conflict as error:
-        raise StaleVersion(f"{request.job_id} changed while this was being answered.") from error
+        raise StaleVersion(f"{request.job_id} changed during this request. Read it again and retry.") from error
     passes.request(f"{job.job_id} ranked")
     return after

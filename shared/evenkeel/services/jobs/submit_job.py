@@ -120,7 +120,7 @@ def run(
             raise
         passes.request(f"{job.job_id} submitted")
         return Outcome(job=job, is_repeat=False)
-    raise Throttled("other submissions changed the same rows during every try: submit again")
+    raise Throttled("other submissions changed the same rows on every attempt; submit the job again")
 
 
 def job_of(
@@ -187,8 +187,8 @@ def refuse_beside_kueue(job: Job, ledger: Ledger) -> None:
     )
     if by is not None:
         fault = (
-            f"Its pods would run in namespace {job.namespace}, where Kueue admits jobs ({by}): "
-            "Evenkeel starts none beside it."
+            f"The job's pods would run in namespace {job.namespace}, where Kueue admits jobs ({by}): "
+            "Evenkeel starts no jobs there."
         )
         raise Invalid(f"The job cannot be queued. team: {fault}", (("team", fault),))
 
@@ -259,7 +259,7 @@ def _is_kept(claim: Row, ledger: Ledger) -> bool:
 def _again(earlier: Row, fingerprint: str, ledger: Ledger, passes: CycleRequests) -> Outcome:
     job_id = str(earlier.doc["jobId"])
     if earlier.doc.get("fingerprint") != fingerprint:
-        raise KeyReused(f"This idempotency key was used for another job, {job_id}.")
+        raise KeyReused(f"This idempotency key was already used for another job, {job_id}.")
     row = ledger.get(rows.job_key(job_id))
     if row is None:
         raise Conflict(f"{job_id} was accepted under this idempotency key, but its row is gone.")

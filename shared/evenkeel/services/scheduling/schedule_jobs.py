@@ -316,7 +316,7 @@ def run(
     if outcome.is_complete:
         results.answered(cycle)
     else:
-        results.failed(cycle, "The queue changed during every try.")
+        results.failed(cycle, "The queue changed on every attempt.")
     heartbeats.record_heartbeat(ledger, telemetry, WRITER, now, results)
     return outcome
 
