@@ -725,7 +725,7 @@ class CheckpointStore(Protocol):
         """Replace the fence if it still carries `tag` ("" = none exists).
 
         Raises:
-            Conflict: somebody else wrote it first.
+            Conflict: another writer was first.
         """
         ...
 

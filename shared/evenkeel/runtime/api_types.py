@@ -231,7 +231,7 @@ class HoldBody(Body):
     pool: PoolName = ""
     instance_id: InstanceId = ""
     allow_unknown: bool = False
-    """Hold also a pool or machine that the fleet does not know: one that is to come."""
+    """Allow a pool or node that the fleet does not know yet."""
 
     @model_validator(mode="after")
     def _check_end(self) -> Self:
@@ -303,7 +303,7 @@ def _not_empty(faults: tuple["FaultBody", ...]) -> tuple["FaultBody", ...]:
 
 
 class FaultBody(Body):
-    """One fault of a report: of which machine or job, which fault, and when."""
+    """A reported fault: the node or job, the fault, and the time."""
 
     instance_id: InstanceId = ""
     node_name: Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9._-]*$")] = ""

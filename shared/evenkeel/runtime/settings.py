@@ -24,7 +24,7 @@ class Settings(BaseModel):
     admission: AdmissionAuthority = Field(AdmissionAuthority.EVENKEEL, alias="EVENKEEL_ADMISSION")
     drills_may_act: bool = Field(default=False, alias="EVENKEEL_DRILLS_MAY_ACT")
     schedules: Literal["on", "off"] = Field("on", alias="EVENKEEL_SCHEDULES")
-    """Whether the clocks of the stack run. They are off in a new stack until somebody turns them on."""
+    """Whether the clocks of the stack run. They are off in a new stack until an operator turns them on."""
     policy_name: str = Field("production", alias="EVENKEEL_POLICY", pattern=r"^[a-z][a-z0-9-]*$")
     hyperpod_cluster_arn: str = Field("", alias="HYPERPOD_CLUSTER_ARN")
     """Empty where the fleet has no HyperPod half."""

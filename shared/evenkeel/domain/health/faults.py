@@ -91,7 +91,7 @@ class RecurKey(StrEnum):
     NODE = "node"
     """The machine's life."""
     SLOT = "slot"
-    """The seat, whichever machine holds it."""
+    """The node slot, whichever node is in it."""
     JOB = "job"
     """The job on the machine, whichever machine it runs on; where none is known, the life."""
     GROUP = "group"

@@ -56,7 +56,7 @@ class IntakeAction(StrEnum):
     OPEN = "OPEN"
     JOIN = "JOIN"
     DUPLICATE = "DUPLICATE"
-    """A copy of a fact that was heard before."""
+    """A copy of a fact that is already recorded."""
     STALE = "STALE"
     """News of what is over: an earlier life, or before the node was last returned to service."""
     EXPECTED = "EXPECTED"
@@ -122,7 +122,7 @@ def join_or_open(
         return IntakeDecision(action=IntakeAction.STALE, reason=f"{last.incident_id} replaced the node.")
     returned_at = last.returned_at if last else None
     happened_after = returned_at is None or fact.observed_at + _SOURCE_RESOLUTION > returned_at
-    # What an incident heard that gave the machine to a person is no news for as long as the machine is theirs.
+    # While a person owns the node, facts already recorded by that incident are duplicates.
     returned_by = (last.returned_by or last.incident_id) if last else ""
     if known_incident_id and not (known_incident_id == returned_by and returned_at and fact.observed_at > returned_at):
         is_current = current is not None and current.incident_id == known_incident_id

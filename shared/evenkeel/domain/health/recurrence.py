@@ -36,7 +36,7 @@ class FaultOccurrence(Value):
 
 
 class FaultHistory(Value):
-    """What came before at one place: a seat, a job or an instance group."""
+    """Earlier faults at one place: a node slot, a job or an instance group."""
 
     occurrences: tuple[FaultOccurrence, ...] = ()
     """By first signal, oldest first."""
@@ -57,7 +57,7 @@ def history_keys(fault: Fault, affected: AffectedNode) -> tuple[str, ...]:
 
 
 def slot_history_key(slot: str) -> str:
-    """Return the place of a seat."""
+    """Return the place of a node slot."""
     return f"seat/{slot}"
 
 
@@ -97,7 +97,7 @@ def find_recurrence(
     """Say on which rung a fault begins that came before; None where it begins on its own first.
 
     The N-th occurrence inside the window begins on the second rung, each further one on the next. After the last comes
-    a person where no rung touches the machine; where one does, the last stays. A fault of severity info calls nobody.
+    a person where no rung touches the machine; where one does, the last stays. A fault of severity info pages no one.
 
     Args:
         fault: The fault, as the site has it.

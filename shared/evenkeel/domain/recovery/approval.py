@@ -53,7 +53,7 @@ def why_superseded(incident: Incident, node: KubernetesNode | None) -> str:
 
 
 def answer(incident: Incident, node: KubernetesNode | None) -> WaitAnswer | None:
-    """Answer a recovery that waits for approval; None while nobody has said anything.
+    """Answer a recovery that waits for approval; None while there is no answer.
 
     What no longer fits is superseded whatever was said to it: the approval was given to another state of things.
     """

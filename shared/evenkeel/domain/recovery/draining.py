@@ -141,7 +141,7 @@ def drain_deadline(fault: Fault, *, opened_at: datetime, deadline_at: datetime |
 def decide_unmanaged_pod(
     pod: UnmanagedPod, fault: Fault, *, until: datetime, has_deadline: bool, policy: Policy, now: datetime
 ) -> UnmanagedPodDecision:
-    """Decide what becomes of somebody else's pod on a node that is about to be repaired.
+    """Decide what to do with a pod outside Evenkeel on a node before its repair.
 
     Args:
         pod: The pod.

@@ -249,7 +249,7 @@ def _shared_cause(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy
             count = max(len(faulty), len(still))
             share = f"{count} of {max(cause.machines, count)} nodes of {cause.kind} {cause.name}"
             reason = (
-                f"{share} are unhealthy; {needed} or more failed within {_span(window)}. One cause is likely, so "
+                f"{share} are unhealthy; {needed} or more failed within {_span(window)}. A shared cause is likely, so "
                 "repairs stop: find it. Repairs continue when fewer nodes are unhealthy, or after evenkeel "
                 f"automation release --cause {cause.key!r}."
             )
@@ -257,7 +257,7 @@ def _shared_cause(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy
         if len(faulty) >= needed:
             reason = (
                 f"{len(faulty)} of {max(cause.machines, len(faulty))} nodes of {cause.kind} {cause.name} failed in"
-                f" {_span(window)}. One cause is likely, so repairs stop: find it."
+                f" {_span(window)}. A shared cause is likely, so repairs stop: find it."
             )
             return _Violation(reason, faulty[-needed] + window, cause.key, faulty[0])
     return None

@@ -1,4 +1,4 @@
-"""Who repairs a seat, what was asked of the provider, and whether a person holds harmful acts."""
+"""Repair leases of node slots, repair requests, and holds by persons."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,7 +11,7 @@ from evenkeel.domain.values import Instant, Value
 
 
 class RepairRequest(Value):
-    """One provider call: recorded before it is made, completed after."""
+    """A repair request: recorded before the call, completed after it."""
 
     rung: str
     """`reboot` or `replace`."""
@@ -34,18 +34,18 @@ class NodeReturn(Value):
 
 
 class RepairLease(Value):
-    """The repair of one seat by one incident."""
+    """The repair of one node slot by one incident."""
 
     slot: str
     incident_id: str
     """Empty once it is released. The calls stay: what was done to a life outlasts the incident."""
     taken_at: Instant
     requests: tuple[RepairRequest, ...] = ()
-    """Newest last; those of the last few lives of the seat."""
+    """Newest last; the requests for the last few nodes of the slot."""
     returns: tuple[NodeReturn, ...] = ()
     """Newest last, likewise."""
     lemon: str = ""
-    """The life in this seat that was returned to service too often; empty where none was."""
+    """Node life in this slot that returned to service too often; empty if none did."""
 
     def returns_of(self, life: NodeLife, since: datetime) -> tuple[NodeReturn, ...]:
         """Return when a machine was returned to service since a time."""
@@ -58,7 +58,7 @@ _MAX_RETURNS = 20
 def released_lease(
     lease: RepairLease, life: NodeLife, policy: RepairPolicy, *, is_returned: bool, is_over: bool, now: datetime
 ) -> RepairLease:
-    """Return the lease of a seat without its holder, and with what became of its machine.
+    """Return the lease of a node slot without its holder, with the result for its node.
 
     The calls stay on it: what was done to a life outlasts the incident. A machine that was replaced is no lemon here.
     """

@@ -1,4 +1,4 @@
-"""Who holds a seat now: the machine an incident is about, or another one in its place."""
+"""Find the node in a slot: the node of an incident, or its replacement."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -11,7 +11,7 @@ DEEP_CHECK_RUNNING = "DeepHealthCheckInProgress"
 
 
 class ObservedNode(Value):
-    """One machine as both control planes show it; either view may be missing."""
+    """A node as both control planes show it; either view may be missing."""
 
     record: ProviderNode | None = None
     node: KubernetesNode | None = None
@@ -40,7 +40,7 @@ class ObservedNode(Value):
 
 
 class SlotState(Value):
-    """A seat: the machine that sickened, and the one that took its place, if one did."""
+    """A node slot: the faulty node, and its replacement if there is one."""
 
     original: ObservedNode
     replacement: ObservedNode | None = None
@@ -55,7 +55,7 @@ def find_slot_state(
     nodes: Iterable[KubernetesNode],
     since: datetime,
 ) -> SlotState:
-    """Find who holds a seat.
+    """Find the node in a slot.
 
     The seat is known by its logical id. Without one (a cluster that is not in Continuous mode) only counts can be
     compared: then the first machine of the group launched after `since` is taken for the successor.

@@ -15,7 +15,7 @@ def is_opted_out(node: KubernetesNode) -> bool:
 
 
 def opt_out_reason(incident: Incident, own_node: KubernetesNode | None, nodes: Iterable[KubernetesNode]) -> str:
-    """Say how a person forbade this recovery, in one sentence; empty where nobody did.
+    """Return how a person opted out of this recovery, as one sentence; empty if no person did.
 
     Args:
         incident: The incident.

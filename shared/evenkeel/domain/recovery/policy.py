@@ -64,7 +64,7 @@ class RepairPolicy(Section):
     max_attempts: Tries = 3
     """Repair calls per incident, all rungs together."""
     max_attempts_a_day: Tries = 6
-    """Repair calls per seat within a day, over all its incidents and lives."""
+    """Repair requests per node slot within a day, over all incidents and nodes of the slot."""
     leave_seconds: Seconds = 900
     """So long before a machine goes by itself the work on it is stopped, where it may run on until then."""
     node_free_deadline_seconds: Deadline = 86_400
@@ -98,7 +98,7 @@ class RepairPolicy(Section):
     test_job_image: Image = ""
     """Image of the test job that validates a machine; empty = none. It gets all accelerators of the node."""
     test_job_command: tuple[ProgramText, ...] = ()
-    """What it runs; exit code 0 is a pass. Empty = what the image runs by itself."""
+    """Command of the test job; exit code 0 means success. Empty = what the image runs by itself."""
     test_jobs_after: tuple[Word, ...] = ("hardware", "mixed", "network", "software")
     """Fault classes after which a test job validates, where no deep check does."""
     test_job_deadline_seconds: Deadline = 900

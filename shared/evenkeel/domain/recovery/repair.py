@@ -211,7 +211,7 @@ def deadline_of(
     Args:
         ask: The call, or the mark since when an owner is awaited.
         policy: The deadlines.
-        slot_state: Who holds the seat now; it matters for an owner alone.
+        slot_state: The node slot now; used only for an owner.
         progress: What the provider said it does.
     """
     if ask.rung == KARPENTER:
@@ -262,7 +262,7 @@ def _is_under_way(slot_state: SlotState, progress: tuple[RepairProgress, ...]) -
 
 
 def _with_successor(facts: RepairFacts, last: RepairRequest | None, policy: RepairPolicy) -> RepairDecision:
-    """Decide where another machine holds the seat already."""
+    """Decide when the slot already has a replacement node."""
     assert facts.slot_state.replacement
     name = facts.slot_state.replacement.instance_id
     asked_at = last.requested_at if last else facts.opened_at
@@ -389,7 +389,7 @@ def _after_failure(facts: RepairFacts, failure: RepairProgress, policy: RepairPo
 
 
 def _without_machine(facts: RepairFacts, since: datetime, policy: RepairPolicy) -> RepairDecision:
-    """Decide where the machine went before anything was asked: whoever holds its seat next is looked at."""
+    """Decide when the node disappeared before any request: wait for its replacement."""
     if facts.owner is not Owner.KARPENTER and facts.now < since + timedelta(seconds=policy.replace_deadline_seconds):
         return _decided(Repair.AWAIT, "The node is gone; Evenkeel waits for its replacement.")
     return _decided(Repair.NOT_NEEDED, "The node is gone, and no replacement came.")

@@ -57,11 +57,11 @@ class RentOption(Value):
 
     placement: PlacementFacts
     barred: str = ""
-    """Why a pass would not start the job on rented nodes, so that they would not help; empty where it would."""
+    """Why a scheduling cycle would not start the job on rented nodes; empty if it would."""
 
 
 class PreemptionCandidate(Value):
-    """One job that would have to stop, and wait in the place of the hurt one."""
+    """A job that Evenkeel would preempt for the interrupted job."""
 
     job_id: str
     team: str
@@ -97,7 +97,7 @@ class ResumeFacts(Value):
     renting: RentOption | None = None
     """None where nothing can be rented from: then `offers` says why."""
     preemption_victims: tuple[PreemptionCandidate, ...] = ()
-    """Who would have to stop by the rules of a pass; where nobody would, `offers` says why."""
+    """Jobs that a scheduling cycle would preempt; if there are none, `offers` says why."""
     usd_per_hour_of_delay: float = 0
     """What an hour's delay of the job is worth to its owner, beside its accelerators' time."""
     fault: NodeLossFacts | None = None
@@ -114,7 +114,7 @@ class ResumeFacts(Value):
     will_be_replaced: bool
     """The first rung replaces the machine, so this life is not to be seen again."""
     is_repaired: bool
-    """Whether anybody repairs the node at all."""
+    """Whether the node will be repaired."""
 
 
 class ResumeDecision(Value):
@@ -237,7 +237,7 @@ def _waiting(facts: ResumeFacts, short: str, most: int) -> _Option:
 
 
 def _wait_seconds(facts: ResumeFacts, most: int) -> float:
-    """Return how long it takes until there are nodes for whoever waits for them."""
+    """Return the expected seconds until a waiting job gets nodes."""
     repair, capacity = facts.delays.repair.seconds, facts.delays.capacity.seconds
     if not facts.is_repaired:
         return capacity
@@ -269,7 +269,7 @@ def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
 
 
 def _preempting(facts: ResumeFacts, wait: float) -> _Option:
-    """Weigh the place of others: they wait as long as this job would have, and what they lose of their work is lost."""
+    """Weigh preemption: preempted jobs wait as long as this job would have, and lose their unsaved work."""
     delays = facts.delays
     saved = max(each.save_seconds for each in facts.preemption_victims)
     hours = usd = 0.0

@@ -34,7 +34,7 @@ class RollbackFacts(Value):
     interrupted_attempt: int
     current_attempt: int
     descent: tuple[Attempt, ...]
-    """Attempts after the hurt one, the current one among them."""
+    """Attempts after the interrupted attempt, including the current one."""
     distrust_after: Instant | None
     demand: CheckpointRequirement
     distrusted_before: Instant | None
@@ -54,7 +54,7 @@ class RollbackDecision(Value):
 
 
 def roll_back(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
-    """Decide whether an attempt that came after a hurt one resumed from something that is now in doubt."""
+    """Decide whether an attempt after the interrupted one resumed from a suspect checkpoint."""
 
     def decided(action: Rollback, reason: str) -> RollbackDecision:
         why_not = "it would continue from a checkpoint that may be corrupt"

@@ -39,7 +39,7 @@ class IncidentEnd(Value):
 
     @property
     def needs_page(self) -> bool:
-        """Whether somebody has to look."""
+        """Whether a person must act."""
         return self.state in PAGED
 
 
@@ -127,7 +127,7 @@ _MIN_SOURCES = 2
 
 
 def has_next_run(decided: IncidentEnd, incident: Incident, policy: WatchPolicy) -> bool:
-    """Whether a failure of our own is followed by another run, and nobody is called yet."""
+    """Whether another run follows a failure of Evenkeel, before a person is paged."""
     return decided.state is IncidentState.FAILED and incident.run < policy.max_runs
 
 

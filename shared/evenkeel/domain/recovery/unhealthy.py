@@ -31,7 +31,7 @@ class UnhealthyNode(Value):
     cleared_faults: tuple[ClearedFault, ...] = ()
     """What was said to be gone since."""
     trusted_by: str = ""
-    """Who said that the node is healthy; empty while nobody did."""
+    """Person who reported the node as healthy; empty if no person did."""
     trusted_at: Instant | None = None
     """When that person said so."""
 

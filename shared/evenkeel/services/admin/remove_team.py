@@ -42,7 +42,7 @@ class Outcome(Value):
 
 
 def run(request: Request, ledger: Ledger, passes: CycleRequests, *, now: datetime) -> Outcome:
-    """Remove a team from the set-up, and ask for a pass. What it spent stays known, should it come again.
+    """Remove a team from the setup, and request a scheduling cycle. What it spent stays known, should it come again.
 
         TREE (version v) ── charges, jobs, quota lent: none ── commit: the team gone, VERSION as read, TREE still v
 
