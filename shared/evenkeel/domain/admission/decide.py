@@ -35,49 +35,49 @@ from evenkeel.domain.values import Instant, Sentence, Value
 
 
 class Action(StrEnum):
-    """What a pass decides about one pending job."""
+    """What a scheduling cycle decides about one pending job."""
 
     ADMIT = "ADMIT"
     WAIT = "WAIT"
-    """It is the first that does not fit now."""
+    """The job is the first in its queue that does not fit now."""
     BLOCKED = "BLOCKED"
-    """Somebody before it waits."""
+    """An earlier job in the queue waits."""
     BACK_OFF = "BACK_OFF"
-    """Its pause after a failure is not over; it holds up nobody."""
+    """The restart backoff after a failure is not over. The job blocks no other job."""
     NEVER_FITS = "NEVER_FITS"
-    """No pool is large enough even when all of it is free; it holds up nobody."""
+    """No pool is large enough even when it is empty. The job blocks no other job."""
     PREEMPT = "PREEMPT"
-    """Others are asked to stop for it, and it waits until they have."""
+    """Other jobs are asked to stop for the job, and it waits until they have."""
     NO_QUOTA = "NO_QUOTA"
-    """Its team may not use more now, and nobody may be asked to stop for it."""
+    """The team's quota is used up, and no job may be preempted for this job."""
     SAME_SHAPE = "SAME_SHAPE"
-    """One that asks for just the same waits; it holds up nobody."""
+    """A job with the same request waits. The job blocks no other job."""
     HELD = "HELD"
-    """A limit, or its queue, holds it back whatever is free; it holds up nobody."""
+    """A limit or the queue holds the job back, even if nodes are free. The job blocks no other job."""
 
 
 class AdmissionFacts(Value):
-    """All that the answer for one job rests on. The decision replays from it."""
+    """Everything the decision about one job depends on. The decision replays from it."""
 
     request: AdmissionRequest
     offers: tuple[PoolFit, ...]
     blocked_by: str = ""
-    """The job before it that waits."""
+    """The earlier job that waits."""
     blocker_waits_for: str = "free nodes"
-    """What that one waits for."""
+    """What the earlier job waits for."""
     same_shape_reason: str = ""
-    """Why the job before it waits, where it asks for just the same."""
+    """Why an earlier job with the same request waits."""
     hold_reason: str = ""
-    """Why nobody starts now in its queue, or where it is to run."""
+    """Why no job starts now in its queue or on its cluster."""
     local_queue: str = ""
-    """Kueue's LocalQueue that it goes to, where Kueue admits."""
+    """Kueue's LocalQueue for the job, if Kueue admits it."""
     limits: tuple[UsageLimit, ...] = ()
-    """What it must stay below."""
+    """Limits that the job must stay below."""
     quota: QuotaFacts | None = None
     """The quota side, where that was weighed; `offers` are then those of the flavor that was found, if one was, with
     the room that is being made."""
     preemption_plan: PreemptionPlan | None = None
-    """Where it has quota and no machines, and takes the place of others."""
+    """How other jobs free nodes for the job, if it has quota but no nodes."""
     now: Instant
 
 
@@ -95,9 +95,9 @@ class AdmissionDecision(Value):
     nodes: tuple[NodeLife, ...] = ()
     node_names: tuple[str, ...] = ()
     use: dict[str, dict[str, int]] = {}
-    """The quota that it takes: flavor → resource → amount."""
+    """The quota that the job takes: flavor → resource → amount."""
     victims: tuple[PreemptionVictim, ...] = ()
-    """Who has to stop for it, those included who were asked before."""
+    """Jobs that must stop for this job, including jobs that were already asked."""
 
     @property
     def blocks_queue(self) -> bool:

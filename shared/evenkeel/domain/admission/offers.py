@@ -15,22 +15,22 @@ from evenkeel.domain.values import Value
 
 
 class PoolFit(Value):
-    """What one kind of node in one pool could give to a gang."""
+    """How a gang fits on one instance type of one pool."""
 
     pool: str
     instance_type: str
     total_nodes: int
-    """Machines of this kind, in whatever state."""
+    """Nodes of this type, in any state."""
     leaving: int = 0
     """How many of those go before the gang could have saved there: they are nothing to wait for."""
     fitting: int
-    """Machines with room for one pod now."""
+    """Nodes that can run one pod of the gang now."""
     best: tuple[NodeLife, ...] = ()
-    """Those that the gang would take; none where too few fit."""
+    """Nodes that the gang would take; empty if too few fit."""
     names: tuple[str, ...] = ()
     """Their node names, in the same order."""
     empty: int = 0
-    """Machines that are wholly free."""
+    """Nodes that are completely free."""
     empty_nodes_used: int = 0
     """How many of those the gang would take."""
     reserved_spares: int = 0
@@ -62,19 +62,19 @@ class PoolFit(Value):
 
 
 class PreemptionVictim(Value):
-    """Somebody who has to stop for a job."""
+    """A job that must stop for another job."""
 
     job_id: str
     reason: str
-    """Kueue's word for it: `InClusterQueue`, `InCohortReclamation`, …"""
+    """Kueue's reason: `InClusterQueue`, `InCohortReclamation`, …"""
 
 
 class PreemptionPlan(Value):
-    """How machines are made free for one that has quota: as few go as will do, of those whom its queue may have go."""
+    """Smallest set of preemptable jobs that frees enough nodes for a job that has quota."""
 
     victims: tuple[PreemptionVictim, ...]
     offers: tuple[PoolFit, ...]
-    """What there is once they have stopped."""
+    """What the pools offer once the victims have stopped."""
 
 
 def pool_kinds(offers: Iterable[PoolFit]) -> frozenset[tuple[str, str]]:
@@ -84,7 +84,7 @@ def pool_kinds(offers: Iterable[PoolFit]) -> frozenset[tuple[str, str]]:
 def subtract_assigned(
     capacities: Iterable[NodeCapacity], request: AdmissionRequest, lives: Iterable[NodeLife]
 ) -> tuple[NodeCapacity, ...]:
-    """Return the rooms after a job has taken its seats."""
+    """Return the node capacities after a job has taken its nodes."""
     taken = {life.instance_id: life for life in lives}
     return tuple(
         capacity.model_copy(update={"free": capacity.free - request.accelerators_per_node})
@@ -95,7 +95,7 @@ def subtract_assigned(
 
 
 def why_no_fit(request: AdmissionRequest, offers: Iterable[PoolFit]) -> str:
-    """Say why no pool has room for a gang now; empty where one has."""
+    """Say why a gang fits in no pool now; empty if it fits."""
     weighed = tuple(offers)
     if any(offer.has_fit for offer in weighed):
         return ""

@@ -48,7 +48,7 @@ class ElasticJob(Value):
     nodes: int
     accelerators_per_node: int = 8
     sizes: Sizes | None = None
-    """None where it runs at one size only."""
+    """None if the job runs at one size only."""
     since_checkpoint_seconds: float | None = None
     """None where nobody knows: it is charged the median of the others, so that who reports never loses by it."""
     can_save: bool = True

@@ -28,7 +28,7 @@ class Charge(Value):
     queued_at: Instant | None = None
     """By what it stood in its queue."""
     use: dict[str, dict[str, int]] = {}
-    """The quota that it takes: flavor → resource → amount."""
+    """The quota that the job takes: flavor → resource → amount."""
     is_rented: bool = False
     """Whether its nodes are rented for it: their dollars are the rental's."""
     is_elastic: bool = False

@@ -11,34 +11,34 @@ DEFAULT_TEAM = "default"
 
 
 class OnNodeFault(StrEnum):
-    """What a job wants when a node of its sickens, where the fault leaves the choice."""
+    """What to do with a job when one of its nodes becomes faulty, if the fault leaves the choice."""
 
     MOVE = "move"
-    """Stop it, with its grace to save, and run it on elsewhere."""
+    """Stop the job with its grace period, then resume it on other nodes."""
     FINISH = "finish"
-    """Cordon only: let it run to its end."""
+    """Only cordon the node; the job runs to its end."""
 
 
 class SecretKey(Value):
-    """One value of a Kubernetes Secret in the job's namespace: what it is, only the cluster knows."""
+    """Reference to one value of a Kubernetes Secret in the job's namespace. Evenkeel never reads the value."""
 
     secret: str
     key: str
 
 
 class ElasticSpec(Value):
-    """At how many nodes a job can run, beside the number that it asks for."""
+    """The node counts that an elastic job can run at."""
 
     min_nodes: int
     max_nodes: int
     step: int | None = None
-    """From `min_nodes` on; 1 where neither this nor `sizes` is given."""
+    """Distance between sizes, from `min_nodes` up; 1 if neither this nor `sizes` is given."""
     sizes: tuple[int, ...] = ()
-    """The only numbers of nodes, in place of a step."""
+    """The allowed node counts, instead of a step."""
 
 
 class JobSpec(Value):
-    """What a researcher asked for. Validated at the API; stored as given."""
+    """Specification of a job as the user submitted it. The API validates it; it is stored unchanged."""
 
     name: str
     team: str = DEFAULT_TEAM
@@ -48,16 +48,16 @@ class JobSpec(Value):
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
     secret_env: dict[str, SecretKey] = {}
-    """Variables whose values are secrets, by reference alone."""
+    """Environment variables whose values come from Secrets."""
     nodes: int = 1
-    """Pods of the gang, one a node; of an elastic job those that it asks for, and each attempt has its own."""
+    """Requested nodes, one pod per node. Each attempt of an elastic job records its own number."""
     elastic: ElasticSpec | None = None
-    """None where it runs at one size only."""
+    """None if the job runs at one size only."""
     accelerators_per_node: int = 8
     instance_types: tuple[str, ...] = ()
     """Empty = any."""
     checkpoint_uri: str = ""
-    """`s3://bucket/prefix`, or `file:///folder/…` on `checkpoint_claim`; empty = it starts again from nothing."""
+    """`s3://bucket/prefix`, or `file:///folder/…` on `checkpoint_claim`; empty = the job keeps no checkpoints."""
     checkpoint_claim: str = ""
     """PersistentVolumeClaim that holds a `file:///` URI. It is mounted at the first folder of the URI's path."""
     grace_seconds: int = 30
@@ -65,26 +65,26 @@ class JobSpec(Value):
     max_restarts: int | None = None
     """Application restarts; None = the policy's."""
     deadline_at: Instant | None = None
-    """When it is to be done. It is no place in the queue: it may have nodes rented, and keeps it off spot."""
+    """When the job must be finished. It does not change the queue order, but may cause renting or avoid spot nodes."""
     on_node_fault: OnNodeFault = OnNodeFault.MOVE
     labels: dict[str, str] = {}
     job_type: str = ""
-    """Whose template filled what was left out; empty = none did."""
+    """Job type whose template filled the omitted fields; empty = none."""
     pools: tuple[PoolChoice, ...] = ()
-    """Where it may run, in this order, as its type has it; empty = anywhere."""
+    """Pools where the job may run, in order of preference, from its job type; empty = any pool."""
     tolerations: tuple[Toleration, ...] = ()
-    """As its type has them."""
+    """Tolerations from the job type."""
     requires: Requirements = Requirements()
-    """What its machines must have, wherever they are."""
+    """What every node of the job must provide."""
 
     @property
     def keeps_checkpoints_in_cluster(self) -> bool:
-        """Whether its checkpoints lie on mounted storage, where only its own pods can look."""
+        """Whether the checkpoints are on mounted storage that only the job's pods can read."""
         return self.checkpoint_uri.startswith("file://")
 
     @property
     def sizes(self) -> Sizes | None:
-        """The sizes that an elastic job can have; None where it runs at one only."""
+        """The sizes that an elastic job can have; None if it is not elastic."""
         found = self.elastic
         if found is None:
             return None
