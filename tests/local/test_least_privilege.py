@@ -200,7 +200,7 @@ def test_a_workflow_calls_a_function_whatever_its_role_says(stage: PermissionBen
     with stage.without(*permission_table.unproved_of_roles(f"{machine}MachineRole")):
         end = stage.call_by_workflow(f"{machine}Arn", "mark_running", {"jobId": "job-none", "attempt": 1})
 
-    assert "There is no attempt 1 of job-none" in end["cause"], "the function was called, and does not know that job"
+    assert "job-none has no attempt 1" in end["cause"], "the function was called, and does not know that job"
 
 
 def test_every_function_has_a_probe() -> None:
