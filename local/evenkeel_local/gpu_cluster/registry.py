@@ -530,7 +530,7 @@ class Registry:
     def record(
         self, about: Obj, reason: str, message: str, kind: str = "Normal", source: str = "evenkeel-local"
     ) -> None:
-        """Write an Event about an object, or count up the one that says the same."""
+        """Write an Event about an object, or increase the count of the same Event."""
         namespace = namespace_of(about) or "default"
         involved = {
             "kind": about["kind"],
