@@ -1,10 +1,9 @@
 """Admission: which pending jobs start now, and where.
 
-Where no teams are set up, first come, first served on free nodes: the queue is walked in order, each job whose gang
-fits on one kind of node of one pool is admitted, and the first that does not fit holds up everybody behind it who could
-take those nodes, so that a large job is never starved by small ones. A job that a recovery is bringing back goes before
-all others: its capacity was granted once already. Where teams share the fleet, `sharing.py` decides who is next; what
-is said of a job, and how its record is decided again, stands here for both.
+Without teams, jobs start first come, first served on free nodes. A job is admitted if its gang fits on one instance
+type of one pool. The first job that does not fit blocks later jobs that could take the same nodes, so small jobs never
+starve a large one. A job that resumes after a recovery comes first: its capacity was granted before. With teams,
+`team_cycle.py` decides the order. This module writes the reasons and replays the decisions for both.
 """
 
 from collections.abc import Iterator
@@ -166,20 +165,20 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
 
 
 def delegate_to_kueue(request: AdmissionRequest, local_queue: str, now: datetime) -> AdmissionDecision:
-    """Let Kueue decide about a job: nothing of ours is weighed but the pause after a failure."""
+    """Let Kueue decide about a job. Evenkeel applies only the restart backoff after a failure."""
     return decide(AdmissionFacts(request=request, offers=(), local_queue=local_queue, now=now))
 
 
 def hold_in_kueue_namespace(
     request: AdmissionRequest, namespace: str, shown_by: str, now: datetime
 ) -> AdmissionDecision:
-    """Hold a job back whose namespace is Kueue's: of two who admit on the same machines neither keeps its limits."""
+    """Hold a job back in a namespace where Kueue admits. Two admission systems on the same nodes would break quotas."""
     hold_reason = f"Kueue admits jobs in namespace {namespace} ({shown_by}), so Evenkeel starts no jobs there."
     return decide(AdmissionFacts(request=request, offers=(), hold_reason=hold_reason, now=now))
 
 
 def hold_on_unreadable_cluster(request: AdmissionRequest, now: datetime) -> AdmissionDecision:
-    """Hold a job back whose cluster cannot be read: nobody knows which of its nodes are free."""
+    """Hold a job back if its cluster cannot be read: its free nodes are unknown."""
     hold_reason = (
         f"Cluster {request.cluster} cannot be read, so its free nodes are unknown. The job waits until it answers."
     )
@@ -189,7 +188,7 @@ def hold_on_unreadable_cluster(request: AdmissionRequest, now: datetime) -> Admi
 def hold_in_other_teams_namespace(
     request: AdmissionRequest, namespace: str, owner: str, now: datetime
 ) -> AdmissionDecision:
-    """Hold a job back whose namespace has become another team's: it would run beside that team's secrets."""
+    """Hold a job back if its namespace now belongs to another team. It could read that team's secrets."""
     hold_reason = f"Namespace {namespace} now belongs to team {owner}. Cancel the job and submit it again."
     return decide(AdmissionFacts(request=request, offers=(), hold_reason=hold_reason, now=now))
 
@@ -213,7 +212,7 @@ def _admitted(facts: AdmissionFacts, why: str, use: dict[str, dict[str, int]]) -
 
 
 def from_quota_decision(facts: AdmissionFacts, weighed: Decision) -> AdmissionDecision:
-    """Say what a turn in a cycle means for a job."""
+    """Translate the result of a Kueue cycle into the decision for a job."""
     considered = tuple(_rejected_flavors(weighed))
     match weighed.result:
         case Result.ADMITTED:
@@ -233,7 +232,7 @@ def from_quota_decision(facts: AdmissionFacts, weighed: Decision) -> AdmissionDe
 
 
 def with_preemption(decided: AdmissionDecision) -> AdmissionDecision:
-    """Return an answer with others stopped for it, where its quota is there and they make the machines free."""
+    """Return a decision that preempts, if the job has quota and the victims free enough nodes."""
     preemption_plan = decided.facts.preemption_plan
     if (
         decided.action is not Action.WAIT
@@ -247,7 +246,7 @@ def with_preemption(decided: AdmissionDecision) -> AdmissionDecision:
 
 
 def _shortage_text(weighed: Decision) -> str:
-    """Say what the last flavor that was looked at was short of."""
+    """Say what the last evaluated flavor was short of."""
     for attempts in weighed.assignment.attempts:
         for attempt in reversed(attempts):
             for each in attempt.compared:
@@ -281,7 +280,7 @@ def _rejected_flavors(weighed: Decision) -> Iterator[Alternative]:
 
 
 def recorded_reason(decided: AdmissionDecision, mode: Mode) -> str:
-    """Return the reason as it is recorded: in any mode but `act` nothing is done, and that is said."""
+    """Return the reason to record. In every mode except `act` it says that Evenkeel takes no action."""
     if mode is Mode.ACT:
         return decided.reason
     if decided.action is Action.ADMIT:

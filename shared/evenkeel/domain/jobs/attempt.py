@@ -37,7 +37,7 @@ class AttemptState(StrEnum):
 
 
 class ResumePoint(Value):
-    """A proven checkpoint."""
+    """A verified checkpoint."""
 
     attempt: int
     step: int
@@ -55,18 +55,18 @@ class Attempt(Value):
     namespace: str
     pool: str
     local_queue: str = ""
-    """Kueue's LocalQueue that it was handed to; empty where Evenkeel admitted it itself."""
+    """Kueue's LocalQueue that received the attempt; empty if Evenkeel admitted it."""
     nodes: tuple[NodeLife, ...]
-    """Where it was admitted; its pods may run nowhere else. Where Kueue admits, none before its pods run."""
+    """Nodes of the attempt; its pods may run on no others. Empty until the pods run if Kueue admits."""
     node_names: tuple[str, ...]
     size: int = 0
     """Pods of its gang, one a node; 0 in an attempt that is older than elastic jobs: `ranks` knows."""
     accelerators: int
-    """Charge: accelerators over all nodes."""
+    """Accelerators charged over all nodes."""
     instance_type: str = ""
-    """Of its nodes, which are all of one type."""
+    """Instance type of all its nodes."""
     is_rented: bool = False
-    """Whether they are rented for it: their dollars are the rental's."""
+    """Whether its nodes are rented. Their cost is then counted in the rental."""
     team: str = DEFAULT_TEAM
     charge_held: bool = True
     admitted_at: Instant
@@ -79,7 +79,7 @@ class Attempt(Value):
     workload_uid: str = ""
     """UID of the Kubernetes Job; empty until the launch is recorded."""
     is_refused: bool = False
-    """The cluster would not take its Kubernetes Job as it stands: trying again cannot help."""
+    """Whether the cluster rejected its Kubernetes Job, so a retry cannot help."""
     stop_asked_at: Instant | None = None
     """When it was asked to end, where it was: what it saved after that, it saved in its drain."""
     launched_at: Instant | None = None
@@ -169,18 +169,18 @@ class ObservedWorkload(Value):
     uid: str = ""
     is_deleting: bool = False
     is_suspended: bool = False
-    """Whether its Job has, for now, no pods."""
+    """Whether its Job has no pods at the moment."""
     has_completed: bool = False
     has_failed: bool = False
     was_disrupted: bool = False
-    """Whether it failed since a pod of it was evicted, or went with its node."""
+    """Whether it failed because a pod was evicted or removed with its node."""
     pods: tuple[ObservedPod, ...] = ()
     kueue: KueueStatus | None = None
-    """What Kueue says of it, where it was handed to Kueue and is known there."""
+    """Kueue's status of the attempt, if Kueue knows it."""
 
     @property
     def has_runnable_pods(self) -> bool:
-        """Whether something of it runs, or may yet be started, that nobody has asked to end."""
+        """Whether any pod runs or may still start without having been asked to end."""
         is_at_work = bool(self.uid) and not (self.is_deleting or self.has_completed or self.has_failed)
         return is_at_work or any(not pod.is_terminating for pod in self.live_pods())
 
