@@ -105,7 +105,7 @@ def test_the_story_says_what_the_drain_saved() -> None:
         return str(next(row.doc["text"] for row in reversed(lines) if row.doc["kind"] == "launched"))
 
     assert "Step 10 was saved while attempt 1 was stopped." in launched(saves=True)
-    assert "Nothing that counts was saved while attempt 1 was stopped." in launched(saves=False)
+    assert "No usable checkpoint was saved while attempt 1 was stopped." in launched(saves=False)
 
 
 def test_a_job_that_asks_for_it_runs_on_beside_the_cordon_and_the_repair_waits() -> None:
