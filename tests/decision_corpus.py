@@ -360,14 +360,28 @@ def texts_with_spaces(document: Json, key: str = "answer") -> Iterator[str]:
         yield key
 
 
+KEPT_IF_TEXT_CHANGED = frozenset({"quota"})
+"""Fields that an answer has only if its reason differs from the reason of the cycle before. A recorded cycle knows the
+words of its time as the reason before, so such a field may appear where the record has none. It is compared wherever
+the record has it."""
+
+
 def without_sentences(document: Json, key: str = "answer") -> Json:
     """Return an answer with each sentence replaced by the fact that there is one.
 
-    Of an option, its names and numbers are kept: they say which option it is.
+    Of an option, its names and numbers are kept: they say which option it is. A key that is a sentence, such as why
+    nodes are closed, is replaced as well.
     """
     if isinstance(document, dict):
         inner = "" if key == "answer" else key
-        return {name: without_sentences(each, name if name in SENTENCES else inner) for name, each in document.items()}
+        kept = {name: each for name, each in document.items() if name not in KEPT_IF_TEXT_CHANGED or each is not None}
+        plain = {
+            name: without_sentences(each, name if name in SENTENCES else inner)
+            for name, each in kept.items()
+            if " " not in name
+        }
+        below = sorted((without_sentences(each, inner) for name, each in kept.items() if " " in name), key=repr)
+        return {**plain, "(sentences)": below} if below else plain
     if isinstance(document, list):
         return [without_sentences(each, key) for each in document]
     if key not in SENTENCES or not isinstance(document, str) or " " not in document:

@@ -228,4 +228,4 @@ def test_unmanaged_pods_are_reported_with_whose_labels_they_carry() -> None:
 
     (listed,) = read_jobs.list_unmanaged(scenario.ledger, [CLUSTER])["items"]
     assert (listed["namespace"], listed["accelerators"], listed["claims"]) == (ANYWHERE, 2, f"{job.job_id}-a1")
-    assert f"carries the labels of {job.job_id}-a1 and does not belong to it" in listed["says"]
+    assert f"carries the labels of {job.job_id}-a1 but does not belong to that job" in listed["says"]

@@ -166,6 +166,6 @@ def judge_node(machine: ObservedNode, *, expected: int) -> Validity:
     if marks:
         return Validity(is_valid=False, reason=f"The node still has fault labels: {', '.join(marks)}.")
     if node.accelerators < expected:
-        return Validity(is_valid=False, reason=f"The node offers {node.accelerators} of {expected} GPUs.")
-    offers = f" and offers all {expected} GPUs" if expected else ""
+        return Validity(is_valid=False, reason=f"The node offers {node.accelerators} of {expected} accelerators.")
+    offers = f" and offers all {expected} accelerators" if expected else ""
     return Validity(is_valid=True, reason=f"The node is Running and Ready, has no fault label{offers}.")
