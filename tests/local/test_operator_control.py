@@ -77,7 +77,7 @@ def test_a_machine_that_is_opted_out_is_left_to_people(centre: DataCentre) -> No
         label(centre, name, "on")
 
     assert (settled["state"], settled["repairs"], seen["unschedulable"]) == ("STOOD_DOWN", [], False)
-    assert "labelled evenkeel.io/automation=off" in settled["outcome"]
+    assert "has the label evenkeel.io/automation=off" in settled["outcome"]
     assert signals.accepted_calls(centre, machine) == {}
 
 

@@ -217,7 +217,7 @@ def test_job_that_can_never_fit_is_refused(data_centre: DataCentre) -> None:
     ended = TrainingJob.submit(data_centre, "small", TrainingWork(nodes=1, steps=8, step_seconds=0.05)).end()
 
     assert (caught.value.code, caught.value.text.partition(":")[0]) == ("VALIDATION_FAILED", "nodes")
-    assert "the largest fitting pool has 5" in caught.value.text
+    assert "the largest matching pool has 5" in caught.value.text
     assert ended["state"] == "SUCCEEDED"
 
 
@@ -226,7 +226,7 @@ def test_a_job_in_the_queue_starts_when_there_is_room(data_centre: DataCentre) -
     first.reach_state("STARTING", "RUNNING")
     second = TrainingJob.submit(data_centre, "second", TrainingWork(nodes=2, steps=8, step_seconds=0.05))
     third = TrainingJob.submit(data_centre, "third", TrainingWork(nodes=1, steps=8, step_seconds=0.05))
-    until(lambda: "Behind" in third.show()["reason"], "a pass to look at both", SECONDS)
+    until(lambda: "waits behind" in third.show()["reason"], "a scheduling cycle to consider both", SECONDS)
     waiting = [second.show(), third.show()]
 
     data_centre.client().post(f"/jobs/{first.job_id}/cancel", {"reason": "make room"})

@@ -146,7 +146,7 @@ def no_capacity(drill: DrillRun) -> None:
     says_why = waiting["reason"].startswith(f"The job waits for {drill.work.nodes} nodes")
     waits = waiting["state"] == "PENDING" and says_why
     drill.result.check("the job waits and gives its reason", waits, f"{waiting['state']}: {waiting['reason']}")
-    is_left = "waits in the queue for capacity" in incident["outcome"]
+    is_left = "Waiting in the queue for capacity" in incident["outcome"]
     drill.result.check("the recovery hands the job to the queue", is_left, incident["outcome"])
     drill.clear()
     drill.say("capacity is back: the replacement arrives")
@@ -557,7 +557,7 @@ def _subscribe_to_pages(drill: DrillRun) -> Iterator[Callable[[], list[str]]]:
 
 
 def _was_blocked(drill: DrillRun, incident: Json) -> bool:
-    return any(line["kind"] == "blocked" and "one cause" in line["text"] for line in drill.timeline(incident))
+    return any(line["kind"] == "blocked" and "shared cause" in line["text"] for line in drill.timeline(incident))
 
 
 def two_owners(drill: DrillRun) -> None:

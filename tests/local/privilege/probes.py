@@ -1052,7 +1052,7 @@ def swept(seen: InvocationResult) -> bool:
     """Whether every step came through. Events that other probes queued may wait: the queue was read."""
     if not seen.answer or seen.answer["outcome"] != "SWEPT":
         return False
-    return all(each.endswith("wait to be handled.") for each in seen.answer["failed"])
+    return all(each.startswith("event-queue: ") for each in seen.answer["failed"])
 
 
 @probe("sweep_fleet", comes_through=swept)
