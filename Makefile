@@ -40,7 +40,7 @@ dev: setup ## keep the local data centre up until Ctrl-C
 test: lint ## everything that CI runs: lint, types, the template and all levels of tests
 	@$(BIN)/python $(if $(TESTS),-m pytest $(TESTS),tools/test_lanes.py)
 
-test-all: lint ## every test, with the drills and the exhaustive tests, for a release; about an hour
+test-all: lint ## every test, with the drills and the exhaustive tests, for a release
 	@$(BIN)/python tools/test_lanes.py --all
 
 lint: lock-check ## ruff, mypy strict, the prose, the template

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -177,7 +178,8 @@ def test_every_command_that_is_not_run_is_on_a_page() -> None:
 
 @pytest.mark.parametrize("typed", COMMANDS, ids=str)
 def test_command_of_a_page_runs_as_the_operator(desk: RunbookShell, typed: RunbookCommand) -> None:
-    if typed.text.startswith("kubectl") and not shutil.which("kubectl", path=desk.environment["PATH"]):
+    has_kubectl = shutil.which("kubectl", path=desk.environment["PATH"])
+    if typed.text.startswith("kubectl") and not has_kubectl and platform.machine() != "x86_64":
         pytest.skip("kubectl is unpacked on x86_64 Linux only")
 
     said = desk.run(typed.text)
