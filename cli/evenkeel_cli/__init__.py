@@ -1,1 +1,1 @@
-"""The command `evenkeel`. It knows HTTP, and the local data centre's control address; nothing else of the project."""
+"""The command `evenkeel`. It calls the API through `evenkeel_client`; `offline` uses the domain."""

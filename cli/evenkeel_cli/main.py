@@ -9,7 +9,7 @@ from typing import NamedTuple, TextIO
 
 import typer
 
-from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_client.errors import CommandFailed, Exit
 
 
 class CommandGroup(NamedTuple):

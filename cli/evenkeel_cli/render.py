@@ -18,7 +18,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, TextIO
 
-from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 

@@ -24,8 +24,8 @@ from typing import Any, Final, Self
 
 import yaml
 
-from evenkeel_cli.client import ApiClient
-from evenkeel_cli.context import CliContext, StaticKey
+from evenkeel_client.client import ApiClient
+from evenkeel_client.context import ApiContext, StaticKey
 from evenkeel_local import ACCOUNT_ID, PROJECT, REGION, gpu_cluster
 from evenkeel_local.deployment import STACK_NAME, Outputs, deploy
 from evenkeel_local.engine import Engine
@@ -260,7 +260,7 @@ class DataCentre:
         """Return the command line's client, as the operator."""
         key = StaticKey(self.operator.access_key_id, self.operator.secret_access_key)
         return ApiClient(
-            CliContext(
+            ApiContext(
                 FLEET, self.api_url, REGION, key=key, control_url=self.cluster.control_url, source="the data centre"
             )
         )

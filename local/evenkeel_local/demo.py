@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from evenkeel_cli.client import ApiClient
+from evenkeel_client.client import ApiClient
 from evenkeel_local import PROJECT
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, DataCentre, FleetShape
 from evenkeel_local.deployment import DeploymentError

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from evenkeel_cli.client import ApiClient
-from evenkeel_cli.context import read
+from evenkeel_client.client import ApiClient
+from evenkeel_client.context import read
 
 ANSWER_SECONDS: Final = 20.0
 """A part that takes longer counts as down. The API's first answer waits for a function to start."""
@@ -46,7 +46,7 @@ def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[Pro
 
     @functools.cache
     def asked() -> Json:
-        return ApiClient(read(context, "the data centre", {}), warns_of_stale=False).get("/status")
+        return ApiClient(read(context, "the data centre", {}), warn=None).get("/status")
 
     def status() -> Json:
         with lock:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel_cli import context
-from evenkeel_cli.client import ApiClient
-from evenkeel_cli.errors import ApiRequestFailed
+from evenkeel_client import context
+from evenkeel_client.client import ApiClient
+from evenkeel_client.errors import ApiRequestFailed
 from evenkeel_local.data_centre import DataCentre
 from evenkeel_local.identities import Credentials, make_user
 from tests.unit.api.gateway import template_routes
@@ -79,7 +79,7 @@ def _holder_of(centre: DataCentre, name: str) -> ApiClient:
     return ApiClient(_context(centre, user))
 
 
-def _context(centre: DataCentre, user: Credentials) -> context.CliContext:
+def _context(centre: DataCentre, user: Credentials) -> context.ApiContext:
     document = centre.context() | {
         "credentials": {"accessKeyId": user.access_key_id, "secretAccessKey": user.secret_access_key}
     }

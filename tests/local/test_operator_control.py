@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel_cli.client import ApiClient
-from evenkeel_cli.context import CliContext, StaticKey
-from evenkeel_cli.errors import CommandFailed
+from evenkeel_client.client import ApiClient
+from evenkeel_client.context import ApiContext, StaticKey
+from evenkeel_client.errors import CommandFailed
 from evenkeel_local import REGION
 from evenkeel_local.data_centre import FLEET, DataCentre
 from evenkeel_local.drills import await_all_nodes_ready
@@ -113,4 +113,4 @@ def second_operator(centre: DataCentre) -> ApiClient:
     may: Json = {"Effect": "Allow", "Action": "execute-api:Invoke", "Resource": "*"}
     user = make_user(centre.deployer, "second", [may])
     key = StaticKey(user.access_key_id, user.secret_access_key)
-    return ApiClient(CliContext(FLEET, centre.api_url, REGION, key=key, control_url="", source="a test"))
+    return ApiClient(ApiContext(FLEET, centre.api_url, REGION, key=key, control_url="", source="a test"))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel_cli.errors import ApiRequestFailed
+from evenkeel_client.errors import ApiRequestFailed
 from evenkeel_local.data_centre import DataCentre, FleetShape
 from evenkeel_local.deployment import STACK_NAME, deploy
 from evenkeel_local.drills import TrainingWork, await_all_nodes_ready

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from evenkeel_cli.client import ApiClient
-from evenkeel_cli.context import read
+from evenkeel_client.client import ApiClient
+from evenkeel_client.context import read
 from evenkeel_local import dev_data_centre
 from evenkeel_local.processes import ProcessMark
 from tests.waiting import until

@@ -4,12 +4,13 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-OURS = ("evenkeel", "evenkeel_cli", "evenkeel_local", "evenkeel_trainer", "bench", "tests")
+OURS = ("evenkeel", "evenkeel_cli", "evenkeel_client", "evenkeel_local", "evenkeel_trainer", "bench", "tests")
 AWS = frozenset({"boto3", "botocore", "mypy_boto3"})
 
 # Modules that bring in the clock, chance or the machine. A decision gets what it needs of them as arguments.
@@ -72,18 +73,35 @@ ROOMS = (
     ),
     LayerRule("training", ("shared/evenkeel/training",), ("evenkeel.training",), only_late=AWS),
     LayerRule("functions", ("functions",), ("evenkeel.services", "evenkeel.events", "evenkeel.runtime")),
+    LayerRule("client", ("cli/evenkeel_client",), ("evenkeel_client",), only_late=frozenset({"botocore"})),
     LayerRule(
         "cli",
         ("cli/evenkeel_cli",),
-        ("evenkeel_cli",),
+        ("evenkeel_cli", "evenkeel_client"),
         frozenset({"click", "rich", "typer"}),
-        only_late=frozenset({"botocore", "evenkeel_local"}),
+        only_late=frozenset({"botocore"}),
     ),
     LayerRule(
         "cli offline",
-        ("cli/evenkeel_cli/offline", "cli/evenkeel_cli/offline.py"),
-        ("evenkeel_cli", "evenkeel.domain"),
+        ("cli/evenkeel_cli/offline",),
+        ("evenkeel_cli", "evenkeel_client", "evenkeel.domain"),
         frozenset({"rich", "typer", "yaml"}),
+    ),
+    LayerRule(
+        "local",
+        ("local/evenkeel_local",),
+        ("evenkeel_local", "evenkeel_client", "evenkeel"),
+        AWS | {"pydantic", "yaml"},
+    ),
+    # The engine's environment has the emulator and nothing else of ours.
+    LayerRule("engine program", ("local/evenkeel_local/engine_program.py",), (), frozenset({"ministack"})),
+    # The GPU cluster is worth having without Evenkeel. Its parent package is loaded with it.
+    LayerRule("local package", ("local/evenkeel_local/__init__.py",)),
+    LayerRule(
+        "GPU cluster",
+        ("local/evenkeel_local/gpu_cluster",),
+        ("evenkeel_local.gpu_cluster",),
+        frozenset({"aiohttp", "botocore", "pydantic", "trustme", "yaml", "yarl"}),
     ),
     LayerRule("trainer", ("examples/trainer/evenkeel_trainer",), ("evenkeel_trainer", "evenkeel.training")),
 )
@@ -170,7 +188,7 @@ def room_of(path: str) -> LayerRule | None:
 
 FILES = sorted(
     path.relative_to(PROJECT).as_posix()
-    for room in ("shared/evenkeel", "functions", "cli", "examples")
+    for room in ("shared/evenkeel", "functions", "cli", "local", "examples")
     for path in (PROJECT / room).rglob("*.py")
     if path.name != "__init__.py" or path.stat().st_size > 0
 )
@@ -214,6 +232,12 @@ def test_file_reaches_only_the_rooms_it_may(path: str) -> None:
         ("functions/cordon_node/handler.py", "from evenkeel.domain import nodes", "may not reach evenkeel.domain"),
         ("cli/evenkeel_cli/x.py", "import botocore.auth", "may import botocore only inside a function"),
         ("cli/evenkeel_cli/x.py", "from evenkeel.domain import nodes", "may not reach evenkeel.domain"),
+        ("cli/evenkeel_cli/x.py", "def f():\n    import evenkeel_local", "may not reach evenkeel_local"),
+        ("cli/evenkeel_client/x.py", "from evenkeel_cli import render", "may not reach evenkeel_cli"),
+        ("local/evenkeel_local/x.py", "from evenkeel_cli import render", "may not reach evenkeel_cli"),
+        ("local/evenkeel_local/gpu_cluster/x.py", "from evenkeel_local import PROJECT", "may not reach evenkeel_local"),
+        ("local/evenkeel_local/gpu_cluster/x.py", "from evenkeel import ports", "may not reach evenkeel.ports"),
+        ("local/evenkeel_local/gpu_cluster/x.py", "def f():\n    import boto3", "may not use boto3"),
         ("examples/trainer/evenkeel_trainer/x.py", "import numpy", "may not use numpy"),
     ],
 )
@@ -305,3 +329,55 @@ def test_module_imports_only_packages_below_its_own(path: str) -> None:
 )
 def test_import_of_a_higher_package_is_found(floor: str, module: str, source: str, found: list[str]) -> None:
     assert higher_imports(module, ast.parse(source), floor) == found
+
+
+# ---------------------------------------------------------------- modules without a cycle
+
+
+def test_command_loads_the_local_data_centre_in_one_place() -> None:
+    """An import by name would escape the rule above."""
+    cli = PROJECT / "cli"
+    naming = [path for path in cli.rglob("*.py") if "evenkeel_local" in path.read_text(encoding="utf-8")]
+
+    assert naming == [cli / "evenkeel_cli" / "local_data_centre.py"]
+
+
+def import_cycle(sources: dict[str, str]) -> list[str]:
+    """Return the modules of one import cycle, or nothing. Imports for the type checker count."""
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        names = [
+            f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        ]
+        found = {name if name in sources else name.rpartition(".")[0] for name in names}
+        graph[module] = found & (sources.keys() - {module})
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("package", ["cli/evenkeel_cli", "cli/evenkeel_client"])
+def test_modules_of_a_package_have_no_import_cycle(package: str) -> None:
+    root = (PROJECT / package).parent
+    sources = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path.read_text("utf-8")
+        for path in (PROJECT / package).rglob("*.py")
+    }
+
+    assert import_cycle(sources) == []
+
+
+def test_import_cycle_is_found() -> None:
+    sources = {
+        "p.a": "from p import b",
+        "p.b": "if TYPE_CHECKING:\n    from p.c import C",
+        "p.c": "def f():\n    import p.a",
+    }
+
+    assert set(import_cycle(sources)) == {"p.a", "p.b", "p.c"}
+    assert import_cycle(sources | {"p.c": "import p"}) == []

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.client import ApiClient
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer
-from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import OutputFormat, Printer
 from evenkeel_cli.state_labels import mode_of
+from evenkeel_client.client import ApiClient
+from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from evenkeel_cli import local_data_centre
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import OutputFormat, Printer, only, page
+from evenkeel_client.errors import CommandFailed, Exit
 
 app = lookup.group("Start, stop and inspect the local data centre: an AWS emulator and a GPU cluster.")
 
@@ -22,19 +23,19 @@ def up(
     ] = False,
 ) -> None:
     """Start the data centre. Run it in the project folder."""
-    raise typer.Exit(_import_data_centre().up(_root(), foreground=foreground))
+    raise typer.Exit(_data_centre().up(_root(), foreground=foreground))
 
 
 @app.command("down")
 def down() -> None:
     """Stop the data centre and everything in it."""
-    raise typer.Exit(_import_data_centre().down(_root()))
+    raise typer.Exit(_data_centre().down(_root()))
 
 
 @app.command("status")
 def status(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Try each part and print its address; exit 1 if a part is down."""
-    found: dict[str, Any] = _import_data_centre().status(_root())
+    found: dict[str, Any] = _data_centre().status(_root())
     out = page()
     if only(output, (OutputFormat.TABLE, OutputFormat.JSON)) is OutputFormat.JSON:
         out.json(found)
@@ -64,7 +65,7 @@ def _show(out: Printer, found: dict[str, Any]) -> None:
 @app.command("env")
 def env() -> None:
     """Print variables for a shell, so that AWS commands act as the operator: eval "$(evenkeel dev env)"."""
-    data_centre, root = _import_data_centre(), _root()
+    data_centre, root = _data_centre(), _root()
     out = page()
     for name, value in _read_if_up(data_centre, root, data_centre.environment).items():
         out.line(f"export {name}={shlex.quote(value)}")
@@ -73,7 +74,7 @@ def env() -> None:
 @app.command("kubeconfig")
 def kubeconfig() -> None:
     """Print a kubeconfig of the local GPU cluster, for kubectl."""
-    data_centre, root = _import_data_centre(), _root()
+    data_centre, root = _data_centre(), _root()
     page().line(json.dumps(_read_if_up(data_centre, root, data_centre.kubeconfig), indent=2))
 
 
@@ -85,18 +86,8 @@ def _read_if_up(data_centre: Any, root: Path, read: Callable[[Path], Any]) -> An
     return read(root)
 
 
-def _import_data_centre() -> Any:
-    """Import the data centre on first use; other commands do not need it."""
-    try:
-        from evenkeel_local import dev_data_centre
-    except ImportError as error:
-        raise CommandFailed(
-            Exit.FAILED,
-            f"The local data centre is not installed here: {error}.",
-            code="NOT_INSTALLED",
-            hint="In a clone of the project: make setup",
-        ) from error
-    return dev_data_centre
+def _data_centre() -> Any:
+    return local_data_centre.load("dev_data_centre")
 
 
 def _root() -> Path:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evenkeel_cli import context
-from evenkeel_cli.client import ApiClient
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import OutputFormat, Printer, only, page
+from evenkeel_client import context
+from evenkeel_client.client import ApiClient
+from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from evenkeel_cli.doctor.findings import DoctorFinding
@@ -58,7 +58,7 @@ def doctor(
     raise typer.Exit(findings.exit_code(found))
 
 
-def _context(stack: str) -> context.CliContext:
+def _context(stack: str) -> context.ApiContext:
     """Return the context in force. With `--stack` the API's address is found from the stack where none is known."""
     try:
         return lookup.current_context()
@@ -67,14 +67,14 @@ def _context(stack: str) -> context.CliContext:
         if failed.code != "NO_CONTEXT" or not stack or not region:
             raise
         profile = os.environ.get("EVENKEEL_PROFILE")
-        return context.CliContext(name="", url="", region=region, profile=profile, source=f"the stack {stack}")
+        return context.ApiContext(name="", url="", region=region, profile=profile, source=f"the stack {stack}")
 
 
-def _client(where: context.CliContext) -> ApiClient:
-    return ApiClient(where, warns_of_stale=False)  # the check `sources` says it
+def _client(where: context.ApiContext) -> ApiClient:
+    return ApiClient(where, warn=None)  # the check `sources` says it
 
 
-def _located(site: "Site", aws: "BotocoreAws") -> context.CliContext:
+def _located(site: "Site", aws: "BotocoreAws") -> context.ApiContext:
     """Complete what is known of the site from the stack's own description, where that can be read."""
     from evenkeel_cli.doctor.findings import CouldNotCheck
 

@@ -5,12 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.client import ControlClient
+from evenkeel_cli import local_data_centre
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer
-from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Column, OutputFormat, Printer, page
 from evenkeel_cli.state_labels import plain
+from evenkeel_client.client import ControlClient
+from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
@@ -134,17 +135,7 @@ def _control() -> ControlClient:
 
 
 def _drills() -> Any:
-    """Import the drills on first use; other commands do not need them."""
-    try:
-        from evenkeel_local import drills
-    except ImportError as error:
-        raise CommandFailed(
-            Exit.FAILED,
-            f"The local data centre is not installed here: {error}.",
-            code="NOT_INSTALLED",
-            hint="In a clone of the project: make setup",
-        ) from error
-    return drills
+    return local_data_centre.load("drills")
 
 
 def _table(out: Printer, found: Json) -> None:

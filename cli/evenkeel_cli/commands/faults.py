@@ -9,8 +9,8 @@ import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_list
-from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import OutputFormat, Printer
+from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 

@@ -8,9 +8,9 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.jobs import print_notes
 from evenkeel_cli.commands.output import answer, answer_list
-from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Column, OutputFormat, Printer, duration, note
 from evenkeel_cli.state_labels import INCIDENT, plain
+from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli import context
-from evenkeel_cli.client import ApiClient
-from evenkeel_cli.errors import CommandFailed, Exit
-from evenkeel_cli.render import OutputFormat, page
+from evenkeel_cli.render import OutputFormat, page, warn
 from evenkeel_cli.state_labels import JOB
+from evenkeel_client import context
+from evenkeel_client.client import ApiClient
+from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
@@ -57,14 +57,14 @@ def single(name: str) -> typer.Typer:
     return typer.Typer(name=name, rich_markup_mode=None, add_completion=False)
 
 
-def current_context() -> context.CliContext:
+def current_context() -> context.ApiContext:
     """Return the context in force."""
     return context.find(os.environ, Path.cwd())
 
 
 def current_client() -> ApiClient:
     """Return a client of the context in force."""
-    return ApiClient(current_context())
+    return ApiClient(current_context(), warn=warn)
 
 
 def items(client: ApiClient, path: str, limit: int, **query: Any) -> list[Json]:

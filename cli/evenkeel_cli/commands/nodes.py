@@ -7,9 +7,9 @@ import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_list
-from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Column, OutputFormat, Printer, note
 from evenkeel_cli.state_labels import NODE, plain
+from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 

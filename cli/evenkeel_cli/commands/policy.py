@@ -9,8 +9,8 @@ import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_list
-from evenkeel_cli.errors import Exit
 from evenkeel_cli.render import Column, OutputFormat, Printer, note, page
+from evenkeel_client.errors import Exit
 
 Json = dict[str, Any]
 

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.client import ApiClient
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.automation import scope_options
 from evenkeel_cli.commands.incidents import print_recovery_branches
-from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import OutputFormat, Printer, age, duration, only, page, visible
 from evenkeel_cli.state_labels import HEALTH, NODE, SOURCE, counted, mode_of, plain
+from evenkeel_client.client import ApiClient
+from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 

@@ -7,11 +7,11 @@ from urllib.parse import quote
 
 import typer
 
-from evenkeel_cli.client import ApiClient
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_list
-from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Column, OutputFormat, Printer, note
+from evenkeel_client.client import ApiClient
+from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 

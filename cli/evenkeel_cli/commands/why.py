@@ -4,12 +4,12 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.client import ApiClient
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.nodes import cordoned
-from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Column, OutputFormat, Printer, duration, only, page
 from evenkeel_cli.state_labels import INCIDENT, JOB, NODE, plain
+from evenkeel_client.client import ApiClient
+from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 

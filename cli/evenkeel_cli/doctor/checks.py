@@ -10,7 +10,7 @@ from evenkeel_cli.doctor import evaluate
 from evenkeel_cli.doctor.deadlines import CHECK_SECONDS, answers_within
 from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status, failed, unknown
 from evenkeel_cli.doctor.site import KUEUE_READER, BadCredentials, NotThere, Site
-from evenkeel_cli.errors import CommandFailed
+from evenkeel_client.errors import CommandFailed
 
 Json = dict[str, Any]
 

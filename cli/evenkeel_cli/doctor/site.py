@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from evenkeel_cli.client import ApiClient
-from evenkeel_cli.context import CliContext
 from evenkeel_cli.doctor.deadlines import AWS_SECONDS, SELF_TEST_SECONDS, answers_within
 from evenkeel_cli.doctor.findings import CouldNotCheck
-from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_client.client import ApiClient
+from evenkeel_client.context import ApiContext
+from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from botocore.session import Session
@@ -61,7 +61,7 @@ class Aws(Protocol):
 class BotocoreAws:
     """AWS by botocore, as the context says, with its answers to failures said in words."""
 
-    def __init__(self, context: CliContext) -> None:
+    def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._clients: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -143,7 +143,7 @@ class Site:
     """One stack and its surroundings. What several checks need is read once."""
 
     def __init__(
-        self, aws: Aws, client: ApiClient | None, context: CliContext, stack: str, rights: "RightsTable"
+        self, aws: Aws, client: ApiClient | None, context: ApiContext, stack: str, rights: "RightsTable"
     ) -> None:
         self.aws = aws
         self.client = client

@@ -7,8 +7,8 @@ from typing import Any
 from evenkeel.domain.fault_preview import Preview, RungPreview, preview
 from evenkeel.domain.health.faults import CheckpointTrust, Fault, FaultCatalogue, RecurKey, Rung
 from evenkeel.domain.policy import Policy
-from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.render import Column, Printer, duration
+from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 

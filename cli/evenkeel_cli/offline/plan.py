@@ -10,9 +10,9 @@ from evenkeel.domain.kueue.quantities import short_text
 from evenkeel.domain.kueue.replay import Events, Replay
 from evenkeel.domain.kueue.report import Considered, CycleAnswer, DecisionAnswer, NodeAnswer, Plan, decision_of
 from evenkeel.domain.kueue.setup import Declared, Profile
-from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.offline import quota_files
 from evenkeel_cli.render import Column, Printer
+from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from evenkeel.domain.kueue.why import Why

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evenkeel.domain.policy import Policy, PolicyError, changed
-from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 

@@ -8,7 +8,7 @@ import yaml
 
 from evenkeel.domain.kueue.documents import DocumentError
 from evenkeel.domain.kueue.setup import RULES, Declared, Profile, documents
-from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from evenkeel.domain.kueue.exchange import Exchanged

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
-from evenkeel_cli.client import ApiClient
-from evenkeel_cli.errors import CommandFailed
+from evenkeel_client.client import ApiClient
+from evenkeel_client.errors import CommandFailed
 from evenkeel_local.data_centre import DataCentre
 
 Json = dict[str, Any]

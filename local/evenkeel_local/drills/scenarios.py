@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from evenkeel.domain.values import rfc3339
 from evenkeel.runtime.site_policy import FRESH
-from evenkeel_cli.errors import CommandFailed
+from evenkeel_client.errors import CommandFailed
 from evenkeel_local import ACCOUNT_ID, PROJECT
 from evenkeel_local.data_centre import CHECKPOINTS_BUCKET, FleetShape
 from evenkeel_local.deployment import STACK_NAME, deploy, stack_resources

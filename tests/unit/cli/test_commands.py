@@ -22,9 +22,9 @@ from evenkeel.ports import Put, Row
 from evenkeel.services.storage import rows
 from evenkeel_cli.commands.automation import seconds_of
 from evenkeel_cli.commands.jobs import new_log_text
-from evenkeel_cli.errors import CommandFailed
 from evenkeel_cli.main import NOUNS
 from evenkeel_cli.render import age, duration
+from evenkeel_client.errors import CommandFailed
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ROOT, ApiResponse, Gateway

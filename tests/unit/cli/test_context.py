@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from evenkeel_cli import context
-from evenkeel_cli.errors import CommandFailed
+from evenkeel_client import context
+from evenkeel_client.errors import CommandFailed
 
 GOOD = {"name": "prod", "url": "https://abc.execute-api.us-west-2.amazonaws.com/api/v1"}
 

@@ -18,16 +18,16 @@ from botocore.exceptions import EndpointConnectionError, HTTPClientError, ReadTi
 
 import evenkeel
 from evenkeel_cli.commands.doctor import show
-from evenkeel_cli.context import CliContext
 from evenkeel_cli.doctor import checks, findings
 from evenkeel_cli.doctor import site as site_module
 from evenkeel_cli.doctor.checks import CHECKS
 from evenkeel_cli.doctor.evaluate import DEAD_LETTERS
 from evenkeel_cli.doctor.findings import CouldNotCheck, DoctorFinding, Status
 from evenkeel_cli.doctor.site import BadCredentials, BotocoreAws, NotThere, Site
-from evenkeel_cli.errors import CommandFailed, Exit
 from evenkeel_cli.offline import access
 from evenkeel_cli.render import Printer
+from evenkeel_client.context import ApiContext
+from evenkeel_client.errors import CommandFailed, Exit
 from tests.fakes.system import A_MOMENT
 from tests.template.statements import of_on_call
 
@@ -205,7 +205,7 @@ class FakeSite:
 
     aws: FakeAws = field(default_factory=FakeAws)
     api: FakeApi = field(default_factory=FakeApi)
-    context: CliContext = field(default_factory=lambda: CliContext("research", URL, "us-west-2"))
+    context: ApiContext = field(default_factory=lambda: ApiContext("research", URL, "us-west-2"))
 
     def run(self, *skipped: str) -> list[DoctorFinding]:
         return checks.run(self.site(), A_MOMENT, skipped)
@@ -316,7 +316,7 @@ FAULTS = [
     ),
     DoctorCase(
         "stack",
-        lambda bed: setattr(bed, "context", CliContext("x", "https://other.example/v1", "us-west-2")),
+        lambda bed: setattr(bed, "context", ApiContext("x", "https://other.example/v1", "us-west-2")),
         "failed",
         "not this stack's API",
         "EVENKEEL_URL",
@@ -701,7 +701,7 @@ def test_check_that_breaks_stops_no_other() -> None:
 
     table = [checks.DoctorCheck("broken", breaks, ""), CHECKS[0]]
     client: Any = FakeApi()
-    site = Site(FakeAws(), client, CliContext("x", URL, "us-west-2"), "evenkeel", access)
+    site = Site(FakeAws(), client, ApiContext("x", URL, "us-west-2"), "evenkeel", access)
 
     first, second = checks.run(site, A_MOMENT, (), table)
 
@@ -797,7 +797,7 @@ def test_aws_without_answer_is_said_plainly(error: Exception, expected: str) -> 
         def describe_cluster(self) -> Json:
             raise error
 
-    aws = BotocoreAws(CliContext("x", URL, "us-west-2"))
+    aws = BotocoreAws(ApiContext("x", URL, "us-west-2"))
     aws._clients["eks"] = Client()
 
     with pytest.raises(CouldNotCheck) as caught:

@@ -89,7 +89,7 @@ def test_parts_that_answer_are_up(server: Server) -> None:
 def test_part_that_does_not_answer_is_down(
     server: Server, broken: str, parts: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evenkeel_cli.client._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("evenkeel_client.client._PAUSE_SECONDS", 0.0)
     server.broken = {broken}
 
     assert down(server.probe()) == parts

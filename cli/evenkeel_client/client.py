@@ -1,16 +1,16 @@
-"""HTTP to the API, each request signed by the caller's own AWS credentials; and to the local control address."""
+"""Clients of the API, with AWS signatures, and of the local GPU cluster's control address."""
 
 import json
 import secrets
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from evenkeel_cli.context import CliContext
-from evenkeel_cli.errors import ApiRequestFailed, CommandFailed, Exit, exit_for
-from evenkeel_cli.render import warn
+from evenkeel_client.context import ApiContext
+from evenkeel_client.errors import ApiRequestFailed, CommandFailed, Exit, exit_for
 
 if TYPE_CHECKING:
     from botocore.credentials import Credentials, ReadOnlyCredentials
@@ -23,22 +23,31 @@ _TIMEOUT_SECONDS = 35
 """The gateway ends a request after 29."""
 
 
+def warn_on_stderr(text: str) -> None:
+    """Print a warning to standard error."""
+    print(text, file=sys.stderr)
+
+
 class ApiClient:
-    """One API. Reads are tried again where the answer invites it; changes carry an idempotency key, so they are too."""
+    """One API. Retries a request that was throttled or not answered: an idempotency key makes changes safe to retry."""
 
     def __init__(
-        self, context: CliContext, *, pause: Callable[[float], None] = time.sleep, warns_of_stale: bool = True
+        self,
+        context: ApiContext,
+        *,
+        pause: Callable[[float], None] = time.sleep,
+        warn: Callable[[str], None] | None = warn_on_stderr,
     ) -> None:
         """Prepare a client; nothing is sent yet.
 
         Args:
-            context: Which API, and as whom.
-            pause: Waits so many seconds between tries.
-            warns_of_stale: Whether answers with stale facts are said on standard error; `doctor` judges them itself.
+            context: Address of the API, and the credentials for it.
+            pause: Waits this many seconds between tries.
+            warn: Called once for each source of stale facts; None to ignore stale facts.
         """
         self.context = context
         self._pause = pause
-        self._warns_of_stale = warns_of_stale
+        self._warn = warn
         self._warned: set[str] = set()
 
     @cached_property
@@ -47,34 +56,34 @@ class ApiClient:
         return self.context.name or str(self.get("/status")["fleet"])
 
     def get(self, path: str, **query: str | int | None) -> Json:
-        """Read; `path` is relative to the base.
+        """Send a GET request; `path` is relative to the base URL.
 
         Raises:
-            CommandFailed: with the exit code that the answer means.
+            CommandFailed: the request failed; the exit code follows from the HTTP status.
         """
         given = {name: value for name, value in query.items() if value not in (None, "")}
         joint = "&" if "?" in path else "?"
         found = self._send("GET", path + (f"{joint}{urlencode(given, quote_via=quote)}" if given else ""), None, {})
         for text in found.get("stale") or ():
-            if self._warns_of_stale and text not in self._warned:
+            if self._warn and text not in self._warned:
                 self._warned.add(text)
-                warn(f"These facts may be stale. {text}")
+                self._warn(f"These facts may be stale. {text}")
         return found
 
     def post(self, path: str, body: Json, *, key: str | None = None, repeat: str = "") -> Json:
-        """Change something.
+        """Send a POST request.
 
         Idempotent: yes, by the idempotency key; without one, the client creates a new key.
 
         Args:
-            path: Relative to the base.
+            path: Relative to the base URL.
             body: The request body.
             key: The idempotency key.
-            repeat: Options to add when the command is repeated, so that it makes the same change.
+            repeat: Options that a retry of the command needs to make the same change.
 
         Raises:
-            CommandFailed: with the exit code that the answer means; where it is not known whether the change was
-                made, the hint says how to repeat it as itself.
+            CommandFailed: the request failed; the exit code follows from the HTTP status. If the change may have been
+                made, the hint says how to retry with the same key.
         """
         key = key or f"cli-{secrets.token_hex(12)}"
         headers = {"Content-Type": "application/json", "Idempotency-Key": key}
@@ -93,25 +102,25 @@ class ApiClient:
         """Send a read-only request that needs a body.
 
         Raises:
-            CommandFailed: with the exit code that the answer means.
+            CommandFailed: the request failed; the exit code follows from the HTTP status.
         """
-        # The API asks a key of every POST.
+        # The API requires a key for every POST.
         headers = {"Content-Type": "application/json", "Idempotency-Key": f"cli-{secrets.token_hex(12)}"}
         return self._send("POST", path, json.dumps(body).encode(), headers)
 
     def change(self, method: str, path: str, body: Json, *, version: int | None = None) -> Json:
-        """Change something as it was read.
+        """Change a resource on condition of its version.
 
-        Idempotent: yes, by the version that it was read with, which is another one afterwards.
+        Idempotent: yes, by the version: the change replaces it, so a second request is refused.
 
         Args:
             method: PUT, PATCH or DELETE.
-            path: Relative to the base.
-            body: What it is to be.
-            version: The version that was read; 0 = it is not there yet.
+            path: Relative to the base URL.
+            body: The new content.
+            version: The version that the caller read; 0 if the resource does not exist yet; None for any version.
 
         Raises:
-            CommandFailed: with the exit code that the answer means.
+            CommandFailed: the request failed; the exit code follows from the HTTP status.
         """
         names = {} if version is None else {"If-Match": f'"{version}"'} if version else {"If-None-Match": "*"}
         headers = {"Content-Type": "application/json", **names}
@@ -163,13 +172,13 @@ class ApiClient:
         return _load_credentials(self.context.profile)
 
     def _frozen_credentials(self) -> "ReadOnlyCredentials":
-        """Return what to sign one request with: short-lived credentials are fetched anew before they end."""
+        """Return the credentials for one request; short-lived ones are refreshed before they expire."""
         from botocore.exceptions import BotoCoreError
 
         try:
             return self._credentials.get_frozen_credentials()
         except (BotoCoreError, RuntimeError) as error:
-            # botocore raises a plain RuntimeError where what it fetched has ended already.
+            # botocore raises a plain RuntimeError if the refreshed credentials have already expired.
             raise CommandFailed(
                 Exit.NOT_ALLOWED,
                 f"The AWS credentials do not work: {error}",
@@ -193,11 +202,11 @@ def _load_credentials(profile: str | None) -> "Credentials":
 
 
 def parse_response(status: int, content: bytes) -> Json:
-    """Return an answer's document.
+    """Return the document of a response.
 
     Raises:
-        Problem: the API says so.
-        CommandFailed: the answer is no JSON.
+        ApiRequestFailed: the HTTP status is an error.
+        CommandFailed: the response is not JSON.
     """
     try:
         document = json.loads(content) if content else {}
@@ -213,7 +222,7 @@ def parse_response(status: int, content: bytes) -> Json:
         return document
     problem = document
     code = str(problem.get("code") or ("REFUSED" if "error" in problem else f"HTTP_{status}"))
-    # The gateway itself, before it knows the API's shape, says only `message`; the local cluster says `error`.
+    # API Gateway itself answers with `message` alone; the local cluster answers with `error`.
     text = str(problem.get("detail") or problem.get("message") or problem.get("error") or f"HTTP {status}")
     errors = problem.get("errors") or []
     if len(errors) > 1:
@@ -240,10 +249,10 @@ class ControlClient:
         self._url = url
 
     def call(self, method: str, path: str, body: Json | None = None) -> Json:
-        """Call it.
+        """Send a request.
 
         Raises:
-            CommandFailed: it does not answer, or refuses.
+            CommandFailed: the cluster does not answer, or refuses the request.
         """
         from botocore.awsrequest import AWSRequest
         from botocore.exceptions import BotoCoreError

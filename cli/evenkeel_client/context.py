@@ -1,7 +1,7 @@
-"""Which API a command talks to, and as whom.
+"""The context: the API's address and the credentials for it.
 
-Looked for in this order: `EVENKEEL_URL`; the file that `EVENKEEL_CONTEXT` names; `.evenkeel/context.json` of the folder
-that the command runs in, where nobody else can write it; `~/.config/evenkeel/context.json`.
+The first of these is used: `EVENKEEL_URL`; the file that `EVENKEEL_CONTEXT` names; `.evenkeel/context.json` of the
+current folder, if no other user can write it; `~/.config/evenkeel/context.json`.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import SplitResult, urlsplit
 
-from evenkeel_cli.errors import CommandFailed, Exit
+from evenkeel_client.errors import CommandFailed, Exit
 
 _API_HOST = re.compile(r"[a-z0-9]+\.execute-api\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?", re.ASCII)
 _HOST = re.compile(r"[a-z0-9.:-]+", re.ASCII)
@@ -23,7 +23,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 @dataclass(frozen=True)
 class StaticKey:
-    """An access key that a context carries: only ever one of the local engine."""
+    """An access key in a context file; only contexts of the local AWS engine hold one."""
 
     access_key_id: str
     secret_access_key: str
@@ -33,15 +33,15 @@ class StaticKey:
 
 
 @dataclass(frozen=True)
-class CliContext:
-    """One API and how to reach it."""
+class ApiContext:
+    """The address of one API and the credentials for it."""
 
     name: str
     url: str
     """Base of the API; ends in `/v1`."""
     region: str
     key: StaticKey | None = None
-    """None = credentials are found as the AWS CLI finds them."""
+    """None: botocore finds credentials as for the AWS CLI."""
     profile: str | None = None
     control_url: str = ""
     """The local GPU cluster's control address; empty for a fleet in the cloud."""
@@ -50,14 +50,14 @@ class CliContext:
     aws_endpoint_url: str = ""
     """The local engine's address; empty for AWS."""
     source: str = ""
-    """Where this context was found, for messages."""
+    """Where this context was found; used in messages."""
 
 
-def find(environment: Mapping[str, str], folder: Path) -> CliContext:
-    """Find the context that is in force.
+def find(environment: Mapping[str, str], folder: Path) -> ApiContext:
+    """Find the context.
 
     Raises:
-        CommandFailed: there is none, or it cannot be read.
+        CommandFailed: there is no context, or its file cannot be read.
     """
     url = environment.get("EVENKEEL_URL", "")
     if url:
@@ -96,11 +96,11 @@ def _project_context_file(folder: Path) -> Path:
 
 
 def _check_owner(file: Path) -> None:
-    """Refuse a context that another user could have written; it decides where signed requests go.
+    """Refuse a context file that another user could have written: it decides where signed requests go.
 
     Raises:
-        CommandFailed: the file or a folder of it is another user's, is a link, or can be written by everybody or by
-            another group than the user's own.
+        CommandFailed: the file or a folder of it is not safe. It belongs to another user, is a symbolic link, or is
+            writable by every user or by a group other than the user's own.
     """
     for place in (file.parent.parent, file.parent, file):
         found = place.lstat()
@@ -122,11 +122,11 @@ def _check_owner(file: Path) -> None:
             )
 
 
-def read(document: Any, source: str, environment: Mapping[str, str]) -> CliContext:
+def read(document: Any, source: str, environment: Mapping[str, str]) -> ApiContext:
     """Read a context from its JSON form.
 
     Raises:
-        CommandFailed: it cannot be used.
+        CommandFailed: a field is missing or not valid.
     """
     if not isinstance(document, dict):
         _reject(source, "it is not a JSON object")
@@ -143,7 +143,7 @@ def read(document: Any, source: str, environment: Mapping[str, str]) -> CliConte
     )
     if not region:
         _reject(source, "the region is unknown; set AWS_REGION")
-    return CliContext(
+    return ApiContext(
         name=str(document.get("name") or ""),
         url=url,
         region=str(region),
@@ -160,7 +160,7 @@ def _endpoint(url: str, source: str, what: str) -> SplitResult:
     """Return the parts of an endpoint.
 
     Raises:
-        CommandFailed: it is no plain https URL, or http URL of this machine.
+        CommandFailed: the URL is neither a plain https URL nor an http URL of this machine.
     """
     try:
         parts = urlsplit(url)
@@ -186,10 +186,10 @@ def _key(document: Any, source: str) -> StaticKey | None:
 
 
 def _local_address(document: Mapping[str, Any], field: str, source: str) -> str:
-    """Return an endpoint of the local data centre; empty where the context names none.
+    """Return an endpoint of the local data centre; empty if the context names none.
 
     Raises:
-        CommandFailed: it is not on this machine: requests to it are signed like those to AWS.
+        CommandFailed: the endpoint is not on this machine. Requests to it are signed like requests to AWS.
     """
     url = str(document.get(field) or "").rstrip("/")
     if url and _endpoint(url, source, field).hostname not in _LOOPBACK:

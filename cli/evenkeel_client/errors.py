@@ -1,17 +1,17 @@
-"""How a command fails: an exit code, what happened, and what to do about it."""
+"""Errors of a command: an exit code, what happened, and what to do next."""
 
 from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """Exit codes, the same for every command."""
+    """Exit codes of every command."""
 
     DONE = 0
     FAILED = 1
     """The tool or the service failed."""
     USAGE = 2
     UNSUCCESSFUL_END = 3
-    """The thing waited for failed."""
+    """The command waited for a job or an operation, and it failed."""
     NOT_FOUND = 4
     CONFLICT = 5
     NOT_ALLOWED = 6
@@ -25,7 +25,7 @@ class Exit(IntEnum):
 
 
 class CommandFailed(Exception):
-    """Ends a command. Said on standard error, without a stack trace."""
+    """Ends a command. Printed to standard error, without a stack trace."""
 
     def __init__(self, exit_code: Exit, text: str, *, code: str = "", hint: str = "", request_id: str = "") -> None:
         super().__init__(text)
@@ -37,7 +37,7 @@ class CommandFailed(Exception):
 
 
 class ApiRequestFailed(CommandFailed):
-    """The API answered with a problem."""
+    """The API answered with an HTTP error."""
 
 
 _GUARDRAILS = frozenset({"GUARDRAIL_REFUSED", "OTHER_OWNER"})
