@@ -1,6 +1,6 @@
-"""What one fault leads to, told beforehand: the very functions that decide, on a machine that nothing helps.
+"""Preview the recovery of one fault: run the real decisions on a node that no repair helps.
 
-fault, policy ─▶ an incident of one signal ─▶ the plan ─▶ rung, its deadline passes, next rung … ─▶ a person
+fault, policy ─▶ an incident with one signal ─▶ the plan ─▶ rung, its deadline passes, next rung … ─▶ a person
 """
 
 from datetime import UTC, datetime
@@ -29,26 +29,26 @@ from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Value
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
-"""Any time will do: only differences are told."""
+"""Any time serves: the preview reports only differences of time."""
 _LIFE = NodeLife(cluster="eks", instance_id="i-00000000000000000", launched_at=_AT)
 _NODE = AffectedNode(life=_LIFE, slot="eks/seat", node_name="node", pool="pool", job_ids=("job",))
 _MAX_STEPS = 8
 
 
 class RungPreview(Value):
-    """One rung that is climbed to where none before it helped."""
+    """One rung of the ladder, reached because no earlier rung helped."""
 
     rung: str
     """`reboot`, `replace`, …; `page_human` at the end."""
     after_seconds: int
-    """Since the first rung, if every one before takes its whole time in vain."""
+    """Time since the first rung, if every earlier rung reaches its deadline."""
     deadline_seconds: int
-    """How long the machine is awaited after it; 0 for a person."""
+    """How long Evenkeel waits for the node after this rung; 0 for a person."""
     reason: str
 
 
 class RecurrencePreview(Value):
-    """Where a fault begins when it has come before."""
+    """The rung on which a recurring fault begins."""
 
     count: int
     window_hours: int
@@ -57,36 +57,39 @@ class RecurrencePreview(Value):
 
 
 class Preview(Value):
-    """What one fault leads to under one policy, on one of HyperPod's machines in mode `act`, HyperPod not repairing."""
+    """The recovery of one fault under one policy.
+
+    Assumes mode `act` and a HyperPod node with NodeRecovery=None.
+    """
 
     fault: Fault
     is_changed: bool
-    """Whether the site has it otherwise than it is shipped."""
+    """Whether the site's catalogue differs from the shipped one in this fault."""
     policy_hash: str
     catalogue_hash: str
     opens_incident: bool
     plan: RecoveryPlan | None
-    """On one signal alone; None where none opens."""
+    """The plan after one signal; None if no incident opens."""
     with_second_source: RecoveryPlan | None
-    """Where the first needs a second witness: what both lead to."""
+    """The plan after signals from two sources, if one source alone may not act."""
     steps: tuple[RungPreview, ...]
     repeated: RecurrencePreview | None
     demand: CheckpointRequirement
-    """What a checkpoint must have to be resumed from."""
+    """The requirement for a checkpoint to resume from."""
     distrusted_from_seconds: int | None
-    """How long before the first signal a checkpoint's write must have begun to be used; None = all are."""
+    """A checkpoint is used only if its write began at least this long before the first signal; None = all are used."""
 
 
 def preview(fault: Fault, policy: Policy) -> Preview:
-    """Tell what a fault leads to."""
+    """Return the recovery of a fault under a policy."""
     incident = _incident(fault, policy, FaultHistory())
     alone = _plan(incident, policy) if incident else None
-    both = None
+    with_two_sources = None
     if incident and not fault.acts_alone:
         second = _signal(fault).but(source="another.witness", envelope_id="another")
         incident = with_fact(incident, second, affected=_NODE, catalogue=policy.catalogue)
-        both = _plan(incident, policy)
-    planned = both or alone
+        with_two_sources = _plan(incident, policy)
+    plan = with_two_sources or alone
     trust, since = checkpoint_trust_of(incident, policy.catalogue) if incident else (fault.checkpoint_trust, _AT)
     distrusted = distrust_after(trust, since, policy.jobs)
     return Preview(
@@ -96,8 +99,8 @@ def preview(fault: Fault, policy: Policy) -> Preview:
         catalogue_hash=policy.catalogue.hash,
         opens_incident=incident is not None,
         plan=alone,
-        with_second_source=both,
-        steps=_steps(incident, policy) if incident and planned and planned.repairs_node else (),
+        with_second_source=with_two_sources,
+        steps=_steps(incident, policy) if incident and plan and plan.repairs_node else (),
         repeated=_repeated(fault, policy),
         demand=demand_after(trust, fault.fault_class, policy.jobs),
         distrusted_from_seconds=None if distrusted is None else round((_AT - distrusted).total_seconds()),
@@ -155,7 +158,7 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
         instance_id=_LIFE.instance_id, instance_group="pool", instance_type="", launched_at=_AT, status="Running"
     )
     node = KubernetesNode(cluster="eks", name="node", instance_id=_LIFE.instance_id, is_ready=True)
-    asks: tuple[RepairRequest, ...] = ()
+    requests: tuple[RepairRequest, ...] = ()
     steps: list[RungPreview] = []
     now = _AT
     while len(steps) < _MAX_STEPS:
@@ -172,44 +175,48 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
             not_allowed="",
             is_person_cordon=False,
             lease_holder="",
-            requests=asks,
+            requests=requests,
             slot_state=SlotState(original=ObservedNode(record=record, node=node)),
             validity=Validity(is_valid=False, reason="The fault is still there."),
             hold=None,
             now=now,
         )
         decided = choose_repair(facts, policy.repair)
-        after = round((now - _AT).total_seconds())
+        after_seconds = round((now - _AT).total_seconds())
         rung = decided.action.lower()
         if rung not in facts.ladder:
             if decided.action is Repair.ASK_PERSON:
                 steps.append(
-                    RungPreview(rung="page_human", after_seconds=after, deadline_seconds=0, reason=decided.reason)
+                    RungPreview(
+                        rung="page_human", after_seconds=after_seconds, deadline_seconds=0, reason=decided.reason
+                    )
                 )
             break
-        ask = RepairRequest(
+        request = RepairRequest(
             rung=rung, life=_LIFE, boot_id="", requested_at=now, incident_id=incident.incident_id, answer=ACCEPTED
         )
-        asks, now = (*asks, ask), deadline_of(ask, policy.repair)
-        waited = round((now - ask.requested_at).total_seconds())
-        steps.append(RungPreview(rung=rung, after_seconds=after, deadline_seconds=waited, reason=decided.reason))
+        requests, now = (*requests, request), deadline_of(request, policy.repair)
+        waited_seconds = round((now - request.requested_at).total_seconds())
+        steps.append(
+            RungPreview(rung=rung, after_seconds=after_seconds, deadline_seconds=waited_seconds, reason=decided.reason)
+        )
     return tuple(steps)
 
 
 def _repeated(fault: Fault, policy: Policy) -> RecurrencePreview | None:
-    """Tell where the fault begins the N-th time, by letting it come that often."""
+    """Return the rung on which the fault begins the N-th time, by recording the fault that often."""
     if fault.recur_count == 0:
         return None
     history = FaultHistory()
     for number in range(1, fault.recur_count):
         spread = fault.recur_window_hours * 3600 * number / fault.recur_count
-        before = _signal(fault).but(observed_at=datetime.fromtimestamp(_AT.timestamp() - spread, UTC))
+        earlier = _signal(fault).but(observed_at=datetime.fromtimestamp(_AT.timestamp() - spread, UTC))
         affected = _NODE.but(job_ids=(f"job-{number}",)) if fault.recur_key is RecurKey.GPU_ACROSS_JOBS else _NODE
-        history = with_occurrence(history, before, affected, f"inc-{number}")
+        history = with_occurrence(history, earlier, affected, f"inc-{number}")
     incident = _incident(fault, policy, history)
-    found = incident.recurrences if incident else ()
-    if not found:
+    recurrences = incident.recurrences if incident else ()
+    if not recurrences:
         return None
     return RecurrencePreview(
-        count=found[0].count, window_hours=fault.recur_window_hours, key=fault.recur_key, rung=found[0].rung
+        count=recurrences[0].count, window_hours=fault.recur_window_hours, key=fault.recur_key, rung=recurrences[0].rung
     )

@@ -138,7 +138,7 @@ def test_a_good_policy_is_told_with_what_it_changes(served: CliFixture) -> None:
         ({"faults": {"xid:9999": {"severity": "info"}}}, "faults: there is no fault 'xid:9999'; did you mean "),
         ({"faults": {"xid:79": {"ladder": ["explode"]}}}, "faults.xid:79.ladder.0: "),
         ({"faults": {"xid:79": {"fNvidiaNow": "IGNORE"}}}, "faults.xid:79.fNvidiaNow: there is no such field"),
-        ({"faults": {"xid:79": {"validateWith": "none"}}}, "xid:79: validateWith: a machine that is repaired must be"),
+        ({"faults": {"xid:79": {"validateWith": "none"}}}, "xid:79: validateWith: must not be none"),
         ("{", "is not JSON"),
         ("[]", "is not a JSON object"),
     ],

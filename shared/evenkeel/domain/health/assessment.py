@@ -1,9 +1,9 @@
-"""What the signals of one incident come to: one fault, a severity, the rung to begin on, the trust in checkpoints.
+"""Assess the signals of one incident: its fault, severity, first rung and trust in checkpoints.
 
-Judged from the set of signals and not from their order: the same evidence comes to the same, however it arrived.
+The result depends on the set of signals, not on the order in which they arrive.
 
-signals ─▶ bursts ─▶ those that another signal says more exactly are set aside ─▶ the worst names the fault
-                                                              all of them ─▶ severity, gentlest rung, strictest trust
+signals ─▶ most specific signals ─▶ the most severe one names the fault
+   └────▶ all signals ─▶ highest severity, gentlest allowed rung, strictest checkpoint trust
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,48 +15,49 @@ from evenkeel.domain.health.recurrence import BURST_GAP
 from evenkeel.domain.values import Instant, Value
 
 CORROBORATION = timedelta(minutes=10)
-"""So long a signal that may not act alone waits for a second witness, though its incident be settled meanwhile."""
+"""A signal that may not act alone still counts this long after its incident was settled, if a second source agrees."""
 _MAX_SIGNALS = 60
 
 
 class Assessment(Value):
-    """What a set of signals comes to."""
+    """The fault, severity, first rung and sources that a set of signals implies."""
 
     fault_key: str
     severity: Severity
     min_rung: str = ""
-    """As in `Incident`."""
+    """See `Incident.min_rung`."""
     min_rung_reason: str = ""
     sources: tuple[str, ...]
     independent_sources: tuple[str, ...]
-    """As in `Incident`."""
+    """See `Incident.independent_sources`."""
     first_signal_at: Instant
 
 
 # ---------------------------------------------------------------- signals and bursts
 
 
-def merge_signal(signals: Iterable[Signal], more: Signal) -> tuple[Signal, ...]:
-    """Return signals with one more: what one source says again of one place within a burst is one signal.
+def merge_signal(signals: Iterable[Signal], new: Signal) -> tuple[Signal, ...]:
+    """Return the signals with a new one added.
 
-    The order in which they are merged does not matter.
+    Signals of one fault, source, device and link within one burst are merged into one. The order of merging does not
+    matter. At most 60 signals are kept.
     """
-    same = [each for each in signals if _is_same(each, more) and _is_same_burst(each, more)]
+    same = [each for each in signals if _is_same(each, new) and _is_same_burst(each, new)]
     others = [each for each in signals if each not in same]
-    one = more.but(
-        first_at=min(each.first_at for each in (more, *same)), last_at=max(each.last_at for each in (more, *same))
+    merged = new.but(
+        first_at=min(each.first_at for each in (new, *same)), last_at=max(each.last_at for each in (new, *same))
     )
-    together = sorted((*others, one), key=_sort_key)
+    ordered = sorted((*others, merged), key=_sort_key)
     nth = {
-        id(each): sum(other.fault_key == each.fault_key for other in together[:at]) for at, each in enumerate(together)
+        id(each): sum(other.fault_key == each.fault_key for other in ordered[:at]) for at, each in enumerate(ordered)
     }
-    # Too many to keep: the first of each fault says most.
-    kept = {id(each) for each in sorted(together, key=lambda each: nth[id(each)])[:_MAX_SIGNALS]}
-    return tuple(each for each in together if id(each) in kept)
+    # If there are too many, prefer the first signals of each fault: they carry the most information.
+    kept_ids = {id(each) for each in sorted(ordered, key=lambda each: nth[id(each)])[:_MAX_SIGNALS]}
+    return tuple(each for each in ordered if id(each) in kept_ids)
 
 
 def signals_of(incident: Incident) -> tuple[Signal, ...]:
-    """Return what an incident rests on; of a record without signals, what can be told of them."""
+    """Return the signals of an incident. For a record without signals, rebuild them from its other fields."""
     if incident.signals:
         return incident.signals
     last_at = incident.last_signal_at or incident.first_signal_at
@@ -79,7 +80,7 @@ def _sort_key(signal: Signal) -> tuple[datetime, str, str, str, str]:
 
 
 def bursts(signals: Iterable[Signal]) -> tuple[tuple[Signal, ...], ...]:
-    """Return the signals in bursts, oldest first: between two of them there was silence."""
+    """Group the signals into bursts, oldest first. Two bursts are more than `BURST_GAP` apart."""
     found: list[list[Signal]] = []
     ended_at: datetime | None = None
     for signal in sorted(signals, key=_sort_key):
@@ -90,14 +91,14 @@ def bursts(signals: Iterable[Signal]) -> tuple[tuple[Signal, ...], ...]:
     return tuple(map(tuple, found))
 
 
-# ---------------------------------------------------------------- who says so
+# ---------------------------------------------------------------- sources
 
 
 def source_family(source: str) -> str:
-    """Return who stands behind a source: one agent that speaks by several ways is one witness.
+    """Return the family of a source. Two sources of one family are not independent of each other.
 
-    `hyperpod.node-health` and `hyperpod.node-labels` are one. A site's detectors, `site:<caller>`, are each its own. So
-    are operators, `person:<caller> (<session>)`, whatever their session.
+    `hyperpod.node-health` and `hyperpod.node-labels` are one family. Each detector of the site, `site:<caller>`, is a
+    family. So is each operator, `person:<caller> (<session>)`, in all sessions.
     """
     if source.startswith(("site:", "person:")):
         return source.partition(" (")[0]
@@ -105,14 +106,17 @@ def source_family(source: str) -> str:
 
 
 def independent_sources_of(signals: Iterable[Signal], catalogue: FaultCatalogue) -> tuple[str, ...]:
-    """Return the independent witnesses of a sickness. What calls for nothing bears no witness."""
+    """Return the independent source families of the signals, sorted. Signals that call for no action do not count."""
     return tuple(
         sorted({source_family(each.source) for each in signals if _counts_as_source(catalogue.look_up(each.fault_key))})
     )
 
 
 def is_evidence(fault: Fault) -> bool:
-    """Whether a fault says something of the machine by itself, and is no mere trace of another, or of planned work."""
+    """Whether a fault says something about the node by itself.
+
+    A fault that only follows another fault, or planned work, does not.
+    """
     return fault.ladder[0] not in (Rung.IGNORE, Rung.FOLLOW_PRIMARY)
 
 
@@ -120,51 +124,57 @@ def _counts_as_source(fault: Fault) -> bool:
     return is_evidence(fault) and fault.severity is not Severity.INFO
 
 
-# ---------------------------------------------------------------- what it comes to
+# ---------------------------------------------------------------- the assessment
 
 
 def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalogue: FaultCatalogue) -> Assessment:
-    """Judge a set of signals, at least one.
+    """Return the fault, severity, first rung and sources that a set of signals implies.
 
-    The worst row that counts names the fault. No rung gentler than the strongest first rung among them is taken,
-    whatever the worst row begins with: so the driver's own verdict (Xid 154) and HyperPod's count, and neither ever
-    lowers a rung. A row that may not act alone counts once there is a second, independent witness, or where there is
-    no other row.
+    The most severe fault that counts names the incident. A fault that may not act alone counts if a second independent
+    source agrees, or if no other fault counts.
+
+    The first rung is at least the strongest first rung of all faults that count. So a driver verdict (Xid 154) or a
+    HyperPod action can raise the rung, but never lower it.
+
+    Args:
+        signals: The signals of the incident; at least one.
+        recurrences: Faults of the incident that recurred.
+        catalogue: The faults that the site knows.
     """
-    rows = {each.fault_key: catalogue.look_up(each.fault_key) for each in signals}
-    seen_by = independent_sources_of(signals, catalogue)
-    counting = [row for row in rows.values() if row.acts_alone or len(seen_by) > 1]
-    fault = max(_most_specific(counting or tuple(rows.values())), key=_severity_key)
-    asks = [
+    faults = {each.fault_key: catalogue.look_up(each.fault_key) for each in signals}
+    independent_sources = independent_sources_of(signals, catalogue)
+    counting = [row for row in faults.values() if row.acts_alone or len(independent_sources) > 1]
+    fault = max(_most_specific(counting or tuple(faults.values())), key=_severity_key)
+    required = [
         (row.ladder[0].strength, row.ladder[0], f"{row.name} requires at least {row.ladder[0]}.") for row in counting
     ]
-    asks += [
+    required += [
         (_PERSON_STRENGTH if each.rung is Rung.PAGE_HUMAN else each.rung.strength, each.rung, each.reason)
         for each in recurrences
         if each.rung is not Rung.PAGE_HUMAN or each.fault_key == fault.key
     ]
-    strength, rung, because = max(asks, default=(0, fault.ladder[0], ""))
-    asks_more = strength > fault.ladder[0].strength
-    # What is watched until it has come often enough has proved itself by that; a doubtful repair has not.
+    strength, rung, reason = max(required, default=(0, fault.ladder[0], ""))
+    is_stronger = strength > fault.ladder[0].strength
+    # A fault that is only watched at first is confirmed by its repetition, so repetition counts as a source.
     repeated = {each.fault_key for each in recurrences if catalogue.look_up(each.fault_key).ladder[0] is Rung.WATCH}
     return Assessment(
-        fault_key=_key_of(fault, rows),
-        severity=max((row.severity for row in rows.values()), key=lambda each: each.rank),
-        min_rung=rung if asks_more else "",
-        min_rung_reason=because if asks_more else "",
+        fault_key=_key_of(fault, faults),
+        severity=max((row.severity for row in faults.values()), key=lambda each: each.rank),
+        min_rung=rung if is_stronger else "",
+        min_rung_reason=reason if is_stronger else "",
         sources=tuple(dict.fromkeys(each.source for each in sorted(signals, key=_sort_key))),
-        independent_sources=(*seen_by, *(["repetition"] if repeated else [])),
+        independent_sources=(*independent_sources, *(["repetition"] if repeated else [])),
         first_signal_at=min(each.first_at for each in signals),
     )
 
 
 _PERSON_STRENGTH = max(rung.strength for rung in Rung) + 1
-"""A person comes after every rung; but a repetition of what is not the worst calls for nobody."""
+"""Strength of `page_human`, above every other rung. Only a recurrence of the incident's own fault can require it."""
 
 
-def _key_of(fault: Fault, rows: dict[str, Fault]) -> str:
-    """Return the key as it was said: a code without a row of its own keeps its name."""
-    return min(key for key, row in rows.items() if row.key == fault.key)
+def _key_of(fault: Fault, faults: dict[str, Fault]) -> str:
+    """Return the key as the source reported it. A code without a row in the catalogue keeps its own key."""
+    return min(key for key, row in faults.items() if row.key == fault.key)
 
 
 def _severity_key(fault: Fault) -> tuple[int, int, int, bool, str]:
@@ -177,17 +187,20 @@ def _severity_key(fault: Fault) -> tuple[int, int, int, bool, str]:
     )
 
 
-def _most_specific(rows: Sequence[Fault]) -> tuple[Fault, ...]:
-    """Leave out what another row says more exactly. Severity and rung of what is left out count all the same."""
-    return tuple(row for row in rows if not any(_refines(other, row) for other in rows)) or tuple(rows)
+def _most_specific(faults: Sequence[Fault]) -> tuple[Fault, ...]:
+    """Leave out each fault that another fault describes more exactly.
+
+    The severity and the rung of the omitted faults still count.
+    """
+    return tuple(row for row in faults if not any(_refines(other, row) for other in faults)) or tuple(faults)
 
 
 def _refines(exact: Fault, vague: Fault) -> bool:
-    """Whether one row says more exactly what the other says.
+    """Whether one fault describes more exactly what the other fault reports.
 
-    Source: HyperPod's event gives only a fault type, which the Xid behind it refines; 171 and 172 tell where the memory
-    of a 48 failed; an SXid names the link of a 74; the driver's verdict and a node that went NotReady have a cause; a
-    GPU that fell off the bus is the one that a count misses.
+    Source: a HyperPod event gives only a fault type; the Xid gives the fault itself. Xid 171 and 172 locate the memory
+    error of Xid 48. An SXid names the link of Xid 74. Xid 154 and a NotReady node have another fault as their cause.
+    A GPU that fell off the bus (Xid 79) explains a wrong GPU count.
     """
     if exact.key == vague.key or not any(
         vague.key.startswith(before) and _has_prefix(exact.key, after) for before, after in _REFINEMENTS
@@ -217,15 +230,16 @@ _REFINEMENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def checkpoint_trust(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tuple[CheckpointTrust, datetime]:
-    """Return how far checkpoints are trusted, and since when they are not.
+    """Return how far checkpoints are trusted, and the time from which they are not.
 
-    The strictest row decides, and the first signal of the first burst in which a row distrusts any.
+    The strictest fault decides the trust. The time is the first signal of the first burst with a fault that distrusts
+    checkpoints.
     """
     exact = {row.key for row in _most_specific(tuple(catalogue.look_up(each.fault_key) for each in signals))}
     strictest, since = CheckpointTrust.TRUSTED, min(each.first_at for each in signals)
     for burst in reversed(bursts(signals)):
-        rows = [row for row in (catalogue.look_up(each.fault_key) for each in burst) if row.key in exact]
-        worst = max((row.checkpoint_trust for row in rows), key=lambda each: each.strictness, default=strictest)
+        faults = [row for row in (catalogue.look_up(each.fault_key) for each in burst) if row.key in exact]
+        worst = max((row.checkpoint_trust for row in faults), key=lambda each: each.strictness, default=strictest)
         if worst is not CheckpointTrust.TRUSTED:
             since = min(each.first_at for each in burst)
         strictest = max(strictest, worst, key=lambda each: each.strictness)
@@ -235,19 +249,19 @@ def checkpoint_trust(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tu
 # ---------------------------------------------------------------- cleared faults
 
 
-def add_cleared_fault(cleared_faults: Iterable[ClearedFault], more: ClearedFault) -> tuple[ClearedFault, ...]:
-    """Return the cleared faults with one more; of two reports of one fault by one source, the later counts."""
-    same = [each for each in cleared_faults if (each.fault_key, each.source) == (more.fault_key, more.source)]
+def add_cleared_fault(cleared_faults: Iterable[ClearedFault], new: ClearedFault) -> tuple[ClearedFault, ...]:
+    """Return the cleared faults with a new one added. Of two reports of one fault by one source, keep the later."""
+    same = [each for each in cleared_faults if (each.fault_key, each.source) == (new.fault_key, new.source)]
     others = (each for each in cleared_faults if each not in same)
-    last = max((more, *same), key=lambda each: each.at)
+    last = max((new, *same), key=lambda each: each.at)
     return tuple(sorted((*others, last), key=lambda each: (each.fault_key, each.source)))
 
 
 def cleared_at(signals: Sequence[Signal], cleared_faults: Sequence[ClearedFault]) -> datetime | None:
-    """Return when the last of the faults was said to be gone; None while one is not.
+    """Return when the last fault was reported as gone; None while any fault is still present.
 
-    A fault is gone when its own end was told, or its witness calls the machine healthy. Whether a node is Ready shows
-    at every look at it, so that waits for nobody's word.
+    A fault is gone when a source reports its end, or when its own source reports the node as healthy. `node:not_ready`
+    is gone when any source reports the node as healthy, because every source sees that state.
     """
     ends = []
     for signal in signals:
@@ -258,7 +272,7 @@ def cleared_at(signals: Sequence[Signal], cleared_faults: Sequence[ClearedFault]
     return max(ends, default=None)
 
 
-def _clears(cure: ClearedFault, signal: Signal) -> bool:
-    if cure.fault_key:
-        return cure.fault_key == signal.fault_key
-    return source_family(cure.source) == source_family(signal.source) or signal.fault_key == "node:not_ready"
+def _clears(cleared: ClearedFault, signal: Signal) -> bool:
+    if cleared.fault_key:
+        return cleared.fault_key == signal.fault_key
+    return source_family(cleared.source) == source_family(signal.source) or signal.fault_key == "node:not_ready"

@@ -1,6 +1,8 @@
-"""The fault catalogue, one row per code: facts (`f_…`) beside our own defaults (`p_…`). A new fault is a new row.
+"""The fault catalogue: one row per fault code. A new fault is a new row.
 
-faults.csv ─▶ read, each row checked ─▶ Catalogue ─▶ the site's overrides, checked likewise ─▶ Catalogue of that site
+Columns `f_…` hold public facts about a code. Columns `p_…` hold Evenkeel's defaults, which a site can override.
+
+faults.csv ─▶ check each row ─▶ FaultCatalogue ─▶ apply the site's overrides, check again ─▶ FaultCatalogue of the site
 """
 
 import csv
@@ -21,7 +23,7 @@ from evenkeel.domain.values import Value
 
 
 class CheckpointTrust(StrEnum):
-    """Which checkpoints survive suspicion, strictest last."""
+    """Which checkpoints stay trusted after a fault, strictest last."""
 
     TRUSTED = "trusted"
     SUSPECT_SINCE_FIRST_SIGNAL = "suspect_since_first_signal"
@@ -29,12 +31,12 @@ class CheckpointTrust(StrEnum):
 
     @property
     def strictness(self) -> int:
-        """0 where every checkpoint is trusted."""
+        """Position in the order: 0 if every checkpoint is trusted."""
         return list(CheckpointTrust).index(self)
 
 
 class Severity(StrEnum):
-    """How bad, worst last."""
+    """How severe a fault is, worst last."""
 
     INFO = "info"
     MINOR = "minor"
@@ -48,7 +50,7 @@ class Severity(StrEnum):
 
 
 class FaultClass(StrEnum):
-    """What is at fault, as far as the code tells."""
+    """The likely cause of a fault, as far as its code shows it."""
 
     APPLICATION = "application"
     HARDWARE = "hardware"
@@ -60,18 +62,17 @@ class FaultClass(StrEnum):
 
 
 class CanSave(StrEnum):
-    """Whether a drain may ask this node for a fresh checkpoint."""
+    """Whether jobs on the node can still save a checkpoint before they stop."""
 
     YES = "yes"
     TRY = "try"
-    """Nobody knows. It gets the same time, since a save that fails costs no more than that; it is hoped for, not
-    counted on."""
+    """Unknown. The jobs get the same time as for `yes`, but the plan does not rely on a fresh checkpoint."""
     NO = "no"
-    """Its own pods end at once."""
+    """The node's pods are ended at once."""
 
 
 class Validation(StrEnum):
-    """How a machine is judged before it takes work again."""
+    """How a node is checked before it takes work again."""
 
     NONE = "none"
     BASIC = "basic"
@@ -79,27 +80,27 @@ class Validation(StrEnum):
 
 
 class RecurKey(StrEnum):
-    """On what a fault is counted when it comes again."""
+    """The scope in which repetitions of a fault are counted."""
 
     NONE = "none"
     GPU = "gpu"
-    """The device, where the signal names it; else the machine's life."""
+    """The device if the signal names it, else the node life."""
     GPU_ACROSS_JOBS = "gpu_across_jobs"
-    """The device, once for each job that ran on it."""
+    """The device, counted once for each job that ran on it."""
     LINK = "link"
-    """The link, where the signal names it; else the device or the life."""
+    """The link if the signal names it, else the device or the node life."""
     NODE = "node"
-    """The machine's life."""
+    """The node life."""
     SLOT = "slot"
     """The node slot, whichever node is in it."""
     JOB = "job"
-    """The job on the machine, whichever machine it runs on; where none is known, the life."""
+    """The job, on whichever node it runs; the node life if no job is known."""
     GROUP = "group"
     """The instance group."""
 
 
 class Rung(StrEnum):
-    """One step of a ladder. After the last one comes a person."""
+    """One step of a repair ladder. After the last step a person takes over."""
 
     IGNORE = "ignore"
     WATCH = "watch"
@@ -121,7 +122,7 @@ class Rung(StrEnum):
 
     @property
     def strength(self) -> int:
-        """How much it does to job and machine: 0 for nothing, most for a replacement."""
+        """How much the rung affects the job and the node: from 0 for no effect to 6 for a replacement."""
         return _STRENGTH.get(self, 0)
 
 
@@ -141,18 +142,18 @@ _STRENGTH = {
 NODE_RUNGS = (Rung.DIAGNOSE, Rung.REBOOT, Rung.REPLACE)
 
 _DRAIN_CLASSES = {"none": -1, "now": 0, "notice": 120, "short": 300, "standard": 900, "long": 3600, "job_end": 86_400}
-"""The longest drain of each class, in seconds."""
+"""Longest drain of each class, in seconds; -1 = no drain."""
 
 
 class FaultReferences(Value):
-    """What public sources say of a code. No policy changes them."""
+    """Public facts about a fault code. No policy can change them."""
 
     nvidia_now: str = ""
     nvidia_investigate: str = ""
     gpus: tuple[str, ...] = ()
-    """Generations to which NVIDIA applies the code."""
+    """GPU generations for which NVIDIA documents the code."""
     xid154_from: str = ""
-    """First driver branch that also raises Xid 154 for it; empty = not linked."""
+    """First driver branch that also raises Xid 154 for the code; empty if none does."""
     eks_agent: str = ""
     gpud: str = ""
     nvsentinel: str = ""
@@ -162,7 +163,7 @@ class FaultReferences(Value):
 
 
 class Fault(Value):
-    """What one fault code means and calls for."""
+    """The meaning of one fault code, and the recovery that it requires."""
 
     key: str
     """`xid:79`, `hp:NvidiaErrorReboot`, `node:not_ready`, …"""
@@ -170,24 +171,24 @@ class Fault(Value):
     code: str = ""
     name: str
     alias_of: str = ""
-    """The key that this is another name of: it calls for the same."""
+    """Key of the fault that this row is another name for; empty if none. Both rows have the same recovery."""
     fault_class: FaultClass
     severity: Severity
     checkpoint_trust: CheckpointTrust
     can_save: CanSave = CanSave.TRY
     drain_seconds: int = Field(ge=-1, le=86_400)
-    """Grace given to the pods on the node; -1 = no drain."""
+    """Time that the pods on the node get to end; -1 = no drain."""
     ladder: tuple[Rung, ...] = Field(min_length=1)
-    """Rungs in order: `restart_job`, `reboot`, `replace`, `watch`, `ignore`, … After the last comes a person."""
+    """Rungs in order: `restart_job`, `reboot`, `replace`, `watch`, `ignore`, … After the last a person takes over."""
     recur_key: RecurKey = RecurKey.NONE
     recur_count: int = Field(default=0, ge=0)
-    """The N-th occurrence on the same key inside the window starts on the next rung; 0 = not counted."""
+    """The N-th occurrence in the same scope and window starts on the second rung; 0 = not counted."""
     recur_window_hours: int = Field(default=0, ge=0, le=720)
-    """At most as long as occurrences are remembered."""
+    """Window in which occurrences are counted: at most 30 days, as long as they are kept."""
     acts_alone: bool
-    """Whether this signal alone may start the first rung."""
+    """Whether a signal from one source alone may start the first rung."""
     settle_seconds: int = Field(ge=0, le=3600)
-    """Wait for more evidence before the first rung."""
+    """Time to wait for more evidence before the first rung."""
     validate_with: Validation
     facts: FaultReferences = FaultReferences()
     note: str = ""
@@ -195,35 +196,35 @@ class Fault(Value):
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if len(set(self.ladder)) != len(self.ladder):
-            raise ValueError("ladder: a rung stands twice")
+            raise ValueError("ladder: a rung occurs twice")
         if (self.recur_key is RecurKey.NONE) != (self.recur_count == 0):
-            raise ValueError("recurCount: is 0 where, and only where, recurKey is none")
+            raise ValueError("recurCount: must be 0 if recurKey is none, and 2 or more otherwise")
         if self.recur_count == 1:
-            raise ValueError("recurCount: the first occurrence cannot be a repeated one; give 2 or more, or 0")
+            raise ValueError("recurCount: must be 2 or more, or 0: the first occurrence is not a recurrence")
         if (self.recur_count == 0) != (self.recur_window_hours == 0):
-            raise ValueError("recurWindowHours: is 0 where, and only where, nothing is counted")
+            raise ValueError("recurWindowHours: must be 0 if recurCount is 0, and 1 or more otherwise")
         if self.repairs_node and self.validate_with is Validation.NONE:
-            raise ValueError("validateWith: a machine that is repaired must be validated before it takes work")
+            raise ValueError("validateWith: must not be none, because the ladder repairs the node")
         return self
 
     @property
     def repairs_node(self) -> bool:
-        """Whether any rung touches the machine."""
+        """Whether any rung acts on the node itself."""
         return any(rung in NODE_RUNGS for rung in self.ladder)
 
     @property
     def node_rungs(self) -> tuple[str, ...]:
-        """The rungs that touch the machine, in order."""
+        """The rungs that act on the node itself, in order."""
         return tuple(rung for rung in self.ladder if rung in NODE_RUNGS)
 
     @property
     def drain_class(self) -> str:
-        """The class of its drain: `none`, `now`, `notice`, `short`, `standard`, `long` or `job_end`."""
+        """The class of the drain: `none`, `now`, `notice`, `short`, `standard`, `long` or `job_end`."""
         return next(name for name, longest in _DRAIN_CLASSES.items() if self.drain_seconds <= longest)
 
 
 class FaultOverride(Value):
-    """What a site has otherwise about one fault. Facts are not among it."""
+    """A site's changes to one fault. Public facts cannot be changed."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -246,7 +247,7 @@ _REQUIRED_KEYS = (UNKNOWN_FAULT, "xid:*", "sxid:*")
 
 
 class CatalogueError(ValueError):
-    """The catalogue, or a site's changes to it, cannot be used. The message names the row and what is wrong in it."""
+    """The catalogue, or a site's changes to it, are not valid. The message names the row and the problem."""
 
 
 class FaultCatalogue(Mapping[str, Fault]):
@@ -256,7 +257,7 @@ class FaultCatalogue(Mapping[str, Fault]):
         self._faults = faults
         self._text = text
         self.hash = hashlib.sha256(text.encode()).hexdigest()[:12]
-        """The first 12 hex digits of the SHA-256 of what it was read from: what a decision record names."""
+        """First 12 hex digits of the SHA-256 of the catalogue's text. Decision records name the catalogue by it."""
 
     def __getitem__(self, key: str) -> Fault:
         return self._faults[key]
@@ -268,17 +269,17 @@ class FaultCatalogue(Mapping[str, Fault]):
         return len(self._faults)
 
     def look_up(self, key: str) -> Fault:
-        """Return the fault of this key; the nearest fallback row, at last the unknown fault, where it is not listed."""
+        """Return the fault of this key. If it is not listed, return the nearest fallback row or the unknown fault."""
         family = key.partition(":")[0]
-        for found in (key, key.partition("/")[0], f"{family}:*"):
-            if found in self._faults:
-                return self._faults[found]
+        for candidate in (key, key.partition("/")[0], f"{family}:*"):
+            if candidate in self._faults:
+                return self._faults[candidate]
         return self._faults[UNKNOWN_FAULT]
 
     def find(self, code: str) -> Fault | None:
-        """Return the fault that a person means by a code: `xid:79`, `79`, `XID 79`, `NvidiaErrorReboot`; None = none.
+        """Return the fault for a code that a person typed; None if no fault, or more than one, matches.
 
-        A bare number is an Xid.
+        Accepts `xid:79`, `79`, `XID 79` and `NvidiaErrorReboot`. A bare number is an Xid.
         """
         plain = code.strip()
         if plain in self._faults:
@@ -291,32 +292,30 @@ class FaultCatalogue(Mapping[str, Fault]):
         return by_code[0] if len(by_code) == 1 else None
 
     def nearest(self, code: str, at_most: int = 5) -> tuple[str, ...]:
-        """Return keys that look like a code, the likeliest first."""
-        wanted = _plain(code)
+        """Return the keys that are spelled most like a code, best match first."""
+        plain = _plain(code)
         names = {_plain(key): key for key in self._faults} | {
             _plain(key.partition(":")[2]): key for key in self._faults
         }
-        within = [key for name, key in names.items() if wanted and wanted in name]
-        alike = [names[name] for name in difflib.get_close_matches(wanted, names, n=at_most, cutoff=0.5)]
-        return tuple(dict.fromkeys((*alike, *within)))[:at_most]
+        containing = [key for name, key in names.items() if plain and plain in name]
+        similar = [names[name] for name in difflib.get_close_matches(plain, names, n=at_most, cutoff=0.5)]
+        return tuple(dict.fromkeys((*similar, *containing)))[:at_most]
 
     def overridden(self, overrides: Mapping[str, FaultOverride]) -> "FaultCatalogue":
-        """Return this catalogue as a site has it. What another name of a fault calls for changes with the fault.
+        """Return this catalogue with a site's changes. A change to a fault also changes its aliases.
 
         Raises:
-            CatalogueError: a fault is not listed, is another's name, or would no longer make sense.
+            CatalogueError: a fault is not listed, is an alias, or is not valid after the change.
         """
         if not overrides:
             return self
         faults = dict(self._faults)
         for key, override in overrides.items():
             if key not in self._faults:
-                alike = ", ".join(self.nearest(key, 3))
-                raise CatalogueError(f"there is no fault {key!r}" + (f"; did you mean {alike}?" if alike else ""))
+                similar = ", ".join(self.nearest(key, 3))
+                raise CatalogueError(f"there is no fault {key!r}" + (f"; did you mean {similar}?" if similar else ""))
             if self._faults[key].alias_of:
-                raise CatalogueError(
-                    f"{key} is another name of {self._faults[key].alias_of}: change that fault instead"
-                )
+                raise CatalogueError(f"{key} is an alias of {self._faults[key].alias_of}: change that fault instead")
             changes = override.model_dump(exclude_none=True)
             for each in (key, *(other for other, fault in self._faults.items() if fault.alias_of == key)):
                 try:
@@ -331,7 +330,7 @@ _NUMBERED = re.compile(
     r"(?:(?:nvidia)?(?P<family>s?xid)[ :_-]*)?(?P<number>[0-9]{1,6})(?:error|warning)?(?P<kind>/[a-z0-9_]+)?",
     re.ASCII | re.IGNORECASE,
 )
-"""`79`, `Xid 79`, `sxid:12028`, `xid:154/none`; the EKS agent's `NvidiaXID79Error` too."""
+"""Matches `79`, `Xid 79`, `sxid:12028`, `xid:154/none`, and the EKS agent's `NvidiaXID79Error`."""
 
 
 def _plain(text: str) -> str:
@@ -370,7 +369,7 @@ _FACTS = {
     "f_source": "sources",
 }
 _DERIVED = ("p_drain_class",)
-"""Read only to be compared with what follows from another column."""
+"""Columns that only repeat another column in a form for people. Reading checks that both agree."""
 _SEPARATORS = {"p_ladder": ">", "f_gpus": "|", "f_source": ";"}
 _COLUMN_OF = {to_camel(field): column for column, field in _COLUMNS.items()} | {
     field: column for column, field in _COLUMNS.items()
@@ -378,16 +377,16 @@ _COLUMN_OF = {to_camel(field): column for column, field in _COLUMNS.items()} | {
 
 
 def read_catalogue(text: str) -> FaultCatalogue:
-    """Read a catalogue in the form of `faults.csv`.
+    """Read a catalogue from text in the format of `faults.csv`.
 
     Raises:
-        CatalogueError: a row cannot be used; names its line, its key and the column.
+        CatalogueError: a row is not valid. The message names the line, the key and the column.
     """
     reader = csv.DictReader(text.splitlines(), strict=True)
     columns = set(reader.fieldnames or ())
-    wrong = columns ^ {*_COLUMNS, *_FACTS, *_DERIVED}
-    if wrong:
-        raise CatalogueError(f"line 1: columns missing or unknown: {', '.join(sorted(wrong))}")
+    mismatched = columns ^ {*_COLUMNS, *_FACTS, *_DERIVED}
+    if mismatched:
+        raise CatalogueError(f"line 1: columns missing or unknown: {', '.join(sorted(mismatched))}")
     faults: dict[str, Fault] = {}
     for row in reader:
         where = f"line {reader.line_num} ({row['key']})"
@@ -406,7 +405,7 @@ def _read(row: dict[str, str], where: str) -> Fault:
         return tuple(filter(None, row[column].split(separator))) if separator else row[column]
 
     if row["p_acts_alone"] not in ("yes", "no"):
-        raise CatalogueError(f"{where}, column p_acts_alone: says {row['p_acts_alone']!r}, which is neither yes nor no")
+        raise CatalogueError(f"{where}, column p_acts_alone: must be yes or no, not {row['p_acts_alone']!r}")
     fields = {field: value(column) for column, field in _COLUMNS.items()}
     facts = FaultReferences.model_validate({field: value(column) for column, field in _FACTS.items()})
     try:
@@ -421,7 +420,7 @@ def _read(row: dict[str, str], where: str) -> Fault:
 
 
 def _check_names(faults: Mapping[str, Fault]) -> None:
-    """Check what one row says of another."""
+    """Check that the fallback rows exist, and that each alias exists and has the values of its fault."""
     missing = [key for key in _REQUIRED_KEYS if key not in faults]
     if missing:
         raise CatalogueError(f"the fallback rows {', '.join(missing)} are missing")
@@ -431,17 +430,17 @@ def _check_names(faults: Mapping[str, Fault]) -> None:
             continue
         target = faults.get(fault.alias_of)
         if target is None or target.alias_of:
-            raise CatalogueError(f"{fault.key}, column alias_of: {fault.alias_of} is itself an alias")
+            raise CatalogueError(f"{fault.key}, column alias_of: {fault.alias_of} does not exist or is itself an alias")
         differing = [
             name for name in Fault.model_fields if name not in own and getattr(fault, name) != getattr(target, name)
         ]
         if differing:
             columns = ", ".join(_COLUMN_OF[name] for name in differing)
-            raise CatalogueError(f"{fault.key}, column {columns}: differs from {target.key}, of which it is an alias")
+            raise CatalogueError(f"{fault.key}, column {columns}: differs from {target.key}, although it is its alias")
 
 
 def _first_error(error: ValidationError) -> str:
-    """Say the first fault of a validation as `field: what is wrong`."""
+    """Return the first error of a validation as `field: problem`."""
     first = error.errors(include_url=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     where = ".".join(str(part) for part in first["loc"])
@@ -451,9 +450,9 @@ def _first_error(error: ValidationError) -> str:
 
 @functools.cache
 def default_catalogue() -> FaultCatalogue:
-    """Return the catalogue of this release, without any site's changes.
+    """Return the catalogue of this release, without a site's changes.
 
     Raises:
-        CatalogueError: a row does not parse; the catalogue is tested, so this is a broken build.
+        CatalogueError: a row is not valid. Tests read the whole catalogue, so this means a broken build.
     """
     return read_catalogue(importlib.resources.files(__package__).joinpath("faults.csv").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What is said of an instance group or of the whole cluster, and not of one machine: the causes that machines share."""
+"""Facts about an instance group or a whole cluster: the causes that several nodes share."""
 
 from enum import StrEnum
 
@@ -15,32 +15,32 @@ from evenkeel.domain.values import Instant, Value
 
 
 class GroupFactKind(StrEnum):
-    """What happened to the group. The first five are trouble; the others are its state."""
+    """What happened to the group. The first five values are problems; the others report a state."""
 
     NO_CAPACITY = "NO_CAPACITY"
     """A launch found no capacity."""
     LIFECYCLE_SCRIPT_FAILED = "LIFECYCLE_SCRIPT_FAILED"
-    """A new machine's lifecycle script failed: so will it on the next."""
+    """The lifecycle script of a new node failed. It will fail on the next node too."""
     EFA_BOOT_FAILED = "EFA_BOOT_FAILED"
-    """A new machine failed the EFA check at its boot; often passes on another try."""
+    """A new node failed the EFA check at its boot. Another launch often passes."""
     CREATION_FAILED = "CREATION_FAILED"
     """A launch failed for another reason."""
     CLUSTER_FAILED = "CLUSTER_FAILED"
     """The cluster is Failed or RollingBack."""
     PROVISIONED = "PROVISIONED"
-    """A launch succeeded: what barred launches before it is over."""
+    """A launch succeeded, so the cause that blocked earlier launches is over."""
     CLUSTER_STATUS = "CLUSTER_STATUS"
     """`code` is the cluster's status."""
     GROUP_STATUS = "GROUP_STATUS"
     """`code` is the group's status."""
     NODE_RECOVERY = "NODE_RECOVERY"
-    """`code` is `Automatic` or `None`: whether HyperPod repairs by itself."""
+    """`code` is `Automatic` or `None`: whether HyperPod repairs nodes by itself."""
     RESERVATION_EXPIRING = "RESERVATION_EXPIRING"
-    """`code` is the reservation; `deadline_at` is when its machines begin to go."""
+    """`code` is the reservation; `deadline_at` is the time at which AWS starts to end its nodes."""
     RACK_MAINTENANCE = "RACK_MAINTENANCE"
-    """`code` is the UltraServer."""
+    """`code` is the id of the UltraServer."""
     OTHER_ERROR = "OTHER_ERROR"
-    """An error that nobody has a name for."""
+    """An error that Evenkeel has no name for."""
 
 
 class GroupFact(Value):
@@ -50,21 +50,21 @@ class GroupFact(Value):
     source: SourceName
     cluster_arn: FactArn = ""
     instance_group: FactDetail = ""
-    """Empty where it is about the whole cluster."""
+    """Empty if the fact is about the whole cluster."""
     fault_key: FactWord = ""
-    """Key in the fault catalogue; empty for what is no fault."""
+    """Key in the fault catalogue; empty if the fact is not a fault."""
     code: FactText = ""
     instance_id: FactWord = ""
-    """The machine on which it showed, where the source tells: several are several facts."""
+    """The affected node, if the source names one. A source that names several nodes yields one fact for each."""
     deadline_at: Instant | None = None
     observed_at: Instant
     detail: FactDetail = ""
-    """The source's own words, as in `NodeFact`."""
+    """The text of the source, unchanged; see `NodeFact.detail`."""
     envelope_id: DeliveryId
     is_drill: bool = False
 
     @property
     def fact_key(self) -> str:
-        """Identity of the fact under however many envelopes: kind, code, machine and minute, and whether a drill."""
+        """Identity of the fact, however often it is delivered: drill or not, minute, kind, code and node."""
         when = f"{DRILL_PREFIX if self.is_drill else ''}{self.observed_at:%Y%m%dT%H%M}"
         return f"{when}/{self.kind}/{self.code}/{self.instance_id}"

@@ -1,4 +1,7 @@
-"""Incidents: one open per node life; every further signal joins it as evidence."""
+"""Incidents, and the facts about nodes that open them. A node life has at most one open incident of its kind.
+
+A further signal about the node joins the open incident as evidence. Drills and real facts never share an incident.
+"""
 
 from datetime import datetime
 from enum import StrEnum
@@ -11,19 +14,19 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.values import Instant, Sentence, Value
 
 DRILL_PREFIX = "drill/"
-"""Begins the key of every fact of a drill. No source has this name."""
+"""Prefix of the key of every fact of a drill. No source has this name."""
 
 
 FactWord = Annotated[str, StringConstraints(max_length=128, pattern=r"^[ -~]*$")]
-"""A part of a fact's key: with all other parts it fits the key of a row."""
+"""A part of a fact's key. The limit keeps the whole key within the size of a row key."""
 JobName = Annotated[str, StringConstraints(max_length=80, pattern=r"^[ -~]*$")]
 SourceName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[ -~]*$")]
-"""Who says a fact."""
+"""Name of the source that reports a fact."""
 DeliveryId = Annotated[str, StringConstraints(max_length=512, pattern=r"^[ -~]*$")]
 FactArn = Annotated[str, StringConstraints(max_length=2048)]
 FactText = Annotated[str, StringConstraints(max_length=128)]
 FactDetail = Annotated[str, StringConstraints(max_length=500)]
-"""The source's own words."""
+"""The text of the source, unchanged."""
 
 
 class FactKind(StrEnum):
@@ -32,7 +35,7 @@ class FactKind(StrEnum):
     SICKENED = "SICKENED"
     RECOVERED = "RECOVERED"
     PROGRESS = "PROGRESS"
-    """The provider says what it does about the machine. Evidence of an open incident; it opens none."""
+    """The provider reports a step of its repair. It joins an open incident and never opens one."""
 
 
 class NodeFact(Value):
@@ -48,7 +51,7 @@ class NodeFact(Value):
     fault_key: FactWord = ""
     """Key in the fault catalogue; empty for RECOVERED."""
     code: FactText = ""
-    """The code as the source spelled it; of PROGRESS what is done: `reboot_in_progress`, `replacement_started`,
+    """The code as the source spelled it. For PROGRESS, the step: `reboot_in_progress`, `replacement_started`,
     `replacement_completed`, `replacement_failed`, `insufficient_capacity`, `provisioned`, `terminating`, …"""
     gpu: FactWord = ""
     """UUID or PCI address of the device, if known."""
@@ -57,25 +60,27 @@ class NodeFact(Value):
     job_id: JobName = ""
     """Job that showed the fault, if known."""
     deadline_at: Instant | None = None
-    """Time at which AWS ends the node: Spot notice, end of reservation, retirement."""
+    """Time at which AWS ends the node: a Spot notice, the end of a reservation, or a retirement."""
     observed_at: Instant
-    """Time of the event by the source, not of its arrival."""
+    """Time of the event at its source, not of its arrival."""
     envelope_id: DeliveryId
-    """Identity of the delivery, and the name of the raw copy."""
+    """Id of the delivered event, and the name of its archived copy."""
     detail: FactDetail = ""
-    """The source's own words, at most 500 characters, printable."""
+    """The text of the source, unchanged: at most 500 characters, printable."""
     is_drill: bool = False
     occurrence: FactWord = ""
-    """Tells one occurrence from the next where the source knows better than the minute: an exact time, a boot id."""
+    """Distinguishes two occurrences within one minute if the source can: an exact time or a boot id."""
 
     @property
     def fact_key(self) -> str:
-        """Identity of the fact, however often and under however many envelopes it is sent.
+        """Identity of the fact, however often the source delivers it.
 
-        Source: SageMaker may send several events for one state change, so the envelope id is not enough; the minute in
-        which it happened is part of the key, so that the same fault on another day is another fact. So are the device
-        and the link: what repeats on one of them is counted. A drill never has the key of a real fact: anybody who may
-        put events could otherwise make the real one look like a copy.
+        Source: SageMaker may send several events for one state change, so the event id alone does not identify it. The
+        key includes the minute, so the same fault on another day is a new fact. It includes the device and the link,
+        because repetitions are counted per device or link.
+
+        The key of a drill's fact never equals the key of a real fact. Otherwise a caller who may send events could make
+        the real fact look like a duplicate.
         """
         when = self.occurrence or self.observed_at.strftime("%Y%m%dT%H%M")
         what = self.fault_key or (self.code if self.kind is FactKind.PROGRESS else "")
@@ -108,7 +113,7 @@ class IncidentState(StrEnum):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the incident is over."""
+        """Whether the incident has ended."""
         return self not in OPEN_STATES
 
 
@@ -179,7 +184,7 @@ class StageTimes(Value):
 
 
 class JobAction(StrEnum):
-    """Action on the jobs of a node in recovery."""
+    """Action on the jobs of a node that Evenkeel recovers."""
 
     MOVE = "MOVE"
     """Stop them and resume on other nodes: the node is at fault."""
@@ -205,7 +210,7 @@ class NodeCheck(Value):
     name: str = ""
     """Name of the test job."""
     answer: str = ""
-    """The provider's answer; empty while the reply is out (a crash leaves it so)."""
+    """The provider's answer; empty until it arrives, and after a crash between call and answer."""
 
 
 class StoredRecoveryPlan(Value):
@@ -285,7 +290,7 @@ class Incident(Value):
     fault_key: str
     """The worst fault of the evidence so far."""
     first_signal_at: Instant
-    """Earliest `observedAt` of the evidence: what checkpoint trust is measured from."""
+    """Earliest `observedAt` of the evidence. Checkpoint trust is measured from this time."""
     opened_at: Instant
     run: int = 1
     """Number of the `recover_node` execution: `<incidentId>-r<run>`."""
@@ -300,7 +305,7 @@ class Incident(Value):
     sources: tuple[str, ...] = ()
     """Sources that reported the fault, each once. Some faults need two independent sources."""
     last_signal_at: Instant | None = None
-    """Latest `observedAt` of a fault signal. A validation must be newer."""
+    """Latest `observedAt` of a fault signal. A validation counts only if it is newer."""
     signals: tuple[Signal, ...] = ()
     """Evidence for the fault, severity, rung and sources. Empty in records of older releases."""
     cleared_faults: tuple[ClearedFault, ...] = ()
@@ -359,7 +364,7 @@ class Incident(Value):
         return self.but(state=state, block=None)
 
     def at_stage(self, name: str, at: datetime) -> "Incident":
-        """Return this incident with a stage reached. Only the first time is kept."""
+        """Return this incident with the time of a stage. A stage keeps its first time."""
         if getattr(self.stages, name) is not None:
             return self
         return self.but(stages=self.stages.but(**{name: at}))

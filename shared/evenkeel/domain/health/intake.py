@@ -1,7 +1,7 @@
-"""What a new fact about a node means: it opens an incident, joins the open one, or is old news.
+"""Decide what a new fact about a node does: open an incident, join the open incident, or neither.
 
-fact ──▶ known copy? ──▶ about a life that is over, or before its last return to service? ──▶ open incident?
-DUPLICATE                         STALE                                         JOIN / OPEN / IGNORED
+fact ─▶ already recorded? ─▶ node replaced, or returned to service since? ─▶ caused by a repair? ─▶ open incident?
+        DUPLICATE            STALE                                           EXPECTED               JOIN, OPEN, IGNORED
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,49 +43,49 @@ from evenkeel.domain.health.recurrence import (
 from evenkeel.domain.values import Instant, Value
 
 _SOURCE_RESOLUTION = timedelta(seconds=1)
-"""Event times are cut to whole seconds, so a fault may seem up to this much older than it is."""
+"""Sources cut event times to whole seconds, so a fault may look older than it is by up to this much."""
 _MAX_PROGRESS = 10
 _MAX_BURST = timedelta(hours=3)
-"""So long a code that is said again and again is one."""
+"""A watched code that is reported without a pause counts again after this time."""
 NOT_READY = "node:not_ready"
 
 
 class IntakeAction(StrEnum):
-    """What to do with a fact."""
+    """The effect of a fact."""
 
     OPEN = "OPEN"
     JOIN = "JOIN"
     DUPLICATE = "DUPLICATE"
-    """A copy of a fact that is already recorded."""
+    """Another delivery of a fact that is already recorded."""
     STALE = "STALE"
-    """News of what is over: an earlier life, or before the node was last returned to service."""
+    """The node was replaced, or it returned to service after the fact."""
     EXPECTED = "EXPECTED"
-    """What a repair of ours does to the machine: remembered, and no evidence."""
+    """Evenkeel's own repair causes the fact. It is recorded, but it is not evidence of a fault."""
     IGNORED = "IGNORED"
-    """Without an open incident: a healthy-again signal, news of a repair, or the mere trace of another fault."""
+    """No incident is open, and the fact alone opens none: a recovery, repair progress, or a consequence of a fault."""
 
 
 class LastIncident(Value):
-    """How the last settled incident of a life left it: the line that old news does not cross."""
+    """How the last settled incident of a node life ended. Facts from before its return to service are stale."""
 
     incident_id: str
     returned_at: Instant | None = None
-    """When the machine was found valid again; None where it was not."""
+    """Time at which the node passed validation; None if it did not."""
     returned_by: str = ""
-    """The incident that it was found valid in, this one or one before it; empty = this one."""
+    """Incident in which the node passed validation: this one or an earlier one. Empty = this one."""
     is_replaced: bool = False
-    """The machine was replaced: nothing that is said of it matters any more."""
+    """Whether the node was replaced. Further facts about it have no effect."""
 
 
 class IntakeDecision(Value):
-    """What to do with a fact, and why."""
+    """The effect of a fact, with its reason."""
 
     action: IntakeAction
     reason: str
     incident: Incident | None = None
-    """The incident as it is to be stored, where one opens or is joined; the open one where the copy is known."""
+    """For OPEN and JOIN, the incident to store. For DUPLICATE and EXPECTED, the open incident, if there is one."""
     histories: dict[str, FaultHistory] = {}
-    """What is to be remembered with it, by place."""
+    """The changed fault histories to store, by history key."""
 
 
 def join_or_open(
@@ -100,20 +100,20 @@ def join_or_open(
     histories: Mapping[str, FaultHistory] | None = None,
     catalogue: FaultCatalogue | None = None,
 ) -> IntakeDecision:
-    """Decide what a fact means.
+    """Decide the effect of a fact.
 
-    Drills and real facts are kept apart: `known_as`, `last`, `current` and `histories` are of the fact's own kind.
+    Drills and real facts are kept apart: for a drill, all arguments describe drills; for a real fact, real incidents.
 
     Args:
         fact: The fact.
-        affected: The machine it is about.
-        known_incident_id: Incident that this very fact joined before; empty where it is new.
-        last: How the last settled incident of this life ended.
-        current: The open incident of this life.
+        affected: The node that the fact is about.
+        known_incident_id: Incident that recorded this fact before; empty if the fact is new.
+        last: How the last settled incident of this node life ended.
+        current: The open incident of this node life.
         new_id: Id for a new incident.
-        now: The time.
-        histories: What is remembered at each of the fault's `places`.
-        catalogue: The faults as the site has them; None = as shipped.
+        now: The current time.
+        histories: The fault history of each of the fault's `history_keys`.
+        catalogue: The faults with the site's overrides; None = as shipped.
     """
     catalogue, histories = catalogue or default_catalogue(), histories or {}
     if current is not None and current.is_drill is not fact.is_drill:
@@ -122,7 +122,8 @@ def join_or_open(
         return IntakeDecision(action=IntakeAction.STALE, reason=f"{last.incident_id} replaced the node.")
     returned_at = last.returned_at if last else None
     happened_after = returned_at is None or fact.observed_at + _SOURCE_RESOLUTION > returned_at
-    # While a person owns the node, facts already recorded by that incident are duplicates.
+    # A fact key covers a minute. A fact with a known key is still new if it happened after that incident returned the
+    # node to service. While a person owns the node, it has not returned, so every recorded fact is a duplicate.
     returned_by = (last.returned_by or last.incident_id) if last else ""
     if known_incident_id and not (known_incident_id == returned_by and returned_at and fact.observed_at > returned_at):
         is_current = current is not None and current.incident_id == known_incident_id
@@ -152,14 +153,14 @@ def join_or_open(
         )
     fault = catalogue.look_up(fact.fault_key)
     if not is_evidence(fault):
-        reason = f"{fault.name}: alone it is no evidence about the node, and no incident is open."
+        reason = f"{fault.name}: this alone does not show a node fault, and no incident is open."
         return IntakeDecision(action=IntakeAction.IGNORED, reason=reason)
-    same = _watched_occurrence(fact, fault, affected, returned_at, histories)
-    if same is not None:
+    recorded = _watched_occurrence(fact, fault, affected, returned_at, histories)
+    if recorded is not None:
         return IntakeDecision(
             action=IntakeAction.IGNORED,
-            reason=f"{fault.name}: part of the burst that {same.incident_id} recorded.",
-            histories=_updated_histories(fact, affected, same.incident_id, histories, catalogue),
+            reason=f"{fault.name}: {recorded.incident_id} already recorded this burst.",
+            histories=_updated_histories(fact, affected, recorded.incident_id, histories, catalogue),
         )
     return IntakeDecision(
         action=IntakeAction.OPEN,
@@ -178,11 +179,11 @@ def join_or_open(
 
 
 def _is_caused_by_repair(fact: NodeFact, incident: Incident) -> bool:
-    """Whether a machine is down because it is being repaired: since the call, until it was seen to be back."""
-    asked_at, back_at = incident.stages.repair_requested_at, incident.stages.node_back_at
-    if fact.fault_key != NOT_READY or asked_at is None or not incident.repairs:
+    """Whether the node is NotReady because of Evenkeel's repair: between the request and the node's return."""
+    requested_at, back_at = incident.stages.repair_requested_at, incident.stages.node_back_at
+    if fact.fault_key != NOT_READY or requested_at is None or not incident.repairs:
         return False
-    return fact.observed_at + _SOURCE_RESOLUTION > asked_at and (back_at is None or fact.observed_at <= back_at)
+    return fact.observed_at + _SOURCE_RESOLUTION > requested_at and (back_at is None or fact.observed_at <= back_at)
 
 
 def _watched_occurrence(
@@ -192,10 +193,10 @@ def _watched_occurrence(
     returned_at: datetime | None,
     histories: Mapping[str, FaultHistory],
 ) -> FaultOccurrence | None:
-    """Return the occurrence that already tells all that a signal of a watched fault says; None where it says more.
+    """Return the recorded occurrence that a signal of a watched fault repeats; None if the signal adds something.
 
-    A sticky code may be said each minute for hours. It is one incident and one occurrence, until there is silence, or
-    another witness, or it has gone on for so long that it counts anew.
+    A source may report a code every minute for hours. These reports are one incident and one occurrence until the
+    source pauses, another source reports the code, or three hours have passed.
     """
     if fault.ladder[0] is not Rung.WATCH:
         return None
@@ -223,13 +224,13 @@ def _updated_histories(
     histories: Mapping[str, FaultHistory],
     catalogue: FaultCatalogue,
 ) -> dict[str, FaultHistory]:
-    """Return the histories that change."""
+    """Return the fault histories that the fact changes, by history key."""
     fault = catalogue.look_up(fact.fault_key)
     if fact.kind is not FactKind.SICKENED or not is_evidence(fault):
         return {}
-    at = {place: histories.get(place, FaultHistory()) for place in history_keys(fault, affected)}
-    after = {place: with_occurrence(history, fact, affected, incident_id) for place, history in at.items()}
-    return {place: history for place, history in after.items() if history != at[place]}
+    before = {key: histories.get(key, FaultHistory()) for key in history_keys(fault, affected)}
+    after = {key: with_occurrence(history, fact, affected, incident_id) for key, history in before.items()}
+    return {key: history for key, history in after.items() if history != before[key]}
 
 
 def open_incident(
@@ -242,8 +243,8 @@ def open_incident(
     histories: Mapping[str, FaultHistory],
     catalogue: FaultCatalogue,
 ) -> Incident:
-    """Return a new incident with its first signal, and with those of an earlier one that may still bear witness."""
-    ours = Incident(
+    """Return a new incident with its first signal, and with recent signals that may still corroborate it."""
+    incident = Incident(
         incident_id=incident_id,
         life=affected.life,
         slot=affected.slot,
@@ -264,14 +265,17 @@ def open_incident(
     signals: tuple[Signal, ...] = ()
     for each in _recent_signals(fact, affected, returned_at, histories):
         signals = merge_signal(signals, each)
-    repeated = _updated_recurrences((), fact, affected, incident_id, histories, catalogue)
-    return _reassess(ours, merge_signal(signals, _signal(fact)), repeated, catalogue)
+    recurrences = _updated_recurrences((), fact, affected, incident_id, histories, catalogue)
+    return _reassess(incident, merge_signal(signals, _signal(fact)), recurrences, catalogue)
 
 
 def _recent_signals(
     fact: NodeFact, affected: AffectedNode, returned_at: datetime | None, histories: Mapping[str, FaultHistory]
 ) -> list[Signal]:
-    """Return the signals of this life's last minutes whose incident is settled already, with nothing done."""
+    """Return the signals of settled incidents of this node life that may still corroborate the fact.
+
+    They are within `CORROBORATION` of the fact and newer than the node's last return to service.
+    """
     history = histories.get(slot_history_key(affected.slot), FaultHistory())
     return [
         Signal(
@@ -298,9 +302,9 @@ def with_fact(
     histories: Mapping[str, FaultHistory] | None = None,
     catalogue: FaultCatalogue | None = None,
 ) -> Incident:
-    """Return an incident with one more signal, judged anew. In whatever order signals join, they come to the same.
+    """Return an incident with one more fact, assessed again. The order of the facts does not matter.
 
-    A drill never joins a real incident, nor a real fact a drill's: such an incident stays as it is.
+    A drill's fact never changes a real incident, nor a real fact a drill's incident.
     """
     if fact.is_drill is not incident.is_drill:
         return incident
@@ -310,15 +314,15 @@ def with_fact(
         latest = RepairProgress(code=fact.code, at=fact.observed_at, instance_id=fact.instance_id, message=fact.detail)
         return counted.but(progress=sorted((*incident.progress, latest), key=lambda each: each.at)[-_MAX_PROGRESS:])
     if fact.kind is FactKind.RECOVERED:
-        cures = add_cleared_fault(
+        cleared = add_cleared_fault(
             incident.cleared_faults, ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
         )
-        return counted.but(cleared_faults=cures, recovered_at=cleared_at(signals_of(incident), cures))
+        return counted.but(cleared_faults=cleared, recovered_at=cleared_at(signals_of(incident), cleared))
     if not is_evidence(catalogue.look_up(fact.fault_key)):
         return counted
-    before, repeated = signals_of(incident), incident.recurrences
-    repeated = _updated_recurrences(
-        repeated,
+    before, recurrences = signals_of(incident), incident.recurrences
+    recurrences = _updated_recurrences(
+        recurrences,
         fact,
         affected or _affected_node_of(incident),
         incident.incident_id,
@@ -330,23 +334,23 @@ def with_fact(
         deadline_at=min(deadlines, default=None),
         last_signal_at=max(incident.last_signal_at or fact.observed_at, fact.observed_at),
     )
-    return _reassess(after, merge_signal(before, _signal(fact)), repeated, catalogue)
+    return _reassess(after, merge_signal(before, _signal(fact)), recurrences, catalogue)
 
 
 def _reassess(
-    incident: Incident, signals: tuple[Signal, ...], repeated: Sequence[Recurrence], catalogue: FaultCatalogue
+    incident: Incident, signals: tuple[Signal, ...], recurrences: Sequence[Recurrence], catalogue: FaultCatalogue
 ) -> Incident:
-    found = assess(signals, repeated, catalogue)
+    assessment = assess(signals, recurrences, catalogue)
     return incident.but(
         signals=signals,
-        recurrences=tuple(repeated),
-        fault_key=found.fault_key,
-        severity=max(incident.severity, found.severity, key=lambda each: each.rank),
-        min_rung=found.min_rung,
-        min_rung_reason=found.min_rung_reason,
-        sources=found.sources,
-        independent_sources=found.independent_sources,
-        first_signal_at=found.first_signal_at,
+        recurrences=tuple(recurrences),
+        fault_key=assessment.fault_key,
+        severity=max(incident.severity, assessment.severity, key=lambda each: each.rank),
+        min_rung=assessment.min_rung,
+        min_rung_reason=assessment.min_rung_reason,
+        sources=assessment.sources,
+        independent_sources=assessment.independent_sources,
+        first_signal_at=assessment.first_signal_at,
         recovered_at=cleared_at(signals, incident.cleared_faults),
     )
 
@@ -359,18 +363,18 @@ def _updated_recurrences(
     histories: Mapping[str, FaultHistory],
     catalogue: FaultCatalogue,
 ) -> tuple[Recurrence, ...]:
-    """Return the known recurrences with that of this fact; of one fault the highest count stands."""
+    """Return the known recurrences and that of this fact. For each fault, keep the highest count."""
     found = find_recurrence(
         catalogue.look_up(fact.fault_key),
         fact,
         affected,
-        [each for place, each in sorted(histories.items())],
+        [each for history_key, each in sorted(histories.items())],
         incident_id=incident_id,
     )
     if found is None:
         return tuple(before)
-    best = {each.fault_key: each for each in sorted((*before, found), key=lambda each: each.count)}
-    return tuple(best[key] for key in sorted(best))
+    highest = {each.fault_key: each for each in sorted((*before, found), key=lambda each: each.count)}
+    return tuple(highest[key] for key in sorted(highest))
 
 
 def _signal(fact: NodeFact) -> Signal:
@@ -389,22 +393,22 @@ def _affected_node_of(incident: Incident) -> AffectedNode:
 
 
 def rungs_of(incident: Incident, catalogue: FaultCatalogue | None = None) -> tuple[Rung, ...]:
-    """Return the rungs of an incident, in order: its fault's, without those gentler than what is asked for."""
+    """Return the rungs of an incident in order: those of its fault, without the rungs below `min_rung`."""
     ladder = (catalogue or default_catalogue()).look_up(incident.fault_key).ladder
     if not incident.min_rung:
         return ladder
-    asked = Rung(incident.min_rung)
-    if asked is Rung.PAGE_HUMAN:
-        return (asked,)
-    stronger = tuple(rung for rung in ladder if rung.strength > asked.strength)
-    return ladder[ladder.index(asked) :] if asked in ladder else (asked, *stronger)
+    min_rung = Rung(incident.min_rung)
+    if min_rung is Rung.PAGE_HUMAN:
+        return (min_rung,)
+    stronger = tuple(rung for rung in ladder if rung.strength > min_rung.strength)
+    return ladder[ladder.index(min_rung) :] if min_rung in ladder else (min_rung, *stronger)
 
 
 def checkpoint_trust_of(incident: Incident, catalogue: FaultCatalogue) -> tuple[CheckpointTrust, datetime]:
-    """Return how far checkpoints are trusted after an incident, and from which signal on they are not."""
+    """Return how far checkpoints are trusted after an incident, and the time from which they are not."""
     return checkpoint_trust(signals_of(incident), catalogue)
 
 
 def ladder_of(incident: Incident, catalogue: FaultCatalogue | None = None) -> tuple[str, ...]:
-    """Return the rungs of an incident that touch the machine, in order."""
+    """Return the rungs of an incident that act on the node itself, in order."""
     return tuple(rung for rung in rungs_of(incident, catalogue) if rung in NODE_RUNGS)

@@ -1,4 +1,4 @@
-"""Sections of the policy for the watch and for the sources of facts."""
+"""Policy sections for watching the clusters and for the age of what each source reports."""
 
 from pydantic import Field
 
@@ -6,40 +6,40 @@ from evenkeel.domain.policy_base import Seconds, Section
 
 
 class WatchPolicy(Section):
-    """How the world is heard."""
+    """How Evenkeel watches the clusters and restarts its own workflows."""
 
     not_ready_seconds: Seconds = 300
-    """A node NotReady this long sickens: `node:not_ready`."""
+    """A node that is NotReady for this long has the fault `node:not_ready`."""
     watch_seconds: int = Field(default=50, ge=1, le=75)
-    """How long one `watch_cluster` invocation holds its watch."""
+    """How long one invocation of `watch_cluster` keeps its watch open."""
     tick_seconds: int = Field(default=5, ge=1, le=300)
-    """Without any change, how often `watch_cluster` looks again: some conditions come true by time alone."""
+    """How often `watch_cluster` checks the nodes when nothing changes: some conditions become true by time alone."""
     sweep_page_budget: int = Field(default=50, ge=1, le=10_000)
-    """List pages one sweep may read."""
+    """Pages of lists that one sweep may read."""
     first_boot_grace_seconds: Seconds = 1800
-    """A node younger than this that is not Ready yet is booting, not sick."""
+    """A node younger than this that is not Ready yet is still booting, not faulty."""
     stale_condition_seconds: Seconds = 172_800
-    """A sick condition that has not changed for this long is no news: its agent may be stuck."""
+    """A fault condition that has not changed for this long is ignored: its agent may be stuck."""
     recovery_signal_max_age_seconds: Seconds = 600
-    """How long it is news that an agent takes a node for well again."""
+    """An agent's report that a node is healthy again counts for this long."""
     execution_grace_seconds: Seconds = 30
-    """An incident or attempt older than this without a running execution was left half done."""
+    """The sweep treats an incident or attempt older than this without a running execution as interrupted."""
     max_runs: int = Field(default=5, ge=1, le=20)
-    """Workflow runs of one incident; past it something is wrong with Evenkeel itself, and a person must look."""
+    """Maximum workflow runs of one incident. After that, Evenkeel itself is at fault and a person must act."""
     failed_run_backoff_seconds: int = Field(default=60, ge=0, le=86_400)
-    """Pause before a run that failed through a fault of our own is followed by another; doubles each time."""
+    """Pause before the next run after Evenkeel itself failed; doubles with each run."""
 
 
 class SourcePolicy(Section):
-    """How long each kind of source may stay silent before its facts are shown as stale. A sweep runs each minute."""
+    """How old the last answer of each source may be before its facts are shown as stale. A sweep runs each minute."""
 
     kubernetes_list_seconds: Seconds = 180
-    """The nodes, pods and Jobs of one cluster, listed completely."""
+    """A complete list of the nodes, pods and Jobs of one cluster."""
     kubernetes_watch_seconds: Seconds = 180
     kueue_seconds: Seconds = 600
     hyperpod_seconds: Seconds = 300
     event_queue_seconds: Seconds = 600
-    """Events that wait longer than this without any being handled."""
+    """Events in the queue wait longer than this and none is handled."""
     scheduling_cycle_seconds: Seconds = 300
     waits_seconds: Seconds = 300
     sweep_seconds: Seconds = 600

@@ -1,7 +1,7 @@
-"""How often a fault came before: what is remembered of it, on which key it is counted, on which rung it then begins.
+"""Count how often a fault recurred, and choose the rung on which its repair then begins.
 
-A fault counts once for each incident, and once for each burst, however many signals it has: what its repair did not
-help with is counted, and not its noise.
+A fault counts once per incident and once per burst, however many signals it has. So the count shows how often a repair
+did not help, not how often the fault was reported.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,16 +13,16 @@ from evenkeel.domain.health.incidents import AffectedNode, NodeFact, Recurrence
 from evenkeel.domain.values import Instant, Value
 
 HISTORY_WINDOW = timedelta(days=30)
-"""As long as the longest window of the catalogue."""
+"""How long occurrences are kept: the longest window of the catalogue."""
 BURST_GAP = timedelta(minutes=3)
-"""Codes of one node belong to one burst until they are silent for longer. Source: NVIDIA's Xid documentation."""
+"""Two codes of one node belong to one burst if they are at most this far apart. Source: NVIDIA's Xid documentation."""
 _MAX_OCCURRENCES = 60
 _MAX_SOURCES = 10
-"""Sources of one occurrence that are remembered: all occurrences of a place are one row."""
+"""Sources kept per occurrence. A limit is needed because all occurrences of one key share one row."""
 
 
 class FaultOccurrence(Value):
-    """One fault of one incident."""
+    """One fault that one incident recorded."""
 
     fault_key: str
     incident_id: str
@@ -36,18 +36,18 @@ class FaultOccurrence(Value):
 
 
 class FaultHistory(Value):
-    """Earlier faults at one place: a node slot, a job or an instance group."""
+    """Earlier faults under one history key: of a node slot, a job or an instance group."""
 
     occurrences: tuple[FaultOccurrence, ...] = ()
-    """By first signal, oldest first."""
+    """Ordered by first signal, oldest first."""
 
 
 _MAX_JOBS = 40
-"""Jobs of one machine on which a fault is counted: each is a row of the commit that takes a fact in."""
+"""Jobs of one node for which a fault is counted. Each job adds a row to the transaction that records a fact."""
 
 
 def history_keys(fault: Fault, affected: AffectedNode) -> tuple[str, ...]:
-    """Return where a fault of this seat is remembered: its seat always, and what else it is counted on."""
+    """Return the history keys of a fault: always its node slot, and its jobs or group if it is counted on them."""
     more: tuple[str, ...] = ()
     if fault.recur_key is RecurKey.JOB:
         more = tuple(f"job/{job}" for job in affected.job_ids[:_MAX_JOBS])
@@ -57,13 +57,16 @@ def history_keys(fault: Fault, affected: AffectedNode) -> tuple[str, ...]:
 
 
 def slot_history_key(slot: str) -> str:
-    """Return the place of a node slot."""
+    """Return the history key of a node slot. Stored rows use this prefix."""
     return f"seat/{slot}"
 
 
 def with_occurrence(history: FaultHistory, fact: NodeFact, affected: AffectedNode, incident_id: str) -> FaultHistory:
-    """Return a history with one more signal of an incident. The same signal again changes nothing."""
-    seen = FaultOccurrence(
+    """Return a history with one more signal of an incident.
+
+    Idempotent: yes, because the same signal merges into the same occurrence.
+    """
+    occurrence = FaultOccurrence(
         fault_key=fact.fault_key,
         incident_id=incident_id,
         life=affected.life.key,
@@ -74,17 +77,19 @@ def with_occurrence(history: FaultHistory, fact: NodeFact, affected: AffectedNod
         first_at=fact.observed_at,
         last_at=fact.observed_at,
     )
-    same = [each for each in history.occurrences if _is_same(each, seen)]
-    merged = seen.but(
-        sources=tuple(sorted({*seen.sources, *(source for each in same for source in each.sources)}))[:_MAX_SOURCES],
-        jobs=tuple(sorted({*seen.jobs, *(job for each in same for job in each.jobs)}))[:_MAX_JOBS],
-        first_at=min(each.first_at for each in (seen, *same)),
-        last_at=max(each.last_at for each in (seen, *same)),
+    same = [each for each in history.occurrences if _is_same(each, occurrence)]
+    merged = occurrence.but(
+        sources=tuple(sorted({*occurrence.sources, *(source for each in same for source in each.sources)}))[
+            :_MAX_SOURCES
+        ],
+        jobs=tuple(sorted({*occurrence.jobs, *(job for each in same for job in each.jobs)}))[:_MAX_JOBS],
+        first_at=min(each.first_at for each in (occurrence, *same)),
+        last_at=max(each.last_at for each in (occurrence, *same)),
     )
-    others = (each for each in history.occurrences if not _is_same(each, seen))
-    fresh = (each for each in (*others, merged) if each.last_at > fact.observed_at - HISTORY_WINDOW)
-    kept = sorted(fresh, key=lambda each: (each.first_at, each.incident_id, each.fault_key, each.gpu, each.link))
-    return FaultHistory(occurrences=tuple(kept[-_MAX_OCCURRENCES:]))
+    others = (each for each in history.occurrences if not _is_same(each, occurrence))
+    recent = (each for each in (*others, merged) if each.last_at > fact.observed_at - HISTORY_WINDOW)
+    newest = sorted(recent, key=lambda each: (each.first_at, each.incident_id, each.fault_key, each.gpu, each.link))
+    return FaultHistory(occurrences=tuple(newest[-_MAX_OCCURRENCES:]))
 
 
 def _is_same(one: FaultOccurrence, other: FaultOccurrence) -> bool:
@@ -94,17 +99,18 @@ def _is_same(one: FaultOccurrence, other: FaultOccurrence) -> bool:
 def find_recurrence(
     fault: Fault, fact: NodeFact, affected: AffectedNode, histories: Iterable[FaultHistory], *, incident_id: str
 ) -> Recurrence | None:
-    """Say on which rung a fault begins that came before; None where it begins on its own first.
+    """Return the rung on which a recurring fault begins; None if it begins on its first rung.
 
-    The N-th occurrence inside the window begins on the second rung, each further one on the next. After the last comes
-    a person where no rung touches the machine; where one does, the last stays. A fault of severity info pages no one.
+    The N-th occurrence inside the window begins on the second rung, and each further occurrence on the next rung.
+    After the last rung, a fault with node repairs stays on the last rung. A fault without node repairs pages a person,
+    except at severity info.
 
     Args:
-        fault: The fault, as the site has it.
-        fact: The signal.
-        affected: The machine.
-        histories: Of every place where the fault is remembered.
-        incident_id: The incident that weighs it: it counts as one.
+        fault: The fault, with the site's overrides.
+        fact: The new signal.
+        affected: The affected node.
+        histories: The histories of all keys of the fault.
+        incident_id: The incident of the signal. It counts as one occurrence.
     """
     at = fact.observed_at
     if fault.recur_count == 0:
@@ -128,7 +134,7 @@ def find_recurrence(
     if step < len(fault.ladder):
         rung = fault.ladder[step]
     elif fault.repairs_node:
-        # A person is called where the repairs themselves run out, with the machine out of service and its jobs moved.
+        # The repair ladder itself pages a person at its end, after the node is cordoned and its jobs are moved.
         rung = fault.ladder[-1]
     elif fault.severity is Severity.INFO:
         return None
@@ -145,27 +151,27 @@ _SCOPE_TEXT = {
     RecurKey.GPU: "on this device",
     RecurKey.GPU_ACROSS_JOBS: "on this device in different jobs",
     RecurKey.LINK: "on this link",
-    RecurKey.NODE: "on this machine",
-    RecurKey.SLOT: "in this seat",
+    RecurKey.NODE: "on this node",
+    RecurKey.SLOT: "in this node slot",
     RecurKey.JOB: "in this job",
     RecurKey.GROUP: "in this instance group",
 }
 
 
-def _is_counted(key: RecurKey, each: FaultOccurrence, fact: NodeFact, affected: AffectedNode) -> bool:
-    """Whether an earlier occurrence is one on the same key. What a signal does not name is no ground to tell apart."""
-    same_life = each.life == affected.life.key
+def _is_counted(key: RecurKey, earlier: FaultOccurrence, fact: NodeFact, affected: AffectedNode) -> bool:
+    """Whether an earlier occurrence counts under the same key. A device or link that is not named matches any."""
+    same_life = earlier.life == affected.life.key
     match key:
         case RecurKey.NONE:
             return False
         case RecurKey.GPU | RecurKey.GPU_ACROSS_JOBS:
-            return same_life and _may_match(each.gpu, fact.gpu)
+            return same_life and _may_match(earlier.gpu, fact.gpu)
         case RecurKey.LINK:
-            return same_life and _may_match(each.link, fact.link) and _may_match(each.gpu, fact.gpu)
+            return same_life and _may_match(earlier.link, fact.link) and _may_match(earlier.gpu, fact.gpu)
         case RecurKey.NODE:
             return same_life
         case RecurKey.JOB:
-            return bool({*each.jobs} & {*affected.job_ids}) if affected.job_ids else same_life
+            return bool({*earlier.jobs} & {*affected.job_ids}) if affected.job_ids else same_life
         case RecurKey.SLOT | RecurKey.GROUP:
             return True
         case _:
@@ -177,7 +183,7 @@ def _may_match(one: str, other: str) -> bool:
 
 
 def _bursts(spans: Sequence[tuple[datetime, datetime, str]]) -> int:
-    """Count spans; those of one incident, and those without silence between them, are one."""
+    """Count bursts. Spans of one incident are one burst, and so are spans at most `BURST_GAP` apart."""
     count, ended_at, incidents = 0, datetime.min.replace(tzinfo=UTC), set[str]()
     for first_at, last_at, incident_id in sorted(spans):
         if incident_id not in incidents and first_at > ended_at + BURST_GAP:

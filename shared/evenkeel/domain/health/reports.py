@@ -1,4 +1,4 @@
-"""What a site's own detectors and operators report, and which faults each may name."""
+"""Faults that a site's own detectors and operators report, and which faults each may report."""
 
 from enum import StrEnum
 
@@ -6,49 +6,49 @@ from evenkeel.domain.values import Instant, Value
 
 
 class ReporterRole(StrEnum):
-    """On whose authority a report is filed: by the route that took it, never by what it says."""
+    """Role of the caller that reports a fault. The API route decides it, never the report itself."""
 
     DETECTOR = "detector"
-    """`POST /v1/faults`, which the Detector policy opens."""
+    """Calls `POST /v1/faults`, which the IAM policy Detector allows."""
     OPERATOR = "operator"
-    """`POST /v1/nodes/{id}/replace`, which the Operator policy opens."""
+    """Calls `POST /v1/nodes/{id}/replace`, which the IAM policy Operator allows."""
 
     def may_report(self, fault_key: str) -> bool:
-        """Whether a report may name this fault of the catalogue."""
+        """Whether this role may report a fault of the catalogue."""
         return self is ReporterRole.OPERATOR or is_detector_fault(fault_key)
 
 
 DETECTOR_FAMILIES = (
     *("xid", "sxid", "gpu", "mem", "fabric", "efa", "thermal", "pcie", "disk", "neuron", "node", "train"),
 )
-"""First parts of the keys that a site's detectors observe by themselves.
+"""Families of fault keys that a site's own detectors may report.
 
-All others are somebody else's to say: HyperPod's (`hp`), EC2's, AWS Health's, the EKS agent's (`eks`), an operator's
+All other families belong to another source: HyperPod (`hp`), EC2, AWS Health, the EKS agent (`eks`), or an operator
 (`person`)."""
 _KUBERNETES_FAMILIES = ("node:not_ready", "node:pressure")
 
 
 def is_detector_fault(fault_key: str) -> bool:
-    """Whether a detector may report a fault as seen by itself."""
+    """Whether a site's detector may report this fault."""
     return fault_key.partition(":")[0] in DETECTOR_FAMILIES and fault_key not in _KUBERNETES_FAMILIES
 
 
 class FaultReport(Value):
-    """One fault of one machine or one job, as the detector has it."""
+    """One fault of one node or one job, as a detector reports it."""
 
     instance_id: str = ""
     node_name: str = ""
-    """Where the instance id is empty."""
+    """Used if the instance id is empty."""
     job_id: str = ""
-    """Where both are: the fault was seen in a job."""
+    """Used if the instance id and the node name are empty: the job in which the fault showed."""
     rank: int | None = None
-    """The rank that showed it, where the detector knows."""
+    """Rank of the job that showed the fault, if the detector knows it."""
     code: str = ""
-    """A key of the catalogue, the number of an Xid, or a name as HyperPod or the EKS agent spell it."""
+    """A key of the catalogue, the number of an Xid, or the name that HyperPod or the EKS agent uses."""
     code_field: str = "code"
-    """The field of the request that holds `code`."""
+    """Name of the request field that holds `code`; used in error messages."""
     line: str = ""
-    """A line of the kernel log or of HyperPod's agent: says which fault it is where `code` is empty."""
+    """A line of the kernel log or of HyperPod's agent. It names the fault if `code` is empty."""
     gpu: str = ""
     detail: str = ""
     observed_at: Instant
