@@ -1,1 +1,1 @@
-"""What one scheduling cycle decides: admit, preempt, resize."""
+"""Admission: the decisions of one scheduling cycle to admit, preempt and resize jobs, and to rent nodes for them."""

@@ -34,7 +34,7 @@ from evenkeel.domain.values import Instant, Sentence, Value
 
 
 class Action(StrEnum):
-    """What a scheduling cycle decides about one pending job."""
+    """The decision of a scheduling cycle about one pending job."""
 
     ADMIT = "ADMIT"
     WAIT = "WAIT"
@@ -63,7 +63,7 @@ class AdmissionFacts(Value):
     blocked_by: str = ""
     """The earlier job that waits."""
     blocker_waits_for: str = "free nodes"
-    """What the earlier job waits for."""
+    """The resource that the earlier job waits for, in words."""
     same_shape_reason: str = ""
     """Why an earlier job with the same request waits."""
     hold_reason: str = ""
@@ -73,20 +73,20 @@ class AdmissionFacts(Value):
     limits: tuple[UsageLimit, ...] = ()
     """Limits that the job must stay below."""
     quota: QuotaFacts | None = None
-    """The quota side, where that was weighed; `offers` are then those of the flavor that was found, if one was, with
-    the room that is being made."""
+    """The quota facts, if quota was checked. Then `offers` are the fits on the flavor that was found, after the victims
+    have stopped."""
     preemption_plan: PreemptionPlan | None = None
     """How other jobs free nodes for the job, if it has quota but no nodes."""
     now: Instant
 
 
 class AdmissionDecision(Value):
-    """What to do with one pending job, and why."""
+    """The decision about one pending job, with its reason."""
 
     job_id: str
     action: Action
     reason: Sentence
-    """One sentence an operator could read aloud."""
+    """A sentence that an operator could read aloud."""
     alternatives: tuple[Alternative, ...] = ()
     facts: AdmissionFacts
     pool: str = ""
@@ -100,11 +100,11 @@ class AdmissionDecision(Value):
 
     @property
     def blocks_queue(self) -> bool:
-        """Whether it blocks jobs behind it: it waits for machines that exist and that other jobs could take, too."""
+        """Whether it blocks later jobs: it waits for nodes that exist and that other jobs could take, too."""
         return self.action is Action.WAIT and bool(pool_kinds(self.facts.offers))
 
     def to_charge(self) -> Charge:
-        """Return what an admitted job holds from now on."""
+        """Return the charge that an admitted job holds from now on."""
         asked = self.facts.request
         return Charge(
             job_id=self.job_id,
@@ -138,7 +138,7 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
         if limit.is_reached:
             return _decided(facts, Action.HELD, f"The job waits because a limit is reached: {limit.text}.")
     if facts.same_shape_reason:
-        # Whoever speaks for them in a pass is among the facts: to name it here would be news for all with each pass.
+        # The reason does not name the other job: it changes between cycles, and each change would be a new record.
         return _decided(
             facts, Action.SAME_SHAPE, f"A job with the same request waits in its queue: {facts.same_shape_reason}"
         )

@@ -16,19 +16,20 @@ def node_capacity(
     workloads: Iterable[tuple[str, ObservedWorkload]],
     unhealthy: Collection[tuple[str, str]] = (),
 ) -> tuple[NodeCapacity, ...]:
-    """Reduce the fleet to rooms, by life.
+    """Return the free capacity of each node.
 
-    free = allocatable - used by live pods - charged to attempts whose pod is not there yet
-         <= allocatable - charged to all attempts, since a pod may end between two of these reads.
+    free = allocatable - max(used by live pods + charged to attempts without a pod there, charged to all attempts)
+
+    The second term covers a pod that ends between two of these reads.
 
     Args:
         nodes: The joined fleet.
         in_use: Accelerators that live pods request, by (cluster, node name), unmanaged pods included.
-        charges: What unsettled attempts hold.
-        workloads: Attempts' pods, with the name of their cluster.
-        unhealthy: Nodes that need a repair and get none, by (cluster, node name).
+        charges: The charges of attempts that are not settled.
+        workloads: The pods of attempts, with the name of their cluster.
+        unhealthy: (cluster, node name) of nodes that need a repair and get none.
     """
-    seated = {
+    running = {
         (cluster, pod.node_name, seen.job_id, seen.attempt)
         for cluster, seen in workloads
         for pod in seen.pods
@@ -40,7 +41,7 @@ def node_capacity(
         for name in charge.node_names:
             each = charge.accelerators // max(len(charge.node_names), 1)
             charged[charge.cluster, name] += each
-            if (charge.cluster, name, charge.job_id, charge.attempt) not in seated:
+            if (charge.cluster, name, charge.job_id, charge.attempt) not in running:
                 reserved[charge.cluster, name] += each
     taken = {
         place: max(in_use.get(place, 0) + reserved[place], charged[place]) for place in {*in_use, *charged, *reserved}

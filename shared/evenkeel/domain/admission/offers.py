@@ -1,4 +1,4 @@
-"""Where a job could start: nodes by pool, and the machines of preemptable jobs."""
+"""Pools on which a job could start, and the nodes that preemption would free."""
 
 import functools
 from collections import Counter, defaultdict
@@ -22,7 +22,7 @@ class PoolFit(Value):
     total_nodes: int
     """Nodes of this type, in any state."""
     leaving: int = 0
-    """How many of those go before the gang could have saved there: they are nothing to wait for."""
+    """Nodes of these that leave before the gang could save a checkpoint there: the gang does not wait for them."""
     fitting: int
     """Nodes that can run one pod of the gang now."""
     best: tuple[NodeLife, ...] = ()
@@ -34,11 +34,11 @@ class PoolFit(Value):
     empty_nodes_used: int = 0
     """How many of those the gang would take."""
     reserved_spares: int = 0
-    """Wholly free machines that must be left over: spares, unless this is a recovery."""
+    """Completely free nodes that must stay free: the spares, unless the job is a recovery."""
     closed: dict[str, int] = {}
-    """How many are out, by reason."""
+    """Reason → number of nodes that are out for that reason."""
     choice: int = 0
-    """Its place among the pools that the gang means; the first is taken where several fit."""
+    """Rank of the pool in the job's order of preference. The first pool that fits is taken."""
 
     @property
     def has_fit(self) -> bool:
@@ -47,7 +47,7 @@ class PoolFit(Value):
 
     @property
     def uses_reserved_spares(self) -> bool:
-        """Whether taking it would leave fewer wholly free machines than are kept back."""
+        """Whether the gang would leave fewer completely free nodes than are reserved as spares."""
         return self.empty_nodes_used > 0 and self.empty - self.empty_nodes_used < self.reserved_spares
 
     def why_not(self, request: AdmissionRequest) -> str:
@@ -74,7 +74,7 @@ class PreemptionPlan(Value):
 
     victims: tuple[PreemptionVictim, ...]
     offers: tuple[PoolFit, ...]
-    """What the pools offer once the victims have stopped."""
+    """The fits after the victims have stopped."""
 
 
 def pool_kinds(offers: Iterable[PoolFit]) -> frozenset[tuple[str, str]]:
@@ -104,9 +104,9 @@ def why_no_fit(request: AdmissionRequest, offers: Iterable[PoolFit]) -> str:
 
 
 def best_fit(offers: Iterable[PoolFit]) -> PoolFit:
-    """Return the offer that a gang takes: of the pool that it means first, of the tightest where it means several.
+    """Return the offer that a gang takes: the most preferred pool, then the pool with the fewest fitting nodes.
 
-    The tightest, so that large free pools stay large.
+    So large free pools stay large.
     """
     fitting = (offer for offer in offers if offer.has_fit)
     return min(fitting, key=lambda offer: (offer.choice, offer.fitting, offer.pool, offer.instance_type))
@@ -118,13 +118,13 @@ def pool_fits(
     policy: SchedulingPolicy,
     is_meant: Callable[[NodeCapacity], bool] | None = None,
 ) -> tuple[PoolFit, ...]:
-    """Return what each kind of node in each pool could give to a gang.
+    """Return how a gang fits on each instance type of each pool.
 
     Args:
-        request: What it asks for.
-        capacities: The machines.
-        policy: Spares.
-        is_meant: Which machines count at all; without it all do.
+        request: The request of the gang.
+        capacities: The nodes of the fleet.
+        policy: Names the spares of each pool.
+        is_meant: Test whether a node counts; None if every node does.
     """
     kinds: dict[tuple[str, str], list[NodeCapacity]] = defaultdict(list)
     choices: dict[tuple[str, str], int] = {}
@@ -149,7 +149,7 @@ def pool_fits(
 
 
 def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapacity]) -> Iterable[NodeCapacity]:
-    """Return the machines that a job may be offered: those rented for it, where they are enough; else nobody's."""
+    """Return the nodes that a job may take: those rented for it, if they are enough; else the unreserved nodes."""
     everything = tuple(capacities)
     kept = [capacity for capacity in everything if capacity.reserved_for]
     if not kept:
@@ -171,9 +171,9 @@ _NOTHING = Requirements()
 
 
 def _preference_rank(request: AdmissionRequest, capacity: NodeCapacity) -> int | None:
-    """Return the place of a machine among those that a job means; None where it means others, or needs them.
+    """Return the rank of a node in the job's order of preference; None if the job may not run there.
 
-    What was rented for it was weighed before it was rented: that needs no label, and no entry in the catalogue.
+    A node that was rented for the job was checked before: it needs no label and no entry in the catalogue.
     """
     if capacity.reserved_for and capacity.reserved_for == request.job_id:
         return 0
@@ -186,26 +186,26 @@ def _preference_rank(request: AdmissionRequest, capacity: NodeCapacity) -> int |
 
 @functools.lru_cache(maxsize=1024)
 def _meets_requirements(requires: Requirements, instance_type: str) -> bool:
-    """Whether a job would run on a machine of a type as it says that it must."""
+    """Whether an instance type meets the requirements of a job."""
     return not differences(
         EnvironmentNeeds(**dict(requires)), compatibility.environment_on(instance_type, instance_types.shipped())
     )
 
 
 def stays_long_enough(request: AdmissionRequest, capacity: NodeCapacity) -> bool:
-    """Whether a machine stays for as long as it has to in order to be of use to a job."""
+    """Whether a node stays long enough for the job to save a checkpoint there."""
     return not (capacity.usable_until and request.needs_node_until and request.needs_node_until > capacity.usable_until)
 
 
 def is_schedulable_for(request: AdmissionRequest, capacity: NodeCapacity) -> bool:
-    """Whether a pod of a job may start on a machine now: taints that it tolerates keep it off no more."""
+    """Whether a pod of a job may start on a node now. Taints that the pod tolerates do not count."""
     if capacity.unschedulable_reason == TAINTED and request.tolerations:
         return all_tolerated(capacity.taints, request.tolerations)
     return capacity.is_open
 
 
 def missing_efa(request: AdmissionRequest, capacity: NodeCapacity, policy: SchedulingPolicy) -> str:
-    """Return what a machine lacks of the EFA interfaces that each pod of a job asks for; empty where it lacks none."""
+    """Return in words how many EFA interfaces a node has too few for a pod of a job; empty if it has enough."""
     if capacity.efa is None or request.nodes < 2 or request.is_serving:
         return ""
     machine = efa.EfaNode(capacity.pool, capacity.instance_type, capacity.accelerators, capacity.efa)
@@ -239,7 +239,7 @@ def _pool_fit(
             closed[lacking] += 1
         else:
             fits.append(capacity)
-    # The fullest node that still has room first, so that wholly free nodes stay free for gangs that need them.
+    # The fullest node that still fits comes first, so that completely free nodes stay free for gangs that need them.
     fits.sort(key=lambda capacity: (capacity.free, capacity.node_name))
     best = fits[: request.nodes] if len(fits) >= request.nodes else []
     return PoolFit(

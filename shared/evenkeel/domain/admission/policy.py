@@ -16,24 +16,24 @@ class SchedulingPolicy(Section):
     """Admission. First come, first served on free nodes."""
 
     spare_nodes: dict[Word, Count] = {}
-    """Free nodes per pool that only a recovery may take."""
+    """Pool → free nodes that only a recovery may take."""
     efa_interfaces: dict[Word, Count] = {}
-    """EFA interfaces of each node, by pool, where they differ from the instance type's; 0 = jobs there use none."""
+    """Pool → EFA interfaces of each node, if they differ from those of the instance type; 0 = jobs there use none."""
     heads_per_cycle: int = Field(default=50, ge=1, le=1000)
-    """Pending jobs that one pass weighs, in queue order."""
+    """Pending jobs that one scheduling cycle examines, in queue order."""
     most_open_jobs_per_principal: int = Field(default=500, ge=1, le=100_000)
-    """Jobs of one submitter that have not ended. A submission beyond it is refused."""
+    """Jobs of one submitter that have not ended. A submission beyond this number is refused."""
     most_open_jobs_per_team: int = Field(default=2000, ge=1, le=100_000)
-    """The same for one team; where no teams are set up, for all jobs together."""
+    """The same for one team; without teams, for all jobs together."""
     elastic: ElasticTerms = ElasticTerms()
     """When elastic jobs grow, and how long they wait for a spare node."""
     serving: tuple[ServingWorkload, ...] = ()
-    """Deployments that elastic jobs shrink for."""
+    """Deployments for which elastic jobs shrink."""
     reservations: tuple[ReservedPool, ...] = ()
-    """Pools whose machines go at a time that is known: jobs leave them before."""
+    """Pools whose nodes leave at a known time. Jobs leave them before."""
 
     def reservation_of(self, cluster: str, pool: str) -> Reservation | None:
-        """Return for how long a pool's machines are held; None where nothing says that they go."""
+        """Return the reservation of a pool; None if no end of it is known."""
         return next((each.stretch for each in self.reservations if (each.cluster, each.pool) == (cluster, pool)), None)
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from evenkeel.domain.values import Instant, Value
 
 
 class AdmissionRequest(Value):
-    """What one pending job asks for, reduced to what admission needs."""
+    """The request of one pending job, reduced to the fields that admission needs."""
 
     job_id: str
     submitted_at: Instant
@@ -21,45 +21,45 @@ class AdmissionRequest(Value):
     attempts: int = 0
     """Attempts so far."""
     is_recovery: bool = False
-    """Whether a resume plan is due, and it gave way to nobody since: it may take spares, and goes first."""
+    """Whether the job has a resume plan and was not preempted since. It may take spares, and goes first."""
     is_interrupted: bool = False
-    """Whether its last attempt was lost and it was not preempted, for as long as a replacement may take: nodes are kept
-    for it, as for a recovery, also before a resume plan is there."""
+    """Whether the job lost its last attempt and was not preempted. Nodes are reserved for it, as for a recovery, for as
+    long as a replacement may take, even before it has a resume plan."""
     avoid: tuple[str, ...] = ()
-    """Life keys not to be used."""
+    """Life keys of nodes that the job must not use."""
     team: str = ""
     owner: str = ""
-    """The principal that submitted it."""
+    """The principal that submitted the job."""
     priority: int = 0
     queued_at: Instant | None = None
-    """When it lost its place in its queue, where it did."""
+    """When the job lost its place in its queue; None if it never did."""
     wanted: int = 0
-    """Nodes that an elastic job asked for, whatever it is weighed at; 0 where it runs at one size only."""
+    """Nodes that an elastic job asked for, at whatever size it is decided; 0 if it runs at one size only."""
     sizes: tuple[int, ...] = ()
-    """Fewer nodes that would do, too, ascending."""
+    """Smaller numbers of nodes that are enough, too, ascending."""
     shrinks_at: Instant | None = None
-    """Until then it has no fewer nodes than it had: one that lost some gives spares a chance."""
+    """Until then the job starts on no fewer nodes than it had: it waits for spares."""
     had: int = 0
-    """Nodes of its last attempt, where it can run at several sizes; 0 where it had none."""
+    """Nodes of the last attempt of an elastic job; 0 if there was none."""
     resumes_by_preemption: bool = False
-    """Whether its recovery chose that others give way to it: where it has quota and no machines, some are stopped."""
+    """Whether its resume plan is to preempt: if the job has quota but no nodes, other jobs are stopped for it."""
     is_resize: bool = False
-    """Whether it was stopped to change size: what it asks for was its own, or was idle."""
+    """Whether the job was stopped to change size. The nodes that it asks for were its own, or idle."""
     is_serving: bool = False
-    """Whether it is replicas of a Deployment: their pods ask for no EFA."""
+    """Whether these are replicas of a Deployment. Their pods ask for no EFA."""
     pools: tuple[PoolChoice, ...] = ()
-    """Where it may run, in this order; empty = anywhere."""
+    """Pools on which the job may run, in order of preference; empty = any pool."""
     tolerations: tuple[Toleration, ...] = ()
     requires: Requirements = Requirements()
     needs_node_until: Instant | None = None
-    """The soonest that it could leave a machine again with something saved: one that goes before is none for it. None
-    where no machine is known to go."""
+    """Earliest time at which the job could leave a node with a saved checkpoint. Nodes that leave before are of no use
+    to it. None if no node has a known end."""
 
     @classmethod
     def of(cls, job: Job) -> "AdmissionRequest":
-        """Return what a job asks for."""
+        """Return the request of a job."""
         plan, resize = job.live_plan(), job.live_resize()
-        # Who gave way takes its old place: were it first, it would take back at once what it was stopped for.
+        # A preempted job keeps its old place in the queue. If it went first, it would take its nodes back at once.
         comes_back = plan is not None and not job.is_preempted
         nodes = resize.nodes if resize else job.next_node_count
         return cls(
@@ -90,22 +90,22 @@ class AdmissionRequest(Value):
 
     @property
     def queue_order_key(self) -> tuple[bool, datetime, str]:
-        """Recoveries first, then by submission; the id makes the order total."""
+        """Order in the queue: recoveries first, then by submission; the id makes the order total."""
         return (not self.has_prior_grant, self.submitted_at, self.job_id)
 
     @property
     def has_prior_grant(self) -> bool:
-        """Whether its capacity was granted once already: a recovery brings it back, or it changes size."""
+        """Whether the job was admitted before: it recovers, or it changes size."""
         return self.is_recovery or self.is_resize
 
     @property
     def reserves_nodes(self) -> bool:
-        """Whether nodes and quota are kept for it while too few nodes are there."""
+        """Whether nodes and quota are reserved for the job while too few nodes are free."""
         return self.is_recovery or self.is_interrupted
 
     @property
     def sizes_during_spare_wait(self) -> tuple[int, ...]:
-        """The smaller sizes that do while spares have their time: none below what it had."""
+        """The smaller sizes allowed during the spare wait: none below the size of the last attempt."""
         return tuple(size for size in self.sizes if 0 < self.had <= size)
 
     def at(self, nodes: int) -> "AdmissionRequest":

@@ -1,9 +1,9 @@
-"""Machines that go at a time that is known: who is still let on, and who has to leave them in time.
+"""Requests of jobs for nodes that leave at a known time: a job starts there only if it can save a checkpoint before.
 
-    ...... work runs ......|-- restart, first checkpoint --|-- save --|- margin -|........ machines go ........|
-                           └ nobody is let on any more     └ asked to leave      └ usable until                └ ends
+    ...... work runs ......|-- restart, first checkpoint --|-- save --|- margin -|........ nodes leave ........|
+                           └ no job starts any more        └ jobs must save      └ usable until                └ end
 
-A training plan and a capacity block end, whatever runs on them. The site says when (`scheduling.reservations`).
+A training plan and a capacity block end, whatever runs on them. The policy names the time (`scheduling.reservations`).
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from evenkeel.domain.renting.demand import RiskLimits
 
 
 def with_reservation_ends(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple[NodeCapacity, ...]:
-    """Return the machines, those that are held until some time only with the time when work must have left them."""
+    """Return the node capacities, each node of a reservation with the time by which jobs must have left it."""
     ends = {(each.cluster, each.pool): each.usable_until for each in policy.scheduling.reservations}
     if not ends:
         return tuple(capacities)
@@ -30,9 +30,10 @@ def with_reservation_ends(capacities: Iterable[NodeCapacity], policy: Policy) ->
 
 
 def admission_request(job: Job, policy: Policy, now: datetime) -> AdmissionRequest:
-    """Return what a job asks for, whether nodes are kept for it, and how long a machine has to stay to be of use to it.
+    """Return the request of a job, with the facts that depend on the time.
 
-    The last is estimated as `placement` does.
+    These are whether nodes are reserved for the job, and how long a node must stay to be of use to it. The estimate is
+    the one of `renting/placement.py`.
     """
     asked = AdmissionRequest.of(job)
     if job.lost_at is not None and not job.is_preempted:

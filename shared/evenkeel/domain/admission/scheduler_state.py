@@ -1,4 +1,4 @@
-"""What one scheduling cycle leaves to the next."""
+"""The state that one scheduling cycle leaves to the next."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -13,24 +13,24 @@ from evenkeel.domain.values import Instant, Value
 
 
 class ElasticState(Value):
-    """What passes remember of elastic jobs."""
+    """The state of elastic jobs between cycles."""
 
     jobs: tuple[str, ...] = ()
-    """Those that hold nodes, by id."""
+    """Ids of the jobs that hold nodes."""
     resizing: tuple[str, ...] = ()
-    """Those that were asked to stop to change size and have not started again."""
+    """Jobs that were asked to stop to change size and have not started again."""
     idle_since: dict[str, Instant] = {}
-    """Life of a node that nothing uses and an elastic job could → since when."""
+    """Life of an idle node that an elastic job could use → since when it is idle."""
     last_announced: dict[str, str] = {}
-    """Job id → the message last announced for it, where nothing is done."""
+    """Job id → the resize last recorded for it in a mode other than `act`."""
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a pass has anything to do for an elastic job."""
+        """Whether a cycle must examine elastic jobs."""
         return bool(self.jobs or self.resizing or self.idle_since)
 
     def after_admission(self, job_id: str, *, is_elastic: bool) -> "ElasticState":
-        """Return what is remembered once a job has started."""
+        """Return the state after a job has started."""
         if not is_elastic and job_id not in self.resizing:
             return self
         jobs = tuple(sorted({*self.jobs, job_id})) if is_elastic else self.jobs
@@ -38,11 +38,11 @@ class ElasticState(Value):
 
 
 MOST_PAIRS = 500
-"""Evictions that are remembered: the latest."""
+"""The latest evictions, which the flap guard needs."""
 
 
 class EvictionRecord(Value):
-    """One had the other evicted."""
+    """A job preempted another job."""
 
     preemptor: str
     victim: str
@@ -50,12 +50,12 @@ class EvictionRecord(Value):
 
 
 class SchedulerState(Value):
-    """What the rules must remember between passes. A pass ends when nothing moves: no scan of flavors outlives it."""
+    """The state that the rules need from earlier cycles. A scan of flavors ends within its cycle, so it is not kept."""
 
     sticky: dict[str, str] = {}
-    """queue → the job that waits there for its evictions, and stays its head."""
+    """queue → the job that waits there until its victims stop, and stays the head of the queue."""
     stopping: dict[str, str] = {}
-    """job that was asked to stop → for whom."""
+    """job that was asked to stop → the job that it stops for; empty if it stops for none."""
     evictions: tuple[EvictionRecord, ...] = ()
     elastic: ElasticState = ElasticState()
 
@@ -65,35 +65,35 @@ class SchedulerState(Value):
         return unpacked(kept)
 
     def to_row(self) -> dict[str, Any] | None:
-        """Return it as the tree's row keeps it, packed where it is long; None where nothing is remembered.
+        """Return the JSON form for the row of the quota tree, packed if it is long; None if there is no state.
 
-        It grows with the jobs that are asked to stop. What is too large even then is forgotten: jobs carry their own
-        stop requests, and a flap guard that is lost costs a move.
+        The state grows with the jobs that are asked to stop. A state that is too large even when packed is dropped.
+        Jobs keep their own stop requests, and a lost flap guard costs at most one preemption.
         """
         return packed(self.to_json()) if self != SchedulerState() else None
 
     def after_admission(self, queue: str, job_id: str) -> "SchedulerState":
-        """Return what is remembered once a job has started."""
+        """Return the state after a job has started."""
         return self.but(
             sticky={name: head for name, head in self.sticky.items() if (name, head) != (queue, job_id)},
             stopping={name: head for name, head in self.stopping.items() if name != job_id},
         )
 
     def after_preemption(self, queue: str, job_id: str, victims: Iterable[str], now: datetime) -> "SchedulerState":
-        """Return what is remembered once others were asked to stop for a job."""
-        gone = tuple(victims)
+        """Return the state after victims were asked to stop for a job."""
+        stopping = tuple(victims)
         evictions = (
             *self.evictions,
-            *(EvictionRecord(preemptor=job_id, victim=victim, at=now) for victim in gone),
+            *(EvictionRecord(preemptor=job_id, victim=victim, at=now) for victim in stopping),
         )
         return self.but(
             sticky={**self.sticky, queue: job_id},
-            stopping={**self.stopping, **dict.fromkeys(gone, job_id)},
+            stopping={**self.stopping, **dict.fromkeys(stopping, job_id)},
             evictions=evictions[-MOST_PAIRS:],
         )
 
     def pruned(self, charges: Iterable[Charge], setup: TeamSetup, now: datetime) -> "SchedulerState":
-        """Return what still matters: who holds nothing any more has stopped, and a guard ends."""
+        """Return the state without jobs that hold no charge, and without evictions older than the flap guard."""
         held = {charge.job_id for charge in charges}
         guard = setup.fleet.switches.flap_guard_seconds
         return self.but(

@@ -1,8 +1,8 @@
-"""Serving workloads as demand: the replicas of a registered Deployment that found no node.
+"""Demand of serving workloads: the replicas of a registered Deployment that have no node.
 
-Its controller makes a pod for each replica that is wanted, so what is wanted is read from the pods themselves. Those
-without a node are placed by Kubernetes' own scheduler the moment one is free: nodes that they need are kept for them.
-What nodes for them may be rented, and when they go back, says `replicas.py`.
+The Deployment's controller creates a pod for each replica, so the pods show the demand. Kubernetes' own scheduler
+places a pod as soon as a node is free, so nodes for these pods are reserved here. `renting/serving.py` decides about
+rented nodes for them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,14 +23,14 @@ def replica_requests(
     now: datetime,
     satisfied_replicas: Mapping[str, int] | None = None,
 ) -> tuple[AdmissionRequest, ...]:
-    """Return what the replicas without a node ask for, most urgent first.
+    """Return the requests of the replicas that have no node, most urgent first.
 
     Args:
-        short: Whose replicas wait.
-        capacities: The machines, which say how many replicas share one.
-        priorities: Of the priority classes.
+        short: The Deployments with waiting replicas.
+        capacities: The nodes. Their size decides how many replicas share a node.
+        priorities: Priority class → priority.
         now: The time.
-        satisfied_replicas: By the Deployment's id, for how many of them nodes are rented already.
+        satisfied_replicas: Id of the Deployment → its replicas for which nodes are rented already.
     """
     found = []
     for registered, _, waiting in short:
@@ -62,7 +62,7 @@ def replica_requests(
 def reserve_for_replicas(
     demands: Iterable[AdmissionRequest], capacities: tuple[NodeCapacity, ...], policy: SchedulingPolicy
 ) -> tuple[NodeCapacity, ...]:
-    """Return the rooms without those that waiting replicas take as soon as they can."""
+    """Return the node capacities without those that waiting replicas will take."""
     for demand in demands:
         offers = pool_fits(demand, capacities, policy)
         best = max(offers, key=lambda offer: (offer.fitting, offer.pool), default=None)

@@ -1,1 +1,1 @@
-"""When an elastic job grows or shrinks."""
+"""Growing and shrinking of elastic jobs."""

@@ -1,8 +1,8 @@
-"""Jobs that can run at several sizes: when each grows or shrinks, by how much, and who shrinks for whom.
+"""Growing and shrinking of elastic jobs: which job changes its size, when, and by how much.
 
-A resize stops the whole job for a while. So nothing grows on a guess: idle accelerators must first have stood idle for
-as long as the resize would cost in all (nobody can do better than twice the best without foresight), nothing grows
-again within its snooze, and one whose growth failed waits twice as long each time. Shrinking waits for nobody.
+A resize stops the whole job for a while. So a job grows only after accelerators were idle for as long as the resize
+costs: without knowledge of the future, no rule can guarantee less than twice the lowest cost. A job does not grow again
+within its snooze time. After each failed growth it waits twice as long. Shrinking is never delayed.
 """
 
 import itertools
@@ -17,48 +17,47 @@ from evenkeel.domain.values import Instant, Value
 
 
 class SizeChange(Value):
-    """One job to another size."""
+    """A change of one job's size."""
 
     job_id: str
     from_nodes: int
     to_nodes: int
-    """0: it is ended, and goes back to the queue."""
+    """0: the job is stopped and returns to the queue."""
     reason: str
     lost_gpu_seconds: float
 
 
 class IdleNodes(Value):
-    """Nodes that nobody asks for."""
+    """Idle nodes that no waiting job asks for."""
 
     nodes: int
     idle_node_seconds: float
-    """How much has been lost to idleness in this stretch: the sum over nodes of how long each has stood idle, of those
-    that are idle now."""
+    """Sum of the seconds for which each of these nodes has been idle."""
 
 
 class GrowFacts(Value):
-    """All that a choice to grow rests on. It replays from this alone."""
+    """Facts of a decision to grow. The decision replays from them."""
 
     jobs: tuple[ElasticJob, ...]
     idle: IdleNodes
     waiting: bool = False
-    """Whether anybody waits for nodes of this kind: then nothing grows."""
+    """Whether a job waits for nodes of this kind. Then no job grows."""
     terms: ElasticTerms = ElasticTerms()
     now: Instant
 
 
 class ResizeDecision(Value):
-    """Who changes size, and why nobody else."""
+    """The jobs that change size, and why the other jobs do not."""
 
     resizes: tuple[SizeChange, ...]
     reason: str
     alternatives: tuple[Alternative, ...] = ()
     short: int = 0
-    """Nodes that are still lacking."""
+    """Nodes that are still missing."""
 
 
 def plan_growth(facts: GrowFacts) -> ResizeDecision:
-    """Give idle nodes to the job that makes most of them: at most one resize at a time.
+    """Give idle nodes to the job that uses most of them. At most one job grows at a time.
 
     idle node-seconds so far x accelerators >= resize seconds x accelerators of the job at its new size
     """
@@ -73,7 +72,7 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
             found.append((job, size))
     if not found:
         return ResizeDecision(resizes=(), reason="No job can grow now.", alternatives=tuple(passed))
-    # Higher priority first; then whoever takes most at the least loss; the id makes the order total.
+    # Higher priority first, then more nodes used, then less loss. The id makes the order total.
     found.sort(
         key=lambda pair: (
             -pair[0].priority,
@@ -110,7 +109,7 @@ def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
         return 0, "The job changed size recently."
     if job.growth_failed_at and now < growth_backoff_until(job, terms):
         return 0, f"The job's last growth failed; no retry before {growth_backoff_until(job, terms):%H:%M:%S} UTC."
-    # What will be used of them has to have paid for the resize, and not what stays idle anyhow.
+    # Only the nodes that the job would use pay for the resize. Nodes that stay idle anyway do not count.
     used = (size - job.nodes) / facts.idle.nodes
     lost_by_now = facts.idle.idle_node_seconds * used
     if lost_by_now < job.resize_seconds * size:
@@ -124,23 +123,23 @@ def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
 
 
 def growth_backoff_until(job: ElasticJob, terms: ElasticTerms) -> datetime:
-    """Return when a job whose growth failed may be tried again."""
-    assert job.growth_failed_at is not None  # the caller asked
+    """Return when a job whose growth failed may grow again."""
+    assert job.growth_failed_at is not None  # callers check this
     pause = min(terms.most_backoff_seconds, terms.backoff_seconds * 2 ** max(0, job.failed_growths - 1))
     return job.growth_failed_at + timedelta(seconds=pause)
 
 
 def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> ResizeDecision:
-    """Free nodes for somebody of a priority: jobs are shrunk before any is ended, and as little as possible is lost.
+    """Free nodes for a job: other jobs shrink before any is stopped, and lose as little as possible.
 
-    Shrinking takes the set of jobs that loses the fewest accelerator-seconds in all; each gives no more than is needed.
-    Only where every shrink together is too little is a job ended, again by what is lost. Nobody of the same or a higher
-    priority gives anything. If even that is too little, nobody is touched.
+    The set of jobs that loses the fewest accelerator-seconds shrinks, and each frees no more nodes than are needed. A
+    job is stopped only if all shrinks together free too few nodes. Then the jobs that lose least are stopped. Jobs of
+    the same or a higher priority are left alone. If all this frees too few nodes, no job changes.
 
     Args:
-        jobs: Those that hold nodes of the kind.
-        nodes: How many are needed.
-        priority: Of whoever needs them.
+        jobs: The jobs that hold nodes of the kind.
+        nodes: The number of nodes that are needed.
+        priority: The priority of the job that needs them.
     """
     usual = median(
         [each.since_checkpoint_seconds for each in jobs if each.since_checkpoint_seconds is not None] or [0.0]
@@ -162,7 +161,7 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
             reason=f"{_nodes_are(nodes)} needed, but jobs of lower priority hold {nodes - short}. No job is stopped.",
             short=short,
         )
-    # As few as possible end, whoever loses least before others. All the others that can shrink do so first.
+    # As few jobs as possible are stopped, those that lose least first. All other jobs that can shrink do so.
     victims.sort(key=lambda job: (job.lost_gpu_seconds(usual, is_killed=True), job.job_id))
     is_preemptable = [job for job in victims if job.is_preemptable]
     for count in range(1, len(is_preemptable) + 1):
@@ -183,15 +182,15 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
 
 
 _MAX_SETS = 256
-"""So many sets of jobs to end are weighed, those that lose least singly first: a pass must not take for ever."""
+"""Sets of jobs to stop that are compared, those with the smallest single losses first. This bounds the time."""
 _MAX_EXHAUSTIVE = 10
-"""Up to so many candidates every set is weighed; beyond, the cheapest for a node first, and needless ones let go."""
+"""Candidates up to which every set is compared. With more, jobs are added by loss per node until they are enough."""
 
 
 def _cheapest_set(
     candidates: Sequence[ElasticJob], gives: dict[str, int], nodes: int, usual: float, *, is_killed: bool
 ) -> list[tuple[ElasticJob, int]]:
-    """Return who gives how many nodes: enough in all, at the least loss."""
+    """Return jobs with the number of nodes that each frees: enough nodes, at the least loss."""
 
     def lost(job: ElasticJob) -> float:
         return job.lost_gpu_seconds(usual, is_killed=is_killed)
@@ -217,7 +216,7 @@ def _cheapest_set(
     for job in sorted(chosen, key=lambda job: (-gives[job.job_id], job.job_id)):
         if left <= 0:
             break
-        assert job.sizes is not None  # or it would give nothing
+        assert job.sizes is not None  # a job without sizes frees no nodes
         size = job.sizes.at_most(job.nodes - left) or job.sizes.legal[0]
         taken.append((job, job.nodes - size))
         left -= job.nodes - size
@@ -260,22 +259,23 @@ def _why_not_resized(job: ElasticJob, priority: int) -> str:
 
 
 class NodeLossAction(StrEnum):
-    """What an elastic job does about nodes that it lost."""
+    """The reaction of an elastic job to lost nodes."""
 
     WAIT = "WAIT"
-    """For a spare."""
+    """Wait for a spare."""
     REPLACE = "REPLACE"
-    """Go on at its size: there are spares."""
+    """Continue at the same size on spares."""
     SHRINK = "SHRINK"
+    """Continue with fewer nodes."""
     QUEUE = "QUEUE"
-    """No legal size is left."""
+    """Return to the queue: no legal size fits."""
 
 
 class NodeLossFacts(Value):
-    """All that the answer about one interrupted job rests on."""
+    """Facts of a decision about an elastic job that lost nodes."""
 
     job: ElasticJob
-    """At the size that it had."""
+    """The job at the size that it had."""
     lost_nodes: int
     spares: int
     lost_at: Instant
@@ -284,18 +284,18 @@ class NodeLossFacts(Value):
 
 
 class NodeLossDecision(Value):
-    """What a hurt elastic job does."""
+    """The decision about an elastic job that lost nodes."""
 
     action: NodeLossAction
     nodes: int
-    """It goes on with so many."""
+    """Number of nodes with which it continues; 0 if it waits."""
     reason: str
     recheck_at: Instant | None = None
     facts: NodeLossFacts
 
 
 def decide_after_node_loss(facts: NodeLossFacts) -> NodeLossDecision:
-    """Decide how a job goes on that has lost nodes: with spares, after a wait for them with fewer, or not at all."""
+    """Decide how a job continues that lost nodes: on spares, after a wait with fewer nodes, or in the queue."""
     job, lost = facts.job, facts.lost_nodes
     if facts.spares >= lost:
         reason = f"{_nodes(facts.spares)} kept as spares: the job continues at its size."

@@ -1,4 +1,4 @@
-"""The sizes that an elastic job may have."""
+"""Sizes of elastic jobs, and the limits on resizing."""
 
 from typing import Self
 
@@ -13,9 +13,9 @@ class Sizes(Value):
     least: int = Field(ge=1)
     most: int = Field(ge=1)
     step: int | None = Field(default=None, ge=1)
-    """From `least` on; 1 where neither this nor `discrete` is given."""
+    """Difference between two sizes, counted from `least`; 1 if neither this nor `discrete` is given."""
     discrete: tuple[int, ...] = ()
-    """The only sizes, in place of a step."""
+    """All sizes, if they are listed in place of a step."""
 
     @model_validator(mode="after")
     def _is_one_or_the_other(self) -> Self:
@@ -29,18 +29,18 @@ class Sizes(Value):
 
     @property
     def legal(self) -> tuple[int, ...]:
-        """All of them, ascending."""
+        """All sizes, ascending."""
         if self.discrete:
             return tuple(sorted({size for size in self.discrete if self.least <= size <= self.most}))
         return tuple(range(self.least, self.most + 1, self.step or 1))
 
     def at_most(self, nodes: int) -> int | None:
-        """Return the largest size that so many nodes hold; None where none does."""
+        """Return the largest size of at most this many nodes; None if there is none."""
         return max((size for size in self.legal if size <= nodes), default=None)
 
 
 class ElasticJob(Value):
-    """A running job whose size may change, or that may be ended for another."""
+    """A running job that may change its size, or be stopped for another job."""
 
     job_id: str
     team: str = ""
@@ -50,40 +50,40 @@ class ElasticJob(Value):
     sizes: Sizes | None = None
     """None if the job runs at one size only."""
     since_checkpoint_seconds: float | None = None
-    """None where nobody knows: it is charged the median of the others, so that who reports never loses by it."""
+    """None if unknown. Then the median of the other jobs counts, so that reporting it is never a disadvantage."""
     can_save: bool = True
-    """Whether it saves before a resize: then only the resize itself is lost."""
+    """Whether it saves a checkpoint before a resize. Then it loses only the time of the resize."""
     is_preemptable: bool = True
-    """Whether it may be ended for another where shrinking is not enough."""
+    """Whether it may be stopped for another job if shrinking is not enough."""
     resize_seconds: float = 150
-    """For which all its accelerators stand still."""
+    """Time of a resize, during which all its accelerators are idle."""
     resized_at: Instant | None = None
     failed_growths: int = 0
-    """In a row."""
+    """Number of failed growths in a row."""
     growth_failed_at: Instant | None = None
     is_resizing: bool = False
     started_at: Instant
 
     def lost_gpu_seconds(self, usual_seconds: float, *, is_killed: bool = False) -> float:
-        """Return the accelerator-seconds that a resize, or its end, costs."""
+        """Return the accelerator-seconds that the job loses by a resize, or by its stop."""
         since = usual_seconds if self.since_checkpoint_seconds is None else self.since_checkpoint_seconds
         lost = self.resize_seconds + (since if is_killed or not self.can_save else 0.0)
         return lost * self.nodes * self.accelerators_per_node
 
 
 class ElasticTerms(Value):
-    """Limits on resizing. A part of the policy: what it does not know it refuses."""
+    """Limits on resizing. A part of the policy, so unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
     resize_seconds: float = Field(default=150, gt=0)
-    """For which all accelerators of a job stand still: the save, the end, the launch and the restore."""
+    """Time during which all accelerators of a job are idle: save, stop, launch and restore."""
     snooze_seconds: float = Field(default=600, ge=0)
-    """After any resize of a job it does not grow for so long."""
+    """Time after any resize of a job during which it does not grow."""
     backoff_seconds: float = Field(default=600, ge=0)
-    """After a failed growth; doubles with each in a row."""
+    """Time after a failed growth before the next one; doubles with each failure in a row."""
     most_backoff_seconds: float = Field(default=21_600, ge=0)
     scaling_timeout_seconds: float = Field(default=0, ge=0)
-    """Nodes must have been idle at least this long, however cheap the resize."""
+    """Time for which nodes must have been idle, however cheap the resize is."""
     spare_wait_seconds: float = Field(default=120, ge=0)
-    """After a fault so long is waited for a spare before the job shrinks."""
+    """Time after a fault for which a job waits for a spare before it shrinks."""
