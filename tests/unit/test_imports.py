@@ -361,7 +361,7 @@ def import_cycle(sources: dict[str, str]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("package", ["cli/evenkeel_cli", "cli/evenkeel_client"])
+@pytest.mark.parametrize("package", ["local/evenkeel_local", "cli/evenkeel_cli", "cli/evenkeel_client"])
 def test_modules_of_a_package_have_no_import_cycle(package: str) -> None:
     root = (PROJECT / package).parent
     sources = {

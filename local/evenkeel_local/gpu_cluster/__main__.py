@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from evenkeel_local.gpu_cluster import config
-from evenkeel_local.gpu_cluster.cluster import ClusterOptions, Host, Ports
+from evenkeel_local.gpu_cluster.host import ClusterOptions, Host, Ports
 from evenkeel_local.gpu_cluster.snapshots import SnapshotRefused
 
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")

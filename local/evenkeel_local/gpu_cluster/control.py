@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from evenkeel_local.gpu_cluster import catalogue, snapshots
 from evenkeel_local.gpu_cluster.call_faults import CallFault
+from evenkeel_local.gpu_cluster.cluster import GpuCluster
 from evenkeel_local.gpu_cluster.config import AccessEntry, PodIdentity, sentence
 from evenkeel_local.gpu_cluster.errors import ApiError
 from evenkeel_local.gpu_cluster.faults import ROWS, InvalidFault
@@ -20,17 +21,26 @@ from evenkeel_local.gpu_cluster.node_controller import ready_value
 from evenkeel_local.gpu_cluster.registry import controller_of
 from evenkeel_local.gpu_cluster.store import name_of, namespace_of
 
-if TYPE_CHECKING:
-    from evenkeel_local.gpu_cluster.cluster import GpuCluster, Host
-
 Json = dict[str, Any]
 CALL_EFFECTS = ("latency", "error", "throttle", "lost-reply", "drop-watch")
+
+
+class ControlledHost(Protocol):
+    """The process, as the control address uses it."""
+
+    cluster: GpuCluster
+
+    def state(self) -> Json: ...
+
+    async def reset(self, snapshot: Json | None = None) -> None: ...
+
+    def request_stop(self) -> None: ...
 
 
 class Control:
     """The control address's paths."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ControlledHost) -> None:
         self._host = host
 
     @property

@@ -13,14 +13,12 @@ import time
 import uuid
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.cluster import GpuCluster
 from evenkeel_local.gpu_cluster.config import AccessEntry, PodIdentity
 from evenkeel_local.gpu_cluster.machines import EmptySlot, Machine, ProviderCall
-
-if TYPE_CHECKING:
-    from evenkeel_local.gpu_cluster.cluster import GpuCluster
 
 Json = dict[str, Any]
 SCHEMA_VERSION = 1
