@@ -6,7 +6,7 @@
 
 Four environments, because two of the tools pin libraries that the project itself needs in other versions:
 
-    .venv           the project, editable, with everything that tests and the local data centre import
+    .venv           both distributions, editable, with everything that tests and the local data centre import
     .tools/sam      aws-sam-cli, which builds and deploys template.yaml
     .tools/engine   the AWS emulator that the local data centre runs
     .tools/uv       the installer, fetched once with the interpreter's own pip
@@ -40,6 +40,7 @@ REQUIREMENTS = ROOT / "requirements"
 LAYER_COPY = ROOT / "shared" / "requirements.txt"  # sam copies shared/ alone before it builds the layer
 TOOLS = ROOT / ".tools"
 UV = TOOLS / "uv" / "bin" / "uv"
+DISTRIBUTIONS = (ROOT, ROOT / "local")
 DIGEST_LINE = "# resolved from: sha256:"
 
 VENV_IS_MISSING = """\
@@ -62,7 +63,7 @@ class RequirementsLock:
         digest = hashlib.sha256("\0".join(self.arguments).encode())
         for argument in self.arguments:
             path = ROOT / argument
-            if argument == "pyproject.toml":
+            if argument.endswith("pyproject.toml"):
                 digest.update(requirement_tables(path))
             elif argument.endswith(".in"):
                 digest.update(path.read_bytes())
@@ -82,7 +83,9 @@ class RequirementsLock:
 
 LOCKS = (
     RequirementsLock("uv", "requirements/uv.in"),
-    RequirementsLock("dev", "pyproject.toml", "--all-extras", "--group", "dev"),
+    RequirementsLock(
+        "dev", "pyproject.toml", "local/pyproject.toml", "--extra", "cli", "--extra", "service", "--group", "dev"
+    ),
     # What the functions run on is what the tests ran on: the layer takes its versions from the developers' lock.
     RequirementsLock("layer", "pyproject.toml", "--extra", "service", "--constraint", "requirements/dev.txt"),
     RequirementsLock("sam", "requirements/sam.in"),
@@ -225,7 +228,7 @@ def ensure_environment(python: str, folder: Path, name: str, what: str, *, proje
     lock_path = REQUIREMENTS / f"{name}.txt"
     inputs = [lock_path.read_bytes(), version_of(python).encode(), python.encode(), str(folder).encode()]
     if project:
-        inputs.append((ROOT / "pyproject.toml").read_bytes())
+        inputs += [(each / "pyproject.toml").read_bytes() for each in DISTRIBUTIONS]
     digest = hashlib.sha256(b"\0".join(inputs)).hexdigest()
     if read_stamp(folder) == digest:
         return False
@@ -237,8 +240,9 @@ def ensure_environment(python: str, folder: Path, name: str, what: str, *, proje
     run(UV, "pip", "sync", "--quiet", "--require-hashes", "--python", interpreter, lock_path)
     if project:
         # --no-deps and no build isolation: the lock has all of it, the build backend included.
-        editable = ("--no-deps", "--no-build-isolation", "--offline", "--editable", ROOT)
-        run(UV, "pip", "install", "--quiet", "--python", interpreter, *editable)
+        editable = [word for each in DISTRIBUTIONS for word in ("--editable", each)]
+        options = ("--no-deps", "--no-build-isolation", "--offline", *editable)
+        run(UV, "pip", "install", "--quiet", "--python", interpreter, *options)
     write_stamp(folder, digest)
     return True
 

@@ -2,6 +2,7 @@
 
 import ast
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -329,6 +330,14 @@ def test_module_imports_only_packages_below_its_own(path: str) -> None:
 )
 def test_import_of_a_higher_package_is_found(floor: str, module: str, source: str, found: list[str]) -> None:
     assert higher_imports(module, ast.parse(source), floor) == found
+
+
+def test_gpu_cluster_declares_what_it_imports() -> None:
+    """The cluster is installed alone: no dependency of Evenkeel stands in for one that it forgets."""
+    rule = next(room for room in ROOMS if room.name == "GPU cluster")
+    declared = tomllib.loads((PROJECT / "local" / "pyproject.toml").read_text())["project"]["dependencies"]
+
+    assert {each.partition(">")[0].replace("pyyaml", "yaml") for each in declared} == rule.third_party
 
 
 # ---------------------------------------------------------------- modules without a cycle

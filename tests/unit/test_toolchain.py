@@ -37,7 +37,7 @@ done
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A copy of what setup reads, for a test to spoil."""
-    for name in ("pyproject.toml", "requirements", "tools", "shared/requirements.txt"):
+    for name in ("pyproject.toml", "local/pyproject.toml", "requirements", "tools", "shared/requirements.txt"):
         source, target = PROJECT / name, tmp_path / "project" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
@@ -76,9 +76,10 @@ def test_locks_are_what_their_inputs_ask_for(project: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_a_new_dependency_without_a_new_lock_is_found(project: Path) -> None:
-    pyproject = project / "pyproject.toml"
-    pyproject.write_text(pyproject.read_text().replace('"aiohttp>=3.12",', '"aiohttp>=3.12",\n  "attrs",'))
+@pytest.mark.parametrize("folder", [".", "local"])
+def test_a_new_dependency_without_a_new_lock_is_found(project: Path, folder: str) -> None:
+    pyproject = project / folder / "pyproject.toml"
+    pyproject.write_text(pyproject.read_text().replace('"pyyaml>=6",', '"pyyaml>=6",\n  "attrs",'))
 
     done = environments(project, "lock-check")
 
@@ -125,6 +126,64 @@ def test_the_bare_distribution_depends_on_nothing() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 
     assert project["dependencies"] == []
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Build each distribution without a network, and unpack its wheel."""
+    unpacked = {}
+    for folder, name in ((PROJECT, "evenkeel"), (PROJECT / "local", "evenkeel_local")):
+        target = tmp_path_factory.mktemp(name)
+        build: list[str | Path] = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", target]
+        subprocess.run(build, cwd=folder, check=True, capture_output=True, timeout=120)
+        with zipfile.ZipFile(next(target.glob(f"{name}-*.whl"))) as wheel:
+            wheel.extractall(target)
+        unpacked[name] = target
+    return unpacked
+
+
+@pytest.mark.parametrize(
+    ("name", "packages"),
+    [
+        ("evenkeel", {"evenkeel", "evenkeel_cli", "evenkeel_client", "evenkeel_trainer"}),
+        ("evenkeel_local", {"evenkeel_local"}),
+    ],
+)
+def test_wheel_of_each_distribution_has_its_packages(wheels: dict[str, Path], name: str, packages: set[str]) -> None:
+    folders = {path.name for path in wheels[name].iterdir() if path.is_dir()}
+
+    assert {folder for folder in folders if not folder.endswith(".dist-info")} == packages
+
+
+# A finder that fails as if Evenkeel were not installed; then the command that the wheel installs.
+WITHOUT_EVENKEEL = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("evenkeel", "evenkeel_cli", "evenkeel_client"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+from evenkeel_local.gpu_cluster import __main__ as command
+print(command.__file__)
+sys.exit(command.main(["--no-auth", "--stop-with-stdin"]))
+"""
+
+
+def test_local_wheel_runs_the_gpu_cluster_without_evenkeel(wheels: dict[str, Path], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EVENKEEL],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(wheels["evenkeel_local"])},
+        cwd=tmp_path,
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(wheels["evenkeel_local"]))
+    assert "SageMaker and EKS  http://127.0.0.1:" in done.stdout
 
 
 def test_an_interpreter_that_is_too_old_is_refused_by_name(project: Path) -> None:

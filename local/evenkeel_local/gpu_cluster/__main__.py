@@ -1,4 +1,4 @@
-"""`python -m evenkeel_local.gpu_cluster`: run a local GPU cluster in the foreground."""
+"""`local-gpu-cluster`, or `python -m evenkeel_local.gpu_cluster`: run a local GPU cluster in the foreground."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Read the arguments and run the cluster until it is told to end."""
-    parser = argparse.ArgumentParser(prog="python -m evenkeel_local.gpu_cluster", description=__doc__)
+    """Run the cluster until a signal or a request ends it."""
+    about = "Run a local GPU cluster in the foreground."
+    parser = argparse.ArgumentParser(prog="local-gpu-cluster", description=about)
     parser.add_argument("--config", type=Path, help="the cluster's configuration, as JSON; the default is four nodes")
     parser.add_argument("--run-dir", type=Path, help="where pods keep their files (default: a temporary folder)")
     parser.add_argument("--state-file", type=Path, help="written when ready: addresses, CA, admin token")
     parser.add_argument(
-        "--data", type=Path, help="keep the state in this folder, and go on from it (default: in memory)"
+        "--data", type=Path, help="keep the state in this folder, and continue from it (default: in memory)"
     )
     parser.add_argument("--aws-port", type=_port, default=0, help="port of the SageMaker and EKS endpoint")
     parser.add_argument("--kubernetes-port", type=_port, default=0, help="port of the Kubernetes API")
     parser.add_argument("--control-port", type=_port, default=0, help="port of the control address")
     parser.add_argument("--stop-with-stdin", action="store_true", help="end when standard input closes")
-    who = parser.add_mutually_exclusive_group()
-    who.add_argument("--engine-endpoint", help="the AWS emulator that knows the callers and takes the events")
-    who.add_argument("--no-auth", action="store_true", help="let everybody do everything (also without an engine)")
+    access = parser.add_mutually_exclusive_group()
+    access.add_argument("--engine-endpoint", help="the AWS emulator that authenticates callers and receives events")
+    access.add_argument("--no-auth", action="store_true", help="allow every request (the default without an engine)")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 def _port(text: str) -> int:
     number = int(text)
     if not 0 <= number <= 65_535:
-        raise argparse.ArgumentTypeError(f"{text} is no port; ports are 0 (any free one) to 65535")
+        raise argparse.ArgumentTypeError(f"{text} is not a port: use 0 (any free port) to 65535")
     return number
 
 
@@ -84,19 +85,17 @@ async def _run(options: ClusterOptions, quiet: bool, stop_with_stdin: bool) -> N
     host = Host(options)
     if stop_with_stdin:
         await asyncio.get_running_loop().connect_read_pipe(lambda: _UntilClosed(host), sys.stdin)
-    if not quiet:
-        asyncio.get_running_loop().call_later(1.0, _announce, host)
-    await host.run()
+    await host.run(on_ready=None if quiet else lambda: _announce(host))
 
 
 class _UntilClosed(asyncio.Protocol):
-    """Ends the cluster when whoever started it is gone, however that happened."""
+    """Ends the cluster when standard input closes: the process that started the cluster has ended."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop: the other end of standard input was closed."""
+        """Stop the cluster."""
         self._host.request_stop()
 
 

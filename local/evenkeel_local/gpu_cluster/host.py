@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,12 +71,18 @@ class Host:
         self._ca_pem = ""
         self.cluster: GpuCluster
 
-    async def run(self) -> None:
-        """Run until a signal or a call to the control address ends it."""
+    async def run(self, on_ready: Callable[[], None] | None = None) -> None:
+        """Run until a signal or a request to the control address ends it.
+
+        Args:
+            on_ready: Called when the cluster serves requests.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.request_stop)
         await self.start()
+        if on_ready is not None:
+            on_ready()
         try:
             await self._stop.wait()
         finally:
