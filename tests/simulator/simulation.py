@@ -204,7 +204,7 @@ def _simulated(simulation: "Simulation") -> Iterator[None]:
     for module, _ in executors:
         module.ThreadPoolExecutor = SequentialExecutor
     rows.read = simulation.ledger.read
-    guardrails.GUARDRAILS = tuple(rail._replace(judge=functools.partial(simulation.tripped, rail)) for rail in rails)
+    guardrails.GUARDRAILS = tuple(rail._replace(check=functools.partial(simulation.tripped, rail)) for rail in rails)
     try:
         yield
     finally:
@@ -534,7 +534,7 @@ class Simulation:
 
     def tripped(self, rail: Guardrail, act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> Any:
         """Ask a guardrail; count it where it bars something that a function is about to do."""
-        trip = rail.judge(act, facts, policy)
+        trip = rail.check(act, facts, policy)
         self.seen[f"guardrail {rail.rule}"] += trip is not None and bool(self.calls)
         return trip
 

@@ -386,7 +386,7 @@ def test_pending_job_heads_with_its_resume_plan_until_a_cycle_decides(gateway: G
 @pytest.mark.parametrize("state", list(IncidentState))
 def test_every_state_of_an_incident_has_a_sentence(gateway: Gateway, state: IncidentState) -> None:
     incident = an_incident(1, state=state, outcome="That was it")
-    detail = a_decision(2, incident.incident_id, kind="DRAIN", reason="Its pods get 30 s to save, as it asks.")
+    detail = a_decision(2, incident.incident_id, kind="DRAIN", reason="Its pods get 30 s to save, as the job requests.")
     stored(gateway.fakes.ledger, incident, a_decision(1, incident.incident_id), detail)
 
     why = gateway.get(f"/v1/incidents/{incident.incident_id}/why").document

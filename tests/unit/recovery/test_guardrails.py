@@ -288,7 +288,7 @@ def test_the_lower_binds_and_a_pool_of_three_may_lose_one(
 
 @pytest.mark.parametrize("act", ["repair", "cordon"])
 def test_a_policy_that_bounds_neither_count_nor_share_is_refused(act: str) -> None:
-    with pytest.raises(ValidationError, match=f"bounds its {act}s"):
+    with pytest.raises(ValidationError, match=f"the {act}s of a pool have no limit"):
         GuardrailPolicy.model_validate({f"pool_{act}s": None, f"pool_{act}_share": None})
 
 

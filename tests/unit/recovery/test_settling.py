@@ -88,9 +88,9 @@ def planned(outcome: str = "NOTHING", **changes: Any) -> Incident:
     ("incident", "rungs", "said"),
     [
         (planned(), ("watch", "reboot"), ""),
-        (planned(), ("reboot", "replace"), "asks for reboot, which the plan does not include"),
-        (planned("ACT", plan={"rungs": ("restart_job",)}), ("replace",), "asks for replace"),
-        (planned("OBSERVE"), ("reboot",), "asks for reboot"),
+        (planned(), ("reboot", "replace"), "requires reboot, which the plan does not include"),
+        (planned("ACT", plan={"rungs": ("restart_job",)}), ("replace",), "requires replace"),
+        (planned("OBSERVE"), ("reboot",), "requires reboot"),
         (planned(independent_sources=("hyperpod", "site:prober")), ("watch", "reboot"), "A second, independent source"),
         (planned(plan={"had_recovered": True}), ("watch", "reboot"), "The node became unhealthy again"),
         (planned(plan={"had_recovered": True}, recovered_at=at(9)), ("watch", "reboot"), ""),

@@ -69,7 +69,7 @@ def test_how_long_a_job_got_is_recorded_once_and_replays() -> None:
     (record,) = [found for row in page.rows if (found := rows.read(row, Decision)).kind == "DRAIN"]
 
     assert (record.action, record.reason) == ("SAVE", "Its pods get 300 s to save, the most that this fault allows.")
-    assert [each.option for each in record.alternatives] == ["600 s, as it asks"]
+    assert [each.option for each in record.alternatives] == ["600 s, as the job requests"]
     assert replay(record, SAVES).differs_from(record) == ""
 
 

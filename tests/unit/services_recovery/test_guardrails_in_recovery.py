@@ -834,7 +834,7 @@ def test_an_approval_goes_no_further_than_the_plan_that_it_names() -> None:
     recovery.state("Settle", settle_incident, plan={"outcome": "ASK"}, node=ended, jobs={"outcome": "NO_JOBS"})
 
     assert stands.outcome == "STAND_DOWN"
-    assert stands.reason == "A person approved reboot, but xid:79 now asks for replace."
+    assert stands.reason == "A person approved reboot, but xid:79 now needs replace."
     assert recovery.world.provider.asked == []
     assert (recovery.incident.state, recovery.incident.run) == (IncidentState.OPEN, 2), "it is asked for anew"
     recovery.run = 2

@@ -1,4 +1,4 @@
-"""An approval: one person's answer to one plan. It names the plan's decision, and fits no other."""
+"""Approvals: a person's answer to one recovery plan. It names the plan's decision and holds for no other plan."""
 
 from collections.abc import Iterable
 
@@ -8,37 +8,37 @@ from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.waiting import WaitAnswer
 
 ASK = "ASK"
-"""`PlanOutcome.ASK`, as the plan's brief spells it."""
+"""`PlanOutcome.ASK`, as the stored plan spells it."""
 APPROVED, DECLINED, SUPERSEDED = "APPROVED", "DECLINED", "SUPERSEDED"
 
 
 def is_approved(incident: Incident) -> bool:
-    """Whether a person approved the plan that the incident follows now."""
+    """Whether a person approved the current plan of the incident."""
     plan, approval = incident.plan, incident.approval
     return bool(plan and approval and approval.approves and approval.decision_id == plan.decision_id)
 
 
 def beyond_approval(incident: Incident, rungs: Iterable[str]) -> str:
-    """Say what is asked for now that the approved plan did not name, in one sentence; empty where it named all.
+    """Return which rungs the fault now needs beyond the approved plan, as one sentence; empty if none.
 
     Args:
-        incident: The incident, with what joined it since.
-        rungs: Of its ladder now, in order.
+        incident: The incident, with all signals up to now.
+        rungs: The rungs that the incident needs now, in order.
     """
     plan = incident.plan
     if plan is None or plan.outcome != ASK or not plan.rungs:
         return ""
     more = [rung for rung in rungs if rung in NODE_RUNGS and rung not in plan.rungs]
     approved = " then ".join(plan.rungs)
-    return f"A person approved {approved}, but {incident.fault_key} now asks for {' then '.join(more)}." if more else ""
+    return f"A person approved {approved}, but {incident.fault_key} now needs {' then '.join(more)}." if more else ""
 
 
 def why_superseded(incident: Incident, node: KubernetesNode | None) -> str:
-    """Say why the plan no longer fits what it was made for, in one sentence; empty where it does.
+    """Return why a plan that waits for approval is obsolete, as one sentence; empty if it still applies.
 
     Args:
-        incident: The incident, whose plan asks.
-        node: Its node now; None where it is gone or was not looked at.
+        incident: The incident whose plan waits for approval.
+        node: Its node now; None if the node is gone or was not read.
     """
     plan = incident.plan
     if plan is None:
@@ -53,9 +53,9 @@ def why_superseded(incident: Incident, node: KubernetesNode | None) -> str:
 
 
 def answer(incident: Incident, node: KubernetesNode | None) -> WaitAnswer | None:
-    """Answer a recovery that waits for approval; None while there is no answer.
+    """Return the answer for a recovery that waits for approval; None while there is no answer.
 
-    What no longer fits is superseded whatever was said to it: the approval was given to another state of things.
+    An obsolete plan is superseded even if a person approved it, because that person approved another situation.
     """
     obsolete = why_superseded(incident, node)
     if obsolete:
@@ -67,6 +67,6 @@ def answer(incident: Incident, node: KubernetesNode | None) -> WaitAnswer | None
 
 
 def describe_approval(approval: Approval) -> str:
-    """Say who approved or declined, and why."""
+    """Return who approved or declined a plan, and the reason given, as one sentence."""
     verb = "Approved" if approval.approves else "Declined"
     return f"{verb} by {approval.by}" + (f": {approval.reason}" if approval.reason else ".")

@@ -1,4 +1,4 @@
-"""Which machine a fault that was seen in a job is laid on."""
+"""Attribute a fault that showed in a job to one of the job's nodes."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -9,42 +9,44 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.values import Instant, Value
 
 LOOK_BACK = timedelta(minutes=10)
-"""Source: a job's failure is attributed to what its nodes showed from ten minutes before it."""
+"""Node faults up to this long before a job's fault may be its cause."""
 LOOK_AHEAD = timedelta(minutes=5)
-"""… until five minutes after: some faults show in the job first."""
+"""Node faults up to this long after a job's fault may be its cause: some faults show in the job first."""
 
 
 class AttributionFacts(Value):
-    """All that the blame rests on."""
+    """Facts for an attribution."""
 
     machines: tuple[str, ...]
-    """Of the job's attempt, by rank."""
+    """Instance ids of the attempt's nodes, in the order of ranks."""
     faulted_at: dict[str, Instant] = {}
-    """The last sick signal of each of them that had any."""
+    """Last fault signal of each node that had one, by instance id."""
     rank: int | None = None
-    """The rank that the detector names."""
+    """Rank that the detector names; None if it names none."""
     at: Instant
-    """When the fault was seen."""
+    """Time at which the job's fault showed."""
 
 
 class Attribution(Value):
-    """The machine that a job's fault is laid on, and why that one."""
+    """The node that a job's fault is attributed to, with the reason."""
 
     instance_id: str
     reason: str
     alternatives: tuple[Alternative, ...] = ()
 
 
-def facts_of(attempt: Attempt, rank: int | None, lately: Mapping[str, Incident], at: datetime) -> AttributionFacts:
-    """Return the facts of a fault seen in a job.
+def facts_of(
+    attempt: Attempt, rank: int | None, last_incidents: Mapping[str, Incident], at: datetime
+) -> AttributionFacts:
+    """Return the facts of a fault that showed in a job.
 
     Args:
         attempt: The job's current attempt.
-        rank: The rank that the detector names.
-        lately: The last incident of each of its machines that had one, by life.
-        at: When the fault was seen.
+        rank: Rank that the detector names; None if it names none.
+        last_incidents: The last incident of each of its nodes that had one, by the key of the node life.
+        at: Time at which the fault showed.
     """
-    faulty = {life.instance_id: lately[life.key] for life in attempt.nodes if life.key in lately}
+    faulty = {life.instance_id: last_incidents[life.key] for life in attempt.nodes if life.key in last_incidents}
     return AttributionFacts(
         machines=tuple(life.instance_id for life in attempt.nodes),
         faulted_at={
@@ -56,14 +58,14 @@ def facts_of(attempt: Attempt, rank: int | None, lately: Mapping[str, Incident],
 
 
 def attribute_fault(facts: AttributionFacts) -> Attribution | None:
-    """Return the machine that a fault seen in a job is laid on; None where there is none.
+    """Return the node that a job's fault is attributed to; None if the attempt has no such node.
 
-    A hang and a timeout in a collective are consequences as often as not. So a machine that was sick lately takes the
-    fault before the rank that reports it; only where none was, it is the named rank's, else rank 0's, and then the
-    fault's own ladder begins with the job.
+    A hang or a timeout in a collective is often a consequence of a fault on another node. So a node with a recent fault
+    of its own is preferred to the reporting rank. If no node has one, the fault belongs to the named rank, or to rank 0
+    if no rank is named. The fault's own ladder then starts with the job.
     """
-    place = facts.rank if facts.rank is not None else 0
-    named = facts.machines[place] if place < len(facts.machines) else ""
+    rank = facts.rank if facts.rank is not None else 0
+    named = facts.machines[rank] if rank < len(facts.machines) else ""
     faulty = [
         (at, machine)
         for machine, at in facts.faulted_at.items()
@@ -78,5 +80,7 @@ def attribute_fault(facts: AttributionFacts) -> Attribution | None:
         )
     if not named:
         return None
-    whose = f"rank {place}" if facts.rank is not None else "rank 0, which stands for all ranks,"
-    return Attribution(instance_id=named, reason=f"No node of the job had a fault, so {whose} is blamed.")
+    where = f"rank {rank}" if facts.rank is not None else "rank 0, because the report names no rank"
+    return Attribution(
+        instance_id=named, reason=f"No node of the job had a fault, so the fault is attributed to {where}."
+    )

@@ -1,4 +1,4 @@
-"""What a recovery waits for: whether the machine is back, whether it is valid, whether the jobs are back."""
+"""Conditions that a recovery waits for: the node is back, the node is valid, the jobs run again."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -26,7 +26,7 @@ NODE_BACK, VALID, INVALID, JOBS_RESUMED, QUEUED, RELEASED = (
 REPAIR_FAILED, GONE, NODE_FREE, OPTED_OUT = "REPAIR_FAILED", "GONE", "NODE_FREE", "OPTED_OUT"
 
 NODE_LOST_OUTCOMES = ("WAITING_FOR_PERSON", "STOOD_DOWN", "NOT_NEEDED", "GONE")
-"""Ends of the node branch after which no machine will come of it."""
+"""Ends of the node branch that yield no usable node."""
 
 
 def node_back(
@@ -38,10 +38,18 @@ def node_back(
     since: datetime | None = None,
     progress: tuple[RepairProgress, ...] = (),
 ) -> WaitAnswer | None:
-    """Answer when the seat holds a Ready machine: another one, or the same after a new boot. None while it does not.
+    """Answer when the node slot has a Ready node: a replacement, or the original after a new boot. None until then.
 
-    After a replacement the same machine is never the answer: it is the one that is to go. It is no use to wait on where
-    the provider itself says that the call of `since` failed, or where nobody fills the seat of a machine that is gone.
+    After a replacement request the original node is never the answer, because it will be terminated. The wait also ends
+    if the provider reports that the request failed, or if a Karpenter node is gone: Karpenter fills no slot.
+
+    Args:
+        slot_state: The node slot now.
+        rung: The rung that was requested; empty if none.
+        boot_id_before: Boot id of the node before the request; empty if unknown.
+        owner: Owner of the repair.
+        since: Time of the request.
+        progress: Repair steps that the provider reported, oldest first.
     """
     if owner == Owner.KARPENTER and rung in (REPLACE, KARPENTER) and not slot_state.original.is_there:
         return WaitAnswer(outcome=GONE, reason="The node is gone.")
@@ -74,16 +82,16 @@ def node_valid(
     now: datetime,
     check: CheckResult = CheckResult.PASSED,
 ) -> WaitAnswer | None:
-    """Answer when the machine has been valid for the margin, or has faulted again. None while neither.
+    """Answer when the node has been valid for the margin, or has failed again. None until then.
 
     Args:
-        machine: Who holds the seat.
-        validity: Its judgement now.
-        opened_at: When the validation began.
-        last_signal_at: Latest sick signal of this machine.
-        margin: Seconds of being well that are asked for.
-        now: The time.
-        check: What is known of the check that is to vouch for it.
+        machine: The node in the slot.
+        validity: Whether the node may take work now.
+        opened_at: Start of the validation.
+        last_signal_at: Latest fault signal of this node.
+        margin: Seconds that the node must stay valid.
+        now: The current time.
+        check: Result of the additional check of this node.
     """
     if check is CheckResult.FAILED:
         return WaitAnswer(outcome=INVALID, reason="The node failed its health check.")
@@ -98,7 +106,7 @@ def node_valid(
 
 
 class AffectedJobState(Value):
-    """An interrupted job as it stands."""
+    """An interrupted job and its current state."""
 
     affected: AffectedJob
     job: Job | None
@@ -108,10 +116,10 @@ class AffectedJobState(Value):
 def jobs_resumed(
     affected: Iterable[AffectedJobState], incident: Incident, policy: Policy, *, now: datetime
 ) -> WaitAnswer | None:
-    """Answer when each interrupted job runs again, has ended, or can only wait its turn. None while one is on its way.
+    """Answer when each interrupted job runs again, has ended, or waits in the queue. None while any job is resuming.
 
-    A job only waits its turn when it has been pending for a while and no machine will come of the node branch: until
-    then its own capacity is still on its way.
+    A pending job counts as queued only after a grace, and only if the node branch yields no node. Until then the node
+    branch may still return the capacity of the job.
     """
     waiting: list[str] = []
     for each in affected:
@@ -133,7 +141,7 @@ def _is_back(job: Job, affected: AffectedJob) -> bool:
 
 
 def _ran_on(each: AffectedJobState, incident: Incident) -> bool:
-    """Whether nobody ever stopped it, and nobody will: its node was found well, or was left alone, before its turn."""
+    """Whether the job was never interrupted: its node was healthy or left alone before any service stopped the job."""
     job, attempt = each.job, each.interrupted_attempt
     if job is None or attempt is None or attempt.ended_at or not incident.node_branch:
         return False
@@ -143,15 +151,15 @@ def _ran_on(each: AffectedJobState, incident: Incident) -> bool:
 def overdue_at(
     affected: Iterable[AffectedJobState], incident: Incident, policy: Policy, *, deadline_at: datetime, now: datetime
 ) -> datetime:
-    """Return when interrupted jobs that do not run yet become late: `deadline_at`, or later after a later stop.
+    """Return when interrupted jobs that do not run yet are overdue: `deadline_at`, or later if a job stopped later.
 
-    A hold lets a job run on where it is. As long as the node branch has yet to stop it, nothing of it is late.
+    A hold keeps a job running on its node. The job cannot be overdue before the node branch stops it.
     """
-    began = [
+    stopped = [
         _stopped_at(each, incident, now) for each in affected if each.job and not _is_back(each.job, each.affected)
     ]
     allowed = timedelta(seconds=policy.jobs.resume_deadline_seconds)
-    return max([deadline_at, *(at + allowed for at in began if at is not None)])
+    return max([deadline_at, *(at + allowed for at in stopped if at is not None)])
 
 
 def _stopped_at(each: AffectedJobState, incident: Incident, now: datetime) -> datetime | None:
@@ -172,7 +180,7 @@ def _is_queued(each: AffectedJobState, incident: Incident, policy: Policy, now: 
     job, attempt = each.job, each.interrupted_attempt
     since = attempt.ended_at if attempt and attempt.ended_at else incident.opened_at
     if job and job.state is JobState.STARTING and job.local_queue and job.current_attempt > each.affected.attempt:
-        # It was handed to Kueue, who alone decides: that it is late there is no failure of the recovery.
+        # Kueue alone decides when it admits the job, so a late admission is not a failure of the recovery.
         return now - since >= timedelta(seconds=policy.jobs.resume_deadline_seconds)
     if job is None or job.state is not JobState.PENDING or incident.node_branch not in NODE_LOST_OUTCOMES:
         return False
@@ -182,14 +190,14 @@ def _is_queued(each: AffectedJobState, incident: Incident, policy: Policy, now: 
 def node_free(
     provider_busy: str, *, has_work: bool, work_may_run_until: datetime | None, now: datetime
 ) -> WaitAnswer | None:
-    """Answer when nothing that ends by itself keeps hands off a machine. None while something does."""
+    """Answer when the provider's own change and the jobs on the node no longer delay its repair. None until then."""
     if provider_busy or (has_work and work_may_run_until is not None and now < work_may_run_until):
         return None
     return WaitAnswer(outcome=NODE_FREE, reason="Nothing blocks the repair any more.")
 
 
 def guardrails_cleared(*, may_go: bool) -> WaitAnswer | None:
-    """Answer when no hold and no guardrail bars what this recovery waits to do, and it is its turn."""
+    """Answer when no hold and no guardrail blocks the next action of this recovery. None until then."""
     return (
         WaitAnswer(outcome=RELEASED, reason="No hold and no guardrail blocks the action any more.") if may_go else None
     )

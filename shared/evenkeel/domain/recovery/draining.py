@@ -1,6 +1,6 @@
-"""How long pods may take to save before their node is repaired, taken away or left, and who gives way to whom.
+"""Decide how long pods may save before their node is repaired or terminated, and which other pods are evicted.
 
-notice ── SIGTERM, grace ──▶ saved ── rest: the manifest is in the store ──▶ deadline: the machine goes
+fault ── SIGTERM, grace ──▶ saved ── time to store the manifest ──▶ deadline: AWS ends the node
 """
 
 import math
@@ -17,70 +17,70 @@ from evenkeel.domain.values import Instant, Value
 
 
 class DrainMode(StrEnum):
-    """What a stop leaves time for."""
+    """Whether stopping pods get time to save."""
 
     SAVE = "SAVE"
     AT_ONCE = "AT_ONCE"
 
 
 class DrainFacts(Value):
-    """All that the time to save rests on."""
+    """Facts for the time to save."""
 
     can_save: CanSave
-    """The fault's, as its drain seconds."""
+    """From the fault, as are the drain seconds."""
     drain_seconds: int
     act: JobAction
-    """What is done with the job."""
+    """Action on the job."""
     wanted_seconds: int
-    """The job's own grace."""
+    """Grace that the job requests."""
     deadline_at: Instant | None = None
     """Time at which AWS ends the node; None if unknown."""
     now: Instant
 
 
 class Drain(Value):
-    """What the pods of one job get, and why."""
+    """The time that the pods of one job get to save, with the reason."""
 
     action: DrainMode
     grace_seconds: int
     grants_grace_on_faulty_node: bool
-    """Whether pods on the faulty node get the same; otherwise they are ended at once, since they cannot save."""
+    """Whether pods on the faulty node get the same time. If not, they end at once, because they cannot save."""
     explanation: str
-    """How that came to be, as a sentence goes on."""
+    """The time and its reason, as the end of a sentence."""
     alternatives: tuple[Alternative, ...] = ()
     facts: DrainFacts
 
     @property
     def reason(self) -> str:
-        """The same as a sentence of its own."""
+        """The explanation as a whole sentence."""
         return f"Its pods get {self.explanation}."
 
 
 def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
-    """Return the time a job's pods get: what it asks for, as far as fault, act and deadline allow.
+    """Return the time that a job's pods get to save: the requested grace, within the limits of fault and deadline.
 
-    Where nobody knows whether a node can save (`try`), it gets the same time as one that can: a save that fails costs
-    no more than that, and none is resumed from before it is proved.
+    A node that may be able to save (`try`) gets the same time as one that can. A failed save costs no more than that
+    time, and no job resumes from an unproved checkpoint.
     """
 
-    def decided(grace: int, how: str, *, spares: bool = True) -> Drain:
-        wanted = Alternative(option=f"{facts.wanted_seconds} s, as it asks", why_not=how)
+    def decided(grace: int, explanation: str, *, on_faulty_node: bool = True) -> Drain:
+        wanted = Alternative(option=f"{facts.wanted_seconds} s, as the job requests", why_not=explanation)
         return Drain(
             action=DrainMode.SAVE if grace else DrainMode.AT_ONCE,
             grace_seconds=grace,
-            grants_grace_on_faulty_node=spares,
-            explanation=how,
+            grants_grace_on_faulty_node=on_faulty_node,
+            explanation=explanation,
             alternatives=(wanted,) if grace < facts.wanted_seconds else (),
             facts=facts,
         )
 
     if facts.act in (JobAction.ROLLBACK, JobAction.STOP):
         return decided(0, "no time, because a checkpoint saved now would not be used")
-    grace, why = facts.wanted_seconds, "as it asks"
+    grace, why = facts.wanted_seconds, "as the job requests"
     allowed = math.ceil(facts.drain_seconds * policy.repair.drain_scale)
     cannot = facts.can_save is CanSave.NO
     if cannot and facts.drain_seconds == 0:
-        # The faulty machine is to be left at once. What runs beside it may still have something to save.
+        # Pods on the faulty node end at once. The job's pods on other nodes may still be able to save.
         allowed = math.ceil(policy.jobs.others_save_seconds * policy.repair.drain_scale)
     if facts.drain_seconds >= 0 and allowed < grace:
         grace, why = allowed, "the most that this fault allows"
@@ -93,16 +93,16 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
             )
     if cannot:
         why = f"{why}; pods on the faulty node cannot save and stop at once"
-    return decided(grace, f"{grace} s to save, {why}", spares=not cannot)
+    return decided(grace, f"{grace} s to save, {why}", on_faulty_node=not cannot)
 
 
 def finish_deadline(
     requested: OnNodeFault, fault: Fault, *, opened_at: datetime, deadline_at: datetime | None, policy: Policy
 ) -> datetime | None:
-    """Return until when a job that asks for it may run on beside a faulty machine's cordon; None where it may not.
+    """Return the time until which a job may keep running on a cordoned node; None if it may not.
 
-    Only where the machine can still be trusted with it: a fault that has the node left at once, or casts doubt on what
-    is computed there, is no time to finish anything.
+    The job must request it, and the node must still be trusted. After a fault that requires the job to leave at once,
+    or that puts checkpoints in doubt, no job may finish on the node.
     """
     is_trusted = fault.drain_seconds != 0 and fault.checkpoint_trust is CheckpointTrust.TRUSTED
     if requested is not OnNodeFault.FINISH or not is_trusted:
@@ -114,25 +114,25 @@ def finish_deadline(
 
 
 class UnmanagedPodAction(StrEnum):
-    """What is done about a pod that is not ours before its node is repaired."""
+    """Action on a pod outside Evenkeel before its node is repaired."""
 
     EVICT = "EVICT"
-    """Within its disruption budget, again and again until the deadline."""
+    """Evict the pod within its disruption budget, and retry until the drain deadline."""
     LEAVE = "LEAVE"
-    """It goes on until the machine goes."""
+    """Let the pod run until its node ends."""
     ASK = "ASK"
-    """A person decides."""
+    """Ask a person."""
 
 
 class UnmanagedPodDecision(Value):
-    """What is done about one such pod, and why."""
+    """Action on one pod outside Evenkeel, with the reason."""
 
     act: UnmanagedPodAction
     reason: str
 
 
 def drain_deadline(fault: Fault, *, opened_at: datetime, deadline_at: datetime | None, policy: Policy) -> datetime:
-    """Return until when disruption budgets and graces of others are respected before a repair."""
+    """Return until when a repair waits for pods outside Evenkeel, their disruption budgets and graces."""
     seconds = fault.drain_seconds if fault.drain_seconds >= 0 else policy.repair.unmanaged_drain_seconds
     until = opened_at + timedelta(seconds=math.ceil(seconds * policy.repair.drain_scale))
     return until if deadline_at is None else min(until, deadline_at)
@@ -145,22 +145,22 @@ def decide_unmanaged_pod(
 
     Args:
         pod: The pod.
-        fault: What is wrong with the node.
-        until: `drain_deadline`.
-        has_deadline: Whether the machine goes by itself.
-        policy: Whether what is still there after that ends with the node.
-        now: The time.
+        fault: The fault of the node.
+        until: The `drain_deadline`.
+        has_deadline: Whether AWS ends the node anyway.
+        policy: Says whether pods that remain after the drain deadline end with the node.
+        now: The current time.
     """
     if now < until:
         if pod.recreation is PodRecreation.BY_OWNER:
             return UnmanagedPodDecision(
                 act=UnmanagedPodAction.EVICT, reason=f"{pod.label} is evicted; its owner starts it on another node."
             )
-        whose = (
+        why = (
             "HyperPod restarts it" if pod.recreation is PodRecreation.BY_HYPERPOD else "no controller would restart it"
         )
         return UnmanagedPodDecision(
-            act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} keeps running until the repair: {whose}."
+            act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} keeps running until the repair: {why}."
         )
     if has_deadline or fault.drain_seconds in _AT_ONCE or policy.repair.ends_unmanaged_pods:
         return UnmanagedPodDecision(act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} ends with the node.")

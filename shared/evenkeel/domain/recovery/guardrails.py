@@ -1,12 +1,12 @@
-"""Guardrails: what bars a harmful act, however right it is by itself. Un-cordon is no harmful act: nothing bars it.
+"""Guardrails: limits on harmful actions of the whole fleet. They never block an un-cordon, which is not harmful.
 
     facts ─▶ hold ─▶ group trouble ─▶ shared cause ─▶ stale evidence ─▶ fleet ─▶ pool ─▶ rate ─▶ allowed
-             the first rule that trips is the verdict; each names its numbers and when it may clear
+             the first rule that blocks is the verdict; it names the numbers and when the block may end
 
-How often one machine may be repaired is the ladder's own rule: it ends with a person, not with a wait.
+The limit of repairs per node belongs to the repair ladder, because it ends with a person and not with a wait.
 
-The registers say what is under way. An act enters its register in the very commit that records its intent, which holds
-to the version that the verdict was given on: two acts that race for the last place cannot both have it.
+Registers list the actions under way. The commit that records the intent of an action also enters it in its register, on
+condition that the register still has the version of the verdict. So two actions cannot both take the last place.
 """
 
 import math
@@ -31,7 +31,7 @@ class GuardedAction(StrEnum):
 
     CORDON = "cordon"
     STOP = "stop"
-    """Stopping the jobs on a machine."""
+    """Stop the jobs on a node."""
     REBOOT = "reboot"
     REPLACE = "replace"
 
@@ -54,7 +54,7 @@ class Rule(StrEnum):
     POOL_CORDONS = "POOL_CORDONS"
 
 
-# ---------------------------------------------------------------- what is under way
+# ---------------------------------------------------------------- actions under way
 
 
 class RegisterEntry(Value):
@@ -83,10 +83,10 @@ class Register(Value):
         return sum(each.life != life and pool in ("", each.pool) for each in self.entries)
 
     def with_entry(self, entry: RegisterEntry, *, asks: bool) -> "Register":
-        """Return the register with a node added; `asks` counts a repair request too."""
-        kept = tuple(each for each in self.entries if each.life != entry.life)
+        """Return the register with a node added. With `asks`, its repair request is counted too."""
+        others = tuple(each for each in self.entries if each.life != entry.life)
         asked = (*self.asked, entry.since) if asks else self.asked
-        return Register(entries=(*kept, entry), asked=asked)
+        return Register(entries=(*others, entry), asked=asked)
 
     def merged_with(self, other: "Register") -> "Register":
         """Return the union of both registers."""
@@ -176,22 +176,15 @@ class Guardrail(NamedTuple):
 
     rule: Rule
     acts: tuple[GuardedAction, ...]
-    judge: Callable[[GuardedAction, GuardFacts, GuardrailPolicy], _Violation | None]
+    check: Callable[[GuardedAction, GuardFacts, GuardrailPolicy], _Violation | None]
 
 
 def check_guardrails(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> GuardrailVerdict:
     """Return whether an action is allowed now. The first rule that blocks decides."""
     for guardrail in GUARDRAILS:
-        trip = guardrail.judge(act, facts, policy) if act in guardrail.acts else None
-        if trip is not None:
-            return GuardrailVerdict(
-                allowed=False,
-                rule=guardrail.rule,
-                reason=trip.reason,
-                clears_at=trip.clears_at,
-                cause=trip.cause,
-                since=trip.since,
-            )
+        violation = guardrail.check(act, facts, policy) if act in guardrail.acts else None
+        if violation is not None:
+            return GuardrailVerdict(allowed=False, rule=guardrail.rule, **violation._asdict())
     return ALLOWED
 
 
@@ -214,7 +207,7 @@ _LAUNCHES_FAIL = {
 
 
 def _group_trouble(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
-    """A group in which launches fail gives up no machine for a new one; a failed cluster is left alone."""
+    """Block replacements in a group whose launches fail, and all repairs in a failed cluster."""
     window = timedelta(seconds=policy.shared_cause_window_seconds)
     trouble: GroupFact | None = None
     for fact in facts.group_facts:
@@ -234,9 +227,9 @@ def _group_trouble(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolic
 
 
 def _shared_cause(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
-    """A cause lasts while enough of its machines are unhealthy, or until a person ends it.
+    """Block repairs while enough nodes that share a cause are unhealthy, or until a person ends the cause.
 
-    A machine that looks well after a long wait is not repaired but validated, which may end the cause.
+    A node with stale evidence that looks healthy is not blocked: it is validated, not repaired. That may end the cause.
     """
     if _stale_evidence(act, facts, policy) is not None:
         return None
@@ -244,16 +237,16 @@ def _shared_cause(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy
     for cause in facts.causes:
         needed = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.machines))
         faulty = [at for at in cause.faulted_at if facts.now - at < window]
-        still = cause.open_at
-        if _is_wave(still, needed, window):
-            count = max(len(faulty), len(still))
+        open_at = cause.open_at
+        if _is_wave(open_at, needed, window):
+            count = max(len(faulty), len(open_at))
             share = f"{count} of {max(cause.machines, count)} nodes of {cause.kind} {cause.name}"
             reason = (
                 f"{share} are unhealthy; {needed} or more failed within {_span(window)}. A shared cause is likely, so "
                 "repairs stop: find it. Repairs continue when fewer nodes are unhealthy, or after evenkeel "
                 f"automation release --cause {cause.key!r}."
             )
-            return _Violation(reason, None, cause.key, still[0])
+            return _Violation(reason, None, cause.key, open_at[0])
         if len(faulty) >= needed:
             reason = (
                 f"{len(faulty)} of {max(cause.machines, len(faulty))} nodes of {cause.kind} {cause.name} failed in"
@@ -264,7 +257,7 @@ def _shared_cause(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy
 
 
 def _is_wave(times: Sequence[datetime], needed: int, window: timedelta) -> bool:
-    """Whether as many as needed began within one window, whenever that was."""
+    """Whether `needed` of the times lie within one window, at any time."""
     return any(last - first < window for first, last in zip(times, times[needed - 1 :], strict=False))
 
 
@@ -320,7 +313,7 @@ def _pool_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolic
 
 
 def _is_leaving(facts: GuardFacts, policy: GuardrailPolicy) -> bool:
-    """Whether the machine goes so soon that its jobs have to be saved now, or not at all."""
+    """Whether AWS ends the node so soon that its jobs must save now or never."""
     return facts.terminates_at is not None and facts.terminates_at - facts.now < timedelta(
         seconds=policy.leaving_seconds
     )
@@ -343,16 +336,16 @@ GUARDRAILS: tuple[Guardrail, ...] = (
     Guardrail(Rule.FLEET_CORDONS, (GuardedAction.CORDON,), _fleet_cordons),
     Guardrail(Rule.POOL_CORDONS, (GuardedAction.CORDON,), _pool_cordons),
 )
-"""Every guardrail. A hold does not bar a cordon: that is what makes waiting safe."""
+"""Every guardrail. A hold does not block a cordon: with the node cordoned, waiting is safe."""
 
 
 def pool_limit(count: int | None, share: float | None, machines: int) -> int:
-    """Return how many of a pool may be out at a time: the lower of count and share, and one at least."""
+    """Return how many nodes of a pool may be out of service at a time: the lower of count and share, at least 1."""
     limits = [limit for limit in (count, None if share is None else math.floor(share * machines)) if limit is not None]
     return max(1, min(limits))
 
 
-# ---------------------------------------------------------------- who goes next
+# ---------------------------------------------------------------- release of blocked actions
 
 
 class BlockedAction(Value):
@@ -369,43 +362,46 @@ class BlockedAction(Value):
 
 
 def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) -> frozenset[str]:
-    """Return the incidents that may act now, all at once.
+    """Return the ids of the blocked incidents that may act now, together.
 
-    The worst fault goes first, then the oldest incident; drills go last. Whoever is let go counts as under way for
-    those behind it, so a guardrail that clears lets in as many as there are places, and not the whole crowd. Stale
-    evidence lets go as well: what looks well is looked at again.
+    The order is severity, then age; drills come last. Each released action counts as under way for the next ones, so a
+    guardrail that clears releases only as many actions as its limit allows. An action with stale evidence is released
+    too, because Evenkeel then validates the node instead of repairing it.
     """
-    let_go: set[str] = set()
+    released: set[str] = set()
     entered: dict[GuardedAction, list[RegisterEntry]] = {
         GuardedAction.CORDON: [],
         GuardedAction.REPLACE: [],
         GuardedAction.STOP: [],
     }
     for each in sorted(waiting, key=_order):
-        ahead = entered[GuardedAction.REPLACE if each.act in REPAIRS else each.act]
+        earlier = entered[GuardedAction.REPLACE if each.act in REPAIRS else each.act]
         under_way = each.facts.under_way
-        for entry in ahead:
+        for entry in earlier:
             under_way = under_way.with_entry(entry, asks=each.act in REPAIRS)
         verdict = check_guardrails(each.act, each.facts.but(under_way=under_way), policy)
         if verdict.allowed:
             facts = each.facts
-            ahead.append(RegisterEntry(life=facts.life, incident_id=each.incident_id, pool=facts.pool, since=facts.now))
+            earlier.append(
+                RegisterEntry(life=facts.life, incident_id=each.incident_id, pool=facts.pool, since=facts.now)
+            )
         is_stale = verdict.rule == Rule.STALE_EVIDENCE or (
-            # What waits for a place to be cordoned in, and looks well by now, needs none.
+            # A node that waits to be cordoned and looks healthy by now needs no cordon.
             each.act is GuardedAction.CORDON and _stale_evidence(each.act, each.facts, policy) is not None
         )
-        # A shared cause that its block does not name, after a hold for instance: its recovery shows it and pages.
-        is_untold = verdict.cause not in ("", each.cause)
-        if verdict.allowed or is_stale or is_untold:
-            let_go.add(each.incident_id)
-    return frozenset(let_go)
+        # A shared cause that the recorded block does not name yet, for example after a hold. The recovery must run
+        # once to record it and to page.
+        is_new_cause = verdict.cause not in ("", each.cause)
+        if verdict.allowed or is_stale or is_new_cause:
+            released.add(each.incident_id)
+    return frozenset(released)
 
 
-def _order(one: BlockedAction) -> tuple[bool, int, datetime, str]:
-    return (one.is_drill, -one.severity.rank, one.opened_at, one.incident_id)
+def _order(blocked: BlockedAction) -> tuple[bool, int, datetime, str]:
+    return (blocked.is_drill, -blocked.severity.rank, blocked.opened_at, blocked.incident_id)
 
 
-# ---------------------------------------------------------------- what machines share
+# ---------------------------------------------------------------- shared causes
 
 
 class UnhealthyMachine(NamedTuple):
@@ -428,23 +424,23 @@ def shared_causes(
     boot_seconds: int,
     ended: Mapping[str, datetime] = MappingProxyType({}),
 ) -> tuple[SharedCause, ...]:
-    """Return what a machine shares with others, and which of those sickened: its zone, UltraServer and image.
+    """Return the possible shared causes of a node's fault: its zone, UltraServer and image, with their faulty nodes.
 
-    The image is the instance group's with its version, which stands for the lifecycle scripts too. A machine that is in
-    maintenance is sick by plan and is left out; one that is not known by its own row shares its pool alone.
+    An image is an instance group with its image version. It also stands for the lifecycle scripts. Nodes in maintenance
+    are left out, because they are down by plan. A node without a fleet row shares only its pool.
 
     Args:
-        life: The machine.
+        life: Key of the node life.
         pool: Its instance group or NodePool.
-        fleet: Every machine that is remembered, those that are gone lately included.
-        faulty: The machines that sickened lately, or have an open incident.
-        now: The time.
-        boot_seconds: As in `FleetNode.can_be_acted_on`.
-        ended: When a person ended a cause, by its key. A machine that sickened before and had that cause counts for no
-            cause.
+        fleet: All nodes in the ledger, including recently terminated ones.
+        faulty: The nodes that failed recently or have an open incident.
+        now: The current time.
+        boot_seconds: See `FleetNode.can_be_acted_on`.
+        ended: Time at which a person ended a cause, by the key of the cause. A node that failed before that time and
+            has that cause counts for no cause.
     """
     known = {node.life.key: node for node in fleet}
-    sick_at: dict[str, datetime] = {}
+    failed_at: dict[str, datetime] = {}
     open_at: dict[str, datetime] = {}
     for each in sorted(faulty, key=lambda one: one.at, reverse=True):
         node = known.get(each.life)
@@ -452,23 +448,25 @@ def shared_causes(
         if any(key in ended and each.at <= ended[key] for key in keys):
             continue
         if node is None or node.is_gone or not node.is_maintained:
-            sick_at[each.life] = each.at
+            failed_at[each.life] = each.at
             if each.is_open and not (node and node.is_gone):
                 open_at[each.life] = each.at
     pools = {**{each.life: each.pool for each in faulty}, **{key: node.pool for key, node in known.items()}}
-    mine = known.get(life)
+    own_node = known.get(life)
     causes = []
-    for kind, name in _shared_with(mine, pool):
+    for kind, name in _shared_with(own_node, pool):
         members = {
             key
-            for key in {*known, *sick_at}
+            for key in {*known, *failed_at}
             if (kind, name) in _shared_with(known.get(key), pools.get(key, ""))
-            and (key in sick_at or known[key].can_be_acted_on(now, boot_seconds=boot_seconds))
+            and (key in failed_at or known[key].can_be_acted_on(now, boot_seconds=boot_seconds))
         }
-        at = sorted(sick_at[key] for key in members if key in sick_at)
-        still = sorted(open_at[key] for key in members if key in open_at)
+        failed = sorted(failed_at[key] for key in members if key in failed_at)
+        open_since = sorted(open_at[key] for key in members if key in open_at)
         causes.append(
-            SharedCause(kind=kind, name=name, machines=len(members), faulted_at=tuple(at), open_at=tuple(still))
+            SharedCause(
+                kind=kind, name=name, machines=len(members), faulted_at=tuple(failed), open_at=tuple(open_since)
+            )
         )
     return tuple(causes)
 

@@ -1,4 +1,4 @@
-"""Repair leases of node slots, repair requests, and holds by persons."""
+"""Repair leases of node slots, repair requests, and the cordons and holds that persons set."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,23 +11,23 @@ from evenkeel.domain.values import Instant, Value
 
 
 class RepairRequest(Value):
-    """A repair request: recorded before the call, completed after it."""
+    """A repair request to the provider. It is recorded before the call; its answer is added after the call."""
 
     rung: str
     """`reboot` or `replace`."""
     life: NodeLife
     boot_id: str
-    """The episode in which it was asked: another boot id later shows that it took effect."""
+    """Boot id of the node before the call. Another boot id later shows that the request took effect."""
     status_before: str = ""
-    """What the provider called the machine just before the call: another status later shows the same."""
+    """Provider status of the node before the call. Another status later shows that the request took effect."""
     requested_at: Instant
     incident_id: str = ""
     answer: str = ""
-    """RepairAnswer; empty while the reply is out (a crash leaves it so: reconcile before repeating)."""
+    """A `RepairAnswer`. Empty until the reply arrives, and after a crash: look for effects before a repetition."""
 
 
 class NodeReturn(Value):
-    """A machine was returned to service."""
+    """One return of a node to service."""
 
     life: str
     at: Instant
@@ -38,17 +38,17 @@ class RepairLease(Value):
 
     slot: str
     incident_id: str
-    """Empty once it is released. The calls stay: what was done to a life outlasts the incident."""
+    """Incident that holds the lease; empty if the lease is free. The requests stay after the incident ends."""
     taken_at: Instant
     requests: tuple[RepairRequest, ...] = ()
-    """Newest last; the requests for the last few nodes of the slot."""
+    """Requests for the last few nodes of the slot, newest last."""
     returns: tuple[NodeReturn, ...] = ()
-    """Newest last, likewise."""
+    """Returns of the last few nodes of the slot, newest last."""
     lemon: str = ""
     """Node life in this slot that returned to service too often; empty if none did."""
 
     def returns_of(self, life: NodeLife, since: datetime) -> tuple[NodeReturn, ...]:
-        """Return when a machine was returned to service since a time."""
+        """Return the returns of a node to service since a time."""
         return tuple(each for each in self.returns if each.life == life.key and each.at >= since)
 
 
@@ -60,22 +60,31 @@ def released_lease(
 ) -> RepairLease:
     """Return the lease of a node slot without its holder, with the result for its node.
 
-    The calls stay on it: what was done to a life outlasts the incident. A machine that was replaced is no lemon here.
+    The repair requests stay on the lease. A node that was replaced is not marked as a lemon.
+
+    Args:
+        lease: The lease of the slot.
+        life: The node of the incident.
+        policy: Says how many returns make a lemon.
+        is_returned: Whether the node returned to service.
+        is_over: Whether the node was replaced.
+        now: The current time.
     """
-    back = is_returned and not is_over
-    after = lease.but(incident_id="", returns=(*lease.returns, *([NodeReturn(life=life.key, at=now)] if back else ())))
-    is_kept_out = not is_over and is_lemon(after, life, policy, now)
-    return after.but(returns=after.returns[-_MAX_RETURNS:], lemon=life.key if is_kept_out else "")
+    came_back = is_returned and not is_over
+    returns = (*lease.returns, *([NodeReturn(life=life.key, at=now)] if came_back else ()))
+    released = lease.but(incident_id="", returns=returns)
+    is_marked = not is_over and is_lemon(released, life, policy, now)
+    return released.but(returns=returns[-_MAX_RETURNS:], lemon=life.key if is_marked else "")
 
 
 def is_lemon(lease: RepairLease, life: NodeLife, policy: RepairPolicy, now: datetime) -> bool:
-    """Whether a machine was returned to service so often lately that it is not to be trusted with another reboot."""
+    """Whether a node returned to service so often lately that its next fault replaces it without a reboot."""
     since = now - timedelta(hours=policy.flap_window_hours)
     return len(lease.returns_of(life, since)) >= policy.lemon_returns
 
 
 class PersonCordon(Value):
-    """A cordon that a person set through Evenkeel. The node itself does not say whose it is."""
+    """A cordon that a person set through Evenkeel. The node object itself does not record the person."""
 
     life: str
     """Key of the node life."""
@@ -85,71 +94,71 @@ class PersonCordon(Value):
 
 
 class PersonCordons(Value):
-    """Every cordon that a person set through Evenkeel and that was not taken off since, in one row."""
+    """Every cordon that a person set through Evenkeel and that is still in place, in one row."""
 
     cordons: tuple[PersonCordon, ...] = ()
 
     @property
     def by_life(self) -> dict[str, PersonCordon]:
-        """The cordons by the key of their node life."""
+        """The cordons, by the key of the node life."""
         return {cordon.life: cordon for cordon in self.cordons}
 
     def with_cordon(self, cordon: PersonCordon) -> "PersonCordons":
-        """Return these with one more; the oldest is forgotten where there would be too many for one row."""
+        """Return the cordons with a new one added. At most `MAX_PERSON_CORDONS` are kept; the oldest is dropped."""
         others = tuple(each for each in self.cordons if each.life != cordon.life)
         return PersonCordons(cordons=(*others, cordon)[-MAX_PERSON_CORDONS:])
 
     def without(self, life: str) -> "PersonCordons":
-        """Return these without the one of a node life."""
+        """Return the cordons without that of a node life."""
         return PersonCordons(cordons=tuple(each for each in self.cordons if each.life != life))
 
 
 MAX_PERSON_CORDONS = 200
-"""Cordons of persons that are remembered: a reason has 300 characters of four bytes at most, and a row 400 kB."""
+"""Maximum number of cordons in the row. A row has at most 400 kB, and a reason up to 300 characters of four bytes."""
 
 
 class Hold(Value):
-    """A person holds harmful acts until a time. Un-cordon is never held."""
+    """A person's hold on harmful actions until a time. A hold never blocks an un-cordon."""
 
     by: str
     reason: str
     since: Instant
     until: Instant
     pool: str = ""
-    """Only machines of this pool; empty for all."""
+    """Only nodes of this pool; empty for all pools."""
     instance_id: str = ""
-    """Only this machine; empty for all."""
+    """Only this node; empty for all nodes."""
 
     @property
     def where(self) -> str:
-        """What it covers, as the tail of a sentence; empty for the whole fleet."""
+        """The scope as the end of a sentence; empty for the whole fleet."""
         return f" on {self.instance_id or self.pool}" if self.instance_id or self.pool else ""
 
     @property
     def scope(self) -> tuple[str, str]:
-        """Pool and machine: a new hold of the same scope takes the place of the old one."""
+        """Pool and node. A new hold replaces an older one of the same scope."""
         return self.pool, self.instance_id
 
     def covers(self, pool: str, instance_id: str) -> bool:
-        """Whether it holds acts on a machine."""
+        """Whether the hold covers a node."""
         return self.pool in ("", pool) and self.instance_id in ("", instance_id)
 
 
 class Holds(Value):
-    """Every hold of the fleet, in one row: one read tells whether an act is held."""
+    """Every hold of the fleet, in one row, so that one read finds them all."""
 
     holds: tuple[Hold, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
     def _of_one(cls, data: Any) -> Any:
-        """Read a row that holds the fleet's one hold and nothing else, as it was written before there were scopes."""
+        """Read a row of an older release, which had one hold without a scope."""
         return {"holds": [data]} if isinstance(data, dict) and "until" in data else data
 
     def at(self, now: datetime) -> tuple[Hold, ...]:
-        """Return the holds in force, the widest first."""
+        """Return the holds in force, widest scope first."""
         return tuple(sorted((hold for hold in self.holds if hold.until > now), key=lambda hold: hold.scope))
 
     def on(self, pool: str, instance_id: str, now: datetime) -> Hold | None:
-        """Return the widest hold in force that covers a machine."""
+        """Return the widest hold in force that covers a node; None if none does."""
         return next((hold for hold in self.at(now) if hold.covers(pool, instance_id)), None)

@@ -18,22 +18,22 @@ class ObservedNode(Value):
 
     @property
     def is_there(self) -> bool:
-        """Whether any control plane shows it."""
+        """Whether any control plane lists the node."""
         return self.record is not None or self.node is not None
 
     @property
     def is_running(self) -> bool:
-        """Whether the provider calls it Running; a machine without a provider record is judged by Kubernetes alone."""
+        """Whether the provider's status is Running. True for a node without a provider record."""
         return self.record is None or self.record.status == RUNNING_STATUS
 
     @property
     def is_ready(self) -> bool:
-        """Whether it runs and its node is Ready."""
+        """Whether the node is running, and Ready in Kubernetes."""
         return self.is_running and self.node is not None and self.node.is_ready
 
     @property
     def instance_id(self) -> str:
-        """Its instance id; empty where there is no machine."""
+        """Instance id of the node; empty if there is no node."""
         if self.record:
             return self.record.instance_id
         return (self.node.instance_id or "") if self.node else ""
@@ -55,26 +55,28 @@ def find_slot_state(
     nodes: Iterable[KubernetesNode],
     since: datetime,
 ) -> SlotState:
-    """Find the node in a slot.
+    """Find the original node and the replacement of a node slot.
 
-    The seat is known by its logical id. Without one (a cluster that is not in Continuous mode) only counts can be
-    compared: then the first machine of the group launched after `since` is taken for the successor.
+    HyperPod's logical id identifies a slot. A cluster that is not in Continuous mode has no logical ids. There, the
+    first node of the group that was launched after `since` counts as the replacement.
 
     Args:
-        life: The life the incident is about.
-        slot: Its seat, as `Node.slot` names it.
+        life: The node life of the incident.
+        slot: Its node slot, as in `Node.slot`.
         group: Its instance group.
-        records: HyperPod's list.
-        nodes: Node objects of the life's cluster.
-        since: When the repair was asked for, or the incident opened.
+        records: HyperPod's list of nodes.
+        nodes: Node objects of the same Kubernetes cluster.
+        since: Time of the repair request, or the time at which the incident opened.
     """
     records = tuple(records)
-    by_machine = {node.instance_id: node for node in nodes if node.instance_id}
-    mine = next((each for each in records if each.instance_id == life.instance_id), None)
-    other = _find_replacement(life, slot, group, records, since)
+    by_instance_id = {node.instance_id: node for node in nodes if node.instance_id}
+    original = next((each for each in records if each.instance_id == life.instance_id), None)
+    replacement = _find_replacement(life, slot, group, records, since)
     return SlotState(
-        original=ObservedNode(record=mine, node=by_machine.get(life.instance_id)),
-        replacement=ObservedNode(record=other, node=by_machine.get(other.instance_id)) if other else None,
+        original=ObservedNode(record=original, node=by_instance_id.get(life.instance_id)),
+        replacement=ObservedNode(record=replacement, node=by_instance_id.get(replacement.instance_id))
+        if replacement
+        else None,
     )
 
 
@@ -85,9 +87,9 @@ def _find_replacement(
     prefix = f"{life.cluster}/"
     if slot != life.key and slot.startswith(prefix):
         logical_id = slot.removeprefix(prefix)
-        found = [each for each in others if each.logical_id == logical_id]
+        candidates = [each for each in others if each.logical_id == logical_id]
     elif any(each.instance_id == life.instance_id for each in records):
         return None
     else:
-        found = [each for each in others if each.instance_group == group and each.launched_at > since]
-    return min(found, key=lambda each: (each.status != RUNNING_STATUS, each.launched_at), default=None)
+        candidates = [each for each in others if each.instance_group == group and each.launched_at > since]
+    return min(candidates, key=lambda each: (each.status != RUNNING_STATUS, each.launched_at), default=None)

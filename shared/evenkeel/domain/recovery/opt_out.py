@@ -1,4 +1,4 @@
-"""How a person says that automation is to leave a machine alone: a label, or taking our cordon off."""
+"""How a person opts a node out of automation: with a label, or by removing Evenkeel's cordon."""
 
 from collections.abc import Iterable
 
@@ -6,11 +6,11 @@ from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.nodes import KubernetesNode
 
 AUTOMATION_LABEL = "evenkeel.io/automation"
-"""`off` on a node, or in the template of its NodePool or instance group, so that each of its nodes has it."""
+"""Label of a node. The value `off` opts the node out. Set it in the template of a NodePool or group for all nodes."""
 
 
 def is_opted_out(node: KubernetesNode) -> bool:
-    """Whether a person took this node out of automation."""
+    """Whether the label opts this node out of automation."""
     return node.labels.get(AUTOMATION_LABEL, "").lower() == "off"
 
 
@@ -19,7 +19,7 @@ def opt_out_reason(incident: Incident, own_node: KubernetesNode | None, nodes: I
 
     Args:
         incident: The incident.
-        own_node: Its node; None where it is gone: then the pool's other nodes say whether the pool is opted out.
+        own_node: Its node; None if the node is gone. Then the other nodes of its pool show whether the pool opted out.
         nodes: All nodes of its cluster.
     """
     if own_node is None:
@@ -36,9 +36,9 @@ def opt_out_reason(incident: Incident, own_node: KubernetesNode | None, nodes: I
 
 
 def was_uncordoned(incident: Incident, node: KubernetesNode) -> bool:
-    """Whether a person took our cordon off. Kubernetes does not keep who did.
+    """Whether a person removed Evenkeel's cordon. Kubernetes does not record the person.
 
-    A node object that is younger than our cordon never had it: that is a kubelet that registered anew, and no person.
+    A node object that is younger than the cordon never had it: the kubelet registered the node again.
     """
     marked_at = incident.cordon_marked_at
     if marked_at is None or node.is_cordoned or incident.node_branch:

@@ -63,7 +63,7 @@ class PlanFacts(Value):
 
     fault_key: str
     fault: FaultTerms | None = None
-    """None = as shipped."""
+    """The fault with the site's overrides; None = as shipped."""
     ladder: tuple[str, ...]
     """Rungs that repair the node, in order."""
     rungs: tuple[str, ...] = ()
@@ -136,14 +136,14 @@ def provider_busy_reason(cluster_status: str, node_status: str) -> str:
 
 def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     """Plan the recovery of an incident. The mode is applied last, so that every mode records the same intent."""
-    wanted = _intended_plan(facts, policy)
-    outcome = outcome_of(wanted.intent, facts)
+    intended = _intended_plan(facts, policy)
+    outcome = outcome_of(intended.intent, facts)
     if outcome is PlanOutcome.ASK:
-        return wanted.but(outcome=outcome, reason=f"Waits for approval. Plan: {wanted.reason}")
+        return intended.but(outcome=outcome, reason=f"Waits for approval. Plan: {intended.reason}")
     if outcome is PlanOutcome.OBSERVE:
-        barred = not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
-        return wanted.but(outcome=outcome, reason=f"{barred} Plan: {wanted.reason}")
-    return wanted
+        why_not = not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
+        return intended.but(outcome=outcome, reason=f"{why_not} Plan: {intended.reason}")
+    return intended
 
 
 def outcome_of(intent: PlanOutcome, facts: PlanFacts) -> PlanOutcome:
@@ -151,10 +151,10 @@ def outcome_of(intent: PlanOutcome, facts: PlanFacts) -> PlanOutcome:
     if intent not in (PlanOutcome.ACT, PlanOutcome.LATER):
         return intent
     if facts.mode is Mode.RECOMMEND and (facts.drills_may_act or not facts.is_drill):
-        # To wait touches nothing: a person is asked once there is something to approve.
+        # Waiting changes nothing, so it needs no approval. Evenkeel asks once there is an action to approve.
         return PlanOutcome.ASK if intent is PlanOutcome.ACT else intent
-    barred = not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
-    return PlanOutcome.OBSERVE if barred else intent
+    why_not = not_allowed(facts.mode, is_drill=facts.is_drill, drills_may_act=facts.drills_may_act)
+    return PlanOutcome.OBSERVE if why_not else intent
 
 
 def _intended_plan(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
@@ -239,8 +239,8 @@ def _owner(facts: PlanFacts, name: str, first: str) -> tuple[Owner, str]:
     if facts.hyperpod_repairs and facts.fault_key.startswith(("hp:", "xid:")):
         explanation = "NodeRecovery is Automatic, so HyperPod repairs the node; Evenkeel moves the jobs"
         return Owner.HYPERPOD, f"{name}: {explanation}."
-    because = f" {facts.min_rung_reason}" if facts.min_rung_reason else ""
-    return Owner.EVENKEEL, f"{name}: {repair}, and move the jobs.{because}"
+    reason = f" {facts.min_rung_reason}" if facts.min_rung_reason else ""
+    return Owner.EVENKEEL, f"{name}: {repair}, and move the jobs.{reason}"
 
 
 def _first_rung(facts: PlanFacts) -> tuple[str, list[tuple[str, str]]]:
@@ -255,14 +255,14 @@ def _first_rung(facts: PlanFacts) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _diagnoses(facts: PlanFacts, first: str) -> bool:
-    """Whether the rollback of the jobs includes a diagnosis of the node."""
+    """Whether the jobs are rolled back and the node is diagnosed too."""
     return first == "rollback_job" and facts.ladder[:1] == ("diagnose",)
 
 
 def _work_may_run_until(facts: PlanFacts, policy: RepairPolicy) -> datetime | None:
     """Return the time until which jobs on a node may finish; None if the fault cannot wait or the node is idle.
 
-    If AWS ends the node, the time leaves enough to save.
+    If AWS ends the node, the jobs stop `leave_seconds` before that.
     """
     drain = facts.terms.drain_seconds
     if drain < CAN_WAIT_SECONDS or not facts.is_busy or facts.opened_at is None:
@@ -274,7 +274,7 @@ def _work_may_run_until(facts: PlanFacts, policy: RepairPolicy) -> datetime | No
 
 
 CAN_WAIT_SECONDS = 86_400
-"""The drain class `job_end`."""
+"""Drain seconds of the class `job_end`: with this drain or a longer one, jobs may finish first."""
 _MIN_SOURCES = 2
 _NO_ACTION_RUNGS = {
     "watch": "Evenkeel counts it and takes no action",
@@ -292,7 +292,7 @@ QUARANTINE_RUNGS = {
     "cordon": "the node gets no new pods, and running pods continue",
     "checkpoint_drain": "its jobs save and move, and the node is left to its owner",
 }
-"""Rungs without a repair by Evenkeel."""
+"""Rungs that take the node out of service and do not repair it."""
 _UNAVAILABLE_RUNGS = {
     "burst": "no temporary capacity is available here",
     "restart_fabric_manager": "it needs an agent on the node",

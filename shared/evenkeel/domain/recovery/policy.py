@@ -1,4 +1,4 @@
-"""Sections of the policy for guardrails and repairs."""
+"""Policy sections for guardrails and repairs."""
 
 from typing import Self
 
@@ -9,31 +9,31 @@ from evenkeel.domain.values import Image, ProgramText, Word
 
 
 class GuardrailPolicy(Section):
-    """Bounds on harmful acts, whatever a ladder wants.
+    """Limits on harmful actions.
 
-    Where a count and a share of a pool stand side by side the lower binds, and one machine is always allowed: a pool of
-    three may still lose one.
+    If a pool has a limit as a count and as a share, the lower one applies. One node is always allowed, so a pool of
+    three nodes can still repair one.
     """
 
     fleet_repairs: int = Field(default=10, ge=1, le=1000)
-    """Machines in repair at a time. They are one row of the ledger, as the cordoned ones are: hence the most."""
+    """Nodes in repair at a time. All of them share one row of the ledger, which limits this value."""
     pool_repairs: int | None = Field(default=4, ge=1, le=1_000_000)
     pool_repair_share: float | None = Field(default=0.1, gt=0, le=1)
     repairs_per_hour: int = Field(default=20, ge=1, le=1000)
-    """Repair calls of the whole fleet."""
+    """Repair requests for the whole fleet."""
     fleet_cordons: int = Field(default=60, ge=1, le=1000)
-    """Machines that carry our cordon at a time."""
+    """Nodes that Evenkeel keeps cordoned at a time. All of them share one row of the ledger."""
     pool_cordons: int | None = Field(default=20, ge=1, le=1_000_000)
     pool_cordon_share: float | None = Field(default=0.3, gt=0, le=1)
     leaving_seconds: Seconds = 900
-    """A machine that goes by itself within this is cordoned whatever else is out: left open it goes all the same."""
+    """If AWS ends a node within this time, the cordon limits do not apply to it."""
     shared_cause_count: int = Field(default=3, ge=2, le=1_000_000)
-    """So many machines of one zone, UltraServer or image that sicken within the window have one cause."""
+    """If this many nodes of one zone, UltraServer or image fail within the window, Evenkeel assumes a shared cause."""
     shared_cause_share: float = Field(default=0.05, gt=0, le=1)
-    """And at least this share of those machines: in a large zone a few are chance."""
+    """A shared cause also needs at least this share of its nodes, because in a large zone a few faults are chance."""
     shared_cause_window_seconds: Deadline = 900
     stale_after_seconds: Seconds = 1800
-    """Evidence older than this, of a machine that looks well, is re-validated and not acted on."""
+    """If a node looks healthy and its evidence is older than this, Evenkeel validates it and does not repair it."""
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
@@ -42,7 +42,7 @@ class GuardrailPolicy(Section):
             ("cordon", (self.pool_cordons, self.pool_cordon_share)),
         ):
             if bounds == (None, None):
-                raise ValueError(f"neither a count nor a share of a pool bounds its {act}s: give at least one")
+                raise ValueError(f"the {act}s of a pool have no limit: give a count, a share or both")
         return self
 
 
@@ -50,57 +50,57 @@ class RepairPolicy(Section):
     """Limits and deadlines of the node branch."""
 
     reboot_deadline_seconds: Deadline = 900
-    """A reboot is expected back well inside this; past it the next rung is due."""
+    """Time for a node to return after a reboot. After it, the next rung is due."""
     replace_deadline_seconds: Deadline = 1800
-    """Published p90 of a HyperPod replacement is about 16 minutes."""
+    """Time for a replacement. The published p90 of a HyperPod replacement is about 16 minutes."""
     takeover_seconds: Seconds = 600
-    """With NodeRecovery=Automatic: so long HyperPod may do nothing before Evenkeel takes over."""
+    """With NodeRecovery=Automatic: if HyperPod does nothing for this long, Evenkeel takes over the repair."""
     owner_deadline_seconds: Seconds = 5400
-    """With NodeRecovery=Automatic: 90 min after an attempt of HyperPod's without a new one Evenkeel takes over."""
+    """With NodeRecovery=Automatic: if HyperPod's last attempt is this old, Evenkeel takes over the repair."""
     karpenter_repairs: bool = False
-    """Whether Karpenter's own node repair is on: it is then waited for; else machines are drained and given back."""
+    """Whether Karpenter's own node repair is on. If so, Evenkeel waits for it; if not, Evenkeel drains the node."""
     karpenter_deadline_seconds: Deadline = 2700
-    """Karpenter's own repair acts after 10 or 30 minutes, by the condition."""
+    """Time for Karpenter's own repair, which starts after 10 or 30 minutes, depending on the condition."""
     max_attempts: Tries = 3
-    """Repair calls per incident, all rungs together."""
+    """Repair requests per incident, all rungs together."""
     max_attempts_a_day: Tries = 6
     """Repair requests per node slot within a day, over all incidents and nodes of the slot."""
     leave_seconds: Seconds = 900
-    """So long before a machine goes by itself the work on it is stopped, where it may run on until then."""
+    """If jobs may finish on a node that AWS ends, they stop this long before its end."""
     node_free_deadline_seconds: Deadline = 86_400
-    """How long anything may be in the way of a repair before it is weighed anew."""
+    """How long a repair waits for jobs or for the provider's own change before Evenkeel decides again."""
     flap_window_hours: int = Field(default=24, ge=1, le=8760)
     """Window over which returns to service are counted."""
     flap_margin_factor: int = Field(default=4, ge=1, le=10)
-    """Each return within the window makes the next validation's margin so many times longer."""
+    """Each return within the window multiplies the margin of the next validation by this factor."""
     lemon_returns: Tries = 3
-    """So many returns of one machine within the window make a lemon: it is replaced and not rebooted again."""
+    """A node with this many returns within the window is a lemon: Evenkeel replaces it and does not reboot it again."""
     reconcile_after_seconds: Seconds = 600
-    """A call whose reply was lost is asked again, once, only after this long without evidence of it."""
+    """A request whose reply was lost is repeated once, if it shows no effect for this long."""
     retry_seconds: Deadline = 30
-    """Pause before a refused or throttled call is decided anew."""
+    """Pause before Evenkeel decides again after a refused or throttled request."""
     settle_scale: Scale = 1.0
     """Factor on the catalogue's settle seconds."""
     ends_unmanaged_pods: bool = False
-    """Whether pods that are not ours, and are still there when the drain is over, end with the machine although its
-    fault could wait; if not, a person is asked."""
+    """Whether pods outside Evenkeel that remain after the drain end with the node, even if its fault could wait.
+    If not, Evenkeel asks a person."""
     unmanaged_drain_seconds: Seconds = 300
-    """Drain for pods that are not ours where the fault says nothing of one."""
+    """Drain time for pods outside Evenkeel after a fault without a drain."""
     drain_scale: Scale = 1.0
     """Factor on the catalogue's drain seconds."""
     validation_deadline_seconds: Deadline = 600
     deep_checks_after: tuple[Word, ...] = ()
-    """Fault classes after which HyperPod's deep health check validates, where the fault's row asks for `deep`. It takes
-    about two hours a node, and HyperPod itself repairs what fails it."""
+    """Fault classes after which HyperPod's deep health check validates the node, if the fault requires `deep`. The
+    check takes about two hours per node, and HyperPod itself repairs a node that fails it."""
     deep_check_least_seconds: Seconds = 300
-    """What the node says of a deep check younger than this may be said of an older one."""
+    """Ignore the result label of a deep check that is younger than this: it may belong to an earlier check."""
     deep_check_deadline_seconds: Deadline = 14_400
     test_job_image: Image = ""
-    """Image of the test job that validates a machine; empty = none. It gets all accelerators of the node."""
+    """Image of the test job that validates a node; empty = no test job. The job gets all accelerators of the node."""
     test_job_command: tuple[ProgramText, ...] = ()
-    """Command of the test job; exit code 0 means success. Empty = what the image runs by itself."""
+    """Command of the test job; exit code 0 means success. Empty = the default command of the image."""
     test_jobs_after: tuple[Word, ...] = ("hardware", "mixed", "network", "software")
-    """Fault classes after which a test job validates, where no deep check does."""
+    """Fault classes after which a test job validates the node, if no deep check does."""
     test_job_deadline_seconds: Deadline = 900
     return_margin_seconds: Seconds = 10
     """A node must have been Ready this long before it is validated."""
@@ -112,5 +112,5 @@ class RepairPolicy(Section):
     def _margin_ends(self) -> Self:
         longest = self.return_margin_seconds * self.flap_margin_factor**self.lemon_returns
         if longest > LONGEST_SECONDS:
-            raise ValueError("returnMarginSeconds times flapMarginFactor to the power of lemonReturns is over a year")
+            raise ValueError("returnMarginSeconds x flapMarginFactor ** lemonReturns must not exceed a year")
         return self

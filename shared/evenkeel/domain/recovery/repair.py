@@ -1,13 +1,13 @@
-"""The repair ladder: the next thing to do about one machine.
+"""The repair ladder: choose the next repair action for one node.
 
-    facts ─▶ over? ours? ─▶ a call under way or unanswered? ─▶ well again? ─▶ next rung ─▶ in the way? ─▶ DIAGNOSE
-              STAND_DOWN       AWAIT, until its deadline         HEALTHY       none left:   LATER, HOLD    REBOOT
-                                                                               ASK_PERSON                  REPLACE
+    facts ─▶ allowed? ────▶ request under way? ──▶ healthy? ──▶ next rung ──▶ blocked? ──▶ DIAGNOSE
+             no: STAND_DOWN  yes: AWAIT            HEALTHY      none left:    LATER, HOLD,   REBOOT
+                                                                ASK_PERSON    BLOCKED        REPLACE
 
-A rung is used up when its call was accepted and its deadline passed, or when the machine came back and is still sick.
-A call without a reply is never simply repeated: it is awaited like an accepted one, for a while, and counts as
-accepted as soon as anything shows that it took effect. What the provider itself says of a call (it failed, there is no
-capacity) ends the wait for it at once.
+A rung is used up when its request was accepted and its deadline passed, or when the node came back and is still faulty.
+
+Evenkeel does not simply repeat a request without a reply. It first waits for effects of the request. Any effect counts
+as acceptance. A failure that the provider reports, such as missing capacity, ends the wait at once.
 """
 
 from datetime import datetime, timedelta
@@ -27,7 +27,8 @@ from evenkeel.domain.values import Instant, Value
 
 DIAGNOSE, REBOOT, REPLACE = "diagnose", "reboot", "replace"
 OWNER, KARPENTER = "owner", "karpenter"
-"""Not calls of ours: HyperPod or Karpenter repairs, and this ask marks since when it is awaited."""
+"""Rungs without a request by Evenkeel: HyperPod (`owner`) or Karpenter repairs. The recorded request only marks the
+time from which Evenkeel waits."""
 OWNERS = (OWNER, KARPENTER)
 
 ACCEPTED, IN_USE, NOT_NOW, NO_SUCH_NODE, FAILED, UNKNOWN = (
@@ -45,9 +46,9 @@ _MAX_REFUSALS = 10
 NO_CAPACITY = "insufficient_capacity"
 _FAILURES = ("reboot_failed", "replacement_failed", NO_CAPACITY)
 _PROGRESS_CODES = ("reboot_in_progress", "replacement_started", "terminating", "provisioned")
-"""What the provider says of a repair: that it failed, and that it is at it."""
+"""Codes of reported failures, and codes of reported progress."""
 _IDLE_STATUSES = (RUNNING_STATUS, DEEP_CHECK_RUNNING, "Failure", "")
-"""Statuses in which HyperPod does nothing about a machine."""
+"""Provider statuses in which HyperPod does not repair a node."""
 
 
 class Repair(StrEnum):
@@ -61,7 +62,7 @@ class Repair(StrEnum):
     """A repair is in progress: wait for the node, request nothing."""
     PAUSE = "PAUSE"
     LATER = "LATER"
-    """Wait for jobs that may finish, or for HyperPod's own change of the cluster."""
+    """Wait for jobs that may finish, or until HyperPod has finished its own change of the cluster."""
     HOLD = "HOLD"
     BLOCKED = "BLOCKED"
     """A guardrail blocks the next rung."""
@@ -80,7 +81,7 @@ class RepairFacts(Value):
     life: NodeLife
     fault_key: str
     fault: FaultTerms | None = None
-    """None = as shipped."""
+    """The fault with the site's overrides; None = as shipped."""
     ladder: tuple[str, ...]
     owner: Owner
     opened_at: Instant
@@ -167,20 +168,21 @@ def _choose(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
         return _decided(Repair.STAND_DOWN, "A person cordoned this node, so Evenkeel leaves it alone.").but(drains=True)
     last = facts.requests[-1] if facts.requests and facts.requests[-1].requested_at >= facts.opened_at else None
     if facts.slot_state.replacement is not None:
-        return _with_successor(facts, last, policy)
+        return _with_replacement(facts, last, policy)
     failed_at = facts.deep_check_failed_at
     if failed_at is not None and (last is None or last.requested_at < failed_at):
         return _after_deep_check(facts, policy)
     if last is not None:
-        return _after(facts, last, policy)
+        return _after_request(facts, last, policy)
     if not facts.slot_state.original.is_there:
-        return _without_machine(facts, facts.opened_at, policy)
-    out = _pending_request(facts, policy)
-    if out is not None:
-        left = max(1, round((deadline_of(out, policy) - facts.now).total_seconds()))
-        reason = f"The {out.rung} that {out.incident_id or 'an earlier incident'} requested may still take effect."
+        return _without_node(facts, facts.opened_at, policy)
+    pending = _pending_request(facts, policy)
+    if pending is not None:
+        left = max(1, round((deadline_of(pending, policy) - facts.now).total_seconds()))
+        requester = pending.incident_id or "an earlier incident"
+        reason = f"The {pending.rung} that {requester} requested may still take effect."
         return RepairDecision(action=Repair.PAUSE, reason=reason, wait_seconds=min(left, policy.retry_seconds))
-    if _is_well_by_itself(facts, policy):
+    if _recovered_by_itself(facts, policy):
         return _decided(Repair.HEALTHY, "The node is Ready again and shows no other fault: it only needs validation.")
     if facts.owner is Owner.NOBODY:
         reason = "Neither HyperPod nor Karpenter manages this node: it stays out of service until a person acts."
@@ -199,60 +201,62 @@ def _choose(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
 
 
 def deadline_of(
-    ask: RepairRequest,
+    request: RepairRequest,
     policy: RepairPolicy,
     slot_state: SlotState | None = None,
     progress: tuple[RepairProgress, ...] = (),
 ) -> datetime:
-    """Return until when the machine is awaited after this call. One without a reply is awaited for less.
+    """Return until when Evenkeel waits for the node after a repair request.
 
-    An owner that does nothing is waited for briefly; one that tried, or is at it, for long.
+    After a request without a reply, the wait is shorter. If another owner repairs, the wait is short while that owner
+    does nothing, and long once it has acted.
 
     Args:
-        ask: The call, or the mark since when an owner is awaited.
+        request: The request, or the mark from which Evenkeel waits for another owner.
         policy: The deadlines.
-        slot_state: The node slot now; used only for an owner.
-        progress: What the provider said it does.
+        slot_state: The node slot now; used only for another owner.
+        progress: Repair steps that the provider reported, oldest first.
     """
-    if ask.rung == KARPENTER:
-        return ask.requested_at + timedelta(seconds=policy.karpenter_deadline_seconds)
-    if ask.rung == OWNER:
-        if slot_state is None or not _owner_acted(ask, slot_state, progress):
-            return ask.requested_at + timedelta(seconds=policy.takeover_seconds)
-        since = max([ask.requested_at, *(each.at for each in progress[-1:])])
+    if request.rung == KARPENTER:
+        return request.requested_at + timedelta(seconds=policy.karpenter_deadline_seconds)
+    if request.rung == OWNER:
+        if slot_state is None or not _owner_acted(request, slot_state, progress):
+            return request.requested_at + timedelta(seconds=policy.takeover_seconds)
+        since = max([request.requested_at, *(each.at for each in progress[-1:])])
         return since + timedelta(seconds=policy.owner_deadline_seconds)
-    if ask.answer in ("", UNKNOWN):
-        return ask.requested_at + timedelta(seconds=policy.reconcile_after_seconds)
-    seconds = policy.replace_deadline_seconds if ask.rung == REPLACE else policy.reboot_deadline_seconds
-    return ask.requested_at + timedelta(seconds=seconds)
+    if request.answer in ("", UNKNOWN):
+        return request.requested_at + timedelta(seconds=policy.reconcile_after_seconds)
+    seconds = policy.replace_deadline_seconds if request.rung == REPLACE else policy.reboot_deadline_seconds
+    return request.requested_at + timedelta(seconds=seconds)
 
 
-def took_effect(ask: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...] = ()) -> str:
-    """Say what shows that a call took effect; empty where nothing does."""
+def took_effect(request: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...] = ()) -> str:
+    """Return the evidence that a request took effect, as a clause; empty if there is none."""
     if slot_state.replacement is not None:
         return "another node holds the slot"
     node, record = slot_state.original.node, slot_state.original.record
-    if node and ask.boot_id and node.boot_id and node.boot_id != ask.boot_id:
+    if node and request.boot_id and node.boot_id and node.boot_id != request.boot_id:
         return "the node rebooted since"
-    if record and record.status not in (RUNNING_STATUS, ask.status_before):
+    if record and record.status not in (RUNNING_STATUS, request.status_before):
         return f"HyperPod reports {record.status}"
     if not slot_state.original.is_there:
         return "no control plane lists the node any more"
     evidence = next(
-        (each for each in progress if each.at >= ask.requested_at and each.code in (*_PROGRESS_CODES, *_FAILURES)), None
+        (each for each in progress if each.at >= request.requested_at and each.code in (*_PROGRESS_CODES, *_FAILURES)),
+        None,
     )
     return f"HyperPod reported {evidence.code}" if evidence else ""
 
 
 def failure_since(progress: tuple[RepairProgress, ...], since: datetime) -> RepairProgress | None:
-    """Return the provider's word that what was asked for failed; None where it did not say so, or began anew."""
+    """Return the failure that the provider reported since a time; None if it reported none, or later progress."""
     later = [each for each in progress if each.at >= since and each.code in (*_FAILURES, *_PROGRESS_CODES)]
     return later[-1] if later and later[-1].code in _FAILURES else None
 
 
-def _owner_acted(ask: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
-    """Whether anything shows that the owner of a repair is at it, or has been."""
-    return bool(progress) or _is_under_way(slot_state, progress) or bool(took_effect(ask, slot_state))
+def _owner_acted(request: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
+    """Whether anything shows that the other owner has started a repair."""
+    return bool(progress) or _is_under_way(slot_state, progress) or bool(took_effect(request, slot_state))
 
 
 def _is_under_way(slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
@@ -261,18 +265,20 @@ def _is_under_way(slot_state: SlotState, progress: tuple[RepairProgress, ...]) -
     return is_changing or (bool(progress) and progress[-1].code in _PROGRESS_CODES)
 
 
-def _with_successor(facts: RepairFacts, last: RepairRequest | None, policy: RepairPolicy) -> RepairDecision:
+def _with_replacement(facts: RepairFacts, last: RepairRequest | None, policy: RepairPolicy) -> RepairDecision:
     """Decide when the slot already has a replacement node."""
     assert facts.slot_state.replacement
     name = facts.slot_state.replacement.instance_id
-    asked_at = last.requested_at if last else facts.opened_at
-    born_at = facts.slot_state.replacement.record.launched_at if facts.slot_state.replacement.record else asked_at
-    if facts.invalid_at and facts.invalid_at >= born_at:
+    requested_at = last.requested_at if last else facts.opened_at
+    launched_at = (
+        facts.slot_state.replacement.record.launched_at if facts.slot_state.replacement.record else requested_at
+    )
+    if facts.invalid_at and facts.invalid_at >= launched_at:
         reason = f"The replacement node {name} failed its validation: {facts.validity.reason}"
         return _decided(Repair.ASK_PERSON, reason, ("replace", "a replacement that also fails points to another cause"))
     if facts.validity.is_valid:
         return _decided(Repair.HEALTHY, f"The replacement node {name} is Ready.")
-    deadline = max(asked_at, born_at) + timedelta(seconds=policy.replace_deadline_seconds)
+    deadline = max(requested_at, launched_at) + timedelta(seconds=policy.replace_deadline_seconds)
     if last and last.rung == OWNER:
         deadline = max(deadline, deadline_of(last, policy, facts.slot_state, facts.progress))
     if facts.now < deadline:
@@ -281,8 +287,8 @@ def _with_successor(facts: RepairFacts, last: RepairRequest | None, policy: Repa
     return _decided(Repair.ASK_PERSON, reason, ("replace", "a replacement that also fails points to another cause"))
 
 
-def _after(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
-    """Decide after a call of this incident."""
+def _after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
+    """Decide after the last request of this incident."""
     if last.rung in OWNERS:
         return _after_owner(facts, last, policy)
     failure = failure_since(facts.progress, last.requested_at)
@@ -298,11 +304,11 @@ def _after(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> Rep
             return _decided(Repair.AWAIT, "The node rebooted and is starting.")
         return _next_rung(facts, policy, failed=f"The reboot did not clear the fault: {facts.validity.reason}")
     if last.answer in ("", UNKNOWN):
-        shown = took_effect(last, facts.slot_state, facts.progress)
-        if shown:
+        evidence = took_effect(last, facts.slot_state, facts.progress)
+        if evidence:
             accepted = last.but(answer=ACCEPTED)
             if facts.now < deadline_of(accepted, policy):
-                return _decided(Repair.AWAIT, f"The {last.rung} request got no reply but took effect: {shown}.")
+                return _decided(Repair.AWAIT, f"The {last.rung} request got no reply but took effect: {evidence}.")
             return _next_rung(facts, policy, failed=f"The {last.rung} request got no reply; the node is not back.")
         if facts.now < deadline_of(last, policy):
             return _decided(Repair.AWAIT, f"The {last.rung} request got no reply: Evenkeel waits for evidence first.")
@@ -319,11 +325,11 @@ def _after(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> Rep
 
 
 def _pending_request(facts: RepairFacts, policy: RepairPolicy) -> RepairRequest | None:
-    """Return the call of an earlier incident of this life that may be at work still; None where none is."""
-    calls = [
-        ask for ask in facts.requests if ask.rung not in OWNERS and ask.answer in (*_ACCEPTED_ANSWERS, UNKNOWN, "")
+    """Return the request of an earlier incident that may still take effect; None if there is none."""
+    requests = [
+        each for each in facts.requests if each.rung not in OWNERS and each.answer in (*_ACCEPTED_ANSWERS, UNKNOWN, "")
     ]
-    last = calls[-1] if calls else None
+    last = requests[-1] if requests else None
     if last is None or facts.now >= deadline_of(last, policy) or _has_rebooted(facts, last):
         return None
     return last
@@ -335,14 +341,14 @@ def _has_rebooted(facts: RepairFacts, last: RepairRequest) -> bool:
 
 
 def _has_rebooted_since_opening(facts: RepairFacts) -> bool:
-    """Whether an owner was quicker than our first look."""
+    """Whether the node rebooted between the start of the incident and Evenkeel's first decision."""
     node, before = facts.slot_state.original.node, facts.boot_id_at_opening
     return node is not None and bool(before) and bool(node.boot_id) and node.boot_id != before
 
 
 def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
-    """Decide after the machine failed HyperPod's deep health check: HyperPod itself reboots or replaces it then."""
-    marks = [ask for ask in facts.requests if ask.rung == OWNER and ask.requested_at >= facts.opened_at]
+    """Decide after the node failed HyperPod's deep health check. HyperPod itself then reboots or replaces the node."""
+    marks = [each for each in facts.requests if each.rung == OWNER and each.requested_at >= facts.opened_at]
     if len(marks) >= policy.max_attempts:
         return _decided(Repair.ASK_PERSON, f"The node failed its deep health check again, after {len(marks)} repairs.")
     reason = "The node failed its deep health check, and HyperPod repairs such nodes itself."
@@ -350,7 +356,7 @@ def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecisio
 
 
 def _after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
-    """Decide while another owner repairs: never against an attempt of theirs, and only when they have given up.
+    """Decide while another owner repairs. Evenkeel takes over only after that owner has made no attempt for long.
 
     Source: docs/ownership.md, "Who repairs a machine".
     """
@@ -359,8 +365,8 @@ def _after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) 
         return _decided(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.validity.is_valid and (_has_rebooted(facts, last) or facts.has_recovered):
         return _decided(Repair.HEALTHY, f"{owner} repaired the node.")
-    due = deadline_of(last, policy, facts.slot_state, facts.progress)
-    if facts.now < due:
+    deadline = deadline_of(last, policy, facts.slot_state, facts.progress)
+    if facts.now < deadline:
         return _decided(Repair.AWAIT, f"{owner} repairs this node itself: Evenkeel waits.")
     if facts.owner is not Owner.KARPENTER and _is_under_way(facts.slot_state, facts.progress):
         reason = "HyperPod's repair of this node takes longer than expected."
@@ -370,13 +376,13 @@ def _after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) 
     failure = facts.progress[-1] if facts.progress and facts.progress[-1].code in _FAILURES else None
     if failure is not None and failure.code == NO_CAPACITY:
         return _after_failure(facts, failure, policy)
-    minutes = round((due - (facts.progress[-1].at if facts.progress else last.requested_at)).total_seconds() / 60)
-    did = "did nothing" if not _owner_acted(last, facts.slot_state, facts.progress) else "made no new attempt"
-    return _next_rung(facts, policy, failed=f"{owner} {did} for {minutes} min, so Evenkeel takes over the repair.")
+    minutes = round((deadline - (facts.progress[-1].at if facts.progress else last.requested_at)).total_seconds() / 60)
+    inaction = "did nothing" if not _owner_acted(last, facts.slot_state, facts.progress) else "made no new attempt"
+    return _next_rung(facts, policy, failed=f"{owner} {inaction} for {minutes} min, so Evenkeel takes over the repair.")
 
 
 def _after_failure(facts: RepairFacts, failure: RepairProgress, policy: RepairPolicy) -> RepairDecision:
-    """Decide after the provider itself said that a repair failed. Want of capacity is not cured by asking again."""
+    """Decide after the provider reported a failed repair. Another request does not help if capacity is missing."""
     report = f"HyperPod reported {failure.code}{f': {failure.message}' if failure.message else ''}."
     if failure.code == NO_CAPACITY:
         return _decided(
@@ -388,31 +394,41 @@ def _after_failure(facts: RepairFacts, failure: RepairProgress, policy: RepairPo
     return _next_rung(facts, policy, failed=report)
 
 
-def _without_machine(facts: RepairFacts, since: datetime, policy: RepairPolicy) -> RepairDecision:
+def _without_node(facts: RepairFacts, since: datetime, policy: RepairPolicy) -> RepairDecision:
     """Decide when the node disappeared before any request: wait for its replacement."""
     if facts.owner is not Owner.KARPENTER and facts.now < since + timedelta(seconds=policy.replace_deadline_seconds):
         return _decided(Repair.AWAIT, "The node is gone; Evenkeel waits for its replacement.")
     return _decided(Repair.NOT_NEEDED, "The node is gone, and no replacement came.")
 
 
-def _is_well_by_itself(facts: RepairFacts, policy: RepairPolicy) -> bool:
-    """A node that only went NotReady is well when it is Ready; for other faults a later healthy signal is needed."""
+def _recovered_by_itself(facts: RepairFacts, policy: RepairPolicy) -> bool:
+    """Whether the node recovered without a repair.
+
+    A node that was only NotReady has recovered when it is Ready. Other faults need a later recovery signal.
+    """
     if not facts.validity.is_valid or facts.invalid_at is not None:
         return False
     if facts.returns >= policy.lemon_returns:
-        return False  # it comes back well each time, and does not stay so
+        return False  # the node looks healthy after each return, and then fails again
     return facts.has_recovered or facts.fault_key == "node:not_ready"
 
 
 def _next_rung(
     facts: RepairFacts, policy: RepairPolicy, *, failed: str, after: RepairRequest | None = None
 ) -> RepairDecision:
-    """Choose the next provider call, or say why there is none."""
+    """Choose the next repair request, or the reason why there is none.
+
+    Args:
+        facts: The facts of the decision.
+        policy: The limits.
+        failed: Why the last step did not help, as a sentence; empty if there was none.
+        after: The last request, if the provider refused it.
+    """
     prefix = f"{failed} " if failed else ""
-    ours = [ask for ask in facts.requests if ask.requested_at >= facts.opened_at and ask.rung not in OWNERS]
-    calls = [ask for ask in ours if ask.answer != NOT_NOW]
+    ours = [each for each in facts.requests if each.requested_at >= facts.opened_at and each.rung not in OWNERS]
+    calls = [each for each in ours if each.answer != NOT_NOW]
     if any(
-        ask.rung == REPLACE and ask.answer in (*_ACCEPTED_ANSWERS, UNKNOWN, "") for ask in facts.requests
+        each.rung == REPLACE and each.answer in (*_ACCEPTED_ANSWERS, UNKNOWN, "") for each in facts.requests
     ) and not _may_repeat(facts, REPLACE):
         reason = f"{prefix}Evenkeel already requested its replacement, which it does only once per node."
         return _decided(Repair.ASK_PERSON, reason, ("replace", "the earlier replacement may still succeed"))
@@ -476,36 +492,38 @@ def _first_open_rung(facts: RepairFacts, policy: RepairPolicy) -> tuple[str, lis
 
 
 def _is_used(facts: RepairFacts, rung: str) -> bool:
-    """Whether a rung of this incident is spent: taken once, or twice without a trace or with the provider's failure."""
-    mine = [ask for ask in facts.requests if ask.rung == rung and ask.requested_at >= facts.opened_at]
+    """Whether this incident has used up a rung: one request took effect, or two failed or showed no effect."""
+    requests = [each for each in facts.requests if each.rung == rung and each.requested_at >= facts.opened_at]
     if any(
-        ask.answer in _ACCEPTED_ANSWERS
-        or (ask.answer in ("", UNKNOWN) and took_effect(ask, facts.slot_state, facts.progress))
-        for ask in mine
+        each.answer in _ACCEPTED_ANSWERS
+        or (each.answer in ("", UNKNOWN) and took_effect(each, facts.slot_state, facts.progress))
+        for each in requests
     ):
         return True
-    return len([ask for ask in mine if ask.answer in (FAILED, UNKNOWN, "")]) > 1
+    return len([each for each in requests if each.answer in (FAILED, UNKNOWN, "")]) > 1
 
 
 def _may_repeat(facts: RepairFacts, rung: str) -> bool:
-    """Whether every call of this rung for this life had no reply and left no trace, and it was made but once."""
-    mine = [ask for ask in facts.requests if ask.rung == rung and ask.answer not in (NOT_NOW, FAILED)]
-    silent = [
-        ask for ask in mine if ask.answer in ("", UNKNOWN) and not took_effect(ask, facts.slot_state, facts.progress)
+    """Whether the rung may be requested again: there was one request, without a reply and without any effect."""
+    requests = [each for each in facts.requests if each.rung == rung and each.answer not in (NOT_NOW, FAILED)]
+    without_effect = [
+        each
+        for each in requests
+        if each.answer in ("", UNKNOWN) and not took_effect(each, facts.slot_state, facts.progress)
     ]
-    return len(mine) == len(silent) == 1
+    return len(requests) == len(without_effect) == 1
 
 
 def _reboots_are_used(facts: RepairFacts) -> bool:
-    """Whether this life was rebooted so recently, for an earlier incident, that the fault's row says to go on."""
+    """Whether this incident used its reboot, or earlier reboots count as recurrences by the fault's limits."""
     if _is_used(facts, REBOOT):
         return True
     fault = facts.terms
     since = facts.now - timedelta(hours=fault.recur_window_hours)
     earlier = [
-        ask
-        for ask in facts.requests
-        if ask.rung == REBOOT and ask.answer in _ACCEPTED_ANSWERS and ask.requested_at >= since
+        each
+        for each in facts.requests
+        if each.rung == REBOOT and each.answer in _ACCEPTED_ANSWERS and each.requested_at >= since
     ]
     return 0 < fault.recur_count <= len(earlier) + 1
 

@@ -32,9 +32,9 @@ class PoolCapacity(Value):
 
     pool: str
     usable: int
-    """Nodes free now or after the interrupted attempt ends: schedulable, of a wanted type, not the faulty node."""
+    """Schedulable nodes of a suitable type, without the faulty node, that are free now or once the attempt ended."""
     spares: int
-    """How many of them are reserved for recoveries."""
+    """Usable nodes that are reserved for recoveries."""
 
 
 class ResumeOffer(Value):
@@ -53,7 +53,7 @@ class ResumeOffer(Value):
 
 
 class RentOption(Value):
-    """What renting rests on, where there are pools to rent from: priced as the passes price a place."""
+    """Facts for renting nodes, if there are pools to rent from. A scheduling cycle computes the price the same way."""
 
     placement: PlacementFacts
     barred: str = ""
@@ -67,22 +67,22 @@ class PreemptionCandidate(Value):
     team: str
     accelerators: int
     save_seconds: float
-    """Its grace: the interrupted job has its nodes only after it."""
+    """Grace of the preempted job. The interrupted job gets the nodes after it."""
     lost_work_seconds: float
     usd_per_hour_of_delay: float = 0
 
 
 class ResumeDelays(Value):
-    """How long each part of a way back is expected to take."""
+    """Expected duration of each step until the job trains again."""
 
     repair: Forecast
-    """Of the faulty machine, by its first rung."""
+    """Repair of the faulty node by its first rung."""
     capacity: Forecast
-    """Until the queue finds room by itself."""
+    """Until the scheduler finds capacity without a repair."""
     launch: Forecast
     """From admission until every pod runs."""
     restore: Forecast
-    """From there until it trains again."""
+    """From running pods until the job trains again."""
 
 
 class ResumeFacts(Value):
@@ -95,16 +95,16 @@ class ResumeFacts(Value):
     pools: tuple[PoolCapacity, ...]
     offers: tuple[ResumeOffer, ...]
     renting: RentOption | None = None
-    """None where nothing can be rented from: then `offers` says why."""
+    """None if there is no pool to rent from; then `offers` says why."""
     preemption_victims: tuple[PreemptionCandidate, ...] = ()
     """Jobs that a scheduling cycle would preempt; if there are none, `offers` says why."""
     usd_per_hour_of_delay: float = 0
-    """What an hour's delay of the job is worth to its owner, beside its accelerators' time."""
+    """Cost of one hour of delay for the job's owner, in addition to the time of its accelerators."""
     fault: NodeLossFacts | None = None
-    """What an elastic job lost, and how many nodes are left to it; None where it runs at one size only."""
+    """Nodes that an elastic job lost and still has; None if the job has a fixed size."""
     delays: ResumeDelays
     lost_work_seconds: float
-    """Work done since the last checkpoint that will count, as `lost_work` estimates it."""
+    """Work since the last usable checkpoint, as `lost_work` estimates it."""
     usd_per_accelerator_hour: float
     fault_key: str
     fault_class: str
@@ -112,7 +112,7 @@ class ResumeFacts(Value):
     first_signal_at: Instant
     faulty_life: str
     will_be_replaced: bool
-    """The first rung replaces the machine, so this life is not to be seen again."""
+    """Whether the first rung replaces the node, so that this node life does not return."""
     is_repaired: bool
     """Whether the node will be repaired."""
 
@@ -147,7 +147,7 @@ class _Option(Value):
     why: str = ""
     pool: str = ""
     nodes: int = 0
-    """So many; 0 = all."""
+    """Number of nodes that the job resumes on; 0 = all."""
     shrinks_at: Instant | None = None
     seconds: float = 0
     gpu_hours: float = 0
@@ -159,57 +159,58 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
     """Choose how to resume one interrupted job: the least expected loss in dollars; ties follow `OPTION_ORDER`.
 
     seconds = wait for nodes + launch + restore + lost work
-    loss    = (seconds x accelerators / 3600 + what others lose) x price + seconds x price of delay
-              + what the option itself costs
+    loss    = (seconds x accelerators / 3600 + GPU-hours that other jobs lose) x price
+              + seconds x price of delay + cost of the option itself
     """
-    ways = sorted(_options(facts), key=lambda way: OPTION_ORDER.index(way.option))
-    # Waiting is always to be had, so there is always an answer.
-    best = min((way for way in ways if not way.why_not), key=lambda way: (way.usd, OPTION_ORDER.index(way.option)))
+    options = sorted(_options(facts), key=lambda each: OPTION_ORDER.index(each.option))
+    possible = [each for each in options if not each.why_not]
+    # Waiting is always possible, so there is always a best option.
+    best = min(possible, key=lambda each: (each.usd, OPTION_ORDER.index(each.option)))
     distrust = distrust_after(facts.trust, facts.first_signal_at, policy)
-    worth = None
+    max_rent_parts = None
     if best.option is ResumeOption.BURST and facts.renting is not None:
-        next_best = min(way.usd for way in ways if not way.why_not and way is not best)
-        worth = best.rent_parts + round((next_best - best.usd) * money.PARTS)
+        next_best = min(each.usd for each in possible if each is not best)
+        max_rent_parts = best.rent_parts + round((next_best - best.usd) * money.PARTS)
     return ResumeDecision(
         option=best.option,
         reason=f"{best.why} {_trust_text(facts.trust, distrust)}".strip(),
         pool=best.pool,
         nodes=best.nodes or facts.nodes,
         shrinks_at=best.shrinks_at or _shrinks_at(facts, best),
-        # A life that is rebooted comes back healthy and may be the only room there is: only a replaced one is avoided.
+        # Only a node that will be replaced is avoided. A rebooted node returns, and may be the only free node.
         avoid=(facts.faulty_life,) if facts.will_be_replaced else (),
         distrust_after=distrust,
         demand=demand_after(facts.trust, facts.fault_class, policy),
         expected_seconds=best.seconds,
         gpu_hours_lost=best.gpu_hours,
         usd=best.usd,
-        max_rent_parts=worth,
-        alternatives=tuple(_rejected(way, best) for way in ways if way is not best),
+        max_rent_parts=max_rent_parts,
+        alternatives=tuple(_rejected(each, best) for each in options if each is not best),
     )
 
 
 def _options(facts: ResumeFacts) -> Iterator[_Option]:
-    most = max((pool.usable for pool in facts.pools), default=0)
+    most_usable = max((pool.usable for pool in facts.pools), default=0)
     need = "1 node is" if facts.nodes == 1 else f"{facts.nodes} nodes are"
-    short = f"{need} needed and {most} {'is' if most == 1 else 'are'} free"
+    shortage = f"{need} needed and {most_usable} {'is' if most_usable == 1 else 'are'} free"
     free = next((pool for pool in facts.pools if pool.usable - pool.spares >= facts.nodes), None)
     spare = next((pool for pool in facts.pools if pool.usable >= facts.nodes and pool.spares), None)
     if free is None:
-        why_not = f"{short} without the spares" if spare else short
+        why_not = f"{shortage} without the spares" if spare else shortage
         yield _Option(option=ResumeOption.FREE_NODE, why_not=why_not)
     else:
         yield _weighed(facts, ResumeOption.FREE_NODE, f"Free nodes in {free.pool} can run the job now.", pool=free.pool)
     if spare is None:
-        why_not = "the pool has no spare node" if most >= facts.nodes else short
+        why_not = "the pool has no spare node" if most_usable >= facts.nodes else shortage
         yield _Option(option=ResumeOption.SPARE, why_not=why_not)
     else:
         why = f"A spare node in {spare.pool} can run the job now; no other node is free."
         yield _weighed(facts, ResumeOption.SPARE, why, pool=spare.pool)
-    yield _waiting(facts, short, most)
+    yield _waiting(facts, shortage, most_usable)
     if facts.fault is not None:
         yield _shrinking(facts, facts.fault)
     if facts.preemption_victims:
-        yield _preempting(facts, _wait_seconds(facts, most))
+        yield _preempting(facts, _wait_seconds(facts, most_usable))
     if facts.renting is not None:
         yield _renting(facts, facts.renting)
     for offer in facts.offers:
@@ -226,27 +227,30 @@ _OFFERED = {
 }
 
 
-def _waiting(facts: ResumeFacts, short: str, most: int) -> _Option:
-    short = short[0].upper() + short[1:]
-    why = f"{short}, so the job waits for the repair."
+def _waiting(facts: ResumeFacts, shortage: str, most_usable: int) -> _Option:
+    shortage = shortage[0].upper() + shortage[1:]
+    why = f"{shortage}, so the job waits for the repair."
     if not facts.is_repaired:
-        why = f"{short}, so the job waits for capacity."
-    elif facts.nodes - most > 1:
-        why = f"{short}: one repaired node is not enough, so the job waits for capacity."
-    return _weighed(facts, ResumeOption.WAIT_FOR_REPAIR, why, wait=_wait_seconds(facts, most))
+        why = f"{shortage}, so the job waits for capacity."
+    elif facts.nodes - most_usable > 1:
+        why = f"{shortage}: one repaired node is not enough, so the job waits for capacity."
+    return _weighed(facts, ResumeOption.WAIT_FOR_REPAIR, why, wait=_wait_seconds(facts, most_usable))
 
 
-def _wait_seconds(facts: ResumeFacts, most: int) -> float:
+def _wait_seconds(facts: ResumeFacts, most_usable: int) -> float:
     """Return the expected seconds until a waiting job gets nodes."""
     repair, capacity = facts.delays.repair.seconds, facts.delays.capacity.seconds
     if not facts.is_repaired:
         return capacity
-    return max(repair, capacity) if facts.nodes - most > 1 else repair
+    return max(repair, capacity) if facts.nodes - most_usable > 1 else repair
 
 
 def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
-    """Weigh rented nodes as a pass would: what renting costs more than the committed hours that it leaves to others."""
-    asked = renting.placement.job
+    """Return the option to rent nodes, priced as a scheduling cycle prices it.
+
+    The price is the rent, less the value of the committed nodes that the job then leaves free.
+    """
+    demand = renting.placement.job
     placed = choose_pool(renting.placement)
     table, row = placed.table, cheapest_rental_in_time(placed)
     if row is None:
@@ -254,69 +258,77 @@ def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
         return _Option(option=ResumeOption.BURST, why_not=(why or "no pool to rent from is configured").rstrip("."))
     if renting.barred:
         return _Option(option=ResumeOption.BURST, why_not=renting.barred.rstrip("."))
-    waits = min(
+    committed = min(
         (each for each in table if not each.market.is_rented and not each.why_not),
         key=lambda each: each.parts,
         default=None,
     )
-    premium = row.rent_parts - (waits.shadow_parts if waits else 0)
-    # Its launch, its restarts and what interruptions cost; the restore counts for every option alike.
-    wait = row.ends_after_seconds - asked.run_seconds - asked.restart_seconds
+    premium = row.rent_parts - (committed.shadow_parts if committed else 0)
+    # The wait covers the launch and the expected interruptions. The restore is left out: every option includes it.
+    wait = row.ends_after_seconds - demand.run_seconds - demand.restart_seconds
     rent = f"{money.format_usd(row.rent_parts)} for the expected run time"
-    why = f"{nodes_subject(asked.nodes, row.pool)} rented for it, {rent}."
+    why = f"{nodes_subject(demand.nodes, row.pool)} rented for it, {rent}."
     offer = ResumeOffer(option=ResumeOption.BURST, pool=row.pool, usd=premium / money.PARTS)
     return _weighed(facts, ResumeOption.BURST, why, wait=max(0.0, wait), offer=offer).but(rent_parts=row.rent_parts)
 
 
 def _preempting(facts: ResumeFacts, wait: float) -> _Option:
-    """Weigh preemption: preempted jobs wait as long as this job would have, and lose their unsaved work."""
+    """Return the option to preempt jobs.
+
+    The preempted jobs wait as long as this job would have waited, and lose their work since their last checkpoint.
+    """
     delays = facts.delays
-    saved = max(each.save_seconds for each in facts.preemption_victims)
+    save_seconds = max(each.save_seconds for each in facts.preemption_victims)
     hours = usd = 0.0
     for each in facts.preemption_victims:
-        stands_still = wait + delays.launch.seconds + delays.restore.seconds + each.lost_work_seconds
-        hours += stands_still * each.accelerators / 3600
-        usd += stands_still * each.usd_per_hour_of_delay / 3600
+        delay_seconds = wait + delays.launch.seconds + delays.restore.seconds + each.lost_work_seconds
+        hours += delay_seconds * each.accelerators / 3600
+        usd += delay_seconds * each.usd_per_hour_of_delay / 3600
     names = ", ".join(f"{each.job_id} of team {each.team}" for each in facts.preemption_victims)
     offer = ResumeOffer(option=ResumeOption.PREEMPT, gpu_hours_taken=hours, usd=usd)
-    return _weighed(facts, ResumeOption.PREEMPT, f"Evenkeel preempts {names} to run the job.", wait=saved, offer=offer)
+    return _weighed(
+        facts, ResumeOption.PREEMPT, f"Evenkeel preempts {names} to run the job.", wait=save_seconds, offer=offer
+    )
 
 
 def _shrinking(facts: ResumeFacts, fault: NodeLossFacts) -> _Option:
-    """Weigh to go on with fewer nodes: what is missing of them is lost until it is back, and so is the way back up."""
-    found = decide_after_node_loss(fault)
-    begins_at = found.recheck_at or fault.now
-    if found.action is NodeLossAction.WAIT:
-        found = decide_after_node_loss(fault.but(now=begins_at))
-    if found.action is not NodeLossAction.SHRINK:
-        return _Option(option=ResumeOption.SHRINK, why_not=found.reason.rstrip("."))
+    """Return the option to continue on fewer nodes.
+
+    It costs the time of the missing nodes until they are back, and the resize back to the full size.
+    """
+    decision = decide_after_node_loss(fault)
+    begins_at = decision.recheck_at or fault.now
+    if decision.action is NodeLossAction.WAIT:
+        decision = decide_after_node_loss(fault.but(now=begins_at))
+    if decision.action is not NodeLossAction.SHRINK:
+        return _Option(option=ResumeOption.SHRINK, why_not=decision.reason.rstrip("."))
     delays, terms = facts.delays, fault.terms
     missing_seconds = (delays.repair if facts.is_repaired else delays.capacity).seconds
-    node_seconds = (facts.nodes - found.nodes) * missing_seconds + facts.nodes * terms.resize_seconds
+    node_seconds = (facts.nodes - decision.nodes) * missing_seconds + facts.nodes * terms.resize_seconds
     offer = ResumeOffer(
         option=ResumeOption.SHRINK,
         pool=facts.pools[0].pool if facts.pools else "",
         gpu_hours_taken=node_seconds * facts.accelerators_per_node / 3600,
-        # On fewer nodes its work is done so much later.
+        # On fewer nodes the job finishes later.
         usd=node_seconds / facts.nodes * facts.usd_per_hour_of_delay / 3600,
     )
     wait = (begins_at - fault.now).total_seconds()
     when = f" from {begins_at:%H:%M:%S} UTC, unless a spare node is free before" if wait else ""
-    why = f"The job continues on {found.nodes} of {facts.nodes} nodes{when}, and grows back when nodes are free."
+    why = f"The job continues on {decision.nodes} of {facts.nodes} nodes{when}, and grows back when nodes are free."
     return _weighed(facts, ResumeOption.SHRINK, why, wait=wait, offer=offer).but(
-        nodes=found.nodes, shrinks_at=begins_at
+        nodes=decision.nodes, shrinks_at=begins_at
     )
 
 
 def _shrinks_at(facts: ResumeFacts, best: _Option) -> datetime | None:
-    """Return from when on an elastic job waits no longer for what was expected to bring all its nodes."""
+    """Return the time from which an elastic job no longer waits for all its nodes; None for a fixed size."""
     fault = facts.fault
     if fault is None:
         return None
-    patience = timedelta(seconds=fault.terms.spare_wait_seconds)
+    spare_wait = timedelta(seconds=fault.terms.spare_wait_seconds)
     if best.option is ResumeOption.WAIT_FOR_REPAIR:
-        return fault.now + max(patience, timedelta(seconds=best.seconds))
-    return fault.now + patience
+        return fault.now + max(spare_wait, timedelta(seconds=best.seconds))
+    return fault.now + spare_wait
 
 
 def _weighed(
@@ -342,19 +354,19 @@ def _weighed(
     )
 
 
-def _rejected(way: _Option, best: _Option) -> Alternative:
-    if way.why_not:
-        return Alternative(option=way.option, why_not=way.why_not)
-    more = way.usd - best.usd
+def _rejected(rejected: _Option, best: _Option) -> Alternative:
+    if rejected.why_not:
+        return Alternative(option=rejected.option, why_not=rejected.why_not)
+    more = rejected.usd - best.usd
     why_not = f"it would lose ${more:,.2f} more" if more > 0 else f"as quick, but {best.option} costs other jobs less"
-    if more <= 0 and best.option is ResumeOption.FREE_NODE and way.option is ResumeOption.SPARE:
+    if more <= 0 and best.option is ResumeOption.FREE_NODE and rejected.option is ResumeOption.SPARE:
         why_not = "a free node is as quick and keeps the spare"
     return Alternative(
-        option=way.option,
+        option=rejected.option,
         why_not=why_not,
-        expected_seconds=way.seconds,
-        gpu_hours_lost=way.gpu_hours,
-        usd=way.usd,
+        expected_seconds=rejected.seconds,
+        gpu_hours_lost=rejected.gpu_hours,
+        usd=rejected.usd,
     )
 
 
@@ -365,15 +377,15 @@ def lost_work(
     distrusted_seconds: float,
     expected_checkpoint_seconds: float,
 ) -> float:
-    """Estimate the work since the last checkpoint that will count.
+    """Estimate the seconds of work that the job lost: the work since its last usable checkpoint.
 
-    On average half of what lies between two checkpoints is lost (docs/operate/resume.md), and all that was saved in
-    the poisoned window as well; never more than the attempt has run, all of which goes where nothing is saved.
+    On average a job loses half the time between two checkpoints (docs/operate/resume.md), and all work saved after
+    checkpoints became distrusted. It never loses more than the attempt has run. A job without checkpoints loses that.
 
     Args:
         ran_seconds: How long the interrupted attempt has trained.
         keeps_checkpoints: Whether the job has a checkpoint URI.
-        distrusted_seconds: From the beginning of the poisoned window to the attempt's end; 0 where all is trusted.
+        distrusted_seconds: Time from the first distrusted checkpoint to the end of the attempt; 0 if all are trusted.
         expected_checkpoint_seconds: Usual time between two checkpoints.
     """
     if not keeps_checkpoints:
@@ -399,10 +411,9 @@ def lost_seconds(charge: Charge, job: Job | None, expected_checkpoint_seconds: f
 
 
 def distrust_after(trust: CheckpointTrust, first_signal_at: datetime, policy: JobPolicy) -> datetime | None:
-    """Return the time after which checkpoints of the interrupted attempt are distrusted; None where all are trusted.
+    """Return the time from which checkpoints of the interrupted attempt are distrusted; None if all are trusted.
 
-    Where time does not bound the damage the same line is drawn, and what lies before it must show by its own evidence
-    that it is good.
+    Trust `none` gives the same time. Earlier checkpoints then also need evidence of their own (`demand_after`).
     """
     if trust is CheckpointTrust.TRUSTED:
         return None
@@ -410,7 +421,7 @@ def distrust_after(trust: CheckpointTrust, first_signal_at: datetime, policy: Jo
 
 
 def demand_after(trust: CheckpointTrust, fault_class: str, policy: JobPolicy) -> CheckpointRequirement:
-    """Return what checkpoints must have after a fault."""
+    """Return the requirement that checkpoints must meet after a fault."""
     if trust is CheckpointTrust.NONE:
         return CheckpointRequirement.EVIDENCE
     return CheckpointRequirement.CONVENTION if policy.accepts_convention(fault_class) else CheckpointRequirement.PROOF

@@ -1,12 +1,12 @@
-"""Whether a job that runs again must be taken back: what it resumed from has turned out to be in doubt.
+"""Decide whether to roll back a job that already resumed: its checkpoint may have become suspect since.
 
-    attempt 1 saves 10 ... 20 ... 30          its node is sick, and nobody knows that the fault corrupts
-    attempt 2 is pinned to step 30            trusted as far as was known
-    a corrupting fault becomes known          step 30 was begun in its poisoned window
-    attempt 2 is stopped                      attempt 3 resumes from what was begun before the window
+    attempt 1 saves steps 10, 20 and 30       its node is faulty; that the fault corrupts data is not known yet
+    attempt 2 resumes from step 30            the checkpoint is trusted at this time
+    a corrupting fault is reported            step 30 was begun after the fault, so it is suspect
+    attempt 2 is stopped                      attempt 3 resumes from a checkpoint begun before the fault
 
-Whatever descends from a checkpoint in doubt is in doubt with it, so the descent of the attempt that runs is followed
-back to the hurt one.
+Every attempt that descends from a suspect checkpoint is suspect. So Evenkeel follows the current attempt back to the
+interrupted attempt, from resume point to resume point.
 """
 
 from datetime import datetime
@@ -20,16 +20,16 @@ from evenkeel.domain.values import Instant, Value
 
 
 class Rollback(StrEnum):
-    """What becomes of the attempt that runs."""
+    """Action on the current attempt."""
 
     LEAVE = "LEAVE"
     STOP = "STOP"
     LIMIT = "LIMIT"
-    """It should be stopped, and that was done too often already: a person must look."""
+    """The attempt should stop, but the job reached its limit of rollbacks: a person must decide."""
 
 
 class RollbackFacts(Value):
-    """All that the answer rests on."""
+    """Facts for a rollback decision."""
 
     interrupted_attempt: int
     current_attempt: int
@@ -38,14 +38,14 @@ class RollbackFacts(Value):
     distrust_after: Instant | None
     demand: CheckpointRequirement
     distrusted_before: Instant | None
-    """The window that the next attempt honoured already when it was launched."""
+    """Time from which checkpoints were already distrusted when the next attempt launched; None if they were trusted."""
     demanded_before: CheckpointRequirement
-    """What the checkpoints of the interrupted attempt had to have already then."""
+    """Requirement that checkpoints already had to meet at that launch."""
     rollbacks: int
 
 
 class RollbackDecision(Value):
-    """Whether the attempt that runs is stopped, and why."""
+    """Whether the current attempt is stopped, with the reason."""
 
     action: Rollback
     reason: str
@@ -69,35 +69,37 @@ def roll_back(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
             Rollback.LEAVE,
             f"Attempt {facts.current_attempt} did not resume from a checkpoint of the interrupted attempt.",
         )
-    doubt = _suspect_reason(root, facts, facts.distrust_after)
-    if not doubt:
-        reason = f"Attempt {facts.current_attempt} descends from a checkpoint begun before the poisoned window."
+    suspect = _suspect_reason(root, facts, facts.distrust_after)
+    if not suspect:
+        reason = f"Attempt {facts.current_attempt} descends from a checkpoint begun before the fault."
         return decided(Rollback.LEAVE, reason)
     if facts.rollbacks >= policy.max_rollbacks:
-        reason = f"{doubt[0].upper()}{doubt[1:]}, but the job was already rolled back {facts.rollbacks} times."
+        reason = f"{suspect[0].upper()}{suspect[1:]}, but the job was already rolled back {facts.rollbacks} times."
         return decided(Rollback.LIMIT, reason)
-    return decided(Rollback.STOP, f"Evenkeel rolls back attempt {facts.current_attempt}: {doubt}.")
+    return decided(Rollback.STOP, f"Evenkeel rolls back attempt {facts.current_attempt}: {suspect}.")
 
 
 def _suspect_reason(root: Attempt, facts: RollbackFacts, distrust_after: datetime) -> str:
-    """Say what is wrong with what an attempt resumed from; empty where nothing is."""
-    is_asked = (
+    """Return why the checkpoint that an attempt resumed from is suspect, as a clause; empty if it is not."""
+    needs_evidence = (
         facts.demand is CheckpointRequirement.EVIDENCE and facts.demanded_before is not CheckpointRequirement.EVIDENCE
     )
     point, began = root.resume_from, root.resumed_work_from
     if point is None:
-        is_honoured = facts.distrusted_before is not None and facts.distrusted_before <= distrust_after
-        return "" if is_honoured and not is_asked else f"only rank 0 knows what attempt {root.attempt} resumed from"
+        was_distrusted = facts.distrusted_before is not None and facts.distrusted_before <= distrust_after
+        is_safe = was_distrusted and not needs_evidence
+        return "" if is_safe else f"only rank 0 knows which checkpoint attempt {root.attempt} resumed from"
     where = f"step {point.step} of attempt {point.attempt}"
     if began is None or began > distrust_after:
-        return f"{where} was begun in the poisoned window, after {distrust_after:%H:%M:%SZ}"
-    return f"{where} was resumed without evidence, and this fault requires evidence" if is_asked else ""
+        return f"{where} was begun after {distrust_after:%H:%M:%SZ}, when the fault may have corrupted it"
+    return f"{where} was resumed without evidence, and this fault requires evidence" if needs_evidence else ""
 
 
 def _root(facts: RollbackFacts) -> Attempt | None:
-    """Return the attempt through which the current one descends from the hurt one or one before; None: it does not.
+    """Return the attempt that resumed from the interrupted attempt or an earlier one, and led to the current attempt.
 
-    Where only its rank 0 knows what an attempt resumed from, it may descend from anything.
+    None if the current attempt does not descend from them. If only rank 0 knows what an attempt resumed from, the
+    attempt may descend from any checkpoint, so it is returned.
     """
     by_number = {attempt.attempt: attempt for attempt in facts.descent}
     attempt = by_number.get(facts.current_attempt)

@@ -1,4 +1,4 @@
-"""How an incident ends, and when a run that failed is followed by another one."""
+"""Decide how an incident ends, and when another run follows a failed run."""
 
 import re
 from collections.abc import Sequence
@@ -13,26 +13,26 @@ from evenkeel.domain.values import Value
 
 
 class BranchEnd(Value):
-    """How one part of a recovery ended."""
+    """Outcome of one part of a recovery: the plan, the node branch or the job branch."""
 
     outcome: str
     reason: str = ""
 
 
 def error_message(reason: str) -> str:
-    """Return what a function said as it failed, without the JSON and the stack that Lambda puts around it.
+    """Return the error message of a failed function, without the JSON and the stack trace that Lambda adds.
 
-    Source: https://docs.aws.amazon.com/lambda/latest/dg/python-exceptions.html. A long one arrives cut off.
+    Source: https://docs.aws.amazon.com/lambda/latest/dg/python-exceptions.html. Lambda truncates long messages.
     """
     found = _ERROR_MESSAGE.search(reason)
-    return f"{reason[: found.start()]}{found['said']}" if found else reason
+    return f"{reason[: found.start()]}{found['message']}" if found else reason
 
 
-_ERROR_MESSAGE = re.compile(r'\{[^{}]*?"errorMessage": ?"(?P<said>(?:[^"\\]|\\.)*)')
+_ERROR_MESSAGE = re.compile(r'\{[^{}]*?"errorMessage": ?"(?P<message>(?:[^"\\]|\\.)*)')
 
 
 class IncidentEnd(Value):
-    """The end of an incident, and whether a person is called."""
+    """The final state of an incident, with the reason."""
 
     state: IncidentState
     reason: str
@@ -59,14 +59,14 @@ _GOOD_JOBS = ("JOBS_RESUMED", "QUEUED", "NO_JOBS")
 def choose_incident_end(
     rungs: Sequence[str], plan: BranchEnd | None, node: BranchEnd | None, jobs: BranchEnd | None, failure: str
 ) -> IncidentEnd:
-    """Decide how an incident ends. The worst part decides, and no failure ends well.
+    """Return the final state of an incident. The worst outcome of its parts decides; every failure ends in FAILED.
 
     Args:
-        rungs: Of its ladder, in order.
-        plan: The plan's outcome; None where there was no plan.
-        node: How the node branch ended; None where it did not run.
-        jobs: How the job branch ended; None where it did not run.
-        failure: Why the workflow itself failed; empty where it did not.
+        rungs: The rungs of the incident, in order.
+        plan: Outcome of the plan; None if there was no plan.
+        node: Outcome of the node branch; None if it did not run.
+        jobs: Outcome of the job branch; None if it did not run.
+        failure: Why the workflow itself failed; empty if it did not.
     """
     if failure:
         return IncidentEnd(state=IncidentState.FAILED, reason=f"Evenkeel failed: {failure}")
@@ -96,15 +96,15 @@ def choose_incident_end(
 
 
 def why_replan(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str:
-    """Say what came since the plan that it does not answer, in one sentence; empty where it answers all.
+    """Return why the incident needs a new plan, as one sentence; empty if its plan still covers it.
 
-    A repair looks again before each of its steps. A plan without one would close the incident over what joined it
-    meanwhile.
+    A plan with repairs decides again before each step. A plan without repairs does not, so the incident would end
+    without an answer to later signals.
 
     Args:
-        incident: The incident as it stands.
-        rungs: Of its ladder, in order.
-        plan_ended: What became of the plan, as its workflow says.
+        incident: The incident now.
+        rungs: The rungs of the incident, in order.
+        plan_ended: Outcome of the plan, from the workflow.
     """
     plan = incident.plan
     if plan_ended == "DECLINED" and is_approved(incident):
@@ -114,7 +114,7 @@ def why_replan(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str
     if plan is None or plan.run != incident.run or plan.repairs_node or not plan.rungs or plan.outcome in _NOT_OURS:
         return ""
     if Rung(rungs[0]).strength > Rung(plan.rungs[0]).strength:
-        return f"A later signal ({incident.fault_key}) asks for {rungs[0]}, which the plan does not include."
+        return f"A later signal ({incident.fault_key}) requires {rungs[0]}, which the plan does not include."
     if plan.outcome == "NOTHING" and len(incident.independent_sources) >= _MIN_SOURCES > plan.independent_source_count:
         return "A second, independent source reported the fault after the plan was made."
     if plan.had_recovered and incident.recovered_at is None:
@@ -132,7 +132,7 @@ def has_next_run(decided: IncidentEnd, incident: Incident, policy: WatchPolicy) 
 
 
 def next_run_at(incident: Incident, policy: WatchPolicy) -> datetime | None:
-    """Return when the next run of an incident whose run failed is due; None where none failed. Doubles each time."""
+    """Return when the next run after a failed run is due; None if no run failed. The pause doubles with each run."""
     if incident.failed_at is None:
         return None
     return incident.failed_at + timedelta(seconds=policy.failed_run_backoff_seconds * 2 ** (incident.run - 1))

@@ -1,4 +1,4 @@
-"""Nodes that an incident left unhealthy: what counts as one, what ends it, and when Evenkeel resumes work on it."""
+"""Nodes that an incident left unhealthy: which nodes these are, when they are healthy again, when work resumes."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -16,42 +16,45 @@ from evenkeel.domain.values import Instant, Sentence, Value
 _FIRST_PAUSE = timedelta(minutes=5)
 _LONGEST_PAUSE = timedelta(hours=1)
 _SHOWN_ON_NODE = ("kubernetes.node", "hyperpod.node-labels", "eks.node-conditions")
-"""Sources whose faults a node object shows for as long as they last."""
+"""Sources of faults that the node object shows for as long as the fault lasts."""
 
 
 class UnhealthyNode(Value):
-    """A node that needs a repair and gets none. It ends with a cure, a repair, a replacement or a person's word."""
+    """A node that needs a repair and gets none.
+
+    It stays in this state until its faults clear, it is repaired or replaced, or a person reports it as healthy.
+    """
 
     life: NodeLife
     incident_id: str
-    """The settled incident that left it so."""
+    """The settled incident that left the node unhealthy."""
     since: Instant
     reason: Sentence
-    """Why nothing is done."""
+    """Why the node gets no repair."""
     cleared_faults: tuple[ClearedFault, ...] = ()
-    """What was said to be gone since."""
+    """Faults that were reported as gone since."""
     trusted_by: str = ""
     """Person who reported the node as healthy; empty if no person did."""
     trusted_at: Instant | None = None
-    """When that person said so."""
+    """Time of that person's report."""
 
 
 def is_unhealthy(marks: Iterable[str], left: UnhealthyNode | None) -> bool:
-    """Whether a Ready node may take no work. A person's word outweighs the marks until the next incident opens.
+    """Whether a Ready node must not take work. A person's report overrides the marks until the next incident opens.
 
     Args:
-        marks: What marks the node as broken now.
-        left: What the last incident of the node, or a person, left behind.
+        marks: Labels, taints and conditions that mark the node as faulty now.
+        left: The record of the node if its last incident left it unhealthy; None if there is none.
     """
     return not left.trusted_by if left else any(marks)
 
 
 def unhealthy_after(incident: Incident, ladder: Iterable[str]) -> UnhealthyNode | None:
-    """Return what a settled incident leaves behind; None where its node needs no repair, or got one.
+    """Return the unhealthy node that a settled incident leaves; None if the node needs no repair, or got one.
 
     Args:
-        incident: The incident, settled.
-        ladder: The rungs of its fault that touch the node.
+        incident: The settled incident.
+        ladder: The rungs of its fault that act on the node.
     """
     plan = incident.plan
     has_recovered = incident.recovered_at is not None and incident.recovered_at > (
@@ -61,11 +64,11 @@ def unhealthy_after(incident: Incident, ladder: Iterable[str]) -> UnhealthyNode 
         return None
     if incident.state not in _NOTHING_DONE or incident.replacement_instance_id or not any(ladder):
         return None
-    # A plan that stands down names no repair: its rungs tell whether the fault is the node's or the application's.
-    is_nodes = plan.repairs_node or (
+    # A plan that stands down names no repair. Its first rung shows whether the node or the application is at fault.
+    is_node_fault = plan.repairs_node or (
         plan.outcome in _STANDS_DOWN and any(rung in NODE_RUNGS for rung in plan.rungs[:1])
     )
-    if not is_nodes:
+    if not is_node_fault:
         return None
     settled_at = incident.stages.settled_at or incident.opened_at
     return UnhealthyNode(
@@ -77,22 +80,22 @@ _STANDS_DOWN = (PlanOutcome.STAND_DOWN, PlanOutcome.LATER)
 _NOTHING_DONE = (IncidentState.OBSERVED, IncidentState.STOOD_DOWN)
 
 
-def with_cleared_fault(node: UnhealthyNode, incident: Incident, cure: ClearedFault) -> UnhealthyNode | None:
-    """Return an unhealthy node with one more cure; None once every fault of its incident is gone."""
-    cures = add_cleared_fault((*node.cleared_faults, *incident.cleared_faults), cure)
-    return None if cleared_at(signals_of(incident), cures) else node.but(cleared_faults=cures)
+def with_cleared_fault(node: UnhealthyNode, incident: Incident, new: ClearedFault) -> UnhealthyNode | None:
+    """Return an unhealthy node with one more cleared fault; None once every fault of its incident is gone."""
+    cleared = add_cleared_fault((*node.cleared_faults, *incident.cleared_faults), new)
+    return None if cleared_at(signals_of(incident), cleared) else node.but(cleared_faults=cleared)
 
 
 def why_healthy(incident: Incident, machine: ObservedNode, *, expected: int) -> str:
-    """Say why a node is unhealthy no more, in one sentence; empty where it is.
+    """Return why a node is healthy again, as one sentence; empty if it is still unhealthy.
 
-    A fault that the node object shows is gone once it shows no more. Of another fault only a reboot is a sign: the node
-    may look well and be broken.
+    A fault that the node object shows is over once the object no longer shows it. After any other fault the node may
+    look healthy and still be faulty, so only a reboot counts.
 
     Args:
-        incident: The incident that left it so.
-        machine: Both control planes' views of the node now.
-        expected: How many accelerators it should offer.
+        incident: The incident that left the node unhealthy.
+        machine: The node as both control planes show it now.
+        expected: Number of accelerators that the node should offer.
     """
     node = machine.node
     if node is None:
@@ -109,12 +112,12 @@ def why_healthy(incident: Incident, machine: ObservedNode, *, expected: int) -> 
 
 
 def why_resume(incident: Incident, plan: RecoveryPlan, *, now: datetime) -> str:
-    """Say why work on an unhealthy node is resumed, in one sentence; empty where nothing has changed.
+    """Return why Evenkeel resumes the recovery of an unhealthy node, as one sentence; empty if nothing has changed.
 
     Args:
-        incident: The incident that left it so.
-        plan: What would be planned now.
-        now: The time.
+        incident: The incident that left the node unhealthy.
+        plan: The plan that Evenkeel would make now.
+        now: The current time.
     """
     before, approval = incident.plan, incident.approval
     if before is None or plan.owner is Owner.PERSON or plan.outcome not in (PlanOutcome.ACT, PlanOutcome.ASK):
@@ -123,7 +126,7 @@ def why_resume(incident: Incident, plan: RecoveryPlan, *, now: datetime) -> str:
     if before.outcome == ASK and is_approved(incident) and approval and approval.at >= settled_at:
         return f"{approval.by} approved the plan."
     if incident.state is IncidentState.STOOD_DOWN and (before.outcome == PlanOutcome.ACT or is_approved(incident)):
-        # It stood down midway, for a reason that a new plan may not see: each further try waits longer.
+        # The recovery stood down midway, for a reason that a new plan may not show. So each retry waits longer.
         pause = min(_FIRST_PAUSE * 2**incident.resumed, _LONGEST_PAUSE)
         return "Another repair is allowed." if now - settled_at >= pause else ""
     if plan.outcome is PlanOutcome.ACT:
@@ -134,9 +137,9 @@ def why_resume(incident: Incident, plan: RecoveryPlan, *, now: datetime) -> str:
 
 
 def resumed_incident(incident: Incident, node: UnhealthyNode, *, incident_id: str, now: datetime) -> Incident:
-    """Return the incident that resumes work on an unhealthy node: the same evidence, a new recovery.
+    """Return the incident that resumes the recovery of an unhealthy node, with the same evidence.
 
-    An approval that came after the end is taken along with its plan.
+    If a person approved the plan after the first incident had ended, the new incident keeps the plan and the approval.
     """
     approval: Approval | None = incident.approval if is_approved(incident) else None
     return incident.but(

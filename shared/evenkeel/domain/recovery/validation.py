@@ -1,4 +1,4 @@
-"""Whether a machine may take work: after a repair, and on its first boot. One rule for both."""
+"""Decide whether a node may take work. The same rule applies after a repair and after the first boot."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -35,31 +35,31 @@ ACCELERATORS = {
     "trn1n.32xlarge": 16,
     "trn2.48xlarge": 16,
 }
-"""Devices by instance type. Source: the EC2 instance type pages. Used where no peer shows how many there should be."""
+"""Accelerators by instance type. Source: the EC2 instance type pages. Used if no other node shows the number."""
 
 
 class CheckKind(StrEnum):
-    """What a machine has to pass before it takes work again."""
+    """Check that a node must pass before it takes work again."""
 
     BASIC = "BASIC"
-    """What both control planes show of it."""
+    """The status in both control planes is good."""
     TEST_JOB = "TEST_JOB"
-    """Besides, a small job on the machine ends well."""
+    """The status is good, and a small job on the node succeeds."""
     DEEP = "DEEP"
-    """Besides, HyperPod's deep health check passes."""
+    """The status is good, and HyperPod's deep health check passes."""
 
 
 class CheckFacts(Value):
-    """All that the choice of a check rests on."""
+    """Facts for the choice of a check."""
 
     fault_class: str
     asks_for: str
-    """What the fault's row asks for: none, basic or deep."""
+    """Check that the fault requires: none, basic or deep."""
     is_hyperpod: bool
 
 
 class CheckDecision(Value):
-    """How a machine is to be validated, and why."""
+    """The check that validates a node, with the reason."""
 
     kind: CheckKind
     reason: str
@@ -67,30 +67,30 @@ class CheckDecision(Value):
 
 
 def choose_check(facts: CheckFacts, policy: RepairPolicy) -> CheckDecision:
-    """Choose the strongest check that the fault asks for and the site allows."""
-    passed_over: list[Alternative] = []
+    """Choose the strongest check that the fault requires and the site allows."""
+    rejected: list[Alternative] = []
     if facts.asks_for == "deep":
         why_not = "" if facts.is_hyperpod else "HyperPod does not manage the node"
         if not why_not and facts.fault_class not in policy.deep_checks_after:
-            why_not = f"the policy runs none after a fault of class {facts.fault_class}"
+            why_not = f"the policy excludes it after a fault of class {facts.fault_class}"
         if not why_not:
             return CheckDecision(kind=CheckKind.DEEP, reason="HyperPod's deep health check must pass.")
-        passed_over.append(Alternative(option=CheckKind.DEEP, why_not=why_not))
+        rejected.append(Alternative(option=CheckKind.DEEP, why_not=why_not))
     if facts.asks_for != "none":
         why_not = "" if policy.test_job_image else "the policy names no test job image"
         if not why_not and facts.fault_class not in policy.test_jobs_after:
-            why_not = f"the policy runs none after a fault of class {facts.fault_class}"
+            why_not = f"the policy excludes it after a fault of class {facts.fault_class}"
         if not why_not:
             return CheckDecision(
-                kind=CheckKind.TEST_JOB, reason="A test job on the node must succeed.", alternatives=tuple(passed_over)
+                kind=CheckKind.TEST_JOB, reason="A test job on the node must succeed.", alternatives=tuple(rejected)
             )
-        passed_over.append(Alternative(option=CheckKind.TEST_JOB, why_not=why_not))
+        rejected.append(Alternative(option=CheckKind.TEST_JOB, why_not=why_not))
     reason = "The status in both control planes is enough."
-    return CheckDecision(kind=CheckKind.BASIC, reason=reason, alternatives=tuple(passed_over))
+    return CheckDecision(kind=CheckKind.BASIC, reason=reason, alternatives=tuple(rejected))
 
 
 class CheckResult(StrEnum):
-    """What is known of a check."""
+    """Result of a check so far."""
 
     PENDING = "PENDING"
     PASSED = "PASSED"
@@ -98,7 +98,7 @@ class CheckResult(StrEnum):
 
 
 def judge_deep_check(node: KubernetesNode, *, started_at: datetime, least_seconds: int, now: datetime) -> CheckResult:
-    """Read what a node says of its deep check. What it says at once may be said of an earlier one."""
+    """Return the result of a node's deep health check. A label shortly after the start may be from an earlier check."""
     status = node.labels.get(DEEP_CHECK_STATUS, "")
     if now - started_at < timedelta(seconds=least_seconds):
         return CheckResult.PENDING
@@ -106,23 +106,25 @@ def judge_deep_check(node: KubernetesNode, *, started_at: datetime, least_second
 
 
 class Validity(Value):
-    """Whether a machine may take work, and why or why not."""
+    """Whether a node may take work, with the reason."""
 
     is_valid: bool
     reason: str
 
 
 def expected_accelerators(instance_type: str, peers: Iterable[KubernetesNode]) -> int:
-    """Return how many devices a machine of this type should offer: as many as the best of its peers, else by the table.
+    """Return how many accelerators a node of this type should offer: the most that any peer offers, else by the table.
 
-    The machine itself is no witness: leave it out of `peers`.
+    Args:
+        instance_type: The instance type.
+        peers: Other nodes of the fleet. The node itself must not be among them.
     """
-    seen = [peer.accelerators for peer in peers if peer.instance_type == instance_type and peer.is_ready]
-    return max(seen, default=0) or ACCELERATORS.get(instance_type.removeprefix("ml."), 0)
+    counts = [peer.accelerators for peer in peers if peer.instance_type == instance_type and peer.is_ready]
+    return max(counts, default=0) or ACCELERATORS.get(instance_type.removeprefix("ml."), 0)
 
 
 def fault_marks(node: KubernetesNode) -> tuple[str, ...]:
-    """Return the marks that HyperPod's agent has on a node now, as a person would read them."""
+    """Return the fault marks that HyperPod's agent has set on a node, in words for people."""
     marks = [node.labels[key] for key in FAULT_TYPES if node.labels.get(key)]
     status = node.labels.get(HEALTH_STATUS, "")
     if status.startswith("Unschedulable"):
@@ -133,27 +135,27 @@ def fault_marks(node: KubernetesNode) -> tuple[str, ...]:
 
 
 def shows_fault(node: KubernetesNode) -> bool:
-    """Whether a node shows that it is sick: not Ready, cordoned for an incident, or marked by HyperPod's agent."""
+    """Whether a node shows a fault: not Ready, cordoned for an incident, or marked by HyperPod's agent."""
     return not node.is_ready or node.incident_id is not None or bool(fault_marks(node))
 
 
 def margin_seconds(returns: int, policy: RepairPolicy) -> int:
-    """Return how long a machine has to be well before it is valid: longer for one that keeps coming back.
+    """Return how long a node must stay healthy before it is valid. Each recent return to service makes it longer.
 
     Args:
-        returns: How often it was returned to service lately.
-        policy: The margin, and what each return makes of it.
+        returns: Number of recent returns to service.
+        policy: The margin, and its factor per return.
     """
     factor: int = policy.flap_margin_factor ** min(returns, policy.lemon_returns)
     return policy.return_margin_seconds * factor
 
 
 def judge_node(machine: ObservedNode, *, expected: int) -> Validity:
-    """Judge whether a machine may take work: Running, Ready, all its accelerators, no fault mark.
+    """Return whether a node may take work: Running, Ready, with all its accelerators and without a fault mark.
 
     Args:
-        machine: Both control planes' views of it.
-        expected: `expected_accelerators` of its type.
+        machine: The node as both control planes show it.
+        expected: Number of accelerators that the node should offer (`expected_accelerators`).
     """
     node = machine.node
     if node is None:
