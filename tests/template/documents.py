@@ -22,7 +22,8 @@ _ELSEWHERE = "s3://bucket/key"
 
 @functools.cache
 def _template() -> Json:
-    parsed: Json = yaml_parse(TEMPLATE.read_text(encoding="utf-8"))
+    # Through JSON, so that each resource has its own copy of a block that YAML anchors share, as after `sam build`.
+    parsed: Json = json.loads(json.dumps(yaml_parse(TEMPLATE.read_text(encoding="utf-8"))))
     return parsed
 
 

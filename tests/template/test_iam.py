@@ -145,6 +145,12 @@ def test_machines_call_exactly_their_own_functions() -> None:
         assert {json.dumps(resource) for resource in statement.resources} == called
 
 
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_function_writes_only_its_own_log(name: str) -> None:
+    (statement,) = [each for each in ROLES if each.owner == f"{name}Role" and each.sid == "WriteOwnLogs"]
+    assert statement.resources == ({"Fn::Sub": f"${{{name}Logs.Arn}}"},)
+
+
 def test_a_permission_can_be_taken_away_alone() -> None:
     document = {
         "Version": "2012-10-17",
