@@ -9,15 +9,21 @@ _MOST = 5
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Say that there is no such thing, and which names are near, or which there are."""
     names = sorted({each for each in known if each})
-    near = difflib.get_close_matches(name, names, n=_MOST, cutoff=0.5)
-    near += [each for each in names if name and each not in near and (name in each or each in name)]
     text = f"There is no {kind} {name}."
-    if near:
-        return f"{text} Did you mean {_listed(near[:_MOST])}?"
+    if near := similar_names(name, names):
+        return f"{text} Did you mean {near}?"
     if not names:
         return text
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"{text} There are {', '.join(names[:_MOST])}{more}."
+
+
+def similar_names(name: str, known: Iterable[str]) -> str:
+    """Return the known names that are similar to a name: `a, b or c`; empty if there are none."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=_MOST, cutoff=0.5)
+    near += [each for each in names if name and each not in near and (name in each or each in name)]
+    return _listed(near[:_MOST]) if near else ""
 
 
 def _listed(names: list[str]) -> str:

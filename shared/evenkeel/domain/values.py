@@ -102,20 +102,20 @@ def booleans_for_numbers(kind: Any, document: Any, place: Place = ()) -> Iterato
         place: Where the document stands in a larger one.
     """
     if isinstance(document, bool):
-        parts = {kind, *_parts_of(kind)}
+        parts = {kind, *alternatives(kind)}
         if parts & {int, float} and bool not in parts:
             yield place
     elif isinstance(document, Mapping):
         yield from _in_mapping(kind, document, place)
     elif isinstance(document, list | tuple):
-        inner = next((get_args(part)[0] for part in _parts_of(kind) if get_origin(part) in _LISTS), None)
+        inner = next((get_args(part)[0] for part in alternatives(kind) if get_origin(part) in _LISTS), None)
         for index, each in enumerate(document):
             yield from booleans_for_numbers(inner, each, (*place, index))
 
 
 def _in_mapping(kind: Any, document: Mapping[Any, Any], place: Place) -> Iterator[Place]:
-    models = [part for part in _parts_of(kind) if isinstance(part, type) and issubclass(part, BaseModel)]
-    values = next((get_args(part)[1] for part in _parts_of(kind) if get_origin(part) in (dict, Mapping)), None)
+    models = [part for part in alternatives(kind) if isinstance(part, type) and issubclass(part, BaseModel)]
+    values = next((get_args(part)[1] for part in alternatives(kind) if get_origin(part) in (dict, Mapping)), None)
     fields = {
         name: field.annotation
         for known, field in (models[0].model_fields.items() if len(models) == 1 else ())
@@ -128,10 +128,10 @@ def _in_mapping(kind: Any, document: Mapping[Any, Any], place: Place) -> Iterato
 _LISTS = (tuple, list, set, frozenset, Sequence)
 
 
-def _parts_of(kind: Any) -> tuple[Any, ...]:
+def alternatives(kind: Any) -> tuple[Any, ...]:
     """Return the alternatives of a type, without what only annotates them."""
     if get_origin(kind) is Annotated:
-        return _parts_of(get_args(kind)[0])
+        return alternatives(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return tuple(part for each in get_args(kind) for part in _parts_of(each))
+        return tuple(part for each in get_args(kind) for part in alternatives(each))
     return (kind,)

@@ -4,10 +4,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 from aws_lambda_powertools.event_handler import APIGatewayRestResolver, Response
 from aws_lambda_powertools.event_handler.exceptions import NotFoundError
@@ -15,8 +15,9 @@ from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEvent
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
+from evenkeel.domain.names import similar_names
 from evenkeel.domain.quotas.teams import identity_of
-from evenkeel.domain.values import NOT_A_NUMBER, booleans_for_numbers
+from evenkeel.domain.values import NOT_A_NUMBER, alternatives, booleans_for_numbers
 from evenkeel.ports import (
     Conflict,
     EvenkeelError,
@@ -149,6 +150,9 @@ class Body(BaseModel):
     model_config = ConfigDict(
         frozen=True, alias_generator=to_camel, populate_by_name=False, extra="forbid", str_strip_whitespace=False
     )
+
+    sources: ClassVar[Mapping[str, tuple[type[BaseModel], str]]] = {}
+    """For a derived body: where each field is declared, as a type of the domain and the name of its field."""
 
 
 B = TypeVar("B", bound=Body)
@@ -397,10 +401,6 @@ def as_problem(error: Exception) -> ApiProblem:
 _REQUEST_FIELD_NAMES = {
     "acceleratorsPerNode": "gpusPerNode",
     "checkpointUri": "checkpoint.uri",
-    "checkpointClaim": "checkpoint.claim",
-    "maxRestarts": "recovery.maxRestarts",
-    "requires.accelerators": "requires.gpuModels",
-    "requires.acceleratorMemoryGib": "requires.gpuMemoryGib",
 }
 
 
@@ -438,7 +438,7 @@ def _validated(model: type[B], document: Json) -> B:
         return model.model_validate(document)
     except ValidationError as error:
         errors = tuple(
-            FieldError(_field(fault["loc"]), _message(fault["msg"]))
+            FieldError(_field(fault["loc"]), _message(fault, model))
             for fault in error.errors(include_input=False, include_url=False)[:20]
         )
         first = errors[0]
@@ -461,10 +461,30 @@ def _field(location: tuple[int | str, ...]) -> str:
     return text or "body"
 
 
-def _message(text: str) -> str:
-    text = text.removeprefix("Value error, ").replace("Extra inputs are not permitted", "is not a known field")
-    text = text.replace("Field required", "is required")
+def _message(fault: Any, model: type[BaseModel]) -> str:
+    if fault["type"] == "extra_forbidden":
+        *place, name = fault["loc"]
+        near = similar_names(str(name), _field_names(model, place))
+        return f"is not a known field; did you mean {near}?" if near else "is not a known field"
+    text = str(fault["msg"]).removeprefix("Value error, ").replace("Field required", "is required")
     return text[:1].lower() + text[1:]
+
+
+def _field_names(model: type[BaseModel], place: Iterable[int | str]) -> tuple[str, ...]:
+    """Return the names of the fields that the object at a place of a document may have."""
+    for part in place:
+        # An index of a list or a key of a map names no field: the objects inside have one type.
+        field = next((each for name, each in model.model_fields.items() if part in (name, each.alias)), None)
+        model = next(_models_in(field.annotation), model) if field else model
+    return tuple(field.alias or name for name, field in model.model_fields.items())
+
+
+def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
+    for part in alternatives(kind):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            yield part
+        for inner in get_args(part):
+            yield from _models_in(inner)
 
 
 def _json(

@@ -1,38 +1,22 @@
 """The shapes that requests have. Names and bounds are checked here, before any service is asked."""
 
-import re
 import unicodedata
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationInfo, model_validator
 
-from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.health.reports import FaultReport
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.jobs.spec import ElasticSpec, JobSpec, OnNodeFault, SecretKey
-from evenkeel.domain.jobs.validation import (
-    MAX_ENV,
-    MAX_INSTANCE_TYPES,
-    MAX_LABELS,
-    MAX_MODELS,
-    MAX_SIZES,
-    MAX_TEXT,
-    MAX_URI,
-    MAX_WORDS,
-)
+from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
+from evenkeel.domain.submitted import from_request
 from evenkeel.runtime.api import Body
+from evenkeel.runtime.request_models import Timestamp, printable, request_model
 
 LARGEST_PAGE = 200
 LONGEST_LOG_TAIL = 5000
-
-
-def _printable(text: str) -> str:
-    if "\x00" in text:
-        raise ValueError("must not hold a NUL character")
-    return text
 
 
 def _one_line(text: str) -> str:
@@ -42,147 +26,33 @@ def _one_line(text: str) -> str:
     return text
 
 
-_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
-
-
-def _rfc3339(value: object) -> object:
-    """Hold an instant to how it is written out, with its zone.
-
-    Other spellings are taken for what nobody meant: digits alone for seconds since 1970, a bare day for midnight.
-    """
-    if not (isinstance(value, str) and _RFC3339.fullmatch(value)):
-        raise ValueError("must be an instant such as 2026-11-03T10:15:00Z")
-    return value
-
-
-def _in_utc(instant: datetime) -> datetime:
-    try:
-        return instant.astimezone(UTC)
-    except OverflowError as error:
-        raise ValueError("must be an instant of the years 1 to 9999") from error
-
-
-Timestamp = Annotated[datetime, BeforeValidator(_rfc3339), AfterValidator(_in_utc)]
-"""An instant in RFC 3339, in UTC from here on."""
-Text = Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidator(_printable)]
-"""Of a job's program: `domain.jobs.validation` bounds the bytes of all of it together."""
-Label = Annotated[str, StringConstraints(max_length=63), AfterValidator(_printable)]
-"""A name of up to 63 characters: its alphabet is checked where it is used, with a message that helps."""
-LongName = Annotated[str, StringConstraints(max_length=253), AfterValidator(_printable)]
-ShortName = Annotated[str, StringConstraints(max_length=41), AfterValidator(_printable)]
-ImageName = Annotated[str, StringConstraints(max_length=512), AfterValidator(_printable)]
-Uri = Annotated[str, StringConstraints(max_length=MAX_URI), AfterValidator(_printable)]
-LogLine = Annotated[str, StringConstraints(max_length=8192), AfterValidator(_printable)]
+Label = Annotated[str, StringConstraints(max_length=63), AfterValidator(printable)]
+"""A name of up to 63 characters. The service that uses it checks its characters."""
+LogLine = Annotated[str, StringConstraints(max_length=8192), AfterValidator(printable)]
 Reason = Annotated[
     str, StringConstraints(min_length=1, max_length=300, strip_whitespace=True), AfterValidator(_one_line)
 ]
 
 
-class CheckpointBody(Body):
-    """Where a job keeps its checkpoints."""
-
-    uri: Uri
-    claim: LongName = ""
-
-
-class SecretKeyBody(Body):
-    """One value of a Kubernetes Secret."""
-
-    secret: LongName
-    key: LongName
-
-
-class RequiresBody(Body):
-    """What a job's machines must have, wherever they are."""
-
-    architectures: Annotated[tuple[ShortName, ...], Field(max_length=2)] = ()
-    gpu_models: Annotated[tuple[ShortName, ...], Field(max_length=MAX_MODELS)] = ()
-    gpu_memory_gib: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = 0
-    fabric: Literal["", "efa"] = ""
-
-
-class ElasticBody(Body):
-    """At how many nodes a job can run: from the least on in steps, or at these sizes alone."""
-
-    min_nodes: int
-    max_nodes: int
-    step: int | None = None
-    sizes: Annotated[tuple[int, ...], Field(max_length=MAX_SIZES)] = ()
-
-
-class RecoveryBody(Body):
-    """How often a job may fail by itself, and what it wants when a node of its sickens."""
-
-    max_restarts: int | None = None
-    on_node_fault: OnNodeFault = OnNodeFault.MOVE
-
-
-class JobBody(Body):
-    """`POST /v1/jobs`. Only the shape is checked here: what a job may ask for, `domain.jobs.validation` says.
-
-    What is left out is filled by the template of its type, where there is one.
-    """
-
-    name: Label
-    team: Label = ""
-    """Where the caller belongs to one team alone, that is meant by none."""
-    job_type: Label = ""
-    """Empty: the site's default, where it has one."""
-    priority_class: Label = ""
-    image: ImageName = ""
-    command: Annotated[tuple[Text, ...], Field(max_length=MAX_WORDS)] = ()
-    args: Annotated[tuple[Text, ...], Field(max_length=MAX_WORDS)] = ()
-    env: Annotated[dict[str, Text], Field(max_length=MAX_ENV)] = {}
-    secret_env: Annotated[dict[str, SecretKeyBody], Field(max_length=MAX_ENV)] = {}
-    nodes: int = 1
-    elastic: ElasticBody | None = None
-    gpus_per_node: int = 8
-    instance_types: Annotated[tuple[ShortName, ...], Field(max_length=MAX_INSTANCE_TYPES)] = ()
-    requires: RequiresBody = RequiresBody()
-    checkpoint: CheckpointBody | None = None
-    recovery: RecoveryBody = RecoveryBody()
-    grace_seconds: int = 30
-    deadline: Timestamp | None = None
-    """When it is to be done."""
-    labels: Annotated[dict[str, Label], Field(max_length=MAX_LABELS)] = {}
+class JobRequest(Body):
+    """`POST /v1/jobs`: the specification of a job. The template of its job type fills omitted fields."""
 
     def spec(self) -> JobSpec:
-        """Return the job in the domain's words, with only that set in it which was said."""
-        given_fields = self.model_fields_set
-        given: dict[str, Any] = {name: getattr(self, name) for name in _SAME_NAME_FIELDS if name in given_fields}
-        if "gpus_per_node" in given_fields:
-            given["accelerators_per_node"] = self.gpus_per_node
-        if "max_restarts" in self.recovery.model_fields_set:
-            given["max_restarts"] = self.recovery.max_restarts
-        if self.deadline is not None:
-            given["deadline_at"] = self.deadline
-        if self.elastic is not None:
-            given["elastic"] = ElasticSpec(**dict(self.elastic))
-        wanted = self.requires
-        return JobSpec(
-            # An empty team is not the default one: the caller's own may be meant.
-            team=self.team,
-            secret_env={
-                name: SecretKey(secret=source.secret, key=source.key) for name, source in self.secret_env.items()
-            },
-            requires=Requirements(
-                architectures=wanted.architectures,
-                accelerators=tuple(model.lower() for model in wanted.gpu_models),
-                accelerator_memory_gib=wanted.gpu_memory_gib,
-                fabric=wanted.fabric,
-            ),
-            checkpoint_uri=self.checkpoint.uri if self.checkpoint else "",
-            checkpoint_claim=self.checkpoint.claim if self.checkpoint else "",
-            on_node_fault=self.recovery.on_node_fault,
-            **given,
-        )
+        """Return the specification, with only those fields set that the caller set."""
+        given = from_request(JobSpec, self.model_dump(exclude_unset=True))
+        # An empty team is not the default team: the service derives the team from the caller.
+        return JobSpec.model_validate({"team": "", **given})
 
 
-_SAME_NAME_FIELDS = (
-    *("name", "job_type", "priority_class", "image", "command", "args", "env", "nodes"),
-    *("instance_types", "grace_seconds", "labels"),
+JobBody = request_model(
+    "JobBody",
+    JobSpec,
+    JobRequest,
+    groups={
+        "checkpoint": "Where the job keeps its checkpoints.",
+        "recovery": "How the job recovers from failures of the application and of nodes.",
+    },
 )
-"""Fields of a submission that a job has under the same name."""
 
 
 class CancelBody(Body):

@@ -122,6 +122,21 @@ def test_a_malformed_job_is_refused_and_the_field_named(gateway: Gateway, change
     assert gateway.fakes.ledger.commits == []
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gpuPerNode": 8}, "is not a known field; did you mean gpusPerNode?"),
+        ({"checkpoint": {"url": "s3://b/p", "uri": "s3://b/p"}}, "is not a known field; did you mean uri?"),
+        ({"secretEnv": {"A": {"secret": "a", "key": "k", "keys": "k"}}}, "is not a known field; did you mean key?"),
+        ({"zzz": 1}, "is not a known field"),
+    ],
+)
+def test_unknown_field_names_similar_fields(gateway: Gateway, change: dict[str, Any], message: str) -> None:
+    answer = gateway.post("/v1/jobs", {**A_JOB, **change})
+
+    assert [error["message"] for error in answer.document["errors"]] == [message]
+
+
 @pytest.mark.parametrize("body", ["{", "[]", '"text"', "nul", "x" * 70_000])
 def test_a_body_that_is_no_json_object_is_refused(gateway: Gateway, body: str) -> None:
     answer = gateway.post("/v1/jobs", body)

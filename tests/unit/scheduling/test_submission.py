@@ -35,7 +35,7 @@ def test_a_folder_is_taken_with_the_claim_that_holds_it() -> None:
     ],
 )
 def test_claims_that_are_refused(uri: str, claim: str) -> None:
-    assert fields(checkpoint_uri=uri, checkpoint_claim=claim) == ["checkpointClaim"]
+    assert fields(checkpoint_uri=uri, checkpoint_claim=claim) == ["checkpoint.claim"]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_claims_that_are_refused(uri: str, claim: str) -> None:
     ],
 )
 def test_checkpoint_uris_that_are_refused(uri: str) -> None:
-    assert fields(checkpoint_uri=uri) == ["checkpointUri"]
+    assert fields(checkpoint_uri=uri) == ["checkpoint.uri"]
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_checkpoint_uris_that_are_refused(uri: str) -> None:
         ({"image": "has space"}, "image"),
         ({"nodes": 0}, "nodes"),
         ({"nodes": 100_000}, "nodes"),
-        ({"accelerators_per_node": -1}, "acceleratorsPerNode"),
+        ({"accelerators_per_node": -1}, "gpusPerNode"),
         ({"grace_seconds": 100_000}, "graceSeconds"),
-        ({"max_restarts": -1}, "maxRestarts"),
+        ({"max_restarts": -1}, "recovery.maxRestarts"),
         ({"instance_types": ("p5",)}, "instanceTypes.0"),
         ({"command": ()}, "command"),
         ({"command": ("",)}, "command"),
@@ -132,10 +132,10 @@ def test_a_size_can_only_change_where_checkpoints_are_kept() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"requires": {"accelerators": ("x" * 41,)}}, "requires.accelerators.0"),
-        ({"requires": {"accelerators": ("h100\u20ac",)}}, "requires.accelerators.0"),
-        ({"requires": {"accelerators": ("H100",)}}, "requires.accelerators.0"),
-        ({"requires": {"accelerators": tuple(f"m{n}" for n in range(21))}}, "requires.accelerators"),
+        ({"requires": {"accelerators": ("x" * 41,)}}, "requires.gpuModels.0"),
+        ({"requires": {"accelerators": ("h100\u20ac",)}}, "requires.gpuModels.0"),
+        ({"requires": {"accelerators": ("H100",)}}, "requires.gpuModels.0"),
+        ({"requires": {"accelerators": tuple(f"m{n}" for n in range(21))}}, "requires.gpuModels"),
         ({"requires": {"fabric": "x" * 100}}, "requires.fabric"),
         ({"instance_types": tuple(f"ml.p{n}.large" for n in range(21))}, "instanceTypes"),
         ({"args": ("x",) * 257}, "args"),

@@ -14,8 +14,8 @@ from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.jobs.spec import JobSpec
-from evenkeel.domain.jobs.validation import MAX_SPEC, MAX_TEXT, check_spec
+from evenkeel.domain.jobs.spec import MAX_TEXT, JobSpec
+from evenkeel.domain.jobs.validation import MAX_SPEC, check_spec
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import Policy, PolicyChange
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, check_team

@@ -1,11 +1,16 @@
 """Whether a job could run the same elsewhere: asked before it is moved, and answered with what would differ."""
 
 from collections.abc import Iterator, Mapping
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
 from evenkeel.domain.capacity.instance_types import InstanceTypes
+from evenkeel.domain.submitted import Submitted
 from evenkeel.domain.values import Line, Value, Word
+
+ARCHITECTURES = ("amd64", "arm64")
+"""CPU architectures, as container images name them."""
 
 
 class PoolEnvironment(Value):
@@ -24,18 +29,42 @@ class PoolEnvironment(Value):
 
 
 class Requirements(Value):
-    """What a job says that its machines must have."""
+    """Properties that every node of a job must have."""
 
     model_config = ConfigDict(extra="forbid")
 
-    architectures: tuple[str, ...] = ()
-    """That its image is built for; empty where nobody looked."""
-    accelerators: tuple[str, ...] = ()
-    """Models that it may run on; empty for any."""
-    accelerator_memory_gib: float = Field(0, ge=0, allow_inf_nan=False)
-    """At least so much on each accelerator; 0 where it does not say."""
-    fabric: str = ""
-    """That it must have; empty for none."""
+    architectures: Annotated[
+        tuple[str, ...],
+        Submitted(
+            max_length=41,
+            max_items=len(ARCHITECTURES),
+            unit="architectures",
+            choices=ARCHITECTURES,
+            advice=f"Choose from {' and '.join(ARCHITECTURES)}.",
+        ),
+    ] = ()
+    """Architectures that the image is built for. Empty: unknown."""
+    accelerators: Annotated[
+        tuple[str, ...],
+        Submitted(
+            "gpuModels",
+            max_length=41,
+            max_items=20,
+            unit="GPU models",
+            pattern="[a-z0-9][a-z0-9._-]{0,39}",
+            advice="Name a GPU model, for example h100: at most 40 letters, digits, dots, dashes and underscores.",
+            is_lowered=True,
+        ),
+    ] = ()
+    """GPU models that the job may run on. Empty: any."""
+    accelerator_memory_gib: Annotated[float, Submitted("gpuMemoryGib", limits=(0, 1_000_000), unit="GiB")] = Field(
+        0, ge=0, allow_inf_nan=False
+    )
+    """Minimum memory of each accelerator, in GiB. 0: any."""
+    fabric: Annotated[
+        str, Submitted(max_length=41, choices=("", "efa"), advice="Use efa, or leave the field empty.")
+    ] = ""
+    """Network between the nodes: `efa`, or empty for any."""
 
 
 class EnvironmentNeeds(Requirements):

@@ -1,17 +1,35 @@
-"""What a user asks for: the specification of a job."""
+"""The specification of a job, as a user submits it."""
 
 from enum import StrEnum
+from typing import Annotated
 
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.elastic.sizes import Sizes
+from evenkeel.domain.submitted import Submitted
 from evenkeel.domain.values import Instant, Value
 
 DEFAULT_TEAM = "default"
+MAX_NODES = 1024
+MAX_ACCELERATORS_PER_NODE = 128
+MAX_GRACE_SECONDS = 3600
+MAX_RESTARTS = 100
+MAX_ENV = 200
+MAX_WORDS = 256
+"""Maximum number of words of a command, and of its arguments."""
+MAX_TEXT = 32_768
+"""Maximum bytes of command, arguments and environment together, as UTF-8."""
+MAX_URI = 512
+"""Maximum number of characters of a checkpoint URI, which is part of a key of the ledger."""
+MAX_INSTANCE_TYPES = 20
+MAX_LABELS = 32
+MAX_SIZES = 64
+DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_DNS_ADVICE = "Use 1 to 63 lower-case letters, digits and dashes, without a dash at either end."
 
 
 class OnNodeFault(StrEnum):
-    """What to do with a job when one of its nodes becomes faulty, if the fault leaves the choice."""
+    """How to treat a job when one of its nodes becomes faulty, if the fault leaves the choice."""
 
     MOVE = "move"
     """Stop the job with its grace period, then resume it on other nodes."""
@@ -20,62 +38,120 @@ class OnNodeFault(StrEnum):
 
 
 class SecretKey(Value):
-    """Reference to one value of a Kubernetes Secret in the job's namespace. Evenkeel never reads the value."""
+    """Reference to a value of a Kubernetes Secret in the job's namespace. Evenkeel never reads the value."""
 
-    secret: str
-    key: str
+    secret: Annotated[str, Submitted(max_length=253)]
+    """Name of the Secret."""
+    key: Annotated[str, Submitted(max_length=253)]
+    """Key in the Secret."""
 
 
 class ElasticSpec(Value):
     """The node counts that an elastic job can run at."""
 
-    min_nodes: int
-    max_nodes: int
-    step: int | None = None
-    """Distance between sizes, from `min_nodes` up; 1 if neither this nor `sizes` is given."""
-    sizes: tuple[int, ...] = ()
+    min_nodes: Annotated[int, Submitted(option="--min-nodes", limits=(1, MAX_NODES), unit="nodes")]
+    """Minimum number of nodes; makes the job elastic."""
+    max_nodes: Annotated[int, Submitted(option="--max-nodes", limits=(1, MAX_NODES), unit="nodes")]
+    """Maximum number of nodes; makes the job elastic."""
+    step: Annotated[int | None, Submitted(limits=(1, MAX_NODES), unit="nodes")] = None
+    """Distance between sizes, from `minNodes` up; 1 if neither this nor `sizes` is given."""
+    sizes: Annotated[tuple[int, ...], Submitted(max_items=MAX_SIZES, unit="sizes")] = ()
     """The allowed node counts, instead of a step."""
 
 
 class JobSpec(Value):
-    """Specification of a job as the user submitted it. The API validates it; it is stored unchanged."""
+    """Specification of a job as the user submitted it. The API validates it; it is stored unchanged.
 
-    name: str
-    team: str = DEFAULT_TEAM
-    priority_class: str = ""
-    image: str = ""
-    command: tuple[str, ...] = ()
-    args: tuple[str, ...] = ()
-    env: dict[str, str] = {}
-    secret_env: dict[str, SecretKey] = {}
-    """Environment variables whose values come from Secrets."""
-    nodes: int = 1
-    """Requested nodes, one pod per node. Each attempt of an elastic job records its own number."""
-    elastic: ElasticSpec | None = None
-    """None if the job runs at one size only."""
-    accelerators_per_node: int = 8
-    instance_types: tuple[str, ...] = ()
-    """Empty = any."""
-    checkpoint_uri: str = ""
-    """`s3://bucket/prefix`, or `file:///folder/…` on `checkpoint_claim`; empty = the job keeps no checkpoints."""
-    checkpoint_claim: str = ""
-    """PersistentVolumeClaim that holds a `file:///` URI. It is mounted at the first folder of the URI's path."""
-    grace_seconds: int = 30
-    """terminationGracePeriodSeconds of its pods: time for a last checkpoint."""
-    max_restarts: int | None = None
-    """Application restarts; None = the policy's."""
-    deadline_at: Instant | None = None
-    """When the job must be finished. It does not change the queue order, but may cause renting or avoid spot nodes."""
-    on_node_fault: OnNodeFault = OnNodeFault.MOVE
-    labels: dict[str, str] = {}
-    job_type: str = ""
-    """Job type whose template filled the omitted fields; empty = none."""
+    `Submitted` declares what a request may contain. The request body, its checks, `openapi.json`, the options of
+    `evenkeel jobs submit` and the table of fields in docs/api.md are derived from these fields and their docstrings.
+    """
+
+    name: Annotated[
+        str, Submitted(option="--name", max_length=63, pattern=DNS_LABEL, advice=_DNS_ADVICE, is_public=True)
+    ]
+    """Name of the job. Several jobs may have the same name."""
+    team: Annotated[
+        str,
+        Submitted(option="--team", max_length=63, pattern=DNS_LABEL, advice=_DNS_ADVICE, is_public=True, default=""),
+    ] = DEFAULT_TEAM
+    """Team whose quota the job uses. If omitted, the caller's only team."""
+    job_type: Annotated[str, Submitted(option="--type", max_length=63, is_public=True)] = ""
+    """Job type; its template sets omitted fields. If omitted, the default type of the site policy, if it has one."""
+    priority_class: Annotated[
+        str,
+        Submitted(
+            option="--class",
+            max_length=63,
+            pattern=DNS_LABEL,
+            advice="Use 1 to 63 lower-case letters, digits and dashes.",
+            is_public=True,
+        ),
+    ] = ""
+    """Priority class."""
+    image: Annotated[str, Submitted(option="--image", max_length=512)] = ""
+    """Container image."""
+    command: Annotated[tuple[str, ...], Submitted(max_length=MAX_TEXT, max_items=MAX_WORDS, unit="words")] = ()
+    """Command of the container."""
+    args: Annotated[tuple[str, ...], Submitted(max_length=MAX_TEXT, max_items=MAX_WORDS, unit="words")] = ()
+    """Arguments of the command."""
+    env: Annotated[
+        dict[str, str],
+        Submitted(option="--env", max_length=MAX_TEXT, max_items=MAX_ENV, unit="variables", is_withheld=True),
+    ] = {}
+    """Environment; may be repeated. Reads return only the names of the variables, never their values."""
+    secret_env: Annotated[dict[str, SecretKey], Submitted(max_items=MAX_ENV, unit="variables")] = {}
+    """Environment variables whose values come from Secrets in the job's namespace. Only the cluster sees a value."""
+    nodes: Annotated[int, Submitted(option="--nodes", limits=(1, MAX_NODES), unit="nodes", is_public=True)] = 1
+    """Nodes of the gang, one pod each. Each attempt of an elastic job records its own number."""
+    elastic: Annotated[ElasticSpec | None, Submitted(is_public=True)] = None
+    """The node counts that an elastic job can run at. Null: the job runs at one size only."""
+    accelerators_per_node: Annotated[
+        int,
+        Submitted(
+            "gpusPerNode",
+            option="--gpus-per-node",
+            limits=(0, MAX_ACCELERATORS_PER_NODE),
+            unit="accelerators per node",
+            is_public=True,
+        ),
+    ] = 8
+    """Accelerators on each node."""
+    instance_types: Annotated[
+        tuple[str, ...],
+        Submitted(
+            max_length=41,
+            max_items=MAX_INSTANCE_TYPES,
+            unit="instance types",
+            pattern=r"(ml\.)?[a-z0-9-]{2,20}\.[a-z0-9-]{2,20}",
+            advice="Name an instance type, for example ml.p5.48xlarge.",
+            is_public=True,
+        ),
+    ] = ()
+    """Instance types that the job may run on. Empty: any."""
+    requires: Annotated[Requirements, Submitted(is_public=True)] = Requirements()
+    """Properties that every node of the job must have."""
+    checkpoint_uri: Annotated[
+        str, Submitted("checkpoint.uri", option="--checkpoint-uri", max_length=MAX_URI, is_required=True)
+    ] = ""
+    """s3://bucket/prefix or file:///folder/path that only this job uses. Without it, the job keeps no checkpoints."""
+    checkpoint_claim: Annotated[str, Submitted("checkpoint.claim", option="--checkpoint-claim", max_length=253)] = ""
+    """PersistentVolumeClaim that holds a file:///folder. It is mounted at the first folder of the URI's path."""
+    max_restarts: Annotated[
+        int | None, Submitted("recovery.maxRestarts", limits=(0, MAX_RESTARTS), unit="restarts")
+    ] = None
+    """Restarts after failures of the application. Null: as the policy says."""
+    on_node_fault: Annotated[OnNodeFault, Submitted("recovery.onNodeFault")] = OnNodeFault.MOVE
+    """How to treat the job when a node becomes faulty: `move` stops and resumes the job, `finish` lets it end first."""
+    grace_seconds: Annotated[int, Submitted(limits=(0, MAX_GRACE_SECONDS), unit="seconds")] = 30
+    """Time that the pods get for a last checkpoint before they are stopped, in seconds."""
+    deadline_at: Annotated[Instant | None, Submitted("deadline", option="--deadline")] = None
+    """Deadline, such as 2026-11-03T10:15:00Z. It may cause renting or avoid spot nodes; the queue order stays."""
+    labels: Annotated[dict[str, str], Submitted(max_length=63, max_items=MAX_LABELS, unit="labels")] = {}
+    """Kubernetes labels of the pods."""
     pools: tuple[PoolChoice, ...] = ()
     """Pools where the job may run, in order of preference, from its job type; empty = any pool."""
     tolerations: tuple[Toleration, ...] = ()
     """Tolerations from the job type."""
-    requires: Requirements = Requirements()
-    """What every node of the job must provide."""
 
     @property
     def keeps_checkpoints_in_cluster(self) -> bool:

@@ -6,32 +6,17 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.jobs.spec import MAX_GRACE_SECONDS as MAX_GRACE_SECONDS  # noqa: PLC0414 - services import it from here
+from evenkeel.domain.jobs.spec import MAX_NODES, MAX_SIZES, MAX_TEXT, MAX_URI, JobSpec
+from evenkeel.domain.submitted import submitted_fields
+from evenkeel.domain.values import Value
 
-MAX_NODES = 1024
-MAX_ACCELERATORS_PER_NODE = 128
-MAX_GRACE_SECONDS = 3600
-MAX_RESTARTS = 100
-MAX_ENV = 200
-MAX_WORDS = 256
-"""Of the command, and of its arguments."""
-MAX_TEXT = 32_768
-"""Bytes of command, arguments and environment together, as UTF-8."""
 MAX_SPEC = 65_536
 """Bytes of the whole job as JSON in UTF-8: its row, its records and the transactions that hold them have room for it.
 
 What a row of the ledger may hold is 400 kB, and one record of a decision repeats parts of it."""
-MAX_URI = 512
-"""Characters of a checkpoint place, which is part of a key of the ledger."""
-MAX_INSTANCE_TYPES = 20
-MAX_MODELS = 20
-MAX_LABELS = 32
-MAX_SIZES = 64
 
-_DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}", re.ASCII)
-_INSTANCE_TYPE = re.compile(r"(ml\.)?[a-z0-9-]{2,20}\.[a-z0-9-]{2,20}", re.ASCII)
-_MODEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """What no text may hold: control characters but tab and line ends, and halves of characters."""
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,511}", re.ASCII)
@@ -47,8 +32,6 @@ _SECRET_KEY = re.compile(r"[A-Za-z0-9._-]{1,253}", re.ASCII)
 _LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 
-ARCHITECTURES = ("amd64", "arm64")
-"""As images name them."""
 RESERVED_ENV = frozenset(
     {
         *("EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI", "EVENKEEL_RESUME_FROM"),
@@ -89,29 +72,10 @@ def check_deadline(spec: JobSpec, now: datetime) -> tuple[SpecError, ...]:
 
 
 def _faults(spec: JobSpec) -> Iterator[SpecError]:
-    if not _DNS_LABEL.fullmatch(spec.name):
-        yield SpecError("name", "Use 1 to 63 lower-case letters, digits and dashes, without a dash at either end.")
-    if not _DNS_LABEL.fullmatch(spec.team):
-        yield SpecError("team", "Use 1 to 63 lower-case letters, digits and dashes, without a dash at either end.")
-    if spec.priority_class and not _DNS_LABEL.fullmatch(spec.priority_class):
-        yield SpecError("priorityClass", "Use 1 to 63 lower-case letters, digits and dashes.")
     if not _IMAGE.fullmatch(spec.image) or {"", ".", ".."} & set(spec.image.split("/")):
         yield SpecError("image", "Name a container image, for example registry/name:tag.")
-    if not 1 <= spec.nodes <= MAX_NODES:
-        yield SpecError("nodes", f"Ask for 1 to {MAX_NODES} nodes.")
-    if not 0 <= spec.accelerators_per_node <= MAX_ACCELERATORS_PER_NODE:
-        yield SpecError("acceleratorsPerNode", f"Ask for 0 to {MAX_ACCELERATORS_PER_NODE} accelerators per node.")
-    if not 0 <= spec.grace_seconds <= MAX_GRACE_SECONDS:
-        yield SpecError("graceSeconds", f"Choose 0 to {MAX_GRACE_SECONDS} seconds.")
-    if spec.max_restarts is not None and not 0 <= spec.max_restarts <= MAX_RESTARTS:
-        yield SpecError("maxRestarts", f"Choose 0 to {MAX_RESTARTS} restarts.")
-    for index, name in enumerate(spec.instance_types):
-        if not _INSTANCE_TYPE.fullmatch(name):
-            yield SpecError(f"instanceTypes.{index}", "Name an instance type, for example ml.p5.48xlarge.")
-    for index, name in enumerate(spec.requires.architectures):
-        if name not in ARCHITECTURES:
-            yield SpecError(f"requires.architectures.{index}", f"Choose from {' and '.join(ARCHITECTURES)}.")
-    yield from _requirement_faults(spec)
+    yield from _declared_faults(spec)
+    yield from _declared_faults(spec.requires, "requires.")
     yield from _elastic_faults(spec)
     yield from _program_faults(spec)
     yield from _label_faults(spec)
@@ -120,24 +84,23 @@ def _faults(spec: JobSpec) -> Iterator[SpecError]:
         yield SpecError("job", f"The job takes {size} bytes as JSON; the limit is {MAX_SPEC}.")
 
 
+def _declared_faults(value: Value, prefix: str = "") -> Iterator[SpecError]:
+    """Compare the fields of a value with what `Submitted` declares of them, except the length of texts."""
+    for each in submitted_fields(type(value)):
+        found, terms, place = getattr(value, each.name), each.terms, prefix + ".".join(each.path)
+        if terms.limits and found is not None and not terms.limits[0] <= found <= terms.limits[1]:
+            yield SpecError(place, f"Choose {terms.limits[0]} to {terms.limits[1]} {terms.unit}.")
+        elif terms.max_items and len(found) > terms.max_items:
+            yield SpecError(place, f"Give at most {terms.max_items} {terms.unit}.")
+        elif isinstance(found, str) and found != each.field.default and not terms.allows(found):
+            yield SpecError(place, terms.advice)
+        elif isinstance(found, tuple):
+            wrong = (index for index, text in enumerate(found) if isinstance(text, str) and not terms.allows(text))
+            yield from (SpecError(f"{place}.{index}", terms.advice) for index in wrong)
+
+
 def _bytes_of(spec: JobSpec) -> int:
     return len(json.dumps(spec.to_json(), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
-
-
-def _requirement_faults(spec: JobSpec) -> Iterator[SpecError]:
-    if spec.requires.fabric not in ("", "efa"):
-        yield SpecError("requires.fabric", "Use efa, or leave the field empty.")
-    for field, names, most in (
-        ("instanceTypes", spec.instance_types, MAX_INSTANCE_TYPES),
-        ("requires.architectures", spec.requires.architectures, len(ARCHITECTURES)),
-        ("requires.accelerators", spec.requires.accelerators, MAX_MODELS),
-    ):
-        if len(names) > most:
-            yield SpecError(field, f"Name at most {most}.")
-    for index, name in enumerate(spec.requires.accelerators):
-        if not _MODEL.fullmatch(name):
-            text = "Name a GPU model, for example h100: at most 40 letters, digits, dots, dashes and underscores."
-            yield SpecError(f"requires.accelerators.{index}", text)
 
 
 def _elastic_faults(spec: JobSpec) -> Iterator[SpecError]:
@@ -161,14 +124,12 @@ def _elastic_faults(spec: JobSpec) -> Iterator[SpecError]:
         some = ", ".join(map(str, legal[:8])) + (", …" if len(legal) > 8 else "")
         yield SpecError("nodes", f"Choose one of the sizes that elastic allows: {some}.")
     if not spec.checkpoint_uri:
-        yield SpecError("elastic", "An elastic job resumes from checkpoints: set checkpointUri.")
+        yield SpecError("elastic", "An elastic job resumes from checkpoints: set checkpoint.uri.")
 
 
 def _program_faults(spec: JobSpec) -> Iterator[SpecError]:
     if not spec.command or not spec.command[0]:
         yield SpecError("command", "Set the command to run.")
-    if len(spec.env) > MAX_ENV:
-        yield SpecError("env", f"Set at most {MAX_ENV} variables.")
     yield from _secret_faults(spec)
     for name in spec.env:
         if name in RESERVED_ENV:
@@ -177,9 +138,6 @@ def _program_faults(spec: JobSpec) -> Iterator[SpecError]:
             shown = name[:40].encode("unicode_escape").decode()
             yield SpecError(f"env.{shown}", "Use letters, digits and underscores, and do not start with a digit.")
     texts = (*spec.command, *spec.args, *spec.env, *spec.env.values())
-    for field, words in (("command", spec.command), ("args", spec.args)):
-        if len(words) > MAX_WORDS:
-            yield SpecError(field, f"Give at most {MAX_WORDS} words.")
     if sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) > MAX_TEXT:
         yield SpecError("command", f"Command, arguments and environment may take at most {MAX_TEXT} bytes together.")
     if any(_CONTROL.search(text) for text in texts):
@@ -188,8 +146,6 @@ def _program_faults(spec: JobSpec) -> Iterator[SpecError]:
 
 
 def _secret_faults(spec: JobSpec) -> Iterator[SpecError]:
-    if len(spec.secret_env) > MAX_ENV:
-        yield SpecError("secretEnv", f"Set at most {MAX_ENV} variables.")
     for name, source in spec.secret_env.items():
         shown = f"secretEnv.{name[:40].encode('unicode_escape').decode()}"
         if name in RESERVED_ENV:
@@ -205,8 +161,6 @@ def _secret_faults(spec: JobSpec) -> Iterator[SpecError]:
 
 
 def _label_faults(spec: JobSpec) -> Iterator[SpecError]:
-    if len(spec.labels) > MAX_LABELS:
-        yield SpecError("labels", f"Set at most {MAX_LABELS} labels.")
     for key, value in spec.labels.items():
         domain = key.rpartition("/")[0]
         if any(domain == own or domain.endswith(f".{own}") for own in RESERVED_LABEL_DOMAINS):
@@ -219,16 +173,16 @@ def _label_faults(spec: JobSpec) -> Iterator[SpecError]:
 def _checkpoint_faults(spec: JobSpec) -> Iterator[SpecError]:
     if spec.checkpoint_uri and not _is_checkpoint_uri(spec.checkpoint_uri):
         text = "Use s3://bucket/prefix or file:///folder/path with a path that only this job uses, or leave it empty."
-        yield SpecError("checkpointUri", text)
+        yield SpecError("checkpoint.uri", text)
     elif is_bucket_alias(spec.checkpoint_uri):
-        yield SpecError("checkpointUri", "Name the bucket itself, not an access point alias.")
+        yield SpecError("checkpoint.uri", "Name the bucket itself, not an access point alias.")
     elif spec.keeps_checkpoints_in_cluster and not spec.checkpoint_claim:
         text = "Name the PersistentVolumeClaim that holds the folder. Files written elsewhere are lost with the pod."
-        yield SpecError("checkpointClaim", text)
+        yield SpecError("checkpoint.claim", text)
     elif spec.checkpoint_claim and not spec.keeps_checkpoints_in_cluster:
-        yield SpecError("checkpointClaim", "A claim is allowed only with a file:///folder/path checkpoint URI.")
+        yield SpecError("checkpoint.claim", "A claim is allowed only with a file:///folder/path checkpoint URI.")
     elif spec.checkpoint_claim and not _DNS_SUBDOMAIN.fullmatch(spec.checkpoint_claim):
-        yield SpecError("checkpointClaim", "Name a PersistentVolumeClaim of the job's namespace.")
+        yield SpecError("checkpoint.claim", "Name a PersistentVolumeClaim of the job's namespace.")
 
 
 def _is_checkpoint_uri(uri: str) -> bool:

@@ -65,9 +65,9 @@ def _team_faults(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecEr
     owner = next((each.name for each in others if _is_of(spec, each)), "")
     if team.checkpoints and not team.has_checkpoints(spec.checkpoint_uri):
         there = ", ".join(team.checkpoints[:10])
-        yield SpecError("checkpointUri", f"Team {team.name} keeps checkpoints under {there}.")
+        yield SpecError("checkpoint.uri", f"Team {team.name} keeps checkpoints under {there}.")
     elif owner:
-        yield SpecError("checkpointUri", f"The path is inside a folder of team {owner}.")
+        yield SpecError("checkpoint.uri", f"The path is inside a folder of team {owner}.")
 
 
 def _is_of(spec: JobSpec, other: Team) -> bool:

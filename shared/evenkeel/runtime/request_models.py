@@ -1,0 +1,145 @@
+"""Request bodies derived from the fields of the domain that declare how they are submitted (`domain.submitted`)."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from types import GenericAlias, NoneType
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints, create_model
+from pydantic.annotated_handlers import GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+
+from evenkeel.domain.submitted import Submitted, SubmittedField, submitted_fields
+from evenkeel.domain.values import alternatives
+from evenkeel.runtime.api import Body
+
+B = TypeVar("B", bound=Body)
+
+
+def printable(text: str) -> str:
+    """Return a text without NUL characters.
+
+    Raises:
+        ValueError: it holds one.
+    """
+    if "\x00" in text:
+        raise ValueError("must not hold a NUL character")
+    return text
+
+
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+
+
+def _rfc3339(value: object) -> object:
+    """Accept only instants that are written out, with their zone.
+
+    Pydantic also accepts digits alone as seconds since 1970, and a bare day as midnight. No caller means that.
+    """
+    if not (isinstance(value, str) and _RFC3339.fullmatch(value)):
+        raise ValueError("must be an instant such as 2026-11-03T10:15:00Z")
+    return value
+
+
+def _in_utc(instant: datetime) -> datetime:
+    try:
+        return instant.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("must be an instant of the years 1 to 9999") from error
+
+
+Timestamp = Annotated[datetime, BeforeValidator(_rfc3339), AfterValidator(_in_utc)]
+"""An instant in RFC 3339, converted to UTC."""
+
+
+@dataclass(frozen=True, eq=False)  # typing hashes annotations: by identity
+class _Described:
+    """Adds to the JSON schema what `domain.jobs.validation` checks, with its own messages, and pydantic does not."""
+
+    keywords: Mapping[str, Any]
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(core), **self.keywords}
+
+
+def request_model(name: str, kind: type[BaseModel], base: type[B], groups: Mapping[str, str] | None = None) -> type[B]:
+    """Create the body of a request from the submitted fields of a type.
+
+    Args:
+        name: Name of the model in `openapi.json`.
+        kind: The type that declares the fields.
+        base: Class of the result.
+        groups: Objects of the request that hold several fields, with their descriptions.
+    """
+    fields: dict[str, Any] = {}
+    members: dict[str, list[SubmittedField]] = {}
+    for each in submitted_fields(kind):
+        *group, own = each.path
+        fields[group[0] if group else own] = None if group else _field(each)
+        if group:
+            members.setdefault(group[0], []).append(each)
+    for group_name, inner in members.items():
+        model = _created(f"{group_name.capitalize()}Body", Body, (groups or {})[group_name], map(_named_field, inner))
+        model.sources = {each.path[-1]: (kind, each.name) for each in inner}
+        is_optional = any(each.terms.is_required for each in inner)
+        fields[group_name] = (model | None, None) if is_optional else (model, model())
+    created = _created(name, base, (kind if base is Body else base).__doc__, fields.items())
+    created.sources = {each.path[0]: (kind, each.name) for each in submitted_fields(kind) if len(each.path) == 1}
+    return created
+
+
+def _created(name: str, base: type[B], text: str | None, fields: Iterable[tuple[str, Any]]) -> type[B]:
+    return create_model(name, __base__=base, __doc__=text, __module__=__name__, **dict(fields))
+
+
+def _named_field(each: SubmittedField) -> tuple[str, tuple[Any, Any]]:
+    return each.path[-1], _field(each)
+
+
+def _field(each: SubmittedField) -> tuple[Any, Any]:
+    default = each.field.default if each.terms.default is None else each.terms.default
+    kind = _request_type(each.field.annotation, each.terms, may_be_empty=default == "")
+    if each.field.is_required() or each.terms.is_required:
+        return (kind, ...)
+    return (kind, kind() if isinstance(default, BaseModel) else default)
+
+
+def _request_type(kind: Any, terms: Submitted, *, may_be_empty: bool = False) -> Any:
+    """Return the type of a field in a request: that of the domain, with the limits of a request."""
+    parts = alternatives(kind)
+    if len(parts) > 1:
+        first, *others = (_request_type(part, terms) for part in parts if part is not NoneType)
+        assert not others, f"a request cannot express {kind}"
+        return first | None
+    kind = parts[0]
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        items = GenericAlias(tuple, (_request_type(arguments[0], terms), ...))
+        return Annotated[items, Field(max_length=terms.max_items)]
+    if origin is dict:
+        items = GenericAlias(dict, (str, _request_type(arguments[1], terms)))
+        return Annotated[items, Field(max_length=terms.max_items)]
+    if issubclass(kind, BaseModel):
+        return request_model(f"{kind.__name__.removesuffix('Spec')}Body", kind, Body)
+    if issubclass(kind, Enum):
+        return kind
+    if kind is str:
+        constraints = StringConstraints(max_length=terms.max_length, to_lower=terms.is_lowered or None)
+        keywords = _Described(_text_keywords(terms, may_be_empty=may_be_empty))
+        return Annotated[str, constraints, AfterValidator(printable), keywords]
+    if kind is datetime:
+        return Timestamp
+    least, most = terms.limits or (None, None)
+    if kind is float:
+        return Annotated[float, Field(ge=least, le=most, allow_inf_nan=False)]
+    return Annotated[int, _Described({"minimum": least, "maximum": most} if terms.limits else {})]
+
+
+def _text_keywords(terms: Submitted, *, may_be_empty: bool) -> Mapping[str, Any]:
+    if terms.choices:
+        return {"enum": list(terms.choices)}
+    if not terms.pattern or terms.is_lowered:
+        return {}
+    return {"pattern": f"^({terms.pattern}){'?' if may_be_empty else ''}$"}
