@@ -1,1 +1,1 @@
-"""What AWS and Kubernetes say, as facts of the domain. Pure, one module per source, never a call."""
+"""Parsers of events from AWS, Kubernetes and a site. Each module reads one source and never calls the cloud."""

@@ -1,41 +1,67 @@
 """Lines of the log that HyperPod's health agent keeps: group `/aws/sagemaker/Clusters/<name>/<id>`.
 
-Source: the SageMaker guide, "Health Monitoring Agent". The key of the details is `details` or `details: `, colon and
-space inside; of a DCGM violation likewise. Where text and code contradict each other, the code counts.
+Source: the SageMaker guide, "Health Monitoring Agent". A key may be written `details` or `details: `, with colon and
+space inside. If text and code contradict each other, the code counts.
 """
 
 import json
 import re
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, AliasGenerator, ConfigDict, Field, ValidationError
 
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.events import driver_lines
 from evenkeel.events.driver_lines import Reading
+from evenkeel.events.fields import NONE_IF_UNREADABLE, EventModel
 from evenkeel.events.hyperpod_node_health import fault_key
 
 _NAME = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
-_MARK = "HealthMonitoringAgentDetectionEvent"
 _LINE_LIMIT = 8192
 
 
+def _either_spelling(name: str) -> AliasChoices:
+    return AliasChoices(name, f"{name}: ")
+
+
+class _Details(EventModel):
+    """`details` of a HealthMonitoringAgentDetectionEvent."""
+
+    model_config = ConfigDict(alias_generator=AliasGenerator(validation_alias=_either_spelling))
+
+    message: Annotated[str | None, NONE_IF_UNREADABLE] = None
+    reason: Annotated[str | None, NONE_IF_UNREADABLE] = None
+    condition: Annotated[str | None, NONE_IF_UNREADABLE] = None
+    err_num: Annotated[int | None, Field(gt=0, lt=10_000), NONE_IF_UNREADABLE] = Field(
+        None, validation_alias=_either_spelling("ErrNum")
+    )
+
+
+class _Line(EventModel):
+    """A line of the agent's log."""
+
+    mark: Any = Field(validation_alias="HealthMonitoringAgentDetectionEvent")
+    details: _Details = Field(validation_alias=_either_spelling("details"))
+
+
 def readings(line: str) -> tuple[Reading, ...]:
-    """Return the faults that a line tells, be it the agent's JSON or the driver's own; none where it tells none."""
+    """Return the faults that a line names; none if it names none. The line is the agent's JSON or the driver's own."""
     if len(line) > _LINE_LIMIT:
         return ()
     document = _document(line)
     if document is None:
         return driver_lines.readings(line)
-    details = _under(document, "details")
-    if _MARK not in document or not isinstance(details, dict):
+    try:
+        details = _Line.model_validate(document).details
+    except ValidationError:
         return ()
-    message, reason = _under(details, "message"), _under(details, "reason")
-    found = driver_lines.readings(message) if isinstance(message, str) else ()
-    number = _under(details, "ErrNum")
-    if not found and _under(details, "condition") == "XID Error" and type(number) is int and 0 < number < 10_000:
-        key = driver_lines.xid_key(str(number))
-        found = () if driver_lines.is_cleanup(str(number)) else (Reading(key, str(number)),)
-    # The agent's own verdict stands beside the code: it lays some Xids on the application.
-    if isinstance(reason, str) and _NAME.fullmatch(reason) and f"hp:{reason}" in default_catalogue():
+    found = driver_lines.readings(details.message or "")
+    if not found and details.condition == "XID Error" and details.err_num:
+        number = str(details.err_num)
+        found = () if driver_lines.is_cleanup(number) else (Reading(driver_lines.xid_key(number), number),)
+    # The agent's own verdict is kept beside the code: it attributes some Xids to the application.
+    reason = details.reason or ""
+    if _NAME.fullmatch(reason) and f"hp:{reason}" in default_catalogue():
         return (*found, Reading(fault_key(reason), reason))
     return found
 
@@ -49,8 +75,3 @@ def _document(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
-
-
-def _under(document: dict[str, Any], key: str) -> Any:
-    """Return the value of a key in either spelling."""
-    return document.get(key, document.get(f"{key}: "))

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver writes to the kernel log: Xid of a GPU, SXid of an NVSwitch.
+"""Kernel log lines of the NVIDIA driver: Xid of a GPU, SXid of an NVSwitch.
 
     NVRM: Xid (PCI:0000:b9:00): 79, pid=1234, GPU has fallen off the bus.
     Xid (PCI:0000:b9:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 04 (…)
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from evenkeel.domain.health.faults import default_catalogue
 
 UNPARSED = "xid_unparsed"
-"""Code of a line that speaks of an Xid and cannot be read: a change of the format must be seen."""
+"""Code of a line that names an Xid and cannot be read. Counted, so that operators see a change of the format."""
 
 _CODE = re.compile(
     r"\b(?P<kind>S?Xid) \(PCI:(?P<pci>[0-9A-Fa-f]{1,8}(?::[0-9A-Fa-f]{1,4}){1,2}(?:\.[0-9A-Fa-f])?)\): "
@@ -25,7 +25,7 @@ _LINK = re.compile(r"\bLink (?P<number>[0-9]{1,3})\b", re.ASCII)
 _NOT_FATAL = re.compile(r"\bnon-?fatal\b", re.ASCII | re.IGNORECASE)
 _FATAL = re.compile(r"\bfatal\b", re.ASCII | re.IGNORECASE)
 _MAX_READINGS = 8
-"""Codes that are read of one text."""
+"""Most codes that are read from one text."""
 
 _CLEANUP = "45"
 """Channel cleanup after another fault; never evidence, thousands are normal (NVIDIA/NVSentinel#1748)."""
@@ -36,25 +36,25 @@ _VERDICTS = {
     "GPU Reset Required": "gpu_reset_required",
     "Node Reboot Required": "node_reboot_required",
 }
-"""The driver's own words in Xid 154, which sums up what the burst calls for."""
+"""The driver's words in Xid 154, which sums up the repair that a burst of Xids needs."""
 _WITHDRAWN = re.compile(r"\bNone\b", re.ASCII)
 
 
 class Reading(NamedTuple):
-    """One fault that a text tells."""
+    """A fault that a text names."""
 
     fault_key: str
     code: str
-    """`79`, `149/fatal`, or the name that the source has for it."""
+    """`79`, `149/fatal`, or the source's own name of the fault."""
     gpu: str = ""
     """PCI address of the device."""
     link: str = ""
 
 
 def readings(text: str) -> tuple[Reading, ...]:
-    """Return the faults that a text tells, in its order, each once; none for what is no evidence.
+    """Return the faults that a text names, in its order, each once. Cleanup codes are not evidence.
 
-    A text that speaks of an Xid which cannot be read tells `UNPARSED`.
+    A text that names an Xid in an unknown form gives `UNPARSED`.
     """
     found = [*_CODE.finditer(text)][:_MAX_READINGS]
     if not found:
@@ -70,12 +70,12 @@ def is_cleanup(code: str) -> bool:
 
 
 def xid_key(number: str, words: str = "") -> str:
-    """Return the catalogue key of an Xid, by its number and what its line says besides."""
+    """Return the catalogue key of an Xid, by its number and the other words of its line."""
     plain = f"xid:{int(number)}"
     if number == _VERDICT:
         verdict = next((key for phrase, key in _VERDICTS.items() if phrase in words), "")
         verdict = verdict or ("none" if _WITHDRAWN.search(words) else "")
-        # A verdict in other words than the known ones is never guessed.
+        # A verdict in unknown words is never guessed.
         return f"{plain}/{verdict}" if verdict else "xid:*"
     variant = f"{plain}/{_severity_code(words)}"
     return next((key for key in (variant, plain) if key in default_catalogue()), "xid:*")

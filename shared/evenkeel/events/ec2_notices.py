@@ -1,18 +1,20 @@
-"""aws.ec2: notices that a machine, or the reservation under it, is about to go.
+"""aws.ec2: notices that EC2 is about to take an instance or a capacity reservation back.
 
 Source: the EC2 guides on Spot interruptions, rebalance recommendations, instance state changes, interruptible capacity
 reservations and Capacity Blocks. `resources` is not read: it holds bare ids, ARNs, and ARNs with a zone for a region.
-HyperPod's machines live in another account: nothing here is ever about them.
+HyperPod's instances live in another account: no EC2 event concerns them.
 """
 
 import re
-from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import ConfigDict
 
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, NodeFact
-from evenkeel.events import fields
-from evenkeel.events.outcomes import BadEvent, Ignored, ParsedEvent
+from evenkeel.events.fields import Event, EventModel, InstanceId, UtcTime, check_id
+from evenkeel.events.outcomes import Ignored, ParsedEvent
 
 SOURCE = "ec2.notice"
 
@@ -20,48 +22,83 @@ SPOT_NOTICE = timedelta(minutes=2)
 """A Spot instance goes this long after its warning; hibernation begins at once."""
 CAPACITY_BLOCK_ENDS_EARLY = timedelta(minutes=30)
 """Instances of a Capacity Block begin to go this long before its end; its warning comes ten minutes before that."""
-_TERMINATING_STATES = ("stopping", "stopped", "shutting-down", "terminated")
-_RUNNING_STATES = ("pending", "running")
 _RESERVATION_ID = re.compile(r"cr-[0-9a-f]{8,17}", re.ASCII)
+_Action: TypeAlias = Literal["terminate", "stop", "hibernate"]
 
 
-def _spot(envelope: fields.Envelope) -> ParsedEvent:
-    instance_id, action = _instance(envelope), _action(envelope)
-    _, at = envelope.identity()
-    goes_at = at if action == "hibernate" else at + SPOT_NOTICE
-    return _node_fact_event(envelope, instance_id, "ec2:spot_interruption", action, goes_at)
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
 
 
-def _rebalance(envelope: fields.Envelope) -> ParsedEvent:
-    return _node_fact_event(envelope, _instance(envelope), "ec2:rebalance_recommendation", "rebalance", None)
+class _InstanceDetail(EventModel):
+    """`detail` of aws.ec2 / EC2 Instance Rebalance Recommendation, and what all events about one instance have."""
+
+    model_config = ConfigDict(alias_generator=_kebab)
+
+    instance_id: InstanceId
 
 
-def _state(envelope: fields.Envelope) -> ParsedEvent | Ignored:
-    instance_id, state = _instance(envelope), fields.text_of(envelope.detail, "state", "detail.state")
-    if state in _RUNNING_STATES:
+class _SpotDetail(_InstanceDetail):
+    """`detail` of aws.ec2 / EC2 Spot Instance Interruption Warning."""
+
+    instance_action: _Action
+
+
+class _StateDetail(_InstanceDetail):
+    """`detail` of aws.ec2 / EC2 Instance State-change Notification."""
+
+    state: Literal["pending", "running", "stopping", "stopped", "shutting-down", "terminated"]
+
+
+class _ReservationDetail(_InstanceDetail):
+    """`detail` of aws.ec2 / EC2 Capacity Reservation Instance Interruption Warning."""
+
+    instance_action: _Action
+    instance_termination_time: UtcTime
+
+
+class _BlockDetail(EventModel):
+    """`detail` of aws.ec2 / Capacity Block Expiration Warning."""
+
+    model_config = ConfigDict(alias_generator=_kebab)
+
+    capacity_reservation_id: Annotated[str, check_id(_RESERVATION_ID, "a capacity reservation")]
+    end_date: UtcTime
+
+
+def _spot(document: dict[str, Any]) -> ParsedEvent:
+    event = Event[_SpotDetail].model_validate(document)
+    action = event.detail.instance_action
+    goes_at = event.time if action == "hibernate" else event.time + SPOT_NOTICE
+    return _node_fact_event(event, "ec2:spot_interruption", action, goes_at)
+
+
+def _rebalance(document: dict[str, Any]) -> ParsedEvent:
+    event = Event[_InstanceDetail].model_validate(document)
+    return _node_fact_event(event, "ec2:rebalance_recommendation", "rebalance", None)
+
+
+def _state(document: dict[str, Any]) -> ParsedEvent | Ignored:
+    event = Event[_StateDetail].model_validate(document)
+    state = event.detail.state
+    if state in ("pending", "running"):
         return Ignored(f"the instance is {state}")
-    if state not in _TERMINATING_STATES:
-        raise BadEvent("EVENT_UNKNOWN_STATUS", f"detail.state: {state[:40]!r} is not a state of an instance")
-    _, at = envelope.identity()
-    # An instance ends once: the two states of its end are one fact, however far apart they are told.
+    # An instance ends once: the two states of its end are one fact, even if minutes apart.
     occurrence = "ended" if state in ("shutting-down", "terminated") else ""
-    return _node_fact_event(envelope, instance_id, "ec2:state_stopping", state, at, occurrence=occurrence)
+    return _node_fact_event(event, "ec2:state_stopping", state, event.time, occurrence=occurrence)
 
 
-def _reservation(envelope: fields.Envelope) -> ParsedEvent:
-    instance_id, action = _instance(envelope), _action(envelope)
-    path = "detail.instance-termination-time"
-    goes_at = fields.time_of(fields.text_of(envelope.detail, "instance-termination-time", path), path)
-    return _node_fact_event(envelope, instance_id, "ec2:capacity_reservation_interruption", action, goes_at)
+def _reservation(document: dict[str, Any]) -> ParsedEvent:
+    event = Event[_ReservationDetail].model_validate(document)
+    detail = event.detail
+    goes_at = detail.instance_termination_time
+    return _node_fact_event(event, "ec2:capacity_reservation_interruption", detail.instance_action, goes_at)
 
 
-def _block(envelope: fields.Envelope) -> ParsedEvent:
-    """The end of a whole reservation. Which machines hold it, their nodes' labels tell."""
-    reservation = fields.text_of(envelope.detail, "capacity-reservation-id", "detail.capacity-reservation-id")
-    if not _RESERVATION_ID.fullmatch(reservation):
-        raise BadEvent("EVENT_BAD_ID", f"detail.capacity-reservation-id: {reservation[:40]!r} is not a reservation")
-    end = fields.time_of(fields.text_of(envelope.detail, "end-date", "detail.end-date"), "detail.end-date")
-    envelope_id, at = envelope.identity()
+def _block(document: dict[str, Any]) -> ParsedEvent:
+    """Read the end of a whole reservation. The labels of the nodes say which of them it holds."""
+    event = Event[_BlockDetail].model_validate(document)
+    reservation, end = event.detail.capacity_reservation_id, event.detail.end_date
     return ParsedEvent(
         (
             GroupFact(
@@ -69,11 +106,11 @@ def _block(envelope: fields.Envelope) -> ParsedEvent:
                 source=SOURCE,
                 fault_key="ec2:capacity_block_expiring",
                 code=reservation,
-                deadline_at=max(at, end - CAPACITY_BLOCK_ENDS_EARLY),
-                observed_at=at,
+                deadline_at=max(event.time, end - CAPACITY_BLOCK_ENDS_EARLY),
+                observed_at=event.time,
                 detail=f"{reservation} ends at {end.isoformat()}.",
-                envelope_id=envelope_id,
-                is_drill=envelope.is_drill,
+                envelope_id=event.id,
+                is_drill=event.is_drill,
             ),
         )
     )
@@ -90,47 +127,26 @@ PARSERS = {
 }
 
 
-def _instance(envelope: fields.Envelope) -> str:
-    instance_id = fields.text_of(envelope.detail, "instance-id", "detail.instance-id")
-    fields.check_instance_id(instance_id, "detail.instance-id")
-    return instance_id
-
-
-def _action(envelope: fields.Envelope) -> str:
-    action = fields.text_of(envelope.detail, "instance-action", "detail.instance-action")
-    if action not in ("terminate", "stop", "hibernate"):
-        known = "terminate, stop or hibernate"
-        raise BadEvent("EVENT_UNKNOWN_STATUS", f"detail.instance-action: {action[:40]!r} is not {known}")
-    return action
-
-
 def _node_fact_event(
-    envelope: fields.Envelope,
-    instance_id: str,
-    fault_key: str,
-    code: str,
-    goes_at: datetime | None,
-    *,
-    occurrence: str = "",
+    event: Event[Any], fault_key: str, code: str, goes_at: datetime | None, *, occurrence: str = ""
 ) -> ParsedEvent:
-    envelope_id, at = envelope.identity()
     fact = NodeFact(
         kind=FactKind.SICKENED,
         source=SOURCE,
-        instance_id=instance_id,
+        instance_id=event.detail.instance_id,
         fault_key=fault_key,
         code=code,
         deadline_at=goes_at,
-        observed_at=at,
-        envelope_id=envelope_id,
+        observed_at=event.time,
+        envelope_id=event.id,
         detail=_MESSAGES[fault_key],
-        is_drill=envelope.is_drill,
+        is_drill=event.is_drill,
         occurrence=occurrence,
     )
     return ParsedEvent((fact,))
 
 
-_MESSAGES: Mapping[str, str] = {
+_MESSAGES = {
     "ec2:spot_interruption": "EC2 takes this Spot instance back.",
     "ec2:rebalance_recommendation": "EC2 sees a raised risk that it takes this Spot instance back.",
     "ec2:state_stopping": "EC2 stops or ends this instance.",

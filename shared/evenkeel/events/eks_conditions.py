@@ -1,8 +1,8 @@
-"""Node conditions of the EKS node monitoring agent: which fault a reason names.
+"""Node conditions of the EKS node monitoring agent, and the fault that each reason names.
 
-Source: aws/eks-node-monitoring-agent. A condition is True while all is well; its reason carries the code inside its
-name, and its timer starts anew when a second reason arrives, so each reason is a fact of its own and the incident
-counts from the first.
+Source: aws/eks-node-monitoring-agent. A condition is True while the node is healthy. Its reason holds the code in its
+name. Its transition time starts anew with a second reason, so each reason is a separate fact and the incident counts
+from the first.
 """
 
 import re
@@ -20,7 +20,7 @@ _IMEX_UNHEALTHY = "122"
 
 
 def reading(reason: str, message: str = "") -> Reading | None:
-    """Return the fault that a reason names; None for one that is no evidence."""
+    """Return the fault that a reason names, or None if the reason is not evidence."""
     xid = _XID.fullmatch(reason)
     if xid:
         number = xid["number"].lstrip("0") or "0"
@@ -39,5 +39,5 @@ def reading(reason: str, message: str = "") -> Reading | None:
 def _numbered_key(name: str, number: str) -> str:
     if name == "DCGMFieldError":
         return "eks:DCGMFieldError"
-    # As a condition the agent shows only what it takes for fatal; the others are events.
+    # The agent sets a condition for fatal codes only; other codes are Kubernetes events.
     return "gpu:dcgm_imex_unhealthy" if number == _IMEX_UNHEALTHY else "eks:DCGMHealthCodeFatal"

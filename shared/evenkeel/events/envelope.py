@@ -1,7 +1,6 @@
 """EventBridge envelopes: routed by source and detail-type and nothing else.
 
-Size first, then JSON, then the kind, then the kind's own parser. `resources` and `version` are not read: AWS fills them
-in several ways, or not at all.
+Size first, then JSON, then the kind, then the model of that kind.
 """
 
 import json
@@ -13,17 +12,18 @@ from pydantic import ValidationError
 from evenkeel.events import (
     aws_health,
     ec2_notices,
+    fields,
     hyperpod_cluster_event,
     hyperpod_cluster_state,
     hyperpod_node_health,
     reported_faults,
 )
-from evenkeel.events.fields import Envelope
-from evenkeel.events.outcomes import BadEvent, Ignored, Malformed, ParsedEvent, ParseResult, Unknown
+from evenkeel.events.outcomes import Malformed, ParseResult, Unknown
 
-Parser: TypeAlias = Callable[[Envelope], ParsedEvent | Ignored | Unknown]
+Document: TypeAlias = dict[str, Any]
+Parser: TypeAlias = Callable[[Document], ParseResult]
+"""Reads an event of one kind. Raises pydantic's ValidationError if the event does not fit its model."""
 
-DRILL_SOURCE = "evenkeel.drill"
 PARSERS: Mapping[str, Mapping[str, Parser]] = {
     "aws.sagemaker": {
         hyperpod_node_health.DETAIL_TYPE: hyperpod_node_health.parse,
@@ -34,7 +34,7 @@ PARSERS: Mapping[str, Mapping[str, Parser]] = {
     "aws.health": {aws_health.DETAIL_TYPE: aws_health.parse},
     reported_faults.SOURCE: {reported_faults.DETAIL_TYPE: reported_faults.parse},
 }
-"""By source and detail-type. A drill may speak as AWS does, and never as a site's detector: those sign the API."""
+"""By source and detail-type. A drill may send AWS's events, and never a site detector's: those sign the API."""
 _DRILLS: Mapping[str, Parser] = {
     detail_type: parser
     for source, parsers in PARSERS.items()
@@ -51,43 +51,31 @@ def parse(body: bytes) -> ParseResult:
     if len(body) > LARGEST_BYTES:
         return Malformed("EVENT_TOO_LARGE", f"{len(body)} bytes, at most {LARGEST_BYTES} are read")
     try:
-        return _parse_by_type(_document(body))
-    except BadEvent as bad:
-        return bad.malformed
-    except ValidationError as error:  # a fact has a limit for each text
-        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        return Malformed("EVENT_TOO_LARGE", f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}")
-
-
-def _document(body: bytes) -> dict[str, Any]:
-    try:
         document = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError:
-        raise BadEvent("EVENT_BAD_TEXT", "the event is not UTF-8") from None
+        return Malformed("EVENT_BAD_TEXT", "the event is not UTF-8")
     except (ValueError, RecursionError):
-        raise BadEvent("EVENT_BAD_JSON", "the event is not JSON") from None
-    if type(document) is not dict:
-        raise BadEvent("EVENT_BAD_JSON", "the event is not a JSON object")
-    return document
+        return Malformed("EVENT_BAD_JSON", "the event is not JSON")
+    if not isinstance(document, dict):
+        return Malformed("EVENT_BAD_JSON", "the event is not a JSON object")
+    parser = _parser_of(document)
+    if parser is None:
+        return Unknown(f"no parser for {_quoted(document.get('source'))} / {_quoted(document.get('detail-type'))}")
+    try:
+        return parser(document)
+    except ValidationError as error:
+        return fields.malformed(error)
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _parse_by_type(document: dict[str, Any]) -> ParsedEvent | Ignored | Unknown:
+def _parser_of(document: Document) -> Parser | None:
     source, detail_type = document.get("source"), document.get("detail-type")
-    is_named = type(source) is str and type(detail_type) is str
-    parsers = _DRILLS if source == DRILL_SOURCE else PARSERS.get(str(source), {})
-    parser = parsers.get(str(detail_type)) if is_named else None
-    if parser is None:
-        return Unknown(f"no parser for {_quoted(source)} / {_quoted(detail_type)}")
-    if "detail" not in document:
-        raise BadEvent("EVENT_NO_DETAIL", "detail: missing")
-    detail = document["detail"]
-    if type(detail) is not dict:
-        raise BadEvent("EVENT_NO_DETAIL", "detail: not an object")
-    return parser(Envelope(document, detail, is_drill=source == DRILL_SOURCE))
+    if not isinstance(source, str) or not isinstance(detail_type, str):
+        return None
+    return (_DRILLS if source == fields.DRILL_SOURCE else PARSERS.get(source, {})).get(detail_type)
 
 
 def _quoted(value: object) -> str:

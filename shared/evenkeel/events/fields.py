@@ -1,183 +1,197 @@
-"""Reading untrusted fields: nothing is coerced, the first fault is named by its path, text is looked at before use."""
+"""Field types of event models, the envelope that all events share, and the answer for a refused event.
+
+The models are strict: no value is coerced. Every text is checked, because it may come from a person who sends events by
+hand. A field that no model names is not read, so AWS may add fields.
+"""
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Generic, TypeVar
 
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+
+from evenkeel.domain.health.incidents import FactArn
 from evenkeel.domain.nodes import INSTANCE_ID
-from evenkeel.events.outcomes import BadEvent
+from evenkeel.events.outcomes import Malformed
 
+DRILL_SOURCE = "evenkeel.drill"
 DETAIL_LIMIT = 500
-"""Characters of a source's own words that are kept with a fact."""
+"""Characters of a source's own words that a fact keeps."""
 
-_ENVELOPE_ID = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
+_EVENT_ID = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z", re.ASCII)
 _EARLIEST = datetime(2020, 1, 1, tzinfo=UTC)
 _LATEST = datetime(2100, 1, 1, tzinfo=UTC)
 _TEXT_LIMIT = 8192
 
-_NAMES = {str: "string", bool: "boolean", int: "number", float: "number", list: "array", dict: "object"}
+_JSON_TYPES = {str: "string", bool: "boolean", int: "number", float: "number", list: "array", dict: "object"}
+_EXPECTED_TYPES = {
+    "string_type": "string",
+    "literal_error": "string",
+    "model_type": "object",
+    "dict_type": "object",
+    "list_type": "array",
+}
+"""JSON type that a field needs, by the type of pydantic's error."""
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """One event as its parser gets it: an object with a `detail` that is an object, and nothing else is checked yet."""
+class EventModel(BaseModel):
+    """Base of every model of event data. Built at its first use, so importing all sources costs little."""
 
-    document: Mapping[str, Any]
-    detail: Mapping[str, Any]
-    is_drill: bool
-
-    def identity(self) -> tuple[str, datetime]:
-        """Return the envelope's id and time.
-
-        Raises:
-            BadEvent: one of them cannot be read.
-        """
-        envelope_id, time = text_of(self.document, "id", "id"), text_of(self.document, "time", "time")
-        check_envelope_id(envelope_id)
-        return envelope_id, time_of(time, "time")
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", defer_build=True)
 
 
-def _json_type(value: Any) -> str:
-    return "null" if value is None else _NAMES[type(value)]
+class BadField(ValueError):
+    """Raised by a field check. The code names the kind of fault for operators."""
+
+    def __init__(self, code: str, problem: str) -> None:
+        super().__init__(problem)
+        self.code = code
 
 
-def text_of(parent: Mapping[str, Any], key: str, path: str, *, required: bool = True) -> str:
-    """Return a string field; empty where it is optional and absent.
+def malformed(error: ValidationError) -> Malformed:
+    """Return the answer for an event that its model refuses: the path of the first bad field, and its fault."""
+    fault = error.errors(include_url=False)[0]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
+    kind, value, cause = fault["type"], fault["input"], fault.get("ctx", {}).get("error")
+    if isinstance(cause, BadField):
+        return Malformed(cause.code, f"{path}: {cause}")
+    if fault["loc"] == ("detail",) and kind in ("missing", "model_type"):
+        return Malformed("EVENT_NO_DETAIL", f"{path}: {'missing' if kind == 'missing' else 'not an object'}")
+    if kind == "missing":
+        return Malformed("EVENT_BAD_TYPE", f"{path}: missing")
+    if kind == "literal_error" and isinstance(value, str):
+        return Malformed("EVENT_UNKNOWN_STATUS", f"{path}: {value[:40]!r} is not {fault['ctx']['expected']}")
+    if kind in _EXPECTED_TYPES:
+        return Malformed("EVENT_BAD_TYPE", f"{path}: expected {_EXPECTED_TYPES[kind]}, got {_json_type(value)}")
+    return Malformed("EVENT_TOO_LARGE" if kind == "string_too_long" else "EVENT_BAD_TEXT", f"{path}: {fault['msg']}")
+
+
+def _json_type(value: object) -> str:
+    return "null" if value is None else _JSON_TYPES[type(value)]
+
+
+def text_of(value: object) -> str:
+    """Return the value if it is a string. For checks that run before pydantic's own.
 
     Raises:
-        BadEvent: EVENT_BAD_TYPE.
+        BadField: EVENT_BAD_TYPE.
     """
-    if key not in parent:
-        if required:
-            raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected string, got nothing")
-        return ""
-    value = parent[key]
-    if type(value) is not str:
-        raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected string, got {_json_type(value)}")
+    if not isinstance(value, str):
+        raise BadField("EVENT_BAD_TYPE", f"expected string, got {_json_type(value)}")
     return value
 
 
-def plain_text_of(parent: Mapping[str, Any], key: str, path: str, *, required: bool = True) -> str:
-    """Return a string field that was looked at by `check_text`.
+def check_id(pattern: re.Pattern[str], meaning: str) -> AfterValidator:
+    """Return a field check that refuses an id of another form."""
 
-    Raises:
-        BadEvent: as `text_of` and `check_text` do.
-    """
-    text = text_of(parent, key, path, required=required)
-    check_text(text, path)
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise BadField("EVENT_BAD_ID", f"{text[:40]!r} is not {meaning}")
+        return text
+
+    return AfterValidator(check)
+
+
+def _check_text(text: str) -> str:
+    """Refuse text that could mislead a person, a terminal or a log: surrogates, controls, bidi, zero-width."""
+    if len(text) > _TEXT_LIMIT:
+        raise BadField("EVENT_TOO_LARGE", f"{len(text)} characters, at most {_TEXT_LIMIT} are read")
+    for place, character in enumerate(text):
+        if unicodedata.category(character)[0] == "C" and character not in "\t\n\r":
+            raise BadField("EVENT_BAD_TEXT", f"U+{ord(character):04X} at {place} is not printable text")
     return text
 
 
-def list_of(parent: Mapping[str, Any], key: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a list field, each with its path; none where the field is absent.
+def check_time(instant: datetime) -> datetime:
+    """Return the instant if it lies between the years 2020 and 2100.
 
     Raises:
-        BadEvent: EVENT_BAD_TYPE.
-    """
-    value = parent.get(key, [])
-    if type(value) is not list:
-        raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected array, got {_json_type(value)}")
-    for index, item in enumerate(value):
-        place = f"{path}[{index}]"
-        if type(item) is not dict:
-            raise BadEvent("EVENT_BAD_TYPE", f"{place}: expected object, got {_json_type(item)}")
-        yield place, item
-
-
-def object_of(parent: Mapping[str, Any], key: str, path: str) -> dict[str, Any]:
-    """Return an object field.
-
-    Raises:
-        BadEvent: EVENT_BAD_TYPE.
-    """
-    if key not in parent:
-        raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected object, got nothing")
-    value = parent[key]
-    if type(value) is not dict:
-        raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected object, got {_json_type(value)}")
-    return value
-
-
-def number_of(parent: Mapping[str, Any], key: str, path: str) -> float:
-    """Return a number field; a boolean is none.
-
-    Raises:
-        BadEvent: EVENT_BAD_TYPE.
-    """
-    value = parent.get(key)
-    if type(value) not in (int, float):
-        got = _json_type(value) if key in parent else "nothing"
-        raise BadEvent("EVENT_BAD_TYPE", f"{path}: expected number, got {got}")
-    try:
-        return float(value)  # type: ignore[arg-type]  # the exact type was just checked
-    except OverflowError:
-        raise BadEvent("EVENT_BAD_TYPE", f"{path}: the number has too many digits") from None
-
-
-def check_text(value: str, path: str) -> None:
-    """Refuse text that could mislead a person, a terminal or a log: surrogates, controls, bidi, zero-width.
-
-    Raises:
-        BadEvent: EVENT_BAD_TEXT or EVENT_TOO_LARGE.
-    """
-    if len(value) > _TEXT_LIMIT:
-        raise BadEvent("EVENT_TOO_LARGE", f"{path}: {len(value)} characters, at most {_TEXT_LIMIT} are read")
-    for place, character in enumerate(value):
-        if unicodedata.category(character)[0] == "C" and character not in "\t\n\r":
-            raise BadEvent("EVENT_BAD_TEXT", f"{path}: U+{ord(character):04X} at {place} is not printable text")
-
-
-def check_instance_id(value: str, path: str) -> None:
-    """Raise EVENT_BAD_ID unless this is an instance id that an API would take."""
-    if not INSTANCE_ID.fullmatch(value):
-        raise BadEvent("EVENT_BAD_ID", f"{path}: {value[:40]!r} is not an instance id")
-
-
-def check_envelope_id(value: str, path: str = "id") -> None:
-    """Raise EVENT_BAD_ID unless this may name the raw copy."""
-    if not _ENVELOPE_ID.fullmatch(value):
-        raise BadEvent("EVENT_BAD_ID", f"{path}: not an event id")
-
-
-def time_of(value: str, path: str) -> datetime:
-    """Read an ISO 8601 time in UTC.
-
-    Raises:
-        BadEvent: EVENT_BAD_TIME.
-    """
-    if not _TIME.fullmatch(value):
-        raise BadEvent("EVENT_BAD_TIME", f"{path}: {value[:40]!r} is not a UTC time")
-    try:
-        return plausible(datetime.fromisoformat(value), path)
-    except ValueError:
-        raise BadEvent("EVENT_BAD_TIME", f"{path}: {value[:40]!r} is not a date") from None
-
-
-def epoch_milliseconds(value: float, path: str) -> datetime:
-    """Read epoch milliseconds. The unit is never guessed: seconds would be January 1970 and are refused.
-
-    Raises:
-        BadEvent: EVENT_BAD_TIME.
-    """
-    try:
-        return plausible(datetime.fromtimestamp(value / 1000, UTC), path)
-    except (ValueError, OverflowError, OSError):
-        raise BadEvent("EVENT_BAD_TIME", f"{path}: {value!r} is no time") from None
-
-
-def plausible(instant: datetime, path: str) -> datetime:
-    """Return the instant if it lies in this century's first eight decades after 2020.
-
-    Raises:
-        BadEvent: EVENT_BAD_TIME.
+        BadField: EVENT_BAD_TIME.
     """
     if not _EARLIEST <= instant < _LATEST:
-        raise BadEvent("EVENT_BAD_TIME", f"{path}: {instant.isoformat()} is not plausible")
+        raise BadField("EVENT_BAD_TIME", f"{instant.isoformat()} is not plausible")
     return instant
+
+
+def _utc_time(value: object) -> datetime:
+    text = text_of(value)
+    if not _TIME.fullmatch(text):
+        raise BadField("EVENT_BAD_TIME", f"{text[:40]!r} is not a UTC time")
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadField("EVENT_BAD_TIME", f"{text[:40]!r} is not a date") from None
+    return check_time(instant)
+
+
+def epoch_milliseconds(value: object) -> datetime:
+    """Read epoch milliseconds. The unit is never guessed: seconds give January 1970, which is refused.
+
+    Raises:
+        BadField: EVENT_BAD_TYPE or EVENT_BAD_TIME.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadField("EVENT_BAD_TYPE", f"expected number, got {_json_type(value)}")
+    try:
+        seconds = float(value) / 1000
+    except OverflowError:
+        raise BadField("EVENT_BAD_TYPE", "the number has too many digits") from None
+    try:
+        instant = datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise BadField("EVENT_BAD_TIME", f"{value!r} is not a time") from None
+    return check_time(instant)
+
+
+def _none_if_unreadable(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError:
+        return None
+
+
+PRINTABLE = AfterValidator(_check_text)
+PlainText = Annotated[str, PRINTABLE]
+"""Printable text of at most 8,192 characters."""
+InstanceId = Annotated[str, check_id(INSTANCE_ID, "an instance id")]
+ClusterArn = Annotated[FactArn, PRINTABLE]
+EventId = Annotated[str, check_id(_EVENT_ID, "an event id")]
+"""An id that may name the archived copy."""
+UtcTime = Annotated[datetime, BeforeValidator(_utc_time)]
+"""An ISO 8601 time in UTC."""
+EpochMilliseconds = Annotated[datetime, BeforeValidator(epoch_milliseconds)]
+NONE_IF_UNREADABLE = WrapValidator(_none_if_unreadable)
+"""Reads a field as None if it has another type or form. For sources without a published schema."""
+
+Detail = TypeVar("Detail", bound=EventModel)
+
+
+class Event(EventModel, Generic[Detail]):
+    """Envelope of an event with the `detail` of its source.
+
+    Source: the EventBridge guide, "Event structure". Powertools' `EventBridgeModel` is not used: it needs `resources`
+    and `version`, which AWS fills in several ways, or not at all.
+    """
+
+    detail: Detail
+    id: EventId
+    time: UtcTime
+    source: str
+
+    @property
+    def is_drill(self) -> bool:
+        """Whether a drill sent this event."""
+        return self.source == DRILL_SOURCE
 
 
 def quoted(text: str) -> str:

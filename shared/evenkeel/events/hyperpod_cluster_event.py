@@ -1,36 +1,40 @@
-"""aws.sagemaker / SageMaker HyperPod Cluster Event: what HyperPod does with machines, and how far it got.
+"""aws.sagemaker / SageMaker HyperPod Cluster Event: each step of HyperPod's work on an instance, and its result.
 
 Source: the SageMaker guide, "HyperPod cluster events reference". Only clusters with continuous provisioning send it.
 `detail.EventDetails` is the record, and it has a second `EventDetails` inside. Xid and ECC never appear here.
 
-What happens to a machine is news of its repair (`FactKind.PROGRESS`), which opens nothing; what will befall the next
-machine of the group as well (no capacity, a failing lifecycle script) is told of the group too.
+A step on an instance is progress of its repair (`FactKind.PROGRESS`) and opens no incident. A cause that will also stop
+the next instance of the group (no capacity, a failing lifecycle script) is a fact about the group too.
 """
 
 import re
-from collections.abc import Mapping
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic.alias_generators import to_pascal
 
 from evenkeel.domain.health.faults import UNKNOWN_FAULT
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, NodeFact
+from evenkeel.domain.nodes import INSTANCE_ID
 from evenkeel.events import fields
+from evenkeel.events.fields import ClusterArn, EpochMilliseconds, Event, EventId, EventModel, PlainText, check_id
 from evenkeel.events.outcomes import Fact, Ignored, ParsedEvent
 
 DETAIL_TYPE = "SageMaker HyperPod Cluster Event"
 SOURCE = "hyperpod.cluster-event"
 
 _LOGICAL_ID = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
+_INSTANCE_ID_OR_EMPTY = re.compile(f"(?:{INSTANCE_ID.pattern})?", re.ASCII)
 
 
 class _Meaning(NamedTuple):
-    """What a record comes out as."""
+    """Facts that a record gives."""
 
     code: str = ""
-    """Of the news about the machine; empty where it is none."""
+    """Code of the progress of an instance; empty for none."""
     group: tuple[GroupFactKind, str] | None = None
-    """What it says of the group, and the fault it is."""
+    """Kind of the fact about the group, and its fault key."""
 
 
 def _described(pattern: str) -> re.Pattern[str]:
@@ -77,121 +81,135 @@ _NOISE = _described(r"[0-9]{1,6} node\(s\) lost orchestration-ready status")
 """Comes with each change of the node count, and its FailureMessage misleads."""
 
 
-class _Record(NamedTuple):
-    texts: Mapping[str, str]
-    event_id: str
-    at: datetime
-    failure: str
-    logical_id: str
+def _only_objects(value: object) -> dict[str, object]:
+    """Keep the entries that are objects. The other kinds of metadata may be null or absent."""
+    entries = value if isinstance(value, dict) else {}
+    return {kind: entry for kind, entry in entries.items() if isinstance(entry, dict)}
 
 
-def parse(envelope: fields.Envelope) -> ParsedEvent | Ignored:
-    """Read the event. `EventTime` is in epoch milliseconds here, unlike in the API.
+def _empty_unless_logical_id(text: str) -> str:
+    return text if _LOGICAL_ID.fullmatch(text) else ""
+
+
+class _Metadata(EventModel):
+    """Metadata of an instance, a group or the cluster: an entry of `EventMetadata`."""
+
+    model_config = ConfigDict(alias_generator=to_pascal)
+
+    failure_message: PlainText = ""
+    node_logical_id: Annotated[str, AfterValidator(_empty_unless_logical_id)] = ""
+
+
+class _Inner(EventModel):
+    """`detail.EventDetails.EventDetails`."""
+
+    model_config = ConfigDict(alias_generator=to_pascal)
+
+    event_metadata: Annotated[dict[PlainText, _Metadata], BeforeValidator(_only_objects)] = {}
+
+
+class _Record(EventModel):
+    """`detail.EventDetails`. `EventTime` is in epoch milliseconds here, unlike in the API."""
+
+    model_config = ConfigDict(alias_generator=to_pascal)
+
+    event_id: EventId
+    cluster_arn: ClusterArn
+    cluster_name: PlainText
+    resource_type: PlainText
+    instance_id: Annotated[str, check_id(_INSTANCE_ID_OR_EMPTY, "an instance id")] = ""
+    event_level: PlainText = ""
+    description: PlainText = ""
+    instance_group_name: PlainText = ""
+    event_time: EpochMilliseconds
+    event_details: Annotated[_Inner, BeforeValidator(_only_objects)] = Field(default_factory=_Inner)
+
+    @property
+    def metadata(self) -> _Metadata:
+        """The one object of the metadata, whichever kind it is."""
+        return next(iter(self.event_details.event_metadata.values()), _Metadata())
+
+
+class _Detail(EventModel):
+    """`detail` of aws.sagemaker / SageMaker HyperPod Cluster Event."""
+
+    model_config = ConfigDict(alias_generator=to_pascal)
+
+    event_details: _Record
+
+
+def parse(document: dict[str, Any]) -> ParsedEvent | Ignored:
+    """Read the event.
 
     Raises:
-        BadEvent: at the first fault.
+        ValidationError: the event does not fit its model.
     """
-    record = _read(envelope.detail)
-    envelope_id, _ = envelope.identity()
+    event = Event[_Detail].model_validate(document)
+    record = event.detail.event_details
     meaning = _meaning(record)
     facts: list[Fact] = []
-    if meaning and meaning.code and record.texts["InstanceId"]:
-        facts.append(_progress_fact(record, meaning.code, envelope_id, is_drill=envelope.is_drill))
+    if meaning and meaning.code and record.instance_id:
+        facts.append(_progress_fact(event, meaning.code))
     if meaning and meaning.group:
-        facts.append(_group_fact(record, *meaning.group, envelope_id, is_drill=envelope.is_drill))
-    if meaning is None and record.texts["EventLevel"] == "Error":
-        facts.append(_unnamed_fact(record, envelope_id, is_drill=envelope.is_drill))
+        facts.append(_group_fact(event, *meaning.group))
+    if meaning is None and record.event_level == "Error":
+        facts.append(_unnamed_fact(event))
     if not facts:
-        return Ignored(f"cluster event, archived: {fields.quoted(record.texts['Description'])[:160]}")
+        return Ignored(f"cluster event, archived: {fields.quoted(record.description)[:160]}")
     return ParsedEvent(tuple(facts))
 
 
-def _read(detail: Mapping[str, Any]) -> _Record:
-    path = "detail.EventDetails"
-    record = fields.object_of(detail, "EventDetails", path)
-    texts = {
-        name: fields.text_of(record, name, f"{path}.{name}", required=name not in _OPTIONAL)
-        for name in ("EventId", "ClusterArn", "ClusterName", "ResourceType", *_OPTIONAL)
-    }
-    for name, text in texts.items():
-        fields.check_text(text, f"{path}.{name}")
-    at = fields.epoch_milliseconds(fields.number_of(record, "EventTime", f"{path}.EventTime"), f"{path}.EventTime")
-    if texts["InstanceId"]:
-        fields.check_instance_id(texts["InstanceId"], f"{path}.InstanceId")
-    event_id = texts["EventId"]
-    fields.check_envelope_id(event_id, f"{path}.EventId")
-    failure, logical_id = _metadata(record, path)
-    return _Record(texts, event_id, at, failure, logical_id)
-
-
-_OPTIONAL = ("InstanceId", "EventLevel", "Description", "InstanceGroupName")
-
-
-def _metadata(record: Mapping[str, Any], path: str) -> tuple[str, str]:
-    """Return FailureMessage and NodeLogicalId of the metadata's one object, whichever kind it is; empty without."""
-    inner = record.get("EventDetails")
-    metadata = inner.get("EventMetadata") if type(inner) is dict else None
-    if type(metadata) is not dict:
-        return "", ""
-    kind, entry = next(((kind, entry) for kind, entry in metadata.items() if type(entry) is dict), ("", {}))
-    place = f"{path}.EventDetails.EventMetadata.{kind}"
-    fields.check_text(kind, f"{path}.EventDetails.EventMetadata")
-    failure = fields.plain_text_of(entry, "FailureMessage", f"{place}.FailureMessage", required=False)
-    logical_id = fields.text_of(entry, "NodeLogicalId", f"{place}.NodeLogicalId", required=False)
-    return failure, logical_id if _LOGICAL_ID.fullmatch(logical_id) else ""
-
-
 def _meaning(record: _Record) -> _Meaning | None:
-    """Return what a record means; None for one that nobody has a name for."""
-    description = record.texts["Description"]
-    if record.texts["EventLevel"] == "Error":
+    """Return what a record means, or None if no rule names it."""
+    if record.event_level == "Error":
         for beginning, meaning in _BY_MESSAGE.items():
-            if record.failure.startswith(beginning):
+            if record.metadata.failure_message.startswith(beginning):
                 return meaning
-    if _NOISE.match(description):
+    if _NOISE.match(record.description):
         return _Meaning()
-    return next((meaning for pattern, meaning in _BY_DESCRIPTION if pattern.match(description)), None)
+    return next((meaning for pattern, meaning in _BY_DESCRIPTION if pattern.match(record.description)), None)
 
 
-def _progress_fact(record: _Record, code: str, envelope_id: str, *, is_drill: bool) -> NodeFact:
+def _progress_fact(event: Event[_Detail], code: str) -> NodeFact:
+    record = event.detail.event_details
     return NodeFact(
         kind=FactKind.PROGRESS,
         source=SOURCE,
-        instance_id=record.texts["InstanceId"],
-        logical_id=record.logical_id,
-        cluster_arn=record.texts["ClusterArn"],
+        instance_id=record.instance_id,
+        logical_id=record.metadata.node_logical_id,
+        cluster_arn=record.cluster_arn,
         code=code,
-        observed_at=record.at,
-        envelope_id=envelope_id,
+        observed_at=record.event_time,
+        envelope_id=event.id,
         detail=_words(record),
-        is_drill=is_drill,
-        # The API's own id of the event, whatever envelopes it comes in.
+        is_drill=event.is_drill,
+        # The API's own id of the event, the same in every envelope.
         occurrence=record.event_id,
     )
 
 
-def _group_fact(record: _Record, kind: GroupFactKind, fault_key: str, envelope_id: str, *, is_drill: bool) -> GroupFact:
+def _group_fact(event: Event[_Detail], kind: GroupFactKind, fault_key: str) -> GroupFact:
+    record = event.detail.event_details
     return GroupFact(
         kind=kind,
         source=SOURCE,
-        cluster_arn=record.texts["ClusterArn"],
-        instance_group=fields.quoted(record.texts["InstanceGroupName"]),
+        cluster_arn=record.cluster_arn,
+        instance_group=fields.quoted(record.instance_group_name),
         fault_key=fault_key,
-        instance_id=record.texts["InstanceId"],
-        observed_at=record.at,
+        instance_id=record.instance_id,
+        observed_at=record.event_time,
         detail=_words(record),
-        envelope_id=envelope_id,
-        is_drill=is_drill,
+        envelope_id=event.id,
+        is_drill=event.is_drill,
     )
 
 
-def _unnamed_fact(record: _Record, envelope_id: str, *, is_drill: bool) -> Fact:
-    """An error without a name: a low incident of the machine, or a note on the group."""
-    if not record.texts["InstanceId"]:
-        return _group_fact(record, GroupFactKind.OTHER_ERROR, "", envelope_id, is_drill=is_drill)
-    fact = _progress_fact(record, "", envelope_id, is_drill=is_drill)
-    return fact.but(kind=FactKind.SICKENED, fault_key=UNKNOWN_FAULT, code="other")
+def _unnamed_fact(event: Event[_Detail]) -> Fact:
+    """Return an error that no rule names: a minor fault of its instance, or a note on its group."""
+    if not event.detail.event_details.instance_id:
+        return _group_fact(event, GroupFactKind.OTHER_ERROR, "")
+    return _progress_fact(event, "").but(kind=FactKind.SICKENED, fault_key=UNKNOWN_FAULT, code="other")
 
 
 def _words(record: _Record) -> str:
-    return fields.quoted(" ".join(text for text in (record.texts["Description"], record.failure) if text))
+    return fields.quoted(" ".join(text for text in (record.description, record.metadata.failure_message) if text))

@@ -4,9 +4,14 @@ Source: the SageMaker guide, "Events that SageMaker AI sends to EventBridge". In
 """
 
 from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ConfigDict
+from pydantic.alias_generators import to_pascal
 
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.events import fields
+from evenkeel.events.fields import ClusterArn, Event, EventModel, PlainText
 from evenkeel.events.outcomes import ParsedEvent
 
 DETAIL_TYPE = "SageMaker HyperPod Cluster State Change"
@@ -14,47 +19,59 @@ SOURCE = "hyperpod.cluster-state"
 _FAILED = ("Failed", "RollingBack")
 
 
-def parse(envelope: fields.Envelope) -> ParsedEvent:
+class _InstanceGroup(EventModel):
+    """One entry of `detail.InstanceGroups`."""
+
+    model_config = ConfigDict(alias_generator=to_pascal)
+
+    instance_group_name: PlainText
+    status: PlainText = ""
+
+
+class _Detail(EventModel):
+    """`detail` of aws.sagemaker / SageMaker HyperPod Cluster State Change."""
+
+    model_config = ConfigDict(alias_generator=to_pascal)
+
+    cluster_arn: ClusterArn
+    cluster_name: PlainText
+    cluster_status: PlainText
+    failure_message: PlainText = ""
+    node_recovery: PlainText = ""
+    instance_groups: list[_InstanceGroup] = []
+
+
+def parse(document: dict[str, Any]) -> ParsedEvent:
     """Read the event.
 
     Raises:
-        BadEvent: at the first fault.
+        ValidationError: the event does not fit its model.
     """
-    return ParsedEvent(tuple(_facts(envelope)))
+    return ParsedEvent(tuple(_facts(Event[_Detail].model_validate(document))))
 
 
-def _facts(envelope: fields.Envelope) -> Iterator[GroupFact]:
-    detail = envelope.detail
-    arn, name, status = (
-        fields.text_of(detail, key, f"detail.{key}") for key in ("ClusterArn", "ClusterName", "ClusterStatus")
-    )
-    for key, text in (("ClusterArn", arn), ("ClusterName", name), ("ClusterStatus", status)):
-        fields.check_text(text, f"detail.{key}")
-    failure = fields.plain_text_of(detail, "FailureMessage", "detail.FailureMessage", required=False)
-    recovery = fields.plain_text_of(detail, "NodeRecovery", "detail.NodeRecovery", required=False)
-    envelope_id, at = envelope.identity()
+def _facts(event: Event[_Detail]) -> Iterator[GroupFact]:
+    detail = event.detail
     whole = GroupFact(
         kind=GroupFactKind.CLUSTER_STATUS,
         source=SOURCE,
-        cluster_arn=arn,
-        code=fields.quoted(status)[:40],
-        observed_at=at,
-        detail=fields.quoted(failure),
-        envelope_id=envelope_id,
-        is_drill=envelope.is_drill,
+        cluster_arn=detail.cluster_arn,
+        code=fields.quoted(detail.cluster_status)[:40],
+        observed_at=event.time,
+        detail=fields.quoted(detail.failure_message),
+        envelope_id=event.id,
+        is_drill=event.is_drill,
     )
     yield whole
-    if status in _FAILED:
+    if detail.cluster_status in _FAILED:
         yield whole.but(kind=GroupFactKind.CLUSTER_FAILED, fault_key="hp:cluster_failed")
-    if recovery:
-        yield whole.but(kind=GroupFactKind.NODE_RECOVERY, code=fields.quoted(recovery)[:40], detail="")
-    for path, group in fields.list_of(detail, "InstanceGroups", "detail.InstanceGroups"):
-        group_name = fields.plain_text_of(group, "InstanceGroupName", f"{path}.InstanceGroupName")
-        group_status = fields.plain_text_of(group, "Status", f"{path}.Status", required=False)
-        if group_name and group_status:
+    if detail.node_recovery:
+        yield whole.but(kind=GroupFactKind.NODE_RECOVERY, code=fields.quoted(detail.node_recovery)[:40], detail="")
+    for group in detail.instance_groups:
+        if group.instance_group_name and group.status:
             yield whole.but(
                 kind=GroupFactKind.GROUP_STATUS,
-                instance_group=fields.quoted(group_name)[:256],
-                code=fields.quoted(group_status)[:40],
+                instance_group=fields.quoted(group.instance_group_name)[:256],
+                code=fields.quoted(group.status)[:40],
                 detail="",
             )

@@ -1,15 +1,21 @@
-"""Kubernetes node objects: what they say about the health of their machine.
+"""Facts about the health of a node, from its Kubernetes node object.
 
-Facts come from the kubelet (NotReady past the limit), from the marks that HyperPod's health agent leaves (labels, taint
-and condition by fault type; annotation `fault-details`, the only place on the node with the Xid line), from the
-conditions of the EKS agent, and from the label that names a capacity reservation which is about to end.
+Four sources write to a node object:
+
+* the kubelet: NotReady for longer than the limit;
+* HyperPod's health agent: labels, a taint and a condition by fault type, and the annotation `fault-details`, the only
+  place with the Xid line;
+* the EKS node monitoring agent: its conditions;
+* Karpenter: the label with the capacity reservation, which may be about to end.
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, OnErrorOmit, RootModel
 
 from evenkeel.domain.health.faults import FaultCatalogue, default_catalogue
 from evenkeel.domain.health.groups import GroupFact
@@ -20,8 +26,8 @@ from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS, FAULT_TYPES, 
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import driver_lines, eks_conditions, fields
 from evenkeel.events.driver_lines import Reading
+from evenkeel.events.fields import EventModel
 from evenkeel.events.hyperpod_node_health import fault_key
-from evenkeel.events.outcomes import BadEvent
 
 SOURCE_KUBELET = "kubernetes.node"
 SOURCE_AGENT = "hyperpod.node-labels"
@@ -41,25 +47,49 @@ _PENDING = {
 }
 
 
-class _Detail(NamedTuple):
-    """One entry of `fault-details`."""
+def _agent_time(value: object) -> datetime:
+    if not isinstance(value, str):
+        return fields.epoch_milliseconds(value)
+    at = datetime.fromisoformat(value)
+    if at.tzinfo is None:
+        raise ValueError("a time needs a time zone")
+    return fields.check_time(at)
 
-    at: datetime
-    kind: str
-    reason: str
-    message: str
+
+def _empty_unless_name(text: str) -> str:
+    return text if _NAMES.fullmatch(text) else ""
+
+
+def _quoted(value: object) -> str:
+    return fields.quoted(fields.text_of(value))
+
+
+class _FaultDetail(EventModel):
+    """An entry of the node annotation `sagemaker.amazonaws.com/fault-details`."""
+
+    timestamp: Annotated[datetime, BeforeValidator(_agent_time)]
+    """ISO 8601 with a time zone, or epoch milliseconds."""
+    type: Annotated[str, AfterValidator(_empty_unless_name)] = ""
+    reason: Annotated[str, AfterValidator(_empty_unless_name)] = ""
+    message: Annotated[str, BeforeValidator(_quoted)] = ""
+
+
+class _FaultDetails(RootModel[list[OnErrorOmit[_FaultDetail]]]):
+    """The annotation: a list. An unreadable entry does not hide the other entries."""
+
+    model_config = ConfigDict(strict=True, defer_build=True)
 
 
 def facts_of(
     node: KubernetesNode, policy: WatchPolicy, now: datetime, ending: Mapping[str, GroupFact] | None = None
 ) -> tuple[NodeFact, ...]:
-    """Return what a node object says now. Equal facts come out equal each time, so they may be told again and again.
+    """Return the facts that a node object shows now. The same fact has the same key each time, so repeats are harmless.
 
     Args:
         node: The node object.
-        policy: How long what must hold before it is told.
+        policy: How long a state must last before it is a fact.
         now: The time.
-        ending: What was said of capacity reservations whose machines are about to go, by their ids.
+        ending: Notices of capacity reservations that are about to end, by reservation id.
     """
     if node.instance_id is None:
         return ()
@@ -74,7 +104,7 @@ def facts_of(
 def fault_evidence(
     node: KubernetesNode, policy: WatchPolicy, catalogue: FaultCatalogue, now: datetime
 ) -> tuple[str, ...]:
-    """Return what marks a node as broken now: labels, taints and conditions. None where no fault calls for a repair."""
+    """Return the labels, taints and conditions that mark a node as faulty; none if no fault needs a repair."""
     facts = (*_from_hyperpod(node, policy, now), *_from_eks(node, policy, now)) if node.instance_id else ()
     faults = (catalogue.look_up(fact.fault_key) for fact in facts if fact.kind is FactKind.SICKENED)
     if not any(fault.repairs_node for fault in faults):
@@ -87,9 +117,9 @@ def fault_evidence(
 
 
 def stale_conditions(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> tuple[str, ...]:
-    """Return the types of conditions that have said "sick" for so long that they are no news: an agent that is stuck.
+    """Return the types of conditions that have reported a fault for too long: their agent has probably stopped.
 
-    Source: aws/eks-node-monitoring-agent#275: the heartbeat goes on though nothing is looked at any more.
+    Source: aws/eks-node-monitoring-agent#275: the heartbeat continues after the agent has stopped checking.
     """
     return tuple(one.type for one in node.conditions if _reports_fault(one) and _is_stale(one, policy, now))
 
@@ -127,7 +157,7 @@ def _from_hyperpod(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> 
         yield fact
     conditions = [one for one in node.conditions if f"hp:{one.type}" in default_catalogue()]
     for condition in conditions:
-        # The condition stands beside the label, and seconds off its time: one fault, told once.
+        # The condition repeats the label, seconds apart: report one fault once.
         if (
             _reports_fault(condition)
             and f"hp:{condition.type}" not in seen_keys
@@ -165,7 +195,7 @@ def _is_stale(condition: NodeCondition, policy: WatchPolicy, now: datetime) -> b
 
 def _of_condition(node: KubernetesNode, source: str, condition: NodeCondition, reading: Reading) -> Iterator[NodeFact]:
     if condition.changed_at is None:
-        return  # nothing would tell one occurrence from the next
+        return  # without a time, two occurrences have the same key
     text = f"{condition.type}={condition.status}, {condition.reason}: {condition.message}"
     yield _fact(node, source, reading, condition.changed_at, occurrence=rfc3339(condition.changed_at), detail=text)
 
@@ -173,7 +203,7 @@ def _of_condition(node: KubernetesNode, source: str, condition: NodeCondition, r
 def _recovery_facts(
     node: KubernetesNode, source: str, conditions: Iterable[NodeCondition], policy: WatchPolicy, now: datetime
 ) -> Iterator[NodeFact]:
-    """Tell that an agent takes the node for well: once all that it says is good, and only while that is news."""
+    """Yield a recovery when all conditions of an agent are healthy, and only while that is recent."""
     conditions = tuple(conditions)
     changes = [one.changed_at for one in conditions if one.changed_at]
     if not changes or not all(_reports_healthy(one) for one in conditions):
@@ -208,16 +238,16 @@ def _from_labels(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:
         return ()
     facts: dict[str, NodeFact] = {}
     seen_keys: set[str] = set()
-    for at, kind, reason, message in _details(node):
-        named = kind or reason
-        readings = list(driver_lines.readings(message))
-        if named and (not types or named in types or reason in types):
-            seen_keys.update((named, reason))
+    for entry in _details(node):
+        named, at = entry.type or entry.reason, entry.timestamp
+        readings = list(driver_lines.readings(entry.message))
+        if named and (not types or named in types or entry.reason in types):
+            seen_keys.update((named, entry.reason))
             readings.insert(0, Reading(fault_key(named), named))
         for reading in readings:
-            fact = _fact(node, SOURCE_AGENT, reading, at, occurrence=rfc3339(at), detail=message)
+            fact = _fact(node, SOURCE_AGENT, reading, at, occurrence=rfc3339(at), detail=entry.message)
             facts[fact.fact_key] = fact
-    # A label without a dated line counts once a boot: nothing else tells one occurrence from the next.
+    # A label without a time counts once per boot: only the boot id distinguishes its occurrences.
     boot = f"boot-{node.boot_id}"
     untimed = [Reading(fault_key(name), name) for name in types if name not in seen_keys]
     if not facts and not types:
@@ -241,38 +271,17 @@ def _label_names(node: KubernetesNode, keys: tuple[str, ...]) -> tuple[str, ...]
     return tuple(found)
 
 
-def _details(node: KubernetesNode) -> list[_Detail]:
-    """Read `fault-details`, newest last. What cannot be read is passed over."""
-    if not node.fault_details or len(node.fault_details) > _DETAILS_LIMIT:
+def _details(node: KubernetesNode) -> list[_FaultDetail]:
+    """Read `fault-details`, newest last. An unreadable entry is skipped."""
+    if len(node.fault_details) > _DETAILS_LIMIT:
         return []
     try:
-        entries = json.loads(node.fault_details)
+        entries = _FaultDetails.model_validate(json.loads(node.fault_details)).root
     except (ValueError, RecursionError):
         return []
-    read = [_entry(entry) for entry in entries] if isinstance(entries, list) else []
-    return sorted(entry for entry in read if entry)[-_MOST_DETAILS:]
-
-
-def _entry(entry: Any) -> _Detail | None:
-    if not isinstance(entry, dict):
-        return None
-    kind, reason, message, stamp = (entry.get(name, "") for name in ("type", "reason", "message", "timestamp"))
-    if not all(isinstance(text, str) for text in (kind, reason, message)):
-        return None
-    at = _instant(stamp)
-    kind = kind if _NAMES.fullmatch(kind) else ""
-    reason = reason if _NAMES.fullmatch(reason) else ""
-    return _Detail(at, kind, reason, fields.quoted(message)) if at else None
-
-
-def _instant(stamp: Any) -> datetime | None:
-    try:
-        if isinstance(stamp, int | float) and not isinstance(stamp, bool):
-            return fields.epoch_milliseconds(float(stamp), "timestamp")
-        at = datetime.fromisoformat(stamp)
-        return fields.plausible(at, "timestamp") if at.tzinfo else None
-    except (BadEvent, OverflowError, TypeError, ValueError):
-        return None
+    return sorted(entries, key=lambda entry: (entry.timestamp, entry.type, entry.reason, entry.message))[
+        -_MOST_DETAILS:
+    ]
 
 
 def _fact(

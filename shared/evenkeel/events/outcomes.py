@@ -1,4 +1,4 @@
-"""What a parser may answer."""
+"""Answers of a parser."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -11,7 +11,7 @@ Fact: TypeAlias = NodeFact | GroupFact
 
 @dataclass(frozen=True, slots=True)
 class ParsedEvent:
-    """The facts that one event tells, each of them to be taken in by itself; at least one."""
+    """The facts of one event, at least one. Each is ingested by itself."""
 
     facts: tuple[Fact, ...]
 
@@ -25,7 +25,7 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """An event of a kind that no parser knows. Archived and counted, never guessed from its fields."""
+    """An event of a kind without a parser. Archived and counted, never guessed from its fields."""
 
     reason: str
     code: str = "EVENT_UNKNOWN_TYPE"
@@ -33,18 +33,10 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """An event of a known kind that cannot be read. Kept whole for a person."""
+    """An event of a known kind that cannot be read. The dead-letter queue keeps the whole event."""
 
     code: str
     reason: str
 
 
 ParseResult: TypeAlias = ParsedEvent | Ignored | Unknown | Malformed
-
-
-class BadEvent(Exception):
-    """Raised inside a parser at the first fault; never leaves `events`."""
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(f"{code}: {reason}")
-        self.malformed = Malformed(code, reason)

@@ -1,19 +1,25 @@
-"""evenkeel.api / Evenkeel Reported Faults: what a site's own detectors and operators report through the API.
+"""evenkeel.api / Evenkeel Reported Faults: faults that a site's detectors and operators report through the API.
 
-The API puts these envelopes on the queue itself; no rule lets the bus deliver one, so who reports is who signed. A
-detector's envelope that names a provider's or a person's fault was not made by the API, and is refused.
+The API itself puts these events on the queue, and no rule delivers one from the bus. So the reporter is the caller
+whose signature the API checked. A detector's event that names a fault of a provider or an operator is refused: the API
+creates no such event.
 """
 
 import re
 from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import ConfigDict
+from pydantic.alias_generators import to_camel
 
 from evenkeel.domain.health.faults import default_catalogue
-from evenkeel.domain.health.incidents import FactKind, NodeFact
+from evenkeel.domain.health.incidents import FactDetail, FactKind, FactText, FactWord, JobName, NodeFact
 from evenkeel.domain.health.reports import ReporterRole
 from evenkeel.domain.values import rfc3339
 from evenkeel.events import agent_log, driver_lines, eks_conditions, fields
 from evenkeel.events.driver_lines import Reading
-from evenkeel.events.outcomes import BadEvent, Ignored, ParsedEvent
+from evenkeel.events.fields import PRINTABLE, Event, EventModel, InstanceId, PlainText, UtcTime
+from evenkeel.events.outcomes import Ignored, Malformed, ParsedEvent
 
 SOURCE = "evenkeel.api"
 DETAIL_TYPE = "Evenkeel Reported Faults"
@@ -23,7 +29,7 @@ _DIGITS = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 
 def readings(code: str, line: str) -> tuple[Reading, ...]:
-    """Return the faults that a report names: by its code, else by its line; none where neither names one.
+    """Return the faults that a report names by its code, else by its line; none if it names no known fault.
 
     A code is a key of the catalogue (`xid:79`), the number of an Xid, or a name as HyperPod or the EKS agent spell it.
     """
@@ -38,7 +44,7 @@ def readings(code: str, line: str) -> tuple[Reading, ...]:
 
 
 def fault_key(code: str) -> str:
-    """Return the catalogue key of a code; empty where it has none: a guess would be a repair on hearsay."""
+    """Return the catalogue key of a code; empty if it has none. A guess could repair a healthy node."""
     found = default_catalogue().find(code)
     if found:
         return found.key
@@ -69,42 +75,62 @@ def fault_of(
     }
 
 
-def parse(envelope: fields.Envelope) -> ParsedEvent | Ignored:
+class _Fault(EventModel):
+    """An entry of `detail.faults`, as `fault_of` writes it."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    instance_id: InstanceId
+    fault_key: FactWord = ""
+    code: Annotated[FactText, PRINTABLE] = ""
+    gpu: FactWord = ""
+    link: FactWord = ""
+    job_id: JobName = ""
+    observed_at: UtcTime
+    detail: Annotated[FactDetail, PRINTABLE] = ""
+
+
+class _Detail(EventModel):
+    """`detail` of evenkeel.api / Evenkeel Reported Faults, as `detail_of` writes it."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    caller: PlainText
+    reporter_role: PlainText = ""
+    faults: list[_Fault] = []
+
+
+def parse(document: dict[str, Any]) -> ParsedEvent | Ignored | Malformed:
     """Read the event.
 
     Raises:
-        BadEvent: at the first fault.
+        ValidationError: the event does not fit its model.
     """
-    caller = fields.plain_text_of(envelope.detail, "caller", "detail.caller")
-    filed_as = fields.plain_text_of(envelope.detail, "reporterRole", "detail.reporterRole", required=False)
-    # An envelope that says nothing is a detector's: the one with the least authority.
-    reporter_role = ReporterRole.OPERATOR if filed_as == ReporterRole.OPERATOR else ReporterRole.DETECTOR
-    envelope_id, _ = envelope.identity()
-    facts = []
-    for path, fault in fields.list_of(envelope.detail, "faults", "detail.faults"):
-        text = {
-            name: fields.plain_text_of(fault, name, f"{path}.{name}", required=name in ("instanceId", "observedAt"))
-            for name in ("instanceId", "faultKey", "code", "gpu", "link", "jobId", "observedAt", "detail")
-        }
-        fields.check_instance_id(text["instanceId"], f"{path}.instanceId")
-        if not reporter_role.may_report(text["faultKey"]):
-            raise BadEvent(
-                "EVENT_NOT_ITS_FAULT", f"{path}.faultKey: {text['faultKey']} is a fault that a detector may not report"
-            )
-        facts.append(
-            NodeFact(
-                kind=FactKind.SICKENED,
-                # One witness per caller, however much it says.
-                source=f"{_SOURCES[reporter_role]}:{caller}",
-                instance_id=text["instanceId"],
-                fault_key=text["faultKey"],
-                code=text["code"],
-                gpu=text["gpu"],
-                link=text["link"],
-                job_id=text["jobId"],
-                observed_at=fields.time_of(text["observedAt"], f"{path}.observedAt"),
-                envelope_id=envelope_id,
-                detail=text["detail"],
-            )
-        )
-    return ParsedEvent(tuple(facts)) if facts else Ignored("a report without a fault")
+    event = Event[_Detail].model_validate(document)
+    detail = event.detail
+    # An event without a known role is a detector's: the role with the least authority.
+    role = ReporterRole.OPERATOR if detail.reporter_role == ReporterRole.OPERATOR else ReporterRole.DETECTOR
+    for index, fault in enumerate(detail.faults):
+        if not role.may_report(fault.fault_key):
+            problem = f"{fault.fault_key} is a fault that a detector may not report"
+            return Malformed("EVENT_NOT_ITS_FAULT", f"detail.faults[{index}].faultKey: {problem}")
+    # All faults of a caller have the same source: they confirm each other no more than one report does.
+    source = f"{_SOURCES[role]}:{detail.caller}"
+    facts = tuple(_fact(fault, source, event.id) for fault in detail.faults)
+    return ParsedEvent(facts) if facts else Ignored("a report without a fault")
+
+
+def _fact(fault: _Fault, source: str, envelope_id: str) -> NodeFact:
+    return NodeFact(
+        kind=FactKind.SICKENED,
+        source=source,
+        instance_id=fault.instance_id,
+        fault_key=fault.fault_key,
+        code=fault.code,
+        gpu=fault.gpu,
+        link=fault.link,
+        job_id=fault.job_id,
+        observed_at=fault.observed_at,
+        envelope_id=envelope_id,
+        detail=fault.detail,
+    )

@@ -141,6 +141,8 @@ def event(
         @functools.wraps(handler)
         def wrapped(batch: Json, context: Any) -> Json:
             failures = []
+            # Powertools' BatchProcessor gives the same promises, but it loads 150 more modules: 15% of the import time
+            # of a function on the way to a cordon. Redelivery would still need a subclass.
             for record in batch.get("Records", ()):
                 # Bytes that UTF-8 cannot carry stay readable as their escapes.
                 body = str(record["body"]).encode("utf-8", "backslashreplace")

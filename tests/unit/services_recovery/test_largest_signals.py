@@ -121,6 +121,7 @@ def test_a_text_beyond_its_limit_makes_an_event_malformed(field: str) -> None:
 
     assert isinstance(said, Malformed)
     assert said.code == "EVENT_TOO_LARGE"
+    assert said.reason.startswith(f"detail.faults[0].{field}: ")
 
 
 def test_a_node_about_which_everything_is_said_recovers() -> None:
