@@ -31,7 +31,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery import guardrails
 from evenkeel.domain.recovery.guardrails import GuardedAction, GuardFacts, Guardrail
 from evenkeel.domain.recovery.policy import GuardrailPolicy, RepairPolicy
-from evenkeel.events import envelope
+from evenkeel.events import fields
 from evenkeel.ports import (
     EvenkeelError,
     ExecutionState,
@@ -624,7 +624,7 @@ class Simulation:
         """Return a drill that looks like an event: the same, of another fault, healthy again, or of another minute."""
         assert self.forger
         event = json.loads(body)
-        event["source"] = envelope.DRILL_SOURCE
+        event["source"] = fields.DRILL_SOURCE
         health = event["detail"].get("HealthSummary")
         if health and self.forger.random() < 0.6:
             fault = self.forger.choice(("", "NvidiaErrorTerminate", "NvidiaErrorReboot"))

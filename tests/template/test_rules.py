@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.events import envelope, reported_faults
+from evenkeel.events import envelope, fields, reported_faults
 from tests.template.documents import ROOT, Json, resources, template
 
 RULES = resources("AWS::Events::Rule")
@@ -35,7 +35,7 @@ def test_each_sample_comes_in_by_exactly_one_rule(path: Path) -> None:
     event = json.loads(path.read_text(encoding="utf-8"))
 
     assert len(rules_for(event)) == 1
-    assert rules_for(event | {"source": envelope.DRILL_SOURCE}) == ["DrillEvents"]
+    assert rules_for(event | {"source": fields.DRILL_SOURCE}) == ["DrillEvents"]
 
 
 def test_every_kind_that_has_a_parser_has_a_rule_and_a_detectors_report_has_none() -> None:

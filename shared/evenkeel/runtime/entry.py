@@ -1,11 +1,11 @@
-"""The outermost wrappers of every function: what comes in, what a failure is called, and one log line each.
+"""The outermost wrappers of every function. They name failures and write one log line for each call.
 
-`task`       a state of a workflow: JSON in, JSON out
-`event`      an SQS batch of EventBridge envelopes
-`scheduled`  a clock, or the queue that asks for scheduling passes
-`api`        a request through API Gateway
+* `task`: a state of a workflow. It takes and returns JSON.
+* `event`: an SQS batch of EventBridge envelopes.
+* `scheduled`: a run by the clock, or a request for a scheduling cycle.
+* `api`: a request through API Gateway.
 
-The only place that catches `Exception`.
+This is the only module that catches `Exception`.
 """
 
 import functools
@@ -24,16 +24,16 @@ Json: TypeAlias = dict[str, Any]
 
 ARCHIVE_NAME = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 _SHOWN_BYTES = 200
+"""Bytes of a malformed event in a log line. The archive and the dead-letter queue have the whole event."""
 _FIRST_PAUSE, _LAST_PAUSE = 10, 360
-"""Seconds until an event that could not be handled is delivered again: three times as long each time, up to the last.
-With the queue's eight deliveries an outage of twenty minutes loses none."""
-"""How much of an unusable event a log line shows. The whole of it is in the archive and in the dead-letter queue."""
+"""Seconds until a failed event is delivered again: three times as long each time, up to the last value. The queue
+delivers an event eight times, so an outage of twenty minutes loses no event."""
 _BOUND_KEYS = ("incidentId", "jobId", "attempt", "run", "nodeLife", "cluster", "executionArn", "decisionId", "kind")
 _RESULT_KEYS = ("outcome", "reason", "decisionId", "rung", "waitSeconds")
 
 
 class LambdaContext(Protocol):
-    """What is used of the Lambda context."""
+    """The part of the Lambda context that Evenkeel uses."""
 
     @property
     def function_name(self) -> str: ...
@@ -48,9 +48,9 @@ _SELF_TEST = "selfTest"
 
 
 def _with_self_test(handler: Handler) -> Handler:
-    """Answer an event that holds nothing but a self-test; every other one goes to the handler.
+    """Answer an event that contains only a self-test. Any other event goes to the handler.
 
-    No workflow, queue, clock or gateway sends such an event: `evenkeel doctor` invokes the function with it.
+    Only `evenkeel doctor` invokes a function with such an event.
     """
 
     @functools.wraps(handler)
@@ -67,11 +67,11 @@ def _with_self_test(handler: Handler) -> Handler:
 def task(handler: Handler) -> Handler:
     """Wrap the function behind one state of a workflow.
 
-    Step Functions compares error names exactly and knows no inheritance, so an error leaves as `TransientError` or
-    `PermanentError`, the leaf's name first in the message. A bug leaves under its own name.
+    Step Functions compares error names exactly and knows no inheritance. So an error leaves as `TransientError` or
+    `PermanentError`, and its message begins with the name of its class. A bug leaves under its own name.
 
-    With a task token in the event the failure is also sent to Step Functions: an error raised under
-    `.waitForTaskToken` does not end the task on every engine, and a wait that nobody will answer must not stay.
+    If the event has a task token, the failure is also sent to Step Functions. Not every engine ends a task when an
+    error is raised under `.waitForTaskToken`, and the workflow must not wait for an answer that never comes.
     """
 
     @functools.wraps(handler)
@@ -88,7 +88,7 @@ def task(handler: Handler) -> Handler:
 
 
 class MalformedEvent(Protocol):
-    """What a parser returns for an event of a known kind that it cannot read."""
+    """Answer of a parser for an event of a known kind that it cannot read."""
 
     @property
     def code(self) -> str: ...
@@ -100,16 +100,16 @@ class MalformedEvent(Protocol):
 def event(
     *, parse: Callable[[bytes], Any], malformed: type[MalformedEvent], passed_over: tuple[type[Any], ...]
 ) -> Callable[[Callable[[Any, Any], Json]], Handler]:
-    """Wrap the function behind a queue of events. The handler gets one parsed fact at a time.
+    """Wrap the function behind a queue of events. The handler gets one parsed event at a time.
 
-    Each record is archived as it came before anybody reads it. A malformed one goes to the dead-letter queue with its
-    code, and counts as done: a poison event costs one invocation. Only what may succeed later, or failed for a fault
-    of ours, is given back to the queue, item by item.
+    Each record is archived unchanged before it is parsed. A malformed event goes to the dead-letter queue with its code
+    and counts as done, so it costs one invocation. A record goes back to the queue, by itself, if it may succeed later
+    or if a bug stopped it.
 
     Args:
         parse: Reads the envelope; pure.
-        malformed: The type it returns for an unusable event of a known kind.
-        passed_over: The types it returns for events that call for nothing; counted as `Events<type>`.
+        malformed: The type that `parse` returns for a malformed event of a known kind.
+        passed_over: The types that `parse` returns for events that need no action; counted as `Events<type>`.
     """
 
     def decorate(handler: Callable[[Any, Any], Json]) -> Handler:
@@ -141,10 +141,10 @@ def event(
         @functools.wraps(handler)
         def wrapped(batch: Json, context: Any) -> Json:
             failures = []
-            # Powertools' BatchProcessor gives the same promises, but it loads 150 more modules: 15% of the import time
-            # of a function on the way to a cordon. Redelivery would still need a subclass.
+            # Powertools' BatchProcessor keeps the same promises, but faster redelivery would still need a subclass.
+            # It loads 150 more modules, which adds 15% to the import time of a function on the way to a cordon.
             for record in batch.get("Records", ()):
-                # Bytes that UTF-8 cannot carry stay readable as their escapes.
+                # Characters that UTF-8 cannot encode stay readable as their escapes.
                 body = str(record["body"]).encode("utf-8", "backslashreplace")
                 envelope_id = _envelope_id_of(body)
                 keys = {"envelopeId": envelope_id, "messageId": record["messageId"], "sizeBytes": len(body)}
@@ -152,7 +152,7 @@ def event(
                     with _log_call("EventDone", context, keys) as line:
                         answer = one(body, envelope_id, context)
                         line.update(_select_keys(answer, (*_BOUND_KEYS, *_RESULT_KEYS, "code", "beginning")))
-                except Exception:  # noqa: BLE001 - logged by _log_call; the others of the batch go on
+                except Exception:  # noqa: BLE001 - logged by _log_call; the other records of the batch go on
                     failures.append({"itemIdentifier": record["messageId"]})
                     _redeliver_soon(record)
             return {"batchItemFailures": failures}
@@ -163,9 +163,9 @@ def event(
 
 
 def _redeliver_soon(record: Mapping[str, Any]) -> None:
-    """Have a record that could not be handled delivered again in seconds, then in minutes.
+    """Ask the queue to deliver a failed record again in seconds, and later in minutes.
 
-    The queue itself holds it back for six times the function's timeout, and a spot machine is gone after two minutes.
+    Otherwise the queue waits six times the function's timeout, and EC2 takes a spot instance after two minutes.
     """
     receipt, attributes = record.get("receiptHandle"), record.get("attributes") or {}
     if not receipt:
@@ -174,18 +174,18 @@ def _redeliver_soon(record: Mapping[str, Any]) -> None:
     world = wiring.world()
     try:
         world.inbox.delay_redelivery(receipt, min(_LAST_PAUSE, _FIRST_PAUSE * 3 ** (tries - 1)))
-    except Exception as error:  # noqa: BLE001 - then it comes when the queue lets it
+    except Exception as error:  # noqa: BLE001 - then the queue delivers it after its own timeout
         world.telemetry.warning("EventDeliveredLate", error=type(error).__name__, detail=str(error))
 
 
 def scheduled(handler: Handler) -> Handler:
-    """Wrap a function that a clock runs, or the queue of pass requests.
+    """Wrap a function that runs by the clock, or for requests of a scheduling cycle.
 
-    A pass request carries nothing that the next pass does not find by itself. So of a batch only a transient failure
-    is given back: a pass that fails for good must not block the queue's one group.
+    A request holds no data: the next cycle finds the same work. So only a transient failure returns a batch to the
+    queue. A cycle with a permanent failure must not block the queue's only message group.
 
-    A clock's run that fails for a known reason ends as `PUT_OFF`: the next minute's run does the same work. Its
-    heartbeat names the source that failed, and the age of the last success is the alarm. A bug is raised.
+    A run by the clock that fails for a known reason ends as `PUT_OFF`: the next minute's run does the same work. Its
+    heartbeat names the source that failed, and an alarm watches the age of the last success. A bug is raised.
     """
 
     @functools.wraps(handler)
@@ -212,7 +212,7 @@ def scheduled(handler: Handler) -> Handler:
 
 
 def api(handler: Handler) -> Handler:
-    """Wrap a function behind API Gateway: whatever it lets through becomes problem+json without a stack trace."""
+    """Wrap a function behind API Gateway. An exception becomes problem+json without a stack trace."""
 
     @functools.wraps(handler)
     def wrapped(event: Json, context: Any) -> Json:
@@ -238,7 +238,7 @@ def api(handler: Handler) -> Handler:
 
 @contextmanager
 def _report_failure(token: str | None) -> Iterator[None]:
-    """Give errors the two names that workflows know, and answer the task token, if there is one, with the failure."""
+    """Give errors the two names that workflows know, and answer the task token, if any, with the failure."""
     try:
         yield
     except Exception as error:
@@ -253,7 +253,7 @@ def _report_failure(token: str | None) -> Iterator[None]:
 def _fail_token(token: str, failure: Exception) -> None:
     try:
         wiring.world().tokens.fail(token, type(failure).__name__, str(failure))
-    except Exception as error:  # noqa: BLE001 - the failure itself is raised next, and must not be hidden by this one
+    except Exception as error:  # noqa: BLE001 - must not hide the failure, which is raised next
         wiring.world().telemetry.warning("WorkflowNotNotified", error=type(error).__name__, detail=str(error))
 
 
@@ -266,7 +266,7 @@ def _as_port_error(error: Exception) -> Exception:
 
 @contextmanager
 def _log_call(message: str, context: Any, keys: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Bind the keys to every log line, and write one line when the work is over, whatever its end."""
+    """Bind the keys to every log line, and write one line at the end of the call, after success or failure."""
     began = time.perf_counter()
     telemetry = wiring.world().telemetry
     bound = {name: value for name, value in keys.items() if value not in (None, "")}
@@ -300,7 +300,7 @@ def _select_keys(document: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _envelope_id_of(body: bytes) -> str:
-    """Return the envelope's own id, or the digest of a body that has none fit for a name."""
+    """Return the envelope's id, or the digest of the body if the id cannot name an object."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
