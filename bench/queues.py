@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from bench.cpu_usage import Usage
 from bench.figures import quantile
-from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
+from evenkeel.domain.kueue.decisions import Decision, Result
 from evenkeel.domain.kueue.objects import (
     Cohort,
     Flavor,
@@ -38,6 +38,7 @@ from evenkeel.domain.kueue.objects import (
     ResourceGroup,
     Workload,
 )
+from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import Rules
 
 TRACES: Final = Path(__file__).parent / "traces"
@@ -140,7 +141,7 @@ def nominations(queued: int, wanted: int, *, fair: bool) -> QueueThroughput:
                 speed.admissions += 1
                 running.append(decision.workload.workload_id)
             for victim in decision.victims:
-                scheduler.give_up(victim.workload_id)
+                scheduler.requeue_evicted(victim.workload_id)
         for _ in range(min(20, len(running))):
             index = rng.randrange(len(running))
             running[index], running[-1] = running[-1], running[index]
@@ -223,7 +224,7 @@ def _carry_out(
         for victim in decision.victims:
             ran.evictions += 1
             ends.pop(victim.workload_id, None)
-            scheduler.give_up(victim.workload_id)
+            scheduler.requeue_evicted(victim.workload_id)
         goes_on = goes_on or decision.result is not Result.NO_CANDIDATES
     return goes_on
 

@@ -10,7 +10,16 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from evenkeel.domain.kueue import hyperpod, kueue, own, replay, report, why
+from evenkeel.domain.kueue import (
+    configuration,
+    hyperpod,
+    own,
+    plan_events,
+    queue_manifests,
+    report,
+    why,
+    workload_manifests,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "schemas"
@@ -20,18 +29,23 @@ Json = dict[str, Any]
 
 SCHEMAS: dict[str, tuple[type[BaseModel], ...]] = {
     "quota.kueue": (
-        kueue.ClusterQueue,
-        kueue.CohortManifest,
-        kueue.LocalQueue,
-        kueue.ResourceFlavor,
-        kueue.WorkloadPriorityClass,
-        kueue.Namespace,
+        queue_manifests.ClusterQueue,
+        queue_manifests.CohortManifest,
+        queue_manifests.LocalQueue,
+        queue_manifests.ResourceFlavor,
+        queue_manifests.WorkloadPriorityClass,
+        queue_manifests.Namespace,
     ),
-    "quota.hyperpod": (hyperpod.ComputeQuota, hyperpod.SchedulerConfig, hyperpod.ClusterCapacity, hyperpod.Several),
+    "quota.hyperpod": (
+        hyperpod.ComputeQuota,
+        hyperpod.SchedulerConfig,
+        hyperpod.ClusterCapacity,
+        hyperpod.ComputeQuotas,
+    ),
     "quota.evenkeel": (own.OwnQuotas,),
-    "jobs": (own.Jobs, own.Job, kueue.WorkloadManifest),
-    "events": (replay.Events,),
-    "configuration.kueue": (kueue.Configuration,),
+    "jobs": (own.Jobs, own.Job, workload_manifests.WorkloadManifest),
+    "events": (plan_events.Events,),
+    "configuration.kueue": (configuration.Configuration,),
     "plan": (report.Plan,),
     "why": (why.Why,),
 }

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.kueue.documents import DocumentError, seconds
-from evenkeel.domain.kueue.kueue import NO_JOBS, expanded, is_other_kind
+from evenkeel.domain.kueue.manifest_kinds import NO_JOBS, expanded, is_other_kind
+from evenkeel.domain.kueue.plan_events import Events
 from evenkeel.domain.kueue.quantities import short_text
-from evenkeel.domain.kueue.replay import Events, Replay
+from evenkeel.domain.kueue.replay import Replay
 from evenkeel.domain.kueue.report import Considered, CycleAnswer, DecisionAnswer, NodeAnswer, Plan, decision_of
 from evenkeel.domain.kueue.setup import Declared, Profile
 from evenkeel_cli.offline import quota_files
@@ -43,7 +44,7 @@ def run(
                 for found in _jobs_of(each):
                     where = f"{file}: document {position + 1}"
                     if isinstance(found, dict) and (str(found.get("kind")) in NO_JOBS or is_other_kind(found)):
-                        declared.read_warnings.warn(where, f"{found['kind']} is no job: it is passed over here")
+                        declared.read_warnings.warn(where, f"{found['kind']} is not a job and is ignored here")
                     else:
                         replay.submit(found, where)
         replay.run(_events(declared, events), str(events or "events"))

@@ -11,7 +11,7 @@ from evenkeel.domain.kueue.setup import RULES, Declared, Profile, documents
 from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
-    from evenkeel.domain.kueue.exchange import Exchanged
+    from evenkeel.domain.kueue.exchange import Converted
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml parses seven times as fast
@@ -67,16 +67,16 @@ def refused(error: DocumentError) -> CommandFailed:
     return CommandFailed(Exit.USAGE, str(error), code="DOCUMENT_REFUSED")
 
 
-def exchange(files: list[Path], into: str) -> "Exchanged":
+def exchange(files: list[Path], into: str) -> "Converted":
     """Return quota files in another spelling, and what was lost.
 
     Raises:
         CommandFailed: a file cannot be used, or there is no such spelling.
     """
-    from evenkeel.domain.kueue.exchange import Spelling, exchanged
+    from evenkeel.domain.kueue.exchange import Format, convert
 
-    if into not in list(Spelling):
-        known = ", ".join(Spelling)
+    if into not in list(Format):
+        known = ", ".join(Format)
         raise CommandFailed(Exit.USAGE, f"There is no format {into!r}. Use one of: {known}.", code="USAGE")
     # Rules come from the files alone: fair sharing is on where a HyperPod policy says so.
-    return exchanged(declared(Profile.KUEUE, files), Spelling(into))
+    return convert(declared(Profile.KUEUE, files), Format(into))

@@ -6,7 +6,7 @@ from typing import Any
 
 from evenkeel.domain.kueue.documents import DocumentError
 from evenkeel.domain.kueue.documents import read as read_document
-from evenkeel.domain.kueue.exchange import Spelling, exchanged
+from evenkeel.domain.kueue.exchange import Format, convert
 from evenkeel.domain.kueue.own import OwnQuotas
 from evenkeel.domain.kueue.setup import RULES, Declared, Profile
 from evenkeel.domain.quotas.teams import (
@@ -54,7 +54,7 @@ def read(files: list[Path]) -> DesiredState:
             for document in each["documents"] if isinstance(each, dict) and "documents" in each else [each]:
                 _add(document, str(file), wanted, declared)
     if declared.queues or declared.cohorts or declared.priorities:
-        found = exchanged(declared, Spelling.EVENKEEL)
+        found = convert(declared, Format.EVENKEEL)
         wanted.losses = found.losses
         document = OwnQuotas.model_validate(found.documents[0])
         setup = setup_of_quotas(document)

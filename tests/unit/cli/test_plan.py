@@ -444,7 +444,7 @@ def test_a_bad_duration_is_named_with_the_field(files: Files, field: str, writte
     code, _, error = files.run(options=f"--config {config}")
 
     assert code == 2
-    assert f"admissionFairSharing.{field}: '{written}' is no duration" in error
+    assert f"admissionFairSharing.{field}: '{written}' is not a duration" in error
 
 
 def test_a_bad_event_is_named_by_its_number(files: Files) -> None:
@@ -459,7 +459,7 @@ def test_an_admission_of_another_number_of_pod_sets_is_refused(files: Files, adm
     code, _, error = files.run(job("a", admitted=admitted), quota=SMALL)
 
     assert code == 2
-    assert "one for each pod set is needed" in error
+    assert "must have one entry for each pod set" in error
 
 
 def test_what_is_not_known_is_told_and_nothing_else(files: Files) -> None:
@@ -547,7 +547,7 @@ def test_a_missing_namespace_selector_is_taken_as_every_namespace_and_said(files
     code, out, error = files.run(workload("a"), quota=quota)
 
     assert (code, json.loads(out)["end"]["admitted"][0]["job"]) == (0, "lab/a")
-    assert "Kueue would admit nobody" in error
+    assert "Kueue would admit no job" in error
 
 
 def test_a_selector_of_nothing_takes_nobody(files: Files) -> None:
@@ -806,7 +806,7 @@ def test_who_failed_its_checks_is_not_taken(files: Files) -> None:
     checks = {"admissionChecks": [{"name": "budget", "state": "Rejected", "message": "too dear"}]}
     (decision,) = files.plan(workload("a", status=checks))["cycles"][0]["decisions"]
 
-    assert (decision["result"], decision["reason"]) == ("Inadmissible", "It failed its admission checks: budget.")
+    assert (decision["result"], decision["reason"]) == ("Inadmissible", "The job failed its admission checks: budget.")
 
 
 GREEDY = {"requests": {"cpu": "300m"}, "limits": {"cpu": "200m"}}
@@ -824,7 +824,7 @@ def test_pods_that_ask_for_more_than_their_limits_are_not_taken(files: Files, po
     (decision,) = files.plan(workload("a", **pods))["cycles"][0]["decisions"]
 
     assert (decision["result"], decision["requeue"]) == ("Inadmissible", "parked")
-    assert decision["reason"] == "Its pods ask for more than their own limits: cpu."
+    assert decision["reason"] == "The job's pods request more than their own limits: cpu."
 
 
 @pytest.mark.parametrize(
@@ -853,8 +853,8 @@ def test_one_file_may_hold_queues_and_jobs(files: Files) -> None:
     code, out, error = output("plan", "--profile", "kueue", "--quota", name, "--jobs", name, "-o", "json")
 
     assert (code, sorted(evicted(json.loads(out)))) == (0, ["lab/a"])
-    assert "Workload/a: declares no quota: it is passed over here" in error
-    assert "LocalQueue is no job: it is passed over here" in error
+    assert "Workload/a: declares no quota and is ignored here" in error
+    assert "LocalQueue is not a job and is ignored here" in error
 
 
 @pytest.mark.parametrize("of_the_queue", ["", "default"])
@@ -889,7 +889,7 @@ def test_other_objects_of_kubernetes_are_passed_over_in_both_files_and_told(file
 
     assert [each["job"] for each in found["end"]["admitted"]] == ["lab/a"]
     assert any("ConfigMap/settings: declares no quota" in each for each in found["warnings"])
-    assert any("document 2: Job is no job" in each for each in found["warnings"])
+    assert any("document 2: Job is not a job" in each for each in found["warnings"])
 
 
 def test_kueues_admission_fair_sharing_orders_by_what_local_queues_used(files: Files) -> None:
@@ -966,7 +966,7 @@ def test_a_transformation_may_take_from_what_others_make_and_from_nothing_else(
     [
         ("{kind: [ClusterQueue]}", "", "declares no quota"),
         ("{apiVersion: kueue.x-k8s.io/v1beta2, kind: ClusterQueu, metadata: {name: x}}", "", "declares no quota"),
-        ("", "{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workloads, metadata: {name: x}}", "kind: Workloads is no job"),
+        ("", "{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workloads, metadata: {name: x}}", "kind: Workloads is not a job"),
         (
             "{InstanceGroups: [{InstanceType: x1, CurrentCount: 1}], SchedulerConfig: {IdleResourceSharing: Enabled}}",
             "",
@@ -1040,8 +1040,8 @@ def test_held_evictions_come_to_rest(files: Files) -> None:
 @pytest.mark.parametrize(
     ("admitted", "words"),
     [
-        ({"flavors": {"gpu": "nosuch"}}, "flavor nosuch, which nothing declares"),
-        ({"flavors": {}}, "pod set main requests gpu, and its admission names no flavor for it"),
+        ({"flavors": {"gpu": "nosuch"}}, "flavor nosuch, which is not declared"),
+        ({"flavors": {}}, "pod set main requests gpu, but its admission names no flavor for it"),
     ],
 )
 def test_admission_without_a_declared_flavor_is_refused(files: Files, admitted: Json, words: str) -> None:
@@ -1078,8 +1078,8 @@ def test_undeclared_resources_need_no_flavor_where_ignored(files: Files) -> None
     [
         ({"TopologyAwareScheduling": True, "MultiKueue": True, "ConcurrentAdmission": False}, []),
         ({"LendingLimit": True, "HierarchicalCohorts": True}, []),
-        ({"ConcurrentAdmission": True}, ["featureGates.ConcurrentAdmission: true is not supported, the rules stay"]),
-        ({"FlavorFungibility": False}, ["featureGates.FlavorFungibility: false is not supported, the rules stay"]),
+        ({"ConcurrentAdmission": True}, ["featureGates.ConcurrentAdmission: true is not supported and changes no rule"]),
+        ({"FlavorFungibility": False}, ["featureGates.FlavorFungibility: false is not supported and changes no rule"]),
         ({"NoSuchGate": True}, ["featureGates.NoSuchGate: Kueue has no such gate up to version 0.20"]),
     ],
 )

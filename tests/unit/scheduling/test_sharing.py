@@ -12,8 +12,9 @@ from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.kueue.cycle import Result
-from evenkeel.domain.kueue.replay import Events, Replay
+from evenkeel.domain.kueue.decisions import Result
+from evenkeel.domain.kueue.plan_events import Events
+from evenkeel.domain.kueue.replay import Replay
 from evenkeel.domain.kueue.setup import RULES, Declared, Profile
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode

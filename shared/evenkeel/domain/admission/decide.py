@@ -24,8 +24,8 @@ from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue import quantities
-from evenkeel.domain.kueue.cycle import Decision, Result
-from evenkeel.domain.kueue.flavors import Mode as FlavorMode
+from evenkeel.domain.kueue.assignment import Mode as FlavorMode
+from evenkeel.domain.kueue.decisions import Decision, Result
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.claims import QuotaFacts, replay_quota
@@ -224,7 +224,7 @@ def from_quota_decision(facts: AdmissionFacts, weighed: Decision) -> AdmissionDe
         case Result.PREEMPTING:
             victims = tuple(PreemptionVictim(job_id=each.workload_id, reason=each.reason) for each in weighed.victims)
             return _decided(facts, Action.PREEMPT, weighed.reason, considered).model_copy(update={"victims": victims})
-        case Result.NO_SEATS:
+        case Result.NO_NODES:
             reason = f"The job's quota is available. {weighed.reason}"
             return _decided(facts, Action.WAIT, reason, (*_rejected_fits(facts, None), *considered))
         case _:

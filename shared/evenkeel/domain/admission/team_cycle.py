@@ -42,12 +42,13 @@ from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue import own
-from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
-from evenkeel.domain.kueue.flavors import Assignment
+from evenkeel.domain.kueue.assignment import Assignment
+from evenkeel.domain.kueue.decisions import Decision, Result
 from evenkeel.domain.kueue.hyperpod import INSTANCE_TYPE_LABEL
-from evenkeel.domain.kueue.kueue import Expression
 from evenkeel.domain.kueue.objects import Amounts, QueueingStrategy, Workload
 from evenkeel.domain.kueue.preemption import Demand, Victim, preemptable_victims
+from evenkeel.domain.kueue.queue_manifests import Expression
+from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import Declared, Profile
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.quotas import flavor_matching
@@ -170,7 +171,7 @@ class _TeamCycle:
         for name, submitters in self.snapshot.used.items():
             resource = flavor_matching.resource_of((), self.queues[name], self.catalogue)
             for submitter, left in submitters.items():
-                scheduler.used_before(name, submitter, {resource: left})
+                scheduler.add_past_use(name, submitter, {resource: left})
         for charge in sorted(self.snapshot.charges, key=lambda each: (each.admitted_at or self.now, each.job_id)):
             queue = self.queues.get(charge.queue or charge.team)
             use = flavor_matching.quota_use(charge, queue, self.flavors, self.catalogue) if queue else {}
@@ -397,7 +398,7 @@ class _TeamCycle:
         if decision.result is Result.ADMITTED:
             self._admitted(request)
             return True
-        if decision.result is Result.NO_SEATS:
+        if decision.result is Result.NO_NODES:
             self.unplaced[request.job_id] = self.turns[request.job_id]
         if decision.result in (Result.PREEMPTING, Result.DEFERRED, Result.SKIPPED) or _tries_next_flavor(
             decision.assignment
@@ -414,7 +415,7 @@ class _TeamCycle:
         self.scheduler.withdraw(workload)
         self._reserve(request, workload, unplaced.decision.assignment)
         if request.job_id in self.kept:
-            self.scheduler.snapshot.team_of(workload).node.add_all(self.kept[request.job_id][1])
+            self.scheduler.snapshot.queue_of(workload).node.add_all(self.kept[request.job_id][1])
         if is_strict:
             self._block_queue(request)
         return True
@@ -544,13 +545,13 @@ class _TeamCycle:
 
     def _preemption_candidates(self, request: AdmissionRequest, decision: Decision) -> list[Victim]:
         """Return who may be asked to stop for a job, in their order; what is kept for it is no use of its queue's."""
-        team = self.scheduler.snapshot.team_of(decision.workload)
+        queue = self.scheduler.snapshot.queue_of(decision.workload)
         wanted = {key: amount for key, amount in decision.assignment.use.items() if amount > 0}
         _, own = self.kept.get(request.job_id, ("", {}))
-        team.node.remove_all(own)
-        demand = Demand(decision.workload, team, wanted, frozenset(wanted))
+        queue.node.remove_all(own)
+        demand = Demand(decision.workload, queue, wanted, frozenset(wanted))
         found = preemptable_victims(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
-        team.node.add_all(own)
+        queue.node.add_all(own)
         started = {charge.job_id for charges in self.started.values() for charge in charges}
         return [each for each in found if each.workload_id not in started]
 
@@ -566,7 +567,7 @@ class _TeamCycle:
         waits_for = {
             Result.PREEMPTING: "preempted jobs to stop",
             Result.DEFERRED: "preempted jobs to stop",
-            Result.NO_SEATS: "free nodes",
+            Result.NO_NODES: "free nodes",
         }
         return self._blocked_by(
             request, name, waits_for.get(turn.decision.result, "quota") if turn else "a later scheduling cycle"

@@ -1,15 +1,26 @@
-"""Queues that share quota: who may use how much, who goes next, and who has to give way.
+"""Queues that share quota: how much a queue may use, which workload is next, and which workloads are preempted.
 
-    objects.py       what is configured and what is asked for: queues, cohorts, flavors, workloads
-    capacity.py      the algebra of quota, use and borrowing over a tree of cohorts
-    flavors.py       which flavor each pod set gets, and in which mode: it fits, others must go, or it does not
-    preemption.py    who has to go, in the classical order
-    fair_sharing.py  who has to go, and who goes first, by shares
-    pending.py       a queue's waiting workloads: its head, what is parked, what is sticky
-    cycle.py         one scheduling cycle over all of it
+The scheduler:
 
-The rules are Kueue's (version 0.20, https://kueue.sigs.k8s.io/docs/concepts/), which SageMaker HyperPod task governance
-inherits; what goes beyond them has a switch of its own. Without clock, network and storage; deterministic to the last
-tie. Unlike the rest of the domain these modules change what they hold in place: a cycle weighs thousands of workloads
-against one snapshot, and undoes what it only tried.
+    objects.py       queues, cohorts, flavors (configuration) and workloads
+    capacity.py      quota, use and borrowing over a tree of cohorts
+    flavors.py       the flavors of each pod set, and whether they need preemption
+    preemption.py    the victims, in the classical order
+    fair_sharing.py  the victims and the order of the heads, by shares
+    pending.py       the pending workloads of a queue: its head, parked and sticky workloads
+    decayed.py       recent use of sub-queues
+    snapshot.py      the state that a cycle reads
+    nomination.py    flavors and victims for one head
+    cycle.py         one scheduling cycle
+    scheduler.py     queues and workloads from cycle to cycle
+    checker.py       an independent check of decisions, for tests
+
+The files of `evenkeel plan`: `queue_manifests.py`, `workload_manifests.py` and `configuration.py` (Kueue),
+`hyperpod.py`, `own.py` (the short form), `setup.py` (all of them together), `exchange.py` (conversion). The plan
+itself: `plan_events.py`, `replay.py`, `report.py`, `why.py`, `eviction_loops.py`.
+
+The rules are Kueue's, version 0.20 (https://kueue.sigs.k8s.io/docs/concepts/). SageMaker HyperPod task governance uses
+the same rules. Each rule beyond them has its own switch in `Rules`. The code uses no clock, network or storage, and
+every tie is broken. Unlike the rest of the domain, these modules change values in place. A cycle tries thousands of
+workloads in one snapshot, and undoes each try.
 """

@@ -1,14 +1,14 @@
-"""The algebra of quota over a tree of cohorts.
+"""Quota, use and borrowing over a tree of cohorts.
 
-    kept(n)      what n keeps to itself                     max(0, sub(n) - lend), 0 without a lending limit
-    sub(n)       what n's subtree holds                     nominal(n) + what its children let go of
-    use(n)       a queue's use; a cohort's is what its children use beyond what they keep
-    potential(n) the most n could use of an empty tree
-    available(n) what n could use now; negative where a tree uses more than it holds
+    guaranteed(n) quota that n does not lend             max(0, subtree(n) - lending limit), 0 without a lending limit
+    subtree(n)    quota of n's subtree                   nominal(n) + what its children can lend
+    use(n)        use of a queue; of a cohort, what its children use beyond their guaranteed quota
+    potential(n)  the most that n could use in an empty tree
+    available(n)  what n could use now; negative if the tree uses more than its quota
 
-Each is a figure per key, so a node has a slot for each of its keys, and a slot knows the slots above it: a scheduling
-cycle asks little else. Taking back what was added gives the tree as it was. Source: Kueue's concepts
-of cohort and quota.
+Each figure exists for each key. A node therefore has a slot for each of its keys, and a slot refers to the slot of its
+parent: a scheduling cycle reads little else. Removing the use that was added restores the tree exactly. Source: Kueue's
+concepts of cohort and quota.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,49 +17,49 @@ from evenkeel.domain.kueue.objects import NO_QUOTA, Cohort, Key, Queue, Quota, R
 
 
 class Slot:
-    """One key of one node."""
+    """Quota and use of one key in one node."""
 
-    __slots__ = ("_potential", "above", "borrow", "chain", "kept", "nominal", "sub", "use")
+    __slots__ = ("_potential", "borrow", "chain", "guaranteed", "nominal", "parent_slot", "subtree", "use")
 
-    def __init__(self, quota: Quota, above: "Slot | None") -> None:
+    def __init__(self, quota: Quota, parent_slot: "Slot | None") -> None:
         self.nominal = quota.nominal
         self.borrow = quota.borrow
-        self.above = above
-        """The slot of the parent."""
-        self.chain: tuple[Slot, ...] = (self,) if above is None else (*above.chain, self)
-        """From the root's to its own."""
-        self.sub = quota.nominal
-        self.kept = 0
+        self.parent_slot = parent_slot
+        """The slot of the same key in the parent."""
+        self.chain: tuple[Slot, ...] = (self,) if parent_slot is None else (*parent_slot.chain, self)
+        """The slots from the root's to its own."""
+        self.subtree = quota.nominal
+        self.guaranteed = 0
         self.use = 0
         self._potential: int | None = None
 
     @property
-    def spare(self) -> int:
-        """What it keeps to itself and does not use."""
-        return max(0, self.kept - self.use)
+    def unused_guaranteed(self) -> int:
+        """Guaranteed quota that is not used."""
+        return max(0, self.guaranteed - self.use)
 
     @property
     def potential(self) -> int:
-        """The most it could use of an empty tree."""
+        """The most that could be used in an empty tree."""
         if self._potential is None:
-            most = self.sub
-            if self.above is not None:
-                most = self.kept + self.above.potential
+            most = self.subtree
+            if self.parent_slot is not None:
+                most = self.guaranteed + self.parent_slot.potential
                 if self.borrow is not None:
-                    most = min(most, self.sub + self.borrow)
+                    most = min(most, self.subtree + self.borrow)
             self._potential = most
         return self._potential
 
     def available(self) -> int:
-        """Return what it could use now; negative where the tree uses more than it holds."""
+        """Return what could be used now; negative if the tree uses more than its quota."""
         chain = self.chain
         root = chain[0]
-        found = root.sub - root.use
+        found = root.subtree - root.use
         for slot in chain[1:]:
-            beyond = slot.use - slot.kept
+            beyond = slot.use - slot.guaranteed
             borrow = slot.borrow
             if borrow is not None:
-                most = slot.sub - slot.kept + borrow
+                most = slot.subtree - slot.guaranteed + borrow
                 if beyond > 0:
                     most -= beyond
                 found = min(found, most)
@@ -68,31 +68,31 @@ class Slot:
         return found
 
     def add(self, amount: int) -> None:
-        """Use more; what goes beyond what it keeps is used of its parent too."""
+        """Add use. Use beyond the guaranteed quota also counts in the parent."""
         slot = self
         while True:
-            spare = slot.kept - slot.use
+            unused_guaranteed = slot.guaranteed - slot.use
             slot.use += amount
-            if spare > 0:
-                amount -= spare
-            if amount <= 0 or slot.above is None:
+            if unused_guaranteed > 0:
+                amount -= unused_guaranteed
+            if amount <= 0 or slot.parent_slot is None:
                 return
-            slot = slot.above
+            slot = slot.parent_slot
 
     def remove(self, amount: int) -> None:
-        """Use less: the reverse of `add`, also of one of less than nothing, which concerns no parent."""
+        """Remove use: the reverse of `add`. A negative amount changes no parent."""
         slot = self
         while True:
-            past = slot.use - slot.kept
+            past = slot.use - slot.guaranteed
             slot.use -= amount
-            if past <= 0 or amount <= 0 or slot.above is None:
+            if past <= 0 or amount <= 0 or slot.parent_slot is None:
                 return
             amount = min(amount, past)
-            slot = slot.above
+            slot = slot.parent_slot
 
 
 class Node:
-    """A queue or a cohort in its tree: what it holds, and what is used of it."""
+    """A queue or a cohort in its tree, with its quota and use."""
 
     __slots__ = (
         "_by_resource",
@@ -118,99 +118,99 @@ class Node:
         self.weight = weight
         self.parent: Node | None = None
         self.path: tuple[Node, ...] = ()
-        """Its ancestors, from the parent to the root."""
+        """The ancestors, from the parent to the root."""
         self.children: list[Node] = []
-        """Those that take part, by name, cohorts before queues."""
+        """The active children: cohorts before queues, each by name."""
         self.height = 0
-        """0 for a queue and for an empty cohort; the longest way down to a queue."""
+        """0 for a queue and for an empty cohort; otherwise the longest path down to a queue."""
         self.slots: dict[Key, Slot] = {}
         self.declared: tuple[tuple[Key, Slot], ...] = ()
-        """The keys of which its subtree holds anything by declaration."""
+        """The keys for which the subtree declares quota."""
         self._lendable: dict[str, int] | None = None
         self._by_resource: tuple[tuple[str, tuple[tuple[Key, Slot], ...]], ...] | None = None
 
     def at(self, key: Key) -> Slot:
-        """Return its slot of a key."""
+        """Return the slot of a key."""
         found = self.slots.get(key)
         if found is None:
-            above = self.parent.at(key) if self.parent else None
-            found = self.slots[key] = Slot(self.quotas.get(key, NO_QUOTA), above)
+            parent_slot = self.parent.at(key) if self.parent else None
+            found = self.slots[key] = Slot(self.quotas.get(key, NO_QUOTA), parent_slot)
         return found
 
     @property
     def root(self) -> "Node":
-        """The top of its tree; itself where it has no parent."""
+        """The root of the tree; the node itself if it has no parent."""
         return self.path[-1] if self.path else self
 
     def potential(self, key: Key) -> int:
-        """Return the most it could use of an empty tree."""
+        """Return the most that could be used in an empty tree."""
         return self.at(key).potential
 
     def available(self, key: Key) -> int:
-        """Return what it could use now; negative where the tree uses more than it holds."""
+        """Return what could be used now; negative if the tree uses more than its quota."""
         return self.at(key).available()
 
     def free(self, key: Key) -> int:
-        """Return what it could use now, as a test of fit asks for it: never negative."""
+        """Return what could be used now, never negative."""
         return max(0, self.at(key).available())
 
     def fits(self, wanted: Mapping[Key, int]) -> bool:
-        """Whether all of these amounts are there at once."""
+        """Whether all of these amounts are available at once."""
         return all(amount <= 0 or amount <= self.at(key).available() for key, amount in wanted.items())
 
     def add(self, key: Key, amount: int) -> None:
-        """Use more of a key."""
+        """Add use of a key."""
         self.at(key).add(amount)
 
     def remove(self, key: Key, amount: int) -> None:
-        """Use less of a key."""
+        """Remove use of a key."""
         self.at(key).remove(amount)
 
     def add_all(self, amounts: Mapping[Key, int]) -> None:
-        """Use more of several keys."""
+        """Add use of several keys."""
         for key, amount in amounts.items():
             self.at(key).add(amount)
 
     def remove_all(self, amounts: Mapping[Key, int]) -> None:
-        """Use less of several keys."""
+        """Remove use of several keys."""
         for key, amount in amounts.items():
             self.at(key).remove(amount)
 
-    def is_over_with(self, key: Key, amount: int) -> bool:
-        """Whether it would use more than it holds (a queue: more than nominal) with so much more."""
+    def borrows_with(self, key: Key, amount: int) -> bool:
+        """Whether this additional amount exceeds the subtree's quota (of a queue: its nominal quota)."""
         slot = self.at(key)
-        return slot.use + amount > slot.sub
+        return slot.use + amount > slot.subtree
 
-    def is_within(self, keys: Iterable[Key]) -> bool:
-        """Whether it uses no more than it holds, on every one of these keys."""
+    def is_within_quota(self, keys: Iterable[Key]) -> bool:
+        """Whether the use of each of these keys is within the subtree's quota."""
         for key in keys:
             slot = self.at(key)
-            if slot.use > slot.sub:
+            if slot.use > slot.subtree:
                 return False
         return True
 
     def level(self, key: Key, amount: int) -> tuple[int, bool]:
-        """Return how far up the tree so much more must be borrowed, and whether that is below the root.
+        """Return at which height of the tree an additional amount is borrowed, and whether that is below the root.
 
-        0 is not borrowed at all; else the height of the lowest ancestor whose subtree holds it.
+        0 means that nothing is borrowed. Otherwise it is the height of the lowest ancestor whose subtree has enough.
         """
         if self.parent is None:
             return 0, False
         slot = self.at(key)
-        if slot.use + amount <= slot.sub:
+        if slot.use + amount <= slot.subtree:
             return 0, True
         for ancestor in self.path:
-            spare = slot.kept - slot.use
-            if spare > 0:
-                amount -= spare
-            slot = slot.above or slot
-            if slot.use + amount <= slot.sub:
+            unused = slot.guaranteed - slot.use
+            if unused > 0:
+                amount -= unused
+            slot = slot.parent_slot or slot
+            if slot.use + amount <= slot.subtree:
                 return ancestor.height, ancestor.parent is not None
         return self.root.height, False
 
     @property
     def by_resource(self) -> tuple[tuple[str, tuple[tuple[Key, Slot], ...]], ...]:
-        """The declared keys of each resource, by its name."""
+        """The declared keys of each resource, in the order of the resources' names."""
         if self._by_resource is None:
             found: dict[str, list[tuple[Key, Slot]]] = {}
             for key, slot in self.declared:
@@ -220,7 +220,7 @@ class Node:
 
     @property
     def lendable(self) -> dict[str, int]:
-        """What a child of this node could have at most, by resource."""
+        """The most that a child of this node could use, by resource."""
         if self._lendable is None:
             found: dict[str, int] = {}
             for key, _ in self.root.declared:
@@ -230,7 +230,7 @@ class Node:
 
 
 def quotas_of(groups: Iterable[ResourceGroup]) -> dict[Key, Quota]:
-    """Return the quota by key of what a queue or cohort declares."""
+    """Return the quota by key that a queue or cohort declares."""
     return {
         (flavor.flavor, resource): quota
         for group in groups
@@ -243,38 +243,38 @@ class Tree:
     """All queues and cohorts, as one or more trees."""
 
     def __init__(self, queues: Iterable[Queue], cohorts: Iterable[Cohort]) -> None:
-        """Build the trees, unused."""
+        """Build the trees without use."""
         self.queues = {each.name: _node(each, is_queue=True) for each in sorted(queues, key=lambda each: each.name)}
         declared = {each.name: each for each in cohorts}
         parents = {name: each.parent for name, each in declared.items()}
         specs = {each.name: each.cohort for each in queues}
-        self.cyclic = _on_cycles(parents)
-        """Cohorts that are their own ancestors: nothing below them is admitted."""
+        self.cyclic = _cyclic_cohorts(parents)
+        """Cohorts that are their own ancestors. Queues below them admit no workload."""
         for name in (*specs.values(), *parents.values()):
             if name and name not in declared:
-                declared[name] = Cohort(name)  # named and never defined: an empty root
+                declared[name] = Cohort(name)  # named as a parent but never declared: a root without quota
         self.cohorts = {name: _node(declared[name], is_queue=False) for name in sorted(declared)}
         for name, parent in sorted(parents.items()):
             if parent and name not in self.cyclic:
-                self._hang(self.cohorts[name], parent)
+                self._attach(self.cohorts[name], parent)
         for name in self.queues:
             if specs[name]:
-                self._hang(self.queues[name], specs[name])
+                self._attach(self.queues[name], specs[name])
         for root in self.roots():
             _accumulate(root)
 
-    def _hang(self, child: Node, parent: str) -> None:
+    def _attach(self, child: Node, parent: str) -> None:
         child.parent = self.cohorts[parent]
         child.parent.children.append(child)
 
     def roots(self) -> Iterator[Node]:
-        """Yield the top of each tree: cohorts by name, then queues without one."""
+        """Yield the root of each tree: cohorts by name, then queues without a cohort."""
         for node in (*self.cohorts.values(), *self.queues.values()):
             if node.parent is None:
                 yield node
 
     def is_cyclic(self, queue: str) -> bool:
-        """Whether a queue hangs below a cycle."""
+        """Whether a queue is below a cohort that is its own ancestor."""
         node = self.queues[queue]
         return any(ancestor.name in self.cyclic for ancestor in node.path)
 
@@ -294,7 +294,7 @@ def _node(declared: Queue | Cohort, *, is_queue: bool) -> Node:
     return node
 
 
-def _on_cycles(parents: Mapping[str, str]) -> frozenset[str]:
+def _cyclic_cohorts(parents: Mapping[str, str]) -> frozenset[str]:
     found = set()
     for start in parents:
         seen, name = set(), start
@@ -303,28 +303,28 @@ def _on_cycles(parents: Mapping[str, str]) -> frozenset[str]:
             name = parents[name]
         if name in seen:
             found.add(name)
-            on_it = parents[name]
-            while on_it != name:
-                found.add(on_it)
-                on_it = parents[on_it]
+            name_on_cycle = parents[name]
+            while name_on_cycle != name:
+                found.add(name_on_cycle)
+                name_on_cycle = parents[name_on_cycle]
     return frozenset(found)
 
 
 def _accumulate(node: Node) -> None:
-    """Sum up what each subtree holds, from the leaves to the root."""
+    """Add up the quota of each subtree, from the leaves to the root."""
     node.path = (node.parent, *node.parent.path) if node.parent else ()
     node.children.sort(key=lambda child: (child.is_queue, child.name))
     for key in node.quotas:
         node.at(key)
     for child in node.children:
         _accumulate(child)
-        for key, held in child.declared:
-            node.at(key).sub += held.sub - held.kept
+        for key, slot in child.declared:
+            node.at(key).subtree += slot.subtree - slot.guaranteed
     for key, quota in node.quotas.items():
         if quota.lend is not None:
             slot = node.at(key)
-            slot.kept = max(0, slot.sub - quota.lend)
+            slot.guaranteed = max(0, slot.subtree - quota.lend)
     node.declared = tuple(node.slots.items())
-    # What an inactive queue holds and uses counts; it takes part in nothing else.
+    # The quota and the use of an inactive queue count. Otherwise it is ignored.
     node.children = [child for child in node.children if child.is_active]
     node.height = max((1 if child.is_queue else child.height + 1 for child in node.children), default=0)

@@ -1,21 +1,21 @@
-"""A second opinion: whether a decision follows from the facts it recorded, and a state is within its limits.
+"""An independent check: does a decision follow from its recorded facts, and is a state within its limits.
 
-It shares no code with what decides: the algebra is written again here, the plain way, from declarations and jobs.
+It shares no code with the scheduler. It computes quota and use again, in the simplest way, from declarations and jobs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from evenkeel.domain.kueue.cycle import Decision, Result
-from evenkeel.domain.kueue.flavors import Attempt, Mode, Pending, Verdict
+from evenkeel.domain.kueue.assignment import Attempt, Mode, Pending, Verdict
+from evenkeel.domain.kueue.decisions import Decision, Result
 from evenkeel.domain.kueue.objects import Admitted, Cohort, Key, PreemptionPolicy, Queue, ResourceGroup, Workload
 from evenkeel.domain.kueue.preemption import Reason
 
 
 def faults_of(decision: Decision, queue: Queue) -> Iterator[str]:
-    """Yield what does not follow about a decision; nothing where all does.
+    """Yield what contradicts the facts of a decision; nothing if all is consistent.
 
     Args:
-        decision: It, with the inequalities that it recorded.
+        decision: The decision with the inequalities that it recorded.
         queue: The queue's declaration at that moment.
     """
     if decision.result is Result.INADMISSIBLE:
@@ -31,27 +31,27 @@ def faults_of(decision: Decision, queue: Queue) -> Iterator[str]:
 
 def _of_attempt(attempt: Attempt) -> Iterator[str]:
     for each in attempt.compared:
-        what = f"{attempt.flavor}/{each.resource}: {each.wanted} of {each.available}, at most {each.potential}"
+        figures = f"{attempt.flavor}/{each.resource}: {each.wanted} of {each.available}, at most {each.potential}"
         if each.mode is Mode.FIT and each.wanted > each.available:
-            yield f"{what} does not fit"
+            yield f"{figures} does not fit"
         if each.mode is not Mode.FIT and each.wanted <= each.available and each.wanted <= each.potential:
-            yield f"{what} fits"
+            yield f"{figures} fits"
         if each.mode not in (Mode.FIT, Mode.NO_FIT) and each.wanted > each.potential:
-            yield f"{what} can never fit"
+            yield f"{figures} can never fit"
         if each.level < 0 or (each.level == 0 and each.mode is Mode.FIT and _must_borrow(each.used, each)):
-            yield f"{what} borrows, and is said not to"
+            yield f"{figures} borrows, but its level says that it does not"
     modes = {each.mode for each in attempt.compared}
     if attempt.compared and attempt.mode is not Mode.NO_FIT and attempt.mode not in modes:
-        yield f"{attempt.flavor}: {attempt.mode!r} is none of its resources' modes"
+        yield f"{attempt.flavor}: {attempt.mode!r} is not the mode of any of its resources"
     if Mode.NO_FIT in modes and attempt.mode is not Mode.NO_FIT:
-        yield f"{attempt.flavor}: one of its resources does not fit, and it is said to"
+        yield f"{attempt.flavor}: a resource does not fit, but the flavor's mode says that it does"
     if attempt.mode is Mode.FIT and modes - {Mode.FIT}:
         yield f"{attempt.flavor}: not all of its resources fit"
 
 
 def _must_borrow(used: int, each: object) -> bool:
     wanted, nominal, available = (getattr(each, name) for name in ("wanted", "nominal", "available"))
-    # Without a cohort, what is available lies within nominal; then nothing is ever borrowed.
+    # Without a cohort only nominal quota is available, so nothing is borrowed.
     return bool(used + wanted > nominal and available > max(0, nominal - used))
 
 
@@ -63,9 +63,9 @@ def _of_choices(decision: Decision) -> Iterator[str]:
             attempt = tried.get(choice.flavor)
             seen = [each for each in attempt.compared if each.resource == resource] if attempt else []
             if not seen:
-                yield f"{resource} is given {choice.flavor}, which was not looked at"
+                yield f"{resource} got {choice.flavor}, which was not examined"
             elif (seen[0].mode, seen[0].level) != (choice.mode, choice.level):
-                yield f"{resource} on {choice.flavor} is not what was weighed"
+                yield f"{resource} on {choice.flavor} differs from what was compared"
 
 
 def _of_size(decision: Decision) -> Iterator[str]:
@@ -79,7 +79,7 @@ def _of_size(decision: Decision) -> Iterator[str]:
         if steps
     } | {full}
     if counts not in sizes:
-        yield f"{counts} is none of the sizes between full and least"
+        yield f"{counts} is not a size between full and minimum"
     if decision.result is not Result.ADMITTED or decision.workload.replaces:
         return
     wanted: dict[Key, int] = {}
@@ -90,7 +90,7 @@ def _of_size(decision: Decision) -> Iterator[str]:
     if {key: amount for key, amount in wanted.items() if amount} != {
         key: amount for key, amount in decision.assignment.use.items() if amount
     }:
-        yield f"it uses {decision.assignment.use}, its pods ask for {wanted}"
+        yield f"it uses {decision.assignment.use}, but its pods request {wanted}"
 
 
 def _of_result(decision: Decision) -> Iterator[str]:
@@ -99,27 +99,27 @@ def _of_result(decision: Decision) -> Iterator[str]:
     match decision.result:
         case Result.ADMITTED:
             if modes - {Mode.FIT} or decision.victims:
-                yield "it is admitted before there is room"
+                yield "it is admitted although it does not fit"
         case Result.PREEMPTING:
             if not decision.victims:
-                yield "it waits for nobody"
+                yield "it preempts without victims"
             if Mode.NO_FIT in modes or modes == {Mode.FIT}:
-                yield "others go for it though nobody has to"
+                yield "it preempts although it fits, or never fits"
         case Result.NO_FIT:
             if assignment.verdict is not Verdict.NO_FIT or decision.pending is Pending.NONE:
-                yield "it does not fit, and there is no reason"
+                yield "it does not fit, but there is no reason"
             if all(any(attempt.mode is not Mode.NO_FIT for attempt in each) for each in assignment.attempts if each):
-                yield "each of its pod sets had a flavor"
-        case Result.NO_CANDIDATES | Result.DEFERRED | Result.SKIPPED | Result.INADMISSIBLE | Result.NO_SEATS:
+                yield "each of its pod sets got a flavor"
+        case Result.NO_CANDIDATES | Result.DEFERRED | Result.SKIPPED | Result.INADMISSIBLE | Result.NO_NODES:
             if decision.victims:
-                yield "others go for it, and it does not count on that"
+                yield "it has victims, but its result does not use them"
 
 
 def _of_victims(decision: Decision, queue: Queue) -> Iterator[str]:
     preemptor = decision.workload
     names = [victim.workload_id for victim in decision.victims]
     if len(set(names)) != len(names) or preemptor.workload_id in names:
-        yield f"{names}: somebody goes twice, or for itself"
+        yield f"{names}: a victim appears twice, or is the preemptor"
     contested = decision.assignment.contested
     for victim in decision.victims:
         workload, name = victim.admitted.workload, victim.workload_id
@@ -127,7 +127,7 @@ def _of_victims(decision: Decision, queue: Queue) -> Iterator[str]:
         if is_own is not (victim.reason is Reason.IN_CLUSTER_QUEUE):
             yield f"{name}: {victim.reason} of {workload.queue}"
         if contested.isdisjoint(victim.admitted.use):
-            yield f"{name} uses nothing of what is contested"
+            yield f"{name} uses no contested key"
         policy = queue.preemption.within if is_own else queue.preemption.reclaim
         if not _may_evict(preemptor, workload, policy):
             yield f"{name} may not be evicted under {policy}"
@@ -151,7 +151,7 @@ def _may_evict(workload: Workload, other: Workload, policy: PreemptionPolicy) ->
 
 
 def overcommitted(queues: Iterable[Queue], cohorts: Iterable[Cohort], admitted: Iterable[Admitted]) -> Iterator[str]:
-    """Yield each node and key that uses more than it may, reckoned from nothing but declarations and jobs."""
+    """Yield each node and key that uses more than it may, computed only from declarations and jobs."""
     queue_of = {queue.name: queue for queue in queues}
     cohort_of = {cohort.name: cohort for cohort in cohorts}
     parents = {**{f"q:{queue.name}": queue.cohort for queue in queue_of.values()}}
@@ -192,8 +192,8 @@ def _over(
     for name, parent in parents.items():
         children.setdefault(f"c:{parent}" if parent else "", []).append(name)
 
-    def weigh(name: str) -> Iterator[tuple[int, int, int] | str]:
-        """Yield what is over below; last what it holds, uses and keeps."""
+    def node_figures(name: str) -> Iterator[tuple[int, int, int] | str]:
+        """Yield what exceeds its limits below a node; last the node's quota, use and guaranteed quota."""
         quota = next(
             (
                 each.quotas[key[1]]
@@ -205,13 +205,13 @@ def _over(
         )
         holds, uses = quota.nominal if quota else 0, used.get((name, key), 0)
         for child in children.get(name, ()):
-            for found in weigh(child):
+            for found in node_figures(child):
                 if isinstance(found, str):
                     yield found
                     continue
-                below, use, kept = found
-                holds += below - kept
-                uses += max(0, use - kept)
+                below, use, guaranteed = found
+                holds += below - guaranteed
+                uses += max(0, use - guaranteed)
         most = None if not parents[name] else quota.borrow if quota else None
         if not parents[name] and uses > holds:
             yield f"{name[2:]}: {uses} of {holds} {'/'.join(key)}"
@@ -220,4 +220,4 @@ def _over(
         yield holds, uses, 0 if not quota or quota.lend is None else max(0, holds - quota.lend)
 
     for root in children.get("", ()):
-        yield from (found for found in weigh(root) if isinstance(found, str))
+        yield from (found for found in node_figures(root) if isinstance(found, str))

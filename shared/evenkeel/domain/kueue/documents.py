@@ -1,11 +1,12 @@
-"""What documents about queues have alike: names as they are outside, amounts as they were written, unknown fields told.
+"""Common parts of the documents about queues: field names, amounts and instants as written, and unknown fields.
 
-A document keeps quantities and instants in the spelling in which they came, so that it can be written again unchanged.
+A document keeps quantities and instants as they were written, so that it can be written again unchanged.
 """
 
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -21,14 +22,14 @@ Kind = TypeVar("Kind", bound="Document")
 
 
 class DocumentError(ValueError):
-    """A document cannot be used: names the object and the path of the field."""
+    """A document cannot be used. The message names the object and the path of the field."""
 
     def __init__(self, where: str, path: str, message: str) -> None:
         super().__init__(f"{where}: {path}: {message}" if path else f"{where}: {message}")
 
 
 def _no_boolean(written: Any) -> Any:
-    """Refuse `true` for a number: Python would take it for 1."""
+    """Refuse a boolean where a number is expected: Python treats `true` as 1."""
     if isinstance(written, bool):
         raise ValueError(f"must be a number, not {str(written).lower()}")  # noqa: TRY004 - pydantic reports ValueError
     return written
@@ -62,14 +63,14 @@ Quantity = Annotated[
     WithJsonSchema(
         {
             "anyOf": [{"type": "number"}, {"type": "string"}],
-            "description": "A Kubernetes quantity: 8, 1500m, 64Gi. What does not fit into 64 bits is without bound.",
+            "description": "A Kubernetes quantity: 8, 1500m, 64Gi. An amount that 64 bits cannot hold is unlimited.",
         }
     ),
 ]
-Whole = Annotated[int, BeforeValidator(_no_boolean)]
+WholeNumber = Annotated[int, BeforeValidator(_no_boolean)]
 Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
 Duration = Annotated[str, AfterValidator(_duration)]
-When = Annotated[
+Instant = Annotated[
     int | float | str,
     BeforeValidator(_no_boolean),
     AfterValidator(_instant),
@@ -83,7 +84,7 @@ When = Annotated[
 
 
 class Document(BaseModel):
-    """One document, or a part of one. Fields that are not known are kept aside, to be told."""
+    """A document, or a part of one. It keeps unknown fields, so that they can be reported."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -93,12 +94,12 @@ class Document(BaseModel):
         coerce_numbers_to_str=True,
         defer_build=True,
     )
-    without_meaning: ClassVar[frozenset[str]] = frozenset()
-    """Fields that may stand here and decide nothing."""
+    ignored_fields: ClassVar[frozenset[str]] = frozenset()
+    """Known fields that do not affect a decision. They are not reported as unknown."""
 
 
 class Output(BaseModel):
-    """A part of an answer."""
+    """A part of a command's answer."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, frozen=True, ser_json_inf_nan="null", defer_build=True
@@ -106,7 +107,7 @@ class Output(BaseModel):
 
 
 class AmountOf(Output):
-    """So much of one key."""
+    """An amount of one flavor and resource."""
 
     flavor: str
     resource: str
@@ -114,20 +115,20 @@ class AmountOf(Output):
 
 
 def amounts_of(amounts: Amounts) -> tuple[AmountOf, ...]:
-    """Write amounts, in the order of their keys."""
+    """Return amounts as a part of an answer, sorted by key."""
     return tuple(
         AmountOf(flavor=flavor, resource=resource, amount=quantities.text(resource, amount))
         for (flavor, resource), amount in sorted(amounts.items())
     )
 
 
-def read(kind: type[Kind], found: Any, where: str) -> Kind:
-    """Read one document.
+def read(kind: type[Kind], raw: Any, where: str) -> Kind:
+    """Read a document.
 
     Raises:
-        DocumentError: a field is missing or cannot be what it is.
+        DocumentError: A field is missing or has an invalid value.
     """
-    given = _without_nulls(found)
+    given = _without_nulls(raw)
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -135,24 +136,22 @@ def read(kind: type[Kind], found: Any, where: str) -> Kind:
         raise DocumentError(where, first.field, first.message) from error
 
 
-def _without_nulls(found: Any) -> Any:
-    """Leave out fields that are null, as the API server does; a selector that is null selects nothing, and stays."""
-    if isinstance(found, dict):
+def _without_nulls(raw: Any) -> Any:
+    """Remove null fields, as the API server does. A null `namespaceSelector` stays, because it selects nothing."""
+    if isinstance(raw, dict):
         return {
-            name: _without_nulls(each)
-            for name, each in found.items()
-            if each is not None or name == "namespaceSelector"
+            name: _without_nulls(each) for name, each in raw.items() if each is not None or name == "namespaceSelector"
         }
-    return [_without_nulls(each) for each in found] if isinstance(found, list) else found
+    return [_without_nulls(each) for each in raw] if isinstance(raw, list) else raw
 
 
 def unknown_fields(document: Document, path: str = "") -> Iterator[str]:
-    """Yield the paths of fields that stand in a document and are not known."""
+    """Yield the paths of the unknown fields of a document."""
     for name in document.model_extra or {}:
-        if name not in type(document).without_meaning:
+        if name not in type(document).ignored_fields:
             yield f"{path}{name}"
-    for name, field in type(document).model_fields.items():
-        yield from _unknown_below(getattr(document, name), f"{path}{field.alias or name}")
+    for name, info in type(document).model_fields.items():
+        yield from _unknown_below(getattr(document, name), f"{path}{info.alias or name}")
 
 
 def _unknown_below(value: Any, path: str) -> Iterator[str]:
@@ -163,6 +162,30 @@ def _unknown_below(value: Any, path: str) -> Iterator[str]:
             yield from _unknown_below(each, f"{path}[{index}]")
 
 
+@dataclass(slots=True)
+class ReadWarnings:
+    """Warnings about the files: no field is dropped silently."""
+
+    warnings: list[str] = field(default_factory=list)
+
+    def warn(self, where: str, message: str) -> None:
+        """Add a warning, unless it was added before."""
+        text = f"{where}: {message}"
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def read(self, kind: type[Kind], raw: Any, where: str) -> Kind:
+        """Read a document, and warn about its unknown fields.
+
+        Raises:
+            DocumentError: The document cannot be read.
+        """
+        document = read(kind, raw, where)
+        for path in unknown_fields(document):
+            self.warn(where, f"{path} is not known and is ignored")
+        return document
+
+
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:h|ms|m|s))+")
 
@@ -171,15 +194,15 @@ def duration(written: str) -> float:
     """Return a duration like `168h` or `1h30m` in seconds.
 
     Raises:
-        ValueError: it is none.
+        ValueError: The text is not a duration.
     """
     if not _DURATION.fullmatch(written):
-        raise ValueError(f"{written!r} is no duration")
+        raise ValueError(f"{written!r} is not a duration")
     return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)(h|ms|m|s)", written))
 
 
 def seconds(written: str | float | None) -> float:
-    """Return an instant as seconds; 0 for none."""
+    """Return an instant as seconds; 0 for None."""
     if written is None:
         return 0.0
     if not isinstance(written, str):

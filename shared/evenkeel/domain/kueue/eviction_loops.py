@@ -1,7 +1,7 @@
-"""Jobs that evict each other for ever: how a repeated state is recognised, and which single setting would end it.
+"""Jobs that evict each other without end: how to recognise a repeated state, and which setting would end the loop.
 
-A cycle is a function of the scheduler's state and the time. Where an evicted job stops at once, a state that was there
-before at the same time comes again without end.
+A cycle depends only on the scheduler's state and the time. If evicted jobs stop at once, a state that repeats at the
+same time repeats without end.
 """
 
 import hashlib
@@ -9,29 +9,30 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from evenkeel.domain.kueue.cycle import Decision, Scheduler
+from evenkeel.domain.kueue.decisions import Decision
 from evenkeel.domain.kueue.objects import Preemption, PreemptionPolicy
 from evenkeel.domain.kueue.preemption import Reason
-from evenkeel.domain.kueue.snapshot import Team
+from evenkeel.domain.kueue.scheduler import Scheduler
+from evenkeel.domain.kueue.snapshot import QueueSnapshot
 
 
 class Setting(NamedTuple):
-    """Another preemption setting of one queue."""
+    """A changed preemption setting of one queue."""
 
     queue: str
     field: str
-    """As Kueue names it below `spec.preemption`."""
+    """Its name below Kueue's `spec.preemption`."""
     value: str
     preemption: Preemption
 
 
 class Eviction(NamedTuple):
-    """Which queue had a job evicted, and under which rule."""
+    """An eviction: the queue that preempted, and under which rule."""
 
     queue: str
     reason: Reason
     by: str
-    """The job that was given the room."""
+    """The job that was preempted for."""
     victim: str
 
 
@@ -45,20 +46,20 @@ def evictions_of(decisions: Iterable[Decision]) -> tuple[Eviction, ...]:
 
 
 def state_digest(scheduler: Scheduler) -> bytes:
-    """Hash everything that decides the scheduler's further cycles at one instant.
+    """Hash everything that determines the scheduler's further cycles at one instant.
 
     Counters that only grow are reduced to what the rules compare: whether a queue changed since a scan of its flavors.
     """
-    teams = (_team_state(scheduler, name, team) for name, team in sorted(scheduler.snapshot.teams.items()))
+    queues = (_queue_state(scheduler, name, queue) for name, queue in sorted(scheduler.snapshot.queues.items()))
     pairs = sorted((sorted(pair), at) for pair, at in scheduler.snapshot.evicted_at.items())
-    return hashlib.blake2b(repr((tuple(teams), pairs)).encode(), digest_size=16).digest()
+    return hashlib.blake2b(repr((tuple(queues), pairs)).encode(), digest_size=16).digest()
 
 
-def _team_state(scheduler: Scheduler, name: str, team: Team) -> object:
+def _queue_state(scheduler: Scheduler, name: str, queue: QueueSnapshot) -> object:
     pending = scheduler.pending[name]
     admitted = sorted(
         (job, each.is_evicted, each.is_ready, each.reserved_at, each.counts, [sorted(f.items()) for f in each.flavors])
-        for job, each in team.admitted.items()
+        for job, each in queue.admitted.items()
     )
     waiting = [
         (
@@ -67,7 +68,7 @@ def _team_state(scheduler: Scheduler, name: str, team: Team) -> object:
             each.progress
             and (
                 [sorted(tried.items()) for tried in each.progress.tried],
-                team.generation > each.progress.generation,
+                queue.generation > each.progress.generation,
                 min(2, scheduler.cycles - each.progress.cycle),
             ),
         )
@@ -77,10 +78,10 @@ def _team_state(scheduler: Scheduler, name: str, team: Team) -> object:
 
 
 def candidate_settings(scheduler: Scheduler, evictions: Iterable[Eviction]) -> Iterator[Setting]:
-    """Yield settings that would have forbidden some of these evictions: the smallest change of each queue first."""
+    """Yield settings that would have forbidden some of these evictions, the smallest change of each queue first."""
     rules = dict.fromkeys((each.queue, each.reason) for each in evictions)
     for queue, reason in rules:
-        policies = scheduler.snapshot.teams[queue].queue.preemption
+        policies = scheduler.snapshot.queues[queue].spec.preemption
         match reason:
             case Reason.IN_CLUSTER_QUEUE:
                 for policy in _stricter(policies.within):

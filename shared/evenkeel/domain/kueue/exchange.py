@@ -1,11 +1,14 @@
-"""Quotas from one spelling into another: Kueue's manifests, HyperPod's JSON, the short form. What is lost is said."""
+"""Convert quotas between formats: Kueue's manifests, HyperPod's JSON and the short form.
+
+The result lists the properties that the new format cannot express.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from evenkeel.domain.kueue import hyperpod, kueue, own
+from evenkeel.domain.kueue import hyperpod, own, queue_manifests
 from evenkeel.domain.kueue.capacity import quotas_of
 from evenkeel.domain.kueue.documents import Json
 from evenkeel.domain.kueue.objects import (
@@ -22,8 +25,8 @@ from evenkeel.domain.kueue.objects import (
 from evenkeel.domain.kueue.setup import Declared
 
 
-class Spelling(StrEnum):
-    """How quotas are written."""
+class Format(StrEnum):
+    """A format of quota documents."""
 
     KUEUE = "kueue"
     HYPERPOD = "hyperpod"
@@ -31,29 +34,29 @@ class Spelling(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Exchanged:
-    """Quotas in another spelling."""
+class Converted:
+    """Quotas in another format."""
 
     documents: tuple[Json, ...]
     losses: tuple[str, ...]
-    """What the new spelling has no words for."""
+    """Properties that the new format cannot express."""
 
 
-def exchanged(declared: Declared, into: Spelling) -> Exchanged:
-    """Write all that is declared in a spelling."""
+def convert(declared: Declared, into: Format) -> Converted:
+    """Return all declarations in a format."""
     match into:
-        case Spelling.KUEUE:
-            return Exchanged(tuple(_manifests(declared)), tuple(_lost_in_kueue(declared)))
-        case Spelling.HYPERPOD:
+        case Format.KUEUE:
+            return Converted(tuple(_manifests(declared)), tuple(_lost_in_kueue(declared)))
+        case Format.HYPERPOD:
             return _hyperpod(declared)
-        case Spelling.EVENKEEL:
-            return Exchanged((_own(declared),), tuple(_lost_in_own(declared)))
+        case Format.EVENKEEL:
+            return Converted((_short_form(declared),), tuple(_lost_in_short_form(declared)))
 
 
 # ---------------------------------------------------------------- the short form
 
 
-def _own(declared: Declared) -> Json:
+def _short_form(declared: Declared) -> Json:
     queues, cohorts, _ = declared.everything()
     written = own.OwnQuotas(
         queues=tuple(own.OwnQueue.of(each) for each in queues),
@@ -65,10 +68,10 @@ def _own(declared: Declared) -> Json:
     return written.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-def _lost_in_own(declared: Declared) -> Iterator[str]:
+def _lost_in_short_form(declared: Declared) -> Iterator[str]:
     for namespace, name in declared.local_queues:
-        yield f"LocalQueue {namespace}/{name}: jobs name their queue itself"
-    for name, document in declared.takes.items():
+        yield f"LocalQueue {namespace}/{name}: jobs of the short form name their queue directly"
+    for name, document in declared.cluster_queues.items():
         selector = document.spec.namespace_selector
         if selector is not None and (selector.match_labels or selector.match_expressions):
             yield f"ClusterQueue {name}: its namespace selector"
@@ -81,7 +84,7 @@ def _lost_in_own(declared: Declared) -> Iterator[str]:
 
 def _manifest(kind: str, name: str, namespace: str = "", **rest: Any) -> Json:
     meta = {"name": name} | ({"namespace": namespace} if namespace else {})
-    return {"apiVersion": kueue.API_VERSION, "kind": kind, "metadata": meta} | rest
+    return {"apiVersion": queue_manifests.API_VERSION, "kind": kind, "metadata": meta} | rest
 
 
 def _manifests(declared: Declared) -> Iterator[Json]:
@@ -119,7 +122,7 @@ def _cohort(cohort: Cohort) -> Json:
 
 
 def _queue(queue: Queue, declared: Declared) -> Json:
-    known = declared.takes.get(queue.name)
+    known = declared.cluster_queues.get(queue.name)
     selector = known.spec.namespace_selector if known else None
     is_none = known is not None and selector is None and "namespace_selector" in known.spec.model_fields_set
     spec: Json = {
@@ -143,12 +146,15 @@ def _queue(queue: Queue, declared: Declared) -> Json:
     if queue.by_use:
         spec["admissionScope"] = {"admissionMode": "UsageBasedAdmissionFairSharing"}
     if queue.preemption != Preemption():
-        asked = queue.preemption
-        spec["preemption"] = {"withinClusterQueue": str(asked.within), "reclaimWithinCohort": str(asked.reclaim)}
-        if asked.borrow_within is not None:
+        preemption = queue.preemption
+        spec["preemption"] = {
+            "withinClusterQueue": str(preemption.within),
+            "reclaimWithinCohort": str(preemption.reclaim),
+        }
+        if preemption.borrow_within is not None:
             borrow: Json = {"policy": "LowerPriority"}
-            if asked.borrow_within.max_priority_threshold is not None:
-                borrow["maxPriorityThreshold"] = asked.borrow_within.max_priority_threshold
+            if preemption.borrow_within.max_priority_threshold is not None:
+                borrow["maxPriorityThreshold"] = preemption.borrow_within.max_priority_threshold
             spec["preemption"]["borrowWithinCohort"] = borrow
     if queue.fungibility != Fungibility():
         chosen = queue.fungibility
@@ -164,11 +170,11 @@ def _queue(queue: Queue, declared: Declared) -> Json:
 def _group(group: ResourceGroup) -> Json:
     def written(resource: str, flavor: Any) -> Json:
         quota = flavor.quotas.get(resource, NO_QUOTA)
-        found: Json = {"name": resource, "nominalQuota": own.spelled(resource, quota.nominal)}
+        found: Json = {"name": resource, "nominalQuota": own.to_quantity(resource, quota.nominal)}
         if quota.borrow is not None:
-            found["borrowingLimit"] = own.spelled(resource, quota.borrow)
+            found["borrowingLimit"] = own.to_quantity(resource, quota.borrow)
         if quota.lend is not None:
-            found["lendingLimit"] = own.spelled(resource, quota.lend)
+            found["lendingLimit"] = own.to_quantity(resource, quota.lend)
         return found
 
     return {
@@ -183,28 +189,28 @@ def _group(group: ResourceGroup) -> Json:
 def _lost_in_kueue(declared: Declared) -> Iterator[str]:
     queues, _, _ = declared.everything()
     for queue in queues:
-        if queue.inactive and queue.name not in declared.takes:
-            yield f"{queue.name}: {queue.inactive}: it becomes stopped (Hold)"
+        if queue.inactive and queue.name not in declared.cluster_queues:
+            yield f"{queue.name}: {queue.inactive}: its stop policy becomes Hold"
     if declared.rules.fair_sharing:
-        yield "fair sharing is on: that stands in Kueue's configuration, not among its manifests"
+        yield "fair sharing is on: Kueue sets it in its configuration, not in a manifest"
     if declared.shares_idle:
-        yield "idle capacity: its queue holds what is idle now, and does not follow the cluster"
+        yield "idle capacity: its queue holds the capacity that is idle now, and does not follow the cluster"
 
 
 # ---------------------------------------------------------------- HyperPod
 
 
-def _hyperpod(declared: Declared) -> Exchanged:
+def _hyperpod(declared: Declared) -> Converted:
     quotas, losses = [], []
     shares_idle = declared.shares_idle or any(name.startswith(hyperpod.IDLE_PREFIX) for name in declared.queues)
     for queue in declared.queues.values():
         if queue.name.startswith(hyperpod.IDLE_PREFIX):
-            continue  # it follows from the cluster
+            continue  # HyperPod creates this queue from the cluster's capacity
         quota, lost = hyperpod.quota_of(queue, declared.types)
         again = quota.to_queue(declared.types)
         losses += lost or list(_changed(queue, again))
         quotas.append(quota.model_dump(mode="json", by_alias=True, exclude_none=True))
-    losses += [f"cohort {name}: HyperPod knows no tree" for name in declared.cohorts]
+    losses += [f"cohort {name}: HyperPod has only one cohort" for name in declared.cohorts]
     losses += [
         f"LocalQueue {namespace}/{name}"
         for namespace, name in declared.local_queues
@@ -215,32 +221,31 @@ def _hyperpod(declared: Declared) -> Exchanged:
         for flavor in declared.flavors.values()
         if flavor != hyperpod.flavor_of(flavor.name) and (flavor.labels or flavor.taints or flavor.tolerations)
     ]
-    classes, kept = [], 0
+    classes: list[Json] = []
     for name, weight in declared.priorities.items():
-        if not name.endswith("-priority") or not 0 <= weight <= 100 or kept == hyperpod.MOST_CLASSES:
+        if not name.endswith("-priority") or not 0 <= weight <= 100 or len(classes) == hyperpod.MOST_CLASSES:
             losses.append(f"priority class {name}: {weight}")
             continue
-        kept += 1
         classes.append({"Name": name.removesuffix("-priority"), "Weight": weight})
     policy = {
         "PriorityClasses": classes,
         "FairShare": "Enabled" if declared.rules.fair_sharing else "Disabled",
         "IdleResourceSharing": "Enabled" if shares_idle else "Disabled",
     }
-    return Exchanged((*quotas, {"Name": "policy", "SchedulerConfig": policy}), tuple(losses))
+    return Converted((*quotas, {"Name": "policy", "SchedulerConfig": policy}), tuple(losses))
 
 
 def _changed(before: Queue, after: Queue) -> Iterator[str]:
-    """Yield the amounts that come out otherwise when they are read again."""
+    """Yield the amounts that change by the conversion."""
     old, new = (quotas_of(each.groups) for each in (before, after))
     for key in sorted(old.keys() | new.keys()):
-        was, now = old.get(key, NO_QUOTA), new.get(key, NO_QUOTA)
+        quota, new_quota = old.get(key, NO_QUOTA), new.get(key, NO_QUOTA)
         for name in ("nominal", "borrow", "lend"):
-            one, other = getattr(was, name), getattr(now, name)
-            if one != other and (was.nominal or now.nominal or name == "nominal"):
-                change = f"{_amount_text(key[1], one)} becomes {_amount_text(key[1], other)}"
+            amount, new_amount = getattr(quota, name), getattr(new_quota, name)
+            if amount != new_amount and (quota.nominal or new_quota.nominal or name == "nominal"):
+                change = f"{_amount_text(key[1], amount)} becomes {_amount_text(key[1], new_amount)}"
                 yield f"{before.name}: {'/'.join(key)}: {name} {change}"
 
 
 def _amount_text(resource: str, amount: int | None) -> str:
-    return "without limit" if amount is None else own.spelled(resource, amount)
+    return "no limit" if amount is None else own.to_quantity(resource, amount)

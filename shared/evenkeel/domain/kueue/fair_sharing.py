@@ -1,7 +1,7 @@
-"""Shares: how much more than its own a node uses, and who therefore goes first, or has to go.
+"""Fair sharing: how much a node borrows, relative to what it could, and the order and the victims that follow.
 
-    share(n) = max over resources of 1000 · (what n uses beyond what it holds, over all flavors) / lendable(resource),
-               divided by n's weight; 0 without a parent. Weight 0 with any use beyond it counts as infinite.
+    share(n) = max over resources of 1000 · (use of n beyond its quota, over all flavors) / lendable(resource),
+               divided by n's weight; 0 without a parent. With weight 0, any borrowing counts as infinite.
 
 Source: Kueue's fair sharing (KEP-1714), dominant resource fairness over a tree.
 """
@@ -17,56 +17,56 @@ from evenkeel.domain.kueue.preemption import (
     Demand,
     Reason,
     Victim,
+    candidate_order,
     candidates_in,
+    compute_median_risk,
+    fill_back,
     fits,
-    give_back,
-    order,
     order_key,
     restore,
-    usual_risk,
 )
 from evenkeel.domain.kueue.snapshot import Snapshot, not_using, using
 
 
 class Share(NamedTuple):
-    """What a node uses beyond what it holds, as a part of what could be lent to it."""
+    """The borrowing of a node, relative to what could be lent to it."""
 
     ratio: float = 0.0
-    """Per mille, before the weight."""
+    """Per mille, before division by the weight."""
     weight: float = 1.0
     resource: str = ""
-    """The resource that decides."""
+    """The resource with the largest ratio."""
     borrowed: tuple[Key, ...] = ()
 
     @property
     def value(self) -> float:
-        """The weighted share; infinite for weight 0."""
+        """The weighted share; infinite with weight 0."""
         if self.ratio == 0:
             return 0.0
         return math.inf if self.weight == 0 else self.ratio / self.weight
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Compares shares: two infinite ones by what they are before the weight."""
+        """Sorts shares. Two infinite shares compare by their ratio before the weight."""
         if self.weight == 0 and self.ratio != 0:
             return (True, self.ratio)
         return (False, self.value)
 
     def borrows_any_of(self, wanted: Mapping[Key, int]) -> bool:
-        """Whether it borrows on a key of which something is asked."""
+        """Whether the node borrows a key of which something is wanted."""
         return any(wanted.get(key, 0) > 0 for key in self.borrowed)
 
 
 def share_of(node: Node) -> Share:
-    """Return a node's share of its tree."""
+    """Return a node's share in its tree."""
     if node.parent is None:
         return Share(weight=node.weight)
     ratio, resource = 0.0, ""
     borrowed: list[Key] = []
-    for name, slots in node.by_resource:  # in the order of their names: of equal ratios the first counts
+    for name, slots in node.by_resource:  # by name: of equal ratios the first counts
         beyond = 0
         for key, slot in slots:
-            over = slot.use - slot.sub
+            over = slot.use - slot.subtree
             if over > 0:
                 beyond += over
                 borrowed.append(key)
@@ -77,32 +77,32 @@ def share_of(node: Node) -> Share:
     return Share(ratio, node.weight, resource, tuple(borrowed))
 
 
-# ---------------------------------------------------------------- who goes first
+# ---------------------------------------------------------------- the order of the heads
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A head with the room it asks for."""
+    """A head, and the quota that it needs."""
 
     workload: Workload
     node: Node
     wanted: Amounts
 
 
-_Turn = tuple[bool, tuple[bool, float], int, float]
+_Rank = tuple[bool, tuple[bool, float], int, float]
 
 
 class Tournament:
-    """Whose turn it is among heads: each cohort sends up the winner of its child cohorts and its own queues' heads.
+    """The order of the heads: each cohort sends up the winner of its child cohorts and its own queues' heads.
 
-    Trees are independent of each other. What was worked out stands until somebody below it leaves or usage changes.
+    Trees are independent of each other. A winner stands until a head below it is removed or use changes.
     """
 
     def __init__(self, contestants: Mapping[str, Contestant]) -> None:
-        """Begin with everybody, by queue name."""
+        """Start with all heads, by queue name."""
         self._contestants = dict(contestants)
-        self._turns: dict[Node, tuple[Contestant, _Turn]] = {}
-        """By the child that a head came through."""
+        self._ranks: dict[Node, tuple[Contestant, _Rank]] = {}
+        """By the child through which a head reached a cohort."""
         self._winners: dict[Node, Contestant | None] = {}
         self._roots: dict[Node, int] = {}
         for contestant in contestants.values():
@@ -115,7 +115,7 @@ class Tournament:
         return bool(self._contestants)
 
     def pop(self) -> str:
-        """Return whose turn it is, by queue name, and let it leave."""
+        """Remove the winner and return its queue's name."""
         while not self._roots[self._waiting[-1]]:
             self._waiting.pop()
         root = self._waiting[-1]
@@ -128,76 +128,76 @@ class Tournament:
         return winner.node.name
 
     def changed(self, node: Node) -> None:
-        """Forget what rests on the use of a queue: its own share, and those of the cohorts above it."""
-        self._turns.pop(node, None)
+        """Drop the cached ranks that depend on a queue's use: its own share, and those of the cohorts above it."""
+        self._ranks.pop(node, None)
         for ancestor in node.path:
-            self._turns.pop(ancestor, None)
+            self._ranks.pop(ancestor, None)
             self._winners.pop(ancestor, None)
 
     def _winner(self, cohort: Node) -> Contestant | None:
         if cohort in self._winners:
             return self._winners[cohort]
         best: Contestant | None = None
-        best_turn: _Turn | None = None
+        best_rank: _Rank | None = None
         for child in cohort.children:
             found = self._contestants.get(child.name) if child.is_queue else self._winner(child)
             if found is not None:
-                known = self._turns.get(child)
-                turn = known[1] if known is not None and known[0] is found else self._turn(found, child)
-                if best_turn is None or turn < best_turn:
-                    best, best_turn = found, turn
+                known = self._ranks.get(child)
+                rank = known[1] if known is not None and known[0] is found else self._rank(found, child)
+                if best_rank is None or rank < best_rank:
+                    best, best_rank = found, rank
         self._winners[cohort] = best
         return best
 
-    def _turn(self, contestant: Contestant, through: Node) -> _Turn:
-        """Sort a head at a cohort: by the share of the child that it came through, with what it asks for."""
+    def _rank(self, contestant: Contestant, through: Node) -> _Rank:
+        """Return the rank of a head at a cohort: the share of the child it came through, its wanted quota included."""
         with using(contestant.node, contestant.wanted):
             share = share_of(through)
         workload = contestant.workload
-        turn = (share.borrows_any_of(contestant.wanted), share.rank, -workload.priority, workload.queued_at)
-        self._turns[through] = (contestant, turn)
-        return turn
+        rank = (share.borrows_any_of(contestant.wanted), share.rank, -workload.priority, workload.queued_at)
+        self._ranks[through] = (contestant, rank)
+        return rank
 
 
-# ---------------------------------------------------------------- who has to go
+# ---------------------------------------------------------------- victims
 
 
 def fair_victims(demand: Demand, snapshot: Snapshot) -> list[Victim]:
-    """Find who has to go; nobody where that does not help."""
+    """Return the workloads to preempt; empty if preemption does not help."""
     found = list(_candidates(demand, snapshot))
-    usual = usual_risk(found, snapshot)
-    candidates = sorted(found, key=order(demand.team.queue.name, snapshot, usual))
+    median = compute_median_risk(found, snapshot)
+    candidates = sorted(found, key=candidate_order(demand.queue.spec.name, snapshot, median))
     if not candidates:
         return []
     first, *second = snapshot.rules.fair_strategies
     victims: list[Victim] = []
-    with using(demand.team.node, demand.wanted):  # shares are compared with the newcomer in
+    with using(demand.queue.node, demand.wanted):  # shares are compared with the preemptor's use included
         done, retry = _first_rule(demand, snapshot, candidates, victims, first)
         if not done and second:
             done = _second_rule(demand, snapshot, retry, victims)
     if not done:
         restore(victims, snapshot)
         return []
-    kept = give_back(victims, demand, snapshot, may_borrow=True)
-    restore(kept, snapshot)
-    return kept
+    needed = fill_back(victims, demand, snapshot, may_borrow=True)
+    restore(needed, snapshot)
+    return needed
 
 
 def _candidates(demand: Demand, snapshot: Snapshot) -> Iterator[Admitted]:
-    team, policies = demand.team, demand.team.queue.preemption
-    yield from candidates_in(team, demand, policies.within, snapshot)
-    if team.node.parent is None or policies.reclaim is PreemptionPolicy.NEVER:
+    queue, policies = demand.queue, demand.queue.spec.preemption
+    yield from candidates_in(queue, demand, policies.within, snapshot)
+    if queue.node.parent is None or policies.reclaim is PreemptionPolicy.NEVER:
         return
-    for queue in queues_below(team.node.root):
-        if queue is not team.node and not queue.is_within(demand.contested):
-            yield from candidates_in(snapshot.teams[queue.name], demand, policies.reclaim, snapshot)
+    for other in queues_below(queue.node.root):
+        if other is not queue.node and not other.is_within_quota(demand.contested):
+            yield from candidates_in(snapshot.queues[other.name], demand, policies.reclaim, snapshot)
 
 
 class _Targets:
-    """The queues whose workloads may have to go; always the one whose branch has the highest share."""
+    """The queues whose workloads may be preempted. The next queue is always in the branch with the highest share."""
 
     def __init__(self, demand: Demand, candidates: Iterable[Admitted], now: float) -> None:
-        self.node = demand.team.node
+        self.node = demand.queue.node
         self.now = now
         self.of: dict[str, list[Admitted]] = {}
         for candidate in candidates:
@@ -207,7 +207,7 @@ class _Targets:
         self._shares: dict[Node, Share] = {}
 
     def __iter__(self) -> Iterator[Node]:
-        """Yield the next queue; the caller takes a candidate from it or drops it."""
+        """Yield the next queue. The caller takes a candidate from it or drops it."""
         if self.node.parent is None:
             while self.node not in self.dropped and self.of.get(self.node.name):
                 yield self.node
@@ -219,14 +219,14 @@ class _Targets:
                 yield queue
 
     def share(self, node: Node) -> Share:
-        """Return a node's share; it stands until somebody below it goes."""
+        """Return a node's share, cached until a workload below it is removed."""
         found = self._shares.get(node)
         if found is None:
             found = self._shares[node] = share_of(node)
         return found
 
     def lost(self, queue: Node) -> None:
-        """Forget the shares that somebody's going changes."""
+        """Drop the cached shares that a removed workload changes."""
         self._shares.pop(queue, None)
         for ancestor in queue.path:
             self._shares.pop(ancestor, None)
@@ -243,7 +243,7 @@ class _Targets:
                 if not self.of.get(child.name) or (not share.borrowed and child is not self.node):
                     self.dropped.add(child)
                 elif share.rank > queue_rank or (
-                    share.rank == queue_rank and best_queue is not None and self._goes_before(child, best_queue)
+                    share.rank == queue_rank and best_queue is not None and self._precedes(child, best_queue)
                 ):
                     best_queue, queue_rank = child, share.rank
             elif not share.borrowed and child not in self.path:
@@ -257,12 +257,12 @@ class _Targets:
             return self._next(best_cohort)
         return best_queue
 
-    def _goes_before(self, queue: Node, other: Node) -> bool:
-        ours, theirs = self.of[queue.name][0], self.of[other.name][0]
-        return order_key(ours, self.node.name, self.now) < order_key(theirs, self.node.name, self.now)
+    def _precedes(self, queue: Node, other: Node) -> bool:
+        candidate, other_candidate = self.of[queue.name][0], self.of[other.name][0]
+        return order_key(candidate, self.node.name, self.now) < order_key(other_candidate, self.node.name, self.now)
 
     def take(self, queue: Node) -> Admitted:
-        """Take a queue's next candidate."""
+        """Remove and return a queue's next candidate."""
         return self.of[queue.name].pop(0)
 
     def branches(self, queue: Node) -> tuple[Node, Node]:
@@ -272,7 +272,7 @@ class _Targets:
 
 
 def _below(ancestor: Node, node: Node) -> Node:
-    """Return the node on the way down from an ancestor."""
+    """Return the child of an ancestor on the path to a node."""
     through = node
     for each in node.path:
         if each is ancestor:
@@ -284,13 +284,13 @@ def _below(ancestor: Node, node: Node) -> Node:
 def _first_rule(
     demand: Demand, snapshot: Snapshot, candidates: list[Admitted], victims: list[Victim], rule: str
 ) -> tuple[bool, list[Admitted]]:
-    """Remove candidates by the first rule; return whether it fits, and who failed the rule."""
-    node = demand.team.node
-    is_within_nominal = node.is_within(demand.contested)
+    """Remove candidates by the first rule; return whether the preemptor fits, and which candidates failed the rule."""
+    node = demand.queue.node
+    is_within_nominal = node.is_within_quota(demand.contested)
     targets = _Targets(demand, candidates, snapshot.now)
     retry: list[Admitted] = []
 
-    def goes(admitted: Admitted, queue: Node, reason: Reason) -> bool:
+    def remove(admitted: Admitted, queue: Node, reason: Reason) -> bool:
         snapshot.release(admitted)
         targets.lost(queue)
         victims.append(Victim(admitted, reason))
@@ -299,32 +299,32 @@ def _first_rule(
     for queue in targets:
         if queue is node or is_within_nominal:
             reason = Reason.IN_CLUSTER_QUEUE if queue is node else Reason.IN_COHORT_RECLAMATION
-            if goes(targets.take(queue), queue, reason):
+            if remove(targets.take(queue), queue, reason):
                 return True, []
             continue
-        ours, theirs = targets.branches(queue)
-        new, old = targets.share(ours).rank, targets.share(theirs).rank
+        preemptor_branch, queue_branch = targets.branches(queue)
+        new, old = targets.share(preemptor_branch).rank, targets.share(queue_branch).rank
         while targets.of[queue.name]:
             admitted = targets.take(queue)
             with not_using(queue, admitted.use):
-                after = share_of(theirs).rank
+                after = share_of(queue_branch).rank
             passes = new <= after if rule == "LessThanOrEqualToFinalShare" else new < old
             if not passes:
                 retry.append(admitted)
                 continue
-            if goes(admitted, queue, Reason.IN_COHORT_FAIR_SHARING):
+            if remove(admitted, queue, Reason.IN_COHORT_FAIR_SHARING):
                 return True, []
-            break  # another queue's branch may have the highest share now
+            break  # another branch may have the highest share now
     return False, retry
 
 
 def _second_rule(demand: Demand, snapshot: Snapshot, retry: list[Admitted], victims: list[Victim]) -> bool:
-    """Remove at most one more of each queue: whose branch has the higher share before it goes."""
+    """Remove at most one more candidate of each queue, if its branch has the higher share before the removal."""
     targets = _Targets(demand, retry, snapshot.now)
     for queue in targets:
-        ours, theirs = targets.branches(queue)
+        preemptor_branch, queue_branch = targets.branches(queue)
         admitted = targets.take(queue)
-        if targets.share(ours).rank < targets.share(theirs).rank:
+        if targets.share(preemptor_branch).rank < targets.share(queue_branch).rank:
             snapshot.release(admitted)
             targets.lost(queue)
             victims.append(Victim(admitted, Reason.IN_COHORT_FAIR_SHARING))
@@ -335,6 +335,6 @@ def _second_rule(demand: Demand, snapshot: Snapshot, retry: list[Admitted], vict
 
 
 def _fits_without_itself(demand: Demand) -> bool:
-    """Whether there is room, tested without the newcomer's own simulated use."""
-    with not_using(demand.team.node, demand.wanted):
+    """Whether the preemptor fits, without its own simulated use."""
+    with not_using(demand.queue.node, demand.wanted):
         return fits(demand, may_borrow=True)

@@ -1,4 +1,4 @@
-"""The feature gates of Kueue up to version 0.20, by default. A removed gate keeps its last default.
+"""The feature gates of Kueue up to version 0.20, by their defaults. A removed gate keeps its last default.
 
 Source: https://github.com/kubernetes-sigs/kueue/blob/main/pkg/features/kube_features.go.
 """

@@ -1,15 +1,14 @@
 """Which flavor each pod set of a workload gets, and in which mode.
 
-Fit      there is room, perhaps by borrowing
-Preempt  there is none, and there would be if others went (whether they may be made to is found out)
-NoFit    nothing that could happen soon makes room
+Fit      quota is free, possibly by borrowing
+Preempt  quota is not free, but preemption could free it (whether it may is found out separately)
+NoFit    neither
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from dataclasses import dataclass
 
+from evenkeel.domain.kueue.assignment import Assignment, Attempt, Choice, Inequality, Mode, Pending, Progress, Verdict
 from evenkeel.domain.kueue.objects import (
     PODS,
     Admitted,
@@ -24,157 +23,19 @@ from evenkeel.domain.kueue.objects import (
     ResourceGroup,
     Workload,
 )
-from evenkeel.domain.kueue.snapshot import Snapshot, Team
-
-
-class Mode(IntEnum):
-    """How a flavor could be had, the best last."""
-
-    NO_FIT = 0
-    NO_CANDIDATES = 1
-    """Others would have to go, and nobody may be made to."""
-    PREEMPT = 2
-    """Workloads of the own queue would go, perhaps with others."""
-    RECLAIM = 3
-    """Only workloads of other queues would go."""
-    FIT = 4
-
-
-class Verdict(IntEnum):
-    """A whole workload's mode, the best last."""
-
-    NO_FIT = 0
-    PREEMPT = 1
-    DEFERRED = 2
-    """It fits once evictions that are under way are over."""
-    FIT = 3
-
-
-class Pending(StrEnum):
-    """Why a workload gets no quota, the mildest first."""
-
-    NONE = ""
-    WAITING_FOR_PODS_READY = "WaitingForPodsReady"
-    """Its quota is there. Not an answer about flavors: somebody else's pods are waited for."""
-    WAITING_FOR_QUOTA = "WaitingForQuota"
-    EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
-    NO_MATCHING_FLAVOR = "NoMatchingFlavor"
-
-    @property
-    def severity(self) -> int:
-        """0 for none."""
-        return _SEVERITY[self]
-
-
-_SEVERITY = {pending: rank for rank, pending in enumerate(Pending)}
-
-
-class Choice(NamedTuple):
-    """A flavor for one resource of a pod set."""
-
-    flavor: str
-    mode: Mode
-    level: int
-    """How far up the tree it borrows."""
-    tried: int
-    """Index of the last flavor that was looked at; -1 where that was the last of its list."""
-
-
-class Inequality(NamedTuple):
-    """What was compared for one key: why a flavor would do, or would not."""
-
-    resource: str
-    wanted: int
-    """With what earlier pod sets of the same workload took."""
-    available: int
-    potential: int
-    nominal: int
-    used: int
-    mode: Mode
-    level: int
-
-
-class Attempt(NamedTuple):
-    """One flavor that was looked at."""
-
-    flavor: str
-    mode: Mode
-    level: int = 0
-    pending: Pending = Pending.NONE
-    why: str = ""
-    compared: tuple[Inequality, ...] = ()
-
-
-class Progress(NamedTuple):
-    """Where the scan of the flavors stood, for the next time."""
-
-    tried: tuple[Mapping[str, int], ...]
-    """By pod set: resource → index."""
-    generation: int
-    cycle: int
-    shape: str
-
-    @property
-    def has_more(self) -> bool:
-        """Whether any list was left before its end."""
-        return any(index != -1 for each in self.tried for index in each.values())
-
-    def next_index(self, pod_set: int, resource: str) -> int:
-        """Return the flavor to begin with."""
-        if pod_set >= len(self.tried):
-            return 0
-        return self.tried[pod_set].get(resource, -1) + 1
-
-    def is_outdated(self, workload: Workload, team: Team, cycle: int) -> bool:
-        """Whether the world has changed since: then the scan begins anew."""
-        if self.shape != workload.shape:
-            return True
-        return cycle - self.cycle > 1 and team.generation > self.generation
-
-
-@dataclass(slots=True)
-class Assignment:
-    """Flavors for a workload at some size, and what follows."""
-
-    counts: tuple[int, ...]
-    choices: list[Mapping[str, Choice]] = field(default_factory=list)
-    """By pod set, as far as it was got; resource → choice."""
-    use: Amounts = field(default_factory=dict)
-    """What it would use; of a larger slice, what it would use more."""
-    verdict: Verdict = Verdict.FIT
-    level: int = 0
-    pending: Pending = Pending.NONE
-    attempts: list[tuple[Attempt, ...]] = field(default_factory=list)
-    """By pod set."""
-    progress: Progress | None = None
-
-    @property
-    def contested(self) -> frozenset[Key]:
-        """The keys on which somebody would have to go."""
-        return frozenset(
-            (choice.flavor, resource)
-            for choices in self.choices
-            for resource, choice in choices.items()
-            if Mode.NO_FIT < choice.mode < Mode.FIT
-        )
-
-    @property
-    def flavors(self) -> tuple[dict[str, str], ...]:
-        """By pod set: resource → flavor."""
-        return tuple({resource: each.flavor for resource, each in choices.items()} for choices in self.choices)
-
+from evenkeel.domain.kueue.snapshot import Snapshot
 
 Simulate = Callable[[Workload, Key, int], tuple[Mode, int]]
-"""Whether and how preemption makes room for so much of one key, and the level of borrowing afterwards."""
+"""Returns whether preemption frees this amount of one key, and the borrowing level afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Pod sets that get their flavors together."""
+    """Pod sets that get the same flavors."""
 
     indexes: tuple[int, ...]
     unfit: Mapping[str, str]
-    """Flavors that cannot be theirs, and why: taints, selectors."""
+    """Flavors that their pods cannot run on, with the reason: a taint or a selector."""
 
 
 class FlavorAssigner:
@@ -194,29 +55,29 @@ class FlavorAssigner:
         """Prepare.
 
         Args:
-            workload: Who asks.
-            snapshot: The world.
-            simulate: Tries preemption for one key.
-            progress: Where an earlier scan stood.
-            cycle: This cycle's number.
-            only: By pod set, the flavors to stay with; None = any.
-            replaced: The smaller slice that this workload takes the place of.
+            workload: The workload that needs flavors.
+            snapshot: The state that is read.
+            simulate: Simulates preemption for one key.
+            progress: Where an earlier scan stopped.
+            cycle: Number of the present cycle.
+            only: By pod set, the flavors to use; None allows all.
+            replaced: The smaller slice that the workload replaces.
         """
         self.workload = workload
         self.snapshot = snapshot
-        self.team = snapshot.team_of(workload)
+        self.queue = snapshot.queue_of(workload)
         self.simulate = simulate
         self.progress = progress
         self.cycle = cycle
         self.only = only
         self.replaced = replaced
-        self.groups: tuple[_Group, ...] = snapshot.eligible(workload, self._groups)
+        self.groups: tuple[_Group, ...] = snapshot.cached_groups(workload, self._groups)
 
     def _groups(self) -> tuple[_Group, ...]:
         members: dict[str, list[int]] = {}
         for index, pod_set in enumerate(self.workload.pod_sets):
             members.setdefault(pod_set.group or f"#{index}", []).append(index)
-        names = {each.flavor for group in self.team.queue.groups for each in group.flavors}
+        names = {each.flavor for group in self.queue.spec.groups for each in group.flavors}
         found = []
         for indexes in members.values():
             pods = [self.workload.pod_sets[index] for index in indexes]
@@ -225,12 +86,12 @@ class FlavorAssigner:
         return tuple(found)
 
     def assign(self, counts: tuple[int, ...]) -> Assignment:
-        """Find flavors for these counts."""
+        """Find flavors for these pod counts."""
         assignment = Assignment(counts)
         tried: list[Mapping[str, int]] = []
         for group in self.groups:
             wanted = [self._wanted(index, counts[index]) for index in group.indexes]
-            choices, attempts, failed = self._choose(group, _together(wanted), assignment.use)
+            choices, attempts, failed = self._choose(group, _sum_of(wanted), assignment.use)
             for index, requests in zip(group.indexes, wanted, strict=True):
                 if failed:
                     own: dict[str, Choice] = {}
@@ -244,19 +105,19 @@ class FlavorAssigner:
                     assignment.verdict = Verdict.NO_FIT
             if assignment.verdict is Verdict.NO_FIT:
                 break
-        assignment.progress = Progress(tuple(tried), self.team.generation, self.cycle, self.workload.shape)
+        assignment.progress = Progress(tuple(tried), self.queue.generation, self.cycle, self.workload.shape)
         if assignment.verdict is Verdict.NO_FIT:
             assignment.pending = self._why_pending(assignment)
         return assignment
 
     def _wanted(self, index: int, count: int) -> dict[str, int]:
         requests = self.workload.pod_sets[index].total(count)
-        if PODS in self.team.group_of:
+        if PODS in self.queue.group_by_resource:
             requests[PODS] = count
         return requests
 
-    def _held(self, index: int, resource: str) -> int:
-        """What the slice that is to be replaced holds of a resource for this pod set."""
+    def _already_held(self, index: int, resource: str) -> int:
+        """Return what the replaced slice already holds of a resource for this pod set."""
         if self.replaced is None:
             return 0
         count = self.replaced.counts[index]
@@ -265,14 +126,14 @@ class FlavorAssigner:
     def _take(
         self, assignment: Assignment, index: int, requests: Mapping[str, int], choices: Mapping[str, Choice]
     ) -> dict[str, int]:
-        """Take what a pod set is given; return how far the flavors were tried."""
+        """Add a pod set's flavors to the assignment; return the index of the last flavor examined, by resource."""
         assignment.choices.append(choices)
         use, tried = assignment.use, dict[str, int]()
         for resource, choice in choices.items():
             flavor, mode, level, tried[resource] = choice
             amount = requests[resource]
             if self.replaced is not None:
-                amount -= self._held(index, resource)
+                amount -= self._already_held(index, resource)
             use[flavor, resource] = use.get((flavor, resource), 0) + amount
             assignment.level = max(assignment.level, level)
             if mode is not Mode.FIT:
@@ -282,15 +143,15 @@ class FlavorAssigner:
     def _choose(
         self, group: _Group, wanted: dict[str, int], used: Amounts
     ) -> tuple[dict[str, Choice], tuple[Attempt, ...], bool]:
-        """Choose a flavor for each resource; the last says that one has none at all."""
+        """Choose a flavor for each resource. The third value is whether a resource got none."""
         choices: dict[str, Choice] = {}
         attempts: list[Attempt] = []
         for resource in sorted(wanted):
-            resources = self.team.group_of.get(resource)
+            resources = self.queue.group_by_resource.get(resource)
             if resources is None and (wanted[resource] == 0 or self.snapshot.rules.ignores_undeclared):
-                continue  # nothing is asked of what the queue does not have
+                continue  # no request, or the rules ignore it
             if resource in choices:
-                continue  # came with the others of its group
+                continue  # chosen together with another resource of its group
             if resources is None:
                 why = f"the queue has no quota of {resource}"
                 return {}, (*attempts, Attempt("", Mode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=why)), True
@@ -304,9 +165,9 @@ class FlavorAssigner:
     def _search(
         self, group: _Group, resources: ResourceGroup, wanted: dict[str, int], first: str, used: Amounts
     ) -> tuple[dict[str, Choice], list[Attempt]]:
-        """Walk the flavors of a resource group from where the last scan stood."""
-        fungibility = self.team.queue.fungibility
-        asked = {resource: wanted[resource] for resource in sorted(wanted) if resource in resources.resources}
+        """Examine the flavors of a resource group, from where the last scan stopped."""
+        fungibility = self.queue.spec.fungibility
+        requested = {resource: wanted[resource] for resource in sorted(wanted) if resource in resources.resources}
         start = self.progress.next_index(group.indexes[0], first) if self.progress else 0
         best: dict[str, tuple[str, Mode, int]] = {}
         best_mode, best_level = Mode.NO_FIT, 0
@@ -323,9 +184,9 @@ class FlavorAssigner:
                 why = group.unfit[flavor]
                 attempts.append(Attempt(flavor, Mode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=why))
                 continue
-            found, attempt = self._try(group, flavor, asked, used, fungibility)
+            found, attempt = self._try_flavor(group, flavor, requested, used, fungibility)
             attempts.append(attempt)
-            if not _goes_on(attempt.mode, attempt.level, fungibility):
+            if not _continues(attempt.mode, attempt.level, fungibility):
                 best, best_mode = found, attempt.mode
                 break
             if is_preferred(attempt.mode, attempt.level, best_mode, best_level, fungibility):
@@ -334,29 +195,29 @@ class FlavorAssigner:
         chosen = {resource: Choice(flavor, mode, level, tried) for resource, (flavor, mode, level) in best.items()}
         return chosen, attempts
 
-    def _try(
-        self, group: _Group, flavor: str, asked: dict[str, int], used: Amounts, fungibility: Fungibility
+    def _try_flavor(
+        self, group: _Group, flavor: str, requested: dict[str, int], used: Amounts, fungibility: Fungibility
     ) -> tuple[dict[str, tuple[str, Mode, int]], Attempt]:
-        """Weigh one flavor for all resources of its group: the worst of them counts."""
+        """Evaluate one flavor for all resources of its group. The worst mode of a resource counts."""
         worst, worst_level, pending = Mode.FIT, 0, Pending.NONE
         found: dict[str, tuple[str, Mode, int]] = {}
         compared: list[Inequality] = []
         why = ""
-        for resource, total in asked.items():  # in the order of their names
+        for resource, total in requested.items():  # in the order of their names
             key, amount = (flavor, resource), total
             if self.replaced is not None:
-                amount -= sum(self._held(index, resource) for index in group.indexes)
-                kept = {self.replaced.flavors[index].get(resource) for index in group.indexes}
-                if kept != {flavor}:
-                    held = ", ".join(sorted(each or "none" for each in kept))
+                amount -= sum(self._already_held(index, resource) for index in group.indexes)
+                given = {self.replaced.flavors[index].get(resource) for index in group.indexes}
+                if given != {flavor}:
+                    held = ", ".join(sorted(each or "none" for each in given))
                     why, pending, worst = f"the slice it replaces has {held}", Pending.NO_MATCHING_FLAVOR, Mode.NO_FIT
                     break
             with_earlier = used.get(key, 0) + amount
-            if worst is Mode.NO_FIT:  # whatever else there is: the severest reason is told
-                if pending is Pending.WAITING_FOR_QUOTA and with_earlier > self.team.node.at(key).potential:
+            if worst is Mode.NO_FIT:  # the other resources only decide which reason is the most severe
+                if pending is Pending.WAITING_FOR_QUOTA and with_earlier > self.queue.node.at(key).potential:
                     pending = Pending.EXCEEDS_MAX_QUOTA
                 continue
-            reason, inequality = self._weigh(key, with_earlier)
+            reason, inequality = self._compare(key, with_earlier)
             compared.append(inequality)
             mode, level = inequality.mode, inequality.level
             if reason is not Pending.NONE and reason.severity > pending.severity:
@@ -367,19 +228,19 @@ class FlavorAssigner:
                 found[resource] = (flavor, mode, level)
         return found, Attempt(flavor, worst, worst_level, pending, why, tuple(compared))
 
-    def _weigh(self, key: Key, wanted: int) -> tuple[Pending, Inequality]:
-        """Compare what is wanted of one key with what there is."""
-        node, queue = self.team.node, self.team.queue
+    def _compare(self, key: Key, wanted: int) -> tuple[Pending, Inequality]:
+        """Compare the amount wanted of one key with the quota."""
+        node, spec = self.queue.node, self.queue.spec
         slot = node.slots.get(key) or node.at(key)
         available, potential, pending = max(0, slot.available()), slot.potential, Pending.NONE
         if wanted > potential:
             mode, level, pending = Mode.NO_FIT, 0, Pending.EXCEEDS_MAX_QUOTA
         elif wanted <= available:
-            mode, level = Mode.FIT, 0 if slot.use + wanted <= slot.sub else node.level(key, wanted)[0]
+            mode, level = Mode.FIT, 0 if slot.use + wanted <= slot.subtree else node.level(key, wanted)[0]
         else:
             level, is_smaller = node.level(key, wanted)
-            may_borrow_and_preempt = queue.preemption.borrow_within is not None or (
-                self.snapshot.rules.fair_sharing and queue.preemption.reclaim is not PreemptionPolicy.NEVER
+            may_borrow_and_preempt = spec.preemption.borrow_within is not None or (
+                self.snapshot.rules.fair_sharing and spec.preemption.reclaim is not PreemptionPolicy.NEVER
             )
             if slot.nominal >= wanted or is_smaller or may_borrow_and_preempt:
                 mode, level = self.simulate(self.workload, key, wanted)
@@ -388,10 +249,10 @@ class FlavorAssigner:
         return pending, Inequality(key[1], wanted, available, potential, slot.nominal, slot.use, mode, level)
 
     def _why_pending(self, assignment: Assignment) -> Pending:
-        """Give one reason: the mildest over the flavors of a group, the most severe over groups and pod sets."""
+        """Return one reason: the least severe of a group's flavors, the most severe of all groups and pod sets."""
         overall = Pending.NONE
-        group_of = {
-            each.flavor: number for number, group in enumerate(self.team.queue.groups) for each in group.flavors
+        group_by_resource = {
+            each.flavor: number for number, group in enumerate(self.queue.spec.groups) for each in group.flavors
         }
         for choices, attempts, pod_set in zip(
             assignment.choices, assignment.attempts, self.workload.pod_sets, strict=False
@@ -402,27 +263,27 @@ class FlavorAssigner:
             for number, attempt in enumerate(attempts):
                 if attempt.mode is not Mode.NO_FIT:
                     continue
-                group = group_of.get(attempt.flavor, -1 - number)
+                group = group_by_resource.get(attempt.flavor, -1 - number)
                 known = mildest.get(group, attempt.pending)
-                mildest[group] = min(known, attempt.pending, key=_SEVERITY.__getitem__)
+                mildest[group] = min(known, attempt.pending, key=lambda reason: reason.severity)
             reasons = mildest.values() if attempts else (Pending.NO_MATCHING_FLAVOR,)
-            overall = max(overall, *reasons, key=_SEVERITY.__getitem__)
+            overall = max(overall, *reasons, key=lambda reason: reason.severity)
         return overall
 
 
-def _together(wanted: list[dict[str, int]]) -> dict[str, int]:
-    """Sum up what pod sets ask for."""
+def _sum_of(wanted: list[dict[str, int]]) -> dict[str, int]:
+    """Add up the requests of pod sets."""
     if len(wanted) == 1:
         return wanted[0]
-    together: dict[str, int] = {}
+    total: dict[str, int] = {}
     for requests in wanted:
         for resource, amount in requests.items():
-            together[resource] = together.get(resource, 0) + amount
-    return together
+            total[resource] = total.get(resource, 0) + amount
+    return total
 
 
 def is_preferred(mode: Mode, level: int, other: Mode, other_level: int, fungibility: Fungibility) -> bool:
-    """Whether one way to have a flavor is strictly better than another."""
+    """Whether one mode and borrowing level is strictly better than another."""
     if mode is Mode.NO_FIT:
         return False
     if other is Mode.NO_FIT:
@@ -434,8 +295,8 @@ def is_preferred(mode: Mode, level: int, other: Mode, other_level: int, fungibil
     return (mode, -level) > (other, -other_level)
 
 
-def _goes_on(mode: Mode, level: int, fungibility: Fungibility) -> bool:
-    """Whether the search goes on after this flavor."""
+def _continues(mode: Mode, level: int, fungibility: Fungibility) -> bool:
+    """Whether the search continues after this flavor."""
     if mode in (Mode.NO_FIT, Mode.NO_CANDIDATES):
         return True
     if mode is not Mode.FIT and fungibility.when_can_preempt is Fungible.TRY_NEXT:
@@ -444,14 +305,14 @@ def _goes_on(mode: Mode, level: int, fungibility: Fungibility) -> bool:
 
 
 def why_unfit(name: str, flavor: Flavor | None, pod_sets: list[PodSet]) -> str:
-    """Say why these pods could not run on a flavor's nodes; empty where they could."""
+    """Return why these pods cannot run on a flavor's nodes; empty if they can."""
     if flavor is None:
         return f"there is no flavor {name}"
     for pod_set in pod_sets:
         tolerations = (*pod_set.tolerations, *flavor.tolerations)
         for taint in flavor.taints:
             hard = taint.effect in ("NoSchedule", "NoExecute")
-            if hard and not any(toleration.covers(taint) for toleration in tolerations):
+            if hard and not any(toleration.tolerates(taint) for toleration in tolerations):
                 return f"the taint {taint.key}={taint.value}:{taint.effect} of {name} is not tolerated"
         if not _matches(pod_set, flavor):
             return f"{name} does not match the node selector or affinity"
@@ -459,11 +320,11 @@ def why_unfit(name: str, flavor: Flavor | None, pod_sets: list[PodSet]) -> str:
 
 
 def _matches(pod_set: PodSet, flavor: Flavor) -> bool:
-    """Whether selector and affinity are met, as far as they ask for labels that this flavor has itself."""
+    """Whether selector and affinity match. Labels that the flavor does not define are ignored."""
     for key, value in pod_set.selector.items():
         if key in flavor.labels and flavor.labels[key] != value:
             return False
-    terms = [[need for need in term if need.key in flavor.labels] for term in pod_set.affinity]
+    terms = [[each for each in term if each.key in flavor.labels] for term in pod_set.affinity]
     if not terms or not all(terms):
-        return True  # a term with nothing left in it matches everything, and one term is enough
-    return any(all(need.holds(flavor.labels) for need in term) for term in terms)
+        return True  # a term without requirements matches everything, and one matching term is enough
+    return any(all(each.holds(flavor.labels) for each in term) for term in terms)

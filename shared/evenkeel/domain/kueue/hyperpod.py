@@ -1,18 +1,20 @@
-"""HyperPod task governance: compute quotas and the cluster's policy, as SageMaker's API takes and answers them.
+"""HyperPod task governance: the compute quotas and the cluster's policy in SageMaker's API.
 
-    team X            queue hyperpod-ns-X-clusterqueue, reached in namespace hyperpod-ns-X as hyperpod-ns-X-localqueue
-    InstanceType      flavor of that name: cpu, memory, GPUs or Neuron devices, EFA interfaces, MIG profiles
-    Count             that many whole instances, raw; a pod can have a little less of each, so it never fills up
-    granular amounts  what is not said follows from the largest share that is
-    Lend, DontLend    borrow nothing, lend all or nothing; LendAndBorrow: lend all, borrow BorrowLimit % of one's own
+    team X            queue hyperpod-ns-X-clusterqueue; its jobs use LocalQueue hyperpod-ns-X-localqueue in namespace
+                      hyperpod-ns-X
+    InstanceType      the flavor of that name: cpu, memory, GPUs or Neuron devices, EFA interfaces, MIG profiles
+    Count             this many whole instances. A pod can use a little less of each, so a quota never fills up
+    granular amounts  an omitted amount follows from the largest share that is given
+    Lend, DontLend    borrow nothing; lend all or nothing
+    LendAndBorrow     lend all; borrow BorrowLimit % of the team's own quota
 
-The user guide speaks of a percentage of the team's guaranteed quota, the API reference of idle compute; Evenkeel takes
-the team's own quota, rounded down. A team without weight has weight 0: last in line for what is lent, first to go.
-Sources: SageMaker's API reference, CreateComputeQuota and CreateClusterSchedulerConfig; the HyperPod user guide on task
-governance.
+The user guide describes BorrowLimit as a percentage of the team's guaranteed quota, the API reference as a percentage
+of idle compute. Evenkeel uses the team's own quota, rounded down. A team without weight has weight 0: it is the last
+to borrow and the first to be preempted. Sources: SageMaker's API reference, CreateComputeQuota and
+CreateClusterSchedulerConfig; the HyperPod user guide on task governance.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +23,7 @@ from pydantic.alias_generators import to_pascal
 
 from evenkeel.domain.capacity.instance_types import EFA, MIG_PREFIX, InstanceType, InstanceTypes
 from evenkeel.domain.kueue import quantities
-from evenkeel.domain.kueue.documents import Document, DocumentError, Number, Whole
+from evenkeel.domain.kueue.documents import Document, DocumentError, Number, WholeNumber
 from evenkeel.domain.kueue.objects import (
     UNLIMITED,
     Flavor,
@@ -49,15 +51,15 @@ class _Aws(Document):
 
 class Partition(_Aws):
     type: str
-    count: Whole = Field(ge=0)
+    count: WholeNumber = Field(ge=0)
 
 
 class QuotaResources(_Aws):
-    """So much of one instance type."""
+    """Amounts of an instance type."""
 
     instance_type: str
-    count: Whole | None = Field(None, ge=0)
-    accelerators: Whole | None = Field(None, ge=0)
+    count: WholeNumber | None = Field(None, ge=0)
+    accelerators: WholeNumber | None = Field(None, ge=0)
     v_cpu: Number | None = Field(None, ge=0)
     memory_in_gi_b: Number | None = Field(None, ge=0, alias="MemoryInGiB")
     accelerator_partition: Partition | None = None
@@ -73,18 +75,18 @@ class QuotaResources(_Aws):
             "memory": _share(self.memory_in_gi_b, instance.memory_gib),
             "partition": _share(partition.count if partition else None, on_gpu * instance.gpus),
         }
-        largest = max(shares.values())  # what is not said follows from the largest share that is
+        largest = max(shares.values())  # an omitted amount follows from the largest share that is given
 
         def given(value: float | None, whole: float) -> Fraction:
-            here = largest * Fraction(str(whole)) if value is None else Fraction(str(value))
-            return count * Fraction(str(whole)) + here
+            granular = largest * Fraction(str(whole)) if value is None else Fraction(str(value))
+            return count * Fraction(str(whole)) + granular
 
         found = {
             "cpu": quantities.amount("cpu", given(self.v_cpu, instance.vcpu)),
             "memory": int(given(self.memory_in_gi_b, instance.memory_gib) * _GIB),
         }
         if instance.accelerator:
-            # Cores or memory alone bring no accelerators with them.
+            # Cores or memory alone include no accelerators.
             found[instance.accelerator] = count * instance.accelerators + (self.accelerators or 0)
         if instance.efa:
             found[EFA] = instance.efa * max(count, 1 if largest else 0)
@@ -99,7 +101,7 @@ def _share(value: float | None, whole: float) -> Fraction:
 
 class ResourceSharing(_Aws):
     strategy: Literal["Lend", "DontLend", "LendAndBorrow"] = "LendAndBorrow"
-    borrow_limit: Whole | None = Field(None, ge=0, le=10000)
+    borrow_limit: WholeNumber | None = Field(None, ge=0, le=10000)
     absolute_borrow_limits: tuple[QuotaResources, ...] = ()
 
 
@@ -111,10 +113,10 @@ class QuotaConfig(_Aws):
 
 class QuotaTarget(_Aws):
     team_name: str
-    fair_share_weight: Whole = Field(0, ge=0, le=100)
+    fair_share_weight: WholeNumber = Field(0, ge=0, le=100)
 
 
-_OF_AN_ANSWER = frozenset(
+_ANSWER_FIELDS = frozenset(
     {"ComputeQuotaArn", "ComputeQuotaId", "ComputeQuotaVersion", "ClusterSchedulerConfigArn", "Status"}
     | {"ClusterSchedulerConfigId", "ClusterSchedulerConfigVersion", "FailureReason", "StatusDetails", "ClusterArn"}
     | {"Description", "CreationTime", "CreatedBy", "LastModifiedTime", "LastModifiedBy", "Tags", "Id", "TargetVersion"}
@@ -123,9 +125,9 @@ _OF_AN_ANSWER = frozenset(
 
 
 class ComputeQuota(_Aws):
-    """A team's quota: CreateComputeQuota's request, DescribeComputeQuota's answer."""
+    """A team's quota: the request of CreateComputeQuota, or the answer of DescribeComputeQuota."""
 
-    without_meaning: ClassVar[frozenset[str]] = _OF_AN_ANSWER
+    ignored_fields: ClassVar[frozenset[str]] = _ANSWER_FIELDS
     name: str = ""
     compute_quota_config: QuotaConfig = Field(default_factory=QuotaConfig)
     compute_quota_target: QuotaTarget
@@ -133,7 +135,7 @@ class ComputeQuota(_Aws):
 
     @property
     def team(self) -> str:
-        """The team's name."""
+        """The name of the team."""
         return self.compute_quota_target.team_name
 
     def to_queue(self, types: InstanceTypes, where: str = "") -> Queue:
@@ -141,14 +143,14 @@ class ComputeQuota(_Aws):
 
         Args:
             types: The catalogue of instance types.
-            where: What it is called where something about it is wrong.
+            where: The name of the document in error messages.
 
         Raises:
-            DocumentError: an instance type is not in the catalogue.
+            DocumentError: An instance type is not in the catalogue.
         """
         where, config = where or f"ComputeQuota/{self.name or self.team}", self.compute_quota_config
-        held = _together(config.compute_quota_resources, types, where)
-        limits = _together(config.resource_sharing_config.absolute_borrow_limits, types, where)
+        held = _sum_by_type(config.compute_quota_resources, types, where)
+        limits = _sum_by_type(config.resource_sharing_config.absolute_borrow_limits, types, where)
         sharing = config.resource_sharing_config
         flavors = []
         for flavor, amounts in held.items():
@@ -173,7 +175,7 @@ class ComputeQuota(_Aws):
 
 class PriorityClass(_Aws):
     name: str
-    weight: Whole = Field(ge=0, le=100)
+    weight: WholeNumber = Field(ge=0, le=100)
 
 
 class Scheduling(_Aws):
@@ -183,45 +185,46 @@ class Scheduling(_Aws):
 
 
 class SchedulerConfig(_Aws):
-    """The cluster's policy: CreateClusterSchedulerConfig's request, DescribeClusterSchedulerConfig's answer."""
+    """The policy of a cluster.
 
-    without_meaning: ClassVar[frozenset[str]] = _OF_AN_ANSWER
+    It is the request of CreateClusterSchedulerConfig, or the answer of DescribeClusterSchedulerConfig.
+    """
+
+    ignored_fields: ClassVar[frozenset[str]] = _ANSWER_FIELDS
     name: str = ""
     scheduler_config: Scheduling
 
     @property
     def priorities(self) -> dict[str, int]:
-        """Priority by class; jobs name the class with `-priority` behind it."""
+        """Priority by class. Jobs append `-priority` to the name of the class."""
         return {f"{each.name}-priority": each.weight for each in self.scheduler_config.priority_classes}
 
 
 class InstanceGroup(_Aws):
-    without_meaning: ClassVar[frozenset[str]] = frozenset(
+    ignored_fields: ClassVar[frozenset[str]] = frozenset(
         {"InstanceGroupName", "Status", "TargetCount", "LifeCycleConfig", "ExecutionRole", "ThreadsPerCore"}
         | {"InstanceStorageConfigs", "OnStartDeepHealthChecks", "TrainingPlanArn", "TrainingPlanStatus", "MinCount"}
         | {"OverrideVpcConfig", "CapacityRequirements", "KubernetesConfig", "SoftwareUpdateStatus"}
     )
     instance_type: str
-    current_count: Whole = Field(ge=0)
+    current_count: WholeNumber = Field(ge=0)
 
 
 class ClusterCapacity(_Aws):
-    """What the cluster has: DescribeCluster's instance groups. Needed where idle capacity is shared."""
+    """The capacity of a cluster: DescribeCluster's instance groups. Needed only if idle capacity is shared."""
 
-    without_meaning: ClassVar[frozenset[str]] = frozenset(
-        {"ClusterArn", "ClusterName", "ClusterStatus", "Orchestrator"}
-    )
+    ignored_fields: ClassVar[frozenset[str]] = frozenset({"ClusterArn", "ClusterName", "ClusterStatus", "Orchestrator"})
     instance_groups: tuple[InstanceGroup, ...]
 
 
-class Several(_Aws):
-    """Several quotas in one file."""
+class ComputeQuotas(_Aws):
+    """Several compute quotas in one file."""
 
     compute_quotas: tuple[ComputeQuota, ...]
 
 
-def _together(resources: Iterable[QuotaResources], types: InstanceTypes, where: str) -> dict[str, dict[str, int]]:
-    """Sum up what is said of each instance type; one quota may mix whole instances and granular amounts."""
+def _sum_by_type(resources: Iterable[QuotaResources], types: InstanceTypes, where: str) -> dict[str, dict[str, int]]:
+    """Add up the amounts of each instance type. A quota may combine whole instances and granular amounts."""
     found: dict[str, dict[str, int]] = {}
     for each in resources:
         instance = types.of(each.instance_type)
@@ -237,15 +240,15 @@ def _together(resources: Iterable[QuotaResources], types: InstanceTypes, where: 
 
 def _one_group(flavors: list[FlavorQuotas]) -> tuple[ResourceGroup, ...]:
     resources = tuple(dict.fromkeys(resource for each in flavors for resource in each.quotas))
-    none = Quota(0, 0)
-    filled = (FlavorQuotas(each.flavor, dict.fromkeys(resources, none) | dict(each.quotas)) for each in flavors)
+    no_quota = Quota(0, 0)
+    filled = (FlavorQuotas(each.flavor, dict.fromkeys(resources, no_quota) | dict(each.quotas)) for each in flavors)
     return (ResourceGroup(resources, tuple(filled)),) if flavors else ()
 
 
 def idle_queue(groups: Iterable[InstanceGroup], teams: Iterable[Queue], types: InstanceTypes) -> Queue:
-    """Return the queue that holds, and lends, what the cluster has beyond what the teams hold."""
-    wanted = [QuotaResources(instance_type=each.instance_type, count=each.current_count) for each in groups]
-    idle = _together(wanted, types, "InstanceGroups")
+    """Return the queue that holds and lends the cluster's capacity beyond the teams' quotas."""
+    in_cluster = [QuotaResources(instance_type=each.instance_type, count=each.current_count) for each in groups]
+    idle = _sum_by_type(in_cluster, types, "InstanceGroups")
     for team in teams:
         for group in team.groups:
             for each in group.flavors:
@@ -264,51 +267,36 @@ def flavor_of(instance_type: str) -> Flavor:
     return Flavor(instance_type, {INSTANCE_TYPE_LABEL: instance_type})
 
 
-# ---------------------------------------------------------------- the way back
+# ---------------------------------------------------------------- to HyperPod's format
 
 
 def quota_of(queue: Queue, types: InstanceTypes) -> tuple[ComputeQuota, list[str]]:
-    """Write a queue as a compute quota; return what HyperPod has no words for."""
+    """Return a queue as a compute quota, and the properties that HyperPod cannot express."""
     team = queue.name.removeprefix(_NAMESPACE_PREFIX).removesuffix(_QUEUE_SUFFIX)
     lost: list[str] = []
 
-    def loses(what: str) -> None:
-        lost.append(f"{queue.name}: {what}")
+    def note_loss(loss: str) -> None:
+        lost.append(f"{queue.name}: {loss}")
 
     resources, limits = [], []
     for each in (flavor for group in queue.groups for flavor in group.flavors):
         instance = types.of(each.flavor)
         if instance is None:
-            loses(f"flavor {each.flavor} is not an instance type of the catalogue")
+            note_loss(f"flavor {each.flavor} is not an instance type of the catalogue")
             continue
         known = ("cpu", "memory", instance.accelerator, EFA)
         for resource in each.quotas:
             if resource not in known and not resource.startswith(f"{MIG_PREFIX}mig-") and each.quotas[resource].nominal:
-                loses(f"{each.flavor}: there is no place for {resource}")
-        resources.append(_resources(each, instance, lambda quota: quota.nominal, loses))
+                note_loss(f"{each.flavor}: HyperPod has no field for {resource}")
+        resources.append(_resources(each, instance, lambda quota: quota.nominal, note_loss))
         if any(quota.borrow is not None for quota in each.quotas.values()):
-            limits.append(_resources(each, instance, lambda quota: quota.borrow or 0, loses))
-    strategy, absolute = _sharing(queue, loses), tuple(limits)
+            limits.append(_resources(each, instance, lambda quota: quota.borrow or 0, note_loss))
+    strategy, absolute = _sharing(queue, note_loss), tuple(limits)
     if strategy != "LendAndBorrow":
         absolute = ()
-    if len(queue.groups) > 1:
-        loses("its resource groups become one")
-    if queue.cohort != COHORT:
-        loses(f"cohort {queue.cohort or 'none'} becomes {COHORT}, the only one there is")
-    if queue.preemption.reclaim is not PreemptionPolicy.ANY:
-        loses(f"reclaim {queue.preemption.reclaim} becomes Any")
-    if queue.preemption.borrow_within is not None:
-        loses("preemption while borrowing has no setting")
-    within = queue.preemption.within
-    if within is PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY:
-        loses(f"preemption in the team {within} becomes LowerPriority")
     weight = min(100, max(0, int(queue.fair_weight)))
-    if weight != queue.fair_weight:
-        loses(f"weight {queue.fair_weight:g} becomes {weight}")
-    defaults = Queue("", "")
-    for name in ("fungibility", "strategy", "stop", "by_use"):
-        if getattr(queue, name) != getattr(defaults, name):
-            loses(f"{name} has no setting")
+    for loss in _lost_settings(queue, weight):
+        note_loss(loss)
     quota = ComputeQuota(
         name=team,
         compute_quota_config=QuotaConfig(
@@ -318,7 +306,7 @@ def quota_of(queue: Queue, types: InstanceTypes) -> tuple[ComputeQuota, list[str
                 borrow_limit=None if absolute or strategy != "LendAndBorrow" else 10000,
                 absolute_borrow_limits=absolute,
             ),
-            preempt_team_tasks="Never" if within is PreemptionPolicy.NEVER else "LowerPriority",
+            preempt_team_tasks="Never" if queue.preemption.within is PreemptionPolicy.NEVER else "LowerPriority",
         ),
         compute_quota_target=QuotaTarget(team_name=team, fair_share_weight=weight),
         activation_state="Disabled" if queue.inactive else "Enabled",
@@ -326,31 +314,50 @@ def quota_of(queue: Queue, types: InstanceTypes) -> tuple[ComputeQuota, list[str
     return quota, lost
 
 
-def _resources(each: FlavorQuotas, instance: InstanceType, amount: Any, loses: Any) -> QuotaResources:
-    of: Mapping[str, int] = {resource: amount(quota) for resource, quota in each.quotas.items()}
-    count = of.get("cpu", 0) // (instance.vcpu * 1000)
+def _lost_settings(queue: Queue, weight: int) -> Iterator[str]:
+    if len(queue.groups) > 1:
+        yield "its resource groups become one"
+    if queue.cohort != COHORT:
+        yield f"cohort {queue.cohort or 'none'} becomes {COHORT}, the only cohort of HyperPod"
+    if queue.preemption.reclaim is not PreemptionPolicy.ANY:
+        yield f"reclaim {queue.preemption.reclaim} becomes Any"
+    if queue.preemption.borrow_within is not None:
+        yield "HyperPod has no setting for preemption while borrowing"
+    if queue.preemption.within is PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY:
+        yield f"preemption in the team {queue.preemption.within} becomes LowerPriority"
+    if weight != queue.fair_weight:
+        yield f"weight {queue.fair_weight:g} becomes {weight}"
+    defaults = Queue("", "")
+    for name in ("fungibility", "strategy", "stop", "by_use"):
+        if getattr(queue, name) != getattr(defaults, name):
+            yield f"HyperPod has no setting for {name}"
+
+
+def _resources(each: FlavorQuotas, instance: InstanceType, amount: Any, note_loss: Any) -> QuotaResources:
+    amounts: Mapping[str, int] = {resource: amount(quota) for resource, quota in each.quotas.items()}
+    count = amounts.get("cpu", 0) // (instance.vcpu * 1000)
     whole = QuotaResources(instance_type=each.flavor, count=count)
-    if {name: held for name, held in of.items() if held} == {
+    if {name: held for name, held in amounts.items() if held} == {
         name: held for name, held in whole.amounts(instance).items() if held
     }:
         return whole
-    partitions = {name.removeprefix(MIG_PREFIX): held for name, held in of.items() if "/mig-" in name and held}
+    partitions = {name.removeprefix(MIG_PREFIX): held for name, held in amounts.items() if "/mig-" in name and held}
     if len(partitions) > 1:
-        loses(f"{each.flavor}: only one accelerator partition can be named, {min(partitions)}")
+        note_loss(f"{each.flavor}: HyperPod allows only one accelerator partition; it becomes {min(partitions)}")
     partition = Partition(type=min(partitions), count=partitions[min(partitions)]) if partitions else None
-    if any(held >= UNLIMITED for held in of.values()):
-        loses(f"{each.flavor}: an amount without bound cannot be said")
-    cpu, memory = min(of.get("cpu", 0), 10**12), min(of.get("memory", 0), 2**60)
+    if any(held >= UNLIMITED for held in amounts.values()):
+        note_loss(f"{each.flavor}: HyperPod has no unlimited amounts")
+    cpu, memory = min(amounts.get("cpu", 0), 10**12), min(amounts.get("memory", 0), 2**60)
     return QuotaResources(
         instance_type=each.flavor,
-        accelerators=min(of.get(instance.accelerator, 0), 2**31 - 1) if instance.accelerator else None,
+        accelerators=min(amounts.get(instance.accelerator, 0), 2**31 - 1) if instance.accelerator else None,
         v_cpu=cpu / 1000,
         memory_in_gi_b=memory / _GIB,
         accelerator_partition=partition,
     )
 
 
-def _sharing(queue: Queue, loses: Any) -> Literal["Lend", "DontLend", "LendAndBorrow"]:
+def _sharing(queue: Queue, note_loss: Any) -> Literal["Lend", "DontLend", "LendAndBorrow"]:
     quotas = [
         quota for group in queue.groups for each in group.flavors for quota in each.quotas.values() if quota.nominal
     ]
@@ -358,8 +365,8 @@ def _sharing(queue: Queue, loses: Any) -> Literal["Lend", "DontLend", "LendAndBo
     borrows = {quota.borrow for quota in quotas}
     if lends == {0}:
         if borrows - {0}:
-            loses("a team that lends nothing cannot borrow either")
+            note_loss("a team that lends nothing cannot borrow in HyperPod")
         return "DontLend"
     if lends - {None}:
-        loses("lending limits become: lends all")
+        note_loss("HyperPod has no lending limits: the team lends all its quota")
     return "Lend" if borrows == {0} else "LendAndBorrow"

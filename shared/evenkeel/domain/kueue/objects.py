@@ -1,4 +1,4 @@
-"""What is configured (queues, cohorts, flavors) and what is asked for (workloads)."""
+"""The objects of the scheduler: queues, cohorts and flavors (configuration), and workloads."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,59 +7,59 @@ from enum import StrEnum
 from functools import cached_property
 
 UNLIMITED = 2**100
-"""An amount without bound: beyond anything that sums and differences of amounts of 64 bits come near."""
+"""An amount without limit: larger than any sum or difference of 64-bit amounts."""
 
 Key = tuple[str, str]
-"""(flavor, resource): what quota is counted in."""
+"""(flavor, resource): the unit in which quota is counted."""
 Amounts = dict[Key, int]
 
 PODS = "pods"
-"""A queue that covers this resource counts pods with it."""
+"""The resource with which a queue counts pods, if it covers it."""
 
 
 class QueueingStrategy(StrEnum):
-    """What a head that cannot be admitted does to those behind it."""
+    """Whether the rest of a queue waits when its head cannot be admitted."""
 
     BEST_EFFORT = "BestEffortFIFO"
-    """It is parked, and the next one is tried."""
+    """The head is parked, and the next workload is tried."""
     STRICT = "StrictFIFO"
-    """They wait behind it."""
+    """The rest of the queue waits behind the head."""
 
 
 class StopPolicy(StrEnum):
-    """Whether a queue admits."""
+    """Whether a queue admits workloads, and what happens to those that it admitted."""
 
     NONE = "None"
     HOLD = "Hold"
-    """Nothing new is admitted; what runs, runs on, and what has only its quota gives it up."""
+    """No new admissions. Running workloads continue; workloads that hold quota but have not started are evicted."""
     HOLD_AND_DRAIN = "HoldAndDrain"
-    """What runs is evicted too."""
+    """No new admissions, and running workloads are evicted too."""
 
     def ends(self, admitted: "Admitted") -> bool:
-        """Whether somebody who holds quota has to go."""
+        """Whether a workload that holds quota is evicted."""
         return self is StopPolicy.HOLD_AND_DRAIN or (self is StopPolicy.HOLD and not admitted.is_started)
 
 
 class PreemptionPolicy(StrEnum):
-    """Whose workloads a waiting one may have evicted."""
+    """Which admitted workloads a pending workload may preempt."""
 
     NEVER = "Never"
     LOWER_PRIORITY = "LowerPriority"
     LOWER_OR_NEWER_EQUAL_PRIORITY = "LowerOrNewerEqualPriority"
-    """Those of equal priority that queued later, too. In the own queue only."""
+    """Also workloads of equal priority that queued later. Only within the same queue."""
     ANY = "Any"
-    """In other queues only."""
+    """Only in other queues."""
 
 
 class Fungible(StrEnum):
-    """What to do at a flavor that would do, at a price."""
+    """Whether the flavor search stops at a flavor that needs borrowing or preemption."""
 
     STOP = "MayStopSearch"
     TRY_NEXT = "TryNextFlavor"
 
 
 class Preference(StrEnum):
-    """Which price is the smaller one."""
+    """Which of the two a workload prefers if it needs one of them."""
 
     BORROWING_OVER_PREEMPTION = "BorrowingOverPreemption"
     PREEMPTION_OVER_BORROWING = "PreemptionOverBorrowing"
@@ -67,13 +67,13 @@ class Preference(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a node of the tree holds of one key, in the resource's smallest unit."""
+    """The quota of one node of the cohort tree for one key, in the resource's smallest unit."""
 
     nominal: int = 0
     borrow: int | None = None
-    """Most that may be used beyond nominal; None = no limit."""
+    """Borrowing limit: the most that may be used beyond nominal; None is no limit."""
     lend: int | None = None
-    """Most that others may use of it; None = all."""
+    """Lending limit: the most that other queues may use; None is all."""
 
 
 NO_QUOTA = Quota()
@@ -89,7 +89,7 @@ class FlavorQuotas:
 
 @dataclass(frozen=True, slots=True)
 class ResourceGroup:
-    """Resources that are always given from the same flavor, and the flavors in the order in which they are tried."""
+    """Resources that a pod set always gets from the same flavor, with the flavors in the order of the search."""
 
     resources: tuple[str, ...]
     flavors: tuple[FlavorQuotas, ...]
@@ -97,14 +97,14 @@ class ResourceGroup:
 
 @dataclass(frozen=True, slots=True)
 class BorrowWithin:
-    """Preemption in other queues while this one borrows: of lower priority, at most of the threshold."""
+    """Preemption in other queues while this queue borrows: only of lower priority, and not above the threshold."""
 
     max_priority_threshold: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Whom a queue's workloads may have evicted."""
+    """Which workloads a queue's workloads may preempt: in the queue, in other queues, and while it borrows."""
 
     within: PreemptionPolicy = PreemptionPolicy.NEVER
     reclaim: PreemptionPolicy = PreemptionPolicy.NEVER
@@ -113,7 +113,7 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True)
 class Fungibility:
-    """When the search for a flavor goes on though one would do."""
+    """When the flavor search continues although a flavor works."""
 
     when_can_borrow: Fungible = Fungible.STOP
     when_can_preempt: Fungible = Fungible.TRY_NEXT
@@ -126,7 +126,7 @@ class Queue:
 
     name: str
     cohort: str = ""
-    """Its parent; without one it neither borrows nor lends."""
+    """Its parent. Without one it neither borrows nor lends."""
     groups: tuple[ResourceGroup, ...] = ()
     fair_weight: float = 1.0
     preemption: Preemption = Preemption()
@@ -134,19 +134,19 @@ class Queue:
     strategy: QueueingStrategy = QueueingStrategy.BEST_EFFORT
     stop: StopPolicy = StopPolicy.NONE
     by_use: bool = False
-    """Whether those of its sub-queues that used least of late go first, before priority."""
+    """Whether the sub-queue with the least recent use goes first, before priority."""
     inactive: str = ""
-    """Why it admits nobody though nobody stopped it: a flavor that does not exist."""
+    """Why it admits no workload although its stop policy allows it, for example a missing flavor; empty if it does."""
 
     @property
     def is_active(self) -> bool:
-        """Whether it takes part: it admits, and what it runs may have to go for others."""
+        """Whether it admits workloads, and its workloads may be preempted."""
         return self.stop is StopPolicy.NONE and not self.inactive
 
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """A node above queues and other cohorts; may hold quota and limits of its own."""
+    """A node above queues and other cohorts. It may have quota and limits of its own."""
 
     name: str
     parent: str = ""
@@ -172,8 +172,8 @@ class Toleration:
     value: str = ""
     effect: str = ""
 
-    def covers(self, taint: Taint) -> bool:
-        """Whether this taint is tolerated."""
+    def tolerates(self, taint: Taint) -> bool:
+        """Whether the pod tolerates this taint."""
         if self.effect and self.effect != taint.effect:
             return False
         if self.key and self.key != taint.key:
@@ -185,14 +185,14 @@ class Toleration:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One expression of a node affinity: `In`, `NotIn`, `Exists`, `DoesNotExist`, `Gt`, `Lt`."""
+    """An expression of a node affinity: `In`, `NotIn`, `Exists`, `DoesNotExist`, `Gt`, `Lt`."""
 
     key: str
     operator: str
     values: tuple[str, ...] = ()
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Whether these labels satisfy it."""
+        """Whether these labels satisfy the expression."""
         value = labels.get(self.key)
         match self.operator:
             case "In":
@@ -209,15 +209,15 @@ class Requirement:
 
     def _compares(self, value: str | None) -> bool:
         try:
-            there, wanted = int(value or ""), int(self.values[0])
+            actual, wanted = int(value or ""), int(self.values[0])
         except (ValueError, IndexError):
             return False
-        return there > wanted if self.operator == "Gt" else there < wanted
+        return actual > wanted if self.operator == "Gt" else actual < wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Flavor:
-    """A kind of capacity: its nodes' labels and taints, and tolerations that its pods are given."""
+    """A kind of capacity: the labels and taints of its nodes, and the tolerations that its pods get."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -227,81 +227,84 @@ class Flavor:
 
 @dataclass(frozen=True, slots=True)
 class PodSet:
-    """Pods of one shape."""
+    """Pods of a workload that have the same requests and constraints."""
 
     name: str
     count: int
     requests: Mapping[str, int]
     """Per pod."""
     min_count: int | None = None
-    """Fewest that will do, where the workload may be admitted in part."""
+    """Smallest count for partial admission; None without partial admission."""
     selector: Mapping[str, str] = field(default_factory=dict)
     affinity: tuple[tuple[Requirement, ...], ...] = ()
-    """Terms, of which one must hold; each of them whole."""
+    """Node selector terms, of which any must match. A term matches if all its requirements hold."""
     tolerations: tuple[Toleration, ...] = ()
     group: str = ""
-    """Pod sets of one group get their flavor together."""
+    """Pod sets of the same group get the same flavors."""
 
     def total(self, count: int) -> dict[str, int]:
-        """Return what so many of these pods ask for."""
+        """Return the requests of this many pods."""
         return {resource: amount * count for resource, amount in self.requests.items()}
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What waits for quota, or holds it. Its id is unique over all queues, and the last tie-break."""
+    """A workload that is pending or holds quota. Its id is unique over all queues."""
 
     workload_id: str
     queue: str
     pod_sets: tuple[PodSet, ...]
     priority: int = 0
     created_at: float = 0.0
-    """Seconds since the epoch. Only the order counts."""
+    """Seconds since the epoch. Only the order matters."""
     requeued_at: float | None = None
-    """When it lost its place: evicted for missing its ready timeout, or by an admission check. Preemption does not."""
+    """When it lost its place in the queue: evicted for its ready timeout, or by an admission check.
+
+    None otherwise. A preempted workload keeps its place.
+    """
     replaces: str = ""
-    """The admitted workload of which this is the larger slice."""
+    """The admitted workload slice that this larger slice replaces."""
     has_reservation: bool = False
-    """Whether it holds its quota already and is only looked at once more."""
+    """Whether it already holds its quota, and the cycle only checks it again."""
     uid: str = ""
-    """What ties are broken by; its id where it has none."""
-    barred: str = ""
-    """Why its queue takes it not at all: its namespace does not match, its checks failed, or its pods cannot be."""
-    barred_holds_up: bool = False
-    """Whether a strict queue waits behind it all the same: behind anybody but one of a wrong namespace."""
+    """Breaks ties; without it, the id does."""
+    inadmissible_reason: str = ""
+    """Why its queue never admits it: its namespace does not match, its checks failed, or its pods are invalid."""
+    blocks_when_inadmissible: bool = False
+    """Whether a strict queue waits behind it although it is inadmissible. Not if its namespace does not match."""
     sub_queue: str = ""
-    """Who submitted it, or by which LocalQueue it came: by this a queue that goes by use tells them apart."""
+    """Its submitter or LocalQueue. A queue that orders by recent use measures the use of each sub-queue."""
     sub_weight: float = 1.0
-    """By how much more than others its sub-queue may use."""
+    """Fair-sharing weight of its sub-queue: use is divided by it."""
 
     @property
     def queued_at(self) -> float:
-        """The time by which it stands in its queue."""
+        """The time that decides its place in the queue."""
         return self.created_at if self.requeued_at is None else self.requeued_at
 
     @property
-    def tie(self) -> str:
-        """The last tie-break but one."""
+    def tie_break(self) -> str:
+        """Breaks ties between workloads."""
         return self.uid or self.workload_id
 
     @cached_property
     def order(self) -> tuple[int, float, str, str]:
-        """Sorts a queue: higher priority, then earlier, then by id."""
-        return (-self.priority, self.queued_at, self.tie, self.workload_id)
+        """Sorts the workloads of a queue: higher priority first, then earlier, then by id."""
+        return (-self.priority, self.queued_at, self.tie_break, self.workload_id)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The full size."""
+        """The pod counts at full size."""
         return tuple(pod_set.count for pod_set in self.pod_sets)
 
     @property
     def may_shrink(self) -> bool:
-        """Whether it may be admitted in part."""
+        """Whether it may be admitted with fewer pods (partial admission)."""
         return any(pod_set.min_count is not None and pod_set.min_count < pod_set.count for pod_set in self.pod_sets)
 
     @cached_property
-    def needs(self) -> tuple[object, ...]:
-        """The same for workloads whose pods could run on the same flavors."""
+    def flavor_needs(self) -> tuple[object, ...]:
+        """Equal for workloads whose pods can run on the same flavors."""
         return tuple(
             (tuple(sorted(each.selector.items())), each.affinity, each.tolerations, each.group)
             for each in self.pod_sets
@@ -309,7 +312,10 @@ class Workload:
 
     @cached_property
     def shape(self) -> str:
-        """The same for workloads that are bound to get the same answer: priority, pods, requests, counts."""
+        """Equal for workloads that always get the same decision: same priority, pods, requests and counts.
+
+        Kueue calls it the scheduling equivalence hash.
+        """
         pods = [
             (
                 pod_set.name,
@@ -317,14 +323,14 @@ class Workload:
                 pod_set.min_count,
                 sorted(pod_set.requests.items()),
                 sorted(pod_set.selector.items()),
-                [[(need.key, need.operator, need.values) for need in term] for term in pod_set.affinity],
+                [[(each.key, each.operator, each.values) for each in term] for term in pod_set.affinity],
                 [(each.key, each.operator, each.value, each.effect) for each in pod_set.tolerations],
                 pod_set.group,
             )
             for pod_set in self.pod_sets
         ]
-        # What its queue never takes is told of each by itself.
-        alone = self.workload_id if self.barred else ""
+        # A workload that is inadmissible shares its decision with no other workload.
+        alone = self.workload_id if self.inadmissible_reason else ""
         text = repr((self.priority, pods, self.replaces, alone))
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -340,18 +346,20 @@ class Admitted:
     reserved_at: float | None = None
     """When it got its quota; None counts as now."""
     is_evicted: bool = False
-    """It is to stop, and holds its quota until it has."""
+    """Whether it was told to stop. It holds its quota until it has stopped."""
     use: Amounts = field(default_factory=dict)
-    """As it was recorded when it was admitted; worked out from flavors and counts where nothing was."""
+    """Use by key as recorded at admission; computed from flavors and counts if nothing was recorded."""
     work_at_risk: float | None = None
-    """Device-seconds since its last checkpoint, restart included; None where it never said."""
+    """Device-seconds since its last checkpoint, restart included; None if unknown."""
     is_started: bool = True
-    """Whether it was admitted, not only given quota: checks may still be open. A queue that is held lets only those
-    run on that are."""
+    """Whether it was admitted, and not only given quota: its admission checks have passed.
+
+    A queue with stop policy Hold evicts the workloads that have not started.
+    """
     is_ready: bool = True
-    """Whether all its pods are ready. It matters where nobody else is admitted before they are."""
+    """Whether all its pods are ready. Matters only if the rules block admission until pods are ready."""
     is_pinned: bool = False
-    """Whether it may not be evicted, whoever waits."""
+    """Whether it can never be preempted."""
 
     def __post_init__(self) -> None:
         if self.use:

@@ -1,11 +1,11 @@
-"""The short form in which queues and jobs can be written: one object for all queues, one line for a simple job."""
+"""Evenkeel's short form for quotas and jobs: one object for all queues, one line for a simple job."""
 
 from typing import Literal
 
 from pydantic import Field
 
-from evenkeel.domain.kueue import kueue, quantities
-from evenkeel.domain.kueue.documents import Document, Number, Quantity, When, Whole, seconds
+from evenkeel.domain.kueue import quantities, queue_manifests, workload_manifests
+from evenkeel.domain.kueue.documents import Document, Instant, Number, Quantity, WholeNumber, seconds
 from evenkeel.domain.kueue.objects import (
     Admitted,
     BorrowWithin,
@@ -28,21 +28,21 @@ from evenkeel.domain.kueue.objects import (
 )
 
 
-class Held(Document):
-    """Quota of one resource with its limits."""
+class QuotaLimits(Document):
+    """The quota of a resource, with its limits."""
 
     nominal: Quantity = 0
-    borrow: Quantity | None = Field(None, description="Most that may be used beyond nominal; without it, no limit.")
-    lend: Quantity | None = Field(None, description="Most that others may use of it; without it, all.")
+    borrow: Quantity | None = Field(None, description="Most that may be used beyond nominal; no limit if omitted.")
+    lend: Quantity | None = Field(None, description="Most that other queues may use of it; all if omitted.")
 
 
-Group = dict[str, dict[str, Quantity | Held]]
-"""flavor → resource → quota. The flavors are tried in the order in which they are written."""
+Group = dict[str, dict[str, Quantity | QuotaLimits]]
+"""flavor → resource → quota. The flavors are tried in this order."""
 
 
 def _to_group(group: Group) -> ResourceGroup:
-    def quota(resource: str, written: Quantity | Held) -> Quota:
-        held = written if isinstance(written, Held) else Held(nominal=written)
+    def quota(resource: str, written: Quantity | QuotaLimits) -> Quota:
+        held = written if isinstance(written, QuotaLimits) else QuotaLimits(nominal=written)
         limits = [None if each is None else quantities.amount(resource, each) for each in (held.borrow, held.lend)]
         return Quota(quantities.amount(resource, held.nominal), *limits)
 
@@ -55,11 +55,11 @@ def _to_group(group: Group) -> ResourceGroup:
 
 
 def _of_groups(groups: tuple[ResourceGroup, ...]) -> tuple[Group, ...]:
-    def written(resource: str, quota: Quota) -> Quantity | Held:
+    def written(resource: str, quota: Quota) -> Quantity | QuotaLimits:
         nominal, borrow, lend = (
-            None if each is None else spelled(resource, each) for each in (quota.nominal, quota.borrow, quota.lend)
+            None if each is None else to_quantity(resource, each) for each in (quota.nominal, quota.borrow, quota.lend)
         )
-        return Held(nominal=nominal or 0, borrow=borrow, lend=lend)
+        return QuotaLimits(nominal=nominal or 0, borrow=borrow, lend=lend)
 
     return tuple(
         {
@@ -70,8 +70,8 @@ def _of_groups(groups: tuple[ResourceGroup, ...]) -> tuple[Group, ...]:
     )
 
 
-def spelled(resource: str, amount: int) -> str:
-    """Write an amount; the largest quantity that Kubernetes knows stands for one without bound."""
+def to_quantity(resource: str, amount: int) -> str:
+    """Return an amount as a quantity. An unlimited amount becomes the largest quantity that Kubernetes has."""
     text = quantities.text(resource, amount)
     return "100E" if text == "unlimited" else text
 
@@ -80,7 +80,7 @@ class OwnPreemption(Document):
     within: PreemptionPolicy = PreemptionPolicy.NEVER
     reclaim: PreemptionPolicy = PreemptionPolicy.NEVER
     borrow_within: bool = False
-    max_priority_threshold: Whole | None = None
+    max_priority_threshold: WholeNumber | None = None
 
 
 class OwnFungibility(Document):
@@ -101,18 +101,20 @@ class OwnQueue(Document):
     strategy: QueueingStrategy = QueueingStrategy.BEST_EFFORT
     stop: StopPolicy = StopPolicy.NONE
     by_use: bool = Field(
-        default=False, description="Those of its sub-queues that used least of late go first, before priority."
+        default=False, description="Whether the sub-queue with the least recent use goes first, before priority."
     )
 
     def to_queue(self) -> Queue:
-        asked, fungibility = self.preemption, self.fungibility
+        preemption, fungibility = self.preemption, self.fungibility
         return Queue(
             self.name,
             self.cohort,
             tuple(_to_group(group) for group in self.groups),
             self.weight,
             Preemption(
-                asked.within, asked.reclaim, BorrowWithin(asked.max_priority_threshold) if asked.borrow_within else None
+                preemption.within,
+                preemption.reclaim,
+                BorrowWithin(preemption.max_priority_threshold) if preemption.borrow_within else None,
             ),
             Fungibility(fungibility.when_can_borrow, fungibility.when_can_preempt, fungibility.preference),
             self.strategy,
@@ -146,7 +148,7 @@ class OwnQueue(Document):
 
 
 class OwnCohort(Document):
-    """A node above queues and other cohorts."""
+    """A cohort: a node above queues and other cohorts."""
 
     name: str
     parent: str = ""
@@ -162,12 +164,12 @@ class OwnCohort(Document):
 
 
 class OwnFlavor(Document):
-    """A kind of capacity. One that is nowhere described has neither labels nor taints."""
+    """A flavor: a kind of capacity. An undescribed flavor has neither labels nor taints."""
 
     name: str
     labels: dict[str, str] = {}
-    taints: tuple[kueue.NodeTaint, ...] = ()
-    tolerations: tuple[kueue.PodToleration, ...] = ()
+    taints: tuple[queue_manifests.NodeTaint, ...] = ()
+    tolerations: tuple[queue_manifests.PodToleration, ...] = ()
 
     def to_flavor(self) -> Flavor:
         return Flavor(
@@ -183,72 +185,76 @@ class OwnFlavor(Document):
             name=flavor.name,
             labels=dict(flavor.labels),
             taints=tuple(
-                kueue.NodeTaint.model_validate({"key": each.key, "value": each.value, "effect": each.effect})
+                queue_manifests.NodeTaint.model_validate({"key": each.key, "value": each.value, "effect": each.effect})
                 for each in flavor.taints
             ),
             tolerations=tuple(
-                kueue.PodToleration(key=each.key, operator=each.operator, value=each.value, effect=each.effect)
+                queue_manifests.PodToleration(
+                    key=each.key, operator=each.operator, value=each.value, effect=each.effect
+                )
                 for each in flavor.tolerations
             ),
         )
 
 
 class OwnQuotas(Document):
-    """All queues in one object."""
+    """All queues, cohorts, flavors and priority classes in one object."""
 
     queues: tuple[OwnQueue, ...] = ()
     cohorts: tuple[OwnCohort, ...] = ()
     flavors: tuple[OwnFlavor, ...] = ()
-    priority_classes: dict[str, Whole] = {}
-    fair_sharing: bool | None = Field(None, description="On or off; without it, as the profile has it.")
+    priority_classes: dict[str, WholeNumber] = {}
+    fair_sharing: bool | None = Field(None, description="Whether fair sharing is on. Default: as in the profile.")
 
 
 class OwnPodSet(Document):
     name: str = "main"
-    count: Whole = Field(1, ge=0)
-    min_count: Whole | None = Field(None, ge=0, description="Fewest that will do.")
+    count: WholeNumber = Field(1, ge=0)
+    min_count: WholeNumber | None = Field(None, ge=0, description="Smallest count for partial admission.")
     requests: dict[str, Quantity] = Field({}, description="Per pod.")
     selector: dict[str, str] = {}
-    affinity: tuple[tuple[kueue.Expression, ...], ...] = Field((), description="Terms, of which one must hold.")
-    tolerations: tuple[kueue.PodToleration, ...] = ()
-    group: str = Field("", description="Pod sets of one group get their flavor together.")
+    affinity: tuple[tuple[queue_manifests.Expression, ...], ...] = Field(
+        (), description="Terms, of which one must match."
+    )
+    tolerations: tuple[queue_manifests.PodToleration, ...] = ()
+    group: str = Field("", description="Pod sets of the same group get the same flavors.")
 
 
 class OwnAdmission(Document):
-    """That a job holds quota."""
+    """The admission of a job that holds quota."""
 
-    at: When | None = None
+    at: Instant | None = None
     flavors: tuple[dict[str, str], ...] | dict[str, str] = Field(
-        description="resource → flavor: one for all pod sets, or one for each."
+        description="resource → flavor: one object for all pod sets, or one for each."
     )
-    counts: tuple[Whole, ...] | None = None
+    counts: tuple[WholeNumber, ...] | None = None
     evicted: bool = False
-    ready: bool = Field(True, description="Whether all its pods are ready: with `blockAdmission` all wait for that.")
+    ready: bool = Field(True, description="Whether all its pods are ready. Matters only with `blockAdmission`.")
     work_at_risk: Number | None = Field(None, description="Device-seconds since its last checkpoint, restart included.")
-    pinned: bool = Field(False, description="It may not be evicted, whoever waits.")
+    pinned: bool = Field(False, description="Whether it can never be preempted.")
 
 
 class Job(Document):
-    """A job. `requests` and `count` are those of its one pod set; a job of several says `podSets`."""
+    """A job. `requests` and `count` describe its only pod set; a job with several has `podSets`."""
 
     kind: Literal["Job"] = "Job"
     name: str
     queue: str
-    priority: Whole | None = None
+    priority: WholeNumber | None = None
     priority_class: str = ""
-    created_at: When = 0
-    sub_queue: str = Field("", description="Who submitted it: queues that go by use tell jobs apart by this.")
-    requeued_at: When | None = Field(None, description="When it lost its place in the queue, if it did.")
+    created_at: Instant = 0
+    sub_queue: str = Field("", description="Its submitter. Queues with `byUse` measure the use of each sub-queue.")
+    requeued_at: Instant | None = Field(None, description="When it lost its place in the queue, if it did.")
     uid: str = ""
-    count: Whole = Field(1, ge=0)
-    min_count: Whole | None = Field(None, ge=0)
+    count: WholeNumber = Field(1, ge=0)
+    min_count: WholeNumber | None = Field(None, ge=0)
     requests: dict[str, Quantity] = {}
     pod_sets: tuple[OwnPodSet, ...] = ()
-    replaces: str = Field("", description="The admitted job of which this is the larger slice.")
+    replaces: str = Field("", description="The admitted job that this larger slice replaces.")
     admitted: OwnAdmission | None = None
 
     def to_workload(self, priority: int) -> Workload:
-        """Return the job as it waits."""
+        """Return the job for the scheduler."""
         pod_sets = self.pod_sets or (OwnPodSet(count=self.count, min_count=self.min_count, requests=self.requests),)
         return Workload(
             self.name,
@@ -275,7 +281,7 @@ class Job(Document):
         )
 
     def to_admitted(self, workload: Workload) -> Admitted:
-        """Return the job as it holds quota."""
+        """Return the job with its quota, for the scheduler."""
         admission = self.admitted
         assert admission is not None
         given = admission.flavors
@@ -289,6 +295,6 @@ class Job(Document):
 
 
 class Jobs(Document):
-    """Several jobs, as the short form or as Kueue's Workloads."""
+    """Several jobs, in the short form or as Kueue's Workloads."""
 
-    jobs: tuple[Job | kueue.WorkloadManifest, ...]
+    jobs: tuple[Job | workload_manifests.WorkloadManifest, ...]

@@ -1,29 +1,30 @@
-"""A queue's waiting workloads: who is at its head, what is parked, what is sticky.
+"""The pending workloads of a queue: its head, its parked workloads, and its sticky workload.
 
-Workloads of one shape are bound to get the same answer, so they wait in a line of their own, and a whole line is parked
-and woken at once: a pass costs what the number of shapes costs, not the number of workloads.
+Workloads of one shape always get the same decision. They wait in a group of their own, which is parked and woken as a
+whole. The cost of a cycle therefore grows with the number of shapes, not with the number of workloads.
 
-    push ─▶ line of its shape ─▶ head of the queue ─▶ pop ─▶ admitted
-                │  ▲                                   │
-              park  wake                            requeue
+    push ─▶ group of its shape ─▶ head of the queue ─▶ pop ─▶ admitted
+                │  ▲                                    │
+              park  wake                             requeue
 
-Where a queue goes by use, each of its sub-queues has lines and a head of its own, and who used least goes first.
+If a queue orders by recent use, each of its sub-queues has groups and a head of its own. The sub-queue with the least
+recent use goes first.
 """
 
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from evenkeel.domain.kueue.flavors import Progress
+from evenkeel.domain.kueue.assignment import Progress
 from evenkeel.domain.kueue.objects import QueueingStrategy, Workload
 
 _Entry = tuple[int, float, str, str, str, str]
-"""A workload's order, its shape and its sub-queue: flat, since heaps compare little else."""
+"""A workload's order, shape and sub-queue: a flat tuple, because the heaps compare little else."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A workload that waits, and what the rules remember of it between cycles."""
+class PendingWorkload:
+    """A pending workload, and where its scan of the flavors stopped."""
 
     workload: Workload
     progress: Progress | None = None
@@ -31,73 +32,79 @@ class Waiting:
 
 @dataclass(slots=True)
 class RequeueTrigger:
-    """Wakes all queues of a tree: each hears it when it is next asked anything, so ringing costs nothing."""
+    """Wakes the parked workloads of all queues of a tree.
 
-    rings: int = 0
+    A queue compares the count when it is next used, so that one wake-up costs the same for any number of queues.
+    """
+
+    count: int = 0
 
 
 class PendingQueue:
-    """The waiting workloads of one queue."""
+    """The pending workloads of one queue."""
 
     def __init__(self, strategy: QueueingStrategy, *, by_use: bool = False) -> None:
         self.strategy = strategy
-        self.is_by_use = by_use
-        self.use_of: Callable[[str, float], float] = lambda _, __: 0.0
-        """What a sub-queue of some weight used of late."""
+        self.orders_by_use = by_use
+        self.recent_use: Callable[[str, float], float] = lambda _, __: 0.0
+        """Returns the recent use of a sub-queue, divided by its weight."""
         self.sticky = ""
-        """The workload that waits for its evictions: it stays head, even before higher priorities."""
-        self._waiting: dict[str, Waiting] = {}
-        self._lines: dict[tuple[str, str], list[_Entry]] = {}
-        """By shape and sub-queue."""
+        """The workload that waits for its evictions. It stays the head, even before higher priorities."""
+        self._waiting: dict[str, PendingWorkload] = {}
+        """Without the workloads that are backing off."""
+        self._same_shape: dict[tuple[str, str], list[_Entry]] = {}
+        """Heaps by shape and sub-queue. An entry may be stale: `_drop_stale` removes it."""
         self._heads: dict[str, list[_Entry]] = {}
-        """By sub-queue: the first of each line that is not parked; entries that no longer hold are dropped when met."""
+        """Heaps by sub-queue: the first workload of each group that is not parked. Entries may be stale."""
         self._parked: set[str] = set()
-        self._barred: set[str] = set()
-        """Parked for good: the queue takes them not at all."""
-        self._held_until: list[tuple[float, str]] = []
-        """Backed off: not to be tried before."""
-        self._held: dict[str, Waiting] = {}
+        self._inadmissible_shapes: set[str] = set()
+        """Parked shapes that a wake-up leaves parked, because the queue never admits them."""
+        self._backoff_ends: list[tuple[float, str]] = []
+        """Heap of (time of the next try, workload)."""
+        self._backing_off: dict[str, PendingWorkload] = {}
         self._pops = 0
         self._woken_at = -1
-        self._bell = RequeueTrigger()
-        self._heard = 0
+        self._trigger = RequeueTrigger()
+        self._seen_count = 0
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._held)
+        return len(self._waiting) + len(self._backing_off)
 
     def __contains__(self, workload_id: str) -> bool:
-        return workload_id in self._waiting or workload_id in self._held
+        return workload_id in self._waiting or workload_id in self._backing_off
 
-    def hang(self, requeue_trigger: RequeueTrigger) -> None:
-        """Listen to this bell from now on."""
-        self._listen()
-        self._bell, self._heard = requeue_trigger, requeue_trigger.rings
+    def set_trigger(self, requeue_trigger: RequeueTrigger) -> None:
+        """Follow this requeue trigger from now on."""
+        self._follow_trigger()
+        self._trigger, self._seen_count = requeue_trigger, requeue_trigger.count
 
-    def _listen(self) -> None:
-        if self._heard != self._bell.rings:
-            self._heard = self._bell.rings
+    def _follow_trigger(self) -> None:
+        if self._seen_count != self._trigger.count:
+            self._seen_count = self._trigger.count
             self.wake()
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is surely nobody to be tried: cheap, for cycles over many queues."""
-        return not self._heads and not self._held_until and not self.sticky and self._heard == self._bell.rings
+        """Whether certainly no workload can be tried: a cheap test for cycles over many queues."""
+        return (
+            not self._heads and not self._backoff_ends and not self.sticky and self._seen_count == self._trigger.count
+        )
 
     @property
     def parked_shapes(self) -> frozenset[str]:
-        """The shapes that wait for something to change."""
-        self._listen()
+        """The shapes that are not tried until a wake-up."""
+        self._follow_trigger()
         return frozenset(self._parked)
 
-    def all(self) -> list[Waiting]:
-        """Return everybody who waits, in queue order."""
-        everybody = (*self._waiting.values(), *self._held.values())
-        use = {each.workload.sub_queue: 0.0 for each in everybody}
-        if self.is_by_use:
-            weights = {each.workload.sub_queue: each.workload.sub_weight for each in everybody}
-            use = {sub: self.use_of(sub, weight) for sub, weight in weights.items()}
+    def all(self) -> list[PendingWorkload]:
+        """Return all pending workloads, in queue order."""
+        workloads = (*self._waiting.values(), *self._backing_off.values())
+        use = {each.workload.sub_queue: 0.0 for each in workloads}
+        if self.orders_by_use:
+            weights = {each.workload.sub_queue: each.workload.sub_weight for each in workloads}
+            use = {sub: self.recent_use(sub, weight) for sub, weight in weights.items()}
         return sorted(
-            everybody,
+            workloads,
             key=lambda each: (
                 each.workload.workload_id != self.sticky,
                 use[each.workload.sub_queue],
@@ -106,167 +113,177 @@ class PendingQueue:
         )
 
     def by_state(self) -> tuple[list[str], list[str], list[str]]:
-        """Return who is tried next, who is parked, and who is backed off; each in queue order."""
-        self._listen()
+        """Return the active, the parked and the backing-off workloads, each in queue order."""
+        self._follow_trigger()
         active: list[str] = []
         parked: list[str] = []
-        held: list[str] = []
+        backing_off: list[str] = []
         for waiting in self.all():
             name = waiting.workload.workload_id
-            into = held if name in self._held else parked if waiting.workload.shape in self._parked else active
-            into.append(name)
-        return active, parked, held
+            if name in self._backing_off:
+                backing_off.append(name)
+            else:
+                (parked if waiting.workload.shape in self._parked else active).append(name)
+        return active, parked, backing_off
 
-    def get(self, workload_id: str) -> Waiting | None:
-        """Return who waits under this id."""
-        return self._waiting.get(workload_id) or self._held.get(workload_id)
+    def get(self, workload_id: str) -> PendingWorkload | None:
+        """Return the pending workload with this id."""
+        return self._waiting.get(workload_id) or self._backing_off.get(workload_id)
 
-    def push(self, waiting: Waiting, *, not_before: float | None = None) -> None:
-        """Let a workload wait; one whose shape is parked is parked with it. Known ids are replaced."""
-        self._listen()
+    def push(self, waiting: PendingWorkload, *, not_before: float | None = None) -> None:
+        """Add a workload, or replace the one with its id. If its shape is parked, it is parked too."""
+        self._follow_trigger()
         workload = waiting.workload
         if workload.workload_id in self:
             sticky = self.sticky
             self.remove(workload.workload_id)
-            self.sticky = sticky  # another priority or size does not cost it the head
+            self.sticky = sticky  # a changed priority or size does not cost it the head
         if not_before is not None:
-            self._held[workload.workload_id] = waiting
-            heapq.heappush(self._held_until, (not_before, workload.workload_id))
+            self._backing_off[workload.workload_id] = waiting
+            heapq.heappush(self._backoff_ends, (not_before, workload.workload_id))
             return
         self._waiting[workload.workload_id] = waiting
-        shape, sub = workload.shape, workload.sub_queue if self.is_by_use else ""
+        shape, sub = workload.shape, workload.sub_queue if self.orders_by_use else ""
         entry = (*workload.order, shape, sub)
-        line = self._lines.get((shape, sub))
-        if line is None:
-            self._lines[shape, sub] = [entry]
+        group = self._same_shape.get((shape, sub))
+        if group is None:
+            self._same_shape[shape, sub] = [entry]
         else:
-            heapq.heappush(line, entry)
-        if (line is None or line[0] is entry) and shape not in self._parked:
-            self._lead(entry)
+            heapq.heappush(group, entry)
+        if (group is None or group[0] is entry) and shape not in self._parked:
+            self._add_head(entry)
 
-    def _lead(self, entry: _Entry) -> None:
+    def _add_head(self, entry: _Entry) -> None:
         heads = self._heads.get(entry[5])
         if heads is None:
             self._heads[entry[5]] = [entry]
         else:
             heapq.heappush(heads, entry)
 
-    def go_by_use(self, *, by_use: bool) -> None:
-        """Order by use from now on, or no longer."""
-        if by_use is self.is_by_use:
+    def set_by_use(self, *, by_use: bool) -> None:
+        """Start or stop ordering the sub-queues by recent use."""
+        if by_use is self.orders_by_use:
             return
-        self.is_by_use = by_use
-        self._lines, self._heads, sticky = {}, {}, self.sticky
+        self.orders_by_use = by_use
+        self._same_shape, self._heads, sticky = {}, {}, self.sticky
         for waiting in list(self._waiting.values()):
             self.push(waiting)
         self.sticky = sticky
 
     def remove(self, workload_id: str) -> None:
-        """Take a workload out: it was cancelled or changed."""
+        """Remove a workload that was cancelled or changed."""
         self._waiting.pop(workload_id, None)
-        self._held.pop(workload_id, None)
+        self._backing_off.pop(workload_id, None)
         if self.sticky == workload_id:
             self.sticky = ""
 
-    def pop(self, now: float = 0.0) -> Waiting | None:
-        """Take the head; None where nobody waits who is not parked."""
-        self._listen()
+    def pop(self, now: float = 0.0) -> PendingWorkload | None:
+        """Remove and return the head; None if every workload is parked or backing off."""
+        self._follow_trigger()
         self._pops += 1
-        self._let_go(now)
+        self._end_backoffs(now)
         sticky = self._waiting.get(self.sticky)
         if sticky is not None and sticky.workload.shape not in self._parked:
             return self._waiting.pop(self.sticky)
         entry = self._head()
         if entry is None:
             return None
-        line = self._lines[entry[4:]]
+        group = self._same_shape[entry[4:]]
         heapq.heappop(self._heads[entry[5]])
-        heapq.heappop(line)
+        heapq.heappop(group)
         found = self._waiting.pop(entry[3])
-        if self._clean(entry[4:]):
-            self._lead(line[0])
+        if self._drop_stale(entry[4:]):
+            self._add_head(group[0])
         elif not self._heads[entry[5]]:
             del self._heads[entry[5]]
         return found
 
     def _head(self) -> _Entry | None:
-        if not self.is_by_use:
+        if not self.orders_by_use:
             return self._head_of("")
         heads = [entry for sub in list(self._heads) if (entry := self._head_of(sub)) is not None]
         if len(heads) < 2:
             return heads[0] if heads else None
-        return min(heads, key=lambda entry: (self.use_of(entry[5], self._waiting[entry[3]].workload.sub_weight), entry))
+        return min(
+            heads, key=lambda entry: (self.recent_use(entry[5], self._waiting[entry[3]].workload.sub_weight), entry)
+        )
 
     def _head_of(self, sub: str) -> _Entry | None:
-        """Return the head of a sub-queue; entries that no longer hold are dropped."""
+        """Return the head of a sub-queue. Stale entries are dropped."""
         heads = self._heads.get(sub)
         while heads:
             entry = heads[0]
             if entry[4] not in self._parked:
-                line = self._clean(entry[4:])
-                if line and line[0] == entry:
+                group = self._drop_stale(entry[4:])
+                if group and group[0] == entry:
                     return entry
-                if line and line[0] > entry:
-                    heapq.heapreplace(heads, line[0])
+                if group and group[0] > entry:
+                    heapq.heapreplace(heads, group[0])
                     continue
             heapq.heappop(heads)
         self._heads.pop(sub, None)
         return None
 
-    def requeue(self, waiting: Waiting, *, at_once: bool, parks_shape: bool, is_preempting: bool) -> bool:
+    def requeue(self, waiting: PendingWorkload, *, at_once: bool, parks_shape: bool, is_preempting: bool) -> bool:
         """Put back a workload that was not admitted; return whether it was parked.
 
         Args:
-            waiting: It, with what is to be remembered.
-            at_once: It is to be tried again in the next cycle.
-            parks_shape: Everybody of its shape would get the same answer.
-            is_preempting: It waits for its evictions.
+            waiting: The workload, with the progress of its flavor scan.
+            at_once: Whether to try it again in the next cycle.
+            parks_shape: Whether every workload of its shape would get the same decision.
+            is_preempting: Whether it waits for its evictions.
         """
-        self._listen()
+        self._follow_trigger()
         workload = waiting.workload
         is_best_effort = self.strategy is QueueingStrategy.BEST_EFFORT
         if is_preempting and is_best_effort:
             self.sticky = workload.workload_id
         elif self.sticky == workload.workload_id and parks_shape:
-            self.sticky = ""  # nobody can be evicted for it any more; who was only skipped stays head
+            self.sticky = ""  # no workload can be evicted for it any more; a skipped workload stays sticky
         was_woken = self._woken_at >= self._pops
         has_more = waiting.progress is not None and waiting.progress.has_more
-        may_park = is_best_effort or bool(workload.barred)
-        parks = may_park and parks_shape and not (at_once or has_more or (was_woken and not workload.barred))
+        may_park = is_best_effort or bool(workload.inadmissible_reason)
+        parks = (
+            may_park and parks_shape and not (at_once or has_more or (was_woken and not workload.inadmissible_reason))
+        )
         if parks:
             self._parked.add(workload.shape)
-            if workload.barred:
-                self._barred.add(workload.shape)
+            if workload.inadmissible_reason:
+                self._inadmissible_shapes.add(workload.shape)
         self.push(waiting)
         return parks
 
     def wake(self) -> int:
-        """Let everybody be tried again; return how many shapes were parked."""
+        """Let all parked workloads be tried again; return how many shapes were parked."""
         self._woken_at = self._pops
-        woken, self._parked = self._parked - self._barred, self._parked & self._barred
-        lines = [key for key in self._lines if key[0] in woken] if self.is_by_use else [(each, "") for each in woken]
-        for key in lines:
-            line = self._clean(key)
-            if line:
-                self._lead(line[0])
+        woken, self._parked = self._parked - self._inadmissible_shapes, self._parked & self._inadmissible_shapes
+        keys = (
+            [key for key in self._same_shape if key[0] in woken]
+            if self.orders_by_use
+            else [(each, "") for each in woken]
+        )
+        for key in keys:
+            group = self._drop_stale(key)
+            if group:
+                self._add_head(group[0])
         return len(woken)
 
-    def _clean(self, key: tuple[str, str]) -> list[_Entry]:
-        """Return a line with somebody who waits at its head."""
-        line = self._lines.get(key, [])
-        while line:
-            entry = line[0]
+    def _drop_stale(self, key: tuple[str, str]) -> list[_Entry]:
+        """Return a group after removing stale entries from its start."""
+        group = self._same_shape.get(key, [])
+        while group:
+            entry = group[0]
             found = self._waiting.get(entry[3])
             if found is not None and found.workload.order == entry[:4] and found.workload.shape == key[0]:
                 break
-            heapq.heappop(line)
-        if not line:
-            self._lines.pop(key, None)
-        return line
+            heapq.heappop(group)
+        if not group:
+            self._same_shape.pop(key, None)
+        return group
 
-    def _let_go(self, now: float) -> None:
-        while self._held_until and self._held_until[0][0] <= now:
-            _, workload_id = heapq.heappop(self._held_until)
-            found = self._held.pop(workload_id, None)
+    def _end_backoffs(self, now: float) -> None:
+        while self._backoff_ends and self._backoff_ends[0][0] <= now:
+            _, workload_id = heapq.heappop(self._backoff_ends)
+            found = self._backing_off.pop(workload_id, None)
             if found is not None:
                 self.push(replace(found))

@@ -1,7 +1,7 @@
 """Kubernetes quantities, exactly: `1500m`, `64Gi`, `2e3`. CPU counts in thousandths, everything else in whole units.
 
-Source: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. What does not fit into 64 bits
-is without bound, as Kueue has it.
+Source: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. As in Kueue, an amount that
+64 bits cannot hold is unlimited.
 """
 
 import functools
@@ -22,12 +22,12 @@ _SUFFIXES = {
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i)?)", re.ASCII)
 
 
-@functools.lru_cache(maxsize=1024)  # the same few amounts are written in every job
+@functools.lru_cache(maxsize=1024)  # all jobs repeat the same few amounts
 def parse(text: str | float) -> Fraction:
     """Return a quantity's value.
 
     Raises:
-        ValueError: it is none.
+        ValueError: The text is not a quantity.
     """
     found = _QUANTITY.fullmatch(str(text).strip())
     if found is None:
@@ -37,7 +37,7 @@ def parse(text: str | float) -> Fraction:
 
 
 def amount(resource: str, quantity: str | float | Fraction) -> int:
-    """Return a quantity in the resource's smallest unit, rounded up; without bound where 64 bits cannot hold it."""
+    """Return a quantity in the resource's smallest unit, rounded up; unlimited if 64 bits cannot hold it."""
     value = quantity if isinstance(quantity, Fraction) else parse(quantity)
     if resource == CPU:
         value *= 1000
@@ -46,7 +46,7 @@ def amount(resource: str, quantity: str | float | Fraction) -> int:
 
 
 def text(resource: str, units: int) -> str:
-    """Write an amount as a quantity; `unlimited` where it has no bound."""
+    """Write an amount as a quantity; `unlimited` if it has no limit."""
     if units >= _MOST:
         return "unlimited"
     if resource != CPU:
@@ -59,7 +59,7 @@ _BINARY = ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki")
 
 
 def short_text(resource: str, quantity: str) -> str:
-    """Shorten a quantity that `text` wrote, for a table: bytes with the largest binary suffix that keeps them exact."""
+    """Shorten a quantity that `text` wrote: bytes get the largest binary suffix that keeps them exact."""
     if not resource.startswith(_IN_BYTES) or not quantity.isdecimal():
         return quantity
     units = int(quantity)

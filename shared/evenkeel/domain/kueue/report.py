@@ -1,4 +1,4 @@
-"""What a plan answers: each cycle's decisions with all that they rest on, and the state at the end."""
+"""The answer of a plan: the decisions of each cycle with all facts behind them, and the state at the end."""
 
 import math
 from collections.abc import Sequence
@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from evenkeel.domain.kueue import quantities
+from evenkeel.domain.kueue.assignment import Attempt, Mode
 from evenkeel.domain.kueue.capacity import Node
-from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
+from evenkeel.domain.kueue.decisions import Decision, Result
 from evenkeel.domain.kueue.documents import AmountOf, Output, amounts_of
 from evenkeel.domain.kueue.fair_sharing import share_of
-from evenkeel.domain.kueue.flavors import Attempt, Mode
 from evenkeel.domain.kueue.objects import Admitted
+from evenkeel.domain.kueue.scheduler import Scheduler
 
 _MODES = {
     Mode.NO_FIT: "NoFit",
@@ -22,22 +23,22 @@ _MODES = {
 }
 
 _MOST_NAMED = 10
-"""Jobs that a sentence names."""
+"""Most jobs that a sentence lists by name."""
 
 
 class ChosenFlavor(Output):
-    """The flavor of one resource of a pod set."""
+    """The flavor of a resource of a pod set."""
 
     flavor: str
     mode: str = Field(description="NoCandidates, Preempt, Reclaim or Fit. The first three are Kueue's `Preempt`.")
-    level: int = Field(description="How far up the tree it borrows: 0 not at all, else the cohort's height.")
-    tried: int = Field(description="Index of the last flavor that was looked at; -1 where it was the last of its list.")
+    level: int = Field(description="Borrowing level: 0 without borrowing, otherwise the cohort's height.")
+    tried: int = Field(description="Index of the last flavor examined; -1 if it was the last of its list.")
 
 
 class PodSetAnswer(Output):
     name: str
-    count: int = Field(description="As it was admitted, or would be: smaller than asked for in partial admission.")
-    flavors: dict[str, ChosenFlavor] = Field(description="By resource; empty where none was found.")
+    count: int = Field(description="The admitted count; smaller than requested after partial admission.")
+    flavors: dict[str, ChosenFlavor] = Field(description="By resource; empty if no flavor was found.")
 
 
 class VictimAnswer(Output):
@@ -46,14 +47,14 @@ class VictimAnswer(Output):
     reason: str = Field(
         description="InClusterQueue, InCohortReclamation, InCohortFairSharing or InCohortReclaimWhileBorrowing."
     )
-    already_evicted: bool = Field(description="It had been told to go before this cycle.")
+    already_evicted: bool = Field(description="Whether it was told to stop before this cycle.")
 
 
 class Compared(Output):
-    """The inequality that decided about one key."""
+    """The inequality that decided about a resource of a flavor."""
 
     resource: str
-    wanted: str = Field(description="With what earlier pod sets of the same job took.")
+    wanted: str = Field(description="Includes the requests of earlier pod sets of the same job.")
     available: str
     potential: str
     nominal: str
@@ -63,7 +64,7 @@ class Compared(Output):
 
 
 class Considered(Output):
-    """One flavor that was looked at for a pod set."""
+    """A flavor that was examined for a pod set."""
 
     pod_set: str
     flavor: str
@@ -75,41 +76,47 @@ class Considered(Output):
 
 
 class ShortAnswer(Output):
-    """What a queue then uses less than its own."""
+    """The amounts by which a queue falls below its own quota."""
 
     queue: str
     amounts: tuple[AmountOf, ...]
 
 
 class DecisionAnswer(Output):
-    """What became of the head of one queue."""
+    """The decision about the head of a queue."""
 
     job: str
     queue: str
     result: str = Field(
-        description="Admitted, Preempting (its victims were told to go, it waits), Deferred (fits once evictions that "
-        "are under way are over), Skipped (somebody before it in this cycle took the room or the victims), "
-        "NoCandidates (others would have to go, and nobody may be made to), NoFit, Inadmissible (its queue does not "
-        "take it)."
+        description="Admitted. Preempting: its victims were told to stop; the job waits. Deferred: the job fits when "
+        "the present evictions have ended. Skipped: an earlier job of this cycle took quota or victims. Blocked: "
+        "the job fits, but waits until pods are ready. NoCandidates: the job fits only after preemption, and no job "
+        "may be preempted. NoFit. Inadmissible: its queue does not accept it."
     )
     reason: str = Field(description="One sentence.")
-    pending: str = Field(description="NoMatchingFlavor, ExceedsMaxQuota or WaitingForQuota; empty where none applies.")
+    pending: str = Field(
+        description="NoMatchingFlavor, ExceedsMaxQuota, WaitingForQuota or WaitingForPodsReady; empty otherwise."
+    )
     level: int
     pod_sets: tuple[PodSetAnswer, ...]
-    usage: tuple[AmountOf, ...] = Field(description="What it would use; of a larger slice, what it would use more.")
+    usage: tuple[AmountOf, ...] = Field(
+        description="Quota that it would use; for a larger slice, the additional quota."
+    )
     victims: tuple[VictimAnswer, ...] = Field(description="In the order in which they were chosen.")
     below: tuple[ShortAnswer, ...] = Field(
-        description="By how much other queues fall below their own quota once the victims are gone."
+        description="Queues that the evictions push below their own quota, and by how much."
     )
-    replaces: str = Field(description="The smaller slice whose place it takes.")
-    reserved: tuple[AmountOf, ...] = Field(description="Kept free for it for the rest of the cycle.")
-    recomputed: bool = Field(description="Its victims were others' already, and it was weighed anew.")
+    replaces: str = Field(description="The smaller slice that it replaces.")
+    reserved: tuple[AmountOf, ...] = Field(description="Capacity reserved for it until the cycle ends.")
+    recomputed: bool = Field(
+        description="Whether another job already preempted its victims, so that the cycle decided about it again."
+    )
     considered: tuple[Considered, ...]
-    requeue: str = Field(description="none (admitted), active, parked (until a wake-up) or sticky (stays head).")
+    requeue: str = Field(description="none (admitted), active, parked (until a wake-up) or sticky (stays the head).")
 
 
 class CycleAnswer(Output):
-    """One cycle, its decisions in the order in which they were made."""
+    """A cycle, with its decisions in their order."""
 
     number: int
     at: float
@@ -117,24 +124,24 @@ class CycleAnswer(Output):
 
 
 class HeldKey(Output):
-    """One key of a queue or cohort."""
+    """A flavor and resource of a queue or cohort."""
 
     flavor: str
     resource: str
     nominal: str
-    subtree: str = Field(description="With what its children let go of.")
+    subtree: str = Field(description="Nominal quota plus what its children can lend.")
     used: str
     borrowed: str
-    available: str = Field(description="What it could use now; 0 where its tree uses more than it holds.")
-    potential: str = Field(description="The most it could use of an empty tree.")
+    available: str = Field(description="The amount it could use now; 0 if its tree uses more than its quota.")
+    potential: str = Field(description="The most that it could use in an empty tree.")
 
 
 class ShareAnswer(Output):
-    """What a node uses beyond what it holds, by the rules of fair sharing."""
+    """The borrowing of a node, by the rules of fair sharing."""
 
     value: int | None = Field(description="Per mille, weighted, rounded up. null is infinite: weight 0 and borrowing.")
-    precise: float | None = Field(description="Not rounded.")
-    resource: str = Field(description="The one that decides.")
+    precise: float | None = Field(description="The share, not rounded.")
+    resource: str = Field(description="The resource with the largest share.")
     weight: float
 
 
@@ -146,11 +153,11 @@ class NodeAnswer(Output):
 
 
 class QueueAnswer(NodeAnswer):
-    inactive: str = Field(description="Why it takes no part; empty where it does.")
-    active: tuple[str, ...] = Field(description="Jobs that are tried again in the next cycle, in order.")
-    parked: tuple[str, ...] = Field(description="Jobs that wait for a wake-up.")
-    backing_off: tuple[str, ...] = Field(description="Jobs that wait for their time.")
-    sticky: str = Field(description="The job that stays head until its victims have stopped.")
+    inactive: str = Field(description="Why the queue is inactive; empty if it is active.")
+    active: tuple[str, ...] = Field(description="Jobs that the next cycles try, in order.")
+    parked: tuple[str, ...] = Field(description="Jobs that are not tried until a wake-up.")
+    backing_off: tuple[str, ...] = Field(description="Jobs that are not tried until their backoff ends.")
+    sticky: str = Field(description="The job that stays the head until its victims have stopped.")
 
 
 class AdmittedAnswer(Output):
@@ -174,7 +181,7 @@ class UnqueuedAnswer(Output):
 
 
 class State(Output):
-    """Queues, cohorts and jobs at some moment."""
+    """The queues, cohorts and jobs at one moment."""
 
     at: float
     queues: tuple[QueueAnswer, ...]
@@ -192,18 +199,21 @@ class SettingAnswer(Output):
 
 
 class LoopAnswer(Output):
-    """Jobs that evict each other without end. The plan stops at the first repetition, and goes on with later events."""
+    """Jobs that evict each other without end.
+
+    The plan stops at the first repeated state, and continues with later events.
+    """
 
     at: float
-    last_cycle: int = Field(description="Number of the cycle after which everything stood as before.")
+    last_cycle: int = Field(description="Number of the cycle after which the state repeated.")
     jobs: tuple[str, ...] = Field(description="Jobs that evict or are evicted, by name.")
     settings: tuple[SettingAnswer, ...] = Field(
-        description="Changes that would each end the loop, found by running the scheduler with the change made."
+        description="Settings that would each end the loop, found by running the scheduler with the setting."
     )
 
     @property
     def sentence(self) -> str:
-        """Say what happens and what would end it."""
+        """Describe the loop and the settings that end it."""
         shown = ", ".join(self.jobs[:_MOST_NAMED])
         more = f" and {len(self.jobs) - _MOST_NAMED} more" if len(self.jobs) > _MOST_NAMED else ""
         text = f"jobs {shown}{more} evict each other without end; the plan stops after cycle {self.last_cycle}."
@@ -221,16 +231,16 @@ class Plan(Output):
     profile: str
     fair_sharing: bool
     cycles: tuple[CycleAnswer, ...]
-    loops: tuple[LoopAnswer, ...] = Field((), description="With `--evictions released`: jobs that never come to rest.")
+    loops: tuple[LoopAnswer, ...] = Field((), description="Eviction loops; only with `--evictions released`.")
     end: State
     warnings: tuple[str, ...]
 
 
-# ---------------------------------------------------------------- from the engine
+# ---------------------------------------------------------------- from the scheduler
 
 
 def decision_of(decision: Decision, evicted_before: frozenset[str], sticky: str) -> DecisionAnswer:
-    """Write a decision."""
+    """Return a decision as a part of the answer."""
     workload, assignment = decision.workload, decision.assignment
     is_in = decision.result is Result.ADMITTED
     requeue = "none" if is_in else "parked" if decision.parked else "active"
@@ -267,7 +277,8 @@ def decision_of(decision: Decision, evicted_before: frozenset[str], sticky: str)
             for victim in decision.victims
         ),
         below=tuple(
-            ShortAnswer(queue=queue, amounts=amounts_of(amounts)) for queue, amounts in sorted(decision.below.items())
+            ShortAnswer(queue=queue, amounts=amounts_of(amounts))
+            for queue, amounts in sorted(decision.below_nominal.items())
         ),
         replaces=workload.replaces,
         reserved=amounts_of(dict(decision.reserved)),
@@ -305,25 +316,24 @@ def _considered(pod_set: str, attempt: Attempt) -> Considered:
 
 
 def state_of(scheduler: Scheduler, at: float, unqueued: Sequence[tuple[str, str]]) -> State:
-    """Write where everything stands."""
+    """Return the present state of a scheduler as a part of the answer."""
     queues = []
-    for name, team in sorted(scheduler.snapshot.teams.items()):
-        pending, node = scheduler.pending[name], team.node
+    for name, queue in sorted(scheduler.snapshot.queues.items()):
+        pending, node = scheduler.pending[name], queue.node
         active, parked, held = pending.by_state()
-        queue = team.queue
         cyclic = "its cohort is its own ancestor" if scheduler.snapshot.tree.is_cyclic(name) else ""
-        stop = "" if queue.stop == "None" else f"its stop policy is {queue.stop}"
+        stop = "" if queue.spec.stop == "None" else f"its stop policy is {queue.spec.stop}"
         queues.append(
             QueueAnswer(
                 **_node(node),
-                inactive=queue.inactive or stop or cyclic,
+                inactive=queue.spec.inactive or stop or cyclic,
                 active=tuple(active),
                 parked=tuple(parked),
                 backing_off=tuple(held),
                 sticky=pending.sticky,
             )
         )
-    admitted = [each for team in scheduler.snapshot.teams.values() for each in team.admitted.values()]
+    admitted = [each for queue in scheduler.snapshot.queues.values() for each in queue.admitted.values()]
     return State(
         at=at,
         queues=tuple(queues),
@@ -344,14 +354,14 @@ def _node(node: Node) -> dict[str, object]:
                 flavor=key[0],
                 resource=key[1],
                 nominal=quantities.text(key[1], slot.nominal),
-                subtree=quantities.text(key[1], slot.sub),
+                subtree=quantities.text(key[1], slot.subtree),
                 used=quantities.text(key[1], slot.use),
-                borrowed=quantities.text(key[1], max(0, slot.use - slot.sub)),
+                borrowed=quantities.text(key[1], max(0, slot.use - slot.subtree)),
                 available=quantities.text(key[1], max(0, slot.available())),
                 potential=quantities.text(key[1], slot.potential),
             )
             for key, slot in sorted(node.slots.items(), key=lambda each: each[0])
-            if slot.sub or slot.use or key in node.quotas
+            if slot.subtree or slot.use or key in node.quotas
         ),
         "share": ShareAnswer(
             value=math.ceil(share.value) if is_finite else None,

@@ -1,44 +1,48 @@
-"""Documents about queues, read together: what is declared, what jobs there are, and what is said to the reader of it.
+"""The declarations of all quota documents together, and the jobs that are read against them.
 
-Three kinds of quota documents are told apart by what stands in them: Kueue's manifests (`kind`), HyperPod's JSON
-(`ComputeQuotaTarget`, `SchedulerConfig`, `InstanceGroups`) and the short form (`queues`).
+A quota document has one of three formats, recognised by its fields: Kueue's manifests (`kind`), HyperPod's JSON
+(`ComputeQuotaTarget`, `SchedulerConfig`, `InstanceGroups`), and the short form (`queues`).
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from evenkeel.domain.capacity import instance_types
-from evenkeel.domain.kueue import feature_gates, hyperpod, kueue, own
-from evenkeel.domain.kueue.cycle import Scheduler
+from evenkeel.domain.kueue import (
+    feature_gates,
+    hyperpod,
+    manifest_kinds,
+    own,
+    queue_manifests,
+    workload_manifests,
+)
+from evenkeel.domain.kueue.configuration import Configuration, ResourceRules
 from evenkeel.domain.kueue.decayed import Decay
-from evenkeel.domain.kueue.documents import DocumentError, Kind, read, seconds, unknown_fields
+from evenkeel.domain.kueue.documents import DocumentError, ReadWarnings, seconds
 from evenkeel.domain.kueue.objects import (
     Admitted,
     Cohort,
     Flavor,
-    Fungible,
-    PreemptionPolicy,
-    Preference,
     Queue,
-    Quota,
     StopPolicy,
     Workload,
 )
+from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import Rules
+from evenkeel.domain.kueue.webhook_rules import refusals
 
 _FAIR_CONFIGURATIONS = (
     ("LessThanOrEqualToFinalShare",),
     ("LessThanInitialShare",),
     ("LessThanOrEqualToFinalShare", "LessThanInitialShare"),
 )
-_OF_HYPERPOD = frozenset({"ComputeQuotaTarget", "ComputeQuotas", "SchedulerConfig", "InstanceGroups"})
+_HYPERPOD_FIELDS = frozenset({"ComputeQuotaTarget", "ComputeQuotas", "SchedulerConfig", "InstanceGroups"})
 
 
 class Profile(StrEnum):
-    """Whose rules and defaults."""
+    """The system whose rules and defaults apply."""
 
     KUEUE = "kueue"
     HYPERPOD = "hyperpod"
@@ -52,65 +56,41 @@ RULES = {
         fair_sharing=True, flap_guard_seconds=3600.0, never_overcommits=True, spares_work=True, decay=Decay()
     ),
 }
-"""Each profile's rules where no configuration says otherwise."""
-
-
-@dataclass(slots=True)
-class ReadWarnings:
-    """What the reader of the files should know: nothing that is written is dropped in silence."""
-
-    warnings: list[str] = field(default_factory=list)
-
-    def warn(self, where: str, message: str) -> None:
-        """Say something once."""
-        text = f"{where}: {message}"
-        if text not in self.warnings:
-            self.warnings.append(text)
-
-    def read(self, kind: type[Kind], found: Any, where: str) -> Kind:
-        """Read a document and tell its unknown fields.
-
-        Raises:
-            DocumentError: it cannot be read.
-        """
-        document = read(kind, found, where)
-        for path in unknown_fields(document):
-            self.warn(where, f"{path} is not known and decides nothing")
-        return document
+"""The rules of each profile if no configuration changes them."""
 
 
 @dataclass(slots=True)
 class Declared:
-    """All that quota documents declare."""
+    """Everything that quota documents declare."""
 
     profile: Profile = Profile.KUEUE
     rules: Rules = RULES[Profile.KUEUE]
-    configuration: kueue.Configuration = field(default_factory=kueue.Configuration)
+    configuration: Configuration = field(default_factory=Configuration)
     types: instance_types.InstanceTypes = field(default_factory=instance_types.shipped)
     queues: dict[str, Queue] = field(default_factory=dict)
     cohorts: dict[str, Cohort] = field(default_factory=dict)
     flavors: dict[str, Flavor] = field(default_factory=dict)
     priorities: dict[str, int] = field(default_factory=dict)
-    local_queues: dict[tuple[str, str], kueue.LocalQueue] = field(default_factory=dict)
+    local_queues: dict[tuple[str, str], queue_manifests.LocalQueue] = field(default_factory=dict)
     namespaces: dict[str, dict[str, str]] = field(default_factory=dict)
-    takes: dict[str, kueue.ClusterQueue] = field(default_factory=dict)
-    """The manifests whose namespace selectors say whom a queue takes."""
+    cluster_queues: dict[str, queue_manifests.ClusterQueue] = field(default_factory=dict)
+    """ClusterQueue manifests by name, for their namespace selectors."""
     instance_groups: list[hyperpod.InstanceGroup] = field(default_factory=list)
     shares_idle: bool = False
     read_warnings: ReadWarnings = field(default_factory=ReadWarnings)
 
     # ------------------------------------------------------------ reading
 
-    def configure(self, found: Any, where: str) -> None:
+    def configure(self, raw: Any, where: str) -> None:
         """Read Kueue's configuration.
 
         Raises:
-            DocumentError: it cannot be read.
+            DocumentError: The document cannot be read.
         """
-        self.configuration = self.read_warnings.read(kueue.Configuration, found, where)
+        self.configuration = self.read_warnings.read(Configuration, raw, where)
         sharing = self.configuration.fair_sharing
         self.rules = self.rules._replace(fair_sharing=bool(sharing and sharing.enable))
-        if sharing is not None and sharing.preemption_strategies:  # none said are the default ones
+        if sharing is not None and sharing.preemption_strategies:  # an empty list means the default
             strategies: tuple[str, ...] = sharing.preemption_strategies
             if strategies not in _FAIR_CONFIGURATIONS:
                 raise DocumentError(where, "fairSharing.preemptionStrategies", f"{list(strategies)} is not allowed")
@@ -129,17 +109,17 @@ class Declared:
                 self.read_warnings.warn(where, f"featureGates.{gate}: Kueue has no such gate up to version 0.20")
             elif is_on != (gate in feature_gates.DEFAULT_ON):
                 self.read_warnings.warn(
-                    where, f"featureGates.{gate}: {str(is_on).lower()} is not supported, the rules stay"
+                    where, f"featureGates.{gate}: {str(is_on).lower()} is not supported and changes no rule"
                 )
 
-    def add(self, found: Any, where: str) -> None:
-        """Read one quota document; one of a name that is known takes its place.
+    def add(self, raw: Any, where: str) -> None:
+        """Read one quota document. It replaces a declaration of the same name.
 
         Raises:
-            DocumentError: it cannot be read.
+            DocumentError: The document cannot be read.
         """
-        for each in kueue.expanded(found):
-            if isinstance(each, dict) and _OF_HYPERPOD & each.keys():
+        for each in manifest_kinds.expanded(raw):
+            if isinstance(each, dict) and _HYPERPOD_FIELDS & each.keys():
                 self._add_hyperpod(each, where)
             elif isinstance(each, dict) and "kind" in each:
                 self._add_manifest(each, where)
@@ -148,42 +128,46 @@ class Declared:
             else:
                 raise DocumentError(where, "", "is neither a Kueue manifest, nor HyperPod's JSON, nor has it `queues`")
 
-    def _add_manifest(self, found: Mapping[str, Any], where: str) -> None:
-        kind = kueue.KINDS.get(str(found["kind"]))
-        name = found["metadata"].get("name", "") if isinstance(found.get("metadata"), dict) else ""
-        if kind is kueue.WorkloadManifest or str(found["kind"]) in kueue.OTHER_KINDS or kueue.is_other_kind(found):
-            self.read_warnings.warn(f"{where}: {found['kind']}/{name}", "declares no quota: it is passed over here")
+    def _add_manifest(self, raw: Mapping[str, Any], where: str) -> None:
+        kind = manifest_kinds.KINDS.get(str(raw["kind"]))
+        name = raw["metadata"].get("name", "") if isinstance(raw.get("metadata"), dict) else ""
+        if (
+            kind is workload_manifests.WorkloadManifest
+            or str(raw["kind"]) in manifest_kinds.OTHER_KINDS
+            or manifest_kinds.is_other_kind(raw)
+        ):
+            self.read_warnings.warn(f"{where}: {raw['kind']}/{name}", "declares no quota and is ignored here")
             return
         if kind is None:
-            raise DocumentError(where, "kind", f"{found['kind']} declares no quota")
-        where = f"{where}: {found['kind']}/{name}"
-        document = self.read_warnings.read(kind, found, where)
+            raise DocumentError(where, "kind", f"{raw['kind']} declares no quota")
+        where = f"{where}: {raw['kind']}/{name}"
+        document = self.read_warnings.read(kind, raw, where)
         match document:
-            case kueue.ClusterQueue():
+            case queue_manifests.ClusterQueue():
                 queue = document.to_queue()
                 self._check(queue, where)
                 if "namespace_selector" not in document.spec.model_fields_set:
                     self.read_warnings.warn(
-                        where, "spec.namespaceSelector is missing: taken as {}; Kueue would admit nobody"
+                        where, "spec.namespaceSelector is missing: read as {}; Kueue would admit no job"
                     )
-                self.queues[name], self.takes[name] = queue, document
-            case kueue.CohortManifest():
+                self.queues[name], self.cluster_queues[name] = queue, document
+            case queue_manifests.CohortManifest():
                 self.cohorts[name] = document.to_cohort()
                 self._check(self.cohorts[name], where)
-            case kueue.ResourceFlavor():
+            case queue_manifests.ResourceFlavor():
                 self.flavors[name] = document.to_flavor()
-            case kueue.LocalQueue():
+            case queue_manifests.LocalQueue():
                 self.local_queues[(document.metadata.namespace, name)] = document
-            case kueue.WorkloadPriorityClass():
+            case queue_manifests.WorkloadPriorityClass():
                 self.priorities[name] = document.value
-            case kueue.Namespace():
+            case queue_manifests.Namespace():
                 self.namespaces[name] = document.labels
 
-    def _add_hyperpod(self, found: Mapping[str, Any], where: str) -> None:
-        file, name = where, found.get("Name", "")
-        if "ComputeQuotaTarget" in found:
+    def _add_hyperpod(self, raw: Mapping[str, Any], where: str) -> None:
+        file, name = where, raw.get("Name", "")
+        if "ComputeQuotaTarget" in raw:
             where = f"{file}: ComputeQuota/{name}"
-            quota = self.read_warnings.read(hyperpod.ComputeQuota, found, where)
+            quota = self.read_warnings.read(hyperpod.ComputeQuota, raw, where)
             queue = quota.to_queue(self.types, where)
             self.queues[queue.name] = queue
             namespace = f"hyperpod-ns-{quota.team}"
@@ -191,27 +175,27 @@ class Declared:
                 "metadata": {"name": f"{namespace}-localqueue", "namespace": namespace},
                 "spec": {"clusterQueue": queue.name},
             }
-            self.local_queues[(namespace, f"{namespace}-localqueue")] = kueue.LocalQueue.model_validate(local)
+            self.local_queues[(namespace, f"{namespace}-localqueue")] = queue_manifests.LocalQueue.model_validate(local)
             for group in queue.groups:
                 for each in group.flavors:
                     self.flavors.setdefault(each.flavor, hyperpod.flavor_of(each.flavor))
-        for each in found.get("ComputeQuotas", ()):
+        for each in raw.get("ComputeQuotas", ()):
             self._add_hyperpod(each, file)
-        if "SchedulerConfig" in found:
-            config = self.read_warnings.read(hyperpod.SchedulerConfig, found, f"{file}: ClusterSchedulerConfig/{name}")
+        if "SchedulerConfig" in raw:
+            config = self.read_warnings.read(hyperpod.SchedulerConfig, raw, f"{file}: ClusterSchedulerConfig/{name}")
             self.priorities |= config.priorities
             self.rules = self.rules._replace(fair_sharing=config.scheduler_config.fair_share == "Enabled")
             self.shares_idle = config.scheduler_config.idle_resource_sharing == "Enabled"
-        if "InstanceGroups" in found:
-            name = found.get("ClusterName", "")
-            cluster = self.read_warnings.read(hyperpod.ClusterCapacity, found, f"{file}: Cluster/{name}")
+        if "InstanceGroups" in raw:
+            name = raw.get("ClusterName", "")
+            cluster = self.read_warnings.read(hyperpod.ClusterCapacity, raw, f"{file}: Cluster/{name}")
             self.instance_groups += cluster.instance_groups
 
-    def _add_own(self, found: Mapping[str, Any], where: str) -> None:
-        document = self.read_warnings.read(own.OwnQuotas, found, where)
+    def _add_own(self, raw: Mapping[str, Any], where: str) -> None:
+        document = self.read_warnings.read(own.OwnQuotas, raw, where)
         for queue in document.queues:
             self.queues[queue.name] = queue.to_queue()
-            self.takes.pop(queue.name, None)
+            self.cluster_queues.pop(queue.name, None)
             self._check(self.queues[queue.name], f"{where}: queue {queue.name}")
         for each in document.cohorts:
             self.cohorts[each.name] = each.to_cohort()
@@ -225,19 +209,19 @@ class Declared:
         for message in refusals(declared):
             self.read_warnings.warn(where, f"{message}; Kueue would refuse it")
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ for the scheduler
 
     def everything(self) -> tuple[list[Queue], list[Cohort], list[Flavor]]:
-        """Return queues, cohorts and flavors as they are scheduled."""
+        """Return the queues, cohorts and flavors for the scheduler."""
         queues = list(self.queues.values())
         if self.shares_idle and self.instance_groups:
             queues.append(hyperpod.idle_queue(self.instance_groups, queues, self.types))
         flavors = dict(self.flavors)
         used = {each.flavor for queue in queues for group in queue.groups for each in group.flavors}
         if not flavors:
-            # Nobody wrote any down: they are plain.
+            # No document describes flavors: they have neither labels nor taints.
             flavors = {name: Flavor(name) for name in sorted(used)}
-        elif self.takes:
+        elif self.cluster_queues:
             queues = [self._with_flavors(queue, flavors) for queue in queues]
         else:
             flavors = {name: Flavor(name) for name in sorted(used)} | flavors
@@ -245,34 +229,34 @@ class Declared:
 
     def _with_flavors(self, queue: Queue, flavors: Mapping[str, Flavor]) -> Queue:
         missing = [each.flavor for group in queue.groups for each in group.flavors if each.flavor not in flavors]
-        if not missing or queue.name not in self.takes:
+        if not missing or queue.name not in self.cluster_queues:
             return queue
         return replace(queue, inactive=f"its flavors {', '.join(missing)} do not exist")
 
     def scheduler(self) -> Scheduler:
-        """Return a scheduler of all that is declared, with nobody in it."""
+        """Return a scheduler of all declarations, without workloads."""
         queues, cohorts, flavors = self.everything()
         return Scheduler(queues, cohorts, flavors, self.rules)
 
-    def asks(self) -> kueue.Asks:
-        """Return what resources stand for."""
+    def resource_rules(self) -> ResourceRules:
+        """Return which resources of a request count against quota."""
         resources = self.configuration.resources
-        return kueue.Asks(resources.exclude_resource_prefixes, resources.transformations)
+        return ResourceRules(resources.exclude_resource_prefixes, resources.transformations)
 
     # ------------------------------------------------------------ jobs
 
-    def job(self, found: Any, where: str) -> "Job":
-        """Read one job, Kueue's Workload or the short form, and find its queue.
+    def job(self, raw: Any, where: str) -> "Job":
+        """Read one job, a Kueue Workload or the short form, and find its queue.
 
         Raises:
-            DocumentError: it cannot be read.
+            DocumentError: The document cannot be read.
         """
-        if isinstance(found, dict) and found.get("kind") == "Workload":
-            return self._kueue_job(found, where)
-        if isinstance(found, dict) and "kind" in found:
-            raise DocumentError(where, "kind", f"{found['kind']} is no job: Workloads are, and the short form")
-        name = found.get("name", "") if isinstance(found, dict) else ""
-        document = self.read_warnings.read(own.Job, found, f"{where}: Job/{name}")
+        if isinstance(raw, dict) and raw.get("kind") == "Workload":
+            return self._kueue_job(raw, where)
+        if isinstance(raw, dict) and "kind" in raw:
+            raise DocumentError(where, "kind", f"{raw['kind']} is not a job; a job is a Workload or the short form")
+        name = raw.get("name", "") if isinstance(raw, dict) else ""
+        document = self.read_warnings.read(own.Job, raw, f"{where}: Job/{name}")
         priority = document.priority
         if priority is None:
             priority = self._priority(document.priority_class, document.name)
@@ -283,16 +267,18 @@ class Declared:
         for field_name in ("flavors", "counts"):
             value = getattr(document.admitted, field_name)
             if isinstance(value, tuple) and len(value) != len(workload.pod_sets):
-                raise DocumentError(f"{where}: Job/{name}", f"admitted.{field_name}", "one for each pod set is needed")
+                raise DocumentError(
+                    f"{where}: Job/{name}", f"admitted.{field_name}", "must have one entry for each pod set"
+                )
         admitted = document.to_admitted(workload)
         self._check_flavors(admitted, f"{where}: Job/{name}", "admitted.flavors")
         return Job(workload, admitted, None, "")
 
     def _check_flavors(self, admitted: Admitted, where: str, field_name: str) -> None:
-        """Refuse an admission that cannot be counted: its use would be wrong by what has no flavor, or a wrong one.
+        """Refuse an admission from which the use cannot be computed.
 
         Raises:
-            DocumentError: a flavor is declared nowhere, or a requested resource has none.
+            DocumentError: A flavor is not declared, or a requested resource has no flavor.
         """
         nodes: tuple[Queue | Cohort, ...] = (*self.queues.values(), *self.cohorts.values())
         quotas = {each.flavor for node in nodes for group in node.groups for each in group.flavors}
@@ -307,7 +293,7 @@ class Declared:
                         where,
                         field_name,
                         f"{resource} of pod set {pod_set.name} has flavor {flavor}, "
-                        f"which nothing declares; declared flavors: {declared}",
+                        f"which is not declared; declared flavors: {declared}",
                     )
             for resource, amount in pod_set.requests.items():
                 is_counted = resource in covered or not self.rules.ignores_undeclared
@@ -315,7 +301,7 @@ class Declared:
                     raise DocumentError(
                         where,
                         field_name,
-                        f"pod set {pod_set.name} requests {resource}, and its admission names no flavor for it",
+                        f"pod set {pod_set.name} requests {resource}, but its admission names no flavor for it",
                     )
 
     def _priority(self, name: str, job: str) -> int:
@@ -324,23 +310,23 @@ class Declared:
         if self.profile is Profile.HYPERPOD:
             return min(self.priorities.values(), default=0)
         if name:
-            self.read_warnings.warn(job, f"there is no priority class {name}: priority 0")
+            self.read_warnings.warn(job, f"there is no priority class {name}: the job gets priority 0")
         return 0
 
-    def _kueue_job(self, found: Mapping[str, Any], where: str) -> "Job":
-        meta = found.get("metadata")
+    def _kueue_job(self, raw: Mapping[str, Any], where: str) -> "Job":
+        meta = raw.get("metadata")
         where = f"{where}: Workload/{meta.get('name', '') if isinstance(meta, dict) else ''}"
-        document = self.read_warnings.read(kueue.WorkloadManifest, found, where)
+        document = self.read_warnings.read(workload_manifests.WorkloadManifest, raw, where)
         spec, namespace = document.spec, document.metadata.namespace
         priority = self._priority(document.class_name, where) if spec.priority is None else spec.priority
         local = self._local_queue(namespace, spec.queue_name)
-        sub_weight = kueue.weight_of(local.spec.fair_sharing) if local else 1.0
+        sub_weight = queue_manifests.weight_of(local.spec.fair_sharing) if local else 1.0
         from_eviction = self.configuration.wait_for_pods_ready.requeuing_strategy.timestamp == "Eviction"
         if document.holds_quota:
             assert document.status.admission is not None
             queue = document.status.admission.cluster_queue
             workload = document.to_workload(
-                queue, priority, self.asks(), from_eviction=from_eviction, sub_weight=sub_weight
+                queue, priority, self.resource_rules(), from_eviction=from_eviction, sub_weight=sub_weight
             )
             missing = "" if queue in self.queues else f"there is no ClusterQueue {queue}"
             admitted = None if missing else document.to_admitted(workload)
@@ -355,20 +341,22 @@ class Declared:
         elif not spec.active:
             unqueued = "it is not active"
         beyond = sorted({name for pods in spec.pod_sets for name in pods.template.spec.beyond_limits})
-        is_other_kind = queue in self.takes and not self.takes[queue].takes(self._labels(namespace))
-        barred = ""
+        matches_namespace = queue not in self.cluster_queues or self.cluster_queues[queue].accepts(
+            self._labels(namespace)
+        )
+        inadmissible_reason = ""
         if document.failed_checks:
-            barred = f"It failed its admission checks: {', '.join(document.failed_checks)}."
-        elif is_other_kind:
-            barred = f"Its namespace {namespace or '(none)'} does not match the queue's selector."
+            inadmissible_reason = f"The job failed its admission checks: {', '.join(document.failed_checks)}."
+        elif not matches_namespace:
+            inadmissible_reason = f"The job's namespace {namespace or '(none)'} does not match its queue's selector."
         elif beyond:
-            barred = f"Its pods ask for more than their own limits: {', '.join(beyond)}."
+            inadmissible_reason = f"The job's pods request more than their own limits: {', '.join(beyond)}."
         workload = document.to_workload(
             queue,
             priority,
-            self.asks(),
-            barred=barred,
-            barred_holds_up=bool(barred) and (bool(document.failed_checks) or not is_other_kind),
+            self.resource_rules(),
+            inadmissible_reason=inadmissible_reason,
+            blocks_when_inadmissible=bool(inadmissible_reason) and (bool(document.failed_checks) or matches_namespace),
             from_eviction=from_eviction,
             sub_weight=sub_weight,
         )
@@ -377,32 +365,32 @@ class Declared:
         if not_before is None and any(
             each.type == "Requeued" and each.status == "False" for each in document.status.conditions
         ):
-            not_before = float("inf")  # until when, nobody said
+            not_before = float("inf")  # no document states the end of the backoff
         return Job(workload, None, not_before, unqueued, document.missed)
 
     def stop_of(self, workload: Workload) -> StopPolicy:
-        """Return whether the LocalQueue that a workload came by is stopped."""
+        """Return the stop policy of the LocalQueue of a workload."""
         namespace, _, name = workload.sub_queue.partition("/")
         local = self._local_queue(namespace, name)
         return StopPolicy((local.spec.stop_policy if local else None) or "None")
 
-    def _local_queue(self, namespace: str, name: str) -> kueue.LocalQueue | None:
-        """Return a LocalQueue; where no namespace is written, `default` is meant, on both sides."""
-        found = self.local_queues.get((namespace, name))
-        if found is None and namespace in ("", kueue.DEFAULT_NAMESPACE):
-            found = self.local_queues.get(("" if namespace else kueue.DEFAULT_NAMESPACE, name))
-        return found
+    def _local_queue(self, namespace: str, name: str) -> queue_manifests.LocalQueue | None:
+        """Return a LocalQueue. An omitted namespace means `default`, for the job and for the LocalQueue."""
+        local_queue = self.local_queues.get((namespace, name))
+        if local_queue is None and namespace in ("", queue_manifests.DEFAULT_NAMESPACE):
+            local_queue = self.local_queues.get(("" if namespace else queue_manifests.DEFAULT_NAMESPACE, name))
+        return local_queue
 
     def _labels(self, namespace: str) -> Mapping[str, str]:
-        name = namespace or kueue.DEFAULT_NAMESPACE
+        name = namespace or queue_manifests.DEFAULT_NAMESPACE
         return self.namespaces.get(name, {"kubernetes.io/metadata.name": name})
 
     def _queue_of(self, namespace: str, name: str) -> tuple[str, str]:
-        """Return the queue that a job's queue name leads to, and why it leads nowhere."""
+        """Return the queue to which a job's queue name leads, and why it leads to none."""
         local = self._local_queue(namespace, name)
         if local is None:
             if not self.local_queues and name in self.queues:
-                return name, ""  # nobody wrote LocalQueues down: the name is the queue's
+                return name, ""  # no document has a LocalQueue: the name is the queue's
             return (
                 "",
                 f"there is no LocalQueue {namespace}/{name}" if self.local_queues else f"there is no queue {name}",
@@ -416,68 +404,17 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job that was read: it waits, or it holds quota, or no queue takes it."""
+    """A job read from a document: pending, or holding quota, or in no queue."""
 
     workload: Workload
     admitted: Admitted | None
     not_before: float | None
     unqueued: str
-    """Why it is in no queue."""
+    """Why it is in no queue; empty if it is in one."""
     missed: int = 0
-    """How often it missed its ready timeout before."""
+    """How often its pods missed their ready timeout so far."""
 
 
-def refusals(declared: Queue | Cohort) -> Iterator[str]:
-    """Yield what is not allowed about a declaration. Source: Kueue's webhooks of ClusterQueue and Cohort."""
-    for group in declared.groups:
-        for each in group.flavors:
-            for resource, quota in each.quotas.items():
-                for refusal in _odd_amounts(quota, declared):
-                    yield f"{each.flavor}/{resource}: {refusal}"
-            if {*each.quotas} != {*group.resources}:
-                yield f"{each.flavor}: its resources are not those that its group covers"
-        if len(group.flavors) > 64 or len(group.resources) > 64:
-            yield "a group has more than 64 flavors or resources"
-        if sum(len(each.quotas) for each in group.flavors) > 512:
-            yield "a group has more than 512 pairs of a flavor and a resource"
-    if len(declared.groups) > 16:
-        yield "there are more than 16 resource groups"
-    resources = [resource for group in declared.groups for resource in group.resources]
-    flavors = [each.flavor for group in declared.groups for each in group.flavors]
-    for what, names in (("resource", resources), ("flavor", flavors)):
-        if len(names) > 256:
-            yield f"there are more than 256 {what}s"
-        for twice, times in sorted(Counter(names).items()):
-            if times > 1:
-                yield f"{what} {twice} is in two places"
-    if declared.fair_weight < 0:
-        yield "the weight is negative"
-    if isinstance(declared, Queue):
-        yield from _odd_policies(declared)
-
-
-def _odd_amounts(quota: Quota, declared: Queue | Cohort) -> Iterator[str]:
-    is_queue = isinstance(declared, Queue)
-    parent = declared.cohort if isinstance(declared, Queue) else declared.parent
-    if quota.nominal < 0:
-        yield "the nominal quota is negative"
-    if min(quota.borrow or 0, quota.lend or 0) < 0:
-        yield "a limit is negative"
-    if is_queue and quota.lend is not None and quota.lend > quota.nominal:
-        yield "the lending limit is above the nominal quota"
-    if not parent and not (quota.borrow is None and quota.lend is None):
-        yield f"limits need a {'cohort' if is_queue else 'parent'}"
-
-
-def _odd_policies(queue: Queue) -> Iterator[str]:
-    if queue.preemption.borrow_within is not None and queue.preemption.reclaim is PreemptionPolicy.NEVER:
-        yield "preemption while borrowing needs reclaim"
-    both = (queue.fungibility.when_can_borrow, queue.fungibility.when_can_preempt)
-    is_odd = queue.fungibility.preference is not Preference.BORROWING_OVER_PREEMPTION
-    if is_odd and both != (Fungible.TRY_NEXT, Fungible.TRY_NEXT):
-        yield "a preference needs both policies to be TryNextFlavor"
-
-
-def documents(found: Iterable[Any]) -> list[Any]:
-    """Return the documents of a file: `---` separates them, a list holds several."""
-    return [inner for each in found for inner in (each if isinstance(each, list) else [each]) if inner is not None]
+def documents(raw: Iterable[Any]) -> list[Any]:
+    """Return the documents of a file: separated by `---`, or in a list."""
+    return [inner for each in raw for inner in (each if isinstance(each, list) else [each]) if inner is not None]

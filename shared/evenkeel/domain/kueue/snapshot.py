@@ -1,4 +1,4 @@
-"""The state that one cycle weighs: the trees, the flavors, and who holds quota."""
+"""The state that one scheduling cycle reads: the cohort trees, the flavors, and the workloads that hold quota."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,81 +15,92 @@ class Rules(NamedTuple):
 
     fair_sharing: bool = False
     fair_strategies: tuple[str, ...] = ("LessThanOrEqualToFinalShare", "LessThanInitialShare")
-    """In this order; the second only as `LessThanInitialShare`."""
+    """In this order. The second strategy can only be `LessThanInitialShare`."""
     partial_admission: bool = True
     ignores_undeclared: bool = False
-    """Whether resources that a queue does not cover count for nothing, instead of blocking."""
+    """Whether resources that a queue does not cover are ignored, instead of making a workload inadmissible."""
     blocks_until_ready: bool = False
-    """Whether nobody is admitted before the pods of all who are admitted, in whatever queue, are ready. Kueue's
-    `waitForPodsReady.blockAdmission`, off by default."""
+    """Whether a workload is admitted only when the pods of all admitted workloads, in every queue, are ready.
+
+    Kueue's `waitForPodsReady.blockAdmission`, off by default.
+    """
     flap_guard_seconds: float = 0.0
-    """Ours: of two workloads, one may have the other evicted once in so long. 0: as often as the rules say."""
+    """Evenkeel's own: of two workloads, one may preempt the other once in this time. 0 is no limit."""
     min_run_seconds: float = 0.0
-    """Ours: nobody has to go before it ran so long. 0: at any time."""
+    """Evenkeel's own: a workload is not preempted before it ran this long. 0 is no limit."""
     never_overcommits: bool = False
-    """Ours: nobody is admitted into room that victims of the same cycle still hold. Kueue counts them as gone, so two
-    workloads that each fit beside them may together use more than there is until they have stopped."""
+    """Evenkeel's own: no workload is admitted to quota that victims of the same cycle still hold.
+
+    Kueue counts these victims as gone. Two workloads that each fit next to them may then together use more quota than
+    exists until the victims have stopped.
+    """
     spares_work: bool = False
-    """Ours: of equal priorities, who loses least work goes first, instead of who was admitted last."""
+    """Evenkeel's own: among equal priorities, the workload with the least work at risk is preempted first.
+
+    Otherwise the workload that was admitted last is preempted first.
+    """
     decay: Decay | None = None
-    """How use fades, in queues that go by it. Kueue: only with a configuration of admission fair sharing."""
+    """How use decays, in queues that order by recent use. Kueue: only with admission fair sharing."""
     evicts_by_use: bool = False
-    """Whether in queues that go by use, of two workloads of one queue, that of the sub-queue which used more of late
-    has to go first, whatever their priorities. Kueue's, with admission fair sharing."""
+    """Whether the workload of the sub-queue with more recent use is preempted first, whatever its priority.
+
+    It concerns two workloads of one queue that orders by recent use. Kueue's rule, with admission fair sharing.
+    """
 
 
 @dataclass(slots=True)
-class Team:
-    """A queue as a cycle sees it: its declaration, its node in the tree, and who holds its quota."""
+class QueueSnapshot:
+    """A queue in a snapshot: its declaration, its node in the tree, and the workloads that hold its quota."""
 
-    queue: Queue
+    spec: Queue
     node: Node
     admitted: dict[str, Admitted] = field(default_factory=dict)
     generation: int = 0
-    """Raised when somebody who held quota changes or leaves, and when quota changes in the tree."""
-    group_of: dict[str, ResourceGroup] = field(init=False)
-    """By resource."""
+    """Increased when an admitted workload changes or leaves, and when quota of the tree changes."""
+    group_by_resource: dict[str, ResourceGroup] = field(init=False)
 
     def __post_init__(self) -> None:
-        # A resource belongs to one group; where it is declared twice, the first counts.
-        self.group_of = {resource: group for group in reversed(self.queue.groups) for resource in group.resources}
+        # A resource belongs to one group; if two groups declare it, the first counts.
+        self.group_by_resource = {
+            resource: group for group in reversed(self.spec.groups) for resource in group.resources
+        }
 
 
 class Snapshot:
-    """Everything that a cycle weighs. What is only tried is undone."""
+    """Everything that a cycle reads. Simulated changes are undone."""
 
-    def __init__(self, tree: Tree, queues: Iterable[Queue], flavors: Mapping[str, Flavor], rules: Rules) -> None:
+    def __init__(self, tree: Tree, specs: Iterable[Queue], flavors: Mapping[str, Flavor], rules: Rules) -> None:
         self.tree = tree
         self.flavors = flavors
         self.rules = rules
-        self.teams = {queue.name: Team(queue, tree.queues[queue.name]) for queue in queues}
+        self.queues = {spec.name: QueueSnapshot(spec, tree.queues[spec.name]) for spec in specs}
         self.now: float = 0.0
-        """What a missing time of admission counts as."""
+        """The present time. Stands for an unknown time of admission."""
         self.evicted_at: dict[frozenset[str], float] = {}
-        """When one of two workloads last had the other evicted."""
-        self.use_of: dict[str, Callable[[str, float], float]] = {}
-        """Of the queues that go by use: what a sub-queue of some weight used of late."""
-        self._eligible: dict[tuple[str, tuple[object, ...]], Any] = {}
+        """By pair of workloads: when one of them last preempted the other."""
+        self.recent_use: dict[str, Callable[[str, float], float]] = {}
+        """By queue that orders by recent use: returns the use of a sub-queue, divided by its weight."""
+        self._cached: dict[tuple[str, tuple[object, ...]], Any] = {}
 
-    def team_of(self, workload: Workload) -> Team:
-        """Return the queue that a workload waits in, or is admitted to."""
-        return self.teams[workload.queue]
+    def queue_of(self, workload: Workload) -> QueueSnapshot:
+        """Return the queue in which a workload is pending or admitted."""
+        return self.queues[workload.queue]
 
     def admit(self, admitted: Admitted) -> None:
-        """Let a workload hold its quota."""
-        team = self.team_of(admitted.workload)
-        team.admitted[admitted.workload.workload_id] = admitted
-        team.node.add_all(admitted.use)
+        """Add a workload and its use to its queue."""
+        queue = self.queue_of(admitted.workload)
+        queue.admitted[admitted.workload.workload_id] = admitted
+        queue.node.add_all(admitted.use)
 
     def release(self, admitted: Admitted) -> None:
-        """Take a workload's quota back."""
-        team = self.team_of(admitted.workload)
-        del team.admitted[admitted.workload.workload_id]
-        team.node.remove_all(admitted.use)
+        """Remove a workload and its use from its queue."""
+        queue = self.queue_of(admitted.workload)
+        del queue.admitted[admitted.workload.workload_id]
+        queue.node.remove_all(admitted.use)
 
     @contextmanager
     def without(self, workloads: Sequence[Admitted]) -> Any:
-        """Look at the world without these: neither their use nor they themselves."""
+        """Remove these workloads and their use while the context is open."""
         for each in workloads:
             self.release(each)
         try:
@@ -100,18 +111,18 @@ class Snapshot:
 
     @contextmanager
     def without_use_of(self, workloads: Iterable[Admitted]) -> Any:
-        """Look at the world without what these use."""
+        """Remove the use of these workloads while the context is open. The workloads stay."""
         gone = tuple(workloads)
         for each in gone:
-            self.team_of(each.workload).node.remove_all(each.use)
+            self.queue_of(each.workload).node.remove_all(each.use)
         try:
             yield
         finally:
             for each in gone:
-                self.team_of(each.workload).node.add_all(each.use)
+                self.queue_of(each.workload).node.add_all(each.use)
 
-    def spares(self, workload: Workload, admitted: Admitted) -> bool:
-        """Whether our own switches keep a workload from being evicted for another; never without them."""
+    def protects(self, workload: Workload, admitted: Admitted) -> bool:
+        """Whether Evenkeel's own switches protect an admitted workload from preemption by a pending one."""
         rules = self.rules
         if admitted.is_evicted:
             return False
@@ -123,18 +134,18 @@ class Snapshot:
         last = self.evicted_at.get(frozenset((workload.workload_id, admitted.workload.workload_id)))
         return last is not None and self.now - last < rules.flap_guard_seconds
 
-    def eligible(self, workload: Workload, found: Callable[[], Any]) -> Any:
-        """Return what is worked out once for each queue and what pods need, since flavors do not change meanwhile."""
-        name = (workload.queue, workload.needs)
-        known = self._eligible.get(name)
+    def cached_groups(self, workload: Workload, compute: Callable[[], Any]) -> Any:
+        """Return what `compute` returns, computed once for each queue and set of flavor needs."""
+        name = (workload.queue, workload.flavor_needs)
+        known = self._cached.get(name)
         if known is None:
-            known = self._eligible[name] = found()
+            known = self._cached[name] = compute()
         return known
 
 
 @contextmanager
 def using(node: Node, amounts: Mapping[Key, int]) -> Any:
-    """Look at the world as if a queue used so much more."""
+    """Add use to a queue while the context is open."""
     node.add_all(amounts)
     try:
         yield
@@ -144,7 +155,7 @@ def using(node: Node, amounts: Mapping[Key, int]) -> Any:
 
 @contextmanager
 def not_using(node: Node, amounts: Mapping[Key, int]) -> Any:
-    """Look at the world as if a queue used so much less."""
+    """Remove use from a queue while the context is open."""
     node.remove_all(amounts)
     try:
         yield
@@ -153,5 +164,5 @@ def not_using(node: Node, amounts: Mapping[Key, int]) -> Any:
 
 
 def positive(amounts: Amounts) -> Amounts:
-    """Return the amounts that are asked for at all."""
+    """Return the amounts without zeros."""
     return {key: amount for key, amount in amounts.items() if amount}

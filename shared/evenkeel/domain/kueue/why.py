@@ -1,7 +1,7 @@
-"""Why a job waits: one sentence, what was weighed, and the smallest changes that flip the answer.
+"""Why a job is pending: a sentence, the compared figures, and the smallest changes that would admit it.
 
-A change is not guessed: the scheduler runs on a world that has it. Each search is bounded, and looks at the job as if
-it were its queue's head; who is before it is said beside.
+Each change was found by running the scheduler with it. Each search is bounded, and treats the job as the head of its
+queue; the jobs before it are listed separately.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,19 +11,20 @@ from pydantic import Field
 
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.capacity import queues_below
-from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
+from evenkeel.domain.kueue.decisions import Decision, Result
 from evenkeel.domain.kueue.documents import Output
 from evenkeel.domain.kueue.objects import PODS, Admitted, Cohort, Flavor, Queue, StopPolicy, Workload
 from evenkeel.domain.kueue.report import DecisionAnswer, decision_of
+from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import Rules
 
-_MOST_TRIED = 64
-"""Flavors, priorities and running jobs that a search looks at."""
-_GETS_IN = frozenset({Result.ADMITTED, Result.PREEMPTING})
+_SEARCH_LIMIT = 64
+"""Most flavors, priorities and running jobs that a search tries."""
+_GRANTED = frozenset({Result.ADMITTED, Result.PREEMPTING})
 
 
 class Change(Output):
-    """One change that alone would get the job in."""
+    """A change that alone would admit the job."""
 
     kind: str = Field(description="quota, priority, size or wait.")
     message: str = Field(alias="said")
@@ -31,24 +32,24 @@ class Change(Output):
     amounts: dict[str, str] = Field({}, description="quota: how much more nominal quota, by resource.")
     priority: int | None = None
     counts: tuple[int, ...] = ()
-    jobs: tuple[str, ...] = Field((), description="wait: jobs whose end would make room.")
+    jobs: tuple[str, ...] = Field((), description="wait: jobs that must end first.")
 
 
 class Why(Output):
-    """Why one job waits, or runs."""
+    """Why a job is pending, or was admitted."""
 
     job: str
     queue: str
     sentence: str
-    position: int | None = Field(description="Its place in the queue, from 1; null where it does not wait.")
-    before: tuple[str, ...] = Field(description="At most ten of the jobs before it.")
+    position: int | None = Field(description="Its place in the queue, from 1; null if it is not pending.")
+    before: tuple[str, ...] = Field(description="The first ten jobs before it in the queue.")
     decision: DecisionAnswer
-    changes: tuple[Change, ...] = Field(description="Each alone would get it in. Empty where it is in.")
+    changes: tuple[Change, ...] = Field(description="Changes that would each admit the job; empty if it is admitted.")
 
 
 @dataclass(frozen=True, slots=True)
-class WhatIfState:
-    """What is declared, and who holds quota: enough to ask what would be if."""
+class WhatIf:
+    """The declarations and the workloads that hold quota: enough to run the scheduler with a change."""
 
     queues: tuple[Queue, ...]
     cohorts: tuple[Cohort, ...]
@@ -58,19 +59,24 @@ class WhatIfState:
     now: float
 
     @classmethod
-    def of(cls, scheduler: Scheduler) -> "WhatIfState":
-        teams = scheduler.snapshot.teams.values()
+    def of(cls, scheduler: Scheduler) -> "WhatIf":
+        queues = scheduler.snapshot.queues.values()
         return cls(
-            tuple(team.queue for team in teams),
+            tuple(queue.spec for queue in queues),
             scheduler.cohorts,
             tuple(scheduler.snapshot.flavors.values()),
             scheduler.rules,
-            tuple(admitted for team in teams for admitted in team.admitted.values()),
+            tuple(admitted for queue in queues for admitted in queue.admitted.values()),
             scheduler.snapshot.now,
         )
 
     def decide(self, workload: Workload, without: frozenset[str] = frozenset()) -> Decision:
-        """Return what would be decided about a job, were it the only one to wait."""
+        """Return the decision about a job as if it were the only pending job.
+
+        Args:
+            workload: The job.
+            without: Jobs that are left out, as if they had ended.
+        """
         scheduler = Scheduler(self.queues, self.cohorts, self.flavors, self.rules)
         for each in self.admitted:
             if each.workload.workload_id not in without:
@@ -79,26 +85,26 @@ class WhatIfState:
         decisions = scheduler.cycle(self.now)
         while (
             decisions
-            and decisions[0].result not in _GETS_IN
+            and decisions[0].result not in _GRANTED
             and scheduler.pending[workload.queue].get(workload.workload_id)
         ):
             progress = decisions[0].assignment.progress
             if decisions[0].parked or progress is None or not progress.has_more:
                 break
-            decisions = scheduler.cycle(self.now)  # the scan of the flavors was not at its end
+            decisions = scheduler.cycle(self.now)  # the flavor scan was not complete
         return decisions[0]
 
 
 def why(scheduler: Scheduler, workload: Workload) -> Why:
-    """Explain one job that waits."""
-    world = WhatIfState.of(scheduler)
-    if not scheduler.snapshot.teams[workload.queue].queue.is_active:
-        world = replace(world, queues=tuple(_started(each, workload.queue) for each in world.queues))
-    decision = world.decide(workload)
+    """Explain why a job is pending."""
+    state = WhatIf.of(scheduler)
+    if not scheduler.snapshot.queues[workload.queue].spec.is_active:
+        state = replace(state, queues=tuple(_started(each, workload.queue) for each in state.queues))
+    decision = state.decide(workload)
     waiting = [each.workload.workload_id for each in scheduler.pending[workload.queue].all()]
     position = waiting.index(workload.workload_id) + 1 if workload.workload_id in waiting else None
-    evicted = frozenset(each.workload.workload_id for each in world.admitted if each.is_evicted)
-    gets_in = decision.result in _GETS_IN
+    evicted = frozenset(each.workload.workload_id for each in state.admitted if each.is_evicted)
+    is_granted = decision.result in _GRANTED
     return Why(
         job=workload.workload_id,
         queue=workload.queue,
@@ -106,7 +112,7 @@ def why(scheduler: Scheduler, workload: Workload) -> Why:
         position=position,
         before=tuple(waiting[: position - 1][:10]) if position else (),
         decision=decision_of(decision, evicted, scheduler.pending[workload.queue].sticky),
-        changes=() if gets_in or workload.barred else tuple(_changes(world, scheduler, workload)),
+        changes=() if is_granted or workload.inadmissible_reason else tuple(_changes(state, scheduler, workload)),
     )
 
 
@@ -115,53 +121,53 @@ def _started(queue: Queue, name: str) -> Queue:
 
 
 def _sentence(scheduler: Scheduler, workload: Workload, decision: Decision, position: int | None) -> str:
-    queue = scheduler.snapshot.teams[workload.queue].queue
+    queue = scheduler.snapshot.queues[workload.queue].spec
     if not queue.is_active:
-        return f"Queue {queue.name} takes no part: {queue.inactive or f'its stop policy is {queue.stop}'}."
+        return f"Queue {queue.name} is inactive: {queue.inactive or f'its stop policy is {queue.stop}'}."
     sticky = scheduler.pending[workload.queue].sticky
     if sticky and sticky != workload.workload_id:
         stopping = ", ".join(
             name
-            for team in scheduler.snapshot.teams.values()
-            for name, each in sorted(team.admitted.items())
+            for each_queue in scheduler.snapshot.queues.values()
+            for name, each in sorted(each_queue.admitted.items())
             if each.is_evicted
         )
-        return f"{sticky} stays before it in {queue.name} until {stopping or 'its victims'} has stopped."
-    if decision.result in _GETS_IN and position is not None and position > 1:
-        return f"{position - 1} jobs are before it in {queue.name}; alone, it would be {str(decision.result).lower()}."
+        return f"{sticky} stays the head of {queue.name} until {stopping or 'its victims'} has stopped."
+    if decision.result in _GRANTED and position is not None and position > 1:
+        alone = "be admitted" if decision.result is Result.ADMITTED else "preempt jobs"
+        return f"Jobs before it in {queue.name}: {position - 1}. Without them it would {alone}."
     worst = _tightest(decision)
     return f"{decision.reason} {worst}".strip()
 
 
 def _tightest(decision: Decision) -> str:
-    """Say the inequality that stands nearest to the answer: the last one of the last flavor."""
+    """Return the last comparison of the last flavor: the figure that decided."""
     for attempts in reversed(decision.assignment.attempts):
         for attempt in reversed(attempts):
             if attempt.why:
                 return f"({attempt.why})"
             for each in reversed(attempt.compared):
-                wanted, there = (
+                wanted, available = (
                     quantities.short_text(each.resource, quantities.text(each.resource, amount))
                     for amount in (each.wanted, each.available)
                 )
-                sign = "≤" if each.wanted <= each.available else ">"
-                return f"({attempt.flavor}/{each.resource}: wants {wanted} {sign} {there} available)"
+                return f"({attempt.flavor}/{each.resource}: {wanted} requested, {available} available)"
     return ""
 
 
-def _changes(world: WhatIfState, scheduler: Scheduler, workload: Workload) -> Iterable[Change]:
+def _changes(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Iterable[Change]:
     for found in (
-        _by_quota(world, workload),
-        _by_priority(world, scheduler, workload),
-        _by_size(world, workload),
-        _by_waiting(world, scheduler, workload),
+        _by_quota(state, workload),
+        _by_priority(state, scheduler, workload),
+        _by_size(state, workload),
+        _by_waiting(state, scheduler, workload),
     ):
         if found is not None:
             yield found
 
 
-def _least(most: int, works: Callable[[int], bool]) -> int | None:
-    """Return the least of 1…most that works, by halving; None where the most does not."""
+def _smallest(most: int, works: Callable[[int], bool]) -> int | None:
+    """Return the smallest number from 1 to `most` that works, by binary search; None if `most` does not work."""
     if most < 1 or not works(most):
         return None
     low, high = 1, most
@@ -171,10 +177,10 @@ def _least(most: int, works: Callable[[int], bool]) -> int | None:
     return low
 
 
-def _least_of_each(most: dict[str, int], works: Callable[[dict[str, int]], bool]) -> dict[str, int]:
-    """Return amounts that work, none of which can be one less, the others as they are."""
+def _minimize_each(most: dict[str, int], works: Callable[[dict[str, int]], bool]) -> dict[str, int]:
+    """Return amounts that work, of which none can be smaller while the others stay."""
     found, before = dict(most), dict[str, int]()
-    while found != before:  # less of one resource may allow less of another: flavors are not always a matter of more
+    while found != before:  # a smaller amount of one resource may allow a smaller amount of another
         before = dict(found)
         for name in sorted(found):
             rest = dict(found)
@@ -182,30 +188,30 @@ def _least_of_each(most: dict[str, int], works: Callable[[dict[str, int]], bool]
             def enough(amount: int, name: str = name, rest: dict[str, int] = rest) -> bool:
                 return works({**rest, name: amount})
 
-            found[name] = 0 if enough(0) else _least(found[name], enough) or found[name]
+            found[name] = 0 if enough(0) else _smallest(found[name], enough) or found[name]
     return {name: amount for name, amount in found.items() if amount}
 
 
-def _by_quota(world: WhatIfState, workload: Workload) -> Change | None:
-    """Find the flavor and the least more of its nominal quota that gets the job in without sending anybody away."""
-    asked: dict[str, int] = {}
+def _by_quota(state: WhatIf, workload: Workload) -> Change | None:
+    """Find the flavor with the smallest addition to its nominal quota that admits the job without preemption."""
+    requested: dict[str, int] = {}
     for pod_set in workload.pod_sets:
         for resource, amount in {**pod_set.total(pod_set.count), PODS: pod_set.count}.items():
-            asked[resource] = asked.get(resource, 0) + amount
-    (queue,) = (each for each in world.queues if each.name == workload.queue)
+            requested[resource] = requested.get(resource, 0) + amount
+    (queue,) = (each for each in state.queues if each.name == workload.queue)
     best: tuple[int, str, dict[str, int]] | None = None
     flavors = [(group, each.flavor) for group in queue.groups for each in group.flavors]
-    over = {resource: -min(0, _free_amount(world, workload, resource)) for resource in asked}
-    for group, flavor in flavors[:_MOST_TRIED]:
-        most = {name: asked[name] + over.get(name, 0) for name in group.resources if asked.get(name)}
+    over = {resource: -min(0, _free_amount(state, workload, resource)) for resource in requested}
+    for group, flavor in flavors[:_SEARCH_LIMIT]:
+        most = {name: requested[name] + over.get(name, 0) for name in group.resources if requested.get(name)}
 
         def works(more: dict[str, int], flavor: str = flavor) -> bool:
-            changed = replace(world, queues=tuple(_with_more(each, queue.name, flavor, more) for each in world.queues))
+            changed = replace(state, queues=tuple(_with_more(each, queue.name, flavor, more) for each in state.queues))
             return changed.decide(workload).result is Result.ADMITTED
 
         if not most or not works(most):
             continue
-        more = _least_of_each(most, works)
+        more = _minimize_each(most, works)
         if more and (best is None or sum(more.values()) < best[0]):
             best = (sum(more.values()), flavor, more)
     if best is None:
@@ -216,11 +222,11 @@ def _by_quota(world: WhatIfState, workload: Workload) -> Change | None:
     return Change(kind="quota", message=f"{text} on {flavor} for {queue.name}.", flavor=flavor, amounts=amounts)
 
 
-def _free_amount(world: WhatIfState, workload: Workload, resource: str) -> int:
-    scheduler = Scheduler(world.queues, world.cohorts, world.flavors, world.rules)
-    for each in world.admitted:
+def _free_amount(state: WhatIf, workload: Workload, resource: str) -> int:
+    scheduler = Scheduler(state.queues, state.cohorts, state.flavors, state.rules)
+    for each in state.admitted:
         scheduler.restore(replace(each))
-    node = scheduler.snapshot.teams[workload.queue].node
+    node = scheduler.snapshot.queues[workload.queue].node
     return min((node.available(key) for key in node.slots if key[1] == resource), default=0)
 
 
@@ -250,23 +256,23 @@ def _with_more(queue: Queue, name: str, flavor: str, more: dict[str, int]) -> Qu
     )
 
 
-def _by_priority(world: WhatIfState, scheduler: Scheduler, workload: Workload) -> Change | None:
-    """Find the least priority that lets it have others evicted."""
-    team = scheduler.snapshot.teams[workload.queue]
-    queues = {node.name for node in queues_below(team.node.root)} | {workload.queue}
-    # Policies ask for more than somebody's priority, or for as much and an earlier place.
-    theirs = {each.workload.priority for each in world.admitted if each.workload.queue in queues}
-    others = theirs | {each + 1 for each in theirs}
-    for priority in sorted(each for each in others if each > workload.priority)[:_MOST_TRIED]:
-        decision = world.decide(replace(workload, priority=priority))
-        if decision.result in _GETS_IN:
+def _by_priority(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Change | None:
+    """Find the lowest priority that lets the job preempt others."""
+    root = scheduler.snapshot.queues[workload.queue].node.root
+    queues = {node.name for node in queues_below(root)} | {workload.queue}
+    # A policy compares priorities: the job needs a higher one, or the same one and an earlier place in the queue.
+    present = {each.workload.priority for each in state.admitted if each.workload.queue in queues}
+    priorities = present | {each + 1 for each in present}
+    for priority in sorted(each for each in priorities if each > workload.priority)[:_SEARCH_LIMIT]:
+        decision = state.decide(replace(workload, priority=priority))
+        if decision.result in _GRANTED:
             names = ", ".join(victim.workload_id for victim in decision.victims)
             return Change(kind="priority", message=f"Priority {priority}: evicts {names}.", priority=priority)
     return None
 
 
-def _by_size(world: WhatIfState, workload: Workload) -> Change | None:
-    """Find the largest size, all pod sets in proportion, that gets in without sending anybody away."""
+def _by_size(state: WhatIf, workload: Workload) -> Change | None:
+    """Find the largest size, with all pod sets in proportion, that is admitted without preemption."""
     spare = sum(max(0, each.count - 1) for each in workload.pod_sets)
 
     def sized(step: int) -> Workload:
@@ -276,7 +282,7 @@ def _by_size(world: WhatIfState, workload: Workload) -> Change | None:
         )
         return replace(workload, pod_sets=pod_sets)
 
-    least = _least(spare, lambda step: world.decide(sized(step)).result is Result.ADMITTED)
+    least = _smallest(spare, lambda step: state.decide(sized(step)).result is Result.ADMITTED)
     if least is None:
         return None
     counts = sized(least).counts
@@ -284,20 +290,20 @@ def _by_size(world: WhatIfState, workload: Workload) -> Change | None:
     return Change(kind="size", message=f"A smaller size: {text}.", counts=counts)
 
 
-def _by_waiting(world: WhatIfState, scheduler: Scheduler, workload: Workload) -> Change | None:
-    """Find running jobs whose end would make room: evicted ones first, then those that run longest; none in vain."""
-    root = scheduler.snapshot.teams[workload.queue].node.root
+def _by_waiting(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Change | None:
+    """Find the running jobs that must end to admit the job: evicted jobs first, then the longest-running."""
+    root = scheduler.snapshot.queues[workload.queue].node.root
     queues = {node.name for node in queues_below(root)} | {workload.queue}
     running = sorted(
-        (each for each in world.admitted if each.workload.queue in queues),
-        key=lambda each: (not each.is_evicted, each.reserved_at or world.now, each.workload.workload_id),
-    )[:_MOST_TRIED]
+        (each for each in state.admitted if each.workload.queue in queues),
+        key=lambda each: (not each.is_evicted, each.reserved_at or state.now, each.workload.workload_id),
+    )[:_SEARCH_LIMIT]
     names = [each.workload.workload_id for each in running]
 
     def works(gone: Iterable[str]) -> bool:
-        return world.decide(workload, frozenset(gone)).result is Result.ADMITTED
+        return state.decide(workload, frozenset(gone)).result is Result.ADMITTED
 
-    count = _least(len(names), lambda count: works(names[:count]))
+    count = _smallest(len(names), lambda count: works(names[:count]))
     if count is None:
         return None
     needed, before = names[:count], list[str]()

@@ -15,8 +15,8 @@ from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 
 from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.kueue import own
-from evenkeel.domain.kueue.cycle import Before, Decision, NodeFit, Scheduler
-from evenkeel.domain.kueue.flavors import Progress
+from evenkeel.domain.kueue.assignment import Progress
+from evenkeel.domain.kueue.decisions import Decision, EarlierHeads, NodeFit
 from evenkeel.domain.kueue.objects import (
     PODS,
     Admitted,
@@ -28,8 +28,9 @@ from evenkeel.domain.kueue.objects import (
     Queue,
     Workload,
 )
-from evenkeel.domain.kueue.pending import Waiting
+from evenkeel.domain.kueue.pending import PendingWorkload
 from evenkeel.domain.kueue.preemption import outranks
+from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import Declared, Profile
 from evenkeel.domain.kueue.snapshot import Rules
 from evenkeel.domain.kueue.why import Change, why
@@ -112,11 +113,11 @@ class CycleState(NamedTuple):
         """Return the world as it is."""
         snapshot = scheduler.snapshot
         return cls(
-            {name: team.queue for name, team in snapshot.teams.items()},
+            {name: queue.spec for name, queue in snapshot.queues.items()},
             scheduler.cohorts,
             snapshot.flavors,
             scheduler.rules,
-            tuple((each, each.is_evicted) for team in snapshot.teams.values() for each in team.admitted.values()),
+            tuple((each, each.is_evicted) for queue in snapshot.queues.values() for each in queue.admitted.values()),
             dict(snapshot.evicted_at),
             tuple(kept),
         )
@@ -157,12 +158,12 @@ def quota_facts_of(
         notes: Of the same scheduler's claims before.
     """
     workload = decision.workload
-    root = scheduler.snapshot.teams[workload.queue].node.root
+    root = scheduler.snapshot.queues[workload.queue].node.root
     # Stopped queues, too: nobody of theirs is admitted, and what they hold and use counts.
-    names = {name for name, team in scheduler.snapshot.teams.items() if team.node.root is root}
+    names = {name for name, queue in scheduler.snapshot.queues.items() if queue.node.root is root}
     queues = {name: queue for name, queue in moment.queues.items() if name in names}
     holders = [(each, was) for each, was in moment.holders if each.workload.queue in names]
-    single, summed = _split_holders(workload, holders, queues, frozenset(decision.before.taken))
+    single, summed = _split_holders(workload, holders, queues, frozenset(decision.earlier.victims))
     written = notes.quotas(workload, queues, moment)
     singly = [notes.holder(each, was) for each, was in single]
     keep = _max_single_holders(written, singly)
@@ -170,7 +171,7 @@ def quota_facts_of(
     if is_cut:
         summed += [each for each, _ in single[keep:]]
         singly = singly[:keep]
-    before = decision.before
+    before = decision.earlier
     return QuotaFacts(
         quotas=written,
         jobs=(*(each for each, _ in singly), *_sum_by_queue(summed)),
@@ -188,17 +189,17 @@ def quota_facts_of(
         ),
         blocked=tuple(
             ReservedQuota(queue=queue, amounts=_nested(amounts), is_in=is_in)
-            for queue, amounts, is_in in before.blocked
+            for queue, amounts, is_in in before.usage
             if queue in names
         ),
-        taken=before.taken,
+        taken=before.victims,
         evicted_at={
             other: at
             for pair, at in moment.evicted_at.items()
             if workload.workload_id in pair
             for other in pair - {workload.workload_id}
         },
-        began=tuple(dict(each) for each in decision.began.tried) if decision.began else (),
+        began=tuple(dict(each) for each in decision.scan_start.tried) if decision.scan_start else (),
         summed_holders=len(summed),
         is_cut=is_cut,
     )
@@ -224,7 +225,7 @@ def _max_single_holders(written: Json, singly: list[tuple[Json, int]]) -> int:
 def replay_quota(claim: QuotaFacts, now: float, node_fit: NodeFit) -> Decision:
     """Run the job's turn again, alone."""
     scheduler, _ = _rebuild_scheduler(claim, node_fit)
-    before = Before(tuple((each.queue, _flat(each.amounts), each.is_in) for each in claim.blocked), claim.taken)
+    before = EarlierHeads(tuple((each.queue, _flat(each.amounts), each.is_in) for each in claim.blocked), claim.taken)
     return scheduler.cycle(now, before)[0]
 
 
@@ -249,12 +250,12 @@ def _rebuild_scheduler(claim: QuotaFacts, node_fit: NodeFit | None) -> tuple[Sch
         assert holder is not None
         scheduler.restore(holder)
     for each in claim.kept:
-        scheduler.snapshot.teams[each.queue].node.add_all(_flat(each.amounts))
+        scheduler.snapshot.queues[each.queue].node.add_all(_flat(each.amounts))
     workload = declared.job(claim.job, "job").workload
     for other, at in claim.evicted_at.items():
         scheduler.snapshot.evicted_at[frozenset((workload.workload_id, other))] = at
     began = Progress(claim.began, 0, 0, workload.shape) if claim.began else None
-    scheduler.pending[workload.queue].push(Waiting(workload, began))
+    scheduler.pending[workload.queue].push(PendingWorkload(workload, began))
     return scheduler, workload
 
 
@@ -334,7 +335,7 @@ def _holder(admitted: Admitted, was_evicted: bool) -> Json:
         own.OwnPodSet(
             name=pod_set.name,
             count=count,
-            requests={resource: own.spelled(resource, amount) for resource, amount in pod_set.requests.items()},
+            requests={resource: own.to_quantity(resource, amount) for resource, amount in pod_set.requests.items()},
         )
         for pod_set, count in zip(workload.pod_sets, admitted.counts, strict=True)
     ]
@@ -392,7 +393,7 @@ def holder_document(
             ([PODS] if PODS in amounts else [], amounts.get(PODS, 0)),
         ):
             if resources:
-                asked = {name: own.spelled(name, amounts[name] // count) for name in resources if name != PODS}
+                asked = {name: own.to_quantity(name, amounts[name] // count) for name in resources if name != PODS}
                 sets.append(own.OwnPodSet(name=f"{flavor}-{len(sets)}", count=count, requests=asked))
                 flavors.append(dict.fromkeys(resources, flavor))
     found = own.Job(

@@ -25,8 +25,9 @@ from evenkeel.domain.jobs.validation import is_bucket_alias
 from evenkeel.domain.kueue.documents import Document, unknown_fields
 from evenkeel.domain.kueue.objects import Cohort, Flavor, Queue
 from evenkeel.domain.kueue.own import OwnCohort, OwnFlavor, OwnQueue, OwnQuotas
-from evenkeel.domain.kueue.setup import RULES, Declared, Profile, refusals
+from evenkeel.domain.kueue.setup import RULES, Declared, Profile
 from evenkeel.domain.kueue.snapshot import Rules
+from evenkeel.domain.kueue.webhook_rules import refusals
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.values import Value
 

@@ -64,7 +64,7 @@ _OWN = ""
 def _borrow(node: Node, key: Key, lent: dict[tuple[str, Key], int]) -> tuple[int, dict[str, int]]:
     """Settle below a node; return what is still to be borrowed above it, and what is still let go of, by team."""
     slot = node.at(key)
-    let_go = max(0, slot.sub - slot.kept - max(0, slot.use - slot.kept))
+    let_go = max(0, slot.subtree - slot.guaranteed - max(0, slot.use - slot.guaranteed))
     if node.is_queue:
         return max(0, slot.use - slot.nominal), {node.name: let_go} if let_go else {}
     wanted, offers = 0, {_OWN: slot.nominal} if slot.nominal else {}

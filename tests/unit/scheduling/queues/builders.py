@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from evenkeel.domain.kueue.cycle import Decision, Scheduler
+from evenkeel.domain.kueue.decisions import Decision
 from evenkeel.domain.kueue.objects import (
     Admitted,
     Cohort,
@@ -18,6 +18,7 @@ from evenkeel.domain.kueue.objects import (
     ResourceGroup,
     Workload,
 )
+from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import Rules
 
 GPU = "gpu"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from evenkeel.domain.kueue import checker
-from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
+from evenkeel.domain.kueue.decisions import Decision, Result
 from evenkeel.domain.kueue.objects import (
     BorrowWithin,
     Cohort,
@@ -22,6 +22,7 @@ from evenkeel.domain.kueue.objects import (
     ResourceGroup,
     Workload,
 )
+from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import Rules
 
 RESOURCES = ("cpu", "gpu")
@@ -104,8 +105,8 @@ class RandomQueues:
             self.now += 1.0
             self._happens()
             over = {
-                name: frozenset(key for key, slot in team.node.slots.items() if slot.use > slot.nominal)
-                for name, team in self.scheduler.snapshot.teams.items()
+                name: frozenset(key for key, slot in queue.node.slots.items() if slot.use > slot.nominal)
+                for name, queue in self.scheduler.snapshot.queues.items()
             }
             yield self.cycle(), over
 
@@ -113,12 +114,12 @@ class RandomQueues:
         """Run one cycle and have a second opinion on all of it."""
         decisions = self.scheduler.cycle(self.now)
         for decision in decisions:
-            queue = self.scheduler.snapshot.teams[decision.workload.queue].queue
+            queue = self.scheduler.snapshot.queues[decision.workload.queue].spec
             assert list(checker.faults_of(decision, queue)) == []
         return decisions
 
     def _happens(self) -> None:
-        running = sorted(name for team in self.scheduler.snapshot.teams.values() for name in team.admitted)
+        running = sorted(name for queue in self.scheduler.snapshot.queues.values() for name in queue.admitted)
         match self.random.randrange(5):
             case 0 | 1 | 2:
                 for _ in range(self.random.randint(1, 3)):
@@ -130,14 +131,14 @@ class RandomQueues:
 
     def stop_evicted(self) -> None:
         """Let everybody who was told to go have stopped."""
-        for team in self.scheduler.snapshot.teams.values():
-            for name in [name for name, each in team.admitted.items() if each.is_evicted]:
-                self.scheduler.give_up(name)
+        for queue in self.scheduler.snapshot.queues.values():
+            for name in [name for name, each in queue.admitted.items() if each.is_evicted]:
+                self.scheduler.requeue_evicted(name)
 
     def overcommitted(self, *, with_evicted: bool = True) -> list[str]:
         """Return what is over its limits."""
-        teams = self.scheduler.snapshot.teams.values()
-        admitted = [each for team in teams for each in team.admitted.values() if with_evicted or not each.is_evicted]
+        queues = self.scheduler.snapshot.queues.values()
+        admitted = [each for queue in queues for each in queue.admitted.values() if with_evicted or not each.is_evicted]
         return list(checker.overcommitted(self.queues, self.cohorts, admitted))
 
     def with_more(self, queue: str, key: tuple[str, str], more: int) -> tuple[Queue, ...]:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.kueue.cycle import Scheduler
 from evenkeel.domain.kueue.decayed import Decay, DecayedUse
 from evenkeel.domain.kueue.objects import Admitted, Flavor, Workload
+from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import Rules
 from tests.unit.scheduling.queues.builders import ANY, GPU, a_queue, a_workload
 
@@ -43,11 +43,11 @@ def order(scheduler: Scheduler, *, seconds_each: float = 0.0) -> list[str]:
     now = scheduler.snapshot.now
     while decisions := scheduler.cycle(now):
         name = decisions[0].workload.workload_id
-        if scheduler.holder(name) is None:
+        if scheduler.admitted(name) is None:
             continue
         found.append(name)
         now += seconds_each
-        scheduler.pass_time(now)
+        scheduler.advance_to(now)
         scheduler.release(name)
     return found
 
@@ -55,10 +55,10 @@ def order(scheduler: Scheduler, *, seconds_each: float = 0.0) -> list[str]:
 def test_half_of_what_runs_counts_after_a_half_life_and_half_of_that_is_gone_after_another() -> None:
     uses = DecayedUse(HOUR._replace(entry_seconds=0.0), MOST)
     job = held(by("ann", "j", 40), 0.0)
-    uses.began(job, 0.0)
+    uses.start(job, 0.0)
 
     assert uses.of("ann", 3600.0) == pytest.approx(0.20)
-    uses.ended(job, 3600.0)
+    uses.stop(job, 3600.0)
     assert uses.of("ann", 7200.0) == pytest.approx(0.10)
     assert uses.of("bob", 7200.0) == 0.0
 
@@ -84,7 +84,7 @@ def test_use_of_long_ago_no_longer_counts_for_much() -> None:
     order(scheduler, seconds_each=36_000)
     for workload in (by("bob", "b", at=1), by("ann", "a", at=0)):
         scheduler.submit(workload)
-    scheduler.pass_time(36_000 + 3600 * 60)
+    scheduler.advance_to(36_000 + 3600 * 60)
     scheduler.submit(by("cid", "c", 1, at=9))
 
     # Ann's use is a part in 2^60 by now, and still the most there is.
@@ -94,7 +94,7 @@ def test_use_of_long_ago_no_longer_counts_for_much() -> None:
 def test_weights_say_how_much_more_one_may_use_and_none_is_last() -> None:
     uses = DecayedUse(HOUR, MOST)
     for who in ("ann", "bob"):
-        uses.began(held(by(who, who, 8), 0.0), 0.0)
+        uses.start(held(by(who, who, 8), 0.0), 0.0)
 
     assert uses.of("ann", 60.0) == pytest.approx(4 * uses.of("bob", 60.0, weight=4.0))
     assert uses.of("cid", 60.0, weight=0.0) == math.inf  # it used nothing yet
@@ -109,7 +109,7 @@ def test_who_has_no_weight_goes_last_even_before_anybody_used_anything() -> None
 def test_use_that_was_told_holds_what_ran_until_then() -> None:
     uses = DecayedUse(HOUR, MOST)
     uses.set_reported("ann", {GPU: 20.0}, 3600.0)
-    uses.began(held(by("ann", "long", 20), 0.0), 7200.0)  # it is in the 20 until 3600, and then runs on
+    uses.start(held(by("ann", "long", 20), 0.0), 7200.0)  # it is in the 20 until 3600, and then runs on
     uses.set_reported("bob", {GPU: 20.0}, 3600.0)
 
     assert uses.of("ann", 7200.0) == pytest.approx(0.20)
@@ -119,24 +119,24 @@ def test_use_that_was_told_holds_what_ran_until_then() -> None:
 def test_a_shrink_keeps_what_was_used_and_counts_less_from_then_on() -> None:
     scheduler = a_scheduler(by("ann", "a", 10), nominal=10)
     scheduler.cycle(0.0)
-    scheduler.pass_time(3600.0)
-    before = scheduler.pending["a"].use_of("ann", 1.0)
+    scheduler.advance_to(3600.0)
+    before = scheduler.pending["a"].recent_use("ann", 1.0)
     scheduler.shrink("a", (0,))
 
-    assert scheduler.pending["a"].use_of("ann", 1.0) == pytest.approx(before)
-    scheduler.pass_time(7200.0)
-    assert scheduler.pending["a"].use_of("ann", 1.0) == pytest.approx(before / 2)
+    assert scheduler.pending["a"].recent_use("ann", 1.0) == pytest.approx(before)
+    scheduler.advance_to(7200.0)
+    assert scheduler.pending["a"].recent_use("ann", 1.0) == pytest.approx(before / 2)
 
 
 def test_a_queue_that_begins_to_go_by_use_counts_who_runs() -> None:
     scheduler = a_scheduler(by("ann", "a", 2), nominal=2, by_use=False)
     scheduler.cycle(0.0)
-    scheduler.pass_time(3600.0)
+    scheduler.advance_to(3600.0)
     for workload in (by("ann", "a2", 1), by("bob", "b", 1, at=5)):
         scheduler.submit(workload)
     scheduler.reconfigure((a_queue("a", 3, "", by_use=True),), (), (Flavor("hp"),))
 
-    assert scheduler.pending["a"].use_of("ann", 1.0) > 0.3
+    assert scheduler.pending["a"].recent_use("ann", 1.0) > 0.3
     assert [each.workload.workload_id for each in scheduler.cycle(3600.0)] == ["b"]
 
 
@@ -164,8 +164,8 @@ def test_use_is_the_sum_of_what_each_job_comes_to(jobs: list[tuple[int, int, int
     happens: list[tuple[float, int, Any, Admitted]] = []
     for number, (begin, more, gpus) in enumerate(jobs):
         job = held(by("ann", f"j{number}", gpus), float(begin))
-        happens.append((float(begin), number, uses.began, job))
-        happens.append((float(begin + more), number, uses.ended, job))
+        happens.append((float(begin), number, uses.start, job))
+        happens.append((float(begin + more), number, uses.stop, job))
     for at, _, what, job in sorted(happens, key=lambda each: each[:2]):
         if at <= now:
             what(job, at)

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 
-from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
+from evenkeel.domain.kueue.decisions import Decision, Result
 from evenkeel.domain.kueue.objects import Queue, Workload
+from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.why import Change, why
 from tests.unit.scheduling.queues.builders import (
     ANY,
@@ -34,8 +35,8 @@ def a_world_in_which_jobs_wait(seed: int, *, deep: bool) -> RandomQueues:
 def decided(world: RandomQueues, queues: Iterable[Queue], job: Workload, gone: Iterable[str] = ()) -> Result:
     """Return what becomes of a job, were it alone to wait, once its scan of the flavors is at its end."""
     scheduler = Scheduler(queues, world.cohorts, world.scheduler.snapshot.flavors.values(), world.rules)
-    for team in world.scheduler.snapshot.teams.values():
-        for name, each in team.admitted.items():
+    for queue in world.scheduler.snapshot.queues.values():
+        for name, each in queue.admitted.items():
             if name not in gone:
                 scheduler.restore(replace(each))
     scheduler.submit(job)
@@ -106,4 +107,4 @@ def test_behind_a_preemptor_that_stays_head_that_is_said() -> None:
     urgent = a_workload("urgent", "a", 4, priority=9)
     scheduler.submit(urgent)
 
-    assert why(scheduler, urgent).sentence.startswith("first stays before it in a until old has stopped")
+    assert why(scheduler, urgent).sentence.startswith("first stays the head of a until old has stopped")

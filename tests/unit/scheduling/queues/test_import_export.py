@@ -9,7 +9,7 @@ from evenkeel.domain.capacity.instance_types import shipped
 from evenkeel.domain.kueue import hyperpod
 from evenkeel.domain.kueue.capacity import quotas_of
 from evenkeel.domain.kueue.documents import DocumentError
-from evenkeel.domain.kueue.exchange import Spelling, exchanged
+from evenkeel.domain.kueue.exchange import Format, convert
 from evenkeel.domain.kueue.objects import Queue, Quota
 from evenkeel.domain.kueue.setup import RULES, Declared, Profile
 
@@ -191,9 +191,9 @@ KUEUE: tuple[Json, ...] = (
 )
 
 
-def again(found: Declared, into: Spelling) -> tuple[Declared, tuple[str, ...]]:
+def again(found: Declared, into: Format) -> tuple[Declared, tuple[str, ...]]:
     """Write in a spelling, as text, and read that."""
-    written = exchanged(found, into)
+    written = convert(found, into)
     return declared(*json.loads(json.dumps(written.documents))), written.losses
 
 
@@ -205,7 +205,7 @@ def meant(found: Declared) -> tuple[list[Queue], list[object], list[object], dic
 @pytest.mark.parametrize("documents", [TEAMS, KUEUE])
 def test_kueues_manifests_lose_nothing_that_decides(documents: tuple[Json, ...]) -> None:
     found = declared(*documents)
-    back, losses = again(found, Spelling.KUEUE)
+    back, losses = again(found, Format.KUEUE)
 
     assert meant(back) == meant(found)
     assert [loss for loss in losses if "fair sharing" not in loss] == []
@@ -214,7 +214,7 @@ def test_kueues_manifests_lose_nothing_that_decides(documents: tuple[Json, ...])
 @pytest.mark.parametrize("documents", [TEAMS, KUEUE])
 def test_the_short_form_loses_names_of_queues_and_says_so(documents: tuple[Json, ...]) -> None:
     found = declared(*documents)
-    back, losses = again(found, Spelling.EVENKEEL)
+    back, losses = again(found, Format.EVENKEEL)
 
     assert meant(back) == meant(found)
     assert back.rules == found.rules
@@ -223,16 +223,16 @@ def test_the_short_form_loses_names_of_queues_and_says_so(documents: tuple[Json,
 
 def test_hyperpods_quotas_come_back_from_every_spelling() -> None:
     found = declared(*TEAMS)
-    for through in (Spelling.KUEUE, Spelling.EVENKEEL, Spelling.HYPERPOD):
+    for through in (Format.KUEUE, Format.EVENKEEL, Format.HYPERPOD):
         middle, _ = again(found, through)
-        back, losses = again(middle, Spelling.HYPERPOD)
+        back, losses = again(middle, Format.HYPERPOD)
 
         assert meant(back)[0] == meant(found)[0]
         assert [loss for loss in losses if "labels" not in loss] == []
 
 
 def test_what_hyperpod_cannot_say_is_said() -> None:
-    _, losses = again(declared(*KUEUE), Spelling.HYPERPOD)
+    _, losses = again(declared(*KUEUE), Format.HYPERPOD)
 
     told = "\n".join(losses)
     for what in (
@@ -242,7 +242,7 @@ def test_what_hyperpod_cannot_say_is_said() -> None:
         "strategy",
         "fungibility",
         "stop",
-        "knows no tree",
+        "only one cohort",
         "priority class high",
         "LocalQueue n/l",
     ):

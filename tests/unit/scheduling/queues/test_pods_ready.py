@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.kueue.replay import Events, Replay
+from evenkeel.domain.kueue.plan_events import Events
+from evenkeel.domain.kueue.replay import Replay
 from evenkeel.domain.kueue.setup import Declared, Profile
 
 Json = dict[str, Any]

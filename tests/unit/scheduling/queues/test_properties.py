@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.kueue.cycle import Decision, Scheduler
+from evenkeel.domain.kueue.decisions import Decision
 from evenkeel.domain.kueue.objects import Admitted, Fungible
+from evenkeel.domain.kueue.scheduler import Scheduler
 from tests.unit.scheduling.queues.random_queues import RandomQueues, Result, outcomes
 
 SEEDS = st.integers(0, 2**32)
@@ -44,12 +45,12 @@ def test_what_the_tree_counts_is_what_its_jobs_use_and_leaving_undoes_coming(dee
     for _ in world.history(20):
         pass
     nodes = [*world.scheduler.snapshot.tree.queues.values(), *world.scheduler.snapshot.tree.cohorts.values()]
-    for team in world.scheduler.snapshot.teams.values():
+    for queue in world.scheduler.snapshot.queues.values():
         used: dict[tuple[str, str], int] = {}
-        for each in team.admitted.values():
+        for each in queue.admitted.values():
             for key, amount in each.use.items():
                 used[key] = used.get(key, 0) + amount
-        assert {key: slot.use for key, slot in team.node.slots.items() if slot.use} == {
+        assert {key: slot.use for key, slot in queue.node.slots.items() if slot.use} == {
             key: amount for key, amount in used.items() if amount
         }
 
@@ -102,14 +103,14 @@ def _fits_without(scheduler: Scheduler, decision: Decision, gone: list[Admitted]
     now = snapshot.now
     fresh = [
         each
-        for team in snapshot.teams.values()
-        for each in team.admitted.values()
+        for queue in snapshot.queues.values()
+        for each in queue.admitted.values()
         if each.reserved_at == now and each not in gone
     ]
-    node = snapshot.team_of(decision.workload).node
+    node = snapshot.queue_of(decision.workload).node
     with snapshot.without_use_of([*gone, *fresh]):
         wanted = {key: amount for key, amount in decision.assignment.use.items() if amount}
-        return node.fits(wanted), any(node.is_over_with(key, amount) for key, amount in wanted.items())
+        return node.fits(wanted), any(node.borrows_with(key, amount) for key, amount in wanted.items())
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -151,7 +152,7 @@ def test_more_quota_never_hurts_its_owner(deep: bool, seed: int) -> None:
     )
     job = world.workload()
     job = replace(job, pod_sets=tuple(replace(each, min_count=None) for each in job.pod_sets))
-    admitted = [each for team in world.scheduler.snapshot.teams.values() for each in team.admitted.values()]
+    admitted = [each for queue in world.scheduler.snapshot.queues.values() for each in queue.admitted.values()]
     key = (world.random.choice(("f1", "f2")), world.random.choice(("cpu", "gpu")))
 
     results = []

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from evenkeel.domain.kueue.cycle import Scheduler
 from evenkeel.domain.kueue.objects import Admitted, Flavor
+from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import RULES, Profile
 from evenkeel.domain.kueue.snapshot import Rules
 from tests.unit.scheduling.queues.builders import ANY, GPU, LOWER, a_queue, a_scheduler, a_workload, holds, victims
@@ -18,7 +18,7 @@ from tests.unit.scheduling.queues.test_properties import SEEDS
 def preempting(rules: Rules, *held: Admitted) -> Scheduler:
     """Return a queue of four, full, and a job of higher priority that asks for two."""
     scheduler = a_scheduler(a_queue("a", 4, "", within=LOWER))
-    scheduler = Scheduler([scheduler.snapshot.teams["a"].queue], (), scheduler.snapshot.flavors.values(), rules)
+    scheduler = Scheduler([scheduler.snapshot.queues["a"].spec], (), scheduler.snapshot.flavors.values(), rules)
     for each in held:
         scheduler.restore(each)
     scheduler.submit(a_workload("new", "a", 2, priority=9))
@@ -57,14 +57,14 @@ def test_nobody_goes_before_it_ran_its_least_time() -> None:
 def test_one_has_another_evicted_once_in_a_while() -> None:
     scheduler = preempting(Rules(flap_guard_seconds=100), holds("x", "a", 4, at=0))
     assert list(victims(scheduler.cycle(0)[0])) == ["x"]
-    scheduler.give_up("x")
+    scheduler.requeue_evicted("x")
     scheduler.cycle(0)
     scheduler.release("new")
     scheduler.cycle(1)
     scheduler.submit(a_workload("new", "a", 2, priority=9))
 
     assert victims(scheduler.cycle(50)[0]) == {}
-    scheduler.wake(scheduler.snapshot.teams["a"].node)
+    scheduler.wake(scheduler.snapshot.queues["a"].node)
     assert list(victims(scheduler.cycle(100)[0])) == ["x"]
 
 

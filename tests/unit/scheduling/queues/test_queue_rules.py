@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.kueue import checker
+from evenkeel.domain.kueue.assignment import Mode, Pending
 from evenkeel.domain.kueue.capacity import Tree
-from evenkeel.domain.kueue.cycle import Decision, Result, Scheduler
+from evenkeel.domain.kueue.decisions import Decision, Result
 from evenkeel.domain.kueue.fair_sharing import share_of
-from evenkeel.domain.kueue.flavors import Mode, Pending, why_unfit
+from evenkeel.domain.kueue.flavors import why_unfit
 from evenkeel.domain.kueue.objects import (
     PODS,
     UNLIMITED,
@@ -32,8 +33,9 @@ from evenkeel.domain.kueue.objects import (
     Toleration,
     Workload,
 )
-from evenkeel.domain.kueue.pending import PendingQueue, Waiting
+from evenkeel.domain.kueue.pending import PendingQueue, PendingWorkload
 from evenkeel.domain.kueue.preemption import order_key
+from evenkeel.domain.kueue.scheduler import Scheduler
 from tests.unit.scheduling.queues.builders import (
     ANY,
     GPU,
@@ -57,7 +59,7 @@ def cycle(scheduler: Scheduler) -> dict[str, Decision]:
     """Run one cycle, with a second opinion on it."""
     decisions = scheduler.cycle(1000.0)
     for each in decisions:
-        assert list(checker.faults_of(each, scheduler.snapshot.teams[each.workload.queue].queue)) == []
+        assert list(checker.faults_of(each, scheduler.snapshot.queues[each.workload.queue].spec)) == []
     return by_id(decisions)
 
 
@@ -72,7 +74,7 @@ def only(scheduler: Scheduler) -> Decision:
 def test_a_lending_limit_keeps_the_rest_from_the_parent() -> None:
     tree = Tree((a_queue("a", 10, lend=3), a_queue("b", 2)), ())
 
-    assert tree.cohorts["fleet"].at(KEY).sub == 5
+    assert tree.cohorts["fleet"].at(KEY).subtree == 5
     assert tree.queues["b"].potential(KEY) == 5
 
 
@@ -89,7 +91,7 @@ def test_a_borrowing_limit_of_a_cohort_binds_all_below_it() -> None:
         a_queue("a", 2, "team"), a_queue("b", 8), cohorts=cohorts, waiting=(a_workload("w", "a", 5),)
     )
 
-    assert scheduler.snapshot.teams["a"].node.potential(KEY) == 4
+    assert scheduler.snapshot.queues["a"].node.potential(KEY) == 4
     assert only(scheduler).pending is Pending.EXCEEDS_MAX_QUOTA
 
 
@@ -97,8 +99,8 @@ def test_a_quota_cut_is_seen_by_every_queue_of_the_tree() -> None:
     scheduler = a_scheduler(a_queue("a", 4), a_queue("b", 4), admitted=(holds("h", "a", 8),))
     scheduler.reconfigure((a_queue("a", 1), a_queue("b", 4)), (), (Flavor("hp"),))
 
-    assert scheduler.snapshot.teams["b"].node.available(KEY) == -3
-    assert scheduler.snapshot.teams["b"].node.free(KEY) == 0
+    assert scheduler.snapshot.queues["b"].node.available(KEY) == -3
+    assert scheduler.snapshot.queues["b"].node.free(KEY) == 0
 
 
 @pytest.mark.parametrize("amount", [-12, -8, -1, 0, 1, 8, 12])
@@ -126,7 +128,7 @@ def test_a_head_of_a_queue_that_is_over_its_limit_leaves_no_trace_on_the_cohort(
     )
 
     assert only(scheduler).result is Result.NO_CANDIDATES
-    assert [each.at(KEY).use for each in scheduler.snapshot.teams["a"].node.path] == [16, 16]
+    assert [each.at(KEY).use for each in scheduler.snapshot.queues["a"].node.path] == [16, 16]
 
 
 def test_what_has_no_bound_stays_so() -> None:
@@ -174,7 +176,7 @@ def test_a_taint_that_is_not_tolerated_rules_a_flavor_out() -> None:
     ],
 )
 def test_tolerations_cover_taints(toleration: Toleration, covers: bool) -> None:
-    assert toleration.covers(Taint("gpu", "yes")) is covers
+    assert toleration.tolerates(Taint("gpu", "yes")) is covers
 
 
 def test_a_flavors_own_tolerations_count() -> None:
@@ -305,9 +307,9 @@ def test_a_queue_is_ordered_by_priority_then_time_then_id() -> None:
 def test_being_preempted_keeps_the_place_and_missing_the_ready_timeout_loses_it() -> None:
     scheduler = a_scheduler(a_queue("a", 1, ""), waiting=(a_workload("x", "a", at=0), a_workload("y", "a", at=5)))
     cycle(scheduler)
-    scheduler.give_up("x")
+    scheduler.requeue_evicted("x")
     assert list(cycle(scheduler)) == ["x"]
-    scheduler.give_up("x", requeued_at=10)
+    scheduler.requeue_evicted("x", requeued_at=10)
     assert list(cycle(scheduler)) == ["y"]
 
 
@@ -344,10 +346,10 @@ def test_a_workload_that_waits_for_its_evictions_stays_head_before_higher_priori
     assert only(scheduler).result is Result.PREEMPTING
     scheduler.submit(a_workload("higher", "a", 4, priority=9))
     assert list(cycle(scheduler)) == ["p"]
-    scheduler.give_up("old")
+    scheduler.requeue_evicted("old")
 
     # The preempted job does not come back before its preemptor either.
-    assert (only(scheduler).workload.workload_id, scheduler.holder("p") is not None) == ("p", True)
+    assert (only(scheduler).workload.workload_id, scheduler.admitted("p") is not None) == ("p", True)
 
 
 def test_stickiness_ends_when_nobody_can_be_evicted_any_more() -> None:
@@ -367,7 +369,7 @@ def test_an_evicted_workload_holds_its_quota_until_it_has_stopped() -> None:
         a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
     )
     assert [only(scheduler).result for _ in range(3)] == [Result.PREEMPTING] * 3
-    scheduler.give_up("old")
+    scheduler.requeue_evicted("old")
 
     assert only(scheduler).result is Result.ADMITTED
 
@@ -378,7 +380,7 @@ def test_a_held_queue_admits_nobody_and_a_drained_one_evicts() -> None:
         scheduler.reconfigure((a_queue("a", 4, stop=policy),), (), (Flavor("hp"),))
 
         assert cycle(scheduler) == {}
-        holder = scheduler.holder("h")
+        holder = scheduler.admitted("h")
         assert holder is not None
         assert holder.is_evicted is evicted
 
@@ -443,7 +445,7 @@ def test_above_nominal_with_borrow_within_off_is_no_fit_with_its_explanation() -
     decision = only(scheduler)
 
     assert (decision.result, decision.pending) == (Result.NO_FIT, Pending.WAITING_FOR_QUOTA)
-    assert "may neither borrow more nor have anybody evicted" in decision.reason
+    assert "can neither borrow more nor preempt" in decision.reason
 
 
 @pytest.mark.parametrize(("threshold", "reason"), [(5, "InCohortReclaimWhileBorrowing"), (0, None)])
@@ -487,7 +489,7 @@ def test_a_queue_back_at_nominal_is_pushed_no_further_though_its_last_loss_may_g
 
     # 9 of 12 are used and 8 are asked for. b3 and b2 take it to 3, below its 4: b1 stays whatever is asked.
     assert victims(decision) == {"b3": "InCohortReclamation", "b2": "InCohortReclamation"}
-    assert decision.below == {"b": {KEY: 1}}
+    assert decision.below_nominal == {"b": {KEY: 1}}
 
 
 def test_overlapping_victims_are_weighed_anew_and_a_fit_is_deferred() -> None:
@@ -508,12 +510,12 @@ def test_each_eviction_is_told_once() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
     )
-    generation = scheduler.snapshot.teams["a"].generation
+    generation = scheduler.snapshot.queues["a"].generation
     for _ in range(3):
         cycle(scheduler)
     scheduler.evict("old")
 
-    assert scheduler.snapshot.teams["a"].generation == generation + 1
+    assert scheduler.snapshot.queues["a"].generation == generation + 1
 
 
 # ---------------------------------------------------------------- fair sharing
@@ -586,8 +588,8 @@ def test_growing_asks_for_the_difference_and_ends_the_old_slice() -> None:
     decision = only(scheduler)
 
     assert (decision.result, decision.assignment.use) == (Result.ADMITTED, {KEY: 2})
-    assert (scheduler.holder("small"), scheduler.holder("large") is None) == (None, False)
-    assert scheduler.snapshot.teams["a"].node.at(KEY).use == 4
+    assert (scheduler.admitted("small"), scheduler.admitted("large") is None) == (None, False)
+    assert scheduler.snapshot.queues["a"].node.at(KEY).use == 4
 
 
 def test_growing_that_needs_room_evicts_lower_priorities_and_never_its_own_slice() -> None:
@@ -600,7 +602,7 @@ def test_the_old_slice_stays_until_the_new_one_is_in() -> None:
     scheduler = growing(nominal=3)
 
     assert only(scheduler).result is not Result.ADMITTED
-    assert scheduler.holder("small") is not None
+    assert scheduler.admitted("small") is not None
 
 
 def test_growing_keeps_the_flavor_of_the_old_slice() -> None:
@@ -631,7 +633,7 @@ def test_pods_that_were_given_up_are_not_asked_for_again_and_those_of_a_partial_
     scheduler = a_scheduler(a_queue("a", 12, ""), admitted=(partial,))
     scheduler.shrink("h", (4,))
     scheduler.evict("h")
-    scheduler.give_up("h")
+    scheduler.requeue_evicted("h")
 
     assert only(scheduler).assignment.counts == (6,)
 
@@ -644,7 +646,7 @@ def test_shrinking_below_what_is_left_frees_no_quota_twice() -> None:
     scheduler.release("h")
     scheduler.release("h")
 
-    assert scheduler.snapshot.teams["a"].node.at(KEY).use == 0
+    assert scheduler.snapshot.queues["a"].node.at(KEY).use == 0
 
 
 def test_requests_of_zero_on_a_full_resource_are_harmless() -> None:
@@ -673,13 +675,13 @@ def test_who_waits_for_its_evictions_stays_head_though_it_is_skipped_until_nobod
     parks_shape: bool, head: str
 ) -> None:
     pending = PendingQueue(QueueingStrategy.BEST_EFFORT)
-    pending.push(Waiting(a_workload("waits", "a", 1)))
+    pending.push(PendingWorkload(a_workload("waits", "a", 1)))
     for is_preempting in (True, False):
         waiting = pending.pop()
         assert waiting is not None
         parks = parks_shape and not is_preempting
         pending.requeue(waiting, at_once=not parks, parks_shape=parks, is_preempting=is_preempting)
-    pending.push(Waiting(a_workload("urgent", "a", 1, priority=9)))
+    pending.push(PendingWorkload(a_workload("urgent", "a", 1, priority=9)))
     pending.wake()
     found = pending.pop()
 
@@ -718,7 +720,7 @@ def test_growing_is_never_partial() -> None:
 
 def test_growing_does_not_wait_for_the_checks_of_the_smaller_slice() -> None:
     scheduler = growing(nominal=4)
-    smaller = scheduler.holder("small")
+    smaller = scheduler.admitted("small")
     assert smaller is not None
     smaller.is_started = False
 
@@ -742,7 +744,9 @@ def test_who_could_have_room_made_in_two_places_has_it_made_in_one() -> None:
     )
     for _ in range(3):
         cycle(scheduler)
-    evicted = [each.workload.workload_id for each in scheduler.snapshot.teams["a"].admitted.values() if each.is_evicted]
+    evicted = [
+        each.workload.workload_id for each in scheduler.snapshot.queues["a"].admitted.values() if each.is_evicted
+    ]
 
     assert evicted == ["e"]
 
@@ -773,7 +777,7 @@ def test_the_order_of_a_queue_survives_load() -> None:
             if decision.result is Result.ADMITTED:
                 went_in.append(decision.workload)
                 assert decision.workload.order == min(each.order for each in waited.values())
-        running = list(scheduler.snapshot.teams["a"].admitted)
+        running = list(scheduler.snapshot.queues["a"].admitted)
         if running and source.random() < 0.7:
             scheduler.release(source.choice(running))
 
@@ -794,12 +798,12 @@ def test_an_eviction_that_is_seen_late_or_twice_is_one() -> None:
     )
     cycle(scheduler)
     for _ in range(2):
-        scheduler.give_up("old")
+        scheduler.requeue_evicted("old")
     scheduler.evict("old")
 
     assert only(scheduler).workload.workload_id == "p"
     assert [each.workload.workload_id for each in scheduler.pending["a"].all()] == ["old"]
-    assert scheduler.snapshot.teams["a"].node.at(KEY).use == 4
+    assert scheduler.snapshot.queues["a"].node.at(KEY).use == 4
 
 
 def test_two_queues_that_ask_for_all_do_not_take_it_from_each_other_in_turns() -> None:
@@ -815,9 +819,9 @@ def test_two_queues_that_ask_for_all_do_not_take_it_from_each_other_in_turns() -
         for decision in scheduler.cycle():
             evicted += [victim.workload_id for victim in decision.victims]
             for victim in decision.victims:
-                scheduler.give_up(victim.workload_id)
+                scheduler.requeue_evicted(victim.workload_id)
 
-    assert (evicted, scheduler.holder("wa") is not None) == ([], True)
+    assert (evicted, scheduler.admitted("wa") is not None) == ([], True)
 
 
 def test_a_queue_back_at_nominal_is_spared_and_another_gives_the_rest() -> None:

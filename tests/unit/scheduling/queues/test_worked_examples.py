@@ -1,9 +1,10 @@
 """Examples worked out by hand, one rule each."""
 
+from evenkeel.domain.kueue.assignment import Pending
 from evenkeel.domain.kueue.capacity import Node, Tree
-from evenkeel.domain.kueue.cycle import Result, Scheduler
-from evenkeel.domain.kueue.flavors import Pending
+from evenkeel.domain.kueue.decisions import Result
 from evenkeel.domain.kueue.objects import Admitted, Fungibility, Fungible, PodSet, Workload
+from evenkeel.domain.kueue.scheduler import Scheduler
 from tests.unit.scheduling.queues.builders import (
     ANY,
     GPU,
@@ -23,7 +24,7 @@ def test_capacity_flows_up_and_down_a_tree() -> None:
     tree = Tree((a_queue("red", 12, lend=5), a_queue("blue", 8, borrow=4), a_queue("green", 4)), ())
     red, blue, green, fleet = (*(tree.queues[name] for name in ("red", "blue", "green")), tree.cohorts["fleet"])
 
-    assert (red.at(KEY).kept, fleet.at(KEY).sub) == (7, 17)
+    assert (red.at(KEY).guaranteed, fleet.at(KEY).subtree) == (7, 17)
     assert [node.potential(KEY) for node in (red, blue, green)] == [24, 12, 17]
     red.add(KEY, 9)
     blue.add(KEY, 10)
@@ -165,10 +166,10 @@ def _used(node: Node) -> dict[tuple[str, str], int]:
 
 def test_what_is_tried_is_undone() -> None:
     scheduler = sharing(5)
-    before = {name: _used(team.node) for name, team in scheduler.snapshot.teams.items()}
+    before = {name: _used(queue.node) for name, queue in scheduler.snapshot.queues.items()}
     scheduler.cycle()
 
-    assert before == {name: _used(team.node) for name, team in scheduler.snapshot.teams.items()}
+    assert before == {name: _used(queue.node) for name, queue in scheduler.snapshot.queues.items()}
 
 
 def test_use_counts_each_pod_set() -> None:

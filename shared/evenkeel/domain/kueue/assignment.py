@@ -1,0 +1,146 @@
+"""The flavors assigned to a workload: modes, verdicts, and the figures behind them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+from evenkeel.domain.kueue.objects import Amounts, Key, Workload
+from evenkeel.domain.kueue.snapshot import QueueSnapshot
+
+
+class Mode(IntEnum):
+    """How a workload could get a flavor, the best mode last."""
+
+    NO_FIT = 0
+    NO_CANDIDATES = 1
+    """It fits only after preemption, and no workload may be preempted."""
+    PREEMPT = 2
+    """Workloads of the same queue would be preempted, possibly with workloads of other queues."""
+    RECLAIM = 3
+    """Only workloads of other queues would be preempted."""
+    FIT = 4
+
+
+class Verdict(IntEnum):
+    """The mode of a whole workload, the best last."""
+
+    NO_FIT = 0
+    PREEMPT = 1
+    DEFERRED = 2
+    """It fits when the present evictions have ended."""
+    FIT = 3
+
+
+class Pending(StrEnum):
+    """Why a workload gets no quota, the least severe reason first."""
+
+    NONE = ""
+    WAITING_FOR_PODS_READY = "WaitingForPodsReady"
+    """Its quota is free, but pods of admitted workloads are not ready. The flavor search never returns this reason."""
+    WAITING_FOR_QUOTA = "WaitingForQuota"
+    EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
+    NO_MATCHING_FLAVOR = "NoMatchingFlavor"
+
+    @property
+    def severity(self) -> int:
+        """A rank to compare reasons by; 0 for none."""
+        return _SEVERITY[self]
+
+
+_SEVERITY = {pending: rank for rank, pending in enumerate(Pending)}
+
+
+class Choice(NamedTuple):
+    """The flavor chosen for one resource of a pod set."""
+
+    flavor: str
+    mode: Mode
+    level: int
+    """Height of the tree at which it borrows; 0 without borrowing."""
+    tried: int
+    """Index of the last flavor examined; -1 if it was the last of its list."""
+
+
+class Inequality(NamedTuple):
+    """The figures that decided about one key of a flavor."""
+
+    resource: str
+    wanted: int
+    """Includes the requests of earlier pod sets of the same workload."""
+    available: int
+    potential: int
+    nominal: int
+    used: int
+    mode: Mode
+    level: int
+
+
+class Attempt(NamedTuple):
+    """A flavor that was examined."""
+
+    flavor: str
+    mode: Mode
+    level: int = 0
+    pending: Pending = Pending.NONE
+    why: str = ""
+    compared: tuple[Inequality, ...] = ()
+
+
+class Progress(NamedTuple):
+    """Where a scan of the flavors stopped, so that the next cycle continues there."""
+
+    tried: tuple[Mapping[str, int], ...]
+    """By pod set: resource → index of the last flavor examined."""
+    generation: int
+    cycle: int
+    shape: str
+
+    @property
+    def has_more(self) -> bool:
+        """Whether any list has flavors that were not examined."""
+        return any(index != -1 for each in self.tried for index in each.values())
+
+    def next_index(self, pod_set: int, resource: str) -> int:
+        """Return the index of the flavor to start with."""
+        if pod_set >= len(self.tried):
+            return 0
+        return self.tried[pod_set].get(resource, -1) + 1
+
+    def is_outdated(self, workload: Workload, queue: QueueSnapshot, cycle: int) -> bool:
+        """Whether the workload or its queue has changed since. The scan then starts from the first flavor."""
+        if self.shape != workload.shape:
+            return True
+        return cycle - self.cycle > 1 and queue.generation > self.generation
+
+
+@dataclass(slots=True)
+class Assignment:
+    """The flavors of a workload at one size, and the use and verdict that follow."""
+
+    counts: tuple[int, ...]
+    choices: list[Mapping[str, Choice]] = field(default_factory=list)
+    """By pod set, up to the first that got no flavor: resource → choice."""
+    use: Amounts = field(default_factory=dict)
+    """Quota that it would use; for a larger slice, the additional quota."""
+    verdict: Verdict = Verdict.FIT
+    level: int = 0
+    pending: Pending = Pending.NONE
+    attempts: list[tuple[Attempt, ...]] = field(default_factory=list)
+    """By pod set."""
+    progress: Progress | None = None
+
+    @property
+    def contested(self) -> frozenset[Key]:
+        """The keys that need preemption."""
+        return frozenset(
+            (choice.flavor, resource)
+            for choices in self.choices
+            for resource, choice in choices.items()
+            if Mode.NO_FIT < choice.mode < Mode.FIT
+        )
+
+    @property
+    def flavors(self) -> tuple[dict[str, str], ...]:
+        """By pod set: resource → flavor."""
+        return tuple({resource: each.flavor for resource, each in choices.items()} for choices in self.choices)

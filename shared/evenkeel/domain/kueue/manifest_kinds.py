@@ -1,0 +1,53 @@
+"""The kinds of Kubernetes and Kueue objects that a file may hold."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from evenkeel.domain.kueue.queue_manifests import (
+    API_VERSION,
+    ClusterQueue,
+    CohortManifest,
+    LocalQueue,
+    Manifest,
+    Namespace,
+    ResourceFlavor,
+    WorkloadPriorityClass,
+)
+from evenkeel.domain.kueue.workload_manifests import WorkloadManifest
+
+OTHER_KINDS = frozenset(
+    {"AdmissionCheck", "MultiKueueCluster", "MultiKueueConfig", "ProvisioningRequestConfig", "Topology"}
+)
+"""Kueue's kinds that a plan does not use."""
+
+KINDS: dict[str, type[Manifest]] = {
+    "ClusterQueue": ClusterQueue,
+    "Cohort": CohortManifest,
+    "ResourceFlavor": ResourceFlavor,
+    "LocalQueue": LocalQueue,
+    "WorkloadPriorityClass": WorkloadPriorityClass,
+    "PriorityClass": WorkloadPriorityClass,
+    "Namespace": Namespace,
+    "Workload": WorkloadManifest,
+}
+
+
+NO_JOBS = (KINDS.keys() | OTHER_KINDS) - {"Workload"}
+"""Kinds that a file of jobs may also hold. A plan ignores them there."""
+
+
+def is_other_kind(document: Mapping[str, Any]) -> bool:
+    """Whether a document is an object of Kubernetes but not of Kueue. A plan ignores such objects."""
+    version = document.get("apiVersion")
+    kind = document.get("kind")
+    if not (isinstance(version, str) and version and isinstance(kind, str)) or kind in KINDS:
+        return False
+    return version.partition("/")[0] != API_VERSION.partition("/")[0]
+
+
+def expanded(document: Any) -> list[Any]:
+    """Return the items of a List, or the document itself."""
+    if isinstance(document, dict) and str(document.get("kind", "")).endswith("List"):
+        items = document.get("items") or ()
+        return list(items) if isinstance(items, list | tuple) else [items]
+    return [document]

@@ -1,0 +1,100 @@
+"""Nomination: find flavors and victims for the head of one queue."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from evenkeel.domain.kueue import fair_sharing
+from evenkeel.domain.kueue.assignment import Assignment, Mode, Progress, Verdict
+from evenkeel.domain.kueue.flavors import FlavorAssigner
+from evenkeel.domain.kueue.objects import Amounts, Key, Workload
+from evenkeel.domain.kueue.preemption import Demand, Victim, classical_victims, simulate
+from evenkeel.domain.kueue.snapshot import Snapshot, positive
+
+
+class Nomination(NamedTuple):
+    """The flavors of a workload, and the victims that it needs."""
+
+    assignment: Assignment
+    victims: list[Victim]
+
+
+class Nominator:
+    """Finds flavors and victims in one snapshot."""
+
+    def __init__(self, snapshot: Snapshot, cycle: int) -> None:
+        """Prepare.
+
+        Args:
+            snapshot: The state that is read. It is unchanged after each call.
+            cycle: Number of the scheduling cycle.
+        """
+        self._snapshot = snapshot
+        self._cycle = cycle
+
+    def nominate(
+        self, workload: Workload, progress: Progress | None, only: tuple[Mapping[str, str], ...] | None = None
+    ) -> Nomination:
+        """Find flavors and victims at full size, else at the largest size that can be admitted.
+
+        Args:
+            workload: The head of a queue.
+            progress: Where an earlier scan of the flavors stopped.
+            only: By pod set, the flavors to use; None allows all.
+        """
+        queue = self._snapshot.queue_of(workload)
+        replaced = queue.admitted.get(workload.replaces) if workload.replaces else None
+        assigner = FlavorAssigner(
+            workload, self._snapshot, self._simulate, progress=progress, cycle=self._cycle, only=only, replaced=replaced
+        )
+        full = assigner.assign(workload.counts)
+        victims = self._victims_of(full, workload)
+        if victims is not None:
+            return Nomination(full, victims)
+        if workload.may_shrink and replaced is None and self._snapshot.rules.partial_admission:
+            smaller = self._search_smaller(assigner, workload)
+            if smaller is not None:
+                return smaller
+        return Nomination(full, [])
+
+    def _victims_of(self, assignment: Assignment, workload: Workload) -> list[Victim] | None:
+        """Return the victims that this size needs, possibly none; None if it cannot be admitted."""
+        if assignment.verdict is Verdict.FIT:
+            return []
+        if assignment.verdict is Verdict.PREEMPT:
+            return self._find_victims(workload, positive(assignment.use), assignment.contested) or None
+        return None
+
+    def _search_smaller(self, assigner: FlavorAssigner, workload: Workload) -> Nomination | None:
+        """Find the largest size between full and minimum that can be admitted, by binary search."""
+        slack = [
+            pod_set.count - (pod_set.count if pod_set.min_count is None else pod_set.min_count)
+            for pod_set in workload.pod_sets
+        ]
+        steps = sum(slack)
+        low, high = 0, steps + 1
+        best: tuple[int, Nomination] | None = None
+        while low < high:
+            middle = (low + high) // 2
+            counts = tuple(count - less * middle // steps for count, less in zip(workload.counts, slack, strict=True))
+            assignment = assigner.assign(counts)
+            victims = self._victims_of(assignment, workload)
+            if victims is None:
+                low = middle + 1
+            else:
+                best, high = (middle, Nomination(assignment, victims)), middle
+        if best is None or best[0] != low:
+            return None
+        return best[1]
+
+    def _find_victims(self, workload: Workload, wanted: Amounts, contested: frozenset[Key]) -> list[Victim]:
+        demand = Demand(workload, self._snapshot.queue_of(workload), wanted, contested, workload.replaces)
+        if self._snapshot.rules.fair_sharing:
+            return fair_sharing.fair_victims(demand, self._snapshot)
+        return classical_victims(demand, self._snapshot)
+
+    def _simulate(self, workload: Workload, key: Key, amount: int) -> tuple[Mode, int]:
+        """Return whether preemption frees this amount of one key alone, and the borrowing level afterwards."""
+        contested = frozenset((key,))
+        wanted = {key: amount}
+        demand = Demand(workload, self._snapshot.queue_of(workload), wanted, contested, workload.replaces)
+        return simulate(demand, key, self._find_victims(workload, wanted, contested), self._snapshot)

@@ -1,0 +1,143 @@
+"""The events of a plan: documents that say what happens to jobs and queues, and when."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from evenkeel.domain.kueue.documents import Document, Instant, Json, Number, WholeNumber
+from evenkeel.domain.kueue.objects import StopPolicy
+
+
+class TimedEvent(Document):
+    at: Instant = Field(0, description="When it happens. Events of one instant happen together, in their order.")
+
+
+class Submit(TimedEvent):
+    """Queue one job or several."""
+
+    type: Literal["submit"]
+    job: Json | None = Field(None, description="The short form, or a Kueue Workload.")
+    jobs: tuple[Json, ...] = ()
+
+
+class Finish(TimedEvent):
+    """A job has ended. Its quota is free."""
+
+    type: Literal["finish"]
+    job: str
+
+
+class DeleteEvent(TimedEvent):
+    """A pending or running job was deleted."""
+
+    type: Literal["delete"]
+    job: str
+
+
+class Evict(TimedEvent):
+    """A running job is told to stop, for another reason than quota. It holds its quota until `podsGone`."""
+
+    type: Literal["evict"]
+    job: str
+
+
+class PodsGone(TimedEvent):
+    """An evicted job has stopped. It releases its quota and is queued again."""
+
+    type: Literal["podsGone", "evictionDone"]
+    job: str
+    reason: Literal["Preempted", "PodsReadyTimeout", "AdmissionCheck", "Deactivated"] = Field(
+        "Preempted",
+        description="After PodsReadyTimeout and AdmissionCheck the job loses its place in the queue. "
+        "After Deactivated it is not queued again.",
+    )
+    requeue_after_seconds: Number | None = Field(None, description="Time until the job may be tried again.")
+
+
+class PodsReady(TimedEvent):
+    """All pods of a job are ready. It matters if `waitForPodsReady.blockAdmission` is on."""
+
+    type: Literal["podsReady"]
+    job: str
+
+
+class NotReady(TimedEvent):
+    """A job's pods missed their ready timeout. The job stops, loses its place and backs off, longer each time."""
+
+    type: Literal["notReady"]
+    job: str
+
+
+class Shrink(TimedEvent):
+    """A pending or running job continues with smaller counts. The quota of a running job falls at once."""
+
+    type: Literal["shrink"]
+    job: str
+    counts: tuple[WholeNumber, ...] = Field(description="By pod set.")
+
+
+class Resize(TimedEvent):
+    """A job requests other counts.
+
+    A pending job changes in place. A running job shrinks at once, or grows by a new, larger slice.
+    """
+
+    type: Literal["resize"]
+    job: str
+    counts: tuple[WholeNumber, ...]
+    slice: str = Field("", description="Name of the larger slice. Default: the job's name with `-2`, `-3`, …")
+
+
+class Priority(TimedEvent):
+    """The priority of a pending or running job changes."""
+
+    type: Literal["priority"]
+    job: str
+    priority: WholeNumber
+
+
+class QuotaChange(TimedEvent):
+    """Quota documents are added. A document replaces the one with its name."""
+
+    type: Literal["quota"]
+    documents: tuple[Json, ...] = ()
+    remove: tuple[str, ...] = Field((), description="Names of the queues or cohorts to remove.")
+
+
+class Stop(TimedEvent):
+    """The stop policy of a queue changes."""
+
+    type: Literal["stopPolicy"]
+    queue: str
+    policy: StopPolicy
+
+
+class Cycle(TimedEvent):
+    """Cycles run now. With such an event in the file, cycles run only at these events."""
+
+    type: Literal["cycle"]
+    count: WholeNumber = Field(1, ge=1)
+
+
+Event: TypeAlias = Annotated[
+    Submit
+    | Finish
+    | DeleteEvent
+    | Evict
+    | PodsGone
+    | PodsReady
+    | NotReady
+    | Shrink
+    | Resize
+    | Priority
+    | QuotaChange
+    | Stop
+    | Cycle,
+    Field(discriminator="type"),
+]
+
+
+class Events(Document):
+    """The events of a plan."""
+
+    events: tuple[Event, ...] = ()

@@ -1,0 +1,334 @@
+"""Kueue's manifests of queues and capacity, from ClusterQueue to Namespace.
+
+Field names: https://kueue.sigs.k8s.io/docs/reference/, versions v1beta1 and v1beta2. If the versions differ, both
+spellings are read.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from evenkeel.domain.kueue import quantities
+from evenkeel.domain.kueue.documents import Document, Instant, Quantity, WholeNumber, seconds
+from evenkeel.domain.kueue.objects import (
+    BorrowWithin,
+    Cohort,
+    Flavor,
+    FlavorQuotas,
+    Fungibility,
+    Fungible,
+    Preemption,
+    PreemptionPolicy,
+    Preference,
+    Queue,
+    QueueingStrategy,
+    Quota,
+    Requirement,
+    ResourceGroup,
+    StopPolicy,
+    Taint,
+    Toleration,
+)
+
+API_VERSION = "kueue.x-k8s.io/v1beta2"
+DEFAULT_NAMESPACE = "default"
+
+
+class Metadata(Document):
+    """Metadata of a Kubernetes object."""
+
+    ignored_fields: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "finalizers", "generateName", "generation", "managedFields", "ownerReferences"}
+        | {"resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"}
+    )
+    name: str
+    namespace: str = ""
+    uid: str = Field("", description="Breaks ties between jobs. Default: namespace/name.")
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    creation_timestamp: Instant | None = None
+
+
+class Manifest(Document):
+    """A Kubernetes object."""
+
+    ignored_fields: ClassVar[frozenset[str]] = frozenset({"status"})
+    api_version: str = API_VERSION
+    metadata: Metadata
+
+
+class ResourceQuota(Document):
+    name: str
+    nominal_quota: Quantity = 0
+    borrowing_limit: Quantity | None = None
+    lending_limit: Quantity | None = None
+
+    def to_quota(self) -> Quota:
+        def limit(written: Quantity | None) -> int | None:
+            return None if written is None else quantities.amount(self.name, written)
+
+        nominal = quantities.amount(self.name, self.nominal_quota)
+        return Quota(nominal, limit(self.borrowing_limit), limit(self.lending_limit))
+
+
+class FlavorQuota(Document):
+    name: str
+    resources: tuple[ResourceQuota, ...] = ()
+
+
+class Group(Document):
+    covered_resources: tuple[str, ...] = ()
+    flavors: tuple[FlavorQuota, ...] = ()
+
+    def to_group(self) -> ResourceGroup:
+        flavors = (
+            FlavorQuotas(each.name, {quota.name: quota.to_quota() for quota in each.resources}) for each in self.flavors
+        )
+        named = (quota.name for each in self.flavors for quota in each.resources)
+        return ResourceGroup(tuple(dict.fromkeys((*self.covered_resources, *named))), tuple(flavors))
+
+
+class FairSharing(Document):
+    weight: Quantity | None = None
+
+
+def weight_of(sharing: FairSharing | None) -> float:
+    """Return a fair-sharing weight; default 1."""
+    written = None if sharing is None else sharing.weight
+    return 1.0 if written is None else float(quantities.parse(written))
+
+
+class BorrowWithinCohort(Document):
+    policy: Literal["Never", "LowerPriority", ""] = "Never"
+    max_priority_threshold: WholeNumber | None = None
+
+
+class QueuePreemption(Document):
+    within_cluster_queue: Literal["Never", "LowerPriority", "LowerOrNewerEqualPriority", ""] = "Never"
+    reclaim_within_cohort: Literal["Never", "LowerPriority", "Any", ""] = "Never"
+    borrow_within_cohort: BorrowWithinCohort | None = None
+
+    def to_preemption(self) -> Preemption:
+        borrow = self.borrow_within_cohort
+        return Preemption(
+            PreemptionPolicy(self.within_cluster_queue or "Never"),
+            PreemptionPolicy(self.reclaim_within_cohort or "Never"),
+            BorrowWithin(borrow.max_priority_threshold) if borrow and borrow.policy == "LowerPriority" else None,
+        )
+
+
+class FlavorFungibility(Document):
+    when_can_borrow: Literal["Borrow", "MayStopSearch", "TryNextFlavor", ""] = "MayStopSearch"
+    when_can_preempt: Literal["Preempt", "MayStopSearch", "TryNextFlavor", ""] = "TryNextFlavor"
+    preference: Literal["BorrowingOverPreemption", "PreemptionOverBorrowing"] | None = None
+
+    def to_fungibility(self) -> Fungibility:
+        def policy(written: str, default: Fungible) -> Fungible:
+            # `Borrow` and `Preempt` are the older names of MayStopSearch.
+            return Fungible.STOP if written in ("Borrow", "Preempt") else Fungible(written) if written else default
+
+        return Fungibility(
+            policy(self.when_can_borrow, Fungible.STOP),
+            policy(self.when_can_preempt, Fungible.TRY_NEXT),
+            Preference(self.preference) if self.preference else Preference.BORROWING_OVER_PREEMPTION,
+        )
+
+
+class Expression(Document):
+    """An expression of a label selector or of a node selector term."""
+
+    key: str
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
+    values: tuple[str, ...] | None = None
+
+    def to_requirement(self) -> Requirement:
+        return Requirement(self.key, self.operator, self.values or ())
+
+
+class LabelSelector(Document):
+    """A label selector. An empty one matches all labels."""
+
+    match_labels: dict[str, str] = {}
+    match_expressions: tuple[Expression, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether the selector matches these labels."""
+        return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
+            each.to_requirement().holds(labels) for each in self.match_expressions
+        )
+
+
+class AdmissionScope(Document):
+    admission_mode: Literal["UsageBasedAdmissionFairSharing", "NoAdmissionFairSharing", ""] = ""
+
+
+class ClusterQueueSpec(Document):
+    resource_groups: tuple[Group, ...] = ()
+    cohort: str = Field("", description="Name of the cohort in v1beta1.")
+    cohort_name: str = ""
+    queueing_strategy: Literal["BestEffortFIFO", "StrictFIFO", ""] = "BestEffortFIFO"
+    namespace_selector: LabelSelector | None = Field(
+        None,
+        description="If omitted, the queue accepts every namespace, with a warning. null accepts none, as in Kueue. "
+        "{} accepts every namespace.",
+    )
+    flavor_fungibility: FlavorFungibility | None = None
+    preemption: QueuePreemption | None = None
+    stop_policy: Literal["None", "Hold", "HoldAndDrain", ""] | None = None
+    fair_sharing: FairSharing | None = None
+    admission_scope: AdmissionScope = Field(default_factory=AdmissionScope)
+
+
+class ClusterQueue(Manifest):
+    """A ClusterQueue: a team's quota of each flavor, and how it borrows, lends and preempts."""
+
+    kind: Literal["ClusterQueue"] = "ClusterQueue"
+    spec: ClusterQueueSpec = Field(default_factory=ClusterQueueSpec)
+
+    def to_queue(self) -> Queue:
+        """Return the queue for the scheduler."""
+        spec = self.spec
+        return Queue(
+            self.metadata.name,
+            spec.cohort_name or spec.cohort,
+            tuple(each.to_group() for each in spec.resource_groups),
+            weight_of(spec.fair_sharing),
+            spec.preemption.to_preemption() if spec.preemption else Preemption(),
+            spec.flavor_fungibility.to_fungibility() if spec.flavor_fungibility else Fungibility(),
+            QueueingStrategy(spec.queueing_strategy or "BestEffortFIFO"),
+            StopPolicy(spec.stop_policy or "None"),
+            spec.admission_scope.admission_mode == "UsageBasedAdmissionFairSharing",
+        )
+
+    def accepts(self, labels: Mapping[str, str]) -> bool:
+        """Whether the queue accepts workloads of a namespace with these labels."""
+        if self.spec.namespace_selector is not None:
+            return self.spec.namespace_selector.matches(labels)
+        return "namespace_selector" not in self.spec.model_fields_set
+
+
+class CohortSpec(Document):
+    parent: str = Field("", description="Name of the parent in v1beta1.")
+    parent_name: str = ""
+    resource_groups: tuple[Group, ...] = ()
+    fair_sharing: FairSharing | None = None
+
+
+class CohortManifest(Manifest):
+    """A Cohort: a node above queues and other cohorts."""
+
+    kind: Literal["Cohort"] = "Cohort"
+    spec: CohortSpec = Field(default_factory=CohortSpec)
+
+    def to_cohort(self) -> Cohort:
+        """Return the cohort for the scheduler."""
+        return Cohort(
+            self.metadata.name,
+            self.spec.parent_name or self.spec.parent,
+            tuple(each.to_group() for each in self.spec.resource_groups),
+            weight_of(self.spec.fair_sharing),
+        )
+
+
+class NodeTaint(Document):
+    ignored_fields: ClassVar[frozenset[str]] = frozenset({"timeAdded"})
+    key: str
+    value: str = ""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+
+
+class PodToleration(Document):
+    ignored_fields: ClassVar[frozenset[str]] = frozenset({"tolerationSeconds"})
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def to_toleration(self) -> Toleration:
+        return Toleration(self.key, self.operator or "Equal", self.value, self.effect)
+
+
+class ResourceFlavorSpec(Document):
+    node_labels: dict[str, str] = {}
+    node_taints: tuple[NodeTaint, ...] = ()
+    tolerations: tuple[PodToleration, ...] = ()
+
+
+class ResourceFlavor(Manifest):
+    """A ResourceFlavor: a kind of capacity."""
+
+    kind: Literal["ResourceFlavor"] = "ResourceFlavor"
+    spec: ResourceFlavorSpec = Field(default_factory=ResourceFlavorSpec)
+
+    def to_flavor(self) -> Flavor:
+        """Return the flavor for the scheduler."""
+        return Flavor(
+            self.metadata.name,
+            self.spec.node_labels,
+            tuple(Taint(each.key, each.value, each.effect) for each in self.spec.node_taints),
+            tuple(each.to_toleration() for each in self.spec.tolerations),
+        )
+
+
+class LocalQueueSpec(Document):
+    cluster_queue: str
+    stop_policy: Literal["None", "Hold", "HoldAndDrain", ""] | None = None
+    fair_sharing: FairSharing | None = None
+
+
+class ConsumedResources(Document):
+    consumed_resources: dict[str, Quantity] = {}
+    last_update: Instant | None = None
+
+
+class LocalQueueFairSharing(Document):
+    ignored_fields: ClassVar[frozenset[str]] = frozenset({"weightedShare"})
+    admission_fair_sharing_status: ConsumedResources | None = None
+
+
+class LocalQueueStatus(Document):
+    ignored_fields: ClassVar[frozenset[str]] = frozenset(
+        {"conditions", "pendingWorkloads", "reservingWorkloads", "admittedWorkloads", "flavors"}
+        | {"flavorsReservation", "flavorsUsage", "flavorUsage"}
+    )
+    fair_sharing: LocalQueueFairSharing | None = None
+
+
+class LocalQueue(Manifest):
+    """A LocalQueue: the name of a ClusterQueue in a namespace."""
+
+    ignored_fields: ClassVar[frozenset[str]] = frozenset()
+    kind: Literal["LocalQueue"] = "LocalQueue"
+    spec: LocalQueueSpec
+    status: LocalQueueStatus = Field(default_factory=LocalQueueStatus)
+
+    @property
+    def consumed(self) -> tuple[dict[str, float], float | None] | None:
+        """The recent use by resource, and the time of that figure; None if the status has none."""
+        sharing = self.status.fair_sharing
+        status = sharing.admission_fair_sharing_status if sharing else None
+        if status is None:
+            return None
+        amounts = {name: float(quantities.parse(each)) for name, each in status.consumed_resources.items()}
+        return amounts, None if status.last_update is None else seconds(status.last_update)
+
+
+class WorkloadPriorityClass(Manifest):
+    """A priority class."""
+
+    ignored_fields: ClassVar[frozenset[str]] = frozenset({"description", "globalDefault", "preemptionPolicy"})
+    kind: Literal["WorkloadPriorityClass", "PriorityClass"] = "WorkloadPriorityClass"
+    value: WholeNumber
+
+
+class Namespace(Manifest):
+    """A namespace. Only its labels matter."""
+
+    ignored_fields: ClassVar[frozenset[str]] = frozenset({"spec", "status"})
+    kind: Literal["Namespace"] = "Namespace"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels, with the name label that Kubernetes adds to every namespace."""
+        return {"kubernetes.io/metadata.name": self.metadata.name} | self.metadata.labels
