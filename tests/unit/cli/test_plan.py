@@ -966,7 +966,11 @@ def test_a_transformation_may_take_from_what_others_make_and_from_nothing_else(
     [
         ("{kind: [ClusterQueue]}", "", "declares no quota"),
         ("{apiVersion: kueue.x-k8s.io/v1beta2, kind: ClusterQueu, metadata: {name: x}}", "", "declares no quota"),
-        ("", "{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workloads, metadata: {name: x}}", "kind: Workloads is not a job"),
+        (
+            "",
+            "{apiVersion: kueue.x-k8s.io/v1beta2, kind: Workloads, metadata: {name: x}}",
+            "kind: Workloads is not a job",
+        ),
         (
             "{InstanceGroups: [{InstanceType: x1, CurrentCount: 1}], SchedulerConfig: {IdleResourceSharing: Enabled}}",
             "",
@@ -1078,7 +1082,10 @@ def test_undeclared_resources_need_no_flavor_where_ignored(files: Files) -> None
     [
         ({"TopologyAwareScheduling": True, "MultiKueue": True, "ConcurrentAdmission": False}, []),
         ({"LendingLimit": True, "HierarchicalCohorts": True}, []),
-        ({"ConcurrentAdmission": True}, ["featureGates.ConcurrentAdmission: true is not supported and changes no rule"]),
+        (
+            {"ConcurrentAdmission": True},
+            ["featureGates.ConcurrentAdmission: true is not supported and changes no rule"],
+        ),
         ({"FlavorFungibility": False}, ["featureGates.FlavorFungibility: false is not supported and changes no rule"]),
         ({"NoSuchGate": True}, ["featureGates.NoSuchGate: Kueue has no such gate up to version 0.20"]),
     ],
