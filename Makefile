@@ -22,7 +22,7 @@ SOURCES := $(wildcard shared cli local examples functions bench tests tools)
 export PYTHON
 export SAM_CLI_TELEMETRY := 0
 
-.PHONY: help setup demo dev test test-all fuzz mutants drill-mutants lint fmt build deploy bench soak drills scenarios storm clean lock lock-check
+.PHONY: help setup demo dev test test-all fuzz mutants drill-mutants lint generate fmt build deploy bench soak drills scenarios storm clean lock lock-check
 
 help: ## show this list
 	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:13} {what}") for name, what in \
@@ -59,6 +59,9 @@ lint-code:
 lint-template:
 	@echo "lint: sam validate"
 	@$(SAM) validate --lint --region us-west-2
+
+generate: setup ## write openapi.json, schemas, tables and pictures again from the code
+	@$(BIN)/python -m tools.generate
 
 fmt: setup ## format the code, and fix lint findings automatically
 	@$(BIN)/ruff check --fix-only --quiet .

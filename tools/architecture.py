@@ -184,10 +184,14 @@ def drawn(page: str, pictures: Mapping[str, Iterable[str]]) -> str:
     return page
 
 
+def files() -> dict[Path, str]:
+    """Return the page with its pictures."""
+    return {PAGE: drawn(PAGE.read_text(encoding="utf-8"), {name: draw() for name, draw in PICTURES.items()})}
+
+
 def main() -> int:
     """Write the pictures, or compare them."""
-    before = PAGE.read_text(encoding="utf-8")
-    after = drawn(before, {name: draw() for name, draw in PICTURES.items()})
+    before, after = PAGE.read_text(encoding="utf-8"), files()[PAGE]
     if "--check" in sys.argv[1:]:
         if before != after:
             print("docs/architecture.md: a picture is stale, run `python tools/architecture.py`")

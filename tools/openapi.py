@@ -1,6 +1,4 @@
-"""Write openapi.json from the routes of the API functions and the types that they read.
-
-`python tools/openapi.py` writes it; with `--check` it only says whether the file is what it should be.
+"""openapi.json, from the routes of the API functions and the types that they read.
 
 The routes, parameters and bodies are taken from the handlers' own source, so there is no second list to keep in step.
 """
@@ -8,7 +6,6 @@ The routes, parameters and bodies are taken from the handlers' own source, so th
 import ast
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -22,6 +19,7 @@ from evenkeel.domain.sources import SourceKind, SourceState
 from evenkeel.runtime import api_types
 from evenkeel.runtime.api import PROBLEMS, Body
 from evenkeel.services.queries.read_fleet import Health
+from tools.field_docs import DescribedSchema
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "openapi.json"
@@ -112,7 +110,9 @@ def document() -> Json:
     found = list(operations())
     models: list[type[BaseModel]] = [operation.body for operation in found if operation.body]
     names, definitions = models_json_schema(
-        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+        [(model, "validation") for model in models],
+        ref_template="#/components/schemas/{model}",
+        schema_generator=DescribedSchema,
     )
     paths: dict[str, Json] = {}
     bodies = {str(model.__name__): schema for (model, _), schema in names.items()}
@@ -158,7 +158,7 @@ def _described(operation: ApiOperation, bodies: dict[str, Json]) -> Json:
         for name in re.findall(r"\{(\w+)\}", operation.path)
     ]
     if operation.query:
-        schema = operation.query.model_json_schema()
+        schema = operation.query.model_json_schema(schema_generator=DescribedSchema)
         parameters += [
             # Several values stand in one parameter with commas between.
             {"name": name, "in": "query", "style": "form", "explode": False, "schema": part}
@@ -325,16 +325,6 @@ def text() -> str:
     return json.dumps(document(), indent=2) + "\n"
 
 
-def main(arguments: list[str]) -> int:
-    """Write the file, or compare it."""
-    if arguments == ["--check"]:
-        if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text():
-            return 0
-        print("openapi.json does not match the functions: run `python tools/openapi.py`", file=sys.stderr)
-        return 1
-    TARGET.write_text(text(), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def files() -> dict[Path, str]:
+    """Return the file with its content."""
+    return {TARGET: text()}

@@ -1,10 +1,6 @@
-"""Write docs/schemas/ from the types that `evenkeel plan` reads and answers with.
-
-`python tools/schemas.py` writes them; with `--check` it only says whether they are what they should be.
-"""
+"""The JSON schemas in docs/schemas of the documents that `evenkeel plan` reads and writes."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +16,7 @@ from evenkeel.domain.kueue import (
     why,
     workload_manifests,
 )
+from tools.field_docs import DescribedSchema
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "schemas"
@@ -59,7 +56,7 @@ def schemas() -> dict[str, Json]:
 def _schema(name: str, kinds: tuple[type[BaseModel], ...]) -> Json:
     mode: Any = "serialization" if name in ("plan", "why") else "validation"
     head = {"$schema": DIALECT, "title": f"evenkeel plan: {name}"}
-    found = [kind.model_json_schema(by_alias=True, mode=mode) for kind in kinds]
+    found = [kind.model_json_schema(by_alias=True, mode=mode, schema_generator=DescribedSchema) for kind in kinds]
     if len(found) == 1:
         return {**found[0], **head}
     shared: Json = {}
@@ -68,19 +65,6 @@ def _schema(name: str, kinds: tuple[type[BaseModel], ...]) -> Json:
     return {**head, "anyOf": found, "$defs": dict(sorted(shared.items()))}
 
 
-def main() -> int:
-    """Write or check; return the exit code."""
-    wanted = {TARGET / f"{name}.schema.json": json.dumps(each, indent=1) + "\n" for name, each in schemas().items()}
-    if "--check" not in sys.argv[1:]:
-        TARGET.mkdir(exist_ok=True)
-        for path, text in wanted.items():
-            path.write_text(text, encoding="utf-8")
-        return 0
-    stale = [path.name for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
-    for name in stale:
-        print(f"{name} does not match the types: run `python tools/schemas.py`")
-    return 1 if stale else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Return each file with its content."""
+    return {TARGET / f"{name}.schema.json": json.dumps(each, indent=1) + "\n" for name, each in schemas().items()}

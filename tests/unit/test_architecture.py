@@ -8,9 +8,7 @@ from tools import architecture
 def test_pictures_of_the_architecture_are_fresh() -> None:
     page = architecture.PAGE.read_text(encoding="utf-8")
 
-    drawn = architecture.drawn(page, {name: draw() for name, draw in architecture.PICTURES.items()})
-
-    assert page == drawn, "run `python tools/architecture.py` and commit docs/architecture.md"
+    assert page == architecture.files()[architecture.PAGE], "run `make generate` and commit docs/architecture.md"
 
 
 def test_shortcuts_are_left_out_of_the_packages() -> None:

@@ -4,13 +4,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_list
+from evenkeel_cli.commands.submission import takes_a_job
 from evenkeel_cli.render import Column, OutputFormat, Printer, duration, note, only, page
 from evenkeel_cli.state_labels import ATTEMPT, JOB, counted, plain
 from evenkeel_client.client import ApiClient
@@ -29,57 +29,10 @@ _POLL_NOTE = 200
 """Lines that a look at a log takes at least: what is added between two looks should not be more."""
 
 
-WordsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="JOB.json|COMMAND",
-        help="Job file (- reads standard input), or the command of the job after --.",
-    ),
-]
-NameOption = Annotated[str | None, typer.Option(help="Name of the job.")]
-TeamOption = Annotated[str | None, typer.Option(help="Team whose quota the job uses.")]
-TypeOption = Annotated[str | None, typer.Option("--type", help="Job type; its template sets omitted fields.")]
-ClassOption = Annotated[str | None, typer.Option("--class", help="Priority class.")]
-ImageOption = Annotated[str | None, typer.Option(help="Container image.")]
-NodesOption = Annotated[int | None, typer.Option(help="Nodes of the gang, one pod each.")]
-DeadlineOption = Annotated[str | None, typer.Option(metavar="INSTANT", help="Deadline, such as 2026-11-03T10:15:00Z.")]
-GpusOption = Annotated[int | None, typer.Option("--gpus-per-node", help="Accelerators on each node.")]
-UriOption = Annotated[
-    str | None,
-    typer.Option("--checkpoint-uri", help="s3://bucket/prefix or file:///folder/path that only this job uses."),
-]
-ClaimOption = Annotated[
-    str | None, typer.Option("--checkpoint-claim", help="PersistentVolumeClaim that holds a file:///folder.")
-]
-LeastOption = Annotated[int | None, typer.Option("--min-nodes", help="Minimum number of nodes; makes the job elastic.")]
-MostOption = Annotated[int | None, typer.Option("--max-nodes", help="Maximum number of nodes; makes the job elastic.")]
-EnvOption = Annotated[
-    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment; may be repeated.")
-]
-
-
 @app.command("submit")
-def submit(  # noqa: PLR0917 - options, each given by its name
-    words: WordsArgument = None,
-    name: NameOption = None,
-    team: TeamOption = None,
-    job_type: TypeOption = None,
-    priority_class: ClassOption = None,
-    image: ImageOption = None,
-    nodes: NodesOption = None,
-    gpus_per_node: GpusOption = None,
-    deadline: DeadlineOption = None,
-    checkpoint_uri: UriOption = None,
-    checkpoint_claim: ClaimOption = None,
-    min_nodes: LeastOption = None,
-    max_nodes: MostOption = None,
-    env: EnvOption = None,
-    key: lookup.KeyOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
-) -> None:
+@takes_a_job
+def submit(body: Json, key: lookup.KeyOption = None, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Submit a job, from a file or from options (which win)."""
-    fields = _fields(name, team, job_type, priority_class, image, nodes, gpus_per_node, deadline)
-    body = _body(words, fields, checkpoint_uri, checkpoint_claim, min_nodes, max_nodes, env)
     job = lookup.current_client().post("/jobs", body, key=key)
     out = page()
     match only(output, (OutputFormat.TABLE, OutputFormat.JSON, OutputFormat.NAME)):
@@ -93,91 +46,14 @@ def submit(  # noqa: PLR0917 - options, each given by its name
 
 
 @app.command("plan")
-def plan(  # noqa: PLR0917 - options, each given by its name
-    words: WordsArgument = None,
-    name: NameOption = None,
-    team: TeamOption = None,
-    job_type: TypeOption = None,
-    priority_class: ClassOption = None,
-    image: ImageOption = None,
-    nodes: NodesOption = None,
-    gpus_per_node: GpusOption = None,
-    deadline: DeadlineOption = None,
-    checkpoint_uri: UriOption = None,
-    checkpoint_claim: ClaimOption = None,
-    min_nodes: LeastOption = None,
-    max_nodes: MostOption = None,
-    env: EnvOption = None,
-    output: lookup.OutputOption = OutputFormat.TABLE,
-) -> None:
+@takes_a_job
+def plan(body: Json, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show what the next scheduling cycle would decide about a job, without submitting it.
 
     Takes the options of `submit`.
     """
-    fields = _fields(name, team, job_type, priority_class, image, nodes, gpus_per_node, deadline)
-    body = _body(words, fields, checkpoint_uri, checkpoint_claim, min_nodes, max_nodes, env)
     found = lookup.current_client().ask("/jobs/plan", body)
     answer(found, output, lambda out: _print_plan(out, found))
-
-
-def _fields(
-    name: str | None,
-    team: str | None,
-    job_type: str | None,
-    priority_class: str | None,
-    image: str | None,
-    nodes: int | None,
-    gpus_per_node: int | None,
-    deadline: str | None,
-) -> Json:
-    given = {
-        "name": name,
-        "team": team,
-        "jobType": job_type,
-        "priorityClass": priority_class,
-        "image": image,
-        "nodes": nodes,
-        "gpusPerNode": gpus_per_node,
-        "deadline": deadline,
-    }
-    return {field: value for field, value in given.items() if value is not None}
-
-
-def _body(
-    words: list[str] | None,
-    fields: Json,
-    checkpoint_uri: str | None,
-    checkpoint_claim: str | None,
-    min_nodes: int | None,
-    max_nodes: int | None,
-    env: list[str] | None,
-) -> Json:
-    body = _submission(words or []) | fields
-    if min_nodes is not None or max_nodes is not None:
-        wanted = body.get("nodes", 1)
-        sizes = {"minNodes": min_nodes, "maxNodes": max_nodes}
-        said: Json = {field: count for field, count in sizes.items() if count is not None}
-        body["elastic"] = {"minNodes": wanted, "maxNodes": wanted} | _nested_field(body, "elastic") | said
-    if checkpoint_uri and not checkpoint_uri.startswith("file:"):
-        # A claim holds folders only: the file's own goes with its folder.
-        checkpoint_claim = checkpoint_claim or ""
-    own = {"uri": checkpoint_uri or None, "claim": checkpoint_claim}
-    said = {field: value for field, value in own.items() if value is not None}
-    if said:
-        body["checkpoint"] = _nested_field(body, "checkpoint") | said
-    if env:
-        body["env"] = _nested_field(body, "env") | dict(_assignment(text) for text in env)
-    return body
-
-
-def _nested_field(body: Json, field: str) -> Json:
-    """Return what a job's file has in a field of several values, which options are laid over."""
-    part = body.get(field)
-    if part is not None and not isinstance(part, dict):
-        raise CommandFailed(
-            Exit.USAGE, f"{field} must be a JSON object in the job's file, not {json.dumps(part)}.", code="NOT_JSON"
-        )
-    return part or {}
 
 
 def _print_plan(out: Printer, found: Json) -> None:
@@ -422,25 +298,6 @@ def _suspend_or_resume(
     answer(found, output, draw)
 
 
-def _submission(words: list[str]) -> Json:
-    """Read the positional arguments: a job file, the command, or both."""
-    body: Json = {}
-    if words and (words[0] == "-" or words[0].endswith(".json")):
-        source, words = words[0], words[1:]
-        try:
-            text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
-            body = json.loads(text)
-        except OSError as error:
-            raise CommandFailed(Exit.USAGE, f"{source}: {error.strerror}.", code="NO_FILE") from error
-        except ValueError as error:
-            raise CommandFailed(Exit.USAGE, f"{source} is not JSON: {error}.", code="NOT_JSON") from error
-        if not isinstance(body, dict):
-            raise CommandFailed(Exit.USAGE, f"{source} must hold one JSON object.", code="NOT_JSON")
-    if words:
-        body["command"], body["args"] = words, []
-    return body
-
-
 def _requirements(requires: Json) -> str:
     parts = [" or ".join(requires["architectures"]), " or ".join(requires["gpuModels"]), requires["fabric"]]
     if requires["gpuMemoryGib"]:
@@ -453,13 +310,6 @@ def _checkpoints(checkpoint: Json) -> str:
         return "none: a restart begins at step 0"
     claim = checkpoint.get("claim")
     return f"{checkpoint['uri']} on {claim}" if claim else str(checkpoint["uri"])
-
-
-def _assignment(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise CommandFailed(Exit.USAGE, f"--env {text}: write NAME=VALUE.", code="USAGE")
-    return name, value
 
 
 def _node_count(job: Json) -> str:

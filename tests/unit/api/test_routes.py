@@ -42,7 +42,7 @@ def test_the_document_lists_every_route() -> None:
 
 
 def test_the_openapi_description_is_what_the_functions_say() -> None:
-    assert openapi.TARGET.read_text(encoding="utf-8") == openapi.text(), "python tools/openapi.py writes it anew"
+    assert openapi.TARGET.read_text(encoding="utf-8") == openapi.text(), "run `make generate`"
 
 
 def test_the_openapi_description_has_the_routes_of_the_template() -> None:

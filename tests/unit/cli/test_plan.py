@@ -574,7 +574,7 @@ def test_the_schemas_are_those_of_the_types() -> None:
         for name, each in schemas().items()
         if json.loads((TARGET / f"{name}.schema.json").read_text(encoding="utf-8")) != json.loads(json.dumps(each))
     ]
-    assert stale == [], "run `python tools/schemas.py`"
+    assert stale == [], "run `make generate`"
 
 
 def test_examples_and_answers_satisfy_their_schemas(files: Files) -> None:

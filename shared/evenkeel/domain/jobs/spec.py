@@ -98,7 +98,7 @@ class JobSpec(Value):
         dict[str, str],
         Submitted(option="--env", max_length=MAX_TEXT, max_items=MAX_ENV, unit="variables", is_withheld=True),
     ] = {}
-    """Environment; may be repeated. Reads return only the names of the variables, never their values."""
+    """Environment variables. Reads return only their names, never their values."""
     secret_env: Annotated[dict[str, SecretKey], Submitted(max_items=MAX_ENV, unit="variables")] = {}
     """Environment variables whose values come from Secrets in the job's namespace. Only the cluster sees a value."""
     nodes: Annotated[int, Submitted(option="--nodes", limits=(1, MAX_NODES), unit="nodes", is_public=True)] = 1

@@ -1,0 +1,151 @@
+"""Arguments of the commands that take a job: a job file, the command after `--`, and an option for each declared field.
+
+`make generate` writes job_options.json from the job specification, so that these commands start without pydantic.
+"""
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from evenkeel_client.errors import CommandFailed, Exit
+
+Json = dict[str, Any]
+
+
+class JobOption(NamedTuple):
+    """An option that sets one field of a request."""
+
+    option: str
+    path: tuple[str, ...]
+    """Names in a request, from the outermost object to the field."""
+    kind: str
+    help: str
+
+    @property
+    def name(self) -> str:
+        """Name of the parameter."""
+        return "_".join(self.path)
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """The parameter that typer turns into this option."""
+        kinds: dict[str, tuple[Any, str | None]] = {
+            "integer": (int, None),
+            "text": (str, None),
+            "instant": (str, "INSTANT"),
+            "assignments": (list[str], "NAME=VALUE"),
+        }
+        kind, metavar = kinds[self.kind]
+        option = typer.Option(self.option, metavar=metavar, help=self.help)
+        return inspect.Parameter(
+            self.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+        )
+
+
+OPTIONS = tuple(
+    JobOption(**{**each, "path": tuple(each["path"])})
+    for each in json.loads(Path(__file__).with_name("job_options.json").read_text(encoding="utf-8"))
+)
+_URI, _CLAIM = ("checkpoint", "uri"), ("checkpoint", "claim")
+_WORDS = inspect.Parameter(
+    "words",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    default=None,
+    annotation=Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="JOB.json|COMMAND",
+            help="Job file (- reads standard input), or the command of the job after --.",
+        ),
+    ],
+)
+
+
+def takes_a_job(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the arguments of a job; it receives them as `body`, the body of the request."""
+
+    @functools.wraps(command)
+    def wrapped(words: Sequence[str] | None = None, **given: Any) -> None:
+        chosen = {each: given.pop(each.name) for each in OPTIONS}
+        command(body=request_body(words or (), chosen), **given)
+
+    own = [each for each in inspect.signature(command).parameters.values() if each.name != "body"]
+    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+    signature = inspect.Signature([_WORDS, *(each.parameter for each in OPTIONS), *keywords])
+    setattr(wrapped, "__signature__", signature)  # noqa: B010 - typer reads it; mypy knows no such attribute
+    return wrapped
+
+
+def request_body(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> Json:
+    """Return the body of a request: the job file, with the options laid over it.
+
+    Raises:
+        CommandFailed: the file cannot be read, or an option does not fit it.
+    """
+    body = _job_file(words)
+    for each, value in chosen.items():
+        # An empty URI is an unset variable in a script: the file's own stays.
+        if value in (None, []) or (each.path == _URI and not value):
+            continue
+        group, *inner = each.path
+        if each.kind == "assignments":
+            body[group] = _object(body, group) | dict(map(_assignment, value))
+        elif inner:
+            body[group] = _object(body, group) | {inner[0]: value}
+        else:
+            body[group] = value
+    _complete(body, {each.path: value for each, value in chosen.items() if value is not None})
+    return body
+
+
+def _complete(body: Json, given: Mapping[tuple[str, ...], Any]) -> None:
+    """Set the fields that follow from the given options."""
+    if any(group == "elastic" for group, *_ in given):
+        wanted = body.get("nodes", 1)
+        body["elastic"] = {"minNodes": wanted, "maxNodes": wanted} | body["elastic"]
+    uri = given.get(_URI)
+    if uri and not uri.startswith("file:") and not given.get(_CLAIM):
+        # A claim holds folders only: the file's own claim goes with its folder.
+        body["checkpoint"]["claim"] = ""
+
+
+def _job_file(words: Sequence[str]) -> Json:
+    """Read the positional arguments: a job file, the command, or both."""
+    body: Json = {}
+    if words and (words[0] == "-" or words[0].endswith(".json")):
+        source, *words = words
+        try:
+            text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+            body = json.loads(text)
+        except OSError as error:
+            raise CommandFailed(Exit.USAGE, f"{source}: {error.strerror}.", code="NO_FILE") from error
+        except ValueError as error:
+            raise CommandFailed(Exit.USAGE, f"{source} is not JSON: {error}.", code="NOT_JSON") from error
+        if not isinstance(body, dict):
+            raise CommandFailed(Exit.USAGE, f"{source} must hold one JSON object.", code="NOT_JSON")
+    if words:
+        body["command"], body["args"] = list(words), []
+    return body
+
+
+def _object(body: Json, field: str) -> Json:
+    """Return the object in a field of a job file, which options are laid over."""
+    part = body.get(field)
+    if part is not None and not isinstance(part, dict):
+        raise CommandFailed(
+            Exit.USAGE, f"{field} must be a JSON object in the job's file, not {json.dumps(part)}.", code="NOT_JSON"
+        )
+    return part or {}
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise CommandFailed(Exit.USAGE, f"--env {text}: write NAME=VALUE.", code="USAGE")
+    return name, value

@@ -1,0 +1,30 @@
+"""Files that follow from the code are fresh, and describe each field of a job."""
+
+import pytest
+
+from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.submitted import submitted_fields
+from evenkeel.runtime.api_types import JobBody
+from tools import field_docs, generate, job_fields
+
+
+def test_generated_files_are_fresh() -> None:
+    assert generate.stale() == [], "run `make generate` and commit the files"
+
+
+def test_each_field_of_a_submission_is_described() -> None:
+    undescribed = [".".join(each.path) for each in job_fields.fields() if not each.text]
+
+    assert undescribed == []
+
+
+def test_derived_body_has_the_descriptions_of_its_declaration() -> None:
+    schema = JobBody.model_json_schema(schema_generator=field_docs.DescribedSchema)
+
+    assert schema["properties"]["gpusPerNode"]["description"] == field_docs.field_doc(JobSpec, "accelerators_per_node")
+
+
+@pytest.mark.parametrize("name", ["pools", "tolerations"])
+def test_field_without_a_declaration_cannot_be_submitted(name: str) -> None:
+    assert name in JobSpec.model_fields
+    assert name not in {each.name for each in submitted_fields(JobSpec)}

@@ -1,0 +1,30 @@
+"""Write every file that is derived from the code, or compare it: `make generate` writes them, a test compares them."""
+
+import sys
+from pathlib import Path
+
+from tools import architecture, job_fields, openapi, schemas
+
+
+def files() -> dict[Path, str]:
+    """Return each generated file with its content."""
+    return openapi.files() | schemas.files() | job_fields.files() | architecture.files()
+
+
+def stale() -> list[Path]:
+    """Return the files that differ from what the code says."""
+    return [path for path, text in files().items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+
+
+def main() -> int:
+    """Write the files, or with `--check` only name those that are stale."""
+    wanted = files()
+    for path in stale():
+        if "--check" not in sys.argv[1:]:
+            path.write_text(wanted[path], encoding="utf-8")
+        print(path)
+    return int("--check" in sys.argv[1:] and bool(stale()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

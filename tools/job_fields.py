@@ -1,0 +1,115 @@
+"""Files derived from the fields of a job: its JSON schema, the options of the CLI, and a table in docs/api.md."""
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel
+
+from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.submitted import SubmittedField, submitted_fields
+from evenkeel.domain.values import alternatives
+from evenkeel.runtime.api_types import JobBody
+from tools.field_docs import DescribedSchema, field_doc
+
+ROOT = Path(__file__).resolve().parents[1]
+SCHEMA = ROOT / "docs" / "schemas" / "submission.schema.json"
+OPTIONS = ROOT / "cli" / "evenkeel_cli" / "commands" / "job_options.json"
+PAGE = ROOT / "docs" / "api.md"
+_TABLE = re.compile(r"(?<=<!-- table: job fields -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+Json = dict[str, Any]
+
+
+class JobField(NamedTuple):
+    """A field of a submission, with the fields inside its objects as fields of their own."""
+
+    path: tuple[str, ...]
+    declared: SubmittedField
+    text: str
+
+
+def files() -> dict[Path, str]:
+    """Return the content of each file."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **JobBody.model_json_schema(schema_generator=DescribedSchema),
+        "title": "evenkeel jobs submit: a job file",
+    }
+    page = PAGE.read_text(encoding="utf-8")
+    return {
+        SCHEMA: json.dumps(schema, indent=1) + "\n",
+        OPTIONS: "[\n" + ",\n".join(f" {json.dumps(each)}" for each in options()) + "\n]\n",
+        PAGE: _TABLE.sub(lambda _: "".join(f"{line}\n" for line in table()), page),
+    }
+
+
+def fields(kind: type[BaseModel] = JobSpec, outer: tuple[str, ...] = ()) -> Iterator[JobField]:
+    """Yield the fields of a submission, in the order of their declaration."""
+    for each in submitted_fields(kind):
+        path = (*outer, *each.path)
+        if each.model:
+            yield from fields(each.model, path)
+        else:
+            yield JobField(path, each, field_doc(kind, each.name))
+
+
+def options() -> Iterator[Json]:
+    """Yield the options of `evenkeel jobs submit`."""
+    for each in fields():
+        if each.declared.terms.option:
+            kind, first = _kind(each.declared), each.text.partition(". ")[0].rstrip(".")
+            help_text = f"{first}; may be repeated." if kind == "assignments" else f"{first}."
+            yield {"option": each.declared.terms.option, "path": each.path, "kind": kind, "help": help_text}
+
+
+def _kind(field: SubmittedField) -> str:
+    kind = alternatives(field.field.annotation)[0]
+    return {int: "integer", datetime: "instant"}.get(kind, "assignments" if get_origin(kind) is dict else "text")
+
+
+def table() -> Iterator[str]:
+    """Yield the lines of the table of fields."""
+    yield "| field | value | default | option | meaning |"
+    yield "|---|---|---|---|---|"
+    for path, declared, text in fields():
+        option = f"`{declared.terms.option}`" if declared.terms.option else ""
+        yield f"| `{'.'.join(path)}` | {_value(declared)} | {_default(declared)} | {option} | {text} |"
+
+
+def _value(each: SubmittedField) -> str:
+    terms, kind = each.terms, alternatives(each.field.annotation)[0]
+    items = f"at most {terms.max_items} {terms.unit}"
+    if get_origin(kind) is tuple:
+        return f"list of {items}"
+    if get_origin(kind) is dict:
+        value = get_args(kind)[1]
+        inner = ", ".join(f"`{name}`" for name in value.model_fields) if issubclass(value, BaseModel) else "text"
+        return f"map from names to {inner}; {items}"
+    if kind is datetime:
+        return "instant in RFC 3339"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return " or ".join(f"`{member.value}`" for member in kind)
+    if terms.choices:
+        return " or ".join(f"`{choice}`" for choice in terms.choices if choice)
+    if terms.limits:
+        return f"{terms.limits[0]:,} to {terms.limits[1]:,} {terms.unit}"
+    return f"text of at most {terms.max_length} characters"
+
+
+def _default(each: SubmittedField) -> str:
+    if each.field.is_required() or each.terms.is_required:
+        return "required"
+    default = each.field.default if each.terms.default is None else each.terms.default
+    match default:
+        case "" | () | {}:
+            return "empty"
+        case None:
+            return "null"
+        case Enum():
+            return f"`{default.value}`"
+    return f"`{default}`"
