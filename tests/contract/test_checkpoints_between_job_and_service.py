@@ -116,7 +116,7 @@ def test_what_the_manifest_alone_settles_costs_one_call(store: S3Checkpoints, ca
 
 
 def test_half_written_checkpoint_is_named_by_the_service(store: S3Checkpoints) -> None:
-    half = Run(open_storage(URI), job_id="job-rings", attempt=1, rank=0, world_size=2, patience_seconds=0)
+    half = Run(open_storage(URI), job_id="job-rings", attempt=1, rank=0, world_size=2, timeout_seconds=0)
     with pytest.raises(TimeoutError):
         half.save(10, b"half")
 

@@ -38,7 +38,7 @@ def main() -> int:
     try:
         return _train(run, options, say)
     except training.Fenced as fenced:
-        say("fenced", attempt=fenced.attempt, standing=fenced.standing)
+        say("fenced", attempt=fenced.attempt, standing=fenced.current_attempt)
         return training.EXIT_FENCED
     except training.Unproved as unproved:
         say("unproved", reason=str(unproved))
@@ -142,7 +142,7 @@ def _after_peer_lost(run: training.Run, lost: PeerLostError, say: "_Speaker") ->
     try:
         run.check_fence()
     except training.Fenced as fenced:
-        say("fenced", attempt=fenced.attempt, standing=fenced.standing)
+        say("fenced", attempt=fenced.attempt, standing=fenced.current_attempt)
         return training.EXIT_FENCED
     if run.should_stop():
         say("stopped", saved=False)

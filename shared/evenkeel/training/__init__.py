@@ -1,4 +1,4 @@
-"""What a training script imports to be resumed from its last proven checkpoint. Standard library only.
+"""The library for training scripts: save checkpoints and resume from the last proved one. Standard library only.
 
     from evenkeel import training
 
@@ -13,7 +13,7 @@
         if run.should_stop():
             sys.exit(training.EXIT_STOPPED)
 
-`python -m evenkeel.training prove <uri>` says from a shell what holds, and why the rest does not.
+`python -m evenkeel.training prove <uri>` prints the newest valid checkpoint, and why newer ones are not valid.
 """
 
 from evenkeel.training.resume import Distrust, Fenced, ResumeChoice, Unproved

@@ -2,10 +2,10 @@
 
 | exit code | |
 |---|---|
-| 0 | `prove`: a checkpoint holds. `resume-point`: pinned (perhaps to the beginning) |
-| 1 | `prove`: none holds |
-| 2 | the arguments or the store could not be used |
-| 65 | `resume-point`: finished checkpoints are there and none holds; nothing was pinned |
+| 0 | `prove`: a checkpoint is valid. `resume-point`: the resume point is pinned (it may be step 0) |
+| 1 | `prove`: no checkpoint is valid |
+| 2 | the arguments are not valid, or the store cannot be read |
+| 65 | `resume-point`: finished checkpoints exist and none is valid; nothing was pinned |
 | 75 | a later attempt has taken over |
 """
 
@@ -22,11 +22,11 @@ from evenkeel.training.storage import Storage, open_storage
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return its exit code."""
-    asked = _parser().parse_args(arguments)
+    """Run one command and return its exit code."""
+    options = _parser().parse_args(arguments)
     try:
-        storage = open_storage(asked.uri)
-        return _prove(storage, asked) if asked.command == "prove" else _pin(storage, asked)
+        storage = open_storage(options.uri)
+        return _prove(storage, options) if options.command == "prove" else _pin(storage, options)
     except Fenced as fenced:
         sys.stderr.write(f"{fenced}\n")
         return EXIT_FENCED
@@ -34,44 +34,44 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"{unproved}\n")
         return EXIT_UNPROVED
     except UnreadableError as error:
-        sys.stderr.write(f"the fence under {asked.uri} cannot be read: {error}\n")
+        sys.stderr.write(f"the fence under {options.uri} cannot be read: {error}\n")
         return 2
     except (ValueError, OSError, ModuleNotFoundError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
 
 
-def _prove(storage: Storage, asked: argparse.Namespace) -> int:
+def _prove(storage: Storage, options: argparse.Namespace) -> int:
     fence = storage.read_fence().fence
-    if asked.attempt is not None:
-        attempt = asked.attempt
+    if options.attempt is not None:
+        attempt = options.attempt
     else:
         newest = max((checkpoint.attempt for checkpoint in storage.checkpoints()), default=0)
         attempt = max(newest, fence.attempt if fence else 0) + 1
-    choice = choose(storage, attempt, fence, _distrust(asked), accepts_convention=asked.accept_convention)
-    _report(storage, choice, asked)
+    choice = choose(storage, attempt, fence, _distrust(options), accepts_convention=options.accept_convention)
+    _report(storage, choice, options)
     return 0 if choice.resume_from else 1
 
 
-def _pin(storage: Storage, asked: argparse.Namespace) -> int:
+def _pin(storage: Storage, options: argparse.Namespace) -> int:
     choice = pin(
         storage,
-        asked.attempt,
-        _distrust(asked),
-        accepts_convention=asked.accept_convention,
-        may_start_over=asked.start_over,
+        options.attempt,
+        _distrust(options),
+        accepts_convention=options.accept_convention,
+        may_start_over=options.start_over,
     )
-    if asked.json:
-        _report(storage, choice, asked)
+    if options.json:
+        _report(storage, choice, options)
     else:
-        # Only the key goes to standard output: a start script puts it into EVENKEEL_RESUME_FROM.
+        # Standard output has only the key, so that a start script can set EVENKEEL_RESUME_FROM to it.
         sys.stdout.write(f"{choice.resume_from.manifest if choice.resume_from else ''}\n")
         sys.stderr.write(f"{choice.reason}\n")
     return 0
 
 
-def _report(storage: Storage, choice: ResumeChoice, asked: argparse.Namespace) -> None:
-    if asked.json:
+def _report(storage: Storage, choice: ResumeChoice, options: argparse.Namespace) -> None:
+    if options.json:
         document: JsonObject = {**choice.to_json(), "digest": None}
         if choice.resume_from:
             content = storage.get(choice.resume_from.manifest) or b""
@@ -79,8 +79,8 @@ def _report(storage: Storage, choice: ResumeChoice, asked: argparse.Namespace) -
         sys.stdout.write(f"{json.dumps(document)}\n")
         return
     sys.stdout.write(f"{choice.reason}\n")
-    for out in choice.rejected:
-        sys.stdout.write(f"  step {out['step']} of attempt {out['attempt']}  {out['code']}: {out['detail']}\n")
+    for each in choice.rejected:
+        sys.stdout.write(f"  step {each['step']} of attempt {each['attempt']}  {each['code']}: {each['detail']}\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m evenkeel.training", description=about)
     commands = parser.add_subparsers(dest="command", required=True)
     prove = commands.add_parser(
-        "prove", help="print the newest usable checkpoint, and why newer checkpoints are not usable; change nothing"
+        "prove", help="print the newest valid checkpoint, and why newer checkpoints are not valid; change nothing"
     )
     resume_point = commands.add_parser("resume-point", help="raise the fence to an attempt and pin its resume point")
     for command in (prove, resume_point):
@@ -107,12 +107,12 @@ def _parser() -> argparse.ArgumentParser:
         )
     prove.add_argument("--attempt", type=int, help="attempt that resumes; if omitted, the next attempt")
     resume_point.add_argument("--attempt", type=int, required=True)
-    resume_point.add_argument("--start-over", action="store_true", help="start from step 0 if no checkpoint is usable")
+    resume_point.add_argument("--start-over", action="store_true", help="start from step 0 if no checkpoint is valid")
     return parser
 
 
-def _distrust(asked: argparse.Namespace) -> Distrust | None:
-    return Distrust(asked.distrust_after) if asked.distrust_after else None
+def _distrust(options: argparse.Namespace) -> Distrust | None:
+    return Distrust(options.distrust_after) if options.distrust_after else None
 
 
 def _instant(text: str) -> datetime:

@@ -1,13 +1,14 @@
-"""Where the parts of a checkpoint lie, and how they are written down.
+"""Layout and format of the files under a job's checkpoint URI.
 
     <checkpointUri>/
-      _fence                                   highest attempt that may write, and what it resumes from
+      _fence                                   highest attempt that may write, and its resume point
       attempt=2/step=000000120/
-        shard-0-of-2.bin  shard-1-of-2.bin     one a rank, or several parts a rank
+        shard-0-of-2.bin  shard-1-of-2.bin     one file per rank, or several parts per rank
         manifest.json                          written last; without it there is no checkpoint
       result/attempt=2.json
 
-Evenkeel's own functions read the same layout with their own reader; one table of cases holds both to the same answers.
+`evenkeel.domain.checkpoints` has its own code for this layout, because this package may import only the standard
+library. One set of test cases checks that both read every checkpoint alike.
 """
 
 import json
@@ -33,12 +34,12 @@ JsonObject = dict[str, Any]
 
 
 class UnreadableError(ValueError):
-    """Bytes that are no manifest or no fence. The message says what is wrong with them."""
+    """The bytes are not a valid manifest or fence. The message names the problem."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Checkpoint:
-    """One checkpoint of a job, in the order in which they are tried: by step, then by attempt."""
+    """One checkpoint of a job. Checkpoints sort by step, then by attempt, which is the order of examination."""
 
     step: int
     attempt: int
@@ -63,7 +64,7 @@ class Checkpoint:
 
 
 def checkpoint_of_folder(folder: str) -> Checkpoint | None:
-    """Read `attempt=<n>/step=<9 digits>`, with or without a closing slash; None for anything else."""
+    """Parse `attempt=<n>/step=<9 digits>`, with or without a trailing slash; None for any other name."""
     folder = folder.removesuffix("/")
     match = _FOLDER.fullmatch(folder)
     if match is None:
@@ -73,17 +74,17 @@ def checkpoint_of_folder(folder: str) -> Checkpoint | None:
 
 
 def checkpoint_of_key(key: str) -> Checkpoint | None:
-    """Return the checkpoint that a key lies in; None where it lies in none."""
+    """Return the checkpoint whose folder holds a key; None if no checkpoint does."""
     return checkpoint_of_folder(key.rpartition("/")[0])
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name may stand in a checkpoint's folder: flat, plain, and not the manifest's own."""
+    """Whether a shard file may have this name: no folder, plain characters, and not the name of the manifest."""
     return _FILE.fullmatch(name) is not None and name not in (".", "..", MANIFEST_NAME)
 
 
 def rank_and_world(name: str) -> tuple[int, int] | None:
-    """Read rank and world size from `shard-<i>-of-<w>.<ext>`; None for a file named otherwise."""
+    """Parse rank and world size from `shard-<i>-of-<w>.<ext>`; None for any other name."""
     match = _SHARD.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]))
 
@@ -93,17 +94,17 @@ def write_instant(instant: datetime) -> str:
 
 
 def read_instant(text: object) -> datetime:
-    """Read an RFC 3339 instant.
+    """Parse an RFC 3339 time.
 
     Raises:
-        UnreadableError: It is no instant, or has no time zone.
+        UnreadableError: The text is not a time, or has no time zone.
     """
     if not isinstance(text, str):
-        raise UnreadableError(f"{text!r} is no instant")
+        raise UnreadableError(f"{text!r} is not an RFC 3339 time")
     try:
         instant = datetime.fromisoformat(text)
     except ValueError as error:
-        raise UnreadableError(f"{text!r} is no instant") from error
+        raise UnreadableError(f"{text!r} is not an RFC 3339 time") from error
     if instant.tzinfo is None:
         raise UnreadableError(f"{text!r} has no time zone")
     return instant.astimezone(UTC)
@@ -111,7 +112,7 @@ def read_instant(text: object) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of a checkpoint, as the rank that wrote it knows it."""
+    """One file of a checkpoint, with the size and checksum that its rank wrote."""
 
     key: str
     size_bytes: int
@@ -125,13 +126,13 @@ class Shard:
         entry = _object(document)
         sha256 = _text(entry, "sha256")
         if _SHA256.fullmatch(sha256) is None:
-            raise UnreadableError(f"{sha256!r} is no SHA-256")
+            raise UnreadableError(f"{sha256!r} is not a SHA-256 in hex")
         return cls(key=_text(entry, "key"), size_bytes=_whole(entry, "sizeBytes", 0), sha256=sha256)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint consists of."""
+    """The list of a checkpoint's files, with their sizes and checksums."""
 
     job_id: str
     checkpoint: Checkpoint
@@ -141,7 +142,7 @@ class Manifest:
     shards: tuple[Shard, ...]
     metrics: Mapping[str, float | str] = field(default_factory=dict)
     is_finite: bool | None = None
-    """What the script's own look at its weights found; None = it did not look."""
+    """Whether the training script found all weights finite; None if it did not check."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
@@ -161,24 +162,29 @@ class Manifest:
         return json.dumps(document, indent=1, allow_nan=False).encode()
 
     def shards_of(self, rank: int) -> tuple[Shard, ...]:
-        """Return the parts that one rank wrote, in order."""
+        """Return the files that one rank wrote, in order."""
         named = [(rank_and_world(shard.key.rpartition("/")[2]), shard) for shard in self.shards]
-        return tuple(sorted((shard for place, shard in named if place and place[0] == rank), key=lambda s: s.key))
+        return tuple(
+            sorted(
+                (shard for rank_and_size, shard in named if rank_and_size and rank_and_size[0] == rank),
+                key=lambda each: each.key,
+            )
+        )
 
 
 def parse_manifest(checkpoint: Checkpoint, content: bytes) -> Manifest:
-    """Read the manifest of one checkpoint.
+    """Parse the manifest of one checkpoint.
 
     Raises:
-        UnreadableError: Not JSON, not this schema, or not about this checkpoint.
+        UnreadableError: The bytes are not JSON, have another schema, or describe another checkpoint.
     """
     document = _document(content)
-    found = Checkpoint(step=_whole(document, "step", 0), attempt=_whole(document, "attempt", 1))
-    if found != checkpoint:
-        raise UnreadableError(f"it speaks of attempt {found.attempt} step {found.step}")
+    described = Checkpoint(step=_whole(document, "step", 0), attempt=_whole(document, "attempt", 1))
+    if described != checkpoint:
+        raise UnreadableError(f"it describes attempt {described.attempt} step {described.step}")
     shards = document.get("shards")
     if not isinstance(shards, list) or not shards:
-        raise UnreadableError("it names no shards")
+        raise UnreadableError("it lists no shards")
     manifest = Manifest(
         job_id=_text(document, "jobId"),
         checkpoint=checkpoint,
@@ -187,18 +193,18 @@ def parse_manifest(checkpoint: Checkpoint, content: bytes) -> Manifest:
         world_size=_whole(document, "worldSize", 1),
         shards=tuple(Shard.from_json(entry) for entry in shards),
         metrics=_object(document.get("metrics", {})),
-        is_finite=_claim(document, "isFinite"),
+        is_finite=_optional_boolean(document, "isFinite"),
         extra=_object(document.get("extra", {})),
     )
     for name, value in manifest.metrics.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-            raise UnreadableError(f"metric {name!r} is neither number nor text")
+            raise UnreadableError(f"metric {name!r} is neither a number nor a text")
     _require_consistent(manifest)
     return manifest
 
 
 def job_of_manifest(content: bytes) -> str:
-    """Return the job that a manifest says it is of; empty where it cannot be read."""
+    """Return the job id in a manifest; empty if the manifest cannot be read."""
     try:
         return _text(_document(content), "jobId")
     except UnreadableError:
@@ -207,14 +213,14 @@ def job_of_manifest(content: bytes) -> str:
 
 def _require_consistent(manifest: Manifest) -> None:
     if len({shard.key for shard in manifest.shards}) != len(manifest.shards):
-        raise UnreadableError("it names a shard twice")
+        raise UnreadableError("it lists a shard twice")
     for shard in manifest.shards:
         folder, _, name = shard.key.rpartition("/")
         if folder != manifest.checkpoint.folder or not is_file_name(name):
-            raise UnreadableError(f"{shard.key!r} lies outside the checkpoint")
-        place = rank_and_world(name)
-        if place is not None and (place[1] != manifest.world_size or place[0] >= manifest.world_size):
-            raise UnreadableError(f"{name} does not fit a world of {manifest.world_size}")
+            raise UnreadableError(f"{shard.key!r} is not a file of the checkpoint's folder")
+        parsed = rank_and_world(name)
+        if parsed is not None and (parsed[1] != manifest.world_size or parsed[0] >= manifest.world_size):
+            raise UnreadableError(f"{name} does not match the world size {manifest.world_size}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +230,7 @@ class ResumePoint:
     attempt: int
     step: int
     manifest: str
-    """Key relative to the checkpoint URI: the manifest, or DCP's `.metadata`."""
+    """Key of the file to resume from, relative to the checkpoint URI: the manifest, or DCP's `.metadata`."""
 
     def to_json(self) -> JsonObject:
         return {"attempt": self.attempt, "step": self.step, "manifest": self.manifest}
@@ -232,13 +238,13 @@ class ResumePoint:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What one attempt resumes from; None = nothing, it begins at the beginning."""
+    """The resume point of one attempt; None if the attempt starts at step 0."""
 
     attempt: int
     resume_from: ResumePoint | None
 
     def admits(self, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint from before this pin stood when it was pinned."""
+        """Whether a checkpoint of an earlier attempt still counts after this pin."""
         point = self.resume_from
         return point is not None and point.attempt >= checkpoint.attempt and point.step >= checkpoint.step
 
@@ -251,8 +257,10 @@ class Pin:
         attempt = _whole(entry, "attempt", 1)
         if entry.get("resumeFrom") is None:
             return cls(attempt, None)
-        named = _object(entry["resumeFrom"])
-        point = ResumePoint(_whole(named, "attempt", 1), _whole(named, "step", 0), _text(named, "manifest"))
+        point_document = _object(entry["resumeFrom"])
+        point = ResumePoint(
+            _whole(point_document, "attempt", 1), _whole(point_document, "step", 0), _text(point_document, "manifest")
+        )
         if point.attempt >= attempt or checkpoint_of_key(point.manifest) != Checkpoint(point.step, point.attempt):
             raise UnreadableError(f"attempt {attempt} cannot be pinned to {point.manifest!r}")
         return cls(attempt, point)
@@ -260,7 +268,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The highest attempt that may write, its pin, how that was decided, and every pin before it."""
+    """The highest attempt that may write, its pin with the reason, and the pins of all earlier attempts."""
 
     pin: Pin
     history: tuple[Pin, ...] = ()
@@ -268,7 +276,7 @@ class Fence:
     reason: str = ""
     rejected: tuple[JsonObject, ...] = ()
     began_at: datetime | None = None
-    """When the write of what it resumes from began, where that is known."""
+    """Start of the write of the checkpoint to resume from; None if unknown."""
 
     @property
     def attempt(self) -> int:
@@ -292,10 +300,10 @@ class Fence:
 
 
 def parse_fence(content: bytes) -> Fence:
-    """Read a fence.
+    """Parse a fence.
 
     Raises:
-        UnreadableError: The bytes are no fence of a known schema. That must never be taken for no fence.
+        UnreadableError: The bytes are not a fence of a known schema. A caller must never treat this as "no fence".
     """
     document = _document(content)
     pin = Pin.from_json(document)
@@ -306,7 +314,7 @@ def parse_fence(content: bytes) -> Fence:
     pins = tuple(Pin.from_json(entry) for entry in history)
     attempts = [pin.attempt for pin in pins]
     if attempts != sorted(set(attempts)) or (attempts and attempts[-1] >= pin.attempt):
-        raise UnreadableError("the history must name earlier attempts, each once, in order")
+        raise UnreadableError("the history must list earlier attempts, each once, in order")
     return Fence(
         pin=pin,
         history=pins,
@@ -324,17 +332,17 @@ def _document(content: bytes) -> JsonObject:
         raise UnreadableError(f"it is not JSON: {error}") from error
     entry = _object(document)
     if type(entry.get("schemaVersion")) is not int or entry["schemaVersion"] != SCHEMA_VERSION:
-        raise UnreadableError(f"schemaVersion {entry.get('schemaVersion')!r} is not known")
+        raise UnreadableError(f"schemaVersion {entry.get('schemaVersion')!r} is not supported")
     return entry
 
 
 def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _object(document: object) -> JsonObject:
     if not isinstance(document, dict):
-        raise UnreadableError("a JSON object is missing")
+        raise UnreadableError("a JSON object is expected")
     return document
 
 
@@ -345,7 +353,7 @@ def _whole(document: Mapping[str, object], name: str, least: int) -> int:
     return value
 
 
-def _claim(document: Mapping[str, object], name: str) -> bool | None:
+def _optional_boolean(document: Mapping[str, object], name: str) -> bool | None:
     value = document.get(name)
     if value is not None and not isinstance(value, bool):
         raise UnreadableError(f"{name} must be true or false")
@@ -355,5 +363,5 @@ def _claim(document: Mapping[str, object], name: str) -> bool | None:
 def _text(document: Mapping[str, object], name: str) -> str:
     value = document.get(name)
     if not isinstance(value, str):
-        raise UnreadableError(f"{name} must be text")
+        raise UnreadableError(f"{name} must be a text")
     return value

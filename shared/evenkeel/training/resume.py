@@ -1,12 +1,12 @@
-"""Where to resume: the newest checkpoint that counts and holds, pinned once for the attempt.
+"""Choose the resume point of an attempt, and pin it once: the newest checkpoint that is not fenced and is valid.
 
-The rule is the one by which Evenkeel itself chooses for checkpoints in S3. It runs here where Evenkeel cannot look: in
-the cluster, on a mounted folder, and there it reads every byte of what a manifest promises.
+Evenkeel applies the same rule to checkpoints in S3 (`evenkeel.domain.checkpoints`). This module runs in the cluster,
+for folders that Evenkeel cannot read. On a folder it reads every byte of the files that a manifest lists.
 
-    attempt 1 writes 10, 20, 30 ...          (its node is lost; it runs on)
-    attempt 2 proves step 20, then puts fence {attempt 2, resumeFrom (1, 20)}
-    attempt 1 writes 40                      late: above what attempt 2 pinned, so it is never a candidate again
-    attempt 1 saves once more                sees fence 2 > 1 and ends
+    attempt 1 writes 10, 20, 30 ...          (its node is lost, but the process still runs)
+    attempt 2 proves step 20                 and writes fence {attempt 2, resumeFrom (1, 20)}
+    attempt 1 writes 40                      too late: the step is above the pin of attempt 2, so it never counts
+    attempt 1 saves again                    reads fence 2 > 1 and ends
 """
 
 import json
@@ -36,57 +36,59 @@ COMPLETE_BY_CONVENTION = "COMPLETE_BY_CONVENTION"
 NONE = "NONE"
 MAX_REJECTIONS_KEPT = 20
 CONVENTION, PROOF, EVIDENCE = DEMANDS = ("CONVENTION", "PROOF", "EVIDENCE")
-"""What a checkpoint must have to be resumed from, weakest first: the last asks for signs that its numbers are sound."""
-_SETTLED_BY_MANIFEST = ("DISTRUSTED", "MANIFEST_UNREADABLE")
+"""Requirements for a checkpoint, weakest first. EVIDENCE also requires that its numbers are known to be healthy."""
+_SHOWN_BY_MANIFEST = ("DISTRUSTED", "MANIFEST_UNREADABLE")
+"""Rejections that need only the manifest."""
 UNPROVED = frozenset(
     {
         *("MANIFEST_UNREADABLE", "SHARD_MISSING", "SHARD_SIZE", "SHARD_CHECKSUM", "METRIC_NOT_FINITE"),
         *("NO_EVIDENCE", "NO_CLEAN_RUN", "BELOW_GRADE", "DAMAGED"),
     }
 )
-"""Rejections of work that was finished once and may be worth saving."""
+"""Rejections of finished checkpoints that a person may still restore."""
 
 
 class Fenced(Exception):
-    """A later attempt of this job has taken over. Nothing this one writes will be used: end the process."""
+    """A later attempt of this job has taken over. Evenkeel uses nothing that this attempt writes: end the process."""
 
-    def __init__(self, attempt: int, standing: int) -> None:
-        super().__init__(f"attempt {attempt} is fenced: attempt {standing} of this job has taken over")
+    def __init__(self, attempt: int, current_attempt: int) -> None:
+        super().__init__(f"attempt {attempt} is fenced: attempt {current_attempt} of this job has taken over")
         self.attempt = attempt
-        self.standing = standing
+        self.current_attempt = current_attempt
+        """The attempt that has taken over."""
 
 
 class Unproved(Exception):
-    """Finished checkpoints are there and none of them holds. Starting over would disown them: a person must look."""
+    """Finished checkpoints exist, and none is valid. A start at step 0 would discard them, so a person must decide."""
 
     def __init__(self, attempt: int, reason: str) -> None:
-        super().__init__(f"attempt {attempt} has nothing to resume from that holds. {reason}")
+        super().__init__(f"attempt {attempt} cannot resume from any of its checkpoints. {reason}")
         self.attempt = attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Distrust:
-    """A suspicion that a fault casts on checkpoints."""
+    """Checkpoints that a fault may have corrupted."""
 
     after: datetime | None
-    """Those whose write began after this are not to be resumed from; None = time casts no doubt."""
+    """Checkpoints whose write began after this time are distrusted; None if time does not matter."""
     through_attempt: int | None = None
-    """Later attempts ran elsewhere and are not touched by the suspicion; None = all attempts are."""
+    """Last attempt that the fault concerns. Later attempts ran on other nodes. None = all attempts."""
     demand: str = CONVENTION
-    """What the others must have."""
+    """Requirement for all other checkpoints of these attempts."""
 
     def covers(self, attempt: int, began_at: datetime | None) -> bool:
-        """Whether a write is under suspicion. One whose beginning is unknown is."""
-        return self.after is not None and self.is_about(attempt) and (began_at is None or began_at > self.after)
+        """Whether a checkpoint is distrusted. A checkpoint whose start is unknown is."""
+        return self.after is not None and self.concerns(attempt) and (began_at is None or began_at > self.after)
 
-    def is_about(self, attempt: int) -> bool:
-        """Whether it is about the checkpoints of an attempt at all."""
+    def concerns(self, attempt: int) -> bool:
+        """Whether the fault concerns the checkpoints of an attempt."""
         return self.through_attempt is None or attempt <= self.through_attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """One checkpoint that was passed over, and why."""
+    """One rejected checkpoint, with the reason."""
 
     checkpoint: Checkpoint
     code: str
@@ -104,7 +106,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A checkpoint that holds."""
+    """A valid checkpoint."""
 
     checkpoint: Checkpoint
     grade: str
@@ -116,14 +118,16 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class ResumeChoice:
-    """What an attempt resumes from, and what was passed over on the way there, newest first."""
+    """The resume point of an attempt, with the rejected checkpoints."""
 
     resume_from: ResumePoint | None
+    """None if the attempt starts at step 0."""
     grade: str
     reason: str
     rejected: tuple[JsonObject, ...] = field(default=())
+    """Newest first."""
     began_at: datetime | None = None
-    """When the write of what it resumes from began, where that is known."""
+    """Start of the write of the checkpoint to resume from; None if unknown."""
 
     def to_json(self) -> JsonObject:
         return {
@@ -136,8 +140,8 @@ class ResumeChoice:
 
     @property
     def would_disown_work(self) -> bool:
-        """Whether it begins at the beginning although finished checkpoints are there: none of them could be proved."""
-        return self.resume_from is None and any(out["code"] in UNPROVED for out in self.rejected)
+        """Whether a start at step 0 would discard finished checkpoints, because none of them is valid."""
+        return self.resume_from is None and any(each["code"] in UNPROVED for each in self.rejected)
 
 
 def choose(
@@ -150,75 +154,78 @@ def choose(
     job_id: str = "",
     damaged: Collection[Checkpoint] = (),
 ) -> ResumeChoice:
-    """Walk back from the newest step until one checkpoint counts for `attempt`, is trusted and holds."""
+    """Choose the resume point of `attempt`: the newest valid checkpoint, from the newest step backwards."""
     rejected: list[Rejection] = []
-    looked_at: dict[Checkpoint, Manifest | None] = {}
+    manifests: dict[Checkpoint, Manifest | None] = {}
     for checkpoint in sorted(storage.checkpoints(), reverse=True):
         verdict = refusal(fence, attempt, checkpoint)
         if verdict is None and checkpoint in damaged:
-            detail = "An earlier attempt could not resume from it: its bytes are not those its manifest promises."
+            detail = "An earlier attempt could not resume from it: its bytes differ from its manifest."
             verdict = Rejection(checkpoint, "DAMAGED", detail)
         if verdict is None:
             content = storage.get(checkpoint.manifest_key)
-            looked_at[checkpoint] = _readable(checkpoint, content, job_id)
-            outcome = _settled(checkpoint, content, distrust, job_id) or verify(
-                # Checksums stand in a manifest or nowhere.
+            manifests[checkpoint] = _readable(checkpoint, content, job_id)
+            outcome = _rejected_by_manifest(checkpoint, content, distrust, job_id) or verify(
                 checkpoint,
                 content,
+                # Only a manifest has checksums to compare with.
                 storage.examine(checkpoint, checksums=content is not None),
                 distrust,
                 job_id=job_id,
             )
             if isinstance(outcome, Proof):
-                lacks = _missing_evidence(_demanded(checkpoint, distrust, accepts_convention), outcome, looked_at)
-                if lacks is None:
+                missing = _missing_evidence(_demanded(checkpoint, distrust, accepts_convention), outcome, manifests)
+                if missing is None:
                     return _chosen(outcome, rejected)
-                outcome = lacks
+                outcome = missing
             verdict = outcome
         rejected.append(verdict)
-    return _nothing(rejected)
+    return _none_valid(rejected)
 
 
-def _settled(checkpoint: Checkpoint, content: bytes | None, distrust: Distrust | None, job_id: str) -> Rejection | None:
-    """Judge a checkpoint where its manifest alone settles it: in a folder, to look further is to read every byte."""
+def _rejected_by_manifest(
+    checkpoint: Checkpoint, content: bytes | None, distrust: Distrust | None, job_id: str
+) -> Rejection | None:
+    """Return the rejection that the manifest alone shows; None if the files must be read. On a folder that is slow."""
     if content is None:
         return None
-    alone = verify(checkpoint, content, {}, distrust, job_id=job_id)
-    return alone if isinstance(alone, Rejection) and alone.code in _SETTLED_BY_MANIFEST else None
+    verdict = verify(checkpoint, content, {}, distrust, job_id=job_id)
+    return verdict if isinstance(verdict, Rejection) and verdict.code in _SHOWN_BY_MANIFEST else None
 
 
 def _demanded(checkpoint: Checkpoint, distrust: Distrust | None, accepts_convention: bool) -> str:
     base = CONVENTION if accepts_convention else PROOF
-    return max(base, distrust.demand, key=DEMANDS.index) if distrust and distrust.is_about(checkpoint.attempt) else base
+    return max(base, distrust.demand, key=DEMANDS.index) if distrust and distrust.concerns(checkpoint.attempt) else base
 
 
-def _missing_evidence(demand: str, proof: Proof, looked_at: Mapping[Checkpoint, Manifest | None]) -> Rejection | None:
-    """Say what a checkpoint that holds lacks of what is demanded of it; None where it lacks nothing."""
+def _missing_evidence(demand: str, proof: Proof, manifests: Mapping[Checkpoint, Manifest | None]) -> Rejection | None:
+    """Return why a valid checkpoint does not meet the requirement; None if it does."""
     checkpoint = proof.checkpoint
     if demand != CONVENTION and proof.grade != PROVED:
-        detail = "Its files are complete, but no checksum vouches for them, and here proof is asked for."
+        detail = "Its files are complete but have no checksums, and proof is required."
         return Rejection(checkpoint, "BELOW_GRADE", detail)
     if demand != EVIDENCE:
         return None
-    own = looked_at[checkpoint]
+    own = manifests[checkpoint]
     if own is None or not _claims_healthy(own):
-        detail = "The fault may have corrupted anything, and its manifest has neither a finite loss nor isFinite."
+        detail = "The fault may have corrupted it, and its manifest has neither a finite loss nor isFinite."
         return Rejection(checkpoint, "NO_EVIDENCE", detail)
-    # The one that the same attempt saved next. It may itself be in doubt: that its numbers are sound still says that
-    # training went on soundly from here.
-    later = sorted(other for other in looked_at if other.attempt == checkpoint.attempt and other > checkpoint)
-    after = next((manifest for other in later if (manifest := looked_at[other]) is not None), None)
+    # The next checkpoint of the same attempt may itself be distrusted. Its healthy numbers still show that training
+    # continued normally.
+    later = sorted(other for other in manifests if other.attempt == checkpoint.attempt and other > checkpoint)
+    after = next((manifest for other in later if (manifest := manifests[other]) is not None), None)
     if after is None or not _claims_healthy(after):
-        then = (
-            "nothing readable was saved after it"
+        why = (
+            "its attempt saved no readable checkpoint after it"
             if after is None
-            else f"step {after.checkpoint.step} after it is not sound"
+            else f"the next checkpoint, step {after.checkpoint.step}, does not show healthy numbers"
         )
-        return Rejection(checkpoint, "NO_CLEAN_RUN", f"The fault may have corrupted anything, and {then}.")
+        return Rejection(checkpoint, "NO_CLEAN_RUN", f"The fault may have corrupted it, and {why}.")
     return None
 
 
 def _claims_healthy(manifest: Manifest) -> bool:
+    """Whether the manifest shows healthy numbers: the script checked its weights, or the loss is finite."""
     if manifest.is_finite is False or not all(_is_finite(value) for value in manifest.metrics.values()):
         return False
     return manifest.is_finite is True or "loss" in manifest.metrics
@@ -232,14 +239,14 @@ def _readable(checkpoint: Checkpoint, content: bytes | None, job_id: str) -> Man
 
 
 def own_manifest(checkpoint: Checkpoint, content: bytes, job_id: str) -> Manifest:
-    """Read the manifest of one checkpoint of a job; an empty `job_id` is any.
+    """Parse the manifest of one checkpoint of a job. An empty `job_id` accepts any job.
 
     Raises:
-        UnreadableError: It is no manifest of this checkpoint, or another job's.
+        UnreadableError: The bytes are not a manifest of this checkpoint, or belong to another job.
     """
     manifest = parse_manifest(checkpoint, content)
     if job_id and manifest.job_id and manifest.job_id != job_id:
-        raise UnreadableError(f"it is of job {manifest.job_id}, and this is {job_id}")
+        raise UnreadableError(f"it belongs to job {manifest.job_id}, not to job {job_id}")
     return manifest
 
 
@@ -253,17 +260,17 @@ def pin(
     job_id: str = "",
     damaged: Collection[Checkpoint] = (),
 ) -> ResumeChoice:
-    """Raise the fence to `attempt` and pin what it resumes from, in one conditional write.
+    """Raise the fence to `attempt` and pin its resume point, in one conditional write.
 
-    Idempotent: yes, by the fence: once it stands at `attempt`, its pin is the answer.
+    Idempotent: yes, by the fence: once it names `attempt`, its pin is the answer.
 
     Raises:
-        Fenced: A later attempt stands.
-        Unproved: Finished checkpoints are there, none of them holds, and `may_start_over` is not given.
+        Fenced: The fence names a later attempt.
+        Unproved: Finished checkpoints exist, none is valid, and `may_start_over` is false.
     """
     while True:
-        standing = storage.read_fence()
-        fence = standing.fence
+        stored = storage.read_fence()
+        fence = stored.fence
         if fence is not None and fence.attempt > attempt:
             raise Fenced(attempt, fence.attempt)
         if fence is not None and fence.attempt == attempt:
@@ -279,22 +286,25 @@ def pin(
         )
         if choice.would_disown_work and not may_start_over:
             raise Unproved(attempt, choice.reason)
-        # Each turn that is lost to another writer finds the fence higher than before, so the loop ends.
-        storage.raise_fence(raised(fence, attempt, choice), standing)
+        # If another writer was first, the next read finds a higher fence than before, so the loop ends.
+        storage.raise_fence(raised(fence, attempt, choice), stored)
 
 
 REPORT = "evenkeel resume-point "
-"""How the line begins in which rank 0 tells, on its standard output, what it pinned."""
+"""Prefix of the line in which rank 0 reports its resume point on standard output."""
 
 
 def report(attempt: int, choice: ResumeChoice) -> str:
-    """Return the line that Evenkeel reads back from rank 0's log: no function can look where it looked."""
+    """Return the line that reports the pinned resume point. Evenkeel reads it from rank 0's log.
+
+    No function of Evenkeel can read the mounted folder itself.
+    """
     document = {**choice.to_json(), "attempt": attempt, "rejected": list(choice.rejected[:MAX_REJECTIONS_KEPT])}
     return f"{REPORT}{json.dumps(document)}"
 
 
 def raised(fence: Fence | None, attempt: int, choice: ResumeChoice) -> Fence:
-    """Return the fence of `attempt`, pinned to what it resumes from."""
+    """Return the new fence of `attempt`, with its pin."""
     return Fence(
         pin=Pin(attempt, choice.resume_from),
         history=() if fence is None else fence.pins,
@@ -306,16 +316,15 @@ def raised(fence: Fence | None, attempt: int, choice: ResumeChoice) -> Fence:
 
 
 def refusal(fence: Fence | None, attempt: int, checkpoint: Checkpoint) -> Rejection | None:
-    """Say why a checkpoint cannot be in the past of `attempt`; None where it can."""
+    """Return why `attempt` cannot descend from a checkpoint; None if it can."""
     if checkpoint.attempt >= attempt:
         detail = f"It belongs to attempt {checkpoint.attempt}, which is not before attempt {attempt}."
         return Rejection(checkpoint, "LATER_ATTEMPT", detail)
     for past in () if fence is None else fence.pins:
         if checkpoint.attempt < past.attempt < attempt and not past.admits(checkpoint):
-            at = "the beginning" if past.resume_from is None else f"step {past.resume_from.step}"
+            start = "started at step 0" if past.resume_from is None else f"resumed from step {past.resume_from.step}"
             detail = (
-                f"Attempt {past.attempt} was pinned to {at}; nothing after that counts from attempt "
-                f"{checkpoint.attempt}."
+                f"Attempt {past.attempt} {start}, so later checkpoints of attempt {checkpoint.attempt} do not count."
             )
             return Rejection(checkpoint, "FENCED", detail)
     return None
@@ -329,7 +338,7 @@ def verify(
     *,
     job_id: str = "",
 ) -> Proof | Rejection:
-    """Judge one checkpoint by its manifest, or by DCP's convention where it has none."""
+    """Check one checkpoint: by its manifest, or by DCP's convention if it has no manifest."""
     if content is None:
         by_convention = _prove_by_convention(checkpoint, listing)
         if isinstance(by_convention, Rejection):
@@ -343,11 +352,15 @@ def verify(
 
 
 def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Rejection:
-    """Compare a manifest with what the store says, shard by shard in the manifest's order."""
+    """Compare a manifest with the objects in the store, shard by shard.
+
+    Size and checksum of each shard must be equal. If the store has no checksum of a shard, the grade is
+    `COMPLETE_BY_CONVENTION`: all bytes are there, but nothing shows that they are correct.
+    """
     checkpoint = manifest.checkpoint
     rank = rank_without_shard(manifest)
     if rank is not None:
-        detail = f"The manifest names no shard of rank {rank} of {manifest.world_size}."
+        detail = f"The manifest lists no shard of rank {rank} of {manifest.world_size}."
         return Rejection(checkpoint, "SHARD_MISSING", detail)
     for shard in manifest.shards:
         stored = listing.get(shard.key)
@@ -361,11 +374,12 @@ def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Re
             detail = f"{name} has checksum {stored.sha256[:12]}…; the manifest says {shard.sha256[:12]}…."
             return Rejection(checkpoint, "SHARD_CHECKSUM", detail)
     if manifest.is_finite is False:
-        detail = "Its writer looked at its numbers and found some that are not finite."
+        detail = "The training script found numbers in it that are not finite."
         return Rejection(checkpoint, "METRIC_NOT_FINITE", detail)
     for metric, value in manifest.metrics.items():
         if not _is_finite(value):
-            return Rejection(checkpoint, "METRIC_NOT_FINITE", f"Its {metric} is {value}, which is no finite number.")
+            detail = f"Its {metric} is {value}, which is not a finite number."
+            return Rejection(checkpoint, "METRIC_NOT_FINITE", detail)
     every_checksum = all(listing[shard.key].sha256 is not None for shard in manifest.shards)
     return Proof(
         checkpoint=checkpoint,
@@ -382,20 +396,24 @@ def _is_finite(value: object) -> bool:
 
 
 def rank_without_shard(manifest: Manifest) -> int | None:
-    """Return the first rank that a manifest names no shard of; None where every rank has one, or none claims a rank."""
-    places = [rank_and_world(shard.key.rpartition("/")[2]) for shard in manifest.shards]
-    ranks = {place[0] for place in places if place is not None}
+    """Return the first rank without a shard in the manifest.
+
+    None if every rank has a shard, or if no file name contains a rank.
+    """
+    parsed_names = [rank_and_world(shard.key.rpartition("/")[2]) for shard in manifest.shards]
+    ranks = {parsed[0] for parsed in parsed_names if parsed is not None}
     if not ranks:
-        return None  # files named by another convention claim no rank
+        return None
     return next((rank for rank in range(manifest.world_size) if rank not in ranks), None)
 
 
 def _prove_by_convention(checkpoint: Checkpoint, listing: Mapping[str, StoredObject]) -> Proof | Rejection:
     shards = [key for key in listing if key.endswith(CONVENTION_SUFFIX)]
     if checkpoint.convention_key not in listing:
-        return Rejection(checkpoint, "MANIFEST_MISSING", "It was never finished: there is no manifest.")
+        detail = "The checkpoint was never finished: it has no manifest."
+        return Rejection(checkpoint, "MANIFEST_MISSING", detail)
     if not shards:
-        detail = f"{CONVENTION_NAME} is there, but no *{CONVENTION_SUFFIX}."
+        detail = f"It has {CONVENTION_NAME}, but no *{CONVENTION_SUFFIX} file."
         return Rejection(checkpoint, "SHARD_MISSING", detail)
     empty = sorted(key for key in (checkpoint.convention_key, *shards) if listing[key].size_bytes == 0)
     if empty:
@@ -415,33 +433,33 @@ def _prove_by_convention(checkpoint: Checkpoint, listing: Mapping[str, StoredObj
 def _distrust_reason(checkpoint: Checkpoint, began_at: datetime | None, distrust: Distrust | None) -> Rejection | None:
     if distrust is None or distrust.after is None or not distrust.covers(checkpoint.attempt, began_at):
         return None
-    began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S}"
-    detail = f"Its write began {began}, after the first suspicious signal at {distrust.after:%H:%M:%S} UTC."
+    began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S} UTC"
+    detail = f"It was begun {began}; the fault makes checkpoints after {distrust.after:%H:%M:%S} UTC suspect."
     return Rejection(checkpoint, "DISTRUSTED", detail)
 
 
 def _chosen(proof: Proof, rejected: list[Rejection]) -> ResumeChoice:
     checkpoint = proof.checkpoint
     files = "1 file" if proof.files == 1 else f"{proof.files} files"
-    how = "every size and checksum agrees" if proof.grade == PROVED else "complete, without checksums"
-    reason = f"Step {checkpoint.step} of attempt {checkpoint.attempt} holds: {files}, {proof.size_bytes} bytes, {how}."
+    how = "every size and checksum matches" if proof.grade == PROVED else "complete, without checksums"
+    text = f"Step {checkpoint.step} of attempt {checkpoint.attempt} is valid: {files}, {proof.size_bytes} bytes, {how}."
     return ResumeChoice(
         resume_from=ResumePoint(checkpoint.attempt, checkpoint.step, proof.key),
         grade=proof.grade,
-        reason=f"{reason} Passed over: {_summary(rejected)}." if rejected else reason,
-        rejected=tuple(out.to_json() for out in rejected),
+        reason=f"{text} Rejected: {_summary(rejected)}." if rejected else text,
+        rejected=tuple(each.to_json() for each in rejected),
         began_at=proof.began_at,
     )
 
 
-def _nothing(rejected: list[Rejection]) -> ResumeChoice:
+def _none_valid(rejected: list[Rejection]) -> ResumeChoice:
     if not rejected:
-        return ResumeChoice(None, NONE, "There is no checkpoint yet: training starts from the beginning.")
-    reason = f"No checkpoint holds. Passed over: {_summary(rejected)}."
-    return ResumeChoice(None, NONE, reason, tuple(out.to_json() for out in rejected))
+        return ResumeChoice(None, NONE, "The job has no checkpoint yet, so training starts at step 0.")
+    reason = f"No checkpoint is valid. Rejected: {_summary(rejected)}."
+    return ResumeChoice(None, NONE, reason, tuple(each.to_json() for each in rejected))
 
 
 def _summary(rejected: list[Rejection]) -> str:
-    named = [f"step {out.checkpoint.step} of attempt {out.checkpoint.attempt} ({out.code})" for out in rejected[:3]]
+    named = [f"step {each.checkpoint.step} of attempt {each.checkpoint.attempt} ({each.code})" for each in rejected[:3]]
     more = len(rejected) - len(named)
     return ", ".join(named) + (f" and {more} more" if more else "")

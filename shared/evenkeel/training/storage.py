@@ -1,10 +1,10 @@
-"""Where checkpoints are kept: a folder (FSx, EFS, a local disk) or a bucket.
+"""Stores for checkpoints: a folder (FSx, EFS, a local disk) or an S3 bucket.
 
-Both give the same few promises, on which the contract rests:
+Both give the same guarantees:
 
-    put        all of the bytes or none of them, on the disk or in the bucket when it returns
-    put_new    the same, and only if nothing was there
-    raise_fence  of several writers of one attempt's fence one wins, and a fence never goes down
+    put          writes all bytes or none; when it returns, they are on the disk or in the bucket
+    put_new      the same, and only if the object did not exist
+    raise_fence  if several processes write the fence of one attempt, one of them wins; the fence never goes down
 """
 
 import base64
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 _TEMPORARY = ".writing-"
 _CONFLICT_TRIES = 5
 READ_PAUSES_SECONDS = (1, 4, 15)
-"""Between the tries of one object in a bucket whose bytes broke off on the way."""
+"""Pauses between the retries of a read from a bucket that broke off."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """What the store says about one object."""
+    """Size, checksum and time of one object, from the store itself."""
 
     size_bytes: int
     sha256: str | None = None
@@ -50,48 +50,49 @@ class StoredObject:
 
 
 @dataclass(frozen=True, slots=True)
-class StandingFence:
-    """A fence as it was read, and the version that a write over it must still find."""
+class VersionedFence:
+    """The fence as it was read, and its version. A write succeeds only if the store still has that version."""
 
     fence: Fence | None
     version: str = ""
 
 
 class Storage(Protocol):
-    """The few things that the contract asks of a store. Keys are relative to the checkpoint URI."""
+    """The operations of a store. Keys are relative to the checkpoint URI."""
 
     uri: str
 
     def get(self, key: str) -> bytes | None:
-        """Return an object's bytes; None where there is none."""
+        """Return the bytes of an object; None if it does not exist."""
 
     def put(self, key: str, content: bytes | memoryview, sha256: str) -> None:
-        """Write or replace an object, whole or not at all. `sha256` in hex; S3 refuses bytes that do not match it."""
+        """Write or replace an object as a whole. `sha256` is in hex; S3 rejects bytes that do not match it."""
 
     def put_new(self, key: str, content: bytes) -> bool:
-        """Write an object if there is none; say whether it was written."""
+        """Write an object if it does not exist. Return whether it was written."""
 
     def checkpoints(self) -> list[Checkpoint]:
-        """List every checkpoint folder, finished or not."""
+        """Return every checkpoint folder, finished or not."""
 
     def examine(self, checkpoint: Checkpoint, *, checksums: bool = True) -> Mapping[str, StoredObject]:
-        """List a checkpoint's files with size and checksum: S3's stored ones, or computed by reading every byte.
+        """Return the files of a checkpoint with size and checksum, by key.
 
-        Without `checksums` nothing is read, and nothing asked of single files.
+        A bucket returns the checksums that S3 stores. A folder computes them from every byte. Without `checksums`, the
+        store only lists the files.
         """
 
-    def read_fence(self) -> StandingFence:
+    def read_fence(self) -> VersionedFence:
         """Read the fence."""
 
-    def raise_fence(self, fence: Fence, over: StandingFence) -> bool:
-        """Put the fence over what was read; say whether it was put and stands."""
+    def raise_fence(self, fence: Fence, over: VersionedFence) -> bool:
+        """Replace the fence `over`, as it was read. Return whether the new fence is now the highest."""
 
 
 def open_storage(uri: str) -> Storage:
-    """Open the store that a checkpoint URI names: `s3://bucket/prefix`, `file:///folder`, or a folder's plain path.
+    """Open the store of a checkpoint URI: `s3://bucket/prefix`, `file:///folder`, or the path of a folder.
 
     Raises:
-        ValueError: The scheme is another one, or the bucket is missing.
+        ValueError: The URI has another scheme, or no bucket.
     """
     parts = urllib.parse.urlsplit(uri)
     if parts.scheme == "s3":
@@ -100,18 +101,18 @@ def open_storage(uri: str) -> Storage:
         return BucketStorage(uri, parts.netloc, parts.path.strip("/"))
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
-            raise ValueError(f"{uri} names a folder on another machine")
+            raise ValueError(f"{uri} must not contain a host: use file:///folder")
         return FolderStorage(uri, Path(urllib.parse.unquote(parts.path)))
     if "://" in uri or not uri:
-        raise ValueError(f"{uri!r} is no checkpoint URI: s3://bucket/prefix, file:///folder or a path is expected")
+        raise ValueError(f"{uri!r} is not a checkpoint URI: use s3://bucket/prefix, file:///folder or a path")
     return FolderStorage(uri, Path(uri))
 
 
 class FolderStorage:
     """Checkpoints in a folder that every rank has mounted.
 
-    The fence is one file an attempt, `_fence.d/<n>.json`, made by hard link: the link fails if the name exists and the
-    content is whole before the name appears, so two launches of one attempt agree without a lock. The highest stands.
+    The fence is one file per attempt, `_fence.d/<n>.json`; the highest number counts. Each file is created with a hard
+    link to a finished temporary file, which fails if the name exists. So two launches of one attempt need no lock.
     """
 
     def __init__(self, uri: str, root: Path) -> None:
@@ -158,32 +159,32 @@ class FolderStorage:
             found[f"{checkpoint.folder}/{entry.name}"] = StoredObject(status.st_size, digest, modified_at)
         return found
 
-    def read_fence(self) -> StandingFence:
+    def read_fence(self) -> VersionedFence:
         files = [entry.name for entry in self._entries(f"{FENCE_KEY}.d") if entry.name.endswith(".json")]
         names = [name.removesuffix(".json") for name in files]
         highest = max((int(name) for name in names if name.isdecimal()), default=0)
         if not highest:
-            return StandingFence(None)
+            return VersionedFence(None)
         fence = parse_fence((self._root / f"{FENCE_KEY}.d" / f"{highest}.json").read_bytes())
         if fence.attempt != highest:
-            raise UnreadableError(f"{FENCE_KEY}.d/{highest}.json speaks of attempt {fence.attempt}")
-        return StandingFence(fence, str(highest))
+            raise UnreadableError(f"{FENCE_KEY}.d/{highest}.json describes attempt {fence.attempt}")
+        return VersionedFence(fence, str(highest))
 
-    def raise_fence(self, fence: Fence, over: StandingFence) -> bool:
+    def raise_fence(self, fence: Fence, over: VersionedFence) -> bool:
         if over.fence is not None and over.fence.attempt >= fence.attempt:
             return False
         if not self.put_new(f"{FENCE_KEY}.d/{fence.attempt}.json", fence.to_bytes()):
             return False
-        # A later attempt may have been fenced meanwhile. Then this file says nothing, as only the highest is read, with
-        # the history that it carries, and this attempt never runs.
-        standing = self.read_fence().fence
-        return standing is not None and standing.attempt == fence.attempt
+        # A later attempt may have raised the fence meanwhile. Then only the highest file counts, with its own history,
+        # and this attempt must not run.
+        highest = self.read_fence().fence
+        return highest is not None and highest.attempt == fence.attempt
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
-        """List a folder; what is not there is empty.
+        """Return the entries of a folder; empty if it does not exist.
 
-        Whatever else goes wrong is raised: to take a broken mount for an empty folder would be to begin again from
-        nothing. That is why this is not `Path.glob`, which passes over folders that it may not or cannot read.
+        All other errors are raised. If a broken mount looked like an empty folder, training would start at step 0.
+        `Path.glob` is not used, because it skips folders that it cannot read:
         https://docs.python.org/3/library/pathlib.html#pathlib.Path.glob
         """
         try:
@@ -194,7 +195,7 @@ class FolderStorage:
 
     @contextlib.contextmanager
     def _written(self, key: str, content: bytes | memoryview) -> Iterator[Path]:
-        """Write a temporary file beside the key, flushed to the disk; take it away afterwards if it is still there."""
+        """Write a temporary file next to the key and flush it to the disk. Remove it afterwards if it still exists."""
         folder = (self._root / key).parent
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
@@ -270,7 +271,7 @@ class BucketStorage:
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
         listed = [entry for page in pages for entry in page.get("Contents", [])]
         keys = [entry["Key"] for entry in listed]
-        # A listing carries no checksums, so one HEAD a shard asks for them; the data itself is never read.
+        # A listing has no checksums, so each shard needs one HEAD request. The data itself is not read.
         with ThreadPoolExecutor(max_workers=8) as pool:
             known = dict(zip(keys, pool.map(self._checksum, keys), strict=True)) if checksums else {}
         return {
@@ -280,11 +281,11 @@ class BucketStorage:
             for entry in listed
         }
 
-    def read_fence(self) -> StandingFence:
+    def read_fence(self) -> VersionedFence:
         found = self._get(FENCE_KEY)
-        return StandingFence(None) if found is None else StandingFence(parse_fence(found[0]), found[1])
+        return VersionedFence(None) if found is None else VersionedFence(parse_fence(found[0]), found[1])
 
-    def raise_fence(self, fence: Fence, over: StandingFence) -> bool:
+    def raise_fence(self, fence: Fence, over: VersionedFence) -> bool:
         if over.fence is None:
             return self._put_if(FENCE_KEY, fence.to_bytes(), IfNoneMatch="*")
         return self._put_if(FENCE_KEY, fence.to_bytes(), IfMatch=over.version)
@@ -306,7 +307,7 @@ class BucketStorage:
                 if _code(error) == "NoSuchKey":
                     return None
                 raise
-            # botocore tries a request again until its answer begins; what breaks while the body is read is ours.
+            # botocore retries a request only until the response begins. Errors while reading the body are retried here.
             try:
                 return answer["Body"].read(), answer["ETag"]
             except (
@@ -337,7 +338,7 @@ class BucketStorage:
             except ClientError as error:
                 if _code(error) in ("PreconditionFailed", "NoSuchKey"):
                     return False
-                # 409: another conditional write was in flight, and neither outcome is known yet; S3 asks to try again.
+                # 409: S3 handles another conditional write of this key at the same time, and asks for a retry.
                 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
                 if _code(error) != "ConditionalRequestConflict":
                     raise
@@ -354,7 +355,7 @@ class BucketStorage:
     def _checksum(self, key: str) -> str | None:
         answer = self._client.head_object(Bucket=self._bucket, Key=key, ChecksumMode="ENABLED")
         encoded = answer.get("ChecksumSHA256", "")
-        # The checksum of a multipart upload is one over its parts' checksums, `…-<parts>`: it cannot be compared.
+        # A multipart upload has a composite checksum of its parts, `…-<parts>`, which cannot be compared.
         if not encoded or "-" in encoded or answer.get("ChecksumType") == "COMPOSITE":
             return None
         return base64.b64decode(encoded).hex()
@@ -366,15 +367,15 @@ def _s3_client() -> "S3Client":
         from botocore.config import Config
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("checkpoints under s3:// need boto3: pip install boto3") from error
-    is_stand_in = bool(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"))
+    is_emulator = bool(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"))
     return boto3.client(
         "s3",
         config=Config(
             connect_timeout=5,
             read_timeout=60,
             retries={"mode": "standard", "total_max_attempts": 6},
-            # A stand-in for S3 has one name, not one a bucket.
-            s3={"addressing_style": "path" if is_stand_in else "auto"},
+            # An S3 emulator has one host name for all buckets.
+            s3={"addressing_style": "path" if is_emulator else "auto"},
         ),
     )
 

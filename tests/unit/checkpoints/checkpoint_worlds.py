@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from evenkeel.domain import checkpoints as service_side
 from evenkeel.training import layout as training_layout
 from evenkeel.training import resume as training_side
-from evenkeel.training.storage import StandingFence, StoredObject
+from evenkeel.training.storage import StoredObject, VersionedFence
 
 START = datetime(2026, 11, 3, 10, 0, tzinfo=UTC)
 
@@ -241,13 +241,13 @@ class WorldStorage:
             if key.startswith(f"{checkpoint.folder}/")
         }
 
-    def read_fence(self) -> StandingFence:
+    def read_fence(self) -> VersionedFence:
         if self._world.fence is None:
-            return StandingFence(None)
+            return VersionedFence(None)
         version = hashlib.sha256(self._world.fence).hexdigest()
-        return StandingFence(training_layout.parse_fence(self._world.fence), version)
+        return VersionedFence(training_layout.parse_fence(self._world.fence), version)
 
-    def raise_fence(self, fence: training_layout.Fence, over: StandingFence) -> bool:
+    def raise_fence(self, fence: training_layout.Fence, over: VersionedFence) -> bool:
         if self._before_raise is not None:
             surprise, self._before_raise = self._before_raise, None
             surprise()

@@ -26,7 +26,7 @@ REPORT = report(
     ResumeChoice(
         ResumePoint(1, 10, "attempt=1/step=000000010/manifest.json"),
         "PROVED",
-        "Step 10 of attempt 1 holds.",
+        "Step 10 of attempt 1 is valid.",
         (PASSED_OVER,),
         BEGAN,
     ),

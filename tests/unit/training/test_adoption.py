@@ -114,7 +114,7 @@ def test_bare_interpreter_can_prove_a_folder(tmp_path: Path) -> None:
     )
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Step 10 of attempt 1 holds")
+    assert done.stdout.startswith("Step 10 of attempt 1 is valid")
 
 
 def test_page_names_every_variable_reason_and_grade() -> None:

@@ -27,7 +27,7 @@ def test_prove_says_what_holds_and_why_newer_ones_do_not(saved: str, capsys: pyt
     assert main(["prove", saved]) == 0
 
     told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("Step 10 of attempt 1 holds: 1 file, 5 bytes, every size and checksum agrees.")
+    assert told[0].startswith("Step 10 of attempt 1 is valid: 1 file, 5 bytes, every size and checksum matches.")
     assert told[1:] == ["  step 20 of attempt 1  SHARD_SIZE: shard-0-of-1.bin has 3 bytes; the manifest says 7."]
 
 
@@ -54,7 +54,7 @@ def test_prove_changes_nothing(saved: str) -> None:
 def test_prove_of_nothing_fails(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", uri]) == 1
 
-    assert capsys.readouterr().out == "There is no checkpoint yet: training starts from the beginning.\n"
+    assert capsys.readouterr().out == "The job has no checkpoint yet, so training starts at step 0.\n"
 
 
 def test_prove_heeds_distrust(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_fence_that_cannot_be_read_is_an_error_and_not_a_clean_start(
 
 def test_address_that_names_no_store_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", "gs://bucket/prefix"]) == 2
-    assert "no checkpoint URI" in capsys.readouterr().err
+    assert "is not a checkpoint URI" in capsys.readouterr().err
 
 
 def test_instant_without_zone_is_an_error(uri: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from evenkeel.training.storage import Storage, StoredObject, open_storage
 
 
 def a_run(uri: str, attempt: int = 1, **changes: Any) -> Run:
-    given: dict[str, Any] = {"job_id": "job-rings", "attempt": attempt, "patience_seconds": 20, **changes}
+    given: dict[str, Any] = {"job_id": "job-rings", "attempt": attempt, "timeout_seconds": 20, **changes}
     return Run(open_storage(uri), **given)
 
 
@@ -98,7 +98,7 @@ def test_checkpoint_of_another_job_is_not_resumed_from(uri: str) -> None:
     fence = open_storage(uri).read_fence().fence
     assert fence is not None
     (passed_over,) = [out["detail"] for out in fence.rejected]
-    assert passed_over == "The manifest cannot be used: it is of job job-moons, and this is job-rings."
+    assert passed_over == "The manifest cannot be used: it belongs to job job-moons, not to job job-rings."
 
 
 def test_checkpoint_is_resumed_from_where_either_job_is_unknown(uri: str) -> None:
@@ -206,7 +206,7 @@ def test_ranks_may_gather_their_records_themselves(uri: str) -> None:
 
 def test_checkpoint_that_one_rank_never_saved_is_not_complete(uri: str) -> None:
     a_run(uri).save(10, b"whole")
-    lonely = a_run(uri, rank=0, world_size=2, patience_seconds=0)
+    lonely = a_run(uri, rank=0, world_size=2, timeout_seconds=0)
 
     with pytest.raises(TimeoutError, match="rank 1 to save step 20"):
         lonely.save(20, b"half")
@@ -231,13 +231,13 @@ def a_record(step: int, rank: int, world_size: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (a_record(10, 0, 3), "2 ranks say that they wrote .*shard-0-of-3.bin: check RANK and WORLD_SIZE"),
-        (a_record(10, 2, 3) | {"shards": []}, "no shard of rank 1 of 3 came to rank 0 for step 10"),
+        (a_record(10, 0, 3), "2 ranks reported .*shard-0-of-3.bin: check RANK and WORLD_SIZE"),
+        (a_record(10, 2, 3) | {"shards": []}, "no rank reported a shard of rank 1 of 3 for step 10"),
         (
             a_record(11, 1, 3),
-            "step=000000011/shard-1-of-3.bin came to rank 0 for step 10: all ranks must save the same",
+            "rank 0 saves step 10, but a rank reported .*step=000000011/shard-1-of-3.bin: all ranks must save the same",
         ),
-        (a_record(10, 1, 8), "shard-1-of-8.bin came to rank 0, which counts 3 ranks"),
+        (a_record(10, 1, 8), "rank 0 expects 3 ranks, but a rank reported .*shard-1-of-8.bin"),
     ],
 )
 def test_records_that_do_not_make_one_checkpoint_make_nothing_complete(
@@ -254,7 +254,7 @@ def test_records_that_do_not_make_one_checkpoint_make_nothing_complete(
 def test_extra_that_would_make_the_manifest_too_large_is_refused_before_anything_is_put(uri: str) -> None:
     run = a_run(uri)
 
-    with pytest.raises(ValueError, match=r"manifest of step 10 would have \d+ bytes, .*16777216"):
+    with pytest.raises(ValueError, match=r"manifest of step 10 would have \d+ bytes; the limit is 16777216"):
         run.save(10, b"state", extra={"order": "x" * LARGEST_MANIFEST_BYTES})
 
     assert open_storage(uri).checkpoints() == []
@@ -266,7 +266,7 @@ def test_records_that_would_make_the_manifest_too_large_make_nothing_complete(tm
     names = (f"attempt=1/step=000000010/shard-0-of-1.p{number:05d}.bin" for number in range(100_000))
     record = a_record(10, 0, 1) | {"shards": [entry | {"key": name} for name in names]}
 
-    with pytest.raises(ValueError, match="is never read"):
+    with pytest.raises(ValueError, match="the limit is"):
         run.save(10, b"state", gather=lambda _: [record])
 
     assert open_storage(str(tmp_path)).get("attempt=1/step=000000010/manifest.json") is None
@@ -481,7 +481,7 @@ def test_every_rank_hears_what_rank_0_pinned(uri: str) -> None:
 
 def test_rank_gives_up_when_rank_0_pins_nothing(uri: str) -> None:
     with pytest.raises(TimeoutError, match="rank 0 to pin"):
-        a_run(uri, rank=1, world_size=2, patience_seconds=0).resume()
+        a_run(uri, rank=1, world_size=2, timeout_seconds=0).resume()
 
 
 def test_large_shard_is_written_in_parts_and_read_as_one(uri: str) -> None:
@@ -514,7 +514,7 @@ def test_shard_damaged_after_the_proof_is_noticed_when_read(uri: str) -> None:
     storage = open_storage(uri)
     storage.put("attempt=1/step=000000010/shard-0-of-1.bin", b"rotte", _sha256(b"rotte"))
 
-    with pytest.raises(training.DamagedError, match="5 bytes that are not those"):
+    with pytest.raises(training.DamagedError, match="5 bytes, and their checksum differs"):
         resume.shard(0)
 
 
@@ -526,7 +526,7 @@ def test_rank_that_the_checkpoint_never_had_is_no_damage(uri: str) -> None:
 
     for rank in (2, -1):
         with pytest.raises(
-            training.NotInCheckpointError, match=rf"written by 2 ranks, .* rank {rank}: read those of 0"
+            training.NotInCheckpointError, match=rf"written by 2 ranks, .* rank {rank}. Read the shards of ranks 0"
         ):
             resume.shard(rank)
 
@@ -543,7 +543,7 @@ def test_files_that_are_not_named_by_rank_are_no_damage(uri: str) -> None:
     resume = a_run(uri, 2).resume()
 
     assert resume is not None
-    with pytest.raises(training.NotInCheckpointError, match="names no files by rank: read them from"):
+    with pytest.raises(training.NotInCheckpointError, match="lists no files by rank: read them from"):
         resume.shard(0)
 
 
@@ -779,7 +779,7 @@ def test_ranks_wait_for_rank_0_as_long_as_the_code_or_else_the_environment_says(
 ) -> None:
     given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"} | POD
     told = {} if environ is None else {"EVENKEEL_TIMEOUT_SECONDS": environ}
-    run = training.attach(given | told, patience_seconds=said)
+    run = training.attach(given | told, timeout_seconds=said)
 
     with pytest.raises(TimeoutError, match=f"waited {waited} for rank 0 to pin"):
         run.resume()
@@ -791,16 +791,16 @@ def test_ranks_wait_for_rank_0_as_long_as_the_code_or_else_the_environment_says(
         ({"EVENKEEL_TIMEOUT_SECONDS": "0"}, "EVENKEEL_TIMEOUT_SECONDS='0' is not a whole number of at least 1"),
         ({"EVENKEEL_TIMEOUT_SECONDS": "long"}, "EVENKEEL_TIMEOUT_SECONDS='long'"),
         ({"EVENKEEL_CHECKPOINT_URI": ""}, "EVENKEEL_CHECKPOINT_URI is not set"),
-        ({"EVENKEEL_CHECKPOINT_URI": "gs://x/y"}, "no checkpoint URI"),
+        ({"EVENKEEL_CHECKPOINT_URI": "gs://x/y"}, "is not a checkpoint URI"),
         ({"EVENKEEL_ATTEMPT": ""}, "EVENKEEL_ATTEMPT is not set"),
         ({"EVENKEEL_ATTEMPT": "0"}, "at least 1"),
         ({"EVENKEEL_ATTEMPT": "two"}, "EVENKEEL_ATTEMPT='two'"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE"),
-        ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK=4 does not fit WORLD_SIZE=4"),
-        ({"JOB_COMPLETION_INDEX": "4", "WORLD_SIZE": "4"}, "JOB_COMPLETION_INDEX=4 does not fit WORLD_SIZE=4"),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK=4 must be less than WORLD_SIZE=4"),
+        ({"JOB_COMPLETION_INDEX": "4", "WORLD_SIZE": "4"}, "JOB_COMPLETION_INDEX=4 must be less than WORLD_SIZE=4"),
         ({"JOB_COMPLETION_INDEX": "0", "LOCAL_RANK": "1"}, "LOCAL_RANK=1 shows that a launcher .* RANK is not set"),
         ({"JOB_COMPLETION_INDEX": "0", "TORCHELASTIC_RUN_ID": "none"}, "TORCHELASTIC_RUN_ID=none .* RANK is not set"),
-        ({"EVENKEEL_DISTRUST_AFTER": "yesterday"}, "'yesterday' is no instant"),
+        ({"EVENKEEL_DISTRUST_AFTER": "yesterday"}, "'yesterday' is not an RFC 3339 time"),
     ],
 )
 def test_environment_that_makes_no_sense_is_refused(changes: dict[str, str], message: str, tmp_path: Path) -> None:

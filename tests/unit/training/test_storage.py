@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError
 from moto import mock_aws
 
 from evenkeel.training.layout import Checkpoint, Fence, Pin, ResumePoint, UnreadableError
-from evenkeel.training.storage import BucketStorage, StandingFence, Storage, StoredObject, open_storage
+from evenkeel.training.storage import BucketStorage, Storage, StoredObject, VersionedFence, open_storage
 
 SAVED = Checkpoint(step=10, attempt=1)
 
@@ -81,7 +81,7 @@ def test_empty_store_has_no_checkpoints_and_no_fence(uri: str) -> None:
 
     assert storage.checkpoints() == []
     assert dict(storage.examine(SAVED)) == {}
-    assert storage.read_fence() == StandingFence(None)
+    assert storage.read_fence() == VersionedFence(None)
 
 
 def test_store_tells_size_and_checksum(uri: str) -> None:
@@ -167,7 +167,7 @@ def test_folder_fence_under_a_wrong_name_is_refused(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path))
     storage.put_new("_fence.d/3.json", Fence(Pin(2, None)).to_bytes())
 
-    with pytest.raises(UnreadableError, match="speaks of attempt 2"):
+    with pytest.raises(UnreadableError, match="describes attempt 2"):
         storage.read_fence()
 
 
@@ -246,7 +246,7 @@ def test_what_is_no_folder_holds_no_checkpoints(tmp_path: Path) -> None:
 
     assert storage.checkpoints() == []
     assert dict(storage.examine(SAVED)) == {}
-    assert storage.read_fence() == StandingFence(None)
+    assert storage.read_fence() == VersionedFence(None)
 
 
 @mock_aws
@@ -325,5 +325,5 @@ def test_listing_of_many_checkpoints_is_read_to_its_end() -> None:
 
 @pytest.mark.parametrize("uri", ["", "s3://", "gs://bucket/prefix", "file://elsewhere/folder"])
 def test_address_that_names_no_store_is_refused(uri: str) -> None:
-    with pytest.raises(ValueError, match=r"no checkpoint URI|no bucket|another machine"):
+    with pytest.raises(ValueError, match=r"not a checkpoint URI|no bucket|must not contain a host"):
         open_storage(uri)

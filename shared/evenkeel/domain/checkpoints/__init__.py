@@ -1,10 +1,10 @@
-"""Checkpoints: manifest, fence, proof, and the choice of what an attempt resumes from.
+"""Checkpoints: manifest, fence, proof, and the choice of the resume point of an attempt.
 
-A service asks in a loop that ends after at most one look at each checkpoint:
+A service calls `choose_resume_point` in a loop, which reads each checkpoint at most once:
 
     evidence = {}
     while isinstance(answer := choose_resume_point(attempt, fence, found, evidence), ContentsNeeded):
-        evidence[answer.ref] = ...  # its manifest, and what the store says of each file
+        evidence[answer.ref] = ...  # its manifest, and size and checksum of each file from the store
     store.raise_fence(uri, raised(fence, attempt, answer).to_json(), tag)
 """
 

@@ -1,17 +1,17 @@
-"""The fence: which attempt may still write, and what each attempt resumed from.
+"""The fence: the attempt that may still write checkpoints, and the resume point (pin) of every attempt.
 
-Nobody can prove that a process on a partitioned node is dead, so a late manifest of an old attempt must be harmless.
-The fence and the pin are one conditional write:
+A process on a partitioned node may still run, and no service can prove otherwise. So a late manifest of an old attempt
+must do no harm. One conditional write stores the fence together with the pin:
 
-    attempt 1 writes 10, 20, 30 ...          (its node is lost; it runs on)
-    LaunchJob of 2 proves step 20, then puts fence {attempt 2, resumeFrom (1, 20)} if the fence is as it was read
-    attempt 1 writes 40                      late: above what attempt 2 pinned, so it is never a candidate again
-    LaunchJob of 2 is retried                the fence says 2: its resumeFrom is the answer, nothing is chosen twice
-    attempt 1 saves once more                sees fence 2 > 1 and ends
+    attempt 1 writes 10, 20, 30 ...          (its node is lost, but the process still runs)
+    launch_job of 2 proves step 20           and writes fence {attempt 2, resumeFrom (1, 20)} if the fence is unchanged
+    attempt 1 writes 40                      too late: the step is above the pin of attempt 2, so it never counts
+    launch_job of 2 is retried               the fence already names attempt 2: its pin is the answer
+    attempt 1 saves again                    reads fence 2 > 1 and ends
 
-The history carries every earlier pin. A checkpoint (m, s) counts for attempt n only if each fence j between them was
-pinned at or after it: pin.attempt >= m and pin.step >= s. An attempt writes its steps in rising order and starts at its
-own pin, so whatever it writes after fence j fails one of the two.
+The fence also stores the pins of all earlier attempts. A checkpoint (attempt m, step s) counts for attempt n only if
+every attempt between m and n was pinned at or after it: pin.attempt >= m and pin.step >= s. An attempt starts at its
+own pin and writes steps in rising order. So every checkpoint that it writes after a later fence fails this rule.
 """
 
 from enum import StrEnum
@@ -28,47 +28,47 @@ MAX_REJECTIONS_KEPT = 20
 
 
 class FenceUnreadableError(ValueError):
-    """A fence is there but cannot be read. It must never be taken for no fence."""
+    """The fence exists but cannot be parsed. A caller must never treat this as "no fence"."""
 
 
 class Grade(StrEnum):
-    """How sure it is that a checkpoint is whole."""
+    """How certain it is that a checkpoint is complete and correct."""
 
     PROVED = "PROVED"
-    """Manifest, every size and every checksum agree with what the store itself says."""
+    """Every size and checksum in the manifest is equal to that of the store."""
     COMPLETE_BY_CONVENTION = "COMPLETE_BY_CONVENTION"
-    """The files say that they are complete, but no checksum says that they are right."""
+    """All files are there, but no checksum shows that they are correct."""
     NONE = "NONE"
     """There is nothing to resume from."""
 
 
 class RejectionCode(StrEnum):
-    """Why a checkpoint was passed over."""
+    """Why a checkpoint was rejected."""
 
     FENCED = "FENCED"
-    """Written by an attempt after a later one had been pinned to something older."""
+    """An attempt wrote it after a later attempt was pinned to an older checkpoint."""
     LATER_ATTEMPT = "LATER_ATTEMPT"
-    """Belongs to this attempt or a later one: not its past."""
+    """It belongs to the attempt that resumes, or to a later one."""
     DISTRUSTED = "DISTRUSTED"
-    """Its write began after the first suspicious signal of a fault that can corrupt."""
+    """Its write began after a fault that can corrupt data."""
     MANIFEST_MISSING = "MANIFEST_MISSING"
-    """Half written: the folder is there, the manifest is not."""
+    """It was never finished: the folder exists, but has no manifest."""
     MANIFEST_UNREADABLE = "MANIFEST_UNREADABLE"
     SHARD_MISSING = "SHARD_MISSING"
     SHARD_SIZE = "SHARD_SIZE"
     SHARD_CHECKSUM = "SHARD_CHECKSUM"
     METRIC_NOT_FINITE = "METRIC_NOT_FINITE"
-    """Its loss is no number: the training had already diverged."""
+    """A metric is not a finite number, or the script found weights that are not: training had already diverged."""
     NO_EVIDENCE = "NO_EVIDENCE"
-    """The fault may have corrupted anything, and it does not say of itself that its numbers are sound."""
+    """The fault may have corrupted it, and its manifest does not show healthy numbers."""
     NO_CLEAN_RUN = "NO_CLEAN_RUN"
-    """The fault may have corrupted anything, and nothing shows that training went on soundly from it."""
+    """The fault may have corrupted it, and the next checkpoint of its attempt does not show healthy numbers."""
     BELOW_GRADE = "BELOW_GRADE"
-    """Complete by convention only, where this fault asks for proof."""
+    """It is complete by convention only, and proof is required."""
     DAMAGED = "DAMAGED"
-    """An earlier attempt was to resume from it and could not: its bytes are not those its manifest promises."""
+    """An earlier attempt could not resume from it, because its bytes differ from its manifest."""
     NOT_EXAMINED = "NOT_EXAMINED"
-    """So many newer ones did not hold that no more were looked at."""
+    """The limit of examined checkpoints was reached before it."""
 
 
 UNPROVED = frozenset(
@@ -85,63 +85,65 @@ UNPROVED = frozenset(
         RejectionCode.NOT_EXAMINED,
     }
 )
-"""Rejections of work that was finished once and may be worth saving. What was never finished, what a later attempt left
-behind and what a fault casts doubt on is not among them: nothing that a person does makes it count."""
+"""Rejections of finished checkpoints that a person may still restore. The other codes are final: such a checkpoint was
+never finished, a later attempt fenced it, or a fault makes it suspect."""
 
 
 class Rejection(Value):
-    """One checkpoint that was passed over, and why."""
+    """One rejected checkpoint, with the reason."""
 
     attempt: int
     step: int
     manifest: str
     code: RejectionCode
     detail: str
-    """One sentence."""
+    """The reason, as one sentence."""
 
 
 class ResumeChoice(Value):
-    """What an attempt resumes from, and what was passed over on the way there, newest first."""
+    """The resume point of an attempt, with the rejected checkpoints."""
 
     resume_from: ResumePoint | None
+    """None if the attempt starts at step 0."""
     grade: Grade
     began_at: Instant | None = None
-    """When the write of what it resumes from began, where that is known."""
+    """Start of the write of the checkpoint to resume from; None if unknown."""
     rejected: tuple[Rejection, ...] = ()
+    """Newest first."""
     reason: str
     """A sentence for an operator."""
 
     @property
     def would_disown_work(self) -> bool:
-        """Whether it begins at the beginning although finished checkpoints are there: none of them could be proved."""
-        return self.resume_from is None and any(out.code in UNPROVED for out in self.rejected)
+        """Whether a start at step 0 would discard finished checkpoints, because none of them is valid."""
+        return self.resume_from is None and any(each.code in UNPROVED for each in self.rejected)
 
 
 class Pin(Value):
-    """What one past attempt resumed from; None = nothing, it began at the beginning."""
+    """The resume point of one attempt; None if the attempt starts at step 0."""
 
     attempt: Annotated[StrictInt, Field(ge=1)]
     resume_from: ResumePoint | None = None
 
     def admits(self, ref: CheckpointRef) -> bool:
-        """Whether a checkpoint from before this pin stood when it was pinned."""
+        """Whether a checkpoint of an earlier attempt still counts after this pin."""
         point = self.resume_from
         return point is not None and point.attempt >= ref.attempt and point.step >= ref.step
 
 
 class FenceStatus(StrEnum):
-    """How an attempt stands against the fence."""
+    """Relation of an attempt to the fence."""
 
     MAY_RAISE = "MAY_RAISE"
-    """The fence is lower, or there is none."""
+    """The fence names an earlier attempt, or there is no fence."""
     PINNED = "PINNED"
-    """The fence is this attempt's: its pin is the answer."""
+    """The fence names this attempt, so its pin is the resume point."""
     STALE = "STALE"
-    """A later attempt has been fenced: this one must not run."""
+    """The fence names a later attempt, so this attempt must not run."""
 
 
 class Fence(Value):
-    """The highest attempt that may write under a checkpoint URI, its pin, and every pin before it."""
+    """The highest attempt that may write under a checkpoint URI, its pin with the reason, and all earlier pins."""
 
     schema_version: StrictInt = SCHEMA_VERSION
     attempt: Annotated[StrictInt, Field(ge=1)]
@@ -151,13 +153,13 @@ class Fence(Value):
     reason: StrictStr = ""
     rejected: tuple[Rejection, ...] = ()
     history: tuple[Pin, ...] = ()
-    """Pins of the attempts before, oldest first."""
+    """Pins of the earlier attempts, oldest first."""
 
     @model_validator(mode="after")
     def _check_history(self) -> "Fence":
         attempts = [pin.attempt for pin in self.history]
         if attempts != sorted(set(attempts)) or (attempts and attempts[-1] >= self.attempt):
-            raise ValueError("the history must name earlier attempts, each once, in order")
+            raise ValueError("the history must list earlier attempts, each once, in order")
         for pin in (*self.history, Pin(attempt=self.attempt, resume_from=self.resume_from)):
             point = pin.resume_from
             if point is None:
@@ -169,11 +171,11 @@ class Fence(Value):
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """Every pin, this fence's own last."""
+        """All pins in the order of attempts. The last one is this fence's own."""
         return (*self.history, Pin(attempt=self.attempt, resume_from=self.resume_from))
 
     def choice(self) -> ResumeChoice:
-        """Return what this fence pinned, as it was decided."""
+        """Return the recorded choice behind this fence's pin."""
         return ResumeChoice(
             resume_from=self.resume_from,
             grade=self.grade,
@@ -184,13 +186,13 @@ class Fence(Value):
 
 
 def fence_of(document: object) -> Fence:
-    """Read a fence from its JSON form.
+    """Parse a fence from its JSON form.
 
     Raises:
-        FenceUnreadableError: It is no fence of a known schema.
+        FenceUnreadableError: The document is not a fence of a known schema.
     """
     if not isinstance(document, dict) or document.get("schemaVersion") != SCHEMA_VERSION:
-        raise FenceUnreadableError("the fence has no known schemaVersion")
+        raise FenceUnreadableError("the fence has no supported schemaVersion")
     try:
         return Fence.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -198,20 +200,20 @@ def fence_of(document: object) -> Fence:
 
 
 def fence_status(fence: Fence | None, attempt: int) -> FenceStatus:
-    """Say how an attempt stands against the fence."""
+    """Return whether an attempt may raise the fence, already has it, or is behind it."""
     if fence is None or fence.attempt < attempt:
         return FenceStatus.MAY_RAISE
     return FenceStatus.PINNED if fence.attempt == attempt else FenceStatus.STALE
 
 
 def raised(fence: Fence | None, attempt: int, choice: ResumeChoice) -> Fence:
-    """Return the fence of `attempt`, pinned to what it resumes from. To be put only if the fence is still `fence`.
+    """Return the new fence of `attempt`, with its pin. The caller writes it only if the stored fence is still `fence`.
 
     Raises:
-        ValueError: The fence already stands at `attempt` or above.
+        ValueError: The fence already names `attempt` or a later one.
     """
     if fence_status(fence, attempt) is not FenceStatus.MAY_RAISE:
-        raise ValueError(f"the fence cannot be raised to attempt {attempt} again")
+        raise ValueError(f"the fence already names attempt {attempt} or a later one")
     return Fence(
         attempt=attempt,
         resume_from=choice.resume_from,
@@ -224,14 +226,14 @@ def raised(fence: Fence | None, attempt: int, choice: ResumeChoice) -> Fence:
 
 
 def refusal(fence: Fence | None, attempt: int, ref: CheckpointRef) -> Rejection | None:
-    """Say why a checkpoint cannot be in the past of `attempt`; None where it can."""
+    """Return why `attempt` cannot descend from a checkpoint; None if it can."""
     if ref.attempt >= attempt:
         detail = f"It belongs to attempt {ref.attempt}, which is not before attempt {attempt}."
         return rejection(ref, RejectionCode.LATER_ATTEMPT, detail)
     for pin in () if fence is None else fence.pins:
         if ref.attempt < pin.attempt < attempt and not pin.admits(ref):
-            at = "the beginning" if pin.resume_from is None else f"step {pin.resume_from.step}"
-            detail = f"Attempt {pin.attempt} was pinned to {at}; nothing after that counts from attempt {ref.attempt}."
+            start = "started at step 0" if pin.resume_from is None else f"resumed from step {pin.resume_from.step}"
+            detail = f"Attempt {pin.attempt} {start}, so later checkpoints of attempt {ref.attempt} do not count."
             return rejection(ref, RejectionCode.FENCED, detail)
     return None
 

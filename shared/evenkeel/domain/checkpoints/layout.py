@@ -1,15 +1,16 @@
-"""Where the parts of a checkpoint lie under a job's checkpoint URI.
+"""Layout of the files under a job's checkpoint URI.
 
     <checkpointUri>/
-      _fence                                   highest attempt that may write, and what it resumes from
+      _fence                                   highest attempt that may write, and its resume point
       attempt=2/step=000000120/
-        shard-0-of-2.bin  shard-1-of-2.bin     one a rank, or several parts a rank
+        shard-0-of-2.bin  shard-1-of-2.bin     one file per rank, or several parts per rank
         manifest.json                          written last; without it there is no checkpoint
       result/attempt=2.json
 
-Keys are relative to the checkpoint URI, so that a checkpoint keeps its proof when its bucket is copied. The training
-package speaks the same layout without this module, since it may import the standard library only; one table of cases
-holds both to the same answers.
+Keys are relative to the checkpoint URI, so a checkpoint stays valid when its bucket is copied.
+
+`evenkeel.training` has its own code for this layout, because it may import only the standard library. One set of test
+cases checks that both read every checkpoint alike.
 """
 
 import re
@@ -31,14 +32,14 @@ _SHARD = re.compile(r"shard-([0-9]+)-of-([0-9]+)\.[A-Za-z0-9._-]+")
 
 
 class CheckpointRef(Value):
-    """One checkpoint of a job: who wrote it, and at which step."""
+    """One checkpoint of a job: the attempt that wrote it, and its step."""
 
     attempt: int = Field(ge=1)
     step: int = Field(ge=0)
 
     @property
     def folder(self) -> str:
-        """Key of its folder, without a closing slash."""
+        """Key of the checkpoint's folder, without a trailing slash."""
         return f"attempt={self.attempt}/step={self.step:09d}"
 
     @property
@@ -50,12 +51,12 @@ class CheckpointRef(Value):
         return f"{self.folder}/{CONVENTION_NAME}"
 
     def point(self, key: str | None = None) -> ResumePoint:
-        """Return the resume point at this checkpoint; `key` where it is not the manifest."""
+        """Return the resume point of this checkpoint. `key` is the file to resume from; None = the manifest."""
         return ResumePoint(attempt=self.attempt, step=self.step, manifest=key or self.manifest_key)
 
 
 def ref_of_folder(folder: str) -> CheckpointRef | None:
-    """Read `attempt=<n>/step=<9 digits>`, with or without a closing slash; None for anything else."""
+    """Parse `attempt=<n>/step=<9 digits>`, with or without a trailing slash; None for any other name."""
     match = _FOLDER.fullmatch(folder.removesuffix("/"))
     if match is None:
         return None
@@ -64,17 +65,17 @@ def ref_of_folder(folder: str) -> CheckpointRef | None:
 
 
 def ref_of_key(key: str) -> CheckpointRef | None:
-    """Return the checkpoint that a key lies in; None where it lies in none."""
+    """Return the checkpoint whose folder holds a key; None if no checkpoint does."""
     folder, _, _ = key.rpartition("/")
     return ref_of_folder(folder)
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name may stand in a checkpoint's folder: flat, plain, and not the manifest's own."""
+    """Whether a shard file may have this name: no folder, plain characters, and not the name of the manifest."""
     return _FILE.fullmatch(name) is not None and name not in (".", "..", MANIFEST_NAME)
 
 
 def rank_and_world(name: str) -> tuple[int, int] | None:
-    """Read rank and world size from `shard-<i>-of-<w>.<ext>`; None for a file named otherwise."""
+    """Parse rank and world size from `shard-<i>-of-<w>.<ext>`; None for any other name."""
     match = _SHARD.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]))

@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint consists of, written by rank 0 after every shard is in the store."""
+"""The manifest lists the files of a checkpoint. Rank 0 writes it after all shards are in the store."""
 
 import json
 import math
@@ -14,12 +14,12 @@ SCHEMA_VERSION = 1
 
 
 class ManifestUnreadableError(ValueError):
-    """The bytes are no manifest of this checkpoint. The message says what is wrong with them."""
+    """The bytes are not a valid manifest of this checkpoint. The message names the problem."""
 
 
 def _instant(text: object) -> datetime:
     if not isinstance(text, str):
-        raise ValueError("an instant is RFC 3339 text")  # noqa: TRY004 - pydantic turns ValueError into its own error
+        raise ValueError("must be an RFC 3339 time")  # noqa: TRY004 - pydantic turns ValueError into its own error
     return datetime.fromisoformat(text)
 
 
@@ -37,23 +37,23 @@ class Shard(Value):
 
 
 class Manifest(Value):
-    """What a checkpoint consists of."""
+    """The list of a checkpoint's files, with their sizes and checksums."""
 
     schema_version: StrictInt
     job_id: StrictStr
     attempt: Annotated[StrictInt, Field(ge=1)]
     step: Annotated[StrictInt, Field(ge=0)]
     started_at: WrittenInstant
-    """When the first rank began to write it, by that rank's clock."""
+    """Time at which the first rank started to write the checkpoint, by that rank's clock."""
     created_at: WrittenInstant
     world_size: Annotated[StrictInt, Field(ge=1)]
     shards: Annotated[tuple[Shard, ...], Field(min_length=1)]
     metrics: dict[str, Metric] = Field(default_factory=dict)
-    """Numbers worth keeping, the loss for one. What is not finite is written as text (`"NaN"`)."""
+    """Numbers such as the loss. A number that is not finite is stored as text (`"NaN"`)."""
     is_finite: StrictBool | None = None
-    """What the script's own look at its weights found; None = it did not look."""
+    """Whether the training script found all weights finite; None if it did not check."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """The training script's own; never read here."""
+    """Data of the training script. Evenkeel does not read it."""
 
     @property
     def size_bytes(self) -> int:
@@ -61,13 +61,13 @@ class Manifest(Value):
 
     @property
     def claims_healthy(self) -> bool:
-        """Whether it says of itself that its numbers are sound: by a look at its weights, or by a finite loss."""
+        """Whether the manifest shows healthy numbers: the script checked its weights, or the loss is finite."""
         if self.is_finite is False or self.metric_not_finite():
             return False
         return self.is_finite is True or "loss" in self.metrics
 
     def metric_not_finite(self) -> str | None:
-        """Name a metric that is not a finite number: weights that gave it are not worth resuming from."""
+        """Return the name of a metric that is not a finite number; None if all are. Such weights are useless."""
         for name, value in self.metrics.items():
             if isinstance(value, str) or (isinstance(value, float) and not math.isfinite(value)):
                 return name
@@ -75,10 +75,10 @@ class Manifest(Value):
 
 
 def parse_manifest(ref: CheckpointRef, content: bytes) -> Manifest:
-    """Read the manifest of `ref`.
+    """Parse the manifest of the checkpoint `ref`.
 
     Raises:
-        ManifestUnreadableError: Not JSON, not this schema, or not about this checkpoint.
+        ManifestUnreadableError: The bytes are not JSON, have another schema, or describe another checkpoint.
     """
     try:
         document = json.loads(content.decode(), parse_constant=_refuse_constant)
@@ -87,7 +87,7 @@ def parse_manifest(ref: CheckpointRef, content: bytes) -> Manifest:
     if not isinstance(document, dict):
         raise ManifestUnreadableError("it is not a JSON object")
     if document.get("schemaVersion") != SCHEMA_VERSION:
-        raise ManifestUnreadableError(f"schemaVersion {document.get('schemaVersion')!r} is not known")
+        raise ManifestUnreadableError(f"schemaVersion {document.get('schemaVersion')!r} is not supported")
     try:
         manifest = Manifest.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -99,27 +99,30 @@ def parse_manifest(ref: CheckpointRef, content: bytes) -> Manifest:
 
 
 def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _require_consistent(ref: CheckpointRef, manifest: Manifest) -> None:
     if (manifest.attempt, manifest.step) != (ref.attempt, ref.step):
-        raise ManifestUnreadableError(f"it speaks of attempt {manifest.attempt} step {manifest.step}")
+        raise ManifestUnreadableError(f"it describes attempt {manifest.attempt} step {manifest.step}")
     if len({shard.key for shard in manifest.shards}) != len(manifest.shards):
-        raise ManifestUnreadableError("it names a shard twice")
+        raise ManifestUnreadableError("it lists a shard twice")
     for shard in manifest.shards:
         folder, _, name = shard.key.rpartition("/")
         if folder != ref.folder or not is_file_name(name):
-            raise ManifestUnreadableError(f"{shard.key!r} lies outside the checkpoint")
-        place = rank_and_world(name)
-        if place is not None and (place[1] != manifest.world_size or place[0] >= manifest.world_size):
-            raise ManifestUnreadableError(f"{name} does not fit a world of {manifest.world_size}")
+            raise ManifestUnreadableError(f"{shard.key!r} is not a file of the checkpoint's folder")
+        parsed = rank_and_world(name)
+        if parsed is not None and (parsed[1] != manifest.world_size or parsed[0] >= manifest.world_size):
+            raise ManifestUnreadableError(f"{name} does not match the world size {manifest.world_size}")
 
 
 def rank_without_shard(manifest: Manifest) -> int | None:
-    """Return a rank that wrote nothing, where the shards are named by rank; None where every rank is there."""
-    places = [rank_and_world(shard.key.rpartition("/")[2]) for shard in manifest.shards]
-    ranks = {place[0] for place in places if place is not None}
+    """Return the first rank without a shard in the manifest.
+
+    None if every rank has a shard, or if no file name contains a rank.
+    """
+    parsed_names = [rank_and_world(shard.key.rpartition("/")[2]) for shard in manifest.shards]
+    ranks = {parsed[0] for parsed in parsed_names if parsed is not None}
     if not ranks:
-        return None  # files named by another convention claim no rank
+        return None
     return next((rank for rank in range(manifest.world_size) if rank not in ranks), None)

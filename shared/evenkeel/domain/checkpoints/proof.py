@@ -1,4 +1,4 @@
-"""Proof: whether the store holds exactly what a checkpoint's manifest says, without reading the data."""
+"""Proof: check that the store holds exactly the files that a manifest lists, without reading their data."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -18,61 +18,61 @@ from evenkeel.domain.values import Instant, Value
 
 
 class StoredObject(Value):
-    """What the store itself says about one object."""
+    """Size, checksum and time of one object, from the store itself."""
 
     size_bytes: int = Field(ge=0)
     sha256: str | None = None
-    """Hex, of the whole object; None where the store keeps none (or only one composed of parts)."""
+    """Checksum of the whole object, in hex; None if the store has none, or only a composite checksum of parts."""
     modified_at: Instant | None = None
 
 
 class CheckpointContents(Value):
-    """All that is known about one checkpoint: its manifest as bytes, and one listing of its folder."""
+    """The manifest of one checkpoint as bytes, and the objects in its folder."""
 
     manifest: bytes | None
-    """None = there is no manifest."""
+    """None if there is no manifest."""
     objects: dict[str, StoredObject]
-    """By key relative to the checkpoint URI."""
+    """The objects, by their key relative to the checkpoint URI."""
 
 
 class Distrust(Value):
-    """A suspicion that a fault casts on the checkpoints of attempts up to one."""
+    """Checkpoints that a fault may have corrupted."""
 
     after: Instant | None
-    """Those whose write began after this are not to be resumed from; None = time casts no doubt."""
+    """Checkpoints whose write began after this time are distrusted; None if time does not matter."""
     through_attempt: int
-    """Later attempts ran elsewhere and are not touched by the suspicion."""
+    """Last attempt that the fault concerns. Later attempts ran on other nodes."""
     demand: CheckpointRequirement = CheckpointRequirement.CONVENTION
-    """What the others must have."""
+    """Requirement for all other checkpoints of these attempts."""
 
     def covers(self, attempt: int, began_at: datetime | None) -> bool:
-        """Whether a write is under suspicion. One whose beginning is unknown is."""
+        """Whether a checkpoint is distrusted. A checkpoint whose start is unknown is."""
         if self.after is None or attempt > self.through_attempt:
             return False
         return began_at is None or began_at > self.after
 
 
 class Proof(Value):
-    """A checkpoint that holds."""
+    """A valid checkpoint."""
 
     grade: Grade
     key: str
-    """What a training script is given: the manifest, or DCP's `.metadata`."""
+    """File that the training script resumes from: the manifest, or DCP's `.metadata`."""
     began_at: Instant | None
     files: int
     size_bytes: int
 
 
 def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Rejection:
-    """Compare a manifest with what the store says, shard by shard in the manifest's order.
+    """Compare a manifest with the objects in the store, shard by shard.
 
-    Size and checksum must equal the store's own. Where the store keeps no checksum of a shard the grade is
-    `COMPLETE_BY_CONVENTION`: the bytes are all there, but nothing says that they are the right ones.
+    Size and checksum of each shard must be equal. If the store has no checksum of a shard, the grade is
+    `COMPLETE_BY_CONVENTION`: all bytes are there, but nothing shows that they are correct.
     """
     ref = CheckpointRef(attempt=manifest.attempt, step=manifest.step)
     rank = rank_without_shard(manifest)
     if rank is not None:
-        detail = f"The manifest names no shard of rank {rank} of {manifest.world_size}."
+        detail = f"The manifest lists no shard of rank {rank} of {manifest.world_size}."
         return rejection(ref, RejectionCode.SHARD_MISSING, detail)
     for shard in manifest.shards:
         stored = listing.get(shard.key)
@@ -90,7 +90,7 @@ def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Re
         return rejection(ref, RejectionCode.METRIC_NOT_FINITE, detail)
     metric = manifest.metric_not_finite()
     if metric is not None:
-        detail = f"Its {metric} is {manifest.metrics[metric]}, which is no finite number."
+        detail = f"Its {metric} is {manifest.metrics[metric]}, which is not a finite number."
         return rejection(ref, RejectionCode.METRIC_NOT_FINITE, detail)
     every_checksum = all(listing[shard.key].sha256 is not None for shard in manifest.shards)
     return Proof(
@@ -103,7 +103,7 @@ def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Re
 
 
 def readable_manifest(ref: CheckpointRef, evidence: CheckpointContents) -> Manifest | None:
-    """Return the manifest of a checkpoint; None where it has none, or one that cannot be used."""
+    """Return the manifest of a checkpoint; None if it has none or cannot be parsed."""
     if evidence.manifest is None:
         return None
     try:
@@ -113,7 +113,7 @@ def readable_manifest(ref: CheckpointRef, evidence: CheckpointContents) -> Manif
 
 
 def verify(ref: CheckpointRef, evidence: CheckpointContents, distrust: tuple[Distrust, ...] = ()) -> Proof | Rejection:
-    """Judge one checkpoint on all that is known about it: by its manifest, or by DCP's convention where it has none."""
+    """Check one checkpoint: by its manifest, or by DCP's convention if it has no manifest."""
     if evidence.manifest is None:
         proof = _prove_by_convention(ref, evidence)
     else:
@@ -121,9 +121,9 @@ def verify(ref: CheckpointRef, evidence: CheckpointContents, distrust: tuple[Dis
             manifest = parse_manifest(ref, evidence.manifest)
         except ManifestUnreadableError as error:
             return rejection(ref, RejectionCode.MANIFEST_UNREADABLE, f"The manifest cannot be used: {error}.")
-        doubt = _distrust_reason(ref, manifest.started_at, distrust)
-        if doubt is not None:
-            return doubt
+        distrusted = _distrust_reason(ref, manifest.started_at, distrust)
+        if distrusted is not None:
+            return distrusted
         return prove(manifest, evidence.objects)
     if isinstance(proof, Rejection):
         return proof
@@ -136,11 +136,13 @@ def _prove_by_convention(ref: CheckpointRef, evidence: CheckpointContents) -> Pr
     if ref.convention_key not in files:
         return rejection(ref, RejectionCode.MANIFEST_MISSING, "The checkpoint was never finished: it has no manifest.")
     if not shards:
-        return rejection(ref, RejectionCode.SHARD_MISSING, f"{CONVENTION_NAME} is there, but no *{CONVENTION_SUFFIX}.")
+        detail = f"It has {CONVENTION_NAME}, but no *{CONVENTION_SUFFIX} file."
+        return rejection(ref, RejectionCode.SHARD_MISSING, detail)
     empty = sorted(key for key in (ref.convention_key, *shards) if files[key].size_bytes == 0)
     if empty:
         return rejection(ref, RejectionCode.SHARD_SIZE, f"{empty[0].rpartition('/')[2]} is empty.")
-    # The first file was in the store by then at the latest; the write began earlier, so doubt errs to the safe side.
+    # The write began before its first file was in the store. `began_at` is therefore too late if anything, and the
+    # checkpoint is rather distrusted than trusted.
     times = [files[key].modified_at for key in shards]
     known = [time for time in times if time is not None]
     return Proof(
@@ -153,9 +155,9 @@ def _prove_by_convention(ref: CheckpointRef, evidence: CheckpointContents) -> Pr
 
 
 def _distrust_reason(ref: CheckpointRef, began_at: datetime | None, distrust: tuple[Distrust, ...]) -> Rejection | None:
-    for doubt in distrust:
-        if doubt.after and doubt.covers(ref.attempt, began_at):
-            began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S}"
-            detail = f"Its write began {began}, after the first suspicious signal at {doubt.after:%H:%M:%S} UTC."
+    for each in distrust:
+        if each.after and each.covers(ref.attempt, began_at):
+            began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S} UTC"
+            detail = f"It was begun {began}; the fault makes checkpoints after {each.after:%H:%M:%S} UTC suspect."
             return rejection(ref, RejectionCode.DISTRUSTED, detail)
     return None

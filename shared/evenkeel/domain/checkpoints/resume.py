@@ -1,4 +1,4 @@
-"""The choice of the resume point: the newest checkpoint that counts, is trusted and can be proved."""
+"""Choose the resume point of an attempt: the newest checkpoint that is not fenced, is trusted and is valid."""
 
 from collections.abc import Collection, Mapping
 
@@ -11,7 +11,7 @@ from evenkeel.domain.values import Value
 
 
 class ContentsNeeded(Value):
-    """The choice cannot be made yet: look at this checkpoint, then ask again."""
+    """The choice needs the contents of this checkpoint. Read them and call `choose_resume_point` again."""
 
     ref: CheckpointRef
 
@@ -27,27 +27,26 @@ def choose_resume_point(
     damaged: Collection[CheckpointRef] = (),
     max_reads: int | None = None,
 ) -> ResumeChoice | ContentsNeeded:
-    """Choose what `attempt` resumes from: walk back from the newest step until one checkpoint holds.
+    """Choose the resume point of `attempt`: the newest valid checkpoint, from the newest step backwards.
 
-    Ask with no evidence first; each `ContentsNeeded` names the one checkpoint to look at next, so that a store is asked
-    about as few as possible, and the same arguments always give the same answer.
+    Call it first without evidence. Each `ContentsNeeded` names the next checkpoint to read, so the caller reads as few
+    checkpoints as possible. The same arguments always give the same answer.
 
     Args:
         attempt: The attempt to be launched.
-        fence: The fence as it stands, with the pins of every attempt before.
+        fence: The stored fence, with the pins of all earlier attempts.
         found: Every checkpoint folder under the URI, finished or not.
-        evidence: What the store says about those looked at so far.
-        distrust: Suspicions; checkpoints that one covers are passed over, and the others must have what it demands.
-        accepts_convention: Whether `COMPLETE_BY_CONVENTION` is good enough where no suspicion demands more.
-        damaged: Checkpoints that an earlier attempt could not read back. Where no checksum vouches for a shard, only
-            that shows what it is worth.
-        max_reads: How many checkpoints may be looked at; past it the next is `NOT_EXAMINED`, and nothing is chosen.
+        evidence: The contents of the checkpoints that were read so far.
+        distrust: Distrust of earlier faults. A covered checkpoint is rejected; all others must meet its requirement.
+        accepts_convention: Whether `COMPLETE_BY_CONVENTION` is enough if no fault requires more.
+        damaged: Checkpoints that an earlier attempt could not read. Without checksums, only this shows the damage.
+        max_reads: Maximum number of checkpoints to read. The next one is `NOT_EXAMINED`, and none is chosen.
     """
     rejected: list[Rejection] = []
     for ref in sorted(found, key=lambda ref: (ref.step, ref.attempt), reverse=True):
-        out = refusal(fence, attempt, ref)
-        if out is not None:
-            rejected.append(out)
+        refused = refusal(fence, attempt, ref)
+        if refused is not None:
+            rejected.append(refused)
             continue
         if ref in damaged:
             detail = "An earlier attempt could not resume from it: its bytes differ from its manifest."
@@ -55,7 +54,7 @@ def choose_resume_point(
             continue
         if ref not in evidence:
             if len(evidence) == max_reads:
-                detail = f"{max_reads} newer ones did not hold, so no more were looked at."
+                detail = f"Evenkeel examined {max_reads} newer checkpoints, which is the limit, and none was valid."
                 rejected.append(rejection(ref, RejectionCode.NOT_EXAMINED, detail))
                 break
             return ContentsNeeded(ref=ref)
@@ -77,7 +76,7 @@ def choose_resume_point(
 
 
 def _demanded(ref: CheckpointRef, base: CheckpointRequirement, distrust: tuple[Distrust, ...]) -> CheckpointRequirement:
-    demands = (doubt.demand for doubt in distrust if ref.attempt <= doubt.through_attempt)
+    demands = (each.demand for each in distrust if ref.attempt <= each.through_attempt)
     return max((base, *demands), key=lambda demand: demand.rank)
 
 
@@ -87,9 +86,9 @@ def _missing_evidence(
     proof: Proof,
     evidence: Mapping[CheckpointRef, CheckpointContents],
 ) -> Rejection | None:
-    """Say what a checkpoint that holds lacks of what is demanded of it; None where it lacks nothing."""
+    """Return why a valid checkpoint does not meet the requirement; None if it does."""
     if demand is not CheckpointRequirement.CONVENTION and proof.grade is not Grade.PROVED:
-        detail = "Its files are complete but have no checksum, and this fault requires proof."
+        detail = "Its files are complete but have no checksums, and proof is required."
         return rejection(ref, RejectionCode.BELOW_GRADE, detail)
     if demand is not CheckpointRequirement.EVIDENCE:
         return None
@@ -99,39 +98,42 @@ def _missing_evidence(
         return rejection(ref, RejectionCode.NO_EVIDENCE, detail)
     after = _next_after(ref, evidence)
     if after is None or not after.claims_healthy:
-        then = "nothing readable was saved after it" if after is None else f"step {after.step} after it is not sound"
-        detail = f"The fault may have corrupted anything, and {then}."
-        return rejection(ref, RejectionCode.NO_CLEAN_RUN, detail)
+        why = (
+            "its attempt saved no readable checkpoint after it"
+            if after is None
+            else f"the next checkpoint, step {after.step}, does not show healthy numbers"
+        )
+        return rejection(ref, RejectionCode.NO_CLEAN_RUN, f"The fault may have corrupted it, and {why}.")
     return None
 
 
 def _next_after(ref: CheckpointRef, evidence: Mapping[CheckpointRef, CheckpointContents]) -> Manifest | None:
-    """Return the manifest of the checkpoint that the same attempt saved next, as far as they were looked at.
+    """Return the manifest of the next checkpoint of the same attempt that was read; None if there is none.
 
-    It may itself be in doubt: that its numbers are sound still says that training went on soundly from here.
+    That checkpoint may itself be distrusted. Its healthy numbers still show that training continued normally.
     """
     later = sorted(
         (other for other in evidence if other.attempt == ref.attempt and other.step > ref.step),
         key=lambda other: other.step,
     )
-    found = (readable_manifest(other, evidence[other]) for other in later)
-    return next((manifest for manifest in found if manifest is not None), None)
+    manifests = (readable_manifest(other, evidence[other]) for other in later)
+    return next((manifest for manifest in manifests if manifest is not None), None)
 
 
 def _reason(ref: CheckpointRef, proof: Proof, rejected: list[Rejection]) -> str:
     files = "1 file" if proof.files == 1 else f"{proof.files} files"
     how = "every size and checksum matches" if proof.grade is Grade.PROVED else "complete, without checksums"
-    text = f"Step {ref.step} of attempt {ref.attempt} holds: {files}, {proof.size_bytes} bytes, {how}."
-    return f"{text} Passed over: {_summary(rejected)}." if rejected else text
+    text = f"Step {ref.step} of attempt {ref.attempt} is valid: {files}, {proof.size_bytes} bytes, {how}."
+    return f"{text} Rejected: {_summary(rejected)}." if rejected else text
 
 
 def _no_reason(rejected: list[Rejection]) -> str:
     if not rejected:
-        return "The job has no checkpoint yet, so training starts from the beginning."
-    return f"No checkpoint holds. Passed over: {_summary(rejected)}."
+        return "The job has no checkpoint yet, so training starts at step 0."
+    return f"No checkpoint is valid. Rejected: {_summary(rejected)}."
 
 
 def _summary(rejected: list[Rejection]) -> str:
-    named = [f"step {out.step} of attempt {out.attempt} ({out.code.value})" for out in rejected[:3]]
+    named = [f"step {each.step} of attempt {each.attempt} ({each.code.value})" for each in rejected[:3]]
     more = len(rejected) - len(named)
     return ", ".join(named) + (f" and {more} more" if more else "")

@@ -1,1 +1,1 @@
-"""What lost time costs, and how long things are expected to take."""
+"""Costs of nodes and of lost time, and expected durations."""

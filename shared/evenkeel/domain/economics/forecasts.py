@@ -1,4 +1,4 @@
-"""How long things are expected to take: the median of what was measured here, else the policy's figure."""
+"""Expected durations: the median of past measurements, or the policy's figure if there are too few."""
 
 from collections.abc import Iterable
 from statistics import median
@@ -9,33 +9,36 @@ from evenkeel.domain.values import Value
 
 
 class Forecast(Value):
-    """An expected duration, and what it rests on."""
+    """An expected duration, and the number of measurements behind it."""
 
     seconds: float
     samples: int = 0
-    """Measured cases that it is the median of; 0 = it is the policy's figure."""
+    """Number of measured cases in the median; 0 = the policy's figure."""
 
 
 def forecast(measured: Iterable[float], policy_seconds: float, *, least_samples: int) -> Forecast:
-    """Return the median of what was measured; the policy's figure where that is too little to go by.
+    """Return the median of the measured seconds, or the policy's figure if there are fewer than `least_samples`.
 
-    The median, since one machine that took a day says nothing about the next.
+    A median is used, because one repair that took a day does not predict the next one.
     """
-    seen = sorted(measured)
-    if len(seen) < max(1, least_samples):
+    cases = sorted(measured)
+    if len(cases) < max(1, least_samples):
         return Forecast(seconds=policy_seconds)
-    return Forecast(seconds=round(median(seen), 3), samples=len(seen))
+    return Forecast(seconds=round(median(cases), 3), samples=len(cases))
 
 
 def repair_durations(past: Iterable[Incident], pool: str, rung: str) -> tuple[float, ...]:
-    """Return how long machines of a pool took to come back after this rung, where it was the only one asked for."""
+    """Return how many seconds each repair in a pool took, for incidents in which this rung was the only request."""
     return tuple(
-        (one.stages.node_back_at - one.stages.repair_requested_at).total_seconds()
-        for one in past
-        if one.pool == pool and one.repairs == (rung,) and one.stages.repair_requested_at and one.stages.node_back_at
+        (each.stages.node_back_at - each.stages.repair_requested_at).total_seconds()
+        for each in past
+        if each.pool == pool
+        and each.repairs == (rung,)
+        and each.stages.repair_requested_at
+        and each.stages.node_back_at
     )
 
 
 def launch_durations(past: Iterable[Attempt]) -> tuple[float, ...]:
-    """Return how long attempts took from their admission until every pod ran."""
-    return tuple((one.running_at - one.admitted_at).total_seconds() for one in past if one.running_at)
+    """Return how many seconds each attempt took from its admission until every pod ran."""
+    return tuple((each.running_at - each.admitted_at).total_seconds() for each in past if each.running_at)

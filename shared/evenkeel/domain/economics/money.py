@@ -1,8 +1,8 @@
-"""Money, exactly: whole micro-dollars an hour, summed without a rounding, rounded once where somebody reads it.
+"""Exact amounts of money. Prices are whole micro-dollars per hour; sums are exact and rounded once, for display.
 
-    part   1/3600 of a micro-dollar: what a price of one micro-dollar an hour comes to in one second
+    part   1/3600 of a micro-dollar: the cost of one second at a price of one micro-dollar per hour
 
-A bill adds parts, which are whole numbers, so that the sum does not depend on the order or on how a rental was cut.
+A bill adds parts, which are whole numbers. So the sum does not depend on the order or on how a rental is divided.
 """
 
 from collections.abc import Iterable
@@ -13,35 +13,35 @@ from evenkeel.domain.values import Instant, Value
 
 MICROS = 1_000_000
 PARTS = 3600 * MICROS
-"""Parts of one dollar."""
+"""Number of parts in one dollar."""
 
 
 def micros(usd: str | Decimal) -> int:
-    """Return dollars as whole micro-dollars.
+    """Convert dollars to whole micro-dollars.
 
     Raises:
-        ValueError: it is finer than a micro-dollar.
+        ValueError: The amount has a fraction of a micro-dollar.
     """
     exact = Decimal(usd) * MICROS
     if exact != exact.to_integral_value():
-        raise ValueError(f"${usd} is finer than a micro-dollar")
+        raise ValueError(f"${usd} is not a whole number of micro-dollars")
     return int(exact)
 
 
 def cents(parts: int) -> int:
-    """Return whole cents, half a cent away from nought."""
+    """Convert parts to whole cents. Half a cent is rounded away from zero."""
     sign, parts = (-1 if parts < 0 else 1), abs(parts)
     return sign * ((parts * 200 + PARTS) // (2 * PARTS))
 
 
 def format_usd(parts: int) -> str:
-    """Write parts as people do: `$1,204.50`."""
-    whole = cents(parts)
-    return f"{'-' if whole < 0 else ''}${abs(whole) // 100:,}.{abs(whole) % 100:02}"
+    """Format parts as dollars: `$1,204.50`."""
+    amount = cents(parts)
+    return f"{'-' if amount < 0 else ''}${abs(amount) // 100:,}.{abs(amount) % 100:02}"
 
 
 class BillableRental(Value):
-    """Nodes that somebody pays for by the hour, from their launch to their end."""
+    """Nodes that a team pays for by the hour, from their launch to their end."""
 
     pool: str
     job_id: str
@@ -54,25 +54,25 @@ class BillableRental(Value):
 
     @property
     def micros_per_hour(self) -> int:
-        """What it costs an hour while it lasts."""
+        """Price of all its nodes, in micro-dollars per hour."""
         return self.micros_per_node_hour * self.nodes
 
     def parts(self, now: datetime) -> int:
-        """Return what it has cost by now; begun seconds count whole, as they are billed."""
-        lasted = (self.ended_at or max(now, self.started_at)) - self.started_at
-        seconds = lasted.days * 86_400 + lasted.seconds + (1 if lasted.microseconds else 0)
+        """Return the cost until now, in parts. A started second counts as a whole second, as in the provider's bill."""
+        duration = (self.ended_at or max(now, self.started_at)) - self.started_at
+        seconds = duration.days * 86_400 + duration.seconds + (1 if duration.microseconds else 0)
         return self.micros_per_hour * max(seconds, self.least_billed_seconds)
 
 
 class Bill(Value):
-    """What rentals came to, by team. Teams' parts add up to the whole, always."""
+    """The cost of rentals, in total and by team. The parts of the teams always add up to the total."""
 
     parts: int
     by_team: dict[str, int]
 
 
 def bill(rentals: Iterable[BillableRental], now: datetime) -> Bill:
-    """Add up what rentals have cost by now."""
+    """Add up the cost of rentals until now."""
     by_team: dict[str, int] = {}
     for rental in rentals:
         by_team[rental.team] = by_team.get(rental.team, 0) + rental.parts(now)

@@ -1,4 +1,4 @@
-"""Section of the policy for prices and costs."""
+"""Policy section for prices, costs and expected durations."""
 
 from pydantic import Field
 
@@ -7,22 +7,22 @@ from evenkeel.domain.values import Word
 
 
 class EconomyPolicy(Section):
-    """What an accelerator's time is worth, and how long things take where nothing measured says better."""
+    """Prices of accelerator time, and durations to expect if there are too few measurements."""
 
     usd_per_accelerator_hour: dict[Word, Usd] = {}
-    """By instance type, as the site pays for it."""
+    """The site's price, by instance type."""
     other_usd_per_accelerator_hour: Usd = 5.0
-    """For every type not listed: a round figure by which options can be compared, nobody's price."""
+    """Price for all other types: a round figure to compare options with, not a real price."""
     expected_reboot_seconds: Seconds = 300
     expected_launch_seconds: Seconds = 60
     """From admission until every pod runs."""
     expected_capacity_seconds: Seconds = 3600
-    """Until the queue finds room by itself."""
+    """Until the scheduler finds capacity without a repair."""
     expected_checkpoint_seconds: Seconds = 900
-    """Usual time between two checkpoints; half of it is lost on average."""
+    """Usual time between two checkpoints. On average, half of it is lost."""
     least_samples: int = Field(default=5, ge=1, le=1000)
-    """Measured cases from which on their median counts instead of the figures here."""
+    """Number of measured cases from which their median replaces the figures here."""
 
     def price_of(self, instance_type: str) -> float:
-        """Return dollars an accelerator-hour."""
+        """Return the price of an instance type, in dollars per accelerator-hour."""
         return self.usd_per_accelerator_hour.get(instance_type, self.other_usd_per_accelerator_hour)
