@@ -28,7 +28,7 @@ class DescribedSchema(GenerateJsonSchema):
             text = field_doc(model, name)
             for alias in {name, field.alias, field.serialization_alias} & found.get("properties", {}).keys():
                 if text:
-                    found["properties"][alias].setdefault("description", text)
+                    found["properties"][alias]["description"] = text
         return found
 
 

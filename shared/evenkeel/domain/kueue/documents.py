@@ -111,7 +111,8 @@ class AmountOf(Output):
 
     flavor: str
     resource: str
-    amount: str = Field(description="A Kubernetes quantity, or `unlimited`.")
+    amount: str
+    """A Kubernetes quantity, or `unlimited`."""
 
 
 def amounts_of(amounts: Amounts) -> tuple[AmountOf, ...]:

@@ -32,8 +32,10 @@ class QuotaLimits(Document):
     """The quota of a resource, with its limits."""
 
     nominal: Quantity = 0
-    borrow: Quantity | None = Field(None, description="Most that may be used beyond nominal; no limit if omitted.")
-    lend: Quantity | None = Field(None, description="Most that other queues may use of it; all if omitted.")
+    borrow: Quantity | None = None
+    """Most that may be used beyond nominal; no limit if omitted."""
+    lend: Quantity | None = None
+    """Most that other queues may use of it; all if omitted."""
 
 
 Group = dict[str, dict[str, Quantity | QuotaLimits]]
@@ -100,9 +102,8 @@ class OwnQueue(Document):
     fungibility: OwnFungibility = Field(default_factory=OwnFungibility)
     strategy: QueueingStrategy = QueueingStrategy.BEST_EFFORT
     stop: StopPolicy = StopPolicy.NONE
-    by_use: bool = Field(
-        default=False, description="Whether the sub-queue with the least recent use goes first, before priority."
-    )
+    by_use: bool = False
+    """Whether the sub-queue with the least recent use goes first, before priority."""
 
     def to_queue(self) -> Queue:
         preemption, fungibility = self.preemption, self.fungibility
@@ -204,34 +205,39 @@ class OwnQuotas(Document):
     cohorts: tuple[OwnCohort, ...] = ()
     flavors: tuple[OwnFlavor, ...] = ()
     priority_classes: dict[str, WholeNumber] = {}
-    fair_sharing: bool | None = Field(None, description="Whether fair sharing is on. Default: as in the profile.")
+    fair_sharing: bool | None = None
+    """Whether fair sharing is on. Default: as in the profile."""
 
 
 class OwnPodSet(Document):
     name: str = "main"
     count: WholeNumber = Field(1, ge=0)
-    min_count: WholeNumber | None = Field(None, ge=0, description="Smallest count for partial admission.")
-    requests: dict[str, Quantity] = Field({}, description="Per pod.")
+    min_count: WholeNumber | None = Field(None, ge=0)
+    """Smallest count for partial admission."""
+    requests: dict[str, Quantity] = {}
+    """Per pod."""
     selector: dict[str, str] = {}
-    affinity: tuple[tuple[queue_manifests.Expression, ...], ...] = Field(
-        (), description="Terms, of which one must match."
-    )
+    affinity: tuple[tuple[queue_manifests.Expression, ...], ...] = ()
+    """Terms, of which one must match."""
     tolerations: tuple[queue_manifests.PodToleration, ...] = ()
-    group: str = Field("", description="Pod sets of the same group get the same flavors.")
+    group: str = ""
+    """Pod sets of the same group get the same flavors."""
 
 
 class OwnAdmission(Document):
     """The admission of a job that holds quota."""
 
     at: Instant | None = None
-    flavors: tuple[dict[str, str], ...] | dict[str, str] = Field(
-        description="resource → flavor: one object for all pod sets, or one for each."
-    )
+    flavors: tuple[dict[str, str], ...] | dict[str, str]
+    """resource → flavor: one object for all pod sets, or one for each."""
     counts: tuple[WholeNumber, ...] | None = None
     evicted: bool = False
-    ready: bool = Field(True, description="Whether all its pods are ready. Matters only with `blockAdmission`.")
-    work_at_risk: Number | None = Field(None, description="Device-seconds since its last checkpoint, restart included.")
-    pinned: bool = Field(False, description="Whether it can never be preempted.")
+    ready: bool = True
+    """Whether all its pods are ready. Matters only with `blockAdmission`."""
+    work_at_risk: Number | None = None
+    """Device-seconds since its last checkpoint, restart included."""
+    pinned: bool = False
+    """Whether it can never be preempted."""
 
 
 class Job(Document):
@@ -243,14 +249,17 @@ class Job(Document):
     priority: WholeNumber | None = None
     priority_class: str = ""
     created_at: Instant = 0
-    sub_queue: str = Field("", description="Its submitter. Queues with `byUse` measure the use of each sub-queue.")
-    requeued_at: Instant | None = Field(None, description="When it lost its place in the queue, if it did.")
+    sub_queue: str = ""
+    """Its submitter. Queues with `byUse` measure the use of each sub-queue."""
+    requeued_at: Instant | None = None
+    """When it lost its place in the queue, if it did."""
     uid: str = ""
     count: WholeNumber = Field(1, ge=0)
     min_count: WholeNumber | None = Field(None, ge=0)
     requests: dict[str, Quantity] = {}
     pod_sets: tuple[OwnPodSet, ...] = ()
-    replaces: str = Field("", description="The admitted job that this larger slice replaces.")
+    replaces: str = ""
+    """The admitted job that this larger slice replaces."""
     admitted: OwnAdmission | None = None
 
     def to_workload(self, priority: int) -> Workload:

@@ -9,14 +9,16 @@ from evenkeel.domain.kueue.objects import StopPolicy
 
 
 class TimedEvent(Document):
-    at: Instant = Field(0, description="When it happens. Events of one instant happen together, in their order.")
+    at: Instant = 0
+    """When it happens. Events of one instant happen together, in their order."""
 
 
 class Submit(TimedEvent):
     """Queue one job or several."""
 
     type: Literal["submit"]
-    job: Json | None = Field(None, description="The short form, or a Kueue Workload.")
+    job: Json | None = None
+    """The short form, or a Kueue Workload."""
     jobs: tuple[Json, ...] = ()
 
 
@@ -46,12 +48,11 @@ class PodsGone(TimedEvent):
 
     type: Literal["podsGone", "evictionDone"]
     job: str
-    reason: Literal["Preempted", "PodsReadyTimeout", "AdmissionCheck", "Deactivated"] = Field(
-        "Preempted",
-        description="After PodsReadyTimeout and AdmissionCheck the job loses its place in the queue. "
-        "After Deactivated it is not queued again.",
-    )
-    requeue_after_seconds: Number | None = Field(None, description="Time until the job may be tried again.")
+    reason: Literal["Preempted", "PodsReadyTimeout", "AdmissionCheck", "Deactivated"] = "Preempted"
+    """After PodsReadyTimeout and AdmissionCheck the job loses its place in the queue. After Deactivated it is not
+    queued again."""
+    requeue_after_seconds: Number | None = None
+    """Time until the job may be tried again."""
 
 
 class PodsReady(TimedEvent):
@@ -73,7 +74,8 @@ class Shrink(TimedEvent):
 
     type: Literal["shrink"]
     job: str
-    counts: tuple[WholeNumber, ...] = Field(description="By pod set.")
+    counts: tuple[WholeNumber, ...]
+    """By pod set."""
 
 
 class Resize(TimedEvent):
@@ -85,7 +87,8 @@ class Resize(TimedEvent):
     type: Literal["resize"]
     job: str
     counts: tuple[WholeNumber, ...]
-    slice: str = Field("", description="Name of the larger slice. Default: the job's name with `-2`, `-3`, …")
+    slice: str = ""
+    """Name of the larger slice. Default: the job's name with `-2`, `-3`, …"""
 
 
 class Priority(TimedEvent):
@@ -101,7 +104,8 @@ class QuotaChange(TimedEvent):
 
     type: Literal["quota"]
     documents: tuple[Json, ...] = ()
-    remove: tuple[str, ...] = Field((), description="Names of the queues or cohorts to remove.")
+    remove: tuple[str, ...] = ()
+    """Names of the queues or cohorts to remove."""
 
 
 class Stop(TimedEvent):

@@ -44,7 +44,8 @@ class Metadata(Document):
     )
     name: str
     namespace: str = ""
-    uid: str = Field("", description="Breaks ties between jobs. Default: namespace/name.")
+    uid: str = ""
+    """Breaks ties between jobs. Default: namespace/name."""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     creation_timestamp: Instant | None = None
@@ -165,14 +166,13 @@ class AdmissionScope(Document):
 
 class ClusterQueueSpec(Document):
     resource_groups: tuple[Group, ...] = ()
-    cohort: str = Field("", description="Name of the cohort in v1beta1.")
+    cohort: str = ""
+    """Name of the cohort in v1beta1."""
     cohort_name: str = ""
     queueing_strategy: Literal["BestEffortFIFO", "StrictFIFO", ""] = "BestEffortFIFO"
-    namespace_selector: LabelSelector | None = Field(
-        None,
-        description="If omitted, the queue accepts every namespace, with a warning. null accepts none, as in Kueue. "
-        "{} accepts every namespace.",
-    )
+    namespace_selector: LabelSelector | None = None
+    """If omitted, the queue accepts every namespace, with a warning. null accepts none, as in Kueue. {} accepts every
+    namespace."""
     flavor_fungibility: FlavorFungibility | None = None
     preemption: QueuePreemption | None = None
     stop_policy: Literal["None", "Hold", "HoldAndDrain", ""] | None = None
@@ -209,7 +209,8 @@ class ClusterQueue(Manifest):
 
 
 class CohortSpec(Document):
-    parent: str = Field("", description="Name of the parent in v1beta1.")
+    parent: str = ""
+    """Name of the parent in v1beta1."""
     parent_name: str = ""
     resource_groups: tuple[Group, ...] = ()
     fair_sharing: FairSharing | None = None

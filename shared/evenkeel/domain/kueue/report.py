@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-from pydantic import Field
-
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.assignment import Attempt, Mode
 from evenkeel.domain.kueue.capacity import Node
@@ -30,31 +28,37 @@ class ChosenFlavor(Output):
     """The flavor of a resource of a pod set."""
 
     flavor: str
-    mode: str = Field(description="NoCandidates, Preempt, Reclaim or Fit. The first three are Kueue's `Preempt`.")
-    level: int = Field(description="Borrowing level: 0 without borrowing, otherwise the cohort's height.")
-    tried: int = Field(description="Index of the last flavor examined; -1 if it was the last of its list.")
+    mode: str
+    """NoCandidates, Preempt, Reclaim or Fit. The first three are Kueue's `Preempt`."""
+    level: int
+    """Borrowing level: 0 without borrowing, otherwise the cohort's height."""
+    tried: int
+    """Index of the last flavor examined; -1 if it was the last of its list."""
 
 
 class PodSetAnswer(Output):
     name: str
-    count: int = Field(description="The admitted count; smaller than requested after partial admission.")
-    flavors: dict[str, ChosenFlavor] = Field(description="By resource; empty if no flavor was found.")
+    count: int
+    """The admitted count; smaller than requested after partial admission."""
+    flavors: dict[str, ChosenFlavor]
+    """By resource; empty if no flavor was found."""
 
 
 class VictimAnswer(Output):
     job: str
     queue: str
-    reason: str = Field(
-        description="InClusterQueue, InCohortReclamation, InCohortFairSharing or InCohortReclaimWhileBorrowing."
-    )
-    already_evicted: bool = Field(description="Whether it was told to stop before this cycle.")
+    reason: str
+    """InClusterQueue, InCohortReclamation, InCohortFairSharing or InCohortReclaimWhileBorrowing."""
+    already_evicted: bool
+    """Whether it was told to stop before this cycle."""
 
 
 class Compared(Output):
     """The inequality that decided about a resource of a flavor."""
 
     resource: str
-    wanted: str = Field(description="Includes the requests of earlier pod sets of the same job.")
+    wanted: str
+    """Includes the requests of earlier pod sets of the same job."""
     available: str
     potential: str
     nominal: str
@@ -87,32 +91,32 @@ class DecisionAnswer(Output):
 
     job: str
     queue: str
-    result: str = Field(
-        description="Admitted. Preempting: its victims were told to stop; the job waits. Deferred: the job fits when "
-        "the present evictions have ended. Skipped: an earlier job of this cycle took quota or victims. Blocked: "
-        "the job fits, but waits until pods are ready. NoCandidates: the job fits only after preemption, and no job "
-        "may be preempted. NoFit. Inadmissible: its queue does not accept it."
-    )
-    reason: str = Field(description="One sentence.")
-    pending: str = Field(
-        description="NoMatchingFlavor, ExceedsMaxQuota, WaitingForQuota or WaitingForPodsReady; empty otherwise."
-    )
+    result: str
+    """Admitted. Preempting: its victims were told to stop; the job waits. Deferred: the job fits when the present
+    evictions have ended. Skipped: an earlier job of this cycle took quota or victims. Blocked: the job fits, but
+    waits until pods are ready. NoCandidates: the job fits only after preemption, and no job may be preempted. NoFit.
+    Inadmissible: its queue does not accept it."""
+    reason: str
+    """One sentence."""
+    pending: str
+    """NoMatchingFlavor, ExceedsMaxQuota, WaitingForQuota or WaitingForPodsReady; empty otherwise."""
     level: int
     pod_sets: tuple[PodSetAnswer, ...]
-    usage: tuple[AmountOf, ...] = Field(
-        description="Quota that it would use; for a larger slice, the additional quota."
-    )
-    victims: tuple[VictimAnswer, ...] = Field(description="In the order in which they were chosen.")
-    below: tuple[ShortAnswer, ...] = Field(
-        description="Queues that the evictions push below their own quota, and by how much."
-    )
-    replaces: str = Field(description="The smaller slice that it replaces.")
-    reserved: tuple[AmountOf, ...] = Field(description="Capacity reserved for it until the cycle ends.")
-    recomputed: bool = Field(
-        description="Whether another job already preempted its victims, so that the cycle decided about it again."
-    )
+    usage: tuple[AmountOf, ...]
+    """Quota that it would use; for a larger slice, the additional quota."""
+    victims: tuple[VictimAnswer, ...]
+    """In the order in which they were chosen."""
+    below: tuple[ShortAnswer, ...]
+    """Queues that the evictions push below their own quota, and by how much."""
+    replaces: str
+    """The smaller slice that it replaces."""
+    reserved: tuple[AmountOf, ...]
+    """Capacity reserved for it until the cycle ends."""
+    recomputed: bool
+    """Whether another job already preempted its victims, so that the cycle decided about it again."""
     considered: tuple[Considered, ...]
-    requeue: str = Field(description="none (admitted), active, parked (until a wake-up) or sticky (stays the head).")
+    requeue: str
+    """none (admitted), active, parked (until a wake-up) or sticky (stays the head)."""
 
 
 class CycleAnswer(Output):
@@ -129,19 +133,25 @@ class HeldKey(Output):
     flavor: str
     resource: str
     nominal: str
-    subtree: str = Field(description="Nominal quota plus what its children can lend.")
+    subtree: str
+    """Nominal quota plus what its children can lend."""
     used: str
     borrowed: str
-    available: str = Field(description="The amount it could use now; 0 if its tree uses more than its quota.")
-    potential: str = Field(description="The most that it could use in an empty tree.")
+    available: str
+    """The amount it could use now; 0 if its tree uses more than its quota."""
+    potential: str
+    """The most that it could use in an empty tree."""
 
 
 class ShareAnswer(Output):
     """The borrowing of a node, by the rules of fair sharing."""
 
-    value: int | None = Field(description="Per mille, weighted, rounded up. null is infinite: weight 0 and borrowing.")
-    precise: float | None = Field(description="The share, not rounded.")
-    resource: str = Field(description="The resource with the largest share.")
+    value: int | None
+    """Per mille, weighted, rounded up. null is infinite: weight 0 and borrowing."""
+    precise: float | None
+    """The share, not rounded."""
+    resource: str
+    """The resource with the largest share."""
     weight: float
 
 
@@ -153,11 +163,16 @@ class NodeAnswer(Output):
 
 
 class QueueAnswer(NodeAnswer):
-    inactive: str = Field(description="Why the queue is inactive; empty if it is active.")
-    active: tuple[str, ...] = Field(description="Jobs that the next cycles try, in order.")
-    parked: tuple[str, ...] = Field(description="Jobs that are not tried until a wake-up.")
-    backing_off: tuple[str, ...] = Field(description="Jobs that are not tried until their backoff ends.")
-    sticky: str = Field(description="The job that stays the head until its victims have stopped.")
+    inactive: str
+    """Why the queue is inactive; empty if it is active."""
+    active: tuple[str, ...]
+    """Jobs that the next cycles try, in order."""
+    parked: tuple[str, ...]
+    """Jobs that are not tried until a wake-up."""
+    backing_off: tuple[str, ...]
+    """Jobs that are not tried until their backoff ends."""
+    sticky: str
+    """The job that stays the head until its victims have stopped."""
 
 
 class AdmittedAnswer(Output):
@@ -187,14 +202,16 @@ class State(Output):
     queues: tuple[QueueAnswer, ...]
     cohorts: tuple[NodeAnswer, ...]
     admitted: tuple[AdmittedAnswer, ...]
-    unqueued: tuple[UnqueuedAnswer, ...] = Field(description="Jobs that are in no queue, and why.")
+    unqueued: tuple[UnqueuedAnswer, ...]
+    """Jobs that are in no queue, and why."""
 
 
 class SettingAnswer(Output):
     """A preemption setting of a queue."""
 
     queue: str
-    field: str = Field(description="Below `spec.preemption` of a ClusterQueue.")
+    field: str
+    """Below `spec.preemption` of a ClusterQueue."""
     value: str
 
 
@@ -205,11 +222,12 @@ class LoopAnswer(Output):
     """
 
     at: float
-    last_cycle: int = Field(description="Number of the cycle after which the state repeated.")
-    jobs: tuple[str, ...] = Field(description="Jobs that evict or are evicted, by name.")
-    settings: tuple[SettingAnswer, ...] = Field(
-        description="Settings that would each end the loop, found by running the scheduler with the setting."
-    )
+    last_cycle: int
+    """Number of the cycle after which the state repeated."""
+    jobs: tuple[str, ...]
+    """Jobs that evict or are evicted, by name."""
+    settings: tuple[SettingAnswer, ...]
+    """Settings that would each end the loop, found by running the scheduler with the setting."""
 
     @property
     def sentence(self) -> str:
@@ -231,7 +249,8 @@ class Plan(Output):
     profile: str
     fair_sharing: bool
     cycles: tuple[CycleAnswer, ...]
-    loops: tuple[LoopAnswer, ...] = Field((), description="Eviction loops; only with `--evictions released`.")
+    loops: tuple[LoopAnswer, ...] = ()
+    """Eviction loops; only with `--evictions released`."""
     end: State
     warnings: tuple[str, ...]
 

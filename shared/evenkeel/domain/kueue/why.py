@@ -26,13 +26,16 @@ _GRANTED = frozenset({Result.ADMITTED, Result.PREEMPTING})
 class Change(Output):
     """A change that alone would admit the job."""
 
-    kind: str = Field(description="quota, priority, size or wait.")
+    kind: str
+    """quota, priority, size or wait."""
     message: str = Field(alias="said")
     flavor: str = ""
-    amounts: dict[str, str] = Field({}, description="quota: how much more nominal quota, by resource.")
+    amounts: dict[str, str] = {}
+    """quota: how much more nominal quota, by resource."""
     priority: int | None = None
     counts: tuple[int, ...] = ()
-    jobs: tuple[str, ...] = Field((), description="wait: jobs that must end first.")
+    jobs: tuple[str, ...] = ()
+    """wait: jobs that must end first."""
 
 
 class Why(Output):
@@ -41,10 +44,13 @@ class Why(Output):
     job: str
     queue: str
     sentence: str
-    position: int | None = Field(description="Its place in the queue, from 1; null if it is not pending.")
-    before: tuple[str, ...] = Field(description="The first ten jobs before it in the queue.")
+    position: int | None
+    """Its place in the queue, from 1; null if it is not pending."""
+    before: tuple[str, ...]
+    """The first ten jobs before it in the queue."""
     decision: DecisionAnswer
-    changes: tuple[Change, ...] = Field(description="Changes that would each admit the job; empty if it is admitted.")
+    changes: tuple[Change, ...]
+    """Changes that would each admit the job; empty if it is admitted."""
 
 
 @dataclass(frozen=True, slots=True)

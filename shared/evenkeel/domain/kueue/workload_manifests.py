@@ -37,7 +37,8 @@ class WorkloadSpec(Document):
     pod_sets: tuple[PodSetManifest, ...]
     queue_name: str = ""
     priority: WholeNumber | None = None
-    priority_class_name: str = Field("", description="v1beta1.")
+    priority_class_name: str = ""
+    """v1beta1."""
     priority_class_ref: PriorityClassRef | None = None
     active: bool = True
 
