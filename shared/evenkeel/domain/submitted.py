@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
-from evenkeel.domain.values import alternatives
+from evenkeel.domain.values import Value, alternatives
 
 
 @dataclass(frozen=True)
@@ -98,4 +98,25 @@ def from_request(kind: type[BaseModel], document: Mapping[str, Any]) -> dict[str
         if own in place:
             value, model = place[own], each.model
             found[each.name] = value if model is None or value is None else from_request(model, value)
+    return found
+
+
+def shown_fields(value: Value, *, only_public: bool = False) -> dict[str, Any]:
+    """Return the submitted fields of a value as JSON, under their names in a request, without withheld fields.
+
+    Args:
+        value: The stored value.
+        only_public: Whether to leave out the fields that only the job's team sees.
+    """
+    found: dict[str, Any] = {}
+    document = value.to_json()
+    for each in submitted_fields(type(value)):
+        if each.terms.is_withheld or (only_public and not each.terms.is_public):
+            continue
+        *groups, own = each.path
+        place = found
+        for group in groups:
+            place = place.setdefault(group, {})
+        inner = getattr(value, each.name)
+        place[own] = shown_fields(inner) if isinstance(inner, Value) else document[to_camel(each.name)]
     return found

@@ -378,7 +378,7 @@ def as_problem(error: Exception) -> ApiProblem:
         case NotAllowed():
             return ApiProblem("UNAVAILABLE", "A dependency denied access to Evenkeel.")
         case Invalid():
-            faults = tuple(FieldError(_request_field_name(field), message) for field, message in error.faults)
+            faults = tuple(FieldError(field, message) for field, message in error.faults)
             return ApiProblem(
                 "VALIDATION_FAILED", "; ".join(": ".join(fault) for fault in faults) or str(error), faults
             )
@@ -396,17 +396,6 @@ def as_problem(error: Exception) -> ApiProblem:
             return ApiProblem("UNAVAILABLE", "A dependency did not respond.")
         case _:
             return ApiProblem("INTERNAL", "The request could not be answered.")
-
-
-_REQUEST_FIELD_NAMES = {
-    "acceleratorsPerNode": "gpusPerNode",
-    "checkpointUri": "checkpoint.uri",
-}
-
-
-def _request_field_name(field: str) -> str:
-    """Return a job's field under the name that requests have for it."""
-    return _REQUEST_FIELD_NAMES.get(field, field)
 
 
 def _refusal_code(error: Refused) -> str:

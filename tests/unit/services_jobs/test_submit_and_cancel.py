@@ -167,7 +167,7 @@ def test_a_path_holds_the_checkpoints_of_one_job(first: dict[str, Any], second: 
         scenario.submit("key-2", **second)
 
     ((field, fault),) = refused.value.faults
-    assert field == "checkpointUri"
+    assert field == "checkpoint.uri"
     assert owner.job_id in fault
     assert scenario.submit("key-1", **first).job_id == owner.job_id
 
@@ -198,7 +198,7 @@ def test_of_two_jobs_that_claim_one_place_at_once_one_is_refused() -> None:
     with pytest.raises(Invalid) as refused:
         scenario.submit("key-1", **place)
 
-    assert [field for field, _ in refused.value.faults] == ["checkpointUri"]
+    assert [field for field, _ in refused.value.faults] == ["checkpoint.uri"]
     assert len(scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING").rows) == 1
 
 
@@ -247,7 +247,7 @@ def test_alias_of_a_bucket_is_no_checkpoint_place(bucket: str) -> None:
     with pytest.raises(Invalid) as refused:
         JobScenario().submit(checkpoint_uri=f"s3://{bucket}/llama")
 
-    assert [field for field, _ in refused.value.faults] == ["checkpointUri"]
+    assert [field for field, _ in refused.value.faults] == ["checkpoint.uri"]
 
 
 def test_bucket_that_only_looks_like_an_alias_is_taken() -> None:

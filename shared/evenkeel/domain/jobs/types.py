@@ -85,6 +85,10 @@ def _faults(spec: JobSpec, types: JobTypes) -> Iterator[SpecError]:
         yield SpecError("jobType", f"Unknown job type {shown}. {choices}")
 
 
+_DEFAULTS = tuple(name for name in JobType.model_fields if name not in ("env", "pools", "tolerations"))
+"""Fields of a type that a job takes unchanged if it omits them."""
+
+
 def with_defaults(spec: JobSpec, types: JobTypes) -> JobSpec:
     """Return a job with what it leaves out as its type has it; what it says itself stays.
 
@@ -99,20 +103,10 @@ def with_defaults(spec: JobSpec, types: JobTypes) -> JobSpec:
     if found is None:
         return spec
     given_fields = spec.model_fields_set
-    given = {
-        "priority_class": found.priority_class,
-        "image": found.image,
-        "command": found.command,
-        "args": () if "command" in given_fields else found.args,
-        "nodes": found.nodes,
-        "accelerators_per_node": found.accelerators_per_node,
-        "instance_types": found.instance_types,
-        "max_restarts": found.max_restarts,
-        "grace_seconds": found.grace_seconds,
-    }
-    fills = {
-        field: value for field, value in given.items() if field not in given_fields and value not in (None, "", ())
-    }
+    given = {name: getattr(found, name) for name in _DEFAULTS if name not in given_fields}
+    if "command" in given_fields:
+        given.pop("args", None)
+    fills = {name: value for name, value in given.items() if value not in (None, "", ())}
     return spec.but(
         **fills,
         env={**found.env, **spec.env},

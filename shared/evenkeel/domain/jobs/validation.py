@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.jobs.spec import MAX_GRACE_SECONDS as MAX_GRACE_SECONDS  # noqa: PLC0414 - services import it from here
 from evenkeel.domain.jobs.spec import MAX_NODES, MAX_SIZES, MAX_TEXT, MAX_URI, JobSpec
 from evenkeel.domain.submitted import submitted_fields
 from evenkeel.domain.values import Value

@@ -116,7 +116,7 @@ def _with_one_requirement_removed(spec: JobSpec) -> Iterable[tuple[str, JobSpec]
     if spec.pools:
         yield "jobType", spec.but(pools=())
     if spec.accelerators_per_node > 1:
-        yield "acceleratorsPerNode", spec.but(accelerators_per_node=1)
+        yield "gpusPerNode", spec.but(accelerators_per_node=1)
 
 
 def _decided(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy, now: datetime) -> AdmissionDecision:

@@ -229,7 +229,7 @@ def claim_of(job: Job, requester: check_authority.Requester, setup: TeamSetup, l
             )
             holds = "The path holds" if taken.key == rows.checkpoints_key(place) else "The path overlaps the path of"
             fault = f"{holds} the checkpoints of {other if is_visible else 'another job'}: give each job its own path."
-            raise Invalid("the job would overwrite the checkpoints of another job", (("checkpointUri", fault),))
+            raise Invalid("the job would overwrite the checkpoints of another job", (("checkpoint.uri", fault),))
     return (Put(rows.checkpoints_row(job, own.version if own else 0)),)
 
 

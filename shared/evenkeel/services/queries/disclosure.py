@@ -17,6 +17,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.quotas.permissions import may_read
 from evenkeel.domain.quotas.teams import TeamSetup, identity_of
+from evenkeel.domain.submitted import submitted_fields
 from evenkeel.domain.values import Value
 from evenkeel.ports import Ledger
 from evenkeel.services.jobs.check_authority import NotYourTeam, Requester
@@ -24,11 +25,8 @@ from evenkeel.services.storage import read_setup, rows
 
 Json = dict[str, Any]
 
-PUBLIC_SPEC = (
-    *("name", "team", "job_type", "priority_class"),
-    *("nodes", "elastic", "accelerators_per_node", "instance_types", "requires"),
-)
-"""Fields of a job's spec that everybody sees."""
+PUBLIC_SPEC = tuple(each.name for each in submitted_fields(JobSpec) if each.terms.is_public)
+"""Fields of a job's spec that every caller sees."""
 PUBLIC_JOB = (
     *("job_id", "state", "cluster", "queue", "priority", "local_queue"),
     *("submitted_at", "submitted_by", "owner", "started_at", "ended_at", "not_before", "queued_at"),

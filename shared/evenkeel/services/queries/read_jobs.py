@@ -12,6 +12,7 @@ from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.rental import Rental
+from evenkeel.domain.submitted import shown_fields
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Cluster, Invalid, Ledger, NotFound, Refused, Row, Table, TransientError
 from evenkeel.services.queries import disclosure, read_queue
@@ -108,38 +109,29 @@ def show_job(ledger: Ledger, job_id: str, reader: Reader, policy: Policy, *, now
     is_redacted = not reader.sees(whole)
     job = reader.view(whole)
     spec = job.spec
+    submitted = shown_fields(spec, only_public=is_redacted)
     waits = read_queue.waits_with_kueue(job, ledger)
     attempts = load_attempts(ledger, job_id)
-    public = summary(job if waits is None else job.but(reason=waits.kueue_status)) | {
-        "version": row.version,
-        "isRedacted": is_redacted,
-        "cluster": job.cluster,
-        "instanceTypes": list(spec.instance_types),
-        "requires": {
-            "architectures": list(spec.requires.architectures),
-            "gpuModels": list(spec.requires.accelerators),
-            "gpuMemoryGib": spec.requires.accelerator_memory_gib,
-            "fabric": spec.requires.fabric,
-        },
-        "notBefore": _instant(job.not_before),
-        "queue": read_queue.queue_position(job, ledger, policy, now=now),
-    }
+    listed = summary(job if waits is None else job.but(reason=waits.kueue_status))
+    public = (
+        listed
+        | {name: value for name, value in submitted.items() if name not in listed}
+        | {
+            "version": row.version,
+            "isRedacted": is_redacted,
+            "cluster": job.cluster,
+            "notBefore": _instant(job.not_before),
+            "queue": read_queue.queue_position(job, ledger, policy, now=now),
+        }
+    )
     if is_redacted:
         return public | {"attempts": [public_attempt(attempt) for attempt in reversed(attempts)]}
     return public | {
-        "image": spec.image,
-        "command": list(spec.command),
-        "args": list(spec.args),
         # Values may hold what is nobody else's business; the names are enough to see what was set.
         "envNames": sorted(spec.env),
-        "secretEnv": {name: source.to_json() for name, source in spec.secret_env.items()},
         "pools": [choice.to_json() for choice in spec.pools],
         "tolerations": [each.to_pod() for each in spec.tolerations],
-        "checkpoint": {"uri": spec.checkpoint_uri, "claim": spec.checkpoint_claim or None},
-        "recovery": {"maxRestarts": spec.max_restarts, "onNodeFault": spec.on_node_fault},
-        "graceSeconds": spec.grace_seconds,
-        "deadline": _instant(spec.deadline_at),
-        "labels": spec.labels,
+        "checkpoint": submitted["checkpoint"] | {"claim": spec.checkpoint_claim or None},
         "namespace": job.namespace,
         "serviceAccount": job.service_account or None,
         "distrustAfter": _instant(job.distrust_after),

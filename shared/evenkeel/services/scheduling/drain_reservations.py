@@ -14,7 +14,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.jobs.validation import MAX_GRACE_SECONDS
+from evenkeel.domain.jobs.spec import MAX_GRACE_SECONDS
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.renting.candidates import committed_pools
