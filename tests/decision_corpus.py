@@ -332,7 +332,7 @@ _MISSING = object()
 SENTENCES = frozenset(
     [
         *("reason", "whyNot", "option", "answer", "sameShapeReason", "minRungReason", "holdReason", "blockerWaitsFor"),
-        *("detail", "differences", "explanation", "what"),
+        *("detail", "differences", "explanation", "quantity"),
     ]
 )
 """Fields of answers that hold text for people, so that their words may change. A text without a space is a name or a

@@ -9,15 +9,8 @@ from evenkeel.domain.kueue.documents import read as read_document
 from evenkeel.domain.kueue.exchange import Format, convert
 from evenkeel.domain.kueue.own import OwnQuotas
 from evenkeel.domain.kueue.setup import RULES, Declared, Profile
-from evenkeel.domain.quotas.teams import (
-    FleetQuotas,
-    Team,
-    TeamSetup,
-    check_fleet,
-    check_setup,
-    check_team,
-    setup_of_quotas,
-)
+from evenkeel.domain.quotas.setup_checks import check_fleet, check_setup, check_team
+from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup, setup_of_quotas
 from evenkeel_cli.offline import quota_files
 
 Json = dict[str, Any]

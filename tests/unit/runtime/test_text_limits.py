@@ -12,7 +12,8 @@ from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.jobs.validation import MAX_SPEC
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.quotas.teams import LARGEST_PART, FleetQuotas, Team
+from evenkeel.domain.quotas.setup_checks import LARGEST_PART
+from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.runtime import api_types
 from evenkeel.runtime.api import LARGEST_BODY, Body
 

@@ -18,7 +18,7 @@ from evenkeel.domain.kueue.replay import Replay
 from evenkeel.domain.kueue.setup import RULES, Declared, Profile
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.quotas import claims
+from evenkeel.domain.quotas import quota_facts
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.domain.replay import replay
@@ -350,7 +350,7 @@ def test_a_record_names_singly_only_those_who_could_have_to_go() -> None:
 
 
 def test_a_record_that_would_be_too_large_sums_up_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "MOST_BYTES", 500)
+    monkeypatch.setattr(quota_facts, "MOST_BYTES", 500)
     setup = a_setup(a_team("red", gpus=160), a_team("blue", gpus=0))
     charges = [a_charge(number, "blue", number) for number in range(1, 20)]
     snapshot = TeamCycleSnapshot(
@@ -391,7 +391,7 @@ def test_a_record_of_a_thousand_nodes_holds_everybody_and_replays() -> None:
         decided_at=at(2000),
     )
     kept = rows.decision_row(record).doc
-    assert len(json.dumps(kept)) < claims.MOST_BYTES < len(json.dumps(facts))
+    assert len(json.dumps(kept)) < quota_facts.MOST_BYTES < len(json.dumps(facts))
     read = Decision.model_validate(json.loads(json.dumps(kept)))
     assert read.facts == facts
     assert replay(read, Policy()).differs_from(record) == ""

@@ -6,19 +6,8 @@ import pytest
 
 from evenkeel.domain.kueue.objects import PreemptionPolicy, Quota
 from evenkeel.domain.kueue.own import OwnQuotas
-from evenkeel.domain.quotas.teams import (
-    FleetQuotas,
-    Period,
-    Role,
-    Team,
-    TeamSetup,
-    check_change,
-    check_fleet,
-    check_setup,
-    check_team,
-    identity_of,
-    setup_of_quotas,
-)
+from evenkeel.domain.quotas.setup_checks import check_change, check_fleet, check_setup, check_team
+from evenkeel.domain.quotas.teams import FleetQuotas, Period, Role, Team, TeamSetup, identity_of, setup_of_quotas
 
 ROLE = "arn:aws:iam::111122223333:role/Research"
 

@@ -18,7 +18,8 @@ from evenkeel.domain.jobs.spec import MAX_TEXT, JobSpec
 from evenkeel.domain.jobs.validation import MAX_SPEC, check_spec
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import Policy, PolicyChange
-from evenkeel.domain.quotas.teams import FleetQuotas, Team, check_team
+from evenkeel.domain.quotas.setup_checks import check_team
+from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.recovery.leases import Hold, Holds
 from evenkeel.domain.replay import CannotReplayError, replay
 from evenkeel.ports import LARGEST_ROW, Invalid, Put, Row, row_bytes

@@ -28,7 +28,7 @@ from evenkeel.domain.kueue.assignment import Mode as FlavorMode
 from evenkeel.domain.kueue.decisions import Decision, Result
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.quotas.claims import QuotaFacts, replay_quota
+from evenkeel.domain.quotas.quota_facts import QuotaFacts, replay_quota
 from evenkeel.domain.quotas.spending import UsageLimit
 from evenkeel.domain.values import Instant, Sentence, Value
 

@@ -52,7 +52,8 @@ from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import Declared, Profile
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.quotas import flavor_matching
-from evenkeel.domain.quotas.claims import CycleState, DocumentCache, holder_document, quota_facts_of
+from evenkeel.domain.quotas.holder_documents import QuotaHolder, holder_document
+from evenkeel.domain.quotas.quota_facts import CycleState, DocumentCache, quota_facts_of
 from evenkeel.domain.quotas.spending import Spent, UsageLimit, usage_limits
 from evenkeel.domain.quotas.teams import TeamSetup
 
@@ -178,17 +179,19 @@ class _TeamCycle:
             if queue is None or not use:
                 continue
             document = holder_document(
-                charge.job_id,
-                queue.name,
-                use,
-                max(1, len(charge.node_names)),
-                priority=charge.priority,
-                at=(charge.admitted_at or self.now).timestamp(),
-                queued_at=charge.queued_at.timestamp() if charge.queued_at else 0.0,
-                is_evicted=charge.job_id in self.snapshot.stopping,
-                sub_queue=charge.owner if queue.by_use else "",
-                work_at_risk=self.snapshot.work_at_risk_by_job.get(charge.job_id),
-                is_pinned=charge.cluster in self.snapshot.unreadable,
+                QuotaHolder(
+                    charge.job_id,
+                    queue.name,
+                    use,
+                    max(1, len(charge.node_names)),
+                    charge.priority,
+                    (charge.admitted_at or self.now).timestamp(),
+                    queued_at=charge.queued_at.timestamp() if charge.queued_at else 0.0,
+                    is_evicted=charge.job_id in self.snapshot.stopping,
+                    sub_queue=charge.owner if queue.by_use else "",
+                    work_at_risk=self.snapshot.work_at_risk_by_job.get(charge.job_id),
+                    is_pinned=charge.cluster in self.snapshot.unreadable,
+                )
             )
             holder = self.declared.job(document, charge.job_id).admitted
             assert holder is not None

@@ -1,8 +1,7 @@
-"""Flavors and machines: which machines a flavor of quota stands for, and what a job asks of its team's quota.
+"""Flavors and nodes: which nodes a flavor of quota stands for, and how much quota a job requests.
 
-A flavor that labels its nodes stands for the machines that bear these labels; one without labels for the instance type
-of its name. A job's pods ask for accelerators alone, so that is what they take of a quota, and `pods` where that counts
-them.
+A flavor with labels stands for the nodes with these labels. A flavor without labels stands for the instance type of its
+name. A job's pods request only accelerators, so it uses quota of accelerators, and of `pods` if the quota counts them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,24 +13,24 @@ from evenkeel.domain.kueue.hyperpod import INSTANCE_TYPE_LABEL
 from evenkeel.domain.kueue.objects import PODS, Flavor, Queue
 
 POOL_LABELS = ("sagemaker.amazonaws.com/instance-group-name", "karpenter.sh/nodepool")
-"""Under either of them a flavor names a pool."""
+"""Labels with which a flavor can name a pool."""
 CLUSTER_LABEL = "evenkeel.io/cluster"
-"""A job runs in one Kubernetes cluster: no flavor has this label, so it decides nothing but who is alike."""
+"""Label of a job's cluster. No flavor has it; it only keeps the shapes of jobs in different clusters apart."""
 
 
 def with_labels(flavor: Flavor) -> Flavor:
-    """Return a flavor whose labels say which machines it stands for."""
+    """Return a flavor with the labels of the nodes that it stands for."""
     return flavor if flavor.labels else replace(flavor, labels={INSTANCE_TYPE_LABEL: flavor.name})
 
 
 def matches_node(flavor: Flavor, instance_type: str, pool: str, labels: Mapping[str, str]) -> bool:
-    """Whether a machine is of this flavor."""
-    own = {**labels, INSTANCE_TYPE_LABEL: instance_type, **dict.fromkeys(POOL_LABELS, pool)}
-    return all(own.get(name) == value for name, value in with_labels(flavor).labels.items())
+    """Whether a flavor stands for a node."""
+    node_labels = {**labels, INSTANCE_TYPE_LABEL: instance_type, **dict.fromkeys(POOL_LABELS, pool)}
+    return all(node_labels.get(name) == value for name, value in with_labels(flavor).labels.items())
 
 
 def resource_of(instance_types: Iterable[str], queue: Queue, catalogue: InstanceTypes) -> str:
-    """Return the resource as which a job's accelerators count: that of its types, else the first its queue covers."""
+    """Return the resource name of a job's accelerators: by its instance types, else the first that its queue covers."""
     for name in instance_types:
         found = catalogue.of(name)
         if found is not None and found.accelerator:
@@ -41,16 +40,16 @@ def resource_of(instance_types: Iterable[str], queue: Queue, catalogue: Instance
 
 
 def counts_pods(queue: Queue) -> bool:
-    """Whether a queue counts pods."""
+    """Whether a queue has quota of pods."""
     return any(PODS in group.resources for group in queue.groups)
 
 
 def quota_use(
     charge: Charge, queue: Queue, flavors: Mapping[str, Flavor], catalogue: InstanceTypes
 ) -> Mapping[str, Mapping[str, int]]:
-    """Return what a charge takes of a quota; for one that is older than the quota, what it would have taken.
+    """Return the quota that a charge uses. For a charge older than the quota, return what it would have used.
 
-    Nothing where its machines are of no flavor of the queue: then they are used, and nobody's quota.
+    Empty if its nodes match no flavor of the queue: they are used, but no quota is.
     """
     if charge.use:
         return charge.use

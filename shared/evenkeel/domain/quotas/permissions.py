@@ -1,4 +1,4 @@
-"""What a job may ask for in its team's name, and who may change it."""
+"""Permissions: what a job may request for its team, and who may submit, read or change it."""
 
 from collections.abc import Collection, Iterator
 
@@ -10,68 +10,68 @@ from evenkeel.domain.quotas.teams import Role, Team, TeamSetup, is_under
 
 
 def team_of(spec: JobSpec, setup: TeamSetup, identity: str) -> str:
-    """Return the team that a job is meant for: the one it names, else the only one that its submitter belongs to."""
+    """Return the team of a job: the team that it names, else the submitter's only team; empty if there is none."""
     if spec.team or not setup.has_teams:
         return spec.team or DEFAULT_TEAM
-    mine = setup.teams_of(identity)
-    return mine[0] if len(mine) == 1 else ""
+    own_teams = setup.teams_of(identity)
+    return own_teams[0] if len(own_teams) == 1 else ""
 
 
 def check_permitted(spec: JobSpec, setup: TeamSetup, classes: Collection[str] = ()) -> tuple[SpecError, ...]:
-    """Return what a job asks for that it may not have.
+    """Return an error for each field of a job that its team may not use.
 
     Args:
-        spec: What it asks for.
+        spec: The job's specification.
         setup: The teams.
-        classes: Priority classes that jobs may name where no teams are set up, as the policy has them.
+        classes: Priority classes that the policy allows if there are no teams.
     """
-    return tuple(_faults(spec, setup) if setup.has_teams else _faults_without_teams(spec, classes))
+    return tuple(_errors(spec, setup) if setup.has_teams else _errors_without_teams(spec, classes))
 
 
-def _faults_without_teams(spec: JobSpec, classes: Collection[str]) -> Iterator[SpecError]:
+def _errors_without_teams(spec: JobSpec, classes: Collection[str]) -> Iterator[SpecError]:
     if spec.priority_class and spec.priority_class not in classes:
-        there = f"The policy allows {', '.join(sorted(classes)[:10])}" if classes else "The policy allows none"
-        text = f"The site's policy does not allow priority class {spec.priority_class} (jobs.priorityClasses). {there}."
+        known = f"The policy allows {', '.join(sorted(classes)[:10])}" if classes else "The policy allows none"
+        text = f"The site's policy does not allow priority class {spec.priority_class} (jobs.priorityClasses). {known}."
         yield SpecError("priorityClass", text)
 
 
-def _faults(spec: JobSpec, setup: TeamSetup) -> Iterator[SpecError]:
+def _errors(spec: JobSpec, setup: TeamSetup) -> Iterator[SpecError]:
     team = setup.by_name.get(spec.team)
     if team is None:
-        there = ", ".join(list(setup.by_name)[:10])
+        known = ", ".join(list(setup.by_name)[:10])
         more = " and more" if len(setup.teams) > 10 else ""
-        ask = f"Name the job's team. The teams are {there}{more}."
-        yield SpecError("team", unknown_name("team", spec.team, setup.by_name) if spec.team else ask)
+        missing = f"Name the job's team. The teams are {known}{more}."
+        yield SpecError("team", unknown_name("team", spec.team, setup.by_name) if spec.team else missing)
     else:
-        yield from _team_faults(spec, team, setup)
+        yield from _team_errors(spec, team, setup)
     classes = setup.fleet.priority_classes
     if spec.priority_class and spec.priority_class not in classes:
         message = unknown_name("priority class", spec.priority_class, classes)
         yield SpecError("priorityClass", message if classes else f"{message} No priority class is set up.")
 
 
-def _team_faults(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecError]:
+def _team_errors(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecError]:
     if not team.namespace and len(setup.teams) > 1:
         text = f"Team {team.name} has no namespace of its own. Ask an administrator to set one: evenkeel teams apply."
         yield SpecError("team", text)
     if not team.allows_image(spec.image):
         yield SpecError("image", f"Team {team.name} runs only {', '.join(team.images[:10])}.")
     if spec.priority_class and team.priority_classes and spec.priority_class not in team.priority_classes:
-        there = ", ".join(team.priority_classes[:10])
-        yield SpecError("priorityClass", f"Jobs of team {team.name} have one of these classes: {there}.")
+        known = ", ".join(team.priority_classes[:10])
+        yield SpecError("priorityClass", f"Jobs of team {team.name} have one of these classes: {known}.")
     if not spec.checkpoint_uri:
         return
-    others = (each for each in setup.teams if each.name != team.name)
-    owner = next((each.name for each in others if _is_of(spec, each)), "")
+    other_teams = (each for each in setup.teams if each.name != team.name)
+    owner = next((each.name for each in other_teams if _overlaps_folder(spec, each)), "")
     if team.checkpoints and not team.has_checkpoints(spec.checkpoint_uri):
-        there = ", ".join(team.checkpoints[:10])
-        yield SpecError("checkpoint.uri", f"Team {team.name} keeps checkpoints under {there}.")
+        known = ", ".join(team.checkpoints[:10])
+        yield SpecError("checkpoint.uri", f"Team {team.name} keeps checkpoints under {known}.")
     elif owner:
         yield SpecError("checkpoint.uri", f"The path is inside a folder of team {owner}.")
 
 
-def _is_of(spec: JobSpec, other: Team) -> bool:
-    # A folder on a claim lies in the namespace of the job's own team, whatever its path.
+def _overlaps_folder(spec: JobSpec, other: Team) -> bool:
+    # Checkpoints on a claim are in the namespace of the job's own team, whatever their path.
     uri = spec.checkpoint_uri
     if spec.keeps_checkpoints_in_cluster:
         return False
@@ -79,23 +79,23 @@ def _is_of(spec: JobSpec, other: Team) -> bool:
 
 
 def may_submit(setup: TeamSetup, team: str, identity: str) -> bool:
-    """Whether somebody may submit jobs for a team. Where no teams are set up, the route's IAM policy decided it."""
+    """Whether an identity may submit jobs for a team. Without teams, the IAM policy of the route decided it."""
     role = setup.role_in(team, identity)
-    return not setup.has_teams or (role is not None and role.covers(Role.SUBMITTER))
+    return not setup.has_teams or (role is not None and role.includes(Role.SUBMITTER))
 
 
 def may_read(setup: TeamSetup, job: Job, identity: str, principal: str) -> bool:
-    """Whether somebody belongs to a job's team, or submitted the job before its team was set up."""
+    """Whether an identity is a member of the job's team, or submitted the job before its team was set up."""
     if not setup.has_teams or setup.role_in(job.spec.team, identity) is not None:
         return True
     return bool(principal) and job.owner == principal and job.spec.team not in setup.by_name
 
 
 def may_change(setup: TeamSetup, job: Job, identity: str, principal: str) -> bool:
-    """Whether somebody may cancel, suspend, resume or re-rank a job: its submitter, or a lead of its team."""
+    """Whether an identity may cancel, suspend, resume or re-rank a job: its submitter, or a lead of its team."""
     role = setup.role_in(job.spec.team, identity)
     is_own = bool(principal) and job.owner == principal
-    if not setup.has_teams or (role is not None and role.covers(Role.LEAD)):
+    if not setup.has_teams or (role is not None and role.includes(Role.LEAD)):
         return True
-    # A job may be older than its team's set-up.
-    return is_own and (job.spec.team not in setup.by_name or (role is not None and role.covers(Role.SUBMITTER)))
+    # The job may be older than the set-up of its team.
+    return is_own and (job.spec.team not in setup.by_name or (role is not None and role.includes(Role.SUBMITTER)))

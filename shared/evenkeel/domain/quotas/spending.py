@@ -1,14 +1,15 @@
-"""What teams spend, by period, and what holds a job back although quota and machines may be there.
+"""Use and spending of teams by period, and the limits that keep a job waiting although quota and nodes are free.
 
-A settled attempt adds what it held, from its admission to its end, to each period it ran in: `Spent`. What runs still
-is reckoned from its charge. On rented nodes an attempt adds hours alone: their dollars are the rent, which the rental
-adds as it is billed (`budgets.py`). Nobody is stopped by a budget: it only keeps the next job from starting.
+A settled attempt adds its use, from its admission to its end, to each period in which it ran (`Spent`). The use of a
+running attempt is computed from its charge. On rented nodes an attempt adds only hours: the dollars are the rent, which
+the rental adds as it is billed (`budgets.py`). A budget never stops a running job; it only keeps the next job waiting.
 
-Queues that go by use need what each submitter used of late. Of `a` accelerators from b to e there are left at time t
+Queues that order by recent use need the recent use of each submitter. Of `a` accelerators used from b to e, at time t
 
     a · (2^(-(t-e)/h) - 2^(-(t-b)/h)) = 2^(-(t-w)/h) · a · (2^((e-w)/h) - 2^((b-w)/h))        h: the half-life
 
-so each week that begins at w keeps one sum for each submitter, to which an attempt's end adds once.
+remain. Each week that starts at w therefore stores one sum for each submitter, and an attempt adds to it once, at its
+end.
 """
 
 import math
@@ -25,28 +26,28 @@ from evenkeel.domain.values import Value
 
 HALF_LIFE_SECONDS = Decay().half_life_seconds
 USED_WEEKS = 8
-"""Weeks of use that are remembered: as many half-lives."""
+"""Weeks of use that are stored. A week is one half-life, so older use has decayed to less than 1 in 256."""
 _MOST_PERIODS = 13
-"""Periods of one kind that an attempt is added to: the last ones. A year has so many months at most."""
+"""Most periods of one kind to which an attempt is added: the last ones. A year touches at most 13 months."""
 
 
 class Spent(Value):
-    """What a team's settled attempts held in one period, and what its nodes cost."""
+    """Use by a team's settled attempts in a period, and the cost of its nodes."""
 
     accelerator_seconds: int = 0
     usd_micros: int = 0
 
 
 class PeriodUsage(NamedTuple):
-    """One period's part of what an attempt held."""
+    """The part of an attempt's use that falls into one period."""
 
     key: str
-    """`2026-11-03`, `2026-W45`, `2026-11`."""
+    """The name of the period: `2026-11-03`, `2026-W45`, `2026-11`."""
     spent: Spent
 
 
 def usage_by_week(attempt: Attempt, ended_at: datetime) -> dict[str, int]:
-    """Return by week what an attempt's end adds to its submitter's sum, in millionths of an accelerator."""
+    """Return by week what the end of an attempt adds to its submitter's sum, in millionths of an accelerator."""
     return {
         week: round(
             1e6 * attempt.accelerators * (_growth_factor(week_of(since), until) - _growth_factor(week_of(since), since))
@@ -56,10 +57,10 @@ def usage_by_week(attempt: Attempt, ended_at: datetime) -> dict[str, int]:
 
 
 def decayed_usage(sums: Mapping[str, int], now: datetime) -> float:
-    """Return what is left by now of what one submitter used: accelerators that, held ever since, would come to it.
+    """Return a submitter's use, decayed to now: the accelerators that, if held all the time, would give the same use.
 
     Args:
-        sums: By week, its sum of what `usage_by_week` said.
+        sums: By week, the sum of the amounts of `usage_by_week`.
         now: The time.
     """
     by_week = {Period.WEEK.key_at(begin): begin for begin in weeks_until(now)}
@@ -67,12 +68,12 @@ def decayed_usage(sums: Mapping[str, int], now: datetime) -> float:
 
 
 def weeks_until(now: datetime) -> tuple[datetime, ...]:
-    """Return when the weeks began of which something is left, this one last: of what is older, 1 in 256 is."""
+    """Return the starts of the weeks that are stored, the present week last."""
     return tuple(week_of(now) - timedelta(weeks=count) for count in reversed(range(USED_WEEKS)))
 
 
 def week_of(instant: datetime) -> datetime:
-    """Return when an instant's week began, in UTC."""
+    """Return the start of an instant's week, in UTC."""
     return _begin_of(Period.WEEK, instant)
 
 
@@ -81,35 +82,35 @@ def _growth_factor(begin: datetime, instant: datetime) -> float:
 
 
 class UsageLimit(Value):
-    """One thing that a job must stay below."""
+    """A limit that a job must stay below."""
 
-    what: str
+    quantity: str
     used: float
     limit: float
-    wanted: float = 0
-    """How much more the job would use at once; 0 where it is enough that something is left."""
+    requested: float = 0
+    """The amount that the job adds at once; 0 if the job may start while anything is left."""
 
     @property
     def is_reached(self) -> bool:
-        """Whether the job has to wait for it."""
-        return self.used + self.wanted > self.limit or (not self.wanted and self.used >= self.limit)
+        """Whether the limit keeps the job waiting."""
+        return self.used + self.requested > self.limit or (not self.requested and self.used >= self.limit)
 
     @property
     def text(self) -> str:
-        """Say it in a few words."""
-        more = f", and the job asks for {self.wanted:g}" if self.wanted else ""
-        return f"{self.used:.10g} of {self.limit:g} {self.what} are used{more}"
+        """Describe the limit in a few words."""
+        more = f", and the job asks for {self.requested:g}" if self.requested else ""
+        return f"{self.used:.10g} of {self.limit:g} {self.quantity} are used{more}"
 
 
 def usage_by_period(attempt: Attempt, ended_at: datetime, economy: EconomyPolicy) -> tuple[PeriodUsage, ...]:
-    """Split what an attempt held into the periods it ran in."""
+    """Split the use of an attempt by period."""
     if attempt.charged_since is None:
         return ()
     price = 0.0 if attempt.is_rented else economy.price_of(attempt.instance_type)
     return tuple(
-        PeriodUsage(key, _spent(attempt.accelerators, begins, ends, price))
+        PeriodUsage(key, _spent(attempt.accelerators, start, end, price))
         for period in Period
-        for key, begins, ends in split_by_period(period, attempt.charged_since, ended_at)[-_MOST_PERIODS:]
+        for key, start, end in split_by_period(period, attempt.charged_since, ended_at)[-_MOST_PERIODS:]
     )
 
 
@@ -122,14 +123,14 @@ def usage_limits(
     economy: EconomyPolicy,
     now: datetime,
 ) -> tuple[UsageLimit, ...]:
-    """Return what a job of somebody in a team must stay below.
+    """Return the limits that a job must stay below.
 
     Args:
-        team: Its team.
-        owner: The principal that submitted it.
-        accelerators: What it asks for, over all nodes.
-        charges: What the team's attempts hold.
-        spent: By period's name, what the team's settled attempts held, and its rents.
+        team: The job's team.
+        owner: The principal that submitted the job.
+        accelerators: The accelerators of the job, over all nodes.
+        charges: The charges of the team's running attempts.
+        spent: By period name, the use of the team's settled attempts, and its rents.
         economy: Prices.
         now: The time.
     """
@@ -137,32 +138,34 @@ def usage_limits(
     found = []
     if team.most_accelerators_per_user is not None and owner:
         own = sum(charge.accelerators for charge in held if charge.owner == owner)
-        what = f"accelerators that {owner} may hold in team {team.name}"
-        found.append(UsageLimit(what=what, used=own, limit=team.most_accelerators_per_user, wanted=accelerators))
+        quantity = f"accelerators that {owner} may hold in team {team.name}"
+        found.append(
+            UsageLimit(quantity=quantity, used=own, limit=team.most_accelerators_per_user, requested=accelerators)
+        )
     for budget in team.budgets:
-        found += _of_budget(team, budget, held, spent, economy, now)
+        found += _budget_limits(team, budget, held, spent, economy, now)
     return tuple(found)
 
 
 def budget_used(
     budget: Budget, charges: Iterable[Charge], spent: Mapping[str, Spent], economy: EconomyPolicy, now: datetime
 ) -> Spent:
-    """Return what counts against a budget in the period that is: what has settled, and what runs by now.
+    """Return what counts against a budget in the present period: settled use, and the use of running attempts.
 
     Args:
-        budget: Of a team.
-        charges: What the team's attempts hold.
-        spent: By period's name, what has settled, and the rents of what is rented.
-        economy: Prices of what is not rented.
+        budget: A budget of the team.
+        charges: The charges of the team's running attempts.
+        spent: By period name, the settled use, and the rents of present rentals.
+        economy: Prices of nodes that are not rented.
         now: The time.
     """
     key = budget.period.key_at(now)
     settled = spent.get(key, Spent())
     running = [
-        _spent(charge.accelerators, begins, ends, 0.0 if charge.is_rented else economy.price_of(charge.instance_type))
+        _spent(charge.accelerators, start, end, 0.0 if charge.is_rented else economy.price_of(charge.instance_type))
         for charge in charges
         if charge.admitted_at is not None
-        for of, begins, ends in split_by_period(budget.period, charge.admitted_at, now)[-1:]
+        for of, start, end in split_by_period(budget.period, charge.admitted_at, now)[-1:]
         if of == key
     ]
     return Spent(
@@ -171,7 +174,7 @@ def budget_used(
     )
 
 
-def _of_budget(
+def _budget_limits(
     team: Team,
     budget: Budget,
     charges: tuple[Charge, ...],
@@ -180,29 +183,29 @@ def _of_budget(
     now: datetime,
 ) -> list[UsageLimit]:
     used = budget_used(budget, charges, spent, economy, now)
-    whose = f"of team {team.name} in {budget.period.key_at(now)}"
+    suffix = f"of team {team.name} in {budget.period.key_at(now)}"
     found = []
     if budget.gpu_hours is not None:
         hours = round(used.accelerator_seconds / 3600, 2)
-        found.append(UsageLimit(what=f"accelerator-hours {whose}", used=hours, limit=budget.gpu_hours))
+        found.append(UsageLimit(quantity=f"accelerator-hours {suffix}", used=hours, limit=budget.gpu_hours))
     if budget.usd is not None:
-        found.append(UsageLimit(what=f"dollars {whose}", used=round(used.usd_micros / 1e6, 2), limit=budget.usd))
+        found.append(UsageLimit(quantity=f"dollars {suffix}", used=round(used.usd_micros / 1e6, 2), limit=budget.usd))
     return found
 
 
-def _spent(accelerators: int, begins: datetime, ends: datetime, usd_per_hour: float) -> Spent:
-    seconds = accelerators * max(0, round((ends - begins).total_seconds()))
+def _spent(accelerators: int, start: datetime, end: datetime, usd_per_hour: float) -> Spent:
+    seconds = accelerators * max(0, round((end - start).total_seconds()))
     return Spent(accelerator_seconds=seconds, usd_micros=round(seconds * usd_per_hour / 3600 * 1e6))
 
 
-def split_by_period(period: Period, begins: datetime, ends: datetime) -> list[tuple[str, datetime, datetime]]:
-    """Cut a stretch of time at the period's ends, the last pieces only: the period's name, from when, until when."""
+def split_by_period(period: Period, start: datetime, end: datetime) -> list[tuple[str, datetime, datetime]]:
+    """Split a time span at the ends of periods; return the last pieces as (period name, start, end)."""
     pieces: list[tuple[str, datetime, datetime]] = []
-    until = max(begins, ends)
+    until = max(start, end)
     while len(pieces) < _MOST_PERIODS:
-        since = max(begins, _begin_of(period, until if not pieces else until - timedelta(microseconds=1)))
+        since = max(start, _begin_of(period, until if not pieces else until - timedelta(microseconds=1)))
         pieces.append((period.key_at(since), since, until))
-        if since <= begins:
+        if since <= start:
             break
         until = since
     return pieces[::-1]

@@ -1,12 +1,12 @@
-"""The table of teams: what each holds, uses, borrows and lends.
+"""The usage table: how much quota each team has, uses, borrows and lends.
 
     allocated  its quota
-    used       what its running jobs take
-    borrowed   what it uses beyond its quota
-    lent       what others use of its quota
+    used       use by its running jobs
+    borrowed   its use beyond its quota
+    lent       use of its quota by other teams
 
-What is borrowed comes first from the quota that the nearest cohort holds itself, then from those below that cohort who
-have let go of what they do not use, each by how much it has let go of; what is left is borrowed one cohort further up.
+Borrowed quota comes first from the nearest cohort's own quota. Then it comes from the teams below that cohort that lend
+unused quota, each in proportion to what it lends. The rest is borrowed one cohort higher.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from evenkeel.domain.kueue.objects import Amounts, Cohort, Key, Queue
 
 
 class UsageRow(NamedTuple):
-    """One flavor and resource of one team, in the resource's smallest unit."""
+    """A flavor and resource of a team, in the resource's smallest unit."""
 
     key: Key
     allocated: int
@@ -29,12 +29,12 @@ class UsageRow(NamedTuple):
 def usage_rows(
     queues: Sequence[Queue], cohorts: Sequence[Cohort], use: Mapping[str, Amounts]
 ) -> Mapping[str, tuple[UsageRow, ...]]:
-    """Return the lines of every queue, by its name.
+    """Return the rows of every queue, by name.
 
     Args:
         queues: All queues.
         cohorts: All cohorts.
-        use: What each queue's jobs take.
+        use: Use by each queue's jobs.
     """
     tree = Tree(queues, cohorts)
     for name, amounts in use.items():
@@ -57,42 +57,42 @@ def usage_rows(
     }
 
 
-_OWN = ""
-"""In the place of a team: the quota that a cohort holds itself."""
+_COHORT_QUOTA = ""
+"""Stands for a team: the quota that a cohort holds itself."""
 
 
 def _borrow(node: Node, key: Key, lent: dict[tuple[str, Key], int]) -> tuple[int, dict[str, int]]:
-    """Settle below a node; return what is still to be borrowed above it, and what is still let go of, by team."""
+    """Distribute borrowing below a node; return what must be borrowed above it, and what it can still lend, by team."""
     slot = node.at(key)
-    let_go = max(0, slot.subtree - slot.guaranteed - max(0, slot.use - slot.guaranteed))
+    lendable = max(0, slot.subtree - slot.guaranteed - max(0, slot.use - slot.guaranteed))
     if node.is_queue:
-        return max(0, slot.use - slot.nominal), {node.name: let_go} if let_go else {}
-    wanted, offers = 0, {_OWN: slot.nominal} if slot.nominal else {}
+        return max(0, slot.use - slot.nominal), {node.name: lendable} if lendable else {}
+    to_borrow, lendable_by_team = 0, {_COHORT_QUOTA: slot.nominal} if slot.nominal else {}
     for child in node.children:
-        more, theirs = _borrow(child, key, lent)
-        wanted += more
-        for name, amount in theirs.items():
-            offers[name] = offers.get(name, 0) + amount
-    own = min(wanted, offers.pop(_OWN, 0))
-    wanted -= own
-    taken = _split_amount(min(wanted, sum(offers.values())), offers)
-    for name, amount in taken.items():
+        more, child_lendable = _borrow(child, key, lent)
+        to_borrow += more
+        for name, amount in child_lendable.items():
+            lendable_by_team[name] = lendable_by_team.get(name, 0) + amount
+    from_cohort = min(to_borrow, lendable_by_team.pop(_COHORT_QUOTA, 0))
+    to_borrow -= from_cohort
+    borrowed_by_team = _split_amount(min(to_borrow, sum(lendable_by_team.values())), lendable_by_team)
+    for name, amount in borrowed_by_team.items():
         lent[name, key] = lent.get((name, key), 0) + amount
-        offers[name] -= amount
-    left = {name: amount for name, amount in offers.items() if amount}
-    if slot.nominal > own:
-        left[_OWN] = slot.nominal - own
-    # A cohort may keep some of it to itself.
-    return wanted - sum(taken.values()), _split_amount(min(let_go, sum(left.values())), left)
+        lendable_by_team[name] -= amount
+    remaining = {name: amount for name, amount in lendable_by_team.items() if amount}
+    if slot.nominal > from_cohort:
+        remaining[_COHORT_QUOTA] = slot.nominal - from_cohort
+    # A cohort's lending limit may be smaller.
+    return to_borrow - sum(borrowed_by_team.values()), _split_amount(min(lendable, sum(remaining.values())), remaining)
 
 
-def _split_amount(amount: int, offers: Mapping[str, int]) -> dict[str, int]:
-    """Split an amount by what each offers; the odd ones go to the largest remainders, then by name."""
-    total = sum(offers.values())
+def _split_amount(amount: int, lendable_by_team: Mapping[str, int]) -> dict[str, int]:
+    """Split an amount in proportion to what each team can lend. The rest goes to the largest remainders."""
+    total = sum(lendable_by_team.values())
     if not total:
         return {}
-    parts = {name: amount * offered // total for name, offered in offers.items()}
+    parts = {name: amount * lendable // total for name, lendable in lendable_by_team.items()}
     odd = amount - sum(parts.values())
-    for name in sorted(offers, key=lambda each: (-(amount * offers[each] % total), each))[:odd]:
+    for name in sorted(lendable_by_team, key=lambda each: (-(amount * lendable_by_team[each] % total), each))[:odd]:
         parts[name] += 1
     return {name: part for name, part in parts.items() if part}

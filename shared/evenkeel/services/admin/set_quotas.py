@@ -5,7 +5,8 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.quotas.teams import FleetQuotas, SetupError, Team, TeamSetup, check_change, check_fleet, check_team
+from evenkeel.domain.quotas.setup_checks import SetupError, check_change, check_fleet, check_team
+from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.domain.values import Value
 from evenkeel.ports import Add, Conflict, CycleRequests, Invalid, Key, Ledger, Put, Row, StaleVersion
 from evenkeel.services.admin import remove_team

@@ -9,7 +9,7 @@ from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
-from evenkeel.domain.quotas.claims import smallest_changes
+from evenkeel.domain.quotas.quota_facts import smallest_changes
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Ledger, Table

@@ -1,0 +1,126 @@
+"""The workloads that hold quota, as documents in the short form."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from evenkeel.domain.kueue import own
+from evenkeel.domain.kueue.objects import PODS, Admitted, Amounts, Key
+
+Json = dict[str, Any]
+
+_NEVER_PREEMPTED = 2**31 - 1
+_SUM_PREFIX = "others-of-"
+
+
+class QuotaHolder(NamedTuple):
+    """A job that holds quota."""
+
+    name: str
+    queue: str
+    use: Mapping[str, Mapping[str, int]]
+    """flavor → resource → amount."""
+    pods: int
+    priority: int
+    reserved_at: float | None
+    queued_at: float = 0.0
+    is_evicted: bool = False
+    sub_queue: str = ""
+    work_at_risk: float | None = None
+    is_pinned: bool = False
+
+
+def holder_document(holder: QuotaHolder) -> Json:
+    """Return a holder of quota in the short form, with a pod set for each flavor."""
+    pod_sets: list[own.OwnPodSet] = []
+    flavors: list[dict[str, str]] = []
+    for flavor, amounts in holder.use.items():
+        for resources, count in (
+            (sorted(amounts.keys() - {PODS}), holder.pods),
+            ([PODS] if PODS in amounts else [], amounts.get(PODS, 0)),
+        ):
+            if resources:
+                requests = {name: own.to_quantity(name, amounts[name] // count) for name in resources if name != PODS}
+                pod_sets.append(own.OwnPodSet(name=f"{flavor}-{len(pod_sets)}", count=count, requests=requests))
+                flavors.append(dict.fromkeys(resources, flavor))
+    job = own.Job(
+        name=holder.name,
+        queue=holder.queue,
+        priority=holder.priority,
+        created_at=holder.queued_at,
+        pod_sets=tuple(pod_sets),
+        sub_queue=holder.sub_queue,
+        admitted=own.OwnAdmission(
+            at=holder.reserved_at,
+            flavors=tuple(flavors),
+            evicted=holder.is_evicted,
+            work_at_risk=holder.work_at_risk,
+            pinned=holder.is_pinned,
+        ),
+    )
+    return job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def admitted_document(admitted: Admitted, *, was_evicted: bool) -> Json:
+    """Return an admitted workload in the short form.
+
+    Args:
+        admitted: The workload.
+        was_evicted: Whether it had been told to stop before the cycle.
+    """
+    workload = admitted.workload
+    pods = [
+        own.OwnPodSet(
+            name=pod_set.name,
+            count=count,
+            requests={resource: own.to_quantity(resource, amount) for resource, amount in pod_set.requests.items()},
+        )
+        for pod_set, count in zip(workload.pod_sets, admitted.counts, strict=True)
+    ]
+    job = own.Job(
+        name=workload.workload_id,
+        queue=workload.queue,
+        priority=workload.priority,
+        created_at=workload.created_at,
+        requeued_at=workload.requeued_at,
+        pod_sets=tuple(pods),
+        admitted=own.OwnAdmission(
+            at=admitted.reserved_at,
+            flavors=tuple(dict(each) for each in admitted.flavors),
+            counts=admitted.counts,
+            evicted=was_evicted,
+            work_at_risk=admitted.work_at_risk,
+            pinned=admitted.is_pinned,
+        ),
+    )
+    return job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def sum_documents(holders: Iterable[Admitted]) -> Iterator[Json]:
+    """Yield one document for each queue with the sum of its holders. A sum can never be preempted."""
+    by_queue: dict[str, Amounts] = {}
+    for each in holders:
+        total = by_queue.setdefault(each.workload.queue, {})
+        for key, amount in each.use.items():
+            total[key] = total.get(key, 0) + amount
+    for queue, use in sorted(by_queue.items()):
+        if any(use.values()):
+            name = f"{_SUM_PREFIX}{queue}"
+            yield holder_document(QuotaHolder(name, queue, nested(use), 1, _NEVER_PREEMPTED, 0.0))
+
+
+def is_sum(name: str) -> bool:
+    """Whether a job of this name is a sum of holders."""
+    return name.startswith(_SUM_PREFIX)
+
+
+def nested(amounts: Mapping[Key, int]) -> dict[str, dict[str, int]]:
+    """Return amounts as flavor → resource → amount."""
+    by_flavor: dict[str, dict[str, int]] = {}
+    for (flavor, resource), amount in amounts.items():
+        by_flavor.setdefault(flavor, {})[resource] = amount
+    return by_flavor
+
+
+def flat(by_flavor: Mapping[str, Mapping[str, int]]) -> Amounts:
+    """Return amounts by (flavor, resource)."""
+    return {(flavor, resource): amount for flavor, amounts in by_flavor.items() for resource, amount in amounts.items()}
