@@ -1,7 +1,7 @@
 """Every permission that the template grants, one by one: what the removal tests are generated from."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tests.template.documents import Json, listed, resources
@@ -60,13 +60,31 @@ def of_document(owner: str, document: Json) -> Iterator[Statement]:
 
 
 def of_roles() -> tuple[Statement, ...]:
-    """Return the statements of every role of the template."""
-    return tuple(
+    """Return the statements of every role of the template, those of a managed policy that it attaches included."""
+    inline = (
         statement
         for role, properties in resources("AWS::IAM::Role").items()
         for policy in properties["Policies"]
         for statement in of_document(role, policy["PolicyDocument"])
     )
+    managed = resources("AWS::IAM::ManagedPolicy")
+    attached = (
+        replace(statement, condition=condition)
+        for role, policy, condition in attachments()
+        for statement in of_document(role, managed[policy]["PolicyDocument"])
+    )
+    return (*inline, *attached)
+
+
+def attachments() -> tuple[tuple[str, str, str], ...]:
+    """Return (role, managed policy of the template, template condition) for each policy that a role attaches."""
+    found = []
+    for role, properties in resources("AWS::IAM::Role").items():
+        if "ManagedPolicyArns" in properties:
+            condition, policies, otherwise = properties["ManagedPolicyArns"]["Fn::If"]
+            assert otherwise == _NOTHING, f"{role}: a policy is attached or is not, {otherwise} is neither"
+            found += [(role, policy["Ref"], condition) for policy in policies]
+    return tuple(found)
 
 
 ON_CALL: Final = "EvenkeelOnCall"
@@ -82,8 +100,14 @@ def of_on_call() -> tuple[Statement, ...]:
     return tuple(statement for statement in _managed() if statement.owner == ON_CALL)
 
 
+def people_policies() -> dict[str, Json]:
+    """Return the managed policies that people attach to their own identities, by logical id."""
+    of_functions = {policy for _, policy, _ in attachments()}
+    return {name: each for name, each in resources("AWS::IAM::ManagedPolicy").items() if name not in of_functions}
+
+
 def _managed() -> Iterator[Statement]:
-    for policy, properties in resources("AWS::IAM::ManagedPolicy").items():
+    for policy, properties in people_policies().items():
         yield from of_document(policy, properties["PolicyDocument"])
 
 

@@ -24,6 +24,8 @@ SCHEDULES = resources("AWS::Scheduler::Schedule", translated())
 DEAD_LETTERS = {name for name, queue in QUEUES.items() if "RedrivePolicy" not in queue}
 RUNBOOKS = ROOT / "docs" / "runbooks"
 A_DAY = 86_400
+ENDPOINTS = {"AWS_ENDPOINT_URL_SAGEMAKER": "SageMakerEndpoint", "AWS_ENDPOINT_URL_EKS": "EksEndpoint"}
+"""Variable of the endpoint of an emulator → the parameter that gives it."""
 
 
 def arn_of(value: Any) -> str:
@@ -65,21 +67,18 @@ def test_function_is_told_only_settings_that_exist(name: str) -> None:
     common = template()["Globals"]["Function"]["Environment"]["Variables"]
     own = FUNCTIONS[name].get("Environment", {}).get("Variables", {})
     known = {field.alias for field in Settings.model_fields.values()}
-    endpoints = {"AWS_ENDPOINT_URL_SAGEMAKER", "AWS_ENDPOINT_URL_EKS"}
-    assert set(common) <= known
-    assert set(own) <= known | endpoints
+    assert set(common) - set(ENDPOINTS) <= known
+    assert set(own) <= known
     assert not set(own) & set(common)
 
 
-def test_endpoints_of_stand_ins_are_absent_unless_given() -> None:
-    for name, function in FUNCTIONS.items():
-        for variable, value in function.get("Environment", {}).get("Variables", {}).items():
-            if variable.startswith("AWS_ENDPOINT_URL"):
-                condition, given, otherwise = value["Fn::If"]
-                assert condition == f"Has{given['Ref']}", name
-                assert otherwise == {"Ref": "AWS::NoValue"}, name
-    assert template()["Parameters"]["SageMakerEndpoint"]["Default"] == ""
-    assert template()["Parameters"]["EksEndpoint"]["Default"] == ""
+@pytest.mark.parametrize(("variable", "parameter"), ENDPOINTS.items())
+def test_endpoint_of_an_emulator_is_absent_unless_given(variable: str, parameter: str) -> None:
+    whole = template()
+    value = whole["Globals"]["Function"]["Environment"]["Variables"][variable]
+    assert value == {"Fn::If": [f"Has{parameter}", {"Ref": parameter}, {"Ref": "AWS::NoValue"}]}
+    assert whole["Conditions"][f"Has{parameter}"] == {"Fn::Not": [{"Fn::Equals": [{"Ref": parameter}, ""]}]}
+    assert whole["Parameters"][parameter]["Default"] == ""
 
 
 def test_first_deployment_touches_nothing() -> None:
@@ -394,7 +393,7 @@ def test_outputs_tell_what_others_need() -> None:
     outputs = set(template()["Outputs"])
     assert {"ApiId", "ApiStage", "ApiUrl", "PageTopicArn", "KubernetesRoleArns", "RawEventsBucketName"} <= outputs
     assert {f"{name}Url" for name in QUEUES} <= outputs
-    assert {f"{policy}Policy" for policy in resources("AWS::IAM::ManagedPolicy")} <= outputs
+    assert {f"{policy}Policy" for policy in statements.people_policies()} <= outputs
     written = template()["Outputs"]["KubernetesRoleArns"]["Value"]["Fn::Join"][1]
     named = {re.sub(r"=.*", "", row["Fn::Sub"]) for row in written}
     calls_kubernetes = {

@@ -49,10 +49,32 @@ def test_no_action_is_granted_twice_on_one_resource() -> None:
     assert [key for key, count in counts.items() if count > 1] == []
 
 
-def test_roles_carry_inline_statements_only() -> None:
-    for name, role in resources("AWS::IAM::Role").items():
-        assert "ManagedPolicyArns" not in role, name
-        assert "RoleName" not in role, f"{name}: a named role needs CAPABILITY_NAMED_IAM"
+def test_roles_of_functions_in_a_vpc_alone_attach_a_managed_policy() -> None:
+    in_vpc = [f"{name}Role" for name, function in FUNCTIONS.items() if "VpcConfig" in function]
+    assert sorted(statements.attachments()) == sorted((role, "VpcAccess", "HasVpc") for role in in_vpc)
+    assert {
+        json.dumps(function["VpcConfig"]["Fn::If"][0]) for function in FUNCTIONS.values() if "VpcConfig" in function
+    } == {'"HasVpc"'}
+
+
+def test_vpc_policy_allows_network_interfaces_and_nothing_else() -> None:
+    assert template()["Resources"]["VpcAccess"]["Condition"] == "HasVpc"
+    (statement,) = statements.of_document(
+        "VpcAccess", resources("AWS::IAM::ManagedPolicy")["VpcAccess"]["PolicyDocument"]
+    )
+    assert set(statement.actions) == {
+        "ec2:CreateNetworkInterface",
+        "ec2:DescribeNetworkInterfaces",
+        "ec2:DeleteNetworkInterface",
+        "ec2:DescribeSubnets",
+        "ec2:AssignPrivateIpAddresses",
+        "ec2:UnassignPrivateIpAddresses",
+    }
+
+
+def test_no_role_has_a_name_of_its_own() -> None:
+    named = [name for name, role in resources("AWS::IAM::Role").items() if "RoleName" in role]
+    assert named == [], "a named role needs CAPABILITY_NAMED_IAM"
 
 
 def test_each_function_and_machine_has_a_role_of_its_own() -> None:

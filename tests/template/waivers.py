@@ -9,7 +9,7 @@ WAIVERS: Final = {
     "SendTraces": "X-Ray has no resource level.",
     "DeliverExecutionLogs": "The delivery of execution logs has no resource level.",
     "WriteApiLogs": "API Gateway tries the role against log groups of its own choice. Only with ApiLogRole=set-up.",
-    "JoinTheVpc": "Lambda asks for these on every resource; its network interfaces do not exist before. Only in a VPC.",
+    "ManageNetworkInterfaces": "Lambda asks for these on every resource: the interfaces do not exist yet.",
     "FindKubernetes": "A list of cluster names becomes a list of ARNs only with a literal separator, so account and "
     "region are wildcards; the names are exact, and the call reaches this account and region alone.",
     "LookUpRecoveries": "Executions are named after incidents; the machine is exact.",
