@@ -88,14 +88,14 @@ def test_schedule_that_is_off_is_a_warning_with_the_way_on(bed: DoctorBench) -> 
 
 
 def test_message_in_a_dead_letter_queue_names_its_runbook(bed: DoctorBench) -> None:
-    sqs, url = bed.centre.deployer.client("sqs"), bed.centre.outputs["FailedPassesQueueUrl"]
+    sqs, url = bed.centre.deployer.client("sqs"), bed.centre.outputs["FailedCyclesQueueUrl"]
     sqs.send_message(QueueUrl=url, MessageBody="{}", MessageGroupId="g", MessageDeduplicationId="d")
     try:
         found = bed.wrong()
     finally:
         sqs.purge_queue(QueueUrl=url)
 
-    assert found["dead-letters", "FailedPassesQueue"]["fix"] == "docs/runbooks/failed-passes.md"
+    assert found["dead-letters", "FailedCyclesQueue"]["fix"] == "docs/runbooks/failed-cycles.md"
 
 
 def test_access_entry_without_a_group_is_told_by_its_verbs(bed: DoctorBench) -> None:

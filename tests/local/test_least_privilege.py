@@ -188,7 +188,7 @@ def test_what_is_listed_as_unproved_goes_unnoticed(stage: PermissionBench, owner
 
 def test_a_queue_is_polled_whatever_the_role_says(stage: PermissionBench) -> None:
     event = keeps_a_malformed_event(stage)["Records"][0]["body"]
-    take = [one for one in permission_table.unproved_of_roles("ReceiveEventRole") if one.sid == "TakeEvents"]
+    take = [one for one in permission_table.unproved_of_roles("ReceiveEventRole") if one.sid == "ReceiveEvents"]
 
     with stage.without(*take), stage.polled("receive_event"):
         stage.sqs.send_message(QueueUrl=stage.centre.outputs["EventsQueueUrl"], MessageBody=event)

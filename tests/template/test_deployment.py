@@ -147,7 +147,7 @@ def test_queue_gives_up_to_a_dead_letter_queue_of_its_kind(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(DEAD_LETTERS))
 def test_dead_letter_queue_keeps_long_and_is_watched(name: str) -> None:
     # A request for a pass is made good by the next pass: it is kept no longer than its alarm needs.
-    assert QUEUES[name]["MessageRetentionPeriod"] == (900 if name == "FailedPassesQueue" else 14 * A_DAY)
+    assert QUEUES[name]["MessageRetentionPeriod"] == (900 if name == "FailedCyclesQueue" else 14 * A_DAY)
     assert watched("AWS/SQS", "ApproximateNumberOfMessagesVisible", "QueueName")[name]["Threshold"] == 0
 
 
@@ -205,7 +205,7 @@ def asynchronous() -> set[str]:
     invoked = {
         arn_of(resource)
         for statement in statements.of_roles()
-        if statement.sid == "AskForAnswers"
+        if statement.sid == "InvokeResolveWait"
         for resource in statement.resources
     }
     return scheduled | invoked

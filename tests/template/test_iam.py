@@ -188,7 +188,7 @@ def test_a_permission_can_be_taken_away_alone() -> None:
 
 
 def test_the_archive_is_reached_over_tls_alone() -> None:
-    assert template()["Resources"]["RawEventsBucketPolicy"]["Condition"] == "SpeaksTls"
+    assert template()["Resources"]["RawEventsBucketPolicy"]["Condition"] == "UsesTls"
 
 
 def test_every_function_is_in_the_document() -> None:

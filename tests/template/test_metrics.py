@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -268,9 +269,20 @@ def test_the_list_of_metrics_is_the_declared_one() -> None:
 
 
 def test_the_list_of_alarms_is_the_template_s() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| `([\w/]+) (\w+)` \| (.*) \|$", LIST.read_text(encoding="utf-8"), re.MULTILINE)
-    written = [(name, namespace, metric) for name, namespace, metric, _ in rows]
-    assert written == [(name, each["Namespace"], each["MetricName"]) for name, each in sorted(ALARMS.items())]
+    row = r"^\| `(\w+)` \| `([\w/]+) (\w+)` \| (.*) \[([a-z-]+)\]\(\.\./runbooks/\5\.md\) \|$"
+    rows = re.findall(row, LIST.read_text(encoding="utf-8"), re.MULTILINE)
+    written = [
+        (name, namespace, metric, f"{text} Runbook: docs/runbooks/{page}.md")
+        for name, namespace, metric, text, page in rows
+    ]
+    assert written == [
+        (name, each["Namespace"], each["MetricName"], each["AlarmDescription"]) for name, each in sorted(ALARMS.items())
+    ]
+
+
+def test_no_two_alarms_have_one_description() -> None:
+    found = Counter(each["AlarmDescription"] for each in ALARMS.values())
+    assert [text for text, count in found.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

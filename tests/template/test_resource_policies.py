@@ -62,7 +62,7 @@ def arns(condition: Json, operator: str) -> list[Any]:
 
 @pytest.mark.parametrize(("name", "kind"), RECEIVERS)
 def test_only_its_senders_may_send(name: str, kind: str) -> None:
-    (statement,) = [each for each in denials(name, kind) if each.get("Sid") == "OnlyItsSenders"]
+    (statement,) = [each for each in denials(name, kind) if each.get("Sid") == "DenyOtherSenders"]
 
     assert (statement["Principal"], statement["Action"], names_itself(statement, name)) == ("*", SEND[kind], True)
     condition = dict(statement["Condition"])
@@ -79,7 +79,7 @@ def test_nobody_sends_without_tls(name: str, kind: str) -> None:
     (conditional,) = [each["Fn::If"] for each in denials(name, kind) if "Fn::If" in each]
 
     condition, statement, otherwise = conditional
-    assert (condition, otherwise) == ("SpeaksTls", {"Ref": "AWS::NoValue"})
+    assert (condition, otherwise) == ("UsesTls", {"Ref": "AWS::NoValue"})
     assert (statement["Principal"], names_itself(statement, name)) == ("*", True)
     assert statement["Action"] in ("sqs:*", SEND[kind])
     assert statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}

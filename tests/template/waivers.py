@@ -15,7 +15,7 @@ WAIVERS: Final = {
     "LookUpRecoveries": "Executions are named after incidents; the machine is exact.",
     "LookUpRentals": "Executions are named after rentals; the machine is exact.",
     "LookUpAttempts": "Executions are named after attempts; the machine is exact.",
-    "KeepRawEvents": "Objects of the one bucket.",
+    "ArchiveRawEvents": "Objects of the one bucket.",
     "ReadCheckpoints": "Objects of the buckets that the parameter names.",
     "RaiseFences": "The fences, and nothing else, of the buckets that the parameter names.",
     "FailOwnTaskOnLocalEngine": "The local engine knows a token by no other ARN. Only there, by condition.",
@@ -39,6 +39,6 @@ _IS_THE_LAST_STOP = "It is a dead-letter queue itself; an alarm watches it."
 # Findings of cfn-lint and its serverless rules, by rule and logical id.
 LINT_WAIVERS: Final = (
     {("WS1004", function): _BY_ITS_OWN_NAME for function in resources("AWS::Serverless::Function")}
-    | {("ES1001", mapping): _NOT_FOR_QUEUES for mapping in ("ReceiveEventEvents", "ScheduleJobsPasses")}
+    | {("ES1001", mapping): _NOT_FOR_QUEUES for mapping in ("ReceiveEventEvents", "ScheduleJobsCycles")}
     | {("ES6000", queue): _IS_THE_LAST_STOP for queue in _DEAD_LETTERS}
 )

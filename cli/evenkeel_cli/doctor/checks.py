@@ -116,7 +116,7 @@ def versions(site: Site, _now: datetime) -> list[DoctorFinding]:
 
 
 def queues(site: Site, _now: datetime) -> list[DoctorFinding]:
-    return evaluate.judge_queues(_waiting(site, "EventsQueue"), _waiting(site, "PassesQueue"))
+    return evaluate.judge_queues(_waiting(site, "EventsQueue"), _waiting(site, "CyclesQueue"))
 
 
 def dead_letters(site: Site, _now: datetime) -> list[DoctorFinding]:

@@ -260,7 +260,7 @@ def judge_queues(events: int, requests: int) -> list[DoctorFinding]:
     found = []
     for name, count, limit, page in (
         ("events", events, MANY_EVENTS, "events-delayed"),
-        ("scheduling requests", requests, MANY_REQUESTS, "passes-delayed"),
+        ("scheduling requests", requests, MANY_REQUESTS, "cycles-delayed"),
     ):
         if count > limit:
             found.append(failed(f"{count} {name} wait.", f"docs/runbooks/{page}.md", name))
@@ -273,7 +273,7 @@ DEAD_LETTERS = {
     "DeadLetterQueue": "malformed-events",
     "UnhandledEventsQueue": "unhandled-events",
     "UndeliveredEventsQueue": "undelivered-events",
-    "FailedPassesQueue": "failed-passes",
+    "FailedCyclesQueue": "failed-cycles",
     "FailedInvocationsQueue": "failed-invocations",
     "UndeliveredPagesQueue": "undelivered-pages",
 }
@@ -300,7 +300,7 @@ def judge_schedules(states: Mapping[str, str], enable: str) -> list[DoctorFindin
     return [ok(f"The schedules of {', '.join(sorted(states))} are on.")]
 
 
-_SILENT_PAGES = {"sweep_fleet": "sweep-silent", "watch_cluster": "watch-silent", "schedule_jobs": "passes-silent"}
+_SILENT_PAGES = {"sweep_fleet": "sweep-silent", "watch_cluster": "watch-silent", "schedule_jobs": "cycles-silent"}
 
 
 def judge_ages(

@@ -25,7 +25,7 @@ DEAD_LETTER_QUEUES: Final = (
     "DeadLetterQueueUrl",
     "UnhandledEventsQueueUrl",
     "UndeliveredEventsQueueUrl",
-    "FailedPassesQueueUrl",
+    "FailedCyclesQueueUrl",
     "FailedInvocationsQueueUrl",
 )
 """Outputs of the stack that name the queues which must stay empty."""

@@ -130,7 +130,7 @@ def a_stack(status: str = "CREATE_COMPLETE", **parameters: str) -> Json:
         "LocalEngine": "false",
         **parameters,
     }
-    queues = ("EventsQueue", "PassesQueue", *DEAD_LETTERS)
+    queues = ("EventsQueue", "CyclesQueue", *DEAD_LETTERS)
     outputs = {f"{name}Url": f"https://sqs/{name}" for name in queues} | {
         "ApiId": "a1b2c3",
         "ApiUrl": URL,
@@ -486,10 +486,10 @@ FAULTS = [
     ),
     DoctorCase(
         "queues",
-        plant("sqs:get_queue_attributes:https://sqs/PassesQueue", messages(51)),
+        plant("sqs:get_queue_attributes:https://sqs/CyclesQueue", messages(51)),
         "failed",
         "51 scheduling requests wait",
-        "passes-delayed",
+        "cycles-delayed",
     ),
     DoctorCase("queues", plant("sqs:get_queue_attributes", DENIED), "unknown", "may not", "identity"),
     DoctorCase(
@@ -508,7 +508,7 @@ FAULTS = [
     ),
     DoctorCase(
         "dead-letters",
-        plant("sqs:get_queue_attributes:https://sqs/FailedPassesQueue", DENIED),
+        plant("sqs:get_queue_attributes:https://sqs/FailedCyclesQueue", DENIED),
         "unknown",
         "may not",
         "identity",
