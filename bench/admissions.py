@@ -145,16 +145,13 @@ def _pass(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
 
     def run() -> schedule_jobs.Outcome:
         return schedule_jobs.run(
-            ledger,
-            world.cluster,
-            world.provider,
-            world.workflows,
-            RandomIds(),
-            world.telemetry,
-            clusters=(next(iter(world.cluster.by_name))[0],),
-            policy=scenario.policy,
-            mode=scenario.mode,
-            now=world.clock.now(),
+            scenario.context(
+                ledger=ledger,
+                cluster=world.cluster,
+                workflows=world.workflows,
+                ids=RandomIds(),
+                clusters=(next(iter(world.cluster.by_name))[0],),
+            )
         )
 
     client.get_item(TableName=_names(task.prefix)[Table.QUOTAS], Key=_tree())  # the connection stands
@@ -247,7 +244,7 @@ def _a_queue(credentials: Credentials, prefix: str, jobs: int) -> int:
     for where in (ledger, scenario.ledger):
         for part in parts:
             request = set_quotas.Request(part=part, expected=0, by="role/Platform", reason="A benchmark.")
-            set_quotas.run(request, where, scenario.passes, now=now)
+            set_quotas.run(request, scenario.context(ledger=where, now=now))
     # Submission is none of a pass's work: jobs are submitted in memory, and their rows stored a hundred at a time.
     waiting = [
         scenario.submit(

@@ -185,7 +185,7 @@ def _set_up(scenario: JobScenario, nodes: int) -> TeamSetup:
     ]
     for part in parts:
         request = set_quotas.Request(part=part, expected=0, by="role/Platform", reason="A crowd.")
-        set_quotas.run(request, scenario.ledger, scenario.passes, now=scenario.world.clock.now())
+        set_quotas.run(request, scenario.context())
     return read_setup.run(scenario.ledger).setup
 
 

@@ -11,18 +11,20 @@ app = api.Resolver(lambda: wiring.world().telemetry)
 @app.get("/v1/clusters/<cluster>/policy")
 def show_policy(cluster: str) -> api.Reply:
     query = app.query(api_types.PageQuery)
-    world = wiring.world()
-    app.expect_fleet(cluster, world.settings.fleet)
+    context = wiring.context()
+    app.expect_fleet(cluster, context.site.fleet)
     page = pagination.Request(query.page_size, query.next_page_token)
-    policy = world.policy
-    shown = read_policy.show(policy, world.policies.base, world.policies.change, ledger=world.ledger, page=page)
+    policy = context.policy
+    shown = read_policy.show(
+        policy, wiring.world().policies.base, wiring.world().policies.change, ledger=context.ledger, page=page
+    )
     return app.answer(shown)
 
 
 @app.post("/v1/clusters/<cluster>/policy")
 def give_policy(cluster: str) -> api.Reply:
-    world = wiring.world()
-    app.expect_fleet(cluster, world.settings.fleet)
+    context = wiring.context()
+    app.expect_fleet(cluster, context.site.fleet)
     body = app.body(api_types.PolicyBody)
     request = change_policy.Request(
         changes=body.changes,
@@ -32,23 +34,23 @@ def give_policy(cluster: str) -> api.Reply:
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
-    base = world.policies.base
-    change = change_policy.run(request, ledger=world.ledger, base=base, now=world.clock.now())
+    base = wiring.world().policies.base
+    change = change_policy.run(request, ledger=context.ledger, base=base, now=context.now)
     return app.done(change.to_json())
 
 
 @app.post("/v1/clusters/<cluster>/policy/test")
 def try_policy_out(cluster: str) -> api.Reply:
-    world = wiring.world()
-    app.expect_fleet(cluster, world.settings.fleet)
+    context = wiring.context()
+    app.expect_fleet(cluster, context.site.fleet)
     body = app.body(api_types.PolicyTestBody)
-    base, now = world.policies.base, world.clock.now()
+    base, now = wiring.world().policies.base, context.now
     found = try_policy.run(
         body.changes,
-        ledger=world.ledger,
+        ledger=context.ledger,
         base=base,
-        current=world.policy,
-        stack_mode=world.settings.mode,
+        current=context.policy,
+        stack_mode=context.mode,
         since=body.since,
         now=now,
     )
@@ -64,28 +66,24 @@ def set_team(team: str) -> api.Reply:
 
 @app.delete("/v1/teams/<team>")
 def remove_a_team(team: str) -> api.Reply:
-    world = wiring.world()
+    context = wiring.context()
     reason = app.query(api_types.RemovalQuery).reason
     request = remove_team.Request(team=team, expected=app.expected_version(), by=app.caller().actor, reason=reason)
-    return app.done(remove_team.run(request, world.ledger, world.passes, now=world.clock.now()).to_json())
+    return app.done(remove_team.run(request, context).to_json())
 
 
 @app.put("/v1/clusters/<cluster>/quotas")
 def set_quotas_of_the_fleet(cluster: str) -> api.Reply:
-    app.expect_fleet(cluster, wiring.world().settings.fleet)
+    app.expect_fleet(cluster, wiring.context().site.fleet)
     body = app.body(api_types.QuotasBody)
     return _set(body.quotas, body.reason, app.expected_version())
 
 
 def _set(part: set_quotas.SetupPart, reason: str, expected: int) -> api.Reply:
-    world = wiring.world()
+    context = wiring.context()
     request = set_quotas.Request(part=part, expected=expected, by=app.caller().actor, reason=reason)
     outcome = set_quotas.run(
-        request,
-        world.ledger,
-        world.passes,
-        own_namespaces=(world.settings.job_namespace, world.policy.burst.capacity_pod_namespace),
-        now=world.clock.now(),
+        request, context, own_namespaces=(context.site.job_namespace, context.policy.burst.capacity_pod_namespace)
     )
     return app.done(read_setup.shown(outcome.part, outcome.version))
 

@@ -12,10 +12,10 @@ app = api.Resolver(lambda: wiring.world().telemetry)
 
 @app.post("/v1/clusters/<cluster>/automation/hold")
 def hold(cluster: str) -> api.Reply:
-    world = wiring.world()
-    app.expect_fleet(cluster, world.settings.fleet)
+    context = wiring.context()
+    app.expect_fleet(cluster, context.site.fleet)
     body = app.body(api_types.HoldBody)
-    now = world.clock.now()
+    now = context.now
     request = hold_automation.HoldRequest(
         by=app.caller().actor,
         reason=body.reason,
@@ -26,15 +26,14 @@ def hold(cluster: str) -> api.Reply:
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
-    clusters = world.settings.kubernetes_clusters
-    held = hold_automation.hold(world.ledger, request, clusters=clusters, policy=world.policy, now=now)
+    held = hold_automation.hold(request, context)
     return app.done(held.to_json())
 
 
 @app.post("/v1/clusters/<cluster>/automation/release")
 def release(cluster: str) -> api.Reply:
-    world = wiring.world()
-    app.expect_fleet(cluster, world.settings.fleet)
+    context = wiring.context()
+    app.expect_fleet(cluster, context.site.fleet)
     body = app.body(api_types.ReleaseBody)
     request = hold_automation.ReleaseRequest(
         by=app.caller().actor,
@@ -45,8 +44,7 @@ def release(cluster: str) -> api.Reply:
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
-    clusters, now = world.settings.kubernetes_clusters, world.clock.now()
-    return app.done(hold_automation.release(world.ledger, request, clusters=clusters, policy=world.policy, now=now))
+    return app.done(hold_automation.release(request, context))
 
 
 @app.post("/v1/incidents/<incident_id>/approve")
@@ -66,34 +64,22 @@ def decline(incident_id: str) -> api.Reply:
 @app.post("/v1/nodes/<node_id>/cordon")
 def cordon(node_id: str) -> api.Reply:
     request = _mark(node_id, app.body(api_types.CordonBody), app.request_id())
-    world = wiring.world()
-    outcome = operator_cordon.cordon(
-        request,
-        ledger=world.ledger,
-        cluster=world.cluster,
-        clusters=world.settings.kubernetes_clusters,
-        now=world.clock.now(),
-    )
+    context = wiring.context()
+    outcome = operator_cordon.cordon(request, context)
     return app.done(outcome.to_json())
 
 
 @app.post("/v1/nodes/<node_id>/uncordon")
 def uncordon(node_id: str) -> api.Reply:
     request = _mark(node_id, app.body(api_types.CordonBody), app.request_id())
-    world = wiring.world()
-    outcome = operator_cordon.uncordon(
-        request,
-        ledger=world.ledger,
-        cluster=world.cluster,
-        clusters=world.settings.kubernetes_clusters,
-        now=world.clock.now(),
-    )
+    context = wiring.context()
+    outcome = operator_cordon.uncordon(request, context)
     return app.done(outcome.to_json())
 
 
 @app.post("/v1/nodes/<node_id>/replace")
 def replace(node_id: str) -> api.Reply:
-    world = wiring.world()
+    context = wiring.context()
     body = app.body(api_types.ReplaceBody)
     request = replace_node.Request(
         instance_id=node_id,
@@ -104,19 +90,7 @@ def replace(node_id: str) -> api.Reply:
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
-    answer, location = replace_node.run(
-        request,
-        ledger=world.ledger,
-        inbox=world.inbox,
-        cluster=world.cluster,
-        provider=world.provider,
-        clock=world.clock,
-        ids=world.ids,
-        clusters=world.settings.kubernetes_clusters,
-        policy=world.policy,
-        mode=world.settings.mode,
-        drills_may_act=world.settings.drills_may_act,
-    )
+    answer, location = replace_node.run(request, context)
     return app.accepted(answer, location)
 
 
@@ -131,7 +105,7 @@ def _incident(incident_id: str) -> str:
 
 
 def _answered(incident_id: str, body: api_types.ApprovalBody, *, approves: bool) -> dict[str, Any]:
-    world = wiring.world()
+    context = wiring.context()
     request = approve_recovery.Request(
         incident_id=incident_id,
         decision_id=body.decision_id,
@@ -139,29 +113,21 @@ def _answered(incident_id: str, body: api_types.ApprovalBody, *, approves: bool)
         by=app.caller().actor,
         reason=body.reason,
     )
-    now = world.clock.now()
-    incident = approve_recovery.run(request, ledger=world.ledger, telemetry=world.telemetry, now=now)
+    now = context.now
+    incident = approve_recovery.run(request, context)
     return read_incidents.summary(incident, now)
 
 
 @app.post("/v1/faults")
 def report() -> api.Reply:
-    world = wiring.world()
+    context = wiring.context()
     request = report_faults.Request(
         reports=app.body(api_types.FaultsBody).reports(),
         caller=app.caller().principal,
         request_id=app.request_id(),
         fingerprint=app.fingerprint(),
     )
-    answer = report_faults.run(
-        request,
-        ledger=world.ledger,
-        inbox=world.inbox,
-        ids=world.ids,
-        clusters=world.settings.kubernetes_clusters,
-        policy=world.policy,
-        now=world.clock.now(),
-    )
+    answer = report_faults.run(request, context)
     return app.accepted(answer, "/v1/incidents")
 
 

@@ -19,24 +19,16 @@ app = api.Resolver(lambda: wiring.world().telemetry)
 
 def _reader() -> disclosure.Reader:
     """Return the caller, as what it may read of other teams' jobs is decided by."""
-    world = wiring.world()
+    context = wiring.context()
     caller = app.caller()
     asker = Requester(principal=caller.principal, identity=caller.identity, actor=caller.actor)
-    return disclosure.Reader.of(asker, world.ledger, world.settings.operators)
+    return disclosure.Reader.of(asker, context.ledger, context.site.operators)
 
 
 def _ages() -> read_sources.Ages:
     """Return the age of every source of facts."""
-    world = wiring.world()
-    settings = world.settings
-    return read_sources.run(
-        world.ledger,
-        clusters=settings.kubernetes_clusters,
-        has_hyperpod=bool(settings.hyperpod_cluster_arn),
-        policy=world.policy,
-        now=world.clock.now(),
-        is_running=settings.schedules_are_on,
-    )
+    context = wiring.context()
+    return read_sources.run(context)
 
 
 def _seen(document: entry.Json) -> entry.Json:
@@ -47,152 +39,128 @@ def _seen(document: entry.Json) -> entry.Json:
 @app.get("/v1/status")
 def status() -> api.Reply:
     app.query(api_types.NoQuery)
-    world = wiring.world()
-    settings = world.settings
-    now = world.clock.now()
-    return app.answer(
-        read_fleet.status(
-            world.ledger,
-            fleet=settings.fleet,
-            clusters=settings.kubernetes_clusters,
-            mode=settings.mode,
-            drills_may_act=settings.drills_may_act,
-            sources=_ages(),
-            now=now,
-            rules=world.policy.modes,
-        )
-    )
+    context = wiring.context()
+    return app.answer(read_fleet.status(context, _ages()))
 
 
 @app.get("/v1/clusters/<cluster>/automation")
 def show_automation(cluster: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    world = wiring.world()
-    settings = world.settings
-    app.expect_fleet(cluster, settings.fleet)
-    return app.answer(
-        hold_automation.show(
-            world.ledger,
-            mode=settings.mode,
-            drills_may_act=settings.drills_may_act,
-            now=world.clock.now(),
-            rules=world.policy.modes,
-        )
-    )
+    context = wiring.context()
+    app.expect_fleet(cluster, context.site.fleet)
+    return app.answer(hold_automation.show(context))
 
 
 @app.get("/v1/jobs")
 def list_jobs() -> api.Reply:
     query = app.query(api_types.JobsQuery)
     if query.unmanaged:
-        world = wiring.world()
-        return app.answer(_seen(read_jobs.list_unmanaged(world.ledger, world.settings.kubernetes_clusters)))
+        context = wiring.context()
+        return app.answer(_seen(read_jobs.list_unmanaged(context)))
     page = pagination.Request(query.page_size, query.next_page_token)
     asked = read_jobs.Filter(states=query.state, team=query.team, priority_class=query.priority_class)
-    world = wiring.world()
-    return app.answer(_seen(read_jobs.list_jobs(world.ledger, asked, page, _reader(), world.policy.priority_classes)))
+    context = wiring.context()
+    return app.answer(_seen(read_jobs.list_jobs(context, asked, page, _reader())))
 
 
 @app.get("/v1/jobs/<job_id>")
 def show_job(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    world = wiring.world()
-    found = read_jobs.show_job(world.ledger, job_id, _reader(), world.policy, now=world.clock.now())
+    context = wiring.context()
+    found = read_jobs.show_job(context, job_id, _reader())
     return app.answer(_seen(found), undated=("queue",))
 
 
 @app.get("/v1/jobs/<job_id>/timeline")
 def job_timeline(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_jobs.job_timeline(wiring.world().ledger, job_id, _reader()))
+    return app.answer(read_jobs.job_timeline(wiring.context().ledger, job_id, _reader()))
 
 
 @app.get("/v1/jobs/<job_id>/why")
 def why_job(job_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    world = wiring.world()
-    return app.answer(_seen(explain.why_job(world.ledger, job_id, _reader(), now=world.clock.now())))
+    context = wiring.context()
+    return app.answer(_seen(explain.why_job(context, job_id, _reader())))
 
 
 @app.get("/v1/jobs/<job_id>/logs")
 def job_logs(job_id: str) -> api.Reply:
     query = app.query(api_types.LogsQuery)
-    world = wiring.world()
+    context = wiring.context()
     return app.answer(
-        read_jobs.job_logs(
-            world.ledger, world.cluster, job_id, _reader(), attempt=query.attempt, rank=query.rank, tail=query.tail
-        )
+        read_jobs.job_logs(context, job_id, _reader(), attempt=query.attempt, rank=query.rank, tail=query.tail)
     )
 
 
 @app.get("/v1/teams")
 def list_teams() -> api.Reply:
     app.query(api_types.NoQuery)
-    world = wiring.world()
-    return app.answer(_seen(read_teams.list_teams(world.ledger, now=world.clock.now())))
+    context = wiring.context()
+    return app.answer(_seen(read_teams.list_teams(context)))
 
 
 @app.get("/v1/teams/<team>/quota")
 def show_team(team: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_setup.show_team(wiring.world().ledger, team))
+    return app.answer(read_setup.show_team(wiring.context().ledger, team))
 
 
 @app.get("/v1/clusters/<cluster>/quotas")
 def show_quotas(cluster: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    world = wiring.world()
-    app.expect_fleet(cluster, world.settings.fleet)
-    return app.answer(read_setup.show_fleet(world.ledger))
+    context = wiring.context()
+    app.expect_fleet(cluster, context.site.fleet)
+    return app.answer(read_setup.show_fleet(context.ledger))
 
 
 @app.get("/v1/incidents")
 def list_incidents() -> api.Reply:
     query = app.query(api_types.IncidentsQuery)
     page = pagination.Request(query.page_size, query.next_page_token)
-    world = wiring.world()
-    return app.answer(_seen(read_incidents.list_incidents(world.ledger, query.state, page, now=world.clock.now())))
+    context = wiring.context()
+    return app.answer(_seen(read_incidents.list_incidents(context, query.state, page)))
 
 
 @app.get("/v1/incidents/<incident_id>")
 def show_incident(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    world = wiring.world()
-    found = read_incidents.show_incident(world.ledger, incident_id, _reader(), now=world.clock.now())
+    context = wiring.context()
+    found = read_incidents.show_incident(context, incident_id, _reader())
     return app.answer(_seen(found))
 
 
 @app.get("/v1/incidents/<incident_id>/timeline")
 def incident_timeline(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_incidents.incident_timeline(wiring.world().ledger, incident_id, _reader()))
+    return app.answer(read_incidents.incident_timeline(wiring.context().ledger, incident_id, _reader()))
 
 
 @app.get("/v1/incidents/<incident_id>/why")
 def why_incident(incident_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    world = wiring.world()
-    return app.answer(_seen(explain.why_incident(world.ledger, incident_id, _reader(), now=world.clock.now())))
+    context = wiring.context()
+    return app.answer(_seen(explain.why_incident(context, incident_id, _reader())))
 
 
 @app.get("/v1/decisions/<decision_id>")
 def show_decision(decision_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    return app.answer(read_incidents.show_decision(wiring.world().ledger, decision_id, _reader()))
+    return app.answer(read_incidents.show_decision(wiring.context().ledger, decision_id, _reader()))
 
 
 @app.get("/v1/nodes")
 def list_nodes() -> api.Reply:
     query = app.query(api_types.NodesQuery)
     page = pagination.Request(query.page_size, query.next_page_token)
-    return app.answer(_seen(read_fleet.list_nodes(wiring.world().ledger, page, with_gone=bool(query.gone))))
+    return app.answer(_seen(read_fleet.list_nodes(wiring.context().ledger, page, with_gone=bool(query.gone))))
 
 
 @app.get("/v1/nodes/<node_id>")
 def show_node(node_id: str) -> api.Reply:
     app.query(api_types.NoQuery)
-    world = wiring.world()
-    return app.answer(_seen(read_fleet.show_node(world.ledger, world.settings.kubernetes_clusters, node_id)))
+    context = wiring.context()
+    return app.answer(_seen(read_fleet.show_node(context, node_id)))
 
 
 @entry.api

@@ -10,76 +10,54 @@ app = api.Resolver(lambda: wiring.world().telemetry)
 
 @app.post("/v1/jobs")
 def submit() -> api.Reply:
-    world = wiring.world()
+    context = wiring.context()
     request = submit_job.Request(
         spec=app.body(api_types.JobBody).spec(),
         requester=_asker(),
         idempotency_key=app.idempotency_key(),
     )
-    outcome = submit_job.run(
-        request,
-        world.ledger,
-        world.passes,
-        world.ids,
-        cluster=world.settings.home_cluster,
-        namespace=world.settings.job_namespace,
-        types=world.policy.job_types,
-        classes=world.policy.priority_classes,
-        now=world.clock.now(),
-        admission=world.settings.admission,
-        policy=world.policy,
-    )
+    outcome = submit_job.run(request, context)
     return app.accepted(read_jobs.summary(outcome.job), f"/v1/jobs/{outcome.job.job_id}")
 
 
 @app.post("/v1/jobs/plan")
 def plan() -> api.Reply:
-    world = wiring.world()
-    settings = world.settings
-    found = read_queue.plan(
-        app.body(api_types.JobBody).spec(),
-        _asker(),
-        world.ledger,
-        cluster=settings.home_cluster,
-        namespace=settings.job_namespace,
-        policy=world.policy,
-        now=world.clock.now(),
-        admission=settings.admission,
-    )
+    context = wiring.context()
+    found = read_queue.plan(app.body(api_types.JobBody).spec(), _asker(), context)
     return app.done(found)
 
 
 @app.post("/v1/jobs/<job_id>/cancel")
 def cancel(job_id: str) -> api.Reply:
-    world = wiring.world()
+    context = wiring.context()
     app.idempotency_key()  # the job's own state makes a repeat harmless; a key is asked of every change
     request = cancel_job.Request(job_id=job_id, requester=_asker(), reason=app.body(api_types.CancelBody).reason)
-    outcome = cancel_job.run(request, world.ledger, world.passes, now=world.clock.now())
+    outcome = cancel_job.run(request, context)
     app.expect(outcome.outcome != cancel_job.CancelOutcome.ALREADY_ENDED, "JOB_ENDED", outcome.job.reason)
     return app.accepted(read_jobs.summary(outcome.job), f"/v1/jobs/{job_id}")
 
 
 @app.post("/v1/jobs/<job_id>/suspend")
 def suspend(job_id: str) -> api.Reply:
-    world = wiring.world()
+    context = wiring.context()
     app.idempotency_key()  # as above
     request = suspend_job.Request(job_id=job_id, requester=_asker(), reason=app.body(api_types.CancelBody).reason)
-    job = suspend_job.suspend(request, world.ledger, world.passes, now=world.clock.now())
+    job = suspend_job.suspend(request, context)
     return app.accepted(read_jobs.summary(job), f"/v1/jobs/{job_id}")
 
 
 @app.post("/v1/jobs/<job_id>/resume")
 def resume(job_id: str) -> api.Reply:
-    world = wiring.world()
+    context = wiring.context()
     app.idempotency_key()  # as above
     request = suspend_job.Request(job_id=job_id, requester=_asker(), reason=app.body(api_types.CancelBody).reason)
-    job = suspend_job.resume(request, world.ledger, world.passes, now=world.clock.now())
+    job = suspend_job.resume(request, context)
     return app.accepted(read_jobs.summary(job), f"/v1/jobs/{job_id}")
 
 
 @app.patch("/v1/jobs/<job_id>")
 def rank(job_id: str) -> api.Reply:
-    world = wiring.world()
+    context = wiring.context()
     body = app.body(api_types.PriorityBody)
     request = set_priority.Request(
         job_id=job_id,
@@ -88,9 +66,7 @@ def rank(job_id: str) -> api.Reply:
         requester=_asker(),
         reason=body.reason,
     )
-    job = set_priority.run(
-        request, world.ledger, world.passes, classes=world.policy.priority_classes, now=world.clock.now()
-    )
+    job = set_priority.run(request, context)
     return app.done(read_jobs.summary(job))
 
 

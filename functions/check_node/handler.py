@@ -7,16 +7,6 @@ from evenkeel.services.recovery import check_node
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = check_node.Request.model_validate(event)
-    world = wiring.world()
-    outcome = check_node.run(
-        request,
-        ledger=world.ledger,
-        cluster=world.cluster,
-        provider=world.provider,
-        ids=world.ids,
-        telemetry=world.telemetry,
-        policy=world.policy,
-        namespace=world.settings.job_namespace,
-        now=world.clock.now(),
-    )
+    context = wiring.context()
+    outcome = check_node.run(request, context)
     return outcome.to_json()

@@ -7,16 +7,6 @@ from evenkeel.services.attempts import launch_job
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = launch_job.Request.model_validate(event)
-    world = wiring.world()
-    outcome = launch_job.run(
-        request,
-        world.ledger,
-        world.cluster,
-        world.checkpoints,
-        world.telemetry,
-        service_account=world.settings.job_service_account,
-        policy=world.policy,
-        mode=world.settings.mode,
-        now=world.clock.now(),
-    )
+    context = wiring.context()
+    outcome = launch_job.run(request, context)
     return outcome.to_json()

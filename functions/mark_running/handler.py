@@ -7,5 +7,5 @@ from evenkeel.services.attempts import mark_running
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = mark_running.Request.model_validate(event)
-    world = wiring.world()
-    return mark_running.run(request, world.ledger, world.telemetry, now=world.clock.now()).to_json()
+    context = wiring.context()
+    return mark_running.run(request, context).to_json()

@@ -7,14 +7,6 @@ from evenkeel.services.waits import open_wait
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = open_wait.Request.model_validate(event)
-    world = wiring.world()
-    outcome = open_wait.run(
-        request,
-        ledger=world.ledger,
-        cluster=world.cluster,
-        provider=world.provider,
-        wait_answers=world.wait_answers,
-        policy=world.policy,
-        now=world.clock.now(),
-    )
+    context = wiring.context()
+    outcome = open_wait.run(request, context)
     return outcome.to_json()

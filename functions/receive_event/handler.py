@@ -8,18 +8,6 @@ from evenkeel.services.incidents import receive_event
 
 @entry.event(parse=envelope.parse, malformed=Malformed, passed_over=(Ignored, Unknown))
 def handler(parsed: ParsedEvent, _context: entry.LambdaContext) -> entry.Json:
-    world = wiring.world()
-    outcomes = receive_event.ingest_event(
-        parsed.facts,
-        ledger=world.ledger,
-        provider=world.provider,
-        workflows=world.workflows,
-        clock=world.clock,
-        ids=world.ids,
-        telemetry=world.telemetry,
-        clusters=world.settings.kubernetes_clusters,
-        cluster_arn=world.settings.hyperpod_cluster_arn,
-        drills_may_act=world.settings.drills_may_act,
-        catalogue=world.policy.catalogue,
-    )
+    context = wiring.context()
+    outcomes = receive_event.ingest_event(parsed.facts, context)
     return receive_event.summary(outcomes)

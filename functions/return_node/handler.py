@@ -7,14 +7,6 @@ from evenkeel.services.recovery import return_node
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = return_node.Request.model_validate(event)
-    world = wiring.world()
-    outcome = return_node.run(
-        request,
-        ledger=world.ledger,
-        cluster=world.cluster,
-        provider=world.provider,
-        passes=world.passes,
-        telemetry=world.telemetry,
-        now=world.clock.now(),
-    )
+    context = wiring.context()
+    outcome = return_node.run(request, context)
     return outcome.to_json()

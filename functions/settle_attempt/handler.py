@@ -7,14 +7,6 @@ from evenkeel.services.attempts import settle_attempt
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = settle_attempt.Request.model_validate(event)
-    world = wiring.world()
-    outcome = settle_attempt.run(
-        request,
-        world.ledger,
-        world.cluster,
-        world.passes,
-        world.telemetry,
-        policy=world.policy,
-        now=world.clock.now(),
-    )
+    context = wiring.context()
+    outcome = settle_attempt.run(request, context)
     return outcome.to_json()

@@ -7,13 +7,6 @@ from evenkeel.services.incidents import settle_incident
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = settle_incident.Request.model_validate(event)
-    world = wiring.world()
-    outcome = settle_incident.run(
-        request,
-        ledger=world.ledger,
-        pager=world.pager,
-        telemetry=world.telemetry,
-        policy=world.policy,
-        now=world.clock.now(),
-    )
+    context = wiring.context()
+    outcome = settle_incident.run(request, context)
     return outcome.to_json()

@@ -7,5 +7,5 @@ from evenkeel.services.attempts import stop_attempt
 @entry.task
 def handler(event: entry.Json, _context: entry.LambdaContext) -> entry.Json:
     request = stop_attempt.Request.model_validate(event)
-    world = wiring.world()
-    return stop_attempt.run(request, world.ledger, world.cluster, world.telemetry, now=world.clock.now()).to_json()
+    context = wiring.context()
+    return stop_attempt.run(request, context).to_json()

@@ -14,7 +14,7 @@ from tests.fakes.messages import (
 from tests.fakes.provider import FakeProvider, a_provider_node
 from tests.fakes.system import FixedClock, RecordingTelemetry, SequenceIds
 from tests.fakes.workflows import RecordingTokens, RecordingWorkflows
-from tests.fakes.world import FakeWorld
+from tests.fakes.world import FakeWorld, a_context
 
 __all__ = [
     "Crash",
@@ -35,6 +35,7 @@ __all__ = [
     "RecordingWaitAnswers",
     "RecordingWorkflows",
     "SequenceIds",
+    "a_context",
     "a_node",
     "a_provider_node",
     "crashing",

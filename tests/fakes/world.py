@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
 from evenkeel.runtime.settings import Settings
 from evenkeel.runtime.wiring import World
+from evenkeel.services.context import Context, Site
 from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER, FakeCluster, a_node
 from tests.fakes.ledger import InMemoryLedger
@@ -18,11 +21,31 @@ from tests.fakes.messages import (
     RecordingWaitAnswers,
 )
 from tests.fakes.provider import FakeProvider, a_provider_node
-from tests.fakes.system import FixedClock, RecordingTelemetry, SequenceIds
+from tests.fakes.system import A_MOMENT, FixedClock, RecordingTelemetry, SequenceIds
 from tests.fakes.workflows import RecordingTokens, RecordingWorkflows
 
 CLUSTER_ARN = "arn:aws:sagemaker:us-west-2:111122223333:cluster/k3v9x2m7q1ab"
 """The fleet's HyperPod cluster: the one that the sample events are about."""
+
+
+A_SITE = Site(
+    fleet="research",
+    clusters=(CLUSTER,),
+    hyperpod_cluster_arn=CLUSTER_ARN,
+    job_namespace="evenkeel-jobs",
+    job_service_account="trainer",
+)
+
+
+def a_context(ports: Any = None, **given: Any) -> Context:
+    """Return a context of the given ports, in mode `act`. A port that is not given is an error when it is used.
+
+    Args:
+        ports: An object with the ports as attributes.
+        given: Attributes of `Context`, or fields of its `Site`.
+    """
+    site = A_SITE.but(**{name: given.pop(name) for name in Site.model_fields if name in given})
+    return Context(ports, **{"site": site, "mode": Mode.ACT, "now": A_MOMENT, "policy": Policy(), **given})
 
 
 @dataclass
@@ -50,6 +73,10 @@ class FakeWorld:
         self.dead_letters = InMemoryDeadLetters()
         self.inbox = InMemoryInbox()
         self.telemetry = RecordingTelemetry()
+
+    def context(self, **given: Any) -> Context:
+        """Return a context of these ports, with this policy, at this moment. `given` replaces ports, policy or site."""
+        return a_context(self, **{"policy": self.policy, "now": self.clock.now(), **given})
 
     def as_world(self, environment: Mapping[str, str] | None = None) -> World:
         """Return the world that handlers use, made of these twins: `with wiring.using(fake.as_world()): handler(…)`."""

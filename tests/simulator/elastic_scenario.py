@@ -317,8 +317,7 @@ class ElasticScenario:
     def _cancel(self, job_id: str) -> None:
         world = self.world
         request = cancel_job.Request(job_id=job_id, requester=PEOPLE[0])
-        work = functools.partial(cancel_job.run, request, world.world.ledger, world.world.passes)
-        world.person(f"ana cancels {job_id}", lambda: work(now=world.loop.now()))
+        world.person(f"ana cancels {job_id}", lambda: cancel_job.run(request, world.world.context()))
 
     def _suspend(self, job_id: str, seconds: float) -> None:
         world = self.world
@@ -327,7 +326,7 @@ class ElasticScenario:
         def say(verb: str, service: Callable[..., Any]) -> None:
             world.person(
                 f"ana {verb} {job_id}",
-                lambda: service(request, world.world.ledger, world.world.passes, now=world.loop.now()),
+                lambda: service(request, world.world.context()),
             )
 
         say("suspends", suspend_job.suspend)

@@ -595,17 +595,8 @@ def unhealthy_is_not_free(world: "Simulation") -> Iterator[str]:
     if not left:
         return
     world.seen["status with an unhealthy node"] += 1
-    now = world.loop.now()
-    ages = read_sources.run(world.ledger, clusters=(CLUSTER,), has_hyperpod=True, policy=world.policy, now=now)
-    said = read_fleet.status(
-        world.ledger,
-        fleet="research",
-        clusters=(CLUSTER,),
-        mode=world.mode,
-        drills_may_act=False,
-        sources=ages,
-        now=now,
-    )
+    ages = read_sources.run(world.observer_context())
+    said = read_fleet.status(world.observer_context(), ages)
     nodes = [rows.read(row, FleetNode) for row in world.ledger.of("META", "NODE#")]
     usable = [node for node in nodes if node.life.instance_id not in left and not (node.is_gone or node.is_cordoned)]
     most = sum(max(0, node.accelerators - node.accelerators_in_use) for node in usable)
@@ -828,7 +819,7 @@ def pass_of(world: "Simulation") -> Iterator[Any]:
     charges = held_charges(world)
     seen = [(CLUSTER, one) for one in world.cluster.workloads(CLUSTER)]
     now = world.loop.now()
-    unhealthy = unhealthy_nodes.unhealthy_among(world.cluster.nodes(CLUSTER), world.ledger, world.policy, now)
+    unhealthy = unhealthy_nodes.unhealthy_among(world.cluster.nodes(CLUSTER), world.observer_context())
     capacities = node_capacity(nodes, in_use, charges, seen, unhealthy)
     if world.renting:
         # What is rented is its job's; who waits for nodes of its own is told so, and does not wait for others.
@@ -854,7 +845,7 @@ def pass_of(world: "Simulation") -> Iterator[Any]:
         frozenset(name for name, job in holders.items() if job.stop_of(job.current_attempt)),
         scheduler_state.SchedulerState.model_validate(tree.doc.get("memory") or {}).pruned(charges, setup, now),
         _spent(world, setup),
-        used=read_usage.run(setup, world.ledger, now),
+        used=read_usage.run(setup, world.observer_context()),
     )
 
     def weigh(pending: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
@@ -978,26 +969,18 @@ _SOURCE_OF = {"cluster": f"kubernetes-list/{CLUSTER}", "provider": "hyperpod"}
     CheckTrigger.BLIND,
 )
 def blind_is_never_ok(world: "Simulation") -> Iterator[str]:
-    policy, now = world.policy, world.loop.now()
+    policy = world.policy
     limits = {"cluster": policy.sources.kubernetes_list_seconds, "provider": policy.sources.hyperpod_seconds}
     late = {port for port, since in world.away_since.items() if world.loop.seconds - since > limits[port] + 1}
     if not late:
         return
     world.seen["status while blind"] += 1
-    ages = read_sources.run(world.ledger, clusters=(CLUSTER,), has_hyperpod=True, policy=policy, now=now)
+    ages = read_sources.run(world.observer_context())
     by_name = {age.source.name: age for age in ages}
     for port in sorted(late):
         if by_name[_SOURCE_OF[port]].is_trusted:
             yield f"the {port} does not answer, and {by_name[_SOURCE_OF[port]].reason}"
-    said = read_fleet.status(
-        world.ledger,
-        fleet="research",
-        clusters=(CLUSTER,),
-        mode=world.mode,
-        drills_may_act=False,
-        sources=ages,
-        now=now,
-    )
+    said = read_fleet.status(world.observer_context(), ages)
     if said["health"] == "OK":
         yield f"status says OK, and {', '.join(sorted(late))} does not answer"
 

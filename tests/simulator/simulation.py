@@ -47,6 +47,7 @@ from evenkeel.ports import (
 )
 from evenkeel.runtime import wiring
 from evenkeel.runtime.settings import Settings
+from evenkeel.services.context import Context
 from evenkeel.services.incidents import approve_recovery
 from evenkeel.services.jobs import cancel_job, submit_job
 from evenkeel.services.recovery import hold_automation
@@ -520,6 +521,10 @@ class Simulation:
             **wrapped,
         )
 
+    def observer_context(self) -> Context:
+        """Return a context whose ledger never fails, for checks."""
+        return self.world.context(ledger=self.ledger)
+
     def tell(self, text: str) -> None:
         self.event_log.append((self.loop.seconds, text))
 
@@ -762,14 +767,7 @@ class Simulation:
             f"{requester.actor} submits {name}: {spec.nodes} nodes for {length:.0f} s{whose}",
             lambda: submit_job.run(
                 request,
-                world.ledger,
-                world.passes,
-                world.ids,
-                cluster=CLUSTER,
-                namespace="jobs",
-                classes=self.policy.priority_classes,
-                policy=self.policy,
-                now=self.loop.now(),
+                world.context(site=world.settings.site.but(job_namespace="jobs")),
             ),
         )
 
@@ -781,8 +779,10 @@ class Simulation:
         ]
         for job_id in found:
             request = cancel_job.Request(job_id=job_id, requester=PEOPLE[0])
-            work = functools.partial(cancel_job.run, request, self.world.ledger, self.world.passes)
-            self.person(f"ana cancels {job_id}", lambda work=work: work(now=self.loop.now()))  # type: ignore[misc]  # bound now
+            self.person(f"ana cancels {job_id}", functools.partial(self._cancel, request))
+
+    def _cancel(self, request: cancel_job.Request) -> None:
+        cancel_job.run(request, self.world.context())
 
     def answer_plans(self, *, approves: bool) -> None:
         """Say yes or no to every plan that asks."""
@@ -797,13 +797,15 @@ class Simulation:
                 by="bo",
                 reason="seen",
             )
-            work = functools.partial(approve_recovery.run, request, ledger=self.world.ledger, telemetry=self.telemetry)
             verb = "approves" if approves else "declines"
             what = f"bo {verb} the plan of {request.incident_id}"
-            say = functools.partial(self.person, what, lambda work=work: work(now=self.loop.now()))  # type: ignore[misc]  # bound now
+            say = functools.partial(self._approve, what, request)
             # A page was read a while before it is answered, and one that was left open is answered again.
             for seconds in self.chance.choice(((0.0,), (40.0,), (0.0, 20.0), (20.0, 90.0))):
                 self.loop.after(seconds, say)
+
+    def _approve(self, what: str, request: approve_recovery.Request) -> None:
+        self.person(what, lambda: approve_recovery.run(request, self.world.context()))
 
     def hold_automation(self, seconds: float) -> None:
         since = self.loop.seconds
@@ -813,9 +815,7 @@ class Simulation:
         )
 
         def work() -> None:
-            hold_automation.hold(
-                self.world.ledger, request, clusters=(CLUSTER,), policy=self.policy, now=self.loop.now()
-            )
+            hold_automation.hold(request, self.world.context())
             self.hold = (self.loop.seconds, since + seconds)
 
         if seconds > 10:
@@ -829,9 +829,7 @@ class Simulation:
         )
 
         def work() -> None:
-            hold_automation.release(
-                self.world.ledger, request, clusters=(CLUSTER,), policy=self.policy, now=self.loop.now()
-            )
+            hold_automation.release(request, self.world.context())
 
         self.loop.after(lasts, lambda: self.person(f"bo ends the shared cause {cause}", work))
 

@@ -210,7 +210,7 @@ class TeamScenario:
         name = part.name if isinstance(part, Team) else "what holds for all teams"
         world.person(
             f"the platform sets up {name}",
-            lambda: set_quotas.run(request, world.world.ledger, world.world.passes, now=world.loop.now()),
+            lambda: set_quotas.run(request, world.world.context()),
             must_succeed=not expected,
         )
 
@@ -373,7 +373,7 @@ class TeamScenario:
             request = suspend_job.Request(job_id=job_id, requester=PEOPLE[0], reason=reason)
             world.person(
                 f"ana {verb} {job_id}",
-                lambda: service(request, world.world.ledger, world.world.passes, now=world.loop.now()),
+                lambda: service(request, world.world.context()),
             )
 
     def _rank(self, number: int) -> None:
@@ -386,7 +386,7 @@ class TeamScenario:
         )
         world.person(
             f"ana makes {job_id} {request.priority_class}",
-            lambda: set_priority.run(request, world.world.ledger, world.world.passes, now=world.loop.now()),
+            lambda: set_priority.run(request, world.world.context()),
         )
 
     def _change_quota(self, number: int) -> None:

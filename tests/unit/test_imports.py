@@ -69,7 +69,10 @@ ROOMS = (
     LayerRule(
         "runtime",
         ("shared/evenkeel/runtime",),
-        ("evenkeel.runtime", "evenkeel.adapters", "evenkeel.ports", "evenkeel.domain", "evenkeel.__version__"),
+        (
+            *("evenkeel.runtime", "evenkeel.adapters", "evenkeel.ports", "evenkeel.domain", "evenkeel.__version__"),
+            "evenkeel.services.context",  # what it builds for every service
+        ),
         frozenset({"aws_lambda_powertools", "pydantic"}),
     ),
     LayerRule("training", ("shared/evenkeel/training",), ("evenkeel.training",), only_late=AWS),
@@ -281,7 +284,7 @@ DOMAIN_PACKAGES = (
     *("renting", "quotas", "admission", "checkpoints", "recovery", "fault_preview", "replay"),
 )
 SERVICE_PACKAGES = (
-    *("storage", "context", "incidents", "rentals", "attempts", "scheduling", "jobs"),
+    *("context", "storage", "incidents", "rentals", "attempts", "scheduling", "jobs"),
     *("recovery", "resume", "waits", "queries", "admin", "sweep"),
 )
 ORDERS = {"domain": DOMAIN_PACKAGES, "services": SERVICE_PACKAGES}

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from evenkeel.domain.admission.fifo import AdmissionAuthority
 from evenkeel.domain.policy_base import Mode
 from evenkeel.ports import PermanentError
+from evenkeel.services.context import Site
 
 
 class BadSetting(PermanentError):
@@ -70,20 +71,19 @@ class Settings(BaseModel):
             raise BadSetting(f"the environment cannot be read: {faults}") from error
 
     @property
-    def schedules_are_on(self) -> bool:
-        """Whether the scheduled functions are invoked at all."""
-        return self.schedules == "on"
-
-    @property
-    def home_cluster(self) -> str:
-        """HyperPod's own EKS cluster: where jobs run.
-
-        Raises:
-            BadSetting: no cluster is named.
-        """
-        if not self.kubernetes_clusters:
-            raise BadSetting("the environment variable KUBERNETES_CLUSTERS is needed here and is not set")
-        return self.kubernetes_clusters[0]
+    def site(self) -> Site:
+        """Return the settings that services use."""
+        return Site(
+            fleet=self.fleet,
+            clusters=self.kubernetes_clusters,
+            hyperpod_cluster_arn=self.hyperpod_cluster_arn,
+            drills_may_act=self.drills_may_act,
+            admission=self.admission,
+            job_namespace=self.job_namespace,
+            job_service_account=self.job_service_account,
+            operators=self.operators,
+            schedules_are_on=self.schedules == "on",
+        )
 
     def need(self, name: str) -> str:
         """Return a text setting by field name.

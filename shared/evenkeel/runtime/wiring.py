@@ -28,6 +28,7 @@ from evenkeel.ports import (
 from evenkeel.runtime.settings import BadSetting, Settings
 from evenkeel.runtime.site_policy import SitePolicy
 from evenkeel.runtime.telemetry import LambdaTelemetry
+from evenkeel.services.context import Context
 
 if TYPE_CHECKING:
     from evenkeel.adapters.stepfunctions import StepFunctionsTokens
@@ -47,6 +48,11 @@ class World:
         if unknown:
             raise TypeError(f"the world has no {', '.join(unknown)}")
         self.__dict__.update(ports)
+
+    def context(self, **given: Any) -> Context:
+        """Return a context of these ports at the present instant, with attributes replaced by those given."""
+        settings = self.settings
+        return Context(self, **{"site": settings.site, "mode": settings.mode, "now": self.clock.now(), **given})
 
     @property
     def policy(self) -> Policy:
@@ -186,6 +192,11 @@ def world() -> World:
     if not _worlds:
         _worlds.append(World(Settings.from_environment(os.environ)))
     return _worlds[-1]
+
+
+def context() -> Context:
+    """Return what one invocation of a service works with, at the present instant."""
+    return world().context()
 
 
 @contextlib.contextmanager

@@ -1,34 +1,130 @@
-"""What the services of a scheduling cycle commit with."""
+"""What one invocation of a service works with: ports, policy, mode, the site's settings and the instant."""
 
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from evenkeel.domain.admission.fifo import AdmissionAuthority
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
-from evenkeel.ports import Ids, Ledger, Put, Telemetry
+from evenkeel.domain.values import Value
+from evenkeel.ports import (
+    CheckpointStore,
+    Clock,
+    Cluster,
+    CycleRequests,
+    Ids,
+    Inbox,
+    Ledger,
+    Pager,
+    PermanentError,
+    Provider,
+    Put,
+    Telemetry,
+    Tokens,
+    WaitAnswers,
+    Workflows,
+)
+
+
+class Site(Value):
+    """What the deployment sets for the whole stack."""
+
+    fleet: str = ""
+    clusters: tuple[str, ...] = ()
+    """Kubernetes clusters. The first is HyperPod's own EKS cluster."""
+    hyperpod_cluster_arn: str = ""
+    """Empty if the fleet has no HyperPod cluster."""
+    drills_may_act: bool = False
+    admission: AdmissionAuthority = AdmissionAuthority.EVENKEEL
+    job_namespace: str = ""
+    """Namespace of jobs whose team has no namespace of its own."""
+    job_service_account: str = ""
+    operators: tuple[str, ...] = ()
+    """ARNs of the roles and users that see the jobs of every team."""
+    schedules_are_on: bool = True
+    """Whether the stack's scheduled functions are invoked at all."""
+
+    @property
+    def home_cluster(self) -> str:
+        """HyperPod's own EKS cluster: where jobs run.
+
+        Raises:
+            PermanentError: the deployment names no Kubernetes cluster.
+        """
+        if not self.clusters:
+            raise PermanentError("KUBERNETES_CLUSTERS is not set, so no cluster can run jobs.")
+        return self.clusters[0]
+
+    @property
+    def has_hyperpod(self) -> bool:
+        return bool(self.hyperpod_cluster_arn)
+
+
+class Context:
+    """The ports, the policy, the mode, the site's settings and the instant of one invocation.
+
+    A port is built on its first use, and the policy is read on its first use, so that a function that needs neither
+    pays for neither. `but` returns a copy with something replaced.
+    """
+
+    site: Site
+    mode: Mode
+    """The mode of the stack; a policy may narrow it per fault class, pool or job."""
+    now: datetime
+    """When the invocation began, in UTC. A service that outlasts it asks `clock`."""
+    policy: Policy
+
+    ledger: Ledger
+    cluster: Cluster
+    provider: Provider
+    checkpoints: CheckpointStore
+    workflows: Workflows
+    tokens: Tokens
+    wait_answers: WaitAnswers
+    passes: CycleRequests
+    pager: Pager
+    inbox: Inbox
+    clock: Clock
+    ids: Ids
+    telemetry: Telemetry
+
+    def __init__(self, ports: Any, **given: Any) -> None:
+        """Take each attribute from `given`, else from the attribute of `ports` with the same name.
+
+        Raises:
+            TypeError: `given` names an attribute that a context does not have.
+        """
+        unknown = given.keys() - type(self).__annotations__.keys()
+        if unknown:
+            raise TypeError(f"a context has no {', '.join(sorted(unknown))}")
+        self._ports = ports
+        self.__dict__.update(given)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Take an attribute from the ports on its first use, and keep it."""
+            if name.startswith("_") or name not in type(self).__annotations__:
+                raise AttributeError(f"a context has no {name}")
+            value = self.__dict__[name] = getattr(self._ports, name)
+            return value
+
+    def but(self, **changes: Any) -> Self:
+        """Return a copy with these attributes replaced. Ports that are not built yet stay so."""
+        known = {name: value for name, value in vars(self).items() if name != "_ports"}
+        return type(self)(self._ports, **{**known, **changes})
 
 
 class QuotaTreeVersion(Protocol):
-    """The tree as the pass last wrote it."""
+    """The quota tree as the scheduling cycle last wrote it."""
 
     memory: SchedulerState
 
     def put(self, memory: SchedulerState) -> Put:
-        """Return the write that raises it."""
+        """Return the write that raises its version."""
         ...
 
     def raised(self, memory: SchedulerState) -> None:
         """Note that it was written."""
         ...
-
-
-class CommitContext(NamedTuple):
-    """What every commit of a pass needs."""
-
-    ledger: Ledger
-    ids: Ids
-    telemetry: Telemetry
-    policy: Policy
-    mode: Mode
-    now: datetime

@@ -17,9 +17,8 @@ from evenkeel.events import envelope
 from evenkeel.events.outcomes import Malformed, ParsedEvent, Unknown
 from evenkeel.ports import Table, Unreachable
 from evenkeel.services.incidents import receive_event
-from tests.fakes.cluster import CLUSTER, instance_id
+from tests.fakes.cluster import instance_id
 from tests.fakes.system import A_MOMENT
-from tests.fakes.world import CLUSTER_ARN
 from tests.unit.api.gateway import ApiResponse, Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, an_attempt, an_incident, stored
 
@@ -73,16 +72,7 @@ def test_a_report_opens_an_incident(fleet: Gateway) -> None:
 
     outcomes = receive_event.ingest_event(
         reported(fleet),
-        ledger=fakes.ledger,
-        provider=fakes.provider,
-        workflows=fakes.workflows,
-        clock=fakes.clock,
-        ids=fakes.ids,
-        telemetry=fakes.telemetry,
-        clusters=(CLUSTER,),
-        cluster_arn=CLUSTER_ARN,
-        drills_may_act=False,
-        catalogue=default_catalogue(),
+        fakes.context(),
     )
 
     assert [outcome.outcome for outcome in outcomes] == ["OPEN"]

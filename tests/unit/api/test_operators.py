@@ -167,8 +167,8 @@ def test_cordon_taken_off_elsewhere_is_forgotten(gateway: Gateway) -> None:
     gateway.post(f"/v1/nodes/{instance_id(2)}/cordon", {}, key="k2")
     still = frozenset({a_life(2).key})
 
-    early = person_cordons.prune(fakes.ledger, still, fakes.clock.now())
-    late = person_cordons.prune(fakes.ledger, still, fakes.clock.now() + timedelta(minutes=3))
+    early = person_cordons.prune(fakes.context(), still)
+    late = person_cordons.prune(fakes.context(now=fakes.clock.now() + timedelta(minutes=3)), still)
 
     assert (early, late, list(person_cordons.load(fakes.ledger))) == (0, 1, [a_life(2).key])
 

@@ -11,8 +11,7 @@ from evenkeel.events import envelope
 from evenkeel.events.outcomes import ParsedEvent
 from evenkeel.services.incidents import receive_event
 from evenkeel.services.storage import rows
-from tests.fakes.cluster import CLUSTER, instance_id
-from tests.fakes.world import CLUSTER_ARN
+from tests.fakes.cluster import instance_id
 from tests.unit.api.gateway import ApiResponse, Gateway
 from tests.unit.api.seeds import a_fleet_node, an_incident, stored
 
@@ -73,16 +72,7 @@ def test_without_it_the_wish_goes_the_way_of_every_fault_and_comes_to_the_same(f
 
     outcomes = receive_event.ingest_event(
         heard.facts,
-        ledger=fakes.ledger,
-        provider=fakes.provider,
-        workflows=fakes.workflows,
-        clock=fakes.clock,
-        ids=fakes.ids,
-        telemetry=fakes.telemetry,
-        clusters=(CLUSTER,),
-        cluster_arn=CLUSTER_ARN,
-        drills_may_act=False,
-        catalogue=fakes.policy.catalogue,
+        fakes.context(),
     )
 
     assert (answer.status, answer.document["envelopeId"]) == (202, queued["id"])

@@ -24,11 +24,11 @@ def a_group_fact(**changes: Any) -> GroupFact:
 
 
 def note(world: FakeWorld, fact: GroupFact) -> str:
-    return note_group_fact.run(fact, ledger=world.ledger, clock=world.clock, telemetry=world.telemetry).outcome
+    return note_group_fact.run(fact, world.context()).outcome
 
 
 def remembered(world: FakeWorld, pool: str = "p5-workers") -> list[str]:
-    return [fact.kind for fact in note_group_fact.recent_facts(world.ledger, pool, world.clock.now())]
+    return [fact.kind for fact in note_group_fact.recent_facts(world.context(), pool)]
 
 
 def test_a_copy_under_another_envelope_is_known() -> None:

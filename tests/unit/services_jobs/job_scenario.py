@@ -12,12 +12,12 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.ports import Put, Row, Table
 from evenkeel.services.attempts import launch_job, mark_running, settle_attempt, stop_attempt
+from evenkeel.services.context import Context
 from evenkeel.services.jobs import cancel_job, submit_job
 from evenkeel.services.jobs.check_authority import Requester
 from evenkeel.services.scheduling import schedule_jobs
 from evenkeel.services.storage import read_charges, rows
 from evenkeel.services.sweep import sweep_fleet, watch_cluster
-from evenkeel.services.sweep.sweep_run import SweepPorts
 from tests.fakes import CrashPlan, FakeWorld, crashing
 from tests.fakes.cluster import CLUSTER
 
@@ -58,6 +58,22 @@ class JobScenario:
 
     # ------------------------------------------------------------ services
 
+    def context(self, **given: Any) -> Context:
+        """Return a context of this scenario's ports, policy, mode and site; `given` replaces some."""
+        known = {
+            "ledger": self.ledger,
+            "cluster": self.cluster,
+            "checkpoints": self.checkpoints,
+            "workflows": self.workflows,
+            "passes": self.passes,
+            "policy": self.policy,
+            "mode": self.mode,
+            "admission": self.admission,
+            "clusters": self.clusters,
+            "drills_may_act": True,
+        }
+        return self.world.context(**{**known, **given})
+
     def submit(self, key: str = "key-1", **changes: Any) -> Job:
         return self.submission(key, **changes).job
 
@@ -68,18 +84,7 @@ class JobScenario:
             requester=Requester(principal=principal, identity=f"111122223333:{principal}"),
             idempotency_key=key,
         )
-        return submit_job.run(
-            request,
-            self.ledger,
-            self.passes,
-            self.world.ids,
-            cluster=CLUSTER,
-            namespace=NAMESPACE,
-            classes=self.policy.priority_classes,
-            now=self.world.clock.now(),
-            admission=self.admission,
-            policy=self.policy,
-        )
+        return submit_job.run(request, self.context())
 
     def cancel(self, job_id: str, reason: str = "") -> cancel_job.Outcome:
         request = cancel_job.Request(
@@ -87,84 +92,30 @@ class JobScenario:
             requester=Requester(principal="role/ana", identity="111122223333:role/ana", actor="ana"),
             reason=reason,
         )
-        return cancel_job.run(request, self.ledger, self.passes, now=self.world.clock.now())
+        return cancel_job.run(request, self.context())
 
     def run_pass(self) -> schedule_jobs.Outcome:
-        return schedule_jobs.run(
-            self.ledger,
-            self.cluster,
-            self.world.provider,
-            self.workflows,
-            self.world.ids,
-            self.world.telemetry,
-            clusters=self.clusters,
-            policy=self.policy,
-            mode=self.mode,
-            now=self.world.clock.now(),
-            admission=self.admission,
-        )
+        return schedule_jobs.run(self.context())
 
     def launch(self, job_id: str, attempt: int = 1) -> launch_job.Outcome:
-        return launch_job.run(
-            launch_job.Request(job_id=job_id, attempt=attempt),
-            self.ledger,
-            self.cluster,
-            self.checkpoints,
-            self.world.telemetry,
-            service_account="trainer",
-            policy=self.policy,
-            mode=self.mode,
-            now=self.world.clock.now(),
-        )
+        return launch_job.run(launch_job.Request(job_id=job_id, attempt=attempt), self.context())
 
     def mark_running(self, job_id: str, attempt: int = 1) -> mark_running.Outcome:
         request = mark_running.Request(job_id=job_id, attempt=attempt)
-        return mark_running.run(request, self.ledger, self.world.telemetry, now=self.world.clock.now())
+        return mark_running.run(request, self.context())
 
     def stop(self, job_id: str, attempt: int = 1) -> stop_attempt.Outcome:
         request = stop_attempt.Request(job_id=job_id, attempt=attempt)
-        return stop_attempt.run(request, self.ledger, self.cluster, self.world.telemetry, now=self.world.clock.now())
+        return stop_attempt.run(request, self.context())
 
     def settle(self, job_id: str, attempt: int = 1, **more: Any) -> settle_attempt.Outcome:
-        return settle_attempt.run(
-            settle_attempt.Request(job_id=job_id, attempt=attempt, **more),
-            self.ledger,
-            self.cluster,
-            self.passes,
-            self.world.telemetry,
-            policy=self.policy,
-            now=self.world.clock.now(),
-        )
+        return settle_attempt.run(settle_attempt.Request(job_id=job_id, attempt=attempt, **more), self.context())
 
     def sweep(self, *clusters: str) -> sweep_fleet.Outcome:
-        ports = SweepPorts(
-            ledger=self.ledger,
-            cluster=self.cluster,
-            provider=self.world.provider,
-            workflows=self.workflows,
-            wait_answers=self.world.wait_answers,
-            passes=self.passes,
-            inbox=self.world.inbox,
-            clock=self.world.clock,
-            ids=self.world.ids,
-            telemetry=self.world.telemetry,
-        )
-        names = clusters or (CLUSTER,)
-        return sweep_fleet.run(ports, clusters=names, policy=self.policy, mode=self.mode, drills_may_act=True)
+        return sweep_fleet.run(self.context(clusters=clusters or (CLUSTER,)))
 
     def watch(self, *clusters: str) -> watch_cluster.Outcome:
-        ports = watch_cluster.WatchPorts(
-            ledger=self.ledger,
-            cluster=self.cluster,
-            provider=self.world.provider,
-            workflows=self.workflows,
-            wait_answers=self.world.wait_answers,
-            clock=self.world.clock,
-            ids=self.world.ids,
-            telemetry=self.world.telemetry,
-        )
-        names = clusters or (CLUSTER,)
-        return watch_cluster.run(ports, clusters=names, policy=self.policy, drills_may_act=True)
+        return watch_cluster.run(self.context(clusters=clusters or (CLUSTER,)))
 
     # ------------------------------------------------------------ several beats at once
 

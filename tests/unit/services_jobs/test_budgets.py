@@ -16,8 +16,7 @@ from evenkeel.services.jobs.check_authority import Requester
 from evenkeel.services.queries import explain, read_queue
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import rows
-from tests.fakes.cluster import CLUSTER
-from tests.unit.services_jobs.job_scenario import NAMESPACE, a_spec
+from tests.unit.services_jobs.job_scenario import a_spec
 from tests.unit.services_jobs.test_rentals import NODE_HOUR, ON_DEMAND, SPOT, RentalScenario, a_policy
 from tests.unit.services_jobs.test_teams import set_up
 
@@ -52,7 +51,7 @@ def test_no_more_is_rented_than_is_left_of_the_teams_dollars(usd: float | None, 
     left = asked_last(market).spending.team_budget_left_parts
     assert left == (None if usd is None else usd * money.PARTS)
     if not rentals:
-        told = explain.why_job(market.world.ledger, second.job_id, Reader(), now=market.world.clock.now())
+        told = explain.why_job(market.world.context(), second.job_id, Reader())
         assert "the budget of team red has $80.00 left." in told["sentence"]
 
 
@@ -143,11 +142,7 @@ def test_a_plan_says_what_the_budget_leaves_no_room_for() -> None:
     found = read_queue.plan(
         a_spec(team="red", nodes=1),
         Requester(principal="role/ana", identity="111122223333:role/ana"),
-        market.world.ledger,
-        cluster=CLUSTER,
-        namespace=NAMESPACE,
-        policy=market.policy,
-        now=market.world.clock.now(),
+        market.world.context(policy=market.policy),
     )
 
     why_not = {row["pool"]: row["whyNot"] for row in found["placement"]["pools"]}

@@ -61,7 +61,7 @@ def test_a_deadline_is_no_way_past_a_cap_and_the_job_is_told_that_it_will_miss_i
     job = waiting(market, 3)
 
     assert market.holds() == 0
-    told = explain.why_job(market.world.ledger, job.job_id, Reader(), now=market.world.clock.now())
+    told = explain.why_job(market.world.context(), job.job_id, Reader())
     assert "an hour, which exceeds the limit: the fleet spends $0.00" in told["sentence"]
     assert "No usable pool meets the job's deadline" in told["sentence"]
 
@@ -87,7 +87,7 @@ def test_a_deadline_that_has_passed_is_said_until_the_job_has_ended() -> None:
     market.world.clock.advance(2 * HOUR)
 
     def sentence() -> str:
-        return str(explain.why_job(market.world.ledger, job.job_id, Reader(), now=market.world.clock.now())["sentence"])
+        return str(explain.why_job(market.world.context(), job.job_id, Reader())["sentence"])
 
     assert sentence().endswith("Its deadline passed 1h ago.")
     market.scenario.set_job(market.scenario.job(job.job_id).but(state=JobState.CANCELLED))

@@ -187,7 +187,7 @@ def test_why_says_of_a_job_that_changes_size_what_for_and_who_did_not() -> None:
     job = scenario.running(**ELASTIC)
     idle_for(scenario, 21)
 
-    said = explain.why_job(scenario.world.ledger, job.job_id, Reader(), now=scenario.world.clock.now())
+    said = explain.why_job(scenario.world.context(), job.job_id, Reader())
 
     assert (said["decision"]["kind"], said["decision"]["action"]) == ("RESIZE", "GROW")
     assert "as much as a resize to 4 nodes costs" in said["decision"]["reason"]

@@ -101,9 +101,7 @@ def test_forged_pod_on_a_sick_node_hurts_no_job() -> None:
     number = int(str(faulty.instance_id).removeprefix("i-"))
     incident = an_incident(scenario, number)
 
-    affected = protect_jobs.find_affected_jobs(
-        incident, ledger=scenario.ledger, cluster=scenario.world.cluster, policy=Policy()
-    )
+    affected = protect_jobs.find_affected_jobs(incident, scenario.context(policy=Policy()))
 
     assert affected == ()
 
@@ -203,7 +201,7 @@ def test_pod_with_borrowed_labels_is_unmanaged(changes: dict[str, Any]) -> None:
     forged = a_pod_with_labels_of(scenario.attempt(job.job_id), **changes)
     scenario.world.cluster.unmanaged = [forged]
 
-    assert unmanaged.pods(scenario.ledger, scenario.world.cluster, CLUSTER) == (forged,)
+    assert unmanaged.pods(scenario.context(), CLUSTER) == (forged,)
 
 
 def test_own_pods_are_managed_before_and_after_the_launch_is_recorded() -> None:
@@ -211,12 +209,12 @@ def test_own_pods_are_managed_before_and_after_the_launch_is_recorded() -> None:
     job = scenario.started(nodes=1)
     before_launch = scenario.attempt(job.job_id)
     scenario.run_attempt(job.job_id, 1)
-    recorded = unmanaged.pods(scenario.ledger, scenario.world.cluster, CLUSTER)
+    recorded = unmanaged.pods(scenario.context(), CLUSTER)
 
     scenario.put(rows.attempt_row(before_launch, 0))  # as if the launch had died before it was recorded
 
     assert recorded == ()
-    assert unmanaged.pods(scenario.ledger, scenario.world.cluster, CLUSTER) == ()
+    assert unmanaged.pods(scenario.context(), CLUSTER) == ()
 
 
 def test_unmanaged_pods_are_reported_with_whose_labels_they_carry() -> None:
@@ -226,6 +224,6 @@ def test_unmanaged_pods_are_reported_with_whose_labels_they_carry() -> None:
 
     scenario.sweep()
 
-    (listed,) = read_jobs.list_unmanaged(scenario.ledger, [CLUSTER])["items"]
+    (listed,) = read_jobs.list_unmanaged(scenario.context())["items"]
     assert (listed["namespace"], listed["accelerators"], listed["claims"]) == (ANYWHERE, 2, f"{job.job_id}-a1")
     assert f"carries the labels of {job.job_id}-a1 but does not belong to that job" in listed["says"]

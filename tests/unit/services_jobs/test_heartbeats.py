@@ -2,13 +2,12 @@
 
 from datetime import timedelta
 
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.sources import Source, SourceKind, SourceState
 from evenkeel.ports import Unreachable
 from evenkeel.services.queries import read_sources
 from evenkeel.services.storage import heartbeats, rows
 from evenkeel.services.storage.heartbeats import SourceResults
-from tests.fakes import InMemoryLedger
+from tests.fakes import InMemoryLedger, a_context
 from tests.fakes.system import A_MOMENT, RecordingTelemetry
 
 LIST = Source(kind=SourceKind.KUBERNETES_LIST, target="home")
@@ -24,12 +23,16 @@ def beat(ledger: InMemoryLedger, function: str = "sweep_fleet", after: float = 0
             found.failed(source, Unreachable(error))
         else:
             found.answered(source)
-    heartbeats.record_heartbeat(ledger, RecordingTelemetry(), function, A_MOMENT + timedelta(seconds=after), found)
+    heartbeats.record_heartbeat(
+        a_context(ledger=ledger, telemetry=RecordingTelemetry(), now=A_MOMENT + timedelta(seconds=after)),
+        function,
+        found,
+    )
 
 
 def states(ledger: InMemoryLedger, after: float = 0) -> dict[str, SourceState]:
     now = A_MOMENT + timedelta(seconds=after)
-    ages = read_sources.run(ledger, clusters=["home"], has_hyperpod=True, policy=Policy(), now=now)
+    ages = read_sources.run(a_context(ledger=ledger, clusters=("home",), now=now))
     return {age.source.name: age.state for age in ages}
 
 
@@ -96,7 +99,9 @@ def test_facts_are_as_old_as_the_beginning_of_the_run() -> None:
     found = SourceResults()
     found.answered(LIST)
     ended = A_MOMENT + timedelta(seconds=200)
-    heartbeats.record_heartbeat(ledger, RecordingTelemetry(), "sweep_fleet", ended, found, read_at=A_MOMENT)
+    heartbeats.record_heartbeat(
+        a_context(ledger=ledger, telemetry=RecordingTelemetry(), now=ended), "sweep_fleet", found, read_at=A_MOMENT
+    )
 
     assert heartbeats.load(ledger)["kubernetes-list/home"].seen_at == A_MOMENT
 
@@ -111,7 +116,7 @@ def test_last_result_of_a_run_counts() -> None:
 
 def test_heartbeat_without_sources_is_read() -> None:
     ledger = InMemoryLedger()
-    heartbeats.record_heartbeat(ledger, RecordingTelemetry(), "watch_cluster", A_MOMENT)
+    heartbeats.record_heartbeat(a_context(ledger=ledger, telemetry=RecordingTelemetry(), now=A_MOMENT), "watch_cluster")
 
     assert heartbeats.load(ledger) == {}
     assert ledger.get(rows.heartbeat_key("watch_cluster")) is not None

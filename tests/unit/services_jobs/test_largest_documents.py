@@ -26,7 +26,6 @@ from evenkeel.ports import LARGEST_ROW, Invalid, Put, Row, row_bytes
 from evenkeel.runtime.api import LARGEST_BODY
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.storage import batches, rows
-from tests.fakes.cluster import CLUSTER
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario, a_spec
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up
@@ -252,7 +251,7 @@ def test_holds_have_a_limit() -> None:
         by="b", reason="r", until=now + timedelta(hours=1), request_id="request-1", fingerprint="1"
     )
     with pytest.raises(Invalid, match="too many holds"):
-        hold_automation.hold(scenario.ledger, request, clusters=(CLUSTER,), policy=Policy(), now=now)
+        hold_automation.hold(request, scenario.context(policy=Policy(), now=now))
 
     assert row_bytes(row) < LARGEST_ROW
 

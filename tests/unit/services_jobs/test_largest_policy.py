@@ -76,7 +76,7 @@ SECTIONS: dict[str, Build] = {
             "default": "all",
             "types": {
                 "all": {
-                    "pools": ["workers", *(f"p{each}" for each in range(n))],
+                    "pools": ["p5-workers", *(f"p{each}" for each in range(n))],
                     "tolerations": [{"key": NAME, "value": NAME}] * n,
                 }
             },

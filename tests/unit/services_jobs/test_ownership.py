@@ -49,7 +49,7 @@ def test_only_resolve_wait_answers_a_token() -> None:
         file.stem
         for file in SERVICES.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("tokens.succeed", "world.tokens.succeed")
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "context.tokens.succeed"
     }
 
     assert found == {"resolve_wait"}

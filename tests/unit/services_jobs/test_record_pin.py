@@ -48,7 +48,7 @@ def mounted(log: str, plan: CrashPlan | None = None) -> tuple[JobScenario, str]:
 
 def record(scenario: JobScenario, job_id: str, number: int = 2) -> bool:
     found = attempt_rows.load(scenario.ledger, job_id, number)
-    return record_pin.run(found, scenario.ledger, scenario.cluster, now=scenario.world.clock.now())
+    return record_pin.run(found, scenario.context())
 
 
 def test_what_rank_0_pinned_is_recorded_once() -> None:

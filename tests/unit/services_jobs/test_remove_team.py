@@ -15,7 +15,7 @@ from tests.unit.services_jobs.test_teams import shared
 
 def removed(scenario: JobScenario, ledger: Any = None, version: int = 1) -> remove_team.Outcome:
     request = remove_team.Request(team="blue", expected=version, by="role/Platform", reason="Merged.")
-    return remove_team.run(request, ledger or scenario.ledger, scenario.passes, now=scenario.world.clock.now())
+    return remove_team.run(request, scenario.context(ledger=ledger or scenario.ledger))
 
 
 def tree_version(scenario: JobScenario) -> int:

@@ -113,39 +113,21 @@ class RentalScenario:
         scenario = self.scenario
         return rent_capacity.run(
             rent_capacity.Request(step=step, job_id=rental.job_id, rental=rental.number, reason=reason),
-            scenario.ledger,
-            scenario.cluster,
-            scenario.passes,
-            self.world.ids,
-            self.world.telemetry,
-            policy=self.policy,
-            mode=self.mode,
-            now=self.world.clock.now(),
+            scenario.context(policy=self.policy, mode=self.mode),
         )
 
     def wait(self, rental: Rental, kind: ConditionKind) -> Any:
         """Open a wait where there is none, and return its answer; None while it has none."""
         name = wait_name(kind, rental.number)
         row = self.world.ledger.get(rows.wait_key(rental.job_id, name))
-        ports: dict[str, Any] = {
-            "ledger": self.world.ledger,
-            "cluster": self.scenario.cluster,
-            "provider": self.world.provider,
-            "wait_answers": self.world.wait_answers,
-            "policy": self.policy,
-            "now": self.world.clock.now(),
-        }
+        context = self.world.context(cluster=self.scenario.cluster, policy=self.policy)
         if row is None:
             request = open_wait.Request(kind=kind, token="t", job_id=rental.job_id, rental=rental.number)
-            open_wait.run(request, **ports)
+            open_wait.run(request, context)
             row = self.world.ledger.get(rows.wait_key(rental.job_id, name))
             assert row is not None
         observed = evaluate_waits.Observation(
-            self.world.ledger,
-            self.scenario.cluster,
-            self.world.provider,
-            now=self.world.clock.now(),
-            policy=self.policy,
+            context,
             reads_all=False,
         )
         wait = rows.read(row, Wait)

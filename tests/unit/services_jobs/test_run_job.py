@@ -147,10 +147,7 @@ def test_when_every_finished_checkpoint_fails_its_proof_nothing_is_launched_or_d
     assert [out["code"] for out in attempt.rejected_checkpoints] == ["SHARD_MISSING"]
     assert (waiting.state, waiting.application_failures, scenario.usage()) == (JobState.PENDING, 0, 0)
     assert "SHARD_MISSING" in waiting.reason
-    assert (
-        "SHARD_MISSING"
-        in explain.why_job(scenario.world.ledger, job.job_id, Reader(), now=scenario.world.clock.now())["sentence"]
-    )
+    assert "SHARD_MISSING" in explain.why_job(scenario.world.context(), job.job_id, Reader())["sentence"]
     assert fence(scenario, job) == before
     assert f"{job.job_id}-a2" not in [call[1] for call in scenario.world.cluster.calls]
     assert scenario.world.telemetry.totals["LaunchesWithoutCheckpoint"] == 2

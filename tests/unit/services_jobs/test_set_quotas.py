@@ -12,7 +12,7 @@ from tests.unit.scheduling.test_teams import a_team
 
 def put(world: FakeWorld, part: Team | FleetQuotas, expected: int = 0, ledger: Any = None) -> set_quotas.Outcome:
     request = set_quotas.Request(part=part, expected=expected, by="role/Platform (ana)", reason="First quota.")
-    return set_quotas.run(request, ledger or world.ledger, world.passes, now=world.clock.now())
+    return set_quotas.run(request, world.context(ledger=ledger or world.ledger))
 
 
 def tree_version(world: FakeWorld) -> int:
@@ -129,7 +129,7 @@ def test_no_team_has_a_namespace_of_the_stack() -> None:
     request = set_quotas.Request(part=a_team(namespace="training"), expected=0, by="role/Ops", reason="x")
 
     with pytest.raises(Invalid):
-        set_quotas.run(request, world.ledger, world.passes, own_namespaces=("training",), now=world.clock.now())
+        set_quotas.run(request, world.context(), own_namespaces=("training",))
 
     assert not read_setup.run(world.ledger).setup.has_teams
 

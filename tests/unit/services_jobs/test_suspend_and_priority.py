@@ -22,12 +22,12 @@ STRANGER = Requester(principal="role/Other", identity=OTHER, actor="role/Other (
 
 def suspend(scenario: JobScenario, job: Job, requester: Requester = ASKER) -> Job:
     request = suspend_job.Request(job_id=job.job_id, requester=requester, reason="needs a look")
-    return suspend_job.suspend(request, scenario.world.ledger, scenario.world.passes, now=scenario.world.clock.now())
+    return suspend_job.suspend(request, scenario.world.context())
 
 
 def resume(scenario: JobScenario, job: Job, requester: Requester = ASKER) -> Job:
     request = suspend_job.Request(job_id=job.job_id, requester=requester)
-    return suspend_job.resume(request, scenario.world.ledger, scenario.world.passes, now=scenario.world.clock.now())
+    return suspend_job.resume(request, scenario.world.context())
 
 
 def rank(scenario: JobScenario, job: Job, name: str, expected: int | None = None, requester: Requester = ASKER) -> Job:
@@ -35,7 +35,7 @@ def rank(scenario: JobScenario, job: Job, name: str, expected: int | None = None
     assert row
     version = row.version if expected is None else expected
     request = set_priority.Request(job_id=job.job_id, priority_class=name, expected=version, requester=requester)
-    return set_priority.run(request, scenario.world.ledger, scenario.world.passes, now=scenario.world.clock.now())
+    return set_priority.run(request, scenario.world.context())
 
 
 def set_up(scenario: JobScenario) -> None:
@@ -43,19 +43,13 @@ def set_up(scenario: JobScenario) -> None:
     team = a_team("nlp", namespace="nlp", serviceAccount="trainer", members=[member(ANA, "submitter")])
     for part in (fleet, team):
         request = set_quotas.Request(part=part, expected=0, by="ops", reason="first")
-        set_quotas.run(request, scenario.world.ledger, scenario.world.passes, now=scenario.world.clock.now())
+        set_quotas.run(request, scenario.world.context())
 
 
 def submit(scenario: JobScenario, requester: Requester = ASKER, **changes: Any) -> Job:
-    world = scenario.world
     return submit_job.run(
         submit_job.Request(spec=a_spec(**{"team": "", **changes}), requester=requester, idempotency_key="key-1"),
-        world.ledger,
-        world.passes,
-        world.ids,
-        cluster="research-eks",
-        namespace="shared",
-        now=world.clock.now(),
+        scenario.world.context(clusters=("research-eks",), job_namespace="shared"),
     ).job
 
 
@@ -157,7 +151,7 @@ def test_a_stranger_can_do_nothing_with_a_teams_job() -> None:
         rank(scenario, job, "high", requester=STRANGER)
     request = cancel_job.Request(job_id=job.job_id, requester=STRANGER)
     with pytest.raises(NotYourTeam):
-        cancel_job.run(request, scenario.world.ledger, scenario.world.passes, now=scenario.world.clock.now())
+        cancel_job.run(request, scenario.world.context())
 
     assert len(scenario.world.ledger.commits) == before
 

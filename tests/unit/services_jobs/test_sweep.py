@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
-from evenkeel.domain.health.faults import Severity, default_catalogue
+from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.health.policy import WatchPolicy
@@ -576,9 +576,7 @@ def test_the_end_of_a_reservation_sickens_the_machines_that_hold_it_once(*, is_d
         envelope_id="one",
         is_drill=is_drill,
     )
-    note_group_fact.run(
-        ending, ledger=scenario.world.ledger, clock=scenario.world.clock, telemetry=scenario.world.telemetry
-    )
+    note_group_fact.run(ending, scenario.world.context())
     held = {"karpenter.k8s.aws/capacity-reservation-id": "cr-06b1d8f3a7c24e905"}
     scenario.world.cluster.set_node(a_node(2).name, labels=held)
 
@@ -646,7 +644,7 @@ def test_others_work_is_remembered_where_it_is_and_forgotten_when_it_ends() -> N
     scenario.sweep()
 
     node = scenario.world.ledger.get(rows.node_key(CLUSTER, instance_id(1)))
-    (listed,) = read_jobs.list_unmanaged(scenario.world.ledger, [CLUSTER])["items"]
+    (listed,) = read_jobs.list_unmanaged(scenario.world.context())["items"]
     assert node
     assert (node.doc["unmanagedWorkloads"], node.doc["acceleratorsInUse"]) == (["PyTorchJob research/llama"], 8)
     assert (listed["name"], listed["accelerators"]) == ("llama", 8)
@@ -658,7 +656,7 @@ def test_others_work_is_remembered_where_it_is_and_forgotten_when_it_ends() -> N
     scenario.world.cluster.unmanaged.clear()
     scenario.sweep()
 
-    assert read_jobs.list_unmanaged(scenario.world.ledger, [CLUSTER])["items"] == []
+    assert read_jobs.list_unmanaged(scenario.world.context())["items"] == []
 
 
 # ---------------------------------------------------------------- what was said too early
@@ -670,18 +668,7 @@ def say_too_early(scenario: JobScenario) -> None:
     fact = a_fact(
         1, source="ec2.notice", fault_key="ec2:spot_interruption", code="terminate", observed_at=world.clock.now()
     )
-    said = receive_event.run(
-        fact,
-        ledger=world.ledger,
-        provider=world.provider,
-        workflows=world.workflows,
-        clock=world.clock,
-        ids=world.ids,
-        telemetry=world.telemetry,
-        clusters=(CLUSTER,),
-        drills_may_act=False,
-        catalogue=default_catalogue(),
-    )
+    said = receive_event.run(fact, world.context(drills_may_act=False))
     assert said.outcome == "OTHER_FLEET"
 
 
@@ -750,7 +737,7 @@ def a_burst_node(number: int = 9, **changes: Any) -> KubernetesNode:
 def sources(scenario: JobScenario, *clusters: str, after: float = 0) -> dict[str, SourceState]:
     now = scenario.world.clock.now() + timedelta(seconds=after)
     names = clusters or (CLUSTER,)
-    ages = read_sources.run(scenario.world.ledger, clusters=names, has_hyperpod=True, policy=scenario.policy, now=now)
+    ages = read_sources.run(scenario.world.context(clusters=names, now=now))
     return {age.source.name: age.state for age in ages}
 
 
@@ -823,7 +810,7 @@ def test_cordon_on_a_blind_cluster_keeps_its_place() -> None:
 
     scenario.sweep()
 
-    register, _ = guardrail_registers.load(scenario.world.ledger, RegisterName.CORDONS, scenario.world.clock.now())
+    register, _ = guardrail_registers.load(scenario.world.context(), RegisterName.CORDONS)
     assert [each.incident_id for each in register.entries] == ["inc-1"]
 
 

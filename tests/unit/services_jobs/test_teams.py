@@ -37,7 +37,7 @@ def set_up(scenario: JobScenario, *parts: Team | FleetQuotas) -> None:
     for part in parts:
         name = part.name if isinstance(part, Team) else read_setup.FLEET
         request = set_quotas.Request(part=part, expected=found.version_of(name), by="role/Platform", reason="Quota.")
-        set_quotas.run(request, scenario.world.ledger, scenario.world.passes, now=scenario.world.clock.now())
+        set_quotas.run(request, scenario.world.context())
 
 
 def shared(size: int = 4, red: int = 16, blue: int = 16, **more: Any) -> JobScenario:
@@ -291,7 +291,7 @@ def test_why_names_the_smallest_changes_that_would_let_a_job_in_and_they_do() ->
     scenario.run_pass()
 
     for job in (waiting, behind):
-        found = explain.why_job(scenario.world.ledger, job.job_id, Reader(), now=scenario.world.clock.now())
+        found = explain.why_job(scenario.world.context(), job.job_id, Reader())
         by_kind = {each["kind"]: each for each in found["changes"]}
         assert (by_kind["quota"]["amounts"], by_kind["size"]["counts"]) == ({GPU: "8"}, [2])
     set_up(scenario, a_team("red", 16, members=MEMBERS))
@@ -392,9 +392,9 @@ def test_what_was_used_of_late_is_counted_once_and_fades() -> None:
     first = scenario.started(team="red")
     worked_off(scenario, first.job_id, 7 * 24 * 3600)
 
-    used = read_usage.run(setup_of(scenario), scenario.world.ledger, scenario.world.clock.now())
+    used = read_usage.run(setup_of(scenario), scenario.world.context())
     week_later = read_usage.run(
-        setup_of(scenario), scenario.world.ledger, scenario.world.clock.now() + timedelta(weeks=1)
+        setup_of(scenario), scenario.world.context(now=scenario.world.clock.now() + timedelta(weeks=1))
     )
 
     assert used["red"]["role/ana"] == pytest.approx(8)  # half of the 16 that it held for one half-life
@@ -413,7 +413,7 @@ def test_any_number_of_submitters_leave_use_behind() -> None:
 
     worked_off(scenario, first.job_id, 3600)
 
-    used = read_usage.run(setup_of(scenario), scenario.world.ledger, scenario.world.clock.now())["red"]
+    used = read_usage.run(setup_of(scenario), scenario.world.context())["red"]
     assert row_bytes(older_release) > 399_900
     assert len(used) == 3_226
     assert used["role/ana"] > 0

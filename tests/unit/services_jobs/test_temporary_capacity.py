@@ -68,9 +68,7 @@ def test_what_a_recovery_rents_is_on_loan_and_on_the_quota_of_its_team() -> None
     assert temporary
     assert (temporary.incident_id, temporary.due_at) == ("inc-1", rental.begun_at + timedelta(hours=2))
     assert temporary.rental.micros_per_hour == sum(bill.micros_per_hour for bill in rental.bills())
-    shown = read_jobs.show_job(town.world.ledger, second.job_id, Reader(), town.policy, now=town.world.clock.now())[
-        "rentals"
-    ][0]
+    shown = read_jobs.show_job(town.world.context(), second.job_id, Reader())["rentals"][0]
     assert (shown["loanFor"], shown["dueAt"]) == ("inc-1", rfc3339(temporary.due_at))
     assert town.scenario.usage() == 32  # both jobs, wherever they run
     told = [row.doc["text"] for row in town.world.ledger.rows.values() if row.key.sk.startswith("EVENT#")]

@@ -13,7 +13,7 @@ from evenkeel.services.queries import read_queue
 from evenkeel.services.recovery import operator_cordon
 from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER, instance_id
-from tests.unit.services_jobs.job_scenario import NAMESPACE, JobScenario, a_spec
+from tests.unit.services_jobs.job_scenario import JobScenario, a_spec
 
 FAULT = "sagemaker.amazonaws.com/fault-types"
 
@@ -44,19 +44,14 @@ def uncordon(scenario: JobScenario, number: int = 1) -> None:
     request = operator_cordon.Request(
         instance_id=instance_id(number), by="role/Op (bo)", reason="mended", request_id="r-1"
     )
-    ports: dict[str, Any] = {"ledger": scenario.world.ledger, "cluster": scenario.world.cluster}
-    operator_cordon.uncordon(request, **ports, clusters=(CLUSTER,), now=scenario.world.clock.now())
+    operator_cordon.uncordon(request, scenario.world.context())
 
 
 def planned(scenario: JobScenario, nodes: int) -> dict[str, Any]:
     found: dict[str, Any] = read_queue.plan(
         a_spec(nodes=nodes),
         Requester(principal="role/ana", identity="111122223333:role/ana"),
-        scenario.world.ledger,
-        cluster=CLUSTER,
-        namespace=NAMESPACE,
-        policy=scenario.policy,
-        now=scenario.world.clock.now(),
+        scenario.world.context(),
     )
     return found
 

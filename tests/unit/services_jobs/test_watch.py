@@ -249,14 +249,6 @@ def test_unreachable_cluster_is_asked_once_for_all_waits() -> None:
 
     scenario.world.cluster.nodes = refuse  # type: ignore[method-assign]
     scenario.world.cluster.workloads = refuse  # type: ignore[method-assign]
-    found = evaluate_waits.run(
-        ledger=scenario.world.ledger,
-        cluster=scenario.world.cluster,
-        provider=scenario.world.provider,
-        wait_answers=scenario.world.wait_answers,
-        telemetry=scenario.world.telemetry,
-        policy=scenario.policy,
-        now=scenario.world.clock.now(),
-    )
+    found = evaluate_waits.run(scenario.world.context())
 
     assert (len(found.failed), asked) == (3, ["research-eks"])

@@ -45,15 +45,7 @@ def await_(scenario: JobScenario, kind: ConditionKind, job_id: str, attempt: int
     world = scenario.world
     request = open_wait.Request(kind=kind, token="token", job_id=job_id, attempt=attempt)
     before = len(world.wait_answers.requests)
-    open_wait.run(
-        request,
-        ledger=world.ledger,
-        cluster=world.cluster,
-        provider=world.provider,
-        wait_answers=world.wait_answers,
-        policy=scenario.policy,
-        now=world.clock.now(),
-    )
+    open_wait.run(request, world.context(policy=scenario.policy))
     asked = world.wait_answers.requests[before:]
     return str(asked[-1].answer["outcome"]) if asked else ""
 
@@ -203,10 +195,10 @@ def test_a_job_waits_for_kueue_without_a_deadline_and_says_why() -> None:
     assert scenario.world.wait_answers.requests == []
     now = scenario.world.clock.now()
     said = f"The job waits in Kueue's queue default, 2nd of its LocalQueue. No quota is free for the job: {message}."
-    assert explain.why_job(scenario.world.ledger, job.job_id, Reader(), now=now)["sentence"] == (
+    assert explain.why_job(scenario.world.context(now=now), job.job_id, Reader())["sentence"] == (
         f"The job waits for Kueue to admit it, attempt 1. {said}"
     )
-    shown = read_jobs.show_job(scenario.world.ledger, job.job_id, Reader(), scenario.policy, now=now)
+    shown = read_jobs.show_job(scenario.world.context(now=now), job.job_id, Reader())
     assert (shown["reason"], shown["queue"]) == (said, {"position": 2, "estimate": None})
 
 
@@ -413,12 +405,7 @@ def planned(scenario: JobScenario) -> dict[str, Any]:
     return read_queue.plan(
         a_spec(),
         Requester(principal="role/ana", identity="111122223333:role/ana"),
-        scenario.world.ledger,
-        cluster="research-eks",
-        namespace=NAMESPACE,
-        policy=scenario.policy,
-        now=scenario.world.clock.now(),
-        admission=scenario.admission,
+        scenario.context(),
     )
 
 

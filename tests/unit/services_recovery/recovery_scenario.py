@@ -4,7 +4,6 @@ Every call that writes or acts goes through one crash plan. What a crash interru
 Functions, the queue or the sweeper would do it.
 """
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,6 +20,7 @@ from evenkeel.domain.recovery.leases import Hold, RepairLease
 from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Put, Row, Table, WorkflowName
+from evenkeel.services.context import Context
 from evenkeel.services.incidents import approve_recovery, receive_event, settle_incident
 from evenkeel.services.recovery import check_node, cordon_node, plan_recovery, protect_jobs, repair_node, return_node
 from evenkeel.services.resume import plan_resume
@@ -28,7 +28,7 @@ from evenkeel.services.storage import guardrail_registers, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from evenkeel.services.waits import evaluate_waits, open_wait, resolve_wait
 from tests.fakes import Crash, CrashPlan, a_provider_node, crashing
-from tests.fakes.cluster import CLUSTER, instance_id
+from tests.fakes.cluster import instance_id
 from tests.unit.services_jobs.job_scenario import JobScenario
 
 T = TypeVar("T")
@@ -121,42 +121,30 @@ class RecoveryScenario:
     def now(self) -> Any:
         return self.world.clock.now()
 
-    def ingest(self, fact: NodeFact) -> receive_event.Outcome:
-        return self.until_done(
-            lambda: receive_event.run(
-                fact,
-                ledger=self.ledger,
-                provider=self.world.provider,
-                workflows=self.workflows,
-                clock=self.world.clock,
-                ids=self.world.ids,
-                telemetry=self.world.telemetry,
-                clusters=(CLUSTER,),
-                drills_may_act=self.drills_may_act,
-                catalogue=self.policy.catalogue,
-            )
-        )
-
-    def state(self, name: str, service: Any, **ports: Any) -> Any:
-        """Run a task state."""
-        known: dict[str, Any] = {
+    def context(self, **given: Any) -> Context:
+        """Return a context of this scenario's ports, policy and mode; `given` replaces some."""
+        known = {
             "ledger": self.ledger,
             "cluster": self.cluster,
             "provider": self.provider,
+            "workflows": self.workflows,
+            "tokens": self.tokens,
+            "wait_answers": self.wait_answers,
             "passes": self.passes,
             "pager": self.pager,
-            "ids": self.world.ids,
-            "telemetry": self.world.telemetry,
             "policy": self.policy,
-            "catalogue": self.policy.catalogue,
             "mode": self.mode,
             "drills_may_act": self.drills_may_act,
-            "namespace": "evenkeel-jobs",
         }
-        wanted = inspect.signature(service.run).parameters
-        arguments = {port: known[port] for port in wanted if port in known}
-        request = service.Request(incident_id=self.incident_id, run=self.run, **ports)
-        outcome = self.until_done(lambda: service.run(request, **arguments, now=self.now))
+        return self.world.context(**{**known, **given})
+
+    def ingest(self, fact: NodeFact) -> receive_event.Outcome:
+        return self.until_done(lambda: receive_event.run(fact, self.context()))
+
+    def state(self, name: str, service: Any, **asked: Any) -> Any:
+        """Run a task state."""
+        request = service.Request(incident_id=self.incident_id, run=self.run, **asked)
+        outcome = self.until_done(lambda: service.run(request, self.context()))
         self.visited.append(f"{name}: {outcome.outcome}")
         return outcome
 
@@ -164,8 +152,7 @@ class RecoveryScenario:
         """Run a waiting state: open, then let the world move on until somebody answers."""
         token = f"token-{name}-{len(self.visited)}"
         request = open_wait.Request(kind=kind, token=token, incident_id=self.incident_id, run=self.run)
-        ports = self._waiting
-        self.until_done(lambda: open_wait.run(request, **ports, now=self.now))
+        self.until_done(lambda: open_wait.run(request, self.context()))
         self.deliver()
         for _ in range(200):
             if token in self.world.tokens.answers:
@@ -173,9 +160,7 @@ class RecoveryScenario:
             self.turn()
             if meanwhile:
                 meanwhile()
-            self.until_done(
-                lambda: evaluate_waits.run(**ports, telemetry=self.world.telemetry, now=self.now, repeat_answered=True)
-            )
+            self.until_done(lambda: evaluate_waits.run(self.context(), repeat_answered=True))
             self.deliver()
         answer = self.world.tokens.answers[token]
         self.visited.append(f"{name}: {answer['outcome']}")
@@ -184,24 +169,12 @@ class RecoveryScenario:
     def open(self, kind: ConditionKind) -> None:
         """Open a wait and leave it open."""
         request = open_wait.Request(kind=kind, token=f"token-{kind}", incident_id=self.incident_id, run=self.run)
-        open_wait.run(request, **self._waiting, now=self.now)
+        open_wait.run(request, self.context())
 
     def look(self) -> list[str]:
         """Look once at the incident's waits; return the outcomes that are asked for."""
-        found = evaluate_waits.run(
-            **self._waiting, telemetry=self.world.telemetry, now=self.now, subject=self.incident_id
-        )
+        found = evaluate_waits.run(self.context(), subject=self.incident_id)
         return [each.rpartition(": ")[2] for each in found.answered]
-
-    @property
-    def _waiting(self) -> dict[str, Any]:
-        return {
-            "ledger": self.ledger,
-            "cluster": self.cluster,
-            "provider": self.world.provider,
-            "wait_answers": self.wait_answers,
-            "policy": self.policy,
-        }
 
     def deliver(self) -> None:
         """Let `resolve_wait` have every answer that was asked for, each twice."""
@@ -210,11 +183,7 @@ class RecoveryScenario:
             request = resolve_wait.Request.model_validate(
                 {"subject": each.subject, "name": each.name, "generation": each.generation, "answer": each.answer}
             )
-            self.until_done(
-                lambda request=request: resolve_wait.run(  # type: ignore[misc]
-                    request, ledger=self.ledger, tokens=self.tokens, telemetry=self.world.telemetry, now=self.now
-                )
-            )
+            self.until_done(lambda request=request: resolve_wait.run(request, self.context()))  # type: ignore[misc]  # bound now
 
     # ------------------------------------------------------------ the world moves on
 
@@ -347,7 +316,7 @@ class RecoveryScenario:
         return [rows.read(row, Incident) for row in found]
 
     def register(self, which: RegisterName) -> Register:
-        return guardrail_registers.load(self.world.ledger, which, self.now)[0]
+        return guardrail_registers.load(self.world.context(), which)[0]
 
     def executions(self) -> list[str]:
         return self.world.workflows.names(WorkflowName.RECOVER_NODE)
@@ -400,7 +369,7 @@ def say(
         by=by,
         reason="",
     )
-    return approve_recovery.run(request, ledger=recovery.ledger, telemetry=recovery.world.telemetry, now=recovery.now)
+    return approve_recovery.run(request, recovery.context())
 
 
 SETTLED = tuple(state for state in IncidentState if state.is_settled)

@@ -176,7 +176,7 @@ def test_only_what_its_label_allows_is_moved_at_once() -> None:
     assert evicted(recovery) == ["allowed"]
     # What it does not move is named only where it holds accelerators.
     assert recovery.incident.unmanaged_workloads == ("PyTorchJob research/allowed",)
-    why = explain.why_incident(recovery.world.ledger, recovery.incident_id, Reader(), now=recovery.now)
+    why = explain.why_incident(recovery.world.context(), recovery.incident_id, Reader())
     assert why["evidence"]["unmanagedWorkloads"] == ["PyTorchJob research/allowed"]
 
 

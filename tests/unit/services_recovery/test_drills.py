@@ -78,19 +78,11 @@ class RecoveryWithDrills(RecoveryScenario):
                     "is_drill": True,
                 }
             )
-            note_group_fact.run(group, ledger=world.ledger, clock=world.clock, telemetry=world.telemetry)
+            note_group_fact.run(group, world.context())
             return
         outcome = receive_event.run(
             a_fact(**{**drill.fact, "observed_at": drill.fact.get("observed_at", at)}, is_drill=True),
-            ledger=world.ledger,
-            provider=world.provider,
-            workflows=world.workflows,
-            clock=world.clock,
-            ids=self.drill_ids,
-            telemetry=world.telemetry,
-            clusters=(CLUSTER,),
-            drills_may_act=self.drills_may_act,
-            catalogue=self.policy.catalogue,
+            world.context(ids=self.drill_ids, drills_may_act=self.drills_may_act, policy=self.policy),
         )
         if drill.runs and outcome.started and not self.drills_may_act:
             self.run_drill(outcome.incident_id)
@@ -101,24 +93,12 @@ class RecoveryWithDrills(RecoveryScenario):
         request = {"incident_id": incident_id, "run": 1}
         plan = plan_recovery.run(
             plan_recovery.Request(**request),
-            ledger=world.ledger,
-            cluster=world.cluster,
-            provider=world.provider,
-            ids=self.drill_ids,
-            telemetry=world.telemetry,
-            policy=self.policy,
-            mode=self.mode,
-            drills_may_act=False,
-            now=self.now,
+            world.context(ids=self.drill_ids, policy=self.policy, mode=self.mode),
         )
         ended = {"outcome": plan.outcome, "reason": plan.reason}
         settle_incident.run(
             settle_incident.Request.model_validate({**request, "plan": ended}),
-            ledger=world.ledger,
-            pager=world.pager,
-            telemetry=world.telemetry,
-            policy=self.policy,
-            now=self.now,
+            world.context(policy=self.policy, now=self.now),
         )
 
     def real(self) -> dict[str, Any]:
@@ -316,21 +296,6 @@ def test_notice_survives_any_number_of_drills_about_its_machine() -> None:
     assert receive_event.early_facts(row) == (notice,)
 
 
-def ports(recovery: RecoveryScenario) -> dict[str, Any]:
-    world = recovery.world
-    return {
-        "ledger": world.ledger,
-        "provider": world.provider,
-        "workflows": world.workflows,
-        "clock": world.clock,
-        "ids": world.ids,
-        "telemetry": world.telemetry,
-        "clusters": (CLUSTER,),
-        "drills_may_act": recovery.drills_may_act,
-        "catalogue": recovery.policy.catalogue,
-    }
-
-
 def unknown(number: int, **changes: Any) -> NodeFact:
     return a_fact(number, occurrence=f"{number}", envelope_id=f"of {number}", **changes)
 
@@ -343,7 +308,7 @@ def test_real_unresolved_fact_is_retried_before_any_drill(*, drills_may_act: boo
     recovery.ingest(unknown(77))
     recovery.world.provider.by_id[instance_id(77)] = a_provider_node(77)
 
-    outcomes = receive_event.retry_unresolved(**ports(recovery))
+    outcomes = receive_event.retry_unresolved(recovery.context())
 
     assert [each.outcome for each in outcomes] == ["OPEN"]
 
@@ -355,7 +320,7 @@ def test_every_unresolved_fact_is_retried_within_as_many_calls_as_pages() -> Non
         recovery.world.clock.advance(1)
     recovery.world.provider.by_id[instance_id(159)] = a_provider_node(159)
 
-    outcomes = [receive_event.retry_unresolved(**ports(recovery)) for _ in range(3)]
+    outcomes = [receive_event.retry_unresolved(recovery.context()) for _ in range(3)]
 
     assert [each.outcome for found in outcomes for each in found] == ["OPEN"]
 
@@ -365,7 +330,7 @@ def test_unresolved_facts_of_drills_have_their_turn_too() -> None:
     recovery.ingest(unknown(78, is_drill=True))
     recovery.world.provider.by_id[instance_id(78)] = a_provider_node(78)
 
-    assert [each.outcome for each in receive_event.retry_unresolved(**ports(recovery))] == ["OPEN"]
+    assert [each.outcome for each in receive_event.retry_unresolved(recovery.context())] == ["OPEN"]
 
 
 def test_drill_stands_down_where_a_real_incident_is_open() -> None:

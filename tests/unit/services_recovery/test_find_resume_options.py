@@ -2,6 +2,7 @@
 
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.services.resume.find_resume_options import _queue_heads
+from tests.fakes import a_context
 from tests.unit.api.seeds import a_job, stored
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
 
@@ -13,7 +14,9 @@ def waiting(*kept: str, **changes: str) -> list[str]:
     recovery = RecoveryScenario(policy=POLICY)
     ledger = recovery.world.ledger
     stored(ledger, a_job(11), a_job(12), a_job(13, **changes))
-    return [job.job_id for job in _queue_heads(recovery.job, TeamSetup(), kept, ledger, POLICY)]
+    return [
+        job.job_id for job in _queue_heads(recovery.job, TeamSetup(), kept, a_context(ledger=ledger, policy=POLICY))
+    ]
 
 
 def test_job_behind_the_first_page_is_not_weighed() -> None:

@@ -28,7 +28,7 @@ from evenkeel.services.recovery import (
 )
 from evenkeel.services.storage import guardrail_registers, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
-from tests.fakes import InMemoryLedger
+from tests.fakes import InMemoryLedger, a_context
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, say
 
@@ -228,20 +228,20 @@ def test_the_register_forgets_what_is_over_and_a_change_in_between_is_left() -> 
     recovery = fleet()
     ledger: InMemoryLedger = recovery.world.ledger
     for number in (1, 2):
-        register, version = guardrail_registers.load(ledger, RegisterName.CORDONS, recovery.now)
+        register, version = guardrail_registers.load(a_context(ledger=ledger, now=recovery.now), RegisterName.CORDONS)
         entry = RegisterEntry(life=f"c/i-{number}/0", incident_id=f"inc-{number}", pool=P5, since=recovery.now)
         ledger.commit(guardrail_registers.entering(RegisterName.CORDONS, register, version, entry, asks=False))
 
     def over(entry: RegisterEntry) -> bool:
         return entry.incident_id == "inc-1"
 
-    assert guardrail_registers.reconcile(ledger, RegisterName.CORDONS, over, recovery.now) == 1
-    assert guardrail_registers.reconcile(ledger, RegisterName.CORDONS, over, recovery.now) == 0
+    assert guardrail_registers.reconcile(a_context(ledger=ledger, now=recovery.now), RegisterName.CORDONS, over) == 1
+    assert guardrail_registers.reconcile(a_context(ledger=ledger, now=recovery.now), RegisterName.CORDONS, over) == 0
     assert lives(recovery, RegisterName.CORDONS) == ["i-2"]
 
 
 def enter(recovery: RecoveryScenario, life: str, incident_id: str) -> None:
-    register, version = guardrail_registers.load(recovery.ledger, RegisterName.CORDONS, recovery.now)
+    register, version = guardrail_registers.load(recovery.context(), RegisterName.CORDONS)
     entry = RegisterEntry(life=life, incident_id=incident_id, pool=P5, since=recovery.now)
     recovery.ledger.commit(guardrail_registers.entering(RegisterName.CORDONS, register, version, entry, asks=False))
 
@@ -254,7 +254,7 @@ def test_who_enters_a_register_while_it_is_judged_stays_in() -> None:
         enter(recovery, "c/i-1/0", "inc-2")
         return entry.incident_id == "inc-1"
 
-    assert guardrail_registers.reconcile(recovery.ledger, RegisterName.CORDONS, over, recovery.now) == 0
+    assert guardrail_registers.reconcile(recovery.context(), RegisterName.CORDONS, over) == 0
     assert lives(recovery, RegisterName.CORDONS) == ["i-1"]
 
 
@@ -339,9 +339,7 @@ def test_a_cordon_that_waited_comes_before_the_repair() -> None:
     repair(recovery, faulty)
     recovery.open(K.RELEASED)
     assert recovery.look() == []
-    operator_cordon.uncordon(
-        by_operator(5), ledger=recovery.ledger, cluster=recovery.cluster, clusters=(CLUSTER,), now=recovery.now
-    )
+    operator_cordon.uncordon(by_operator(5), recovery.context())
 
     assert recovery.look() == ["RELEASED"]
     first = repair(recovery, faulty)
@@ -388,9 +386,8 @@ def test_an_operator_takes_our_cordon_off_under_any_hold_and_twice_is_once(*, is
     faulty = at_repair(recovery, 1)
     if is_held:
         recovery.hold()
-    ports: dict[str, Any] = {"ledger": recovery.ledger, "cluster": recovery.cluster, "clusters": (CLUSTER,)}
 
-    answers = [operator_cordon.uncordon(by_operator(1), **ports, now=recovery.now).outcome for _ in range(2)]
+    answers = [operator_cordon.uncordon(by_operator(1), recovery.context()).outcome for _ in range(2)]
 
     assert answers == ["RELEASED", "ALREADY_FREE"]
     assert lives(recovery, RegisterName.CORDONS) == []
@@ -401,12 +398,11 @@ def test_an_operator_takes_our_cordon_off_under_any_hold_and_twice_is_once(*, is
 
 def test_cordon_from_elsewhere_is_not_taken_off() -> None:
     recovery = fleet()
-    ports: dict[str, Any] = {"ledger": recovery.ledger, "cluster": recovery.cluster, "clusters": (CLUSTER,)}
     node = recovery.world.cluster.by_name[CLUSTER, f"hyperpod-{instance_id(1)}"]
     recovery.world.cluster.set_node(node.name, is_cordoned=True)
 
     with pytest.raises(operator_cordon.NotOurs):
-        operator_cordon.uncordon(by_operator(1), **ports, now=recovery.now)
+        operator_cordon.uncordon(by_operator(1), recovery.context())
 
     assert recovery.world.cluster.by_name[CLUSTER, node.name].is_cordoned
 
@@ -475,9 +471,7 @@ def end_cause(recovery: RecoveryScenario, cause: str = "zone/us-west-2a", **chan
     request = hold_automation.ReleaseRequest(
         by="role/Op (bo)", reason="the zone is back", cause=cause, request_id="e-1", fingerprint="f"
     ).but(**changes)
-    return hold_automation.release(
-        recovery.world.ledger, request, clusters=(CLUSTER,), policy=recovery.policy, now=recovery.now
-    )
+    return hold_automation.release(request, recovery.world.context())
 
 
 def go_dark(recovery: RecoveryScenario, number: int) -> None:
@@ -586,7 +580,7 @@ def test_what_a_drill_says_of_a_group_bars_no_real_repair_and_lets_go_who_waited
         is_drill=is_drill,
     )
     world = recovery.world
-    note_group_fact.run(trouble, ledger=world.ledger, clock=world.clock, telemetry=world.telemetry)
+    note_group_fact.run(trouble, world.context())
 
     recovery.open(K.RELEASED)
     assert recovery.look() == (["RELEASED"] if is_drill else [])
@@ -642,7 +636,7 @@ def hold(recovery: RecoveryScenario, **scope: str) -> None:
         allows_unknown=True,
         **scope,
     )
-    hold_automation.hold(recovery.ledger, request, clusters=(CLUSTER,), policy=recovery.policy, now=recovery.now)
+    hold_automation.hold(request, recovery.context())
 
 
 @pytest.mark.parametrize(
@@ -669,11 +663,9 @@ def test_releasing_one_scope_leaves_the_others() -> None:
     hold(recovery, pool=P5)
     release = hold_automation.ReleaseRequest(by="bo", reason="", request_id="x", fingerprint="f")
 
-    answer = hold_automation.release(
-        recovery.ledger, release, clusters=(CLUSTER,), policy=recovery.policy, now=recovery.now
-    )
+    answer = hold_automation.release(release, recovery.context())
 
-    shown = hold_automation.show(recovery.ledger, mode="act", drills_may_act=False, now=recovery.now)
+    shown = hold_automation.show(recovery.context(drills_may_act=False))
     assert answer["wasHeld"] is True
     assert [each["pool"] for each in shown["holds"]] == [P5]
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Evidence, FactKind, IncidentState, NodeFact
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.ports import Key, Put, Row, Table
@@ -20,21 +19,7 @@ from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_f
 
 
 def ingest(world: FakeWorld, fact: NodeFact) -> receive_event.Outcome:
-    return receive_event.run(fact, **ports(world))
-
-
-def ports(world: FakeWorld) -> dict[str, Any]:
-    return {
-        "ledger": world.ledger,
-        "provider": world.provider,
-        "workflows": world.workflows,
-        "clock": world.clock,
-        "ids": world.ids,
-        "telemetry": world.telemetry,
-        "clusters": (CLUSTER,),
-        "catalogue": default_catalogue(),
-        "drills_may_act": False,
-    }
+    return receive_event.run(fact, world.context())
 
 
 def incidents(world: FakeWorld) -> list[str]:
@@ -123,13 +108,13 @@ def test_a_machine_that_shows_up_later_gets_its_incident_by_the_sweep() -> None:
     world = FakeWorld()
     ingest(world, a_fact(number=77))
     ingest(world, a_fact(number=77, envelope_id="copy"))
-    assert receive_event.retry_unresolved(**ports(world)) == ()
+    assert receive_event.retry_unresolved(world.context()) == ()
 
     world.provider.by_id[instance_id(77)] = a_provider_node(77)
-    outcomes = receive_event.retry_unresolved(**ports(world))
+    outcomes = receive_event.retry_unresolved(world.context())
 
     assert [each.outcome for each in outcomes] == ["OPEN"]
-    assert receive_event.retry_unresolved(**ports(world)) == ()
+    assert receive_event.retry_unresolved(world.context()) == ()
     assert len(incidents(world)) == 1
 
 
@@ -138,7 +123,7 @@ def test_a_machine_that_nobody_ever_knew_is_given_up() -> None:
     ingest(world, a_fact(number=77))
 
     world.clock.advance(timedelta(hours=7).total_seconds())
-    receive_event.retry_unresolved(**ports(world))
+    receive_event.retry_unresolved(world.context())
 
     assert world.ledger.by_state(Table.INCIDENTS, receive_event.UNRESOLVED).rows == ()
     assert world.telemetry.totals["FactsDropped"] == 1
@@ -228,7 +213,7 @@ def test_a_signal_that_is_read_while_the_incident_is_settled_opens_no_second_one
     late = a_fact(fault_key="hp:NvidiaErrorTerminate", observed_at="2026-11-03T10:16:00Z", envelope_id="late")
     torn = CrashingIntakeLedger(recovery.world.ledger, after=after, happens=recovery.recover)
 
-    outcome = receive_event.run(late, **{**ports(recovery.world), "ledger": torn}).outcome
+    outcome = receive_event.run(late, recovery.world.context(ledger=torn)).outcome
 
     assert outcome == "STALE"
     assert len(recovery.incidents()) == 1

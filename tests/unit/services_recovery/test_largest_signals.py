@@ -16,7 +16,7 @@ from evenkeel.ports import LARGEST_ROW, row_bytes
 from evenkeel.services.incidents import receive_event
 from evenkeel.services.recovery import protect_jobs
 from evenkeel.services.resume import plan_resume
-from tests.fakes.cluster import CLUSTER, instance_id
+from tests.fakes.cluster import instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 
 EVENTS = sorted((Path(__file__).parents[2] / "fixtures/events").glob("*.json"))
@@ -96,16 +96,11 @@ def test_the_largest_event_of_each_kind_is_taken_in(name: str, character: str) -
     world = recovery.world
     receive_event.ingest_event(
         (*facts, *about_a_node),
-        ledger=world.ledger,
-        provider=world.provider,
-        workflows=world.workflows,
-        clock=world.clock,
-        ids=world.ids,
-        telemetry=world.telemetry,
-        clusters=(CLUSTER,),
-        cluster_arn="arn:aws:sagemaker:us-west-2:111122223333:cluster/ours",
-        drills_may_act=True,
-        catalogue=recovery.policy.catalogue,
+        world.context(
+            hyperpod_cluster_arn="arn:aws:sagemaker:us-west-2:111122223333:cluster/ours",
+            drills_may_act=True,
+            policy=recovery.policy,
+        ),
     )
     recovery.scenario.sweep()
 

@@ -78,7 +78,7 @@ def test_the_record_replays_to_the_same_answer() -> None:
 def test_why_shows_every_option_with_its_figures_or_why_it_is_not_to_be_had() -> None:
     recovery = planned(size=2)
 
-    table = explain.why_job(recovery.world.ledger, recovery.job_id, Reader(), now=recovery.now)["considered"]
+    table = explain.why_job(recovery.world.context(), recovery.job_id, Reader())["considered"]
 
     chosen, *others = table
     assert (chosen["option"], chosen["chosen"]) == ("WAIT_FOR_REPAIR", True)

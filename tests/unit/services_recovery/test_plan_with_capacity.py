@@ -305,9 +305,7 @@ def test_an_approved_recovery_rents_in_recommend_and_nothing_else_does() -> None
     check = rent_capacity.Request(step=rent_capacity.RentalStep.CHECK, job_id=rental.job_id, rental=rental.number)
 
     def asked(mode: Mode) -> rent_capacity.RentOutcome:
-        world = recovery.world
-        ports = (world.ledger, world.cluster, world.passes, world.ids, world.telemetry)
-        return rent_capacity.run(check, *ports, policy=recovery.policy, mode=mode, now=recovery.now).outcome
+        return rent_capacity.run(check, recovery.world.context(policy=recovery.policy, mode=mode)).outcome
 
     assert asked(Mode.RECOMMEND) is rent_capacity.RentOutcome.GO
     assert asked(Mode.OBSERVE) is rent_capacity.RentOutcome.ENDING

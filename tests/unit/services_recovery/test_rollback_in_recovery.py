@@ -41,18 +41,7 @@ def learn_that_it_corrupts(recovery: RecoveryScenario) -> None:
 
 
 def sweep(recovery: RecoveryScenario) -> None:
-    recovery.until_done(
-        lambda: plan_resume.roll_back_suspect_jobs(
-            recovery.incident,
-            ledger=recovery.ledger,
-            cluster=recovery.world.cluster,
-            ids=recovery.world.ids,
-            telemetry=recovery.world.telemetry,
-            policy=recovery.policy,
-            mode=recovery.mode,
-            now=recovery.now,
-        )
-    )
+    recovery.until_done(lambda: plan_resume.roll_back_suspect_jobs(recovery.incident, recovery.context()))
 
 
 def resumed_step(recovery: RecoveryScenario) -> int | None:
@@ -119,13 +108,9 @@ def test_a_fault_heard_after_the_job_has_moved_reaches_it_by_an_incident_of_its_
     assert ended_at
     soon = recovery.incident.but(first_signal_at=ended_at + timedelta(seconds=200), fault_key=CORRUPTS, signals=())
 
-    affected = protect_jobs.find_affected_jobs(
-        soon, ledger=recovery.world.ledger, cluster=recovery.world.cluster, policy=QUICK
-    )
+    affected = protect_jobs.find_affected_jobs(soon, recovery.world.context(policy=QUICK))
     trusted = soon.but(fault_key="hp:NvidiaErrorReboot")
-    not_affected = protect_jobs.find_affected_jobs(
-        trusted, ledger=recovery.world.ledger, cluster=recovery.world.cluster, policy=QUICK
-    )
+    not_affected = protect_jobs.find_affected_jobs(trusted, recovery.world.context(policy=QUICK))
 
     assert [(each.job_id, each.attempt) for each in affected] == [(recovery.job_id, 1)]
     assert not_affected == ()

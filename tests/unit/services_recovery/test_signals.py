@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import FactKind, Incident, NodeFact
 from evenkeel.domain.nodes import FleetNode, NodeLife
@@ -24,19 +23,7 @@ Fact = NodeFact | GroupFact
 def ingest(world: FakeWorld, *facts: Fact, cluster_arn: str = CLUSTER_ARN, **ports: Any) -> list[str]:
     outcomes = receive_event.ingest_event(
         facts,
-        **{
-            "ledger": world.ledger,
-            "provider": world.provider,
-            "workflows": world.workflows,
-            "clock": world.clock,
-            "ids": world.ids,
-            "telemetry": world.telemetry,
-            "clusters": (CLUSTER,),
-            "cluster_arn": cluster_arn,
-            "drills_may_act": False,
-            "catalogue": default_catalogue(),
-            **ports,
-        },
+        world.context(hyperpod_cluster_arn=cluster_arn, **ports),
     )
     return [outcome.outcome for outcome in outcomes]
 
@@ -200,7 +187,7 @@ def test_what_is_said_of_another_clusters_group_is_dropped() -> None:
     fact = a_group_fact(cluster_arn=OTHER_ARN)
 
     assert ingest(world, fact) == ["OTHER_FLEET"]
-    assert note_group_fact.recent_facts(world.ledger, "p5-workers", A_MOMENT) == ()
+    assert note_group_fact.recent_facts(world.context(now=A_MOMENT), "p5-workers") == ()
 
 
 def a_group_fact(**changes: Any) -> GroupFact:

@@ -15,7 +15,7 @@ from evenkeel.services.queries import read_fleet, read_incidents
 from evenkeel.services.recovery import operator_cordon, plan_recovery
 from evenkeel.services.storage import rows
 from evenkeel.services.sweep import inventory, unhealthy
-from evenkeel.services.sweep.sweep_run import SweepPorts, SweepRun
+from evenkeel.services.sweep.sweep_run import SweepRun
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact, say
 
@@ -26,20 +26,7 @@ def name_of(recovery: RecoveryScenario) -> str:
 
 
 def a_sweep_run(recovery: RecoveryScenario) -> SweepRun:
-    world = recovery.world
-    ports = SweepPorts(
-        ledger=world.ledger,
-        cluster=world.cluster,
-        provider=world.provider,
-        workflows=world.workflows,
-        wait_answers=world.wait_answers,
-        passes=world.passes,
-        inbox=world.inbox,
-        clock=world.clock,
-        ids=world.ids,
-        telemetry=world.telemetry,
-    )
-    return SweepRun(ports, (CLUSTER,), recovery.policy, recovery.mode, {}, recovery.now, drills_may_act=False)
+    return SweepRun(recovery.world.context(policy=recovery.policy, mode=recovery.mode), {})
 
 
 def sweep(recovery: RecoveryScenario) -> int:
@@ -62,15 +49,7 @@ def go_on(recovery: RecoveryScenario) -> str:
 
 
 def status(recovery: RecoveryScenario) -> dict[str, Any]:
-    return read_fleet.status(
-        recovery.world.ledger,
-        fleet="f",
-        clusters=(CLUSTER,),
-        mode=recovery.mode,
-        sources=(),
-        drills_may_act=False,
-        now=recovery.now,
-    )
+    return read_fleet.status(recovery.world.context(mode=recovery.mode), sources=())
 
 
 def left(recovery: RecoveryScenario) -> UnhealthyNode | None:
@@ -118,7 +97,7 @@ def test_unrepaired_node_is_unhealthy_and_its_gpus_are_not_free(end: Callable[[]
     recovery = end()
     sweep(recovery)
     overview = status(recovery)
-    node = read_fleet.show_node(recovery.world.ledger, (CLUSTER,), instance_id(1))
+    node = read_fleet.show_node(recovery.world.context(), instance_id(1))
 
     assert overview["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
     assert overview["gpus"]["free"] == overview["gpus"]["inService"] == 16
@@ -284,9 +263,7 @@ def test_node_that_a_person_cordoned_is_not_resumed(mode: Mode) -> None:
 
 def uncordon(recovery: RecoveryScenario) -> None:
     request = operator_cordon.Request(instance_id=instance_id(1), by="role/Op (bo)", reason="mended", request_id="r-1")
-    operator_cordon.uncordon(
-        request, ledger=recovery.world.ledger, cluster=recovery.world.cluster, clusters=(CLUSTER,), now=recovery.now
-    )
+    operator_cordon.uncordon(request, recovery.world.context())
 
 
 def test_healthy_again_ends_it() -> None:

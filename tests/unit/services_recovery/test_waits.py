@@ -10,6 +10,7 @@ from evenkeel.domain.jobs.job import StopRequest
 from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer
 from evenkeel.ports import Key, Ledger, Put, Refused, Row, Unreachable
+from evenkeel.services.context import Context
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.storage import rows
 from evenkeel.services.waits import evaluate_waits, open_wait, resolve_wait
@@ -29,23 +30,15 @@ class Waits:
         self.world = self.scenario.world
         self.job_id = self.scenario.running(nodes=2, checkpoint_uri="").job_id
 
-    @property
-    def ports(self) -> dict[str, Any]:
-        return {
-            "ledger": self.world.ledger,
-            "cluster": self.world.cluster,
-            "provider": self.world.provider,
-            "wait_answers": self.world.wait_answers,
-            "policy": self.policy,
-            "now": self.world.clock.now(),
-        }
+    def context(self, **given: Any) -> Context:
+        return self.world.context(**{"policy": self.policy, **given})
 
     def open(self, kind: ConditionKind = K.ATTEMPT_ENDED, token: str = "token-1") -> open_wait.Outcome:
         request = open_wait.Request(kind=kind, token=token, job_id=self.job_id, attempt=1)
-        return open_wait.run(request, **self.ports)
+        return open_wait.run(request, self.context())
 
     def look(self, **more: Any) -> list[str]:
-        found = evaluate_waits.run(**self.ports, telemetry=self.world.telemetry, **more)
+        found = evaluate_waits.run(self.context(), **more)
         return [each.rpartition(": ")[2] for each in found.answered]
 
     def resolve(self, place: int = -1, ledger: Ledger | None = None, **changes: Any) -> str:
@@ -59,10 +52,7 @@ class Waits:
         }
         return resolve_wait.run(
             resolve_wait.Request.model_validate(document),
-            ledger=ledger or self.world.ledger,
-            tokens=self.world.tokens,
-            telemetry=self.world.telemetry,
-            now=self.world.clock.now(),
+            self.context(ledger=ledger or self.world.ledger),
         ).outcome
 
     def rows(self) -> list[Wait]:
@@ -162,7 +152,7 @@ def test_an_answer_that_stood_still_leaves_the_wait_that_was_opened_meanwhile(wa
 
 def test_a_wait_of_nobody_is_refused(waits: Waits) -> None:
     with pytest.raises(Refused):
-        open_wait.run(open_wait.Request(kind=K.RELEASED, token="t"), **waits.ports)
+        open_wait.run(open_wait.Request(kind=K.RELEASED, token="t"), waits.context())
 
 
 # ---------------------------------------------------------------- resolve
@@ -312,30 +302,14 @@ def test_one_wait_that_cannot_be_judged_does_not_hold_up_the_others() -> None:
     for kind in (K.NODE_BACK, K.RELEASED):
         request = open_wait.Request(kind=kind, token=kind, incident_id=recovery.incident_id, run=1)
         recovery.world.clock.advance(1)
-        open_wait.run(
-            request,
-            ledger=recovery.ledger,
-            cluster=recovery.cluster,
-            provider=recovery.world.provider,
-            wait_answers=recovery.wait_answers,
-            policy=recovery.policy,
-            now=recovery.now,
-        )
+        open_wait.run(request, recovery.context())
 
     def broken() -> Any:
         raise Unreachable("no provider")
 
     recovery.world.provider.nodes = broken  # type: ignore[method-assign]  # the provider does not answer
     recovery.world.wait_answers.requests.clear()
-    found = evaluate_waits.run(
-        ledger=recovery.ledger,
-        cluster=recovery.cluster,
-        provider=recovery.world.provider,
-        wait_answers=recovery.wait_answers,
-        telemetry=recovery.world.telemetry,
-        policy=recovery.policy,
-        now=recovery.now,
-    )
+    found = evaluate_waits.run(recovery.context())
 
     assert [each.rpartition("/")[2] for each in found.answered] == ["released: RELEASED"]
     assert [each.split("/")[1].split(":")[:2] for each in found.failed] == [["node-back", " Unreachable"]]
@@ -354,14 +328,7 @@ def test_a_held_recovery_outwaits_the_longest_hold() -> None:
     recovery.sicken()
     recovery.hold(seconds=120)
     request = open_wait.Request(kind=K.RELEASED, token="t", incident_id=recovery.incident_id, run=1)
-    ports: dict[str, Any] = {
-        "ledger": recovery.ledger,
-        "cluster": recovery.cluster,
-        "provider": recovery.world.provider,
-        "wait_answers": recovery.wait_answers,
-        "policy": recovery.policy,
-    }
-    open_wait.run(request, **ports, now=recovery.now)
+    open_wait.run(request, recovery.context())
 
     row = recovery.world.ledger.get(rows.wait_key(recovery.incident_id, "released"))
     assert row

@@ -1,13 +1,13 @@
 """An administrator takes a team away that has nothing any more."""
 
 from collections.abc import Iterator
-from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, CycleRequests, Delete, Ledger, Put, Refused, Row, StaleVersion, Table, every
+from evenkeel.ports import Conflict, Delete, Ledger, Put, Refused, Row, StaleVersion, Table, every
+from evenkeel.services.context import Context
 from evenkeel.services.queries import read_teams
 from evenkeel.services.storage import read_charges, read_setup, rows
 
@@ -41,7 +41,7 @@ class Outcome(Value):
     """False where it was gone already."""
 
 
-def run(request: Request, ledger: Ledger, passes: CycleRequests, *, now: datetime) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Remove a team from the setup, and request a scheduling cycle. What it spent stays known, should it come again.
 
         TREE (version v) ── charges, jobs, quota lent: none ── commit: the team gone, VERSION as read, TREE still v
@@ -57,20 +57,20 @@ def run(request: Request, ledger: Ledger, passes: CycleRequests, *, now: datetim
     """
     name = request.team
     for _ in range(_TRIES):
-        tree = _tree(ledger)
-        found = read_setup.run(ledger)
+        tree = _tree(context.ledger)
+        found = read_setup.run(context.ledger)
         if name not in found.setup.by_name:
             return Outcome(team=name, was_there=False)
         if found.version_of(name) != request.expected:
             raise StaleVersion(f"Team {name} is at version {found.version_of(name)}, not {request.expected}.")
-        why = _why_in_use(name, found.setup, ledger)
+        why = _why_in_use(name, found.setup, context.ledger)
         if why:
             raise TeamInUse(f"Team {name} cannot be removed: {why}.")
         text = f"Team {name} removed by {request.by}: {request.reason}"
-        entry = TimelineEntry(at=now, kind="setup", text=text, writer=WRITER)
+        entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=WRITER)
         raised = {**tree.doc, "setUps": int(tree.doc.get("setUps", 0)) + 1}
         try:
-            ledger.commit(
+            context.ledger.commit(
                 Delete(rows.team_key(name), request.expected),
                 Put(Row(rows.setup_key(), {}, found.version)),
                 Put(Row(tree.key, raised, tree.version)),
@@ -78,7 +78,7 @@ def run(request: Request, ledger: Ledger, passes: CycleRequests, *, now: datetim
             )
         except Conflict:
             continue  # something was admitted, or somebody set up a part
-        passes.request(f"Team {name} removed")
+        context.passes.request(f"Team {name} removed")
         return Outcome(team=name, was_there=True)
     raise Conflict("The setup changed on every try. Try again.")
 

@@ -1,15 +1,15 @@
 """An administrator sets up a team, or what holds for all teams."""
 
 from collections.abc import Collection
-from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.quotas.setup_checks import SetupError, check_change, check_fleet, check_team
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.domain.values import Value
-from evenkeel.ports import Add, Conflict, CycleRequests, Invalid, Key, Ledger, Put, Row, StaleVersion
+from evenkeel.ports import Add, Conflict, Invalid, Key, Ledger, Put, Row, StaleVersion
 from evenkeel.services.admin import remove_team
+from evenkeel.services.context import Context
 from evenkeel.services.storage import read_setup, rows
 
 WRITER = "set_quotas"
@@ -36,14 +36,7 @@ class Outcome(Value):
     version: int
 
 
-def run(
-    request: Request,
-    ledger: Ledger,
-    passes: CycleRequests,
-    *,
-    own_namespaces: Collection[str] = (),
-    now: datetime,
-) -> Outcome:
+def run(request: Request, context: Context, *, own_namespaces: Collection[str] = ()) -> Outcome:
     """Put a part of the set-up in force, and ask for a pass.
 
         this part at `expected` ── checked with all others ── commit: the part, VERSION as read, TREE raised
@@ -55,10 +48,7 @@ def run(
 
     Args:
         request: The part.
-        ledger: Holds the set-up.
-        passes: Asked for a pass.
         own_namespaces: Those of the stack, which no team may have.
-        now: The time.
 
     Raises:
         TeamInUse: jobs of the team wait or run in the namespace that it would leave.
@@ -71,18 +61,18 @@ def run(
     if isinstance(request.part, Team) and request.part.namespace in own_namespaces:
         _refuse((SetupError("namespace", f"{request.part.namespace} is reserved for Evenkeel."),), field)
     for _ in range(_TRIES):
-        found = read_setup.run(ledger)
+        found = read_setup.run(context.ledger)
         version = found.version_of(name)
         if version == request.expected + 1 and _now(found.setup, name) == request.part.to_json():
             break
         if version != request.expected:
             raise StaleVersion(f"{_part_text(name)} is at version {version}, not {request.expected}.")
         _refuse(check_change(found.setup, _with(found.setup, request.part), name), field)
-        _refuse_while_in_use(request.part, found.setup, ledger)
+        _refuse_while_in_use(request.part, found.setup, context.ledger)
         text = f"{_part_text(name)} set by {request.by}: {request.reason}"
-        entry = TimelineEntry(at=now, kind="setup", text=text, writer=WRITER)
+        entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=WRITER)
         try:
-            ledger.commit(
+            context.ledger.commit(
                 Put(rows.setup_row(_key(name), request.part, version)),
                 Put(Row(rows.setup_key(), {}, found.version)),
                 Add(rows.tree_key(), {"setUps": 1}),
@@ -93,7 +83,7 @@ def run(
         break
     else:
         raise Conflict("The setup changed on every try. Try again.")
-    passes.request(f"{_part_text(name)} set")
+    context.passes.request(f"{_part_text(name)} set")
     return Outcome(part=request.part, version=request.expected + 1)
 
 

@@ -11,7 +11,8 @@ from evenkeel.domain import kept_logs
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.kept_logs import KEPT_LINES, KEPT_RANKS, KeptLog
-from evenkeel.ports import Cluster, Conflict, EvenkeelError, Ledger, LogTail, Put, Telemetry
+from evenkeel.ports import Conflict, EvenkeelError, LogTail, Put
+from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 BEFORE_STOP_SECONDS = 3.0
@@ -20,16 +21,7 @@ AT_END_SECONDS = 10.0
 KEPT_FOR = timedelta(days=30)
 
 
-def run(
-    job: Job,
-    attempt: Attempt,
-    ledger: Ledger,
-    cluster: Cluster,
-    telemetry: Telemetry,
-    *,
-    within_seconds: float,
-    now: datetime,
-) -> None:
+def run(job: Job, attempt: Attempt, context: Context, *, within_seconds: float) -> None:
     """Keep the last lines of the attempt's pods that are there.
 
     Never raises what the world answers: a log is no reason to leave a machine later. Idempotent: yes, a text is only
@@ -38,17 +30,17 @@ def run(
     if attempt.launched_at is None:
         return
     try:
-        tails = cluster.tails(attempt, KEPT_LINES, KEPT_RANKS, within_seconds)
-        kept = [_kept(job, attempt, rank, tail, now) for rank, tail in sorted(tails.items())]
+        tails = context.cluster.tails(attempt, KEPT_LINES, KEPT_RANKS, within_seconds)
+        kept = [_kept(job, attempt, rank, tail, context.now) for rank, tail in sorted(tails.items())]
         for log in kept:
             if log.why:
-                telemetry.warning(
+                context.telemetry.warning(
                     "A log was not read", job_id=log.job_id, attempt=log.attempt, pod=log.pod_name, detail=log.why
                 )
         if kept:
-            _store(kept, ledger, now)
+            _store(kept, context)
     except EvenkeelError as error:
-        telemetry.warning("Logs were not kept", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
+        context.telemetry.warning("Logs were not kept", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
 
 
 def _kept(job: Job, attempt: Attempt, rank: int, tail: LogTail, now: datetime) -> KeptLog:
@@ -66,18 +58,18 @@ def _kept(job: Job, attempt: Attempt, rank: int, tail: LogTail, now: datetime) -
     )
 
 
-def _store(kept: list[KeptLog], ledger: Ledger, now: datetime) -> None:
+def _store(kept: list[KeptLog], context: Context) -> None:
     first = kept[0]
-    if ledger.get(rows.kept_log_key(first.job_id, first.attempt, first.rank)) is None:
+    if context.ledger.get(rows.kept_log_key(first.job_id, first.attempt, first.rank)) is None:
         with contextlib.suppress(Conflict):  # somebody keeps them at this moment
-            ledger.commit(*(Put(rows.kept_log_row(each, 0, now + KEPT_FOR)) for each in kept))
+            context.ledger.commit(*(Put(rows.kept_log_row(each, 0, context.now + KEPT_FOR)) for each in kept))
             return
     for each in kept:
-        _store_newer(each, ledger, now)
+        _store_newer(each, context)
 
 
-def _store_newer(log: KeptLog, ledger: Ledger, now: datetime) -> None:
-    row = ledger.get(rows.kept_log_key(log.job_id, log.attempt, log.rank))
+def _store_newer(log: KeptLog, context: Context) -> None:
+    row = context.ledger.get(rows.kept_log_key(log.job_id, log.attempt, log.rank))
     if row is not None and not log.text:
         return
-    ledger.commit(Put(rows.kept_log_row(log, row.version if row else 0, now + KEPT_FOR)))
+    context.ledger.commit(Put(rows.kept_log_row(log, row.version if row else 0, context.now + KEPT_FOR)))

@@ -6,7 +6,7 @@ What it resumes from, `pin_resume_point` answers. Where finished checkpoints are
 is launched and nothing is pinned: the attempt is given up, and the next one looks again after a pause.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -23,8 +23,6 @@ from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.modes import launch_mode
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
-    CheckpointStore,
-    Cluster,
     LaunchSpec,
     Ledger,
     NotAllowed,
@@ -32,10 +30,10 @@ from evenkeel.ports import (
     PermanentError,
     Put,
     Refused,
-    Telemetry,
 )
 from evenkeel.services.attempts import pin_resume_point
 from evenkeel.services.attempts.pin_resume_point import PinOutcome
+from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import attempt_rows, rows
 
@@ -77,51 +75,42 @@ class _EarlierAttempt(NamedTuple):
     """Lost nodes with pods of it."""
 
 
-def run(
-    request: Request,
-    ledger: Ledger,
-    cluster: Cluster,
-    checkpoints: CheckpointStore,
-    telemetry: Telemetry,
-    *,
-    service_account: str,
-    policy: Policy,
-    mode: Mode,
-    now: datetime,
-) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Launch an attempt, if it is its turn.
 
     Idempotent: yes, by the fence and by the Kubernetes Job's name; a repeat finds the pin and the Job and records them.
     """
-    found = attempt_rows.load(ledger, request.job_id, request.attempt)
+    found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
     job, attempt = found.job, found.attempt
     if attempt.state.has_ended or job.current_attempt != attempt.attempt:
         return Outcome(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} has already ended.")
     if attempt.state is not AttemptState.STARTING:
         return Outcome(outcome=_launched(attempt), reason=f"{attempt.workload_name} was already launched.")
-    given_up = _why_give_up(job, attempt, policy, mode, now)
+    given_up = _why_give_up(job, attempt, context)
     # What a lost reply left running is recorded as what it is, and stopped as others are: to settle it here would give
     # its nodes away under it.
-    if given_up and not cluster.workload(attempt).has_runnable_pods:
-        return _give_up(ledger, found, attempt, given_up, now, is_refused=attempt.is_refused)
+    if given_up and not context.cluster.workload(attempt).has_runnable_pods:
+        return _give_up(context, found, attempt, given_up, is_refused=attempt.is_refused)
 
-    past = _earlier_attempts(attempt, ledger, cluster, policy, now)
+    past = _earlier_attempts(attempt, context)
     for left in past:
         if left.seen.has_runnable_pods:
             # Settled, and yet not asked to end: a crash came between the two.
-            cluster.stop(left.attempt, job.spec.grace_seconds)
+            context.cluster.stop(left.attempt, job.spec.grace_seconds)
     blocking_pods = [pod for left in past for pod in left.blocking_pods]
     if blocking_pods:
         reason = f"The job waits for pods of an earlier attempt to end: {', '.join(blocking_pods[:3])}."
-        return Outcome(outcome=LaunchOutcome.NOT_YET, wait_seconds=policy.jobs.launch_retry_seconds, reason=reason)
+        return Outcome(
+            outcome=LaunchOutcome.NOT_YET, wait_seconds=context.policy.jobs.launch_retry_seconds, reason=reason
+        )
 
     try:
-        answer = pin_resume_point.run(job, attempt, checkpoints, policy=policy.jobs)
+        answer = pin_resume_point.run(job, attempt, context.checkpoints, policy=context.policy.jobs)
     except (FenceUnreadableError, PermanentError) as error:
         if attempt.attempt > 1 and isinstance(error, PermanentError):
             raise  # it could be reached before: not the job's fault
         reason = f"The job's checkpoints cannot be used: {error}"
-        return _give_up(ledger, found, attempt, reason, now, is_refused=True)
+        return _give_up(context, found, attempt, reason, is_refused=True)
     choice = answer.choice
     if answer.kind is PinOutcome.STALE:
         return Outcome(outcome=LaunchOutcome.STALE, reason=choice.reason)
@@ -133,45 +122,45 @@ def run(
         reason=choice.reason if answer.kind is PinOutcome.IN_CLUSTER else "",
     )
     if answer.kind is PinOutcome.UNPROVED:
-        telemetry.count("LaunchesWithoutCheckpoint")
-        telemetry.error(
+        context.telemetry.count("LaunchesWithoutCheckpoint")
+        context.telemetry.error(
             "No checkpoint of a job can be verified", job_id=job.job_id, reason=choice.reason, runbook="job-unproved"
         )
         reason = (
             f"{choice.reason} Starting over would discard finished work. "
             "Evenkeel launches the job once a checkpoint is valid."
         )
-        return _give_up(ledger, found, decided, reason, now, is_refused=False)
+        return _give_up(context, found, decided, reason, is_refused=False)
     for left in past:
         if left.out_of_reach:
-            cluster.force_delete_pods(left.attempt, left.out_of_reach)
+            context.cluster.force_delete_pods(left.attempt, left.out_of_reach)
     resume_from = choice.resume_from.manifest if choice.resume_from else ""
-    seated = (_without_fixed_nodes if attempt.local_queue else _network_request)(job, attempt, cluster, policy)
+    seated = (_without_fixed_nodes if attempt.local_queue else _network_request)(job, attempt, context)
     try:
-        _, uid = cluster.launch(
+        _, uid = context.cluster.launch(
             LaunchSpec(
-                job=_with_priority_class(job, attempt, policy),
+                job=_with_priority_class(job, attempt, context.policy),
                 attempt=decided,
                 resume_from=resume_from,
-                service_account=job.service_account or service_account,
+                service_account=job.service_account or context.site.job_service_account,
                 terms=answer.terms,
                 **seated,
             )
         )
     except Refused as error:
         reason = f"The cluster refused the attempt's Kubernetes Job: {error}"
-        return _give_up(ledger, found, decided, reason, now, is_refused=True)
+        return _give_up(context, found, decided, reason, is_refused=True)
     except (NotAllowed, NotFound) as error:
         # A namespace's quota and most policies answer 403: what they say may be another thing in a while.
-        telemetry.count("LaunchesForbidden")
-        telemetry.warning("Launch not allowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
+        context.telemetry.count("LaunchesForbidden")
+        context.telemetry.warning("Launch not allowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
         reason = f"The cluster does not accept the attempt's Kubernetes Job now: {error}"
-        return _give_up(ledger, found, decided, reason, now, is_refused=False)
-    rentals.free_nodes(job, attempt, ledger, cluster)
-    launched = decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=now)
-    _record_launch(ledger, found, launched, answer, now, seated["network"])
-    telemetry.count("AttemptsLaunched")
-    telemetry.info("Attempt launched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
+        return _give_up(context, found, decided, reason, is_refused=False)
+    rentals.free_nodes(job, attempt, context)
+    launched = decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
+    _record_launch(context, found, launched, answer, seated["network"])
+    context.telemetry.count("AttemptsLaunched")
+    context.telemetry.info("Attempt launched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
     return Outcome(outcome=_launched(attempt), reason=choice.reason)
 
 
@@ -179,31 +168,31 @@ def _launched(attempt: Attempt) -> LaunchOutcome:
     return LaunchOutcome.QUEUED if attempt.local_queue else LaunchOutcome.LAUNCHED
 
 
-def _network_request(job: Job, attempt: Attempt, cluster: Cluster, policy: Policy) -> dict[str, Any]:
+def _network_request(job: Job, attempt: Attempt, context: Context) -> dict[str, Any]:
     """Return what the pods ask for on the attempt's nodes. All are of one type and pool: the first is read."""
-    node = cluster.node(attempt.cluster, attempt.node_names[0]) if attempt.node_names else None
+    node = context.cluster.node(attempt.cluster, attempt.node_names[0]) if attempt.node_names else None
     if node is None:
         machine, huge_pages_mib = efa.EfaNode(attempt.pool, attempt.instance_type), 0
     else:
         machine, huge_pages_mib = efa.EfaNode.of(node), node.huge_pages_mib
-    own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
+    own, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
     return {
         "accelerator_resource": node.accelerator_resource if node else "",
         "network": efa.efa_request(machine, attempt.ranks, own, by_pool, huge_pages_mib),
     }
 
 
-def _without_fixed_nodes(job: Job, attempt: Attempt, cluster: Cluster, policy: Policy) -> dict[str, Any]:
+def _without_fixed_nodes(job: Job, attempt: Attempt, context: Context) -> dict[str, Any]:
     """Return what a launch that names no nodes must say besides: what it keeps off, and what its pods ask for.
 
     Kueue may admit it on any type that it names: its pods ask for the interfaces that each of these types has. They ask
     for no huge pages: a ClusterQueue admits no job that asks for a resource that it does not cover.
     """
-    nodes, plan = cluster.nodes(attempt.cluster), job.resume_plan
+    nodes, plan = context.cluster.nodes(attempt.cluster), job.resume_plan
     keys = plan.avoid if plan and job.is_planned(attempt.attempt) else ()
     machines = {NodeLife.from_key(key).instance_id for key in keys}
     kinds = [node for node in nodes if not job.spec.instance_types or node.instance_type in job.spec.instance_types]
-    own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
+    own, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
     fitting = [efa.EfaNode.of(node) for node in kinds if node.accelerators >= own]
     there = {machine.instance_type for machine in fitting}
     machines_of_types = [efa.EfaNode("", name) for name in job.spec.instance_types if name not in there]
@@ -215,22 +204,20 @@ def _without_fixed_nodes(job: Job, attempt: Attempt, cluster: Cluster, policy: P
     }
 
 
-def _why_give_up(job: Job, attempt: Attempt, policy: Policy, mode: Mode, now: datetime) -> str:
+def _why_give_up(job: Job, attempt: Attempt, context: Context) -> str:
     request = job.stop_of(attempt.attempt)
     if request:
         return request.reason
     if attempt.is_refused:
         return attempt.reason
-    if launch_mode(mode, is_planned=job.is_planned(attempt.attempt)) is not Mode.ACT:
-        return f"Mode is {mode}: Evenkeel launches nothing."
-    if now - attempt.admitted_at > timedelta(seconds=policy.jobs.launch_deadline_seconds):
-        return f"The attempt could not be launched within {policy.jobs.launch_deadline_seconds} seconds."
+    if launch_mode(context.mode, is_planned=job.is_planned(attempt.attempt)) is not Mode.ACT:
+        return f"Mode is {context.mode}: Evenkeel launches nothing."
+    if context.now - attempt.admitted_at > timedelta(seconds=context.policy.jobs.launch_deadline_seconds):
+        return f"The attempt could not be launched within {context.policy.jobs.launch_deadline_seconds} seconds."
     return ""
 
 
-def _earlier_attempts(
-    attempt: Attempt, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime
-) -> tuple[_EarlierAttempt, ...]:
+def _earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttempt, ...]:
     """See what is left of the attempts before, back to the last that was launched: that one saw to those before it.
 
     Two attempts never run side by side where both can be reached.
@@ -238,16 +225,16 @@ def _earlier_attempts(
     found: list[_EarlierAttempt] = []
     nodes: dict[str, KubernetesNode] | None = None
     for number in range(attempt.attempt - 1, 0, -1):
-        row = ledger.get(rows.attempt_key(attempt.job_id, number))
+        row = context.ledger.get(rows.attempt_key(attempt.job_id, number))
         if row is None:
             continue
         before = rows.read(row, Attempt)
-        seen = cluster.workload(before)
+        seen = context.cluster.workload(before)
         alive = seen.live_pods()
         if alive and nodes is None:
-            nodes = {node.name: node for node in cluster.nodes(attempt.cluster)}
+            nodes = {node.name: node for node in context.cluster.nodes(attempt.cluster)}
         names = tuple(sorted({pod.node_name for pod in alive if pod.node_name}))
-        lost = lost_nodes(nodes or {}, names, now, policy.jobs.lost_node_seconds)
+        lost = lost_nodes(nodes or {}, names, context.now, context.policy.jobs.lost_node_seconds)
         blocking_pods = tuple(pod.name for pod in seen.live_pods(lost))
         found.append(
             _EarlierAttempt(attempt=before, seen=seen, blocking_pods=blocking_pods, out_of_reach=tuple(sorted(lost)))
@@ -261,18 +248,17 @@ def _earlier_attempts(
 
 
 def _record_launch(
-    ledger: Ledger,
+    context: Context,
     found: attempt_rows.StoredAttempt,
     launched: Attempt,
     answer: pin_resume_point.PinAnswer,
-    now: datetime,
     network: efa.EfaRequest,
 ) -> None:
     how = "launched" if not launched.local_queue else f"handed to Kueue's LocalQueue {launched.local_queue}"
-    more = f"{_resume_text(answer)}{_drain_text(launched, ledger)}{_network_text(launched, network)}"
+    more = f"{_resume_text(answer)}{_drain_text(launched, context.ledger)}{_network_text(launched, network)}"
     text = f"Attempt {launched.attempt} {how}{more}"
-    entry = TimelineEntry(at=now, kind="launched", text=text, writer=WRITER)
-    ledger.commit(
+    entry = TimelineEntry(at=context.now, kind="launched", text=text, writer=WRITER)
+    context.ledger.commit(
         Put(rows.attempt_row(launched, found.attempt_version)),
         Put(rows.timeline_row(launched.job_id, entry, f"launched-{launched.attempt}")),
     )
@@ -318,13 +304,13 @@ def _with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
 
 
 def _give_up(
-    ledger: Ledger, found: attempt_rows.StoredAttempt, attempt: Attempt, why: str, now: datetime, *, is_refused: bool
+    context: Context, found: attempt_rows.StoredAttempt, attempt: Attempt, why: str, *, is_refused: bool
 ) -> Outcome:
     """Say on the attempt why it is not launched: SettleAttempt reads it there."""
     reason = why[:1000]
     if (found.attempt.reason, found.attempt.is_refused) != (reason, is_refused):
-        entry = TimelineEntry(at=now, kind="refused" if is_refused else "given up", text=reason, writer=WRITER)
-        ledger.commit(
+        entry = TimelineEntry(at=context.now, kind="refused" if is_refused else "given up", text=reason, writer=WRITER)
+        context.ledger.commit(
             Put(rows.attempt_row(attempt.but(reason=reason, is_refused=is_refused), found.attempt_version)),
             Put(rows.timeline_row(attempt.job_id, entry, f"given-up-{attempt.attempt}")),
         )

@@ -1,13 +1,13 @@
 """State MarkRunning of run_job: every pod of the attempt runs."""
 
-from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Ledger, Put, Telemetry
+from evenkeel.ports import Conflict, Put
+from evenkeel.services.context import Context
 from evenkeel.services.storage import attempt_rows, rows
 
 WRITER = "mark_running"
@@ -30,19 +30,19 @@ class Outcome(Value):
     outcome: RunningOutcome
 
 
-def run(request: Request, ledger: Ledger, telemetry: Telemetry, *, now: datetime) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Mark an attempt and its job as running.
 
     Idempotent: yes, by the attempt's state.
     """
     for _ in range(_MAX_RETRIES):
-        found = attempt_rows.load(ledger, request.job_id, request.attempt)
+        found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
         job, attempt = found.job, found.attempt
         if attempt.state is AttemptState.RUNNING:
             return Outcome(outcome=RunningOutcome.RUNNING)
         if attempt.state is not AttemptState.LAUNCHED or job.current_attempt != attempt.attempt:
             return Outcome(outcome=RunningOutcome.STALE)
-        changed = job.but(launch_failures=0, started_at=job.started_at or now, is_preempted=False)
+        changed = job.but(launch_failures=0, started_at=job.started_at or context.now, is_preempted=False)
         if job.is_growth_attempt(attempt.attempt):
             changed = changed.but(failed_growths=0, growth_failed_at=None)
         if job.state is JobState.STARTING:
@@ -53,17 +53,21 @@ def run(request: Request, ledger: Ledger, telemetry: Telemetry, *, now: datetime
             text = f"Attempt {attempt.attempt} is running."
         if point:
             text = f"{text[:-1]}, resumed from step {point.step}."
-        entry = TimelineEntry(at=now, kind="running", text=text, writer=WRITER)
+        entry = TimelineEntry(at=context.now, kind="running", text=text, writer=WRITER)
         try:
-            ledger.commit(
-                Put(rows.attempt_row(attempt.but(state=AttemptState.RUNNING, running_at=now), found.attempt_version)),
+            context.ledger.commit(
+                Put(
+                    rows.attempt_row(
+                        attempt.but(state=AttemptState.RUNNING, running_at=context.now), found.attempt_version
+                    )
+                ),
                 Put(rows.job_row(changed, found.job_version)),
                 Put(rows.timeline_row(job.job_id, entry, f"running-{attempt.attempt}")),
             )
         except Conflict:
             continue
-        telemetry.count("AttemptsRunning")
-        telemetry.seconds("AdmittedToRunning", (now - attempt.admitted_at).total_seconds())
+        context.telemetry.count("AttemptsRunning")
+        context.telemetry.seconds("AdmittedToRunning", (context.now - attempt.admitted_at).total_seconds())
         return Outcome(outcome=RunningOutcome.RUNNING)
     raise Conflict(f"{request.job_id} kept changing while attempt {request.attempt} was to be marked running")
 

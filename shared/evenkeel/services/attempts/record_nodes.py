@@ -6,22 +6,23 @@ machine hurts by them.
 
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.nodes import join_nodes
-from evenkeel.ports import Cluster, Conflict, Ledger, Provider, Put
+from evenkeel.ports import Conflict, Put
+from evenkeel.services.context import Context
 from evenkeel.services.storage import attempt_rows, rows
 
 
-def run(job_id: str, number: int, ledger: Ledger, cluster: Cluster, provider: Provider) -> bool:
+def run(job_id: str, number: int, context: Context) -> bool:
     """Record on which machines an attempt runs; False where that is known, or cannot be yet.
 
     Idempotent: yes, what is recorded stays: the pods of an attempt move nowhere.
     """
-    found = attempt_rows.load(ledger, job_id, number)
+    found = attempt_rows.load(context.ledger, job_id, number)
     attempt = found.attempt
     if not attempt.local_queue or attempt.nodes or attempt.state is not AttemptState.RUNNING:
         return False
-    seen = cluster.workload(attempt)
+    seen = context.cluster.workload(attempt)
     names = attempt.nodes_in(seen)
-    joined = join_nodes(cluster.nodes(attempt.cluster), provider.nodes(), attempt.cluster)
+    joined = join_nodes(context.cluster.nodes(attempt.cluster), context.provider.nodes(), attempt.cluster)
     by_name = {node.kubernetes.name: node for node in joined if node.kubernetes}
     if len(names) < attempt.ranks or any(name not in by_name for name in names):
         return False
@@ -39,7 +40,7 @@ def run(job_id: str, number: int, ledger: Ledger, cluster: Cluster, provider: Pr
         instance_type=next(iter(types)) if len(types) == 1 else "",
     )
     try:
-        ledger.commit(Put(rows.attempt_row(seated, found.attempt_version)))
+        context.ledger.commit(Put(rows.attempt_row(seated, found.attempt_version)))
     except Conflict:
         return False  # it has changed meanwhile: the next look sees
     return True

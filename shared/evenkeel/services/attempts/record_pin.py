@@ -1,14 +1,14 @@
 """What rank 0 resumed from, read back from its log: where checkpoints lie on mounted storage, no function can look."""
 
 import json
-from datetime import datetime
 
 from pydantic import ValidationError
 
 from evenkeel.domain.checkpoints import ResumeChoice
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt
-from evenkeel.ports import Cluster, Conflict, Ledger, NotFound, Put, Refused, TransientError
+from evenkeel.ports import Conflict, NotFound, Put, Refused, TransientError
+from evenkeel.services.context import Context
 from evenkeel.services.storage import attempt_rows, rows
 
 WRITER = "record_pin"
@@ -16,7 +16,7 @@ _REPORT = "evenkeel resume-point "
 """How rank 0 begins its line (docs/training-contract.md)."""
 
 
-def run(found: attempt_rows.StoredAttempt, ledger: Ledger, cluster: Cluster, *, now: datetime) -> bool:
+def run(found: attempt_rows.StoredAttempt, context: Context) -> bool:
     """Record what rank 0 told, once it has; False where there is nothing to record yet, or nothing to ask.
 
     Idempotent: yes, what is recorded stays: a log may be written by anybody who trains, and only its first word counts.
@@ -26,7 +26,7 @@ def run(found: attempt_rows.StoredAttempt, ledger: Ledger, cluster: Cluster, *, 
     if attempt.is_pinned or attempt.launched_at is None or not job.spec.keeps_checkpoints_in_cluster:
         return False
     try:
-        text = cluster.logs(attempt, 0, None)
+        text = context.cluster.logs(attempt, 0, None)
     except (NotFound, Refused, TransientError):
         return False  # no pod, one that has not begun, or one whose node is out of reach: nothing may wait for a log
     choice = _reported_pin(text, attempt)
@@ -38,9 +38,9 @@ def run(found: attempt_rows.StoredAttempt, ledger: Ledger, cluster: Cluster, *, 
         resumed_work_from=choice.began_at,
         rejected_checkpoints=tuple(out.to_json() for out in choice.rejected),
     )
-    entry = TimelineEntry(at=now, kind="pinned", text=f"Rank 0 says: {choice.reason}"[:1000], writer=WRITER)
+    entry = TimelineEntry(at=context.now, kind="pinned", text=f"Rank 0 says: {choice.reason}"[:1000], writer=WRITER)
     try:
-        ledger.commit(
+        context.ledger.commit(
             Put(rows.attempt_row(pinned, found.attempt_version)),
             Put(rows.timeline_row(job_id, entry, f"pinned-{number}")),
         )

@@ -19,13 +19,13 @@ from evenkeel.domain.jobs.attempt_end import (
 )
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.settlement import Settlement, SettleOutcome, settle, settled_outcome
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.spending import usage_by_period, usage_by_week
 from evenkeel.domain.recovery.settling import error_message
 from evenkeel.domain.recovery.validation import shows_fault
 from evenkeel.domain.values import Value
-from evenkeel.ports import Add, Cluster, Conflict, CycleRequests, Delete, Ledger, Put, Telemetry, Write
+from evenkeel.ports import Add, Cluster, Conflict, Delete, Ledger, Put, Write
 from evenkeel.services.attempts import keep_logs, record_pin
+from evenkeel.services.context import Context
 from evenkeel.services.storage import attempt_rows, open_jobs, rows
 
 WRITER = "settle_attempt"
@@ -49,16 +49,7 @@ class Outcome(Value):
     reason: str
 
 
-def run(
-    request: Request,
-    ledger: Ledger,
-    cluster: Cluster,
-    passes: CycleRequests,
-    telemetry: Telemetry,
-    *,
-    policy: Policy,
-    now: datetime,
-) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Settle an attempt: its state, its charge and the job's next state in one commit.
 
     Safe even while pods of it are left: the next launch waits for them or fences them out.
@@ -66,45 +57,36 @@ def run(
     Idempotent: yes, by the attempt's state; a repeat answers ALREADY_SETTLED and repeats the harmless effects.
     """
     for _ in range(_MAX_RETRIES):
-        found = attempt_rows.load(ledger, request.job_id, request.attempt)
-        if record_pin.run(found, ledger, cluster, now=now):
+        found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
+        if record_pin.run(found, context):
             continue  # what was read is older now
         job, attempt = found.job, found.attempt
-        seen = cluster.workload(attempt)
+        seen = context.cluster.workload(attempt)
         if attempt.state.has_ended:
-            _keep(job, attempt, seen, ledger, cluster, telemetry, now)
-            _clear(job, attempt, seen, cluster)
-            passes.request(f"{attempt.workload_name} settled")
+            _keep(job, attempt, seen, context)
+            _clear(job, attempt, seen, context.cluster)
+            context.passes.request(f"{attempt.workload_name} settled")
             reason = f"{attempt.workload_name} was settled before: {settled_outcome(job)}."
             return Outcome(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
-        ending = _judge(request, job, attempt, seen, ledger, cluster, policy, now)
-        decided = settle(job, attempt, ending, policy.jobs, now)
+        ending = _judge(request, job, attempt, seen, context)
+        decided = settle(job, attempt, ending, context.policy.jobs, context.now)
         try:
-            _commit(ledger, found, decided, policy, now)
+            _commit(context, found, decided)
         except Conflict:
             continue
-        passes.request(f"{attempt.workload_name} settled")
-        _keep(job, decided.attempt, seen, ledger, cluster, telemetry, now)
-        _clear(job, decided.attempt, seen, cluster)
-        telemetry.count("AttemptsSettled", state=decided.attempt.state)
-        telemetry.info("Attempt settled", job_id=job.job_id, attempt=attempt.attempt, outcome=decided.outcome)
+        context.passes.request(f"{attempt.workload_name} settled")
+        _keep(job, decided.attempt, seen, context)
+        _clear(job, decided.attempt, seen, context.cluster)
+        context.telemetry.count("AttemptsSettled", state=decided.attempt.state)
+        context.telemetry.info("Attempt settled", job_id=job.job_id, attempt=attempt.attempt, outcome=decided.outcome)
         return Outcome(outcome=decided.outcome, reason=decided.job.reason)
     raise Conflict(f"{request.job_id} kept changing while attempt {request.attempt} was to be settled")
 
 
-def _judge(
-    request: Request,
-    job: Job,
-    attempt: Attempt,
-    seen: ObservedWorkload,
-    ledger: Ledger,
-    cluster: Cluster,
-    policy: Policy,
-    now: datetime,
-) -> AttemptEnd:
+def _judge(request: Request, job: Job, attempt: Attempt, seen: ObservedWorkload, context: Context) -> AttemptEnd:
     """Judge by what is there now; by what the wait saw where that is gone; else the attempt is given up."""
-    nodes = {node.name: node for node in cluster.nodes(attempt.cluster)}
-    lost = lost_nodes(nodes, attempt.nodes_in(seen), now, policy.jobs.lost_node_seconds)
+    nodes = {node.name: node for node in context.cluster.nodes(attempt.cluster)}
+    lost = lost_nodes(nodes, attempt.nodes_in(seen), context.now, context.policy.jobs.lost_node_seconds)
     ending = judge_end(seen, job, attempt, lost)
     reported = _reported_end(request.ended)
     if reported and (ending is None or not seen.pods):
@@ -112,8 +94,8 @@ def _judge(
     if ending is None:
         ending = judge_abandoned(seen, job, attempt, _failure(request.failure))
     if job.stop_of(attempt.attempt) is None:
-        gone = lost_nodes(nodes, attempt.node_names, now, policy.jobs.lost_node_seconds)
-        faulty = _faulty(attempt, ledger) | {name for name, node in nodes.items() if shows_fault(node)}
+        gone = lost_nodes(nodes, attempt.node_names, context.now, context.policy.jobs.lost_node_seconds)
+        faulty = _faulty(attempt, context.ledger) | {name for name, node in nodes.items() if shows_fault(node)}
         return without_blame(ending, attempt, gone | faulty)
     return ending
 
@@ -141,26 +123,24 @@ def _faulty(attempt: Attempt, ledger: Ledger) -> set[str]:
     return {name for life, name in seats if ledger.get(rows.open_key(life))}
 
 
-def _commit(
-    ledger: Ledger, found: attempt_rows.StoredAttempt, decided: Settlement, policy: Policy, now: datetime
-) -> None:
+def _commit(context: Context, found: attempt_rows.StoredAttempt, decided: Settlement) -> None:
     attempt = decided.attempt
     text = f"Attempt {attempt.attempt} {_STATE_TEXT[attempt.state]}: {attempt.reason}"
-    entry = TimelineEntry(at=now, kind="settled", text=text, writer=WRITER)
-    ledger.commit(
+    entry = TimelineEntry(at=context.now, kind="settled", text=text, writer=WRITER)
+    context.ledger.commit(
         Put(rows.attempt_row(attempt, found.attempt_version)),
         Put(rows.job_row(decided.job, found.job_version)),
         *(open_jobs.ended(decided.job) if decided.job.state.has_ended else ()),
-        _released(decided, now),
+        _released(decided, context.now),
         Add(rows.usage_key(attempt.team), {"accelerators": -attempt.accelerators}),
         # What its team has spent: added with the state that can be written once, so once.
         *(
             Add(rows.spent_key(attempt.team, part.key), part.spent.to_json())
-            for part in usage_by_period(attempt, now, policy.economy)
+            for part in usage_by_period(attempt, context.now, context.policy.economy)
         ),
         *(
             Add(rows.used_key(attempt.team, week, decided.job.owner), {decided.job.owner: amount})
-            for week, amount in usage_by_week(attempt, now).items()
+            for week, amount in usage_by_week(attempt, context.now).items()
             if decided.job.owner
         ),
         Put(rows.timeline_row(attempt.job_id, entry, f"settled-{attempt.attempt}")),
@@ -186,18 +166,10 @@ _STATE_TEXT = {
 }
 
 
-def _keep(
-    job: Job,
-    attempt: Attempt,
-    seen: ObservedWorkload,
-    ledger: Ledger,
-    cluster: Cluster,
-    telemetry: Telemetry,
-    now: datetime,
-) -> None:
+def _keep(job: Job, attempt: Attempt, seen: ObservedWorkload, context: Context) -> None:
     if seen.pods:
         within = keep_logs.AT_END_SECONDS
-        keep_logs.run(job, attempt, ledger, cluster, telemetry, within_seconds=within, now=now)
+        keep_logs.run(job, attempt, context, within_seconds=within)
 
 
 def _clear(job: Job, attempt: Attempt, seen: ObservedWorkload, cluster: Cluster) -> None:

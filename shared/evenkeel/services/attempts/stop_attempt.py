@@ -1,6 +1,5 @@
 """State StopAttempt of run_job: end an attempt's pods, with time for a last checkpoint."""
 
-from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.health.incidents import TimelineEntry
@@ -8,8 +7,9 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.attempt_end import judge_abandoned
 from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Conflict, Ledger, Put, Telemetry
+from evenkeel.ports import Conflict, Put
 from evenkeel.services.attempts import keep_logs
+from evenkeel.services.context import Context
 from evenkeel.services.storage import attempt_rows, rows
 
 WRITER = "stop_attempt"
@@ -31,7 +31,7 @@ class Outcome(Value):
     reason: str
 
 
-def run(request: Request, ledger: Ledger, cluster: Cluster, telemetry: Telemetry, *, now: datetime) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Delete an attempt's Kubernetes Job and pods with the grace that the request allows.
 
     Where nobody asked, a deadline passed: then that is recorded as the request first, so that the end is judged by it.
@@ -39,27 +39,27 @@ def run(request: Request, ledger: Ledger, cluster: Cluster, telemetry: Telemetry
 
     Idempotent: yes, gone is success.
     """
-    found = attempt_rows.load(ledger, request.job_id, request.attempt)
+    found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
     if found.attempt.state.has_ended:
         return Outcome(reason=found.attempt.reason)
-    wanted = found.job.stop_of(request.attempt) or _record_deadline(request, ledger, cluster, now)
+    wanted = found.job.stop_of(request.attempt) or _record_deadline(request, context)
     within = keep_logs.BEFORE_STOP_SECONDS
-    keep_logs.run(found.job, found.attempt, ledger, cluster, telemetry, within_seconds=within, now=now)
-    cluster.stop(found.attempt, wanted.grace_seconds, wanted.nodes_without_grace)
+    keep_logs.run(found.job, found.attempt, context, within_seconds=within)
+    context.cluster.stop(found.attempt, wanted.grace_seconds, wanted.nodes_without_grace)
     return Outcome(reason=wanted.reason)
 
 
-def _record_deadline(request: Request, ledger: Ledger, cluster: Cluster, now: datetime) -> StopRequest:
+def _record_deadline(request: Request, context: Context) -> StopRequest:
     """Say on the job that, and why, its attempt is stopped, before what shows why is deleted."""
     for _ in range(_MAX_RETRIES):
-        found = attempt_rows.load(ledger, request.job_id, request.attempt)
+        found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
         asked = found.job.stop_of(request.attempt)
         if asked:
             return asked
-        wanted = _request(found.job, found.attempt, cluster, now)
-        entry = TimelineEntry(at=now, kind="stopped", text=f"Stopped: {wanted.reason}", writer=WRITER)
+        wanted = _request(found.job, found.attempt, context)
+        entry = TimelineEntry(at=context.now, kind="stopped", text=f"Stopped: {wanted.reason}", writer=WRITER)
         try:
-            ledger.commit(
+            context.ledger.commit(
                 Put(rows.job_row(found.job.but(stop_request=wanted), found.job_version)),
                 Put(rows.timeline_row(request.job_id, entry, f"stopped-{request.attempt}")),
             )
@@ -69,15 +69,15 @@ def _record_deadline(request: Request, ledger: Ledger, cluster: Cluster, now: da
     raise Conflict(f"{request.job_id} kept changing while attempt {request.attempt} was to be stopped")
 
 
-def _request(job: Job, attempt: Attempt, cluster: Cluster, now: datetime) -> StopRequest:
-    ending = judge_abandoned(cluster.workload(attempt), job, attempt, failure="")
+def _request(job: Job, attempt: Attempt, context: Context) -> StopRequest:
+    ending = judge_abandoned(context.cluster.workload(attempt), job, attempt, failure="")
     return StopRequest(
         attempt=attempt.attempt,
         reason=ending.reason,
         by=f"run_job/{attempt.workload_name}",
         outcome=ending.state,
         grace_seconds=job.spec.grace_seconds,
-        requested_at=now,
+        requested_at=context.now,
         counts_as_failure=ending.counts_as_failure,
         is_final=ending.is_final,
     )

@@ -1,12 +1,11 @@
 """A person approves or declines the plan of a recovery that asked. The workflow hears of it by its wait."""
 
-from datetime import datetime
-
 from evenkeel.domain.health.incidents import Approval, Incident
 from evenkeel.domain.nodes import FleetNode, KubernetesNode
 from evenkeel.domain.recovery.approval import ASK, describe_approval, why_superseded
 from evenkeel.domain.values import Value
-from evenkeel.ports import Ledger, Refused, Telemetry, Write
+from evenkeel.ports import Ledger, Refused, Write
+from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_record, rows
 
 
@@ -32,7 +31,7 @@ class PlanSuperseded(Refused):
     code = "PLAN_SUPERSEDED"
 
 
-def run(request: Request, *, ledger: Ledger, telemetry: Telemetry, now: datetime) -> Incident:
+def run(request: Request, context: Context) -> Incident:
     """Record the answer, unless another one stands or the plan does not ask any more.
 
     A plan that was declined, or not answered in time, may be approved as long as its node is unhealthy: the sweeper
@@ -55,7 +54,7 @@ def run(request: Request, *, ledger: Ledger, telemetry: Telemetry, now: datetime
             # A plan that was declined may be approved later, while its node is unhealthy still.
             if not (request.approves and not approval.approves and current.state.is_settled):
                 raise AlreadyAnswered(f"{describe_approval(approval).rstrip('.')}. That answer is final.")
-        why = _why_not(current, request, ledger)
+        why = _why_not(current, request, context.ledger)
         if why:
             raise PlanSuperseded(why)
         answer = Approval(
@@ -63,20 +62,20 @@ def run(request: Request, *, ledger: Ledger, telemetry: Telemetry, now: datetime
             approves=request.approves,
             by=request.by,
             reason=request.reason,
-            at=now,
+            at=context.now,
         )
         line = incident_record.timeline_put(
             current.incident_id,
             "approved" if request.approves else "declined",
             describe_approval(answer),
-            at=now,
+            at=context.now,
             writer=request.by,
             decision_id=request.decision_id,
         )
         return current.but(approval=answer), [line]
 
-    after = incident_record.update(ledger, request.incident_id, change)
-    telemetry.count("PlansAnswered", answer="approved" if request.approves else "declined")
+    after = incident_record.update(context.ledger, request.incident_id, change)
+    context.telemetry.count("PlansAnswered", answer="approved" if request.approves else "declined")
     return after
 
 

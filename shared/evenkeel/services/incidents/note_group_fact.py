@@ -2,13 +2,13 @@
 
 import contextlib
 from collections.abc import Mapping
-from datetime import datetime
 
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.values import Value
-from evenkeel.ports import Clock, Conflict, Ledger, Put, Table, Telemetry
+from evenkeel.ports import Conflict, Ledger, Put, Table
+from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 _NO_CAPACITY, _PROVISIONED = GroupFactKind.NO_CAPACITY, GroupFactKind.PROVISIONED
@@ -22,27 +22,27 @@ class Outcome(Value):
     reason: str
 
 
-def run(fact: GroupFact, *, ledger: Ledger, clock: Clock, telemetry: Telemetry) -> Outcome:
+def run(fact: GroupFact, context: Context) -> Outcome:
     """Remember the fact.
 
     Idempotent: yes, by the fact's own row: copies are known, in whatever order they come.
     """
-    row = rows.group_fact_row(fact, clock.now())
+    row = rows.group_fact_row(fact, context.clock.now())
     subject = fact.instance_group or "the cluster"
     known = Outcome(outcome="DUPLICATE", reason=f"Already recorded for {subject}: {fact.kind}.")
-    if ledger.get(row.key) is not None:
+    if context.ledger.get(row.key) is not None:
         return known
     try:
-        ledger.commit(Put(row))
+        context.ledger.commit(Put(row))
     except Conflict:
         return known
-    _remember_capacity(fact, ledger)
-    telemetry.count("GroupFactsNoted", kind=fact.kind)
+    _remember_capacity(fact, context.ledger)
+    context.telemetry.count("GroupFactsNoted", kind=fact.kind)
     keys = {"group": fact.instance_group, "fact": fact.kind, "code": fact.code, "simulated": fact.is_drill}
     if fact.fault_key:
-        telemetry.warning("InstanceGroupUnhealthy", **keys, fault=fact.fault_key, detail=fact.detail)
+        context.telemetry.warning("InstanceGroupUnhealthy", **keys, fault=fact.fault_key, detail=fact.detail)
     else:
-        telemetry.info("InstanceGroupChanged", **keys)
+        context.telemetry.info("InstanceGroupChanged", **keys)
     return Outcome(outcome="NOTED", reason=f"Recorded for {subject}: {fact.kind}.")
 
 
@@ -65,7 +65,7 @@ def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:
             ledger.commit(Put(rows.shortages_row(after, row.version if row else 0)))
 
 
-def recent_facts(ledger: Ledger, pool: str, now: datetime) -> tuple[GroupFact, ...]:
+def recent_facts(context: Context, pool: str) -> tuple[GroupFact, ...]:
     """Return what was said lately of a pool and of the cluster as a whole, oldest first.
 
     Expired rows, which the store deletes within days and not at once, are left out.
@@ -73,13 +73,13 @@ def recent_facts(ledger: Ledger, pool: str, now: datetime) -> tuple[GroupFact, .
     found = [
         rows.read(row, GroupFact)
         for name in dict.fromkeys((pool, ""))
-        for row in ledger.partition(Table.FLEET, rows.pool_partition(name), "FACT#")
-        if row.expires_at is None or row.expires_at > now
+        for row in context.ledger.partition(Table.FLEET, rows.pool_partition(name), "FACT#")
+        if row.expires_at is None or row.expires_at > context.now
     ]
     return tuple(sorted(found, key=lambda fact: (fact.observed_at, fact.fact_key)))
 
 
-def ending_reservations(ledger: Ledger, now: datetime) -> Mapping[str, GroupFact]:
+def ending_reservations(context: Context) -> Mapping[str, GroupFact]:
     """Return what was said last of each capacity reservation that ends, by its id. What is real goes before a drill."""
-    facts = sorted(recent_facts(ledger, "", now), key=lambda fact: not fact.is_drill)
+    facts = sorted(recent_facts(context, ""), key=lambda fact: not fact.is_drill)
     return {fact.code: fact for fact in facts if fact.kind is GroupFactKind.RESERVATION_EXPIRING and fact.deadline_at}

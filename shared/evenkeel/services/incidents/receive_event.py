@@ -34,12 +34,10 @@ from evenkeel.domain.recovery.unhealthy import UnhealthyNode, with_cleared_fault
 from evenkeel.domain.values import Value, milliseconds
 from evenkeel.events import driver_lines
 from evenkeel.ports import (
-    Clock,
     ConditionCheck,
     Conflict,
     Delete,
     EvenkeelError,
-    Ids,
     Ledger,
     Provider,
     Put,
@@ -50,6 +48,7 @@ from evenkeel.ports import (
     Workflows,
     Write,
 )
+from evenkeel.services.context import Context
 from evenkeel.services.incidents import note_group_fact
 from evenkeel.services.storage import incident_record, rows
 
@@ -93,20 +92,7 @@ def affected_node_of(node: Node) -> AffectedNode:
     )
 
 
-def ingest_event(
-    facts: Iterable[NodeFact | GroupFact],
-    *,
-    ledger: Ledger,
-    provider: Provider,
-    workflows: Workflows,
-    clock: Clock,
-    ids: Ids,
-    telemetry: Telemetry,
-    clusters: tuple[str, ...],
-    cluster_arn: str,
-    drills_may_act: bool,
-    catalogue: FaultCatalogue,
-) -> tuple[Outcome, ...]:
+def ingest_event(facts: Iterable[NodeFact | GroupFact], context: Context) -> tuple[Outcome, ...]:
     """Take in the facts of one event, each by itself: one that fails keeps none of the others out.
 
     `cluster_arn` is the fleet's HyperPod cluster; empty where it has none.
@@ -120,28 +106,17 @@ def ingest_event(
     failures: list[EvenkeelError] = []
     for fact in facts:
         try:
-            if _is_of_another_cluster(fact.cluster_arn, cluster_arn):
+            if _is_of_another_cluster(fact.cluster_arn, context.site.hyperpod_cluster_arn):
                 outcomes.append(
-                    _other_fleet_outcome(f"The event is about cluster {fact.cluster_arn}.", fact.source, telemetry)
-                )
-            elif isinstance(fact, GroupFact):
-                noted = note_group_fact.run(fact, ledger=ledger, clock=clock, telemetry=telemetry)
-                outcomes.append(Outcome(outcome=noted.outcome, reason=noted.reason))
-            else:
-                outcomes.append(
-                    run(
-                        fact,
-                        ledger=ledger,
-                        provider=provider,
-                        workflows=workflows,
-                        clock=clock,
-                        ids=ids,
-                        telemetry=telemetry,
-                        clusters=clusters,
-                        drills_may_act=drills_may_act,
-                        catalogue=catalogue,
+                    _other_fleet_outcome(
+                        f"The event is about cluster {fact.cluster_arn}.", fact.source, context.telemetry
                     )
                 )
+            elif isinstance(fact, GroupFact):
+                noted = note_group_fact.run(fact, context)
+                outcomes.append(Outcome(outcome=noted.outcome, reason=noted.reason))
+            else:
+                outcomes.append(run(fact, context))
         except EvenkeelError as error:
             failures.append(error)
     if failures:
@@ -169,19 +144,7 @@ def _other_fleet_outcome(reason: str, source: str, telemetry: Telemetry) -> Outc
     return Outcome(outcome=OTHER_FLEET, reason=reason)
 
 
-def run(
-    fact: NodeFact,
-    *,
-    ledger: Ledger,
-    provider: Provider,
-    workflows: Workflows,
-    clock: Clock,
-    ids: Ids,
-    telemetry: Telemetry,
-    clusters: tuple[str, ...],
-    drills_may_act: bool,
-    catalogue: FaultCatalogue,
-) -> Outcome:
+def run(fact: NodeFact, context: Context) -> Outcome:
     """Take in one fact: resolve its machine, then note it.
 
     `clusters` are the Kubernetes clusters of the fleet; HyperPod's machines join the first.
@@ -189,32 +152,23 @@ def run(
     Idempotent: yes, by the fact's own row: any number of copies, in any order, at once, make one incident.
     """
     if fact.kind is FactKind.PROGRESS:
-        affected = _node_in_repair(fact, ledger, clusters)
+        affected = _node_in_repair(fact, context)
         if affected is None:
             return Outcome(outcome=IntakeAction.IGNORED, reason="No repair of this node is in progress.")
     else:
-        asked = None if fact.source in _ACCOUNT_WIDE_SOURCES else provider
-        affected = resolve(fact.instance_id, ledger=ledger, provider=asked, clusters=clusters)
-    if affected is None and fact.is_drill and not drills_may_act:
+        asked = None if fact.source in _ACCOUNT_WIDE_SOURCES else context.provider
+        affected = resolve(fact.instance_id, context, provider=asked)
+    if affected is None and fact.is_drill and not context.site.drills_may_act:
         return _other_fleet_outcome(
-            f"The drill names {fact.instance_id}, which is not a node of this fleet.", fact.source, telemetry
+            f"The drill names {fact.instance_id}, which is not a node of this fleet.", fact.source, context.telemetry
         )
     if affected is None and fact.source in _ACCOUNT_WIDE_SOURCES:
-        _store_early_notice(fact, ledger=ledger, now=clock.now())
-        return _other_fleet_outcome(f"{fact.instance_id} is not a node of this fleet.", fact.source, telemetry)
-    fact = _without_future_time(fact, clock.now())
+        _store_early_notice(fact, context.but(now=context.clock.now()))
+        return _other_fleet_outcome(f"{fact.instance_id} is not a node of this fleet.", fact.source, context.telemetry)
+    fact = _without_future_time(fact, context.clock.now())
     if affected is None:
-        return _store_unresolved(fact, ledger=ledger, clock=clock, telemetry=telemetry)
-    return record_fact(
-        fact,
-        affected,
-        ledger=ledger,
-        workflows=workflows,
-        clock=clock,
-        ids=ids,
-        telemetry=telemetry,
-        catalogue=catalogue,
-    )
+        return _store_unresolved(fact, context)
+    return record_fact(fact, affected, context)
 
 
 def _without_future_time(fact: NodeFact, now: datetime) -> NodeFact:
@@ -224,17 +178,17 @@ def _without_future_time(fact: NodeFact, now: datetime) -> NodeFact:
     return fact.but(observed_at=now, occurrence=fact.occurrence or f"{fact.observed_at:%Y%m%dT%H%M}")
 
 
-def _node_in_repair(fact: NodeFact, ledger: Ledger, clusters: tuple[str, ...]) -> AffectedNode | None:
+def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
     """Find the open incident that news of a repair belongs to: the machine's own, else the one of its seat.
 
     Of a replacement either machine may be named, and one that never ran; HyperPod is not asked about it.
     """
-    own = resolve(fact.instance_id, ledger=ledger, provider=None, clusters=clusters)
-    if own is not None and ledger.get(rows.open_key(own.life, is_drill=fact.is_drill)) is not None:
+    own = resolve(fact.instance_id, context, provider=None)
+    if own is not None and context.ledger.get(rows.open_key(own.life, is_drill=fact.is_drill)) is not None:
         return own
-    slot = f"{clusters[0]}/{fact.logical_id}" if clusters and fact.logical_id else ""
-    pointer = ledger.get(rows.slot_key(slot, is_drill=fact.is_drill)) if slot else None
-    row = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
+    slot = f"{context.site.clusters[0]}/{fact.logical_id}" if context.site.clusters and fact.logical_id else ""
+    pointer = context.ledger.get(rows.slot_key(slot, is_drill=fact.is_drill)) if slot else None
+    row = context.ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
     incident = rows.read(row, Incident) if row else None
     if incident is None or incident.state.is_settled:
         return None
@@ -248,12 +202,10 @@ def _node_in_repair(fact: NodeFact, ledger: Ledger, clusters: tuple[str, ...]) -
     )
 
 
-def resolve(
-    instance_id: str, *, ledger: Ledger, provider: Provider | None, clusters: tuple[str, ...]
-) -> AffectedNode | None:
+def resolve(instance_id: str, context: Context, *, provider: Provider | None) -> AffectedNode | None:
     """Find the life behind an instance id: the fleet's memory, else the provider. Never guessed; None where unknown."""
-    for cluster in clusters:
-        row = ledger.get(rows.node_key(cluster, instance_id))
+    for cluster in context.site.clusters:
+        row = context.ledger.get(rows.node_key(cluster, instance_id))
         if row is not None:
             seen = rows.read(row, FleetNode)
             return AffectedNode(
@@ -265,24 +217,14 @@ def resolve(
                 boot_id=seen.boot_id,
                 job_ids=seen.job_ids,
             )
-    record = provider.node(instance_id) if provider and clusters else None
+    record = provider.node(instance_id) if provider and context.site.clusters else None
     if record is None:
         return None
-    life = NodeLife(cluster=clusters[0], instance_id=instance_id, launched_at=record.launched_at)
+    life = NodeLife(cluster=context.site.clusters[0], instance_id=instance_id, launched_at=record.launched_at)
     return affected_node_of(Node(life=life, provider=record))
 
 
-def record_fact(
-    fact: NodeFact,
-    affected: AffectedNode,
-    *,
-    ledger: Ledger,
-    workflows: Workflows,
-    clock: Clock,
-    ids: Ids,
-    telemetry: Telemetry,
-    catalogue: FaultCatalogue,
-) -> Outcome:
+def record_fact(fact: NodeFact, affected: AffectedNode, context: Context) -> Outcome:
     """Let a fact about a known machine join or open its incident, and see that the recovery runs.
 
     Idempotent: yes, by the fact's row and the conditions of the commit.
@@ -292,17 +234,17 @@ def record_fact(
     """
     for _ in range(incident_record.MAX_TRIES):
         try:
-            decision = _record_once(fact, affected, ledger=ledger, clock=clock, ids=ids, catalogue=catalogue)
+            decision = _record_once(fact, affected, context)
         except Conflict:
             continue
         break
     else:
         raise Conflict(f"the incident of {affected.life.key} kept changing under fact {fact.fact_key}")
     incident = decision.incident
-    _count(decision, fact, telemetry)
+    _count(decision, fact, context.telemetry)
     started = False
     if incident is not None and incident.state is IncidentState.OPEN:
-        started = start_recovery(incident, workflows)
+        started = start_recovery(incident, context.workflows)
     return Outcome(
         outcome=decision.action,
         reason=decision.reason,
@@ -320,20 +262,16 @@ def start_recovery(incident: Incident, workflows: Workflows) -> bool:
     return workflows.start(WorkflowName.RECOVER_NODE, incident.execution_name, document)
 
 
-def _record_once(
-    fact: NodeFact,
-    affected: AffectedNode,
-    *,
-    ledger: Ledger,
-    clock: Clock,
-    ids: Ids,
-    catalogue: FaultCatalogue,
-) -> IntakeDecision:
-    now, is_drill = clock.now(), fact.is_drill
+def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> IntakeDecision:
+    now, is_drill = context.clock.now(), fact.is_drill
     if fact.job_id:
         affected = affected.but(job_ids=(fact.job_id,))
-    remembered_at = history_keys(catalogue.look_up(fact.fault_key), affected) if fact.kind is FactKind.SICKENED else ()
-    known, last_row, pointer, forgotten, in_seat, *history_rows = ledger.batch_get(
+    remembered_at = (
+        history_keys(context.policy.catalogue.look_up(fact.fault_key), affected)
+        if fact.kind is FactKind.SICKENED
+        else ()
+    )
+    known, last_row, pointer, forgotten, in_seat, *history_rows = context.ledger.batch_get(
         rows.fact_key(fact.fact_key),
         rows.last_key(affected.life, is_drill=is_drill),
         rows.open_key(affected.life, is_drill=is_drill),
@@ -342,27 +280,29 @@ def _record_once(
         *(rows.history_key(place, is_drill=is_drill) for place in remembered_at),
     )
     histories = dict(zip(remembered_at, history_rows, strict=True))
-    current_row = ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
+    current_row = context.ledger.get(rows.incident_key(pointer.doc["incidentId"])) if pointer else None
     decision = join_or_open(
         fact,
         affected,
         known_incident_id=known.doc["incidentId"] if known else "",
         last=rows.read(last_row, LastIncident) if last_row else None,
         current=rows.read(current_row, Incident) if current_row else None,
-        new_id=ids.new("inc"),
+        new_id=context.ids.new("inc"),
         now=now,
         histories={place: rows.read(row, FaultHistory) for place, row in histories.items() if row},
-        catalogue=catalogue,
+        catalogue=context.policy.catalogue,
     )
     writes: list[Write] = []
     if decision.action is IntakeAction.EXPECTED and decision.incident:
         version = known.version if known else 0
         writes = [Put(rows.fact_row(fact.fact_key, decision.incident.incident_id, now, version))]
     if decision.action is IntakeAction.IGNORED and fact.kind is FactKind.RECOVERED and not is_drill:
-        writes = _clear_unhealthy_node(fact, affected, ledger)
+        writes = _clear_unhealthy_node(fact, affected, context.ledger)
     if decision.action in (IntakeAction.OPEN, IntakeAction.JOIN):
         assert decision.incident
-        writes = _incident_writes(decision.incident, fact, known, pointer, current_row, decision.action, now, catalogue)
+        writes = _incident_writes(
+            decision.incident, fact, known, pointer, current_row, decision.action, now, context.policy.catalogue
+        )
     if decision.action is IntakeAction.OPEN:
         # The rows are not of one instant: an incident that was settled between two reads would seem not to have been.
         writes.append(
@@ -377,7 +317,7 @@ def _record_once(
     if forgotten is not None:
         writes.append(Delete(forgotten.key, forgotten.version))
     if writes:
-        ledger.commit(*writes)
+        context.ledger.commit(*writes)
     return decision
 
 
@@ -477,31 +417,33 @@ def _count(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> No
 # ---------------------------------------------------------------- facts whose machine is not known yet
 
 
-def _store_unresolved(fact: NodeFact, *, ledger: Ledger, clock: Clock, telemetry: Telemetry) -> Outcome:
+def _store_unresolved(fact: NodeFact, context: Context) -> Outcome:
     reason = f"No control plane lists {fact.instance_id} yet; the sweep tries again."
-    row = rows.unresolved_row(fact.to_json(), fact.fact_key, clock.now())
-    if ledger.get(row.key) is None:
+    row = rows.unresolved_row(fact.to_json(), fact.fact_key, context.clock.now())
+    if context.ledger.get(row.key) is None:
         try:
-            ledger.commit(Put(row))
+            context.ledger.commit(Put(row))
         except Conflict:
             pass  # a copy of it came first, and is kept
         else:
-            telemetry.count("FactsUnresolved")
-            telemetry.warning("FactUnresolved", instanceId=fact.instance_id, source=fact.source)
+            context.telemetry.count("FactsUnresolved")
+            context.telemetry.warning("FactUnresolved", instanceId=fact.instance_id, source=fact.source)
     return Outcome(outcome=UNRESOLVED, reason=reason)
 
 
-def _store_early_notice(fact: NodeFact, *, ledger: Ledger, now: datetime) -> None:
+def _store_early_notice(fact: NodeFact, context: Context) -> None:
     """Keep a notice for an hour: a machine may be taken back before the sweeper has seen it at all."""
     for _ in range(incident_record.MAX_TRIES):
-        row = ledger.get(rows.early_key(fact.instance_id, is_drill=fact.is_drill))
+        row = context.ledger.get(rows.early_key(fact.instance_id, is_drill=fact.is_drill))
         facts = early_facts(row) if row else ()
         if any(each.fact_key == fact.fact_key for each in facts):
             return
         kept = (*facts, fact)[-_MAX_EARLY_FACTS:]
         with contextlib.suppress(Conflict):  # another notice of it came at the same moment
             version = row.version if row else 0
-            ledger.commit(Put(rows.early_row(fact.instance_id, kept, now, version, is_drill=fact.is_drill)))
+            context.ledger.commit(
+                Put(rows.early_row(fact.instance_id, kept, context.now, version, is_drill=fact.is_drill))
+            )
             return
     raise Conflict(
         f"the stored facts of {fact.instance_id} changed on every try"
@@ -513,18 +455,7 @@ def early_facts(row: Row) -> tuple[NodeFact, ...]:
     return tuple(NodeFact.model_validate(each) for each in row.doc["facts"])
 
 
-def retry_unresolved(
-    *,
-    ledger: Ledger,
-    provider: Provider,
-    workflows: Workflows,
-    clock: Clock,
-    ids: Ids,
-    telemetry: Telemetry,
-    clusters: tuple[str, ...],
-    drills_may_act: bool,
-    catalogue: FaultCatalogue,
-) -> tuple[Outcome, ...]:
+def retry_unresolved(context: Context) -> tuple[Outcome, ...]:
     """Try again to resolve the facts that were kept; give up those that nobody ever knew. For the sweeper.
 
     A call takes the next facts of the list, so each one has its turn however many there are. Drills come after real
@@ -537,41 +468,33 @@ def retry_unresolved(
     """
     outcomes: list[Outcome] = []
     failures: list[EvenkeelError] = []
-    rest: dict[str, Any] = {
-        "ledger": ledger,
-        "workflows": workflows,
-        "clock": clock,
-        "ids": ids,
-        "telemetry": telemetry,
-        "catalogue": catalogue,
-    }
-    for row in _next_unresolved(ledger, drills_may_act=drills_may_act):
+    for row in _next_unresolved(context):
         fact = rows.read(row, NodeFact)
         try:
-            affected = resolve(fact.instance_id, ledger=ledger, provider=provider, clusters=clusters)
+            affected = resolve(fact.instance_id, context, provider=context.provider)
             if affected is not None:
-                outcomes.append(record_fact(fact, affected, **rest))
+                outcomes.append(record_fact(fact, affected, context))
                 continue
         except EvenkeelError as error:
             failures.append(error)  # this fact has its next turn; the facts behind it have theirs now
             continue
-        if clock.now() - _kept_since(row) > _UNRESOLVED_KEPT:
-            telemetry.count("FactsDropped")
+        if context.clock.now() - _kept_since(row) > _UNRESOLVED_KEPT:
+            context.telemetry.count("FactsDropped")
             with contextlib.suppress(Conflict):  # somebody resolved it meanwhile
-                ledger.commit(Delete(row.key, row.version))
+                context.ledger.commit(Delete(row.key, row.version))
     if failures:
         raise failures[0]
     return tuple(outcomes)
 
 
-def _next_unresolved(ledger: Ledger, *, drills_may_act: bool) -> list[Row]:
+def _next_unresolved(context: Context) -> list[Row]:
     """Return the facts to retry now, and remember where the next call goes on."""
-    kept = ledger.get(rows.retried_key())
+    kept = context.ledger.get(rows.retried_key())
     cursors = dict(kept.doc) if kept else {}
     found: list[Row] = []
-    for state in (UNRESOLVED, UNRESOLVED_DRILL) if drills_may_act else (UNRESOLVED,):
+    for state in (UNRESOLVED, UNRESOLVED_DRILL) if context.site.drills_may_act else (UNRESOLVED,):
         if len(found) < _RETRY_BATCH:
-            page = ledger.by_state(
+            page = context.ledger.by_state(
                 Table.INCIDENTS, state, limit=_RETRY_BATCH - len(found), cursor=cursors.get(state) or None
             )
             found += page.rows
@@ -579,7 +502,7 @@ def _next_unresolved(ledger: Ledger, *, drills_may_act: bool) -> list[Row]:
     if cursors != (dict(kept.doc) if kept else {}):
         after = Row(rows.retried_key(), cursors, kept.version if kept else 0)
         with contextlib.suppress(Conflict):  # another sweep goes on from where it came to
-            ledger.commit(Put(after))
+            context.ledger.commit(Put(after))
     return found
 
 

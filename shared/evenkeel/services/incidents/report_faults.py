@@ -23,12 +23,12 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.nodes import INSTANCE_ID, FleetNode, NodeLife
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.attribution import LOOK_BACK, Attribution, AttributionFacts, attribute_fault, facts_of
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, reported_faults
 from evenkeel.events.driver_lines import Reading
-from evenkeel.ports import Conflict, Ids, Inbox, Invalid, KeyReused, Ledger, NotFound, Put, Row, Table, every
+from evenkeel.ports import Conflict, Invalid, KeyReused, Ledger, NotFound, Put, Row, Table, every
+from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 Json = dict[str, Any]
@@ -54,16 +54,7 @@ class Request(Value):
     """Of all that was reported: the same id with another one is refused."""
 
 
-def run(
-    request: Request,
-    *,
-    ledger: Ledger,
-    inbox: Inbox,
-    ids: Ids,
-    clusters: tuple[str, ...],
-    policy: Policy,
-    now: datetime,
-) -> Json:
+def run(request: Request, context: Context) -> Json:
     """Take in a report; all of it or nothing.
 
     Idempotent: yes, by the request id, and before that by the envelope's id, which follows from it.
@@ -73,22 +64,24 @@ def run(
         NotFound: a machine is none of this fleet's.
         KeyReused: the request id was used for something else.
     """
-    row = ledger.get(rows.automation_request_key(request.request_id))
-    is_in_force = row is not None and (row.expires_at is None or row.expires_at > now)
+    row = context.ledger.get(rows.automation_request_key(request.request_id))
+    is_in_force = row is not None and (row.expires_at is None or row.expires_at > context.now)
     if row is not None and is_in_force:
         return _first_answer(row, request)
-    new = accept_reports(request, ledger, clusters, now)
+    new = accept_reports(request, context)
     for job_id, facts, blamed in new.laid:
-        ledger.commit(Put(rows.decision_row(_record(job_id, facts, blamed, ids, policy, now))))
+        context.ledger.commit(Put(rows.decision_row(_record(job_id, facts, blamed, context))))
     if new.count:
-        inbox.put(new.document)
+        context.inbox.put(new.document)
     answer: Json = {"accepted": new.count, "passedOver": new.passed_over}
     answer["envelopeId"] = new.document["id"] if new.count else None
-    fresh = rows.automation_request_row(request.request_id, {"fingerprint": request.fingerprint, "answer": answer}, now)
+    fresh = rows.automation_request_row(
+        request.request_id, {"fingerprint": request.fingerprint, "answer": answer}, context.now
+    )
     try:
-        ledger.commit(Put(Row(fresh.key, fresh.doc, row.version if row else 0, None, fresh.expires_at)))
+        context.ledger.commit(Put(Row(fresh.key, fresh.doc, row.version if row else 0, None, fresh.expires_at)))
     except Conflict:
-        first = ledger.get(fresh.key)
+        first = context.ledger.get(fresh.key)
         return _first_answer(first, request) if first else answer
     return answer
 
@@ -106,14 +99,14 @@ class AcceptedReports:
     """The jobs whose faults were laid on a machine."""
 
 
-def accept_reports(request: Request, ledger: Ledger, clusters: tuple[str, ...], now: datetime) -> AcceptedReports:
+def accept_reports(request: Request, context: Context) -> AcceptedReports:
     """Check a report and find its machines. Nothing is written.
 
     Raises:
         Invalid, NotFound: as `run`.
     """
-    read = _checked(request, now)
-    machines, laid = _machines(request, ledger, clusters)
+    read = _checked(request, context.now)
+    machines, laid = _machines(request, context)
     faults = [
         reported_faults.fault_of(
             machine,
@@ -126,7 +119,7 @@ def accept_reports(request: Request, ledger: Ledger, clusters: tuple[str, ...], 
         for report, machine, readings in zip(request.reports, machines, read, strict=True)
         for reading in readings
     ]
-    document = _enveloped(request, faults, now)
+    document = _enveloped(request, faults, context.now)
     return AcceptedReports(document, len(faults), sum(not readings for readings in read), tuple(laid))
 
 
@@ -176,9 +169,7 @@ def _reserved(fault_key: str) -> str:
     )
 
 
-def _machines(
-    request: Request, ledger: Ledger, clusters: tuple[str, ...]
-) -> tuple[list[str], list[tuple[str, AttributionFacts, Attribution]]]:
+def _machines(request: Request, context: Context) -> tuple[list[str], list[tuple[str, AttributionFacts, Attribution]]]:
     """Return the instance id behind each report, and how those of jobs were found.
 
     Raises:
@@ -189,17 +180,17 @@ def _machines(
     by_name: dict[str, str] | None = None
     for report in request.reports:
         if report.job_id:
-            facts, blamed = _attribute(report, ledger)
+            facts, blamed = _attribute(report, context.ledger)
             laid.append((report.job_id, facts, blamed))
             found.append(blamed.instance_id)
             continue
         instance_id = report.instance_id or _id_in(report.node_name)
         if not instance_id:
-            by_name = _by_name(ledger) if by_name is None else by_name
+            by_name = _by_name(context.ledger) if by_name is None else by_name
             instance_id = by_name.get(report.node_name, "")
-        if not instance_id or not _is_ours(instance_id, ledger, clusters):
+        if not instance_id or not _is_ours(instance_id, context):
             named = report.instance_id or report.node_name
-            nodes = (rows.read(row, FleetNode) for row in ledger.by_state(Table.FLEET, "NODE").rows)
+            nodes = (rows.read(row, FleetNode) for row in context.ledger.by_state(Table.FLEET, "NODE").rows)
             near = (
                 (report.instance_id and node.life.instance_id) or node.node_name for node in nodes if not node.is_gone
             )
@@ -228,19 +219,17 @@ def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, A
     return facts, blamed
 
 
-def _record(
-    job_id: str, facts: AttributionFacts, blamed: Attribution, ids: Ids, policy: Policy, now: datetime
-) -> Decision:
+def _record(job_id: str, facts: AttributionFacts, blamed: Attribution, context: Context) -> Decision:
     return Decision(
-        decision_id=ids.new("dec"),
+        decision_id=context.ids.new("dec"),
         kind="BLAME",
         subject=job_id,
         action=blamed.instance_id,
         reason=blamed.reason,
         alternatives=blamed.alternatives,
         facts=facts.to_json(),
-        policy_hash=policy.hash,
-        decided_at=now,
+        policy_hash=context.policy.hash,
+        decided_at=context.now,
     )
 
 
@@ -256,8 +245,8 @@ def _id_in(node_name: str) -> str:
     return match["id"] if match and INSTANCE_ID.fullmatch(match["id"]) else ""
 
 
-def _is_ours(instance_id: str, ledger: Ledger, clusters: tuple[str, ...]) -> bool:
-    found = (ledger.get(rows.node_key(cluster, instance_id)) for cluster in clusters)
+def _is_ours(instance_id: str, context: Context) -> bool:
+    found = (context.ledger.get(rows.node_key(cluster, instance_id)) for cluster in context.site.clusters)
     return any(row is not None and not rows.read(row, FleetNode).is_gone for row in found)
 
 

@@ -4,13 +4,11 @@ a failure of our own, with runs left ─▶ told, and left open: the sweeper sta
 one commit: incident settled, OPEN#life gone, lease released, what is old news from now on ─▶ page ─▶ "paged"
 """
 
-from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.health.intake import LastIncident, ladder_of, rungs_of
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.leases import RepairLease
 from evenkeel.domain.recovery.leases import released_lease as lease_after
 from evenkeel.domain.recovery.settling import (
@@ -24,7 +22,8 @@ from evenkeel.domain.recovery.settling import (
 )
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, unhealthy_after
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Delete, Ledger, Pager, Put, Telemetry, Write
+from evenkeel.ports import Conflict, Delete, Put, Write
+from evenkeel.services.context import Context
 from evenkeel.services.storage import guardrail_registers, incident_record, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
@@ -49,71 +48,71 @@ class Outcome(Value):
     reason: str
 
 
-def run(
-    request: Request, *, ledger: Ledger, pager: Pager, telemetry: Telemetry, policy: Policy, now: datetime
-) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Close an incident and page where somebody has to look. A failure of our own closes it only with its last run.
 
     Idempotent: yes, the first end stands; the page carries the incident and its end as key, and is remembered.
     """
     for _ in range(incident_record.MAX_TRIES):
-        incident, version = incident_record.load(ledger, request.incident_id)
+        incident, version = incident_record.load(context.ledger, request.incident_id)
         if request.run < incident.run:
             return Outcome(outcome=IncidentState.STOOD_DOWN, reason=f"Run {incident.run} took over.")
         if incident.state.is_settled:
             break
         if incident.failed_at is not None and request.run == incident.run:
             return Outcome(outcome=IncidentState.FAILED, reason=incident.outcome)
-        rungs = rungs_of(incident, policy.catalogue)
+        rungs = rungs_of(incident, context.policy.catalogue)
         decided = choose_incident_end(rungs, request.plan, request.node, request.jobs, _failure(request.failure))
         plan_ended = request.plan.outcome if request.plan else ""
         more = (
-            "" if request.failure or incident.run >= policy.watch.max_runs else why_replan(incident, rungs, plan_ended)
+            ""
+            if request.failure or incident.run >= context.policy.watch.max_runs
+            else why_replan(incident, rungs, plan_ended)
         )
-        settled = incident.but(state=decided.state, outcome=decided.reason, block=None).at_stage("settled_at", now)
+        settled = incident.but(state=decided.state, outcome=decided.reason, block=None).at_stage(
+            "settled_at", context.now
+        )
         try:
             if more:
-                return _hand_over_to_next_run(incident, version, more, ledger, telemetry, now)
-            if has_next_run(decided, incident, policy.watch):
-                return _leave_open(incident, version, decided, ledger, telemetry, now)
-            with_it = _settlement_writes(settled, request, decided, ledger, policy, now)
-            ledger.commit(Put(rows.incident_row(settled, version)), *with_it)
+                return _hand_over_to_next_run(incident, version, more, context)
+            if has_next_run(decided, incident, context.policy.watch):
+                return _leave_open(incident, version, decided, context)
+            with_it = _settlement_writes(settled, request, decided, context)
+            context.ledger.commit(Put(rows.incident_row(settled, version)), *with_it)
         except Conflict:
             continue
         incident = settled
-        _count(settled, telemetry, now)
+        _count(settled, context)
         break
     else:
         raise Conflict(f"incident {request.incident_id} changed on every attempt to settle it")
-    _page(incident, ledger, pager, telemetry, now)
+    _page(incident, context)
     return Outcome(outcome=incident.state, reason=incident.outcome)
 
 
-def _hand_over_to_next_run(
-    incident: Incident, version: int, more: str, ledger: Ledger, telemetry: Telemetry, now: datetime
-) -> Outcome:
+def _hand_over_to_next_run(incident: Incident, version: int, more: str, context: Context) -> Outcome:
     """Hand the incident to its next run, for what joined it after it was planned. The sweep starts that run."""
     run_number = incident.run + 1
     reason = f"{more} Run {run_number} makes a new plan."
-    entry = incident_record.timeline_put(incident.incident_id, f"resumed-{run_number}", reason, at=now, writer=WRITER)
+    entry = incident_record.timeline_put(
+        incident.incident_id, f"resumed-{run_number}", reason, at=context.now, writer=WRITER
+    )
     after = incident.but(state=IncidentState.OPEN, run=run_number, outcome=reason, block=None)
-    ledger.commit(Put(rows.incident_row(after, version)), entry)
-    telemetry.count("RecoveriesReplanned")
-    telemetry.info("RecoveryReplanned", run=run_number, reason=reason)
+    context.ledger.commit(Put(rows.incident_row(after, version)), entry)
+    context.telemetry.count("RecoveriesReplanned")
+    context.telemetry.info("RecoveryReplanned", run=run_number, reason=reason)
     return Outcome(outcome=IncidentState.STOOD_DOWN, reason=reason)
 
 
-def _leave_open(
-    incident: Incident, version: int, decided: IncidentEnd, ledger: Ledger, telemetry: Telemetry, now: datetime
-) -> Outcome:
+def _leave_open(incident: Incident, version: int, decided: IncidentEnd, context: Context) -> Outcome:
     """Tell that this run failed. Its pointer and its lease stay: the next run goes on with both."""
     reason = f"{decided.reason} Run {incident.run + 1} starts later."
-    entry = incident_record.timeline_put(incident.incident_id, "failed", reason, at=now, writer=WRITER)
+    entry = incident_record.timeline_put(incident.incident_id, "failed", reason, at=context.now, writer=WRITER)
     # Nobody waits for a guardrail any more: it would keep a place in the line of those who do.
-    after = incident.without_block().but(failed_at=now, outcome=reason)
-    ledger.commit(Put(rows.incident_row(after, version)), entry)
-    telemetry.count("RecoveryRunsFailed")
-    telemetry.warning("RecoveryRunFailed", run=incident.run, reason=decided.reason)
+    after = incident.without_block().but(failed_at=context.now, outcome=reason)
+    context.ledger.commit(Put(rows.incident_row(after, version)), entry)
+    context.telemetry.count("RecoveryRunsFailed")
+    context.telemetry.warning("RecoveryRunFailed", run=incident.run, reason=decided.reason)
     return Outcome(outcome=IncidentState.FAILED, reason=reason)
 
 
@@ -124,38 +123,36 @@ def _failure(failure: dict[str, Any] | None) -> str:
     return f"{failure.get('Error', 'unknown')}: {cause}"
 
 
-def _settlement_writes(
-    incident: Incident, request: Request, decided: IncidentEnd, ledger: Ledger, policy: Policy, now: datetime
-) -> list[Write]:
+def _settlement_writes(incident: Incident, request: Request, decided: IncidentEnd, context: Context) -> list[Write]:
     subject = incident.incident_id
     writes: list[Write] = [
         incident_record.timeline_put(
-            subject, "settled", f"{_STATE_TEXT[decided.state]} {decided.reason}", at=now, writer=WRITER
+            subject, "settled", f"{_STATE_TEXT[decided.state]} {decided.reason}", at=context.now, writer=WRITER
         )
     ]
     is_drill = incident.is_drill
-    writes += guardrail_registers.leaving(ledger, RegisterName.REPAIRS, incident.life.key, now=now, is_drill=is_drill)
-    pointer = ledger.get(rows.open_key(incident.life, is_drill=is_drill))
+    writes += guardrail_registers.leaving(context, RegisterName.REPAIRS, incident.life.key, is_drill=is_drill)
+    pointer = context.ledger.get(rows.open_key(incident.life, is_drill=is_drill))
     if pointer is not None and pointer.doc["incidentId"] == subject:
         writes.append(Delete(pointer.key, pointer.version))
     was_returned = request.node is not None and request.node.outcome == "RETURNED"
-    lease_row = ledger.get(rows.lease_key(incident.slot, is_drill=is_drill))
+    lease_row = context.ledger.get(rows.lease_key(incident.slot, is_drill=is_drill))
     lease = (
         rows.read(lease_row, RepairLease)
         if lease_row
-        else RepairLease(slot=incident.slot, incident_id="", taken_at=now)
+        else RepairLease(slot=incident.slot, incident_id="", taken_at=context.now)
     )
     if lease.incident_id in ("", subject) and (lease_row is not None or was_returned):
         released = lease_after(
             lease,
             incident.life,
-            policy.repair,
+            context.policy.repair,
             is_returned=was_returned,
             is_over=bool(incident.replacement_instance_id),
-            now=now,
+            now=context.now,
         )
         writes.append(Put(rows.lease_row(released, lease_row.version if lease_row else 0, is_drill=is_drill)))
-    last_row = ledger.get(rows.last_key(incident.life, is_drill=is_drill))
+    last_row = context.ledger.get(rows.last_key(incident.life, is_drill=is_drill))
     before = rows.read(last_row, LastIncident) if last_row else None
     replaced = bool(incident.replacement_instance_id)
     last = LastIncident(
@@ -166,16 +163,16 @@ def _settlement_writes(
     if last.returned_at is None and before is not None:
         last = last.but(returned_at=before.returned_at, returned_by=before.returned_by or before.incident_id)
     version = last_row.version if last_row else 0
-    writes.append(Put(rows.last_row(incident.life, last, version, now, is_drill=is_drill)))
+    writes.append(Put(rows.last_row(incident.life, last, version, context.now, is_drill=is_drill)))
     if not is_drill:
-        writes += _unhealthy_node_writes(incident, ledger, policy, is_well=was_returned or replaced)
+        writes += _unhealthy_node_writes(incident, context, is_well=was_returned or replaced)
     return writes
 
 
-def _unhealthy_node_writes(incident: Incident, ledger: Ledger, policy: Policy, *, is_well: bool) -> list[Write]:
+def _unhealthy_node_writes(incident: Incident, context: Context, *, is_well: bool) -> list[Write]:
     """Remember the node that is left unhealthy; forget it once it is repaired."""
-    row = ledger.get(rows.unhealthy_key(incident.life))
-    left = unhealthy_after(incident, ladder_of(incident, policy.catalogue))
+    row = context.ledger.get(rows.unhealthy_key(incident.life))
+    left = unhealthy_after(incident, ladder_of(incident, context.policy.catalogue))
     if left is not None:
         before = rows.read(row, UnhealthyNode) if row else None
         if before and before.trusted_at and before.trusted_at >= incident.opened_at:
@@ -194,7 +191,7 @@ _STATE_TEXT = {
 }
 
 
-def _page(incident: Incident, ledger: Ledger, pager: Pager, telemetry: Telemetry, now: datetime) -> None:
+def _page(incident: Incident, context: Context) -> None:
     """Call a person. A crash between the page and its record pages again, with the same key."""
     if incident.state not in PAGED or incident.paged_at is not None:
         return
@@ -211,19 +208,21 @@ def _page(incident: Incident, ledger: Ledger, pager: Pager, telemetry: Telemetry
             f"Next: evenkeel incidents show {incident.incident_id}",
         ]
     )
-    pager.page(subject, message, key=f"{incident.incident_id}-{incident.state}")
-    telemetry.error("IncidentNeedsPerson", outcome=incident.state, reason=incident.outcome, runbook=_RUNBOOK)
+    context.pager.page(subject, message, key=f"{incident.incident_id}-{incident.state}")
+    context.telemetry.error("IncidentNeedsPerson", outcome=incident.state, reason=incident.outcome, runbook=_RUNBOOK)
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        return None if current.paged_at else (current.but(paged_at=now), [])
+        return None if current.paged_at else (current.but(paged_at=context.now), [])
 
-    incident_record.update(ledger, incident.incident_id, change)
+    incident_record.update(context.ledger, incident.incident_id, change)
 
 
 _RUNBOOK = "incident-needs-person"
 
 
-def _count(incident: Incident, telemetry: Telemetry, now: datetime) -> None:
-    telemetry.count("IncidentsSettled", outcome=incident.state)
-    telemetry.seconds("DetectedToSettled", (now - incident.opened_at).total_seconds(), outcome=incident.state)
-    telemetry.info("IncidentSettled", outcome=incident.state, reason=incident.outcome)
+def _count(incident: Incident, context: Context) -> None:
+    context.telemetry.count("IncidentsSettled", outcome=incident.state)
+    context.telemetry.seconds(
+        "DetectedToSettled", (context.now - incident.opened_at).total_seconds(), outcome=incident.state
+    )
+    context.telemetry.info("IncidentSettled", outcome=incident.state, reason=incident.outcome)

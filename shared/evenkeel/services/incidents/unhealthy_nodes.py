@@ -1,13 +1,12 @@
 """Which nodes are unhealthy: one judgement for the node's state, for scheduling and for the queue's estimates."""
 
 from collections.abc import Iterable
-from datetime import datetime
 
 from evenkeel.domain.nodes import FleetNode, KubernetesNode
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Ledger, Table, every, get_all
+from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 UnhealthyNodes = dict[tuple[str, str], UnhealthyNode]
@@ -26,16 +25,14 @@ def load(ledger: Ledger) -> UnhealthyNodes:
     return {(node.life.cluster, node.life.instance_id): node for node in nodes}
 
 
-def unhealthy_among(
-    nodes: Iterable[KubernetesNode], ledger: Ledger, policy: Policy, now: datetime
-) -> frozenset[tuple[str, str]]:
+def unhealthy_among(nodes: Iterable[KubernetesNode], context: Context) -> frozenset[tuple[str, str]]:
     """Return the unhealthy ones of some nodes, by cluster and node name."""
-    left = load(ledger)
+    left = load(context.ledger)
     return frozenset(
         (node.cluster, node.name)
         for node in nodes
         if is_unhealthy(
-            kubernetes_node.fault_evidence(node, policy.watch, policy.catalogue, now),
+            kubernetes_node.fault_evidence(node, context.policy.watch, context.policy.catalogue, context.now),
             left.get((node.cluster, node.instance_id or "")),
         )
     )

@@ -6,7 +6,8 @@ from enum import StrEnum
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, CycleRequests, Ledger, NotFound, Put
+from evenkeel.ports import Conflict, NotFound, Put
+from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_authority
 from evenkeel.services.storage import open_jobs, read_setup, rows
 
@@ -40,7 +41,7 @@ class Outcome(Value):
     job: Job
 
 
-def run(request: Request, ledger: Ledger, passes: CycleRequests, *, now: datetime) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Cancel a job: at once while it is pending, else by a request that its attempt's workflow carries out.
 
     Idempotent: yes, by the job's state. Works in every mode: it is a person's wish, not automation's.
@@ -50,9 +51,9 @@ def run(request: Request, ledger: Ledger, passes: CycleRequests, *, now: datetim
         NotYourTeam: the caller may not change it.
         Conflict: the job kept changing under the request.
     """
-    setup = read_setup.run(ledger).setup
+    setup = read_setup.run(context.ledger).setup
     for _ in range(_MAX_RETRIES):
-        row = ledger.get(rows.job_key(request.job_id))
+        row = context.ledger.get(rows.job_key(request.job_id))
         if row is None:
             raise NotFound(f"There is no job {request.job_id}.")
         job = rows.read(row, Job)
@@ -65,17 +66,17 @@ def run(request: Request, ledger: Ledger, passes: CycleRequests, *, now: datetim
             return Outcome(outcome=CancelOutcome.STOPPING, job=job)
         actor = request.requester.actor
         why = f"Cancelled by {actor}{f': {request.reason}' if request.reason else ''}."
-        changed = _cancelled(job, actor, why, now)
-        entry = TimelineEntry(at=now, kind="cancelled", text=why, writer=WRITER)
+        changed = _cancelled(job, actor, why, context.now)
+        entry = TimelineEntry(at=context.now, kind="cancelled", text=why, writer=WRITER)
         try:
-            ledger.commit(
+            context.ledger.commit(
                 Put(rows.job_row(changed, row.version)),
                 Put(rows.timeline_row(job.job_id, entry, f"cancelled-{row.version}")),
                 *(open_jobs.ended(changed) if changed.state.has_ended else ()),
             )
         except Conflict:
             continue
-        passes.request(f"{job.job_id} cancelled")
+        context.passes.request(f"{job.job_id} cancelled")
         is_over = changed.state is JobState.CANCELLED
         return Outcome(outcome=CancelOutcome.CANCELLED if is_over else CancelOutcome.STOPPING, job=changed)
     raise Conflict(f"{request.job_id} kept changing while it was to be cancelled.")

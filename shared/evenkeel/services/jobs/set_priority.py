@@ -1,14 +1,12 @@
 """Give a job another priority class."""
 
-from collections.abc import Collection
-from datetime import datetime
-
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.validation import check_spec
 from evenkeel.domain.quotas.permissions import check_permitted
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, CycleRequests, Invalid, Ledger, NotFound, Put, StaleVersion
+from evenkeel.ports import Conflict, Invalid, NotFound, Put, StaleVersion
+from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_authority
 from evenkeel.services.jobs.suspend_job import JobEnded
 from evenkeel.services.storage import read_setup, rows
@@ -27,9 +25,7 @@ class Request(Value):
     reason: str = ""
 
 
-def run(
-    request: Request, ledger: Ledger, passes: CycleRequests, *, classes: Collection[str] = (), now: datetime
-) -> Job:
+def run(request: Request, context: Context) -> Job:
     """Set a job's priority class, and with it its place in the queue and whom it may have preempted.
 
     A job that runs keeps running; what it is worth against others changes with the next pass.
@@ -43,8 +39,8 @@ def run(
         Invalid: there is no such class.
         StaleVersion: the job has changed since.
     """
-    setup = read_setup.run(ledger).setup
-    row = ledger.get(rows.job_key(request.job_id))
+    setup = read_setup.run(context.ledger).setup
+    row = context.ledger.get(rows.job_key(request.job_id))
     if row is None:
         raise NotFound(f"There is no job {request.job_id}.")
     job = rows.read(row, Job)
@@ -52,7 +48,7 @@ def run(
     if job.state.has_ended or job.state is JobState.STOPPING:
         raise JobEnded(job.reason or f"{job.job_id} has ended.")
     spec = job.spec.but(priority_class=request.priority_class)
-    faults = (*check_spec(spec), *check_permitted(spec, setup, classes))
+    faults = (*check_spec(spec), *check_permitted(spec, setup, context.policy.priority_classes))
     wrong = tuple(fault for fault in faults if fault.field == "priorityClass")
     if wrong:
         raise Invalid("The job cannot have this class.", wrong)
@@ -64,13 +60,13 @@ def run(
     before, given = (name or "(unset)" for name in (job.spec.priority_class, request.priority_class))
     why = f": {request.reason}" if request.reason else ""
     text = f"Priority class {before} became {given}, by {request.requester.actor}{why}."
-    entry = TimelineEntry(at=now, kind="priority changed", text=text, writer=WRITER)
+    entry = TimelineEntry(at=context.now, kind="priority changed", text=text, writer=WRITER)
     try:
-        ledger.commit(
+        context.ledger.commit(
             Put(rows.job_row(after, row.version)),
             Put(rows.timeline_row(job.job_id, entry, f"ranked-{row.version}")),
         )
     except Conflict as error:
         raise StaleVersion(f"{request.job_id} changed during this request. Read it again and retry.") from error
-    passes.request(f"{job.job_id} ranked")
+    context.passes.request(f"{job.job_id} ranked")
     return after

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 
 from evenkeel.domain.admission.fifo import AdmissionAuthority
@@ -17,7 +17,8 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.permissions import check_permitted, may_read, team_of
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, CycleRequests, Ids, Invalid, KeyReused, Ledger, Put, Row, Table, Throttled, every
+from evenkeel.ports import Conflict, Invalid, KeyReused, Ledger, Put, Row, Table, Throttled, every
+from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_authority, check_fit
 from evenkeel.services.storage import open_jobs, read_setup, rows
 
@@ -46,20 +47,7 @@ class Outcome(Value):
     is_repeat: bool
 
 
-def run(
-    request: Request,
-    ledger: Ledger,
-    passes: CycleRequests,
-    ids: Ids,
-    *,
-    cluster: str,
-    namespace: str,
-    types: JobTypes = NO_TYPES,
-    classes: Collection[str] = (),
-    now: datetime,
-    admission: AdmissionAuthority = AdmissionAuthority.EVENKEEL,
-    policy: Policy = SHIPPED,
-) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Queue a job and ask for a pass.
 
     What it leaves out is filled as its type has it, once: a type that changes later changes no job. Where teams are set
@@ -77,48 +65,44 @@ def run(
     """
     requester = request.requester
     fingerprint = _fingerprint(request.spec)
-    earlier = ledger.get(rows.idempotency_key(requester.principal, request.idempotency_key))
-    if earlier and not _has_expired(earlier, now):
-        return _again(earlier, fingerprint, ledger, passes)
+    earlier = context.ledger.get(rows.idempotency_key(requester.principal, request.idempotency_key))
+    if earlier and not _has_expired(earlier, context.now):
+        return _again(earlier, fingerprint, context)
 
-    setup = read_setup.run(ledger).setup
-    job_id = ids.new("job")
+    setup = read_setup.run(context.ledger).setup
+    job_id = context.ids.new("job")
     job = job_of(
         request.spec,
         requester,
         setup,
-        types,
-        classes,
+        context,
         job_id=job_id,
-        cluster=cluster,
-        namespace=namespace,
-        now=now,
     )
-    if admission is AdmissionAuthority.EVENKEEL:
-        refuse_beside_kueue(job, ledger)
-        refuse_unfit(job, setup, ledger, policy, now)
+    if context.site.admission is AdmissionAuthority.EVENKEEL:
+        refuse_beside_kueue(job, context.ledger)
+        refuse_unfit(job, setup, context)
     job = job.but(open_job_counters=open_jobs.names_of(job))
     text = f"Submitted by {job.submitted_by}."
     answer = {"jobId": job.job_id, "fingerprint": fingerprint}
-    guard = rows.idempotency_row(requester.principal, request.idempotency_key, answer, now)
-    entry = TimelineEntry(at=now, kind="submitted", text=text, writer=WRITER)
+    guard = rows.idempotency_row(requester.principal, request.idempotency_key, answer, context.now)
+    entry = TimelineEntry(at=context.now, kind="submitted", text=text, writer=WRITER)
     for _ in range(_TRIES):
         try:
-            ledger.commit(
+            context.ledger.commit(
                 Put(rows.job_row(job, 0)),
                 Put(Row(guard.key, guard.doc, earlier.version if earlier else 0, None, guard.expires_at)),
                 Put(rows.timeline_row(job.job_id, entry, "submitted")),
-                *claim_of(job, requester, setup, ledger),
-                *open_jobs.counted(job, ledger, policy.scheduling),
+                *claim_of(job, requester, setup, context.ledger),
+                *open_jobs.counted(job, context.ledger, context.policy.scheduling),
             )
         except (Conflict, Invalid, open_jobs.TooManyOpenJobs) as error:
-            first = ledger.get(guard.key)
-            if first is not None and not _has_expired(first, now):
-                return _again(first, fingerprint, ledger, passes)
+            first = context.ledger.get(guard.key)
+            if first is not None and not _has_expired(first, context.now):
+                return _again(first, fingerprint, context)
             if isinstance(error, Conflict):
                 continue  # another submission or end was counted, or another job claimed the checkpoints
             raise
-        passes.request(f"{job.job_id} submitted")
+        context.passes.request(f"{job.job_id} submitted")
         return Outcome(job=job, is_repeat=False)
     raise Throttled("other submissions changed the same rows on every attempt; submit the job again")
 
@@ -127,13 +111,9 @@ def job_of(
     spec: JobSpec,
     requester: check_authority.Requester,
     setup: TeamSetup,
-    types: JobTypes,
-    classes: Collection[str] = (),
+    context: Context,
     *,
     job_id: str,
-    cluster: str,
-    namespace: str,
-    now: datetime,
 ) -> Job:
     """Return the job as it would be queued, with what its type fills.
 
@@ -141,14 +121,14 @@ def job_of(
         Invalid: it asks for what cannot be, or for what its team may not have; names each field.
         NotYourTeam: the caller may not submit for its team.
     """
-    _refuse(check_type(spec, types))
-    spec = with_defaults(spec, types)
+    _refuse(check_type(spec, context.policy.job_types))
+    spec = with_defaults(spec, context.policy.job_types)
     spec = spec.but(team=team_of(spec, setup, requester.identity))
     if spec.team in setup.by_name:
         # Before all that the team's settings would tell: its images and its folders are its own.
         check_authority.to_submit(requester, spec.team, setup)
-    _refuse((*check_spec(spec.but(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, now)))
-    _refuse(check_permitted(spec, setup, classes))
+    _refuse((*check_spec(spec.but(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, context.now)))
+    _refuse(check_permitted(spec, setup, context.policy.priority_classes))
     check_authority.to_submit(requester, spec.team, setup)
     team = setup.by_name.get(spec.team)
     return Job(
@@ -156,11 +136,11 @@ def job_of(
         spec=spec,
         state=JobState.PENDING,
         reason="The job waits for the next scheduling cycle.",
-        submitted_at=now,
+        submitted_at=context.now,
         submitted_by=requester.actor or requester.principal,
         owner=requester.principal,
-        cluster=cluster,
-        namespace=(team.namespace if team else "") or namespace,
+        cluster=context.site.home_cluster,
+        namespace=(team.namespace if team else "") or context.site.job_namespace,
         service_account=team.service_account if team else "",
         queue=team.name if team else "",
         priority=setup.priority_of(spec.priority_class),
@@ -193,13 +173,15 @@ def refuse_beside_kueue(job: Job, ledger: Ledger) -> None:
         raise Invalid(f"The job cannot be queued. team: {fault}", (("team", fault),))
 
 
-def refuse_unfit(job: Job, setup: TeamSetup, ledger: Ledger, policy: Policy, now: datetime) -> None:
+def refuse_unfit(job: Job, setup: TeamSetup, context: Context) -> None:
     """Refuse a job that could never start on the fleet as it is configured. A fleet that nobody has read refuses none.
 
     Raises:
         Invalid: it could not; names the field that keeps it from starting.
     """
-    fault = check_fit.why_never(job, check_fit.read_fleet(job.cluster, ledger), setup, policy, now)
+    fault = check_fit.why_never(
+        job, check_fit.read_fleet(job.cluster, context.ledger), setup, context.policy, context.now
+    )
     if fault is not None:
         raise Invalid(f"The job cannot be queued. {fault.field}: {fault.message}", (fault,))
 
@@ -256,14 +238,14 @@ def _is_kept(claim: Row, ledger: Ledger) -> bool:
     return first is not None and rows.read(first, Attempt).launched_at is not None
 
 
-def _again(earlier: Row, fingerprint: str, ledger: Ledger, passes: CycleRequests) -> Outcome:
+def _again(earlier: Row, fingerprint: str, context: Context) -> Outcome:
     job_id = str(earlier.doc["jobId"])
     if earlier.doc.get("fingerprint") != fingerprint:
         raise KeyReused(f"This idempotency key was already used for another job, {job_id}.")
-    row = ledger.get(rows.job_key(job_id))
+    row = context.ledger.get(rows.job_key(job_id))
     if row is None:
         raise Conflict(f"{job_id} was accepted under this idempotency key, but its row is gone.")
-    passes.request(f"{job_id} submitted")
+    context.passes.request(f"{job_id} submitted")
     return Outcome(job=rows.read(row, Job), is_repeat=True)
 
 

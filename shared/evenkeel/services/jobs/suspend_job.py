@@ -5,12 +5,12 @@ RUNNING ─ suspend ─▶ asked to stop, with its grace to save ─ settled ─
 """
 
 from collections.abc import Callable
-from datetime import datetime
 
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, CycleRequests, Ledger, NotFound, Put, Refused
+from evenkeel.ports import Conflict, NotFound, Put, Refused
+from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_authority
 from evenkeel.services.storage import read_setup, rows
 
@@ -32,7 +32,7 @@ class JobEnded(Refused):
     code = "JOB_ENDED"
 
 
-def suspend(request: Request, ledger: Ledger, passes: CycleRequests, *, now: datetime) -> Job:
+def suspend(request: Request, context: Context) -> Job:
     """Hold a job back: at once while it waits, else when its attempt has ended, which is asked to stop.
 
     Its place in the queue is by submission, as before, once it is resumed. Works in every mode: it is a person's wish.
@@ -52,13 +52,13 @@ def suspend(request: Request, ledger: Ledger, passes: CycleRequests, *, now: dat
         why = f"Suspended by {_by(request)}."
         if job.state is JobState.PENDING:
             return job.but(state=JobState.SUSPENDED, is_suspended=True, reason=why)
-        asked = job.with_stop_request(why, f"suspend/{request.requester.actor}", now)
+        asked = job.with_stop_request(why, f"suspend/{request.requester.actor}", context.now)
         return job.but(is_suspended=True, stop_request=asked)
 
-    return _change(request, "suspended", changed, ledger, passes, now)
+    return _change(request, "suspended", changed, context)
 
 
-def resume(request: Request, ledger: Ledger, passes: CycleRequests, *, now: datetime) -> Job:
+def resume(request: Request, context: Context) -> Job:
     """Let a suspended job wait for capacity again. One that is still being stopped then waits when it has.
 
     Idempotent: yes, by the job's own mark; a job that nobody holds back stays as it is.
@@ -77,24 +77,17 @@ def resume(request: Request, ledger: Ledger, passes: CycleRequests, *, now: date
             return job.but(is_suspended=False)
         return job.but(state=JobState.PENDING, is_suspended=False, reason=f"Resumed by {request.requester.actor}.")
 
-    return _change(request, "resumed", changed, ledger, passes, now)
+    return _change(request, "resumed", changed, context)
 
 
 def _by(request: Request) -> str:
     return f"{request.requester.actor}{f': {request.reason}' if request.reason else ''}"
 
 
-def _change(
-    request: Request,
-    kind: str,
-    changed: Callable[[Job], Job | None],
-    ledger: Ledger,
-    passes: CycleRequests,
-    now: datetime,
-) -> Job:
-    setup = read_setup.run(ledger).setup
+def _change(request: Request, kind: str, changed: Callable[[Job], Job | None], context: Context) -> Job:
+    setup = read_setup.run(context.ledger).setup
     for _ in range(_MAX_RETRIES):
-        row = ledger.get(rows.job_key(request.job_id))
+        row = context.ledger.get(rows.job_key(request.job_id))
         if row is None:
             raise NotFound(f"There is no job {request.job_id}.")
         job = rows.read(row, Job)
@@ -104,14 +97,14 @@ def _change(
         after = changed(job)
         if after is None:
             return job
-        entry = TimelineEntry(at=now, kind=kind, text=f"{kind.capitalize()} by {_by(request)}.", writer=WRITER)
+        entry = TimelineEntry(at=context.now, kind=kind, text=f"{kind.capitalize()} by {_by(request)}.", writer=WRITER)
         try:
-            ledger.commit(
+            context.ledger.commit(
                 Put(rows.job_row(after, row.version)),
                 Put(rows.timeline_row(job.job_id, entry, f"{kind}-{row.version}")),
             )
         except Conflict:
             continue
-        passes.request(f"{job.job_id} {kind}")
+        context.passes.request(f"{job.job_id} {kind}")
         return after
     raise Conflict(f"{request.job_id} kept changing while it was to be {kind}.")

@@ -13,6 +13,7 @@ from evenkeel.domain.quotas.quota_facts import smallest_changes
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
 from evenkeel.ports import Ledger, Table
+from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_incidents, read_jobs, read_queue
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import rows
@@ -23,18 +24,18 @@ _MOST_BEFORE = 3
 """Jobs that are looked through, each behind the next, for what they wait for."""
 
 
-def why_job(ledger: Ledger, job_id: str, reader: Reader, *, now: datetime) -> Json:
+def why_job(context: Context, job_id: str, reader: Reader) -> Json:
     """Explain a job: why it waits, why it runs where it runs, why it was moved or how it ended.
 
     Raises:
         NotFound: there is no such job.
     """
-    whole = read_jobs.load_job(ledger, job_id)
+    whole = read_jobs.load_job(context.ledger, job_id)
     sees_all = reader.sees(whole)
     job = reader.view(whole)
-    attempts = read_jobs.load_attempts(ledger, job_id)
+    attempts = read_jobs.load_attempts(context.ledger, job_id)
     latest = attempts[-1] if attempts and sees_all else None
-    decided = _decisions(ledger, job_id)
+    decided = _decisions(context.ledger, job_id)
     if not sees_all:
         decided = [each for each in decided if each.kind in disclosure.QUEUE_KINDS]
     # What the job itself points at comes first: how it was to resume, then how its attempt was admitted.
@@ -45,22 +46,23 @@ def why_job(ledger: Ledger, job_id: str, reader: Reader, *, now: datetime) -> Js
     head: Decision | None = None
     if job.state is JobState.PENDING:
         if job.live_plan():
-            decided = _first(ledger, planned, decided)
+            decided = _first(context.ledger, planned, decided)
         head = _why_pending(decided, planned, attempts[-1] if attempts else None)
         decided = [each for each in decided if each != head]
     else:
         for named in (admitted, resized, planned) if job.live_plan() else (planned, admitted, resized):
-            decided = _first(ledger, named, decided)
+            decided = _first(context.ledger, named, decided)
         head, decided = (decided[0], decided[1:]) if decided else (None, [])
     return {
         "subject": job_id,
         "kind": "job",
         "cluster": latest.cluster if latest else job.cluster,
         "state": job.state,
-        "sentence": _job_sentence(job, latest, now, read_queue.waits_with_kueue(job, ledger)) + _late(job, now),
+        "sentence": _job_sentence(job, latest, context.now, read_queue.waits_with_kueue(job, context.ledger))
+        + _late(job, context.now),
         "decision": _short(head) if head else None,
         "considered": _considered(head) if head else [],
-        "changes": _changes(ledger, head) if head and job.state is JobState.PENDING else [],
+        "changes": _changes(context.ledger, head) if head and job.state is JobState.PENDING else [],
         "earlier": [_short(decision) for decision in decided],
         "next": _job_next(job) if sees_all else None,
         "isRedacted": not sees_all,
@@ -73,25 +75,27 @@ def why_job(ledger: Ledger, job_id: str, reader: Reader, *, now: datetime) -> Js
     }
 
 
-def why_incident(ledger: Ledger, incident_id: str, reader: Reader, *, now: datetime) -> Json:
+def why_incident(context: Context, incident_id: str, reader: Reader) -> Json:
     """Explain an incident: what was seen, what was decided on it, and what comes next.
 
     Raises:
         NotFound: there is no such incident.
     """
-    incident = read_incidents.load_incident(ledger, incident_id)
-    sees_all = reader.sees_all_of(incident, ledger)
-    decided = [each for each in _decisions(ledger, incident_id) if sees_all or each.kind in disclosure.NODE_KINDS]
-    jobs = read_incidents.load_affected_jobs(ledger, incident)
+    incident = read_incidents.load_incident(context.ledger, incident_id)
+    sees_all = reader.sees_all_of(incident, context.ledger)
+    decided = [
+        each for each in _decisions(context.ledger, incident_id) if sees_all or each.kind in disclosure.NODE_KINDS
+    ]
+    jobs = read_incidents.load_affected_jobs(context.ledger, incident)
     return {
         "subject": incident_id,
         "kind": "incident",
         "state": incident.state,
-        "sentence": _incident_sentence(incident, now),
+        "sentence": _incident_sentence(incident, context.now),
         "decision": _short(decided[0]) if decided else None,
         "considered": _considered(decided[0]) if decided else [],
         "earlier": [_short(decision) for decision in decided[1:]],
-        "next": _incident_next(incident, needs=read_incidents.needs_person(incident, jobs.values(), None, now)),
+        "next": _incident_next(incident, needs=read_incidents.needs_person(incident, jobs.values(), None, context.now)),
         "evidence": {
             "execution": incident.execution_name,
             "signals": incident.evidence_count,

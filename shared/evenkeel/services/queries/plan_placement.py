@@ -10,13 +10,13 @@ from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
 from evenkeel.domain.renting.demand import PlacementDecision, PlacementFacts, PoolCost
 from evenkeel.domain.renting.placement import choose_pool
 from evenkeel.domain.renting.rental import RentalAllocation
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
+from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 Json = dict[str, Any]
@@ -32,10 +32,7 @@ def run(
     charges: Sequence[Charge],
     ahead: Sequence[Job],
     budgets_left: Mapping[str, int],
-    ledger: Ledger,
-    *,
-    policy: Policy,
-    now: datetime,
+    context: Context,
 ) -> Json:
     """Weigh every pool for a job, as a pass does before it rents anything.
 
@@ -46,24 +43,21 @@ def run(
         charges: What unsettled attempts hold.
         ahead: Jobs that wait before it.
         budgets_left: By team that has a budget in dollars, what is left of it.
-        ledger: Read for what is rented, and what was refused lately.
-        policy: Pools to rent from, prices, caps.
-        now: The time.
     """
     tree = rows.tree_key()
-    holds = ledger.partition(tree.table, rows.rental_allocation_key("", 0).pk, "RENTAL#")
-    short = ledger.get(rows.shortages_key())
+    holds = context.ledger.partition(tree.table, rows.rental_allocation_key("", 0).pk, "RENTAL#")
+    short = context.ledger.get(rows.shortages_key())
     seen = PlacementContext(
         capacities=capacities,
         charges=tuple(charges),
-        classes=_classes(ledger),
+        classes=_classes(context.ledger),
         queue=(*ahead, job),
         holds=tuple(rows.read(row, RentalAllocation) for row in holds),
         shortages=rows.read(short, Shortages) if short else Shortages(),
         budgets_left=dict(budgets_left),
-        now=now,
+        now=context.now,
     )
-    return shown(choose_pool(with_decision(placement_facts(job, seen, policy), decided)), now)
+    return shown(choose_pool(with_decision(placement_facts(job, seen, context.policy), decided)), context.now)
 
 
 def with_decision(facts: PlacementFacts, decided: AdmissionDecision) -> PlacementFacts:

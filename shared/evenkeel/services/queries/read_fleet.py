@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, TypedDict
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.policy_base import ModeRule
 from evenkeel.domain.recovery.leases import PersonCordon
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
 from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Row, Table
+from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.queries import read_incidents, read_jobs, read_queue, read_serving, read_sources, read_teams
 from evenkeel.services.recovery import hold_automation, person_cordons
@@ -107,24 +107,14 @@ class _Incidents(NamedTuple):
         return f"{number} incident {verbs[0]}" if number == "1" else f"{number} incidents {verbs[1]}"
 
 
-def status(
-    ledger: Ledger,
-    *,
-    fleet: str,
-    clusters: Iterable[str],
-    mode: str,
-    drills_may_act: bool,
-    sources: Sequence[SourceAge],
-    now: datetime,
-    rules: Sequence[ModeRule] = (),
-) -> Json:
+def status(context: Context, sources: Sequence[SourceAge]) -> Json:
     """Return the overview: what burns, whether it is handled, and what the fleet and the jobs do."""
-    nodes, has_more_nodes = _nodes(ledger)
-    work = _work(ledger)
-    incidents = _incidents(ledger, nodes, work, now)
-    automation = hold_automation.show(ledger, mode=mode, drills_may_act=drills_may_act, now=now, rules=rules)
-    beats = _heartbeats(ledger, now)
-    left = unhealthy_nodes.load(ledger)
+    nodes, has_more_nodes = _nodes(context.ledger)
+    work = _work(context.ledger)
+    incidents = _incidents(context, nodes, work)
+    automation = hold_automation.show(context)
+    beats = _heartbeats(context)
+    left = unhealthy_nodes.load(context.ledger)
     unhealthy = _untrusted(left)
     in_work = incidents.in_work
     states = {
@@ -137,8 +127,8 @@ def status(
     outages = _outages(incidents.working)
     reasons = [*(outage["headline"] for outage in outages), *reasons]
     return {
-        "asOf": rfc3339(now),
-        "fleet": fleet,
+        "asOf": rfc3339(context.now),
+        "fleet": context.site.fleet,
         "health": health,
         "reasons": reasons,
         "automation": automation,
@@ -146,7 +136,7 @@ def status(
             "working": len(incidents.working),
             "needYou": len(incidents.needing),
             "isLowerBound": incidents.is_lower_bound,
-            "items": _shown(ledger, incidents, now),
+            "items": _shown(context, incidents),
         },
         "outages": outages,
         "next": _next(incidents, unhealthy),
@@ -158,13 +148,13 @@ def status(
             if states[node.life.key] is NodeState.UNHEALTHY
         ][:_MOST_SHOWN],
         "gpus": _gpus(nodes, states, sources),
-        "cordons": _cordons(ledger, nodes),
-        "jobs": _jobs(ledger, work, clusters, now) | _sight_of_all(sources),
+        "cordons": _cordons(context.ledger, nodes),
+        "jobs": _jobs(context, work) | _sight_of_all(sources),
         "teams": [
             {name: value for name, value in team.items() if name != "resources"}
-            for team in read_teams.list_teams(ledger, now=now)["items"][:_MOST_TEAMS]
+            for team in read_teams.list_teams(context)["items"][:_MOST_TEAMS]
         ],
-        "serving": read_serving.list_serving(ledger),
+        "serving": read_serving.list_serving(context.ledger),
         "heartbeats": beats,
         "isRunning": not _is_off(sources),
         "sources": [{"name": age.source.name, **age.to_json()} for age in sources],
@@ -195,23 +185,23 @@ def list_nodes(ledger: Ledger, page: pagination.Request, *, with_gone: bool = Fa
     return {"items": items, "nextPageToken": answer.next_token or None}
 
 
-def show_node(ledger: Ledger, clusters: Iterable[str], instance_id: str) -> Json:
+def show_node(context: Context, instance_id: str) -> Json:
     """Return one node by its instance id.
 
     Raises:
         NotFound: the fleet does not know it.
     """
-    for cluster in clusters:
-        row = ledger.get(rows.node_key(cluster, instance_id))
+    for cluster in context.site.clusters:
+        row = context.ledger.get(rows.node_key(cluster, instance_id))
         if row is not None:
             node = rows.read(row, FleetNode)
-            row = ledger.get(rows.unhealthy_key(node.life))
+            row = context.ledger.get(rows.unhealthy_key(node.life))
             left = rows.read(row, UnhealthyNode) if row else None
             why = left if left and not left.trusted_by else None
-            person = person_cordons.load(ledger).get(node.life.key)
+            person = person_cordons.load(context.ledger).get(node.life.key)
             faulty = is_unhealthy(node.marks, left)
-            return _node(node, _incident_of(ledger, node), person, why, is_unhealthy=faulty)
-    raise known_names.no_node(instance_id, ledger)
+            return _node(node, _incident_of(context.ledger, node), person, why, is_unhealthy=faulty)
+    raise known_names.no_node(instance_id, context.ledger)
 
 
 def node_state(node: FleetNode, open_incident: Incident | None, *, is_unhealthy: bool = False) -> NodeState:
@@ -324,19 +314,17 @@ def _incident_of(ledger: Ledger, node: FleetNode) -> Incident | None:
     return rows.read(found, Incident) if found else None
 
 
-def _incidents(
-    ledger: Ledger, nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], now: datetime
-) -> _Incidents:
-    found, is_cut = _open_incidents(ledger)
+def _incidents(context: Context, nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts]) -> _Incidents:
+    found, is_cut = _open_incidents(context.ledger)
     asking = [incident for incident in found if read_incidents.pending_approval(incident)]
     working = [incident for incident in found if not read_incidents.pending_approval(incident)]
-    ended, may_be_more = _unresolved(ledger, nodes, work, found, now)
-    alive = _JobCache(ledger, work)
+    ended, may_be_more = _unresolved(context, nodes, work, found)
+    alive = _JobCache(context.ledger, work)
     holders = {node.slot: node for node in nodes}
     needing = [
         incident
         for incident in ended
-        if read_incidents.needs_person(incident, alive.of(incident), holders.get(incident.slot), now)
+        if read_incidents.needs_person(incident, alive.of(incident), holders.get(incident.slot), context.now)
     ]
     return _Incidents([*asking, *needing], working, asking, is_cut or may_be_more or alive.is_cut)
 
@@ -367,11 +355,7 @@ class _JobCache:
 
 
 def _unresolved(
-    ledger: Ledger,
-    nodes: Iterable[FleetNode],
-    work: Mapping[JobState, _JobCounts],
-    others: Iterable[Incident],
-    now: datetime,
+    context: Context, nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], others: Iterable[Incident]
 ) -> tuple[list[Incident], bool]:
     """Return the incidents that ended so that a person may be needed, and whether that may not be all.
 
@@ -383,20 +367,20 @@ def _unresolved(
     for state in read_incidents.NEEDS_PERSON_STATES:
         partition = f"INC#{state}"
         seen, more = pagination.everything(
-            ledger, Table.INCIDENTS, partition, at_most=_MAX_UNRESOLVED, newest_first=True
+            context.ledger, Table.INCIDENTS, partition, at_most=_MAX_UNRESOLVED, newest_first=True
         )
         newest = [rows.read(row, Incident) for row in seen]
         found += newest
         has_older |= more
         # So many of a day: of those left out some may be news still.
-        is_lower_bound |= more and now - newest[-1].opened_at < read_incidents.FRESH_FOR
+        is_lower_bound |= more and context.now - newest[-1].opened_at < read_incidents.FRESH_FOR
     if not has_older:
         return found, is_lower_bound
     docs = (row.doc for each in work.values() for row in each["rows"])
     named = {node.incident_id for node in nodes} | {(doc.get("resumePlan") or {}).get("incidentId") for doc in docs}
     known = {incident.incident_id for incident in (*found, *others)}
     older = sorted({name for name in named if name} - known, reverse=True)
-    left = map(ledger.get, map(rows.incident_key, older[:_MOST_LEFT]))
+    left = map(context.ledger.get, map(rows.incident_key, older[:_MOST_LEFT]))
     found += [rows.read(row, Incident) for row in left if row is not None]
     return found, is_lower_bound or len(older) > _MOST_LEFT
 
@@ -437,19 +421,19 @@ def _outage(cause: str, members: Sequence[Incident]) -> Json:
     }
 
 
-def _shown(ledger: Ledger, incidents: _Incidents, now: datetime) -> list[Json]:
-    needing = read_incidents.with_jobs(ledger, incidents.needing[:_MOST_SHOWN])
-    working = read_incidents.with_jobs(ledger, incidents.working[:_MOST_SHOWN])
-    return [_incident(ledger, incident, now, needs_you=True) for incident in needing] + [
-        _incident(ledger, incident, now, needs_you=False) for incident in working
+def _shown(context: Context, incidents: _Incidents) -> list[Json]:
+    needing = read_incidents.with_jobs(context.ledger, incidents.needing[:_MOST_SHOWN])
+    working = read_incidents.with_jobs(context.ledger, incidents.working[:_MOST_SHOWN])
+    return [_incident(context, incident, needs_you=True) for incident in needing] + [
+        _incident(context, incident, needs_you=False) for incident in working
     ]
 
 
-def _incident(ledger: Ledger, incident: Incident, now: datetime, *, needs_you: bool) -> Json:
-    return read_incidents.summary(incident, now) | {
+def _incident(context: Context, incident: Incident, *, needs_you: bool) -> Json:
+    return read_incidents.summary(incident, context.now) | {
         "needsYou": needs_you,
         "nodeLane": read_incidents.node_lane(incident),
-        "jobLanes": read_incidents.job_lanes(incident, read_incidents.load_affected_jobs(ledger, incident)),
+        "jobLanes": read_incidents.job_lanes(incident, read_incidents.load_affected_jobs(context.ledger, incident)),
     }
 
 
@@ -515,7 +499,7 @@ def _work(ledger: Ledger) -> dict[JobState, _JobCounts]:
     return found
 
 
-def _jobs(ledger: Ledger, found: Mapping[JobState, _JobCounts], clusters: Iterable[str], now: datetime) -> Json:
+def _jobs(context: Context, found: Mapping[JobState, _JobCounts]) -> Json:
     classes: dict[str, dict[JobState, list[Json]]] = defaultdict(lambda: defaultdict(list))
     for state, work in found.items():
         for row in work["rows"]:
@@ -524,14 +508,14 @@ def _jobs(ledger: Ledger, found: Mapping[JobState, _JobCounts], clusters: Iterab
     return {
         "counts": {state: len(work["rows"]) for state, work in found.items()},
         "isLowerBound": any(work["is_lower_bound"] for work in found.values()),
-        "classes": [_class(name, states, now) for name, states in sorted(classes.items())],
-        "unmanaged": _unmanaged_summary(ledger, clusters),
+        "classes": [_class(name, states, context.now) for name, states in sorted(classes.items())],
+        "unmanaged": _unmanaged_summary(context),
     }
 
 
-def _unmanaged_summary(ledger: Ledger, clusters: Iterable[str]) -> Json:
+def _unmanaged_summary(context: Context) -> Json:
     """Count the work with accelerators that Evenkeel did not start, as the last sweep saw it."""
-    found = read_jobs.list_unmanaged(ledger, clusters)["items"]
+    found = read_jobs.list_unmanaged(context)["items"]
     return {
         "workloads": len(found),
         "pods": sum(each["pods"] for each in found),
@@ -568,12 +552,12 @@ def _mean(values: Sequence[int]) -> int | None:
     return round(sum(values) / len(values)) if values else None
 
 
-def _heartbeats(ledger: Ledger, now: datetime) -> list[Json]:
+def _heartbeats(context: Context) -> list[Json]:
     beats: list[Json] = []
     for function in HEARTBEATS:
-        row = ledger.get(rows.heartbeat_key(function))
+        row = context.ledger.get(rows.heartbeat_key(function))
         at = row.doc.get("at") if row else None
-        silent = at is not None and now - datetime.fromisoformat(at) > SILENT_AFTER
+        silent = at is not None and context.now - datetime.fromisoformat(at) > SILENT_AFTER
         beats.append({"function": function, "at": at, "isSilent": silent})
     return beats
 

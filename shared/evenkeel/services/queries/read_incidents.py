@@ -23,6 +23,7 @@ from evenkeel.domain.recovery.approval import ASK, is_approved
 from evenkeel.domain.recovery.plan import PlanOutcome
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
+from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.queries.read_jobs import timeline
@@ -38,35 +39,37 @@ FRESH_FOR = timedelta(days=1)
 """How long an unhappy end asks for a person where nothing tells whether somebody has dealt with it."""
 
 
-def list_incidents(ledger: Ledger, states: Sequence[IncidentState], page: pagination.Request, *, now: datetime) -> Json:
+def list_incidents(context: Context, states: Sequence[IncidentState], page: pagination.Request) -> Json:
     """Return one page of incidents, newest first; no states = all."""
     partitions = [f"INC#{state}" for state in states or IncidentState]
-    answer = pagination.newest_first(ledger, Table.INCIDENTS, partitions, page)
-    items = [summary(rows.read(row, Incident), now) for row in answer.rows]
+    answer = pagination.newest_first(context.ledger, Table.INCIDENTS, partitions, page)
+    items = [summary(rows.read(row, Incident), context.now) for row in answer.rows]
     return {"items": items, "nextPageToken": answer.next_token or None}
 
 
-def show_incident(ledger: Ledger, incident_id: str, reader: Reader, *, now: datetime) -> Json:
+def show_incident(context: Context, incident_id: str, reader: Reader) -> Json:
     """Return an incident with its evidence, the two lanes of its recovery, and the decisions about it.
 
     Raises:
         NotFound: there is no such incident.
     """
-    incident = load_incident(ledger, incident_id)
+    incident = load_incident(context.ledger, incident_id)
     # An incident that goes on from another has that one's evidence as well.
     stored = [
         row
         for subject in filter(None, (incident.resumes, incident_id))
-        for row in ledger.partition(Table.INCIDENTS, rows.incident_key(subject).pk, "EVIDENCE#")
+        for row in context.ledger.partition(Table.INCIDENTS, rows.incident_key(subject).pk, "EVIDENCE#")
     ]
-    evidence = [_visible(rows.read(row, Evidence), reader, ledger) for row in stored]
-    return summary(incident, now) | {
+    evidence = [_visible(rows.read(row, Evidence), reader, context.ledger) for row in stored]
+    return summary(incident, context.now) | {
         "nodeLane": node_lane(incident),
-        "jobLanes": job_lanes(there := with_jobs(ledger, [incident])[0], load_affected_jobs(ledger, there)),
+        "jobLanes": job_lanes(
+            there := with_jobs(context.ledger, [incident])[0], load_affected_jobs(context.ledger, there)
+        ),
         "stages": incident.stages.to_json(),
         "took": stage_seconds(incident.stages),
         "evidence": [_evidence(each) for each in evidence],
-        "decisions": decisions_about(ledger, incident_id, reader.sees_all_of(incident, ledger)),
+        "decisions": decisions_about(context.ledger, incident_id, reader.sees_all_of(incident, context.ledger)),
         "execution": incident.execution_name,
     }
 

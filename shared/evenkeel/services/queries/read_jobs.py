@@ -1,7 +1,6 @@
 """Jobs as people and programs see them: list, one job with its attempts, its timeline, its logs."""
 
-from collections.abc import Collection, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from evenkeel.domain.economics import money
@@ -10,11 +9,11 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.names import unknown_name
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.submitted import shown_fields
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Cluster, Invalid, Ledger, NotFound, Refused, Row, Table, TransientError
+from evenkeel.ports import Invalid, Ledger, NotFound, Refused, Row, Table, TransientError
+from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_queue
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import pagination, rows
@@ -41,9 +40,7 @@ class Filter(NamedTuple):
         return fits_team and self.priority_class in (None, spec.get("priorityClass") or "")
 
 
-def list_jobs(
-    ledger: Ledger, asked: Filter, page: pagination.Request, reader: Reader, classes: Collection[str] = ()
-) -> Json:
+def list_jobs(context: Context, asked: Filter, page: pagination.Request, reader: Reader) -> Json:
     """Return one page of jobs, newest first; those that wait alone, in the order of their queue.
 
     Where teams are set up, those that wait come before all others, by team, the last of each queue first: they are kept
@@ -56,11 +53,11 @@ def list_jobs(
     keep = asked.keeps if asked.team or asked.priority_class is not None else None
     partitions = [f"JOB#{state}" for state in asked.states or JobState]
     if tuple(asked.states) == (JobState.PENDING,):
-        answer = pagination.in_order(ledger, Table.JOBS, partitions[0], page, keep)
+        answer = pagination.in_order(context.ledger, Table.JOBS, partitions[0], page, keep)
     else:
-        answer = pagination.newest_first(ledger, Table.JOBS, partitions, page, keep)
+        answer = pagination.newest_first(context.ledger, Table.JOBS, partitions, page, keep)
     if not answer.rows and not page.token:
-        _check_names(asked, reader, classes)
+        _check_names(asked, reader, context.policy.priority_classes)
     items = [summary(reader.view(rows.read(row, Job))) for row in answer.rows]
     return {"items": items, "nextPageToken": answer.next_token or None}
 
@@ -87,14 +84,14 @@ def _check_names(asked: Filter, reader: Reader, classes: Collection[str]) -> Non
         raise Invalid("No job can match the filter.", tuple(wrong))
 
 
-def list_unmanaged(ledger: Ledger, clusters: Iterable[str]) -> Json:
+def list_unmanaged(context: Context) -> Json:
     """Return the work with accelerators that Evenkeel did not start, as the last sweep saw it."""
-    found = (ledger.get(rows.unmanaged_workloads_key(cluster)) for cluster in clusters)
+    found = (context.ledger.get(rows.unmanaged_workloads_key(cluster)) for cluster in context.site.clusters)
     listed = [UnmanagedWorkload.model_validate(each) for row in found if row for each in row.doc["workloads"]]
     return {"items": [each.to_json() | {"says": fault_consequence(each)} for each in listed], "nextPageToken": None}
 
 
-def show_job(ledger: Ledger, job_id: str, reader: Reader, policy: Policy, *, now: datetime) -> Json:
+def show_job(context: Context, job_id: str, reader: Reader) -> Json:
     """Return a job, its place in the queue, and all its attempts, newest first.
 
     A caller from outside of its team gets fewer fields, and `isRedacted` says so.
@@ -102,7 +99,7 @@ def show_job(ledger: Ledger, job_id: str, reader: Reader, policy: Policy, *, now
     Raises:
         NotFound: there is no such job.
     """
-    row = ledger.get(rows.job_key(job_id))
+    row = context.ledger.get(rows.job_key(job_id))
     if row is None:
         raise NotFound(f"There is no job {job_id}.")
     whole = rows.read(row, Job)
@@ -110,8 +107,8 @@ def show_job(ledger: Ledger, job_id: str, reader: Reader, policy: Policy, *, now
     job = reader.view(whole)
     spec = job.spec
     submitted = shown_fields(spec, only_public=is_redacted)
-    waits = read_queue.waits_with_kueue(job, ledger)
-    attempts = load_attempts(ledger, job_id)
+    waits = read_queue.waits_with_kueue(job, context.ledger)
+    attempts = load_attempts(context.ledger, job_id)
     listed = summary(job if waits is None else job.but(reason=waits.kueue_status))
     public = (
         listed
@@ -121,7 +118,7 @@ def show_job(ledger: Ledger, job_id: str, reader: Reader, policy: Policy, *, now
             "isRedacted": is_redacted,
             "cluster": job.cluster,
             "notBefore": _instant(job.not_before),
-            "queue": read_queue.queue_position(job, ledger, policy, now=now),
+            "queue": read_queue.queue_position(job, context),
         }
     )
     if is_redacted:
@@ -138,7 +135,7 @@ def show_job(ledger: Ledger, job_id: str, reader: Reader, policy: Policy, *, now
         "resumePlan": job.resume_plan.to_json() if job.resume_plan else None,
         "stopRequest": job.stop_request.to_json() if job.stop_request else None,
         "attempts": [_attempt(attempt) for attempt in reversed(attempts)],
-        "rentals": [shown_rental(rental) for rental in reversed(load_rentals(ledger, job_id))],
+        "rentals": [shown_rental(rental) for rental in reversed(load_rentals(context.ledger, job_id))],
         "result": job.result,
     }
 
@@ -155,9 +152,7 @@ def job_timeline(ledger: Ledger, job_id: str, reader: Reader) -> Json:
     return {"subject": job_id, "entries": entries}
 
 
-def job_logs(
-    ledger: Ledger, cluster: Cluster, job_id: str, reader: Reader, *, attempt: int | None, rank: int, tail: int
-) -> Json:
+def job_logs(context: Context, job_id: str, reader: Reader, *, attempt: int | None, rank: int, tail: int) -> Json:
     """Return the last lines of one rank's log, of the latest attempt unless another is named.
 
     Where the pod is gone or out of reach, these are the lines that were kept with the attempt.
@@ -166,12 +161,12 @@ def job_logs(
         NotYourTeam: the caller is not of the job's team.
         NotFound: no such job or attempt, or neither a pod nor kept lines; it says why.
     """
-    job = load_job(ledger, job_id)
+    job = load_job(context.ledger, job_id)
     reader.require(job)
     number = job.current_attempt if attempt is None else attempt
     if number == 0:
         raise NotFound(f"{job_id} has not started yet, so it has no log.")
-    row = ledger.get(rows.attempt_key(job_id, number))
+    row = context.ledger.get(rows.attempt_key(job_id, number))
     if row is None:
         raise NotFound(f"{job_id} has no attempt {number}; its latest is {job.current_attempt}.")
     found = rows.read(row, Attempt)
@@ -179,9 +174,9 @@ def job_logs(
         raise Refused(f"Attempt {number} of {job_id} has {found.ranks} pods: its ranks are 0 to {found.ranks - 1}.")
     document: Json = {"jobId": job_id, "attempt": number, "rank": rank}
     try:
-        text = cluster.logs(found, rank, tail)
+        text = context.cluster.logs(found, rank, tail)
     except (NotFound, Refused, TransientError) as error:
-        stored = ledger.get(rows.kept_log_key(job_id, number, rank))
+        stored = context.ledger.get(rows.kept_log_key(job_id, number, rank))
         kept = rows.read(stored, KeptLog) if stored else None
         if kept is None or not kept.text:
             if not isinstance(error, NotFound) and found.ended_at is None:

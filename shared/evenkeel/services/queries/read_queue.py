@@ -15,13 +15,13 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.kueue.capacity import Tree
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.candidates import reserve_rented_nodes
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitState, wait_name
 from evenkeel.ports import Ledger, Row, Table
+from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.jobs import check_authority, check_fit, submit_job
 from evenkeel.services.queries import plan_placement, read_teams
@@ -40,22 +40,22 @@ _PLANNED = "job-planned"
 # ---------------------------------------------------------------- where a job stands
 
 
-def queue_position(job: Job, ledger: Ledger, policy: Policy, *, now: datetime) -> Json | None:
+def queue_position(job: Job, context: Context) -> Json | None:
     """Return a waiting job's position in its queue, and the estimate of its start; None for one that does not wait.
 
     The position is unknown past the first thousand. There is no estimate before enough jobs of its team have run.
     """
     if job.state is JobState.STARTING:
-        return _place_with_kueue(job, ledger)
+        return _place_with_kueue(job, context.ledger)
     if job.state is not JobState.PENDING:
         return None
     prefix = rows.queue_prefix(job.queue) if job.queue else ""
-    page = ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", prefix=prefix, limit=_MOST_AHEAD)
+    page = context.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", prefix=prefix, limit=_MOST_AHEAD)
     names = [str(row.doc["jobId"]) for row in page.rows]
     if job.job_id not in names:
         return {"position": None, "estimate": None}
     index = names.index(job.job_id)
-    return {"position": index + 1, "estimate": _estimate(job, page.rows[:index], ledger, policy, now)}
+    return {"position": index + 1, "estimate": _estimate(job, page.rows[:index], context)}
 
 
 def waits_with_kueue(job: Job, ledger: Ledger) -> Wait | None:
@@ -73,14 +73,14 @@ def _place_with_kueue(job: Job, ledger: Ledger) -> Json | None:
     return {"position": wait.kueue_position, "estimate": None} if wait else None
 
 
-def _estimate(job: Job, ahead: Sequence[Any], ledger: Ledger, policy: Policy, now: datetime) -> Json | None:
-    runs = _runs(job.spec.team, ledger)
-    if len(runs) < policy.economy.least_samples:
+def _estimate(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
+    runs = _runs(job.spec.team, context.ledger)
+    if len(runs) < context.policy.economy.least_samples:
         return None
-    setup, charges = read_setup.run(ledger).setup, read_charges.held(ledger)
-    if check_fit.why_never(job, check_fit.read_fleet(job.cluster, ledger), setup, policy, now):
+    setup, charges = read_setup.run(context.ledger).setup, read_charges.held(context.ledger)
+    if check_fit.why_never(job, check_fit.read_fleet(job.cluster, context.ledger), setup, context.policy, context.now):
         return None
-    capacities = reserve_rented_nodes(_node_capacity(ledger, charges), (), policy.burst.pools)
+    capacities = reserve_rented_nodes(_node_capacity(context.ledger, charges), (), context.policy.burst.pools)
     free = sum(
         free_capacity.free for free_capacity in capacities if free_capacity.is_open and not free_capacity.reserved_for
     )
@@ -89,14 +89,14 @@ def _estimate(job: Job, ahead: Sequence[Any], ledger: Ledger, policy: Policy, no
         charges = tuple(each for each in charges if (each.queue or each.team) == job.queue)
     found = estimate_start(
         free,
-        [(each.accelerators, (now - (each.admitted_at or now)).total_seconds()) for each in charges],
+        [(each.accelerators, (context.now - (each.admitted_at or context.now)).total_seconds()) for each in charges],
         [_accelerators(row.doc["spec"]) for row in ahead],
         job.spec.nodes * job.spec.accelerators_per_node,
         runs,
     )
 
     def at(seconds: float | None) -> str | None:
-        return None if seconds is None else rfc3339(now + timedelta(seconds=seconds))
+        return None if seconds is None else rfc3339(context.now + timedelta(seconds=seconds))
 
     return {
         "startsAt": at(found.seconds),
@@ -134,17 +134,7 @@ def _free_quota(queue: str, setup: TeamSetup, charges: Iterable[Charge]) -> int:
 # ---------------------------------------------------------------- what would be decided
 
 
-def plan(
-    spec: JobSpec,
-    requester: check_authority.Requester,
-    ledger: Ledger,
-    *,
-    cluster: str,
-    namespace: str,
-    policy: Policy,
-    now: datetime,
-    admission: AdmissionAuthority = AdmissionAuthority.EVENKEEL,
-) -> Json:
+def plan(spec: JobSpec, requester: check_authority.Requester, context: Context) -> Json:
     """Decide about a job as if it were submitted now, and record nothing.
 
     The machines are as the last sweep saw them, a minute ago at most; the quotas as they are.
@@ -153,20 +143,10 @@ def plan(
         Invalid: it asks for what cannot be, or for what its team may not have; names each field.
         NotYourTeam: the caller may not submit for its team.
     """
-    setup = read_setup.run(ledger).setup
-    job = submit_job.job_of(
-        spec,
-        requester,
-        setup,
-        policy.job_types,
-        policy.priority_classes,
-        job_id=_PLANNED,
-        cluster=cluster,
-        namespace=namespace,
-        now=now,
-    )
-    if admission is AdmissionAuthority.KUEUE:
-        decided = delegate_to_kueue(AdmissionRequest.of(job), setup.local_queue_of(job.spec.team), now)
+    setup = read_setup.run(context.ledger).setup
+    job = submit_job.job_of(spec, requester, setup, context, job_id=_PLANNED)
+    if context.site.admission is AdmissionAuthority.KUEUE:
+        decided = delegate_to_kueue(AdmissionRequest.of(job), setup.local_queue_of(job.spec.team), context.now)
         return {
             "team": job.spec.team,
             "jobType": job.spec.job_type or None,
@@ -176,33 +156,37 @@ def plan(
             # Where it starts, Kueue decides: there are no places of ours to weigh.
             "placement": None,
         }
-    submit_job.refuse_beside_kueue(job, ledger)
-    submit_job.refuse_unfit(job, setup, ledger, policy, now)
-    charges = read_charges.held(ledger)
+    submit_job.refuse_beside_kueue(job, context.ledger)
+    submit_job.refuse_unfit(job, setup, context)
+    charges = read_charges.held(context.ledger)
     # What is rented is kept for whom it was rented for.
     capacities = request_facts.with_reservation_ends(
-        reserve_rented_nodes(_node_capacity(ledger, charges), (), policy.burst.pools), policy
+        reserve_rented_nodes(_node_capacity(context.ledger, charges), (), context.policy.burst.pools), context.policy
     )
-    others = _heads(ledger, setup, policy.scheduling.heads_per_cycle)
-    pending = tuple(request_facts.admission_request(each, policy, now) for each in (*others, job))
-    tree = ledger.partition(rows.tree_key().table, rows.tree_key().pk, rows.tree_key().sk) if setup.has_teams else ()
+    others = _heads(context.ledger, setup, context.policy.scheduling.heads_per_cycle)
+    pending = tuple(request_facts.admission_request(each, context.policy, context.now) for each in (*others, job))
+    tree = (
+        context.ledger.partition(rows.tree_key().table, rows.tree_key().pk, rows.tree_key().sk)
+        if setup.has_teams
+        else ()
+    )
     memory = scheduler_state.SchedulerState.model_validate((tree[0].doc.get("memory") if tree else None) or {})
     own = setup.but(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
-    rented = rentals.load(ledger).rentals if own.teams else ()
-    spent = read_budgets.spent(own, ledger, rented, now)
-    left = remaining_by_team(own, spent, charges, rented, policy.economy, now)
-    used = read_usage.run(setup, ledger, now)
+    rented = rentals.load(context.ledger).rentals if own.teams else ()
+    spent = read_budgets.spent(own, context, rented)
+    left = remaining_by_team(own, spent, charges, rented, context.policy.economy, context.now)
+    used = read_usage.run(setup, context)
     stopping = frozenset(memory.stopping) & {charge.job_id for charge in charges}
 
     def weigh(asked: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
         if not setup.has_teams:
-            return admit(QueueSnapshot(capacities=capacities, pending=asked), policy.scheduling, now)
+            return admit(QueueSnapshot(capacities=capacities, pending=asked), context.policy.scheduling, context.now)
         snapshot = team_cycle.TeamCycleSnapshot(
             setup, capacities, asked, tuple(charges), stopping, memory, spent, used=used
         )
-        return team_cycle.run_team_cycle(snapshot, policy.scheduling, policy.economy, now)
+        return team_cycle.run_team_cycle(snapshot, context.policy.scheduling, context.policy.economy, context.now)
 
-    decisions = start_size.fit_sizes(pending, weigh(pending), weigh, now)
+    decisions = start_size.fit_sizes(pending, weigh(pending), weigh, context.now)
     decided = next(each for each in decisions if each.job_id == _PLANNED)
     if not capacities:
         unread = "No sweep has read the fleet yet, so Evenkeel does not know where the job could start."
@@ -214,7 +198,7 @@ def plan(
         "namespace": job.namespace,
         "position": sum(each.queue == job.queue for each in ahead) + 1,
         "decision": _shown(decided),
-        "placement": plan_placement.run(job, decided, capacities, charges, ahead, left, ledger, policy=policy, now=now)
+        "placement": plan_placement.run(job, decided, capacities, charges, ahead, left, context)
         if capacities
         else None,
     }

@@ -1,13 +1,11 @@
 """The age of every source of facts: what `status`, the metrics and `doctor` go by."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, TypeAlias
 
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.sources import FACTS, SourceAge, SourceKind, SourceState, expected_sources, judge
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Ledger
+from evenkeel.services.context import Context
 from evenkeel.services.storage import heartbeats
 
 Json = dict[str, Any]
@@ -19,18 +17,16 @@ NOT_RUNNING = (
 )
 
 
-def run(
-    ledger: Ledger,
-    *,
-    clusters: Sequence[str],
-    has_hyperpod: bool,
-    policy: Policy,
-    now: datetime,
-    is_running: bool = True,
-) -> Ages:
+def run(context: Context) -> Ages:
     """Return the age of every source that the fleet should have, by the reports of all functions."""
-    expected = expected_sources(clusters, has_hyperpod=has_hyperpod)
-    return judge(expected, heartbeats.load(ledger), policy.sources, now, is_running=is_running)
+    expected = expected_sources(context.site.clusters, has_hyperpod=context.site.has_hyperpod)
+    return judge(
+        expected,
+        heartbeats.load(context.ledger),
+        context.policy.sources,
+        context.now,
+        is_running=context.site.schedules_are_on,
+    )
 
 
 def marked(document: Json, ages: Sequence[SourceAge]) -> Json:

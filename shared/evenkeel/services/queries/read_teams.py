@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.capacity import instance_types
@@ -15,7 +14,8 @@ from evenkeel.domain.quotas import flavor_matching
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.quotas.usage_table import UsageRow, usage_rows
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Ledger, Table
+from evenkeel.ports import Table
+from evenkeel.services.context import Context
 from evenkeel.services.storage import pagination, read_charges, read_setup
 
 Json = dict[str, Any]
@@ -24,14 +24,16 @@ _MOST_WAITING = 2000
 """Waiting jobs that are counted; past it the counts are lower bounds and say so."""
 
 
-def list_teams(ledger: Ledger, *, now: datetime) -> Json:
+def list_teams(context: Context) -> Json:
     """Return the table of teams. Where none are set up: who uses accelerators, without a quota."""
-    setup = read_setup.run(ledger).setup
-    charges = read_charges.held(ledger)
-    waiting, is_cut = pagination.everything(ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MOST_WAITING)
+    setup = read_setup.run(context.ledger).setup
+    charges = read_charges.held(context.ledger)
+    waiting, is_cut = pagination.everything(
+        context.ledger, Table.JOBS, f"JOB#{JobState.PENDING}", at_most=_MOST_WAITING
+    )
     pending = Counter(str(row.doc["spec"]["team"]) for row in waiting)
     return {
-        "asOf": rfc3339(now),
+        "asOf": rfc3339(context.now),
         "items": table(setup, charges, pending),
         "isLowerBound": is_cut,
     }

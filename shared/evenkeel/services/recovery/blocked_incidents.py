@@ -27,7 +27,7 @@ def released_incidents(
             old evidence.
     """
     return released_actions(
-        [_blocked_action(each, fleet, looks_healthy) for each in waiting], fleet.policy.repair.guardrails
+        [_blocked_action(each, fleet, looks_healthy) for each in waiting], fleet.context.policy.repair.guardrails
     )
 
 

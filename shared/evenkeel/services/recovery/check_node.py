@@ -5,15 +5,13 @@ choose ─▶ the incident's note of it ─▶ test job, or HyperPod's deep heal
                └──────────────────────────────────────┘ the node, and is asked for again only where it does not
 """
 
-from datetime import datetime
-
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident, NodeCheck
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, ObservedNode, find_slot_state
 from evenkeel.domain.recovery.validation import CheckDecision, CheckFacts, CheckKind, choose_check
 from evenkeel.domain.values import Value
-from evenkeel.ports import CheckSpec, Cluster, Ids, Ledger, Provider, Put, RepairAnswer, Telemetry, Write
+from evenkeel.ports import CheckSpec, Ledger, Put, RepairAnswer, Write
+from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_record, rows
 
 WRITER = "check_node"
@@ -29,47 +27,36 @@ class Outcome(Value):
     reason: str
 
 
-def run(
-    request: Request,
-    *,
-    ledger: Ledger,
-    cluster: Cluster,
-    provider: Provider,
-    ids: Ids,
-    telemetry: Telemetry,
-    policy: Policy,
-    namespace: str,
-    now: datetime,
-) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Begin the check of the machine in the seat. One that cannot be begun leaves what the control planes show.
 
     Idempotent: yes, by the incident's note of the check, one for each machine, boot and failed validation.
     """
-    incident, _ = incident_record.load(ledger, request.incident_id)
-    ask = incident_record.last_ask(ledger, incident)
+    incident, _ = incident_record.load(context.ledger, request.incident_id)
+    ask = incident_record.last_ask(context.ledger, incident)
     slot_state = find_slot_state(
         incident.life,
         incident.slot,
         incident.pool,
-        records=provider.nodes(),
-        nodes=cluster.nodes(incident.life.cluster),
+        records=context.provider.nodes(),
+        nodes=context.cluster.nodes(incident.life.cluster),
         since=ask.requested_at if ask else incident.opened_at,
     )
     machine = slot_state.replacement or slot_state.original
-    fault = policy.catalogue.look_up(incident.fault_key)
+    fault = context.policy.catalogue.look_up(incident.fault_key)
     facts = CheckFacts(
         fault_class=fault.fault_class, asks_for=fault.validate_with, is_hyperpod=machine.record is not None
     )
-    decision = choose_check(facts, policy.repair)
+    decision = choose_check(facts, context.policy.repair)
     if decision.kind is CheckKind.BASIC or machine.node is None or incident.state.is_settled:
         return Outcome(outcome=CheckKind.BASIC, reason=decision.reason)
-    check = _noted(incident, machine, facts, decision, namespace, ledger, ids, policy, now)
+    check = _noted(incident, machine, facts, decision, context)
     if check.answer:
         return Outcome(outcome=check.kind, reason="The check already started.")
-    answer = _begin(incident, machine, check, cluster, provider, policy)
+    answer = _begin(incident, machine, check, context)
     kind = check.kind if answer in (RepairAnswer.ACCEPTED, RepairAnswer.UNKNOWN) else CheckKind.BASIC
-    _answered(incident, check.but(kind=kind, answer=answer), ledger)
-    telemetry.count("ChecksStarted", kind=kind, answer=answer)
+    _answered(incident, check.but(kind=kind, answer=answer), context.ledger)
+    context.telemetry.count("ChecksStarted", kind=kind, answer=answer)
     reason = decision.reason if kind == check.kind else f"{check.kind} could not start: {answer}."
     return Outcome(outcome=kind, reason=reason)
 
@@ -83,17 +70,9 @@ def _is_of(check: NodeCheck | None, machine: ObservedNode, incident: Incident) -
 
 
 def _noted(
-    incident: Incident,
-    machine: ObservedNode,
-    facts: CheckFacts,
-    decision: CheckDecision,
-    namespace: str,
-    ledger: Ledger,
-    ids: Ids,
-    policy: Policy,
-    now: datetime,
+    incident: Incident, machine: ObservedNode, facts: CheckFacts, decision: CheckDecision, context: Context
 ) -> NodeCheck:
-    decision_id = ids.new("dec")
+    decision_id = context.ids.new("dec")
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if _is_of(current.check, machine, current):
@@ -103,9 +82,9 @@ def _noted(
             kind=decision.kind,
             instance_id=machine.instance_id,
             boot_id=machine.node.boot_id,
-            started_at=now,
-            namespace=namespace,
-            name=f"{current.incident_id}-check-{int(now.timestamp())}",
+            started_at=context.now,
+            namespace=context.site.job_namespace,
+            name=f"{current.incident_id}-check-{int(context.now.timestamp())}",
         )
         record = Decision(
             decision_id=decision_id,
@@ -115,45 +94,38 @@ def _noted(
             reason=decision.reason,
             alternatives=decision.alternatives,
             facts=facts.to_json(),
-            policy_hash=policy.hash,
-            catalogue_hash=policy.catalogue.hash,
-            decided_at=now,
+            policy_hash=context.policy.hash,
+            catalogue_hash=context.policy.catalogue.hash,
+            decided_at=context.now,
         )
         line = incident_record.timeline_put(
-            current.incident_id, "checked", decision.reason, at=now, writer=WRITER, decision_id=decision_id
+            current.incident_id, "checked", decision.reason, at=context.now, writer=WRITER, decision_id=decision_id
         )
         return current.but(check=check), [Put(rows.decision_row(record)), line]
 
-    after = incident_record.update(ledger, incident.incident_id, change)
+    after = incident_record.update(context.ledger, incident.incident_id, change)
     assert after.check
     return after.check
 
 
-def _begin(
-    incident: Incident,
-    machine: ObservedNode,
-    check: NodeCheck,
-    cluster: Cluster,
-    provider: Provider,
-    policy: Policy,
-) -> RepairAnswer:
+def _begin(incident: Incident, machine: ObservedNode, check: NodeCheck, context: Context) -> RepairAnswer:
     assert machine.node
     if check.kind == CheckKind.DEEP:
         assert machine.record
         if machine.record.status == DEEP_CHECK_RUNNING:
             return RepairAnswer.ACCEPTED  # begun by a visit that died before it could tell
-        return provider.check_health(machine.record.instance_group, machine.instance_id)
-    cluster.start_check(
+        return context.provider.check_health(machine.record.instance_group, machine.instance_id)
+    context.cluster.start_check(
         CheckSpec(
             cluster=incident.life.cluster,
             namespace=check.namespace,
             name=check.name,
             node_name=machine.node.name,
-            image=policy.repair.test_job_image,
-            command=policy.repair.test_job_command,
+            image=context.policy.repair.test_job_image,
+            command=context.policy.repair.test_job_command,
             accelerators=machine.node.accelerators,
             accelerator_resource=machine.node.accelerator_resource,
-            deadline_seconds=policy.repair.test_job_deadline_seconds,
+            deadline_seconds=context.policy.repair.test_job_deadline_seconds,
         )
     )
     return RepairAnswer.ACCEPTED

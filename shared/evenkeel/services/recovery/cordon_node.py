@@ -4,17 +4,14 @@ weigh ─▶ register: the machine, under the version that was weighed ─▶ co
               │ crash here: it counts, and the next visit goes on         │ crash here: the mark is there already
 """
 
-from datetime import datetime
-
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.guardrails import GuardedAction, GuardrailVerdict, check_guardrails
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Conflict, CordonResult, Ledger, Telemetry, Write
+from evenkeel.ports import Conflict, CordonResult, Write
+from evenkeel.services.context import Context
 from evenkeel.services.recovery import guardrails
 from evenkeel.services.storage import guardrail_registers, incident_record
 from evenkeel.services.storage.guardrail_registers import RegisterName
@@ -41,35 +38,23 @@ _OUTCOME_TEXT = {
 }
 
 
-def run(
-    request: Request,
-    *,
-    ledger: Ledger,
-    cluster: Cluster,
-    telemetry: Telemetry,
-    policy: Policy,
-    mode: Mode,
-    drills_may_act: bool,
-    now: datetime,
-) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Cordon the node with our mark, unless too many are cordoned.
 
     Idempotent: yes, by the mark; a person's own cordon is left alone.
     """
-    incident, _ = incident_record.load(ledger, request.incident_id)
-    allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident))
-    may_act = incident_record.drill_may_act(incident, ledger, drills_may_act=drills_may_act)
+    incident, _ = incident_record.load(context.ledger, request.incident_id)
+    allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
+    may_act = incident_record.drill_may_act(incident, context)
     barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
     if barred or incident.state.is_settled:
         return Outcome(outcome="HELD", reason=barred or "The incident is settled.")
     if incident.plan is not None and not incident.plan.repairs_node:
         return Outcome(outcome="NOT_NEEDED", reason="The node needs no action.")
-    return cordon(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
+    return cordon(incident, context)
 
 
-def cordon(
-    incident: Incident, *, ledger: Ledger, cluster: Cluster, telemetry: Telemetry, policy: Policy, now: datetime
-) -> Outcome:
+def cordon(incident: Incident, context: Context) -> Outcome:
     """Weigh and cordon. Called again right before a repair, where a guardrail barred it at first.
 
     A hold on automation does not hold this: it is what makes waiting safe.
@@ -78,14 +63,12 @@ def cordon(
     """
     if not incident.node_name:
         return Outcome(outcome="GONE", reason="The node never joined its cluster.")
-    verdict = _entered(incident, ledger, policy, now)
+    verdict = _entered(incident, context)
     # A machine that is gone needs no place: to wait for one would hold its seat, and whoever has it now, for ever.
-    if not verdict.allowed and cluster.node(incident.life.cluster, incident.node_name) is not None:
-        guardrails.block(
-            incident, GuardedAction.CORDON, verdict, ledger=ledger, telemetry=telemetry, writer=WRITER, now=now
-        )
+    if not verdict.allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
+        guardrails.block(incident, GuardedAction.CORDON, verdict, context, writer=WRITER)
         return Outcome(outcome="BLOCKED", reason=verdict.reason)
-    found = cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id)
+    found = context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id)
     outcome, reason = _OUTCOME_TEXT[found]
     is_marked = found in (CordonResult.CORDONED, CordonResult.ALREADY_OURS)
     carries_ours = is_marked or found is CordonResult.BY_OTHER_INCIDENT
@@ -96,31 +79,31 @@ def cordon(
         life = current.life.key
         writes: list[Write] = []
         if not carries_ours:
-            writes += guardrail_registers.leaving(
-                ledger, RegisterName.CORDONS, life, now=now, is_drill=current.is_drill
-            )
+            writes += guardrail_registers.leaving(context, RegisterName.CORDONS, life, is_drill=current.is_drill)
         after = current
         if current.block is not None and current.block.act == GuardedAction.CORDON:
             after = after.without_block()
         if is_marked and current.cordon_marked_at is None:
-            after = after.but(cordon_marked_at=now)
+            after = after.but(cordon_marked_at=context.now)
         if current.stages.cordoned_at is None and outcome in ("CORDONED", "BY_PERSON"):
-            after = after.at_stage("cordoned_at", now)
-            writes.append(incident_record.timeline_put(current.incident_id, "cordoned", reason, at=now, writer=WRITER))
+            after = after.at_stage("cordoned_at", context.now)
+            writes.append(
+                incident_record.timeline_put(current.incident_id, "cordoned", reason, at=context.now, writer=WRITER)
+            )
         return (after, writes) if after is not current or writes else None
 
-    incident_record.update(ledger, incident.incident_id, change)
+    incident_record.update(context.ledger, incident.incident_id, change)
     if found is CordonResult.CORDONED:
-        telemetry.seconds("DetectedToCordoned", (now - incident.opened_at).total_seconds())
+        context.telemetry.seconds("DetectedToCordoned", (context.now - incident.opened_at).total_seconds())
     return Outcome(outcome=outcome, reason=reason)
 
 
-def _entered(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) -> GuardrailVerdict:
+def _entered(incident: Incident, context: Context) -> GuardrailVerdict:
     """Weigh the cordon, and enter the machine where it is allowed; decide anew where another one entered first."""
     for _ in range(incident_record.MAX_TRIES):
-        guarded = guardrails.GuardrailInputs(ledger, policy, now).guard_context(GuardedAction.CORDON, incident)
-        verdict = check_guardrails(GuardedAction.CORDON, guarded.facts, policy.repair.guardrails)
-        entry = guarded.entry(incident, now)
+        guarded = guardrails.GuardrailInputs(context).guard_context(GuardedAction.CORDON, incident)
+        verdict = check_guardrails(GuardedAction.CORDON, guarded.facts, context.policy.repair.guardrails)
+        entry = guarded.entry(incident, context.now)
         # What an earlier incident left there is about to be taken out, so it is no entry of ours.
         is_in = any(
             (each.life, each.incident_id) == (entry.life, entry.incident_id) for each in guarded.register.entries
@@ -128,7 +111,7 @@ def _entered(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) 
         if not verdict.allowed or is_in:
             return verdict
         try:
-            ledger.commit(
+            context.ledger.commit(
                 guardrail_registers.entering(
                     RegisterName.CORDONS,
                     guarded.register,

@@ -1,16 +1,14 @@
 """A person holds harmful acts for a while, or releases them. Un-cordon and recording are never held."""
 
-from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.health.incidents import TimelineEntry
-from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode, ModeRule
 from evenkeel.domain.recovery.leases import Hold, Holds
 from evenkeel.domain.recovery.modes import mode_for
 from evenkeel.domain.values import Value, milliseconds, rfc3339
 from evenkeel.ports import Conflict, Delete, Invalid, KeyReused, Ledger, Put, Row, Write
+from evenkeel.services.context import Context
 from evenkeel.services.storage import known_names, rows
 
 Json = dict[str, Any]
@@ -54,30 +52,23 @@ class ReleaseRequest(Value):
     fingerprint: str
 
 
-def show(ledger: Ledger, *, mode: str, drills_may_act: bool, now: datetime, rules: Sequence[ModeRule] = ()) -> Json:
-    """Return how far automation may go now, and who holds it.
-
-    Args:
-        ledger: Where the holds are.
-        mode: The stack's own mode, which is the ceiling.
-        drills_may_act: Whether drills may go as far.
-        now: The time.
-        rules: The policy's rules, which may lower the mode.
-    """
-    row = ledger.get(rows.hold_key())
-    holds = rows.read(row, Holds).at(now) if row else ()
+def show(context: Context) -> Json:
+    """Return how far automation may go now, and which holds are in force."""
+    row = context.ledger.get(rows.hold_key())
+    holds = rows.read(row, Holds).at(context.now) if row else ()
+    rules = context.policy.modes
     return {
-        "mode": mode,
-        "modeInForce": mode_for(Mode(mode), rules, "", ""),
+        "mode": context.mode,
+        "modeInForce": mode_for(context.mode, rules, "", ""),
         "modeRules": [rule.to_json() for rule in rules if rule.fault_class or rule.pool],
-        "drillsMayAct": drills_may_act,
+        "drillsMayAct": context.site.drills_may_act,
         "isHeld": bool(holds),
         "hold": holds[0].to_json() if holds else None,
         "holds": [hold.to_json() for hold in holds],
     }
 
 
-def hold(ledger: Ledger, request: HoldRequest, *, clusters: Iterable[str], policy: Policy, now: datetime) -> Hold:
+def hold(request: HoldRequest, context: Context) -> Hold:
     """Hold harmful acts until `request.until`; a hold in force of the same scope is replaced.
 
     Idempotent: yes, by the request id, which is recorded in the same commit.
@@ -86,36 +77,34 @@ def hold(ledger: Ledger, request: HoldRequest, *, clusters: Iterable[str], polic
         Invalid: the end is past, or further away than the longest hold; the fleet has no such pool or machine.
         KeyReused: the request id was used for something else.
     """
-    if _first_answer(ledger.get(rows.automation_request_key(request.request_id)), request, now) is None:
-        if not now < request.until <= now + LONGEST_HOLD:
+    if _first_answer(context.ledger.get(rows.automation_request_key(request.request_id)), request, context.now) is None:
+        if not context.now < request.until <= context.now + LONGEST_HOLD:
             fault = f"must be in the future, at most {LONGEST_HOLD.days} days from now"
             raise Invalid(f"a hold until {request.until.isoformat()}", (("until", fault),))
         if not request.allows_unknown:
-            _check_scope(request, ledger, clusters, policy)
+            _check_scope(request, context)
     wanted = Hold(
         by=request.by,
         reason=request.reason,
-        since=now,
+        since=context.now,
         until=request.until,
         pool=request.pool,
         instance_id=request.instance_id,
     )
     text = f"Held{wanted.where} by {request.by} until {rfc3339(request.until)}: {request.reason}"
     return Hold.model_validate(
-        _once(ledger, request, TimelineEntry(at=now, kind="held", text=text, writer=request.by), wanted)
+        _once(context.ledger, request, TimelineEntry(at=context.now, kind="held", text=text, writer=request.by), wanted)
     )
 
 
-def _check_scope(
-    request: HoldRequest | ReleaseRequest, ledger: Ledger, clusters: Iterable[str], policy: Policy
-) -> None:
+def _check_scope(request: HoldRequest | ReleaseRequest, context: Context) -> None:
     if request.pool:
-        known_names.check_pool(request.pool, ledger, policy)
+        known_names.check_pool(request.pool, context)
     if request.instance_id:
-        known_names.check_machine(request.instance_id, ledger, clusters)
+        known_names.check_machine(request.instance_id, context)
 
 
-def release(ledger: Ledger, request: ReleaseRequest, *, clusters: Iterable[str], policy: Policy, now: datetime) -> Json:
+def release(request: ReleaseRequest, context: Context) -> Json:
     """End the hold of a scope, if there is one. What waited for it is let go by the next evaluation of waits.
 
     Idempotent: yes, by the request id, and no hold is success.
@@ -125,44 +114,53 @@ def release(ledger: Ledger, request: ReleaseRequest, *, clusters: Iterable[str],
         KeyReused: the request id was used for something else.
     """
     if request.cause:
-        return _end_cause(ledger, request, now)
-    row = ledger.get(rows.hold_key())
-    scopes = {each.scope for each in (rows.read(row, Holds).at(now) if row else ())}
+        return _end_cause(request, context)
+    row = context.ledger.get(rows.hold_key())
+    scopes = {each.scope for each in (rows.read(row, Holds).at(context.now) if row else ())}
     if (request.pool, request.instance_id) not in scopes:
-        is_new = _first_answer(ledger.get(rows.automation_request_key(request.request_id)), request, now) is None
+        is_new = (
+            _first_answer(context.ledger.get(rows.automation_request_key(request.request_id)), request, context.now)
+            is None
+        )
         if is_new:
-            _check_scope(request, ledger, clusters, policy)
+            _check_scope(request, context)
     text = f"Released by {request.by}" + (f": {request.reason}" if request.reason else "")
-    return _once(ledger, request, TimelineEntry(at=now, kind="released", text=text, writer=request.by), None)
+    return _once(
+        context.ledger, request, TimelineEntry(at=context.now, kind="released", text=text, writer=request.by), None
+    )
 
 
-def _end_cause(ledger: Ledger, request: ReleaseRequest, now: datetime) -> Json:
+def _end_cause(request: ReleaseRequest, context: Context) -> Json:
     """End a shared cause: machines that sickened before now no longer count for it, and are repaired in turn."""
     if not request.reason:
         raise Invalid("ending a shared cause needs a reason", (("reason", "say why the cause is over"),))
     if request.pool or request.instance_id:
         raise Invalid("a cause has no scope", (("cause", "give it without pool and instanceId"),))
     for _ in range(5):
-        earlier = ledger.get(rows.automation_request_key(request.request_id))
-        given = _first_answer(earlier, request, now)
+        earlier = context.ledger.get(rows.automation_request_key(request.request_id))
+        given = _first_answer(earlier, request, context.now)
         if given is not None:
             return given
-        cause_rows = (ledger.get(rows.cause_key(request.cause, is_drill=is_drill)) for is_drill in (False, True))
+        cause_rows = (
+            context.ledger.get(rows.cause_key(request.cause, is_drill=is_drill)) for is_drill in (False, True)
+        )
         if not any(cause_rows):
             fault = "no such cause was paged; evenkeel incidents ls --state BLOCKED lists causes that block repairs"
             raise Invalid(f"no shared cause {request.cause}", (("cause", fault),))
-        answer: Json = {"cause": request.cause, "endedAt": rfc3339(now)}
-        row = ledger.get(rows.ended_causes_key())
+        answer: Json = {"cause": request.cause, "endedAt": rfc3339(context.now)}
+        row = context.ledger.get(rows.ended_causes_key())
         known = {key: end for key, end in (row.doc["causes"] if row else {}).items() if key != request.cause}
         # The oldest go: their machines were repaired or replaced long ago.
         kept = dict(sorted(known.items(), key=lambda item: str(item[1]["at"]))[-MOST_ENDED_CAUSES:])
-        ended = {"causes": kept | {request.cause: {"at": rfc3339(now), "by": request.by, "reason": request.reason}}}
+        ended = {
+            "causes": kept | {request.cause: {"at": rfc3339(context.now), "by": request.by, "reason": request.reason}}
+        }
         text = f"Shared cause {request.cause} ended by {request.by}: {request.reason}"
-        entry = TimelineEntry(at=now, kind="cause-ended", text=text, writer=request.by)
+        entry = TimelineEntry(at=context.now, kind="cause-ended", text=text, writer=request.by)
         record = {"fingerprint": request.fingerprint, "answer": answer}
-        fresh = rows.automation_request_row(request.request_id, record, now)
+        fresh = rows.automation_request_row(request.request_id, record, context.now)
         try:
-            ledger.commit(
+            context.ledger.commit(
                 Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
                 Put(rows.automation_event_row(entry, request.request_id)),
                 Put(Row(rows.ended_causes_key(), ended, row.version if row else 0)),

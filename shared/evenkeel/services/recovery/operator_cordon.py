@@ -1,15 +1,14 @@
 """A person cordons a node, or takes our cordon off. Un-cordon is never barred: not by a hold, a guardrail or a mode."""
 
 import contextlib
-from collections.abc import Iterable
-from datetime import datetime
 
 from evenkeel.domain.health.incidents import Incident, TimelineEntry
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.leases import PersonCordon
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Conflict, CordonResult, Ledger, NotFound, Put, Refused, ReleaseResult, Write
+from evenkeel.ports import Conflict, CordonResult, NotFound, Put, Refused, ReleaseResult, Write
+from evenkeel.services.context import Context
 from evenkeel.services.recovery import person_cordons
 from evenkeel.services.storage import guardrail_registers, incident_record, known_names, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
@@ -47,7 +46,7 @@ class CordonedByRecovery(Refused):
     code = "CORDONED_BY_RECOVERY"
 
 
-def cordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: Iterable[str], now: datetime) -> Outcome:
+def cordon(request: Request, context: Context) -> Outcome:
     """Cordon a node as a person: without our mark, so that no recovery takes it off.
 
     Who did it and why is recorded first: the node cannot say, and `uncordon` takes off what is recorded. Idempotent:
@@ -57,19 +56,23 @@ def cordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: Iter
         NotFound: the fleet does not know the machine, or it has not joined its cluster.
         CordonedByRecovery: a recovery's cordon is on it, which the recovery would take off.
     """
-    node = _find(request.instance_id, ledger, clusters)
+    node = _find(request.instance_id, context)
     life = node.life.key
-    is_known = life in person_cordons.load(ledger)
+    is_known = life in person_cordons.load(context.ledger)
     if not is_known:
-        person_cordons.put(ledger, PersonCordon(life=life, by=request.by, reason=request.reason, at=now))
-    found = cluster.cordon(node.life.cluster, node.node_name, None)
+        person_cordons.put(
+            context.ledger, PersonCordon(life=life, by=request.by, reason=request.reason, at=context.now)
+        )
+    found = context.cluster.cordon(node.life.cluster, node.node_name, None)
     if found is not CordonResult.CORDONED and (not is_known or found is not CordonResult.BY_PERSON):
-        person_cordons.forget(ledger, life)
+        person_cordons.forget(context.ledger, life)
     elif found is CordonResult.CORDONED and is_known:
         # It was taken off by other means since, and is this person's now.
-        person_cordons.put(ledger, PersonCordon(life=life, by=request.by, reason=request.reason, at=now))
+        person_cordons.put(
+            context.ledger, PersonCordon(life=life, by=request.by, reason=request.reason, at=context.now)
+        )
     if found in (CordonResult.BY_OTHER_INCIDENT, CordonResult.ALREADY_OURS):
-        seen = cluster.node(node.life.cluster, node.node_name)
+        seen = context.cluster.node(node.life.cluster, node.node_name)
         whose = (seen.incident_id if seen else None) or "a recovery"
         raise CordonedByRecovery(
             f"{node.node_name} has the cordon of {whose}. That recovery removes it at its end. "
@@ -79,11 +82,11 @@ def cordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: Iter
     if found is CordonResult.GONE:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
     if found is CordonResult.CORDONED:
-        _record(request, f"{request.by} cordoned {node.node_name}", "cordoned", ledger, now)
+        _record(request, f"{request.by} cordoned {node.node_name}", "cordoned", context)
     return Outcome(outcome="CORDONED", instance_id=request.instance_id, node_name=node.node_name)
 
 
-def uncordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: Iterable[str], now: datetime) -> Outcome:
+def uncordon(request: Request, context: Context) -> Outcome:
     """Take our cordon off a node, with the taint that waits for its validation. A recovery of it stands down.
 
     So is one that a person set through `cordon`. Idempotent: yes, a node that is free is success.
@@ -92,60 +95,60 @@ def uncordon(request: Request, *, ledger: Ledger, cluster: Cluster, clusters: It
         NotFound: the fleet does not know the machine, or it has not joined its cluster.
         NotOurs: a person cordoned it by other means.
     """
-    node = _find(request.instance_id, ledger, clusters)
-    seen = cluster.node(node.life.cluster, node.node_name)
+    node = _find(request.instance_id, context)
+    seen = context.cluster.node(node.life.cluster, node.node_name)
     incident_id = (seen.incident_id or "") if seen else ""
-    found = cluster.release(node.life.cluster, node.node_name, incident_id or None)
+    found = context.cluster.release(node.life.cluster, node.node_name, incident_id or None)
     if found is ReleaseResult.GONE:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
-    if found is ReleaseResult.NOT_OURS and node.life.key in person_cordons.load(ledger):
-        found = cluster.uncordon(node.life.cluster, node.node_name)
+    if found is ReleaseResult.NOT_OURS and node.life.key in person_cordons.load(context.ledger):
+        found = context.cluster.uncordon(node.life.cluster, node.node_name)
     if found in (ReleaseResult.RELEASED, ReleaseResult.ALREADY_FREE):
-        person_cordons.forget(ledger, node.life.key)
+        person_cordons.forget(context.ledger, node.life.key)
     if found is ReleaseResult.NOT_OURS:
         raise NotOurs(
             f"{node.node_name} was cordoned by a person or another program, not through Evenkeel. "
             f"To remove that cordon: kubectl uncordon {node.node_name}."
         )
     if found is ReleaseResult.RELEASED:
-        _record(request, f"{request.by} un-cordoned {node.node_name}", "uncordoned", ledger, now)
-    _leave(request, node, incident_id, ledger, now)
-    _trust(node, request.by, incident_id, ledger, now)
+        _record(request, f"{request.by} un-cordoned {node.node_name}", "uncordoned", context)
+    _leave(request, node, incident_id, context)
+    _trust(node, request.by, incident_id, context)
     return Outcome(outcome=found, instance_id=request.instance_id, node_name=node.node_name, incident_id=incident_id)
 
 
-def _trust(node: FleetNode, by: str, incident_id: str, ledger: Ledger, now: datetime) -> None:
+def _trust(node: FleetNode, by: str, incident_id: str, context: Context) -> None:
     """Take a person's word that a node is healthy, where an incident or a mark says that it is not."""
-    row = ledger.get(rows.unhealthy_key(node.life))
+    row = context.ledger.get(rows.unhealthy_key(node.life))
     if row is None and not node.marks and not incident_id:
         return
     reason = f"{by} reports that the node is healthy."
     left = (
         rows.read(row, UnhealthyNode)
         if row
-        else UnhealthyNode(life=node.life, incident_id=incident_id, since=now, reason=reason)
+        else UnhealthyNode(life=node.life, incident_id=incident_id, since=context.now, reason=reason)
     )
     with contextlib.suppress(Conflict):  # an incident of it opened or ended at this moment: that is newer
-        trusted = left.but(trusted_by=by, trusted_at=now)
-        ledger.commit(Put(rows.unhealthy_row(trusted, row.version if row else 0)))
+        trusted = left.but(trusted_by=by, trusted_at=context.now)
+        context.ledger.commit(Put(rows.unhealthy_row(trusted, row.version if row else 0)))
 
 
-def _find(instance_id: str, ledger: Ledger, clusters: Iterable[str]) -> FleetNode:
-    for name in clusters:
-        row = ledger.get(rows.node_key(name, instance_id))
+def _find(instance_id: str, context: Context) -> FleetNode:
+    for name in context.site.clusters:
+        row = context.ledger.get(rows.node_key(name, instance_id))
         node = rows.read(row, FleetNode) if row else None
         if node is not None and node.node_name:
             return node
-    raise known_names.no_node(instance_id, ledger)
+    raise known_names.no_node(instance_id, context.ledger)
 
 
-def _record(request: Request, text: str, kind: str, ledger: Ledger, now: datetime) -> None:
+def _record(request: Request, text: str, kind: str, context: Context) -> None:
     reason = f": {request.reason}" if request.reason else "."
-    entry = TimelineEntry(at=now, kind=kind, text=f"{text}{reason}", writer=request.by)
-    ledger.commit(Put(rows.automation_event_row(entry, request.request_id)))
+    entry = TimelineEntry(at=context.now, kind=kind, text=f"{text}{reason}", writer=request.by)
+    context.ledger.commit(Put(rows.automation_event_row(entry, request.request_id)))
 
 
-def _leave(request: Request, node: FleetNode, incident_id: str, ledger: Ledger, now: datetime) -> None:
+def _leave(request: Request, node: FleetNode, incident_id: str, context: Context) -> None:
     """Take the machine out of the register of cordons, and tell the incident's story, in one commit.
 
     The sweeper does the first as well, where this is lost.
@@ -155,13 +158,11 @@ def _leave(request: Request, node: FleetNode, incident_id: str, ledger: Ledger, 
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         text = f"{request.by} un-cordoned {node.node_name}" + (f": {request.reason}" if request.reason else ".")
-        line = incident_record.timeline_put(current.incident_id, "uncordoned", text, at=now, writer=request.by)
-        leaves = guardrail_registers.leaving(
-            ledger, RegisterName.CORDONS, node.life.key, now=now, is_drill=current.is_drill
-        )
+        line = incident_record.timeline_put(current.incident_id, "uncordoned", text, at=context.now, writer=request.by)
+        leaves = guardrail_registers.leaving(context, RegisterName.CORDONS, node.life.key, is_drill=current.is_drill)
         return current, [*leaves, line]
 
     try:
-        incident_record.update(ledger, incident_id, change)
+        incident_record.update(context.ledger, incident_id, change)
     except (NotFound, Conflict):
         return  # the mark is off, which is what was asked for

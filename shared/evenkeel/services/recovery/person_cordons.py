@@ -1,10 +1,11 @@
 """Who cordoned which node through Evenkeel, and why. Kubernetes keeps neither."""
 
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from evenkeel.domain.recovery.leases import PersonCordon, PersonCordons
 from evenkeel.ports import Conflict, Ledger, Put, Row
+from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 _TRIES = 5
@@ -36,15 +37,21 @@ def forget(ledger: Ledger, life: str) -> None:
     _change(ledger, lambda known: known.without(life))
 
 
-def prune(ledger: Ledger, cordoned: frozenset[str], now: datetime) -> int:
+def prune(context: Context, cordoned: frozenset[str]) -> int:
     """Forget the cordons that are not on their nodes any more: somebody took them off by other means.
 
     Raises:
         Conflict: the row kept changing.
     """
-    gone = {life for life, cordon in load(ledger).items() if life not in cordoned and now - cordon.at > _CORDON_DELAY}
+    gone = {
+        life
+        for life, cordon in load(context.ledger).items()
+        if life not in cordoned and context.now - cordon.at > _CORDON_DELAY
+    }
     if gone:
-        _change(ledger, lambda known: PersonCordons(cordons=tuple(c for c in known.cordons if c.life not in gone)))
+        _change(
+            context.ledger, lambda known: PersonCordons(cordons=tuple(c for c in known.cordons if c.life not in gone))
+        )
     return len(gone)
 
 

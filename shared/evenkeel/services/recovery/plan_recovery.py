@@ -23,7 +23,8 @@ from evenkeel.domain.recovery.plan import (
     plan_recovery,
 )
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Ids, Ledger, NotFound, Provider, Put, Telemetry, Write
+from evenkeel.ports import Cluster, NotFound, Provider, Put, Write
+from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_record, rows
 
 WRITER = "plan_recovery"
@@ -42,32 +43,20 @@ class Outcome(Value):
     reason: str
 
 
-def run(
-    request: Request,
-    *,
-    ledger: Ledger,
-    cluster: Cluster,
-    provider: Provider,
-    ids: Ids,
-    telemetry: Telemetry,
-    policy: Policy,
-    mode: Mode,
-    drills_may_act: bool,
-    now: datetime,
-) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Decide what to do about an incident, and record the decision with the incident's move to RECOVERING.
 
     Idempotent: yes, a run's plan is stored with its incident and given again.
     """
-    incident, version = incident_record.load(ledger, request.incident_id)
+    incident, version = incident_record.load(context.ledger, request.incident_id)
     stored = _outcome_in_force(incident, request)
     if stored and stored.outcome is not PlanOutcome.ASK:
         return stored
     # Side by side: until the cordon, each of these round trips is time in which new pods land on a faulty node.
     with ThreadPoolExecutor(max_workers=3) as readers:
-        nodes = readers.submit(cluster.nodes, incident.life.cluster)
-        records = readers.submit(provider.nodes)
-        described = readers.submit(settings_of, provider)
+        nodes = readers.submit(context.cluster.nodes, incident.life.cluster)
+        records = readers.submit(context.provider.nodes)
+        described = readers.submit(settings_of, context.provider)
     slot_state = find_slot_state(
         incident.life,
         incident.slot,
@@ -77,32 +66,45 @@ def run(
         since=incident.opened_at,
     )
     settings = described.result()
-    decision_id = ids.new("dec")
-    stack_mode = mode
+    decision_id = context.ids.new("dec")
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if _outcome_in_force(current, request, slot_state):
             return None
-        mode = _mode(current, slot_state, policy, stack_mode)
-        may_act = incident_record.drill_may_act(current, ledger, drills_may_act=drills_may_act)
+        mode = _mode(current, slot_state, context.policy, context.mode)
+        may_act = incident_record.drill_may_act(current, context)
         facts = _facts(
-            current, slot_state, nodes.result(), settings, cluster, policy.catalogue, mode=mode, drills_may_act=may_act
+            current,
+            slot_state,
+            nodes.result(),
+            settings,
+            context.cluster,
+            context.policy.catalogue,
+            mode=mode,
+            drills_may_act=may_act,
         )
-        plan = plan_recovery(facts, policy.repair)
+        plan = plan_recovery(facts, context.policy.repair)
         if _is_still_later(current, plan, request):
             return None
         approved = _approved_decision_id(current, facts, plan, request)
         planned = _planned(
-            current, facts, plan, slot_state.original.node, request.run, approved or decision_id, mode, now
+            current,
+            facts,
+            plan,
+            slot_state.original.node,
+            request.run,
+            approved or decision_id,
+            mode,
+            context.now,
         )
         if plan.outcome is PlanOutcome.ASK and planned.plan:
-            answer_by = now + timedelta(seconds=policy.repair.approval_deadline_seconds)
+            answer_by = context.now + timedelta(seconds=context.policy.repair.approval_deadline_seconds)
             planned = planned.but(plan=planned.plan.but(answer_by=answer_by))
         if approved:
             text = f"Run {request.run} continues with the approved plan."
             return planned, [
                 incident_record.timeline_put(
-                    current.incident_id, "decided", text, at=now, writer=WRITER, decision_id=approved
+                    current.incident_id, "decided", text, at=context.now, writer=WRITER, decision_id=approved
                 )
             ]
         decision = Decision(
@@ -113,22 +115,24 @@ def run(
             reason=plan.reason,
             alternatives=plan.alternatives,
             facts=facts.to_json(),
-            policy_hash=policy.hash,
-            catalogue_hash=policy.catalogue.hash,
+            policy_hash=context.policy.hash,
+            catalogue_hash=context.policy.catalogue.hash,
             mode=mode,
             simulated=plan.outcome is PlanOutcome.OBSERVE,
-            decided_at=now,
+            decided_at=context.now,
         )
         line = incident_record.timeline_put(
-            current.incident_id, "decided", plan.reason, at=now, writer=WRITER, decision_id=decision_id
+            current.incident_id, "decided", plan.reason, at=context.now, writer=WRITER, decision_id=decision_id
         )
         return planned, [Put(rows.decision_row(decision)), line]
 
-    after = incident_record.update(ledger, request.incident_id, change, known=(incident, version))
+    after = incident_record.update(context.ledger, request.incident_id, change, known=(incident, version))
     outcome = _stored_outcome(after, request)
     assert outcome
-    telemetry.count("RecoveriesPlanned", outcome=outcome.outcome)
-    telemetry.info("RecoveryPlanned", decisionId=outcome.decision_id, outcome=outcome.outcome, reason=outcome.reason)
+    context.telemetry.count("RecoveriesPlanned", outcome=outcome.outcome)
+    context.telemetry.info(
+        "RecoveryPlanned", decisionId=outcome.decision_id, outcome=outcome.outcome, reason=outcome.reason
+    )
     return outcome
 
 

@@ -18,7 +18,6 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.jobs.spec import OnNodeFault
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.draining import (
     Drain,
@@ -35,19 +34,17 @@ from evenkeel.domain.recovery.plan import not_allowed
 from evenkeel.domain.recovery.resume import distrust_after
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
-    Cluster,
     Conflict,
     EvenkeelError,
     EvictionStatus,
-    Ids,
     Ledger,
     Put,
     Table,
-    Telemetry,
     Write,
     every,
 )
 from evenkeel.services.attempts import keep_logs
+from evenkeel.services.context import Context
 from evenkeel.services.recovery import guardrails, unmanaged
 from evenkeel.services.storage import attempt_rows, incident_record, rows
 
@@ -69,81 +66,57 @@ class Outcome(Value):
     jobs: tuple[AffectedJob, ...] = ()
 
 
-def run(
-    request: Request,
-    *,
-    ledger: Ledger,
-    cluster: Cluster,
-    ids: Ids,
-    telemetry: Telemetry,
-    policy: Policy,
-    mode: Mode,
-    drills_may_act: bool,
-    now: datetime,
-) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Find the jobs on the node and stop them.
 
     Idempotent: yes: what was hurt is stored and only grows, a stop request stays, and deleting what is gone is success.
     """
-    incident, _ = incident_record.load(ledger, request.incident_id)
-    allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident))
-    may_act = incident_record.drill_may_act(incident, ledger, drills_may_act=drills_may_act)
+    incident, _ = incident_record.load(context.ledger, request.incident_id)
+    allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
+    may_act = incident_record.drill_may_act(incident, context)
     barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
     if barred or incident.state.is_settled:
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if incident.plan is not None and incident.plan.jobs is JobAction.LEAVE:
         return Outcome(outcome="NO_JOBS", reason="The jobs on the node keep running.")
     if incident.plan is not None and incident.plan.repairs_node:
-        verdict = guardrails.check_stop_allowed(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
-        incident, moved = evict_movable_pods(
-            incident, ledger=ledger, cluster=cluster, telemetry=telemetry, now=now, may_stop=verdict.allowed
-        )
-        telemetry.count("UnmanagedPodsMoved", moved)
-    protected = protect(incident, ledger=ledger, cluster=cluster, ids=ids, telemetry=telemetry, policy=policy, now=now)
+        verdict = guardrails.check_stop_allowed(incident, context)
+        incident, moved = evict_movable_pods(incident, context, may_stop=verdict.allowed)
+        context.telemetry.count("UnmanagedPodsMoved", moved)
+    protected = protect(incident, context)
     if incident.plan is None or incident.plan.repairs_node or not protected.jobs:
         return protected
     # No repair follows that would come back to these jobs, so what bars the stop is waited for.
-    verdict = guardrails.check_stop_allowed(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
+    verdict = guardrails.check_stop_allowed(incident, context)
     if verdict.allowed:
-        guardrails.unblock(incident, ledger)
+        guardrails.unblock(incident, context.ledger)
         return protected
-    guardrails.block(incident, GuardedAction.STOP, verdict, ledger=ledger, telemetry=telemetry, writer=WRITER, now=now)
+    guardrails.block(incident, GuardedAction.STOP, verdict, context, writer=WRITER)
     return protected.but(outcome="HELD")
 
 
-def protect(
-    incident: Incident,
-    *,
-    ledger: Ledger,
-    cluster: Cluster,
-    ids: Ids,
-    telemetry: Telemetry,
-    policy: Policy,
-    now: datetime,
-) -> Outcome:
+def protect(incident: Incident, context: Context) -> Outcome:
     """Stop what runs on the incident's node. Called again right before a repair, for what slipped in.
 
     Idempotent: yes, as `run`.
     """
-    found = find_affected_jobs(incident, ledger=ledger, cluster=cluster, policy=policy)
-    incident = _remember(incident, found, ledger)
+    found = find_affected_jobs(incident, context)
+    incident = _remember(incident, found, context.ledger)
     if job_action(incident) in (JobAction.MOVE, JobAction.LEAVE):
         for affected in incident.affected_jobs:
-            _excuse_failure(incident, affected, ledger, now)
+            _excuse_failure(incident, affected, context)
     if not incident.affected_jobs:
         return Outcome(outcome="NO_JOBS", reason="No job ran on the node.")
-    verdict = guardrails.check_stop_allowed(incident, ledger=ledger, cluster=cluster, policy=policy, now=now)
+    verdict = guardrails.check_stop_allowed(incident, context)
     if not verdict.allowed:
         return Outcome(
             outcome="PROTECTED", reason=f"The jobs keep running. {verdict.reason}", jobs=incident.affected_jobs
         )
-    incident, finishing = _allow_finish(incident, ledger, policy, now)
+    incident, finishing = _allow_finish(incident, context)
     leaving = [affected for affected in incident.affected_jobs if affected.job_id not in finishing]
-    stopped = [
-        affected for affected in leaving if _stop(incident, affected, ledger, cluster, ids, telemetry, policy, now)
-    ]
-    _record_stops(incident, stopped, ledger, now)
-    telemetry.count("JobsProtected", len(stopped))
+    stopped = [affected for affected in leaving if _stop(incident, affected, context)]
+    _record_stops(incident, stopped, context)
+    context.telemetry.count("JobsProtected", len(stopped))
     messages = (
         [f"Stopped to move to other nodes: {', '.join(affected.job_id for affected in leaving)}."] if leaving else []
     )
@@ -151,9 +124,7 @@ def protect(
     return Outcome(outcome="PROTECTED", reason=" ".join(messages), jobs=incident.affected_jobs)
 
 
-def find_affected_jobs(
-    incident: Incident, *, ledger: Ledger, cluster: Cluster, policy: Policy
-) -> tuple[AffectedJob, ...]:
+def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJob, ...]:
     """Find the jobs whose current attempt has its place on the node: by its pods there, and by the ledger.
 
     An attempt that ended there already, since about the first signal, counts too: it was hurt all the same, its job
@@ -161,14 +132,18 @@ def find_affected_jobs(
     so the ledger tells.
     """
     here = incident.life.cluster
-    there = [seen for seen in cluster.workloads(here) if any(pod.node_name == incident.node_name for pod in seen.pods)]
-    owned = attempt_rows.owned(ledger, ((here, seen) for seen in there))
+    there = [
+        seen
+        for seen in context.cluster.workloads(here)
+        if any(pod.node_name == incident.node_name for pod in seen.pods)
+    ]
+    owned = attempt_rows.owned(context.ledger, ((here, seen) for seen in there))
     candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in owned}
-    for attempt in (*_live(ledger), *_ended_since(_affected_since(incident, policy), ledger)):
+    for attempt in (*_live(context.ledger), *_ended_since(_affected_since(incident, context.policy), context.ledger)):
         if any(life.key == incident.life.key for life in attempt.nodes):
             candidates.add((attempt.job_id, attempt.attempt))
     affected = [AffectedJob(job_id=job, attempt=number) for job, number in sorted(candidates)]
-    return tuple(each for each in affected if _is_affected(each, incident, ledger, policy))
+    return tuple(each for each in affected if _is_affected(each, incident, context))
 
 
 def _live(ledger: Ledger) -> Iterator[Attempt]:
@@ -194,8 +169,8 @@ def _affected_since(incident: Incident, policy: Policy) -> datetime:
     return min(blamed, distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs) or blamed)
 
 
-def _is_affected(affected: AffectedJob, incident: Incident, ledger: Ledger, policy: Policy) -> bool:
-    loaded = _load(affected, ledger)
+def _is_affected(affected: AffectedJob, incident: Incident, context: Context) -> bool:
+    loaded = _load(affected, context.ledger)
     if loaded is None:
         return False
     job, _, attempt = loaded
@@ -204,7 +179,7 @@ def _is_affected(affected: AffectedJob, incident: Incident, ledger: Ledger, poli
     if attempt.ended_at is None:
         return job.current_attempt == affected.attempt
     return attempt.state in (AttemptState.LOST, AttemptState.FAILED) and attempt.ended_at >= _affected_since(
-        incident, policy
+        incident, context.policy
     )
 
 
@@ -232,29 +207,29 @@ def _remember(incident: Incident, found: tuple[AffectedJob, ...], ledger: Ledger
     return incident_record.update(ledger, incident.incident_id, change)
 
 
-def _excuse_failure(incident: Incident, affected: AffectedJob, ledger: Ledger, now: datetime) -> None:
+def _excuse_failure(incident: Incident, affected: AffectedJob, context: Context) -> None:
     """Take back a failure that was laid on the application before its node was known to be sick.
 
     In one commit with the incident's note of it, so that it is taken back once.
     """
     for _ in range(incident_record.MAX_TRIES):
-        loaded = None if affected.is_failure_excused else _load(affected, ledger)
+        loaded = None if affected.is_failure_excused else _load(affected, context.ledger)
         if loaded is None:
             return
         job, job_version, attempt = loaded
         if attempt.state is not AttemptState.FAILED or job.state.has_ended or job.application_failures == 0:
             return
-        current, version = incident_record.load(ledger, incident.incident_id)
+        current, version = incident_record.load(context.ledger, incident.incident_id)
         if affected not in current.affected_jobs:
             return
         noted = tuple(each.but(is_failure_excused=True) if each == affected else each for each in current.affected_jobs)
         subject = incident.incident_id
         text = f"The node caused the failure of attempt {affected.attempt}, not the application ({subject})."
         try:
-            ledger.commit(
+            context.ledger.commit(
                 Put(rows.incident_row(current.but(affected_jobs=noted), version)),
                 Put(rows.job_row(_without_failure(job), job_version)),
-                incident_record.timeline_put(job.job_id, "forgiven", text, at=now, writer=WRITER),
+                incident_record.timeline_put(job.job_id, "forgiven", text, at=context.now, writer=WRITER),
             )
         except Conflict:
             continue
@@ -266,15 +241,17 @@ def _without_failure(job: Job) -> Job:
     return job.but(application_failures=job.application_failures - 1, last_failure=None)
 
 
-def _allow_finish(incident: Incident, ledger: Ledger, policy: Policy, now: datetime) -> tuple[Incident, frozenset[str]]:
+def _allow_finish(incident: Incident, context: Context) -> tuple[Incident, frozenset[str]]:
     """Let the jobs that ask for it run on beside the cordon; the repair waits for them as the plan now says."""
-    fault = policy.catalogue.look_up(incident.fault_key)
+    fault = context.policy.catalogue.look_up(incident.fault_key)
     until: dict[str, datetime] = {}
     for affected in incident.affected_jobs:
-        loaded = _load(affected, ledger)
+        loaded = _load(affected, context.ledger)
         wish = loaded[0].spec.on_node_fault if loaded and loaded[2].ended_at is None else OnNodeFault.MOVE
-        at = finish_deadline(wish, fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=policy)
-        if at is not None and at > now:
+        at = finish_deadline(
+            wish, fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=context.policy
+        )
+        if at is not None and at > context.now:
             until[affected.job_id] = at
     if not until or incident.plan is None or job_action(incident) is not JobAction.MOVE:
         return incident, frozenset()
@@ -285,10 +262,10 @@ def _allow_finish(incident: Incident, ledger: Ledger, policy: Policy, now: datet
             return None
         names = ", ".join(sorted(until))
         text = f"Cordoned only: {names} may finish, until {latest:%Y-%m-%dT%H:%M:%SZ} at the latest."
-        line = incident_record.timeline_put(current.incident_id, "job", text, at=now, writer=f"{WRITER}-finish")
+        line = incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-finish")
         return current.but(plan=current.plan.but(work_may_run_until=latest)), [line]
 
-    return incident_record.update(ledger, incident.incident_id, change), frozenset(until)
+    return incident_record.update(context.ledger, incident.incident_id, change), frozenset(until)
 
 
 def job_action(incident: Incident) -> JobAction:
@@ -331,19 +308,10 @@ def _request(incident: Incident, affected: AffectedJob, drain: Drain, policy: Po
     )
 
 
-def _stop(
-    incident: Incident,
-    affected: AffectedJob,
-    ledger: Ledger,
-    cluster: Cluster,
-    ids: Ids,
-    telemetry: Telemetry,
-    policy: Policy,
-    now: datetime,
-) -> bool:
+def _stop(incident: Incident, affected: AffectedJob, context: Context) -> bool:
     """Ask an attempt to stop and delete its workload; False where it has ended or somebody else had asked."""
     for _ in range(incident_record.MAX_TRIES):
-        loaded = _load(affected, ledger)
+        loaded = _load(affected, context.ledger)
         if loaded is None:
             return False
         job, version, attempt = loaded
@@ -352,57 +320,63 @@ def _stop(
         asked = job.stop_of(affected.attempt)
         by = f"recover_node/{incident.incident_id}"
         if asked is None:
-            drain = _drain(incident, job, policy, now)
-            asked = _request(incident, affected, drain, policy, now)
-            record = _record(incident, drain, ids, policy, now)
+            drain = _drain(incident, job, context.policy, context.now)
+            asked = _request(incident, affected, drain, context.policy, context.now)
+            record = _record(incident, drain, context)
             text = f"Stopped: {asked.reason} The job gets {drain.explanation}."
             line = incident_record.timeline_put(
-                job.job_id, "stopped", text, at=now, writer=WRITER, decision_id=record.decision_id
+                job.job_id, "stopped", text, at=context.now, writer=WRITER, decision_id=record.decision_id
             )
             try:
-                ledger.commit(
+                context.ledger.commit(
                     Put(rows.job_row(job.but(stop_request=asked), version)), Put(rows.decision_row(record)), line
                 )
             except Conflict:
                 continue
             within = keep_logs.BEFORE_STOP_SECONDS
-            keep_logs.run(job, attempt, ledger, cluster, telemetry, within_seconds=within, now=now)
+            keep_logs.run(job, attempt, context, within_seconds=within)
         try:
-            cluster.stop(attempt, asked.grace_seconds, asked.nodes_without_grace)
+            context.cluster.stop(attempt, asked.grace_seconds, asked.nodes_without_grace)
         except EvenkeelError as error:
             # The request is recorded: the attempt's own workflow and the sweeper carry it out, too.
-            telemetry.warning("Pods were not stopped", job_id=job.job_id, attempt=affected.attempt, detail=str(error))
+            context.telemetry.warning(
+                "Pods were not stopped", job_id=job.job_id, attempt=affected.attempt, detail=str(error)
+            )
         return asked.by == by
     raise Conflict(f"{affected.job_id} changed on every attempt to stop attempt {affected.attempt}")
 
 
-def _record(incident: Incident, drain: Drain, ids: Ids, policy: Policy, now: datetime) -> Decision:
+def _record(incident: Incident, drain: Drain, context: Context) -> Decision:
     return Decision(
-        decision_id=ids.new("dec"),
+        decision_id=context.ids.new("dec"),
         kind="DRAIN",
         subject=incident.incident_id,
         action=drain.action,
         reason=drain.reason,
         alternatives=drain.alternatives,
         facts=drain.facts.to_json(),
-        policy_hash=policy.hash,
-        catalogue_hash=policy.catalogue.hash,
+        policy_hash=context.policy.hash,
+        catalogue_hash=context.policy.catalogue.hash,
         mode=incident.mode,
-        decided_at=now,
+        decided_at=context.now,
     )
 
 
-def _record_stops(incident: Incident, stopped: list[AffectedJob], ledger: Ledger, now: datetime) -> None:
+def _record_stops(incident: Incident, stopped: list[AffectedJob], context: Context) -> None:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if not stopped or current.stages.jobs_stopped_at is not None:
             return None
         names = ", ".join(f"{affected.job_id} (attempt {affected.attempt})" for affected in stopped)
         line = incident_record.timeline_put(
-            current.incident_id, "job", f"Asked to stop and move to other nodes: {names}.", at=now, writer=WRITER
+            current.incident_id,
+            "job",
+            f"Asked to stop and move to other nodes: {names}.",
+            at=context.now,
+            writer=WRITER,
         )
-        return current.at_stage("jobs_stopped_at", now), [line]
+        return current.at_stage("jobs_stopped_at", context.now), [line]
 
-    incident_record.update(ledger, incident.incident_id, change)
+    incident_record.update(context.ledger, incident.incident_id, change)
 
 
 class UnmanagedDrain(Value):
@@ -413,27 +387,23 @@ class UnmanagedDrain(Value):
     """Why a person must decide; empty where none must."""
 
 
-def evict_movable_pods(
-    incident: Incident, *, ledger: Ledger, cluster: Cluster, telemetry: Telemetry, now: datetime, may_stop: bool
-) -> tuple[Incident, int]:
+def evict_movable_pods(incident: Incident, context: Context, *, may_stop: bool) -> tuple[Incident, int]:
     """Name the work on the node that is not ours, and evict what its label allows, to be started elsewhere at once.
 
     Where a guardrail bars stopping our own jobs there, nobody else's is evicted either.
 
     Idempotent: yes, each eviction names one pod by its uid.
     """
-    here = unmanaged.pods(ledger, cluster, incident.life.cluster, incident.node_name) if incident.node_name else ()
-    incident = _record_unmanaged_workloads(incident, here, ledger, now)
+    here = unmanaged.pods(context, incident.life.cluster, incident.node_name) if incident.node_name else ()
+    incident = _record_unmanaged_workloads(incident, here, context)
     movable = [pod for pod in here if pod.is_movable and may_stop]
-    incident, moved = _evict(incident, movable, ledger, cluster, telemetry, now)
+    incident, moved = _evict(incident, movable, context)
     if moved:
-        _record_evictions(incident, [f"{pod.label} is evicted, as its label allows" for pod in moved], ledger, now)
+        _record_evictions(incident, [f"{pod.label} is evicted, as its label allows" for pod in moved], context)
     return incident, len(moved)
 
 
-def _record_unmanaged_workloads(
-    incident: Incident, here: Sequence[UnmanagedPod], ledger: Ledger, now: datetime
-) -> Incident:
+def _record_unmanaged_workloads(incident: Incident, here: Sequence[UnmanagedPod], context: Context) -> Incident:
     labels = tuple(sorted({pod.label for pod in here if pod.accelerators or pod.is_movable}))
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
@@ -441,28 +411,31 @@ def _record_unmanaged_workloads(
             return None
         more = f" and {len(labels) - 4} more" if len(labels) > 4 else ""
         text = f"Workloads outside Evenkeel run on the node: {', '.join(labels[:4])}{more}."
-        line = incident_record.timeline_put(current.incident_id, "job", text, at=now, writer=f"{WRITER}-others")
+        line = incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-others")
         return current.but(unmanaged_workloads=labels[:_MAX_UNMANAGED_NAMES]), [line]
 
-    return incident_record.update(ledger, incident.incident_id, change)
+    return incident_record.update(context.ledger, incident.incident_id, change)
 
 
-def drain_unmanaged_pods(
-    incident: Incident, *, ledger: Ledger, cluster: Cluster, telemetry: Telemetry, policy: Policy, now: datetime
-) -> UnmanagedDrain:
+def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain:
     """Clear a node of work that is not ours before its repair, within disruption budgets until the drain is over.
 
     Idempotent: yes, each eviction names one pod by its uid.
     """
-    fault = policy.catalogue.look_up(incident.fault_key)
-    until = drain_deadline(fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=policy)
-    here = unmanaged.pods(ledger, cluster, incident.life.cluster, incident.node_name) if incident.node_name else ()
+    fault = context.policy.catalogue.look_up(incident.fault_key)
+    until = drain_deadline(fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=context.policy)
+    here = unmanaged.pods(context, incident.life.cluster, incident.node_name) if incident.node_name else ()
     leaving: dict[str, UnmanagedPod] = {}
     messages: dict[str, str] = {}
     waits, asks = False, ""
     for pod in here:
         verdict = decide_unmanaged_pod(
-            pod, fault, until=until, has_deadline=incident.deadline_at is not None, policy=policy, now=now
+            pod,
+            fault,
+            until=until,
+            has_deadline=incident.deadline_at is not None,
+            policy=context.policy,
+            now=context.now,
         )
         match verdict.act:
             case UnmanagedPodAction.EVICT:
@@ -470,51 +443,46 @@ def drain_unmanaged_pods(
                 leaving[pod.uid] = pod
                 messages[pod.uid] = verdict.reason
             case UnmanagedPodAction.LEAVE:
-                waits = waits or now < until
+                waits = waits or context.now < until
             case UnmanagedPodAction.ASK:
                 asks = asks or f"{verdict.reason}{_eviction_failure(incident, pod)}"
             case _:
                 assert_never(verdict.act)
-    incident, evicted = _evict(incident, list(leaving.values()), ledger, cluster, telemetry, now)
+    incident, evicted = _evict(incident, list(leaving.values()), context)
     if evicted:
-        _record_evictions(incident, list({pod.label: messages[pod.uid] for pod in evicted}.values()), ledger, now)
-    left = math.ceil((until - now).total_seconds())
+        _record_evictions(incident, list({pod.label: messages[pod.uid] for pod in evicted}.values()), context)
+    left = math.ceil((until - context.now).total_seconds())
     # A long drain is looked at less often: the workflow's rounds are counted, and are to last until its end.
-    pause = max(policy.repair.retry_seconds, left // _MAX_DRAIN_CHECKS)
+    pause = max(context.policy.repair.retry_seconds, left // _MAX_DRAIN_CHECKS)
     return UnmanagedDrain(wait_seconds=min(left, pause) if waits else 0, ask=asks)
 
 
-def _evict(
-    incident: Incident,
-    pods: Sequence[UnmanagedPod],
-    ledger: Ledger,
-    cluster: Cluster,
-    telemetry: Telemetry,
-    now: datetime,
-) -> tuple[Incident, list[UnmanagedPod]]:
+def _evict(incident: Incident, pods: Sequence[UnmanagedPod], context: Context) -> tuple[Incident, list[UnmanagedPod]]:
     """Ask for each pod's eviction; return those that go, and the incident with what the server said of the others.
 
     Whatever it says of one, the next is asked for. A server that answers nothing would use up the function's time, so
     the visit ends after a few such pods; the next visit begins with another one.
     """
     evicted, refused, unanswered = [], {}, 0
-    start = int(now.timestamp()) % len(pods) if pods else 0
+    start = int(context.now.timestamp()) % len(pods) if pods else 0
     for pod in (*pods[start:], *pods[:start]):
         if unanswered == _MAX_UNANSWERED:
             refused[_name(pod)] = "not asked for: the API server did not answer for other pods"
             continue
-        answer = cluster.evict(incident.life.cluster, pod)
+        answer = context.cluster.evict(incident.life.cluster, pod)
         unanswered += answer.result is EvictionStatus.NO_ANSWER
         if answer.result is EvictionStatus.EVICTED:
             evicted.append(pod)
         elif answer.result is not EvictionStatus.GONE:
             refused[_name(pod)] = answer.why
-            telemetry.warning("A pod was not evicted", pod=_name(pod), result=str(answer.result), detail=answer.why)
-    return _record_failed_evictions(incident, pods, refused, ledger, now), evicted
+            context.telemetry.warning(
+                "A pod was not evicted", pod=_name(pod), result=str(answer.result), detail=answer.why
+            )
+    return _record_failed_evictions(incident, pods, refused, context), evicted
 
 
 def _record_failed_evictions(
-    incident: Incident, asked: Sequence[UnmanagedPod], refused: dict[str, str], ledger: Ledger, now: datetime
+    incident: Incident, asked: Sequence[UnmanagedPod], refused: dict[str, str], context: Context
 ) -> Incident:
     names = {_name(pod) for pod in asked}
 
@@ -528,11 +496,11 @@ def _record_failed_evictions(
         ]
         text = " ".join(one.rstrip(".") + "." for one in new[:4]) + (f" And {len(new) - 4} more." if new[4:] else "")
         lines: list[Write] = [
-            incident_record.timeline_put(current.incident_id, "job", text, at=now, writer=f"{WRITER}-unevicted")
+            incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-unevicted")
         ]
         return current.but(failed_evictions=unevicted), lines if new else []
 
-    return incident_record.update(ledger, incident.incident_id, change)
+    return incident_record.update(context.ledger, incident.incident_id, change)
 
 
 def _name(pod: UnmanagedPod) -> str:
@@ -544,9 +512,9 @@ def _eviction_failure(incident: Incident, pod: UnmanagedPod) -> str:
     return f" Its pod {_name(pod)} was not evicted: {why.rstrip('.')}." if why else ""
 
 
-def _record_evictions(incident: Incident, messages: list[str], ledger: Ledger, now: datetime) -> None:
+def _record_evictions(incident: Incident, messages: list[str], context: Context) -> None:
     text = f"{' '.join(one.rstrip('.') + '.' for one in messages[:4])}{' And more.' if len(messages) > 4 else ''}"
     with contextlib.suppress(Conflict):  # told before, in the very same instant
-        ledger.commit(
-            incident_record.timeline_put(incident.incident_id, "job", text, at=now, writer=f"{WRITER}-foreign")
+        context.ledger.commit(
+            incident_record.timeline_put(incident.incident_id, "job", text, at=context.now, writer=f"{WRITER}-foreign")
         )

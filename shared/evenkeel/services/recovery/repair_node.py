@@ -36,20 +36,16 @@ from evenkeel.domain.recovery.repair import (
 from evenkeel.domain.recovery.validation import CheckKind, expected_accelerators, judge_node
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
-    Cluster,
     Conflict,
-    Ids,
     Ledger,
-    Pager,
     PermanentError,
-    Provider,
     Put,
     Row,
-    Telemetry,
     Throttled,
     Unreachable,
     Write,
 )
+from evenkeel.services.context import Context
 from evenkeel.services.recovery import cordon_node, guardrails, plan_recovery, protect_jobs
 from evenkeel.services.recovery.guardrails import GuardContext
 from evenkeel.services.storage import attempt_rows, guardrail_registers, incident_record, rows
@@ -87,78 +83,59 @@ _TIMELINE_KINDS = {Repair.DIAGNOSE: "examined", Repair.LATER: "waits", Repair.NO
 _BRANCH_ENDS = {Repair.ASK_PERSON: "WAITING_FOR_PERSON", Repair.STAND_DOWN: "STOOD_DOWN"}
 
 
-def run(
-    request: Request,
-    *,
-    ledger: Ledger,
-    cluster: Cluster,
-    provider: Provider,
-    ids: Ids,
-    pager: Pager,
-    telemetry: Telemetry,
-    policy: Policy,
-    mode: Mode,
-    drills_may_act: bool,
-    now: datetime,
-) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Do the next thing about the machine: at most one provider call.
 
     Idempotent: yes, guarded by the lease, since reboot and replace have no client token: the intent is recorded first,
     and a call without a known answer is awaited, never simply repeated.
     """
-    incident, _ = incident_record.load(ledger, request.incident_id)
+    incident, _ = incident_record.load(context.ledger, request.incident_id)
     if incident.state.is_settled or request.run < incident.run:
         return Outcome(outcome="STAND_DOWN", reason="The incident is settled, or a later run took over.")
-    lease_row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
+    lease_row = context.ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
     lease = rows.read(lease_row, RepairLease) if lease_row else None
-    facts = _facts(incident, lease, ledger, cluster, provider, policy, mode, drills_may_act, now)
-    decision = choose_repair(facts, policy.repair)
+    facts = _facts(incident, lease, context)
+    decision = choose_repair(facts, context.policy.repair)
     guarded: GuardContext | None = None
     if decision.rung:
-        fleet = guardrails.GuardrailInputs(ledger, policy, now)
+        fleet = guardrails.GuardrailInputs(context)
         guarded = fleet.guard_context(GuardedAction(decision.rung), incident, looks_healthy=facts.validity.is_valid)
         facts = facts.but(guard=guarded.facts)
-        decision = choose_repair(facts, policy.repair)
+        decision = choose_repair(facts, context.policy.repair)
     if _needs_cordon(incident, facts, decision):
-        late = cordon_node.cordon(incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now)
+        late = cordon_node.cordon(incident, context)
         if late.outcome == "BLOCKED":
             return Outcome(outcome=late.outcome, reason=late.reason)
-        incident, _ = incident_record.load(ledger, request.incident_id)
+        incident, _ = incident_record.load(context.ledger, request.incident_id)
         if incident.plan is None or incident.plan.jobs is not JobAction.LEAVE:
-            protect_jobs.protect(
-                incident, ledger=ledger, cluster=cluster, ids=ids, telemetry=telemetry, policy=policy, now=now
-            )
+            protect_jobs.protect(incident, context)
     if decision.drains:
-        wait = _drain(incident, ledger, cluster, ids, telemetry, policy, facts, now)
+        wait = _drain(incident, context, facts)
         if decision.rung:
-            others = protect_jobs.drain_unmanaged_pods(
-                incident, ledger=ledger, cluster=cluster, telemetry=telemetry, policy=policy, now=now
-            )
+            others = protect_jobs.drain_unmanaged_pods(incident, context)
             if others.ask:
                 return Outcome(outcome="ASK_PERSON", reason=others.ask)
             wait = max(wait, others.wait_seconds)
         if wait and decision.action not in _BRANCH_ENDS:
             reason = f"{decision.reason} Its pods first get {wait} s to save."
             return Outcome(outcome="RETRY", wait_seconds=wait, reason=reason)
-    record = _decision(facts, decision, ids, policy, mode, now)
+    record = _decision(facts, decision, context)
     if decision.rung:
         assert guarded
-        return _call(
-            incident, lease, lease_row, facts, guarded, decision, record, ledger, cluster, provider, telemetry, policy
-        )
+        return _call(incident, lease, lease_row, facts, guarded, decision, record, context)
     if decision.awaited_owner:
         mark = _owner_request(facts, decision)
-        _record_ask(incident, lease, lease_row, mark, None, decision, record, ledger)
+        _record_ask(incident, lease, lease_row, mark, None, decision, record, context.ledger)
     if decision.action is Repair.AWAIT:
-        _reconcile(incident, facts, ledger)
+        _reconcile(incident, facts, context.ledger)
     if decision.action in _TIMELINE_KINDS:
-        _note(incident, decision, record, ledger, now)
+        _note(incident, decision, record, context)
     if decision.action in (Repair.HOLD, Repair.BLOCKED):
-        _block(incident, facts, record, ledger, pager, telemetry, policy)
+        _block(incident, facts, record, context)
     else:
-        guardrails.unblock(incident, ledger)
+        guardrails.unblock(incident, context.ledger)
     if decision.action in _BRANCH_ENDS:
-        _end(incident, facts, decision, record, ledger, now)
+        _end(incident, facts, decision, record, context)
     return Outcome(
         outcome=_OUTCOMES[decision.action],
         rung=_last_rung(lease, incident),
@@ -170,52 +147,44 @@ def run(
 # ---------------------------------------------------------------- load
 
 
-def _facts(
-    incident: Incident,
-    lease: RepairLease | None,
-    ledger: Ledger,
-    cluster: Cluster,
-    provider: Provider,
-    policy: Policy,
-    mode: Mode,
-    drills_may_act: bool,
-    now: datetime,
-) -> RepairFacts:
-    nodes = cluster.nodes(incident.life.cluster)
+def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> RepairFacts:
+    nodes = context.cluster.nodes(incident.life.cluster)
     asks = tuple(ask for ask in (lease.requests if lease else ()) if ask.life.key == incident.life.key)
     mine = [ask for ask in asks if ask.incident_id == incident.incident_id]
     since = mine[0].requested_at if mine else incident.opened_at
     slot_state = find_slot_state(
-        incident.life, incident.slot, incident.pool, records=provider.nodes(), nodes=nodes, since=since
+        incident.life, incident.slot, incident.pool, records=context.provider.nodes(), nodes=nodes, since=since
     )
     machine = slot_state.replacement or slot_state.original
     kind = machine.node.instance_type if machine.node else incident.instance_type
     peers = [node for node in nodes if machine.node is None or node.name != machine.node.name]
     own_node = slot_state.original.node
     recovered = incident.recovered_at
-    settings = plan_recovery.settings_of(provider)
+    settings = plan_recovery.settings_of(context.provider)
     status = slot_state.original.record.status if slot_state.original.record else ""
     until = incident.plan.work_may_run_until if incident.plan else None
-    has_work = bool(until and own_node and cluster.accelerators_in_use(incident.life.cluster).get(own_node.name))
-    window = timedelta(hours=policy.repair.flap_window_hours)
+    has_work = bool(
+        until and own_node and context.cluster.accelerators_in_use(incident.life.cluster).get(own_node.name)
+    )
+    window = timedelta(hours=context.policy.repair.flap_window_hours)
     return RepairFacts(
         incident_id=incident.incident_id,
         life=incident.life,
         fault_key=incident.fault_key,
-        fault=FaultTerms.of(policy.catalogue.look_up(incident.fault_key)),
-        ladder=ladder_of(incident, policy.catalogue),
+        fault=FaultTerms.of(context.policy.catalogue.look_up(incident.fault_key)),
+        ladder=ladder_of(incident, context.policy.catalogue),
         owner=Owner(incident.plan.owner) if incident.plan and incident.plan.owner else Owner.EVENKEEL,
         opened_at=incident.opened_at,
         boot_id_at_opening=incident.boot_id,
         has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
         not_allowed=_not_allowed(
             incident,
-            policy,
-            mode,
-            drills_may_act=incident_record.drill_may_act(incident, ledger, drills_may_act=drills_may_act),
+            context.policy,
+            context.mode,
+            drills_may_act=incident_record.drill_may_act(incident, context),
         ),
         is_person_cordon=own_node is not None and own_node.is_cordoned and own_node.incident_id is None,
-        lease_holder=_other_holder(lease, incident, ledger),
+        lease_holder=_other_holder(lease, incident, context.ledger),
         requests=asks,
         slot_state=slot_state,
         validity=judge_node(machine, expected=expected_accelerators(kind, peers)),
@@ -227,10 +196,10 @@ def _facts(
         work_may_run_until=until,
         leaves_work=incident.plan is not None and incident.plan.jobs is JobAction.LEAVE and until is None,
         progress=incident.progress,
-        calls_today=_calls_today(lease, now),
-        returns=len(lease.returns_of(incident.life, now - window)) if lease else 0,
-        hold=guardrails.GuardrailInputs(ledger, policy, now).hold_on(incident),
-        now=now,
+        calls_today=_calls_today(lease, context.now),
+        returns=len(lease.returns_of(incident.life, context.now - window)) if lease else 0,
+        hold=guardrails.GuardrailInputs(context).hold_on(incident),
+        now=context.now,
     )
 
 
@@ -281,32 +250,23 @@ def _needs_cordon(incident: Incident, facts: RepairFacts, decision: RepairDecisi
 # ---------------------------------------------------------------- act
 
 
-def _drain(
-    incident: Incident,
-    ledger: Ledger,
-    cluster: Cluster,
-    ids: Ids,
-    telemetry: Telemetry,
-    policy: Policy,
-    facts: RepairFacts,
-    now: datetime,
-) -> int:
+def _drain(incident: Incident, context: Context, facts: RepairFacts) -> int:
     """Stop what is still on the node; return the seconds that its pods may yet take, where anybody can reach them."""
-    protect_jobs.protect(incident, ledger=ledger, cluster=cluster, ids=ids, telemetry=telemetry, policy=policy, now=now)
+    protect_jobs.protect(incident, context)
     node = facts.slot_state.original.node
     if node is None or not node.is_ready:
         return 0
-    until = now
+    until = context.now
     here = incident.life.cluster
     seen_here = [
-        seen for seen in cluster.workloads(here) if any(pod.node_name == node.name for pod in seen.live_pods())
+        seen for seen in context.cluster.workloads(here) if any(pod.node_name == node.name for pod in seen.live_pods())
     ]
-    for attempt, _ in attempt_rows.owned(ledger, ((here, seen) for seen in seen_here)):
-        row = ledger.get(rows.job_key(attempt.job_id))
+    for attempt, _ in attempt_rows.owned(context.ledger, ((here, seen) for seen in seen_here)):
+        row = context.ledger.get(rows.job_key(attempt.job_id))
         asked = rows.read(row, Job).stop_of(attempt.attempt) if row else None
         if asked is not None:
             until = max(until, asked.requested_at + timedelta(seconds=asked.grace_seconds))
-    return max(0, round((until - now).total_seconds()))
+    return max(0, round((until - context.now).total_seconds()))
 
 
 def _call(
@@ -317,37 +277,33 @@ def _call(
     guarded: GuardContext,
     decision: RepairDecision,
     record: Decision,
-    ledger: Ledger,
-    cluster: Cluster,
-    provider: Provider,
-    telemetry: Telemetry,
-    policy: Policy,
+    context: Context,
 ) -> Outcome:
     ask = _ask(facts, decision.rung, "")
     entry = guarded.entry(incident, facts.now)
     enters = guardrail_registers.entering(
         RegisterName.REPAIRS, guarded.register, guarded.version, entry, asks=True, is_drill=incident.is_drill
     )
-    _record_ask(incident, lease, lease_row, ask, enters, decision, record, ledger)
+    _record_ask(incident, lease, lease_row, ask, enters, decision, record, context.ledger)
     machine = incident.life.instance_id
     try:
         if facts.owner is Owner.KARPENTER:
-            answer = str(cluster.delete_node(incident.life.cluster, incident.node_name, machine))
+            answer = str(context.cluster.delete_node(incident.life.cluster, incident.node_name, machine))
         else:
-            answer = str(provider.replace(machine) if ask.rung == REPLACE else provider.reboot(machine))
+            answer = str(context.provider.replace(machine) if ask.rung == REPLACE else context.provider.reboot(machine))
     except Throttled:
         answer = NOT_NOW
     except Unreachable:
         answer = UNKNOWN
     except PermanentError:
-        _record_answer(incident, ask, FAILED, ledger)
+        _record_answer(incident, ask, FAILED, context.ledger)
         raise
-    _record_answer(incident, ask, answer, ledger)
-    telemetry.count("RepairsRequested", rung=ask.rung, answer=answer)
-    telemetry.info("RepairRequested", rung=ask.rung, answer=answer, decisionId=record.decision_id)
+    _record_answer(incident, ask, answer, context.ledger)
+    context.telemetry.count("RepairsRequested", rung=ask.rung, answer=answer)
+    context.telemetry.info("RepairRequested", rung=ask.rung, answer=answer, decisionId=record.decision_id)
     if answer in (NOT_NOW, FAILED):
         reason = f"{decision.reason} The provider answered {answer}."
-        return Outcome(outcome="RETRY", rung=ask.rung, wait_seconds=policy.repair.retry_seconds, reason=reason)
+        return Outcome(outcome="RETRY", rung=ask.rung, wait_seconds=context.policy.repair.retry_seconds, reason=reason)
     return Outcome(outcome="ASKED", rung=ask.rung, reason=decision.reason)
 
 
@@ -377,21 +333,19 @@ def _owner_request(facts: RepairFacts, decision: RepairDecision) -> RepairReques
 # ---------------------------------------------------------------- record
 
 
-def _decision(
-    facts: RepairFacts, decision: RepairDecision, ids: Ids, policy: Policy, mode: Mode, now: datetime
-) -> Decision:
+def _decision(facts: RepairFacts, decision: RepairDecision, context: Context) -> Decision:
     return Decision(
-        decision_id=ids.new("dec"),
+        decision_id=context.ids.new("dec"),
         kind="REPAIR",
         subject=facts.incident_id,
         action=decision.action,
         reason=decision.reason,
         alternatives=decision.alternatives,
         facts=facts.to_json(),
-        policy_hash=policy.hash,
-        catalogue_hash=policy.catalogue.hash,
-        mode=mode,
-        decided_at=now,
+        policy_hash=context.policy.hash,
+        catalogue_hash=context.policy.catalogue.hash,
+        mode=context.mode,
+        decided_at=context.now,
     )
 
 
@@ -462,7 +416,7 @@ def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
         _record_answer(incident, last, ACCEPTED, ledger)
 
 
-def _note(incident: Incident, decision: RepairDecision, record: Decision, ledger: Ledger, now: datetime) -> None:
+def _note(incident: Incident, decision: RepairDecision, record: Decision, context: Context) -> None:
     """Tell why it waits, or what comes next, once for each reason."""
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
@@ -470,49 +424,26 @@ def _note(incident: Incident, decision: RepairDecision, record: Decision, ledger
             return None
         kind = _TIMELINE_KINDS[decision.action]
         line = incident_record.timeline_put(
-            current.incident_id, kind, decision.reason, at=now, writer=WRITER, decision_id=record.decision_id
+            current.incident_id, kind, decision.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
         )
         return current.but(outcome=decision.reason), [Put(rows.decision_row(record)), line]
 
-    incident_record.update(ledger, incident.incident_id, change)
+    incident_record.update(context.ledger, incident.incident_id, change)
 
 
-def _block(
-    incident: Incident,
-    facts: RepairFacts,
-    record: Decision,
-    ledger: Ledger,
-    pager: Pager,
-    telemetry: Telemetry,
-    policy: Policy,
-) -> None:
+def _block(incident: Incident, facts: RepairFacts, record: Decision, context: Context) -> None:
     """Show what bars the repair, and page once where it is a cause that many machines share."""
-    rung = choose_repair(facts.but(hold=None, guard=None), policy.repair).rung
+    rung = choose_repair(facts.but(hold=None, guard=None), context.policy.repair).rung
     act = GuardedAction(rung) if rung else GuardedAction.STOP
     guard = facts.guard or GuardFacts(life=facts.life.key, pool=incident.pool, hold=facts.hold, now=facts.now)
-    verdict = check_guardrails(act, guard, policy.repair.guardrails)
-    guardrails.block(incident, act, verdict, record, ledger=ledger, telemetry=telemetry, writer=WRITER, now=facts.now)
+    verdict = check_guardrails(act, guard, context.policy.repair.guardrails)
+    guardrails.block(incident, act, verdict, context.but(now=facts.now), writer=WRITER, record=record)
     if verdict.cause:
-        window = timedelta(seconds=policy.repair.guardrails.shared_cause_window_seconds)
-        guardrails.page_shared_cause(
-            verdict,
-            is_drill=incident.is_drill,
-            window=window,
-            ledger=ledger,
-            pager=pager,
-            telemetry=telemetry,
-            now=facts.now,
-        )
+        window = timedelta(seconds=context.policy.repair.guardrails.shared_cause_window_seconds)
+        guardrails.page_shared_cause(verdict, context.but(now=facts.now), is_drill=incident.is_drill, window=window)
 
 
-def _end(
-    incident: Incident,
-    facts: RepairFacts,
-    decision: RepairDecision,
-    record: Decision,
-    ledger: Ledger,
-    now: datetime,
-) -> None:
+def _end(incident: Incident, facts: RepairFacts, decision: RepairDecision, record: Decision, context: Context) -> None:
     branch = _BRANCH_ENDS[decision.action]
     kind = "asked" if branch == "WAITING_FOR_PERSON" else "stood-down"
 
@@ -520,7 +451,7 @@ def _end(
         if current.node_branch == branch or current.state.is_settled:
             return None
         line = incident_record.timeline_put(
-            current.incident_id, kind, decision.reason, at=now, writer=WRITER, decision_id=record.decision_id
+            current.incident_id, kind, decision.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
         )
         successor = (
             facts.slot_state.replacement.instance_id
@@ -530,4 +461,4 @@ def _end(
         after = current.but(node_branch=branch, replacement_instance_id=successor)
         return after, [Put(rows.decision_row(record)), line]
 
-    incident_record.update(ledger, incident.incident_id, change)
+    incident_record.update(context.ledger, incident.incident_id, change)

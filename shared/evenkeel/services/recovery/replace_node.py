@@ -10,12 +10,11 @@ from typing import Any
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.health.reports import FaultReport, ReporterRole
-from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.values import Value
 from evenkeel.events import envelope, reported_faults
 from evenkeel.events.outcomes import ParsedEvent
-from evenkeel.ports import Clock, Cluster, Ids, Inbox, Invalid, Ledger, NotFound, Provider, Put
+from evenkeel.ports import Invalid, NotFound, Put
+from evenkeel.services.context import Context
 from evenkeel.services.incidents import receive_event, report_faults
 from evenkeel.services.recovery import plan_recovery
 from evenkeel.services.storage import incident_record, rows
@@ -41,20 +40,7 @@ class Request(Value):
     fingerprint: str
 
 
-def run(
-    request: Request,
-    *,
-    ledger: Ledger,
-    inbox: Inbox,
-    cluster: Cluster,
-    provider: Provider,
-    clock: Clock,
-    ids: Ids,
-    clusters: tuple[str, ...],
-    policy: Policy,
-    mode: Mode,
-    drills_may_act: bool,
-) -> tuple[Json, str]:
+def run(request: Request, context: Context) -> tuple[Json, str]:
     """Report the wish; in a dry run plan what it leads to, and record that. Return the answer and where to look.
 
     Idempotent: yes, as `report_faults.run` is. A dry run is recorded each time, and changes nothing else.
@@ -65,49 +51,35 @@ def run(
     """
     if request.code and not reported_faults.readings(request.code, ""):
         raise Invalid("the code is unknown", (("code", report_faults.unknown_code(request.code)),))
-    now = clock.now()
+    now = context.clock.now()
     report = _report(request, now)
     if not request.dry_run:
-        answer = report_faults.run(
-            report, ledger=ledger, inbox=inbox, ids=ids, clusters=clusters, policy=policy, now=now
-        )
+        answer = report_faults.run(report, context.but(now=now))
         return {"instanceId": request.instance_id, "envelopeId": answer["envelopeId"]}, "/v1/incidents"
-    parsed = envelope.parse(json.dumps(report_faults.accept_reports(report, ledger, clusters, now).document).encode())
-    affected = receive_event.resolve(request.instance_id, ledger=ledger, provider=None, clusters=clusters)
+    parsed = envelope.parse(json.dumps(report_faults.accept_reports(report, context.but(now=now)).document).encode())
+    affected = receive_event.resolve(request.instance_id, context, provider=None)
     if not isinstance(parsed, ParsedEvent) or affected is None:
         raise NotFound(f"{request.instance_id} is not a node of this fleet.")
-    rehearsed, silence = DryRunLedger(ledger), NullTelemetry()
+    rehearsed = DryRunLedger(context.ledger)
+    dry_run = context.but(ledger=rehearsed, telemetry=NullTelemetry(), workflows=NullWorkflows(), now=now)
     for fact in parsed.facts:
         assert isinstance(fact, NodeFact)
         noted = receive_event.record_fact(
             fact,
             affected,
-            ledger=rehearsed,
-            workflows=NullWorkflows(),
-            clock=clock,
-            ids=ids,
-            telemetry=silence,
-            catalogue=policy.catalogue,
+            dry_run,
         )
     if not noted.incident_id:
         return _answer(request, affected.job_ids, None, "NOTHING", noted.reason), f"/v1/nodes/{request.instance_id}"
     incident, _ = incident_record.load(rehearsed, noted.incident_id)
     outcome = plan_recovery.run(
         plan_recovery.Request(incident_id=incident.incident_id, run=incident.run + (incident.plan is not None)),
-        ledger=rehearsed,
-        cluster=cluster,
-        provider=provider,
-        ids=ids,
-        telemetry=silence,
-        policy=policy,
-        mode=mode,
-        drills_may_act=drills_may_act,
-        now=now,
+        dry_run,
     )
     row = rehearsed.get(rows.decision_key(outcome.decision_id))
     assert row, "a plan is recorded"
     record = rows.read(row, Decision).but(subject=affected.life.key, simulated=True)
-    ledger.commit(Put(rows.decision_row(record)))
+    context.ledger.commit(Put(rows.decision_row(record)))
     return _answer(
         request, affected.job_ids, record, outcome.outcome, outcome.reason
     ), f"/v1/decisions/{record.decision_id}"

@@ -1,11 +1,10 @@
 """State ReturnNode of recover_node: give the machine in the seat back to the scheduler."""
 
-from datetime import datetime
-
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.node_slot import find_slot_state
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, CycleRequests, Ledger, Provider, ReleaseResult, Telemetry, Write
+from evenkeel.ports import Ledger, ReleaseResult, Write
+from evenkeel.services.context import Context
 from evenkeel.services.storage import guardrail_registers, incident_record, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
@@ -30,48 +29,39 @@ _OUTCOME_TEXT = {
 }
 
 
-def run(
-    request: Request,
-    *,
-    ledger: Ledger,
-    cluster: Cluster,
-    provider: Provider,
-    passes: CycleRequests,
-    telemetry: Telemetry,
-    now: datetime,
-) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Take our cordon and the validation taint off the machine that holds the seat now, and ask for a pass.
 
     Un-cordon is never held, in no mode: it only takes back what this recovery did.
 
     Idempotent: yes, a node that is free already is success.
     """
-    incident, _ = incident_record.load(ledger, request.incident_id)
-    ask = incident_record.last_ask(ledger, incident)
+    incident, _ = incident_record.load(context.ledger, request.incident_id)
+    ask = incident_record.last_ask(context.ledger, incident)
     slot_state = find_slot_state(
         incident.life,
         incident.slot,
         incident.pool,
-        records=provider.nodes(),
-        nodes=cluster.nodes(incident.life.cluster),
+        records=context.provider.nodes(),
+        nodes=context.cluster.nodes(incident.life.cluster),
         since=ask.requested_at if ask else incident.opened_at,
     )
     machine = slot_state.replacement or slot_state.original
     node = machine.node
     if node is None:
-        return _record(incident, Outcome(outcome=GONE, reason="The node slot is empty."), "", ledger, now)
-    if incident.is_drill and ledger.get(rows.open_key(incident.life)) is not None:
+        return _record(incident, Outcome(outcome=GONE, reason="The node slot is empty."), "", context)
+    if incident.is_drill and context.ledger.get(rows.open_key(incident.life)) is not None:
         reason = f"{node.name} stays cordoned, because a real incident is open for it."
-        return _record(incident, Outcome(outcome=NOT_OURS, reason=reason), machine.instance_id, ledger, now)
-    mark = _mark(node.incident_id, incident, ledger)
-    found = cluster.release(incident.life.cluster, node.name, mark)
+        return _record(incident, Outcome(outcome=NOT_OURS, reason=reason), machine.instance_id, context)
+    mark = _mark(node.incident_id, incident, context.ledger)
+    found = context.cluster.release(incident.life.cluster, node.name, mark)
     outcome, text = _OUTCOME_TEXT[found]
     answer = _record(
-        incident, Outcome(outcome=outcome, reason=text.format(name=node.name)), machine.instance_id, ledger, now
+        incident, Outcome(outcome=outcome, reason=text.format(name=node.name)), machine.instance_id, context
     )
-    passes.request(f"{node.name} returned")
+    context.passes.request(f"{node.name} returned")
     if found is ReleaseResult.RELEASED:
-        telemetry.seconds("DetectedToReturned", (now - incident.opened_at).total_seconds())
+        context.telemetry.seconds("DetectedToReturned", (context.now - incident.opened_at).total_seconds())
     return answer
 
 
@@ -87,7 +77,7 @@ def _mark(found: str | None, incident: Incident, ledger: Ledger) -> str:
     return incident.incident_id
 
 
-def _record(incident: Incident, answer: Outcome, machine: str, ledger: Ledger, now: datetime) -> Outcome:
+def _record(incident: Incident, answer: Outcome, machine: str, context: Context) -> Outcome:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.node_branch == answer.outcome or current.state.is_settled:
             return None
@@ -95,16 +85,16 @@ def _record(incident: Incident, answer: Outcome, machine: str, ledger: Ledger, n
         if machine and machine != current.life.instance_id:
             after = after.but(replacement_instance_id=machine)
         if answer.outcome == RETURNED:
-            after = after.at_stage("returned_at", now)
+            after = after.at_stage("returned_at", context.now)
         life = current.life.key
         leaves = [
-            *guardrail_registers.leaving(ledger, RegisterName.REPAIRS, life, now=now, is_drill=current.is_drill),
-            *guardrail_registers.leaving(ledger, RegisterName.CORDONS, life, now=now, is_drill=current.is_drill),
+            *guardrail_registers.leaving(context, RegisterName.REPAIRS, life, is_drill=current.is_drill),
+            *guardrail_registers.leaving(context, RegisterName.CORDONS, life, is_drill=current.is_drill),
         ]
         after = after.without_block()
         kind = "returned" if answer.outcome == RETURNED else "node"
-        line = incident_record.timeline_put(current.incident_id, kind, answer.reason, at=now, writer=WRITER)
+        line = incident_record.timeline_put(current.incident_id, kind, answer.reason, at=context.now, writer=WRITER)
         return after, [*leaves, line]
 
-    incident_record.update(ledger, incident.incident_id, change)
+    incident_record.update(context.ledger, incident.incident_id, change)
     return answer

@@ -11,27 +11,26 @@ from evenkeel.domain.external.unmanaged_workloads import ManagedKind, OwnershipC
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.renting.rental import Rental
-from evenkeel.ports import Cluster, Key, Ledger, Row, Table, get_all
+from evenkeel.ports import Key, Row, Table, get_all
+from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 _RENTAL_PODS = re.compile(r"(?P<job>.+)-r(?P<number>[0-9]{1,6})(-[0-9]{1,3})?")
 _CHECK = re.compile(r"(?P<incident>inc-[a-z0-9]+)-check-[0-9]+")
 
 
-def pods(ledger: Ledger, cluster: Cluster, name: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
+def pods(context: Context, name: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
     """List the live pods that are not Evenkeel's, over all namespaces; without those of a DaemonSet and static ones.
 
     Args:
-        ledger: Holds what Evenkeel started.
-        cluster: The clusters.
         name: Which of them.
         on: Only those on this node; empty: those without a node; None: all.
     """
-    found = cluster.pods(name, on)
+    found = context.cluster.pods(name, on)
     keys = {pod.uid: key for pod in found if pod.claim and (key := _key(pod.claim))}
     # Not every function that asks may read incidents many at a time; of node tests there are few.
-    stored = get_all(ledger, (key for key in keys.values() if key.table is Table.JOBS))
-    tests = {key: ledger.get(key) for key in keys.values() if key.table is not Table.JOBS}
+    stored = get_all(context.ledger, (key for key in keys.values() if key.table is Table.JOBS))
+    tests = {key: context.ledger.get(key) for key in keys.values() if key.table is not Table.JOBS}
 
     def is_managed(pod: UnmanagedPod) -> bool:
         key = keys.get(pod.uid)

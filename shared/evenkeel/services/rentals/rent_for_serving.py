@@ -5,7 +5,7 @@ else runs a pass. A crash after it leaves a rental without its workflow, which t
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.admission.request import AdmissionRequest
@@ -39,8 +39,8 @@ from evenkeel.domain.renting.serving import (
     free_replica_slots,
     pool_by_name,
 )
-from evenkeel.ports import Ledger, Put, Refused, Workflows, Write, get_all
-from evenkeel.services.context import CommitContext, QuotaTreeVersion
+from evenkeel.ports import Put, Refused, Write, get_all
+from evenkeel.services.context import Context, QuotaTreeVersion
 from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import batches, rows
 
@@ -115,15 +115,13 @@ def plan_rentals(
     capacities: tuple[NodeCapacity, ...],
     charges: tuple[Charge, ...],
     rented: rentals.RentalBook,
-    ledger: Ledger,
-    policy: Policy,
-    now: datetime,
+    context: Context,
 ) -> tuple[ServingRentalPlan, ...]:
     """Return what is to be rented for replicas that no committed node will take, the most urgent first."""
-    registered = {holder_id(each): each for each in policy.scheduling.serving if each.rents_from}
+    registered = {holder_id(each): each for each in context.policy.scheduling.serving if each.rents_from}
     if not registered:
         return ()
-    stored = get_all(ledger, map(rows.serving_key, registered))
+    stored = get_all(context.ledger, map(rows.serving_key, registered))
     memories = {
         name: (rows.read(row, ServingState), row.version)
         if (row := stored.get(rows.serving_key(name)))
@@ -134,7 +132,7 @@ def plan_rentals(
     places = {f"{demand.cluster}/{demand.job_id}": place for place, demand in enumerate(seen.demands)}
     labels = {name: f"{each.cluster}/{each.label}" for name, each in registered.items()}
     common: PlacementContext | None = None
-    left, serving_rental_plans = policy.burst.rentals_per_cycle, []
+    left, serving_rental_plans = context.policy.burst.rentals_per_cycle, []
     for name in sorted(registered, key=lambda each: (places.get(labels[each], len(places)), each)):
         each, (memory, version) = registered[name], memories[name]
         rental_plan = ServingRentalPlan(each, memory, version)
@@ -144,12 +142,12 @@ def plan_rentals(
             shared = max(1, demand.accelerators_per_node // short[name].per_replica)
             waiting -= shared * seen.satisfied_demands.get(labels[name], 0)
         if waiting > 0:
-            common = common or _placement_context(capacities, charges, rented, ledger, now)
-            decisions = decide_serving_rentals(short[name], waiting, common, memory, policy, most=left)
+            common = common or _placement_context(capacities, charges, rented, context)
+            decisions = decide_serving_rentals(short[name], waiting, common, memory, context.policy, most=left)
             rental_plan = rental_plan._replace(decisions=decisions, per_replica=short[name].per_replica)
             left -= len(rental_plan.to_rent)
             common = common.but(
-                holds=(*common.holds, *(allocation_of(one, policy) for one in rental_plan.to_rent)),
+                holds=(*common.holds, *(allocation_of(one, context.policy) for one in rental_plan.to_rent)),
                 budgets_left=budgets_after_rentals(common.budgets_left, rental_plan.to_rent),
             )
         elif name in short and not seen.satisfied_replicas.get(name):
@@ -160,22 +158,18 @@ def plan_rentals(
 
 
 def _placement_context(
-    capacities: tuple[NodeCapacity, ...],
-    charges: tuple[Charge, ...],
-    rented: rentals.RentalBook,
-    ledger: Ledger,
-    now: datetime,
+    capacities: tuple[NodeCapacity, ...], charges: tuple[Charge, ...], rented: rentals.RentalBook, context: Context
 ) -> PlacementContext:
-    row = ledger.get(rows.shortages_key())
+    row = context.ledger.get(rows.shortages_key())
     return PlacementContext(
         capacities=capacities,
         charges=charges,
-        classes=rentals.priority_classes_of(ledger, charges),
+        classes=rentals.priority_classes_of(context.ledger, charges),
         queue=(),
         holds=rented.holds,
         budgets_left=dict(rented.budgets_left),
         shortages=rows.read(row, Shortages) if row else Shortages(),
-        now=now,
+        now=context.now,
     )
 
 
@@ -194,8 +188,7 @@ def with_planned_rentals(
 def carry_out(
     serving_rental_plans: Sequence[ServingRentalPlan],
     tree: QuotaTreeVersion,
-    workflows: Workflows,
-    context: CommitContext,
+    context: Context,
 ) -> None:
     """Begin the rentals, and say once what is done or why nothing is; in any mode but `act` say it alone.
 
@@ -209,7 +202,7 @@ def carry_out(
                 continue
             rental_plan = each
             for decided in each.to_rent:
-                rental_plan = _begin(rental_plan, decided, tree, workflows, context)
+                rental_plan = _begin(rental_plan, decided, tree, context)
         except Refused as refused:
             batches.note_refusal(context.telemetry, each.memory.holder_id, refused)
 
@@ -218,14 +211,13 @@ def _begin(
     rental_plan: ServingRentalPlan,
     decided: PlacementDecision,
     tree: QuotaTreeVersion,
-    workflows: Workflows,
-    context: CommitContext,
+    context: Context,
 ) -> ServingRentalPlan:
     """Write one rental and start its workflow; return the Deployment as it is remembered then."""
     each, memory, now = rental_plan.registered, rental_plan.memory, context.now
     burst = context.policy.burst
     pool = pool_by_name(decided.pool, context.policy)
-    record = rentals.record_of(decided, context.ids.new("dec"), context.policy, context.mode, now)
+    record = rentals.record_of(decided, context.ids.new("dec"), context)
     reason = f"{nodes_subject(1, pool.name)} rented for the Deployment. {decided.reason}"
     rental = Rental(
         job_id=memory.holder_id,
@@ -260,11 +252,11 @@ def _begin(
     tree.raised(tree.memory)
     context.telemetry.count("RentalsStarted")
     context.telemetry.info("A node is rented for a Deployment", job_id=each.label, rental=rental.name, pool=pool.name)
-    rentals.start(rental, workflows, context.telemetry)
+    rentals.start(rental, context)
     return rental_plan._replace(memory=remembered, version=rental_plan.version + 1)
 
 
-def _record_note(rental_plan: ServingRentalPlan, context: CommitContext) -> None:
+def _record_note(rental_plan: ServingRentalPlan, context: Context) -> None:
     """Write down what is decided, with its record, where that is news; that nobody waits any more, where one did."""
     note, writes = _note(rental_plan, context)
     if note != rental_plan.memory.last_note:
@@ -273,7 +265,7 @@ def _record_note(rental_plan: ServingRentalPlan, context: CommitContext) -> None
         )
 
 
-def _note(rental_plan: ServingRentalPlan, context: CommitContext) -> tuple[PlacementNote | None, tuple[Write, ...]]:
+def _note(rental_plan: ServingRentalPlan, context: Context) -> tuple[PlacementNote | None, tuple[Write, ...]]:
     before = rental_plan.memory.last_note
     if not rental_plan.decisions:
         return rental_plan.last_note, ()
@@ -283,7 +275,7 @@ def _note(rental_plan: ServingRentalPlan, context: CommitContext) -> tuple[Place
         key = f"{key}/{context.mode}"
     if before and before.key == key:
         return before, ()
-    record = rentals.record_of(decided, context.ids.new("dec"), context.policy, context.mode, context.now)
+    record = rentals.record_of(decided, context.ids.new("dec"), context)
     text = recorded_placement_reason(decided, context.mode)
     return PlacementNote(key=key, text=text, decision_id=record.decision_id), (Put(rows.decision_row(record)),)
 

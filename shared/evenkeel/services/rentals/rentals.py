@@ -21,7 +21,6 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState, PlacementNote
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.renting.candidates import (
     PlacementContext,
     committed_pools,
@@ -54,18 +53,15 @@ from evenkeel.domain.renting.rental import (
 )
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
-    Cluster,
-    Ids,
     Ledger,
     Put,
     Row,
-    Telemetry,
     TransientError,
     WorkflowName,
-    Workflows,
     Write,
     get_all,
 )
+from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 WRITER = "schedule_jobs"
@@ -135,10 +131,8 @@ def place_waiting_jobs(
     capacities: tuple[NodeCapacity, ...],
     charges: tuple[Charge, ...],
     rented: RentalBook,
-    ledger: Ledger,
+    context: Context,
     decide: Decide,
-    policy: Policy,
-    now: datetime,
     begun: int = 0,
 ) -> Placements:
     """Return where jobs that cannot start now should run; a sentence where rented nodes would not help.
@@ -146,7 +140,7 @@ def place_waiting_jobs(
     Each that is to be rented for would start on such nodes: the very rules of the pass are asked, with them in it.
     `begun` rentals are begun in this pass already, and count among `rented.holds`.
     """
-    burst = policy.burst
+    burst = context.policy.burst
     waiting = [
         jobs[each.job_id][0]
         for each in decisions
@@ -155,30 +149,32 @@ def place_waiting_jobs(
     # Who has a deadline is told whether anything meets it, though nothing may be rented here.
     asked = jobs_to_place(
         [job for job in waiting if job.spec.deadline_at or (burst.pools and burst.delay_of(job.spec.priority_class))],
-        now,
+        context.now,
     )
     if not asked:
         return {}
-    row = ledger.get(rows.shortages_key())
+    row = context.ledger.get(rows.shortages_key())
     seen = PlacementContext(
         capacities=_remaining_capacity(capacities, decisions),
         charges=charges,
-        classes=priority_classes_of(ledger, charges),
+        classes=priority_classes_of(context.ledger, charges),
         queue=tuple(waiting),
         holds=rented.holds,
         shortages=rows.read(row, Shortages) if row else Shortages(),
         budgets_left=dict(rented.budgets_left),
-        now=now,
+        now=context.now,
     )
-    done = done_seconds(ledger, asked)
-    placed = place_in_queue_order([placement_facts(job, seen, policy, done.get(job.job_id, 0.0)) for job in asked])
+    done = done_seconds(context.ledger, asked)
+    placed = place_in_queue_order(
+        [placement_facts(job, seen, context.policy, done.get(job.job_id, 0.0)) for job in asked]
+    )
     answers: dict[str, PlacementDecision | str] = {}
     for job, answer in zip(asked, placed, strict=True):
         answers[job.job_id] = answer
         if answer.action is not PlacementAction.RENT:
             continue
         pool = next(each for each in burst.pools if each.name == answer.pool)
-        would = would_start_on_rental(job, pool, jobs, capacities, charges, decide, now)
+        would = would_start_on_rental(job, pool, jobs, capacities, charges, decide, context.now)
         why_not = why_rental_would_not_help(would, pool)
         if why_not:
             answers[job.job_id] = why_not
@@ -281,15 +277,15 @@ def done_seconds(ledger: Ledger, jobs: Iterable[Job], until: datetime | None = N
     return done
 
 
-def free_nodes(job: Job, attempt: Attempt, ledger: Ledger, cluster: Cluster) -> None:
+def free_nodes(job: Job, attempt: Attempt, context: Context) -> None:
     """End the capacity pods on an attempt's nodes: its own pods are there now, and wait for what those use.
 
     Idempotent: yes, gone is success.
     """
-    row = ledger.get(rows.rental_key(job.job_id, job.rentals)) if job.rentals else None
+    row = context.ledger.get(rows.rental_key(job.job_id, job.rentals)) if job.rentals else None
     rental = rows.read(row, Rental) if row else None
     if rental is not None and runs_on_rental(attempt, rental):
-        cluster.delete_capacity_pods(rental.offer.cluster, rental.namespace, rental.pods_name)
+        context.cluster.delete_capacity_pods(rental.offer.cluster, rental.namespace, rental.pods_name)
 
 
 def should_rent(answer: PlacementDecision | str | None) -> bool:
@@ -301,15 +297,15 @@ def should_rent(answer: PlacementDecision | str | None) -> bool:
 
 
 def begin(
-    job: Job, version: int, placed: PlacementDecision | str, ids: Ids, policy: Policy, mode: Mode, now: datetime
+    job: Job, version: int, placed: PlacementDecision | str, context: Context
 ) -> tuple[Rental, tuple[Write, ...], str]:
     """Return a rental with the writes that begin it, and the token of their commit."""
     assert isinstance(placed, PlacementDecision)  # or nothing is to be rented
-    pool = next(each for each in policy.burst.pools if each.name == placed.pool)
-    record = record_of(placed, ids.new("dec"), policy, mode, now)
+    pool = next(each for each in context.policy.burst.pools if each.name == placed.pool)
+    record = record_of(placed, context.ids.new("dec"), context)
     plan = job.live_plan()
     plan = plan if plan and plan.lost_committed else None
-    due_at = now + timedelta(seconds=policy.burst.temporary_seconds) if plan else None
+    due_at = context.now + timedelta(seconds=context.policy.burst.temporary_seconds) if plan else None
     temporary = (
         f" The nodes are temporary capacity for {plan.incident_id}, until {due_at:%d %b %H:%M} UTC at the latest."
         if plan
@@ -324,15 +320,15 @@ def begin(
         state=RentalState.OPENING,
         reason=placed.reason,
         nodes=job.spec.nodes,
-        offers=(RentalOffer.of(pool, now),),
-        begun_at=now,
-        ready_by=now + timedelta(seconds=policy.burst.ready_seconds),
+        offers=(RentalOffer.of(pool, context.now),),
+        begun_at=context.now,
+        ready_by=context.now + timedelta(seconds=context.policy.burst.ready_seconds),
         decision_id=record.decision_id,
         incident_id=plan.incident_id if plan else "",
         due_at=due_at,
         expected_parts=placed.row.rent_parts if placed.row else 0,
     )
-    entry = TimelineEntry(at=now, kind="rented", text=reason, decision_id=record.decision_id, writer=WRITER)
+    entry = TimelineEntry(at=context.now, kind="rented", text=reason, decision_id=record.decision_id, writer=WRITER)
     waits = job.but(
         reason=reason,
         rentals=rental.number,
@@ -350,22 +346,24 @@ def begin(
     return rental, writes, record.decision_id
 
 
-def start(rental: Rental, workflows: Workflows, telemetry: Telemetry) -> bool:
+def start(rental: Rental, context: Context) -> bool:
     """Start the workflow of a rental; False where that failed, which the sweeper makes good.
 
     Idempotent: yes, by the execution's name; one that exists already is success.
     """
     document = {"schemaVersion": 1, "jobId": rental.job_id, "rental": rental.number}
     try:
-        workflows.start(WorkflowName.BURST_CAPACITY, rental.execution_name, document)
+        context.workflows.start(WorkflowName.BURST_CAPACITY, rental.execution_name, document)
     except TransientError as error:
-        telemetry.warning("The workflow of a rental could not be started yet", job_id=rental.job_id, error=str(error))
+        context.telemetry.warning(
+            "The workflow of a rental could not be started yet", job_id=rental.job_id, error=str(error)
+        )
         return False
     return True
 
 
 def placement_note(
-    job: Job, answer: PlacementDecision | str | None, ids: Ids, policy: Policy, mode: Mode, now: datetime
+    job: Job, answer: PlacementDecision | str | None, context: Context
 ) -> tuple[PlacementNote | None, tuple[Write, ...]]:
     """Return what a waiting job is told of its place, with the record of it where the answer is new."""
     if answer is None:
@@ -377,23 +375,23 @@ def placement_note(
     key = note_key(answer.action, answer.pool, why_nots, is_late=answer.late_seconds is not None)
     if job.placement and job.placement.key == key:
         return job.placement, ()
-    record = record_of(answer, ids.new("dec"), policy, mode, now)
+    record = record_of(answer, context.ids.new("dec"), context)
     return PlacementNote(key=key, text=record.reason, decision_id=record.decision_id), (Put(rows.decision_row(record)),)
 
 
-def record_of(placed: PlacementDecision, decision_id: str, policy: Policy, mode: Mode, now: datetime) -> Decision:
+def record_of(placed: PlacementDecision, decision_id: str, context: Context) -> Decision:
     """Return the record of a placement."""
     return Decision(
         decision_id=decision_id,
         kind="PLACEMENT",
         subject=placed.job_id,
         action=placed.action,
-        reason=recorded_placement_reason(placed, mode),
+        reason=recorded_placement_reason(placed, context.mode),
         alternatives=placed.alternatives,
         facts=placed.facts.to_json(),
-        policy_hash=policy.hash,
-        mode=mode,
-        decided_at=now,
+        policy_hash=context.policy.hash,
+        mode=context.mode,
+        decided_at=context.now,
     )
 
 
@@ -413,12 +411,8 @@ def next_migration(
     capacities: tuple[NodeCapacity, ...],
     charges: tuple[Charge, ...],
     rented: RentalBook,
-    ledger: Ledger,
+    context: Context,
     decide: Decide,
-    ids: Ids,
-    policy: Policy,
-    mode: Mode,
-    now: datetime,
 ) -> Migration | None:
     """Return the first job on rented nodes to migrate back to committed capacity; None if there is none.
 
@@ -435,18 +429,18 @@ def next_migration(
     for rental in ready:
         if not is_there_room and rental.due_at is None:
             continue
-        row = ledger.batch_get(rows.job_key(rental.job_id))[0]
+        row = context.ledger.batch_get(rows.job_key(rental.job_id))[0]
         job = rows.read(row, Job) if row else None
         if row is None or job is None:
             continue
         on_it = [charge for charge in charges if _is_on(charge, job, rental)]
         if job.state is not JobState.RUNNING or job.stop_of(job.current_attempt) or not on_it:
             continue
-        place = _migration_case(job, row, rental, left, charges, decide, policy) if is_there_room else None
+        place = _migration_case(job, row, rental, left, charges, decide, context.policy) if is_there_room else None
         candidate = _MigrationCase(job, row, rental, place)
-        judged = _decide_temporary_capacity(candidate, now) or _decide_migration(candidate, ledger, policy, now)
+        judged = _decide_temporary_capacity(candidate, context.now) or _decide_migration(candidate, context)
         if judged is not None:
-            return _migration_writes(candidate, judged, ids, policy, mode, now)
+            return _migration_writes(candidate, judged, context)
     return None
 
 
@@ -520,22 +514,22 @@ def _decide_temporary_capacity(candidate: _MigrationCase, now: datetime) -> _Mig
     )
 
 
-def _decide_migration(
-    candidate: _MigrationCase, ledger: Ledger, policy: Policy, now: datetime
-) -> _MigrationOutcome | None:
+def _decide_migration(candidate: _MigrationCase, context: Context) -> _MigrationOutcome | None:
     """Migrate a job back to committed capacity if that saves more than the move costs."""
     job, rental, place = candidate.job, candidate.rental, candidate.target
-    pool = offered_pool(rental, policy.burst.pools)
+    pool = offered_pool(rental, context.policy.burst.pools)
     if place is None or pool is None:
         return None
     target = MigrationTarget(
         pool=place.name,
-        shadow_micros_per_accelerator_hour=shadow_price_of(place, 0, policy.burst),
+        shadow_micros_per_accelerator_hour=shadow_price_of(place, 0, context.policy.burst),
         launch_seconds=place.launch.p50_seconds,
         usable_until=place.reservation.usable_until if place.reservation else None,
     )
-    ran = done_seconds(ledger, [job], now).get(job.job_id, 0.0)
-    judged = decide_migration(migration_facts(job, rental.nodes, pool, target, policy, now, ran_seconds=ran))
+    ran = done_seconds(context.ledger, [job], context.now).get(job.job_id, 0.0)
+    judged = decide_migration(
+        migration_facts(job, rental.nodes, pool, target, context.policy, context.now, ran_seconds=ran)
+    )
     if judged.action is not MigrationAction.MIGRATE:
         return None
     reason = f"The job migrates back to committed capacity: {judged.reason}"
@@ -549,26 +543,24 @@ def _decide_migration(
     )
 
 
-def _migration_writes(
-    candidate: _MigrationCase, judged: _MigrationOutcome, ids: Ids, policy: Policy, mode: Mode, now: datetime
-) -> Migration:
+def _migration_writes(candidate: _MigrationCase, judged: _MigrationOutcome, context: Context) -> Migration:
     job = candidate.job
     record = Decision(
-        decision_id=ids.new("dec"),
+        decision_id=context.ids.new("dec"),
         kind=judged.kind,
         subject=job.job_id,
         action=judged.action,
         reason=judged.reason,
         alternatives=judged.alternatives,
         facts=judged.facts.to_json(),
-        policy_hash=policy.hash,
-        mode=mode,
-        decided_at=now,
+        policy_hash=context.policy.hash,
+        mode=context.mode,
+        decided_at=context.now,
     )
     entry = TimelineEntry(
-        at=now, kind="migrating back", text=judged.message, decision_id=record.decision_id, writer=WRITER
+        at=context.now, kind="migrating back", text=judged.message, decision_id=record.decision_id, writer=WRITER
     )
-    wish = job.with_stop_request(judged.message, f"{WRITER}/home", now)
+    wish = job.with_stop_request(judged.message, f"{WRITER}/home", context.now)
     writes = (
         Put(
             rows.job_row(

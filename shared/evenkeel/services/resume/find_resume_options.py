@@ -29,7 +29,8 @@ from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
 from evenkeel.domain.renting.demand import PlacementAction
 from evenkeel.domain.renting.placement import cheapest_rental_in_time, choose_pool
 from evenkeel.domain.renting.rental import RentalState
-from evenkeel.ports import Ledger, Table, get_all
+from evenkeel.ports import Table, get_all
+from evenkeel.services.context import Context
 from evenkeel.services.rentals import read_budgets, rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import read_charges, read_setup, rows
@@ -58,13 +59,7 @@ class InterruptedJob(NamedTuple):
 
 
 def run(
-    interrupted: InterruptedJob,
-    nodes: Iterable[KubernetesNode],
-    in_use: Mapping[str, int],
-    ledger: Ledger,
-    *,
-    policy: Policy,
-    now: datetime,
+    interrupted: InterruptedJob, nodes: Iterable[KubernetesNode], in_use: Mapping[str, int], context: Context
 ) -> ResumeOffers:
     """Ask the rules of a pass what renting, or stopping others, would do for an interrupted job.
 
@@ -72,22 +67,19 @@ def run(
         interrupted: The job, its interrupted attempt, and what is sick.
         nodes: Of the cluster in which it ran, and of its own.
         in_use: Accelerators that live pods use there, by node.
-        ledger: Read only: set-up, charges, rentals, who waits.
-        policy: Pools to rent from, prices, caps.
-        now: The time.
     """
     if interrupted.job.local_queue:
         return ResumeOffers(
             refused=(_unavailable(ResumeOption.PREEMPT, _KUEUE), _unavailable(ResumeOption.BURST, _KUEUE))
         )
-    setup = read_setup.run(ledger).setup
-    if not setup.has_teams and not policy.burst.pools:
+    setup = read_setup.run(context.ledger).setup
+    if not setup.has_teams and not context.policy.burst.pools:
         return ResumeOffers(
             refused=(_unavailable(ResumeOption.PREEMPT, _NO_TEAMS), _unavailable(ResumeOption.BURST, _NO_POOLS))
         )
-    fleet = _load_fleet(interrupted, nodes, in_use, setup, ledger, policy, now)
-    preemption_victims, no_way = _find_preemption_victims(interrupted, fleet, policy, now)
-    renting, no_rent = _find_rental(interrupted, fleet, ledger, policy, now)
+    fleet = _load_fleet(interrupted, nodes, in_use, setup, context)
+    preemption_victims, no_way = _find_preemption_victims(interrupted, fleet, context.policy, context.now)
+    renting, no_rent = _find_rental(interrupted, fleet, context)
     return ResumeOffers(renting, preemption_victims, tuple(each for each in (no_way, no_rent) if each))
 
 
@@ -154,46 +146,51 @@ def _load_fleet(
     nodes: Iterable[KubernetesNode],
     in_use: Mapping[str, int],
     setup: TeamSetup,
-    ledger: Ledger,
-    policy: Policy,
-    now: datetime,
+    context: Context,
 ) -> _Fleet:
     tree = rows.tree_key()
-    all_charges = read_charges.run(ledger)
+    all_charges = read_charges.run(context.ledger)
     held = all_charges.held
     charges = tuple(charge for charge in held if charge.job_id != interrupted.job.job_id)
-    jobs = get_all(ledger, (rows.job_key(charge.job_id) for charge in charges)).values()
+    jobs = get_all(context.ledger, (rows.job_key(charge.job_id) for charge in charges)).values()
     holders = {job.job_id: job for job in (rows.read(row, Job) for row in jobs)}
     lost = (
-        (charge, lost_seconds(charge, holders.get(charge.job_id), policy.economy.expected_checkpoint_seconds, now))
+        (
+            charge,
+            lost_seconds(
+                charge, holders.get(charge.job_id), context.policy.economy.expected_checkpoint_seconds, context.now
+            ),
+        )
         for charge in charges
     )
-    found = ledger.get(tree)
+    found = context.ledger.get(tree)
     memory = scheduler_state.SchedulerState.model_validate((found.doc.get("memory") if found else None) or {})
-    rented = rentals.load(ledger)
-    spent = read_budgets.spent(setup, ledger, rented.rentals, now)
+    rented = rentals.load(context.ledger)
+    spent = read_budgets.spent(setup, context, rented.rentals)
     rented = _remaining_rentals(interrupted, rented)
-    rented = rented._replace(budgets_left=remaining_by_team(setup, spent, held, rented.rentals, policy.economy, now))
+    rented = rented._replace(
+        budgets_left=remaining_by_team(setup, spent, held, rented.rentals, context.policy.economy, context.now)
+    )
     capacities = rented.capacities(
-        _node_capacity(interrupted, nodes, in_use, charges, now),
+        _node_capacity(interrupted, nodes, in_use, charges, context.now),
         {interrupted.job.job_id: (interrupted.job, 0)},
-        policy.burst.pools,
+        context.policy.burst.pools,
     )
     return _Fleet(
-        capacities=request_facts.with_reservation_ends(capacities, policy),
+        capacities=request_facts.with_reservation_ends(capacities, context.policy),
         charges=charges,
         holders=holders,
-        waiting=_queue_heads(interrupted.job, setup, (*memory.sticky.values(), *all_charges.owners), ledger, policy),
+        waiting=_queue_heads(interrupted.job, setup, (*memory.sticky.values(), *all_charges.owners), context),
         rented=rented,
         setup=setup,
         memory=memory,
         spent=spent,
-        used=read_usage.run(setup, ledger, now),
+        used=read_usage.run(setup, context),
         work_at_risk_by_job={charge.job_id: round(charge.accelerators * seconds) for charge, seconds in lost}
         if setup.fleet.switches.spares_work
         else {},
-        policy=policy,
-        now=now,
+        policy=context.policy,
+        now=context.now,
     )
 
 
@@ -244,18 +241,18 @@ def _placeholder_life(node: KubernetesNode, now: datetime) -> NodeLife:
     return NodeLife(cluster=node.cluster, instance_id=node.instance_id or node.name, launched_at=node.created_at or now)
 
 
-def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], ledger: Ledger, policy: Policy) -> tuple[Job, ...]:
+def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], context: Context) -> tuple[Job, ...]:
     """Return the other pending jobs that a scheduling cycle weighs in any case.
 
     These are the first page of each queue and, wherever they stand in it, the jobs in `kept`: those that wait for their
     evictions, and interrupted ones that a released charge names.
     """
     prefixes = [rows.queue_prefix(team) for team in setup.by_name] or [""]
-    state, heads = f"JOB#{JobState.PENDING}", policy.scheduling.heads_per_cycle
-    pages = [ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes]
+    state, heads = f"JOB#{JobState.PENDING}", context.policy.scheduling.heads_per_cycle
+    pages = [context.ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes]
     listed = {row.key: row for page in pages for row in page.rows}
     behind = [key for key in map(rows.job_key, kept) if key not in listed]
-    found = (rows.read(row, Job) for row in (*listed.values(), *get_all(ledger, behind).values()))
+    found = (rows.read(row, Job) for row in (*listed.values(), *get_all(context.ledger, behind).values()))
     return tuple(each for each in found if each.job_id != job.job_id and each.state is JobState.PENDING)
 
 
@@ -309,20 +306,20 @@ def _preemption_candidate(charge: Charge, holder: Job | None, policy: Policy, no
 
 
 def _find_rental(
-    interrupted: InterruptedJob, fleet: _Fleet, ledger: Ledger, policy: Policy, now: datetime
+    interrupted: InterruptedJob, fleet: _Fleet, context: Context
 ) -> tuple[RentOption | None, ResumeOffer | None]:
     option, name = ResumeOption.BURST, interrupted.job.job_id
-    if not policy.burst.pools:
+    if not context.policy.burst.pools:
         return None, _unavailable(option, _NO_POOLS)
-    price = policy.burst.delay_of(interrupted.job.spec.priority_class)
+    price = context.policy.burst.delay_of(interrupted.job.spec.priority_class)
     if not price and interrupted.job.spec.deadline_at is None:
         return None, _unavailable(option, f"{_NO_PRICE}, so Evenkeel rents no nodes for the job")
     rental = fleet.rented.serving.get(name)
     if rental is not None:
         what = "still serve it" if rental.state is RentalState.READY else "are starting"
         return None, _unavailable(option, f"nodes rented for the job {what}")
-    job = _as_waiting(interrupted, option, now)
-    short = ledger.get(rows.shortages_key())
+    job = _as_waiting(interrupted, option, context.now)
+    short = context.ledger.get(rows.shortages_key())
     seen = PlacementContext(
         capacities=fleet.capacities,
         charges=fleet.charges,
@@ -331,16 +328,18 @@ def _find_rental(
         holds=fleet.rented.holds,
         budgets_left=dict(fleet.rented.budgets_left),
         shortages=rows.read(short, Shortages) if short else Shortages(),
-        now=now,
+        now=context.now,
     )
-    placement = placement_facts(job, seen, policy, rentals.done_seconds(ledger, [job], now).get(name, 0.0))
+    placement = placement_facts(
+        job, seen, context.policy, rentals.done_seconds(context.ledger, [job], context.now).get(name, 0.0)
+    )
     placed = choose_pool(placement)
     row = cheapest_rental_in_time(placed)
     if row is None:
         return RentOption(placement=placement), None
     if not price and placed.action is not PlacementAction.RENT:
         return None, _unavailable(option, f"{_NO_PRICE}, and the job meets its deadline without renting")
-    pool = next(each for each in policy.burst.pools if each.name == row.pool)
+    pool = next(each for each in context.policy.burst.pools if each.name == row.pool)
     jobs = {each.job_id: (each, 0) for each in (*fleet.waiting, job)}
-    would = rentals.would_start_on_rental(job, pool, jobs, fleet.capacities, fleet.charges, fleet.decide, now)
+    would = rentals.would_start_on_rental(job, pool, jobs, fleet.capacities, fleet.charges, fleet.decide, context.now)
     return RentOption(placement=placement, barred=rentals.why_rental_would_not_help(would, pool)), None

@@ -20,7 +20,6 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.plan import not_allowed
@@ -38,7 +37,8 @@ from evenkeel.domain.recovery.resume import (
 )
 from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, Conflict, CycleRequests, Ids, Ledger, Put, Table, Telemetry, Write, every, get_all
+from evenkeel.ports import Conflict, Ledger, Put, Table, Write, every, get_all
+from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.recovery import guardrails
 from evenkeel.services.resume import find_resume_options
@@ -79,43 +79,31 @@ class Outcome(Value):
     jobs: tuple[PlannedJob, ...] = ()
 
 
-def run(
-    request: Request,
-    *,
-    ledger: Ledger,
-    cluster: Cluster,
-    passes: CycleRequests,
-    ids: Ids,
-    telemetry: Telemetry,
-    policy: Policy,
-    mode: Mode,
-    drills_may_act: bool,
-    now: datetime,
-) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Record a resume plan on each interrupted job.
 
     Idempotent: yes, by the incident and attempt that a plan names; the pass is asked for each time.
     """
-    incident, _ = incident_record.load(ledger, request.incident_id)
-    allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident))
-    may_act = incident_record.drill_may_act(incident, ledger, drills_may_act=drills_may_act)
+    incident, _ = incident_record.load(context.ledger, request.incident_id)
+    allowed = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
+    may_act = incident_record.drill_may_act(incident, context)
     barred = not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
     if barred or incident.state.is_settled:
         return Outcome(outcome="NO_JOBS", reason=barred or "The incident is settled.")
     if not incident.affected_jobs:
         return Outcome(outcome="NO_JOBS", reason="No job ran on the node.")
-    seen = _observe(incident, ledger, cluster, policy, now)
-    is_held = guardrails.GuardrailInputs(ledger, policy, now).hold_on(incident) is not None
+    seen = _observe(incident, context)
+    is_held = guardrails.GuardrailInputs(context).hold_on(incident) is not None
     planned = []
     for affected in incident.affected_jobs:
-        done = _plan(incident, affected, seen, ledger, ids, telemetry, policy, mode, now, is_held=is_held)
+        done = _plan(incident, affected, seen, context, is_held=is_held)
         if done is not None:
             planned.append(done)
     if not planned:
         return Outcome(outcome="NO_JOBS", reason="Every interrupted job has ended.")
-    passes.request(f"{incident.incident_id} planned the resume")
+    context.passes.request(f"{incident.incident_id} planned the resume")
     for job in planned:
-        telemetry.count("ResumesPlanned", option=job.option or "ON_ITS_WAY")
+        context.telemetry.count("ResumesPlanned", option=job.option or "ON_ITS_WAY")
     summary = ", ".join(f"{job.job_id} ({job.option or 'already resuming'})" for job in planned)
     return Outcome(outcome="PLANNED", reason=f"Planned to resume: {summary}.", jobs=tuple(planned))
 
@@ -130,11 +118,11 @@ class _Observed(NamedTuple):
     """Recoveries that ended well."""
 
 
-def _observe(incident: Incident, ledger: Ledger, cluster: Cluster, policy: Policy, now: datetime) -> _Observed:
-    jobs = get_all(ledger, (rows.job_key(affected.job_id) for affected in incident.affected_jobs)).values()
+def _observe(incident: Incident, context: Context) -> _Observed:
+    jobs = get_all(context.ledger, (rows.job_key(affected.job_id) for affected in incident.affected_jobs)).values()
     names = sorted({incident.life.cluster, *(rows.read(row, Job).cluster for row in jobs)})
-    nodes = tuple(node for name in names for node in cluster.nodes(name))
-    unhealthy = unhealthy_nodes.unhealthy_among(nodes, ledger, policy, now)
+    nodes = tuple(node for name in names for node in context.cluster.nodes(name))
+    unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
     return _Observed(
         # The plan itself says what becomes of the incident's own node.
         tuple(
@@ -142,8 +130,8 @@ def _observe(incident: Incident, ledger: Ledger, cluster: Cluster, policy: Polic
             for node in nodes
             if (node.cluster, node.name) not in unhealthy or node.instance_id == incident.life.instance_id
         ),
-        {node: count for name in names for node, count in cluster.accelerators_in_use(name).items()},
-        _past_incidents(ledger, is_drill=incident.is_drill),
+        {node: count for name in names for node, count in context.cluster.accelerators_in_use(name).items()},
+        _past_incidents(context.ledger, is_drill=incident.is_drill),
     )
 
 
@@ -151,12 +139,7 @@ def _plan(
     incident: Incident,
     affected: AffectedJob,
     seen: _Observed,
-    ledger: Ledger,
-    ids: Ids,
-    telemetry: Telemetry,
-    policy: Policy,
-    mode: Mode,
-    now: datetime,
+    context: Context,
     *,
     is_held: bool = False,
     seeks_offers: bool = True,
@@ -166,8 +149,8 @@ def _plan(
     One that is taken back has its machines, which are well: it asks nothing of others.
     """
     for _ in range(incident_record.MAX_TRIES):
-        row = ledger.get(rows.job_key(affected.job_id))
-        attempt_row = ledger.get(rows.attempt_key(affected.job_id, affected.attempt))
+        row = context.ledger.get(rows.job_key(affected.job_id))
+        attempt_row = context.ledger.get(rows.attempt_key(affected.job_id, affected.attempt))
         if row is None or attempt_row is None:
             return None
         job = rows.read(row, Job)
@@ -177,37 +160,37 @@ def _plan(
         is_planned = plan and (plan.incident_id, plan.after_attempt) == (incident.incident_id, affected.attempt)
         attempt = rows.read(attempt_row, Attempt)
         back: RollbackDecision | None = None
-        if job.current_attempt > affected.attempt and not _can_still_distrust(job, affected, ledger):
-            back = _judge_rollback(incident, affected, job, ledger, policy)
+        if job.current_attempt > affected.attempt and not _can_still_distrust(job, affected, context.ledger):
+            back = _judge_rollback(incident, affected, job, context)
         if is_held and back is not None and back.action is Rollback.STOP:
             return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
         if plan and is_planned and (back is None or back.action is not Rollback.STOP):
             return PlannedJob(job_id=job.job_id, attempt=affected.attempt, option=plan.option)
         if back is not None:
             if back.action is Rollback.LIMIT:
-                _page_suspect_job(
-                    incident, affected, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now
-                )
+                _page_suspect_job(incident, affected, job.current_attempt, back, context)
             if back.action is not Rollback.STOP:
-                _note_already_resuming(incident, job, attempt, ledger)
+                _note_already_resuming(incident, job, attempt, context.ledger)
                 return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
-            attempt = rows.load(ledger, rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
-        pools = _pool_capacities(incident, job, attempt, seen, policy)
-        delays = _delays(incident, seen.past, _past_attempts(attempt, ledger), policy)
+            attempt = rows.load(
+                context.ledger, rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt"
+            )
+        pools = _pool_capacities(incident, job, attempt, seen, context.policy)
+        delays = _delays(incident, seen.past, _past_attempts(attempt, context.ledger), context.policy)
         offers = find_resume_options.ResumeOffers(refused=_NO_OFFERS)
         if seeks_offers and not any(pool.usable >= _nodes_wanted(job) for pool in pools):
             interrupted = _interrupted_job(incident, job, attempt)
-            offers = find_resume_options.run(interrupted, seen.nodes, seen.in_use, ledger, policy=policy, now=now)
-        facts = _facts(incident, job, attempt, pools, offers, delays, policy, now)
-        decided = plan_resume(facts, policy.jobs)
+            offers = find_resume_options.run(interrupted, seen.nodes, seen.in_use, context)
+        facts = _facts(incident, job, attempt, pools, offers, delays, context.policy, context.now)
+        decided = plan_resume(facts, context.policy.jobs)
         try:
-            doubted = _has_open_distrust(job, attempt, ledger)
-            writes = _writes(incident, job, row.version, facts, decided, ids, policy, mode, now, is_doubted=doubted)
+            doubted = _has_open_distrust(job, attempt, context.ledger)
+            writes = _writes(incident, job, row.version, facts, decided, context, is_doubted=doubted)
             if back is not None:
-                record = _record(incident, back, ids, policy, mode, now)
-                writes = _rollback_writes(incident, affected, attempt, record, writes, ledger, now)
-                telemetry.count("JobsRolledBack")
-            ledger.commit(*writes)
+                record = _record(incident, back, context)
+                writes = _rollback_writes(incident, affected, attempt, record, writes, context)
+                context.telemetry.count("JobsRolledBack")
+            context.ledger.commit(*writes)
         except Conflict:
             continue
         return PlannedJob(job_id=job.job_id, attempt=attempt.attempt, option=decided.option)
@@ -221,43 +204,35 @@ def _has_open_distrust(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
     return bool(job.distrust_through_attempt) and not any(rows.read(row, Attempt).is_pinned for row in found if row)
 
 
-def _judge_rollback(
-    incident: Incident, affected: AffectedJob, job: Job, ledger: Ledger, policy: Policy
-) -> RollbackDecision:
+def _judge_rollback(incident: Incident, affected: AffectedJob, job: Job, context: Context) -> RollbackDecision:
     """Judge whether the attempt that came after the hurt one resumed from something that is in doubt now."""
-    fault_class = policy.catalogue.look_up(incident.fault_key).fault_class
-    trust, since = checkpoint_trust_of(incident, policy.catalogue)
+    fault_class = context.policy.catalogue.look_up(incident.fault_key).fault_class
+    trust, since = checkpoint_trust_of(incident, context.policy.catalogue)
     numbers = range(affected.attempt + 1, job.current_attempt + 1)
-    found = (ledger.get(rows.attempt_key(job.job_id, number)) for number in numbers)
+    found = (context.ledger.get(rows.attempt_key(job.job_id, number)) for number in numbers)
     facts = RollbackFacts(
         interrupted_attempt=affected.attempt,
         current_attempt=job.current_attempt,
         descent=tuple(rows.read(row, Attempt) for row in found if row),
-        distrust_after=distrust_after(trust, since, policy.jobs),
-        demand=demand_after(trust, fault_class, policy.jobs),
+        distrust_after=distrust_after(trust, since, context.policy.jobs),
+        demand=demand_after(trust, fault_class, context.policy.jobs),
         distrusted_before=job.distrust_after if job.distrust_through_attempt >= affected.attempt else None,
         demanded_before=job.demand
         if job.distrust_through_attempt >= affected.attempt
         else CheckpointRequirement.CONVENTION,
         rollbacks=job.rollbacks,
     )
-    return roll_back(facts, policy.jobs)
+    return roll_back(facts, context.policy.jobs)
 
 
 def _rollback_writes(
-    incident: Incident,
-    affected: AffectedJob,
-    attempt: Attempt,
-    record: Decision,
-    writes: list[Write],
-    ledger: Ledger,
-    now: datetime,
+    incident: Incident, affected: AffectedJob, attempt: Attempt, record: Decision, writes: list[Write], context: Context
 ) -> list[Write]:
     """Extend the writes of a plan: the attempt is asked to stop, and is the hurt one from here on, in the same commit.
 
     What it has saved descends from what is in doubt, so it gets no time to save more.
     """
-    current, version = incident_record.load(ledger, incident.incident_id)
+    current, version = incident_record.load(context.ledger, incident.incident_id)
     put, *others = writes
     assert isinstance(put, Put)
     planned = rows.read(put.row, Job)
@@ -269,7 +244,7 @@ def _rollback_writes(
             by=f"recover_node/{incident.incident_id}",
             outcome=AttemptState.LOST,
             grace_seconds=0,
-            requested_at=now,
+            requested_at=context.now,
         )
     taken = planned.but(stop_request=stop or planned.stop_request, rollbacks=planned.rollbacks + 1)
     moved = tuple(each.but(attempt=attempt.attempt) if each == affected else each for each in current.affected_jobs)
@@ -278,64 +253,52 @@ def _rollback_writes(
         Put(rows.incident_row(current.but(affected_jobs=moved), version)),
         Put(rows.decision_row(record)),
         incident_record.timeline_put(
-            attempt.job_id, "rolled back", record.reason, at=now, writer=WRITER, decision_id=record.decision_id
+            attempt.job_id, "rolled back", record.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
         ),
         *others,
     ]
 
 
-def _record(
-    incident: Incident, back: RollbackDecision, ids: Ids, policy: Policy, mode: Mode, now: datetime
-) -> Decision:
+def _record(incident: Incident, back: RollbackDecision, context: Context) -> Decision:
     return Decision(
-        decision_id=ids.new("dec"),
+        decision_id=context.ids.new("dec"),
         kind="ROLLBACK",
         subject=incident.incident_id,
         action=back.action,
         reason=back.reason,
         alternatives=back.alternatives,
         facts=back.facts.to_json(),
-        policy_hash=policy.hash,
-        catalogue_hash=policy.catalogue.hash,
-        mode=mode,
-        decided_at=now,
+        policy_hash=context.policy.hash,
+        catalogue_hash=context.policy.catalogue.hash,
+        mode=context.mode,
+        decided_at=context.now,
     )
 
 
-def roll_back_suspect_jobs(
-    incident: Incident,
-    *,
-    ledger: Ledger,
-    cluster: Cluster,
-    ids: Ids,
-    telemetry: Telemetry,
-    policy: Policy,
-    mode: Mode,
-    now: datetime,
-) -> int:
+def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
     """Take back what resumed from something that a later signal casts doubt on; return how many jobs that were.
 
     A hold puts it off.
 
     Idempotent: yes, an attempt that is taken back is the hurt one from then on, in the same commit.
     """
-    if distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs) is None:
+    if distrust_after(*checkpoint_trust_of(incident, context.policy.catalogue), context.policy.jobs) is None:
         return 0
-    if guardrails.GuardrailInputs(ledger, policy, now).hold_on(incident) is not None:
+    if guardrails.GuardrailInputs(context).hold_on(incident) is not None:
         return 0
     taken = 0
     for affected in incident.affected_jobs:
-        row = ledger.get(rows.job_key(affected.job_id))
+        row = context.ledger.get(rows.job_key(affected.job_id))
         job = rows.read(row, Job) if row else None
         if job is None or job.state.has_ended or job.current_attempt <= affected.attempt:
             continue
-        back = _judge_rollback(incident, affected, job, ledger, policy)
+        back = _judge_rollback(incident, affected, job, context)
         if back.action is Rollback.LIMIT:
-            _page_suspect_job(incident, affected, job.current_attempt, back, ledger, ids, telemetry, policy, mode, now)
+            _page_suspect_job(incident, affected, job.current_attempt, back, context)
         if back.action is not Rollback.STOP:
             continue
-        seen = _observe(incident, ledger, cluster, policy, now)
-        _plan(incident, affected, seen, ledger, ids, telemetry, policy, mode, now, seeks_offers=False)
+        seen = _observe(incident, context)
+        _plan(incident, affected, seen, context, seeks_offers=False)
         taken += 1
     return taken
 
@@ -350,16 +313,7 @@ def _note_already_resuming(incident: Incident, job: Job, attempt: Attempt, ledge
 
 
 def _page_suspect_job(
-    incident: Incident,
-    affected: AffectedJob,
-    attempt: int,
-    back: RollbackDecision,
-    ledger: Ledger,
-    ids: Ids,
-    telemetry: Telemetry,
-    policy: Policy,
-    mode: Mode,
-    now: datetime,
+    incident: Incident, affected: AffectedJob, attempt: int, back: RollbackDecision, context: Context
 ) -> None:
     """Call a person, once for an attempt: it goes on from what is in doubt, since its job was taken back so often.
 
@@ -367,11 +321,11 @@ def _page_suspect_job(
     """
     if affected.suspect_attempt == attempt:
         return
-    telemetry.count("JobsOnSuspectCheckpoints")
-    telemetry.error(
+    context.telemetry.count("JobsOnSuspectCheckpoints")
+    context.telemetry.error(
         "A job was rolled back too often", job_id=affected.job_id, reason=back.reason, runbook="job-in-doubt"
     )
-    record = _record(incident, back, ids, policy, mode, now)
+    record = _record(incident, back, context)
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if affected not in current.affected_jobs:
@@ -379,11 +333,11 @@ def _page_suspect_job(
         noted = tuple(each.but(suspect_attempt=attempt) if each == affected else each for each in current.affected_jobs)
         text = f"{affected.job_id} keeps running. {back.reason} A person must check it."
         line = incident_record.timeline_put(
-            current.incident_id, "job", text, at=now, writer=WRITER, decision_id=record.decision_id
+            current.incident_id, "job", text, at=context.now, writer=WRITER, decision_id=record.decision_id
         )
         return current.but(affected_jobs=noted), [Put(rows.decision_row(record)), line]
 
-    incident_record.update(ledger, incident.incident_id, change)
+    incident_record.update(context.ledger, incident.incident_id, change)
 
 
 def _can_still_distrust(job: Job, affected: AffectedJob, ledger: Ledger) -> bool:
@@ -559,15 +513,12 @@ def _writes(
     version: int,
     facts: ResumeFacts,
     decided: ResumeDecision,
-    ids: Ids,
-    policy: Policy,
-    mode: Mode,
-    now: datetime,
+    context: Context,
     *,
     is_doubted: bool,
 ) -> list[Write]:
     decision = Decision(
-        decision_id=ids.new("dec"),
+        decision_id=context.ids.new("dec"),
         kind="RESUME",
         subject=incident.incident_id,
         action=decided.option,
@@ -581,10 +532,10 @@ def _writes(
         ),
         alternatives=decided.alternatives,
         facts=facts.to_json(),
-        policy_hash=policy.hash,
-        catalogue_hash=policy.catalogue.hash,
-        mode=mode,
-        decided_at=now,
+        policy_hash=context.policy.hash,
+        catalogue_hash=context.policy.catalogue.hash,
+        mode=context.mode,
+        decided_at=context.now,
     )
     # Another node of the same job may have sickened too: its life stays avoided.
     other = job.live_plan()
@@ -598,13 +549,18 @@ def _writes(
         shrinks_at=decided.shrinks_at,
         max_rent_parts=decided.max_rent_parts,
         lost_committed=(incident.life.cluster, incident.pool)
-        not in {(pool.cluster, pool.name) for pool in policy.burst.pools},
+        not in {(pool.cluster, pool.name) for pool in context.policy.burst.pools},
         decision_id=decision.decision_id,
-        planned_at=now,
+        planned_at=context.now,
     )
     text = f"{job.job_id} resumes by {decided.option}. {decided.reason}"
     line = incident_record.timeline_row_of(
-        incident.incident_id, "job", text, at=now, writer=f"{WRITER}-{job.job_id}", decision_id=decision.decision_id
+        incident.incident_id,
+        "job",
+        text,
+        at=context.now,
+        writer=f"{WRITER}-{job.job_id}",
+        decision_id=decision.decision_id,
     )
     return [
         Put(rows.job_row(job.with_plan(plan, is_doubted=is_doubted), version)),
@@ -614,7 +570,7 @@ def _writes(
             job.job_id,
             "planned",
             f"Resumes by {decided.option} after {incident.incident_id}. {decided.reason}",
-            at=now,
+            at=context.now,
             writer=WRITER,
             decision_id=decision.decision_id,
         ),

@@ -1,32 +1,31 @@
 """What each submitter used of late, for the teams whose queues go by use."""
 
 from collections import Counter
-from datetime import datetime
 
 from evenkeel.domain.quotas.spending import decayed_usage, weeks_until
 from evenkeel.domain.quotas.teams import Period, TeamSetup
-from evenkeel.ports import Ledger
+from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 
-def run(setup: TeamSetup, ledger: Ledger, now: datetime) -> dict[str, dict[str, float]]:
+def run(setup: TeamSetup, context: Context) -> dict[str, dict[str, float]]:
     """Return by team and submitter what is left of what settled attempts held: two queries for each such team.
 
     Returns:
         Accelerators that, held ever since, would come to as much. What runs still is not in it.
     """
-    return {team.name: _left_in(team.name, ledger, now) for team in setup.teams if team.queue.by_use}
+    return {team.name: _left_in(team.name, context) for team in setup.teams if team.queue.by_use}
 
 
-def _left_in(team: str, ledger: Ledger, now: datetime) -> dict[str, float]:
+def _left_in(team: str, context: Context) -> dict[str, float]:
     place = rows.used_key(team, "", "")
     # All weeks of one decade are one query: `2026-W4`.
-    decades = dict.fromkeys(Period.WEEK.key_at(begin)[:-1] for begin in weeks_until(now))
+    decades = dict.fromkeys(Period.WEEK.key_at(begin)[:-1] for begin in weeks_until(context.now))
     sums: dict[str, Counter[str]] = {}
     for decade in decades:
-        for row in ledger.partition(place.table, place.pk, f"{rows.USED}{decade}"):
+        for row in context.ledger.partition(place.table, place.pk, f"{rows.USED}{decade}"):
             # Older releases kept all submitters of a week in the row `USED#week`: such a row counts as well.
             week = row.key.sk.removeprefix(rows.USED).partition("#")[0]
             for submitter, amount in row.doc.items():
                 sums.setdefault(submitter, Counter())[week] += amount
-    return {submitter: decayed_usage(by_week, now) for submitter, by_week in sums.items()}
+    return {submitter: decayed_usage(by_week, context.now) for submitter, by_week in sums.items()}

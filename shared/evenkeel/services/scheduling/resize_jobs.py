@@ -18,7 +18,7 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState, StopRequest
 from evenkeel.domain.policy_base import Mode
 from evenkeel.ports import Key, Ledger, Put, Refused, Write, get_all
-from evenkeel.services.context import CommitContext, QuotaTreeVersion
+from evenkeel.services.context import Context, QuotaTreeVersion
 from evenkeel.services.storage import batches, rows
 
 WRITER = "resize_jobs"
@@ -45,7 +45,7 @@ def carry_out(
     jobs: Mapping[str, tuple[Job, int]],
     waiting: Iterable[str],
     tree: QuotaTreeVersion,
-    context: CommitContext,
+    context: Context,
 ) -> None:
     """Ask jobs to stop so that they change size; in any mode but `act` say once what would be asked.
 
@@ -85,7 +85,7 @@ def _commit(
     waiting: frozenset[str],
     memory: SchedulerState,
     tree: QuotaTreeVersion,
-    context: CommitContext,
+    context: Context,
 ) -> SchedulerState:
     """Write down one change of sizes, whole; return what is remembered then."""
     if context.mode is not Mode.ACT:
@@ -117,7 +117,7 @@ def _commit(
 
 
 def _part(
-    planned: PlannedResize, found: tuple[Job, int], record: Decision, waiting: frozenset[str], context: CommitContext
+    planned: PlannedResize, found: tuple[Job, int], record: Decision, waiting: frozenset[str], context: Context
 ) -> batches.WriteGroup:
     """Return what asks one job to stop for another size."""
     job, version = found
@@ -190,7 +190,7 @@ def _elastic_state_after(
 
 
 def _record_dry_run(
-    made: Sequence[PlannedResize], memory: SchedulerState, tree: QuotaTreeVersion, context: CommitContext
+    made: Sequence[PlannedResize], memory: SchedulerState, tree: QuotaTreeVersion, context: Context
 ) -> SchedulerState:
     """Record what would be done, once for as long as it stays the same."""
     messages = {
@@ -208,7 +208,7 @@ def _record_dry_run(
     return changed
 
 
-def _record(planned: PlannedResize, context: CommitContext) -> Decision:
+def _record(planned: PlannedResize, context: Context) -> Decision:
     answer = resize_answer(planned.facts)
     return Decision(
         decision_id=context.ids.new("dec"),

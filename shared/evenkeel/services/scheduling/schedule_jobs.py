@@ -64,26 +64,21 @@ from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     Add,
-    Cluster,
     Conflict,
     Delete,
     EvenkeelError,
-    Ids,
     Key,
     Ledger,
-    Provider,
     Put,
     Refused,
     Row,
     Table,
-    Telemetry,
     TransientError,
     WorkflowName,
-    Workflows,
     Write,
     get_all,
 )
-from evenkeel.services.context import CommitContext
+from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.rentals import read_budgets, rent_for_serving, rentals
 from evenkeel.services.scheduling import drain_reservations, read_usage, resize_jobs
@@ -274,20 +269,7 @@ class _CycleSnapshot(NamedTuple):
         return owner if owner != job.spec.team else ""
 
 
-def run(
-    ledger: Ledger,
-    cluster: Cluster,
-    provider: Provider,
-    workflows: Workflows,
-    ids: Ids,
-    telemetry: Telemetry,
-    *,
-    clusters: Sequence[str],
-    policy: Policy,
-    mode: Mode,
-    now: datetime,
-    admission: AdmissionAuthority = AdmissionAuthority.EVENKEEL,
-) -> Outcome:
+def run(context: Context) -> Outcome:
     """Run one pass. In any mode but `act` the same decisions are recorded, and nothing is admitted.
 
     Idempotent: yes, every admission is conditional on the tree's and the job's version; concurrent passes are safe.
@@ -295,114 +277,75 @@ def run(
     cycle = Source(kind=SourceKind.SCHEDULING_CYCLE)
     results = heartbeats.SourceResults()
     try:
-        outcome = _run(
-            ledger,
-            cluster,
-            provider,
-            workflows,
-            ids,
-            telemetry,
-            clusters=clusters,
-            policy=policy,
-            mode=mode,
-            now=now,
-            admission=admission,
-            results=results,
-        )
+        outcome = _run(context, results=results)
     except EvenkeelError as error:
         results.failed(cycle, error)
-        heartbeats.record_heartbeat(ledger, telemetry, WRITER, now, results)
+        heartbeats.record_heartbeat(context, WRITER, results)
         raise
     if outcome.is_complete:
         results.answered(cycle)
     else:
         results.failed(cycle, "The queue changed on every attempt.")
-    heartbeats.record_heartbeat(ledger, telemetry, WRITER, now, results)
+    heartbeats.record_heartbeat(context, WRITER, results)
     return outcome
 
 
-def _run(
-    ledger: Ledger,
-    cluster: Cluster,
-    provider: Provider,
-    workflows: Workflows,
-    ids: Ids,
-    telemetry: Telemetry,
-    *,
-    clusters: Sequence[str],
-    policy: Policy,
-    mode: Mode,
-    now: datetime,
-    admission: AdmissionAuthority,
-    results: heartbeats.SourceResults,
-) -> Outcome:
+def _run(context: Context, *, results: heartbeats.SourceResults) -> Outcome:
     admitted: list[str] = []
     deferred_jobs: set[str] = set()
     for _ in range(_MAX_RETRIES):
         try:
-            if admission is AdmissionAuthority.KUEUE:
-                cycle = _load_pending(ledger, policy)._replace(deferred_jobs=frozenset(deferred_jobs))
-                decisions = (*cycle.in_other_teams_namespaces(now), *cycle.handed_over(now))
+            if context.site.admission is AdmissionAuthority.KUEUE:
+                cycle = _load_pending(context)._replace(deferred_jobs=frozenset(deferred_jobs))
+                decisions = (*cycle.in_other_teams_namespaces(context.now), *cycle.handed_over(context.now))
                 placed: rentals.Placements = {}
                 resizes = resize_facts.ResizePlan()
                 serving_rental_plans: tuple[rent_for_serving.ServingRentalPlan, ...] = ()
             else:
-                cycle = _load(ledger, cluster, provider, clusters, policy, now)._replace(
-                    deferred_jobs=frozenset(deferred_jobs)
-                )
+                cycle = _load(context)._replace(deferred_jobs=frozenset(deferred_jobs))
                 for name, error in cycle.unreadable.items():
                     results.failed(Source(kind=SourceKind.KUBERNETES_LIST, target=name), error)
-                cycle, weighed = _decide(cycle, ledger, policy, now)
+                cycle, weighed = _decide(cycle, context)
                 barred = (
-                    *cycle.in_other_teams_namespaces(now),
-                    *cycle.on_unreadable_clusters(now),
-                    *cycle.hold_in_kueue_namespace(now),
+                    *cycle.in_other_teams_namespaces(context.now),
+                    *cycle.on_unreadable_clusters(context.now),
+                    *cycle.hold_in_kueue_namespace(context.now),
                 )
                 decisions = (*barred, *weighed)
-                resizes = _plan_resizes(cycle, decisions, policy, now)
-                serving_rental_plans = _plan_serving_rentals(cycle, resizes, ledger, policy, now)
-                placed = _plan_placements(cycle, decisions, serving_rental_plans, ledger, policy, now)
-            refused = _commit_all(
-                decisions,
-                placed,
-                resizes,
-                serving_rental_plans,
-                cycle,
-                admitted,
-                ledger,
-                workflows,
-                ids,
-                telemetry,
-                policy=policy,
-                mode=mode,
-                now=now,
-            )
+                resizes = _plan_resizes(cycle, decisions, context.policy, context.now)
+                serving_rental_plans = _plan_serving_rentals(cycle, resizes, context)
+                placed = _plan_placements(cycle, decisions, serving_rental_plans, context)
+            refused = _commit_all(decisions, placed, resizes, serving_rental_plans, cycle, admitted, context)
         except Conflict:
             continue  # somebody was first: look again
         if refused:
             deferred_jobs |= refused
             continue  # others may have what was decided for these jobs
-        read_charges.delete(cycle.outdated, ledger)
+        read_charges.delete(cycle.outdated, context.ledger)
         if cycle.queue_cursors is not None:
-            cycle.queue_cursors.note(ledger)
+            cycle.queue_cursors.note(context.ledger)
         waiting = len(decisions) - len([one for one in decisions if one.action is Action.ADMIT])
-        if not waiting and len(decisions) >= policy.scheduling.heads_per_cycle:
+        if not waiting and len(decisions) >= context.policy.scheduling.heads_per_cycle:
             continue  # the whole head of the queue is in: look at what came after it
-        if cycle.unreadable.keys() >= set(clusters):
-            raise cycle.unreadable[clusters[0]]  # the jobs say why they wait; the request for this cycle is repeated
+        if cycle.unreadable.keys() >= set(context.site.clusters):
+            raise cycle.unreadable[
+                context.site.clusters[0]
+            ]  # the jobs say why they wait; the request for this cycle is repeated
         return Outcome(admitted=tuple(admitted), waiting=waiting)
-    telemetry.warning("A pass ended before the queue's head stood still; the next one goes on", rounds=_MAX_RETRIES)
+    context.telemetry.warning(
+        "A pass ended before the queue's head stood still; the next one goes on", rounds=_MAX_RETRIES
+    )
     return Outcome(admitted=tuple(admitted), is_complete=False)
 
 
 # ---------------------------------------------------------------- load
 
 
-def _load_pending(ledger: Ledger, policy: Policy) -> _CycleSnapshot:
+def _load_pending(context: Context) -> _CycleSnapshot:
     """Read who waits, and nothing else: where Kueue admits, nobody else's quota and no machine is weighed here."""
-    tree = ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
-    setup = read_setup.run(ledger).setup
-    queued = _queue_keys(ledger, tree, setup, policy.scheduling.heads_per_cycle)
+    tree = context.ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
+    setup = read_setup.run(context.ledger).setup
+    queued = _queue_keys(context.ledger, tree, setup, context.policy.scheduling.heads_per_cycle)
     return _with_jobs(
         _CycleSnapshot(
             tree,
@@ -413,19 +356,17 @@ def _load_pending(ledger: Ledger, policy: Policy) -> _CycleSnapshot:
             queue_cursors=queued.queue_cursors,
         ),
         queued,
-        ledger,
+        context.ledger,
     )
 
 
-def _load(
-    ledger: Ledger, cluster: Cluster, provider: Provider, clusters: Sequence[str], policy: Policy, now: datetime
-) -> _CycleSnapshot:
-    tree = ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
-    setup = read_setup.run(ledger).setup
-    queued = _queue_keys(ledger, tree, setup, policy.scheduling.heads_per_cycle)
+def _load(context: Context) -> _CycleSnapshot:
+    tree = context.ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
+    setup = read_setup.run(context.ledger).setup
+    queued = _queue_keys(context.ledger, tree, setup, context.policy.scheduling.heads_per_cycle)
     # The order matters. A rental that ends between two reads is counted twice at worst, never not at all; and so is a
     # pod that is created. Jobs come after the charges: what an attempt gave back is seen with the job that had it.
-    rented = rentals.load(ledger)
+    rented = rentals.load(context.ledger)
     sized = scheduler_state.SchedulerState.model_validate(tree.doc.get("memory") or {}).elastic
     cycle = _with_jobs(
         _CycleSnapshot(
@@ -437,26 +378,28 @@ def _load(
             queue_cursors=queued.queue_cursors,
         ),
         queued,
-        ledger,
+        context.ledger,
         sized,
     )
     jobs, charges, elastic = dict(cycle.jobs), cycle.charges, cycle.elastic
     is_at_rest = not jobs and not _draining_teams(setup) and not rented.rentals and not sized.is_in_use
-    is_at_rest = is_at_rest and not any(each.rents_from for each in policy.scheduling.serving)
-    if is_at_rest and not policy.scheduling.reservations:
+    is_at_rest = is_at_rest and not any(each.rents_from for each in context.policy.scheduling.serving)
+    if is_at_rest and not context.policy.scheduling.reservations:
         return cycle
-    serves = frozenset(each.cluster for each in policy.scheduling.serving)
-    seen, unreadable = _read_clusters(cluster, provider, clusters, serves)
+    serves = frozenset(each.cluster for each in context.policy.scheduling.serving)
+    seen, unreadable = _read_clusters(context, context.site.clusters, serves)
     listed = [(name, each) for name, facts in seen.items() for each in facts.workloads]
-    workloads = [(attempt.cluster, each) for attempt, each in attempt_rows.owned(ledger, listed)]
+    workloads = [(attempt.cluster, each) for attempt, each in attempt_rows.owned(context.ledger, listed)]
     in_use = {(name, node): count for name, facts in seen.items() for node, count in facts.in_use.items()}
-    seen_nodes = [node for name in clusters if name in seen for node in seen[name].nodes]
-    provider_nodes = seen[clusters[0]].provider_nodes if clusters[0] in seen else ()
-    unhealthy = unhealthy_nodes.unhealthy_among(seen_nodes, ledger, policy, now)
+    seen_nodes = [node for name in context.site.clusters if name in seen for node in seen[name].nodes]
+    provider_nodes = seen[context.site.clusters[0]].provider_nodes if context.site.clusters[0] in seen else ()
+    unhealthy = unhealthy_nodes.unhealthy_among(seen_nodes, context)
     capacities = node_capacity(
-        join_nodes(seen_nodes, provider_nodes, clusters[0]), in_use, charges, workloads, unhealthy
+        join_nodes(seen_nodes, provider_nodes, context.site.clusters[0]), in_use, charges, workloads, unhealthy
     )
-    capacities = request_facts.with_reservation_ends(rented.capacities(capacities, jobs, policy.burst.pools), policy)
+    capacities = request_facts.with_reservation_ends(
+        rented.capacities(capacities, jobs, context.policy.burst.pools), context.policy
+    )
     of_kueue = {(name, each): by for name, facts in seen.items() for each, by in facts.of_kueue.items()}
     elsewhere = {charge.job_id for charge in charges if charge.cluster in unreadable}
     elastic = {name: each for name, each in elastic.items() if name not in elsewhere}
@@ -464,20 +407,26 @@ def _load(
         capacities=capacities, of_kueue=of_kueue, rented=rented, elastic=elastic, unreadable=unreadable
     )
     pods = {name: facts.pods for name, facts in seen.items() if name in serves}
-    cycle = _reserve_for_serving(cycle, pods, _readable(policy, cycle).scheduling, now)
+    cycle = _reserve_for_serving(cycle, pods, _readable(context.policy, cycle).scheduling, context.now)
     if not setup.has_teams:
         return cycle
-    holders = _read(ledger, (rows.job_key(charge.job_id) for charge in charges))
-    spent = read_budgets.spent(setup, ledger, rented.rentals, now)
-    left = remaining_by_team(setup, spent, charges, rented.rentals, policy.economy, now) if policy.burst.pools else {}
+    holders = _read(context.ledger, (rows.job_key(charge.job_id) for charge in charges))
+    spent = read_budgets.spent(setup, context, rented.rentals)
+    left = (
+        remaining_by_team(setup, spent, charges, rented.rentals, context.policy.economy, context.now)
+        if context.policy.burst.pools
+        else {}
+    )
     return cycle._replace(
         charges=(*(_with_current_priority(charge, holders) for charge in charges), *_retained_charges(cycle)),
         holders=holders,
         stopping=_jobs_asked_to_stop(cycle, holders),
         rented=rented._replace(budgets_left=left),
         spent=spent,
-        used=read_usage.run(setup, ledger, now),
-        work_at_risk_by_job=_work_at_risk(charges, holders, policy, now) if setup.fleet.switches.spares_work else {},
+        used=read_usage.run(setup, context),
+        work_at_risk_by_job=_work_at_risk(charges, holders, context.policy, context.now)
+        if setup.fleet.switches.spares_work
+        else {},
     )
 
 
@@ -493,13 +442,11 @@ class _ClusterFacts(NamedTuple):
 
 
 def _read_clusters(
-    cluster: Cluster, provider: Provider, names: Sequence[str], serves: frozenset[str]
+    context: Context, names: Sequence[str], serves: frozenset[str]
 ) -> tuple[dict[str, _ClusterFacts], dict[str, EvenkeelError]]:
     """Read each cluster by itself, and HyperPod's nodes with the first one. If one read fails, all of it is left out.
 
     Args:
-        cluster: Kubernetes.
-        provider: HyperPod, whose nodes join the first cluster.
         names: Every cluster of the fleet.
         serves: Those with serving workloads, whose pods are read, too.
     """
@@ -508,12 +455,12 @@ def _read_clusters(
     for name in names:
         try:
             seen[name] = _ClusterFacts(
-                cluster.workloads(name),
-                cluster.accelerators_in_use(name),
-                cluster.nodes(name),
-                cluster.kueue_namespaces(name),
-                provider.nodes() if name == names[0] else (),
-                cluster.pods(name) if name in serves else (),
+                context.cluster.workloads(name),
+                context.cluster.accelerators_in_use(name),
+                context.cluster.nodes(name),
+                context.cluster.kueue_namespaces(name),
+                context.provider.nodes() if name == names[0] else (),
+                context.cluster.pods(name) if name in serves else (),
             )
         except EvenkeelError as error:
             unreadable[name] = error
@@ -691,28 +638,30 @@ def _draining_teams(setup: TeamSetup) -> frozenset[str]:
 # ---------------------------------------------------------------- decide
 
 
-def _decide(
-    cycle: _CycleSnapshot, ledger: Ledger, policy: Policy, now: datetime
-) -> tuple[_CycleSnapshot, tuple[AdmissionDecision, ...]]:
+def _decide(cycle: _CycleSnapshot, context: Context) -> tuple[_CycleSnapshot, tuple[AdmissionDecision, ...]]:
     """Decide about the heads; where none of a queue can start or is in the way, about those behind them, too."""
-    pending = cycle.pending(policy, now)
-    decisions = _decide_pending(cycle, pending, policy, now)
-    more = _read_further(cycle, decisions, ledger, policy.scheduling.heads_per_cycle * _MAX_PAGES)
+    pending = cycle.pending(context.policy, context.now)
+    decisions = _decide_pending(cycle, pending, context.policy, context.now)
+    more = _read_further(cycle, decisions, context.ledger, context.policy.scheduling.heads_per_cycle * _MAX_PAGES)
     if more is not None:
-        cycle, pending = more, more.pending(policy, now)
-        decisions = _decide_pending(cycle, pending, policy, now)
+        cycle, pending = more, more.pending(context.policy, context.now)
+        decisions = _decide_pending(cycle, pending, context.policy, context.now)
     queue_cursors = cycle.queue_cursors if not cycle.setup.has_teams else None
     if queue_cursors is not None:
         back = queue_cursors.rewound_to_unblocked_job(decisions)
         if back is not None:
             jobs = {name: each for name, each in cycle.jobs.items() if name not in back.page}
             cycle = cycle._replace(jobs=jobs, queue_cursors=back)
-            pending = cycle.pending(policy, now)
-            decisions = _decide_pending(cycle, pending, policy, now)
+            pending = cycle.pending(context.policy, context.now)
+            decisions = _decide_pending(cycle, pending, context.policy, context.now)
         elif _ALL_JOBS in cycle.cursors_after_heads:
             cycle = cycle._replace(queue_cursors=queue_cursors.after(decisions, cycle.cursors_after_heads[_ALL_JOBS]))
     fitted = start_size.fit_sizes(
-        pending, decisions, lambda asked: _decide_pending(cycle, asked, policy, now), now, cycle.rented.serving
+        pending,
+        decisions,
+        lambda asked: _decide_pending(cycle, asked, context.policy, context.now),
+        context.now,
+        cycle.rented.serving,
     )
     return cycle, fitted
 
@@ -803,33 +752,33 @@ def _plan_resizes(
 
 
 def _plan_serving_rentals(
-    cycle: _CycleSnapshot, resizes: resize_facts.ResizePlan, ledger: Ledger, policy: Policy, now: datetime
+    cycle: _CycleSnapshot, resizes: resize_facts.ResizePlan, context: Context
 ) -> tuple[rent_for_serving.ServingRentalPlan, ...]:
     """Return what is to be rented for replicas that find no node, though others shrink for them."""
     seen = rent_for_serving.ServingDemand(
         cycle.short, cycle.satisfied_replicas, cycle.demands, resizes.satisfied_demands
     )
-    readable = _readable(policy, cycle)
-    return rent_for_serving.plan_rentals(seen, cycle.all_capacities, cycle.charges, cycle.rented, ledger, readable, now)
+    readable = _readable(context.policy, cycle)
+    return rent_for_serving.plan_rentals(
+        seen, cycle.all_capacities, cycle.charges, cycle.rented, context.but(policy=readable)
+    )
 
 
 def _plan_placements(
     cycle: _CycleSnapshot,
     decisions: Sequence[AdmissionDecision],
     serving_rental_plans: Sequence[rent_for_serving.ServingRentalPlan],
-    ledger: Ledger,
-    policy: Policy,
-    now: datetime,
+    context: Context,
 ) -> rentals.Placements:
     """Return where those should run that cannot start on what is there; what is rented for replicas comes first."""
-    decide = _decider(cycle, ledger, policy, now)
-    rented, begun = rent_for_serving.with_planned_rentals(cycle.rented, serving_rental_plans, policy)
+    decide = _decider(cycle, context)
+    rented, begun = rent_for_serving.with_planned_rentals(cycle.rented, serving_rental_plans, context.policy)
     return rentals.place_waiting_jobs(
-        decisions, cycle.jobs, cycle.capacities, cycle.charges, rented, ledger, decide, policy, now, begun
+        decisions, cycle.jobs, cycle.capacities, cycle.charges, rented, context, decide, begun
     )
 
 
-def _decider(cycle: _CycleSnapshot, ledger: Ledger, policy: Policy, now: datetime) -> rentals.Decide:
+def _decider(cycle: _CycleSnapshot, context: Context) -> rentals.Decide:
     """Return the rules of this pass, to be asked about other machines, jobs and charges."""
 
     def decide(
@@ -843,7 +792,7 @@ def _decider(cycle: _CycleSnapshot, ledger: Ledger, policy: Policy, now: datetim
             queue_cursors=None,
             rented=rentals.RentalBook(),
         )
-        return _decide(other, ledger, policy, now)[1]
+        return _decide(other, context)[1]
 
     return decide
 
@@ -877,63 +826,55 @@ def _commit_all(
     serving_rental_plans: Sequence[rent_for_serving.ServingRentalPlan],
     cycle: _CycleSnapshot,
     admitted: list[str],
-    ledger: Ledger,
-    workflows: Workflows,
-    ids: Ids,
-    telemetry: Telemetry,
-    *,
-    policy: Policy,
-    mode: Mode,
-    now: datetime,
+    context: Context,
 ) -> frozenset[str]:
     """Commit what was decided. Returns the jobs whose admission the ledger refused; then nothing else was committed."""
-    tree = _QuotaTree(cycle, now)
-    context = CommitContext(ledger, ids, telemetry, policy, mode, now)
+    tree = _QuotaTree(cycle, context.now)
     # Who starts comes first: what is said of the others, and who has to stop, counts on it.
-    refused_jobs = _admit(decisions, cycle, tree, admitted, workflows, context)
+    refused_jobs = _admit(decisions, cycle, tree, admitted, context)
     if refused_jobs:
         return refused_jobs
-    rent_for_serving.carry_out(serving_rental_plans, tree, workflows, context)
-    reasons = _ReasonBatch(ledger, telemetry)
+    rent_for_serving.carry_out(serving_rental_plans, tree, context)
+    reasons = _ReasonBatch(context)
     for decided in decisions:
         job, version = cycle.jobs[decided.job_id]
-        allowed = launch_mode(mode, is_planned=job.is_planned(job.current_attempt + 1))
+        allowed = launch_mode(context.mode, is_planned=job.is_planned(job.current_attempt + 1))
         if decided.action is Action.PREEMPT and allowed is Mode.ACT and decided.job_id not in resizes.shrinks_by_waiter:
             try:
-                asked = _commit_preemption(
-                    ledger, decided, cycle, tree, ids, telemetry, policy=policy, mode=allowed, now=now
-                )
+                asked = _commit_preemption(context.but(mode=allowed), decided, cycle, tree)
             except Refused as refused:
-                _defer_after_refusal(decided.job_id, refused, ledger, telemetry, now)
+                _defer_after_refusal(decided.job_id, refused, context)
                 continue
             if not asked:
-                reasons.add(_reason_writes(job, version, decided, cycle.setup, ids, policy, allowed, now), job.job_id)
+                reasons.add(_reason_writes(job, version, decided, cycle.setup, context.but(mode=allowed)), job.job_id)
         elif decided.job_id in cycle.rented.serving and decided.action is not Action.ADMIT:
             continue  # the job says already what is rented for it
         elif rentals.should_rent(placed.get(decided.job_id)) and allowed is Mode.ACT and not resizes.shrinks_by_waiter:
             rental, writes, token = rentals.begin(
-                _with_current_queue(job, cycle.setup), version, placed[decided.job_id], ids, policy, allowed, now
+                _with_current_queue(job, cycle.setup), version, placed[decided.job_id], context.but(mode=allowed)
             )
             try:
-                ledger.commit(tree.put(tree.memory), *writes, token=token)
+                context.ledger.commit(tree.put(tree.memory), *writes, token=token)
             except Refused as refused:
-                _defer_after_refusal(decided.job_id, refused, ledger, telemetry, now)
+                _defer_after_refusal(decided.job_id, refused, context)
                 continue
             tree.raised(tree.memory)
-            telemetry.count("RentalsStarted")
-            telemetry.info("Nodes are rented for a job", job_id=job.job_id, rental=rental.name, pool=rental.offer.pool)
-            rentals.start(rental, workflows, telemetry)
+            context.telemetry.count("RentalsStarted")
+            context.telemetry.info(
+                "Nodes are rented for a job", job_id=job.job_id, rental=rental.name, pool=rental.offer.pool
+            )
+            rentals.start(rental, context)
         elif decided.action is not Action.ADMIT or allowed is not Mode.ACT:
-            note = rentals.placement_note(job, placed.get(decided.job_id), ids, policy, allowed, now)
+            note = rentals.placement_note(job, placed.get(decided.job_id), context.but(mode=allowed))
             reasons.add(
-                _reason_writes(job, version, decided, cycle.setup, ids, policy, allowed, now, *note), job.job_id
+                _reason_writes(job, version, decided, cycle.setup, context.but(mode=allowed), *note), job.job_id
             )
     reasons.commit()
     resize_jobs.carry_out(resizes, {**cycle.holders, **cycle.elastic}, cycle.jobs, tree, context)
-    if mode is Mode.ACT:
-        _migrate_to_committed(decisions, cycle, tree, ledger, ids, telemetry, policy, now)
-        _drain_expiring_reservations(cycle, tree, ledger, ids, telemetry, policy, now)
-        _drain_stopped_queues(cycle, tree, ledger, telemetry, now)
+    if context.mode is Mode.ACT:
+        _migrate_to_committed(decisions, cycle, tree, context)
+        _drain_expiring_reservations(cycle, tree, context)
+        _drain_stopped_queues(cycle, tree, context)
     return frozenset()
 
 
@@ -942,8 +883,7 @@ def _admit(
     cycle: _CycleSnapshot,
     tree: _QuotaTree,
     admitted: list[str],
-    workflows: Workflows,
-    context: CommitContext,
+    context: Context,
 ) -> frozenset[str]:
     """Create the attempts that were decided, and start them. Returns the jobs whose admission the ledger refused."""
     found: list[tuple[AdmissionDecision, Attempt, Mode]] = []
@@ -965,25 +905,25 @@ def _admit(
             admitted.append(attempt.workload_name)
             context.telemetry.count("JobsAdmitted")
             context.telemetry.info("Job admitted", job_id=attempt.job_id, attempt=attempt.attempt, pool=attempt.pool)
-            start_run(attempt, workflows, context.telemetry)
+            start_run(attempt, context)
 
     def set_aside(part: batches.WriteGroup, refused: Refused) -> None:
         refused_jobs.add(part.subject)
-        _defer_after_refusal(part.subject, refused, context.ledger, context.telemetry, context.now)
+        _defer_after_refusal(part.subject, refused, context)
 
-    parts = (_admission_part(each, cycle, context.policy, context.now) for each in found)
+    parts = (_admission_part(each, cycle, context) for each in found)
     for some in batches.cut(parts, besides=(tree.put(tree.memory),), besides_each=1):
         batches.commit_each(some, commit, set_aside)
     return frozenset(refused_jobs)
 
 
-def _defer_after_refusal(job_id: str, refused: Refused, ledger: Ledger, telemetry: Telemetry, now: datetime) -> None:
+def _defer_after_refusal(job_id: str, refused: Refused, context: Context) -> None:
     """Tell a job that the ledger refused what was decided about it, and try it again later. Idempotent: yes.
 
     Its own row may be what is refused. Then the log and the metric tell it, and every cycle finds it again.
     """
-    batches.note_refusal(telemetry, job_id, refused)
-    row = ledger.get(rows.job_key(job_id))
+    batches.note_refusal(context.telemetry, job_id, refused)
+    row = context.ledger.get(rows.job_key(job_id))
     if row is None:
         return
     job = rows.read(row, Job)
@@ -991,10 +931,14 @@ def _defer_after_refusal(job_id: str, refused: Refused, ledger: Ledger, telemetr
         return
     minutes = _RETRY_AFTER_REFUSAL.seconds // 60
     text = f"The ledger refused to store this job's decision. Evenkeel tries again after {minutes} min."
-    entry = TimelineEntry(at=now, kind="deferred", text=text, writer=WRITER)
+    entry = TimelineEntry(at=context.now, kind="deferred", text=text, writer=WRITER)
     with contextlib.suppress(Conflict, Refused):
-        ledger.commit(
-            Put(rows.job_row(job.but(reason=text, placement=None, not_before=now + _RETRY_AFTER_REFUSAL), row.version)),
+        context.ledger.commit(
+            Put(
+                rows.job_row(
+                    job.but(reason=text, placement=None, not_before=context.now + _RETRY_AFTER_REFUSAL), row.version
+                )
+            ),
             Put(rows.timeline_row(job_id, entry, "set-aside")),
         )
 
@@ -1020,13 +964,13 @@ def _new_attempt(job: Job, decided: AdmissionDecision, decision_id: str, now: da
 
 
 def _admission_part(
-    admission: tuple[AdmissionDecision, Attempt, Mode], cycle: _CycleSnapshot, policy: Policy, now: datetime
+    admission: tuple[AdmissionDecision, Attempt, Mode], cycle: _CycleSnapshot, context: Context
 ) -> batches.WriteGroup:
     """Return what admits one job: its attempt with its charge, the record and the line of its timeline."""
     decided, attempt, mode = admission
     job, version = cycle.jobs[attempt.job_id]
     number = attempt.attempt
-    started = _with_current_queue(job.at_size(attempt.ranks, now), cycle.setup).but(
+    started = _with_current_queue(job.at_size(attempt.ranks, context.now), cycle.setup).but(
         state=JobState.STARTING,
         reason=decided.reason,
         current_attempt=number,
@@ -1041,7 +985,7 @@ def _admission_part(
     )
     where = ", ".join(attempt.node_names[:4]) + (" and more" if len(attempt.node_names) > 4 else "")
     entry = TimelineEntry(
-        at=now,
+        at=context.now,
         kind="admitted",
         text=f"Attempt {number} goes to Kueue's LocalQueue {attempt.local_queue}."
         if attempt.local_queue
@@ -1056,7 +1000,7 @@ def _admission_part(
             Put(rows.charge_row(attempt, job, decided.use)),
             Put(rows.job_row(started, version)),
             Put(rows.attempt_row(attempt, 0)),
-            Put(rows.decision_row(_record(decided, attempt.decision_id, decided.reason, policy, mode, now))),
+            Put(rows.decision_row(_record(decided, attempt.decision_id, decided.reason, context.but(mode=mode)))),
             Put(rows.timeline_row(job.job_id, entry, f"admitted-{number}")),
             *((Delete(released.key, released.version),) if released else ()),
         ),
@@ -1085,18 +1029,7 @@ def _commit_admissions(
     tree.raised(memory)
 
 
-def _commit_preemption(
-    ledger: Ledger,
-    decided: AdmissionDecision,
-    cycle: _CycleSnapshot,
-    tree: _QuotaTree,
-    ids: Ids,
-    telemetry: Telemetry,
-    *,
-    policy: Policy,
-    mode: Mode,
-    now: datetime,
-) -> bool:
+def _commit_preemption(context: Context, decided: AdmissionDecision, cycle: _CycleSnapshot, tree: _QuotaTree) -> bool:
     """Ask those to stop who have to, with the record of why; False where nobody is left to ask.
 
     Whoever was asked before is not asked again. Each is asked as it was read with the look: one that was ranked higher,
@@ -1114,20 +1047,20 @@ def _commit_preemption(
         return False
     why = {name: f"Preempted by {job.job_id} of team {job.spec.team} ({fresh[name]})." for name in names}
     parts = [
-        batches.WriteGroup(name, _stop_writes(*found[name], why[name], f"schedule_jobs/{job.job_id}", now))
+        batches.WriteGroup(name, _stop_writes(*found[name], why[name], f"schedule_jobs/{job.job_id}", context.now))
         for name in names
     ]
-    record = _record(decided, ids.new("dec"), decided.reason, policy, mode, now)
+    record = _record(decided, context.ids.new("dec"), decided.reason, context)
     waits = _with_current_queue(job, cycle.setup).but(reason=decided.reason)
     own: tuple[Write, ...] = (Put(rows.job_row(waits, version)), Put(rows.decision_row(record)))
     token = record.decision_id
     for some in batches.cut(parts, besides=(tree.put(tree.memory), *own)):
-        memory = tree.memory.after_preemption(job.spec.team, job.job_id, [part.subject for part in some], now)
-        ledger.commit(tree.put(memory), *(write for part in some for write in part.writes), *own, token=token)
+        memory = tree.memory.after_preemption(job.spec.team, job.job_id, [part.subject for part in some], context.now)
+        context.ledger.commit(tree.put(memory), *(write for part in some for write in part.writes), *own, token=token)
         tree.raised(memory)
-        own, token = (), ids.new("dec")
-    telemetry.count("JobsPreempted", len(names))
-    telemetry.info("Jobs asked to stop for another", job_id=job.job_id, victims=names)
+        own, token = (), context.ids.new("dec")
+    context.telemetry.count("JobsPreempted", len(names))
+    context.telemetry.info("Jobs asked to stop for another", job_id=job.job_id, victims=names)
     return True
 
 
@@ -1150,9 +1083,7 @@ def _stop_writes(job: Job, version: int, why: str, by: str, now: datetime) -> tu
     )
 
 
-def _drain_stopped_queues(
-    cycle: _CycleSnapshot, tree: _QuotaTree, ledger: Ledger, telemetry: Telemetry, now: datetime
-) -> None:
+def _drain_stopped_queues(cycle: _CycleSnapshot, tree: _QuotaTree, context: Context) -> None:
     """Ask all jobs of drained queues to stop. Idempotent: yes, whoever was asked is not asked again."""
     teams = _draining_teams(cycle.setup)
     attempts = {
@@ -1160,37 +1091,32 @@ def _drain_stopped_queues(
         for charge in cycle.charges
         if charge.team in teams and charge.job_id not in tree.memory.stopping
     }
-    for name, (job, version) in _read(ledger, (rows.job_key(name) for name in attempts)).items():
+    for name, (job, version) in _read(context.ledger, (rows.job_key(name) for name in attempts)).items():
         if job.current_attempt != attempts[name]:
             continue
-        writes = _stop_writes(job, version, f"The queue of team {job.spec.team} is drained.", f"{WRITER}/drain", now)
+        writes = _stop_writes(
+            job, version, f"The queue of team {job.spec.team} is drained.", f"{WRITER}/drain", context.now
+        )
         memory = tree.memory.but(stopping={**tree.memory.stopping, name: ""})
         if writes:
             try:
-                ledger.commit(tree.put(memory), *writes)
+                context.ledger.commit(tree.put(memory), *writes)
             except Refused as refused:
-                batches.note_refusal(telemetry, name, refused)
+                batches.note_refusal(context.telemetry, name, refused)
                 continue
             tree.raised(memory)
-            telemetry.info("Job asked to stop, its queue is drained", job_id=name)
+            context.telemetry.info("Job asked to stop, its queue is drained", job_id=name)
 
 
 def _migrate_to_committed(
-    decisions: Sequence[AdmissionDecision],
-    cycle: _CycleSnapshot,
-    tree: _QuotaTree,
-    ledger: Ledger,
-    ids: Ids,
-    telemetry: Telemetry,
-    policy: Policy,
-    now: datetime,
+    decisions: Sequence[AdmissionDecision], cycle: _CycleSnapshot, tree: _QuotaTree, context: Context
 ) -> None:
     """Ask a job on rented nodes to go on where room is paid for. Idempotent: yes, it is asked once."""
-    decide = _decider(cycle, ledger, policy, now)
+    decide = _decider(cycle, context)
     there = tuple(each for each in cycle.rented.rentals if each.offer.cluster not in cycle.unreadable)
     rented = cycle.rented._replace(rentals=there)
     found = rentals.next_migration(
-        decisions, cycle.capacities, cycle.charges, rented, ledger, decide, ids, policy, Mode.ACT, now
+        decisions, cycle.capacities, cycle.charges, rented, context.but(mode=Mode.ACT), decide
     )
     if found is None:
         return
@@ -1198,39 +1124,33 @@ def _migrate_to_committed(
     if cycle.setup.has_teams:
         memory = memory.but(stopping={**memory.stopping, found.job_id: ""})
     try:
-        ledger.commit(tree.put(memory), *found.writes, token=found.token)
+        context.ledger.commit(tree.put(memory), *found.writes, token=found.token)
     except Refused as refused:
-        batches.note_refusal(telemetry, found.job_id, refused)
+        batches.note_refusal(context.telemetry, found.job_id, refused)
         return
     tree.raised(memory)
-    telemetry.count("JobsMigratedBack")
-    telemetry.info("Job asked to migrate back to committed capacity", job_id=found.job_id)
+    context.telemetry.count("JobsMigratedBack")
+    context.telemetry.info("Job asked to migrate back to committed capacity", job_id=found.job_id)
 
 
-def _drain_expiring_reservations(
-    cycle: _CycleSnapshot,
-    tree: _QuotaTree,
-    ledger: Ledger,
-    ids: Ids,
-    telemetry: Telemetry,
-    policy: Policy,
-    now: datetime,
-) -> None:
+def _drain_expiring_reservations(cycle: _CycleSnapshot, tree: _QuotaTree, context: Context) -> None:
     """Ask jobs to leave machines whose reservation ends. Idempotent: yes, whoever was asked is not asked again."""
-    parts = drain_reservations.stops_due(cycle.charges, cycle.capacities, ledger, ids, policy, now)
+    parts = drain_reservations.stops_due(cycle.charges, cycle.capacities, context)
 
     def commit(some: Sequence[batches.WriteGroup]) -> None:
         memory = tree.memory
         names = [part.subject for part in some]
         if cycle.setup.has_teams:
             memory = memory.but(stopping={**memory.stopping, **dict.fromkeys(names, "")})
-        ledger.commit(tree.put(memory), *(write for part in some for write in part.writes))
+        context.ledger.commit(tree.put(memory), *(write for part in some for write in part.writes))
         tree.raised(memory)
-        telemetry.count("JobsDrainedFromReservations", len(names))
-        telemetry.info("Jobs asked to stop before a reservation ends", jobs=names)
+        context.telemetry.count("JobsDrainedFromReservations", len(names))
+        context.telemetry.info("Jobs asked to stop before a reservation ends", jobs=names)
 
     for some in batches.cut(parts, besides=(tree.put(tree.memory),)):
-        batches.commit_each(some, commit, lambda part, refused: batches.note_refusal(telemetry, part.subject, refused))
+        batches.commit_each(
+            some, commit, lambda part, refused: batches.note_refusal(context.telemetry, part.subject, refused)
+        )
 
 
 def _with_current_queue(job: Job, setup: TeamSetup) -> Job:
@@ -1241,16 +1161,16 @@ def _with_current_queue(job: Job, setup: TeamSetup) -> Job:
     return job.but(queue=queue, priority=setup.priority_of(job.spec.priority_class))
 
 
-def start_run(attempt: Attempt, workflows: Workflows, telemetry: Telemetry) -> bool:
+def start_run(attempt: Attempt, context: Context) -> bool:
     """Start the workflow of an attempt; False where that failed, which the sweeper makes good.
 
     Idempotent: yes, by the execution's name; one that exists already is success.
     """
     document = {"schemaVersion": 1, "jobId": attempt.job_id, "attempt": attempt.attempt}
     try:
-        workflows.start(WorkflowName.RUN_JOB, attempt.workload_name, document)
+        context.workflows.start(WorkflowName.RUN_JOB, attempt.workload_name, document)
     except TransientError as error:
-        telemetry.warning(
+        context.telemetry.warning(
             "The workflow of an attempt could not be started yet", job_id=attempt.job_id, error=str(error)
         )
         return False
@@ -1260,9 +1180,9 @@ def start_run(attempt: Attempt, workflows: Workflows, telemetry: Telemetry) -> b
 class _ReasonBatch:
     """What a pass says of those who wait: many in one commit, since each of them is a round trip."""
 
-    def __init__(self, ledger: Ledger, telemetry: Telemetry) -> None:
-        self._ledger = ledger
-        self._telemetry = telemetry
+    def __init__(self, context: Context) -> None:
+        self._ledger = context.ledger
+        self._telemetry = context.telemetry
         self._parts: list[batches.WriteGroup] = []
 
     def add(self, writes: tuple[Write, ...], job_id: str) -> None:
@@ -1288,29 +1208,24 @@ def _reason_writes(
     version: int,
     decided: AdmissionDecision,
     setup: TeamSetup,
-    ids: Ids,
-    policy: Policy,
-    mode: Mode,
-    now: datetime,
+    context: Context,
     note: PlacementNote | None = None,
     records: tuple[Write, ...] = (),
 ) -> tuple[Write, ...]:
     """Return what says on the job why it waits: nothing where it says so already."""
     if decided.action is Action.BACK_OFF:
         return ()  # the job says already what failed
-    reason = recorded_reason(decided, mode)
+    reason = recorded_reason(decided, context.mode)
     placed = _with_current_queue(job, setup).but(reason=f"{reason} {note.text}" if note else reason, placement=note)
     if placed == job:
         return ()
     writes = (Put(rows.job_row(placed, version)), *records)
     if job.queue_reason == reason:
         return writes
-    return (*writes, Put(rows.decision_row(_record(decided, ids.new("dec"), reason, policy, mode, now))))
+    return (*writes, Put(rows.decision_row(_record(decided, context.ids.new("dec"), reason, context))))
 
 
-def _record(
-    decided: AdmissionDecision, decision_id: str, reason: str, policy: Policy, mode: Mode, now: datetime
-) -> Decision:
+def _record(decided: AdmissionDecision, decision_id: str, reason: str, context: Context) -> Decision:
     return Decision(
         decision_id=decision_id,
         kind="ADMISSION",
@@ -1319,7 +1234,7 @@ def _record(
         reason=reason,
         alternatives=decided.alternatives,
         facts=decided.facts.to_json(),
-        policy_hash=policy.hash,
-        mode=mode,
-        decided_at=now,
+        policy_hash=context.policy.hash,
+        mode=context.mode,
+        decided_at=context.now,
     )

@@ -8,11 +8,11 @@ in the commit that returns or settles it. What a crash leaves behind goes by the
 
 import contextlib
 from collections.abc import Callable
-from datetime import datetime
 from enum import StrEnum
 
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
-from evenkeel.ports import Conflict, Key, Ledger, Put, Row
+from evenkeel.ports import Conflict, Key, Put, Row
+from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 
@@ -23,10 +23,10 @@ class RegisterName(StrEnum):
     CORDONS = "cordons"
 
 
-def load(ledger: Ledger, which: RegisterName, now: datetime, *, is_drill: bool = False) -> tuple[Register, int]:
+def load(context: Context, which: RegisterName, *, is_drill: bool = False) -> tuple[Register, int]:
     """Return what counts now, and the version of the row."""
-    row = ledger.get(_key(which, is_drill=is_drill))
-    return (rows.read(row, Register).at(now), row.version) if row else (Register(), 0)
+    row = context.ledger.get(_key(which, is_drill=is_drill))
+    return (rows.read(row, Register).at(context.now), row.version) if row else (Register(), 0)
 
 
 def entering(
@@ -36,33 +36,28 @@ def entering(
     return Put(Row(_key(which, is_drill=is_drill), register.with_entry(entry, asks=asks).to_json(), version))
 
 
-def leaving(ledger: Ledger, which: RegisterName, *lives: str, now: datetime, is_drill: bool = False) -> tuple[Put, ...]:
+def leaving(context: Context, which: RegisterName, *lives: str, is_drill: bool = False) -> tuple[Put, ...]:
     """Return the write that takes machines out, none where they are not in it: part of the commit that lets them go."""
-    register, version = load(ledger, which, now, is_drill=is_drill)
+    register, version = load(context, which, is_drill=is_drill)
     if not any(entry.life in lives for entry in register.entries):
         return ()
     return (Put(Row(_key(which, is_drill=is_drill), register.without(*lives).to_json(), version)),)
 
 
 def reconcile(
-    ledger: Ledger,
-    which: RegisterName,
-    is_over: Callable[[RegisterEntry], bool],
-    now: datetime,
-    *,
-    is_drill: bool = False,
+    context: Context, which: RegisterName, is_over: Callable[[RegisterEntry], bool], *, is_drill: bool = False
 ) -> int:
     """Take out the machines whose entry is over; return how many.
 
     Idempotent: yes, and a change in between is left to the next round.
     """
-    register, version = load(ledger, which, now, is_drill=is_drill)
+    register, version = load(context, which, is_drill=is_drill)
     over = [entry.life for entry in register.entries if is_over(entry)]
     if not over:
         return 0
     with contextlib.suppress(Conflict):
         # Under the version that was judged: whoever entered since with the same machine stays in.
-        ledger.commit(Put(Row(_key(which, is_drill=is_drill), register.without(*over).to_json(), version)))
+        context.ledger.commit(Put(Row(_key(which, is_drill=is_drill), register.without(*over).to_json(), version)))
         return len(over)
     return 0
 

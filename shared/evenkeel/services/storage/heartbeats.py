@@ -5,7 +5,8 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.sources import CLOCK_SKEW, Source, SourceReport
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Conflict, EvenkeelError, Ledger, Put, Row, Telemetry
+from evenkeel.ports import Conflict, EvenkeelError, Ledger, Put, Row
+from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 FUNCTIONS = ("schedule_jobs", "sweep_fleet", "watch_cluster", "receive_event")
@@ -38,12 +39,7 @@ class SourceResults:
 
 
 def record_heartbeat(
-    ledger: Ledger,
-    telemetry: Telemetry,
-    function: str,
-    now: datetime,
-    results: SourceResults | None = None,
-    read_at: datetime | None = None,
+    context: Context, function: str, results: SourceResults | None = None, read_at: datetime | None = None
 ) -> None:
     """Record that a run ended, and what it learned from each source. Sources that were not tried keep their report.
 
@@ -52,19 +48,19 @@ def record_heartbeat(
     Idempotent: yes, the latest of several beats stays.
     """
     key = rows.heartbeat_key(function)
-    row = ledger.get(key)
+    row = context.ledger.get(key)
     before = _reports(row)
     errors = results.errors if results else {}
-    if row is not None and not _should_write(row, before, errors, now):
+    if row is not None and not _should_write(row, before, errors, context.now):
         return
-    at = read_at or now
+    at = read_at or context.now
     reports = before | {name: SourceReport.after(before.get(name), error, at) for name, error in errors.items()}
-    doc = {"at": rfc3339(now), "sources": {name: report.to_json() for name, report in sorted(reports.items())}}
+    doc = {"at": rfc3339(context.now), "sources": {name: report.to_json() for name, report in sorted(reports.items())}}
     try:
-        ledger.commit(Put(Row(key, doc, row.version if row else 0)))
+        context.ledger.commit(Put(Row(key, doc, row.version if row else 0)))
     except Conflict:
         return  # another run of the same function was quicker: it lives
-    telemetry.count("Heartbeat", function=function)
+    context.telemetry.count("Heartbeat", function=function)
 
 
 def load(ledger: Ledger) -> dict[str, SourceReport]:

@@ -7,6 +7,7 @@ from evenkeel.domain.health.incidents import Incident, TimelineEntry
 from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, NotFound, Put, Row, Write
+from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
 
 MAX_TRIES = 6
@@ -77,12 +78,14 @@ def update_once(ledger: Ledger, incident_id: str, change: Change) -> Incident:
     return after
 
 
-def drill_may_act(incident: Incident, ledger: Ledger, *, drills_may_act: bool) -> bool:
+def drill_may_act(incident: Incident, context: Context) -> bool:
     """Return whether a drill may act now: where the stack allows it, and no real incident is open for the machine.
 
     A real incident takes no notice of a drill, so the drill gives way. Only drills are asked for.
     """
-    return drills_may_act and (not incident.is_drill or ledger.get(rows.open_key(incident.life)) is None)
+    return context.site.drills_may_act and (
+        not incident.is_drill or context.ledger.get(rows.open_key(incident.life)) is None
+    )
 
 
 def timeline_put(subject: str, kind: str, text: str, *, at: datetime, writer: str, decision_id: str = "") -> Put:

@@ -1,24 +1,22 @@
 """Names that requests use: whether the fleet has them, and what the caller may have meant where it has not."""
 
-from collections.abc import Iterable
-
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.policy import Policy
 from evenkeel.ports import Invalid, Ledger, NotFound, Row, Table
+from evenkeel.services.context import Context
 from evenkeel.services.storage import pagination, rows
 
 _MOST_NODES = 5000
 
 
-def check_pool(pool: str, ledger: Ledger, policy: Policy) -> None:
+def check_pool(pool: str, context: Context) -> None:
     """Refuse a pool that no machine of the fleet is in and the policy does not name.
 
     Raises:
         Invalid: there is no such pool, or no machine is known yet, so nobody can tell.
     """
-    found = {str(row.doc.get("pool") or "") for row in _nodes(ledger)}
-    known = {*found, *(each.name for each in policy.burst.pools)} - {""}
+    found = {str(row.doc.get("pool") or "") for row in _nodes(context.ledger)}
+    known = {*found, *(each.name for each in context.policy.burst.pools)} - {""}
     if pool in known:
         return
     if not found:
@@ -28,17 +26,17 @@ def check_pool(pool: str, ledger: Ledger, policy: Policy) -> None:
     raise Invalid(message, (("pool", f"{message} To name a pool that does not exist yet, set allowUnknown."),))
 
 
-def check_machine(instance_id: str, ledger: Ledger, clusters: Iterable[str]) -> None:
+def check_machine(instance_id: str, context: Context) -> None:
     """Refuse a machine that the fleet does not have, or not any more.
 
     Raises:
         Invalid: there is no such machine, or none is known yet, so nobody can tell.
     """
-    for cluster in clusters:
-        row = ledger.get(rows.node_key(cluster, instance_id))
+    for cluster in context.site.clusters:
+        row = context.ledger.get(rows.node_key(cluster, instance_id))
         if row is not None and not row.doc.get("isGone"):
             return
-    nodes = [rows.read(row, FleetNode) for row in _nodes(ledger)]
+    nodes = [rows.read(row, FleetNode) for row in _nodes(context.ledger)]
     if not nodes:
         message = f"Evenkeel cannot check node {instance_id}: no sweep has listed the fleet yet."
     else:

@@ -21,7 +21,7 @@ def resume_attempts(sweep: SweepRun) -> int:
             with sweep.item(attempt.workload_name):
                 _record(sweep, attempt)
     due = [attempt for attempt in live if not sweep.is_fresh(attempt.admitted_at)]
-    jobs = get_all(sweep.world.ledger, (rows.job_key(attempt.job_id) for attempt in due))
+    jobs = get_all(sweep.context.ledger, (rows.job_key(attempt.job_id) for attempt in due))
     holders = [jobs.get(rows.job_key(attempt.job_id)) for attempt in due]
     resumed = 0
     for attempt, job in zip(due, holders, strict=True):
@@ -32,26 +32,26 @@ def resume_attempts(sweep: SweepRun) -> int:
 
 
 def _record(sweep: SweepRun, attempt: Attempt) -> None:
-    world = sweep.world
+    context = sweep.context
     if attempt.state is AttemptState.RUNNING and not attempt.is_pinned:
-        found = attempt_rows.load(world.ledger, attempt.job_id, attempt.attempt)
-        record_pin.run(found, world.ledger, world.cluster, now=sweep.now)
+        found = attempt_rows.load(context.ledger, attempt.job_id, attempt.attempt)
+        record_pin.run(found, context)
     if attempt.local_queue and not attempt.nodes:
-        record_nodes.run(attempt.job_id, attempt.attempt, world.ledger, world.cluster, world.provider)
+        record_nodes.run(attempt.job_id, attempt.attempt, context)
 
 
 def _resume_attempt(sweep: SweepRun, attempt: Attempt, job: Job) -> bool:
     state = sweep.execution(WorkflowName.RUN_JOB, attempt.workload_name)
     if state is ExecutionState.NONE and attempt.state is AttemptState.STARTING:
-        return schedule_jobs.start_run(attempt, sweep.world.workflows, sweep.world.telemetry)
-    if attempt.cluster in sweep.clusters and not sweep.has_listed_cluster(attempt.cluster):
+        return schedule_jobs.start_run(attempt, sweep.context)
+    if attempt.cluster in sweep.context.site.clusters and not sweep.has_listed_cluster(attempt.cluster):
         return False  # what runs there is unknown: nothing is stopped or settled on that
     seen = sweep.workload(attempt)
     request = job.stop_of(attempt.attempt)
     is_stopped_again = False
     if request and not sweep.is_fresh(request.requested_at) and seen.has_runnable_pods:
         # Asked to stop, and nobody told the cluster.
-        sweep.world.cluster.stop(attempt, request.grace_seconds, request.nodes_without_grace)
+        sweep.context.cluster.stop(attempt, request.grace_seconds, request.nodes_without_grace)
         is_stopped_again = True
     if state is ExecutionState.RUNNING:
         return is_stopped_again
@@ -61,7 +61,7 @@ def _resume_attempt(sweep: SweepRun, attempt: Attempt, job: Job) -> bool:
 def _without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, seen: ObservedWorkload) -> bool:
     """The workflow is over and the attempt is not: go on in its place."""
     nodes = {node.name: node for node in sweep.kubernetes if node.cluster == attempt.cluster}
-    lost = lost_nodes(nodes, attempt.nodes_in(seen), sweep.now, sweep.policy.jobs.lost_node_seconds)
+    lost = lost_nodes(nodes, attempt.nodes_in(seen), sweep.context.now, sweep.context.policy.jobs.lost_node_seconds)
     has_ended = judge_end(seen, job, attempt, lost) is not None
     # Nothing else takes an attempt beyond STARTING: what its launch left half done is ended, and the job queued.
     if has_ended or attempt.state is AttemptState.STARTING:
@@ -70,27 +70,19 @@ def _without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, seen: Observe
     running = [pod for pod in seen.pods if pod.phase is PodPhase.RUNNING]
     if attempt.state is AttemptState.LAUNCHED and len(running) >= attempt.ranks:
         request = mark_running.Request(job_id=attempt.job_id, attempt=attempt.attempt)
-        mark_running.run(request, sweep.world.ledger, sweep.world.telemetry, now=sweep.now)
+        mark_running.run(request, sweep.context)
         return True
     return False
 
 
 def _settle(sweep: SweepRun, attempt: Attempt) -> None:
-    world = sweep.world
-    settle_attempt.run(
-        settle_attempt.Request(job_id=attempt.job_id, attempt=attempt.attempt),
-        world.ledger,
-        world.cluster,
-        world.passes,
-        world.telemetry,
-        policy=sweep.policy,
-        now=sweep.now,
-    )
+    request = settle_attempt.Request(job_id=attempt.job_id, attempt=attempt.attempt)
+    settle_attempt.run(request, sweep.context)
 
 
 def clear_workloads(sweep: SweepRun) -> int:
     """End what settled attempts left running, and delete what was kept long enough for its logs."""
-    world = sweep.world
+    context = sweep.context
     cleared = 0
     looks_at_kept = sweep.is_due("kept")
     for attempt, seen in sweep.workloads:
@@ -98,18 +90,15 @@ def clear_workloads(sweep: SweepRun) -> int:
             continue
         with sweep.item(attempt.workload_name):
             if seen.has_runnable_pods:
-                job = attempt_rows.load(world.ledger, attempt.job_id, attempt.attempt).job
-                within = keep_logs.BEFORE_STOP_SECONDS
-                keep_logs.run(
-                    job, attempt, world.ledger, world.cluster, world.telemetry, within_seconds=within, now=sweep.now
-                )
-                world.cluster.stop(attempt, job.spec.grace_seconds)
+                job = attempt_rows.load(context.ledger, attempt.job_id, attempt.attempt).job
+                keep_logs.run(job, attempt, context, within_seconds=keep_logs.BEFORE_STOP_SECONDS)
+                context.cluster.stop(attempt, job.spec.grace_seconds)
                 cleared += 1
             elif looks_at_kept and _is_kept_no_longer(sweep, attempt) and not seen.is_deleting:
-                world.cluster.stop(attempt, 0)
+                context.cluster.stop(attempt, 0)
     return cleared
 
 
 def _is_kept_no_longer(sweep: SweepRun, attempt: Attempt) -> bool:
     assert attempt.ended_at
-    return sweep.now - attempt.ended_at > timedelta(seconds=sweep.policy.jobs.keep_workload_seconds)
+    return sweep.context.now - attempt.ended_at > timedelta(seconds=sweep.context.policy.jobs.keep_workload_seconds)

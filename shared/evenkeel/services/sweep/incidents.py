@@ -29,13 +29,13 @@ def _resume(sweep: SweepRun, incident: Incident) -> bool:
     if state is ExecutionState.RUNNING:
         return False
     if state is ExecutionState.NONE:
-        return receive_event.start_recovery(incident, sweep.world.workflows)
-    due = next_run_at(incident, sweep.policy.watch)
-    if due is not None and sweep.now < due:
+        return receive_event.start_recovery(incident, sweep.context.workflows)
+    due = next_run_at(incident, sweep.context.policy.watch)
+    if due is not None and sweep.context.now < due:
         return False
-    if incident.run >= sweep.policy.watch.max_runs:
-        sweep.world.telemetry.count("IncidentsStuck")
-        sweep.world.telemetry.error(
+    if incident.run >= sweep.context.policy.watch.max_runs:
+        sweep.context.telemetry.count("IncidentsStuck")
+        sweep.context.telemetry.error(
             "The workflow of an incident ended repeatedly without settling it",
             incident_id=incident.incident_id,
             run=incident.run,
@@ -53,47 +53,43 @@ def _start_next_run(sweep: SweepRun, ended: Incident) -> bool:
             return None
         text = f"Run {ended.run} of the recovery workflow ended early; run {ended.run + 1} continues."
         subject = incident.incident_id
-        entry = incident_record.timeline_put(subject, f"resumed-{ended.run + 1}", text, at=sweep.now, writer=WRITER)
+        entry = incident_record.timeline_put(
+            subject, f"resumed-{ended.run + 1}", text, at=sweep.context.now, writer=WRITER
+        )
         return incident.but(run=ended.run + 1, failed_at=None), [entry]
 
-    after = incident_record.update(sweep.world.ledger, ended.incident_id, change)
+    after = incident_record.update(sweep.context.ledger, ended.incident_id, change)
     if after.state.is_settled:
         return False
-    return receive_event.start_recovery(after, sweep.world.workflows)
+    return receive_event.start_recovery(after, sweep.context.workflows)
 
 
 def roll_back_jobs(sweep: SweepRun) -> int:
     """Take back jobs that run again from a checkpoint which a later signal of an open incident casts doubt on."""
-    world = sweep.world
+    context = sweep.context
     acting = (each for each in sweep.open_incidents if each.affected_jobs and _may_act_on(sweep, each))
     taken = 0
     for incident in acting:
         with sweep.item(incident.incident_id):
             taken += plan_resume.roll_back_suspect_jobs(
                 incident,
-                ledger=world.ledger,
-                cluster=world.cluster,
-                ids=world.ids,
-                telemetry=world.telemetry,
-                policy=sweep.policy,
-                mode=sweep.mode,
-                now=sweep.now,
+                context,
             )
     if taken:
-        world.passes.request("jobs were rolled back")
+        context.passes.request("jobs were rolled back")
     return taken
 
 
 def _may_act_on(sweep: SweepRun, incident: Incident) -> bool:
     planned = incident.plan is not None and incident.plan.is_carried_out
-    allowed = mode_now(sweep.mode, incident.mode, is_approved=is_approved(incident))
-    may_act = incident_record.drill_may_act(incident, sweep.world.ledger, drills_may_act=sweep.drills_may_act)
+    allowed = mode_now(sweep.context.mode, incident.mode, is_approved=is_approved(incident))
+    may_act = incident_record.drill_may_act(incident, sweep.context)
     return planned and not not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=may_act)
 
 
 def delete_stale_pointers(sweep: SweepRun) -> int:
     """Delete pointers to incidents that are over: they would keep the next sickness of that machine out."""
-    ledger = sweep.world.ledger
+    ledger = sweep.context.ledger
     closed = 0
     pointers = sweep.as_stored(sweep.listed(Table.INCIDENTS, "OPEN"))
     incidents = get_all(ledger, (rows.incident_key(pointer.doc["incidentId"]) for pointer in pointers))
@@ -113,18 +109,17 @@ def reconcile_registers(sweep: SweepRun) -> int:
     }
 
     def is_settled(entry: RegisterEntry) -> bool:
-        row = sweep.world.ledger.get(rows.incident_key(entry.incident_id))
+        row = sweep.context.ledger.get(rows.incident_key(entry.incident_id))
         return row is None or rows.read(row, Incident).state.is_settled
 
     def is_free(entry: RegisterEntry) -> bool:
         life = NodeLife.from_key(entry.life)
-        if life.cluster in sweep.clusters and life.cluster not in sweep.nodes_of:
+        if life.cluster in sweep.context.site.clusters and life.cluster not in sweep.nodes_of:
             return False  # whether its mark is still there is unknown
         return (life.cluster, life.instance_id) not in marks and not sweep.is_fresh(entry.since)
 
-    ledger = sweep.world.ledger
     return sum(
-        guardrail_registers.reconcile(ledger, which, is_over, sweep.now, is_drill=is_drill)
+        guardrail_registers.reconcile(sweep.context, which, is_over, is_drill=is_drill)
         for which, is_over in ((RegisterName.REPAIRS, is_settled), (RegisterName.CORDONS, is_free))
         for is_drill in (False, True)
     )

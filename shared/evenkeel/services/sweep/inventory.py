@@ -24,8 +24,8 @@ def refresh_fleet(sweep: SweepRun) -> int:
 
     The rows of a cluster that could not be read completely stay as they are: its machines are not seen, and not gone.
     """
-    ledger = sweep.world.ledger
-    in_use_of = sweep.read_each_cluster("pods", sweep.world.cluster.accelerators_in_use)
+    ledger = sweep.context.ledger
+    in_use_of = sweep.read_each_cluster("pods", sweep.context.cluster.accelerators_in_use)
     in_use = {(cluster, name): count for cluster, counts in in_use_of.items() for name, count in counts.items()}
     others, jobs = _record_unmanaged_workloads(sweep), _jobs_on_nodes(sweep)
     read = _complete_clusters(sweep)
@@ -33,7 +33,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
         (node.life.cluster, node.life.instance_id): FleetNode.seen(
             node,
             in_use.get((node.life.cluster, node.kubernetes.name), 0) if node.kubernetes else 0,
-            sweep.now,
+            sweep.context.now,
             is_lemon=node.life.key in sweep.lemons,
             marks=_marks(sweep, node),
             unmanaged_workloads=others.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
@@ -49,28 +49,30 @@ def refresh_fleet(sweep: SweepRun) -> int:
         known.add(place)
         if place in seen:
             _store_node(sweep, seen[place], stored, row.version)
-        elif not stored.is_gone and (stored.life.cluster in read or stored.life.cluster not in sweep.clusters):
-            gone = stored.but(is_gone=True, is_ready=False, changed_at=sweep.now)
-            _store_node(sweep, gone, stored, row.version, expires_at=sweep.now + _GONE_KEPT)
+        elif not stored.is_gone and (
+            stored.life.cluster in read or stored.life.cluster not in sweep.context.site.clusters
+        ):
+            gone = stored.but(is_gone=True, is_ready=False, changed_at=sweep.context.now)
+            _store_node(sweep, gone, stored, row.version, expires_at=sweep.context.now + _GONE_KEPT)
     for place, node in seen.items():
         if place not in known:
             row_now = ledger.get(rows.node_key(*place))
             stored_now = rows.read(row_now, FleetNode) if row_now else None
             _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
-    if read == set(sweep.clusters):
+    if read == set(sweep.context.site.clusters):
         cordoned = frozenset(node.life.key for node in seen.values() if node.is_cordoned)
         with contextlib.suppress(Conflict):  # somebody cordons or un-cordons now: the next round sees
-            person_cordons.prune(ledger, cordoned, sweep.now)
+            person_cordons.prune(sweep.context, cordoned)
         _count_pools(sweep, seen.values())
     return 0
 
 
 def _complete_clusters(sweep: SweepRun) -> set[str]:
     """Return the clusters of which every list was read, HyperPod's for its own."""
-    home = sweep.clusters[0]
+    home = sweep.context.site.clusters[0]
     seen = {
         cluster
-        for cluster in sweep.clusters
+        for cluster in sweep.context.site.clusters
         if sweep.has_listed_cluster(cluster) and cluster not in sweep.unreadable_clusters
     }
     return seen if sweep.records is not None else seen - {home}
@@ -79,15 +81,17 @@ def _complete_clusters(sweep: SweepRun) -> set[str]:
 def _marks(sweep: SweepRun, node: Node) -> tuple[str, ...]:
     if node.kubernetes is None:
         return ()
-    return kubernetes_node.fault_evidence(node.kubernetes, sweep.policy.watch, sweep.policy.catalogue, sweep.now)
+    return kubernetes_node.fault_evidence(
+        node.kubernetes, sweep.context.policy.watch, sweep.context.policy.catalogue, sweep.context.now
+    )
 
 
 def refresh_kueue(sweep: SweepRun) -> int:
     """Remember the namespaces in which Kueue admits: who submits a job into one is told at once."""
-    for cluster in sweep.clusters:
+    for cluster in sweep.context.site.clusters:
         source = Source(kind=SourceKind.KUEUE, target=cluster)
         try:
-            namespaces = sweep.world.cluster.kueue_namespaces(cluster)
+            namespaces = sweep.context.cluster.kueue_namespaces(cluster)
         except EvenkeelError as error:
             sweep.note_unreadable(source, error)
             continue
@@ -95,22 +99,22 @@ def refresh_kueue(sweep: SweepRun) -> int:
         # What does not fit is held back by the pass, as what is not known yet.
         kept = rows.fit_into_row({namespace: by} for namespace, by in sorted(namespaces.items()))
         doc = {"cluster": cluster, "namespaces": {name: by for each in kept for name, by in each.items()}}
-        row = sweep.world.ledger.get(rows.kueue_key(cluster))
+        row = sweep.context.ledger.get(rows.kueue_key(cluster))
         if (row.doc if row else {"cluster": cluster, "namespaces": {}}) != doc:
             with contextlib.suppress(Conflict):  # another round was quicker
-                sweep.world.ledger.commit(Put(rows.kueue_row(cluster, doc, row.version if row else 0)))
+                sweep.context.ledger.commit(Put(rows.kueue_row(cluster, doc, row.version if row else 0)))
     return 0
 
 
 def _count_pools(sweep: SweepRun, nodes: Iterable[FleetNode]) -> None:
     """Remember how large each pool is."""
-    boot_seconds = sweep.policy.watch.first_boot_grace_seconds
-    sizes = Counter(node.pool for node in nodes if node.can_be_acted_on(sweep.now, boot_seconds=boot_seconds))
-    stored = sweep.world.ledger.get(rows.pools_row({}, 0).key)
+    boot_seconds = sweep.context.policy.watch.first_boot_grace_seconds
+    sizes = Counter(node.pool for node in nodes if node.can_be_acted_on(sweep.context.now, boot_seconds=boot_seconds))
+    stored = sweep.context.ledger.get(rows.pools_row({}, 0).key)
     fresh = rows.pools_row(sizes, stored.version if stored else 0)
     if stored is None or stored.doc != fresh.doc:
         with contextlib.suppress(Conflict):  # another round was quicker
-            sweep.world.ledger.commit(Put(fresh))
+            sweep.context.ledger.commit(Put(fresh))
 
 
 def _jobs_on_nodes(sweep: SweepRun) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -128,18 +132,18 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
     found: dict[tuple[str, str], set[str]] = {}
 
     def unmanaged_pods(cluster: str) -> tuple[UnmanagedPod, ...]:
-        return unmanaged.pods(sweep.world.ledger, sweep.world.cluster, cluster)
+        return unmanaged.pods(sweep.context, cluster)
 
     for cluster, pods in sweep.read_each_cluster("pods", unmanaged_pods).items():
         listed = [each for each in unmanaged_workloads(cluster, pods) if each.accelerators]
         for each in listed:
             for name in each.node_names:
                 found.setdefault((cluster, name), set()).add(each.label)
-        row = sweep.world.ledger.get(rows.unmanaged_workloads_key(cluster))
+        row = sweep.context.ledger.get(rows.unmanaged_workloads_key(cluster))
         doc = {"workloads": rows.fit_into_row(each.to_json() for each in listed[:_MAX_UNMANAGED_LISTED])}
         if (row.doc if row else {"workloads": []}) != doc:
             with contextlib.suppress(Conflict):  # another round was quicker
-                sweep.world.ledger.commit(
+                sweep.context.ledger.commit(
                     Put(Row(rows.unmanaged_workloads_key(cluster), doc, row.version if row else 0))
                 )
     return {place: tuple(sorted(labels)) for place, labels in found.items()}
@@ -152,4 +156,4 @@ def _store_node(
         return
     row = rows.node_row(node.life.cluster, node.life.instance_id, node.to_json(), version, expires_at)
     with contextlib.suppress(Conflict):  # the index lagged behind: the next round sees the row as it is
-        sweep.world.ledger.commit(Put(row))
+        sweep.context.ledger.commit(Put(row))

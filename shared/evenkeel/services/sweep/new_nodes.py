@@ -27,16 +27,16 @@ def release_new_nodes(sweep: SweepRun) -> int:
         machine = ObservedNode(record=node.provider, node=there)
         expected = expected_accelerators(there.instance_type, peers)
         verdict = judge_node(machine, expected=expected)
-        if not verdict.is_valid or sweep.world.ledger.get(rows.open_key(node.life)):
+        if not verdict.is_valid or sweep.context.ledger.get(rows.open_key(node.life)):
             continue
         _record_release(sweep, node, machine, expected, verdict)
-        if sweep.mode is Mode.ACT:
+        if sweep.context.mode is Mode.ACT:
             with sweep.item(there.name):
-                result = sweep.world.cluster.release(there.cluster, there.name, None)
+                result = sweep.context.cluster.release(there.cluster, there.name, None)
                 released += result is ReleaseResult.RELEASED
     if released:
-        sweep.world.passes.request("machines arrived")
-        sweep.world.telemetry.count("NodesValidated", released)
+        sweep.context.passes.request("machines arrived")
+        sweep.context.telemetry.count("NodesValidated", released)
     return 0
 
 
@@ -54,15 +54,15 @@ def _record_release(sweep: SweepRun, node: Node, machine: ObservedNode, expected
     boot = node.kubernetes.boot_id or "first"
     record = Decision(
         # One for each boot and mode: the same look is taken each minute, and is one decision.
-        decision_id=f"dec-{node.life.instance_id}-{boot}-{sweep.mode}",
+        decision_id=f"dec-{node.life.instance_id}-{boot}-{sweep.context.mode}",
         kind="VALIDATION",
         subject=node.life.key,
         action="RELEASE",
         reason=verdict.reason,
         facts={"machine": machine.to_json(), "expected": expected},
-        policy_hash=sweep.policy.hash,
-        mode=sweep.mode,
-        decided_at=sweep.now,
+        policy_hash=sweep.context.policy.hash,
+        mode=sweep.context.mode,
+        decided_at=sweep.context.now,
     )
     with contextlib.suppress(Conflict):  # recorded before
-        sweep.world.ledger.commit(Put(rows.decision_row(record)))
+        sweep.context.ledger.commit(Put(rows.decision_row(record)))

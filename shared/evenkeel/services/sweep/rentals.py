@@ -24,11 +24,11 @@ def resume_rentals(sweep: SweepRun) -> int:
             continue
         if state is not ExecutionState.NONE:
             # It has failed, or was ended by somebody: its name is taken for good.
-            if rental.run >= sweep.policy.watch.max_runs:
-                sweep.world.telemetry.error(
+            if rental.run >= sweep.context.policy.watch.max_runs:
+                sweep.context.telemetry.error(
                     "The workflow of a rental fails repeatedly", rental=rental.name, runbook=_RUNBOOK
                 )
             rental = rental.but(run=rental.run + 1)
-            sweep.world.ledger.commit(Put(rows.rental_row(rental, row.version)))
-        mended += rentals.start(rental, sweep.world.workflows, sweep.world.telemetry)
+            sweep.context.ledger.commit(Put(rows.rental_row(rental, row.version)))
+        mended += rentals.start(rental, sweep.context)
     return mended

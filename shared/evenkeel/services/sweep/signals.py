@@ -14,11 +14,11 @@ from evenkeel.services.sweep.sweep_run import SweepRun
 
 def ingest_node_facts(sweep: SweepRun) -> int:
     """Tell what node objects say: the watch may have missed it."""
-    ending = note_group_fact.ending_reservations(sweep.world.ledger, sweep.now)
+    ending = note_group_fact.ending_reservations(sweep.context)
     facts = (
         fact
         for node in sweep.kubernetes
-        for fact in kubernetes_node.facts_of(node, sweep.policy.watch, sweep.now, ending)
+        for fact in kubernetes_node.facts_of(node, sweep.context.policy.watch, sweep.context.now, ending)
     )
     opened = 0
     for fact in facts:
@@ -29,7 +29,7 @@ def ingest_node_facts(sweep: SweepRun) -> int:
 
 def ingest_early_notices(sweep: SweepRun) -> int:
     """Tell what was said of a machine before it was known to be the fleet's."""
-    ledger = sweep.world.ledger
+    ledger = sweep.context.ledger
     early_rows = [(str(row.doc["instanceId"]), row) for row in sweep.listed(Table.INCIDENTS, "EARLY")]
     ours = {node.life.instance_id for node in sweep.nodes} | _known_instances(
         sweep, {machine for machine, _ in early_rows}
@@ -48,39 +48,18 @@ def ingest_early_notices(sweep: SweepRun) -> int:
 def _known_instances(sweep: SweepRun, instance_ids: Iterable[str]) -> set[str]:
     """Return whom an earlier round wrote down and had no time to tell of: they may be gone by now."""
     keys = {
-        rows.node_key(cluster, instance_id): instance_id for instance_id in instance_ids for cluster in sweep.clusters
+        rows.node_key(cluster, instance_id): instance_id
+        for instance_id in instance_ids
+        for cluster in sweep.context.site.clusters
     }
-    return {keys[key] for key in get_all(sweep.world.ledger, keys)}
+    return {keys[key] for key in get_all(sweep.context.ledger, keys)}
 
 
 def _ingest(sweep: SweepRun, fact: NodeFact) -> str:
-    world = sweep.world
-    return receive_event.run(
-        fact,
-        ledger=world.ledger,
-        provider=world.provider,
-        workflows=world.workflows,
-        clock=world.clock,
-        ids=world.ids,
-        telemetry=world.telemetry,
-        clusters=sweep.clusters,
-        drills_may_act=sweep.drills_may_act,
-        catalogue=sweep.policy.catalogue,
-    ).outcome
+    return receive_event.run(fact, sweep.context).outcome
 
 
 def retry_unresolved(sweep: SweepRun) -> int:
     """Try again the facts whose machine was not known."""
-    world = sweep.world
-    outcomes = receive_event.retry_unresolved(
-        ledger=world.ledger,
-        provider=world.provider,
-        workflows=world.workflows,
-        clock=world.clock,
-        ids=world.ids,
-        telemetry=world.telemetry,
-        clusters=sweep.clusters,
-        drills_may_act=sweep.drills_may_act,
-        catalogue=sweep.policy.catalogue,
-    )
+    outcomes = receive_event.retry_unresolved(sweep.context)
     return len(outcomes)

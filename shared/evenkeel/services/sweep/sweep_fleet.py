@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState
 from evenkeel.domain.values import Value
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import EvenkeelError, Table, Telemetry
+from evenkeel.services.context import Context
 from evenkeel.services.queries import read_sources
 from evenkeel.services.storage import heartbeats, locks
 from evenkeel.services.sweep import (
@@ -26,7 +25,7 @@ from evenkeel.services.sweep import (
     unhealthy,
     watch_cluster,
 )
-from evenkeel.services.sweep.sweep_run import WRITER, SweepPorts, SweepRun
+from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 from evenkeel.services.waits import evaluate_waits
 from evenkeel.services.waits.debounced_answers import DebouncedWaitAnswers
 
@@ -47,29 +46,21 @@ class Outcome(Value):
     """Steps that failed and sources that could not be read, and why."""
 
 
-def run(
-    world: SweepPorts,
-    *,
-    clusters: Sequence[str],
-    policy: Policy,
-    mode: Mode,
-    drills_may_act: bool,
-    has_hyperpod: bool = True,
-) -> Outcome:
+def run(context: Context) -> Outcome:
     """Sweep once.
 
     Idempotent: yes, each step is, and a round that finds nothing amiss changes nothing but the heartbeat.
     """
-    now = world.clock.now()
-    lock = locks.take(world.ledger, LOCK, world.ids.new("op"), seconds=_LOCK_SECONDS, now=now)
+    now = context.now
+    lock = locks.take(context.ledger, LOCK, context.ids.new("op"), seconds=_LOCK_SECONDS, now=now)
     if lock is None:
         return Outcome(outcome="HELD_BY_ANOTHER")
-    sweep = SweepRun(world, clusters, policy, mode, lock.notes, now, drills_may_act=drills_may_act)
+    sweep = SweepRun(context, lock.notes)
     corrections: dict[str, int] = {}
     failed: list[str] = []
     held: locks.Lock | None = lock
     for name, step in STEPS:
-        held = locks.renew(world.ledger, held, now=world.clock.now()) if held else None
+        held = locks.renew(context.ledger, held, now=context.clock.now()) if held else None
         if held is None:
             failed.append(f"{name}: the lock was lost")
             break
@@ -83,40 +74,40 @@ def run(
         if sweep.failures:
             failed.append(f"{name}: {sweep.failures[0]}")
             sweep.results.failed(source, "; ".join(sweep.failures))
-            world.telemetry.count("SweepStepsFailed", step=name)
-            world.telemetry.warning(
+            context.telemetry.count("SweepStepsFailed", step=name)
+            context.telemetry.warning(
                 "A step of the sweep failed", step=name, failures=len(sweep.failures), detail=sweep.failures[0]
             )
         else:
             sweep.results.answered(source)
         if count:
             corrections[name] = count
-            world.telemetry.count("SweepCorrections", count, step=name)
+            context.telemetry.count("SweepCorrections", count, step=name)
     measures = sweep.is_due("sources")
     if held is not None:
-        locks.release(world.ledger, held, now=world.clock.now(), notes=sweep.notes)
-    _note_lists(sweep, has_hyperpod=has_hyperpod)
+        locks.release(context.ledger, held, now=context.clock.now(), notes=sweep.notes)
+    _note_lists(sweep)
     steps = f"{SourceKind.SWEEP}/"
     failed += [
         f"{name}: {error}" for name, error in sweep.results.errors.items() if error and not name.startswith(steps)
     ]
-    now = world.clock.now()
-    heartbeats.record_heartbeat(world.ledger, world.telemetry, WRITER, now, sweep.results, read_at=sweep.now)
+    ended = context.but(now=context.clock.now())
+    heartbeats.record_heartbeat(ended, WRITER, sweep.results, read_at=context.now)
     if measures:
-        ages = read_sources.run(world.ledger, clusters=clusters, has_hyperpod=has_hyperpod, policy=policy, now=now)
-        _measure_sources(ages, world.telemetry)
+        ages = read_sources.run(ended)
+        _measure_sources(ages, context.telemetry)
     return Outcome(outcome="SWEPT", corrections=corrections, failed=tuple(failed))
 
 
-def _note_lists(sweep: SweepRun, *, has_hyperpod: bool) -> None:
+def _note_lists(sweep: SweepRun) -> None:
     """Note which clusters were listed completely, and whether HyperPod was, where this run came so far."""
-    for cluster in sweep.clusters:
+    for cluster in sweep.context.site.clusters:
         source = Source(kind=SourceKind.KUBERNETES_LIST, target=cluster)
         if cluster in sweep.unreadable_clusters:
             sweep.results.failed(source, sweep.unreadable_clusters[cluster])
         elif sweep.has_listed:
             sweep.results.answered(source)
-    if not has_hyperpod or not sweep.has_listed:
+    if not sweep.context.site.has_hyperpod or not sweep.has_listed:
         return
     if sweep.hyperpod_error:
         sweep.results.failed(Source(kind=SourceKind.HYPERPOD), sweep.hyperpod_error)
@@ -140,7 +131,7 @@ def read_event_queue(sweep: SweepRun) -> int:
     """Look whether events wait: a queue that nobody empties is a source that nobody hears."""
     source = Source(kind=SourceKind.EVENT_QUEUE)
     try:
-        waiting = sweep.world.inbox.waiting()
+        waiting = sweep.context.inbox.waiting()
     except EvenkeelError as error:
         sweep.note_unreadable(source, error)
         return 0
@@ -156,21 +147,15 @@ def answer_waits(sweep: SweepRun) -> int:
 
     While somebody watches, an answer that has just fallen due is the watch's to ask for.
     """
-    world = sweep.world
+    context = sweep.context
     answers = DebouncedWaitAnswers(
-        world.wait_answers,
-        world.clock,
+        context.wait_answers,
+        context.clock,
         sweep.notes.pop("asked", {}),
-        defers_to_watch=locks.is_held(world.ledger, watch_cluster.LOCK, now=sweep.now),
+        defers_to_watch=locks.is_held(context.ledger, watch_cluster.LOCK, now=sweep.context.now),
     )
     judged = evaluate_waits.run(
-        ledger=world.ledger,
-        cluster=world.cluster,
-        provider=world.provider,
-        wait_answers=answers,
-        telemetry=world.telemetry,
-        policy=sweep.policy,
-        now=sweep.now,
+        context.but(wait_answers=answers),
         repeat_answered=True,
     )
     sweep.notes["asked"] = answers.asked
@@ -184,23 +169,26 @@ def answer_waits(sweep: SweepRun) -> int:
 
 def measure(sweep: SweepRun) -> int:
     """Emit how much of everything there is."""
-    world = sweep.world
+    context = sweep.context
     for state in JobState:
         if state.has_ended:
             continue
-        world.telemetry.count(f"Jobs{state.capitalize()}", _count(sweep, Table.JOBS, f"JOB#{state}"))
-    world.telemetry.count("IncidentsOpen", len(sweep.open_incidents))
+        context.telemetry.count(f"Jobs{state.capitalize()}", _count(sweep, Table.JOBS, f"JOB#{state}"))
+    context.telemetry.count("IncidentsOpen", len(sweep.open_incidents))
     blocked = sum(incident.state is IncidentState.BLOCKED for incident in sweep.open_incidents)
-    world.telemetry.count("IncidentsBlocked", blocked)
+    context.telemetry.count("IncidentsBlocked", blocked)
     if (
         not sweep.unreadable_clusters and not sweep.hyperpod_error
     ):  # a count over a part of the fleet would look like a loss
         ready = sum(node.kubernetes is not None and node.kubernetes.is_ready for node in sweep.nodes)
-        world.telemetry.count("NodesReady", ready)
-        world.telemetry.count("NodesNotReady", len(sweep.nodes) - ready)
-        world.telemetry.count("LemonNodes", sum(node.life.key in sweep.lemons for node in sweep.nodes))
-    stale = [kubernetes_node.stale_conditions(node, sweep.policy.watch, sweep.now) for node in sweep.kubernetes]
-    world.telemetry.count("ConditionsStale", sum(map(len, stale)))
+        context.telemetry.count("NodesReady", ready)
+        context.telemetry.count("NodesNotReady", len(sweep.nodes) - ready)
+        context.telemetry.count("LemonNodes", sum(node.life.key in sweep.lemons for node in sweep.nodes))
+    stale = [
+        kubernetes_node.stale_conditions(node, sweep.context.policy.watch, sweep.context.now)
+        for node in sweep.kubernetes
+    ]
+    context.telemetry.count("ConditionsStale", sum(map(len, stale)))
     return 0
 
 
@@ -208,7 +196,7 @@ def _count(sweep: SweepRun, table: Table, state: str) -> int:
     count, cursor = 0, None
     while count < _MAX_COUNTED and sweep.pages_left > 0:
         sweep.pages_left -= 1
-        page = sweep.world.ledger.by_state(table, state, cursor=cursor)
+        page = sweep.context.ledger.by_state(table, state, cursor=cursor)
         count, cursor = count + len(page.rows), page.cursor
         if cursor is None:
             break
@@ -217,8 +205,8 @@ def _count(sweep: SweepRun, table: Table, state: str) -> int:
 
 def request_cycle(sweep: SweepRun) -> int:
     """Have the queue looked at: a lost request must not leave a job waiting."""
-    if sweep.world.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows:
-        sweep.world.passes.request("sweep")
+    if sweep.context.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows:
+        sweep.context.passes.request("sweep")
     return 0
 
 

@@ -1,40 +1,29 @@
 """One round of the sweeper: what its steps know of the world, each part read once and only if it matters."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife, ProviderCluster, ProviderNode, join_nodes
-from evenkeel.domain.policy import Policy
-from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.leases import RepairLease, is_lemon
 from evenkeel.domain.sources import Source
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import (
-    Clock,
-    Cluster,
     Conflict,
-    CycleRequests,
     EvenkeelError,
     ExecutionState,
-    Ids,
-    Inbox,
-    Ledger,
-    Provider,
     Put,
     Row,
     Table,
-    Telemetry,
     Unreachable,
-    WaitAnswers,
     WorkflowName,
-    Workflows,
     get_all,
 )
+from evenkeel.services.context import Context
 from evenkeel.services.recovery import plan_recovery
 from evenkeel.services.storage import attempt_rows, rows
 from evenkeel.services.storage.heartbeats import SourceResults
@@ -45,44 +34,14 @@ _MIN_INTERVAL_SECONDS = {"kueue": 50, "ghosts": 50, "gauges": 50, "sources": 50,
 """Seconds between two runs of what need not be done in every round, where rounds come quicker than each minute."""
 
 
-class SweepPorts(NamedTuple):
-    """The ports that a round needs."""
-
-    ledger: Ledger
-    cluster: Cluster
-    provider: Provider
-    workflows: Workflows
-    wait_answers: WaitAnswers
-    passes: CycleRequests
-    inbox: Inbox
-    clock: Clock
-    ids: Ids
-    telemetry: Telemetry
-
-
 class SweepRun:
     """One round: the world as it is needed, each part read once."""
 
-    def __init__(
-        self,
-        world: SweepPorts,
-        clusters: Sequence[str],
-        policy: Policy,
-        mode: Mode,
-        notes: Mapping[str, Any],
-        now: datetime,
-        *,
-        drills_may_act: bool,
-    ) -> None:
-        self.world = world
-        self.clusters = tuple(clusters)
-        self.policy = policy
-        self.mode = mode
-        self.now = now
-        self.drills_may_act = drills_may_act
+    def __init__(self, context: Context, notes: Mapping[str, Any]) -> None:
+        self.context = context
         self.notes = dict(notes)
         """Where long lists were left off, for the next round."""
-        self.pages_left = policy.watch.sweep_page_budget
+        self.pages_left = context.policy.watch.sweep_page_budget
         self.results = SourceResults()
         """What this run learned from its sources."""
         self.unreadable_clusters: dict[str, str] = {}
@@ -102,15 +61,15 @@ class SweepRun:
             return True
         done: dict[str, str] = self.notes.get("doneAt", {})
         last = done.get(name)
-        if last is not None and self.now - datetime.fromisoformat(last) < timedelta(seconds=pace):
+        if last is not None and self.context.now - datetime.fromisoformat(last) < timedelta(seconds=pace):
             return False
-        self.notes["doneAt"] = {**done, name: rfc3339(self.now)}
+        self.notes["doneAt"] = {**done, name: rfc3339(self.context.now)}
         return True
 
     def read_each_cluster(self, what: str, read: Callable[[str], T]) -> dict[str, T]:
         """Read something of each cluster. A cluster that fails is noted as blind and left out; the others go on."""
         found: dict[str, T] = {}
-        for cluster in self.clusters:
+        for cluster in self.context.site.clusters:
             if cluster in self._no_answer:
                 continue
             try:
@@ -128,7 +87,7 @@ class SweepRun:
         self._warn(source.words, error)
 
     def _warn(self, whom: str, error: EvenkeelError) -> None:
-        self.world.telemetry.warning(
+        self.context.telemetry.warning(
             "A source could not be read", what=whom, error=type(error).__name__, detail=str(error)
         )
 
@@ -143,12 +102,12 @@ class SweepRun:
     @cached_property
     def nodes_of(self) -> dict[str, tuple[KubernetesNode, ...]]:
         """The node objects of each cluster whose nodes could be listed."""
-        return self.read_each_cluster("nodes", self.world.cluster.nodes)
+        return self.read_each_cluster("nodes", self.context.cluster.nodes)
 
     @cached_property
     def workloads_of(self) -> dict[str, tuple[ObservedWorkload, ...]]:
         """The attempts' Jobs and pods of each cluster whose Jobs and pods could be listed."""
-        return self.read_each_cluster("workloads", self.world.cluster.workloads)
+        return self.read_each_cluster("workloads", self.context.cluster.workloads)
 
     @property
     def has_listed(self) -> bool:
@@ -168,7 +127,7 @@ class SweepRun:
     def records(self) -> tuple[ProviderNode, ...] | None:
         """HyperPod's list; None where it could not be read."""
         try:
-            return self.world.provider.nodes()
+            return self.context.provider.nodes()
         except EvenkeelError as error:
             self.hyperpod_error = f"{type(error).__name__}: {error}"
             self._warn("HyperPod", error)
@@ -177,14 +136,14 @@ class SweepRun:
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """The machines of which both sides are known: a side that could not be read leaves its machines out."""
-        home = self.clusters[0]
+        home = self.context.site.clusters[0]
         records = self.records or () if home in self.nodes_of else ()
         return join_nodes(self.kubernetes, records, home)
 
     @cached_property
     def settings(self) -> ProviderCluster | None:
         """HyperPod's settings and status; None in a fleet without that half."""
-        return plan_recovery.settings_of(self.world.provider)
+        return plan_recovery.settings_of(self.context.provider)
 
     @cached_property
     def workloads(self) -> tuple[tuple[Attempt, ObservedWorkload], ...]:
@@ -193,13 +152,13 @@ class SweepRun:
         What only carries the labels of an attempt is logged and left out.
         """
         listed = [(name, seen) for name, found in self.workloads_of.items() for seen in found]
-        owned = attempt_rows.owned(self.world.ledger, listed)
+        owned = attempt_rows.owned(self.context.ledger, listed)
         proved = {(attempt.cluster, seen.job_uid) for attempt, seen in owned}
         others = [(cluster, seen) for cluster, seen in listed if (cluster, seen.job_uid) not in proved]
         if others:
             names = [f"{cluster}/{seen.namespace}/{seen.job_id}-a{seen.attempt}" for cluster, seen in others[:10]]
-            self.world.telemetry.count("UnmanagedWorkloads", len(others))
-            self.world.telemetry.warning("Kubernetes Jobs carry labels of attempts that do not own them", jobs=names)
+            self.context.telemetry.count("UnmanagedWorkloads", len(others))
+            self.context.telemetry.warning("Kubernetes Jobs carry labels of attempts that do not own them", jobs=names)
         return tuple(owned)
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
@@ -228,11 +187,11 @@ class SweepRun:
             lease = rows.read(row, RepairLease)
             if not lease.lemon:
                 continue
-            if is_lemon(lease, NodeLife.from_key(lease.lemon), self.policy.repair, self.now):
+            if is_lemon(lease, NodeLife.from_key(lease.lemon), self.context.policy.repair, self.context.now):
                 found.add(lease.lemon)
                 continue
             with contextlib.suppress(Conflict):  # a recovery holds it now: the next round sees
-                self.world.ledger.commit(Put(rows.lease_row(lease.but(lemon=""), row.version)))
+                self.context.ledger.commit(Put(rows.lease_row(lease.but(lemon=""), row.version)))
         return frozenset(found)
 
     def listed(self, table: Table, state: str) -> Iterator[Row]:
@@ -241,26 +200,26 @@ class SweepRun:
         cursor = self.notes.pop(name, None)
         while self.pages_left > 0:
             self.pages_left -= 1
-            page = self.world.ledger.by_state(table, state, cursor=cursor)
+            page = self.context.ledger.by_state(table, state, cursor=cursor)
             yield from page.rows
             cursor = page.cursor
             if cursor is None:
                 return
         self.notes[name] = cursor
-        self.world.telemetry.warning("The sweep reached its page limit; the next sweep continues", list=name)
+        self.context.telemetry.warning("The sweep reached its page limit; the next sweep continues", list=name)
 
     def as_stored(self, listed: Iterable[Row]) -> tuple[Row, ...]:
         """Return the rows as they stand, each once and without those that are gone: the index may lag behind."""
-        return tuple(get_all(self.world.ledger, (row.key for row in listed)).values())
+        return tuple(get_all(self.context.ledger, (row.key for row in listed)).values())
 
     def execution(self, machine: WorkflowName, name: str) -> ExecutionState:
         """Look an execution up: in the list of all under way first, since thousands are not asked for one by one."""
         if machine not in self._running:
-            self._running[machine] = self.world.workflows.running(machine)
+            self._running[machine] = self.context.workflows.running(machine)
         if name in self._running[machine]:
             return ExecutionState.RUNNING
-        return self.world.workflows.state(machine, name)
+        return self.context.workflows.state(machine, name)
 
     def is_fresh(self, at: datetime) -> bool:
         """Whether this is so new that whoever works on it may not have got round to it."""
-        return self.now - at < timedelta(seconds=self.policy.watch.execution_grace_seconds)
+        return self.context.now - at < timedelta(seconds=self.context.policy.watch.execution_grace_seconds)

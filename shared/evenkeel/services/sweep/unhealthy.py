@@ -24,7 +24,7 @@ def resume_work(sweep: SweepRun) -> int:
 
 
 def _check(sweep: SweepRun, row: Row) -> bool:
-    ledger = sweep.world.ledger
+    ledger = sweep.context.ledger
     left = rows.read(row, UnhealthyNode)
     if left.trusted_by:
         return False
@@ -50,27 +50,27 @@ def _check(sweep: SweepRun, row: Row) -> bool:
         slot_state,
         nodes=nodes,
         settings=sweep.settings,
-        cluster=sweep.world.cluster,
-        policy=sweep.policy,
-        stack_mode=sweep.mode,
+        cluster=sweep.context.cluster,
+        policy=sweep.context.policy,
+        stack_mode=sweep.context.mode,
     )
-    reason = why_resume(incident, plan, now=sweep.now)
+    reason = why_resume(incident, plan, now=sweep.context.now)
     return bool(reason) and _resume(sweep, row, left, incident, reason)
 
 
 def _forget(sweep: SweepRun, row: Row, incident: Incident, reason: str) -> None:
-    line = partial(incident_record.timeline_put, incident.incident_id, at=sweep.now, writer=WRITER)
+    line = partial(incident_record.timeline_put, incident.incident_id, at=sweep.context.now, writer=WRITER)
     with contextlib.suppress(Conflict):  # the next round looks again
-        sweep.world.ledger.commit(Delete(row.key, row.version), line("node", f"No longer unhealthy. {reason}"))
+        sweep.context.ledger.commit(Delete(row.key, row.version), line("node", f"No longer unhealthy. {reason}"))
 
 
 def _resume(sweep: SweepRun, row: Row, left: UnhealthyNode, before: Incident, reason: str) -> bool:
     """Open the incident that goes on, and start its recovery."""
-    world, now = sweep.world, sweep.now
-    after = resumed_incident(before, left, incident_id=world.ids.new("inc"), now=now)
-    in_seat = world.ledger.get(rows.slot_key(after.slot))
+    context, now = sweep.context, sweep.context.now
+    after = resumed_incident(before, left, incident_id=context.ids.new("inc"), now=now)
+    in_seat = context.ledger.get(rows.slot_key(after.slot))
     try:
-        world.ledger.commit(
+        context.ledger.commit(
             Delete(row.key, row.version),
             Put(rows.open_row(after.life, after.incident_id), first_version=milliseconds(now)),
             Put(rows.incident_row(after, 0)),
@@ -88,7 +88,7 @@ def _resume(sweep: SweepRun, row: Row, left: UnhealthyNode, before: Incident, re
         )
     except Conflict:
         return False  # a signal opened an incident at this moment
-    world.telemetry.count("RecoveriesResumed")
-    world.telemetry.info("RecoveryResumed", incidentId=after.incident_id, resumes=before.incident_id, reason=reason)
-    receive_event.start_recovery(after, world.workflows)
+    context.telemetry.count("RecoveriesResumed")
+    context.telemetry.info("RecoveryResumed", incidentId=after.incident_id, resumes=before.incident_id, reason=reason)
+    receive_event.start_recovery(after, context.workflows)
     return True

@@ -5,9 +5,7 @@ is seen by the next round. Some conditions come true by time alone, so there is 
 change. The fleet's first cluster is watched; others are looked at in every round.
 """
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Policy
@@ -15,17 +13,10 @@ from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import Value
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import (
-    Clock,
-    Cluster,
     EvenkeelError,
-    Ids,
-    Ledger,
-    Provider,
-    Telemetry,
     TransientError,
-    WaitAnswers,
-    Workflows,
 )
+from evenkeel.services.context import Context
 from evenkeel.services.incidents import receive_event
 from evenkeel.services.storage import heartbeats, locks
 from evenkeel.services.waits import evaluate_waits
@@ -54,35 +45,24 @@ class Outcome(Value):
     failed_snapshots: int = 0
 
 
-class WatchPorts(NamedTuple):
-    """The ports that a round needs."""
-
-    ledger: Ledger
-    cluster: Cluster
-    provider: Provider
-    workflows: Workflows
-    wait_answers: WaitAnswers
-    clock: Clock
-    ids: Ids
-    telemetry: Telemetry
-
-
-def run(world: WatchPorts, *, clusters: Sequence[str], policy: Policy, drills_may_act: bool) -> Outcome:
+def run(context: Context) -> Outcome:
     """Watch until the time is up.
 
     Idempotent: yes, every round only asks for answers and tells facts, both of which are known when they come again.
     """
-    now = world.clock.now()
-    lock = locks.take(world.ledger, LOCK, world.ids.new("op"), seconds=_lock_seconds(policy), now=now)
+    lock = locks.take(
+        context.ledger, LOCK, context.ids.new("op"), seconds=_lock_seconds(context.policy), now=context.now
+    )
     if lock is None:
         return Outcome(outcome="HELD_BY_ANOTHER")
-    watch = _Watch(world, lock, clusters, policy, drills_may_act=drills_may_act)
+    watch = _Watch(context, lock)
     try:
         watch.until_time_is_up()
     finally:
         if watch.lock is not None:
-            locks.release(world.ledger, watch.lock, now=world.clock.now())
-    heartbeats.record_heartbeat(world.ledger, world.telemetry, WRITER, world.clock.now(), watch.results())
+            locks.release(context.ledger, watch.lock, now=context.clock.now())
+    ended = context.but(now=context.clock.now())
+    heartbeats.record_heartbeat(ended, WRITER, watch.results())
     return Outcome(
         outcome="WATCHED",
         snapshots=watch.snapshots,
@@ -99,21 +79,16 @@ def _lock_seconds(policy: Policy) -> float:
 class _Watch:
     """One invocation: what it has heard, and when it looks again."""
 
-    def __init__(
-        self, world: WatchPorts, lock: locks.Lock, clusters: Sequence[str], policy: Policy, *, drills_may_act: bool
-    ) -> None:
-        self.world = world
+    def __init__(self, context: Context, lock: locks.Lock) -> None:
+        self.context = context
         self.lock: locks.Lock | None = lock
-        self.clusters = tuple(clusters)
-        self.policy = policy
-        self.drills_may_act = drills_may_act
-        self.ends_at = world.clock.now() + timedelta(seconds=policy.watch.watch_seconds)
+        self.ends_at = context.clock.now() + timedelta(seconds=context.policy.watch.watch_seconds)
         self.changed_at: datetime | None = None
         self.snapshot_at: datetime | None = None
-        self.rests_until = world.clock.now()
+        self.rests_until = context.clock.now()
         self.nodes_changed = True
         self.ingested_facts: set[str] = set()
-        self.answers = DebouncedWaitAnswers(world.wait_answers, world.clock)
+        self.answers = DebouncedWaitAnswers(context.wait_answers, context.clock)
         self.snapshots = self.failed_snapshots = 0
         self.watch_states: dict[str, str] = {}
         """By kind of object: why its watch is broken; empty where it answers."""
@@ -124,7 +99,7 @@ class _Watch:
         """Return what this invocation learned from its sources."""
         results = heartbeats.SourceResults()
         broken = [f"{kind}: {error}" for kind, error in sorted(self.watch_states.items()) if error]
-        source = Source(kind=SourceKind.KUBERNETES_WATCH, target=self.clusters[0])
+        source = Source(kind=SourceKind.KUBERNETES_WATCH, target=self.context.site.clusters[0])
         if broken or (not self.watch_states and self.lock is not None):
             results.failed(source, "; ".join(broken) or "The watch is not open.")
         elif self.watch_states:
@@ -140,14 +115,14 @@ class _Watch:
         for _ in range(_MAX_LOST_WATCHES):
             is_lost_for_good = False
             try:
-                self.world.cluster.watch(
-                    self.clusters[0], self.note_change, until=self.is_over, on_state=self.note_state
+                self.context.cluster.watch(
+                    self.context.site.clusters[0], self.note_change, until=self.is_over, on_state=self.note_state
                 )
             except EvenkeelError as error:
                 self.note_state("watch", f"{type(error).__name__}: {error}")
                 is_lost_for_good = not isinstance(error, TransientError)
-                self.world.telemetry.count("WatchesLost")
-                self.world.telemetry.warning("The watch was lost", error=type(error).__name__, detail=str(error))
+                self.context.telemetry.count("WatchesLost")
+                self.context.telemetry.warning("The watch was lost", error=type(error).__name__, detail=str(error))
             if self.is_over() or is_lost_for_good:
                 return
 
@@ -159,50 +134,42 @@ class _Watch:
 
     def note_change(self, kind: str) -> None:
         """Remember that something changed."""
-        self.changed_at = self.changed_at or self.world.clock.now()
+        self.changed_at = self.changed_at or self.context.clock.now()
         self.nodes_changed = self.nodes_changed or kind == "node"
 
     def is_over(self) -> bool:
         """Do what is due, and say whether the time is up. Asked several times a second."""
-        now = self.world.clock.now()
+        now = self.context.clock.now()
         if self.lock is not None:
-            self.lock = locks.renew(self.world.ledger, self.lock, now=now)
+            self.lock = locks.renew(self.context.ledger, self.lock, now=now)
         if self.lock is None or now >= self.ends_at:
             return True
         if now < self.rests_until:
             return False
         has_settled = self.changed_at is not None and now - self.changed_at >= DEBOUNCE
-        tick = timedelta(seconds=self.policy.watch.tick_seconds)
+        tick = timedelta(seconds=self.context.policy.watch.tick_seconds)
         if has_settled or self.snapshot_at is None or now - self.snapshot_at >= tick:
             self.take_snapshot(now)
         return False
 
     def take_snapshot(self, now: datetime) -> None:
-        """Take one look at the world. A part that fails leaves the others alone and comes again in the next round."""
+        """Take one look at the context. A part that fails leaves the others alone and comes again in the next round."""
         self.changed_at, self.snapshot_at = None, now
         self.snapshots += 1
         failures = [error for error in (self.answer_waits(now), *self.ingest_node_facts(now)) if error]
         if failures:
             self.failed_snapshots += 1
-            self.world.telemetry.count("WatchSnapshotsFailed")
-            self.world.telemetry.warning("A snapshot of the watch failed", detail="; ".join(failures))
+            self.context.telemetry.count("WatchSnapshotsFailed")
+            self.context.telemetry.warning("A snapshot of the watch failed", detail="; ".join(failures))
         # In a storm every round is long and has a change behind it: the recoveries need the tables, too.
-        ended_at = self.world.clock.now()
+        ended_at = self.context.clock.now()
         self.rests_until = ended_at + min(ended_at - now, MAX_REST)
 
     def answer_waits(self, now: datetime) -> str:
         """Judge every wait; return why some could not be judged, or nothing."""
-        world = self.world
+        context = self.context.but(now=now, wait_answers=self.answers)
         try:
-            judged = evaluate_waits.run(
-                ledger=world.ledger,
-                cluster=world.cluster,
-                provider=world.provider,
-                wait_answers=self.answers,
-                telemetry=world.telemetry,
-                policy=self.policy,
-                now=now,
-            )
+            judged = evaluate_waits.run(context)
         except EvenkeelError as error:
             self.waits = f"{type(error).__name__}: {error}"
             return self.waits
@@ -218,9 +185,9 @@ class _Watch:
             return []
         failures: list[str] = []
         nodes: list[KubernetesNode] = []
-        for cluster in self.clusters:
+        for cluster in self.context.site.clusters:
             try:
-                nodes += self.world.cluster.nodes(cluster)
+                nodes += self.context.cluster.nodes(cluster)
             except EvenkeelError as error:
                 failures.append(f"nodes of {cluster}: {type(error).__name__}: {error}")
         for node in nodes:
@@ -233,20 +200,9 @@ class _Watch:
         return failures
 
     def _ingest_facts_of(self, node: KubernetesNode, now: datetime) -> None:
-        world = self.world
-        for fact in kubernetes_node.facts_of(node, self.policy.watch, now):
+        context = self.context.but(now=now)
+        for fact in kubernetes_node.facts_of(node, self.context.policy.watch, now):
             if fact.fact_key in self.ingested_facts:
                 continue
-            receive_event.run(
-                fact,
-                ledger=world.ledger,
-                provider=world.provider,
-                workflows=world.workflows,
-                clock=world.clock,
-                ids=world.ids,
-                telemetry=world.telemetry,
-                clusters=self.clusters,
-                drills_may_act=self.drills_may_act,
-                catalogue=self.policy.catalogue,
-            )
+            receive_event.run(fact, context)
             self.ingested_facts.add(fact.fact_key)

@@ -18,7 +18,6 @@ from evenkeel.domain.jobs.attempt_end import lost_nodes
 from evenkeel.domain.jobs.awaiting import blames_application, evaluate_attempt_wait
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderCluster, ProviderNode
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery import approval
 from evenkeel.domain.recovery import awaiting as recovery
 from evenkeel.domain.recovery.guardrails import GuardedAction
@@ -47,22 +46,20 @@ from evenkeel.domain.renting.serving import evaluate_serving_rental_over, why_no
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState
 from evenkeel.ports import (
-    Cluster,
     Conflict,
     EvenkeelError,
     Key,
     Ledger,
     NotFound,
-    Provider,
     Put,
     Row,
     Table,
-    Telemetry,
     Unreachable,
     WaitAnswers,
     every,
     get_all,
 )
+from evenkeel.services.context import Context
 from evenkeel.services.recovery import blocked_incidents, plan_recovery
 from evenkeel.services.recovery.guardrails import GuardrailInputs
 from evenkeel.services.storage import incident_record, rows
@@ -98,21 +95,8 @@ class EvaluationResult(Value):
 class Observation:
     """The world as it is needed, each part read once and only if some wait asks for it."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        cluster: Cluster,
-        provider: Provider,
-        *,
-        now: datetime,
-        policy: Policy,
-        reads_all: bool,
-    ) -> None:
-        self.ledger = ledger
-        self.now = now
-        self.policy = policy
-        self._cluster = cluster
-        self._provider = provider
+    def __init__(self, context: Context, *, reads_all: bool) -> None:
+        self.context = context
         self._reads_all = reads_all
         """Whether workloads are listed all at once, or read one by one."""
         self._found: dict[Key, Row] = {}
@@ -135,7 +119,7 @@ class Observation:
         """Read what these waits are about in a few calls: there may be one for each machine of a fleet."""
         about = [(wait.subject, wait.condition) for wait in waits]
         keys = [key for subject, condition in about for key in _rests_on(subject, condition)]
-        self._found = get_all(self.ledger, keys)
+        self._found = get_all(self.context.ledger, keys)
         for subject, condition in about:
             row = self._found.get(rows.incident_key(subject)) if condition.kind is ConditionKind.JOBS_RESUMED else None
             keys += [
@@ -143,11 +127,11 @@ class Observation:
                 for affected in (rows.read(row, Incident).affected_jobs if row else ())
                 for key in _rows_of(affected)
             ]
-        self._found |= get_all(self.ledger, (key for key in keys if key not in self._found))
+        self._found |= get_all(self.context.ledger, (key for key in keys if key not in self._found))
 
     def row(self, key: Key) -> Row | None:
         """Return a row, as it was when it was first needed."""
-        return self._found.get(key) or self.ledger.get(key)
+        return self._found.get(key) or self.context.ledger.get(key)
 
     def incident(self, incident_id: str) -> Incident:
         """Return an incident.
@@ -156,23 +140,23 @@ class Observation:
             NotFound: there is no such incident.
         """
         row = self._found.get(rows.incident_key(incident_id))
-        return rows.read(row, Incident) if row else incident_record.load(self.ledger, incident_id)[0]
+        return rows.read(row, Incident) if row else incident_record.load(self.context.ledger, incident_id)[0]
 
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
         """Return the node objects of a cluster."""
         if cluster not in self._nodes:
-            self._nodes[cluster] = self._ask(cluster, lambda: self._cluster.nodes(cluster))
+            self._nodes[cluster] = self._ask(cluster, lambda: self.context.cluster.nodes(cluster))
         return self._nodes[cluster]
 
     @cached_property
     def records(self) -> tuple[ProviderNode, ...]:
         """HyperPod's list of its machines."""
-        return self._ask("HyperPod", self._provider.nodes)
+        return self._ask("HyperPod", self.context.provider.nodes)
 
     @cached_property
     def fleet(self) -> GuardrailInputs:
         """What guardrails need to know."""
-        return GuardrailInputs(self.ledger, self.policy, self.now)
+        return GuardrailInputs(self.context)
 
     def is_released(self, incident: Incident) -> bool:
         """Whether the act that a guardrail bars would be allowed now, by the turn of those that wait."""
@@ -189,7 +173,7 @@ class Observation:
 
     @cached_property
     def _blocked(self) -> dict[str, Incident]:
-        return blocked_incidents.blocked(self.ledger)
+        return blocked_incidents.blocked(self.context.ledger)
 
     def _looks_healthy(self, incident: Incident) -> bool:
         records, nodes = self.records, self.nodes(incident.life.cluster)
@@ -202,29 +186,29 @@ class Observation:
     @cached_property
     def settings(self) -> ProviderCluster | None:
         """HyperPod's settings and status; None in a fleet without that half."""
-        return plan_recovery.settings_of(self._provider)
+        return plan_recovery.settings_of(self.context.provider)
 
     def check_result(self, cluster: str, check: NodeCheck) -> CheckResult:
         """Return how a node's test job ended."""
-        return self._cluster.check_result(cluster, check.namespace, check.name)
+        return self.context.cluster.check_result(cluster, check.namespace, check.name)
 
     def returns_of(self, incident: Incident) -> int:
         """Return how often the machine of an incident was returned to service lately."""
-        row = self.ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
-        since = self.now - timedelta(hours=self.policy.repair.flap_window_hours)
+        row = self.context.ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
+        since = self.context.now - timedelta(hours=self.context.policy.repair.flap_window_hours)
         return len(rows.read(row, RepairLease).returns_of(incident.life, since)) if row else 0
 
     def has_work(self, node: KubernetesNode) -> bool:
         """Whether a pod with accelerators runs on a node."""
-        in_use = self._ask(node.cluster, lambda: self._cluster.accelerators_in_use(node.cluster))
+        in_use = self._ask(node.cluster, lambda: self.context.cluster.accelerators_in_use(node.cluster))
         return in_use.get(node.name, 0) > 0
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
         """Return an attempt's Job and pods."""
         if not self._reads_all:
-            return self._cluster.workload(attempt)
+            return self.context.cluster.workload(attempt)
         if attempt.cluster not in self._workloads:
-            listed = self._ask(attempt.cluster, lambda: self._cluster.workloads(attempt.cluster))
+            listed = self._ask(attempt.cluster, lambda: self.context.cluster.workloads(attempt.cluster))
             by_name = self._workloads.setdefault(attempt.cluster, {})
             for seen in listed:
                 by_name.setdefault((seen.job_id, seen.attempt), []).append(seen)
@@ -232,11 +216,11 @@ class Observation:
 
     def refusal(self, offer: RentalOffer) -> str:
         """Return what Karpenter was told of a pool since it was opened, where it found no capacity."""
-        return self._cluster.refusal(offer.cluster, offer.pool, offer.opened_at)
+        return self.context.cluster.refusal(offer.cluster, offer.pool, offer.opened_at)
 
     def pods_on(self, cluster: str, names: Iterable[str]) -> tuple[UnmanagedPod, ...]:
         """Return the pods on these nodes, and none of the rest of the cluster."""
-        return tuple(pod for name in names for pod in self._cluster.pods(cluster, name))
+        return tuple(pod for name in names for pod in self.context.cluster.pods(cluster, name))
 
     def arriving(self, rental: Rental) -> tuple[tuple[UnmanagedPod, ...], tuple[KubernetesNode, ...]]:
         """Return the pods without a node, and on nodes of a rental that is on its way; and the nodes.
@@ -244,8 +228,8 @@ class Observation:
         The order matters: a pod that finds a node meanwhile is seen without one, or its node is seen.
         """
         cluster = rental.offer.cluster
-        waiting = self._cluster.pods(cluster, "")
-        nodes = self._cluster.nodes(cluster)
+        waiting = self.context.cluster.pods(cluster, "")
+        nodes = self.context.cluster.nodes(cluster)
         came = [node.name for node in joined_nodes(rental, nodes, rental.other_rentals_nodes)]
         known = {pod.uid for pod in waiting}
         return (*waiting, *(pod for pod in self.pods_on(cluster, came) if pod.uid not in known)), nodes
@@ -271,18 +255,7 @@ class Observation:
         return expected_accelerators(kind, (peer for peer in self.nodes(node.cluster) if peer.name != node.name))
 
 
-def run(
-    *,
-    ledger: Ledger,
-    cluster: Cluster,
-    provider: Provider,
-    wait_answers: WaitAnswers,
-    telemetry: Telemetry,
-    policy: Policy,
-    now: datetime,
-    subject: str = "",
-    repeat_answered: bool = False,
-) -> EvaluationResult:
+def run(context: Context, *, subject: str = "", repeat_answered: bool = False) -> EvaluationResult:
     """Evaluate the open waits, of one subject or of all, against one look at the world.
 
     One wait that cannot be judged does not hold the others up. With `repeat_answered` (the sweeper) an answer that was
@@ -290,38 +263,28 @@ def run(
 
     Idempotent: yes, an answer is only ever asked for.
     """
-    found = _rows(ledger, subject, repeat_answered=repeat_answered)
-    world = Observation(ledger, cluster, provider, now=now, policy=policy, reads_all=len(found) > 1)
+    found = _rows(context.ledger, subject, repeat_answered=repeat_answered)
+    world = Observation(context, reads_all=len(found) > 1)
     waits = [rows.read(row, Wait) for row in found]
     if len(waits) > 1:
         world.read_ahead(wait for wait in waits if wait.state is WaitState.OPEN)
     answered, failed = [], []
     for wait, row in zip(waits, found, strict=True):
         try:
-            outcome = _ask(wait, row, world, wait_answers)
+            outcome = _ask(wait, row, world, context.wait_answers)
         except EvenkeelError as error:
             failed.append(f"{wait.subject}/{wait.name}: {type(error).__name__}: {error}")
-            telemetry.warning("WaitNotEvaluated", subject=wait.subject, wait=wait.name, detail=str(error))
+            context.telemetry.warning("WaitNotEvaluated", subject=wait.subject, wait=wait.name, detail=str(error))
             continue
         if outcome:
             answered.append(f"{wait.subject}/{wait.name}: {outcome}")
     return EvaluationResult(open=len(found), answered=tuple(answered), failed=tuple(failed))
 
 
-def evaluate_one(
-    wait: Wait,
-    row: Row,
-    *,
-    ledger: Ledger,
-    cluster: Cluster,
-    provider: Provider,
-    wait_answers: WaitAnswers,
-    policy: Policy,
-    now: datetime,
-) -> str:
+def evaluate_one(wait: Wait, row: Row, context: Context) -> str:
     """Evaluate one wait that was just opened; return the outcome that was asked for, or nothing."""
-    world = Observation(ledger, cluster, provider, now=now, policy=policy, reads_all=False)
-    return _ask(wait, row, world, wait_answers)
+    world = Observation(context, reads_all=False)
+    return _ask(wait, row, world, context.wait_answers)
 
 
 def _rows(ledger: Ledger, subject: str, *, repeat_answered: bool) -> list[Row]:
@@ -347,7 +310,7 @@ def _ask(wait: Wait, row: Row, world: Observation, wait_answers: WaitAnswers) ->
     answer = judge(wait, world)
     if answer is not None and blames_application(answer) and not _is_debounced(wait, row, world):
         answer = None
-    if answer is None and world.now >= wait.deadline_at and world.now >= _overdue_at(wait, world):
+    if answer is None and world.context.now >= wait.deadline_at and world.context.now >= _overdue_at(wait, world):
         answer = WaitAnswer(outcome=DEADLINE_PASSED, reason=f"{UNMET_TEXT[wait.condition.kind]} The deadline passed.")
     if answer is None:
         return ""
@@ -361,7 +324,9 @@ def _overdue_at(wait: Wait, world: Observation) -> datetime:
         return wait.deadline_at
     incident = world.incident(wait.subject)
     affected = _affected(incident, world)
-    return recovery.overdue_at(affected, incident, world.policy, deadline_at=wait.deadline_at, now=world.now)
+    return recovery.overdue_at(
+        affected, incident, world.context.policy, deadline_at=wait.deadline_at, now=world.context.now
+    )
 
 
 UNMET_TEXT = {
@@ -384,11 +349,13 @@ UNMET_TEXT = {
 def _is_debounced(wait: Wait, row: Row, world: Observation) -> bool:
     """Whether a doubtful answer was first seen long enough ago; remembers when it is seen first."""
     if wait.seen_since is not None:
-        return world.now - wait.seen_since >= timedelta(seconds=world.policy.jobs.attribution_delay_seconds)
-    if world.policy.jobs.attribution_delay_seconds <= 0:
+        return world.context.now - wait.seen_since >= timedelta(
+            seconds=world.context.policy.jobs.attribution_delay_seconds
+        )
+    if world.context.policy.jobs.attribution_delay_seconds <= 0:
         return True
     with contextlib.suppress(Conflict):  # answered, opened anew or doubted by somebody else: the next look sees it
-        world.ledger.commit(Put(rows.wait_row(wait.but(seen_since=world.now), row.version)))
+        world.context.ledger.commit(Put(rows.wait_row(wait.but(seen_since=world.context.now), row.version)))
     return False
 
 
@@ -401,7 +368,7 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
         return _rental(wait, world)
     incident = world.incident(wait.subject)
     if kind is ConditionKind.JOBS_RESUMED:
-        return recovery.jobs_resumed(_affected(incident, world), incident, world.policy, now=world.now)
+        return recovery.jobs_resumed(_affected(incident, world), incident, world.context.policy, now=world.context.now)
     forbidden = _opted_out(incident, world)
     if forbidden is not None:
         return forbidden
@@ -430,8 +397,8 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
             opened_at=wait.opened_at,
             # What joins an incident is about its own life: late news of what is gone is none of its successor.
             last_signal_at=None if slot_state.replacement else incident.last_signal_at,
-            margin=margin_seconds(world.returns_of(incident), world.policy.repair),
-            now=world.now,
+            margin=margin_seconds(world.returns_of(incident), world.context.policy.repair),
+            now=world.context.now,
             check=_check(incident, machine, world),
         )
     return None
@@ -454,24 +421,26 @@ def _rental(wait: Wait, world: Observation) -> WaitAnswer | None:
         return evaluate_rental_ready(rental, job, nodes, world.refusal(rental.offer), rental.other_rentals_nodes)
     held = world.row(rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
     attempt = rows.read(held, Attempt) if held else None
-    return evaluate_rental_over(rental, job, attempt, nodes, world.policy.burst.quiet_seconds, world.now)
+    return evaluate_rental_over(
+        rental, job, attempt, nodes, world.context.policy.burst.quiet_seconds, world.context.now
+    )
 
 
 def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitAnswer | None:
     """Judge a node that is rented for a Deployment: on its way, or there, where it is noted whether it is used."""
-    policy = world.policy
+    policy = world.context.policy
     if wait.condition.kind is ConditionKind.RENTAL_READY:
         pods, nodes = world.arriving(rental)
         # What other rentals will take is not known here: the steps of the workflow know it.
         unwanted = why_node_not_needed(rental, (), policy.scheduling.serving, pods, nodes)
         return evaluate_nodes_joined(rental, unwanted, nodes, world.refusal(rental.offer), rental.other_rentals_nodes)
     pods = world.pods_on(rental.offer.cluster, rental.node_names)
-    seen = with_observed_replicas(rental, pods, world.now)
+    seen = with_observed_replicas(rental, pods, world.context.now)
     if seen != rental:
         with contextlib.suppress(Conflict):  # it is given back, or was seen by somebody else: the next look knows
-            world.ledger.commit(Put(rows.rental_row(seen, row.version)))
+            world.context.ledger.commit(Put(rows.rental_row(seen, row.version)))
     return evaluate_serving_rental_over(
-        seen, pods, world.nodes(rental.offer.cluster), policy.burst.quiet_seconds, world.now
+        seen, pods, world.nodes(rental.offer.cluster), policy.burst.quiet_seconds, world.context.now
     )
 
 
@@ -482,8 +451,10 @@ def _check(incident: Incident, machine: ObservedNode, world: Observation) -> Che
         return CheckResult.PASSED
     match check.kind:
         case CheckKind.DEEP:
-            least = world.policy.repair.deep_check_least_seconds
-            return judge_deep_check(machine.node, started_at=check.started_at, least_seconds=least, now=world.now)
+            least = world.context.policy.repair.deep_check_least_seconds
+            return judge_deep_check(
+                machine.node, started_at=check.started_at, least_seconds=least, now=world.context.now
+            )
         case CheckKind.TEST_JOB:
             return world.check_result(machine.node.cluster, check)
         case _:
@@ -505,7 +476,7 @@ def _way_clear(incident: Incident, slot_state: SlotState, world: Observation) ->
         provider_busy_reason(world.settings.status if world.settings else "", record.status if record else ""),
         has_work=until is not None and node is not None and world.has_work(node),
         work_may_run_until=until,
-        now=world.now,
+        now=world.context.now,
     )
 
 
@@ -519,7 +490,7 @@ def _attempt(wait: Wait, world: Observation) -> WaitAnswer | None:
     nodes = {node.name: node for node in world.nodes(attempt.cluster)}
     seen = world.workload(attempt)
     names = attempt.nodes_in(seen)
-    lost = lost_nodes(nodes, names, world.now, world.policy.jobs.lost_node_seconds)
+    lost = lost_nodes(nodes, names, world.context.now, world.context.policy.jobs.lost_node_seconds)
     faulty = frozenset(name for name in names if name in nodes and shows_fault(nodes[name]))
     return evaluate_attempt_wait(wait.condition.kind, seen, job, attempt, lost, faulty)
 
@@ -536,20 +507,20 @@ def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait
     attempt = rows.read(found, Attempt)
     seen = world.workload(attempt).kueue
     changed = wait.but(
-        kueue_status=kueue_status.describe_status(seen, attempt.local_queue, world.now),
+        kueue_status=kueue_status.describe_status(seen, attempt.local_queue, world.context.now),
         kueue_step=kueue_status.status_step(seen),
         kueue_position=seen.position if seen else None,
     )
     if changed == wait:
         return wait, row
-    entry = TimelineEntry(at=world.now, kind="kueue", text=changed.kueue_status, writer=WRITER)
+    entry = TimelineEntry(at=world.context.now, kind="kueue", text=changed.kueue_status, writer=WRITER)
     timeline = (
         [Put(rows.timeline_row(wait.subject, entry, f"kueue-{number}-{changed.kueue_step}"))]
         if changed.kueue_step != wait.kueue_step
         else []
     )
     try:
-        world.ledger.commit(Put(rows.wait_row(changed, row.version)), *timeline)
+        world.context.ledger.commit(Put(rows.wait_row(changed, row.version)), *timeline)
     except Conflict:  # answered, opened anew, or followed by somebody else: the next look sees it
         return wait, row
     return changed, rows.wait_row(changed, row.version + 1)

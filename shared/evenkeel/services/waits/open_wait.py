@@ -4,7 +4,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.node_slot import find_slot_state
 from evenkeel.domain.recovery.policy import RepairPolicy
@@ -13,8 +12,9 @@ from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Value, milliseconds, rfc3339
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition, wait_name
-from evenkeel.ports import Cluster, Conflict, Ledger, Provider, Put, Refused, WaitAnswers
+from evenkeel.ports import Conflict, Put, Refused
 from evenkeel.services.attempts import record_nodes
+from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_record, rows
 from evenkeel.services.waits import evaluate_waits
 
@@ -51,16 +51,7 @@ class Outcome(Value):
     generation: int
 
 
-def run(
-    request: Request,
-    *,
-    ledger: Ledger,
-    cluster: Cluster,
-    provider: Provider,
-    wait_answers: WaitAnswers,
-    policy: Policy,
-    now: datetime,
-) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Put the wait's row, then evaluate it once, unless it waits for leave.
 
     A retried state overwrites the row with its new token and a higher generation; what was asked for the older one no
@@ -75,25 +66,25 @@ def run(
         raise Refused("a wait needs an incidentId or a jobId")
     if request.kind is ConditionKind.ATTEMPT_ENDED:
         # It runs: where, is asked at once where Kueue has chosen. A faulty machine finds whom it hurts by that.
-        record_nodes.run(request.job_id, request.attempt, ledger, cluster, provider)
-    facts, deadline = _condition(request, ledger, cluster, provider, policy, now)
+        record_nodes.run(request.job_id, request.attempt, context)
+    facts, deadline = _condition(request, context)
     name = wait_name(request.kind, request.attempt or request.rental)
     for _ in range(incident_record.MAX_TRIES):
-        row = ledger.get(rows.wait_key(request.subject, name))
+        row = context.ledger.get(rows.wait_key(request.subject, name))
         last = rows.read(row, Wait).generation if row else 0
         wait = Wait(
             subject=request.subject,
             name=name,
-            generation=max(last + 1, milliseconds(now)),
+            generation=max(last + 1, milliseconds(context.now)),
             token=request.token,
-            opened_at=now,
-            deadline_at=max(deadline, now + _MIN_WAIT),
+            opened_at=context.now,
+            deadline_at=max(deadline, context.now + _MIN_WAIT),
             condition=WaitCondition(kind=request.kind, facts=facts),
         )
         # Who still holds the row of an answered generation must not take this one for it.
         fresh = Put(rows.wait_row(wait, row.version if row else 0), first_version=wait.generation)
         try:
-            ledger.commit(fresh)
+            context.ledger.commit(fresh)
         except Conflict:
             continue
         break
@@ -103,25 +94,14 @@ def run(
         # It was weighed a moment ago, and each of a wave would read all that wait: the watch does it once for all.
         return Outcome(reason="The wait is queued.", generation=wait.generation)
     stored = rows.wait_row(wait, fresh.version)
-    asked = evaluate_waits.evaluate_one(
-        wait,
-        stored,
-        ledger=ledger,
-        cluster=cluster,
-        provider=provider,
-        wait_answers=wait_answers,
-        policy=policy,
-        now=now,
-    )
+    asked = evaluate_waits.evaluate_one(wait, stored, context)
     reason = f"Already true: {asked}." if asked else f"Waits until {rfc3339(wait.deadline_at)} at most."
     return Outcome(reason=reason, generation=wait.generation)
 
 
-def _condition(
-    request: Request, ledger: Ledger, cluster: Cluster, provider: Provider, policy: Policy, now: datetime
-) -> tuple[dict[str, Any], datetime]:
+def _condition(request: Request, context: Context) -> tuple[dict[str, Any], datetime]:
     """Return the facts that the evaluation needs, and the deadline that policy sets."""
-    jobs = policy.jobs
+    jobs = context.policy.jobs
     seconds = {
         ConditionKind.ATTEMPT_ADMITTED: _KUEUE_WAIT_SECONDS,
         ConditionKind.ATTEMPT_RUNNING: jobs.running_deadline_seconds,
@@ -129,49 +109,50 @@ def _condition(
         ConditionKind.ATTEMPT_STOPPED: jobs.stop_deadline_seconds,
     }
     if request.rental:
-        return _rental_condition(request, ledger, policy, now)
+        return _rental_condition(request, context)
     if request.job_id:
-        return {"attempt": request.attempt}, now + timedelta(seconds=seconds[request.kind])
+        return {"attempt": request.attempt}, context.now + timedelta(seconds=seconds[request.kind])
     if request.kind is ConditionKind.RELEASED:
-        return {}, now + _RELEASE_CHECK_INTERVAL
+        return {}, context.now + _RELEASE_CHECK_INTERVAL
     if request.kind is ConditionKind.APPROVED:
-        plan = incident_record.load(ledger, request.incident_id)[0].plan
-        late = now + timedelta(seconds=policy.repair.approval_deadline_seconds)
+        plan = incident_record.load(context.ledger, request.incident_id)[0].plan
+        late = context.now + timedelta(seconds=context.policy.repair.approval_deadline_seconds)
         return {}, plan.answer_by if plan and plan.answer_by else late
-    incident, _ = incident_record.load(ledger, request.incident_id)
+    incident, _ = incident_record.load(context.ledger, request.incident_id)
     if request.kind is ConditionKind.JOBS_RESUMED:
         return {}, incident.opened_at + timedelta(seconds=jobs.resume_deadline_seconds)
     if request.kind is ConditionKind.NODE_FREE:
-        until = now + timedelta(seconds=policy.repair.node_free_deadline_seconds)
+        until = context.now + timedelta(seconds=context.policy.repair.node_free_deadline_seconds)
         work_until = incident.plan.work_may_run_until if incident.plan else None
-        return _slot_facts(incident, None), min(until, work_until) if work_until and work_until > now else until
-    ask = incident_record.last_ask(ledger, incident)
+        return _slot_facts(incident, None), min(until, work_until) if work_until and work_until > context.now else until
+    ask = incident_record.last_ask(context.ledger, incident)
     facts = _slot_facts(incident, ask)
     if request.kind is ConditionKind.NODE_VALID:
         # The deadline allows for the longest margin: one that keeps coming back has to be well for longer.
-        margin = margin_seconds(policy.repair.lemon_returns, policy.repair)
-        return facts, now + timedelta(seconds=_check_seconds(incident, policy.repair) + margin)
+        margin = margin_seconds(context.policy.repair.lemon_returns, context.policy.repair)
+        return facts, context.now + timedelta(seconds=_check_seconds(incident, context.policy.repair) + margin)
     if ask is None:
-        return facts, now + timedelta(seconds=policy.repair.replace_deadline_seconds)
+        return facts, context.now + timedelta(seconds=context.policy.repair.replace_deadline_seconds)
     slot_state = find_slot_state(
         incident.life,
         incident.slot,
         incident.pool,
-        records=provider.nodes(),
-        nodes=cluster.nodes(incident.life.cluster),
+        records=context.provider.nodes(),
+        nodes=context.cluster.nodes(incident.life.cluster),
         since=ask.requested_at,
     )
-    return facts, deadline_of(ask, policy.repair, slot_state, incident.progress)
+    return facts, deadline_of(ask, context.policy.repair, slot_state, incident.progress)
 
 
-def _rental_condition(
-    request: Request, ledger: Ledger, policy: Policy, now: datetime
-) -> tuple[dict[str, Any], datetime]:
+def _rental_condition(request: Request, context: Context) -> tuple[dict[str, Any], datetime]:
     """Return what the waits of a rental are about: its nodes have a deadline, its end has none but the run's own."""
     rental = rows.load(
-        ledger, rows.rental_key(request.job_id, request.rental), Rental, f"rental {request.rental} of {request.job_id}"
+        context.ledger,
+        rows.rental_key(request.job_id, request.rental),
+        Rental,
+        f"rental {request.rental} of {request.job_id}",
     )
-    late = now + timedelta(seconds=policy.jobs.run_deadline_seconds)
+    late = context.now + timedelta(seconds=context.policy.jobs.run_deadline_seconds)
     return {"rental": request.rental}, rental.ready_by if request.kind is ConditionKind.RENTAL_READY else late
 
 

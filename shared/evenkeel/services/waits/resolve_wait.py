@@ -11,7 +11,8 @@ from datetime import datetime
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitState
-from evenkeel.ports import Conflict, Delete, Ledger, Put, Row, Telemetry, Tokens, Write
+from evenkeel.ports import Conflict, Delete, Put, Row, Write
+from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_record, rows
 
 WRITER = "resolve_wait"
@@ -34,41 +35,43 @@ class Outcome(Value):
     reason: str
 
 
-def run(request: Request, *, ledger: Ledger, tokens: Tokens, telemetry: Telemetry, now: datetime) -> Outcome:
+def run(request: Request, context: Context) -> Outcome:
     """Answer a wait once. The first answer that is recorded is the one that is sent, however many were asked for.
 
     Idempotent: yes, by OPEN -> ANSWERED; a token that was used or is over counts as answered.
     """
     for _ in range(incident_record.MAX_TRIES):
-        row = ledger.get(rows.wait_key(request.subject, request.name))
+        row = context.ledger.get(rows.wait_key(request.subject, request.name))
         wait = rows.read(row, Wait) if row else None
         if row is None or wait is None or wait.generation != request.generation:
             return Outcome(outcome="STALE", reason="That wait was already answered or reopened.")
         if wait.state is WaitState.OPEN:
             wait = wait.but(state=WaitState.ANSWERED, answer=request.answer)
             try:
-                ledger.commit(
-                    Put(rows.wait_row(wait, row.version)), *_incident_writes(wait, request.answer, ledger, now)
+                context.ledger.commit(
+                    Put(rows.wait_row(wait, row.version)), *_incident_writes(wait, request.answer, context)
                 )
             except Conflict:
                 continue
             row = rows.wait_row(wait, row.version + 1)
-            telemetry.seconds("WaitSeconds", (now - wait.opened_at).total_seconds(), kind=wait.condition.kind)
-        return _send(wait, row, ledger=ledger, tokens=tokens)
+            context.telemetry.seconds(
+                "WaitSeconds", (context.now - wait.opened_at).total_seconds(), kind=wait.condition.kind
+            )
+        return _send(wait, row, context)
     raise Conflict(f"wait {request.name} of {request.subject} changed on every try")
 
 
-def _send(wait: Wait, row: Row, *, ledger: Ledger, tokens: Tokens) -> Outcome:
+def _send(wait: Wait, row: Row, context: Context) -> Outcome:
     assert wait.answer
-    taken = tokens.succeed(wait.token, wait.answer.to_json())
+    taken = context.tokens.succeed(wait.token, wait.answer.to_json())
     with contextlib.suppress(Conflict):  # opened anew, or deleted by another answer
-        ledger.commit(Delete(row.key, row.version))
+        context.ledger.commit(Delete(row.key, row.version))
     if taken:
         return Outcome(outcome="ANSWERED", reason=f"{wait.answer.outcome}: {wait.answer.reason}")
     return Outcome(outcome="OVER", reason="The task had already ended.")
 
 
-def _incident_writes(wait: Wait, answer: WaitAnswer, ledger: Ledger, now: datetime) -> Sequence[Write]:
+def _incident_writes(wait: Wait, answer: WaitAnswer, context: Context) -> Sequence[Write]:
     """Return what an incident's own record learns from an answer, for the same commit."""
     stage = _STAGES.get((wait.condition.kind, answer.outcome))
     is_failed_validation = wait.condition.kind is ConditionKind.NODE_VALID and answer.outcome not in (
@@ -77,16 +80,16 @@ def _incident_writes(wait: Wait, answer: WaitAnswer, ledger: Ledger, now: dateti
     )
     if not wait.subject.startswith("inc-") or (stage is None and not is_failed_validation):
         return ()
-    incident, version = incident_record.load(ledger, wait.subject)
+    incident, version = incident_record.load(context.ledger, wait.subject)
     text = f"{_CONDITION_TEXT[wait.condition.kind]}: {answer.reason}"
     if is_failed_validation:
-        changed, kind = incident.but(invalid_at=now), "invalid"
+        changed, kind = incident.but(invalid_at=context.now), "invalid"
     else:
         assert stage
-        changed, kind = _at_stage(incident, stage[0], answer, now), stage[1]
+        changed, kind = _at_stage(incident, stage[0], answer, context.now), stage[1]
     return (
         Put(rows.incident_row(changed, version)),
-        incident_record.timeline_put(wait.subject, kind, text, at=now, writer=WRITER),
+        incident_record.timeline_put(wait.subject, kind, text, at=context.now, writer=WRITER),
     )
 
 
