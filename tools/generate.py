@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
-from tools import architecture, job_fields, openapi, schemas
+from tools import architecture, job_fields, openapi, policy_files, schemas
 
 
 def files() -> dict[Path, str]:
     """Return each generated file with its content."""
-    return openapi.files() | schemas.files() | job_fields.files() | architecture.files()
+    return openapi.files() | schemas.files() | job_fields.files() | policy_files.files() | architecture.files()
 
 
 def stale() -> list[Path]:

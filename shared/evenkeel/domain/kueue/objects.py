@@ -284,7 +284,12 @@ class Workload:
 
     @property
     def tie_break(self) -> str:
-        """Breaks ties between workloads."""
+        """Decides between two workloads of equal rank: the UID, or without it the id. The smaller text is first.
+
+        Each order of workloads ends with it: `order` (the jobs of a queue), `_classical_order` in cycle.py (the heads
+        of the queues) and `order_key` in preemption.py (the victims). Only a tie between heads under fair sharing goes
+        by the names of their queues.
+        """
         return self.uid or self.workload_id
 
     @cached_property
