@@ -45,10 +45,10 @@ def test_a_record_that_other_facts_would_have_led_to_is_told() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"engine_version": "0"}, "engine 0 decided"),
-        ({"policy_hash": "abc"}, "policy abc is needed"),
-        ({"catalogue_hash": "abc"}, "catalogue abc is needed"),
-        ({"kind": "WHIM"}, "no rule decides WHIM"),
+        ({"engine_version": "0"}, "needs engine 0"),
+        ({"policy_hash": "abc"}, "needs policy abc"),
+        ({"catalogue_hash": "abc"}, "needs catalogue abc"),
+        ({"kind": "WHIM"}, "unknown kind WHIM"),
     ],
 )
 def test_what_cannot_be_decided_here_is_refused(changes: dict[str, Any], why: str) -> None:

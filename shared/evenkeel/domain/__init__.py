@@ -1,1 +1,1 @@
-"""What is true and what to do: pure functions of facts, policy and the time passed in."""
+"""Decisions and their values: pure functions of facts, the policy and the time."""

@@ -1,4 +1,4 @@
-"""What every decision carries: the answer, its reason, what else was weighed, and the facts it rests on."""
+"""Decision records: the answer, its reason, the rejected alternatives and the facts of a decision."""
 
 import base64
 import json
@@ -11,49 +11,49 @@ from pydantic import BeforeValidator
 from evenkeel.domain.values import Instant, Sentence, Value
 
 ENGINE_VERSION = "2"
-"""Raised when a rule changes its answer for the same facts and policy, so that old records still replay."""
+"""Increased when a rule changes its answer for the same facts and policy. A record replays only with its version."""
 
 
 PACKED_FROM = 65_536
-"""Characters from which on facts are kept packed: an item holds 400 kB, and one commit 4 MB of a dozen records."""
+"""Facts with at least this many characters are compressed. A row has at most 400 kB, and a commit 4 MB."""
 LARGEST_PACKED = 250_000
-"""Characters of packed facts that a record keeps. Of larger ones it keeps the size alone: the act matters more."""
+"""Maximum characters of compressed facts. Of larger facts a record keeps only the size, so that it can be stored."""
 MOST_ALTERNATIVES = 50
-"""Of one record, in the order in which they were weighed."""
+"""Maximum alternatives in one record, in the order in which they were considered."""
 _PACKED = "packed"
 OMITTED = "omitted"
-"""In place of facts that are too large to keep: why. Such a record does not replay."""
+"""Key that replaces facts that are too large. Its value is the reason. Such a record does not replay."""
 
 
 def packed(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts as a record keeps them: as they are, or, where they are long, as `{"packed": <base64 of zlib>}`."""
+    """Return facts in the form of a record: unchanged, or compressed as `{"packed": <base64 of zlib>}` if long."""
     text = json.dumps(facts, separators=(",", ":"))
     if len(text) < PACKED_FROM:
         return dict(facts)
-    squeezed = _squeezed(text)
-    if len(squeezed) > LARGEST_PACKED:
-        return {OMITTED: f"{len(squeezed)} characters packed, at most {LARGEST_PACKED} are kept"}
-    return {_PACKED: squeezed}
+    compressed = _compressed(text)
+    if len(compressed) > LARGEST_PACKED:
+        return {OMITTED: f"{len(compressed)} characters compressed, and the limit is {LARGEST_PACKED}"}
+    return {_PACKED: compressed}
 
 
 def packed_size(facts: Any) -> int:
-    """Return how many characters a document takes where it is packed."""
-    return len(_squeezed(json.dumps(facts, separators=(",", ":"))))
+    """Return the number of characters of a document after compression."""
+    return len(_compressed(json.dumps(facts, separators=(",", ":"))))
 
 
-def _squeezed(text: str) -> str:
+def _compressed(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode(), level=3)).decode("ascii")
 
 
 def unpacked(facts: Any) -> Any:
-    """Return what `packed` was given."""
+    """Return the facts before `packed`."""
     if isinstance(facts, Mapping) and facts.keys() == {_PACKED}:
         return json.loads(zlib.decompress(base64.b64decode(facts[_PACKED])))
     return facts
 
 
 class Alternative(Value):
-    """One option that was weighed and not taken."""
+    """One option that the decision rejected."""
 
     option: Sentence
     why_not: Sentence
@@ -63,24 +63,24 @@ class Alternative(Value):
 
 
 class Decision(Value):
-    """The record of one decision. It replays from `facts`, the policy of that hash and the engine version."""
+    """The record of one decision. Its facts, policy hash and engine version allow a replay."""
 
     decision_id: str
     kind: str
-    """What was decided: `RECOVERY`, `REPAIR`, `DRAIN`, `RESUME`, `ADMISSION`, `VALIDATION`, …"""
+    """Kind of decision: `RECOVERY`, `REPAIR`, `DRAIN`, `RESUME`, `ADMISSION`, `VALIDATION`, …"""
     subject: str
-    """Id of the incident or job it is about."""
+    """Id of the incident or job that the decision is about."""
     action: str
     reason: Sentence
     """A sentence for an operator."""
     chosen: Alternative | None = None
-    """The option taken, with its figures, where options were weighed by figures; `why_not` is empty."""
+    """The chosen option with its figures, if the options were compared by figures; its `why_not` is empty."""
     alternatives: tuple[Alternative, ...] = ()
     facts: Annotated[dict[str, Any], BeforeValidator(unpacked)] = {}
-    """Long ones are kept packed, and read as they were."""
+    """Long facts are stored compressed. Reading restores them."""
     policy_hash: str
     catalogue_hash: str = ""
-    """Of the fault catalogue as the site has it; empty where no fault was weighed."""
+    """Hash of the site's fault catalogue; empty if the decision used no fault."""
     engine_version: str = ENGINE_VERSION
     mode: str = ""
     simulated: bool = False

@@ -1,6 +1,6 @@
-"""The last lines of a rank's log, as they are kept with its attempt: bounded, without secrets, harmless to a terminal.
+"""Store the last log lines of each rank with its attempt: limited in size, without secrets, safe for a terminal.
 
-pod's log ── last lines ── secrets masked ── controls escaped ── cut to KEPT_BYTES ── a row of its own
+log of the pod ─▶ last lines ─▶ mask secrets ─▶ escape control characters ─▶ cut to KEPT_BYTES ─▶ a row per rank
 """
 
 import re
@@ -11,16 +11,16 @@ from evenkeel.domain.values import Instant, Value
 
 KEPT_LINES = 200
 KEPT_BYTES = 16_384
-"""Of one rank, as UTF-8. Each rank has a row of its own, and a row holds 400 KB."""
+"""Maximum bytes per rank, as UTF-8. Each rank has a row of its own, and a row has at most 400 KB."""
 KEPT_RANKS = 64
-"""Ranks of one attempt: those that failed first, then by number. So one commit holds all rows."""
+"""Maximum ranks per attempt: first the ranks that failed first, then by number. So one commit holds all rows."""
 
 _MASK = "[redacted]"
-_LOOKED_AT = 65_536
-"""Characters of a log's end in which secrets are looked for. A log line may have megabytes."""
+_EXAMINED = 65_536
+"""Characters at the end of a log that are searched for secrets. One log line may have megabytes."""
 _LONGEST_SECRET = 4_096
-# Every repetition is bounded: these patterns meet whatever a trainer prints, and must not take longer than the text.
-_TELLING_NAME = r"(?:passw(?:or)?d|secret|token|api[_-]?key|access[_-]?key|credential|signature|authorization)"
+# Every repetition has a limit: a training script may print any text, and a match must take linear time.
+_SENSITIVE_NAME = r"(?:passw(?:or)?d|secret|token|api[_-]?key|access[_-]?key|credential|signature|authorization)"
 _PATTERNS = (
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
     re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
@@ -28,16 +28,16 @@ _PATTERNS = (
     re.compile(r"\beyJ[A-Za-z0-9_-]{8,1000}\.[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]*"),
 )
 _BETWEEN = r"[\w.-]{0,40}[\"']?[ \t]{0,4}[:=][ \t]{0,4}[\"']?"
-_AFTER_NAME = re.compile(rf"(?i)({_TELLING_NAME}{_BETWEEN})(?:(?:bearer|basic)[ \t]{{1,4}})?[^\s\"'&,;]+")
+_AFTER_NAME = re.compile(rf"(?i)({_SENSITIVE_NAME}{_BETWEEN})(?:(?:bearer|basic)[ \t]{{1,4}})?[^\s\"'&,;]+")
 _BEARER = re.compile(r"(?i)\b((?:bearer|basic)[ \t]{1,4})[A-Za-z0-9._~+/=-]{8,}")
 _USER_INFO = re.compile(r"(://)[^\s/@:]{0,200}:[^\s/@]{1,400}@")
-_SECRET_VARIABLE = re.compile(_TELLING_NAME, re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(_SENSITIVE_NAME, re.IGNORECASE)
 _LEAST_SECRET = 6
-"""Characters; a shorter value would mask words that are none."""
+"""Minimum characters of a secret. Masking a shorter value would also mask ordinary words."""
 
 
 class KeptLog(Value):
-    """The end of one rank's log, or why there is none."""
+    """The last log lines of one rank, or the reason why they could not be read."""
 
     job_id: str
     attempt: int
@@ -46,27 +46,27 @@ class KeptLog(Value):
     node_name: str = ""
     text: str = ""
     is_cut: bool = False
-    """Whether the log has more lines before these."""
+    """Whether the log has more lines before the text."""
     why: str = ""
-    """Why the log could not be read; empty where it was."""
+    """Why the log could not be read; empty if it was read."""
     kept_at: Instant
 
 
 def secrets_of(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the values of those variables of a job whose names say that they are secret."""
+    """Return the values of a job's variables whose names suggest a secret, such as `API_KEY`."""
     found = (value for name, value in env.items() if _SECRET_VARIABLE.search(name))
     return tuple(value for value in found if len(value) >= _LEAST_SECRET)
 
 
 def shortened(text: str, secrets: Iterable[str]) -> tuple[str, bool]:
-    """Return the last lines of a log as they may be kept, and whether lines before them are left out.
+    """Return the last lines of a log without secrets, and whether earlier lines are left out.
 
-    Secrets are masked before anything is cut: half a secret matches no pattern.
+    Secrets are masked before the text is cut, because half a secret matches no pattern.
     """
-    end = text[-_LOOKED_AT:]
+    end = text[-_EXAMINED:]
     masked = redacted(end, secrets)
     if len(end) < len(text):
-        # What the cut has halved stands at the beginning.
+        # The cut may have halved a secret at the beginning, so the first line is dropped.
         head, newline, rest = masked.partition("\n")
         masked = rest if newline and len(head) < _LONGEST_SECRET else masked[_LONGEST_SECRET:]
     lines = escaped(masked).splitlines(keepends=True)
@@ -81,7 +81,7 @@ def shortened(text: str, secrets: Iterable[str]) -> tuple[str, bool]:
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a text with what looks like a secret masked, and these very values."""
+    """Return a text with the given values, and everything that looks like a secret, masked."""
     for value in sorted(set(secrets), key=len, reverse=True):
         text = text.replace(value, _MASK)
     for pattern in _PATTERNS:
@@ -92,9 +92,9 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text whose control, bidi and invisible characters are written as escapes; tab and line ends stay.
+    """Return a text with control, bidirectional and invisible characters escaped. Tabs and line ends stay.
 
-    A carriage return begins a line: progress bars write nothing else for hours.
+    A carriage return becomes a line end, because a progress bar may write no other line end for hours.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return "".join(_escape(each) for each in text)

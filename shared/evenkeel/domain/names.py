@@ -1,4 +1,4 @@
-"""What a caller may have meant by a name that nothing has."""
+"""Suggestions for unknown names in error messages."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ _MOST = 5
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """Say that there is no such thing, and which names are near, or which there are."""
+    """Return an error message for an unknown name. It suggests similar names, or lists the existing ones."""
     names = sorted({each for each in known if each})
     text = f"There is no {kind} {name}."
     if near := similar_names(name, names):

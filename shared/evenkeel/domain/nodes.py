@@ -1,4 +1,4 @@
-"""Machines: lives, seats, and what is seen of them."""
+"""Nodes: their identity, their slots, and their state in Kubernetes and HyperPod."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,13 +8,13 @@ from typing import NamedTuple
 from evenkeel.domain.values import Instant, Value
 
 INCIDENT_ANNOTATION = "evenkeel.io/incident"
-"""Our mark on a cordon. A cordon without it is a person's and is left alone."""
+"""Evenkeel's mark on a cordon. A cordon without it belongs to a person, and Evenkeel does not change it."""
 
 AWAITING_VALIDATION_TAINT = "evenkeel.io/awaiting-validation"
-"""Instance groups and NodePools give it to new nodes; only a passed validation takes it off."""
+"""Taint that instance groups and NodePools set on new nodes. Evenkeel removes it after a passed validation."""
 
 KARPENTER_LABEL = "karpenter.sh/nodepool"
-"""Karpenter's label on its nodes, with the name of their pool."""
+"""Label of Karpenter on its nodes. Its value is the name of their pool."""
 
 INSTANCE_ID = re.compile(r"i-(?:[0-9a-f]{8}|[0-9a-f]{17})", re.ASCII)
 
@@ -32,30 +32,30 @@ class ProviderId(NamedTuple):
 
 
 def parse_provider_id(provider_id: str) -> ProviderId | None:
-    """Read a providerID of either half of the fleet; None for a node that is not ours to know.
+    """Parse the providerID of a HyperPod or EC2 node; None for any other format.
 
-    Source: kubernetes/autoscaler#7540 for the HyperPod form. Never an error: foreign forms are skipped.
+    Source: kubernetes/autoscaler#7540 for the format of HyperPod.
     """
     match = _PROVIDER_ID.fullmatch(provider_id)
     return ProviderId(*match.groups()) if match else None
 
 
 class NodeLife(Value):
-    """One machine from its launch to its end. A reboot starts a new episode, a replacement a new life."""
+    """Identity of one node from its launch to its end. A reboot keeps it; a replacement node has another one."""
 
     cluster: str
-    """Name of the Kubernetes cluster the machine joined."""
+    """Name of the Kubernetes cluster that the node joined."""
     instance_id: str
     launched_at: Instant
 
     @property
     def key(self) -> str:
-        """`<cluster>/<instance id>/<launch, epoch seconds>`: names this life everywhere."""
+        """`<cluster>/<instance id>/<launch time in epoch seconds>`: the id of this node life in rows and records."""
         return f"{self.cluster}/{self.instance_id}/{int(self.launched_at.timestamp())}"
 
     @classmethod
     def from_key(cls, key: str) -> "NodeLife":
-        """Read a life back from its key."""
+        """Parse a node life from its key."""
         cluster, instance_id, launched = key.rsplit("/", 2)
         return cls.model_validate(
             {"cluster": cluster, "instance_id": instance_id, "launched_at": datetime.fromtimestamp(int(launched), UTC)}
@@ -63,7 +63,7 @@ class NodeLife(Value):
 
 
 class ProviderNode(Value):
-    """A HyperPod node as its control plane tells it."""
+    """A node as HyperPod's control plane lists it."""
 
     instance_id: str
     logical_id: str | None = None
@@ -74,25 +74,25 @@ class ProviderNode(Value):
     """InstanceStatus.Status: Running, Failure, Pending, ShuttingDown, SystemUpdating, DeepHealthCheckInProgress, …"""
     message: str = ""
     ultra_server: str = ""
-    """Id of the UltraServer that it is a part of; empty where it is none."""
+    """Id of the UltraServer that the node belongs to; empty if none."""
     image: str = ""
-    """CurrentImageReleaseVersion; empty where HyperPod does not tell."""
+    """CurrentImageReleaseVersion; empty if HyperPod does not report it."""
 
 
 class ProviderCluster(Value):
-    """The settings of the HyperPod cluster that decide who may repair."""
+    """A HyperPod cluster, with the settings that decide which system repairs its nodes."""
 
     name: str
     arn: str
     status: str
     repairs_by_itself: bool
-    """NodeRecovery is Automatic."""
+    """Whether NodeRecovery is Automatic."""
     is_continuous: bool
-    """NodeProvisioningMode is Continuous: logical ids and cluster events exist."""
+    """Whether NodeProvisioningMode is Continuous. Only then logical ids and cluster events exist."""
 
 
 class NodeCondition(Value):
-    """One condition of a node object, without its heartbeat, which changes though nothing does."""
+    """One condition of a node object. The heartbeat time is left out, because it changes without any news."""
 
     type: str
     status: str
@@ -103,14 +103,14 @@ class NodeCondition(Value):
 
 
 class KubernetesNode(Value):
-    """A node object, reduced to what decisions rest on."""
+    """A node object, reduced to the fields that decisions need."""
 
     cluster: str
     name: str
     instance_id: str | None = None
     hyperpod_cluster_id: str | None = None
     created_at: Instant | None = None
-    """metadata.creationTimestamp: the launch of a machine that has no record at the provider."""
+    """metadata.creationTimestamp. It stands for the launch time of a node without a provider record."""
     pool: str = ""
     instance_type: str = ""
     zone: str = ""
@@ -118,13 +118,13 @@ class KubernetesNode(Value):
     resource_version: str = ""
     is_ready: bool = False
     not_ready_since: Instant | None = None
-    """When Ready left True, by the condition's lastTransitionTime; None while Ready."""
+    """Time at which the node stopped being Ready (lastTransitionTime of the condition); None while it is Ready."""
     is_cordoned: bool = False
     incident_id: str | None = None
-    """The incident whose mark the cordon carries."""
+    """Incident in Evenkeel's mark on the cordon; None without a mark."""
     is_awaiting_validation: bool = False
     taints: tuple[str, ...] = ()
-    """`key=value:Effect` of every taint, ours included."""
+    """All taints as `key=value:Effect`, including Evenkeel's own."""
     accelerators: int = 0
     """Allocatable GPUs or Neuron devices."""
     accelerator_resource: str = ""
@@ -132,26 +132,26 @@ class KubernetesNode(Value):
     efa: int = 0
     """Allocatable EFA interfaces."""
     huge_pages_mib: int = 0
-    """Allocatable huge pages of 2 MiB, together."""
+    """Total size of the allocatable huge pages of 2 MiB."""
     labels: dict[str, str] = {}
     fault_details: str = ""
-    """HyperPod's `fault-details` annotation, verbatim."""
+    """HyperPod's annotation `fault-details`, unchanged."""
     conditions: tuple[NodeCondition, ...] = ()
-    """What agents say of it; the kubelet's own conditions are left out."""
+    """Conditions that agents set. The kubelet's own conditions are left out."""
 
     @property
     def is_schedulable(self) -> bool:
-        """Whether a new training pod with no special tolerations could land here."""
+        """Whether a new training pod without special tolerations can start here."""
         return self.is_ready and not self.is_cordoned and not self.blocking_taints
 
     @property
     def blocking_taints(self) -> tuple[str, ...]:
-        """The taints that keep pods off which do not tolerate them."""
+        """The taints that block pods without a matching toleration."""
         return tuple(taint for taint in self.taints if taint.endswith((":NoSchedule", ":NoExecute")))
 
 
 class Node(Value):
-    """One machine: both control planes' views joined. Either may be missing."""
+    """One node as Kubernetes and its provider show it; either view may be missing."""
 
     life: NodeLife
     kubernetes: KubernetesNode | None = None
@@ -159,14 +159,14 @@ class Node(Value):
 
     @property
     def pool(self) -> str:
-        """Instance group or NodePool name."""
+        """Name of the instance group or NodePool."""
         if self.provider:
             return self.provider.instance_group
         return self.kubernetes.pool if self.kubernetes else ""
 
     @property
     def slot(self) -> str:
-        """The baseline seat: cluster and NodeLogicalId, which survive a replacement; the life where there is none."""
+        """The node slot: cluster and NodeLogicalId, which a replacement node keeps. Without a logical id, the life."""
         if self.provider and self.provider.logical_id:
             return f"{self.life.cluster}/{self.provider.logical_id}"
         return self.life.key
@@ -175,44 +175,48 @@ class Node(Value):
 def join_nodes(
     kubernetes: Iterable[KubernetesNode], provider: Iterable[ProviderNode], provider_cluster: str
 ) -> tuple[Node, ...]:
-    """Join both control planes' views by instance id, ordered by life.
+    """Join the views of Kubernetes and HyperPod by instance id, ordered by node life.
 
-    A HyperPod machine that its provider does not list has no known launch time, so it is left out rather than guessed;
-    a machine of the other half takes its node object's creation for its launch. Foreign nodes are left out.
+    A HyperPod node that HyperPod does not list is left out, because its launch time is unknown. For any other node, the
+    creation time of its node object counts as its launch time. Nodes without an EC2 instance id are left out.
 
     Args:
         kubernetes: Node objects of every cluster of the fleet.
-        provider: HyperPod's list.
-        provider_cluster: Name of the Kubernetes cluster that HyperPod's machines join.
+        provider: HyperPod's list of nodes.
+        provider_cluster: Name of the Kubernetes cluster that HyperPod's nodes join.
     """
     records = {record.instance_id: record for record in provider}
     joined: dict[str, Node] = {}
-    for seen in kubernetes:
-        record = records.get(seen.instance_id or "") if seen.cluster == provider_cluster else None
-        launched_at = record.launched_at if record else seen.created_at
-        if seen.instance_id is None or launched_at is None or (seen.hyperpod_cluster_id and record is None):
+    for node_object in kubernetes:
+        record = records.get(node_object.instance_id or "") if node_object.cluster == provider_cluster else None
+        launched_at = record.launched_at if record else node_object.created_at
+        if (
+            node_object.instance_id is None
+            or launched_at is None
+            or (node_object.hyperpod_cluster_id and record is None)
+        ):
             continue
-        life = NodeLife(cluster=seen.cluster, instance_id=seen.instance_id, launched_at=launched_at)
-        joined[life.key] = Node(life=life, kubernetes=seen, provider=record)
-    known = {node.life.instance_id for node in joined.values() if node.provider}
+        life = NodeLife(cluster=node_object.cluster, instance_id=node_object.instance_id, launched_at=launched_at)
+        joined[life.key] = Node(life=life, kubernetes=node_object, provider=record)
+    listed = {node.life.instance_id for node in joined.values() if node.provider}
     for record in records.values():
-        if record.instance_id not in known:
+        if record.instance_id not in listed:
             life = NodeLife(cluster=provider_cluster, instance_id=record.instance_id, launched_at=record.launched_at)
             joined[life.key] = Node(life=life, provider=record)
     return tuple(joined[key] for key in sorted(joined))
 
 
 _IN_MAINTENANCE = ("SystemUpdating", "DeepHealthCheckInProgress", "ShuttingDown")
-"""HyperPod's own work on a machine, asked for by its owner."""
+"""Provider statuses of planned work on a node."""
 
 
 class FleetNode(Value):
-    """One machine as the ledger remembers it: the document of a `NODE#` row. The sweeper alone writes it."""
+    """One node as the ledger stores it: the document of a `NODE#` row. Only the sweep writes it."""
 
     life: NodeLife
     slot: str
     node_name: str = ""
-    """Name of the node object; empty until it joined its cluster."""
+    """Name of the node object; empty until the node joins its cluster."""
     pool: str = ""
     instance_type: str = ""
     zone: str = ""
@@ -220,31 +224,31 @@ class FleetNode(Value):
     ultra_server: str = ""
     image: str = ""
     provider_status: str = ""
-    """HyperPod's InstanceStatus; empty for a machine of the other half."""
+    """HyperPod's InstanceStatus; empty for a node outside HyperPod."""
     is_ready: bool = False
     not_ready_since: Instant | None = None
     is_cordoned: bool = False
     incident_id: str | None = None
-    """The incident whose mark the cordon carries."""
+    """Incident in Evenkeel's mark on the cordon; None without a mark."""
     is_awaiting_validation: bool = False
     labels: dict[str, str] = {}
-    """Those of its node object that a site gives by itself: what its pools are told by."""
+    """The site's own labels of the node object. Rules for pools use them."""
     taints: tuple[str, ...] = ()
-    """Those that keep pods off."""
+    """The taints that block pods, as `key=value:Effect`."""
     accelerators: int = 0
     accelerators_in_use: int = 0
     marks: tuple[str, ...] = ()
-    """What marks it as broken: the provider's labels and taints, and the conditions of agents."""
+    """Marks of a fault: labels and taints of the provider, and conditions of agents."""
     unmanaged_workloads: tuple[str, ...] = ()
-    """Work with accelerators on it that Evenkeel did not start: `PyTorchJob research/llama`."""
+    """Workloads with accelerators on the node that Evenkeel did not start: `PyTorchJob research/llama`."""
     job_ids: tuple[str, ...] = ()
-    """Evenkeel's own jobs on it."""
+    """Evenkeel's own jobs on the node."""
     is_gone: bool = False
-    """No control plane shows it any more."""
+    """Whether no control plane lists the node any more."""
     is_lemon: bool = False
-    """It was returned to service too often lately: its next fault replaces it."""
+    """Whether the node returned to service too often lately. Its next fault then replaces it."""
     changed_at: Instant
-    """When this row last changed. How fresh the whole list is, the sweeper's heartbeat tells."""
+    """Time of the last change of this row. The sweep's heartbeat shows the age of the whole list."""
 
     @classmethod
     def seen(
@@ -258,27 +262,29 @@ class FleetNode(Value):
         unmanaged_workloads: tuple[str, ...] = (),
         job_ids: tuple[str, ...] = (),
     ) -> "FleetNode":
-        """Reduce what both control planes show of a machine to what is remembered of it."""
-        there = node.kubernetes
+        """Return the row for a node as both control planes show it now."""
+        node_object = node.kubernetes
         return cls(
             life=node.life,
             slot=node.slot,
-            node_name=there.name if there else "",
+            node_name=node_object.name if node_object else "",
             pool=node.pool,
-            instance_type=node.provider.instance_type if node.provider else (there.instance_type if there else ""),
-            zone=there.zone if there else "",
-            boot_id=there.boot_id if there else "",
+            instance_type=node.provider.instance_type
+            if node.provider
+            else (node_object.instance_type if node_object else ""),
+            zone=node_object.zone if node_object else "",
+            boot_id=node_object.boot_id if node_object else "",
             ultra_server=node.provider.ultra_server if node.provider else "",
             image=node.provider.image if node.provider else "",
             provider_status=node.provider.status if node.provider else "",
-            is_ready=there.is_ready if there else False,
-            not_ready_since=there.not_ready_since if there else None,
-            is_cordoned=there.is_cordoned if there else False,
-            incident_id=there.incident_id if there else None,
-            is_awaiting_validation=there.is_awaiting_validation if there else False,
-            labels=_own_labels(there.labels) if there else {},
-            taints=there.blocking_taints if there else (),
-            accelerators=there.accelerators if there else 0,
+            is_ready=node_object.is_ready if node_object else False,
+            not_ready_since=node_object.not_ready_since if node_object else None,
+            is_cordoned=node_object.is_cordoned if node_object else False,
+            incident_id=node_object.incident_id if node_object else None,
+            is_awaiting_validation=node_object.is_awaiting_validation if node_object else False,
+            labels=_own_labels(node_object.labels) if node_object else {},
+            taints=node_object.blocking_taints if node_object else (),
+            accelerators=node_object.accelerators if node_object else 0,
             accelerators_in_use=accelerators_in_use,
             is_lemon=is_lemon,
             marks=marks,
@@ -289,30 +295,30 @@ class FleetNode(Value):
 
     @property
     def is_maintained(self) -> bool:
-        """Whether it is out by plan, and no guardrail's business."""
+        """Whether the node is in planned maintenance. Guardrails do not count such nodes."""
         return self.provider_status in _IN_MAINTENANCE
 
     def can_be_acted_on(self, now: datetime, *, boot_seconds: int) -> bool:
-        """Whether it counts among the machines of which some may be out: not gone, not booting, not in maintenance.
+        """Whether guardrails count the node: not gone, not booting and not in maintenance.
 
         Args:
-            now: The time.
-            boot_seconds: A machine younger than this that is not Ready yet is booting.
+            now: The current time.
+            boot_seconds: A node younger than this that is not Ready yet counts as booting.
         """
         if self.is_gone or self.is_maintained:
             return False
         return self.is_ready or now - self.life.launched_at >= timedelta(seconds=boot_seconds)
 
     def is_same_as(self, other: "FleetNode") -> bool:
-        """Whether nothing but the time of writing differs."""
+        """Whether the rows are equal except for `changed_at`."""
         return all(
             getattr(self, name) == getattr(other, name) for name in type(self).model_fields if name != "changed_at"
         )
 
 
-_OF_OTHERS = ("kubernetes.io", "k8s.io", "k8s.aws", "nvidia.com", "amazonaws.com", "karpenter.sh")
-"""Whose labels are not remembered: there are dozens on each machine, and what they say of its kind is kept apart."""
+_SYSTEM_DOMAINS = ("kubernetes.io", "k8s.io", "k8s.aws", "nvidia.com", "amazonaws.com", "karpenter.sh")
+"""Domains of labels that rows do not store. Each node has dozens of them; other fields hold what is needed of them."""
 
 
 def _own_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in labels.items() if not name.partition("/")[0].endswith(_OF_OTHERS)}
+    return {name: value for name, value in labels.items() if not name.partition("/")[0].endswith(_SYSTEM_DOMAINS)}

@@ -1,4 +1,4 @@
-"""Every number and switch that a decision may depend on. Defaults are the production values."""
+"""The policy: every number and switch that a decision may depend on. The defaults are the production values."""
 
 import functools
 import hashlib
@@ -22,11 +22,11 @@ from evenkeel.domain.values import NOT_A_NUMBER, Instant, Line, Value, Word, boo
 
 
 class Policy(Section):
-    """The whole policy, one version of it."""
+    """One version of the whole policy."""
 
     name: Line = "production"
     modes: tuple[ModeRule, ...] = ()
-    """Where automation may go less far than the stack allows."""
+    """Modes for some faults or pools that are more cautious than the stack's mode."""
     repair: RepairPolicy = RepairPolicy()
     jobs: JobPolicy = JobPolicy()
     economy: EconomyPolicy = EconomyPolicy()
@@ -35,21 +35,21 @@ class Policy(Section):
     scheduling: SchedulingPolicy = SchedulingPolicy()
     burst: BurstPolicy = BurstPolicy()
     job_types: JobTypes = JobTypes()
-    """What submissions leave out, by the kind of job."""
+    """Defaults of submissions, by the type of job."""
     storage: dict[Word, dict[Word, Line]] = {}
-    """Cluster → claim → what lies behind it there, a file system's id for instance: the same claim of two clusters is
-    the same storage only where the same stands behind it."""
+    """Storage behind each claim, by cluster and claim: for example the id of a file system. Claims of two clusters are
+    the same storage only if these values are equal."""
     faults: dict[Word, FaultOverride] = {}
-    """What this site has otherwise than the catalogue, by fault key."""
+    """The site's changes to the fault catalogue, by fault key."""
 
     @property
     def pools_for_jobs(self) -> tuple[RentedPool, ...]:
-        """The pools that jobs may be rented for from: none that is a Deployment's."""
+        """The pools in which Evenkeel may rent nodes for jobs: all pools that no serving Deployment uses."""
         taken = {name for each in self.scheduling.serving for name in each.rents_from}
         return tuple(pool for pool in self.burst.pools if pool.name not in taken)
 
     def pools_for(self, serving: ServingWorkload) -> tuple[RentedPool, ...]:
-        """Return the pools that are a Deployment's, in the order in which equals are tried."""
+        """Return the pools of a serving Deployment. Pools of equal cost are tried in this order."""
         return tuple(pool for pool in self.burst.pools if pool.name in serving.rents_from)
 
     @model_validator(mode="after")
@@ -62,14 +62,14 @@ class Policy(Section):
                 if pool is None or pool.cluster != each.cluster:
                     raise ValueError(f"serving {each.label}: there is no pool {name} to rent from in {each.cluster}")
                 if not pool.taints:
-                    raise ValueError(f"serving {each.label}: {name} needs a taint, or anybody's pods may start there")
+                    raise ValueError(f"serving {each.label}: {name} needs a taint, or other pods may start there")
                 if owners.setdefault(name, each.label) != each.label:
-                    raise ValueError(f"{name} is rented from for {owners[name]} and for {each.label}")
+                    raise ValueError(f"{name} is a pool of {owners[name]} and of {each.label}: name it only once")
         return self
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
-        """Hold the numbers of parts that are not the policy's alone, and have no upper bound of their own."""
+        """Check the numbers in shared types, which have no upper limit of their own."""
         for where, part in (
             ("scheduling.elastic", self.scheduling.elastic),
             ("scheduling.reservations", self.scheduling.reservations),
@@ -91,35 +91,35 @@ class Policy(Section):
         for rule in self.modes:
             if rule.fault_class and rule.fault_class not in known:
                 raise ValueError(
-                    f"modes: there is no fault class {rule.fault_class}; leave faultClass out for all, or name one of "
+                    f"modes: there is no fault class {rule.fault_class}; omit faultClass for all, or use one of "
                     f"{', '.join(sorted(known))}"
                 )
         return self
 
     @functools.cached_property
     def catalogue(self) -> FaultCatalogue:
-        """The fault catalogue as this site has it."""
+        """The fault catalogue with the site's changes."""
         return default_catalogue().overridden(self.faults)
 
     @functools.cached_property
     def priority_classes(self) -> frozenset[str]:
-        """The priority classes that a job may name where no teams are set up: those that any part of this names."""
+        """The priority classes that a job may use if no teams exist: all classes that the policy names."""
         burst = self.burst
         return frozenset((*self.jobs.priority_classes, *burst.delay_micros_per_hour, *burst.expected_run_seconds))
 
     @functools.cached_property
     def hash(self) -> str:
-        """The first 12 hex digits of the SHA-256 of the canonical JSON form: what a decision record names."""
+        """First 12 hex digits of the SHA-256 of the canonical JSON form. Decision records name the policy by it."""
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 _MOST = {"Seconds": LONGEST_SECONDS, "Hours": LONGEST_SECONDS // 3600}
-"""By the unit that ends a field's name."""
+"""Upper limits, by the unit at the end of a field's name."""
 
 
 def _beyond(where: str, part: object) -> Iterator[tuple[str, int]]:
-    """Yield the numbers that are below 0 or too large, each with the most that it may be."""
+    """Yield the path of each number that is below 0 or too large, with its upper limit."""
     match part:
         case Value():
             fields = type(part).model_fields
@@ -138,39 +138,39 @@ def _beyond(where: str, part: object) -> Iterator[tuple[str, int]]:
 
 
 class PolicyError(ValueError):
-    """A policy, or a site's changes to one, cannot be used. The message names each field that is wrong."""
+    """A policy, or a site's changes to it, are not valid. The message names each wrong field."""
 
 
 class PolicyChange(Value):
-    """A site's own values, as they were given last."""
+    """The last change of a site's own values."""
 
     number: int
-    """Counts the changes; the first is 1."""
+    """Number of the change; the first is 1."""
     changes: dict[str, Any]
-    """All that the site has otherwise than the shipped policy, in the form of its JSON."""
+    """All values that differ from the shipped policy, in the form of the policy's JSON."""
     before: dict[str, Any] | None = None
-    """The same, before this change."""
+    """The same values before this change."""
     by: str
     reason: str
     at: Instant
 
 
 class PolicyInForce(NamedTuple):
-    """What a site's last change has come to."""
+    """The policy in force after a site's last change."""
 
     policy: Policy
-    """The one in force."""
+    """The policy in force."""
     number: int
-    """Of the change in force; 0 = the shipped policy."""
+    """Number of the change in force; 0 = the shipped policy."""
     refused: str
-    """Why the last change is not in it; empty where it is."""
+    """Why the last change is not in force; empty if it is."""
 
 
 def resolve_policy(base: Policy, change: PolicyChange | None) -> PolicyInForce:
-    """Return the policy in force, which change that is, and why it is not the last; the reason is empty where it is.
+    """Return the policy in force, the number of its change, and why it is not the last change.
 
-    A change is judged when it is given, so one that cannot be used was made for another release: then the one before
-    it counts, and at last the shipped policy.
+    Each change is validated when it is made. So a change that is not valid now was made for another release. Then the
+    change before it is in force, or else the shipped policy.
     """
     if change is None:
         return PolicyInForce(base, 0, "")
@@ -184,20 +184,20 @@ def resolve_policy(base: Policy, change: PolicyChange | None) -> PolicyInForce:
 
 
 def in_force(base: Policy, change: PolicyChange | None) -> tuple[Policy, str]:
-    """Return the policy in force, and why the last change is not in it; empty where it is."""
+    """Return the policy in force, and why the last change is not in force; empty if it is."""
     found = resolve_policy(base, change)
     return found.policy, found.refused
 
 
 def changed(base: Policy, changes: Mapping[str, Any]) -> Policy:
-    """Return a policy with a site's own values in place of some of its own. What they do not name stays.
+    """Return a policy with a site's changes. All other values stay as they are.
 
     Args:
         base: The policy that the site starts from.
-        changes: In the form of the policy's JSON, as far as they go.
+        changes: The changed values, in the form of the policy's JSON.
 
     Raises:
-        PolicyError: a field is not known, or its value makes no sense.
+        PolicyError: A field is unknown, or its value is not valid.
     """
     wrong = [f"{_where(place)}{NOT_A_NUMBER}" for place in booleans_for_numbers(Policy, changes)]
     if wrong:
@@ -212,7 +212,7 @@ def changed(base: Policy, changes: Mapping[str, Any]) -> Policy:
 
 
 _MAX_ERRORS_SHOWN = 20
-"""Faults of one policy that a message names."""
+"""Maximum errors that a message names."""
 
 
 def _merge(base: Any, changes: Any) -> Any:

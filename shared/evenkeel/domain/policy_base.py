@@ -1,4 +1,4 @@
-"""What the sections of the policy are made of: number types, the base class and modes."""
+"""Building blocks of the policy: number types, the base class of its sections, and modes."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -8,25 +8,25 @@ from pydantic import AfterValidator, ConfigDict, Field
 from evenkeel.domain.values import Value, Word
 
 LONGEST_SECONDS = 31_536_000
-"""A year: what waits longer is no deadline, and no workflow lives to see it."""
+"""A year, the longest duration in the policy. A workflow cannot run longer."""
 
 
 LARGEST = 10**12
-"""Of all other numbers that have no bound of their own. Sums and products of such are still counted exactly."""
+"""Upper limit of all numbers without a limit of their own. Sums and products of such numbers stay exact."""
 
 
 def _no_system_class(name: str) -> str:
     if name.startswith("system-"):
-        raise ValueError("classes that begin with system- are Kubernetes' own")
+        raise ValueError("classes that begin with system- belong to Kubernetes")
     return name
 
 
 Seconds = Annotated[int, Field(ge=0, le=LONGEST_SECONDS)]
-"""A pause or a margin, which may be none."""
+"""A pause or a margin; it may be 0."""
 
 
 Deadline = Annotated[int, Field(ge=1, le=LONGEST_SECONDS)]
-"""What is due at once would be overdue before it began."""
+"""A time limit; at least 1, because a limit of 0 would be over at once."""
 
 
 Count = Annotated[int, Field(ge=0, le=1_000_000)]
@@ -50,10 +50,10 @@ PriorityClass = Annotated[
 
 
 class Section(Value):
-    """A part of the policy. What it does not know it refuses: a misspelt limit would be no limit.
+    """A part of the policy. It rejects unknown fields, because a misspelled limit would not be a limit.
 
-    Every number has a lower and an upper bound: what lies beyond is a slip, and would stop passes or outlast the
-    calendar.
+    Every number has a lower and an upper limit. A value beyond them is a mistake that could stop scheduling or overflow
+    a date.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -63,18 +63,18 @@ class Mode(StrEnum):
     """How far automation may go."""
 
     OBSERVE = "observe"
-    """Decide and record; touch nothing."""
+    """Decide and record; change nothing."""
     RECOMMEND = "recommend"
     """Decide, record and wait for approval."""
     ACT = "act"
-    """Decide, record and do."""
+    """Decide, record and act."""
 
 
 class ModeRule(Section):
-    """How far automation may go about some faults in some pools; the stack's own mode is the ceiling."""
+    """A mode for some faults in some pools. It can only be more cautious than the stack's own mode."""
 
     fault_class: Word = ""
-    """As in the catalogue; empty for all."""
+    """Class in the fault catalogue; empty for all classes."""
     pool: Word = ""
-    """Empty for all."""
+    """Empty for all pools."""
     mode: Mode

@@ -1,7 +1,7 @@
-"""Decide again what a record says was decided: the same facts, through the very functions that decided then.
+"""Replay decision records: pass the recorded facts to the same functions again.
 
-A record replays under the engine version that wrote it, with the policy and the fault catalogue of its hashes. Any
-other answer than the recorded one would mean that the record does not hold all that the decision rested on.
+A record replays with the engine version that wrote it, and with the policy and fault catalogue of its hashes. If the
+answer differs from the recorded one, the record does not hold all facts of the decision.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,18 +34,18 @@ from evenkeel.domain.values import Sentence, Value
 
 
 class CannotReplayError(ValueError):
-    """The record cannot be decided again here: another engine, policy or catalogue made it, or its kind is unknown."""
+    """The record cannot be replayed: it needs another engine, policy or catalogue, or its kind is unknown."""
 
 
 class Replayed(Value):
-    """What the same facts lead to now."""
+    """The answer of a replay."""
 
     action: str
     reason: Sentence
     alternatives: tuple[Alternative, ...] = ()
 
     def differs_from(self, record: Decision) -> str:
-        """Say in what this answer is another than the recorded one; empty where it is the same."""
+        """Return how this answer differs from the recorded one, as a clause; empty if it is the same."""
         for name in ("action", "reason", "alternatives"):
             now, then = getattr(self, name), getattr(record, name)
             if name == "alternatives":
@@ -56,60 +56,60 @@ class Replayed(Value):
 
 
 def replay(record: Decision, policy: Policy, catalogue_hash: str = "") -> Replayed:
-    """Decide again from a record.
+    """Replay a decision record.
 
     Args:
-        record: The decision as it was recorded.
-        policy: The policy of its hash.
-        catalogue_hash: Of the fault catalogue in force here.
+        record: The decision record.
+        policy: The policy with the hash in the record.
+        catalogue_hash: Hash of the fault catalogue in force here.
 
     Raises:
-        CannotReplayError: engine, policy or catalogue are not those of the record, or its kind has no row here.
+        CannotReplayError: The record needs another engine, policy or catalogue, or its kind is unknown.
     """
     if record.policy_hash != policy.hash:
-        raise CannotReplayError(f"{record.decision_id}: policy {record.policy_hash} is needed, this is {policy.hash}")
+        raise CannotReplayError(f"{record.decision_id} needs policy {record.policy_hash}, and this is {policy.hash}")
     if record.catalogue_hash and catalogue_hash and record.catalogue_hash != catalogue_hash:
-        raise CannotReplayError(f"{record.decision_id}: catalogue {record.catalogue_hash} is needed")
+        raise CannotReplayError(f"{record.decision_id} needs catalogue {record.catalogue_hash}")
     return under(record, policy)
 
 
 def under(record: Decision, policy: Policy) -> Replayed:
-    """Decide what a record tells of under another policy: what is in its facts stays, a fault's own figures too.
+    """Decide the facts of a record under another policy. The recorded facts stay, including the terms of the fault.
 
     Raises:
-        CannotReplayError: the engine is not that of the record, or its kind has no row here.
+        CannotReplayError: The record needs another engine, or its kind is unknown.
     """
     if record.engine_version != ENGINE_VERSION:
         raise CannotReplayError(
-            f"{record.decision_id}: engine {record.engine_version} decided, this is {ENGINE_VERSION}"
+            f"{record.decision_id} needs engine {record.engine_version}, and this is {ENGINE_VERSION}"
         )
     if OMITTED in record.facts:
-        raise CannotReplayError(f"{record.decision_id}: its facts were not kept: {record.facts[OMITTED]}")
-    again = _BY_KIND.get(record.kind)
-    if again is None:
-        raise CannotReplayError(f"{record.decision_id}: no rule decides {record.kind}")
+        raise CannotReplayError(f"{record.decision_id} has no facts: {record.facts[OMITTED]}")
+    decide_again = _BY_KIND.get(record.kind)
+    if decide_again is None:
+        raise CannotReplayError(f"{record.decision_id} has the unknown kind {record.kind}")
     try:
-        return again(record, policy)
+        return decide_again(record, policy)
     except ValidationError as error:
-        raise CannotReplayError(f"{record.decision_id}: its facts are not those of a {record.kind}") from error
+        raise CannotReplayError(f"{record.decision_id} has facts that do not fit its kind {record.kind}") from error
 
 
 def in_mode(record: Decision, mode: Mode) -> Decision:
-    """Return a record as if its incident had been in another mode; as it is where its kind does not weigh the mode."""
+    """Return a record as if its incident had another mode. A kind that does not depend on the mode stays unchanged."""
     if record.kind == "RECOVERY":
         facts: Value = PlanFacts.model_validate(record.facts).but(mode=mode)
     elif record.kind == "REPAIR":
-        # That drills may not act is no matter of the mode.
-        was = RepairFacts.model_validate(record.facts)
-        barred = not_allowed(mode, is_drill=False, drills_may_act=True)
-        facts = was.but(not_allowed=barred if was.not_allowed in _BY_MODE else was.not_allowed)
+        # Keep the reason if it does not come from the mode, for example that drills may not act.
+        recorded = RepairFacts.model_validate(record.facts)
+        by_mode = not_allowed(mode, is_drill=False, drills_may_act=True)
+        facts = recorded.but(not_allowed=by_mode if recorded.not_allowed in _BY_MODE else recorded.not_allowed)
     else:
         return record
     return record.but(facts=facts.to_json(), mode=mode)
 
 
 def effect_of(record: Decision, intent: str) -> str:
-    """Return what becomes of an answer in the mode of its record: of a plan, whether it is carried out."""
+    """Return the outcome of an answer in the mode of its record. For a plan: whether Evenkeel carries it out."""
     if record.kind != "RECOVERY":
         return intent
     return outcome_of(PlanOutcome(intent), PlanFacts.model_validate(record.facts))
@@ -146,10 +146,10 @@ def _drain(record: Decision, policy: Policy) -> Replayed:
 
 
 def _attribution(record: Decision, _policy: Policy) -> Replayed:
-    blamed = attribute_fault(AttributionFacts.model_validate(record.facts))
-    if blamed is None:
-        return Replayed(action="", reason="It has no such rank.")
-    return Replayed(action=blamed.instance_id, reason=blamed.reason, alternatives=blamed.alternatives)
+    attribution = attribute_fault(AttributionFacts.model_validate(record.facts))
+    if attribution is None:
+        return Replayed(action="", reason="The attempt has no such rank.")
+    return Replayed(action=attribution.instance_id, reason=attribution.reason, alternatives=attribution.alternatives)
 
 
 def _admission(record: Decision, policy: Policy) -> Replayed:
@@ -186,7 +186,7 @@ def _validation(record: Decision, _policy: Policy) -> Replayed:
 
 
 _BY_MODE = {"", *(not_allowed(mode, is_drill=False, drills_may_act=True) for mode in Mode)}
-"""What a repair's facts say where only the mode decides whether it may act."""
+"""Values of `RepairFacts.not_allowed` that come from the mode alone."""
 _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
     "RECOVERY": _recovery,
     "REPAIR": _repair,
@@ -204,4 +204,4 @@ _BY_KIND: Mapping[str, Callable[[Decision, Policy], Replayed]] = {
 }
 
 KINDS = frozenset(_BY_KIND)
-"""Every kind of decision that can be decided again: all that are recorded."""
+"""Every kind of decision that can be replayed: all recorded kinds."""

@@ -1,7 +1,7 @@
-"""What Evenkeel sees: every source of facts, when it last answered, and whether that is recent enough to trust.
+"""The sources of facts, the time of their last answer, and whether that answer is recent enough to trust.
 
-A scheduled function reports after each run which sources answered it and which failed. `judge` turns the reports into
-one age per source. A source that was never read is UNKNOWN, which is neither CURRENT nor STALE.
+After each run, a scheduled function reports which sources answered and which failed. `judge` computes the age of each
+source from these reports. A source that was never read is UNKNOWN, which is neither CURRENT nor STALE.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from evenkeel.domain.health.policy import SourcePolicy
 from evenkeel.domain.values import Instant, Value
 
 CLOCK_SKEW = timedelta(seconds=60)
-"""A report from further in the future than this comes from a wrong clock. It says nothing about the source."""
+"""A report from further in the future than this comes from a wrong clock, so it says nothing about the source."""
 _LONGEST_ERROR = 300
 SWEEP_STEPS = (
     "fleet",
@@ -46,29 +46,29 @@ class SourceKind(StrEnum):
     """The kinds of sources. Each has its own threshold in the policy."""
 
     KUBERNETES_LIST = "kubernetes-list"
-    """The nodes, pods and Jobs of one cluster, listed completely."""
+    """A complete list of the nodes, pods and Jobs of one cluster."""
     KUBERNETES_WATCH = "kubernetes-watch"
-    """The open watch on one cluster's nodes, pods and Jobs."""
+    """The open watch on the nodes, pods and Jobs of one cluster."""
     KUEUE = "kueue"
-    """The namespaces of one cluster in which Kueue admits."""
+    """The namespaces of one cluster in which Kueue admits jobs."""
     HYPERPOD = "hyperpod"
     """HyperPod's list of its nodes."""
     EVENT_QUEUE = "event-queue"
-    """The queue of events from AWS: its events are handled."""
+    """The queue of events from AWS: Evenkeel handles its events."""
     SCHEDULING_CYCLE = "scheduling-cycle"
     """A scheduling cycle that ran to its end."""
     WAITS = "waits"
-    """All open waits of workflows, each one judged."""
+    """An evaluation of all open waits of workflows."""
     SWEEP = "sweep"
     """One step of the sweeper."""
 
 
 class Source(Value):
-    """One source of facts: its kind, and the cluster or sweep step where a kind has several."""
+    """One source of facts: its kind, and its cluster or sweep step if the kind has several sources."""
 
     kind: SourceKind
     target: str = ""
-    """Cluster name or sweep step; empty where the kind has one source only."""
+    """Cluster name or sweep step; empty if the kind has only one source."""
 
     @property
     def name(self) -> str:
@@ -77,7 +77,7 @@ class Source(Value):
 
     @property
     def words(self) -> str:
-        """Name the source in a sentence."""
+        """Name of the source in a sentence."""
         match self.kind:
             case SourceKind.KUBERNETES_LIST:
                 return f"cluster {self.target}"
@@ -98,7 +98,7 @@ class Source(Value):
 
     @property
     def verb(self) -> str:
-        """Say what a source does that is stale and fails."""
+        """Verb for a source that is stale and fails, for use in a sentence."""
         match self.kind:
             case SourceKind.EVENT_QUEUE:
                 return "is not emptied"
@@ -109,19 +109,19 @@ class Source(Value):
 
 
 class SourceReport(Value):
-    """What one function last learned from one source."""
+    """The last attempt of one function to read one source."""
 
     tried_at: Instant
     seen_at: Instant | None = None
-    """When it last answered; none if it never did."""
+    """Time of the last answer; None if the source never answered."""
     failing_since: Instant | None = None
-    """The first failure after the last answer; none if the last try succeeded."""
+    """Time of the first failure after the last answer; None if the last attempt succeeded."""
     error: ErrorText = ""
-    """The last failure; empty if the last try succeeded."""
+    """The last error; empty if the last attempt succeeded."""
 
     @classmethod
     def after(cls, before: Self | None, error: str, now: datetime) -> Self:
-        """Return the report of a try that failed with `error`, or succeeded where that is empty."""
+        """Return the report after an attempt that failed with `error`, or succeeded if `error` is empty."""
         if not error:
             return cls(tried_at=now, seen_at=now)
         known = before if before is not None and before.tried_at <= now + CLOCK_SKEW else None
@@ -133,7 +133,7 @@ class SourceReport(Value):
         )
 
     def joined(self, other: Self) -> Self:
-        """Return what two functions together know: the newest answer, and any failure that came after it."""
+        """Return the joint report of two functions: the newest answer, and the failures after it."""
         answers = [each.seen_at for each in (self, other) if each.seen_at]
         seen_at = max(answers, default=None)
         failed = [each for each in (self, other) if each.error and (seen_at is None or each.tried_at > seen_at)]
@@ -148,42 +148,42 @@ class SourceReport(Value):
 
 
 class SourceState(StrEnum):
-    """How far a source can be trusted now."""
+    """Whether a source can be trusted now."""
 
     CURRENT = "CURRENT"
-    """It answered recently."""
+    """The source answered recently."""
     FAILING = "FAILING"
-    """It answered recently enough, and its last try failed."""
+    """The source answered recently enough, but the last attempt failed."""
     STALE = "STALE"
-    """It has not answered for longer than its threshold: what is known of it may be wrong."""
+    """The last answer is older than the threshold, so its facts may be wrong."""
     UNKNOWN = "UNKNOWN"
-    """It was never read, or the report's clock is wrong."""
+    """The source was never read, or the clock of the report is wrong."""
     OFF = "OFF"
-    """The schedules are off, so nothing reads it."""
+    """The schedules are off, so no function reads the source."""
 
 
 class SourceAge(Value):
-    """One source as it stands now."""
+    """The state and age of one source now."""
 
     source: Source
     state: SourceState
     seen_at: Instant | None = None
     age_seconds: int | None = None
-    """Seconds since the last answer; none if it never answered."""
+    """Seconds since the last answer; None if it never answered."""
     threshold_seconds: int
     failing_since: Instant | None = None
     error: str = ""
     reason: str
-    """One sentence: what is the matter, or when it last answered."""
+    """One sentence: the problem, or the time of the last answer."""
 
     @property
     def is_trusted(self) -> bool:
-        """Whether facts from this source may be shown as facts of now."""
+        """Whether facts from this source may be shown as current."""
         return self.state in (SourceState.CURRENT, SourceState.FAILING)
 
 
 def expected_sources(clusters: Sequence[str], *, has_hyperpod: bool) -> tuple[Source, ...]:
-    """Return every source that a fleet of this shape has. Sources of removed clusters are not expected any more."""
+    """Return every source of a fleet with these clusters. Sources of removed clusters are not expected any more."""
     return (
         *(Source(kind=SourceKind.KUBERNETES_LIST, target=cluster) for cluster in clusters),
         *(Source(kind=SourceKind.KUBERNETES_WATCH, target=cluster) for cluster in clusters[:1]),
@@ -197,7 +197,7 @@ def expected_sources(clusters: Sequence[str], *, has_hyperpod: bool) -> tuple[So
 
 
 FACTS = (SourceKind.KUBERNETES_LIST, SourceKind.HYPERPOD)
-"""The kinds that facts about nodes and jobs come from."""
+"""Kinds of sources that give facts about nodes and jobs."""
 
 
 def judge(
@@ -208,49 +208,57 @@ def judge(
     *,
     is_running: bool = True,
 ) -> tuple[SourceAge, ...]:
-    """Return the age of every expected source, by the reports on their names.
+    """Return the state and age of every expected source.
 
-    A scheduling cycle without waiting jobs reads no cluster. So it tells nothing of a cluster that is silent.
+    A scheduling cycle without waiting jobs reads no cluster. So a completed cycle does not show that a cluster answers.
+
+    Args:
+        expected: The sources of the fleet.
+        reports: The joint report of each source, by its name.
+        policy: The thresholds.
+        now: The current time.
+        is_running: Whether the schedules are on.
     """
     ages = tuple(_judge_one(each, reports.get(each.name), policy, now, is_running=is_running) for each in expected)
-    silent = [age.source.target for age in ages if age.source.kind is SourceKind.KUBERNETES_LIST and _is_stale(age)]
-    return tuple(_beside_silent(age, silent) for age in ages) if silent else ages
+    stale = [age.source.target for age in ages if age.source.kind is SourceKind.KUBERNETES_LIST and _is_stale(age)]
+    return tuple(_with_stale_clusters(age, stale) for age in ages) if stale else ages
 
 
 def _is_stale(age: SourceAge) -> bool:
     return age.state is SourceState.STALE
 
 
-def _beside_silent(age: SourceAge, silent: Sequence[str]) -> SourceAge:
-    """Return the age of a scheduling cycle as unknown while clusters are silent; any other age as it is."""
+def _with_stale_clusters(age: SourceAge, clusters: Sequence[str]) -> SourceAge:
+    """Return the age of a scheduling cycle as UNKNOWN, because clusters are stale; any other age unchanged."""
     if age.source.kind is not SourceKind.SCHEDULING_CYCLE or age.state is not SourceState.CURRENT:
         return age
     ran = span(age.age_seconds or 0)
-    reason = f"Whether the scheduling cycle can start jobs on {', '.join(silent)} is unknown (last run {ran} ago)."
+    reason = f"Whether the scheduling cycle can start jobs on {', '.join(clusters)} is unknown (last run {ran} ago)."
     return age.but(state=SourceState.UNKNOWN, reason=reason)
 
 
 def complaints(ages: Iterable[SourceAge]) -> tuple[list[str], list[str]]:
-    """Return what is stale, and what is not known yet, each as phrases for one line of reasons."""
+    """Return the problems of stale sources and of unknown sources, each as clauses for one line of reasons."""
     ages = tuple(ages)
     if ages and all(age.state is SourceState.UNKNOWN and age.seen_at is None and not age.error for age in ages):
         return [], ["nothing has been observed yet"]
     stale = [age for age in ages if age.state is SourceState.STALE]
     failing = [age for age in stale if age.error]
     silent = [age.source for age in stale if not age.error]
-    # A cycle beside a silent cluster has run, and that cluster is named already.
+    # A scheduling cycle is also UNKNOWN while a cluster is stale. That cluster is already in the list.
     unknown = [age.source for age in ages if age.state is SourceState.UNKNOWN and not (stale and _has_run(age))]
-    blind = {age.source.target for age in failing if age.source.kind is SourceKind.KUBERNETES_LIST}
-    # A cluster that does not answer has no watch and no Kueue either: it is named once.
-    named = [
+    failing_clusters = {age.source.target for age in failing if age.source.kind is SourceKind.KUBERNETES_LIST}
+    # If a cluster does not answer, its watch and its Kueue fail too. Name the cluster only once.
+    listed = [
         age
         for age in failing
-        if age.source.kind not in (SourceKind.KUBERNETES_WATCH, SourceKind.KUEUE) or age.source.target not in blind
+        if age.source.kind not in (SourceKind.KUBERNETES_WATCH, SourceKind.KUEUE)
+        or age.source.target not in failing_clusters
     ]
-    reasons = [age.reason.removesuffix(".") for age in named]
+    reasons = [age.reason.removesuffix(".") for age in listed]
     if silent:
         reasons.append(f"nothing has read {_listed(silent)} for too long")
-    return reasons, [f"nothing is known yet of {_listed(unknown)}"] if unknown else []
+    return reasons, [f"nothing is known yet about {_listed(unknown)}"] if unknown else []
 
 
 def _has_run(age: SourceAge) -> bool:
@@ -258,7 +266,7 @@ def _has_run(age: SourceAge) -> bool:
 
 
 def _listed(sources: Sequence[Source]) -> str:
-    """Name sources in a row; all steps of the sweep in one."""
+    """Return the names of the sources, separated by commas. Several steps of the sweep become one entry."""
     steps = [source for source in sources if source.kind is SourceKind.SWEEP]
     words = [source.words for source in sources if source.kind is not SourceKind.SWEEP]
     if steps:
@@ -308,12 +316,12 @@ def _state(
             return SourceState.STALE, f"{_capital(words)} {source.verb}{failure} ({ago})."
         return SourceState.STALE, f"Nothing has read {words} lately ({ago})."
     if report.error:
-        return SourceState.FAILING, f"The last try of {words} failed ({ago}): {report.error}"
+        return SourceState.FAILING, f"The last attempt to read {words} failed ({ago}): {report.error}"
     return SourceState.CURRENT, f"{_capital(words)} answered ({ago})."
 
 
 def span(seconds: float) -> str:
-    """Write a duration: `40 s`, `12 min`, `5 h`, `3 days`."""
+    """Format a duration: `40 s`, `12 min`, `5 h`, `3 days`."""
     if seconds < 90:
         return f"{max(0, round(seconds))} s"
     if seconds < 5400:

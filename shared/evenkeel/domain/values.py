@@ -1,4 +1,4 @@
-"""The one base of every value: frozen, camelCase outside, snake_case inside."""
+"""`Value`, the base class of all values, and the text and time types that they share."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,27 +12,27 @@ from pydantic.alias_generators import to_camel
 
 def _utc(instant: datetime) -> datetime:
     if instant.tzinfo is None:
-        raise ValueError("an instant needs a time zone")
+        raise ValueError("must have a time zone")
     return instant if instant.tzinfo is UTC else instant.astimezone(UTC)
 
 
-@functools.lru_cache(maxsize=4096)  # the same few instants are written again and again, with every row they are in
+@functools.lru_cache(maxsize=4096)  # each row repeats the same few times
 def rfc3339(instant: datetime) -> str:
-    """Write an instant as RFC 3339 UTC with microseconds, so that text order is time order."""
+    """Format a time as RFC 3339 in UTC with microseconds. The order of such texts is the order of the times."""
     return _utc(instant).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def milliseconds(instant: datetime) -> int:
-    """Return how many milliseconds after 1970 an instant is."""
+    """Convert a time to milliseconds since 1970 (Unix time)."""
     return int(instant.timestamp() * 1000)
 
 
 Instant = Annotated[datetime, AfterValidator(_utc), PlainSerializer(rfc3339, return_type=str, when_used="json")]
-"""An aware instant in UTC. In JSON: `2026-11-03T10:15:02.000000Z`."""
+"""A time with a time zone, converted to UTC. In JSON: `2026-11-03T10:15:02.000000Z`."""
 
 
 LONGEST_SENTENCE = 2_000
-"""Characters of one thing that is told to people: a reason, a line of a timeline."""
+"""Maximum characters of one sentence for people, such as a reason or a line of a timeline."""
 
 
 def _cut(text: str, most: int = LONGEST_SENTENCE) -> str:
@@ -40,27 +40,27 @@ def _cut(text: str, most: int = LONGEST_SENTENCE) -> str:
 
 
 Sentence = Annotated[str, AfterValidator(_cut)]
-"""Text for people. What names many things is cut, so that no row grows with them."""
+"""A sentence for people. A longer text is cut, so that a list of many names cannot overflow a row."""
 Sentences = Annotated[str, AfterValidator(functools.partial(_cut, most=3 * LONGEST_SENTENCE))]
-"""Up to three of them."""
+"""A text for people, as long as three sentences at most."""
 
 
 LONGEST_TEXT = 32_768
-"""Characters of the longest text that anybody may write: an argument or a variable of a program."""
+"""Maximum characters of the longest text in a request: an argument or a variable of a program."""
 Word = Annotated[str, StringConstraints(max_length=253, pattern=r"^[!-~]*$")]
-"""A name of Kubernetes, AWS or the site: printable ASCII without spaces, as long as the longest name there."""
+"""A name in Kubernetes, AWS or the site: printable ASCII without spaces. Kubernetes allows 253 characters."""
 Image = Annotated[str, StringConstraints(max_length=512, pattern=r"^[!-~]*$")]
 """A container image."""
 Line = Annotated[str, StringConstraints(max_length=300, pattern=r"^[^\p{C}]*$")]
-"""One line in any script, without control characters."""
+"""One line of text in any language, without control characters."""
 ProgramText = Annotated[
     str, StringConstraints(max_length=LONGEST_TEXT, pattern=r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x{9f}]*$")
 ]
-"""An argument or a variable of a program: no control characters but tab and line ends."""
+"""An argument or a variable of a program. Tab and line ends are its only control characters."""
 
 
 class Value(BaseModel):
-    """A frozen value. JSON that leaves the process is camelCase; unknown keys are ignored when read back."""
+    """A frozen value. Its JSON form has camelCase keys. Reading ignores unknown keys."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -78,7 +78,7 @@ class Value(BaseModel):
         """Return a copy with some fields changed, validated again.
 
         Raises:
-            TypeError: a name is no field. Reading ignores unknown names; code that passes one is wrong.
+            TypeError: A name is not a field. Reading ignores unknown names, but code must not pass one.
         """
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         if unknown := changes.keys() - fields.keys():
@@ -87,19 +87,19 @@ class Value(BaseModel):
 
 
 Place = tuple[str | int, ...]
-"""Where something stands in a document: names of fields, and indexes."""
+"""Path of a value in a document: names of fields, and indexes of lists."""
 NOT_A_NUMBER = "must be a number, not a boolean"
 
 
 def booleans_for_numbers(kind: Any, document: Any, place: Place = ()) -> Iterator[Place]:
-    """Yield the place of each boolean in a document where its type wants a number.
+    """Yield the path of each boolean in a document where its type is a number.
 
-    Pydantic takes `true` for 1. Whoever writes `nodes: true` means something else.
+    Pydantic accepts `true` as 1, but a request with `nodes: true` is a mistake.
 
     Args:
-        kind: The type: a model, or what a field of one is annotated with.
-        document: As it was sent, before it is validated.
-        place: Where the document stands in a larger one.
+        kind: The type of the document: a model, or the annotation of a field.
+        document: The document before its validation.
+        place: Path of the document inside a larger one.
     """
     if isinstance(document, bool):
         parts = {kind, *alternatives(kind)}
@@ -129,7 +129,7 @@ _LISTS = (tuple, list, set, frozenset, Sequence)
 
 
 def alternatives(kind: Any) -> tuple[Any, ...]:
-    """Return the alternatives of a type, without what only annotates them."""
+    """Return the members of a union type, without annotations."""
     if get_origin(kind) is Annotated:
         return alternatives(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):

@@ -1,8 +1,8 @@
-"""Waits: what a workflow pauses for, and how the pause ends.
+"""Waits: the conditions that a workflow pauses for, and the answers that end the pause.
 
-A wait is a row `{name, subject, generation, token, deadlineAt, condition}`. The state's function puts the row and
-then evaluates the condition once, since what is waited for may have come first. Whoever later sees the world change
-evaluates the open rows again. A row is answered once: OPEN -> ANSWERED is a conditional write.
+A wait is a row `{name, subject, generation, token, deadlineAt, condition}`. The function of the workflow state stores
+the row and then evaluates the condition once, because the condition may already hold. After later changes, other
+functions evaluate the open rows again. A row is answered once: OPEN -> ANSWERED is a conditional write.
 """
 
 from enum import StrEnum
@@ -12,50 +12,50 @@ from evenkeel.domain.values import Instant, Sentence, Value
 
 
 class ConditionKind(StrEnum):
-    """What can be waited for."""
+    """Condition of a wait."""
 
     ATTEMPT_ADMITTED = "ATTEMPT_ADMITTED"
-    """Kueue has let the attempt's Job have pods. Also answered when the attempt ends or is asked to stop first."""
+    """Kueue admitted the Job of the attempt. Also answered if the attempt ends first, or a stop is requested."""
     ATTEMPT_RUNNING = "ATTEMPT_RUNNING"
-    """Every pod of the attempt runs. Also answered when the attempt ends or is asked to stop first."""
+    """Every pod of the attempt runs. Also answered if the attempt ends first, or a stop is requested."""
     ATTEMPT_ENDED = "ATTEMPT_ENDED"
-    """The attempt's pods have all ended. Also answered when the attempt is asked to stop."""
+    """All pods of the attempt have ended. Also answered if a stop is requested."""
     ATTEMPT_STOPPED = "ATTEMPT_STOPPED"
-    """After a stop request: every pod is gone or ended, or is behind a lost node and so fenced out."""
+    """After a stop request: every pod has ended or is gone, or its node is lost and the attempt is fenced."""
     NODE_BACK = "NODE_BACK"
-    """The repaired seat holds a Ready machine: same id and a new boot after REBOOT, a new id after REPLACE."""
+    """The node slot has a Ready node: after REBOOT the same node with a new boot id, after REPLACE a new node."""
     JOBS_RESUMED = "JOBS_RESUMED"
-    """Each interrupted job runs on a later attempt, has ended, or was handed to the queue."""
+    """Each interrupted job runs as a later attempt, has ended, or waits in the queue."""
     NODE_VALID = "NODE_VALID"
-    """The returned machine passes validation."""
+    """The returned node passes validation."""
     NODE_FREE = "NODE_FREE"
-    """What kept hands off a machine is over: the work on it, or HyperPod's own work on the cluster."""
+    """Neither jobs that may finish nor HyperPod's own change of the cluster delay the repair any more."""
     RELEASED = "RELEASED"
-    """No hold is in force, and the guardrails would let this one act now."""
+    """No hold is in force, and the guardrails allow the action now."""
     RENTAL_READY = "RENTAL_READY"
-    """All nodes of a rental are there. Also answered when they are refused, or nobody wants them any more."""
+    """All nodes of a rental are ready. Also answered if the provider refuses them, or no job needs them any more."""
     RENTAL_ENDED = "RENTAL_ENDED"
-    """Nobody runs on a rental's nodes, and nobody will."""
+    """No job uses the nodes of a rental, and none will."""
     APPROVED = "APPROVED"
     """A person approved or declined the plan, or it is obsolete."""
 
 
 class WaitState(StrEnum):
-    """OPEN until somebody answers, ANSWERED until Step Functions has taken the answer; then the row is deleted."""
+    """OPEN until the wait is answered, ANSWERED until Step Functions has the answer. Then the row is deleted."""
 
     OPEN = "OPEN"
     ANSWERED = "ANSWERED"
 
 
 class WaitCondition(Value):
-    """What is waited for, as data: `kind` and the facts its evaluation needs (ids, attempt numbers, boot id before)."""
+    """The condition of a wait: its kind, and the facts for its evaluation (ids, attempt numbers, earlier boot id)."""
 
     kind: ConditionKind
     facts: dict[str, Any] = {}
 
 
 class WaitAnswer(Value):
-    """How a wait ended: the output of the waiting state."""
+    """The answer to a wait: the output of the waiting workflow state."""
 
     outcome: str
     reason: Sentence
@@ -81,13 +81,13 @@ class Wait(Value):
     state: WaitState = WaitState.OPEN
     answer: WaitAnswer | None = None
     kueue_status: str = ""
-    """Why it still waits, where somebody else decides: as it was seen last."""
+    """Last known reason why Kueue has not admitted the job; empty if Kueue does not decide."""
     kueue_step: str = ""
-    """In that one's own word."""
+    """Kueue's own word for the step."""
     kueue_position: int | None = None
-    """Among those who wait there."""
+    """Position in Kueue's queue."""
     seen_since: Instant | None = None
-    """When a first, doubtful answer was seen: given only if it still stands after a while."""
+    """Time of the first uncertain answer. The wait is answered only if the answer stays the same for a while."""
 
 
 WAIT_NAMES = {
@@ -101,7 +101,7 @@ WAIT_NAMES = {
 
 
 def wait_name(kind: ConditionKind, attempt: int = 0) -> str:
-    """Return the name of a wait within its subject, by the attempt, or the rental, that it is about."""
+    """Return the name of a wait within its subject. `attempt` is the number of the attempt or rental."""
     match kind:
         case ConditionKind.ATTEMPT_ADMITTED:
             return f"attempt-{attempt}-admitted"

@@ -1,4 +1,4 @@
-"""Say in plain words which fields of a document are wrong, without the names of Python classes and validators."""
+"""Describe the wrong fields of a document in plain words, without names of Python classes and validators."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 _MOST_SHOWN = 40
-"""Characters of a wrong value that a message repeats."""
+"""Maximum characters of a wrong value in a message."""
 
 _EXPECTED = {
     "int": "a whole number",
@@ -20,7 +20,7 @@ _EXPECTED = {
     "mapping": "an object",
     "model": "an object",
 }
-"""What a field must be, by the first word of pydantic's error type."""
+"""Expected type of a field, by the first word of pydantic's error type."""
 _LIMITS = {
     "greater_than": ("more than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -30,21 +30,21 @@ _LIMITS = {
 
 
 class WrongField(NamedTuple):
-    """One field that cannot be used."""
+    """One field that is not valid."""
 
     field: str
-    """Its path in the document, as in `spec.podSets[0].count`; empty for the document itself."""
+    """Path in the document, such as `spec.podSets[0].count`; empty for the document itself."""
     message: str
-    """What is wrong, to be read after the field's name."""
+    """The problem, as the rest of a sentence that begins with the field's name."""
 
 
 def wrong_fields(error: ValidationError, document: Any) -> tuple[WrongField, ...]:
-    """Return every wrong field once, in the order in which the model declares them.
+    """Return every wrong field once, in the order of the model's declaration.
 
     Args:
-        error: What validation found.
-        document: The document that was validated. Parts of a location that are not in it name validators and are left
-            out.
+        error: The error of the validation.
+        document: The document that was validated. Parts of a location that are not in the document are names of
+            validators, and are left out.
     """
     messages: dict[str, list[str]] = {}
     for fault in error.errors(include_url=False):
@@ -91,16 +91,16 @@ def _message(fault: Any) -> str:
 
 
 def _together(messages: Sequence[str]) -> str:
-    """Join what is wrong by each kind that a field may be: `must be a whole number, a number or text, not a list`."""
+    """Join the messages of a union type into one: `must be a whole number, a number or text, not a list`."""
     distinct = list(dict.fromkeys(messages))
-    ends = {message.rpartition(", not ")[2] for message in distinct}
-    if len(distinct) == 1 or len(ends) > 1 or not all(each.startswith("must be ") for each in distinct):
-        # A validator of ours knows best what the value should have been.
+    given = {message.rpartition(", not ")[2] for message in distinct}
+    if len(distinct) == 1 or len(given) > 1 or not all(each.startswith("must be ") for each in distinct):
+        # A message of Evenkeel's own validator is the most precise one.
         return next((each for each in distinct if not each.startswith("must be ")), distinct[0])
-    kinds = [each.rpartition(", not ")[0].removeprefix("must be ") for each in distinct]
-    kinds = [each for each in kinds if not (each == "a whole number" and "a number" in kinds)]
-    listed = f"{', '.join(kinds[:-1])} or {kinds[-1]}" if len(kinds) > 1 else kinds[0]
-    return f"must be {listed}, not {ends.pop()}"
+    expected = [each.rpartition(", not ")[0].removeprefix("must be ") for each in distinct]
+    expected = [each for each in expected if not (each == "a whole number" and "a number" in expected)]
+    listed = f"{', '.join(expected[:-1])} or {expected[-1]}" if len(expected) > 1 else expected[0]
+    return f"must be {listed}, not {given.pop()}"
 
 
 def _shown(value: Any) -> str:

@@ -430,7 +430,7 @@ def test_what_would_be_kept_as_null_is_no_change(site: Gateway, changes: dict[st
 
 
 def test_margins_that_would_outlast_the_calendar_are_refused() -> None:
-    with pytest.raises(PolicyError, match="over a year"):
+    with pytest.raises(PolicyError, match="must not exceed a year"):
         changed(Policy(), {"repair": {"flapMarginFactor": 10, "lemonReturns": 1000}})
     with pytest.raises(PolicyError, match="nine of ten launches"):
         changed(Policy(), {"burst": {"pools": [POOL | {"launch": {"p50Seconds": 1e-9, "p90Seconds": 600}}]}})
@@ -459,7 +459,7 @@ def test_a_change_that_this_release_cannot_use_is_shown_with_the_one_that_counts
 
 
 def test_mode_rule_for_an_unknown_fault_class_is_refused() -> None:
-    with pytest.raises(ValueError, match="there is no fault class \\*; leave faultClass out for all"):
+    with pytest.raises(ValueError, match="there is no fault class \\*; omit faultClass for all"):
         Policy.model_validate({"modes": [{"faultClass": "*", "mode": "observe"}]})
 
 

@@ -696,5 +696,5 @@ def test_a_pool_is_one_deployments() -> None:
     other = CHAT.but(name="search", rents_from=(DEARER,))
     document = a_serving_policy().to_json() | {"scheduling": {"serving": [CHAT.to_json(), other.to_json()]}}
 
-    with pytest.raises(ValueError, match=f"{DEARER} is rented from for serving/chat and for serving/search"):
+    with pytest.raises(ValueError, match=f"{DEARER} is a pool of serving/chat and of serving/search"):
         Policy.model_validate(document)
