@@ -106,8 +106,8 @@ def test_every_settled_incident_has_an_end_of_its_own() -> None:
 def test_workflows_turn_on_exactly_what_the_services_answer() -> None:
     assert outcomes_in("run_job", "HowDidItEnd") == set(SettleOutcome)
     assert outcomes_in("run_job", "HowDidLaunchGo") == set(LaunchOutcome)
-    assert outcomes_in("burst_capacity", "WhereDoesItStand") == {"GO", "READY", "ENDING", "STALE"}
+    assert outcomes_in("burst_capacity", "WhichStepIsNext") == {"GO", "READY", "ENDING", "STALE"}
     named = [outcomes_in("burst_capacity", choice) for choice in RENTING_CHOICES]
     assert set().union(*named) - {"NODES_READY", "OVER", "DEADLINE_PASSED"} == set(RentOutcome) - {"RELEASED"}
-    assert outcomes_in("run_job", "IsStillOurs") <= set(RunningOutcome)
+    assert outcomes_in("run_job", "IsAttemptCurrent") <= set(RunningOutcome)
     assert outcomes_in("recover_node", "ShouldAct") <= set(PlanOutcome)

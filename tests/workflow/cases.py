@@ -157,7 +157,7 @@ RECOVER_NODE = [
         "ladder-used-up",
         "NeedsPerson",
         settled("WAITING_FOR_PERSON", RepairNode=says("ASK_PERSON")),
-        visits=("NeedPerson", "AwaitResume"),
+        visits=("RepairNeedsPerson", "AwaitResume"),
     ),
     recovery("taken-over", "StoodDown", settled("STOOD_DOWN", RepairNode=says("STAND_DOWN")), visits=("StandDown",)),
     recovery("provider-busy-for-ever", "NeedsPerson", settled("WAITING_FOR_PERSON", RepairNode=RETRY)),

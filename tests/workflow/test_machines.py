@@ -61,7 +61,7 @@ def test_the_cap_counts_rounds_and_says_what_came_last(endings: dict[str, Execut
 
     assert ending.entered.count("RepairNode") == 160
     assert node["outcome"] == "WAITING_FOR_PERSON"
-    assert node["reason"] == "After 160 rounds the node is still not back. Last: It is retry."
+    assert node["reason"] == "After 160 tries the node is still out of service. Last result: It is retry."
 
 
 def test_a_hold_is_awaited_before_the_repair(endings: dict[str, ExecutionResult]) -> None:
