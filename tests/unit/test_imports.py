@@ -52,7 +52,13 @@ ROOMS = (
         frozenset({"pydantic"}),
         is_pure=True,
     ),
-    LayerRule("ports", ("shared/evenkeel/ports.py",), ("evenkeel.domain",), frozenset({"pydantic"}), is_pure=True),
+    LayerRule(
+        "ports",
+        ("shared/evenkeel/ports",),
+        ("evenkeel.domain", "evenkeel.ports"),
+        frozenset({"pydantic"}),
+        is_pure=True,
+    ),
     LayerRule(
         "services",
         ("shared/evenkeel/services",),

@@ -1,0 +1,290 @@
+"""The Kubernetes clusters of the fleet: nodes, cordons, Jobs, pods, logs and watches."""
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from evenkeel.domain.capacity import efa
+from evenkeel.domain.capacity.efa import EfaRequest
+from evenkeel.domain.checkpoints import Distrust
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
+from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload, ResumePoint
+from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.recovery.validation import CheckResult
+from evenkeel.ports.provider import RepairAnswer
+from evenkeel.ports.rented_capacity import RentedCapacity
+
+
+class CordonResult(StrEnum):
+    """Result of a cordon."""
+
+    CORDONED = "CORDONED"
+    ALREADY_OURS = "ALREADY_OURS"
+    BY_PERSON = "BY_PERSON"
+    """A person cordoned the node: unchanged."""
+    BY_OTHER_INCIDENT = "BY_OTHER_INCIDENT"
+    GONE = "GONE"
+
+
+class ReleaseResult(StrEnum):
+    """Result of removing a cordon."""
+
+    RELEASED = "RELEASED"
+    ALREADY_FREE = "ALREADY_FREE"
+    NOT_OURS = "NOT_OURS"
+    """A person or another incident cordoned the node: unchanged."""
+    GONE = "GONE"
+
+
+@dataclass(frozen=True, slots=True)
+class ProofTerms:
+    """Rules by which rank 0 proves checkpoints on storage that no function can read."""
+
+    distrust: Distrust | None
+    accepts_convention: bool
+    may_start_over: bool
+    damaged: tuple[ResumePoint, ...] = ()
+    """Checkpoints that an earlier attempt could not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """Everything that the Kubernetes Job of an attempt is made from."""
+
+    job: JobSpec
+    attempt: Attempt
+    resume_from: str
+    """Manifest key relative to the checkpoint URI; empty = start at step 0."""
+    service_account: str
+    terms: ProofTerms | None = None
+    """If given, rank 0 chooses the resume point by these rules, and `resume_from` is not used."""
+    avoid: tuple[str, ...] = ()
+    """Nodes that the pods must not use, if the attempt names no nodes."""
+    accelerator_resource: str = ""
+    """Resource name of the accelerators; empty = that of the attempt's nodes."""
+    network: EfaRequest = efa.NO_EFA
+    """EFA resources that each pod requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSpec:
+    """Everything that a node's test job is made from."""
+
+    cluster: str
+    namespace: str
+    name: str
+    node_name: str
+    image: str
+    command: tuple[str, ...]
+    accelerators: int
+    accelerator_resource: str
+    deadline_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesPermission:
+    """One verb on one kind of Kubernetes object."""
+
+    verb: str
+    group: str
+    """API group; empty for the core group."""
+    resource: str
+    """Plural name, with its subresource: `pods/eviction`."""
+    namespace: str = ""
+    """Empty for the whole cluster."""
+
+
+class LaunchResult(StrEnum):
+    """Result of a launch."""
+
+    CREATED = "CREATED"
+    ALREADY_THERE = "ALREADY_THERE"
+
+
+class EvictionStatus(StrEnum):
+    """Result of an eviction."""
+
+    EVICTED = "EVICTED"
+    """The pod ends within its own grace. Its owner may create another pod of the same name."""
+    GONE = "GONE"
+    NOT_NOW = "NOT_NOW"
+    """A disruption budget allows none now, the server cannot do it now, or the pod's namespace is being deleted."""
+    REFUSED = "REFUSED"
+    """Access control or an admission webhook refuses it. A retry fails until that changes."""
+    NO_ANSWER = "NO_ANSWER"
+    """Whether the eviction took effect is unknown. A repeat is harmless."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionAnswer:
+    """The answer to one eviction. A failure is an answer, not an error, so that a drain continues with other pods."""
+
+    result: EvictionStatus
+    why: str = ""
+    """The server's message; empty for EVICTED and GONE."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogTail:
+    """The last log lines of a pod, or the reason why they could not be read."""
+
+    pod_name: str
+    node_name: str
+    text: str = ""
+    why: str = ""
+    """Why the log could not be read; empty if it was read."""
+
+
+class Cluster(RentedCapacity, Protocol):
+    """The Kubernetes clusters of the fleet, by name, with the operations that Evenkeel needs."""
+
+    def server_version(self, cluster: str) -> str:
+        """Return the API server's version in its own spelling: `v1.33.1-eks-595af52`."""
+        ...
+
+    def missing_rights(self, cluster: str, rights: Iterable[KubernetesPermission]) -> tuple[KubernetesPermission, ...]:
+        """Return the rights that the caller's own identity lacks, in the given order. Changes nothing."""
+        ...
+
+    def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
+        """Return all nodes."""
+        ...
+
+    def node(self, cluster: str, name: str) -> KubernetesNode | None:
+        """Return one node; None if it does not exist."""
+        ...
+
+    def cordon(self, cluster: str, name: str, incident_id: str | None) -> CordonResult:
+        """Mark a node unschedulable. With an incident, also set Evenkeel's mark; with None, cordon as a person does.
+
+        Idempotent: yes, because it reads the node first and patches that version.
+        """
+        ...
+
+    def release(self, cluster: str, name: str, incident_id: str | None) -> ReleaseResult:
+        """Remove the cordon of `incident_id` and the awaiting-validation taint.
+
+        With None, only remove the taint, and only if the node is not cordoned. Idempotent: yes, a node without them is
+        ALREADY_FREE.
+        """
+        ...
+
+    def uncordon(self, cluster: str, name: str) -> ReleaseResult:
+        """Remove a cordon without Evenkeel's mark, and change nothing else. NOT_OURS if an incident's mark is on it.
+
+        Idempotent: yes, because it reads the node first and patches that version.
+        """
+        ...
+
+    def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
+        """Delete the node object of a Karpenter node. Karpenter then drains and terminates the node.
+
+        ACCEPTED, or NO_SUCH_NODE if the node is gone or another node has the name by now. Idempotent: yes.
+
+        Raises:
+            Refused: The node does not belong to Karpenter, so nothing would terminate it.
+        """
+        ...
+
+    def start_check(self, spec: CheckSpec) -> None:
+        """Start a test job on one node, which may be cordoned and tainted. Idempotent: yes, by name."""
+        ...
+
+    def check_result(self, cluster: str, namespace: str, name: str) -> CheckResult:
+        """Return the result of a test job; PENDING while it runs, and if it does not exist."""
+        ...
+
+    def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
+        """Create the headless Service and the Indexed Job of an attempt. Return the result and the Job's UID.
+
+        Idempotent: yes, by name; an existing Job with the attempt's decision is ALREADY_THERE.
+
+        Raises:
+            Refused: A Job of that name does not belong to the attempt, the API server rejects the manifest, or another
+                system suspends a Job that Evenkeel did not hand over to Kueue.
+        """
+        ...
+
+    def workload(self, attempt: Attempt) -> ObservedWorkload:
+        """Return an attempt's own Job and pods: those in its namespace and with its UID (`Attempt.owns`)."""
+        ...
+
+    def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
+        """Return every Job with Evenkeel's labels, with its pods, in all namespaces (two list calls).
+
+        Labels prove nothing: `Attempt.own` selects the Job of an attempt.
+        """
+        ...
+
+    def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
+        """Return the accelerators that live pods request, by node name. Pods outside Evenkeel count too."""
+        ...
+
+    def pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
+        """Return the live pods of all namespaces, without static pods and pods of a DaemonSet.
+
+        `services/recovery/unmanaged.py` then removes Evenkeel's own pods.
+
+        Args:
+            cluster: Kubernetes cluster.
+            on: Name of a node: only its pods. Empty: only pods without a node. None: all pods.
+        """
+        ...
+
+    def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
+        """Return the namespaces in which Kueue admits jobs, each with the reason; empty without Kueue."""
+        ...
+
+    def evict(self, cluster: str, pod: UnmanagedPod) -> EvictionAnswer:
+        """Request the eviction of a pod within its disruption budget.
+
+        A rejection, or no answer, is a result and not an error. Idempotent: yes, by the pod's UID.
+        """
+        ...
+
+    def stop(self, attempt: Attempt, grace_seconds: int, nodes_without_grace: Container[str] = ()) -> None:
+        """Delete an attempt's own Job and pods, with this grace; pods on `nodes_without_grace` get none.
+
+        Idempotent: yes, gone is success.
+        """
+        ...
+
+    def force_delete_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
+        """Force-delete the attempt's own pods on lost nodes, only once the fence is raised or the node is gone.
+
+        Idempotent: yes, gone is success.
+        """
+        ...
+
+    def logs(self, attempt: Attempt, rank: int, tail_lines: int | None) -> str:
+        """Return the last lines of the log of an attempt's own pod; with None its first 64 KiB.
+
+        Raises:
+            NotFound: The pod does not exist.
+        """
+        ...
+
+    def tails(self, attempt: Attempt, lines: int, most: int, within_seconds: float) -> Mapping[int, LogTail]:
+        """Return the last log lines of at most `most` of the attempt's own pods, by rank. Failed pods come first.
+
+        A log that could not be read within the time has a reason instead. Ranks without a pod are missing.
+        """
+        ...
+
+    def watch(
+        self,
+        cluster: str,
+        on_change: Callable[[str], None],
+        *,
+        until: Callable[[], bool],
+        on_state: Callable[[str, str], None] | None = None,
+    ) -> None:
+        """Call `on_change(kind)` for each change of a `node`, `pod` or `job`, until `until()` is true.
+
+        After a 410 the objects are listed again. `on_state(kind, error)` reports that the watch of a kind answered
+        (empty error) or broke; a broken watch is opened again. All functions run in the caller's thread. `until` runs
+        several times a second even without changes, so the caller can do its own work in it.
+        """
+        ...

@@ -1,0 +1,78 @@
+"""The errors that ports may raise.
+
+EvenkeelError
+├── TransientError            the same call may soon succeed
+│   ├── Throttled             the other side asks for fewer calls
+│   ├── Unreachable           no answer, or a 5xx: whether the call took effect is unknown
+│   └── Conflict              a condition of a ledger write failed: reload and decide again
+│       └── StaleVersion      the resource has another version than the change expects
+└── PermanentError            the same call will not succeed
+    ├── NotFound              the resource does not exist
+    ├── NotAllowed            401, 403, AccessDenied
+    └── Refused               the request itself is wrong
+        ├── TooLarge          an object is larger than the limit for its kind
+        ├── Invalid           names each wrong field
+        └── KeyReused         an idempotency key was used again with different content
+"""
+
+
+class EvenkeelError(Exception):
+    """Root of the errors that a port may raise. The message says what was attempted, on which id, and what happened."""
+
+
+class TransientError(EvenkeelError):
+    """The same call may soon succeed."""
+
+
+class Throttled(TransientError):
+    """The other side asks for fewer calls."""
+
+
+class Unreachable(TransientError):
+    """No answer, or a 5xx: whether the call took effect is unknown."""
+
+
+class Conflict(TransientError):
+    """A condition of a ledger write failed: another writer was first. Reload and decide again."""
+
+    def __init__(self, message: str, failed: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.failed = failed
+        """Indexes of the writes whose condition failed."""
+
+
+class StaleVersion(Conflict):
+    """The resource has another version than the caller's change expects."""
+
+
+class PermanentError(EvenkeelError):
+    """The same call will not succeed."""
+
+
+class NotFound(PermanentError):
+    """The named resource does not exist."""
+
+
+class NotAllowed(PermanentError):
+    """The caller may not do this."""
+
+
+class Refused(PermanentError):
+    """The provider rejects the request as invalid."""
+
+
+class TooLarge(Refused):
+    """The object is larger than the limit for its kind."""
+
+
+class Invalid(Refused):
+    """The request is not valid. The error names each wrong field with its problem."""
+
+    def __init__(self, message: str, faults: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.faults = faults
+        """Pairs of a field in camelCase and its problem."""
+
+
+class KeyReused(Refused):
+    """An idempotency key was used again with different content."""

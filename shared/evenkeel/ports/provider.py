@@ -1,0 +1,57 @@
+"""HyperPod's control plane: its nodes, and requests to repair them."""
+
+from enum import StrEnum
+from typing import Protocol
+
+from evenkeel.domain.nodes import ProviderCluster, ProviderNode
+
+
+class RepairAnswer(StrEnum):
+    """The provider's answer to a reboot or replace request for one node."""
+
+    ACCEPTED = "ACCEPTED"
+    IN_USE = "IN_USE"
+    """InstanceIdInUse: an operation on the node already runs. After a lost reply this means success."""
+    NOT_NOW = "NOT_NOW"
+    """InvalidInstanceStatus: request it again later."""
+    NO_SUCH_NODE = "NO_SUCH_NODE"
+    """InstanceIdNotFound: the node no longer exists, so the request is obsolete."""
+    FAILED = "FAILED"
+    """InternalServerError for this node. The request may be repeated once."""
+    UNKNOWN = "UNKNOWN"
+    """No reply, or the reply does not list the node: look for effects, do not repeat the request."""
+
+
+class Provider(Protocol):
+    """HyperPod's control plane."""
+
+    def cluster(self) -> ProviderCluster:
+        """Describe the cluster."""
+        ...
+
+    def nodes(self) -> tuple[ProviderNode, ...]:
+        """Return all nodes with their logical ids. Reads all pages."""
+        ...
+
+    def node(self, instance_id: str) -> ProviderNode | None:
+        """Describe one node; None if it does not exist."""
+        ...
+
+    def reboot(self, instance_id: str) -> RepairAnswer:
+        """Request a reboot, without retries. Idempotent: no, because there is no client token; guarded by the lease."""
+        ...
+
+    def replace(self, instance_id: str) -> RepairAnswer:
+        """Request a replacement, without retries.
+
+        Idempotent: no, because there is no client token; guarded by the lease.
+        """
+        ...
+
+    def check_health(self, instance_group: str, instance_id: str) -> RepairAnswer:
+        """Request a deep health check of one node.
+
+        Idempotent: no, because there is no client token; guarded by the check that the incident records. A second check
+        costs hours, but does no harm.
+        """
+        ...

@@ -1,0 +1,67 @@
+"""Workflows of Step Functions, their waits, and requests for scheduling cycles."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Protocol
+
+
+class ExecutionState(StrEnum):
+    """State of a workflow execution."""
+
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    """Failed, timed out or aborted."""
+    NONE = "NONE"
+    """There is no execution of this name."""
+
+
+class WorkflowName(StrEnum):
+    """The workflows that services start."""
+
+    RECOVER_NODE = "recover_node"
+    RUN_JOB = "run_job"
+    BURST_CAPACITY = "burst_capacity"
+
+
+class Workflows(Protocol):
+    """Step Functions."""
+
+    def start(self, machine: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
+        """Start an execution. Return False if an execution of this name exists. Idempotent: yes, by name."""
+        ...
+
+    def state(self, machine: WorkflowName, name: str) -> ExecutionState:
+        """Return the state of an execution."""
+        ...
+
+    def running(self, machine: WorkflowName) -> frozenset[str]:
+        """Return the names of running executions, with one call per thousand. Eventually consistent on AWS.
+
+        An execution that is missing here may still run: check with `state`.
+        """
+        ...
+
+
+class Tokens(Protocol):
+    """Task tokens. Only `resolve_wait` answers them."""
+
+    def succeed(self, token: str, output: Mapping[str, Any]) -> bool:
+        """Send success. Return False if the task is already over (timed out, answered or unknown)."""
+        ...
+
+
+class WaitAnswers(Protocol):
+    """Requests to answer a wait."""
+
+    def request(self, subject: str, name: str, generation: int, answer: Mapping[str, Any]) -> None:
+        """Make `resolve_wait` answer a wait. Idempotent: yes, by the row's change from OPEN to ANSWERED."""
+        ...
+
+
+class CycleRequests(Protocol):
+    """Requests for scheduling cycles."""
+
+    def request(self, reason: str) -> None:
+        """Request a scheduling cycle. Idempotent: yes, an extra cycle does nothing. A schedule covers lost requests."""
+        ...
