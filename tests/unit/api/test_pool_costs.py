@@ -110,7 +110,7 @@ def test_where_it_could_not_run_the_same_is_told_before_it_is_placed(gateway: Ga
     found = placed(at_work(gateway, pools=[small]), requires={"gpuMemoryGib": 80})
 
     row = next(row for row in found["pools"] if row["pool"] == "small")
-    assert row["differences"] == ["It needs 80 GiB on each accelerator; there are 40."]
+    assert row["differences"] == ["The job needs 80 GiB on each accelerator, but the nodes have 40."]
     assert row["whyNot"] == row["differences"][0]
 
 

@@ -157,7 +157,7 @@ def test_a_tainted_machine_is_open_to_who_tolerates_all_of_its_taints() -> None:
 
 
 @pytest.mark.parametrize(
-    ("toleration", "taint", "covers"),
+    ("toleration", "taint", "tolerated"),
     [
         ({"key": "spot", "value": "true"}, "spot=true:NoSchedule", True),
         ({"key": "spot", "value": "false"}, "spot=true:NoSchedule", False),
@@ -166,8 +166,8 @@ def test_a_tainted_machine_is_open_to_who_tolerates_all_of_its_taints() -> None:
         ({"key": "a"}, "a=:NoSchedule", True),
     ],
 )
-def test_a_toleration_reads_taints_as_kubernetes_does(toleration: Any, taint: str, covers: bool) -> None:
-    assert Toleration.model_validate(toleration).covers(taint) is covers
+def test_toleration_matches_taints_like_kubernetes(toleration: Any, taint: str, tolerated: bool) -> None:
+    assert Toleration.model_validate(toleration).tolerates(taint) is tolerated
 
 
 def test_machines_that_lack_what_a_job_requires_are_not_offered() -> None:

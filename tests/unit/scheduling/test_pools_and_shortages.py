@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from evenkeel.domain.capacity.compatibility import EnvironmentNeeds, PoolEnvironment, differences
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
-from evenkeel.domain.capacity.shortages import FORGOTTEN_BELOW, MOST_HOLD_SECONDS, Shortages
+from evenkeel.domain.capacity.shortages import LEAST_WEIGHT, MOST_HOLD_SECONDS, Shortages
 from tests.unit.scheduling.markets import NOW, a_pool, a_reservation, at
 
 SPOT = ("g5.48xlarge", "a", Market.SPOT)
@@ -16,10 +16,10 @@ SPOT = ("g5.48xlarge", "a", Market.SPOT)
 @pytest.mark.parametrize(
     ("market", "change", "said"),
     [
-        (Market.SPOT, {"micros_per_node_hour": 0}, "a rented pool has a price"),
-        (Market.COMMITTED, {"micros_per_node_hour": 1}, "paid in any case"),
-        (Market.RESERVED, {"reservation": None}, "a beginning and an end"),
-        (Market.SPOT, {"launch": {"p50Seconds": 200, "p90Seconds": 100}}, "nine of ten"),
+        (Market.SPOT, {"micros_per_node_hour": 0}, "a rented pool needs microsPerNodeHour"),
+        (Market.COMMITTED, {"micros_per_node_hour": 1}, "only a rented pool has microsPerNodeHour"),
+        (Market.RESERVED, {"reservation": None}, "a start and an end"),
+        (Market.SPOT, {"launch": {"p50Seconds": 200, "p90Seconds": 100}}, "p90Seconds must not be less"),
     ],
 )
 def test_a_pool_that_makes_no_sense_is_refused(market: Market, change: dict[str, object], said: str) -> None:
@@ -85,7 +85,7 @@ def test_the_memory_stays_small_and_nothing_is_barred_for_ever(refusals: list[tu
         until = memory.barred_until("g5.48xlarge", zone, Market.SPOT, at(seconds))
         assert until is not None
         assert 180 <= (until - at(seconds)).total_seconds() <= MOST_HOLD_SECONDS
-        assert all(each.weight_at(at(seconds)) >= FORGOTTEN_BELOW for each in memory.entries)
+        assert all(each.weight_at(at(seconds)) >= LEAST_WEIGHT for each in memory.entries)
     assert len(memory.entries) <= 3
 
 
@@ -97,16 +97,16 @@ HERE = PoolEnvironment(accelerator="a100", accelerator_memory_gib=80, fabric="ef
     [
         (EnvironmentNeeds(architectures=("arm64",)), HERE, "image is for arm64"),
         (EnvironmentNeeds(accelerator_memory_gib=60), HERE.but(accelerator_memory_gib=40), "needs 60 GiB on each"),
-        (EnvironmentNeeds(accelerator_memory_gib=60), HERE.but(accelerator_memory_gib=0), "nobody says"),
+        (EnvironmentNeeds(accelerator_memory_gib=60), HERE.but(accelerator_memory_gib=0), "accelerators is unknown"),
         (EnvironmentNeeds(accelerators=("h100",)), HERE, "runs on h100"),
-        (EnvironmentNeeds(accelerators=("h100",)), HERE.but(accelerator=""), "is not known"),
-        (EnvironmentNeeds(fabric="efa"), HERE.but(fabric=""), "talk over efa"),
+        (EnvironmentNeeds(accelerators=("h100",)), HERE.but(accelerator=""), "an unknown model"),
+        (EnvironmentNeeds(fabric="efa"), HERE.but(fabric=""), "needs the network efa"),
         (
             EnvironmentNeeds(storage={"data": "fs-1"}),
             HERE.but(storage={"data": "fs-2"}),
-            "the same name, another volume",
+            "but fs-1 in the job's cluster",
         ),
-        (EnvironmentNeeds(storage={"models": "fs-1"}), HERE, "Nothing is mounted there as models"),
+        (EnvironmentNeeds(storage={"models": "fs-1"}), HERE, "No storage is known for claim models"),
     ],
 )
 def test_what_would_differ_elsewhere_is_said(needs: EnvironmentNeeds, place: PoolEnvironment, said: str) -> None:

@@ -24,11 +24,11 @@ def test_accelerator_memory_is_that_of_the_type_unless_the_pool_says_otherwise()
     wants = {"requires": {"acceleratorMemoryGib": 80}}
 
     assert reason_of(pool={"instance_type": "p4d.24xlarge"}, **wants) == (
-        "It needs 80 GiB on each accelerator; there are 40.",
+        "The job needs 80 GiB on each accelerator, but the nodes have 40.",
     )
     assert reason_of(pool={"instance_type": "p4de.24xlarge"}, **wants) == ()
     assert reason_of(pool={"instance_type": "x9.large"}, **wants) == (
-        "It needs 80 GiB on each accelerator; nobody says what there is.",
+        "The job needs 80 GiB on each accelerator, but the memory of the nodes' accelerators is unknown.",
     )
     assert reason_of(pool={"instance_type": "x9.large", "place": {"acceleratorMemoryGib": 96}}, **wants) == ()
 
@@ -37,19 +37,19 @@ def test_an_image_of_another_architecture_is_told() -> None:
     wants = {"requires": {"architectures": ["amd64"]}}
 
     assert reason_of(pool={"instance_type": "p6e-gb200.36xlarge"}, **wants) == (
-        "Its image is for amd64, the nodes are arm64.",
+        "The job's image is for amd64, but the nodes have arm64.",
     )
     assert reason_of(pool={"instance_type": "x9.large"}, **wants) == (
-        "Its image is for amd64, the nodes are of an architecture that nobody knows.",
+        "The job's image is for amd64, but the nodes have an unknown architecture.",
     )
 
 
 def test_a_claim_is_the_same_storage_only_where_the_same_lies_behind_it() -> None:
     assert reason_of(**MOUNTED) == (f"The job's checkpoints are on a volume that only {CLUSTER} has.",)
     assert reason_of(SHARED, **MOUNTED) == ()
-    assert reason_of({CLUSTER: {"fsx": "fs-1"}}, **MOUNTED) == ("Nothing is mounted there as fsx.",)
+    assert reason_of({CLUSTER: {"fsx": "fs-1"}}, **MOUNTED) == ("No storage is known for claim fsx in that cluster.",)
     assert reason_of(SHARED | {"burst": {"fsx": "fs-2"}}, **MOUNTED) == (
-        "fsx is fs-2 there and fs-1 here: the same name, another volume.",
+        "Claim fsx is fs-2 in that cluster, but fs-1 in the job's cluster.",
     )
     assert reason_of(pool={"cluster": CLUSTER}, **MOUNTED) == ()
     assert reason_of({CLUSTER: {"fsx": "fs-1"}}, pool={"place": {"storage": {"fsx": "fs-1"}}}, **MOUNTED) == ()

@@ -1,4 +1,4 @@
-from evenkeel.domain.capacity.foresight import estimate_start
+from evenkeel.domain.capacity.start_estimates import estimate_start
 
 
 def test_what_fits_starts_at_once() -> None:

@@ -188,7 +188,7 @@ def test_the_job_runs_elsewhere_while_its_machine_is_still_being_repaired() -> N
             {},
             "Renting costs $40.00 an hour, which exceeds the limit: team default spends $0.00",
         ),
-        (burst(), {"requires": Requirements(fabric="efa-of-its-own")}, "Its nodes talk over efa-of-its-own"),
+        (burst(), {"requires": Requirements(fabric="efa-of-its-own")}, "The job needs the network efa-of-its-own"),
         (
             burst(pools=(a_pool(SPOT, Market.SPOT, interruptions_per_node_hour=0.5),)),
             {},

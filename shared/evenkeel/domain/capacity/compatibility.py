@@ -1,4 +1,4 @@
-"""Whether a job could run the same elsewhere: asked before it is moved, and answered with what would differ."""
+"""Compatibility: whether a job could run on the nodes of another pool, and what would differ."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated
@@ -14,18 +14,20 @@ ARCHITECTURES = ("amd64", "arm64")
 
 
 class PoolEnvironment(Value):
-    """What a job finds on a node of a pool."""
+    """The environment of a job on the nodes of a pool."""
 
     architecture: Word = "amd64"
     accelerator: Word = ""
-    """Its model, as its maker names it: `a100`, `h100`; empty where nobody says."""
+    """GPU or accelerator model, as its vendor names it: `a100`, `h100`; empty if unknown."""
     accelerator_memory_gib: float = 0
-    """Of one accelerator; 0 where nobody says."""
+    """Of one accelerator; 0 if unknown."""
     fabric: Word = ""
-    """What joins its nodes: `efa`, or empty."""
+    """Network between the nodes: `efa`, or empty."""
     storage: dict[Word, Line] = {}
-    """Claim or mount → what lies behind it: a file system's id, a bucket. A name alone says nothing: claims are per
-    cluster."""
+    """Claim or mount → the storage behind it: a file system's id, a bucket.
+
+    A claim's name is not enough: each cluster has its own claims.
+    """
 
 
 class Requirements(Value):
@@ -68,68 +70,68 @@ class Requirements(Value):
 
 
 class EnvironmentNeeds(Requirements):
-    """What a job rests on."""
+    """The environment that a job needs."""
 
     storage: dict[str, str] = {}
-    """Claim → what lies behind it where the job runs, or is to run first."""
+    """Claim → the storage behind it in the cluster where the job runs, or runs first."""
 
 
 Storage = Mapping[str, Mapping[str, str]]
-"""Cluster → claim → what lies behind it there."""
+"""Cluster → claim → the storage behind it."""
 
 
 def needs_of(requires: Requirements, claim: str, cluster: str, storage: Storage) -> EnvironmentNeeds:
-    """Return what a job rests on.
+    """Return the environment that a job needs.
 
     Args:
-        requires: What it says itself.
-        claim: That holds its checkpoints; empty where they are in S3, which is the same from anywhere.
-        cluster: Where it is to run first.
-        storage: What lies behind claims, as the site says. A claim of which it says nothing is like no other.
+        requires: The requirements of the job's specification.
+        claim: The claim with its checkpoints; empty if they are in S3, which is the same for all clusters.
+        cluster: The cluster where it runs first.
+        storage: The site's storage behind claims. A claim that is not listed differs from every other claim.
     """
     behind = {claim: storage.get(cluster, {}).get(claim) or f"a volume of {cluster} alone"} if claim else {}
     return EnvironmentNeeds(**dict(requires), storage=behind)
 
 
 def differences(needs: EnvironmentNeeds, place: PoolEnvironment) -> tuple[str, ...]:
-    """Return why a job would not run the same there, one sentence each; nothing where it would.
+    """Return why a job could not run in an environment, one sentence for each reason; empty if it could.
 
-    What is needed and not known of a place counts as a difference: to find out by moving is to lose the job.
+    A needed but unknown property counts as a difference: a move to find out could lose the job.
     """
     return tuple(_differences(needs, place))
 
 
 def _differences(needs: EnvironmentNeeds, place: PoolEnvironment) -> Iterator[str]:
     if needs.architectures and place.architecture not in needs.architectures:
-        there = place.architecture or "of an architecture that nobody knows"
-        yield f"Its image is for {' and '.join(needs.architectures)}, the nodes are {there}."
+        architecture = place.architecture or "an unknown architecture"
+        yield f"The job's image is for {' and '.join(needs.architectures)}, but the nodes have {architecture}."
     if needs.accelerators and place.accelerator not in needs.accelerators:
-        model = place.accelerator or "not known"
-        yield f"It runs on {' or '.join(needs.accelerators)}; the accelerator there is {model}."
+        model = place.accelerator or "an unknown model"
+        yield f"The job runs on {' or '.join(needs.accelerators)}, but the nodes have {model}."
     least, found_gib = needs.accelerator_memory_gib, place.accelerator_memory_gib
     if least and not found_gib:
-        yield f"It needs {least:g} GiB on each accelerator; nobody says what there is."
+        yield f"The job needs {least:g} GiB on each accelerator, but the memory of the nodes' accelerators is unknown."
     elif least > found_gib:
-        yield f"It needs {least:g} GiB on each accelerator; there are {found_gib:g}."
+        yield f"The job needs {least:g} GiB on each accelerator, but the nodes have {found_gib:g}."
     if needs.fabric and place.fabric != needs.fabric:
-        yield f"Its nodes talk over {needs.fabric}; there it is {place.fabric or 'an ordinary network'}."
+        yield f"The job needs the network {needs.fabric}, but the nodes have {place.fabric or 'an ordinary network'}."
     for claim, behind in sorted(needs.storage.items()):
         found = place.storage.get(claim)
         if found is None:
-            yield f"Nothing is mounted there as {claim}."
+            yield f"No storage is known for claim {claim} in that cluster."
         elif found != behind:
-            yield f"{claim} is {found} there and {behind} here: the same name, another volume."
+            yield f"Claim {claim} is {found} in that cluster, but {behind} in the job's cluster."
 
 
 def environment_on(
     instance_type: str, catalogue: InstanceTypes, storage: Mapping[str, str] | None = None
 ) -> PoolEnvironment:
-    """Return what a job finds on a machine of a type; of a type that is not listed nothing is known.
+    """Return the environment on nodes of an instance type; all unknown if the type is not in the catalogue.
 
     Args:
         instance_type: With or without `ml.`.
-        catalogue: What types have.
-        storage: What lies behind claims in its cluster.
+        catalogue: The catalogue of instance types.
+        storage: The storage behind the claims of its cluster.
     """
     found = catalogue.of(instance_type)
     if found is None:

@@ -1,11 +1,11 @@
-"""EFA: how many network interfaces each pod of a job asks for. Pure.
+"""EFA: how many network interfaces each pod of a job requests. Pure.
 
-A job with several nodes asks for EFA. A job with one node does not: its pod talks to no other. A pod that takes a part
-of a node's accelerators asks for the same part of its interfaces, rounded down, so that the pods of one node never ask
-for more than the node has.
+A job with several nodes requests EFA. A job with one node does not: its pod communicates with no other pod. A pod that
+uses a part of a node's accelerators requests the same part of its interfaces, rounded down. So the pods of one node
+never request more interfaces than the node has.
 
-Sources of the counts: EC2's DescribeInstanceTypes (`MaximumEfaInterfaces`), as listed by instance type in
-https://karpenter.sh/docs/reference/instance-types/; of the huge pages: the manifests of
+Source of the counts: EC2's DescribeInstanceTypes (`MaximumEfaInterfaces`), as listed by instance type in
+https://karpenter.sh/docs/reference/instance-types/. Source of the huge pages: the manifests of
 https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html.
 """
 
@@ -16,27 +16,27 @@ from evenkeel.domain.capacity.instance_types import shipped
 from evenkeel.domain.nodes import KubernetesNode
 
 HUGE_PAGES_MIB = 5120
-"""Huge pages of 2 MiB for a pod that takes a whole node: libfabric's buffers."""
+"""Huge pages of 2 MiB for a pod that uses a whole node: libfabric's buffers."""
 
 
 class EfaNode(NamedTuple):
-    """One node, reduced to what its EFA interfaces follow from."""
+    """The properties of a node that determine its EFA interfaces."""
 
     pool: str
     instance_type: str
     accelerators: int = 0
-    """Allocatable; counts where the type is not in the catalogue."""
+    """Allocatable; used only if the instance type is not in the catalogue."""
     offered: int = 0
-    """Allocatable EFA interfaces; count where nothing else says how many there should be."""
+    """Allocatable EFA interfaces; used only if no other source states the number."""
 
     @classmethod
     def of(cls, node: KubernetesNode) -> "EfaNode":
-        """Return a node's facts."""
+        """Return the properties of a Kubernetes node."""
         return cls(node.pool, node.instance_type, node.accelerators, node.efa)
 
 
 class EfaRequest(NamedTuple):
-    """What one pod asks for, to use EFA."""
+    """The resources that one pod requests for EFA."""
 
     interfaces: int = 0
     """`vpc.amazonaws.com/efa`; 0 = none."""
@@ -47,53 +47,53 @@ class EfaRequest(NamedTuple):
 NO_EFA = EfaRequest()
 
 
-def expected_interfaces(machine: EfaNode, by_pool: Mapping[str, int]) -> int:
+def expected_interfaces(node: EfaNode, by_pool: Mapping[str, int]) -> int:
     """Return how many EFA interfaces a node should offer.
 
     Args:
-        machine: The node.
-        by_pool: The policy's `scheduling.efaInterfaces`: counts that differ from the instance type's.
+        node: The node.
+        by_pool: The policy's `scheduling.efaInterfaces`: counts that differ from those of the instance type.
     """
-    if machine.pool in by_pool:
-        return by_pool[machine.pool]
-    known = shipped().of(machine.instance_type)
-    if known is None or (known.efa_varies and machine.offered):
-        return machine.offered
+    if node.pool in by_pool:
+        return by_pool[node.pool]
+    known = shipped().of(node.instance_type)
+    if known is None or (known.efa_varies and node.offered):
+        return node.offered
     return known.efa
 
 
-def interfaces_per_pod(machine: EfaNode, nodes: int, accelerators: int, by_pool: Mapping[str, int]) -> int:
-    """Return how many EFA interfaces each pod of a job asks for.
+def interfaces_per_pod(node: EfaNode, nodes: int, accelerators: int, by_pool: Mapping[str, int]) -> int:
+    """Return how many EFA interfaces each pod of a job requests.
 
     Args:
-        machine: A node that it may run on.
-        nodes: Nodes of the job.
-        accelerators: That each pod takes.
+        node: A node that the job may run on.
+        nodes: Number of nodes of the job.
+        accelerators: Accelerators of each pod.
         by_pool: As for `expected_interfaces`.
     """
-    known = shipped().of(machine.instance_type)
-    whole = known.accelerators if known else machine.accelerators
+    known = shipped().of(node.instance_type)
+    whole = known.accelerators if known else node.accelerators
     if nodes < 2 or not whole:
         return 0
-    return expected_interfaces(machine, by_pool) * min(accelerators, whole) // whole
+    return expected_interfaces(node, by_pool) * min(accelerators, whole) // whole
 
 
 def efa_request(
-    machine: EfaNode, nodes: int, accelerators: int, by_pool: Mapping[str, int], offered_huge_pages_mib: int = 0
+    node: EfaNode, nodes: int, accelerators: int, by_pool: Mapping[str, int], offered_huge_pages_mib: int = 0
 ) -> EfaRequest:
-    """Return what each pod of a job asks for on nodes like one that is known.
+    """Return the EFA resources that each pod of a job requests on nodes like this node.
 
-    Huge pages are asked for where the node has set them aside: libfabric does without, and a pod that asks a node for
-    pages that it does not have never starts.
+    Huge pages are requested only if the node offers them. libfabric works without them, and a pod that requests missing
+    pages never starts.
     """
-    interfaces = interfaces_per_pod(machine, nodes, accelerators, by_pool)
+    interfaces = interfaces_per_pod(node, nodes, accelerators, by_pool)
     if not interfaces:
         return NO_EFA
     # Whole pages, in the proportion of the interfaces.
-    pages = HUGE_PAGES_MIB * interfaces // expected_interfaces(machine, by_pool) // 2 * 2
+    pages = HUGE_PAGES_MIB * interfaces // expected_interfaces(node, by_pool) // 2 * 2
     return EfaRequest(interfaces, pages if offered_huge_pages_mib >= pages else 0)
 
 
 def least_interfaces(machines: Iterable[EfaNode], nodes: int, accelerators: int, by_pool: Mapping[str, int]) -> int:
-    """Return how many interfaces a pod may ask for that can run on any of several kinds of node."""
+    """Return how many interfaces a pod may request so that it can run on each of several kinds of node."""
     return min((interfaces_per_pod(each, nodes, accelerators, by_pool) for each in machines), default=0)

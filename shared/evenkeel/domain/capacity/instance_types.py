@@ -1,4 +1,4 @@
-"""What one instance of a type holds, and how much of it a pod can have."""
+"""Instance types: what one instance has, and how much of it pods can use."""
 
 import functools
 import importlib.resources
@@ -14,7 +14,7 @@ MIG_PREFIX = "nvidia.com/"
 
 
 class InstanceType(Value):
-    """One instance, raw."""
+    """An instance type, with the whole capacity of an instance."""
 
     vcpu: int
     memory_gib: float
@@ -23,15 +23,15 @@ class InstanceType(Value):
     efa: int = 0
     """EFA interfaces."""
     efa_varies: bool = False
-    """Whether `efa` is only the most that a node can have: sites attach fewer, and the node says how many."""
+    """Whether `efa` is only the maximum: sites attach fewer interfaces, and the node object has the count."""
     architecture: str = "amd64"
-    """As images name it."""
+    """CPU architecture, as container images name it."""
     model: str = ""
-    """Of its accelerators, in lower case: `h100`, `trainium2`."""
+    """Model of its accelerators, in lower case: `h100`, `trainium2`."""
     accelerator_memory_gib: float = 0
-    """Of one accelerator, as its maker names it; 0 where there is none."""
+    """Of one accelerator, as its vendor states it; 0 without accelerators."""
     mig: dict[str, int] = {}
-    """MIG profile → most of them on one GPU."""
+    """MIG profile → most partitions of it on one GPU."""
 
     @property
     def accelerators(self) -> int:
@@ -40,12 +40,12 @@ class InstanceType(Value):
 
     @property
     def accelerator(self) -> str:
-        """The resource that they are asked for as; empty where there are none."""
+        """The Kubernetes resource of its accelerators; empty without accelerators."""
         return GPU if self.gpus else NEURON if self.neuron else ""
 
     @property
     def allocatable_vcpu(self) -> Fraction:
-        """Cores that pods can have, as HyperPod's command line reckons: 0.1 goes, and a falling part of each core."""
+        """Cores that pods can use, by the formula of HyperPod's command line: less 0.1, and a part of each core."""
         cores = Fraction(self.vcpu)
         by_core = (Fraction(30, 100), Fraction(15, 100), Fraction(10, 100), Fraction(10, 100))
         reserved = Fraction(1, 10) + sum(by_core[: self.vcpu], Fraction(0))
@@ -53,29 +53,29 @@ class InstanceType(Value):
 
     @property
     def allocatable_memory_gib(self) -> Fraction:
-        """Memory that pods can have, reckoned likewise: half a GiB goes, and a falling part of each band."""
+        """Memory that pods can use, by the same formula: less 0.5 GiB, and less a part of each band."""
         left = Fraction(str(self.memory_gib))
         free = left - Fraction(1, 2)
         for band, percent in ((4, 30), (4, 25), (8, 20), (112, 17), (None, 7)):
-            here = left if band is None else min(left, Fraction(band))
-            free -= here * Fraction(percent, 100)
-            left -= here
+            in_band = left if band is None else min(left, Fraction(band))
+            free -= in_band * Fraction(percent, 100)
+            left -= in_band
         return free
 
 
 class InstanceTypes(Value):
-    """The catalogue: the shipped one, or one made anew from EC2's DescribeInstanceTypes."""
+    """The catalogue of instance types: the shipped one, or one made from EC2's DescribeInstanceTypes."""
 
     source: str
     types: Mapping[str, InstanceType]
 
     def of(self, name: str) -> InstanceType | None:
-        """Return a type, by its name with or without `ml.`."""
+        """Return an instance type by its name, with or without `ml.`."""
         return self.types.get(name) or self.types.get(f"ml.{name}")
 
 
 @functools.cache
 def shipped() -> InstanceTypes:
-    """Return the catalogue that comes with Evenkeel."""
+    """Return the catalogue that Evenkeel ships."""
     text = importlib.resources.files(__package__).joinpath("instance_types.json").read_text(encoding="utf-8")
     return InstanceTypes.model_validate_json(text)

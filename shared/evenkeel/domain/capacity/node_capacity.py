@@ -1,18 +1,18 @@
-"""The free accelerators of one node."""
+"""Node capacity: the free accelerators of a node, and whether pods may start on it."""
 
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.values import Instant, Value
 
 TAINTED = "tainted"
-"""Why a machine is closed to those alone who do not tolerate its taints."""
+"""Why a node accepts only pods that tolerate its taints."""
 
 
 UNHEALTHY = "unhealthy"
-"""Why a node is closed that needs a repair and gets none, cordoned or not."""
+"""Why a node accepts no pods: it needs a repair that is not under way, whether it is cordoned or not."""
 
 
 class NodeCapacity(Value):
-    """One machine as admission sees it."""
+    """The capacity of a node, for admission."""
 
     life: NodeLife
     node_name: str
@@ -20,21 +20,21 @@ class NodeCapacity(Value):
     pool: str
     instance_type: str
     accelerators: int
-    """Allocatable when it is in service; 0 where no node object says so yet."""
+    """Allocatable when the node is in service; 0 if no node object states it yet."""
     free: int
-    """Neither used by a pod nor charged to an attempt."""
+    """Accelerators that neither a pod nor an attempt's charge uses."""
     unschedulable_reason: str = ""
-    """Why no pod may start on it now; empty where one may."""
+    """Why no pod may start on it now; empty if pods may."""
     labels: dict[str, str] = {}
-    """Of its node object: what flavors tell machines by."""
+    """Labels of its node object. Flavors select nodes by them."""
     taints: tuple[str, ...] = ()
-    """`key=value:Effect`: those that keep pods off which do not tolerate them."""
+    """`key=value:Effect` of the taints that keep off pods without a toleration."""
     efa: int | None = None
-    """EFA interfaces that its node object offers; None where no node object says so yet."""
+    """EFA interfaces that its node object offers; None if no node object states it yet."""
     reserved_for: str = ""
-    """The job that it was rented for: nobody else may have it; empty where it is anybody's."""
+    """Job this node is reserved for; empty if unreserved."""
     usable_until: Instant | None = None
-    """When work must have left it; None where nothing says that it goes."""
+    """When jobs must have left the node; None if no end is known."""
 
     @property
     def is_open(self) -> bool:
@@ -43,5 +43,5 @@ class NodeCapacity(Value):
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing at all uses it."""
+        """Whether no workload uses it."""
         return self.is_open and self.free == self.accelerators

@@ -7,7 +7,7 @@ from evenkeel.domain.values import Word
 
 
 class ReservedPool(Reservation):
-    """A pool whose machines are held until some time only: on a training plan, or in a capacity block."""
+    """A pool whose capacity is reserved until a fixed time: by a training plan or a capacity block."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -17,5 +17,5 @@ class ReservedPool(Reservation):
 
     @property
     def stretch(self) -> Reservation:
-        """The time alone."""
+        """The times of the reservation, without the pool."""
         return Reservation(starts_at=self.starts_at, ends_at=self.ends_at, closing_seconds=self.closing_seconds)

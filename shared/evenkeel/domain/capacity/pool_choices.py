@@ -1,4 +1,4 @@
-"""Which pools a job means, in its order, and which taints it puts up with."""
+"""The pools that a job may run on, in its order of preference, and the taints that it tolerates."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -10,44 +10,44 @@ from evenkeel.domain.values import Value, Word
 
 
 class PoolChoice(Value):
-    """One pool that a job may run on: the one of this name, or the machines that bear all of these labels."""
+    """A pool that a job may run on: the pool with this name, or the nodes with all of these labels."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: Word
     labels: dict[Word, Word] = {}
     market: Market | None = None
-    """How its nodes are had. A pool to rent has no machines yet whose labels could be read: it is meant by this."""
+    """The market of the pool. It selects a rented pool that has no nodes yet whose labels could be read."""
 
     def matches(self, pool: str, labels: Mapping[str, str]) -> bool:
-        """Whether a machine is of this pool."""
+        """Whether a node belongs to this choice."""
         return pool == self.name or (bool(self.labels) and self.labels.items() <= labels.items())
 
     def matches_pool(self, pool: Pool) -> bool:
-        """Whether a pool that may have no machines is this one."""
+        """Whether a pool belongs to this choice. The pool may have no nodes."""
         return pool.name == self.name or (self.market is not None and pool.market is self.market)
 
 
 def preference_rank(choices: Iterable[PoolChoice], pool: str, labels: Mapping[str, str]) -> int | None:
-    """Return the place of a machine among a job's choices, the first = 0; None where it is none of them.
+    """Return the rank of a node among a job's choices, the first is 0; None if it matches no choice.
 
-    Who chooses nothing takes any machine as soon as any other.
+    A job without choices prefers no node over another.
     """
-    weighed = tuple(choices)
-    if not weighed:
+    listed = tuple(choices)
+    if not listed:
         return 0
-    return next((place for place, choice in enumerate(weighed) if choice.matches(pool, labels)), None)
+    return next((place for place, choice in enumerate(listed) if choice.matches(pool, labels)), None)
 
 
 class Operator(StrEnum):
-    """How a toleration reads a taint's value."""
+    """How a toleration compares a taint's value."""
 
     EQUAL = "Equal"
     EXISTS = "Exists"
 
 
 class Effect(StrEnum):
-    """What a taint does to a pod that does not tolerate it."""
+    """The effect of a taint on pods that do not tolerate it."""
 
     NO_SCHEDULE = "NoSchedule"
     NO_EXECUTE = "NoExecute"
@@ -55,19 +55,19 @@ class Effect(StrEnum):
 
 
 class Toleration(Value):
-    """One taint that a job's pods put up with, as Kubernetes writes it."""
+    """A toleration of a job's pods, as in Kubernetes."""
 
     model_config = ConfigDict(extra="forbid")
 
     key: Word
-    """Empty, with `Exists`: every taint."""
+    """Empty with `Exists` tolerates every taint."""
     operator: Operator = Operator.EQUAL
     value: Word = ""
     effect: Effect | None = None
-    """None = every effect."""
+    """None tolerates every effect."""
 
-    def covers(self, taint: str) -> bool:
-        """Whether it puts up with a taint, written `key=value:Effect`."""
+    def tolerates(self, taint: str) -> bool:
+        """Whether it tolerates a taint, written `key=value:Effect`."""
         rest, _, effect = taint.rpartition(":")
         key, _, value = rest.partition("=")
         return (
@@ -77,13 +77,13 @@ class Toleration(Value):
         )
 
     def to_pod(self) -> dict[str, str]:
-        """Return it as a pod's spec has it."""
+        """Return the toleration for a pod's spec."""
         toleration = {"key": self.key, "operator": str(self.operator)}
         toleration |= {"value": self.value} if self.operator is Operator.EQUAL else {}
         return toleration | ({"effect": str(self.effect)} if self.effect else {})
 
 
 def all_tolerated(taints: Iterable[str], tolerations: Iterable[Toleration]) -> bool:
-    """Whether pods with these tolerations may start on a machine with these taints."""
-    borne = tuple(tolerations)
-    return all(any(each.covers(taint) for each in borne) for taint in taints)
+    """Whether pods with these tolerations may start on a node with these taints."""
+    available = tuple(tolerations)
+    return all(any(each.tolerates(taint) for each in available) for taint in taints)

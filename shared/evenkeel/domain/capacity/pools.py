@@ -1,4 +1,4 @@
-"""Where work can run: pools of nodes as data, what a node of them costs, and until when they are there."""
+"""Pools of nodes: their market, the cost of a node, and when a reservation ends."""
 
 import math
 from datetime import datetime, timedelta
@@ -13,25 +13,25 @@ from evenkeel.domain.values import Instant, Line, Value, Word
 
 
 class Market(StrEnum):
-    """How a pool's nodes are had."""
+    """How the nodes of a pool are acquired."""
 
     COMMITTED = "committed"
-    """A HyperPod instance group on a training plan or a fixed count: paid whether used or not."""
+    """A HyperPod instance group with a training plan or a fixed count: paid whether used or not."""
     RESERVED = "reserved"
     """A capacity block or a capacity reservation on EKS: paid whether used or not."""
     SPOT = "spot"
-    """Rented by the second, and taken back at two minutes' notice."""
+    """Rented by the second, and interrupted at two minutes' notice."""
     ON_DEMAND = "on-demand"
     """Rented by the second."""
 
     @property
     def is_rented(self) -> bool:
-        """Whether a node costs money only while it is held."""
+        """Whether a node costs money only while it is rented."""
         return self in (Market.SPOT, Market.ON_DEMAND)
 
 
 class LaunchDelay(Value):
-    """How long a pool takes from the request to a Ready node: lognormal, by two quantiles."""
+    """The time from the request to a Ready node of a pool: a lognormal distribution given by two quantiles."""
 
     p50_seconds: float = Field(ge=0)
     p90_seconds: float = Field(ge=0)
@@ -39,7 +39,7 @@ class LaunchDelay(Value):
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:
         if self.p90_seconds < self.p50_seconds:
-            raise ValueError("nine of ten launches take no less than five of ten")
+            raise ValueError("p90Seconds must not be less than p50Seconds")
         return self
 
     @property
@@ -50,7 +50,7 @@ class LaunchDelay(Value):
         return self.p50_seconds * math.exp(self._sigma**2 / 2)
 
     def gang_seconds(self, nodes: int) -> float:
-        """Return about how long it takes until the last of so many nodes is Ready: the median of the slowest."""
+        """Return the expected time until the last of several nodes is Ready: the median of the slowest."""
         if not self.p50_seconds:
             return self.p90_seconds
         deviation = NormalDist().inv_cdf(0.5 ** (1 / max(1, nodes)))
@@ -62,22 +62,25 @@ class LaunchDelay(Value):
 
 
 class Reservation(Value):
-    """A stretch of time for which capacity is held."""
+    """The time for which capacity is reserved."""
 
     starts_at: Instant
     ends_at: Instant
     closing_seconds: int = 1800
-    """So long before the end its machines begin to be taken away: 30 minutes for training plans and capacity blocks, 60
-    for UltraServers (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-blocks.html)."""
+    """Time before the end at which AWS starts to terminate the instances.
+
+    30 minutes for training plans and capacity blocks, 60 for UltraServers
+    (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-blocks.html).
+    """
 
     @property
     def usable_until(self) -> datetime:
-        """When work must have left."""
+        """When jobs must have left the nodes."""
         return self.ends_at - timedelta(seconds=self.closing_seconds)
 
 
 class Pool(Value):
-    """One instance group or NodePool of one instance type, in one zone, had in one way."""
+    """An instance group or NodePool of one instance type, in one zone, and of one market."""
 
     name: Line
     cluster: Word
@@ -86,24 +89,24 @@ class Pool(Value):
     zone: Word = ""
     accelerators_per_node: int = Field(ge=0)
     most_nodes: int = Field(ge=0)
-    """A committed pool's size; of a rented one the limit, without which none may be opened."""
+    """Size of a committed pool; limit of a rented pool. A rented pool needs a limit."""
     micros_per_node_hour: int = Field(default=0, ge=0)
-    """What one more node-hour costs: nothing where the price is sunk."""
+    """Cost of one more node-hour; 0 if the capacity is paid anyway."""
     invoice_micros_per_node_hour: int = Field(default=0, ge=0)
-    """What is paid for a node-hour in any case. Reported, and never a reason."""
+    """The invoiced cost of a node-hour. Reported, but never a reason for a decision."""
     least_billed_seconds: int = 60
     launch: LaunchDelay
     interruptions_per_node_hour: float = Field(default=0.0, ge=0)
     reservation: Reservation | None = None
     place: PoolEnvironment
-    """What a job finds there."""
+    """The environment of jobs on its nodes."""
 
     @model_validator(mode="after")
     def _is_one_or_the_other(self) -> Self:
         if self.market.is_rented and not self.micros_per_node_hour:
-            raise ValueError(f"{self.name}: a rented pool has a price")
+            raise ValueError(f"{self.name}: a rented pool needs microsPerNodeHour")
         if not self.market.is_rented and self.micros_per_node_hour:
-            raise ValueError(f"{self.name}: what is paid in any case is `invoiceMicrosPerNodeHour`")
+            raise ValueError(f"{self.name}: only a rented pool has microsPerNodeHour; use invoiceMicrosPerNodeHour")
         if self.market is Market.RESERVED and self.reservation is None:
-            raise ValueError(f"{self.name}: a reservation has a beginning and an end")
+            raise ValueError(f"{self.name}: a reserved pool needs a reservation with a start and an end")
         return self

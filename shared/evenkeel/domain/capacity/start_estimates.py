@@ -1,53 +1,61 @@
-"""When committed capacity is expected to have room: the queue played forward on what runs now."""
+"""Start estimates: simulate a queue forward from the running jobs."""
 
 import heapq
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from evenkeel.domain.values import Value
+
+BASIS = (
+    "Simulates the job's own queue with the run times of its last jobs. "
+    "Borrowing and reclaiming by other queues are not included."
+)
+_EARLY, _LIKELY, _LATE = 0.1, 0.5, 0.9
+
 
 class RunningUse(NamedTuple):
-    """Accelerators that something runs on, and for how much longer."""
+    """Accelerators in use, and for how much longer."""
 
     accelerators: int
     seconds_left: float
 
 
 class WaitingUse(NamedTuple):
-    """Accelerators that a waiting job asks for, and how long it will hold them."""
+    """Accelerators that a pending job needs, and for how long it will hold them."""
 
     accelerators: int
     seconds: float
 
 
 def expected_starts(free: int, held: Iterable[RunningUse], queue: Sequence[WaitingUse]) -> tuple[float, ...]:
-    """Return after how many seconds each job of a queue is expected to have its accelerators.
+    """Return after how many seconds each job of a queue is expected to get its accelerators.
 
-    Each job starts as soon as enough are free and not before anybody ahead of it; nodes are not told apart, so a gang
-    that needs whole ones may wait longer. Infinite where even the empty pool is too small.
+    Each job starts as soon as enough are free, and not before a job ahead of it. Nodes are not told apart: a job that
+    needs whole nodes may wait longer. Infinite if even the empty pool is too small.
     """
     ends = [(each.seconds_left, each.accelerators) for each in held if each.accelerators]
     heapq.heapify(ends)
-    everything = free + sum(accelerators for _, accelerators in ends)
+    total = free + sum(accelerators for _, accelerators in ends)
     now, starts = 0.0, []
-    for asked in queue:
-        if asked.accelerators > everything:
+    for demand in queue:
+        if demand.accelerators > total:
             starts.append(float("inf"))
             continue
-        while free < asked.accelerators:
-            # Whatever ends next ends no earlier than now: starts only push later ends.
+        while free < demand.accelerators:
+            # The next end is never before `now`: a start only adds later ends.
             now, accelerators = heapq.heappop(ends)
             free += accelerators
-        free -= asked.accelerators
+        free -= demand.accelerators
         starts.append(now)
-        heapq.heappush(ends, (now + asked.seconds, asked.accelerators))
+        heapq.heappush(ends, (now + demand.seconds, demand.accelerators))
     return tuple(starts)
 
 
 def remaining_seconds(estimate_seconds: float, ran_seconds: float) -> float:
     """Return how much longer a run is expected to take.
 
-    One that has outrun its estimate is expected to take as long again as it is over by a half: run times have heavy
-    tails, and the longer one has lasted the longer it will.
+    A run that has exceeded its estimate is expected to take half as long again as it already ran. Run times have heavy
+    tails: the longer a run has lasted, the longer it will last.
     """
     left = estimate_seconds - ran_seconds
     return left if left > 0 else max(60.0, ran_seconds / 2)
@@ -56,7 +64,47 @@ def remaining_seconds(estimate_seconds: float, ran_seconds: float) -> float:
 def expected_wait(forecast_seconds: float, waited_seconds: float) -> float:
     """Return how much longer a job is expected to wait.
 
-    A forecast knows nothing of who will yet come and go ahead. A job that was to start soon and has waited for an hour
-    all the same is taken to wait for another: so nobody pays for waiting much longer than renting would have cost.
+    A forecast does not include jobs that will arrive later and go ahead. A job that should have started but has waited
+    for an hour is therefore expected to wait for another hour. So waiting costs at most a constant factor more than
+    renting would have.
     """
     return max(forecast_seconds, waited_seconds)
+
+
+class StartEstimate(Value):
+    """The expected start in seconds from now, with a range; None if no end is foreseen."""
+
+    seconds: float | None
+    earliest_seconds: float | None
+    latest_seconds: float | None
+    samples: int
+    """Number of past runs behind the estimate."""
+
+
+def estimate_start(
+    free: int, held: Sequence[tuple[int, float]], ahead: Sequence[int], demand: int, runs: Sequence[float]
+) -> StartEstimate:
+    """Estimate a job's start from past run times: by the median, and by the shortest and longest tenth.
+
+    Args:
+        free: Accelerators that its queue could use now.
+        held: Running jobs of its queue: accelerators, and for how many seconds they have run.
+        ahead: Accelerators of each job before it.
+        demand: Accelerators of the job itself.
+        runs: Run times of past jobs of its queue in seconds, at least one.
+    """
+    ordered = sorted(runs)
+    estimates = []
+    for share in (_EARLY, _LIKELY, _LATE):
+        long = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        running = [RunningUse(accelerators, remaining_seconds(long, ran)) for accelerators, ran in held]
+        starts = expected_starts(free, running, [WaitingUse(each, long) for each in (*ahead, demand)])
+        estimates.append(None if starts[-1] == float("inf") else round(starts[-1], 1))
+    # A longer run time does not always mean a later start, so the range covers all three estimates.
+    known = [each for each in estimates if each is not None]
+    return StartEstimate(
+        seconds=estimates[1],
+        earliest_seconds=min(known) if known else None,
+        latest_seconds=max(known) if None not in estimates else None,
+        samples=len(runs),
+    )

@@ -1,1 +1,1 @@
-"""Workloads that Evenkeel does not run: other pods, Kueue."""
+"""Workloads and systems beside Evenkeel: Kueue, serving workloads and unmanaged pods."""

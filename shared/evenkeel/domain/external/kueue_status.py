@@ -1,8 +1,8 @@
-"""What Kueue says of a job that it admits, read from the Workload that it keeps for the Job.
+"""The status of a job that Kueue admits, read from its Workload.
 
-Where Kueue is the authority, Evenkeel starts, stops and moves nothing by a quota of its own: it hands the Job over
-suspended, and follows. Condition types and reasons are those of `apis/kueue/v1beta2/workload_types.go`; v1beta1 has the
-same. A granular reason (`WaitingForQuota`) stands where an older Kueue says `Pending`; what it means is in the message.
+If Kueue is the authority, Evenkeel has no quota of its own. It creates a suspended Kubernetes Job and follows Kueue.
+Condition types and reasons are those of `apis/kueue/v1beta2/workload_types.go`; v1beta1 has the same. A newer Kueue
+gives specific reasons (`WaitingForQuota`) where an older one gives `Pending`.
 """
 
 from datetime import datetime
@@ -14,7 +14,7 @@ PODS_READY, REQUEUED, PREEMPTED = "PodsReady", "Requeued", "Preempted"
 
 
 class KueueCondition(Value):
-    """One condition of a Workload."""
+    """A condition of a Workload."""
 
     type: str
     is_true: bool
@@ -24,7 +24,7 @@ class KueueCondition(Value):
 
 
 class KueueCheck(Value):
-    """One admission check of a Workload: `Pending`, `Ready`, `Retry` or `Rejected`."""
+    """An admission check of a Workload: `Pending`, `Ready`, `Retry` or `Rejected`."""
 
     name: str
     state: str
@@ -32,28 +32,28 @@ class KueueCheck(Value):
 
 
 class KueueStatus(Value):
-    """A Workload, reduced to what is decided and said about it."""
+    """A Workload, reduced to the fields that decisions and messages need."""
 
     name: str
     queue: str
-    """Its LocalQueue."""
+    """The LocalQueue."""
     cluster_queue: str = ""
-    """Where it holds quota."""
+    """The ClusterQueue in which it holds quota."""
     flavors: tuple[str, ...] = ()
-    """Of what it holds quota, each once."""
+    """The flavors of its quota, each once."""
     is_active: bool = True
-    """False where somebody, or Kueue, has put it out of the queue until it is made active again."""
+    """False if a user or Kueue deactivated it. Kueue then ignores it until it is active again."""
     conditions: tuple[KueueCondition, ...] = ()
     checks: tuple[KueueCheck, ...] = ()
     was_admitted: bool = False
-    """Whether it had been admitted, and lost that: Kueue then notes for how long, and keeps the note."""
+    """Whether it was admitted and then evicted: Kueue then records the past execution time in its status."""
     requeue_at: Instant | None = None
-    """When it is tried again at the earliest."""
+    """The earliest time at which Kueue tries it again."""
     position: int | None = None
-    """Among those that wait in its LocalQueue, by priority and age; None where it does not wait."""
+    """Its position among the pending Workloads of its LocalQueue, by priority and age; None if it is not pending."""
 
     def condition(self, kind: str) -> KueueCondition | None:
-        """Return a condition, true or false; None where it was never set."""
+        """Return a condition, true or false; None if it was never set."""
         return next((each for each in self.conditions if each.type == kind), None)
 
     def holds(self, kind: str) -> bool:
@@ -68,25 +68,25 @@ class KueueStatus(Value):
 
 
 class KueueEviction(Value):
-    """Kueue took back what it had given."""
+    """An eviction by Kueue."""
 
     reason: str
-    """One sentence."""
+    """A sentence."""
     at: Instant | None = None
     was_preempted: bool = False
-    """Whether others needed the room."""
+    """Whether Kueue preempted it for another workload."""
 
 
-def eviction_of(seen: KueueStatus) -> KueueEviction | None:
-    """Return how a Workload lost what had been admitted; None where it never did.
+def eviction_of(workload: KueueStatus) -> KueueEviction | None:
+    """Return how an admitted Workload was evicted; None if it was not.
 
-    Kueue admits the same Job again once there is room, and its pods would begin where this attempt once began. So an
-    attempt that was admitted and evicted is over, even where it is admitted again by now. One that was evicted while it
-    held quota alone, waiting for its checks, has begun nothing: it keeps its place.
+    Kueue admits the same Job again when it fits, and its pods would start with the arguments of the old attempt. An
+    attempt that was admitted and evicted is therefore over, even if Kueue has admitted the Job again. A Workload that
+    was evicted before its checks passed has started nothing: it stays in the queue.
     """
-    evicted = seen.condition(EVICTED)
+    evicted = workload.condition(EVICTED)
     is_evicted = evicted is not None and evicted.is_true
-    if not seen.was_admitted and not (is_evicted and seen.holds(ADMITTED)):
+    if not workload.was_admitted and not (is_evicted and workload.holds(ADMITTED)):
         return None
     if evicted is None or not is_evicted:
         return KueueEviction(reason="Kueue evicted the job, then admitted it again.", at=None)
@@ -110,47 +110,47 @@ _WHY_EVICTED = {
 }
 
 
-def describe_status(seen: KueueStatus | None, queue: str, now: datetime) -> str:
-    """Say in plain words where a job stands with Kueue.
+def describe_status(workload: KueueStatus | None, queue: str, now: datetime) -> str:
+    """Describe the status of a job in Kueue.
 
     Args:
-        seen: Its Workload; None where Kueue has made none.
-        queue: The LocalQueue that it was handed to.
+        workload: The job's Workload; None if Kueue has created none.
+        queue: The LocalQueue of the job.
         now: The time.
     """
-    if seen is None:
+    if workload is None:
         return f"Kueue has no Workload for the job in LocalQueue {queue} yet."
-    if not seen.is_active:
+    if not workload.is_active:
         return "The job's Workload is inactive. Kueue admits it only after its spec.active is set to true again."
-    if seen.holds(ADMITTED):
-        return f"Kueue admitted the job{_queue_position(seen)}."
-    if seen.holds(QUOTA_RESERVED):
-        return f"Kueue reserved quota for the job{_queue_position(seen)} and waits for {_checks(seen)}."
-    found = seen.condition(QUOTA_RESERVED)
-    place = f", {_ordinal(seen.position)} of its LocalQueue" if seen.position else ""
-    if seen.requeue_at is not None and seen.requeue_at > now:
-        again = f"Kueue tries again after {seen.requeue_at:%H:%M:%S} UTC"
-        return f"The job waits in Kueue's queue {seen.queue}{place}: {again}."
-    evicted = seen.condition(EVICTED)
+    if workload.holds(ADMITTED):
+        return f"Kueue admitted the job{_queue_position(workload)}."
+    if workload.holds(QUOTA_RESERVED):
+        return f"Kueue reserved quota for the job{_queue_position(workload)} and waits for {_open_checks(workload)}."
+    found = workload.condition(QUOTA_RESERVED)
+    place = f", {_ordinal(workload.position)} of its LocalQueue" if workload.position else ""
+    if workload.requeue_at is not None and workload.requeue_at > now:
+        again = f"Kueue tries again after {workload.requeue_at:%H:%M:%S} UTC"
+        return f"The job waits in Kueue's queue {workload.queue}{place}: {again}."
+    evicted = workload.condition(EVICTED)
     if found is None:
-        return f"The job waits in Kueue's queue {seen.queue}{place}: Kueue has not evaluated the job yet."
+        return f"The job waits in Kueue's queue {workload.queue}{place}: Kueue has not evaluated the job yet."
     why = _WHY_PENDING.get(found.reason, "")
     message = _as_sentence(found.message)
     text = ": ".join(each for each in (why, message) if each) or "Kueue gives no reason."
     before = f" Kueue evicted the job before ({evicted.reason})." if evicted is not None and evicted.is_true else ""
-    return f"The job waits in Kueue's queue {seen.queue}{place}. {text[0].upper()}{text[1:]}{before}"
+    return f"The job waits in Kueue's queue {workload.queue}{place}. {text[0].upper()}{text[1:]}{before}"
 
 
-def status_step(seen: KueueStatus | None) -> str:
-    """Return Kueue's own words for where a job stands, without what changes from cycle to cycle: a story of them."""
-    if seen is None:
+def status_step(workload: KueueStatus | None) -> str:
+    """Return a short code for the status of a job in Kueue. It does not change from cycle to cycle."""
+    if workload is None:
         return ""
-    if not seen.is_active:
+    if not workload.is_active:
         return "Inactive"
     for kind in (ADMITTED, QUOTA_RESERVED):
-        if seen.holds(kind):
+        if workload.holds(kind):
             return kind
-    evicted, found = seen.condition(EVICTED), seen.condition(QUOTA_RESERVED)
+    evicted, found = workload.condition(EVICTED), workload.condition(QUOTA_RESERVED)
     if evicted is not None and evicted.is_true:
         return f"Evicted/{evicted.reason}"
     return f"Pending/{found.reason}" if found is not None and found.reason else "Pending"
@@ -171,13 +171,13 @@ _WHY_PENDING = {
 }
 
 
-def _queue_position(seen: KueueStatus) -> str:
-    of = f" of {', '.join(seen.flavors)}" if seen.flavors else ""
-    return f" by quota{of} in ClusterQueue {seen.cluster_queue}" if seen.cluster_queue else ""
+def _queue_position(workload: KueueStatus) -> str:
+    flavors = f" of {', '.join(workload.flavors)}" if workload.flavors else ""
+    return f" by quota{flavors} in ClusterQueue {workload.cluster_queue}" if workload.cluster_queue else ""
 
 
-def _checks(seen: KueueStatus) -> str:
-    waiting = [each for each in seen.checks if each.state != "Ready"]
+def _open_checks(workload: KueueStatus) -> str:
+    waiting = [each for each in workload.checks if each.state != "Ready"]
     if not waiting:
         return "its admission"
     named = ", ".join(
@@ -191,7 +191,7 @@ _MAX_MESSAGE = 600
 
 
 def _as_sentence(message: str) -> str:
-    """Return a message as one sentence, no longer than a reader wants."""
+    """Return a message as one sentence, at most `_MAX_MESSAGE` characters long."""
     text = " ".join(message.split())[:_MAX_MESSAGE]
     return text if not text or text.endswith((".", "!", "?")) else f"{text}."
 

@@ -7,28 +7,28 @@ from evenkeel.domain.values import Word
 
 
 class ServingWorkload(Section):
-    """A Deployment that serves: its replicas without a node are demand like a waiting job."""
+    """A serving Deployment whose replicas without a node count as demand, like pending jobs."""
 
     cluster: Word
     """Kubernetes cluster."""
     namespace: Word
     name: Word
     priority_class: Word = ""
-    """Of the fleet's; what it is worth beside jobs."""
+    """A priority class of the fleet: the priority of the replicas compared with jobs."""
     priority: int = Field(default=1_000_000, ge=-2_147_483_648, le=2_000_001_000)
-    """Where there is no such class."""
+    """The priority if the fleet has no such class."""
     most_replicas: int = Field(default=100, ge=1, le=100_000)
-    """More than so many get no room made, and nothing rented."""
+    """Most replicas for which Evenkeel frees or rents capacity."""
     rents_from: tuple[Word, ...] = ()
-    """Names of `burst.pools` that are this Deployment's alone; empty = nothing is rented for the job."""
+    """Names of `burst.pools` that only this Deployment uses; empty rents nothing for it."""
     team: Word = "default"
-    """Whose cap holds for what is rented, and whose bill it is on."""
+    """The team that pays for rented nodes, and whose budget limits them."""
     spike_seconds: int = Field(default=3600, ge=60, le=LONGEST_SECONDS)
-    """How long a rented node is expected to be wanted: what its rent is weighed with."""
+    """Expected time for which a rented node is needed. The cost of renting depends on it."""
     patience_seconds: Seconds = 30
-    """A replica that has found no node for less than this is not rented for: it may be about to."""
+    """Evenkeel rents nodes for a replica only after it had no node for this long."""
     rented_seconds: int | None = Field(default=None, ge=60, le=LONGEST_SECONDS)
-    """How long a rented node may be kept though replicas stand on it; None = as long as they do."""
+    """Longest rental of a node even if replicas run on it; None keeps it as long as they run."""
 
     @property
     def label(self) -> str:

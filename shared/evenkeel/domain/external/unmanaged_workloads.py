@@ -1,4 +1,4 @@
-"""Work that Evenkeel did not start: pods of other operators, and what may be done about them."""
+"""Unmanaged workloads: pods that Evenkeel did not start, and what it may do with them."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -9,22 +9,22 @@ from evenkeel.domain.values import Instant, Value
 
 RESUME_LABEL = "evenkeel.io/resume"
 RESUME_ALLOWED = "allowed"
-"""Value of the label by which a workload's owner lets Evenkeel move its pods before a repair would end them."""
+"""Label value with which an owner lets Evenkeel move the pods before a repair would end them."""
 
 
 class PodRecreation(StrEnum):
-    """How a pod comes back after it is gone."""
+    """How a pod is recreated after it is gone."""
 
     BY_OWNER = "BY_OWNER"
-    """Its controller makes another one."""
+    """Its controller creates a new pod."""
     BY_HYPERPOD = "BY_HYPERPOD"
-    """HyperPod restarts its job: hands off, or it would be restarted twice."""
+    """HyperPod restarts its job. Evenkeel must not, or it would be restarted twice."""
     NEVER = "NEVER"
-    """Nobody makes another one."""
+    """No controller creates a new pod."""
 
 
 class ManagedKind(StrEnum):
-    """What Evenkeel starts in a cluster."""
+    """The kinds of objects that Evenkeel starts in a cluster."""
 
     ATTEMPT = "ATTEMPT"
     RENTAL = "RENTAL"
@@ -49,7 +49,7 @@ class OwnershipClaim(Value):
 
 
 class UnmanagedPod(Value):
-    """One pod, reduced to what decisions rest on. Pods of a DaemonSet and static pods are not listed."""
+    """A pod, reduced to the fields that decisions need. Pods of DaemonSets and static pods are left out."""
 
     namespace: str
     name: str
@@ -57,18 +57,18 @@ class UnmanagedPod(Value):
     node_name: str
     accelerators: int
     kind: str = ""
-    """Kind of the workload it belongs to: `PyTorchJob`, `HyperPodPyTorchJob`, `JobSet`, `Job`, …; empty = bare."""
+    """Kind of its workload: `PyTorchJob`, `HyperPodPyTorchJob`, `JobSet`, `Job`, …; empty for a bare pod."""
     workload: str = ""
-    """Name of that workload; the pod's own where it is bare."""
+    """Name of its workload; the pod's own name for a bare pod."""
     recreation: PodRecreation = PodRecreation.NEVER
     may_move: bool = False
-    """Whether its label says that it may be moved."""
+    """Whether its label allows Evenkeel to move it."""
     created_at: Instant | None = None
     tolerations: tuple[Toleration, ...] = ()
     selector: dict[str, str] = {}
-    """Labels that its node must bear (`nodeSelector`)."""
+    """Labels that its node must have (`nodeSelector`)."""
     claim: OwnershipClaim | None = None
-    """What of Evenkeel's it says it belongs to; None for a pod without Evenkeel's labels."""
+    """The attempt, rental or check that its labels name; None for a pod without Evenkeel's labels."""
 
     @property
     def label(self) -> str:
@@ -77,12 +77,12 @@ class UnmanagedPod(Value):
 
     @property
     def is_movable(self) -> bool:
-        """Whether Evenkeel may end it before anything else would, so that its owner starts it again elsewhere."""
+        """Whether Evenkeel may evict it early, so that its owner starts it on another node."""
         return self.may_move and self.recreation is PodRecreation.BY_OWNER
 
 
 class UnmanagedWorkload(Value):
-    """All pods of one workload that is not ours, on one cluster."""
+    """All pods of one unmanaged workload in one cluster."""
 
     cluster: str
     namespace: str
@@ -103,7 +103,7 @@ class UnmanagedWorkload(Value):
 
 
 def fault_consequence(workload: UnmanagedWorkload) -> str:
-    """Say what happens to it when its machine sickens, and whether it only looks like Evenkeel's."""
+    """Describe what happens to a workload when its node becomes faulty, and whether it has Evenkeel's labels."""
     message = _on_faulty_node(workload)
     return (
         f"{message} It carries the labels of {workload.claims} but does not belong to that job."
@@ -128,7 +128,7 @@ def _on_faulty_node(workload: UnmanagedWorkload) -> str:
 
 
 def unmanaged_workloads(cluster: str, pods: Iterable[UnmanagedPod]) -> tuple[UnmanagedWorkload, ...]:
-    """Return the workloads of a cluster that are not ours, by namespace, kind and name."""
+    """Return the unmanaged workloads of a cluster, by namespace, kind and name."""
     groups: dict[tuple[str, str, str], list[UnmanagedPod]] = {}
     for pod in pods:
         groups.setdefault((pod.namespace, pod.kind, pod.workload), []).append(pod)

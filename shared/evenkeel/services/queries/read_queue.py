@@ -8,8 +8,8 @@ from evenkeel.domain.admission import request_facts, scheduler_state, start_size
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, delegate_to_kueue
 from evenkeel.domain.admission.fifo import AdmissionAuthority, QueueSnapshot, admit
 from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.capacity.foresight import BASIS, estimate_start
 from evenkeel.domain.capacity.node_capacity import TAINTED, UNHEALTHY, NodeCapacity
+from evenkeel.domain.capacity.start_estimates import BASIS, estimate_start
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
