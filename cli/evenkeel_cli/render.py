@@ -10,15 +10,18 @@ import re
 import secrets
 import shutil
 import sys
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, TextIO
+from io import StringIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from evenkeel_client.errors import CommandFailed, Exit
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 Json = dict[str, Any]
 
@@ -29,13 +32,14 @@ _PLAIN = str.maketrans({"…": "~", "–": "-", "→": ">", "✔": "y", "✖": "
 _STYLE_MARK = secrets.token_hex(8)
 """Marks the styles that this module sets: text from elsewhere cannot know it."""
 _STYLED = re.compile(rf"\x1b{_STYLE_MARK}\[([0-9;]*)m")
-_RESET = f"\x1b{_STYLE_MARK}[0m"
 _CONTROL_CHARACTERS = re.compile(
     # Controls but tab and line feed; soft hyphen; what turns or joins text; line and paragraph ends; what is invisible.
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f"
     "\\ufeff\\ufff9-\\ufffb\\ud800-\\udfff\\U000e0000-\\U000e007f]"
 )
 """Characters that a terminal acts on, or that make a text look like another."""
+_UNLIMITED = 100_000
+"""Columns of a console that never cuts a line by itself."""
 
 
 class OutputFormat(StrEnum):
@@ -49,12 +53,23 @@ class OutputFormat(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table."""
+    """One column of a table, and how its cells follow from the items."""
 
     title: str
+    value: str | int | Callable[[Any], Any]
+    """A key of the item, or a function of the item."""
     is_right: bool = False
     gives_way: bool = False
-    """Whether this column is cut where the line is too long."""
+    """Whether the cells are cut where the line is too long."""
+    wraps: bool = False
+    """Whether the cells continue on the next line where the line is too long."""
+    is_wide: bool = False
+    """Whether only the wide form shows the column."""
+
+    def cell(self, item: Any) -> str:
+        """Return the cell of an item, on one line: a reason cannot begin a line that looks like one of ours."""
+        found = self.value(item) if callable(self.value) else item[self.value]
+        return re.sub(r"[\n\t]", " ", str(found))
 
 
 @dataclass
@@ -88,7 +103,7 @@ class Printer:
     # ------------------------------------------------------------ words
 
     def style(self, text: str, codes: str) -> str:
-        return f"\x1b{_STYLE_MARK}[{codes}m{text}{_RESET}" if self.has_colour and text else text
+        return f"\x1b{_STYLE_MARK}[{codes}m{text}\x1b{_STYLE_MARK}[0m" if self.has_colour and text else text
 
     def bold(self, text: str) -> str:
         return self.style(text, "1")
@@ -152,9 +167,11 @@ class Printer:
 
     def line(self, text: str = "") -> None:
         """Write one line."""
-        clean = "".join(_ansi_code(part) or escape_control_characters(part) for part in _split(text))
-        self._write(clean if self.has_unicode else clean.translate(_PLAIN))
-        self._write("\n")
+        self._write_lines(_with_styles(text))
+
+    def next(self, command: str) -> None:
+        """Write the command that helps next."""
+        self.line(f"{self.dim('next')}  {command}")
 
     def text(self, text: str) -> None:
         """Write text of several lines that came from elsewhere, such as a log, at once."""
@@ -177,55 +194,74 @@ class Printer:
         if self.is_terminal:
             self.stream.write("\x1b[H\x1b[J")
 
+    def _write_lines(self, *lines: str) -> None:
+        for line in lines:
+            self._write(line if self.has_unicode else line.translate(_PLAIN))
+            self._write("\n")
+
     def _write(self, text: str) -> None:
         encoding = getattr(self.stream, "encoding", None) or "utf-8"
         self.stream.write(text.encode(encoding, "replace").decode(encoding))
 
     def table(
-        self, columns: Sequence[Column], rows: Iterable[Sequence[str]], *, indent: str = "", is_whole: bool = False
+        self, columns: Sequence[Column], items: Iterable[Any], *, indent: str = "", is_wide: bool = False
     ) -> None:
-        """Write aligned columns under their titles. Unless `is_whole`, cut them to the width of the terminal."""
-        body = [[cell.replace("\n", " ") for cell in row] for row in rows]
-        widths = [
-            max([visible(column.title), *(visible(row[index]) for row in body)]) for index, column in enumerate(columns)
-        ]
-        if not is_whole:
-            self._fit(columns, widths, len(indent))
-        self.line(indent + self.bold(_row([column.title for column in columns], columns, widths)))
-        for row in body:
-            self.line(indent + _row(row, columns, widths))
+        """Write a row for each item under the titles, cut or wrapped to the terminal; the wide form is never cut."""
+        shown = [column for column in columns if is_wide or not column.is_wide]
+        titles = [[self.bold(column.title) for column in shown]] if any(column.title for column in shown) else []
+        self._write_rows(shown, titles + [[column.cell(item) for column in shown] for item in items], indent, is_wide)
 
     def pairs(self, items: Iterable[tuple[str, str]], *, indent: str = "") -> None:
         """Write names and what they stand for, aligned, long texts wrapped."""
-        shown = [(name, text) for name, text in items if text]
-        widest = max((len(name) for name, _ in shown), default=0)
-        for name, text in shown:
-            lines = self.wrapped(text, len(indent) + widest + 2)
-            for index, part in enumerate(lines):
-                head = self.dim(f"{name:<{widest}}") if index == 0 else " " * widest
-                self.line(f"{indent}{head}  {part}")
-
-    def wrapped(self, text: str, indent: int) -> list[str]:
-        """Break a text at spaces so that it fits beside an indent; a pipe gets it whole.
-
-        Line breaks become spaces: a reason cannot begin a line that looks like one of ours.
-        """
-        text = text.replace("\n", " ")
-        width = self.width
-        if width is None:
-            return [text]
-        limit, lines, line = max(20, width - indent), [], ""
-        for word in text.split(" "):
-            if line and visible(line) + 1 + visible(word) > limit:
-                lines.append(line)
-                line = word
-            else:
-                line = f"{line} {word}" if line else word
-        return [*lines, line]
+        shown = [(self.dim(name), text) for name, text in items if text]
+        self.table([Column("", 0), Column("", 1, wraps=True)], shown, indent=indent)
 
     def paragraph(self, text: str, *, indent: str = "") -> None:
-        for line in self.wrapped(text, len(indent)):
-            self.line(indent + line)
+        self.table([Column("", 0, wraps=True)], [[text]], indent=indent)
+
+    def _write_rows(self, columns: Sequence[Column], rows: list[list[str]], indent: str, is_whole: bool) -> None:
+        widths = [max(map(visible, cells)) for cells in zip(*rows, strict=True)]
+        is_short = self.width is None or len(indent) + sum(widths) + 2 * (len(widths) - 1) <= self.width
+        if not (is_whole or is_short):
+            self._write_fitted(columns, rows, widths, indent)
+            return
+        for row in rows:
+            cells = [
+                " " * (width - visible(cell)) + cell if column.is_right else cell + " " * (width - visible(cell))
+                for cell, column, width in zip(row, columns, widths, strict=True)
+            ]
+            self.line((indent + "  ".join(cells)).rstrip())
+
+    def _write_fitted(
+        self, columns: Sequence[Column], rows: list[list[str]], widths: Sequence[int], indent: str
+    ) -> None:
+        """Write rows that are too long for the terminal: cut or wrap the columns that allow it."""
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        width = (self.width or _UNLIMITED) - len(indent)
+        room = width - sum(widths) - 2 * (len(widths) - 1)
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+        cells = []
+        for column, taken, texts in zip(columns, widths, zip(*rows, strict=True), strict=True):
+            found = [Text.from_ansi(_with_styles(text), overflow="ellipsis", no_wrap=True) for text in texts]
+            least = taken
+            if column.gives_way:
+                least = min(taken, max(len(column.title), 12))
+            elif column.wraps:
+                found = [_wrapped(text, max(20, taken + room)) for text in found]
+                least = 0
+            cells.append(found)
+            justify: Literal["left", "right"] = "right" if column.is_right else "left"
+            table.add_column(justify=justify, min_width=least, no_wrap=not column.gives_way)
+        for row in zip(*cells, strict=True):
+            table.add_row(*row)
+        written = StringIO()
+        colours: Literal["standard"] | None = "standard" if self.has_colour else None
+        console = Console(file=written, width=_UNLIMITED, color_system=colours, force_terminal=True, highlight=False)
+        console.print(table, width=width if any(column.gives_way for column in columns) else _UNLIMITED)
+        self._write_lines(*(f"{indent}{line}".rstrip() for line in written.getvalue().splitlines()))
 
     def json(self, document: Any, *, one_line: bool = False) -> None:
         """Write the API's own object, unchanged; what a terminal would act on is spelled as JSON's escapes."""
@@ -234,18 +270,6 @@ class Printer:
         self._write("\n")
         if one_line:
             self.stream.flush()
-
-    def cut(self, text: str, limit: int) -> str:
-        return _truncate(text, max(1, limit))
-
-    def _fit(self, columns: Sequence[Column], widths: list[int], indent: int) -> None:
-        if self.width is None:
-            return
-        # Cut the last column first: it holds explanations.
-        for index in reversed([index for index, column in enumerate(columns) if column.gives_way]):
-            over = indent + sum(widths) + 2 * (len(widths) - 1) - self.width
-            if over > 0:
-                widths[index] = max(len(columns[index].title), 12, widths[index] - over)
 
 
 def page() -> Printer:
@@ -300,10 +324,26 @@ def _escaped(found: re.Match[str]) -> str:
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
-def _ansi_code(part: str) -> str:
-    """Return one of our own styles as terminals know it; empty for anything else."""
-    found = _STYLED.fullmatch(part)
-    return f"\x1b[{found[1]}m" if found else ""
+def _with_styles(text: str) -> str:
+    """Return a text with our own styles as terminals know them, and everything else harmless."""
+    parts = _STYLED.split(text)
+    return "".join(
+        f"\x1b[{part}m" if place % 2 else escape_control_characters(part) for place, part in enumerate(parts)
+    )
+
+
+def _wrapped(text: "Text", width: int) -> "Text":
+    """Break a text at spaces. A word that is too long, such as an ARN, stays whole, so that a person can copy it."""
+    breaks, used = [], 0
+    for word in re.finditer(r"\S+\s*", text.plain):
+        if used and used + visible(word[0].rstrip()) > width:
+            breaks.append(word.start())
+            used = 0
+        used += visible(word[0])
+    lines = text.divide(breaks)
+    for each in lines:
+        each.rstrip()
+    return text.blank_copy("\n").join(lines)
 
 
 def visible(text: str) -> int:
@@ -311,41 +351,9 @@ def visible(text: str) -> int:
     plain = _STYLED.sub("", text)
     if plain.isascii():
         return len(plain)
-    return sum(_columns(character) for character in plain)
+    from rich.cells import cell_len
 
-
-def _columns(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
-
-
-def _split(text: str) -> list[str]:
-    return [part for part in re.split(rf"(\x1b{_STYLE_MARK}\[[0-9;]*m)", text) if part]
-
-
-def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    parts = []
-    for cell, column, width in zip(cells, columns, widths, strict=True):
-        text = _truncate(cell, width)
-        space = " " * (width - visible(text))
-        parts.append(space + text if column.is_right else text + space)
-    return "  ".join(parts).rstrip()
-
-
-def _truncate(text: str, limit: int) -> str:
-    if visible(text) <= limit:
-        return text
-    kept, used, styled = "", 0, False
-    for part in _split(text):
-        if _STYLED.fullmatch(part):
-            kept, styled = kept + part, True
-            continue
-        for character in part:
-            if used + _columns(character) > limit - 1:
-                return kept + "…" + (_RESET if styled else "")
-            kept, used = kept + character, used + _columns(character)
-    return kept
+    return cell_len(plain)
 
 
 def only(output: OutputFormat, allowed: Iterable[OutputFormat]) -> OutputFormat:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer
+from evenkeel_cli.commands.output import answer, answer_change
 from evenkeel_cli.render import OutputFormat, Printer
 from evenkeel_cli.state_labels import mode_of
 from evenkeel_client.client import ApiClient
@@ -49,11 +49,8 @@ def hold(
     body |= {"allowUnknown": True} if allow_unknown else {}
     found = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
 
-    def draw(out: Printer) -> None:
-        out.line(out.with_glyph("warn", f"held{_where(found)}, until {found['until'][:19]}Z: {found['reason']}"))
-        out.line(f"{out.dim('next')}  evenkeel automation release{scope_options(found)}")
-
-    answer(found, output, draw)
+    text = f"held{_where(found)}, until {found['until'][:19]}Z: {found['reason']}"
+    answer_change(found, output, text, status="warn", then=f"automation release{scope_options(found)}")
 
 
 @app.command("release")
@@ -71,12 +68,9 @@ def release(
     given = {name: value for name, value in (("reason", reason), ("cause", cause)) if value}
     found = client.post(path, {**given, **_scope(client, pool, node)}, key=key)
 
-    def draw(out: Printer) -> None:
-        held = "released" if found.get("wasHeld") else "automation was not held"
-        out.line(out.with_glyph("ok", f"{cause} is cleared. Repairs continue, a few at a time." if cause else held))
-        out.line(f"{out.dim('next')}  evenkeel status")
-
-    answer(found, output, draw)
+    held = "released" if found.get("wasHeld") else "automation was not held"
+    text = f"{cause} is cleared. Repairs continue, a few at a time." if cause else held
+    answer_change(found, output, text, then="status")
 
 
 def _scope(client: ApiClient, pool: str | None, node: str | None) -> Json:
@@ -120,7 +114,7 @@ def _show(out: Printer, found: Json) -> None:
     for held in found["holds"]:
         out.line(out.with_glyph("warn", f"held{_where(held)} by {held['by']}, until {held['until'][:19]}Z"))
         out.paragraph(held["reason"], indent="  ")
-        out.line(f"{out.dim('next')}  evenkeel automation release{scope_options(held)}")
+        out.next(f"evenkeel automation release{scope_options(held)}")
     if not found["holds"]:
         out.line(out.with_glyph("ok", "not held"))
 

@@ -10,7 +10,7 @@ import typer
 
 from evenkeel_cli import local_data_centre
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.render import OutputFormat, Printer, only, page
+from evenkeel_cli.render import Column, OutputFormat, Printer, only, page
 from evenkeel_client.errors import CommandFailed, Exit
 
 app = lookup.group("Start, stop and inspect the local data centre: an AWS emulator and a GPU cluster.")
@@ -47,19 +47,16 @@ def status(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
 def _show(out: Printer, found: dict[str, Any]) -> None:
     silent = [part["part"] for part in found["parts"] if not part["isUp"]]
     out.line(out.with_glyph("failed", f"down: {', '.join(silent)}") if silent else out.with_glyph("ok", "up"))
-    for part in found["parts"]:
-        mark = out.with_glyph("ok", "up  ") if part["isUp"] else out.with_glyph("failed", "down")
-        first, *more = out.wrapped(part["detail"], 23)
-        out.line(f"  {part['part']:<12} {mark}  {first}")
-        for line in more:
-            out.line(" " * 23 + line)
+    marks = {True: out.with_glyph("ok", "up  "), False: out.with_glyph("failed", "down")}
+    columns = [Column("", "part"), Column("", lambda part: marks[part["isUp"]]), Column("", "detail", wraps=True)]
+    out.table(columns, found["parts"], indent="  ")
     for restart in found.get("restarts", ()):
         out.line(f"  {out.bold('restarted')}  {restart['part']}, {restart['at']}")
         out.paragraph(f"kept: {restart['kept']} lost: {restart['lost']}", indent="    ")
     if "runDir" in found:
         out.line(f"  files        {found['runDir']}")
     else:
-        out.line(f"{out.dim('next')}  evenkeel dev up")
+        out.next("evenkeel dev up")
 
 
 @app.command("env")

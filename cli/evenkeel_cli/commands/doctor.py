@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.render import OutputFormat, Printer, only, page
+from evenkeel_cli.render import Column, OutputFormat, Printer, only, page
 from evenkeel_client import context
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
@@ -91,22 +91,16 @@ def _located(site: "Site", aws: "BotocoreAws") -> context.ApiContext:
 def show(out: Printer, head: str, found: list["DoctorFinding"], then: str) -> None:
     """Print a line for each finding, with its fix below."""
     out.line(out.bold(f"evenkeel doctor  {head}"))
-    widest = max((len(finding.check) for finding in found), default=0)
-    indent = " " * (widest + 13)
+    rows = []
     last = ""
     for finding in found:
         name = finding.check if finding.check != last else ""
         last = finding.check
         mark = out.with_glyph(_SIGNS[finding.status.value], f"{finding.status.value:<7}")
-        text = f"{finding.subject}: {finding.text}" if finding.subject else finding.text
-        first, *more = out.wrapped(text, len(indent))
-        out.line(f"{name:<{widest}}  {mark}  {first}")
-        for line in more:
-            out.line(indent + line)
+        rows.append((name, mark, f"{finding.subject}: {finding.text}" if finding.subject else finding.text))
         if finding.fix:
-            first, *more = out.wrapped(f"fix: {finding.fix}", len(indent))
-            for line in (first, *more):
-                out.line(indent + out.dim(line))
+            rows.append(("", "", out.dim(f"fix: {finding.fix}")))
+    out.table([Column("", 0), Column("", 1), Column("", 2, wraps=True)], rows)
     counts = {name: sum(finding.status.value == name for finding in found) for name in _SIGNS}
     out.line(out.bold(", ".join(f"{number} {name}" for name, number in counts.items())))
     if then:

@@ -7,7 +7,7 @@ import typer
 
 from evenkeel_cli import local_data_centre
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer
+from evenkeel_cli.commands.output import answer_change
 from evenkeel_cli.render import Column, OutputFormat, Printer, page
 from evenkeel_cli.state_labels import plain
 from evenkeel_client.client import ControlClient
@@ -104,11 +104,8 @@ def inject(
         body["job"] = f"{struck['namespace']}/{struck['jobId']}-a{struck['currentAttempt']}"
     found = control.call("POST", "/control/faults", body)
 
-    def draw(out: Printer) -> None:
-        out.line(out.with_glyph("warn", f"{found['fault']} on {found['node']} ({found['faultId']})"))
-        out.line(f"{out.dim('next')}  evenkeel status -w")
-
-    answer(found, output, draw)
+    text = f"{found['fault']} on {found['node']} ({found['faultId']})"
+    answer_change(found, output, text, status="warn", then="status -w")
 
 
 @app.command("clear")
@@ -119,7 +116,7 @@ def clear(
     """Clear a fault."""
     found = _control().call("DELETE", f"/control/faults/{fault_id}")
     text = f"{found['fault']} on {found['node']} cleared"
-    answer(found, output, lambda out: out.line(out.with_glyph("ok", text)))
+    answer_change(found, output, text)
 
 
 def _control() -> ControlClient:
@@ -143,17 +140,10 @@ def _table(out: Printer, found: Json) -> None:
     injected = [item for item in found["injected"] if not item["cleared"]]
     if injected:
         out.line()
-        rows = [[item["faultId"], plain(item["fault"]), item["node"]] for item in injected]
-        out.table([Column("INJECTED"), Column("FAULT"), Column("NODE")], rows)
+        fault = Column("FAULT", lambda item: plain(item["fault"]))
+        out.table([Column("INJECTED", "faultId"), fault, Column("NODE", "node")], injected)
 
 
 def _print_entries(out: Printer, entries: list[tuple[str, str]], head: str) -> None:
-    if out.width is None:
-        out.table([Column(head), Column("EFFECT", gives_way=True)], [list(entry) for entry in entries])
-        return
-    widest = max((len(name) for name, _ in entries), default=0)
-    for name, text in entries:
-        first, *others = out.wrapped(text, widest + 2)
-        out.line(f"{out.bold(name)}{' ' * (widest - len(name))}  {first}")
-        for other in others:
-            out.line(" " * (widest + 2) + other)
+    titles = (head, "EFFECT") if out.width is None else ("", "")
+    out.table([Column(titles[0], lambda entry: out.bold(entry[0])), Column(titles[1], 1, wraps=True)], entries)

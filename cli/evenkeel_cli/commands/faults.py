@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_list
-from evenkeel_cli.render import OutputFormat, Printer
+from evenkeel_cli.commands.output import answer, answer_change, answer_list
+from evenkeel_cli.render import OutputFormat
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -36,7 +36,7 @@ def list_faults(
     from evenkeel_cli.offline import faults, policies
 
     found = faults.listed(policies.load(policy).catalogue, family)
-    answer_list(found, output, name_key="key", nothing="", table=faults.draw_list)
+    answer_list(found, output, lambda _: faults.COLUMNS, name_key="key", nothing="")
 
 
 @app.command("explain")
@@ -53,7 +53,7 @@ def explain(
 
 
 @app.command("report")
-def report(
+def report(  # noqa: PLR0913, PLR0917 - options, each given by its name
     node: Annotated[str, typer.Argument(metavar="NODE", help="Instance id or full node name.")],
     code: Annotated[str, typer.Argument(help="xid:79, 79, gpu:driver_hang, …; - if --line names it.")],
     line: Annotated[str, typer.Option(help="Line of the kernel log, or of HyperPod's agent.")] = "",
@@ -80,9 +80,5 @@ def report(
     body = {"faults": [{name: value for name, value in fault.items() if value}]}
     found = lookup.current_client().post("/faults", body, key=key, repeat="" if at else f" --at {fault['observedAt']}")
 
-    def draw(out: Printer) -> None:
-        said = f"{found['accepted']} reported" if found["accepted"] else "the log line names no fault of the node"
-        out.line(out.with_glyph("ok" if found["accepted"] else "warn", said))
-        out.line(f"{out.dim('next')}  evenkeel incidents ls")
-
-    answer(found, output, draw)
+    text = f"{found['accepted']} reported" if found["accepted"] else "the log line names no fault of the node"
+    answer_change(found, output, text, status="ok" if found["accepted"] else "warn", then="incidents ls")

@@ -1,14 +1,12 @@
 """`evenkeel incidents`."""
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.jobs import print_notes
-from evenkeel_cli.commands.output import answer, answer_list
-from evenkeel_cli.render import Column, OutputFormat, Printer, duration, note
+from evenkeel_cli.commands.output import answer, answer_change, answer_list, confirm, draw_timeline
+from evenkeel_cli.render import Column, OutputFormat, Printer, duration
 from evenkeel_cli.state_labels import INCIDENT, plain
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -16,8 +14,6 @@ Json = dict[str, Any]
 
 app = lookup.group("Show node incidents and their recovery; approve or decline plans.")
 
-ReasonOption = Annotated[str, typer.Option(help="Reason; recorded.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 IncidentArgument = Annotated[str, typer.Argument(metavar="INCIDENT", help="Id, unique prefix of an id, or @latest.")]
 
 
@@ -31,7 +27,13 @@ def list_incidents(
     found, token = lookup.listed(lookup.current_client(), "/incidents", limit, state=state and state.upper())
     nothing = "No incidents." if not state else f"No incidents are {plain(state)}."
     answer_list(
-        found, output, name_key="incidentId", nothing=nothing, table=_print_table, page_token=token, ends_after=limit
+        found,
+        output,
+        lambda out: _columns(out, is_wide=output is OutputFormat.WIDE),
+        name_key="incidentId",
+        nothing=nothing,
+        page_token=token,
+        ends_after=limit,
     )
 
 
@@ -49,14 +51,14 @@ def timeline(incident: IncidentArgument, output: lookup.OutputOption = OutputFor
     client = lookup.current_client()
     incident_id = lookup.find_incident(client, incident)
     found = client.get(f"/incidents/{incident_id}/timeline")
-    answer(found, output, lambda out: print_notes(out, found["entries"]), has_wide=True)
+    answer(found, output, lambda out: draw_timeline(out, found["entries"]), has_wide=True)
 
 
 @app.command("approve")
 def approve(
     incident: IncidentArgument,
-    reason: ReasonOption = "",
-    is_sure: YesOption = False,
+    reason: lookup.ReasonOption = "",
+    is_sure: lookup.YesOption = False,
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -67,8 +69,8 @@ def approve(
 @app.command("decline")
 def decline(
     incident: IncidentArgument,
-    reason: ReasonOption = "",
-    is_sure: YesOption = False,
+    reason: lookup.ReasonOption = "",
+    is_sure: lookup.YesOption = False,
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -89,30 +91,20 @@ def _answer_plan(typed: str, verb: str, reason: str, is_sure: bool, key: str | N
             Exit.CONFLICT, f"{incident_id} has no plan that awaits approval.{was}", code="PLAN_SUPERSEDED"
         )
     if not is_sure:
-        _confirm(asked, plan, verb)
+        node, jobs = asked["node"], ", ".join(affected["jobId"] for affected in asked["affectedJobs"])
+        confirm(
+            verb,
+            f"{incident_id}: {asked['fault']['name']} on {node['instanceId']}, pool {node['pool']}.",
+            f"{plan['reason']} ({plan['decisionId']})",
+            f"Jobs that will be stopped and moved: {jobs or 'those that run there at that time'}.",
+            "Evenkeel checks every guardrail again before it acts."
+            if verb == "approve"
+            else "Nothing will be changed.",
+        )
     body = {"decisionId": plan["decisionId"], **({"reason": reason} if reason else {})}
     found = client.post(f"/incidents/{incident_id}/{verb}", body, key=key)
-
-    def draw(out: Printer) -> None:
-        done = "approved" if found["approval"]["approves"] else "declined"
-        out.line(out.with_glyph("ok", f"{incident_id}  {done}"))
-        out.line(f"{out.dim('next')}  evenkeel incidents timeline {incident_id}")
-
-    answer(found, output, draw)
-
-
-def _confirm(asked: Json, plan: Json, verb: str) -> None:
-    """Print what will happen, and ask for confirmation."""
-    if not sys.stdin.isatty():
-        raise CommandFailed(
-            Exit.USAGE, f"Standard input is not a terminal: add --yes to {verb} without confirmation.", code="USAGE"
-        )
-    node, jobs = asked["node"], ", ".join(affected["jobId"] for affected in asked["affectedJobs"])
-    note(f"{asked['incidentId']}: {asked['fault']['name']} on {node['instanceId']}, pool {node['pool']}.")
-    note(f"{plan['reason']} ({plan['decisionId']})")
-    note(f"Jobs that will be stopped and moved: {jobs or 'those that run there at that time'}.")
-    note("Evenkeel checks every guardrail again before it acts." if verb == "approve" else "Nothing will be changed.")
-    typer.confirm(f"{verb.capitalize()}?", abort=True, err=True)
+    done = "approved" if found["approval"]["approves"] else "declined"
+    answer_change(found, output, f"{incident_id}  {done}", then=f"incidents timeline {incident_id}")
 
 
 def print_recovery_branches(out: Printer, incident: Json, *, indent: str = "") -> None:
@@ -133,37 +125,29 @@ def print_recovery_branches(out: Printer, incident: Json, *, indent: str = "") -
         out.line(f"{indent}job   {text}")
 
 
-def _print_table(out: Printer, incidents: list[Json], is_wide: bool) -> None:
-    columns = [
-        Column("INCIDENT"),
-        Column("NODE"),
-        Column("FAULT"),
-        Column("STATE"),
-        Column(out.age_title("OPENED"), is_right=True),
+def _columns(out: Printer, *, is_wide: bool) -> list[Column]:
+    def node(incident: Json) -> str:
+        return str(incident["node"]["instanceId"]) if is_wide else short_node(incident["node"]["instanceId"])
+
+    def state(incident: Json) -> str:
+        return out.with_glyph(INCIDENT[incident["state"]], plain(incident["state"]))
+
+    def jobs(incident: Json) -> str:
+        return ",".join(affected["jobId"] for affected in incident["affectedJobs"]) or "–"
+
+    return [
+        Column("INCIDENT", "incidentId"),
+        Column("NODE", node),
+        Column("FAULT", lambda incident: incident["fault"]["key"]),
+        Column("STATE", state),
+        Column(out.age_title("OPENED"), lambda incident: out.when(incident["openedAt"], ago=False), is_right=True),
+        Column("FAULT NAME", lambda incident: incident["fault"]["name"], is_wide=True),
+        Column("SEVERITY", "severity", is_wide=True),
+        Column("POOL", lambda incident: incident["node"]["pool"], is_wide=True),
+        Column("REPAIRS", lambda incident: ",".join(incident["repairs"]) or "–", is_wide=True),
+        Column("JOBS", jobs, is_wide=True),
+        Column("OUTCOME", "outcome", gives_way=True),
     ]
-    if is_wide:
-        columns += [Column("FAULT NAME"), Column("SEVERITY"), Column("POOL"), Column("REPAIRS"), Column("JOBS")]
-    columns.append(Column("OUTCOME", gives_way=True))
-    rows = []
-    for incident in incidents:
-        row = [
-            incident["incidentId"],
-            incident["node"]["instanceId"] if is_wide else short_node(incident["node"]["instanceId"]),
-            incident["fault"]["key"],
-            out.with_glyph(INCIDENT[incident["state"]], plain(incident["state"])),
-            out.when(incident["openedAt"], ago=False),
-        ]
-        if is_wide:
-            jobs = ",".join(affected["jobId"] for affected in incident["affectedJobs"]) or "–"
-            row += [
-                incident["fault"]["name"],
-                incident["severity"],
-                incident["node"]["pool"],
-                ",".join(incident["repairs"]) or "–",
-                jobs,
-            ]
-        rows.append([*row, incident["outcome"]])
-    out.table(columns, rows, is_whole=is_wide)
 
 
 def short_node(instance_id: str) -> str:
@@ -205,19 +189,12 @@ def _print_incident(out: Printer, incident: Json) -> None:
     print_recovery_branches(out, incident, indent="  ")
     if incident["took"]:
         out.line()
-        steps = incident["took"]
-        clocks = out.clocks(step["at"] for step in steps)
-        after = ["", *(f"+{duration(step['seconds'])}" for step in steps[1:])]
-        out.table(
-            [Column("REACHED"), Column("AT"), Column("AFTER", is_right=True)],
-            [[step["stage"], at, later] for step, at, later in zip(steps, clocks, after, strict=True)],
-            indent="  ",
-        )
+        _draw_steps(out, incident["took"])
     out.line()
     _print_evidence(out, incident["evidence"])
     out.line()
     verb = "approve" if incident["pendingApproval"] else "timeline"
-    out.line(f"{out.dim('next')}  evenkeel incidents {verb} {incident['incidentId']}")
+    out.next(f"evenkeel incidents {verb} {incident['incidentId']}")
 
 
 def _late_approval_hint(incident: Json) -> str:
@@ -226,15 +203,19 @@ def _late_approval_hint(incident: Json) -> str:
     return f"while the node is unhealthy: evenkeel incidents approve {incident['incidentId']}" if late else ""
 
 
+def _draw_steps(out: Printer, steps: list[Json]) -> None:
+    clocks = out.clocks(step["at"] for step in steps)
+    after = ["", *(f"+{duration(step['seconds'])}" for step in steps[1:])]
+    rows = [(step["stage"], at, later) for step, at, later in zip(steps, clocks, after, strict=True)]
+    out.table([Column("REACHED", 0), Column("AT", 1), Column("AFTER", 2, is_right=True)], rows, indent="  ")
+
+
 def _print_evidence(out: Printer, evidence: list[Json]) -> None:
-    columns = [Column("EVIDENCE"), Column("SEEN"), Column("SOURCE"), Column("DETAIL", gives_way=True)]
-    rows = [
-        [
-            fact["faultKey"] or plain(fact["kind"]),
-            seen,
-            fact["source"],
-            fact["detail"],
-        ]
-        for fact, seen in zip(evidence, out.clocks(fact["observedAt"] for fact in evidence), strict=True)
+    clocks = out.clocks(fact["observedAt"] for fact in evidence)
+    columns = [
+        Column("EVIDENCE", lambda row: row[0]["faultKey"] or plain(row[0]["kind"])),
+        Column("SEEN", 1),
+        Column("SOURCE", lambda row: row[0]["source"]),
+        Column("DETAIL", lambda row: row[0]["detail"], gives_way=True),
     ]
-    out.table(columns, rows, indent="  ")
+    out.table(columns, zip(evidence, clocks, strict=True), indent="  ")

@@ -22,6 +22,8 @@ KeyOption = Annotated[
     str | None,
     typer.Option("--idempotency-key", help="Idempotency key; reuse it to retry the same change.", metavar="KEY"),
 ]
+ReasonOption = Annotated[str, typer.Option(help="Reason; recorded.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 StateOption = Annotated[
     str | None, typer.Option("--state", help="Only these states, comma-separated.", metavar="STATE,…")
 ]

@@ -1,22 +1,18 @@
 """`evenkeel nodes`."""
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_list
-from evenkeel_cli.render import Column, OutputFormat, Printer, note
+from evenkeel_cli.commands.output import answer, answer_change, answer_list, confirm
+from evenkeel_cli.render import Column, OutputFormat, Printer
 from evenkeel_cli.state_labels import NODE, plain
-from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
 app = lookup.group("List, show, cordon, uncordon and replace nodes.")
 
-ReasonOption = Annotated[str, typer.Option(help="Reason; recorded.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Instance id, node name, or a unique prefix.")]
 
 
@@ -33,7 +29,16 @@ def list_nodes(
     nodes = [node for node in found if node["state"] != "GONE" and (node["isLemon"] or not lemons)]
     nodes.sort(key=lambda node: (node["pool"], node["slot"]))
     nothing = "No node is a lemon." if lemons else "No nodes are known yet. The first sweep adds them."
-    answer_list(nodes, output, name_key="instanceId", nothing=nothing, table=_table, page_token=token, ends_after=limit)
+    has_cordons = any(node.get("cordon") for node in nodes)
+    answer_list(
+        nodes,
+        output,
+        lambda out: _columns(out, has_cordons=has_cordons),
+        name_key="instanceId",
+        nothing=nothing,
+        page_token=token,
+        ends_after=limit,
+    )
 
 
 @app.command("show")
@@ -47,7 +52,7 @@ def show_node(node: NodeArgument, output: lookup.OutputOption = OutputFormat.TAB
 @app.command("cordon")
 def cordon(
     node: NodeArgument,
-    reason: ReasonOption = "",
+    reason: lookup.ReasonOption = "",
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -58,7 +63,7 @@ def cordon(
 @app.command("uncordon")
 def uncordon(
     node: NodeArgument,
-    reason: ReasonOption = "",
+    reason: lookup.ReasonOption = "",
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -72,7 +77,7 @@ def replace(
     reason: Annotated[str, typer.Option(help="Reason; recorded.")],
     code: Annotated[str, typer.Option(help="Fault code, if known; list them with `evenkeel faults ls`.")] = "",
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="Show and record the plan; change nothing.")] = False,
-    is_sure: YesOption = False,
+    is_sure: lookup.YesOption = False,
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -85,14 +90,15 @@ def replace(
         answer(planned, output, lambda out: _print_plan(out, planned))
         return
     if not is_sure:
-        _confirm(client.ask(f"/nodes/{node_id}/replace", {**body, "dryRun": True}))
+        plan = client.ask(f"/nodes/{node_id}/replace", {**body, "dryRun": True})
+        confirm(
+            "replace",
+            f"{plan['instanceId']}: {plan['reason']} ({plan['decisionId']})",
+            f"Jobs that will be stopped and moved: {', '.join(plan['jobs']) or 'those that run there at that time'}.",
+            "Evenkeel checks every guardrail before it acts.",
+        )
     found = client.post(f"/nodes/{node_id}/replace", body, key=key)
-
-    def draw(out: Printer) -> None:
-        out.line(out.with_glyph("ok", f"{node_id}  replacement requested"))
-        out.line(f"{out.dim('next')}  evenkeel nodes show {node_id}")
-
-    answer(found, output, draw)
+    answer_change(found, output, f"{node_id}  replacement requested", then=f"nodes show {node_id}")
 
 
 def _print_plan(out: Printer, planned: Json) -> None:
@@ -101,19 +107,7 @@ def _print_plan(out: Printer, planned: Json) -> None:
     refused = "; ".join(f"{each['option']}: {each['whyNot']}" for each in planned["alternatives"])
     out.pairs([("why", planned["reason"]), ("jobs", jobs), ("not", refused)], indent="  ")
     if planned["decisionId"]:
-        out.line(f"{out.dim('next')}  evenkeel why {planned['decisionId']}")
-
-
-def _confirm(planned: Json) -> None:
-    """Print what will happen, and ask for confirmation."""
-    if not sys.stdin.isatty():
-        raise CommandFailed(
-            Exit.USAGE, "Standard input is not a terminal: add --yes to replace without confirmation.", code="USAGE"
-        )
-    note(f"{planned['instanceId']}: {planned['reason']} ({planned['decisionId']})")
-    note(f"Jobs that will be stopped and moved: {', '.join(planned['jobs']) or 'those that run there at that time'}.")
-    note("Evenkeel checks every guardrail before it acts.")
-    typer.confirm("Replace?", abort=True, err=True)
+        out.next(f"evenkeel why {planned['decisionId']}")
 
 
 def _cordon_or_uncordon(typed: str, verb: str, reason: str, key: str | None, output: OutputFormat) -> None:
@@ -121,13 +115,10 @@ def _cordon_or_uncordon(typed: str, verb: str, reason: str, key: str | None, out
     node_id = lookup.find_node(client, typed)
     found = client.post(f"/nodes/{node_id}/{verb}", {"reason": reason} if reason else {}, key=key)
 
-    def draw(out: Printer) -> None:
-        out.line(out.with_glyph("ok", f"{found['instanceId']}  {plain(found['outcome'])}"))
-        is_cordoned = found["outcome"] == "CORDONED"
-        verb, ends = ("uncordon", " removes it") if is_cordoned else ("show", "")
-        out.line(f"{out.dim('next')}  evenkeel nodes {verb} {found['instanceId']}{ends}")
-
-    answer(found, output, draw)
+    is_cordoned = found["outcome"] == "CORDONED"
+    follows, ends = ("uncordon", " removes it") if is_cordoned else ("show", "")
+    then = f"nodes {follows} {found['instanceId']}{ends}"
+    answer_change(found, output, f"{found['instanceId']}  {plain(found['outcome'])}", then=then)
 
 
 def _show(out: Printer, found: Json) -> None:
@@ -157,7 +148,7 @@ def _show(out: Printer, found: Json) -> None:
     )
     if found["incidentId"]:
         out.line()
-        out.line(f"{out.dim('next')}  evenkeel why {found['incidentId']}")
+        out.next(f"evenkeel why {found['incidentId']}")
 
 
 def _sign(node: Json) -> str:
@@ -173,36 +164,27 @@ def cordoned(out: Printer, node: Json) -> str:
     return f"{out.when(cordon['at'])} by {cordon['by']}{why}"
 
 
-def _table(out: Printer, nodes: list[Json], is_wide: bool) -> None:
-    columns = [
-        Column("NODE"),
-        Column("POOL", gives_way=True),
-        Column("STATE"),
-        Column("GPUS", is_right=True),
-        Column(out.age_title("LAUNCHED"), is_right=True),
-    ]
-    if is_wide:
-        columns += [Column("TYPE"), Column("ZONE"), Column("NAME"), Column("SLOT"), Column("HYPERPOD")]
-        columns.append(Column("UNMANAGED WORK"))
-    columns.append(Column("INCIDENT"))
-    has_cordons = any(node.get("cordon") for node in nodes)
-    if has_cordons:
-        columns.append(Column("CORDONED BY", gives_way=True))
-    rows = []
-    for node in nodes:
-        row = [
-            node["instanceId"],
-            node["pool"],
-            out.with_glyph(_sign(node), plain(node["state"]) + out.last_seen(node)),
-            f"{node['gpusInUse']}/{node['gpus']}",
-            out.when(node["launchedAt"], ago=False),
-        ]
-        if is_wide:
-            place = [node["zone"] or "–", node["name"] or "–", node["slot"], node["providerStatus"] or "–"]
-            row += [node["instanceType"], *place, ", ".join(node["unmanagedWorkloads"]) or "–"]
-        # Show the blocking rule next to the node.
-        rule = f" ({plain(node['block']['rule'])})" if node["block"] else ""
+def _columns(out: Printer, *, has_cordons: bool) -> list[Column]:
+    def incident(node: Json) -> str:
+        # The blocking rule is shown next to the incident.
+        return (node["incidentId"] or "–") + (f" ({plain(node['block']['rule'])})" if node["block"] else "")
+
+    def cordoned_by(node: Json) -> str:
         cordon = node.get("cordon")
-        whose = f"{cordon['by']}{': ' + cordon['reason'] if cordon['reason'] else ''}" if cordon else "–"
-        rows.append([*row, f"{node['incidentId'] or '–'}{rule}", *([whose] if has_cordons else [])])
-    out.table(columns, rows, is_whole=is_wide)
+        return f"{cordon['by']}{': ' + cordon['reason'] if cordon['reason'] else ''}" if cordon else "–"
+
+    return [
+        Column("NODE", "instanceId"),
+        Column("POOL", "pool", gives_way=True),
+        Column("STATE", lambda node: out.with_glyph(_sign(node), plain(node["state"]) + out.last_seen(node))),
+        Column("GPUS", lambda node: f"{node['gpusInUse']}/{node['gpus']}", is_right=True),
+        Column(out.age_title("LAUNCHED"), lambda node: out.when(node["launchedAt"], ago=False), is_right=True),
+        Column("TYPE", "instanceType", is_wide=True),
+        Column("ZONE", lambda node: node["zone"] or "–", is_wide=True),
+        Column("NAME", lambda node: node["name"] or "–", is_wide=True),
+        Column("SLOT", "slot", is_wide=True),
+        Column("HYPERPOD", lambda node: node["providerStatus"] or "–", is_wide=True),
+        Column("UNMANAGED WORK", lambda node: ", ".join(node["unmanagedWorkloads"]) or "–", is_wide=True),
+        Column("INCIDENT", incident),
+        *([Column("CORDONED BY", cordoned_by, gives_way=True)] if has_cordons else []),
+    ]

@@ -1,10 +1,14 @@
 """Output of the commands: a JSON document or names for a script, a page for a person."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import typer
+
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.render import OutputFormat, Printer, note, only, page
+from evenkeel_cli.render import Column, OutputFormat, Printer, note, only, page
+from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
@@ -12,15 +16,22 @@ Json = dict[str, Any]
 def answer(found: Json, output: OutputFormat, draw: Callable[[Printer], None], *, has_wide: bool = False) -> None:
     """Print one object. `has_wide`: accept `-o wide`, which draws the same page."""
     out = page()
-    forms = (
-        (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON)
-        if has_wide
-        else (OutputFormat.TABLE, OutputFormat.JSON)
-    )
+    forms = (OutputFormat.TABLE, OutputFormat.JSON, *([OutputFormat.WIDE] if has_wide else []))
     if only(output, forms) is OutputFormat.JSON:
         out.json(found)
     else:
         draw(out)
+
+
+def answer_change(found: Json, output: OutputFormat, text: str, *, status: str = "ok", then: str = "") -> None:
+    """Print the result of a change on one line, and the command that helps next."""
+
+    def draw(out: Printer) -> None:
+        out.line(out.with_glyph(status, text))
+        if then:
+            out.next(f"evenkeel {then}")
+
+    answer(found, output, draw)
 
 
 def answer_model(found: Any, output: OutputFormat, draw: Callable[[Printer], None]) -> None:
@@ -35,10 +46,10 @@ def answer_model(found: Any, output: OutputFormat, draw: Callable[[Printer], Non
 def answer_list(
     found: list[Json],
     output: OutputFormat,
+    columns: Callable[[Printer], Sequence[Column]],
     *,
     name_key: str,
     nothing: str,
-    table: Callable[[Printer, list[Json], bool], None],
     page_token: str | None = None,
     ends_after: int | None = None,
 ) -> None:
@@ -47,9 +58,9 @@ def answer_list(
     Args:
         found: The items.
         output: The form asked for.
+        columns: Returns the columns of the table.
         name_key: Key of the field that `-o name` prints.
         nothing: Text to print if the list is empty.
-        table: Draws the items; its last argument is whether to draw the wide form.
         page_token: Token of the next page.
         ends_after: Number of items requested; None = the list has no pages.
     """
@@ -63,7 +74,41 @@ def answer_list(
         case _ if not found:
             note(nothing)
         case _:
-            table(out, found, output is OutputFormat.WIDE)
+            out.table(columns(out), found, is_wide=output is OutputFormat.WIDE)
     if page_token:
         way = f": --limit accepts up to {lookup.MOST_LISTED}" if ends_after != lookup.MOST_LISTED else ""
         note(f"Listed the first {ends_after} items. There may be more{way}.")
+
+
+def confirm(verb: str, *notes: str) -> None:
+    """Print what will happen, and ask for confirmation.
+
+    Raises:
+        CommandFailed: there is no terminal to ask on.
+    """
+    if not sys.stdin.isatty():
+        raise CommandFailed(
+            Exit.USAGE, f"Standard input is not a terminal: add --yes to {verb} without confirmation.", code="USAGE"
+        )
+    for text in notes:
+        note(text)
+    typer.confirm(f"{verb.capitalize()}?", abort=True, err=True)
+
+
+def draw_timeline(out: Printer, entries: list[Json]) -> None:
+    """Print a timeline, one line for each entry; long texts wrap under themselves."""
+    widest = max((len(entry["kind"]) for entry in entries), default=0)
+    clocks = out.clocks(entry["at"] for entry in entries)
+    rows = [
+        (
+            f"{out.dim(at)} {out.glyph(_KINDS.get(entry['kind'], 'ok'))} {entry['kind']:<{widest}}",
+            entry["text"] + (f" [{entry['decisionId']}]" if entry["decisionId"] else ""),
+        )
+        for entry, at in zip(entries, clocks, strict=True)
+    ]
+    out.table([Column("", 0), Column("", 1, wraps=True)], rows)
+    if not entries:
+        note("Nothing has happened yet.")
+
+
+_KINDS = {"sickened": "warn", "failed": "failed", "paged": "failed", "held": "warn", "lost": "warn", "planned": "next"}

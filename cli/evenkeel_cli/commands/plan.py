@@ -13,7 +13,7 @@ app = lookup.single("plan")
 
 
 @app.command("plan")
-def plan(
+def plan(  # noqa: PLR0913, PLR0917 - options, each given by its name
     quota: Annotated[
         list[Path],
         typer.Option("--quota", "-q", metavar="FILE", help="Queues: Kueue YAML, HyperPod JSON or the short form."),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_list
+from evenkeel_cli.commands.output import answer, answer_change, answer_list
 from evenkeel_cli.render import Column, OutputFormat, Printer, note, page
 from evenkeel_client.errors import Exit
 
@@ -85,9 +85,9 @@ def import_(
                 "ok", f"{', '.join(found['policy']['jobTypes']['types'])}: written to {' and '.join(written)}"
             )
         )
-        out.line(f"{out.dim('next')}  kubectl apply -f {written[2]}")
-        out.line(f"{out.dim('next')}  evenkeel policy apply {written[0]} --reason …")
-        out.line(f"{out.dim('next')}  evenkeel teams apply -f {written[1]} --dry-run --reason …")
+        out.next(f"kubectl apply -f {written[2]}")
+        out.next(f"evenkeel policy apply {written[0]} --reason …")
+        out.next(f"evenkeel teams apply -f {written[1]} --dry-run --reason …")
 
     answer(found, output, draw)
 
@@ -114,23 +114,21 @@ def history(limit: lookup.LimitOption = 1000, output: lookup.OutputOption = Outp
         if not token:
             break
     nothing = "The policy is as shipped: it has no changes."
-    answer_list(changes, output, name_key="number", nothing=nothing, table=_history, page_token=token, ends_after=limit)
+    answer_list(changes, output, _columns, name_key="number", nothing=nothing, page_token=token, ends_after=limit)
 
 
-def _history(out: Printer, changes: list[Json], is_wide: bool) -> None:
-    columns = [Column("CHANGE", is_right=True), Column("AT"), Column("BY"), Column("BECAUSE", gives_way=True)]
-    columns.append(Column("CHANGES", gives_way=True))
-    rows = [
-        [
-            str(change["number"]),
-            out.when(change["at"]),
-            change["by"],
-            change["reason"],
-            json.dumps(change["changes"], ensure_ascii=False) if change["changes"] else "no changes",
-        ]
-        for change in changes
+def _columns(out: Printer) -> list[Column]:
+    return [
+        Column("CHANGE", "number", is_right=True),
+        Column("AT", lambda change: out.when(change["at"])),
+        Column("BY", "by"),
+        Column("BECAUSE", "reason", gives_way=True),
+        Column("CHANGES", _changes_text, gives_way=True),
     ]
-    out.table(columns, rows, is_whole=is_wide)
+
+
+def _changes_text(change: Json) -> str:
+    return json.dumps(change["changes"], ensure_ascii=False) if change["changes"] else "no changes"
 
 
 @app.command("apply")
@@ -150,11 +148,8 @@ def apply(
     body = {"changes": policies.document(file), "reason": reason} | ({"basedOn": based_on} if based_on else {})
     found = client.post(f"/clusters/{client.fleet}/policy", body, key=key)
 
-    def draw(out: Printer) -> None:
-        out.line(out.with_glyph("ok", f"change {found['number']} takes effect everywhere within 30 seconds"))
-        out.line(f"{out.dim('next')}  evenkeel policy show")
-
-    answer(found, output, draw)
+    text = f"change {found['number']} takes effect everywhere within 30 seconds"
+    answer_change(found, output, text, then="policy show")
 
 
 @app.command("test")
@@ -180,17 +175,14 @@ def _print_test(out: Printer, found: Json) -> None:
     of = f"of {found['examined']} decisions since {found['since'][:19]}Z"
     out.line(out.with_glyph("warn" if changed else "ok", f"{len(changed)} {of} would differ"))
     if changed:
-        rows = [
-            [
-                each["decisionId"],
-                each["kind"],
-                each["subject"],
-                _answer_text(each["before"]),
-                _answer_text(each["after"]),
-            ]
-            for each in changed
+        columns = [
+            Column("DECISION", "decisionId"),
+            Column("KIND", "kind"),
+            Column("ABOUT", "subject"),
+            Column("RECORDED", lambda each: _answer_text(each["before"])),
+            Column("WOULD BE", lambda each: _answer_text(each["after"])),
         ]
-        out.table([Column(name) for name in ("DECISION", "KIND", "ABOUT", "RECORDED", "WOULD BE")], rows, indent="  ")
+        out.table(columns, changed, indent="  ")
     if found["cannot"]:
         out.line(f"  {found['cannot']} cannot be replayed: another engine version made them")
     if found["isLowerBound"]:
@@ -229,7 +221,7 @@ def _show(out: Printer, found: Json) -> None:
         [
             ("changed", f"{out.when(change['at'])} by {change['by']}, change {change['number']}"),
             ("because", change["reason"]),
-            ("changes", json.dumps(change["changes"], ensure_ascii=False) if change["changes"] else "no changes"),
+            ("changes", _changes_text(change)),
         ],
         indent="  ",
     )
@@ -239,5 +231,5 @@ def _print_check(out: Printer, found: Json) -> None:
     out.line(out.with_glyph("ok", f"The file is valid: policy {found['hash']}, catalogue {found['catalogueHash']}"))
     if found["changes"]:
         out.line()
-        rows = [[change["field"], change["before"], change["after"]] for change in found["changes"]]
-        out.table([Column("FIELD"), Column("SHIPPED"), Column("HERE", gives_way=True)], rows, indent="  ")
+        columns = [Column("FIELD", "field"), Column("SHIPPED", "before"), Column("HERE", "after", gives_way=True)]
+        out.table(columns, found["changes"], indent="  ")

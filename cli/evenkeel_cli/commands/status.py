@@ -10,7 +10,7 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.automation import scope_options
 from evenkeel_cli.commands.incidents import print_recovery_branches
-from evenkeel_cli.render import OutputFormat, Printer, age, duration, only, page, visible
+from evenkeel_cli.render import Column, OutputFormat, Printer, age, duration, only, page, visible
 from evenkeel_cli.state_labels import HEALTH, NODE, SOURCE, counted, mode_of, plain
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
@@ -102,7 +102,7 @@ def show(out: Printer, found: Json, *, is_wide: bool = False) -> None:
             continue
         word = "NEEDS YOU" if incident["needsYou"] else "WORKING"
         name = f"{incident['incidentId']}  {incident['node']['instanceId']}  {incident['fault']['name']}"
-        out.line(out.cut(f"{out.bold(word)} {name}", out.width or 10_000))
+        out.table([Column("", 0, gives_way=True)], [[f"{out.bold(word)} {name}"]])
         print_recovery_branches(out, incident, indent="        ")
         if incident["needsYou"] and incident["outcome"]:
             out.paragraph(incident["outcome"], indent="        ")
@@ -175,31 +175,26 @@ def _jobs(out: Printer, jobs: Json) -> None:
     if not jobs["classes"] and not jobs["unmanaged"]["workloads"]:
         out.line(f"{out.bold('JOBS')}    none running, none pending")
         return
-    titles = ("class", "run", "pend", "preempted", "avg run", "max run", "avg wait", "max wait")
     rows: list[tuple[str, ...]] = [
+        (f"{out.bold('JOBS')}  ", "class", "run", "pend", "preempted", "avg run", "max run", "avg wait", "max wait")
+    ]
+    rows += [
         (
+            "",
             entry["priorityClass"] or "(unset)",
-            str(entry["running"]),
-            str(entry["pending"]),
-            str(entry["preempted"]),
-            _age_text(entry["averageRunSeconds"]),
-            _age_text(entry["longestRunSeconds"]),
-            _age_text(entry["averageWaitSeconds"]),
-            _age_text(entry["longestWaitSeconds"]),
+            *(str(entry[name]) for name in ("running", "pending", "preempted")),
+            *(
+                _age_text(entry[name])
+                for name in ("averageRunSeconds", "longestRunSeconds", "averageWaitSeconds", "longestWaitSeconds")
+            ),
         )
         for entry in jobs["classes"]
     ]
     unmanaged = jobs["unmanaged"]
     if unmanaged["workloads"]:
-        rows.append(("(unmanaged)", str(unmanaged["workloads"]), *["–"] * (len(titles) - 2)))
-    widths = [max(len(row[index]) for row in (titles, *rows)) for index in range(len(titles))]
-    for index, row in enumerate((titles, *rows)):
-        cells = [
-            f"{row[0]:<{widths[0]}}",
-            *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)),
-        ]
-        title = out.bold("JOBS") + "    " if index == 0 else "        "
-        out.line(title + "  ".join(cells))
+        rows.append(("", "(unmanaged)", str(unmanaged["workloads"]), *["–"] * 6))
+    columns = [Column("", place, is_right=place > 1) for place in range(9)]
+    out.table(columns, rows, is_wide=True)
     suspended = sum(entry["suspended"] for entry in jobs["classes"])
     if suspended:
         out.line(f"        {counted(suspended, 'job')} suspended")

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_list
+from evenkeel_cli.commands.output import answer, answer_change, answer_list
 from evenkeel_cli.render import Column, OutputFormat, Printer, note
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
@@ -24,7 +24,8 @@ TeamArgument = Annotated[str, typer.Argument(metavar="TEAM", help="The team's na
 def list_teams(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List teams: allocated, used, borrowed, lent."""
     found = lookup.current_client().get("/teams")["items"]
-    answer_list(found, output, name_key="team", nothing="There are no teams and no running jobs.", table=_table)
+    nothing = "There are no teams and no running jobs."
+    answer_list(found, output, lambda _: _COLUMNS, name_key="team", nothing=nothing)
 
 
 @app.command("show")
@@ -97,7 +98,7 @@ def remove(
     client = lookup.current_client()
     version = client.get(f"/teams/{team}/quota")["version"]
     found = client.change("DELETE", f"/teams/{team}?reason={quote(reason, safe='')}", {}, version=version)
-    answer(found, output, lambda out: out.line(out.with_glyph("ok", f"{team}  removed")))
+    answer_change(found, output, f"{team}  removed")
 
 
 _STATE_TEXT = ("name", "changes", "version")
@@ -134,34 +135,44 @@ def _print_changes(out: Printer, found: Json) -> None:
             continue
         verb = "would change" if found["isDryRun"] else f"set, version {item['version']}"
         out.line(out.with_glyph("next" if found["isDryRun"] else "ok", f"{name}  {verb}: {', '.join(item['changes'])}"))
-    out.line(f"{out.dim('next')}  evenkeel teams ls")
+    out.next("evenkeel teams ls")
 
 
-def _table(out: Printer, teams: list[Json], is_wide: bool) -> None:
-    columns = [Column("TEAM", gives_way=True)]
-    columns += [Column(name, is_right=True) for name in ("QUOTA", "USED", "BORROWED", "LENT", "UTIL", "RUN", "PEND")]
-    if is_wide:
-        columns += [Column("COHORT"), Column("WEIGHT", is_right=True), Column("BESIDES", is_right=True)]
-    rows = []
-    for team in teams:
-        held = team["accelerators"]
-        row = [team["team"], *(_number(held[name]) for name in ("allocated", "used", "borrowed", "lent"))]
-        row += [_percent(held["utilization"]), str(team["running"]), str(team["pending"])]
-        if is_wide:
-            row += [team["cohort"] or "–", _number(team["weight"]), _number(held["usedBesides"])]
-        rows.append(row)
-    out.table(columns, rows, is_whole=is_wide)
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"
+
+
+def _percent(value: int | None) -> str:
+    return "–" if value is None else f"{value} %"
+
+
+def _held(title: str, name: str, *, is_wide: bool = False) -> Column:
+    return Column(title, lambda team: _number(team["accelerators"][name]), is_right=True, is_wide=is_wide)
+
+
+_COLUMNS = (
+    Column("TEAM", "team", gives_way=True),
+    *(_held("QUOTA", "allocated"), _held("USED", "used"), _held("BORROWED", "borrowed"), _held("LENT", "lent")),
+    Column("UTIL", lambda team: _percent(team["accelerators"]["utilization"]), is_right=True),
+    Column("RUN", "running", is_right=True),
+    Column("PEND", "pending", is_right=True),
+    Column("COHORT", lambda team: team["cohort"] or "–", is_wide=True),
+    Column("WEIGHT", lambda team: _number(team["weight"]), is_right=True, is_wide=True),
+    _held("BESIDES", "usedBesides", is_wide=True),
+)
+_RESOURCE_COLUMNS = (
+    Column("FLAVOR", "flavor", gives_way=True),
+    Column("RESOURCE", "resource"),
+    Column("QUOTA", "allocated", is_right=True),
+    Column("USED", "used", is_right=True),
+    Column("BORROWED", "borrowed", is_right=True),
+    Column("LENT", "lent", is_right=True),
+    Column("UTIL", lambda line: _percent(line["utilization"]), is_right=True),
+)
 
 
 def _resources(out: Printer, team: Json) -> None:
-    names = ("allocated", "used", "borrowed", "lent")
-    columns = [Column("FLAVOR", gives_way=True), Column("RESOURCE")]
-    columns += [Column(name, is_right=True) for name in ("QUOTA", "USED", "BORROWED", "LENT", "UTIL")]
-    rows = [
-        [line["flavor"], line["resource"], *(line[name] for name in names), _percent(line["utilization"])]
-        for line in team["resources"]
-    ]
-    out.table(columns, rows)
+    out.table(_RESOURCE_COLUMNS, team["resources"])
     besides = team["accelerators"]["usedBesides"]
     if besides:
         out.line(f"also uses {besides} accelerators on nodes outside the flavors of its quota")
@@ -194,18 +205,10 @@ def _show(out: Printer, found: Json) -> None:
         ],
         indent="  ",
     )
-    out.line(f"{out.dim('next')}  evenkeel teams quota {team['name']}")
+    out.next(f"evenkeel teams quota {team['name']}")
 
 
 def _budget(budget: Json) -> str:
     parts = [f"{budget['gpuHours']:g} GPU-hours"] if budget["gpuHours"] is not None else []
     parts += [f"${budget['usd']:,.2f}"] if budget["usd"] is not None else []
     return f"{' and '.join(parts)} a {budget['period']}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:g}"
-
-
-def _percent(value: int | None) -> str:
-    return "–" if value is None else f"{value} %"

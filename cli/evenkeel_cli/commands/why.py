@@ -87,7 +87,7 @@ def _cordoned(out: Printer, node: Json) -> None:
     out.line(f"{out.with_glyph(NODE[node['state']], out.bold(node['instanceId']))}  {plain(node['state'])}")
     out.paragraph(f"A person cordoned the node, {cordoned(out, node)}.", indent="  ")
     out.line()
-    out.line(f"{out.dim('next')}  evenkeel nodes uncordon {node['instanceId']}")
+    out.next(f"evenkeel nodes uncordon {node['instanceId']}")
 
 
 def _incident_of(client: ApiClient, instance_id: str) -> str:
@@ -140,10 +140,14 @@ def _print_answer(out: Printer, found: Json) -> None:
     earlier = found.get("earlier") or []
     if earlier:
         out.line()
-        columns = [Column("BEFORE"), Column("DECIDED"), Column("DECISION"), Column("BECAUSE", gives_way=True)]
+        columns = [
+            Column("BEFORE", 0),
+            Column("DECIDED", lambda row: row[1]["action"]),
+            Column("DECISION", lambda row: row[1]["decisionId"]),
+            Column("BECAUSE", lambda row: row[1]["reason"], gives_way=True),
+        ]
         clocks = out.clocks(each["decidedAt"] for each in earlier)
-        rows = [[at, d["action"], d["decisionId"], d["reason"]] for at, d in zip(clocks, earlier, strict=True)]
-        out.table(columns, rows, indent="  ")
+        out.table(columns, zip(clocks, earlier, strict=True), indent="  ")
     evidence = found["evidence"]
     resumed, rejected = evidence.get("resumedFrom"), evidence.get("rejectedCheckpoints") or []
     out.line()
@@ -165,41 +169,18 @@ def _print_alternatives(out: Printer, options: list[Json]) -> None:
     if len(options) < 2:
         return
     columns = [
-        Column("CONSIDERED"),
-        Column("START", is_right=True),
-        Column("GPU-H LOST", is_right=True),
-        Column("LOSS", is_right=True),
-        Column("CHOSEN", gives_way=True),
-    ]
-    rows = [
-        [
-            plain(option["option"]),
-            _approximate_duration(option.get("expectedSeconds")),
-            _hours(option.get("gpuHoursLost")),
-            _usd(option.get("usd")),
-            out.with_glyph("ok", "yes") if option["chosen"] else f"no: {option['whyNot']}",
-        ]
-        for option in options
+        Column("CONSIDERED", lambda option: plain(option["option"])),
+        Column("START", lambda option: _approximate_duration(option.get("expectedSeconds")), is_right=True),
+        Column("GPU-H LOST", lambda option: _hours(option.get("gpuHoursLost")), is_right=True),
+        Column("LOSS", lambda option: _usd(option.get("usd")), is_right=True),
+        Column(
+            "CHOSEN",
+            lambda option: out.with_glyph("ok", "yes") if option["chosen"] else f"no: {option['whyNot']}",
+            wraps=True,
+        ),
     ]
     out.line()
-    if out.width is None:
-        out.table(columns, rows, indent="  ")
-        return
-    # Reasons are sentences: they wrap in their own column rather than being cut.
-    *figures, chosen = columns
-    head = [max(len(column.title), *(len(row[i]) for row in rows)) for i, column in enumerate(figures)]
-    room = 2 + sum(head) + 2 * len(figures)
-
-    def aligned(cells: list[str]) -> str:
-        first, *right = (cell.rjust(width) for cell, width in zip(cells, head, strict=True))
-        return "  ".join(["", cells[0].ljust(len(first)), *right])
-
-    out.line(f"{aligned([column.title for column in figures])}  {chosen.title}")
-    for *cells, said in rows:
-        first, *others = out.wrapped(said, room)
-        out.line(f"{aligned(cells)}  {first}")
-        for text in others:
-            out.line(" " * room + text)
+    out.table(columns, options, indent="  ")
 
 
 def _print_decision(out: Printer, decision: Json) -> None:

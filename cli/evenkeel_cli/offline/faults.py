@@ -39,18 +39,15 @@ def _summary(fault: Fault) -> Json:
     }
 
 
-def draw_list(out: Printer, found: list[Json], is_wide: bool) -> None:
-    """Draw the list."""
-    columns = [Column("FAULT"), Column("SEVERITY"), Column("LADDER", gives_way=True), Column("NAME", gives_way=True)]
-    if is_wide:
-        columns[2:2] = [Column("CLASS"), Column("ALONE"), Column("CHECKPOINTS")]
-    rows = []
-    for fault in found:
-        row = [fault["key"], fault["severity"], " > ".join(fault["ladder"]), fault["name"]]
-        if is_wide:
-            row[2:2] = [fault["class"], "yes" if fault["actsAlone"] else "no", fault["checkpointTrust"]]
-        rows.append(row)
-    out.table(columns, rows, is_whole=is_wide)
+COLUMNS = (
+    Column("FAULT", "key"),
+    Column("SEVERITY", "severity"),
+    Column("CLASS", "class", is_wide=True),
+    Column("ALONE", lambda fault: "yes" if fault["actsAlone"] else "no", is_wide=True),
+    Column("CHECKPOINTS", "checkpointTrust", is_wide=True),
+    Column("LADDER", lambda fault: " > ".join(fault["ladder"]), gives_way=True),
+    Column("NAME", "name", gives_way=True),
+)
 
 
 def explained(code: str, policy: Policy) -> Preview:

@@ -1,6 +1,7 @@
 """The scheduler on files: what it would decide, cycle by cycle, and why."""
 
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,31 +75,19 @@ def draw(out: Printer, plan: Plan) -> None:
     """Draw a plan for a person."""
     for cycle in plan.cycles:
         _draw_cycle(out, cycle)
-    rows = [_row(each) for each in (*plan.end.queues, *plan.end.cohorts) if each.quotas]
-    out.table(
-        [Column("QUEUE OR COHORT"), Column("IN"), Column("USED OF QUOTA", gives_way=True), Column("SHARE", True)],
-        [row for rows_ in rows for row in rows_],
-    )
+    out.table(_TREE_COLUMNS, [each for each in (*plan.end.queues, *plan.end.cohorts) if each.quotas])
     waiting = [
         (job, state) for queue in plan.end.queues for state in ("active", "parked") for job in getattr(queue, state)
     ]
     if waiting or plan.end.unqueued:
         out.line()
-        rows_ = [[job, state] for job, state in waiting] + [[each.job, each.reason] for each in plan.end.unqueued]
-        out.table([Column("NOT ADMITTED"), Column("STATE", gives_way=True)], rows_)
+        waiting += [(each.job, each.reason) for each in plan.end.unqueued]
+        out.table([Column("NOT ADMITTED", 0), Column("STATE", 1, gives_way=True)], waiting)
 
 
 def _draw_cycle(out: Printer, cycle: CycleAnswer) -> None:
     out.line(out.bold(f"cycle {cycle.number}") + out.dim(f"  at {_instant(cycle.at)}"))
-    out.table(
-        [Column("JOB"), Column("QUEUE"), Column("RESULT"), Column("FLAVORS"), Column("LEVEL", True), Column("BECAUSE")],
-        [
-            [each.job, each.queue, each.result, _flavor_text(each), str(each.level), _reason_text(each)]
-            for each in cycle.decisions
-        ],
-        indent="  ",
-        is_whole=True,
-    )
+    out.table(_CYCLE_COLUMNS, cycle.decisions, indent="  ", is_wide=True)
     out.line()
 
 
@@ -125,14 +114,28 @@ def _reason_text(each: DecisionAnswer) -> str:
     return f"evicts {victims}" if victims else each.pending or each.reason
 
 
-def _row(node: NodeAnswer) -> list[list[str]]:
-    share = "∞" if node.share.value is None else str(node.share.value)
-    used = "  ".join(
+def _usage_text(node: NodeAnswer) -> str:
+    return "  ".join(
         f"{each.flavor}/{each.resource} {short_text(each.resource, each.used)} of"
         f" {short_text(each.resource, each.subtree)}"
         for each in node.quotas
     )
-    return [[node.name, node.parent or "–", used, share]]
+
+
+_CYCLE_COLUMNS = (
+    Column("JOB", attrgetter("job")),
+    Column("QUEUE", attrgetter("queue")),
+    Column("RESULT", attrgetter("result")),
+    Column("FLAVORS", _flavor_text),
+    Column("LEVEL", attrgetter("level"), is_right=True),
+    Column("BECAUSE", _reason_text),
+)
+_TREE_COLUMNS = (
+    Column("QUEUE OR COHORT", attrgetter("name")),
+    Column("IN", lambda node: node.parent or "–"),
+    Column("USED OF QUOTA", _usage_text, gives_way=True),
+    Column("SHARE", lambda node: "∞" if node.share.value is None else node.share.value, is_right=True),
+)
 
 
 def profile_of(name: str) -> Profile:
@@ -202,13 +205,15 @@ def explain(replay: Replay, job: str) -> "Why":
 def draw_why(out: Printer, found: "Why") -> None:
     """Draw why for a person."""
     out.line(f"{out.bold(found.job)} in {found.queue}: {found.sentence}")
-    rows = [
-        [each.pod_set, each.flavor, each.mode, _comparison_text(each) or each.why or each.pending]
-        for each in found.decision.considered
-    ]
-    if rows:
+    if found.decision.considered:
         out.line()
-        out.table([Column("POD SET"), Column("FLAVOR"), Column("MODE"), Column("WEIGHED", gives_way=True)], rows)
+        columns = [
+            Column("POD SET", attrgetter("pod_set")),
+            Column("FLAVOR", attrgetter("flavor")),
+            Column("MODE", attrgetter("mode")),
+            Column("WEIGHED", lambda each: _comparison_text(each) or each.why or each.pending, gives_way=True),
+        ]
+        out.table(columns, found.decision.considered)
     if found.changes:
         out.line()
         out.line("Each of these alone would get it in:")

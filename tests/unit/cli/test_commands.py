@@ -21,7 +21,7 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
 from evenkeel.services.storage import rows
 from evenkeel_cli.commands.automation import seconds_of
-from evenkeel_cli.commands.jobs import new_log_text
+from evenkeel_cli.commands.following import new_log_text
 from evenkeel_cli.main import NOUNS
 from evenkeel_cli.render import age, duration
 from evenkeel_client.errors import CommandFailed

@@ -1,0 +1,201 @@
+"""Jobs as people see them: the list, one job, and what the scheduler would decide about one."""
+
+import json
+from typing import Any
+
+from evenkeel_cli.render import Column, Printer, duration
+from evenkeel_cli.state_labels import ATTEMPT, JOB, counted, plain
+
+Json = dict[str, Any]
+
+
+def node_count(job: Json) -> str:
+    """Return the size of a job in words."""
+    has, wanted = job.get("currentNodes") or job["nodes"], job["nodes"]
+    sizes = job.get("elastic")
+    elastic = f", elastic {sizes['minNodes']} to {sizes['maxNodes']}" if sizes else ""
+    now = f"{has} of " if has != wanted else ""
+    return f"{now}{counted(wanted, 'node')}{elastic} × {counted(job['gpusPerNode'], 'GPU')}"
+
+
+def list_columns(out: Printer) -> list[Column]:
+    """Return the columns of a list of jobs."""
+    return [
+        Column("JOB", "jobId"),
+        Column("NAME", "name", gives_way=True),
+        Column("STATE", lambda job: out.with_glyph(_sign(job), plain(job["state"]) + out.last_seen(job))),
+        Column("NODES", "nodes", is_right=True),
+        Column("TRY", "currentAttempt", is_right=True),
+        Column(out.age_title("SUBMITTED"), lambda job: out.when(job["submittedAt"], ago=False), is_right=True),
+        Column("TEAM", "team", is_wide=True),
+        Column("CLASS", lambda job: job["priorityClass"] or "(unset)", is_wide=True),
+        Column("GPUS", lambda job: job["nodes"] * job["gpusPerNode"], is_right=True, is_wide=True),
+        Column("BY", "submittedBy", is_wide=True),
+        Column("REASON", "reason", gives_way=True),
+    ]
+
+
+def unmanaged_columns(*, is_wide: bool) -> list[Column]:
+    """Return the columns of a list of workloads that Evenkeel did not start."""
+    return [
+        Column("WORKLOAD", lambda each: f"{each['kind'] or 'pod'} {each['namespace']}/{each['name']}"),
+        Column("PODS", "pods", is_right=True),
+        Column("GPUS", "accelerators", is_right=True),
+        Column("NODES", lambda each: ",".join(each["nodeNames"]) if is_wide else len(each["nodeNames"])),
+        Column("ON NODE FAULT", "says", gives_way=True),
+    ]
+
+
+def draw_job(out: Printer, job: Json) -> None:
+    """Draw one job; of another team's job only the public fields."""
+    state = plain(job["state"]) + out.last_seen(job)
+    out.line(f"{out.with_glyph(_sign(job), out.bold(job['jobId']))}  {job['name']}  {state}")
+    if job["reason"]:
+        out.paragraph(job["reason"], indent="  ")
+    out.line()
+    is_redacted = job.get("isRedacted")
+    withheld = f"Only team {job['team']} and operators see its command, logs, checkpoints and failures."
+    out.pairs(
+        [
+            ("size", f"{node_count(job)}{' on ' + ', '.join(job['instanceTypes']) if job['instanceTypes'] else ''}"),
+            ("team", f"{job['team']}, class {job['priorityClass'] or '(unset)'}"),
+            ("type", "" if is_redacted else job["jobType"] or ""),
+            ("pools", ", then ".join(choice["name"] for choice in job.get("pools", ()))),
+            ("requires", _requirements(job["requires"])),
+            ("runs", " ".join([*job.get("command", ()), *job.get("args", ())])),
+            ("image", job.get("image", "")),
+            ("checkpoints", _checkpoints(job["checkpoint"]) if "checkpoint" in job else ""),
+            ("submitted", f"{out.when(job['submittedAt'])} by {job['submittedBy']}"),
+            ("deadline", out.when(job["deadline"], ago=False) if job.get("deadline") else ""),
+            ("ended", out.when(job["endedAt"]) if job["endedAt"] else ""),
+            ("queue", _queue_position(out, job["queue"])),
+            ("stop requested", job["stopRequest"]["reason"] if job.get("stopRequest") else ""),
+            ("withheld", withheld if is_redacted else ""),
+        ],
+        indent="  ",
+    )
+    if job["attempts"]:
+        out.line()
+        out.table(_attempt_columns(out), job["attempts"], indent="  ")
+    if job.get("rentals"):
+        out.line()
+        out.table(_RENTAL_COLUMNS, job["rentals"], indent="  ")
+    out.pairs([("result", json.dumps(job["result"]) if job.get("result") else "")], indent="  ")
+    if not is_redacted:
+        out.line()
+        out.next(f"evenkeel why {job['jobId']}")
+
+
+def draw_plan(out: Printer, found: Json) -> None:
+    """Draw what the next scheduling cycle would decide about a job."""
+    decision = found["decision"]
+    would_start = decision["action"] == "ADMIT"
+    # Admitted without a node: Kueue places the job, so it has no queue position here.
+    is_handed_over = would_start and not decision["nodes"]
+    status = "ok" if would_start else "working" if decision["action"] == "PREEMPT" else "next"
+    starts = "would be submitted to Kueue" if is_handed_over else "would start"
+    said = starts if would_start else f"would wait: {plain(decision['action'])}"
+    place = "" if is_handed_over else f", position {found['position']} in its queue"
+    out.line(f"{out.with_glyph(status, said)}, team {found['team']}{place}")
+    out.paragraph(decision["reason"], indent="  ")
+    out.pairs(
+        [
+            ("nodes", ", ".join(decision["nodes"])),
+            ("would stop", ", ".join(f"{each['jobId']} ({each['reason']})" for each in decision["victims"])),
+        ],
+        indent="  ",
+    )
+    for each in decision["considered"]:
+        out.paragraph(f"{each['option']}: {each['whyNot'] or 'taken'}", indent="  ")
+    placement = found.get("placement")
+    if placement and placement["pools"]:
+        out.line()
+        out.table(_pool_columns(out), placement["pools"], indent="  ")
+    if placement:
+        out.paragraph(placement["reason"], indent="  ")
+    out.next("evenkeel jobs submit")
+
+
+def _pool_columns(out: Printer) -> list[Column]:
+    """Return the columns of the pools where a job could run, with what each would cost or why it is not chosen."""
+
+    def pool(each: Json) -> str:
+        return out.with_glyph("ok" if each["isChosen"] else "failed" if each["whyNot"] else "idle", each["pool"])
+
+    def usd(title: str, name: str) -> Column:
+        return Column(title, lambda each: f"${each['usd'][name]:,.2f}", is_right=True)
+
+    return [
+        Column("POOL", pool),
+        Column("MARKET", "market"),
+        Column("STARTS", lambda each: duration(each["startsAfterSeconds"]), is_right=True),
+        Column("ENDS", lambda each: duration(each["endsAfterSeconds"]), is_right=True),
+        *(usd("RENT", "rent"), usd("DELAY", "delay"), usd("SHADOW", "shadow"), usd("IN ALL", "total")),
+        Column("CUTS", lambda each: f"{each['interruptions']:g}", is_right=True),
+        Column(
+            "WHY NOT",
+            lambda each: each["whyNot"] or ("chosen" if each["isChosen"] else "dearer"),
+            gives_way=True,
+        ),
+    ]
+
+
+def _attempt_columns(out: Printer) -> list[Column]:
+    def start(attempt: Json) -> str:
+        point = attempt.get("resumeFrom")
+        return f"step {point['step']}" if point else "start" if attempt.get("isPinned") else "–"
+
+    return [
+        Column("TRY", "attempt", is_right=True),
+        Column("STATE", lambda attempt: out.with_glyph(ATTEMPT[attempt["state"]], plain(attempt["state"]))),
+        Column("FROM", start),
+        Column("RAN", lambda attempt: _run_duration(out, attempt), is_right=True),
+        Column("NODES", lambda attempt: ",".join(node["instanceId"][-5:] for node in attempt["nodes"]), gives_way=True),
+        Column("REASON", lambda attempt: attempt.get("reason", ""), gives_way=True),
+    ]
+
+
+_RENTAL_COLUMNS = (
+    Column("RENTAL", "rental", is_right=True),
+    Column("STATE", lambda rental: plain(rental["state"])),
+    Column("POOLS", lambda rental: ",".join(offer["pool"] for offer in rental["offers"])),
+    Column("NODES", "nodes", is_right=True),
+    Column("COST", lambda rental: f"${rental['costUsd']}" if rental["costUsd"] else "–", is_right=True),
+    Column("REASON", "reason", gives_way=True),
+)
+
+
+def _run_duration(out: Printer, attempt: Json) -> str:
+    if not attempt["runningAt"]:
+        return "–"
+    end = out.seconds_since(attempt["endedAt"]) if attempt["endedAt"] else 0.0
+    return duration(max(0.0, out.seconds_since(attempt["runningAt"]) - end))
+
+
+def _sign(job: Json) -> str:
+    return "warn" if job.get("isStale") else JOB[job["state"]]
+
+
+def _requirements(requires: Json) -> str:
+    parts = [" or ".join(requires["architectures"]), " or ".join(requires["gpuModels"]), requires["fabric"]]
+    if requires["gpuMemoryGib"]:
+        parts.append(f"{requires['gpuMemoryGib']:g} GiB on each GPU")
+    return ", ".join(part for part in parts if part)
+
+
+def _checkpoints(checkpoint: Json) -> str:
+    if not checkpoint["uri"]:
+        return "none: a restart begins at step 0"
+    claim = checkpoint.get("claim")
+    return f"{checkpoint['uri']} on {claim}" if claim else str(checkpoint["uri"])
+
+
+def _queue_position(out: Printer, queue: Json | None) -> str:
+    if not queue or queue["position"] is None:
+        return ""
+    text, estimate = f"position {queue['position']} in its queue", queue["estimate"]
+    if not estimate or not estimate["startsAt"]:
+        return text
+    late = out.when(estimate["latestAt"]) if estimate["latestAt"] else "no known latest time"
+    band = f"{out.when(estimate['earliestAt'])} to {late}"
+    return f"{text}; expected to start {out.when(estimate['startsAt'])} ({band})"
