@@ -6,13 +6,13 @@ from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Delete, Ledger, Put, Refused, Row, StaleVersion, Table, every
+from evenkeel.ports import Delete, Ledger, Put, Refused, Row, StaleVersion, Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_teams
 from evenkeel.services.storage import read_charges, read_setup, rows
+from evenkeel.services.storage.retries import until_committed
 
 WRITER = "remove_team"
-_TRIES = 5
 _BEFORE_TEAMS = "2"
 """How the places of those jobs begin that were submitted before there were teams: with the year."""
 
@@ -55,32 +55,34 @@ def run(request: Request, context: Context) -> Outcome:
         TeamInUse: it has jobs, holds machines, or others use its quota; says which.
         StaleVersion: it is at another version.
     """
+    was_there = until_committed(lambda: _remove(request, context), "The setup changed on every try. Try again.")
+    if was_there:
+        context.passes.request(f"Team {request.team} removed")
+    return Outcome(team=request.team, was_there=was_there)
+
+
+def _remove(request: Request, context: Context) -> bool:
+    """Remove the team in one commit; return whether there was one."""
     name = request.team
-    for _ in range(_TRIES):
-        tree = _tree(context.ledger)
-        found = read_setup.run(context.ledger)
-        if name not in found.setup.by_name:
-            return Outcome(team=name, was_there=False)
-        if found.version_of(name) != request.expected:
-            raise StaleVersion(f"Team {name} is at version {found.version_of(name)}, not {request.expected}.")
-        why = _why_in_use(name, found.setup, context.ledger)
-        if why:
-            raise TeamInUse(f"Team {name} cannot be removed: {why}.")
-        text = f"Team {name} removed by {request.by}: {request.reason}"
-        entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=WRITER)
-        raised = {**tree.doc, "setUps": int(tree.doc.get("setUps", 0)) + 1}
-        try:
-            context.ledger.commit(
-                Delete(rows.team_key(name), request.expected),
-                Put(Row(rows.setup_key(), {}, found.version)),
-                Put(Row(tree.key, raised, tree.version)),
-                Put(rows.setup_event_row(entry, found.version + 1)),
-            )
-        except Conflict:
-            continue  # something was admitted, or somebody set up a part
-        context.passes.request(f"Team {name} removed")
-        return Outcome(team=name, was_there=True)
-    raise Conflict("The setup changed on every try. Try again.")
+    tree = _tree(context.ledger)
+    found = read_setup.run(context.ledger)
+    if name not in found.setup.by_name:
+        return False
+    if found.version_of(name) != request.expected:
+        raise StaleVersion(f"Team {name} is at version {found.version_of(name)}, not {request.expected}.")
+    why = _why_in_use(name, found.setup, context.ledger)
+    if why:
+        raise TeamInUse(f"Team {name} cannot be removed: {why}.")
+    text = f"Team {name} removed by {request.by}: {request.reason}"
+    entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=WRITER)
+    raised = {**tree.doc, "setUps": int(tree.doc.get("setUps", 0)) + 1}
+    context.ledger.commit(
+        Delete(rows.team_key(name), request.expected),
+        Put(Row(rows.setup_key(), {}, found.version)),
+        Put(Row(tree.key, raised, tree.version)),
+        Put(rows.setup_event_row(entry, found.version + 1)),
+    )
+    return True
 
 
 def _tree(ledger: Ledger) -> Row:

@@ -7,13 +7,13 @@ from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.quotas.setup_checks import SetupError, check_change, check_fleet, check_team
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.domain.values import Value
-from evenkeel.ports import Add, Conflict, Invalid, Key, Ledger, Put, Row, StaleVersion
+from evenkeel.ports import Add, Invalid, Key, Ledger, Put, Row, StaleVersion
 from evenkeel.services.admin import remove_team
 from evenkeel.services.context import Context
 from evenkeel.services.storage import read_setup, rows
+from evenkeel.services.storage.retries import until_committed
 
 WRITER = "set_quotas"
-_TRIES = 5
 
 
 SetupPart = Team | FleetQuotas
@@ -60,31 +60,32 @@ def run(request: Request, context: Context, *, own_namespaces: Collection[str] =
     _refuse(check_team(request.part) if isinstance(request.part, Team) else check_fleet(request.part), field)
     if isinstance(request.part, Team) and request.part.namespace in own_namespaces:
         _refuse((SetupError("namespace", f"{request.part.namespace} is reserved for Evenkeel."),), field)
-    for _ in range(_TRIES):
-        found = read_setup.run(context.ledger)
-        version = found.version_of(name)
-        if version == request.expected + 1 and _now(found.setup, name) == request.part.to_json():
-            break
-        if version != request.expected:
-            raise StaleVersion(f"{_part_text(name)} is at version {version}, not {request.expected}.")
-        _refuse(check_change(found.setup, _with(found.setup, request.part), name), field)
-        _refuse_while_in_use(request.part, found.setup, context.ledger)
-        text = f"{_part_text(name)} set by {request.by}: {request.reason}"
-        entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=WRITER)
-        try:
-            context.ledger.commit(
-                Put(rows.setup_row(_key(name), request.part, version)),
-                Put(Row(rows.setup_key(), {}, found.version)),
-                Add(rows.tree_key(), {"setUps": 1}),
-                Put(rows.setup_event_row(entry, found.version + 1)),
-            )
-        except Conflict:
-            continue  # somebody set up another part, or this one
-        break
-    else:
-        raise Conflict("The setup changed on every try. Try again.")
+    until_committed(lambda: _set(request, context), "The setup changed on every try. Try again.")
     context.passes.request(f"{_part_text(name)} set")
     return Outcome(part=request.part, version=request.expected + 1)
+
+
+def _set(request: Request, context: Context) -> None:
+    """Put the part in force in one commit, unless it is in force already."""
+    part = request.part
+    name = part.name if isinstance(part, Team) else read_setup.FLEET
+    field = "team" if isinstance(part, Team) else "quotas"
+    found = read_setup.run(context.ledger)
+    version = found.version_of(name)
+    if version == request.expected + 1 and _now(found.setup, name) == part.to_json():
+        return
+    if version != request.expected:
+        raise StaleVersion(f"{_part_text(name)} is at version {version}, not {request.expected}.")
+    _refuse(check_change(found.setup, _with(found.setup, part), name), field)
+    _refuse_while_in_use(part, found.setup, context.ledger)
+    text = f"{_part_text(name)} set by {request.by}: {request.reason}"
+    entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=WRITER)
+    context.ledger.commit(
+        Put(rows.setup_row(_key(name), part, version)),
+        Put(Row(rows.setup_key(), {}, found.version)),
+        Add(rows.tree_key(), {"setUps": 1}),
+        Put(rows.setup_event_row(entry, found.version + 1)),
+    )
 
 
 def _refuse_while_in_use(part: SetupPart, setup: TeamSetup, ledger: Ledger) -> None:

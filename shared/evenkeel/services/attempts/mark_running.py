@@ -6,12 +6,12 @@ from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Put
+from evenkeel.ports import Put
 from evenkeel.services.context import Context
 from evenkeel.services.storage import attempt_rows, rows
+from evenkeel.services.storage.retries import until_committed
 
 WRITER = "mark_running"
-_MAX_RETRIES = 5
 
 Request = attempt_rows.Request
 
@@ -35,41 +35,42 @@ def run(request: Request, context: Context) -> Outcome:
 
     Idempotent: yes, by the attempt's state.
     """
-    for _ in range(_MAX_RETRIES):
-        found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
-        job, attempt = found.job, found.attempt
-        if attempt.state is AttemptState.RUNNING:
-            return Outcome(outcome=RunningOutcome.RUNNING)
-        if attempt.state is not AttemptState.LAUNCHED or job.current_attempt != attempt.attempt:
-            return Outcome(outcome=RunningOutcome.STALE)
-        changed = job.but(launch_failures=0, started_at=job.started_at or context.now, is_preempted=False)
-        if job.is_growth_attempt(attempt.attempt):
-            changed = changed.but(failed_growths=0, growth_failed_at=None)
-        if job.state is JobState.STARTING:
-            changed = changed.but(state=JobState.RUNNING, reason=_runs(attempt))
-        point = attempt.resume_from
-        text = f"Attempt {attempt.attempt} is running on all {attempt.ranks} nodes."
-        if attempt.ranks == 1:
-            text = f"Attempt {attempt.attempt} is running."
-        if point:
-            text = f"{text[:-1]}, resumed from step {point.step}."
-        entry = TimelineEntry(at=context.now, kind="running", text=text, writer=WRITER)
-        try:
-            context.ledger.commit(
-                Put(
-                    rows.attempt_row(
-                        attempt.but(state=AttemptState.RUNNING, running_at=context.now), found.attempt_version
-                    )
-                ),
-                Put(rows.job_row(changed, found.job_version)),
-                Put(rows.timeline_row(job.job_id, entry, f"running-{attempt.attempt}")),
-            )
-        except Conflict:
-            continue
-        context.telemetry.count("AttemptsRunning")
-        context.telemetry.seconds("AdmittedToRunning", (context.now - attempt.admitted_at).total_seconds())
+    message = f"{request.job_id} kept changing while attempt {request.attempt} was to be marked running"
+    return until_committed(lambda: _mark(request, context), message)
+
+
+def _mark(request: Request, context: Context) -> Outcome:
+    found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
+    job, attempt = found.job, found.attempt
+    if attempt.state is AttemptState.RUNNING:
         return Outcome(outcome=RunningOutcome.RUNNING)
-    raise Conflict(f"{request.job_id} kept changing while attempt {request.attempt} was to be marked running")
+    if attempt.state is not AttemptState.LAUNCHED or job.current_attempt != attempt.attempt:
+        return Outcome(outcome=RunningOutcome.STALE)
+    changed = job.but(launch_failures=0, started_at=job.started_at or context.now, is_preempted=False)
+    if job.is_growth_attempt(attempt.attempt):
+        changed = changed.but(failed_growths=0, growth_failed_at=None)
+    if job.state is JobState.STARTING:
+        changed = changed.but(state=JobState.RUNNING, reason=_runs(attempt))
+    entry = TimelineEntry(at=context.now, kind="running", text=_text(attempt), writer=WRITER)
+    running = attempt.but(state=AttemptState.RUNNING, running_at=context.now)
+    context.ledger.commit(
+        Put(rows.attempt_row(running, found.attempt_version)),
+        Put(rows.job_row(changed, found.job_version)),
+        Put(rows.timeline_row(job.job_id, entry, f"running-{attempt.attempt}")),
+    )
+    context.telemetry.count("AttemptsRunning")
+    context.telemetry.seconds("AdmittedToRunning", (context.now - attempt.admitted_at).total_seconds())
+    return Outcome(outcome=RunningOutcome.RUNNING)
+
+
+def _text(attempt: Attempt) -> str:
+    """Return the line of the timeline."""
+    text = f"Attempt {attempt.attempt} is running on all {attempt.ranks} nodes."
+    if attempt.ranks == 1:
+        text = f"Attempt {attempt.attempt} is running."
+    if attempt.resume_from:
+        text = f"{text[:-1]}, resumed from step {attempt.resume_from.step}."
+    return text
 
 
 def _runs(attempt: Attempt) -> str:

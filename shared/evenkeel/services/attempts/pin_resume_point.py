@@ -34,11 +34,11 @@ from evenkeel.domain.checkpoints import (
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job
 from evenkeel.domain.jobs.policy import RESTART, JobPolicy
-from evenkeel.ports import CheckpointStore, Conflict, NotFound, ProofTerms, TooLarge
+from evenkeel.ports import CheckpointStore, NotFound, ProofTerms, TooLarge
+from evenkeel.services.storage.retries import until_committed
 
 MOST_LOOKS = 50
 """Checkpoints that one launch looks at before it asks a person."""
-_MAX_RETRIES = 5
 _SETTLED_BY_MANIFEST = (RejectionCode.DISTRUSTED, RejectionCode.MANIFEST_UNREADABLE)
 
 
@@ -79,27 +79,32 @@ def run(job: Job, attempt: Attempt, checkpoints: CheckpointStore, *, policy: Job
             "The checkpoints are on storage mounted in the cluster. Rank 0 verifies them and pins the resume point."
         )
         return PinAnswer(PinOutcome.IN_CLUSTER, _from_the_beginning(reason), _terms(job, attempt, policy))
+    message = f"the fence of {attempt.workload_name} kept changing while it was to be raised"
+    return until_committed(lambda: _pin(job, attempt, checkpoints, policy), message)
+
+
+def _pin(job: Job, attempt: Attempt, checkpoints: CheckpointStore, policy: JobPolicy) -> PinAnswer:
+    """Raise the fence once, as it is read here.
+
+    Raises:
+        Conflict: another writer changed the fence meanwhile.
+    """
     uri = job.spec.checkpoint_uri
-    for _ in range(_MAX_RETRIES):
-        document, tag = checkpoints.fence(uri)
-        fence = None if document is None else fence_of(document)
-        match fence_status(fence, attempt.attempt):
-            case FenceStatus.STALE:
-                return PinAnswer(PinOutcome.STALE, _from_the_beginning("A later attempt has raised the fence."))
-            case FenceStatus.PINNED:
-                assert fence is not None
-                return PinAnswer(PinOutcome.PINNED, fence.choice())
-            case FenceStatus.MAY_RAISE:
-                pass
-        choice = _choose(job, attempt, fence, checkpoints, policy)
-        if choice.would_disown_work and not policy.start_over_when_unproved:
-            return PinAnswer(PinOutcome.UNPROVED, choice)
-        try:
-            checkpoints.raise_fence(uri, raised(fence, attempt.attempt, choice).to_json(), tag)
-        except Conflict:
-            continue  # somebody wrote the fence between: look at it again
-        return PinAnswer(PinOutcome.PINNED, choice)
-    raise Conflict(f"the fence of {attempt.workload_name} kept changing while it was to be raised")
+    document, tag = checkpoints.fence(uri)
+    fence = None if document is None else fence_of(document)
+    match fence_status(fence, attempt.attempt):
+        case FenceStatus.STALE:
+            return PinAnswer(PinOutcome.STALE, _from_the_beginning("A later attempt has raised the fence."))
+        case FenceStatus.PINNED:
+            assert fence is not None
+            return PinAnswer(PinOutcome.PINNED, fence.choice())
+        case FenceStatus.MAY_RAISE:
+            pass
+    choice = _choose(job, attempt, fence, checkpoints, policy)
+    if choice.would_disown_work and not policy.start_over_when_unproved:
+        return PinAnswer(PinOutcome.UNPROVED, choice)
+    checkpoints.raise_fence(uri, raised(fence, attempt.attempt, choice).to_json(), tag)
+    return PinAnswer(PinOutcome.PINNED, choice)
 
 
 def distrusts(job: Job) -> tuple[Distrust, ...]:

@@ -23,13 +23,13 @@ from evenkeel.domain.quotas.spending import usage_by_period, usage_by_week
 from evenkeel.domain.recovery.settling import error_message
 from evenkeel.domain.recovery.validation import shows_fault
 from evenkeel.domain.values import Value
-from evenkeel.ports import Add, Cluster, Conflict, Delete, Ledger, Put, Write
+from evenkeel.ports import Add, Cluster, Delete, Ledger, Put, Write
 from evenkeel.services.attempts import keep_logs, record_pin
 from evenkeel.services.context import Context
 from evenkeel.services.storage import attempt_rows, open_jobs, rows
+from evenkeel.services.storage.retries import until_committed
 
 WRITER = "settle_attempt"
-_MAX_RETRIES = 5
 
 
 class Request(attempt_rows.Request):
@@ -56,31 +56,31 @@ def run(request: Request, context: Context) -> Outcome:
 
     Idempotent: yes, by the attempt's state; a repeat answers ALREADY_SETTLED and repeats the harmless effects.
     """
-    for _ in range(_MAX_RETRIES):
+    message = f"{request.job_id} kept changing while attempt {request.attempt} was to be settled"
+    return until_committed(lambda: _settle(request, context), message)
+
+
+def _settle(request: Request, context: Context) -> Outcome:
+    found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
+    if record_pin.run(found, context):
         found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
-        if record_pin.run(found, context):
-            continue  # what was read is older now
-        job, attempt = found.job, found.attempt
-        seen = context.cluster.workload(attempt)
-        if attempt.state.has_ended:
-            _keep(job, attempt, seen, context)
-            _clear(job, attempt, seen, context.cluster)
-            context.passes.request(f"{attempt.workload_name} settled")
-            reason = f"{attempt.workload_name} was settled before: {settled_outcome(job)}."
-            return Outcome(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
-        ending = _judge(request, job, attempt, seen, context)
-        decided = settle(job, attempt, ending, context.policy.jobs, context.now)
-        try:
-            _commit(context, found, decided)
-        except Conflict:
-            continue
+    job, attempt = found.job, found.attempt
+    seen = context.cluster.workload(attempt)
+    if attempt.state.has_ended:
+        _keep(job, attempt, seen, context)
+        _clear(job, attempt, seen, context.cluster)
         context.passes.request(f"{attempt.workload_name} settled")
-        _keep(job, decided.attempt, seen, context)
-        _clear(job, decided.attempt, seen, context.cluster)
-        context.telemetry.count("AttemptsSettled", state=decided.attempt.state)
-        context.telemetry.info("Attempt settled", job_id=job.job_id, attempt=attempt.attempt, outcome=decided.outcome)
-        return Outcome(outcome=decided.outcome, reason=decided.job.reason)
-    raise Conflict(f"{request.job_id} kept changing while attempt {request.attempt} was to be settled")
+        reason = f"{attempt.workload_name} was settled before: {settled_outcome(job)}."
+        return Outcome(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
+    ending = _judge(request, job, attempt, seen, context)
+    decided = settle(job, attempt, ending, context.policy.jobs, context.now)
+    _commit(context, found, decided)
+    context.passes.request(f"{attempt.workload_name} settled")
+    _keep(job, decided.attempt, seen, context)
+    _clear(job, decided.attempt, seen, context.cluster)
+    context.telemetry.count("AttemptsSettled", state=decided.attempt.state)
+    context.telemetry.info("Attempt settled", job_id=job.job_id, attempt=attempt.attempt, outcome=decided.outcome)
+    return Outcome(outcome=decided.outcome, reason=decided.job.reason)
 
 
 def _judge(request: Request, job: Job, attempt: Attempt, seen: ObservedWorkload, context: Context) -> AttemptEnd:

@@ -7,13 +7,13 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.attempt_end import judge_abandoned
 from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Put
+from evenkeel.ports import Put
 from evenkeel.services.attempts import keep_logs
 from evenkeel.services.context import Context
 from evenkeel.services.storage import attempt_rows, rows
+from evenkeel.services.storage.retries import until_committed
 
 WRITER = "stop_attempt"
-_MAX_RETRIES = 5
 
 Request = attempt_rows.Request
 
@@ -51,22 +51,22 @@ def run(request: Request, context: Context) -> Outcome:
 
 def _record_deadline(request: Request, context: Context) -> StopRequest:
     """Say on the job that, and why, its attempt is stopped, before what shows why is deleted."""
-    for _ in range(_MAX_RETRIES):
+
+    def attempt() -> StopRequest:
         found = attempt_rows.load(context.ledger, request.job_id, request.attempt)
         asked = found.job.stop_of(request.attempt)
         if asked:
             return asked
         wanted = _request(found.job, found.attempt, context)
         entry = TimelineEntry(at=context.now, kind="stopped", text=f"Stopped: {wanted.reason}", writer=WRITER)
-        try:
-            context.ledger.commit(
-                Put(rows.job_row(found.job.but(stop_request=wanted), found.job_version)),
-                Put(rows.timeline_row(request.job_id, entry, f"stopped-{request.attempt}")),
-            )
-        except Conflict:
-            continue
+        context.ledger.commit(
+            Put(rows.job_row(found.job.but(stop_request=wanted), found.job_version)),
+            Put(rows.timeline_row(request.job_id, entry, f"stopped-{request.attempt}")),
+        )
         return wanted
-    raise Conflict(f"{request.job_id} kept changing while attempt {request.attempt} was to be stopped")
+
+    message = f"{request.job_id} kept changing while attempt {request.attempt} was to be stopped"
+    return until_committed(attempt, message)
 
 
 def _request(job: Job, attempt: Attempt, context: Context) -> StopRequest:

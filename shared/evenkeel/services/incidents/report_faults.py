@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.health.reports import DETECTOR_FAMILIES, FaultReport, ReporterRole
@@ -30,6 +29,7 @@ from evenkeel.events.driver_lines import Reading
 from evenkeel.ports import Conflict, Invalid, KeyReused, Ledger, NotFound, Put, Row, Table, every
 from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
+from evenkeel.services.storage.decision_record import decision_of
 
 Json = dict[str, Any]
 
@@ -70,7 +70,8 @@ def run(request: Request, context: Context) -> Json:
         return _first_answer(row, request)
     new = accept_reports(request, context)
     for job_id, facts, blamed in new.laid:
-        context.ledger.commit(Put(rows.decision_row(_record(job_id, facts, blamed, context))))
+        record = decision_of("BLAME", job_id, blamed.instance_id, blamed, facts, context.but(mode=""))
+        context.ledger.commit(Put(rows.decision_row(record)))
     if new.count:
         context.inbox.put(new.document)
     answer: Json = {"accepted": new.count, "passedOver": new.passed_over}
@@ -217,20 +218,6 @@ def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, A
     if blamed is None:
         raise NotFound(f"{report.job_id} has no rank {report.rank}.")
     return facts, blamed
-
-
-def _record(job_id: str, facts: AttributionFacts, blamed: Attribution, context: Context) -> Decision:
-    return Decision(
-        decision_id=context.ids.new("dec"),
-        kind="BLAME",
-        subject=job_id,
-        action=blamed.instance_id,
-        reason=blamed.reason,
-        alternatives=blamed.alternatives,
-        facts=facts.to_json(),
-        policy_hash=context.policy.hash,
-        decided_at=context.now,
-    )
 
 
 def _last_incident(life: NodeLife, ledger: Ledger) -> Incident | None:

@@ -5,14 +5,15 @@ from enum import StrEnum
 
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, NotFound, Put
+from evenkeel.ports import NotFound, Put
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_authority
 from evenkeel.services.storage import open_jobs, read_setup, rows
+from evenkeel.services.storage.retries import until_committed
 
 WRITER = "cancel_job"
-_MAX_RETRIES = 5
 
 
 class Request(Value):
@@ -52,34 +53,37 @@ def run(request: Request, context: Context) -> Outcome:
         Conflict: the job kept changing under the request.
     """
     setup = read_setup.run(context.ledger).setup
-    for _ in range(_MAX_RETRIES):
-        row = context.ledger.get(rows.job_key(request.job_id))
-        if row is None:
-            raise NotFound(f"There is no job {request.job_id}.")
-        job = rows.read(row, Job)
-        check_authority.to_change(request.requester, job, setup)
-        if job.state.has_ended:
-            was_cancelled = job.state is JobState.CANCELLED
-            outcome = CancelOutcome.CANCELLED if was_cancelled else CancelOutcome.ALREADY_ENDED
-            return Outcome(outcome=outcome, job=job)
-        if job.state is JobState.STOPPING:
-            return Outcome(outcome=CancelOutcome.STOPPING, job=job)
-        actor = request.requester.actor
-        why = f"Cancelled by {actor}{f': {request.reason}' if request.reason else ''}."
-        changed = _cancelled(job, actor, why, context.now)
-        entry = TimelineEntry(at=context.now, kind="cancelled", text=why, writer=WRITER)
-        try:
-            context.ledger.commit(
-                Put(rows.job_row(changed, row.version)),
-                Put(rows.timeline_row(job.job_id, entry, f"cancelled-{row.version}")),
-                *(open_jobs.ended(changed) if changed.state.has_ended else ()),
-            )
-        except Conflict:
-            continue
-        context.passes.request(f"{job.job_id} cancelled")
-        is_over = changed.state is JobState.CANCELLED
-        return Outcome(outcome=CancelOutcome.CANCELLED if is_over else CancelOutcome.STOPPING, job=changed)
-    raise Conflict(f"{request.job_id} kept changing while it was to be cancelled.")
+    message = f"{request.job_id} kept changing while it was to be cancelled."
+    outcome, is_changed = until_committed(lambda: _cancel(request, setup, context), message)
+    if is_changed:
+        context.passes.request(f"{request.job_id} cancelled")
+    return outcome
+
+
+def _cancel(request: Request, setup: TeamSetup, context: Context) -> tuple[Outcome, bool]:
+    """Return the outcome, and whether this call changed the job."""
+    row = context.ledger.get(rows.job_key(request.job_id))
+    if row is None:
+        raise NotFound(f"There is no job {request.job_id}.")
+    job = rows.read(row, Job)
+    check_authority.to_change(request.requester, job, setup)
+    if job.state.has_ended:
+        was_cancelled = job.state is JobState.CANCELLED
+        outcome = CancelOutcome.CANCELLED if was_cancelled else CancelOutcome.ALREADY_ENDED
+        return Outcome(outcome=outcome, job=job), False
+    if job.state is JobState.STOPPING:
+        return Outcome(outcome=CancelOutcome.STOPPING, job=job), False
+    actor = request.requester.actor
+    why = f"Cancelled by {actor}{f': {request.reason}' if request.reason else ''}."
+    changed = _cancelled(job, actor, why, context.now)
+    entry = TimelineEntry(at=context.now, kind="cancelled", text=why, writer=WRITER)
+    context.ledger.commit(
+        Put(rows.job_row(changed, row.version)),
+        Put(rows.timeline_row(job.job_id, entry, f"cancelled-{row.version}")),
+        *(open_jobs.ended(changed) if changed.state.has_ended else ()),
+    )
+    is_over = changed.state is JobState.CANCELLED
+    return Outcome(outcome=CancelOutcome.CANCELLED if is_over else CancelOutcome.STOPPING, job=changed), True
 
 
 def _cancelled(job: Job, actor: str, why: str, now: datetime) -> Job:

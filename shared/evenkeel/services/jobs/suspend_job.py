@@ -9,13 +9,13 @@ from collections.abc import Callable
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, NotFound, Put, Refused
+from evenkeel.ports import NotFound, Put, Refused
 from evenkeel.services.context import Context
 from evenkeel.services.jobs import check_authority
 from evenkeel.services.storage import read_setup, rows
+from evenkeel.services.storage.retries import until_committed
 
 WRITER = "suspend_job"
-_MAX_RETRIES = 5
 
 
 class Request(Value):
@@ -86,7 +86,8 @@ def _by(request: Request) -> str:
 
 def _change(request: Request, kind: str, changed: Callable[[Job], Job | None], context: Context) -> Job:
     setup = read_setup.run(context.ledger).setup
-    for _ in range(_MAX_RETRIES):
+
+    def attempt() -> tuple[Job, bool]:
         row = context.ledger.get(rows.job_key(request.job_id))
         if row is None:
             raise NotFound(f"There is no job {request.job_id}.")
@@ -96,15 +97,15 @@ def _change(request: Request, kind: str, changed: Callable[[Job], Job | None], c
             raise JobEnded(job.reason or f"{job.job_id} has ended.")
         after = changed(job)
         if after is None:
-            return job
+            return job, False
         entry = TimelineEntry(at=context.now, kind=kind, text=f"{kind.capitalize()} by {_by(request)}.", writer=WRITER)
-        try:
-            context.ledger.commit(
-                Put(rows.job_row(after, row.version)),
-                Put(rows.timeline_row(job.job_id, entry, f"{kind}-{row.version}")),
-            )
-        except Conflict:
-            continue
+        context.ledger.commit(
+            Put(rows.job_row(after, row.version)),
+            Put(rows.timeline_row(job.job_id, entry, f"{kind}-{row.version}")),
+        )
+        return after, True
+
+    job, is_changed = until_committed(attempt, f"{request.job_id} kept changing while it was to be {kind}.")
+    if is_changed:
         context.passes.request(f"{job.job_id} {kind}")
-        return after
-    raise Conflict(f"{request.job_id} kept changing while it was to be {kind}.")
+    return job

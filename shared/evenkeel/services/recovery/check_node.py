@@ -5,7 +5,6 @@ choose ─▶ the incident's note of it ─▶ test job, or HyperPod's deep heal
                └──────────────────────────────────────┘ the node, and is asked for again only where it does not
 """
 
-from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident, NodeCheck
 from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, ObservedNode, find_slot_state
 from evenkeel.domain.recovery.validation import CheckDecision, CheckFacts, CheckKind, choose_check
@@ -13,6 +12,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import CheckSpec, Ledger, Put, RepairAnswer, Write
 from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "check_node"
 
@@ -86,18 +86,9 @@ def _noted(
             namespace=context.site.job_namespace,
             name=f"{current.incident_id}-check-{int(context.now.timestamp())}",
         )
-        record = Decision(
-            decision_id=decision_id,
-            kind="CHECK",
-            subject=current.incident_id,
-            action=decision.kind,
-            reason=decision.reason,
-            alternatives=decision.alternatives,
-            facts=facts.to_json(),
-            policy_hash=context.policy.hash,
-            catalogue_hash=context.policy.catalogue.hash,
-            decided_at=context.now,
-        )
+        record = decision_of(
+            "CHECK", current.incident_id, decision.kind, decision, facts, context, decision_id=decision_id
+        ).but(mode="")
         line = incident_record.timeline_put(
             current.incident_id, "checked", decision.reason, at=context.now, writer=WRITER, decision_id=decision_id
         )

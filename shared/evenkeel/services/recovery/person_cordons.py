@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 from evenkeel.domain.recovery.leases import PersonCordon, PersonCordons
-from evenkeel.ports import Conflict, Ledger, Put, Row
+from evenkeel.ports import Ledger, Put, Row
 from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
+from evenkeel.services.storage.retries import until_committed
 
-_TRIES = 5
 _CORDON_DELAY = timedelta(minutes=2)
 """A cordon is recorded before it is set: one this young may not be on its node yet."""
 
@@ -57,15 +57,12 @@ def prune(context: Context, cordoned: frozenset[str]) -> int:
 
 def _change(ledger: Ledger, change: Callable[[PersonCordons], PersonCordons]) -> None:
     key = rows.person_cordons_key()
-    for _ in range(_TRIES):
+
+    def attempt() -> None:
         row = ledger.get(key)
         known = rows.read(row, PersonCordons) if row else PersonCordons()
         wanted = change(known)
-        if wanted == known:
-            return
-        try:
+        if wanted != known:
             ledger.commit(Put(Row(key, wanted.to_json(), row.version if row else 0)))
-        except Conflict:
-            continue
-        return
-    raise Conflict("The record of cordons changed during every try. Try again.")
+
+    until_committed(attempt, "The record of cordons changed during every try. Try again.")

@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
-from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import FaultCatalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState, StoredRecoveryPlan
 from evenkeel.domain.health.intake import ladder_of, rungs_of
@@ -26,6 +25,7 @@ from evenkeel.domain.values import Value
 from evenkeel.ports import Cluster, NotFound, Provider, Put, Write
 from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "plan_recovery"
 
@@ -107,20 +107,9 @@ def run(request: Request, context: Context) -> Outcome:
                     current.incident_id, "decided", text, at=context.now, writer=WRITER, decision_id=approved
                 )
             ]
-        decision = Decision(
-            decision_id=decision_id,
-            kind="RECOVERY",
-            subject=current.incident_id,
-            action=plan.intent,
-            reason=plan.reason,
-            alternatives=plan.alternatives,
-            facts=facts.to_json(),
-            policy_hash=context.policy.hash,
-            catalogue_hash=context.policy.catalogue.hash,
-            mode=mode,
-            simulated=plan.outcome is PlanOutcome.OBSERVE,
-            decided_at=context.now,
-        )
+        decision = decision_of(
+            "RECOVERY", current.incident_id, plan.intent, plan, facts, context, decision_id=decision_id
+        ).but(mode=mode, simulated=plan.outcome is PlanOutcome.OBSERVE)
         line = incident_record.timeline_put(
             current.incident_id, "decided", plan.reason, at=context.now, writer=WRITER, decision_id=decision_id
         )

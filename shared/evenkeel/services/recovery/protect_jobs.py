@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.health.faults import FaultClass
 from evenkeel.domain.health.incidents import AffectedJob, Incident, JobAction
@@ -47,6 +46,8 @@ from evenkeel.services.attempts import keep_logs
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import guardrails, unmanaged
 from evenkeel.services.storage import attempt_rows, incident_record, rows
+from evenkeel.services.storage.decision_record import decision_of
+from evenkeel.services.storage.retries import until_committed
 
 WRITER = "protect_jobs"
 _MAX_UNMANAGED_NAMES = 20
@@ -296,7 +297,7 @@ def _request(incident: Incident, affected: AffectedJob, drain: Drain, policy: Po
     return StopRequest(
         attempt=affected.attempt,
         reason=f"{reason} ({incident.incident_id}).",
-        by=f"recover_node/{incident.incident_id}",
+        by=_requester(incident),
         outcome=AttemptState.LOST if moves else AttemptState.FAILED,
         grace_seconds=drain.grace_seconds,
         requested_at=now,
@@ -309,57 +310,51 @@ def _request(incident: Incident, affected: AffectedJob, drain: Drain, policy: Po
 
 
 def _stop(incident: Incident, affected: AffectedJob, context: Context) -> bool:
-    """Ask an attempt to stop and delete its workload; False where it has ended or somebody else had asked."""
-    for _ in range(incident_record.MAX_TRIES):
-        loaded = _load(affected, context.ledger)
-        if loaded is None:
-            return False
-        job, version, attempt = loaded
-        if attempt.state.has_ended or job.current_attempt != affected.attempt:
-            return False
-        asked = job.stop_of(affected.attempt)
-        by = f"recover_node/{incident.incident_id}"
-        if asked is None:
-            drain = _drain(incident, job, context.policy, context.now)
-            asked = _request(incident, affected, drain, context.policy, context.now)
-            record = _record(incident, drain, context)
-            text = f"Stopped: {asked.reason} The job gets {drain.explanation}."
-            line = incident_record.timeline_put(
-                job.job_id, "stopped", text, at=context.now, writer=WRITER, decision_id=record.decision_id
-            )
-            try:
-                context.ledger.commit(
-                    Put(rows.job_row(job.but(stop_request=asked), version)), Put(rows.decision_row(record)), line
-                )
-            except Conflict:
-                continue
-            within = keep_logs.BEFORE_STOP_SECONDS
-            keep_logs.run(job, attempt, context, within_seconds=within)
-        try:
-            context.cluster.stop(attempt, asked.grace_seconds, asked.nodes_without_grace)
-        except EvenkeelError as error:
-            # The request is recorded: the attempt's own workflow and the sweeper carry it out, too.
-            context.telemetry.warning(
-                "Pods were not stopped", job_id=job.job_id, attempt=affected.attempt, detail=str(error)
-            )
-        return asked.by == by
-    raise Conflict(f"{affected.job_id} changed on every attempt to stop attempt {affected.attempt}")
-
-
-def _record(incident: Incident, drain: Drain, context: Context) -> Decision:
-    return Decision(
-        decision_id=context.ids.new("dec"),
-        kind="DRAIN",
-        subject=incident.incident_id,
-        action=drain.action,
-        reason=drain.reason,
-        alternatives=drain.alternatives,
-        facts=drain.facts.to_json(),
-        policy_hash=context.policy.hash,
-        catalogue_hash=context.policy.catalogue.hash,
-        mode=incident.mode,
-        decided_at=context.now,
+    """Ask an attempt to stop and delete its workload; False if it has ended or another service asked first."""
+    message = f"{affected.job_id} changed on every attempt to stop attempt {affected.attempt}"
+    found = until_committed(
+        lambda: _request_stop(incident, affected, context), message, tries=incident_record.MAX_TRIES
     )
+    if found is None:
+        return False
+    attempt, asked = found
+    try:
+        context.cluster.stop(attempt, asked.grace_seconds, asked.nodes_without_grace)
+    except EvenkeelError as error:
+        # The request is recorded: the attempt's own workflow and the sweeper carry it out, too.
+        context.telemetry.warning(
+            "Pods were not stopped", job_id=affected.job_id, attempt=affected.attempt, detail=str(error)
+        )
+    return asked.by == _requester(incident)
+
+
+def _request_stop(incident: Incident, affected: AffectedJob, context: Context) -> tuple[Attempt, StopRequest] | None:
+    """Record the request to stop an attempt, and keep its logs. Return what stands; None if the attempt has ended."""
+    loaded = _load(affected, context.ledger)
+    if loaded is None:
+        return None
+    job, version, attempt = loaded
+    if attempt.state.has_ended or job.current_attempt != affected.attempt:
+        return None
+    asked = job.stop_of(affected.attempt)
+    if asked is not None:
+        return attempt, asked
+    drain = _drain(incident, job, context.policy, context.now)
+    asked = _request(incident, affected, drain, context.policy, context.now)
+    record = decision_of(
+        "DRAIN", incident.incident_id, drain.action, drain, drain.facts, context.but(mode=incident.mode)
+    )
+    text = f"Stopped: {asked.reason} The job gets {drain.explanation}."
+    line = incident_record.timeline_put(
+        job.job_id, "stopped", text, at=context.now, writer=WRITER, decision_id=record.decision_id
+    )
+    context.ledger.commit(Put(rows.job_row(job.but(stop_request=asked), version)), Put(rows.decision_row(record)), line)
+    keep_logs.run(job, attempt, context, within_seconds=keep_logs.BEFORE_STOP_SECONDS)
+    return attempt, asked
+
+
+def _requester(incident: Incident) -> str:
+    return f"recover_node/{incident.incident_id}"
 
 
 def _record_stops(incident: Incident, stopped: list[AffectedJob], context: Context) -> None:

@@ -49,6 +49,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.recovery import cordon_node, guardrails, plan_recovery, protect_jobs
 from evenkeel.services.recovery.guardrails import GuardContext
 from evenkeel.services.storage import attempt_rows, guardrail_registers, incident_record, rows
+from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.guardrail_registers import RegisterName
 
 WRITER = "repair_node"
@@ -119,7 +120,7 @@ def run(request: Request, context: Context) -> Outcome:
         if wait and decision.action not in _BRANCH_ENDS:
             reason = f"{decision.reason} Its pods first get {wait} s to save."
             return Outcome(outcome="RETRY", wait_seconds=wait, reason=reason)
-    record = _decision(facts, decision, context)
+    record = decision_of("REPAIR", facts.incident_id, decision.action, decision, facts, context)
     if decision.rung:
         assert guarded
         return _call(incident, lease, lease_row, facts, guarded, decision, record, context)
@@ -331,22 +332,6 @@ def _owner_request(facts: RepairFacts, decision: RepairDecision) -> RepairReques
 
 
 # ---------------------------------------------------------------- record
-
-
-def _decision(facts: RepairFacts, decision: RepairDecision, context: Context) -> Decision:
-    return Decision(
-        decision_id=context.ids.new("dec"),
-        kind="REPAIR",
-        subject=facts.incident_id,
-        action=decision.action,
-        reason=decision.reason,
-        alternatives=decision.alternatives,
-        facts=facts.to_json(),
-        policy_hash=context.policy.hash,
-        catalogue_hash=context.policy.catalogue.hash,
-        mode=context.mode,
-        decided_at=context.now,
-    )
 
 
 def _record_ask(

@@ -43,6 +43,7 @@ from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.recovery import guardrails
 from evenkeel.services.resume import find_resume_options
 from evenkeel.services.storage import incident_record, rows
+from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "plan_resume"
 _MAX_INCIDENT_SAMPLES = 50
@@ -55,6 +56,7 @@ _NO_OFFERS = tuple(
     ResumeOffer(option=option, why_not="not checked: existing nodes can run the job now")
     for option in (ResumeOption.PREEMPT, ResumeOption.BURST)
 )
+
 """Nothing that others give comes sooner, or for less: the rules of a pass are asked for those who need it alone."""
 
 
@@ -187,7 +189,7 @@ def _plan(
             doubted = _has_open_distrust(job, attempt, context.ledger)
             writes = _writes(incident, job, row.version, facts, decided, context, is_doubted=doubted)
             if back is not None:
-                record = _record(incident, back, context)
+                record = decision_of("ROLLBACK", incident.incident_id, back.action, back, back.facts, context)
                 writes = _rollback_writes(incident, affected, attempt, record, writes, context)
                 context.telemetry.count("JobsRolledBack")
             context.ledger.commit(*writes)
@@ -259,22 +261,6 @@ def _rollback_writes(
     ]
 
 
-def _record(incident: Incident, back: RollbackDecision, context: Context) -> Decision:
-    return Decision(
-        decision_id=context.ids.new("dec"),
-        kind="ROLLBACK",
-        subject=incident.incident_id,
-        action=back.action,
-        reason=back.reason,
-        alternatives=back.alternatives,
-        facts=back.facts.to_json(),
-        policy_hash=context.policy.hash,
-        catalogue_hash=context.policy.catalogue.hash,
-        mode=context.mode,
-        decided_at=context.now,
-    )
-
-
 def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
     """Take back what resumed from something that a later signal casts doubt on; return how many jobs that were.
 
@@ -325,7 +311,7 @@ def _page_suspect_job(
     context.telemetry.error(
         "A job was rolled back too often", job_id=affected.job_id, reason=back.reason, runbook="job-in-doubt"
     )
-    record = _record(incident, back, context)
+    record = decision_of("ROLLBACK", incident.incident_id, back.action, back, back.facts, context)
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if affected not in current.affected_jobs:
@@ -517,25 +503,15 @@ def _writes(
     *,
     is_doubted: bool,
 ) -> list[Write]:
-    decision = Decision(
-        decision_id=context.ids.new("dec"),
-        kind="RESUME",
-        subject=incident.incident_id,
-        action=decided.option,
-        reason=decided.reason,
+    record = decision_of("RESUME", incident.incident_id, decided.option, decided, facts, context)
+    decision = record.but(
         chosen=Alternative(
             option=decided.option,
             why_not="",
             expected_seconds=decided.expected_seconds,
             gpu_hours_lost=decided.gpu_hours_lost,
             usd=decided.usd,
-        ),
-        alternatives=decided.alternatives,
-        facts=facts.to_json(),
-        policy_hash=context.policy.hash,
-        catalogue_hash=context.policy.catalogue.hash,
-        mode=context.mode,
-        decided_at=context.now,
+        )
     )
     # Another node of the same job may have sickened too: its life stays avoided.
     other = job.live_plan()

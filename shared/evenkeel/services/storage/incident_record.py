@@ -6,9 +6,10 @@ from datetime import datetime
 from evenkeel.domain.health.incidents import Incident, TimelineEntry
 from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, Ledger, NotFound, Put, Row, Write
+from evenkeel.ports import Ledger, NotFound, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.storage import rows
+from evenkeel.services.storage.retries import until_committed
 
 MAX_TRIES = 6
 """How often a commit is decided anew before the conflict is left to the workflow's own retry."""
@@ -48,19 +49,12 @@ def update(ledger: Ledger, incident_id: str, change: Change, *, known: tuple[Inc
     Raises:
         Conflict: somebody else was first too often.
     """
-    for _ in range(MAX_TRIES):
-        incident, version = known or load(ledger, incident_id)
-        known = None
-        changed = change(incident)
-        if changed is None:
-            return incident
-        after, writes = changed
-        try:
-            ledger.commit(Put(rows.incident_row(after, version)), *writes)
-        except Conflict:
-            continue
-        return after
-    raise Conflict(f"incident {incident_id} changed on every try")
+    first_try = [known] if known else []
+
+    def attempt() -> Incident:
+        return _commit_change(ledger, first_try.pop() if first_try else load(ledger, incident_id), change)
+
+    return until_committed(attempt, f"incident {incident_id} changed on every try", tries=MAX_TRIES)
 
 
 def update_once(ledger: Ledger, incident_id: str, change: Change) -> Incident:
@@ -69,7 +63,11 @@ def update_once(ledger: Ledger, incident_id: str, change: Change) -> Incident:
     Raises:
         Conflict: somebody else was first.
     """
-    incident, version = load(ledger, incident_id)
+    return _commit_change(ledger, load(ledger, incident_id), change)
+
+
+def _commit_change(ledger: Ledger, known: tuple[Incident, int], change: Change) -> Incident:
+    incident, version = known
     changed = change(incident)
     if changed is None:
         return incident
