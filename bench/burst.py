@@ -40,15 +40,7 @@ from evenkeel.domain.capacity.start_estimates import (
     remaining_seconds,
 )
 from evenkeel.domain.economics import money
-from evenkeel.domain.renting.demand import (
-    CandidatePool,
-    JobDemand,
-    PlacementAction,
-    PlacementFacts,
-    RiskLimits,
-    SpendLimits,
-    shadow_price,
-)
+from evenkeel.domain.renting.cost import CandidatePool, JobDemand, RiskLimits, SpendLimits, shadow_price
 from evenkeel.domain.renting.migration import (
     MigrationAction,
     MigrationCandidate,
@@ -56,7 +48,7 @@ from evenkeel.domain.renting.migration import (
     MigrationTarget,
     decide_migration,
 )
-from evenkeel.domain.renting.placement import choose_pool
+from evenkeel.domain.renting.placement import PlacementAction, PlacementFacts, choose_pool
 
 Json = dict[str, Any]
 HERE = Path(__file__).parent

@@ -54,7 +54,8 @@ from evenkeel.domain.recovery import (
     unhealthy,
     validation,
 )
-from evenkeel.domain.renting import candidates, demand, migration, moving, placement, rental
+from evenkeel.domain.renting import awaiting as rental_waits
+from evenkeel.domain.renting import candidates, cost, migration, placement
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, kubernetes_node
 
@@ -82,7 +83,7 @@ FACTS: Mapping[str, type[Value]] = {
     "BLAME": attribution.AttributionFacts,
     "ADMISSION": decide.AdmissionFacts,
     "RESIZE": resize_facts.ResizeFacts,
-    "PLACEMENT": demand.PlacementFacts,
+    "PLACEMENT": placement.PlacementFacts,
     "STAY": migration.MigrationFacts,
     "LOAN": migration.TemporaryCapacityFacts,
     "VALIDATION": ValidationFacts,
@@ -157,12 +158,12 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "leases.settled": leases.released_lease,
     "modes.mode_for": modes.mode_for,
     "modes.mode_now": modes.mode_now,
-    "moving.why_not_there": moving.why_not_portable,
-    "placement.guards_deadline": placement.why_not_spot,
+    "moving.why_not_there": candidates.why_not_portable,
+    "placement.guards_deadline": cost.why_not_spot,
     "placement.place": placement.choose_pool,
     "placement.place_in_turn": placement.place_in_queue_order,
-    "placement.shadow_price": demand.shadow_price,
-    "placement.weigh": placement.cost_of_pool,
+    "placement.shadow_price": cost.shadow_price,
+    "placement.weigh": cost.cost_of_pool,
     "plan.plan_recovery": plan.plan_recovery,
     "portability.differences": compatibility.differences,
     "recovery.jobs_back": awaiting.jobs_resumed,
@@ -171,9 +172,9 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "recovery.node_valid": awaiting.node_valid,
     "recovery.way_clear": awaiting.node_free,
     "renting.asked_again": candidates.facts_for_next_offer,
-    "renting.end_answer": rental.evaluate_rental_over,
+    "renting.end_answer": rental_waits.evaluate_rental_over,
     "renting.loan_of": migration.temporary_capacity_of,
-    "renting.nodes_answer": rental.evaluate_rental_ready,
+    "renting.nodes_answer": rental_waits.evaluate_rental_ready,
     "renting.stay_facts": migration.migration_facts,
     "repair.choose_repair": repair.choose_repair,
     "repair.deadline_of": repair.deadline_of,

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from evenkeel.domain.admission import scheduler_state, start_size, team_cycle
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, recorded_reason
 from evenkeel.domain.admission.fifo import QueueSnapshot, admit
-from evenkeel.domain.admission.free_capacity import node_capacity
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.capacity.node_capacity import node_capacity
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import IncidentState, NodeFact
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.attempt_end import is_lost
-from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.charge import Charge, accelerators_taken
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode, join_nodes
 from evenkeel.domain.policy_base import Mode
@@ -820,7 +820,7 @@ def pass_of(world: "Simulation") -> Iterator[Any]:
     seen = [(CLUSTER, one) for one in world.cluster.workloads(CLUSTER)]
     now = world.loop.now()
     unhealthy = unhealthy_nodes.unhealthy_among(world.cluster.nodes(CLUSTER), world.observer_context())
-    capacities = node_capacity(nodes, in_use, charges, seen, unhealthy)
+    capacities = node_capacity(nodes, accelerators_taken(in_use, charges, seen), unhealthy)
     if world.renting:
         # What is rented is its job's; who waits for nodes of its own is told so, and does not wait for others.
         rented = rentals.load(world.ledger)

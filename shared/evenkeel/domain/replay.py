@@ -22,14 +22,13 @@ from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
 from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
 from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
 from evenkeel.domain.recovery.validation import CheckFacts, choose_check, judge_node
-from evenkeel.domain.renting.demand import PlacementFacts
 from evenkeel.domain.renting.migration import (
     MigrationFacts,
     TemporaryCapacityFacts,
     decide_migration,
     decide_temporary_capacity,
 )
-from evenkeel.domain.renting.placement import choose_pool, recorded_placement_reason
+from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 from evenkeel.domain.values import Sentence, Value
 
 
@@ -166,8 +165,9 @@ def _resize(record: Decision, _policy: Policy) -> Replayed:
 
 def _placement(record: Decision, _policy: Policy) -> Replayed:
     placed = choose_pool(PlacementFacts.model_validate(record.facts))
-    reason = recorded_placement_reason(placed, Mode(record.mode))
-    return Replayed(action=placed.action, reason=reason, alternatives=placed.alternatives)
+    return Replayed(
+        action=placed.action, reason=placed.recorded_reason(Mode(record.mode)), alternatives=placed.alternatives
+    )
 
 
 def _decide_migration(record: Decision, _policy: Policy) -> Replayed:

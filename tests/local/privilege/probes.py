@@ -37,7 +37,8 @@ from evenkeel.domain.quotas.teams import Team
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
 from evenkeel.domain.recovery.leases import Hold, RepairLease
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
-from evenkeel.domain.renting.demand import JobDemand, PlacementFacts, SpendLimits
+from evenkeel.domain.renting.cost import JobDemand, SpendLimits
+from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition

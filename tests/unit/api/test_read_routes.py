@@ -13,6 +13,7 @@ from evenkeel.domain.health.incidents import Block, IncidentState, StageTimes, S
 from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.jobs.job import PlacementNote, ResizeRequest, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.policy_base import Mode, ModeRule
+from evenkeel.domain.renting.rental import RentalState, ended
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.sources import SourceKind, SourceReport
 from evenkeel.domain.values import rfc3339
@@ -493,7 +494,7 @@ def test_what_is_rented_for_a_deployment_is_on_the_overview(gateway: Gateway) ->
     note = PlacementNote(key="RENT", text="1 node of chat-burst is rented for the job.", decision_id=rental.decision_id)
     memory = ServingState.of(CHAT).but(rentals=1, last_note=note)
     before = gateway.get("/v1/status").document["serving"]
-    over = a_rental(2).ended("No replica has stood there.", A_MOMENT)
+    over = ended(a_rental(2).but(state=RentalState.ENDING), A_MOMENT).rental
     memory = memory.but(rentals=2)
     ledger.commit(Put(rows.serving_row(memory, 0)), Put(rows.rental_row(rental, 0)), Put(rows.rental_row(over, 0)))
 

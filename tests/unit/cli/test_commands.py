@@ -15,7 +15,7 @@ import pytest
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod, unmanaged_workloads
 from evenkeel.domain.jobs.job import PlacementNote
-from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ended
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
@@ -828,7 +828,8 @@ def test_the_overview_shows_what_is_rented_for_a_deployment(served: CliFixture) 
 
     shown = served.run("status", terminal=True).out
     served.gateway.fakes.ledger.commit(Put(rows.serving_row(memory.but(last_note=None), 1)))
-    served.gateway.fakes.ledger.commit(Put(rows.rental_row(serving_rental(1).ended("It is over.", A_MOMENT), 1)))
+    over = ended(serving_rental(1).but(state=RentalState.ENDING), A_MOMENT).rental
+    served.gateway.fakes.ledger.commit(Put(rows.rental_row(over, 1)))
 
     assert f"SERVING serving/chat: 1 node rented\n        {text}\n" in shown
     assert "SERVING" not in served.run("status", terminal=True).out
@@ -923,7 +924,7 @@ def test_a_job_shows_what_was_rented_for_it_and_what_that_cost(served: CliFixtur
         opened_at=job.submitted_at,
         joined_node_names=("ip-1", "ip-2"),
     )
-    rental = Rental(
+    ending = Rental(
         job_id=job.job_id,
         number=1,
         team="default",
@@ -935,7 +936,8 @@ def test_a_job_shows_what_was_rented_for_it_and_what_that_cost(served: CliFixtur
         begun_at=job.submitted_at,
         ready_by=job.submitted_at,
         decision_id="dec-1",
-    ).ended("It ended.", job.submitted_at + timedelta(seconds=100.5))
+    )
+    rental = ended(ending, job.submitted_at + timedelta(seconds=100.5)).rental
     stored(served.gateway.fakes.ledger, job)
     served.gateway.fakes.ledger.commit(Put(rows.rental_row(rental, 0)))
 

@@ -28,8 +28,8 @@ from evenkeel.domain.recovery.resume import (
     lost_work,
     plan_resume,
 )
-from evenkeel.domain.renting.demand import CandidatePool, JobDemand, PlacementFacts, SpendLimits
-from evenkeel.domain.renting.placement import cheapest_rented, choose_pool
+from evenkeel.domain.renting.cost import CandidatePool, JobDemand, SpendLimits, cheapest_rented
+from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 from tests.unit.recovery.facts import LIFE, at
 
 POLICY = JobPolicy(distrust_guard_seconds=300)

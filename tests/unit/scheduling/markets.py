@@ -5,7 +5,8 @@ from typing import Any
 
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool, Reservation
 from evenkeel.domain.economics.money import MICROS
-from evenkeel.domain.renting.demand import CandidatePool, JobDemand, PlacementFacts, SpendLimits
+from evenkeel.domain.renting.cost import CandidatePool, JobDemand, SpendLimits
+from evenkeel.domain.renting.placement import PlacementFacts
 
 NOW = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
 HOUR = 3600

@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.fifo import QueueSnapshot, admit
-from evenkeel.domain.admission.free_capacity import node_capacity
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity
 from evenkeel.domain.jobs.attempt import PodPhase
-from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.charge import Charge, accelerators_taken
 from evenkeel.domain.jobs.job import ResumeOption, ResumePlan
 from evenkeel.domain.nodes import KubernetesNode, Node, ProviderNode, join_nodes
 from tests.unit.scheduling.builders import (
@@ -194,7 +193,9 @@ def a_node(number: int = 1, **changes: Any) -> Node:
 def free(*, in_use: dict[tuple[str, str], int], charges: list[Charge], pods: bool) -> list[int]:
     workload = a_workload(a_pod(0), a_pod(1))
     seen = [(CLUSTER, workload)] if pods else []
-    return [capacity.free for capacity in node_capacity([a_node(1), a_node(2)], in_use, charges, seen)]
+    return [
+        capacity.free for capacity in node_capacity([a_node(1), a_node(2)], accelerators_taken(in_use, charges, seen))
+    ]
 
 
 def test_an_attempt_whose_pods_are_not_there_yet_is_charged() -> None:
@@ -210,7 +211,9 @@ def test_an_attempt_whose_pods_are_there_is_not_counted_twice() -> None:
 def test_an_ended_attempt_holds_its_nodes_until_it_is_settled() -> None:
     ended = a_workload(a_pod(0, PodPhase.FAILED, 1), a_pod(1, PodPhase.FAILED, 1))
 
-    capacities = node_capacity([a_node(1), a_node(2)], {}, [Charge.of(an_attempt())], [(CLUSTER, ended)])
+    capacities = node_capacity(
+        [a_node(1), a_node(2)], accelerators_taken({}, [Charge.of(an_attempt())], [(CLUSTER, ended)])
+    )
 
     assert [capacity.free for capacity in capacities] == [0, 0]
 
@@ -233,7 +236,7 @@ def test_a_pod_that_ends_between_two_reads_frees_nothing_before_its_attempt_is_s
     ],
 )
 def test_a_closed_node_says_why(changes: dict[str, Any], why: str) -> None:
-    assert [why] == [capacity.unschedulable_reason for capacity in node_capacity([a_node(**changes)], {}, [], [])]
+    assert [why] == [capacity.unschedulable_reason for capacity in node_capacity([a_node(**changes)], {})]
 
 
 def test_a_machine_that_has_not_joined_is_part_of_the_fleet_and_closed() -> None:
@@ -245,7 +248,7 @@ def test_a_machine_that_has_not_joined_is_part_of_the_fleet_and_closed() -> None
         status="Pending",
     )
 
-    capacities = list(node_capacity(join_nodes([], [record], CLUSTER), {}, [], []))
+    capacities = list(node_capacity(join_nodes([], [record], CLUSTER), {}))
 
     assert [capacity.unschedulable_reason for capacity in capacities] == ["not joined yet"]
     assert actions(capacities, a_request()) == [("job-1", Action.WAIT)]

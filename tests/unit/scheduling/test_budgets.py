@@ -13,7 +13,7 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.quotas.budgets import add_rent, expected_remaining_cost, remaining_by_team, rent_by_period
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import Period, Team, TeamSetup
-from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ended
 from tests.unit.scheduling.test_renting import POOL, ready
 
 MIDNIGHT = datetime(2026, 12, 1, tzinfo=UTC)
@@ -61,7 +61,7 @@ def test_of_each_kind_of_period_the_parts_of_a_rental_add_up_to_its_bill(
 
     parts = rent_by_period(rental, now)
 
-    bill = rental.ended("It is over.", now).cost_parts / (money.PARTS / money.MICROS)
+    bill = ended(rental.but(state=RentalState.ENDING), now).rental.cost_parts / (money.PARTS / money.MICROS)
     for kind in (10, 8, 7):  # `2026-11-03`, `2026-W45`, `2026-11`
         mine = [part.spent.usd_micros for part in parts if len(part.key) == kind]
         if length < 12 * 86_400_000_000:

@@ -1,7 +1,6 @@
 """Guests go home when it pays, leave in time, and loans are given back."""
 
 import math
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from evenkeel.domain.capacity.start_estimates import (
     expected_wait,
     remaining_seconds,
 )
-from evenkeel.domain.economics.money import MICROS, PARTS, bill
+from evenkeel.domain.economics.money import MICROS, PARTS
 from evenkeel.domain.renting.migration import (
     MigrationAction,
     MigrationCandidate,
@@ -196,13 +195,12 @@ def test_a_job_that_keeps_no_checkpoints_is_not_moved_before_its_time_is_over() 
     assert decide_temporary_capacity(facts.but(now=at(4 * HOUR))).state is TemporaryCapacityState.END
 
 
-def test_a_loan_that_was_given_back_is_over_and_its_team_has_paid_for_it() -> None:
+def test_a_loan_that_was_given_back_is_over() -> None:
     temporary = a_loan(returned_at=at(HOUR))
 
     assert decide_temporary_capacity(
         TemporaryCapacityFacts(temporary=temporary, has_baseline_recovered=True, is_job_running=False, now=at(9 * HOUR))
     ).state is (TemporaryCapacityState.RETURNED)
-    assert bill([temporary.rental], NOW + timedelta(days=1)).by_team == {"vision": 64 * PARTS}
 
 
 # ---------------------------------------------------------------- the forecast

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from evenkeel.domain.economics import prices
 from evenkeel.domain.economics.money import format_usd
-from evenkeel.domain.renting.demand import PlacementFacts
-from evenkeel.domain.renting.placement import choose_pool
+from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operate" / "cost.md").read_text("utf-8")
 

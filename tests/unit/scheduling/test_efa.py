@@ -4,7 +4,6 @@ import pytest
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
 from evenkeel.domain.admission.fifo import QueueSnapshot, admit
-from evenkeel.domain.admission.free_capacity import node_capacity
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.compatibility import Requirements
@@ -16,7 +15,7 @@ from evenkeel.domain.capacity.efa import (
     interfaces_per_pod,
     least_interfaces,
 )
-from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity
 from evenkeel.domain.nodes import Node
 from evenkeel_local.gpu_cluster.machines import SHAPES
 from tests.fakes.cluster import a_node
@@ -168,4 +167,4 @@ def test_a_gang_takes_the_nodes_with_interfaces() -> None:
 def test_capacity_knows_what_each_node_offers() -> None:
     nodes = [Node(life=a_life(number), kubernetes=a_node(number, efa=efa)) for number, efa in ((1, 32), (2, 0))]
 
-    assert [capacity.efa for capacity in node_capacity(nodes, {}, [], [])] == [32, 0]
+    assert [capacity.efa for capacity in node_capacity(nodes, {})] == [32, 0]

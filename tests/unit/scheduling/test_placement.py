@@ -6,16 +6,15 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics.money import MICROS, PARTS
-from evenkeel.domain.renting.demand import (
-    CandidatePool,
+from evenkeel.domain.renting.cost import CandidatePool, SpendLimits, shadow_price, why_not_spot
+from evenkeel.domain.renting.placement import (
     PlacementAction,
     PlacementDecision,
     PlacementFacts,
-    SpendLimits,
-    mean_demand_share,
-    shadow_price,
+    choose_pool,
+    must_avoid_spot,
+    place_in_queue_order,
 )
-from evenkeel.domain.renting.placement import choose_pool, must_avoid_spot, place_in_queue_order, why_not_spot
 from tests.unit.scheduling.markets import (
     HOUR,
     NOW,
@@ -117,17 +116,6 @@ def test_a_committed_hour_is_worth_what_others_would_give(
     rented: int, share: float, waiting: int, expected: int
 ) -> None:
     assert shadow_price(rented, share, waiting, 64) == expected
-
-
-def test_how_often_it_is_wanted_is_the_mean_over_the_hours_that_it_would_be_held() -> None:
-    # NOW is a Tuesday, 10:15: hour 34 of the week. Wanted on Tuesdays from 11 to 12 alone.
-    hours = [1.0 if hour == 35 else 0.0 for hour in range(168)]
-
-    assert mean_demand_share(hours, NOW, 45 * 60) == 0
-    assert mean_demand_share(hours, NOW, 105 * 60) == pytest.approx(60 / 105)
-    assert mean_demand_share(hours, NOW, 168 * HOUR) == pytest.approx(1 / 168)
-    assert mean_demand_share(hours, NOW, 336 * HOUR + 105 * 60) == pytest.approx(3 / (336 + 1.75))
-    assert mean_demand_share([0.5] * 168, at(-5 * 86_400), 1e6) == pytest.approx(0.5)
 
 
 # ---------------------------------------------------------------- deadlines

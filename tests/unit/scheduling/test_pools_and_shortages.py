@@ -40,7 +40,6 @@ def test_a_gang_waits_for_its_slowest_node() -> None:
 
     assert delay.gang_seconds(1) == pytest.approx(180)
     assert delay.gang_seconds(64) > delay.gang_seconds(8) > 360
-    assert 180 < delay.mean_seconds < 360
 
 
 def test_a_reservation_is_usable_until_its_machines_begin_to_go() -> None:

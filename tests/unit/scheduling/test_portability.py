@@ -3,7 +3,7 @@
 from typing import Any
 
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.renting.moving import why_not_portable
+from evenkeel.domain.renting.candidates import why_not_portable
 from tests.unit.scheduling.builders import CLUSTER, a_job, a_spec
 from tests.unit.scheduling.markets import a_pool
 

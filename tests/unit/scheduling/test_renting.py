@@ -17,22 +17,19 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.candidates import PlacementContext, placement_facts, reserve_rented_nodes
-from evenkeel.domain.renting.demand import PlacementAction
-from evenkeel.domain.renting.placement import choose_pool
-from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
-from evenkeel.domain.renting.rental import (
+from evenkeel.domain.renting.awaiting import (
     NODES_READY,
     NOT_WANTED,
     OVER,
     REFUSED,
-    UNASSIGNED,
-    Rental,
-    RentalOffer,
-    RentalState,
     evaluate_rental_over,
     evaluate_rental_ready,
 )
+from evenkeel.domain.renting.book import RentalAllocation, RentalBook, reserve_rented_nodes
+from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
+from evenkeel.domain.renting.placement import PlacementAction, choose_pool
+from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
+from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalOffer, RentalState, ended
 from tests.fakes import a_node
 
 START = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
@@ -170,15 +167,7 @@ def test_the_job_alone_is_offered_what_is_kept_for_it_and_all_of_it_or_none() ->
 
 
 def conditions(*capacities: NodeCapacity, **changes: Any) -> PlacementContext:
-    facts: dict[str, Any] = {
-        "capacities": capacities,
-        "charges": (),
-        "classes": {},
-        "queue": (a_job(),),
-        "holds": (),
-        "now": START + timedelta(seconds=5),
-    }
-    return PlacementContext.model_validate({**facts, **changes})
+    return PlacementContext(START + timedelta(seconds=5), capacities, queue=(a_job(),))._replace(**changes)
 
 
 def committed(number: int, **changes: Any) -> NodeCapacity:
@@ -208,9 +197,17 @@ def test_facts_of_a_place_survive_their_record() -> None:
 @given(st.integers(0, 4), st.integers(0, 300_000_000))
 def test_no_placement_breaks_a_cap_or_a_limit(rented: int, cap: int) -> None:
     burst = POLICY.burst.but(fleet_cap_micros_per_hour=cap)
-    hold = {"job_id": "job-z", "number": 1, "team": "other", "cluster": POOL.cluster, "pool": POOL.name}
-    holds = [{**hold, "nodes": rented, "accelerators_per_node": 8, "micros_per_hour": rented * 50_000_000}]
-    seen = conditions(committed(1), committed(2), holds=holds)
+    hold = RentalAllocation(
+        job_id="job-z",
+        number=1,
+        team="other",
+        cluster=POOL.cluster,
+        pool=POOL.name,
+        nodes=rented,
+        accelerators_per_node=8,
+        micros_per_hour=rented * 50_000_000,
+    )
+    seen = conditions(committed(1), committed(2), rented=RentalBook(holds=(hold,)))
 
     decision = choose_pool(placement_facts(a_job(), seen, POLICY.but(burst=burst)))
 
@@ -288,9 +285,9 @@ def test_a_bill_is_exact_and_offers_without_a_node_cost_nothing(
     empty = RentalOffer.of(POOL, START).but(refused="no", closed_at=START + timedelta(hours=5))
     came = tuple(f"ip-{number}" for number in range(nodes))
     last = RentalOffer.of(POOL.but(micros_per_node_hour=price), START).but(joined_node_names=came)
-    rental = a_rental(nodes=nodes, offers=(*[empty] * offers, last))
+    rental = a_rental(nodes=nodes, offers=(*[empty] * offers, last), state=RentalState.ENDING)
 
-    over = rental.ended("Done.", START + timedelta(microseconds=microseconds))
+    over = ended(rental, START + timedelta(microseconds=microseconds)).rental
 
     seconds = max(60, -(-microseconds // 1_000_000))
     assert over.cost_parts == price * nodes * seconds

@@ -16,8 +16,8 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import add_rent, remaining_by_team
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import Team, TeamSetup
+from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
-from evenkeel.domain.renting.demand import PlacementAction
 from evenkeel.domain.renting.migration import (
     MigrationAction,
     MigrationDecision,
@@ -25,9 +25,9 @@ from evenkeel.domain.renting.migration import (
     decide_migration,
     migration_facts,
 )
-from evenkeel.domain.renting.placement import place_in_queue_order
+from evenkeel.domain.renting.placement import PlacementAction, place_in_queue_order
 from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
-from evenkeel.domain.renting.rental import Rental, RentalAllocation, RentalOffer, RentalState
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ended, released
 from tests.unit.scheduling.markets import HOUR, NOW, at
 
 TEAMS = ("speech", "vision")
@@ -120,21 +120,15 @@ def test_over_any_passes_no_cap_no_pools_limit_and_no_teams_budget_is_ever_passe
         now += timedelta(seconds=gap)
         over = [each for index, each in enumerate(running) if index in leaving or now >= due(each)]
         for rental in over:
-            cost = rental.ended("It is over.", min(now, due(rental))).cost_parts
+            cost = ended(released(rental, "It is over.", ()).rental, min(now, due(rental))).rental.cost_parts
             paid[rental.team] += cost
             before = settled.get((rental.team, "2026-11"), Spent()).usd_micros
             settled[rental.team, "2026-11"] = Spent(usd_micros=before + -(-cost // 3600))
         running = [each for each in running if each not in over]
         spent = add_rent(settled, setup, running, now)
-        seen = PlacementContext(
-            capacities=(),
-            charges=(),
-            classes={},
-            queue=(),
-            holds=tuple(RentalAllocation.of(each) for each in running),
-            budgets_left=remaining_by_team(setup, spent, (), running, policy.economy, now),
-            now=now,
-        )
+        taken = tuple(RentalAllocation.of(each) for each in running)
+        left = remaining_by_team(setup, spent, (), running, policy.economy, now)
+        seen = PlacementContext(now, rented=RentalBook(tuple(running), taken, left))
         jobs = []
         for team, nodes, priority_class, deadline in asked:
             count += 1

@@ -21,20 +21,19 @@ from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.renting.awaiting import evaluate_serving_rental_over, why_node_not_needed
+from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.candidates import PlacementContext
-from evenkeel.domain.renting.demand import PlacementAction, PlacementDecision
-from evenkeel.domain.renting.placement import choose_pool
+from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, choose_pool
 from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
-from evenkeel.domain.renting.rental import Rental, RentalAllocation, RentalOffer, RentalState, ServingTarget
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ServingTarget, replicas_seen
 from evenkeel.domain.renting.serving import (
     NO_EXTRA_NODE,
     ServingState,
     decide_serving_rentals,
-    evaluate_serving_rental_over,
     free_replica_slots,
-    why_node_not_needed,
+    replicas_on,
     why_not_schedulable,
-    with_observed_replicas,
 )
 from tests.fakes import a_node
 
@@ -144,15 +143,7 @@ def seen(*capacities: NodeCapacity, **changes: Any) -> PlacementContext:
     charges = tuple(
         a_charge(number) for number, capacity in enumerate(capacities, 1) if capacity.free < capacity.accelerators
     )
-    facts: dict[str, Any] = {
-        "capacities": capacities,
-        "charges": charges,
-        "classes": {},
-        "queue": (),
-        "holds": (),
-        "now": START,
-    }
-    return PlacementContext.model_validate({**facts, **changes})
+    return PlacementContext(START, capacities, charges)._replace(**changes)
 
 
 def decided(
@@ -228,8 +219,8 @@ def test_what_is_left_of_its_teams_dollars_holds() -> None:
     # 64 minutes of a node: the launch, and the spike.
     rent = MICROS * 3840
 
-    assert len(decided(*pods, budgets_left={"chat": 2 * rent})) == 2
-    (answer,) = decided(*pods, budgets_left={"chat": rent - 1})
+    assert len(decided(*pods, rented=RentalBook(budgets_left={"chat": 2 * rent}))) == 2
+    (answer,) = decided(*pods, rented=RentalBook(budgets_left={"chat": rent - 1}))
     assert "but the budget of team chat has" in next(row.why_not for row in answer.table if row.pool == "chat-burst")
 
 
@@ -282,7 +273,7 @@ def test_whatever_waits_caps_limits_and_need_hold_and_each_answer_replays(
     policy = a_policy(delay_micros_per_hour={"critical": price}, team_caps_micros_per_hour={"chat": cap})
     pods = [a_replica(number, accelerators=accelerators) for number in range(replicas)]
 
-    answers = decided(*pods, policy=policy, most=most, holds=(hold,) if held else ())
+    answers = decided(*pods, policy=policy, most=most, rented=RentalBook(holds=(hold,) if held else ()))
 
     rented = [each for each in answers if each.action is PlacementAction.RENT]
     assert len(rented) <= min(most, POOL.most_nodes - held, -(-replicas // (8 // accelerators)))
@@ -383,14 +374,16 @@ def test_a_node_on_which_a_replica_stands_before_it_is_handed_over_is_wanted(
 
 def test_what_is_seen_of_a_node_is_whether_it_ever_served_and_since_when_it_does_not() -> None:
     fresh = a_rental(idle_since=START)
-    used = with_observed_replicas(fresh, [a_replica(1, "ip-1")], START + timedelta(seconds=5))
-    idle = with_observed_replicas(used, [], START + timedelta(seconds=9))
+    used = replicas_seen(fresh, has_replicas=True, now=START + timedelta(seconds=5))
+    idle = replicas_seen(used, has_replicas=False, now=START + timedelta(seconds=9))
 
     assert (used.was_used, used.idle_since) == (True, None)
     assert (idle.was_used, idle.idle_since) == (True, START + timedelta(seconds=9))
-    assert with_observed_replicas(idle, [], START + timedelta(seconds=20)) == idle
-    assert with_observed_replicas(used, [a_replica(1, "ip-1")], START + timedelta(seconds=20)) == used
-    assert with_observed_replicas(fresh, [a_replica(1, "elsewhere")], START) == fresh
+    assert replicas_seen(idle, has_replicas=False, now=START + timedelta(seconds=20)) == idle
+    assert replicas_seen(used, has_replicas=True, now=START + timedelta(seconds=20)) == used
+    assert replicas_seen(fresh, has_replicas=False, now=START) == fresh
+    assert replicas_on(fresh, [a_replica(1, "ip-1")]) != ()
+    assert replicas_on(fresh, [a_replica(1, "elsewhere")]) == ()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import Team
-from evenkeel.domain.renting.demand import PlacementFacts
+from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.ports import Row
 from evenkeel.services.jobs.check_authority import Requester

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.renting.demand import PlacementFacts
 from evenkeel.domain.renting.migration import MigrationFacts
+from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Invalid
 from evenkeel.services.queries import explain

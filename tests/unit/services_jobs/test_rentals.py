@@ -16,12 +16,13 @@ from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.teams import Team
+from evenkeel.domain.renting.candidates import jobs_to_place
 from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, wait_name
 from evenkeel.ports import Delete, ExecutionState, Table, WorkflowName
-from evenkeel.services.rentals import rent_capacity, rentals
+from evenkeel.services.rentals import rent_capacity
 from evenkeel.services.rentals.rent_capacity import RentalStep, RentOutcome
 from evenkeel.services.storage import rows
 from evenkeel.services.waits import evaluate_waits, open_wait
@@ -264,13 +265,13 @@ class RentalScenario:
 def test_every_waiting_job_is_weighed_for_rent_in_turn() -> None:
     scenario = JobScenario()
     jobs = [scenario.submit(f"key-{number}") for number in range(75)]
-    weighed = [
-        rentals.jobs_to_place(jobs, scenario.world.clock.now() + timedelta(minutes=minute)) for minute in range(7)
-    ]
+    policy, now = a_policy(), scenario.world.clock.now()
+    weighed = [jobs_to_place(jobs, policy, now + timedelta(minutes=minute)) for minute in range(7)]
 
     assert all(part[:10] == jobs[:10] and len(part) <= 20 for part in weighed)
     assert {job.job_id for part in weighed for job in part} == {job.job_id for job in jobs}
-    assert rentals.jobs_to_place(jobs[:20], scenario.world.clock.now()) == jobs[:20]
+    assert jobs_to_place(jobs[:20], policy, now) == jobs[:20]
+    assert jobs_to_place(jobs, Policy(), now) == []
 
 
 def test_a_job_that_cannot_wait_is_rented_for_and_starts_on_all_its_nodes_at_once() -> None:

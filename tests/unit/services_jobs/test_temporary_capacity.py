@@ -1,5 +1,6 @@
 """Rented nodes that stand in for failed ones: on the team's quota, until those are back, never beyond their time."""
 
+import math
 from datetime import timedelta
 from typing import Any
 
@@ -7,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.renting.migration import temporary_capacity_of
 from evenkeel.domain.renting.rental import RentalState
@@ -67,7 +67,8 @@ def test_what_a_recovery_rents_is_on_loan_and_on_the_quota_of_its_team() -> None
 
     assert temporary
     assert (temporary.incident_id, temporary.due_at) == ("inc-1", rental.begun_at + timedelta(hours=2))
-    assert temporary.rental.micros_per_hour == sum(bill.micros_per_hour for bill in rental.bills())
+    rate = temporary.micros_per_node_hour * temporary.nodes
+    assert rate == sum(bill.micros_per_hour for bill in rental.bills())
     shown = read_jobs.show_job(town.world.context(), second.job_id, Reader())["rentals"][0]
     assert (shown["loanFor"], shown["dueAt"]) == ("inc-1", rfc3339(temporary.due_at))
     assert town.scenario.usage() == 32  # both jobs, wherever they run
@@ -171,5 +172,7 @@ def test_a_loan_costs_its_team_what_any_rental_does(hours: int) -> None:
 
     assert temporary
     assert rental.ended_at
-    assert rental.cost_parts == money.bill([temporary.rental], rental.ended_at).by_team[second.spec.team]
+    seconds = math.ceil((rental.ended_at - temporary.begun_at).total_seconds())
+    assert rental.cost_parts == temporary.micros_per_node_hour * temporary.nodes * seconds
+    assert temporary.team == second.spec.team
     assert rental.offers[0].pool == SPOT

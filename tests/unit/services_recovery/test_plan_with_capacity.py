@@ -17,8 +17,9 @@ from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.recovery.resume import ResumeFacts
 from evenkeel.domain.recovery.resume import plan_resume as choose
+from evenkeel.domain.renting.book import RentalAllocation
 from evenkeel.domain.renting.migration import temporary_capacity_of
-from evenkeel.domain.renting.rental import Rental, RentalAllocation, RentalState
+from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Put, Row, Table
 from evenkeel.services.recovery import cordon_node, plan_recovery, protect_jobs, repair_node

@@ -13,7 +13,7 @@ from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.demand import RiskLimits
+from evenkeel.domain.renting.cost import RiskLimits
 
 
 def with_reservation_ends(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple[NodeCapacity, ...]:

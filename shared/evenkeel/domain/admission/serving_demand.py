@@ -1,19 +1,30 @@
 """Demand of serving workloads: the replicas of a registered Deployment that have no node.
 
 The Deployment's controller creates a pod for each replica, so the pods show the demand. Kubernetes' own scheduler
-places a pod as soon as a node is free, so nodes for these pods are reserved here. `renting/serving.py` decides about
-rented nodes for them.
+places a pod as soon as a node is free, so nodes for these pods are reserved here. Nodes are rented for replicas that
+fit on no committed node.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from evenkeel.domain.admission.offers import is_schedulable_for, pool_fits, subtract_assigned
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pool_choices import PoolChoice
-from evenkeel.domain.external.serving import ReplicaShortfall, holder_id
+from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.serving import ReplicaShortfall, holder_id, replicas_of
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.renting.book import RentalBook
+from evenkeel.domain.renting.candidates import PlacementContext
+from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision
+from evenkeel.domain.renting.rental import UNASSIGNED
+from evenkeel.domain.renting.serving import ServingState, decide_serving_rentals, free_replica_slots
+
+# ---------------------------------------------------------------- committed nodes
 
 
 def replica_requests(
@@ -78,3 +89,98 @@ def reserve_for_replicas(
         ]
         capacities = subtract_assigned(capacities, demand, fits[: demand.nodes])
     return capacities
+
+
+# ---------------------------------------------------------------- rented nodes
+
+
+def satisfied_replicas(
+    registered: Iterable[ServingWorkload],
+    rented: RentalBook,
+    pods: Mapping[str, Sequence[UnmanagedPod]],
+    capacities: Iterable[NodeCapacity],
+) -> dict[str, int]:
+    """Return, by the id of a Deployment, how many waiting replicas the nodes that are rented or starting will take."""
+    unassigned = {
+        (capacity.cluster, capacity.node_name): capacity.pool
+        for capacity in capacities
+        if capacity.reserved_for == UNASSIGNED
+    }
+    found = {}
+    for each in registered:
+        if each.rents_from:
+            name, there = holder_id(each), pods.get(each.cluster, ())
+            left = free_replica_slots([rental for rental in rented.rentals if rental.job_id == name], there)
+            # A replica on a node that is not assigned yet needs no other node.
+            landed = sum(
+                unassigned.get((each.cluster, pod.node_name)) in each.rents_from
+                for pod in replicas_of(each.namespace, each.name, there)
+            )
+            found[name] = max(0, left - landed)
+    return found
+
+
+class ServingDemand(NamedTuple):
+    """The replicas that wait in one scheduling cycle."""
+
+    short: tuple[ReplicaShortfall, ...] = ()
+    """Deployments with waiting replicas."""
+    satisfied_replicas: Mapping[str, int] = {}
+    """By the Deployment's id: waiting replicas that rented nodes will take."""
+    demands: tuple[AdmissionRequest, ...] = ()
+    """Requests of the other replicas, most urgent first."""
+    satisfied_demands: Mapping[str, int] = {}
+    """By `cluster/demand`: committed nodes that it gets."""
+
+
+class ServingRentalPlan(NamedTuple):
+    """The decisions of one cycle about one Deployment."""
+
+    registered: ServingWorkload
+    state: ServingState
+    version: int = 0
+    """Of the state's row; 0 if there is none."""
+    per_replica: int = 0
+    decisions: tuple[PlacementDecision, ...] = ()
+    """A decision for each node to rent, or a single one with the reason why none is rented."""
+    fits_committed: bool = False
+    """Whether committed nodes can run its replicas, so that there is nothing to decide."""
+
+    @property
+    def to_rent(self) -> tuple[PlacementDecision, ...]:
+        """The decisions to rent."""
+        return tuple(each for each in self.decisions if each.action is PlacementAction.RENT)
+
+
+def plan_serving_rentals(
+    demand: ServingDemand, states: Mapping[str, tuple[ServingState, int]], seen: PlacementContext, policy: Policy
+) -> tuple[ServingRentalPlan, ...]:
+    """Decide which nodes are rented for replicas that fit on no committed node, the most urgent Deployment first.
+
+    Args:
+        demand: The replicas that wait.
+        states: By id: the stored state of each Deployment that has one, with its row's version.
+        seen: The snapshot of the cycle. Its queue does not count: replicas take free nodes before any job.
+        policy: Prices and caps.
+    """
+    registered = {holder_id(each): each for each in policy.scheduling.serving if each.rents_from}
+    short = {holder_id(each.registered): each for each in demand.short}
+    places = {f"{each.cluster}/{each.job_id}": place for place, each in enumerate(demand.demands)}
+    labels = {name: f"{each.cluster}/{each.label}" for name, each in registered.items()}
+    seen, left, plans = seen._replace(queue=()), policy.burst.rentals_per_cycle, []
+    for name in sorted(registered, key=lambda each: (places.get(labels[each], len(places)), each)):
+        plan = ServingRentalPlan(registered[name], *states.get(name, (ServingState.of(registered[name]), 0)))
+        waiting = len(short[name].waiting) - demand.satisfied_replicas.get(name, 0) if name in short else 0
+        if waiting > 0:
+            per_node = demand.demands[places[labels[name]]].accelerators_per_node
+            waiting -= max(1, per_node // short[name].per_replica) * demand.satisfied_demands.get(labels[name], 0)
+        if waiting > 0:
+            decisions = decide_serving_rentals(short[name], waiting, seen, plan.state, policy, most=left)
+            plan = plan._replace(decisions=decisions, per_replica=short[name].per_replica)
+            left -= len(plan.to_rent)
+            seen = seen._replace(rented=seen.rented.with_planned(plan.to_rent, policy.burst.pools))
+        elif name in short and not demand.satisfied_replicas.get(name):
+            plan = plan._replace(fits_committed=True)
+        if plan.decisions or plan.fits_committed or (plan.state.last_note and name not in short):
+            plans.append(plan)
+    return tuple(plans)

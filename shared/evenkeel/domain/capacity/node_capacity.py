@@ -1,14 +1,23 @@
-"""Node capacity: the free accelerators of a node, and whether pods may start on it."""
+"""Free accelerators of each node: what it offers, less what pods use and what attempts are charged for.
 
-from evenkeel.domain.nodes import NodeLife
+    taken = max(used by live pods + charged to attempts whose pod is not there yet, charged to all attempts)
+    free  = offered - taken
+
+The second part of `taken` counts because a pod may end between the two reads.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from evenkeel.domain.nodes import FleetNode, KubernetesNode, Node, NodeLife
 from evenkeel.domain.values import Instant, Value
 
 TAINTED = "tainted"
 """Why a node accepts only pods that tolerate its taints."""
-
-
 UNHEALTHY = "unhealthy"
 """Why a node accepts no pods: it needs a repair that is not under way, whether it is cordoned or not."""
+
+NodePlace = tuple[str, str]
+"""Cluster and node name."""
 
 
 class NodeCapacity(Value):
@@ -45,3 +54,138 @@ class NodeCapacity(Value):
     def is_unused(self) -> bool:
         """Whether no workload uses it."""
         return self.is_open and self.free == self.accelerators
+
+
+def node_capacity(
+    nodes: Iterable[Node], taken: Mapping[NodePlace, int], unhealthy: Collection[NodePlace] = ()
+) -> tuple[NodeCapacity, ...]:
+    """Return the capacity of the nodes as the control planes show them, ordered by node life.
+
+    Args:
+        nodes: Of the fleet.
+        taken: Accelerators that are not free, by node.
+        unhealthy: Nodes that need a repair and get none.
+    """
+    return tuple(_capacity_of(node, taken, unhealthy) for node in sorted(nodes, key=lambda each: each.life.key))
+
+
+def stored_capacity(
+    nodes: Iterable[FleetNode], charged: Mapping[NodePlace, int], unhealthy: Collection[NodePlace] = ()
+) -> tuple[NodeCapacity, ...]:
+    """Return the capacity of the nodes as the last sweep stored them, ordered by node life.
+
+    Args:
+        nodes: Of the fleet.
+        charged: Accelerators that attempts are charged for, by node.
+        unhealthy: Nodes that need a repair and get none.
+    """
+    listed = sorted(nodes, key=lambda each: each.life.key)
+    in_use = {_place(node): node.accelerators_in_use for node in listed}
+    taken = taken_accelerators(in_use, charged)
+    return tuple(_stored_capacity_of(node, taken, unhealthy) for node in listed)
+
+
+def idle_capacity(node: FleetNode, accelerators: int) -> NodeCapacity:
+    """Return the capacity of a stored node as if it were in service and unused."""
+    return NodeCapacity(
+        life=node.life,
+        node_name=node.node_name or node.life.instance_id,
+        cluster=node.life.cluster,
+        pool=node.pool,
+        instance_type=node.instance_type,
+        accelerators=accelerators,
+        free=accelerators,
+        labels=node.labels,
+    )
+
+
+def taken_accelerators(
+    in_use: Mapping[NodePlace, int],
+    charged: Mapping[NodePlace, int],
+    not_started: Mapping[NodePlace, int] | None = None,
+) -> dict[NodePlace, int]:
+    """Return the accelerators of each node that are not free.
+
+    Args:
+        in_use: Requests of live pods, unmanaged pods included.
+        charged: Charges of all attempts.
+        not_started: The part of `charged` whose pods are not there yet.
+    """
+    starting = not_started or {}
+    return {
+        place: max(in_use.get(place, 0) + starting.get(place, 0), charged.get(place, 0))
+        for place in {*in_use, *charged, *starting}
+    }
+
+
+def with_freed(capacities: Iterable[NodeCapacity], freed: Mapping[NodePlace, int]) -> tuple[NodeCapacity, ...]:
+    """Return the capacities once these accelerators are free."""
+    return tuple(
+        capacity.model_copy(update={"free": min(capacity.accelerators, capacity.free + more)})
+        if (more := freed.get((capacity.cluster, capacity.node_name)))
+        else capacity
+        for capacity in capacities
+    )
+
+
+def with_taken(capacities: Iterable[NodeCapacity], taken: Mapping[str, int]) -> tuple[NodeCapacity, ...]:
+    """Return the capacities once these accelerators are taken, by the key of the node life."""
+    return tuple(
+        capacity.model_copy(update={"free": max(0, capacity.free - less)})
+        if (less := taken.get(capacity.life.key))
+        else capacity
+        for capacity in capacities
+    )
+
+
+def _capacity_of(node: Node, taken: Mapping[NodePlace, int], unhealthy: Collection[NodePlace]) -> NodeCapacity:
+    seen = node.kubernetes
+    name = seen.name if seen else ""
+    place = (node.life.cluster, name)
+    accelerators = seen.accelerators if seen else 0
+    return NodeCapacity(
+        life=node.life,
+        node_name=name,
+        cluster=node.life.cluster,
+        pool=node.pool,
+        instance_type=node.provider.instance_type if node.provider else (seen.instance_type if seen else ""),
+        accelerators=accelerators,
+        free=max(0, accelerators - taken.get(place, 0)),
+        efa=seen.efa if seen else None,
+        unschedulable_reason=_closed_because(seen, seen.blocking_taints if seen else (), place in unhealthy),
+        labels=seen.labels if seen else {},
+        taints=seen.blocking_taints if seen else (),
+    )
+
+
+def _stored_capacity_of(
+    node: FleetNode, taken: Mapping[NodePlace, int], unhealthy: Collection[NodePlace]
+) -> NodeCapacity:
+    place = _place(node)
+    reason = _closed_because(node if node.node_name else None, node.taints, place in unhealthy)
+    return idle_capacity(node, node.accelerators).model_copy(
+        update={
+            "node_name": node.node_name,
+            "free": max(0, node.accelerators - taken.get(place, 0)),
+            "unschedulable_reason": reason,
+            "taints": node.taints,
+        }
+    )
+
+
+def _place(node: FleetNode) -> NodePlace:
+    return (node.life.cluster, node.node_name)
+
+
+def _closed_because(node: KubernetesNode | FleetNode | None, taints: Collection[str], is_unhealthy: bool) -> str:
+    if node is None:
+        return "not joined yet"
+    if not node.is_ready:
+        return "not ready"
+    if node.is_cordoned:
+        return "cordoned"
+    if node.is_awaiting_validation:
+        return "awaiting validation"
+    if is_unhealthy:
+        return UNHEALTHY
+    return TAINTED if taints else ""

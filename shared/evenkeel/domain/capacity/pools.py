@@ -42,13 +42,6 @@ class LaunchDelay(Value):
             raise ValueError("p90Seconds must not be less than p50Seconds")
         return self
 
-    @property
-    def mean_seconds(self) -> float:
-        """The expected delay of one node."""
-        if not self.p50_seconds:
-            return self.p90_seconds
-        return self.p50_seconds * math.exp(self._sigma**2 / 2)
-
     def gang_seconds(self, nodes: int) -> float:
         """Return the expected time until the last of several nodes is Ready: the median of the slowest."""
         if not self.p50_seconds:

@@ -1,14 +1,15 @@
 """The quota that one attempt holds."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 
-from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.capacity.node_capacity import NodePlace, taken_accelerators
+from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.values import Instant, Value
 
 
 class Charge(Value):
-    """What one admitted attempt holds until it is settled. A released charge says which waiting job had the quota."""
+    """Quota and nodes of one admitted attempt until it is settled. A released charge names the job that had them."""
 
     job_id: str
     attempt: int
@@ -23,7 +24,7 @@ class Charge(Value):
     owner: str = ""
     """The principal that submitted the job."""
     queue: str = ""
-    """Whose quota it takes; empty where no teams were set up."""
+    """Queue whose quota it takes; empty if no teams were set up."""
     priority: int = 0
     queued_at: Instant | None = None
     """By what it stood in its queue."""
@@ -64,3 +65,41 @@ class Charge(Value):
             is_rented=attempt.is_rented,
             is_elastic=bool(job and job.spec.elastic),
         )
+
+
+def charged_accelerators(
+    charges: Iterable[Charge], started: Container[tuple[str, str, str, int]] = ()
+) -> dict[NodePlace, int]:
+    """Return the accelerators of each node that attempts are charged for.
+
+    Args:
+        charges: Of the attempts.
+        started: Pods to leave out, by cluster, node name, job and attempt.
+    """
+    found: dict[NodePlace, int] = {}
+    for charge in charges:
+        for name in charge.node_names:
+            if (charge.cluster, name, charge.job_id, charge.attempt) not in started:
+                place = (charge.cluster, name)
+                found[place] = found.get(place, 0) + charge.accelerators // len(charge.node_names)
+    return found
+
+
+def accelerators_taken(
+    in_use: Mapping[NodePlace, int], charges: Iterable[Charge], workloads: Iterable[tuple[str, ObservedWorkload]]
+) -> dict[NodePlace, int]:
+    """Return the accelerators of each node that are not free, while pods of some attempts are not there yet.
+
+    Args:
+        in_use: Requests of live pods, unmanaged pods included.
+        charges: Of all attempts that are not settled.
+        workloads: Pods of attempts, with the name of their cluster.
+    """
+    held = tuple(charges)
+    started = {
+        (cluster, pod.node_name, seen.job_id, seen.attempt)
+        for cluster, seen in workloads
+        for pod in seen.pods
+        if pod.node_name and not pod.has_ended
+    }
+    return taken_accelerators(in_use, charged_accelerators(held), charged_accelerators(held, started))

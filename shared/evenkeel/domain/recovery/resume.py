@@ -11,8 +11,8 @@ from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job, ResumeOption
 from evenkeel.domain.jobs.policy import JobPolicy
-from evenkeel.domain.renting.demand import PlacementFacts
-from evenkeel.domain.renting.placement import cheapest_rental_in_time, choose_pool
+from evenkeel.domain.renting.cost import cheapest_committed
+from evenkeel.domain.renting.placement import PlacementFacts, cheapest_rental_in_time, choose_pool
 from evenkeel.domain.renting.rental import nodes_subject
 from evenkeel.domain.values import Instant, Value
 
@@ -258,12 +258,7 @@ def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
         return _Option(option=ResumeOption.BURST, why_not=(why or "no pool to rent from is configured").rstrip("."))
     if renting.barred:
         return _Option(option=ResumeOption.BURST, why_not=renting.barred.rstrip("."))
-    committed = min(
-        (each for each in table if not each.market.is_rented and not each.why_not),
-        key=lambda each: each.parts,
-        default=None,
-    )
-    premium = row.rent_parts - (committed.shadow_parts if committed else 0)
+    premium = row.premium_over(cheapest_committed(table))
     # The wait covers the launch and the expected interruptions. The restore is left out: every option includes it.
     wait = row.ends_after_seconds - demand.run_seconds - demand.restart_seconds
     rent = f"{money.format_usd(row.rent_parts)} for the expected run time"

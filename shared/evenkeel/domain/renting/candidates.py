@@ -1,10 +1,13 @@
-"""Pools that a job could run on, with their conditions."""
+"""The pools that a job could run in, with their conditions: expected wait, price, limit, refusals, portability."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
-from evenkeel.domain.capacity.compatibility import PoolEnvironment
-from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.capacity import compatibility
+from evenkeel.domain.capacity.compatibility import PoolEnvironment, Storage, differences, needs_of
+from evenkeel.domain.capacity.instance_types import InstanceTypes, shipped
+from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
 from evenkeel.domain.capacity.pool_choices import Toleration, all_tolerated
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.capacity.shortages import Shortages
@@ -17,51 +20,195 @@ from evenkeel.domain.capacity.start_estimates import (
 )
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.nodes import KARPENTER_LABEL, NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.demand import (
-    CandidatePool,
-    JobDemand,
-    PlacementFacts,
-    RiskLimits,
-    SpendLimits,
-    shadow_price,
-)
-from evenkeel.domain.renting.moving import why_not_portable
+from evenkeel.domain.renting.book import RentalAllocation, RentalBook, accelerators_left, spend_limits
+from evenkeel.domain.renting.cost import CandidatePool, JobDemand, RiskLimits, shadow_price
+from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
-from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalAllocation, RentalState
-from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.renting.rental import Rental
 
+_MAX_PLACED = 20
+"""Pending jobs that one cycle places."""
 _LONGEST_WAIT = 30 * 86_400.0
 """Seconds. A forecast beyond a month says no more than that."""
 
 
-def reserve_rented_nodes(
-    capacities: Iterable[NodeCapacity], rentals: Iterable[Rental], pools: Iterable[Pool]
-) -> tuple[NodeCapacity, ...]:
-    """Return the machines with those of rented pools kept: for the job they were handed over to, or for nobody.
+class PlacementContext(NamedTuple):
+    """The snapshot of a scheduling cycle, as far as placements depend on it."""
 
-    Capacity pods stand on a handed-over node until its job's own pods exist, so what they use counts as free for it.
+    now: datetime
+    capacities: tuple[NodeCapacity, ...] = ()
+    charges: tuple[Charge, ...] = ()
+    classes: Mapping[str, str] = {}
+    """Priority class of each job that holds a charge."""
+    queue: tuple[Job, ...] = ()
+    """Pending jobs without a rental, in queue order."""
+    rented: RentalBook = RentalBook()
+    shortages: Shortages = Shortages()
+
+
+def placement_facts(job: Job, seen: PlacementContext, policy: Policy, done_seconds: float = 0) -> PlacementFacts:
+    """Return the facts that the placement of one pending job is decided from.
+
+    Args:
+        job: A pending job that cannot start on free nodes now.
+        seen: The snapshot of the cycle.
+        policy: Prices, caps and estimates.
+        done_seconds: Run time of the job's earlier attempts. It counts only if the job keeps checkpoints.
     """
-    known = tuple(rentals)
-    rented = {(pool.cluster, pool.name) for pool in pools if pool.market.is_rented}
-    rented |= {(offer.cluster, offer.pool) for rental in known for offer in rental.offers}
-    owners = {
-        (rental.offer.cluster, name): rental.job_id
-        for rental in known
-        if rental.state is RentalState.READY
-        for name in rental.node_names
-    }
-    return tuple(
-        capacity.but(reserved_for=owner, free=capacity.accelerators if owner != UNASSIGNED else capacity.free)
-        if (capacity.cluster, capacity.pool) in rented
-        and (owner := owners.get((capacity.cluster, capacity.node_name), UNASSIGNED))
-        else capacity
-        for capacity in capacities
+    burst, spec = policy.burst, job.spec
+    keeps = bool(spec.checkpoint_uri)
+    estimate = burst.run_seconds_of(spec.priority_class)
+    done = done_seconds if keeps else 0.0
+    run = remaining_seconds(estimate, done) if done else float(estimate)
+    demand = JobDemand(
+        job_id=job.job_id,
+        team=spec.team,
+        job_class=spec.priority_class,
+        nodes=spec.nodes,
+        accelerators_per_node=spec.accelerators_per_node,
+        micros_per_hour_of_delay=burst.delay_of(spec.priority_class),
+        run_seconds=run,
+        p90_run_seconds=2 * run,
+        checkpoint_seconds=policy.economy.expected_checkpoint_seconds if keeps else None,
+        save_seconds=spec.grace_seconds,
+        restart_seconds=policy.jobs.expected_resume_seconds,
+        submitted_at=job.submitted_at,
+        deadline_at=spec.deadline_at,
+        done_seconds=done,
+        avoids_spot=job.avoids_spot,
+        max_rent_parts=plan.max_rent_parts if (plan := job.live_plan()) else None,
+    )
+    committed = (_committed_candidate(job, pool, seen, policy) for pool in committed_pools(seen.capacities, policy))
+    rented = (
+        rented_candidate(
+            pool, seen, (*why_not_tolerated(pool, spec.tolerations), *why_not_portable(job, pool, policy.storage))
+        )
+        for pool in policy.pools_for_jobs
+    )
+    return PlacementFacts(
+        job=demand,
+        candidates=(*committed, *rented),
+        spending=spend_limits(spec.team, seen.rented.holds, burst, seen.rented.budgets_left.get(spec.team)),
+        terms=RiskLimits(spot_checkpoint_share=burst.spot_checkpoint_share),
+        now=seen.now,
     )
 
 
+def jobs_to_place(pending: Iterable[Job], policy: Policy, now: datetime) -> list[Job]:
+    """Return the jobs that one cycle places: the first of the queue, and one page of the others, by the minute.
+
+    Without the pages, jobs at the head that no pool can run would keep all later jobs from rented nodes. A job with a
+    deadline is always placed, so that it is told whether any pool meets its deadline.
+
+    Args:
+        pending: Jobs that cannot start now and have no rental, in queue order.
+        policy: Pools to rent from, and prices of delay.
+        now: The time.
+    """
+    burst = policy.burst
+    jobs = [job for job in pending if job.spec.deadline_at or (burst.pools and burst.delay_of(job.spec.priority_class))]
+    size = _MAX_PLACED // 2
+    head, others = jobs[:size], jobs[size:]
+    pages = max(1, -(-len(others) // size))
+    start = int(now.timestamp()) // 60 % pages * size
+    return head + others[start : start + size]
+
+
+# ---------------------------------------------------------------- rented pools
+
+
+def nodes_to_rent(job: Job, pool: RentedPool, now: datetime) -> tuple[NodeCapacity, ...]:
+    """Return the nodes that a rental from a pool would add for a job."""
+    return tuple(
+        NodeCapacity(
+            life=NodeLife(cluster=pool.cluster, instance_id=f"to-be-rented-{number}", launched_at=now),
+            node_name=f"to-be-rented-{number}",
+            cluster=pool.cluster,
+            pool=pool.name,
+            instance_type=pool.instance_type,
+            accelerators=pool.accelerators_per_node,
+            free=pool.accelerators_per_node,
+            labels={KARPENTER_LABEL: pool.name, "karpenter.sh/capacity-type": str(pool.market)},
+            unschedulable_reason=TAINTED if pool.taints else "",
+            taints=pool.taints,
+            reserved_for=job.job_id,
+        )
+        for number in range(job.spec.nodes)
+    )
+
+
+def rented_candidate(pool: Pool, seen: PlacementContext, differences: tuple[str, ...]) -> CandidatePool:
+    """Return a pool to rent from, with what its limit and recent refusals leave."""
+    return _rented_candidate(pool, seen.rented.holds, seen.shortages, differences, seen.now)
+
+
+def _rented_candidate(
+    pool: Pool, holds: Iterable[RentalAllocation], shortages: Shortages, differences: tuple[str, ...], now: datetime
+) -> CandidatePool:
+    return CandidatePool(
+        pool=pool,
+        accelerators_left=accelerators_left(pool, holds),
+        barred_until=shortages.barred_until(pool.instance_type, pool.zone, pool.market, now),
+        differences=differences,
+    )
+
+
+def offered_pool(rental: Rental, pools: Sequence[Pool]) -> Pool | None:
+    """Return the pool of the current offer; None if the policy no longer has it."""
+    offer = rental.offer
+    return next((pool for pool in pools if (pool.cluster, pool.name) == (offer.cluster, offer.pool)), None)
+
+
+def facts_for_next_offer(
+    facts: PlacementFacts,
+    rental: Rental,
+    holds: Iterable[RentalAllocation],
+    shortages: Shortages,
+    burst: BurstPolicy,
+    now: datetime,
+    budget_left_parts: int | None = None,
+) -> PlacementFacts:
+    """Return the facts for the next offer of a rental: those of its placement, brought up to date.
+
+    Args:
+        facts: Facts of the placement that began the rental.
+        rental: Its current offer was refused.
+        holds: Of all rentals. The rental's own hold does not count.
+        shortages: Recent refusals.
+        burst: Pools and caps as they are now.
+        now: The time.
+        budget_left_parts: The team's budget that is left without this rental; None without a budget.
+    """
+    others = [hold for hold in holds if (hold.job_id, hold.number) != (rental.job_id, rental.number)]
+    tried = {offer.pool for offer in rental.offers}
+    waited = (now - facts.now).total_seconds()
+    committed = tuple(
+        candidate.but(wait_seconds=max(0.0, candidate.wait_seconds - waited))
+        for candidate in facts.candidates
+        if not candidate.pool.market.is_rented
+    )
+    before = {candidate.pool.name: candidate.differences for candidate in facts.candidates}
+    rented = tuple(
+        _rented_candidate(
+            pool,
+            others,
+            shortages,
+            ("It was asked already.",) if pool.name in tried else before.get(pool.name, ()),
+            now,
+        )
+        for pool in burst.pools
+    )
+    spending = spend_limits(facts.job.team, others, burst, budget_left_parts)
+    return facts.but(candidates=(*committed, *rented), spending=spending, now=now)
+
+
+# ---------------------------------------------------------------- committed pools
+
+
 def committed_pools(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple[Pool, ...]:
-    """Return what is paid for in any case, as pools: the machines that a pass sees and that nobody rents."""
+    """Return the committed nodes of the fleet as pools: all nodes that are not reserved for a rental."""
     kinds: dict[tuple[str, str, str], list[NodeCapacity]] = {}
     for capacity in capacities:
         if not capacity.reserved_for:
@@ -83,105 +230,8 @@ def committed_pools(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple
     )
 
 
-class PlacementContext(Value):
-    """All that the placements of one pass have in common."""
-
-    capacities: tuple[NodeCapacity, ...]
-    charges: tuple[Charge, ...]
-    classes: dict[str, str]
-    """Priority class of each job that holds a charge."""
-    queue: tuple[Job, ...]
-    """Jobs that wait and have no rental, in the order of their turn."""
-    holds: tuple[RentalAllocation, ...]
-    shortages: Shortages = Shortages()
-    budgets_left: dict[str, int] = {}
-    """By team that has a budget in dollars: what is left of it, in parts of `economics.money`."""
-    now: Instant
-
-
-def placement_facts(job: Job, seen: PlacementContext, policy: Policy, done_seconds: float = 0) -> PlacementFacts:
-    """Return what the place of one waiting job rests on.
-
-    Args:
-        job: It waits, and the pass cannot start it on anything that is there.
-        seen: What the pass saw.
-        policy: Prices, caps, estimates.
-        done_seconds: How long its earlier attempts ran, as far as their work is kept.
-    """
-    burst, spec = policy.burst, job.spec
-    keeps = bool(spec.checkpoint_uri)
-    estimate = burst.run_seconds_of(spec.priority_class)
-    done = done_seconds if keeps else 0.0
-    run = remaining_seconds(estimate, done) if done else float(estimate)
-    waiting = JobDemand(
-        job_id=job.job_id,
-        team=spec.team,
-        job_class=spec.priority_class,
-        nodes=spec.nodes,
-        accelerators_per_node=spec.accelerators_per_node,
-        micros_per_hour_of_delay=burst.delay_of(spec.priority_class),
-        run_seconds=run,
-        p90_run_seconds=2 * run,
-        checkpoint_seconds=policy.economy.expected_checkpoint_seconds if keeps else None,
-        save_seconds=spec.grace_seconds,
-        restart_seconds=policy.jobs.expected_resume_seconds,
-        submitted_at=job.submitted_at,
-        deadline_at=spec.deadline_at,
-        done_seconds=done,
-        avoids_spot=job.avoids_spot,
-        max_rent_parts=plan.max_rent_parts if (plan := job.live_plan()) else None,
-    )
-    committed = (_committed_candidate(job, pool, seen, policy) for pool in committed_pools(seen.capacities, policy))
-    rented = (_rented_candidate(job, pool, seen, policy) for pool in policy.pools_for_jobs)
-    return PlacementFacts(
-        job=waiting,
-        candidates=(*committed, *rented),
-        spending=spend_limits(spec.team, seen.holds, burst, seen.budgets_left.get(spec.team)),
-        terms=RiskLimits(spot_checkpoint_share=burst.spot_checkpoint_share),
-        now=seen.now,
-    )
-
-
-def spend_limits(
-    team: str, holds: Iterable[RentalAllocation], burst: BurstPolicy, budget_left_parts: int | None = None
-) -> SpendLimits:
-    """Return what is rented now, and what may be."""
-    listed = tuple(holds)
-    return SpendLimits(
-        team_micros_per_hour=sum(hold.micros_per_hour for hold in listed if hold.team == team),
-        fleet_micros_per_hour=sum(hold.micros_per_hour for hold in listed),
-        team_cap_micros_per_hour=burst.team_cap_of(team),
-        fleet_cap_micros_per_hour=burst.fleet_cap_micros_per_hour,
-        team_budget_left_parts=budget_left_parts,
-    )
-
-
-def _rented_candidate(job: Job, pool: RentedPool, seen: PlacementContext, policy: Policy) -> CandidatePool:
-    return rented_candidate(
-        pool, seen, (*why_not_tolerated(pool, job.spec.tolerations), *why_not_portable(job, pool, policy.storage))
-    )
-
-
-def why_not_tolerated(pool: RentedPool, tolerations: Iterable[Toleration]) -> tuple[str, ...]:
-    """Say which taint of a pool keeps pods off; nothing where none does."""
-    borne = tuple(tolerations)
-    return tuple(f"Its pods do not tolerate {taint}." for taint in pool.taints if not all_tolerated([taint], borne))[:1]
-
-
-def rented_candidate(pool: Pool, seen: PlacementContext, differences: tuple[str, ...]) -> CandidatePool:
-    """Return a pool to rent from, as far as its limit and what was refused lately leave it."""
-    held = sum(hold.nodes for hold in seen.holds if (hold.cluster, hold.pool) == (pool.cluster, pool.name))
-    return CandidatePool(
-        pool=pool,
-        accelerators_left=max(0, pool.most_nodes - held) * pool.accelerators_per_node,
-        barred_until=seen.shortages.barred_until(pool.instance_type, pool.zone, pool.market, seen.now),
-        differences=differences,
-    )
-
-
 def _committed_candidate(job: Job, pool: Pool, seen: PlacementContext, policy: Policy) -> CandidatePool:
-    """Return a pool that is paid for. The pass could not start the job there, so nothing of it is free for it now."""
-    ours, held = expected_releases(pool, seen, policy)
+    """Return a committed pool. The cycle could not start the job there, so no free node counts as free for it."""
     ahead = [each for each in seen.queue if not why_not_portable(each, pool, policy.storage)]
     asked = [
         WaitingUse(
@@ -189,7 +239,7 @@ def _committed_candidate(job: Job, pool: Pool, seen: PlacementContext, policy: P
         )
         for each in ahead
     ]
-    starts = expected_starts(sum(capacity.free for capacity in ours if capacity.is_open), held, asked)
+    starts = forecast_starts(pool, asked, seen, policy)
     forecast = next((at for each, at in zip(ahead, starts, strict=True) if each.job_id == job.job_id), _LONGEST_WAIT)
     waited = (seen.now - (job.queued_at or job.submitted_at)).total_seconds()
     others = sum(policy.burst.delay_of(each.spec.priority_class) for each in ahead if each.job_id != job.job_id)
@@ -203,11 +253,24 @@ def _committed_candidate(job: Job, pool: Pool, seen: PlacementContext, policy: P
     )
 
 
-def expected_releases(
-    pool: Pool, seen: PlacementContext, policy: Policy
-) -> tuple[list[NodeCapacity], list[RunningUse]]:
-    """Return the machines of a pool that is paid for, and what is expected to come free of them, and when."""
-    ours = [capacity for capacity in seen.capacities if _is_in_pool(capacity, pool)]
+def forecast_starts(
+    pool: Pool, queue: Sequence[WaitingUse], seen: PlacementContext, policy: Policy, *, least_free: int = 0
+) -> tuple[float, ...]:
+    """Return after how many seconds each request of a queue is expected to get accelerators of a committed pool.
+
+    Args:
+        pool: The committed pool.
+        queue: The requests, in order.
+        seen: The snapshot of the cycle.
+        policy: Expected run times and repair times.
+        least_free: Count the free accelerators of only those nodes that have at least so many.
+    """
+    kind = (pool.cluster, pool.name, pool.instance_type)
+    own = [
+        capacity
+        for capacity in seen.capacities
+        if (capacity.cluster, capacity.pool, capacity.instance_type) == kind and not capacity.reserved_for
+    ]
     held = [
         RunningUse(
             charge.accelerators,
@@ -217,90 +280,68 @@ def expected_releases(
             ),
         )
         for charge in seen.charges
-        if (charge.cluster, charge.pool, charge.instance_type) == (pool.cluster, pool.name, pool.instance_type)
+        if (charge.cluster, charge.pool, charge.instance_type) == kind
     ]
-    # What is out of service comes back, as a rule: a job is not rented for because a machine boots. Not where HyperPod
-    # has just said that it finds no machine for the group.
-    short_until = seen.shortages.barred_until(pool.name, "", Market.COMMITTED, seen.now)
-    held += [
-        RunningUse(capacity.accelerators or pool.accelerators_per_node, policy.jobs.expected_replace_seconds)
-        for capacity in ours
-        if not capacity.is_open and short_until is None
-    ]
-    return ours, held
+    # A node that is out of service usually comes back, so a booting node is no reason to rent. Not if HyperPod has just
+    # reported that it has no capacity for the instance group.
+    if seen.shortages.barred_until(pool.name, "", Market.COMMITTED, seen.now) is None:
+        held += [
+            RunningUse(capacity.accelerators or pool.accelerators_per_node, policy.jobs.expected_replace_seconds)
+            for capacity in own
+            if not capacity.is_open
+        ]
+    free = sum(capacity.free for capacity in own if capacity.is_open and capacity.free >= least_free)
+    return expected_starts(free, held, queue)
 
 
 def shadow_price_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) -> int:
-    """Return what an accelerator-hour of a committed pool is worth to those who wait for it: nothing if nobody does.
+    """Return what the jobs that wait would give for an accelerator-hour of a committed pool; 0 if no job waits.
 
-    The fleet keeps no record of past demand by the hour yet; while somebody waits, every hour is taken to be wanted.
+    Past demand by the hour is not recorded yet. While a job waits, every hour counts as wanted.
     """
     prices = [each.micros_per_node_hour // max(1, each.accelerators_per_node) for each in burst.pools]
     accelerators = pool.most_nodes * pool.accelerators_per_node
     return shadow_price(min(prices, default=0), 1.0, delay_micros_per_hour, accelerators)
 
 
-def _is_in_pool(capacity: NodeCapacity, pool: Pool) -> bool:
-    return (capacity.cluster, capacity.pool, capacity.instance_type, capacity.reserved_for) == (
-        pool.cluster,
-        pool.name,
-        pool.instance_type,
-        "",
-    )
+# ---------------------------------------------------------------- portability
 
 
-def offered_pool(rental: Rental, pools: Sequence[Pool]) -> Pool | None:
-    """Return the pool of the offer in force; None where the policy has none such any more."""
-    offer = rental.offer
-    return next((pool for pool in pools if (pool.cluster, pool.name) == (offer.cluster, offer.pool)), None)
+def why_not_tolerated(pool: RentedPool, tolerations: Iterable[Toleration]) -> tuple[str, ...]:
+    """Return why pods cannot start in a pool: its first taint that they do not tolerate; empty if they can."""
+    borne = tuple(tolerations)
+    return tuple(f"Its pods do not tolerate {taint}." for taint in pool.taints if not all_tolerated([taint], borne))[:1]
 
 
-def facts_for_next_offer(
-    facts: PlacementFacts,
-    rental: Rental,
-    holds: Iterable[RentalAllocation],
-    shortages: Shortages,
-    burst: BurstPolicy,
-    now: datetime,
-    budget_left_parts: int | None = None,
-) -> PlacementFacts:
-    """Return what the next offer of a rental rests on: the facts it began with, and what has become known since.
+def why_not_portable(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]:
+    """Return why a job would not run the same in a pool, one sentence each; empty if it would.
 
     Args:
-        facts: Of the placement that began it.
-        rental: It was refused; what it held is free again.
-        holds: Those of all rentals; its own does not count.
-        shortages: What was refused lately.
-        burst: Pools and caps as they are now.
-        now: The time.
-        budget_left_parts: Of its team's dollars, if this rental were none; None where there is no such budget.
+        job: A pending job, or a job in another pool.
+        pool: It may have no nodes yet.
+        storage: The volume behind each claim, by cluster, as the policy describes it.
     """
-    others = [hold for hold in holds if (hold.job_id, hold.number) != (rental.job_id, rental.number)]
-    tried = {offer.pool for offer in rental.offers}
-    waited = (now - facts.now).total_seconds()
-    committed = tuple(
-        candidate.but(wait_seconds=max(0.0, candidate.wait_seconds - waited))
-        for candidate in facts.candidates
-        if not candidate.pool.market.is_rented
-    )
-    before = {candidate.pool.name: candidate for candidate in facts.candidates}
-    rented = tuple(
-        CandidatePool(
-            pool=pool,
-            accelerators_left=max(
-                0,
-                pool.most_nodes
-                - sum(hold.nodes for hold in others if (hold.cluster, hold.pool) == (pool.cluster, pool.name)),
-            )
-            * pool.accelerators_per_node,
-            barred_until=shortages.barred_until(pool.instance_type, pool.zone, pool.market, now),
-            differences=("It was asked already.",)
-            if pool.name in tried
-            else before[pool.name].differences
-            if pool.name in before
-            else (),
-        )
-        for pool in burst.pools
-    )
-    spending = spend_limits(facts.job.team, others, burst, budget_left_parts)
-    return facts.but(candidates=(*committed, *rented), spending=spending, now=now)
+    return tuple(_differences(job, pool, storage))
+
+
+def environment_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> PoolEnvironment:
+    """Return what a job finds on a node of a pool: what its instance type offers, with the overrides in `place`."""
+    found = compatibility.environment_on(pool.instance_type, catalogue)
+    given = {name: value for name in pool.place.model_fields_set if (value := getattr(pool.place, name))}
+    return found.but(**{**given, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
+
+
+def _differences(job: Job, pool: Pool, storage: Storage) -> Iterator[str]:
+    spec = job.spec
+    if spec.instance_types and pool.instance_type not in spec.instance_types:
+        yield f"The job asks for {' or '.join(spec.instance_types)}."
+    if spec.pools and not any(choice.matches_pool(pool) for choice in spec.pools):
+        yield f"The job's type runs on {', then '.join(choice.name for choice in spec.pools)}."
+    if pool.market is Market.COMMITTED and pool.cluster != job.cluster:
+        yield f"The job belongs to cluster {job.cluster}."
+    claim = spec.checkpoint_claim if pool.cluster != job.cluster else ""
+    if claim and claim not in storage.get(job.cluster, {}):
+        yield f"The job's checkpoints are on a volume that only {job.cluster} has."
+        claim = ""
+    needs = needs_of(spec.requires, claim, job.cluster, storage)
+    yield from differences(needs, environment_in(pool, storage, shipped()))

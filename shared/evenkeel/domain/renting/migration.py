@@ -1,13 +1,13 @@
-"""Work that runs where it may not stay: home again, out of a reservation that ends, a loan given back.
+"""Jobs that must leave their nodes: back to committed capacity, out of an expiring reservation, off temporary capacity.
 
-A move is made at a checkpoint and costs a restart; what it saves is what the time left would cost where it is. It is
-made if that pays for the move and for one more restart besides, so that a guess that was a little wrong does not send
-a job to and fro.
+A job migrates at a checkpoint, and the migration costs a restart. The saved rent must pay for the migration and for one
+more restart. So a slightly wrong estimate does not move a job back and forth.
 """
 
 import math
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import NamedTuple
 
 from evenkeel.domain.capacity.pools import Pool
 from evenkeel.domain.capacity.start_estimates import remaining_seconds
@@ -15,13 +15,14 @@ from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.demand import RiskLimits
+from evenkeel.domain.renting.candidates import offered_pool, shadow_price_of
+from evenkeel.domain.renting.cost import RiskLimits, cost_of_move, rent_saved
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Instant, Value
 
 
 class MigrationTarget(Value):
-    """Committed room that a job elsewhere could have."""
+    """Free committed nodes for a job that runs elsewhere."""
 
     pool: str
     shadow_micros_per_accelerator_hour: int = 0
@@ -39,48 +40,68 @@ class MigrationCandidate(Value):
     accelerators_per_node: int
     micros_per_hour_of_delay: int
     left_seconds: float
-    """Expected, of its work."""
+    """Expected run time that is left."""
     since_checkpoint_seconds: float
-    """Work that stopping it now would lose; what a checkpoint now would save."""
+    """Work since the last checkpoint: it is lost if the job stops without saving."""
     checkpoint_seconds: float | None = None
-    """Between two checkpoints; None where it keeps none: then it is not moved."""
+    """Seconds between two checkpoints; None if the job keeps none, so that it does not migrate."""
     save_seconds: float = 60
     restart_seconds: float = 0
     deadline_at: Instant | None = None
 
 
 class MigrationFacts(Value):
-    """All that the answer rests on. It replays from this alone."""
+    """Everything that a migration is decided from. A recorded decision replays from these facts alone."""
 
     candidate: MigrationCandidate
     pool: Pool
     target: MigrationTarget | None = None
-    """The best committed room that is free for it now; None where there is none."""
+    """Best committed pool with enough free nodes; None if there is none."""
     budget_left_parts: int | None = None
-    """What is left of its team's budget, after what has been spent by now; None where there is none."""
+    """Rest of the team's budget; None without a budget."""
     team_micros_per_hour: int = 0
-    """What the team's rentals cost an hour, this one included."""
+    """Rents of the team by the hour, this rental included."""
     terms: RiskLimits = RiskLimits()
     now: Instant
 
+    @property
+    def standstill_seconds(self) -> float:
+        """Seconds of the migration without training: last checkpoint, launch and restart."""
+        launch = self.target.launch_seconds if self.target else 0.0
+        return self.candidate.save_seconds + launch + self.candidate.restart_seconds
+
+    @property
+    def saving_parts(self) -> int:
+        """Rent that the migration saves."""
+        candidate = self.candidate
+        accelerators = candidate.nodes * candidate.accelerators_per_node
+        shadow = self.target.shadow_micros_per_accelerator_hour if self.target else 0
+        return rent_saved(self.pool, candidate.nodes, accelerators, shadow, candidate.left_seconds)
+
+    @property
+    def cost_parts(self) -> int:
+        """Cost of the migration."""
+        candidate, delay = self.candidate, self.candidate.micros_per_hour_of_delay
+        return cost_of_move(self.pool, candidate.nodes, delay, candidate.save_seconds, self.standstill_seconds)
+
 
 class MigrationAction(StrEnum):
-    """What to do with a migration candidate."""
+    """Action for a migration candidate."""
 
     STAY = "STAY"
     MIGRATE = "MIGRATE"
-    """At its next checkpoint."""
+    """Migrate at the next checkpoint."""
     REQUEUE = "REQUEUE"
-    """Save and go back to the queue: the place or the money ends."""
+    """Save a checkpoint and return to the queue: the reservation or the budget ends."""
 
 
 class MigrationDecision(Value):
-    """What to do with a migration candidate, and why."""
+    """Action for a migration candidate, with its reason."""
 
     action: MigrationAction
     reason: str
     by: Instant | None = None
-    """On REQUEUE: when the save must begin."""
+    """When the last checkpoint must begin, if the pool or the budget ends before the job."""
     saving_parts: int = 0
     migration_cost_parts: int = 0
     alternatives: tuple[Alternative, ...] = ()
@@ -88,28 +109,28 @@ class MigrationDecision(Value):
 
 
 def decide_migration(facts: MigrationFacts) -> MigrationDecision:
-    """Decide whether a job stays where it is rented or reserved.
+    """Decide whether a job stays on its rented or reserved nodes.
 
-    saving = what the time left costs here - what it costs at home
-    move   = (rent of the nodes while it saves + price of delay x (save + launch + restart + work since a checkpoint))
-    migrate iff saving > move + one restart's price of delay
+    saving = rent of the time left - shadow price of the same time on committed nodes
+    cost   = rent during the last checkpoint + price of delay x (save + launch + restart)
+    migrate iff saving > cost + price of delay x restart
     """
     candidate, pool = facts.candidate, facts.pool
+    saving, cost = facts.saving_parts, facts.cost_parts
     ends = _must_leave_at(facts)
-    saving, move = _migration_saving(facts), _migration_cost(facts)
     if ends is not None and ends[0] <= facts.now:
         return MigrationDecision(action=MigrationAction.REQUEUE, reason=ends[1], by=ends[0], facts=facts)
-    why_not = _why_not_migrate(facts, saving, move)
+    why_not = _why_not_migrate(facts, saving, cost)
     if not why_not:
         assert facts.target is not None  # or there would be a reason
         return MigrationDecision(
             action=MigrationAction.MIGRATE,
             reason=f"{facts.target.pool} has free nodes. The migration saves {money.format_usd(saving)} of rent "
-            f"and costs {money.format_usd(move)}.",
+            f"and costs {money.format_usd(cost)}.",
             saving_parts=saving,
-            migration_cost_parts=move,
+            migration_cost_parts=cost,
             alternatives=(
-                Alternative(option=MigrationAction.STAY, why_not=f"{money.format_usd(saving - move)} more."),
+                Alternative(option=MigrationAction.STAY, why_not=f"{money.format_usd(saving - cost)} more."),
             ),
             facts=facts,
         )
@@ -119,24 +140,24 @@ def decide_migration(facts: MigrationFacts) -> MigrationDecision:
         reason=f"{candidate.job_id} stays on {pool.name}{until}.",
         by=ends[0] if ends else None,
         saving_parts=saving,
-        migration_cost_parts=move,
+        migration_cost_parts=cost,
         alternatives=(Alternative(option=MigrationAction.MIGRATE, why_not=why_not),),
         facts=facts,
     )
 
 
 def _must_leave_at(facts: MigrationFacts) -> tuple[datetime, str] | None:
-    """Return when the job must begin to save, and why; None if it can finish where it runs."""
+    """Return when the last checkpoint must begin, and why; None if the job can finish on its nodes."""
     candidate, pool = facts.candidate, facts.pool
     done_at = facts.now + timedelta(seconds=candidate.left_seconds)
     ends = []
     if pool.reservation:
-        until = pool.reservation.usable_until - timedelta(seconds=candidate.save_seconds + facts.terms.grace_seconds)
+        until = facts.terms.last_save_at(pool.reservation, candidate.save_seconds)
         ends.append(
             (until, f"The reservation of {pool.name} is usable until {pool.reservation.usable_until:%H:%M} UTC.")
         )
     if facts.budget_left_parts is not None and facts.team_micros_per_hour:
-        # The rent runs on while it saves.
+        # The rent continues during the checkpoint.
         seconds = facts.budget_left_parts // facts.team_micros_per_hour - math.ceil(candidate.save_seconds)
         until = facts.now + timedelta(seconds=max(0, seconds))
         ends.append((until, f"The budget of team {candidate.team} is used up except for a last checkpoint."))
@@ -144,155 +165,31 @@ def _must_leave_at(facts: MigrationFacts) -> tuple[datetime, str] | None:
     return soonest if soonest and soonest[0] < done_at else None
 
 
-def _migration_saving(facts: MigrationFacts) -> int:
-    candidate, target = facts.candidate, facts.target
-    shadow = (
-        target.shadow_micros_per_accelerator_hour * candidate.nodes * candidate.accelerators_per_node if target else 0
-    )
-    return round((facts.pool.micros_per_node_hour * candidate.nodes - shadow) * candidate.left_seconds)
-
-
-def _migration_cost(facts: MigrationFacts) -> int:
-    candidate = facts.candidate
-    launch = facts.target.launch_seconds if facts.target else 0.0
-    rent = facts.pool.micros_per_node_hour * candidate.nodes * candidate.save_seconds
-    delay = candidate.save_seconds + launch + candidate.restart_seconds
-    return round(rent + candidate.micros_per_hour_of_delay * delay)
-
-
-def _why_not_migrate(facts: MigrationFacts, saving: int, move: int) -> str:
+def _why_not_migrate(facts: MigrationFacts, saving: int, cost: int) -> str:
     candidate, target = facts.candidate, facts.target
     if target is None:
         return "No committed pool has enough free nodes."
     if not facts.pool.market.is_rented:
         return f"{facts.pool.name} is also already paid for."
     if candidate.checkpoint_seconds is None:
-        return "The job keeps no checkpoints, so a migration would restart it from step 0."
+        return _NO_CHECKPOINTS
     if target.differences:
         return target.differences[0]
     done_at = facts.now + timedelta(seconds=candidate.left_seconds)
-    gone = candidate.save_seconds + target.launch_seconds + candidate.restart_seconds
-    if target.usable_until and facts.now + timedelta(seconds=gone + candidate.checkpoint_seconds) > target.usable_until:
+    first_save = timedelta(seconds=facts.standstill_seconds + candidate.checkpoint_seconds)
+    if target.usable_until and facts.now + first_save > target.usable_until:
         return f"The reservation of {target.pool} ends before the job could save a checkpoint there."
-    if candidate.deadline_at and done_at <= candidate.deadline_at < done_at + timedelta(seconds=gone):
+    delayed = done_at + timedelta(seconds=facts.standstill_seconds)
+    if candidate.deadline_at and done_at <= candidate.deadline_at < delayed:
         return "The migration would make the job miss its deadline."
-    hysteresis = move + round(candidate.micros_per_hour_of_delay * candidate.restart_seconds)
-    if saving <= hysteresis:
-        cost = money.format_usd(hysteresis)
-        return f"The migration would save {money.format_usd(saving)}, but the migration and one restart cost {cost}."
+    least = cost + round(candidate.micros_per_hour_of_delay * candidate.restart_seconds)
+    if saving <= least:
+        most = money.format_usd(least)
+        return f"The migration would save {money.format_usd(saving)}, but the migration and one restart cost {most}."
     return ""
 
 
-class TemporaryCapacity(Value):
-    """Rented nodes that stand in for baseline nodes that failed.
-
-    Their dollars are billed to the team whose job runs on them; their accelerators are in its quota by the attempt's
-    own charge, as on any other node.
-    """
-
-    temporary_capacity_id: str
-    job_id: str
-    team: str
-    incident_id: str
-    pool: str
-    nodes: int
-    micros_per_node_hour: int
-    begun_at: Instant
-    due_at: Instant
-    """The end of its time box, whatever has become of the baseline nodes."""
-    returned_at: Instant | None = None
-
-    @property
-    def rental(self) -> money.BillableRental:
-        """What it is billed as."""
-        return money.BillableRental(
-            pool=self.pool,
-            job_id=self.job_id,
-            team=self.team,
-            micros_per_node_hour=self.micros_per_node_hour,
-            nodes=self.nodes,
-            started_at=self.begun_at,
-            ended_at=self.returned_at,
-        )
-
-
-class TemporaryCapacityState(StrEnum):
-    """What to do with temporary capacity."""
-
-    KEEP = "KEEP"
-    RETURN = "RETURN"
-    """At the job's next checkpoint: what it stood in for is there again, or nobody uses it."""
-    END = "END"
-    """Now: its time is over."""
-    RETURNED = "RETURNED"
-    """The temporary capacity was returned."""
-
-
-class TemporaryCapacityFacts(Value):
-    """Facts for a decision about temporary capacity."""
-
-    temporary: TemporaryCapacity
-    has_baseline_recovered: bool
-    """The nodes it stands in for take work again."""
-    is_job_running: bool
-    """The job still runs on it."""
-    keeps_checkpoints: bool = True
-    """Where it keeps none, it is not moved before its time is over: it would begin from nothing."""
-    save_seconds: float = 60
-    now: Instant
-
-
-class TemporaryCapacityDecision(Value):
-    """What to do with temporary capacity, and why."""
-
-    state: TemporaryCapacityState
-    reason: str
-    facts: TemporaryCapacityFacts
-
-
-def decide_temporary_capacity(facts: TemporaryCapacityFacts) -> TemporaryCapacityDecision:
-    """Decide what to do with temporary capacity: always return it by its due time, with time for a last save."""
-    temporary = facts.temporary
-    if temporary.returned_at is not None:
-        return TemporaryCapacityDecision(
-            state=TemporaryCapacityState.RETURNED, reason="The temporary capacity was returned.", facts=facts
-        )
-    if facts.now + timedelta(seconds=facts.save_seconds) >= temporary.due_at:
-        reason = f"The time limit is {temporary.due_at:%d %b %H:%M} UTC. The job saves and returns to the queue."
-        return TemporaryCapacityDecision(state=TemporaryCapacityState.END, reason=reason, facts=facts)
-    if not facts.is_job_running:
-        return TemporaryCapacityDecision(
-            state=TemporaryCapacityState.RETURN,
-            reason=f"{temporary.job_id} no longer runs on these nodes.",
-            facts=facts,
-        )
-    if facts.has_baseline_recovered and not facts.keeps_checkpoints:
-        reason = "The job keeps no checkpoints, so a migration would restart it from step 0."
-        return TemporaryCapacityDecision(state=TemporaryCapacityState.KEEP, reason=reason, facts=facts)
-    if facts.has_baseline_recovered:
-        reason = "The lost capacity is back. The job migrates at its next checkpoint."
-        return TemporaryCapacityDecision(state=TemporaryCapacityState.RETURN, reason=reason, facts=facts)
-    return TemporaryCapacityDecision(
-        state=TemporaryCapacityState.KEEP, reason="The lost capacity is not back yet.", facts=facts
-    )
-
-
-def temporary_capacity_of(rental: Rental) -> TemporaryCapacity | None:
-    """Return a rental as a loan; None where it stands in for nothing."""
-    if rental.due_at is None or rental.serving_target is not None:
-        return None
-    return TemporaryCapacity(
-        temporary_capacity_id=rental.name,
-        job_id=rental.job_id,
-        team=rental.team,
-        incident_id=rental.incident_id,
-        pool=rental.offer.pool,
-        nodes=rental.nodes,
-        micros_per_node_hour=rental.offer.micros_per_node_hour,
-        begun_at=rental.begun_at,
-        due_at=rental.due_at,
-        returned_at=rental.ended_at,
-    )
+_NO_CHECKPOINTS = "The job keeps no checkpoints, so a migration would restart it from step 0."
 
 
 def migration_facts(
@@ -305,16 +202,16 @@ def migration_facts(
     *,
     ran_seconds: float,
 ) -> MigrationFacts:
-    """Return what it rests on whether a job stays where it is rented or reserved.
+    """Return the facts that the migration of one job is decided from.
 
     Args:
-        job: It runs there.
-        nodes: That it holds.
-        pool: Where.
-        target: Committed room that is free for it.
+        job: A job that runs on rented or reserved nodes.
+        nodes: Number of its nodes.
+        pool: The pool of its nodes.
+        target: A committed pool with enough free nodes; None if there is none.
         policy: Prices and estimates.
         now: The time.
-        ran_seconds: How long it has run, over all attempts.
+        ran_seconds: Run time of all its attempts.
     """
     spec = job.spec
     keeps = bool(spec.checkpoint_uri)
@@ -332,3 +229,176 @@ def migration_facts(
         deadline_at=spec.deadline_at,
     )
     return MigrationFacts(candidate=candidate, pool=pool, target=target, now=now)
+
+
+# ---------------------------------------------------------------- temporary capacity
+
+
+class TemporaryCapacity(Value):
+    """Rented nodes that stand in for committed nodes that failed.
+
+    The team of the job that runs on them pays the rent. Their accelerators are in its quota by the attempt's charge.
+    """
+
+    temporary_capacity_id: str
+    job_id: str
+    team: str
+    incident_id: str
+    pool: str
+    nodes: int
+    micros_per_node_hour: int
+    begun_at: Instant
+    due_at: Instant
+    """When the nodes go back in any case."""
+    returned_at: Instant | None = None
+
+
+class TemporaryCapacityState(StrEnum):
+    """Action for temporary capacity."""
+
+    KEEP = "KEEP"
+    RETURN = "RETURN"
+    """Return it at the job's next checkpoint: the committed nodes are back, or no job uses it."""
+    END = "END"
+    """Return it now: its time is over."""
+    RETURNED = "RETURNED"
+    """It was returned."""
+
+
+class TemporaryCapacityFacts(Value):
+    """Facts for a decision about temporary capacity."""
+
+    temporary: TemporaryCapacity
+    has_baseline_recovered: bool
+    """The failed committed nodes accept work again."""
+    is_job_running: bool
+    """The job still runs on the temporary capacity."""
+    keeps_checkpoints: bool = True
+    """A job without checkpoints would restart from step 0, so it stays until the due time."""
+    save_seconds: float = 60
+    now: Instant
+
+
+class TemporaryCapacityDecision(Value):
+    """Action for temporary capacity, with its reason."""
+
+    state: TemporaryCapacityState
+    reason: str
+    facts: TemporaryCapacityFacts
+
+
+def decide_temporary_capacity(facts: TemporaryCapacityFacts) -> TemporaryCapacityDecision:
+    """Decide what to do with temporary capacity: always return it by its due time, with time for a last checkpoint."""
+    temporary = facts.temporary
+    if temporary.returned_at is not None:
+        state, reason = TemporaryCapacityState.RETURNED, "The temporary capacity was returned."
+    elif facts.now + timedelta(seconds=facts.save_seconds) >= temporary.due_at:
+        state = TemporaryCapacityState.END
+        reason = f"The time limit is {temporary.due_at:%d %b %H:%M} UTC. The job saves and returns to the queue."
+    elif not facts.is_job_running:
+        state, reason = TemporaryCapacityState.RETURN, f"{temporary.job_id} no longer runs on these nodes."
+    elif facts.has_baseline_recovered and not facts.keeps_checkpoints:
+        state, reason = TemporaryCapacityState.KEEP, _NO_CHECKPOINTS
+    elif facts.has_baseline_recovered:
+        state = TemporaryCapacityState.RETURN
+        reason = "The lost capacity is back. The job migrates at its next checkpoint."
+    else:
+        state, reason = TemporaryCapacityState.KEEP, "The lost capacity is not back yet."
+    return TemporaryCapacityDecision(state=state, reason=reason, facts=facts)
+
+
+def temporary_capacity_of(rental: Rental) -> TemporaryCapacity | None:
+    """Return a rental as temporary capacity; None if it stands in for no failed nodes."""
+    if rental.due_at is None or rental.serving_target is not None:
+        return None
+    return TemporaryCapacity(
+        temporary_capacity_id=rental.name,
+        job_id=rental.job_id,
+        team=rental.team,
+        incident_id=rental.incident_id,
+        pool=rental.offer.pool,
+        nodes=rental.nodes,
+        micros_per_node_hour=rental.offer.micros_per_node_hour,
+        begun_at=rental.begun_at,
+        due_at=rental.due_at,
+        returned_at=rental.ended_at,
+    )
+
+
+# ---------------------------------------------------------------- one job of a scheduling cycle
+
+
+class DepartureDecision(NamedTuple):
+    """Why a job leaves its rented nodes, as it is recorded."""
+
+    kind: str
+    """Kind of the decision record: `LOAN` or `STAY`."""
+    action: str
+    reason: str
+    alternatives: tuple[Alternative, ...]
+    facts: Value
+    message: str
+    """Text for the job's timeline."""
+
+
+def decide_departure(
+    job: Job, rental: Rental, target: Pool | None, policy: Policy, now: datetime, *, ran_seconds: float
+) -> DepartureDecision | None:
+    """Decide whether a running job leaves its rented nodes: temporary capacity goes back, or a migration saves rent.
+
+    Args:
+        job: The job that runs on the rental.
+        rental: Its nodes.
+        target: The committed pool in which the scheduling cycle would start the job; None if there is none.
+        policy: Prices and estimates.
+        now: The time.
+        ran_seconds: Run time of all the job's attempts.
+
+    Returns:
+        Why the job leaves; None if it stays.
+    """
+    return _return_temporary_capacity(job, rental, target, now) or _migrate_back(
+        job, rental, target, policy, now, ran_seconds=ran_seconds
+    )
+
+
+def _return_temporary_capacity(
+    job: Job, rental: Rental, target: Pool | None, now: datetime
+) -> DepartureDecision | None:
+    temporary = temporary_capacity_of(rental)
+    if temporary is None:
+        return None
+    facts = TemporaryCapacityFacts(
+        temporary=temporary,
+        has_baseline_recovered=target is not None,
+        is_job_running=True,
+        keeps_checkpoints=bool(job.spec.checkpoint_uri),
+        save_seconds=job.spec.grace_seconds,
+        now=now,
+    )
+    decided = decide_temporary_capacity(facts)
+    if decided.state is TemporaryCapacityState.KEEP:
+        return None
+    message = f"The job's nodes were temporary capacity. {decided.reason}"
+    return DepartureDecision("LOAN", decided.state, decided.reason, (), facts, message)
+
+
+def _migrate_back(
+    job: Job, rental: Rental, target: Pool | None, policy: Policy, now: datetime, *, ran_seconds: float
+) -> DepartureDecision | None:
+    pool = offered_pool(rental, policy.burst.pools)
+    if target is None or pool is None:
+        return None
+    committed = MigrationTarget(
+        pool=target.name,
+        shadow_micros_per_accelerator_hour=shadow_price_of(target, 0, policy.burst),
+        launch_seconds=target.launch.p50_seconds,
+        usable_until=target.reservation.usable_until if target.reservation else None,
+    )
+    decided = decide_migration(
+        migration_facts(job, rental.nodes, pool, committed, policy, now, ran_seconds=ran_seconds)
+    )
+    if decided.action is not MigrationAction.MIGRATE:
+        return None
+    message = f"The job migrates back to committed capacity: {decided.reason}"
+    return DepartureDecision("STAY", decided.action, decided.reason, decided.alternatives, decided.facts, message)

@@ -1,54 +1,69 @@
-"""Renting nodes for one job: whose they are, what they cost, when they are there, and when they go back.
+"""A rental: nodes rented for one job, or one node for replicas of a Deployment. Its states and their transitions.
 
-    wished ── OPENING ── nodes come ── READY ── the job runs on them ── ENDING ── all gone ── ENDED
-                 │ refused, late                                           ▲
-                 └─ the next offer, or none ───────────────────────────────┘
+    opened ──▶ OPENING ──────── assigned ────────▶ READY
+               │  ▲  │                               │
+      refused, │  │  └────────── released ────────┐  │ released
+      offered  └──┘                               ▼  ▼
+                                                 ENDING ── ended ──▶ ENDED
 
-A rental is written in the commit that orders all admissions, so that caps hold under concurrent passes. Its NodePools
-are Evenkeel's alone: their limit is what is rented from them, and their machines are a rental's or nobody's.
+`refused` gives up the current pool, and `offered` asks the next one. In every state but ENDED a rental also records
+what is seen: `nodes_joined`, `other_nodes_seen`, `replicas_seen`, `restarted`.
+
+A rental is opened in a commit that raises the quota tree's version, as admissions are. So caps hold if two cycles run
+at once. Evenkeel alone sets the limit of a rented NodePool, to the number of nodes that are rented from it.
 """
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.attempt import Attempt
-from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.nodes import KubernetesNode
-from evenkeel.domain.renting.policy import RentedPool
+from evenkeel.domain.renting.placement import PlacementDecision
+from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.values import Instant, Sentence, Value
-from evenkeel.domain.waiting import WaitAnswer
 
 UNASSIGNED = "-"
-"""In the place of a job: a machine of a rented pool that no job may have."""
-
-NODES_READY, REFUSED, NOT_WANTED, OVER = "NODES_READY", "REFUSED", "NOT_WANTED", "OVER"
+"""Instead of a job's id: no job may start on this node of a rented pool."""
 
 
 class RentalState(StrEnum):
-    """Where a rental stands."""
+    """State of a rental."""
 
     OPENING = "OPENING"
-    """Its nodes are asked for, and not all there."""
+    """Its nodes are requested. Not all of them are ready."""
     READY = "READY"
-    """Its nodes are there, and its job's alone."""
+    """Its nodes are ready, and reserved for its job."""
     ENDING = "ENDING"
-    """No pod is started on it any more; its nodes are given back."""
+    """No pod starts on its nodes any more. Evenkeel returns them."""
     ENDED = "ENDED"
-    """Nothing of it is left, and its bill is written."""
+    """All of its nodes are gone, and its bill is final."""
 
     @property
     def serves(self) -> bool:
-        """Whether the job may yet run on it."""
+        """Whether the job has its nodes, or will have them."""
         return self in (RentalState.OPENING, RentalState.READY)
 
 
+TRANSITIONS: Mapping[RentalState, frozenset[RentalState]] = {
+    RentalState.OPENING: frozenset({RentalState.OPENING, RentalState.READY, RentalState.ENDING}),
+    RentalState.READY: frozenset({RentalState.READY, RentalState.ENDING}),
+    RentalState.ENDING: frozenset({RentalState.ENDING, RentalState.ENDED}),
+    RentalState.ENDED: frozenset(),
+}
+"""From each state: the states that a rental may have after one transition."""
+
+
+class IllegalTransitionError(ValueError):
+    """A rental cannot go from its state to another state. The message names both."""
+
+
 class RentalOffer(Value):
-    """One pool that was asked for a rental's nodes."""
+    """A pool that was asked for a rental's nodes."""
 
     pool: str
     cluster: str
@@ -59,19 +74,19 @@ class RentalOffer(Value):
     micros_per_node_hour: int
     least_billed_seconds: int
     taints: tuple[str, ...] = ()
-    """That all its nodes bear: they keep nobody off for whom the pool was chosen."""
+    """Taints of all nodes of the pool. The job's pods tolerate them."""
     opened_at: Instant
-    """When its limit was about to be raised: nothing is billed before."""
+    """Just before the pool's limit was raised. Nothing is billed before this time."""
     joined_node_names: tuple[str, ...] = ()
-    """Names of all nodes that were seen of it."""
+    """All nodes of this offer that were seen."""
     closed_at: Instant | None = None
-    """When the last of them was seen to be gone."""
+    """When the last of its nodes was seen to be gone."""
     refused: str = ""
-    """Why it was given up; empty where it was not."""
+    """Why the offer was given up; empty if it was not."""
 
     @classmethod
     def of(cls, pool: RentedPool, now: datetime) -> "RentalOffer":
-        """Return a pool as it is asked now."""
+        """Return an offer of a pool that is asked now."""
         return cls(
             pool=pool.name,
             cluster=pool.cluster,
@@ -87,7 +102,7 @@ class RentalOffer(Value):
 
 
 class ServingTarget(Value):
-    """The Deployment that a node is rented for: nobody of ours renders it, and its pods find the node themselves."""
+    """The Deployment that a node is rented for. The Kubernetes scheduler places its pods on the node."""
 
     namespace: str
     name: str
@@ -100,80 +115,82 @@ class ServingTarget(Value):
 
 
 class Rental(Value):
-    """Nodes that are rented for one job; or one node, for replicas of a Deployment."""
+    """Nodes that are rented for one job, or one node that is rented for replicas of a Deployment."""
 
     job_id: str
-    """Whose it is: a job's id, or `srv-…` of a Deployment."""
+    """Holder of the rental: a job's id, or `srv-…` of a Deployment."""
     number: int
-    """Counts the job's rentals; the first is 1."""
+    """Counts the holder's rentals; the first is 1."""
     serving_target: ServingTarget | None = None
-    """None where it is a job's."""
+    """The Deployment; None if the holder is a job."""
     team: str
     namespace: str
-    """Of its capacity pods: the job's own."""
+    """Namespace of its capacity pods. A job's capacity pods run beside the job."""
     state: RentalState
     reason: Sentence
-    """One sentence."""
     nodes: int
     offers: tuple[RentalOffer, ...]
-    """The last is the one in force."""
+    """The last one is current."""
     node_names: tuple[str, ...] = ()
-    """Once they are handed over."""
+    """Its nodes; empty before they are assigned."""
     begun_at: Instant
     ready_by: Instant
-    """When the offer in force is given up."""
+    """When the current offer is given up if not all nodes are ready."""
     handed_over_at: Instant | None = None
     ended_at: Instant | None = None
     run: int = 1
-    """Executions of its workflow."""
+    """Number of executions of its workflow."""
     decision_id: str
     incident_id: str = ""
-    """Of a loan: the recovery whose machines it stands in for."""
+    """The recovery whose failed nodes this temporary capacity replaces; empty for other rentals."""
     due_at: Instant | None = None
-    """When it goes back, whatever stands there: of a loan, or where a Deployment's node has a time box."""
+    """When its nodes go back in any case: for temporary capacity, or a Deployment with a time limit."""
     other_rentals_nodes: tuple[str, ...] = ()
-    """Nodes of its pool that are other rentals', as far as its own steps saw: no sign that its own came."""
+    """Nodes of the same pool that belong to other rentals, as last seen. They are not this rental's nodes."""
     was_used: bool = False
-    """Of a Deployment's: whether a replica ever stood there."""
+    """Whether a replica of the Deployment ever ran on the node."""
     idle_since: Instant | None = None
-    """Of a Deployment's: since when no replica has stood there."""
+    """Since when no replica of the Deployment has run on the node."""
     expected_parts: int = 0
-    """What its placement expected it to cost, in parts of `economics.money`: so much of a budget is kept for it."""
+    """Expected cost in parts of `economics.money`. This much of the team's budget is reserved."""
     cost_parts: int = 0
-    """On its end: what it cost, in parts of `economics.money`."""
+    """Final cost in parts of `economics.money`; 0 before the rental has ended."""
     shown_cost: str = ""
 
     @property
     def name(self) -> str:
-        """`<jobId>-b<n>`: of its capacity pods, and of its workflow's first execution."""
+        """`<jobId>-b<n>`: name of its capacity pods, and of its workflow's first execution."""
         return f"{self.job_id}-b{self.number}"
 
     @property
     def execution_name(self) -> str:
-        """Of the workflow's execution in force."""
+        """Name of its workflow's current execution."""
         return self.name if self.run == 1 else f"{self.name}-r{self.run}"
 
     @property
     def pods_name(self) -> str:
-        """Of the capacity pods of the offer in force: those of the one before may not be gone yet."""
+        """Name of the current offer's capacity pods. Pods of the previous offer may still exist."""
         return self.name if len(self.offers) == 1 else f"{self.name}-{len(self.offers)}"
 
     @property
     def offer(self) -> RentalOffer:
-        """The one in force."""
+        """The current offer."""
         return self.offers[-1]
 
+    def hosts(self, attempt: Attempt) -> bool:
+        """Whether an attempt was admitted to the nodes of this rental."""
+        return (
+            bool(attempt.node_names)
+            and attempt.cluster == self.offer.cluster
+            and set(attempt.node_names) <= set(self.node_names)
+        )
+
     def with_offer(self, **changes: object) -> "Rental":
-        """Return it with the offer in force changed."""
+        """Return the rental with its current offer changed."""
         return self.but(offers=(*self.offers[:-1], self.offer.but(**changes)))
 
-    def with_joined_nodes(self, names: Iterable[str]) -> "Rental":
-        """Return it with nodes that were seen of the offer in force."""
-        came = tuple(sorted({*self.offer.joined_node_names, *names}))
-        return self if came == self.offer.joined_node_names else self.with_offer(joined_node_names=came)
-
     def bills(self) -> tuple[money.BillableRental, ...]:
-        """Return what is to be paid: for each offer its nodes, from before they were asked for until they were gone."""
+        """Return what is billed: the nodes of each offer, from the request until the last of them is gone."""
         return tuple(
             money.BillableRental(
                 pool=offer.pool,
@@ -189,170 +206,215 @@ class Rental(Value):
             if offer.joined_node_names
         )
 
-    def ended(self, reason: str, now: datetime) -> "Rental":
-        """Return it as it is once nothing of it is left: its bill is final."""
-        closed = self.with_offer(closed_at=now)
-        parts = money.bill(closed.bills(), now).parts
-        return closed.but(
-            state=RentalState.ENDED, reason=reason, ended_at=now, cost_parts=parts, shown_cost=money.format_usd(parts)
-        )
+
+# ---------------------------------------------------------------- transitions
 
 
-class RentalAllocation(Value):
-    """What a rental takes of caps and limits until it has ended: beside the charges, in the tree's partition."""
+class MarketReport(StrEnum):
+    """Report of a transition about the market of the current offer."""
 
-    job_id: str
+    REFUSED = "REFUSED"
+    """The market refused nodes, or took spot nodes back."""
+    SUPPLIED = "SUPPLIED"
+    """The market supplied all nodes."""
+
+
+class RentalChange(NamedTuple):
+    """A rental after one transition, with everything that must be recorded in the same commit."""
+
+    rental: Rental
+    kind: str = ""
+    """Kind of the timeline entry; empty if there is none."""
+    text: str = ""
+    event: str = ""
+    """Name of the timeline entry: a retried commit writes the same row."""
+    has_new_offer: bool = False
+    """Whether its allocation must be written."""
+    changes_capacity: bool = False
+    """Whether the nodes or caps that admissions rest on change, so that the quota tree's version must be raised."""
+    market: MarketReport | None = None
+
+
+def _moved(rental: Rental, state: RentalState, **changes: Any) -> Rental:
+    """Return a rental in another state, or with changes in its own state.
+
+    Raises:
+        IllegalTransitionError: There is no such transition.
+    """
+    if state not in TRANSITIONS[rental.state]:
+        raise IllegalTransitionError(f"{rental.name} cannot go from {rental.state} to {state}.")
+    return rental.but(state=state, **changes)
+
+
+class RentalHolder(NamedTuple):
+    """The job or Deployment that nodes are rented for."""
+
+    holder_id: str
     number: int
+    """Number of the rental."""
     team: str
-    cluster: str
-    pool: str
-    nodes: int
-    accelerators_per_node: int
-    micros_per_hour: int
-
-    @classmethod
-    def of(cls, rental: Rental) -> "RentalAllocation":
-        """Return what a rental takes."""
-        offer = rental.offer
-        return cls(
-            job_id=rental.job_id,
-            number=rental.number,
-            team=rental.team,
-            cluster=offer.cluster,
-            pool=offer.pool,
-            nodes=rental.nodes,
-            accelerators_per_node=offer.accelerators_per_node,
-            micros_per_hour=offer.micros_per_node_hour * rental.nodes,
-        )
+    namespace: str
+    serving_target: ServingTarget | None = None
+    due_at: datetime | None = None
+    incident_id: str = ""
 
 
-# ---------------------------------------------------------------- rooms
+def opened(
+    holder: RentalHolder, placed: PlacementDecision, decision_id: str, burst: BurstPolicy, now: datetime
+) -> RentalChange:
+    """Open a rental by a decision to rent.
 
-
-# ---------------------------------------------------------------- facts
-
-
-def note_key(action: str, pool: str, why_nots: Mapping[str, str], *, is_late: bool = False) -> str:
-    """Return by what two answers about a job's place are the same, though their figures differ."""
-    barred = ",".join(sorted(name for name, why in why_nots.items() if why))
-    return f"{action}/{pool}/{barred}{'/late' if is_late else ''}"
-
-
-# ---------------------------------------------------------------- what its workflow waits for
-
-
-def joined_nodes(
-    rental: Rental, nodes: Iterable[KubernetesNode], taken: Iterable[str] = ()
-) -> tuple[KubernetesNode, ...]:
-    """Return the nodes of the offer in force that no other rental has, by name."""
-    offer, others = rental.offer, frozenset(taken)
-    return tuple(
-        node
-        for node in sorted(nodes, key=lambda each: each.name)
-        if (node.cluster, node.pool) == (offer.cluster, offer.pool) and node.name not in others
+    Args:
+        holder: The job or Deployment.
+        placed: The decision. It says RENT.
+        decision_id: Id of its record.
+        burst: Pools and time limits.
+        now: The time.
+    """
+    pool = _chosen_pool(placed, burst)
+    rental = Rental(
+        job_id=holder.holder_id,
+        number=holder.number,
+        serving_target=holder.serving_target,
+        team=holder.team,
+        namespace=holder.namespace,
+        state=RentalState.OPENING,
+        reason=placed.reason,
+        nodes=placed.facts.job.nodes,
+        offers=(RentalOffer.of(pool, now),),
+        begun_at=now,
+        ready_by=now + timedelta(seconds=burst.ready_seconds),
+        decision_id=decision_id,
+        incident_id=holder.incident_id,
+        due_at=holder.due_at,
+        expected_parts=placed.row.rent_parts if placed.row else 0,
     )
+    what = "Deployment" if holder.serving_target else "job"
+    text = f"{nodes_subject(rental.nodes, pool.name)} rented for the {what}. {placed.reason}"
+    if holder.due_at and not holder.serving_target:
+        until = f"until {holder.due_at:%d %b %H:%M} UTC at the latest"
+        text = f"{text} The nodes are temporary capacity for {holder.incident_id}, {until}."
+    return RentalChange(rental, "rented", text, f"rented-{rental.number}", has_new_offer=True, changes_capacity=True)
+
+
+def nodes_joined(rental: Rental, names: Iterable[str]) -> Rental:
+    """Return a rental with nodes of its current offer that were seen."""
+    seen = tuple(sorted({*rental.offer.joined_node_names, *names}))
+    if seen == rental.offer.joined_node_names:
+        return rental
+    return _moved(rental, rental.state).with_offer(joined_node_names=seen)
+
+
+def other_nodes_seen(rental: Rental, others: Iterable[Rental]) -> Rental:
+    """Return a rental that knows which nodes belong to the other rentals of its pool.
+
+    The wait for its own nodes reads the row of this rental alone.
+    """
+    names = tuple(sorted({name for each in others for name in each.node_names}))
+    return _moved(rental, rental.state, other_rentals_nodes=names)
+
+
+def replicas_seen(rental: Rental, *, has_replicas: bool, now: datetime) -> Rental:
+    """Return a Deployment's rental that knows whether replicas run on its node."""
+    idle_since = None if has_replicas else rental.idle_since or now
+    was_used = has_replicas or rental.was_used
+    if (idle_since, was_used) == (rental.idle_since, rental.was_used):
+        return rental
+    return _moved(rental, rental.state, idle_since=idle_since, was_used=was_used)
+
+
+def assigned(rental: Rental, names: Collection[str], now: datetime) -> RentalChange:
+    """Assign all nodes to the holder. The next scheduling cycle starts the job on them."""
+    listed = tuple(names)
+    shown = f"{', '.join(listed[:4])}{' and more' if listed[4:] else ''}"
+    text = f"{nodes_subject(len(listed), rental.offer.pool)} ready for the job: {shown}."
+    ready = _moved(
+        rental,
+        RentalState.READY,
+        node_names=listed,
+        handed_over_at=now,
+        idle_since=now if rental.serving_target else None,
+        reason=text,
+    )
+    return RentalChange(
+        nodes_joined(ready, listed),
+        "handed over",
+        text,
+        f"handed-over-{rental.number}",
+        changes_capacity=True,
+        market=MarketReport.SUPPLIED,
+    )
+
+
+def refused(rental: Rental, why: str) -> RentalChange:
+    """Give up the current offer."""
+    reason = why or f"{rental.offer.pool} did not provide {rental.nodes} nodes in time."
+    after = _moved(rental, RentalState.OPENING, reason=reason).with_offer(refused=reason)
+    event = f"offer-refused-{rental.number}-{len(rental.offers)}"
+    return RentalChange(after, "refused", reason, event, market=MarketReport.REFUSED)
+
+
+def offered(
+    rental: Rental, placed: PlacementDecision, reason: str, decision_id: str, burst: BurstPolicy, now: datetime
+) -> RentalChange:
+    """Ask the next pool, once nothing of the refused offer is left.
+
+    Args:
+        rental: Its current offer was refused.
+        placed: The decision. It says RENT.
+        reason: The reason as it is recorded.
+        decision_id: Id of the record.
+        burst: Pools and time limits.
+        now: The time.
+    """
+    pool = _chosen_pool(placed, burst)
+    closed = rental.with_offer(closed_at=now)
+    after = _moved(
+        rental,
+        RentalState.OPENING,
+        reason=reason,
+        offers=(*closed.offers, RentalOffer.of(pool, now)),
+        ready_by=now + timedelta(seconds=burst.ready_seconds),
+        decision_id=decision_id,
+        expected_parts=placed.row.rent_parts if placed.row else 0,
+    )
+    event = f"offer-{rental.number}-{len(after.offers)}"
+    text = f"Evenkeel asks {pool.name} next. {reason}"
+    return RentalChange(after, "rented", text, event, has_new_offer=True, changes_capacity=True)
+
+
+def released(rental: Rental, why: str, usable: Collection[str]) -> RentalChange:
+    """Take its nodes from the holder: no cycle starts the job there any more.
+
+    Args:
+        rental: An open rental.
+        why: The reason; empty to keep the recorded one.
+        usable: Nodes of its cluster that are in service. A spot market that took nodes back will do so again.
+    """
+    ending = _moved(rental, RentalState.ENDING, reason=(why or rental.reason)[:1000])
+    is_reclaimed = rental.offer.market is Market.SPOT and not set(rental.node_names) <= set(usable)
+    return RentalChange(ending, changes_capacity=True, market=MarketReport.REFUSED if is_reclaimed else None)
+
+
+def ended(rental: Rental, now: datetime) -> RentalChange:
+    """End a rental whose nodes are all gone, and compute its final bill."""
+    closed = rental.with_offer(closed_at=now)
+    parts = money.bill(closed.bills(), now).parts
+    over = _moved(closed, RentalState.ENDED, ended_at=now, cost_parts=parts, shown_cost=money.format_usd(parts))
+    cost = f"{over.shown_cost} ({parts / money.PARTS:.6f} dollars)"
+    text = f"Rental {rental.number} has ended and all of its nodes are gone. It cost {cost}."
+    return RentalChange(over, "rental ended", text, f"rental-ended-{rental.number}")
+
+
+def restarted(rental: Rental) -> Rental:
+    """Return a rental whose workflow needs another execution, under the next name."""
+    return _moved(rental, rental.state, run=rental.run + 1)
+
+
+def _chosen_pool(placed: PlacementDecision, burst: BurstPolicy) -> RentedPool:
+    return next(pool for pool in burst.pools if pool.name == placed.pool)
 
 
 def nodes_subject(nodes: int, pool: str) -> str:
-    """Return how a sentence about nodes of a pool begins: `2 nodes of burst-spot are`."""
+    """Return the subject of a sentence about nodes of a pool, with its verb: `2 nodes of burst-spot are`."""
     return f"1 node of {pool} is" if nodes == 1 else f"{nodes} nodes of {pool} are"
-
-
-def is_usable(node: KubernetesNode, offer: RentalOffer) -> bool:
-    """Whether the pods that a node was rented for may start on it: taints of its pool are none that keep them off."""
-    return node.is_ready and not node.is_cordoned and set(node.blocking_taints) <= set(offer.taints)
-
-
-def evaluate_rental_ready(
-    rental: Rental, job: Job, nodes: Iterable[KubernetesNode], refusal: str, taken: Iterable[str] = ()
-) -> WaitAnswer | None:
-    """Answer the wait for a rental's nodes; None while they may yet come.
-
-    Args:
-        rental: It is OPENING.
-        job: Its job.
-        nodes: Of the cluster.
-        refusal: What the pool was told by those who rent machines out, since it was opened; empty for nothing.
-        taken: Nodes of other rentals.
-    """
-    return evaluate_nodes_joined(rental, why_not_needed(rental, job), nodes, refusal, taken)
-
-
-def evaluate_nodes_joined(
-    rental: Rental, unwanted: str, nodes: Iterable[KubernetesNode], refusal: str, taken: Iterable[str] = ()
-) -> WaitAnswer | None:
-    """Answer the wait for a rental's nodes, whoever it is for; `unwanted` says why nobody waits for them any more."""
-    if unwanted:
-        return WaitAnswer(outcome=NOT_WANTED, reason=unwanted)
-    usable = [node for node in joined_nodes(rental, nodes, taken) if is_usable(node, rental.offer)]
-    if len(usable) >= rental.nodes:
-        return WaitAnswer(outcome=NODES_READY, reason=f"{nodes_subject(rental.nodes, rental.offer.pool)} ready.")
-    if refusal:
-        return WaitAnswer(outcome=REFUSED, reason=f"{rental.offer.pool} has no capacity: {refusal}")
-    return None
-
-
-def why_not_needed(rental: Rental, job: Job) -> str:
-    """Say why nobody waits for a rental any more; empty where its job does."""
-    if job.state is JobState.PENDING and job.rentals == rental.number:
-        return ""
-    if job.rentals != rental.number:
-        return f"{job.job_id} already has another rental."
-    return f"{job.job_id} no longer waits: it is {job.state}."
-
-
-def evaluate_rental_over(
-    rental: Rental,
-    job: Job,
-    attempt: Attempt | None,
-    nodes: Iterable[KubernetesNode],
-    quiet_seconds: int,
-    now: datetime,
-) -> WaitAnswer | None:
-    """Answer the wait for a rental's end; None while its job runs on it, or may soon again.
-
-    A job that ended frees its nodes at once, since nobody else may have them. One that waits again keeps them for the
-    quiet period, where all of them are there still: it goes on there at the next pass.
-
-    Args:
-        rental: It is READY.
-        job: Its job.
-        attempt: The job's current one; None where it never had any.
-        nodes: Of the cluster.
-        quiet_seconds: How long nodes without work are kept for a job that waits.
-        now: The time.
-    """
-    if attempt is not None and runs_on_rental(attempt, rental) and not attempt.state.has_ended:
-        return None
-    if job.state.is_at_rest:
-        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} is {job.state}.")
-    if attempt is not None and not attempt.state.has_ended:
-        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} runs on other nodes.")
-    if job.rentals != rental.number:
-        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} already has another rental.")
-    offer = rental.offer
-    there = {node.name for node in nodes if node.cluster == offer.cluster and is_usable(node, offer)}
-    lost = [name for name in rental.node_names if name not in there]
-    if lost:
-        return WaitAnswer(outcome=OVER, reason=f"{lost[0]} is out of service or was reclaimed.", facts={"lost": lost})
-    since = rental.handed_over_at or rental.begun_at
-    if attempt is not None and runs_on_rental(attempt, rental):
-        if job.is_migrating_back:
-            return WaitAnswer(outcome=OVER, reason=f"{job.job_id} migrates back to committed capacity.")
-        since = max(since, attempt.ended_at or since)
-    idle = (now - since).total_seconds()
-    if idle >= quiet_seconds:
-        return WaitAnswer(outcome=OVER, reason=f"No pod has used these nodes for {round(idle)} seconds.")
-    return None
-
-
-def runs_on_rental(attempt: Attempt, rental: Rental) -> bool:
-    """Whether an attempt was admitted to a rental's nodes."""
-    return (
-        bool(attempt.node_names)
-        and attempt.cluster == rental.offer.cluster
-        and set(attempt.node_names) <= set(rental.node_names)
-    )
-
-
-# ---------------------------------------------------------------- home, loans

@@ -156,7 +156,7 @@ def run(request: Request, context: Context) -> Outcome:
         context.telemetry.warning("Launch not allowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
         reason = f"The cluster does not accept the attempt's Kubernetes Job now: {error}"
         return _give_up(context, found, decided, reason, is_refused=False)
-    rentals.free_nodes(job, attempt, context)
+    rentals.delete_capacity_pods_of(job, attempt, context)
     launched = decided.but(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
     _record_launch(context, found, launched, answer, seated["network"])
     context.telemetry.count("AttemptsLaunched")

@@ -16,7 +16,7 @@ from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity import instance_types
 from evenkeel.domain.capacity.compatibility import Requirements
-from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.capacity.node_capacity import NodeCapacity, idle_capacity
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.validation import SpecError
@@ -24,9 +24,9 @@ from evenkeel.domain.kueue.objects import StopPolicy
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.renting.candidates import nodes_to_rent
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.ports import Ledger, Table
-from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import heartbeats, pagination, rows
 
 MOST_NODES = 5000
@@ -65,16 +65,7 @@ def _idle(node: FleetNode) -> NodeCapacity:
     accelerators = max(node.accelerators, known.accelerators if known else 0)
     if not accelerators and known is None:
         accelerators = _UNKNOWN_ACCELERATORS
-    return NodeCapacity(
-        life=node.life,
-        node_name=node.node_name or node.life.instance_id,
-        cluster=node.life.cluster,
-        pool=node.pool,
-        instance_type=node.instance_type,
-        accelerators=accelerators,
-        free=accelerators,
-        labels=node.labels,
-    )
+    return idle_capacity(node, accelerators)
 
 
 def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy, now: datetime) -> SpecError | None:
@@ -125,7 +116,7 @@ def _decided(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy,
     home = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented)
     found = _weighed(request, home, setup, policy, now)
     for pool in policy.burst.pools if found.action is not Action.ADMIT else ():
-        capacities = (*home, *rentals.hypothetical_rented_nodes(job, pool, now))
+        capacities = (*home, *nodes_to_rent(job, pool, now))
         there = _weighed(request.model_copy(update={"cluster": pool.cluster}), capacities, setup, policy, now)
         if there.action is Action.ADMIT and job.spec.nodes <= pool.most_nodes:
             return there

@@ -1,4 +1,4 @@
-"""The table of places for a job that is not submitted: every pool in dollars, with the one that would be chosen."""
+"""The pools for a job that is not submitted yet, each with its cost in dollars, and the pool that would be chosen."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -6,18 +6,17 @@ from typing import Any
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
-from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
-from evenkeel.domain.renting.demand import PlacementDecision, PlacementFacts, PoolCost
-from evenkeel.domain.renting.placement import choose_pool
-from evenkeel.domain.renting.rental import RentalAllocation
+from evenkeel.domain.renting.cost import PoolCost
+from evenkeel.domain.renting.placement import PlacementDecision, PlacementFacts, choose_pool
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
-from evenkeel.services.storage import rows
+from evenkeel.services.rentals import rentals
 
 Json = dict[str, Any]
 
@@ -34,34 +33,30 @@ def run(
     budgets_left: Mapping[str, int],
     context: Context,
 ) -> Json:
-    """Weigh every pool for a job, as a pass does before it rents anything.
+    """Compare all pools for a job, as a scheduling cycle does before it rents nodes.
 
     Args:
-        job: As it would be queued.
-        decided: What the next pass would decide about it.
-        capacities: The machines, with what runs on them; rented ones are kept for whom they were rented for.
-        charges: What unsettled attempts hold.
-        ahead: Jobs that wait before it.
-        budgets_left: By team that has a budget in dollars, what is left of it.
+        job: The job as it would be queued.
+        decided: Decision of the next cycle about it.
+        capacities: Of the fleet. Rented nodes are reserved for their jobs.
+        charges: Of all attempts that are not settled.
+        ahead: Pending jobs before it.
+        budgets_left: By team with a budget in dollars: the rest of it.
     """
-    tree = rows.tree_key()
-    holds = context.ledger.partition(tree.table, rows.rental_allocation_key("", 0).pk, "RENTAL#")
-    short = context.ledger.get(rows.shortages_key())
     seen = PlacementContext(
-        capacities=capacities,
-        charges=tuple(charges),
-        classes=_classes(context.ledger),
-        queue=(*ahead, job),
-        holds=tuple(rows.read(row, RentalAllocation) for row in holds),
-        shortages=rows.read(short, Shortages) if short else Shortages(),
-        budgets_left=dict(budgets_left),
-        now=context.now,
+        context.now,
+        capacities,
+        tuple(charges),
+        _classes(context.ledger),
+        (*ahead, job),
+        RentalBook(holds=rentals.load_holds(context.ledger), budgets_left=budgets_left),
+        rentals.read_shortages(context.ledger)[0],
     )
     return shown(choose_pool(with_decision(placement_facts(job, seen, context.policy), decided)), context.now)
 
 
 def with_decision(facts: PlacementFacts, decided: AdmissionDecision) -> PlacementFacts:
-    """Return the facts with what the pass would decide: room where it starts; where quota lacks, none helps."""
+    """Return the facts with the decision of the next cycle: the free nodes of its pool, or why renting is no help."""
     held = facts.job.accelerators
     aside = ""
     if decided.action not in _NODES_WOULD_HELP:

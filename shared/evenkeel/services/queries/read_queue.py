@@ -8,16 +8,16 @@ from evenkeel.domain.admission import request_facts, scheduler_state, start_size
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, delegate_to_kueue
 from evenkeel.domain.admission.fifo import AdmissionAuthority, QueueSnapshot, admit
 from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.capacity.node_capacity import TAINTED, UNHEALTHY, NodeCapacity
+from evenkeel.domain.capacity.node_capacity import NodeCapacity, stored_capacity
 from evenkeel.domain.capacity.start_estimates import BASIS, estimate_start
-from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.charge import Charge, charged_accelerators
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.kueue.capacity import Tree
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
-from evenkeel.domain.renting.candidates import reserve_rented_nodes
+from evenkeel.domain.renting.book import reserve_rented_nodes
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitState, wait_name
 from evenkeel.ports import Ledger, Row, Table
@@ -25,7 +25,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.jobs import check_authority, check_fit, submit_job
 from evenkeel.services.queries import plan_placement, read_teams
-from evenkeel.services.rentals import read_budgets, rentals
+from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import pagination, read_charges, read_setup, rows
 
@@ -81,9 +81,7 @@ def _estimate(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
     if check_fit.why_never(job, check_fit.read_fleet(job.cluster, context.ledger), setup, context.policy, context.now):
         return None
     capacities = reserve_rented_nodes(_node_capacity(context.ledger, charges), (), context.policy.burst.pools)
-    free = sum(
-        free_capacity.free for free_capacity in capacities if free_capacity.is_open and not free_capacity.reserved_for
-    )
+    free = sum(each.free for each in capacities if each.is_open and not each.reserved_for)
     if job.queue in setup.by_name:
         free = min(free, _free_quota(job.queue, setup, charges))
         charges = tuple(each for each in charges if (each.queue or each.team) == job.queue)
@@ -173,7 +171,7 @@ def plan(spec: JobSpec, requester: check_authority.Requester, context: Context) 
     memory = scheduler_state.SchedulerState.model_validate((tree[0].doc.get("memory") if tree else None) or {})
     own = setup.but(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
     rented = rentals.load(context.ledger).rentals if own.teams else ()
-    spent = read_budgets.spent(own, context, rented)
+    spent = rentals.spent_by_period(own, context, rented)
     left = remaining_by_team(own, spent, charges, rented, context.policy.economy, context.now)
     used = read_usage.run(setup, context)
     stopping = frozenset(memory.stopping) & {charge.job_id for charge in charges}
@@ -225,50 +223,14 @@ def _heads(ledger: Ledger, setup: TeamSetup, heads: int) -> list[Job]:
 
 
 def _node_capacity(ledger: Ledger, charges: Iterable[Charge]) -> tuple[NodeCapacity, ...]:
-    """Return the machines as the last sweep saw them; what is charged to them counts though no pod is there yet."""
-    charged: dict[tuple[str, str], int] = {}
-    for charge in charges:
-        for name in charge.node_names:
-            place = (charge.cluster, name)
-            charged[place] = charged.get(place, 0) + charge.accelerators // len(charge.node_names)
+    """Return the capacity of the nodes as the last sweep stored them. Charges count before their pods exist."""
     seen, _ = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MOST_NODES, keep=is_present)
-    nodes = (rows.read(row, FleetNode) for row in seen)
+    nodes = [rows.read(row, FleetNode) for row in seen]
     left = unhealthy_nodes.load(ledger)
-    return tuple(_capacity_of(node, charged, left) for node in sorted(nodes, key=lambda each: each.life.key))
+    unhealthy = {(node.life.cluster, node.node_name) for node in nodes if unhealthy_nodes.is_unhealthy_node(node, left)}
+    return stored_capacity(nodes, charged_accelerators(charges), unhealthy)
 
 
 def is_present(row: Row) -> bool:
     """Whether a node's row, read as it lies, is about a machine that is not gone."""
     return not row.doc.get("isGone")
-
-
-def _capacity_of(
-    node: FleetNode, charged: dict[tuple[str, str], int], left: unhealthy_nodes.UnhealthyNodes
-) -> NodeCapacity:
-    used = max(node.accelerators_in_use, charged.get((node.life.cluster, node.node_name), 0))
-    return NodeCapacity(
-        life=node.life,
-        node_name=node.node_name,
-        cluster=node.life.cluster,
-        pool=node.pool,
-        instance_type=node.instance_type,
-        accelerators=node.accelerators,
-        free=max(0, node.accelerators - used),
-        unschedulable_reason=_closed_because(node, is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left)),
-        labels=node.labels,
-        taints=node.taints,
-    )
-
-
-def _closed_because(node: FleetNode, *, is_unhealthy: bool) -> str:
-    if not node.node_name:
-        return "not joined yet"
-    if not node.is_ready:
-        return "not ready"
-    if node.is_cordoned:
-        return "cordoned"
-    if node.is_awaiting_validation:
-        return "awaiting validation"
-    if is_unhealthy:
-        return UNHEALTHY
-    return TAINTED if node.taints else ""

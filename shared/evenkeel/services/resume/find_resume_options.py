@@ -12,12 +12,11 @@ from typing import NamedTuple
 from evenkeel.domain.admission import request_facts, scheduler_state, start_size, team_cycle
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
 from evenkeel.domain.admission.fifo import QueueSnapshot, admit
-from evenkeel.domain.admission.free_capacity import node_capacity
+from evenkeel.domain.admission.rent_plan import why_rental_would_not_help
 from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.capacity.node_capacity import NodeCapacity
-from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity, taken_accelerators
 from evenkeel.domain.jobs.attempt import Attempt
-from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.charge import Charge, charged_accelerators
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife
 from evenkeel.domain.policy import Policy
@@ -25,13 +24,13 @@ from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.recovery.resume import PreemptionCandidate, RentOption, ResumeOffer, lost_seconds
-from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
-from evenkeel.domain.renting.demand import PlacementAction
-from evenkeel.domain.renting.placement import cheapest_rental_in_time, choose_pool
+from evenkeel.domain.renting.book import RentalBook
+from evenkeel.domain.renting.candidates import PlacementContext, nodes_to_rent, placement_facts
+from evenkeel.domain.renting.placement import PlacementAction, cheapest_rental_in_time, choose_pool
 from evenkeel.domain.renting.rental import RentalState
 from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.rentals import read_budgets, rentals
+from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import read_charges, read_setup, rows
 
@@ -105,7 +104,7 @@ class _Fleet(NamedTuple):
     """Who holds them, by id."""
     waiting: tuple[Job, ...]
     """Others that wait."""
-    rented: rentals.RentalBook
+    rented: RentalBook
     setup: TeamSetup
     memory: scheduler_state.SchedulerState
     spent: Mapping[tuple[str, str], Spent]
@@ -115,7 +114,7 @@ class _Fleet(NamedTuple):
     now: datetime
 
     def decide(
-        self, capacities: tuple[NodeCapacity, ...], jobs: rentals.VersionedJobs, charges: tuple[Charge, ...]
+        self, capacities: tuple[NodeCapacity, ...], jobs: Iterable[Job], charges: tuple[Charge, ...]
     ) -> tuple[AdmissionDecision, ...]:
         """Decide as a pass does about these jobs."""
         policy, now = self.policy, self.now
@@ -137,7 +136,7 @@ class _Fleet(NamedTuple):
             )
             return team_cycle.run_team_cycle(snapshot, policy.scheduling, policy.economy, now)
 
-        pending = tuple(request_facts.admission_request(job, policy, now) for job, _ in jobs.values())
+        pending = tuple(request_facts.admission_request(job, policy, now) for job in jobs)
         return start_size.fit_sizes(pending, weigh(pending), weigh, now)
 
 
@@ -166,7 +165,7 @@ def _load_fleet(
     found = context.ledger.get(tree)
     memory = scheduler_state.SchedulerState.model_validate((found.doc.get("memory") if found else None) or {})
     rented = rentals.load(context.ledger)
-    spent = read_budgets.spent(setup, context, rented.rentals)
+    spent = rentals.spent_by_period(setup, context, rented.rentals)
     rented = _remaining_rentals(interrupted, rented)
     rented = rented._replace(
         budgets_left=remaining_by_team(setup, spent, held, rented.rentals, context.policy.economy, context.now)
@@ -194,7 +193,7 @@ def _load_fleet(
     )
 
 
-def _remaining_rentals(interrupted: InterruptedJob, rented: rentals.RentalBook) -> rentals.RentalBook:
+def _remaining_rentals(interrupted: InterruptedJob, rented: RentalBook) -> RentalBook:
     """Return what is rented without what the fault ends: a rental is given back whole where it lost a node."""
     return rented._replace(
         rentals=tuple(
@@ -213,23 +212,15 @@ def _node_capacity(
     now: datetime,
 ) -> tuple[NodeCapacity, ...]:
     """Return the machines as the job will find them. A machine's life is not asked for: nobody is admitted to it."""
-    names = interrupted.attempt.node_names
-    own = dict.fromkeys(names, interrupted.attempt.accelerators // max(1, len(names)))
-    charged: dict[tuple[str, str], int] = {}
-    for charge in charges:
-        for name in charge.node_names:
-            place = (charge.cluster, name)
-            charged[place] = charged.get(place, 0) + charge.accelerators // len(charge.node_names)
-    seen = tuple(nodes)
-    # Its own pods may be gone or not, and those of others there or not yet: the larger of use and charge counts.
-    beside = {
-        (node.cluster, node.name): max(
-            0, in_use.get(node.name, 0) - own.get(node.name, 0) - charged.get((node.cluster, node.name), 0)
-        )
-        for node in seen
+    names, seen = interrupted.attempt.node_names, tuple(nodes)
+    own = interrupted.attempt.accelerators // max(1, len(names))
+    # The job's own pods may be gone or not.
+    others_in_use = {
+        (node.cluster, node.name): in_use.get(node.name, 0) - (own if node.name in names else 0) for node in seen
     }
     found = node_capacity(
-        (Node(life=_placeholder_life(node, now), kubernetes=node) for node in seen), beside, charges, ()
+        (Node(life=_placeholder_life(node, now), kubernetes=node) for node in seen),
+        taken_accelerators(others_in_use, charged_accelerators(charges)),
     )
     return tuple(
         capacity.but(unschedulable_reason="sick", free=0) if capacity.node_name == interrupted.faulty_node else capacity
@@ -277,10 +268,8 @@ def _find_preemption_victims(
     if not fleet.setup.has_teams:
         return (), _unavailable(ResumeOption.PREEMPT, _NO_TEAMS)
     job = _as_waiting(interrupted, ResumeOption.PREEMPT, now)
-    jobs = {each.job_id: (each, 0) for each in (*fleet.waiting, job)}
-    decided = next(
-        each for each in fleet.decide(fleet.capacities, jobs, fleet.charges) if each.job_id == interrupted.job.job_id
-    )
+    decisions = fleet.decide(fleet.capacities, (*fleet.waiting, job), fleet.charges)
+    decided = next(each for each in decisions if each.job_id == interrupted.job.job_id)
     if decided.action is Action.ADMIT:
         return (), _unavailable(ResumeOption.PREEMPT, f"no job must stop for it: {decided.reason}")
     charges = {charge.job_id: charge for charge in fleet.charges}
@@ -319,20 +308,17 @@ def _find_rental(
         what = "still serve it" if rental.state is RentalState.READY else "are starting"
         return None, _unavailable(option, f"nodes rented for the job {what}")
     job = _as_waiting(interrupted, option, context.now)
-    short = context.ledger.get(rows.shortages_key())
     seen = PlacementContext(
-        capacities=fleet.capacities,
-        charges=fleet.charges,
-        classes={each.job_id: each.spec.priority_class for each in fleet.holders.values()},
-        queue=(job, *fleet.waiting),  # it stands first, as recoveries do
-        holds=fleet.rented.holds,
-        budgets_left=dict(fleet.rented.budgets_left),
-        shortages=rows.read(short, Shortages) if short else Shortages(),
-        now=context.now,
+        context.now,
+        fleet.capacities,
+        fleet.charges,
+        {each.job_id: each.spec.priority_class for each in fleet.holders.values()},
+        (job, *fleet.waiting),  # a recovery goes first
+        fleet.rented,
+        rentals.read_shortages(context.ledger)[0],
     )
-    placement = placement_facts(
-        job, seen, context.policy, rentals.done_seconds(context.ledger, [job], context.now).get(name, 0.0)
-    )
+    ran = rentals.ran_seconds(context.ledger, [job], context.now)
+    placement = placement_facts(job, seen, context.policy, ran.get(name, 0.0))
     placed = choose_pool(placement)
     row = cheapest_rental_in_time(placed)
     if row is None:
@@ -340,6 +326,6 @@ def _find_rental(
     if not price and placed.action is not PlacementAction.RENT:
         return None, _unavailable(option, f"{_NO_PRICE}, and the job meets its deadline without renting")
     pool = next(each for each in context.policy.burst.pools if each.name == row.pool)
-    jobs = {each.job_id: (each, 0) for each in (*fleet.waiting, job)}
-    would = rentals.would_start_on_rental(job, pool, jobs, fleet.capacities, fleet.charges, fleet.decide, context.now)
-    return RentOption(placement=placement, barred=rentals.why_rental_would_not_help(would, pool)), None
+    with_rented = (*fleet.capacities, *nodes_to_rent(job, pool, context.now))
+    decisions = fleet.decide(with_rented, (*fleet.waiting, job.but(cluster=pool.cluster)), fleet.charges)
+    return RentOption(placement=placement, barred=why_rental_would_not_help(name, pool, decisions)), None

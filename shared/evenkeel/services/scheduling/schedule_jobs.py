@@ -21,6 +21,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.admission import (
+    rent_plan,
     request_facts,
     resize_facts,
     resize_plan,
@@ -39,16 +40,15 @@ from evenkeel.domain.admission.decide import (
     recorded_reason,
 )
 from evenkeel.domain.admission.fifo import AdmissionAuthority, QueueSnapshot, admit
-from evenkeel.domain.admission.free_capacity import node_capacity
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external import serving
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
-from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.charge import Charge, accelerators_taken
 from evenkeel.domain.jobs.job import Job, JobState, PlacementNote, StopRequest
 from evenkeel.domain.kueue.objects import QueueingStrategy, StopPolicy
 from evenkeel.domain.nodes import KubernetesNode, ProviderNode, join_nodes
@@ -59,7 +59,11 @@ from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.recovery.modes import launch_mode
 from evenkeel.domain.recovery.resume import lost_seconds
-from evenkeel.domain.renting.rental import runs_on_rental
+from evenkeel.domain.renting.book import RentalBook
+from evenkeel.domain.renting.candidates import PlacementContext, jobs_to_place, nodes_to_rent, placement_facts
+from evenkeel.domain.renting.migration import DepartureDecision, decide_departure
+from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, place_in_queue_order
+from evenkeel.domain.renting.rental import RentalState
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
@@ -80,7 +84,7 @@ from evenkeel.ports import (
 )
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
-from evenkeel.services.rentals import read_budgets, rent_for_serving, rentals
+from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import drain_reservations, read_usage, resize_jobs
 from evenkeel.services.storage import attempt_rows, batches, heartbeats, read_charges, read_setup, rows
 
@@ -98,6 +102,8 @@ _RETRY_AFTER_REFUSAL = timedelta(hours=1)
 """How long a job is not tried again after the ledger refused to store what was decided about it."""
 
 
+Placements = Mapping[str, PlacementDecision | str]
+"""By job: where it should run, or why nothing is rented for it."""
 _ALL_JOBS = ""
 """In the place of a team's name: the list of all waiting jobs. Where no teams are set up it is the one queue; else it
 also holds jobs that were submitted before there were teams, and those of teams that were removed."""
@@ -188,7 +194,7 @@ class _CycleSnapshot(NamedTuple):
     queue_cursors: "_QueueCursors | None" = None
     of_kueue: Mapping[tuple[str, str], str] = {}
     """(cluster, namespace) in which Kueue admits → what says so."""
-    rented: rentals.RentalBook = rentals.RentalBook()
+    rented: RentalBook = RentalBook()
     elastic: Mapping[str, tuple[Job, int]] = {}
     """Those of several sizes that hold nodes or are changing size."""
     short: tuple[serving.ReplicaShortfall, ...] = ()
@@ -298,9 +304,9 @@ def _run(context: Context, *, results: heartbeats.SourceResults) -> Outcome:
             if context.site.admission is AdmissionAuthority.KUEUE:
                 cycle = _load_pending(context)._replace(deferred_jobs=frozenset(deferred_jobs))
                 decisions = (*cycle.in_other_teams_namespaces(context.now), *cycle.handed_over(context.now))
-                placed: rentals.Placements = {}
+                placed: Placements = {}
                 resizes = resize_facts.ResizePlan()
-                serving_rental_plans: tuple[rent_for_serving.ServingRentalPlan, ...] = ()
+                serving_rental_plans: tuple[serving_demand.ServingRentalPlan, ...] = ()
             else:
                 cycle = _load(context)._replace(deferred_jobs=frozenset(deferred_jobs))
                 for name, error in cycle.unreadable.items():
@@ -394,9 +400,8 @@ def _load(context: Context) -> _CycleSnapshot:
     seen_nodes = [node for name in context.site.clusters if name in seen for node in seen[name].nodes]
     provider_nodes = seen[context.site.clusters[0]].provider_nodes if context.site.clusters[0] in seen else ()
     unhealthy = unhealthy_nodes.unhealthy_among(seen_nodes, context)
-    capacities = node_capacity(
-        join_nodes(seen_nodes, provider_nodes, context.site.clusters[0]), in_use, charges, workloads, unhealthy
-    )
+    nodes = join_nodes(seen_nodes, provider_nodes, context.site.clusters[0])
+    capacities = node_capacity(nodes, accelerators_taken(in_use, charges, workloads), unhealthy)
     capacities = request_facts.with_reservation_ends(
         rented.capacities(capacities, jobs, context.policy.burst.pools), context.policy
     )
@@ -411,7 +416,7 @@ def _load(context: Context) -> _CycleSnapshot:
     if not setup.has_teams:
         return cycle
     holders = _read(context.ledger, (rows.job_key(charge.job_id) for charge in charges))
-    spent = read_budgets.spent(setup, context, rented.rentals)
+    spent = rentals.spent_by_period(setup, context, rented.rentals)
     left = (
         remaining_by_team(setup, spent, charges, rented.rentals, context.policy.economy, context.now)
         if context.policy.burst.pools
@@ -496,7 +501,7 @@ def _reserve_for_serving(
     kept = serving_demand.reserve_for_replicas(
         serving_demand.replica_requests(short, cycle.capacities, classes, now), cycle.capacities, policy
     )
-    satisfied_replicas = rent_for_serving.satisfied_replicas(policy.serving, cycle.rented, pods, cycle.capacities)
+    satisfied_replicas = serving_demand.satisfied_replicas(policy.serving, cycle.rented, pods, cycle.capacities)
     demands = serving_demand.replica_requests(short, cycle.capacities, classes, now, satisfied_replicas)
     return cycle._replace(
         capacities=kept,
@@ -753,48 +758,73 @@ def _plan_resizes(
 
 def _plan_serving_rentals(
     cycle: _CycleSnapshot, resizes: resize_facts.ResizePlan, context: Context
-) -> tuple[rent_for_serving.ServingRentalPlan, ...]:
+) -> tuple[serving_demand.ServingRentalPlan, ...]:
     """Return what is to be rented for replicas that find no node, though others shrink for them."""
-    seen = rent_for_serving.ServingDemand(
+    policy, ledger = _readable(context.policy, cycle), context.ledger
+    if not any(each.rents_from for each in policy.scheduling.serving):
+        return ()
+    states = rentals.serving_states(policy.scheduling.serving, ledger)
+    demand = serving_demand.ServingDemand(
         cycle.short, cycle.satisfied_replicas, cycle.demands, resizes.satisfied_demands
     )
-    readable = _readable(context.policy, cycle)
-    return rent_for_serving.plan_rentals(
-        seen, cycle.all_capacities, cycle.charges, cycle.rented, context.but(policy=readable)
-    )
+    seen = PlacementContext(context.now, cycle.all_capacities, cycle.charges, rented=cycle.rented)
+    if demand.short:
+        seen = rentals.with_stored_facts(seen, ledger)
+    return serving_demand.plan_serving_rentals(demand, states, seen, policy)
 
 
 def _plan_placements(
     cycle: _CycleSnapshot,
     decisions: Sequence[AdmissionDecision],
-    serving_rental_plans: Sequence[rent_for_serving.ServingRentalPlan],
+    serving_rental_plans: Sequence[serving_demand.ServingRentalPlan],
     context: Context,
-) -> rentals.Placements:
-    """Return where those should run that cannot start on what is there; what is rented for replicas comes first."""
-    decide = _decider(cycle, context)
-    rented, begun = rent_for_serving.with_planned_rentals(cycle.rented, serving_rental_plans, context.policy)
-    return rentals.place_waiting_jobs(
-        decisions, cycle.jobs, cycle.capacities, cycle.charges, rented, context, decide, begun
+) -> Placements:
+    """Return where jobs should run that cannot start now, after the nodes that are rented for replicas."""
+    to_rent = [each for plan in serving_rental_plans for each in plan.to_rent]
+    policy, now, begun = context.policy, context.now, len(to_rent)
+    waiting = [cycle.jobs[name][0] for name in rent_plan.jobs_without_nodes(decisions, cycle.rented)]
+    asked = jobs_to_place(waiting, policy, now)
+    if not asked:
+        return {}
+    left = rent_plan.capacity_left(cycle.capacities, decisions)
+    rented = cycle.rented.with_planned(to_rent, policy.burst.pools)
+    seen = rentals.with_stored_facts(
+        PlacementContext(now, left, cycle.charges, queue=tuple(waiting), rented=rented), context.ledger
     )
-
-
-def _decider(cycle: _CycleSnapshot, context: Context) -> rentals.Decide:
-    """Return the rules of this pass, to be asked about other machines, jobs and charges."""
-
-    def decide(
-        capacities: tuple[NodeCapacity, ...], jobs: rentals.VersionedJobs, charges: tuple[Charge, ...]
-    ) -> tuple[AdmissionDecision, ...]:
-        other = cycle._replace(
-            capacities=capacities,
-            jobs=jobs,
-            charges=charges,
-            cursors={},
-            queue_cursors=None,
-            rented=rentals.RentalBook(),
+    ran = rentals.ran_seconds(context.ledger, asked)
+    found = place_in_queue_order([placement_facts(job, seen, policy, ran.get(job.job_id, 0.0)) for job in asked])
+    answers: dict[str, PlacementDecision | str] = {}
+    for job, placed in zip(asked, found, strict=True):
+        answers[job.job_id] = placed
+        if placed.action is not PlacementAction.RENT:
+            continue
+        pool = next(each for each in policy.burst.pools if each.name == placed.pool)
+        jobs = {**cycle.jobs, job.job_id: (job.but(cluster=pool.cluster), cycle.jobs[job.job_id][1])}
+        with_rented = (*cycle.capacities, *nodes_to_rent(job, pool, now))
+        why_not = rent_plan.why_rental_would_not_help(
+            job.job_id, pool, _decide_if(cycle, with_rented, jobs, cycle.charges, context)
         )
-        return _decide(other, context)[1]
+        if why_not:
+            answers[job.job_id] = why_not
+        elif begun >= policy.burst.rentals_per_cycle:
+            answers[job.job_id] = "Evenkeel rents nodes for the job in one of the next scheduling cycles."
+        else:
+            begun += 1
+    return answers
 
-    return decide
+
+def _decide_if(
+    cycle: _CycleSnapshot,
+    capacities: tuple[NodeCapacity, ...],
+    jobs: Mapping[str, tuple[Job, int]],
+    charges: tuple[Charge, ...],
+    context: Context,
+) -> tuple[AdmissionDecision, ...]:
+    """Return what the rules of this cycle would decide about other nodes, jobs and charges."""
+    other = cycle._replace(
+        capacities=capacities, jobs=jobs, charges=charges, cursors={}, queue_cursors=None, rented=RentalBook()
+    )
+    return _decide(other, context)[1]
 
 
 # ---------------------------------------------------------------- act and record
@@ -821,9 +851,9 @@ class _QuotaTree:
 
 def _commit_all(
     decisions: Sequence[AdmissionDecision],
-    placed: rentals.Placements,
+    placed: Placements,
     resizes: resize_facts.ResizePlan,
-    serving_rental_plans: Sequence[rent_for_serving.ServingRentalPlan],
+    serving_rental_plans: Sequence[serving_demand.ServingRentalPlan],
     cycle: _CycleSnapshot,
     admitted: list[str],
     context: Context,
@@ -834,11 +864,13 @@ def _commit_all(
     refused_jobs = _admit(decisions, cycle, tree, admitted, context)
     if refused_jobs:
         return refused_jobs
-    rent_for_serving.carry_out(serving_rental_plans, tree, context)
+    rentals.begin_for_deployments(serving_rental_plans, tree, context)
     reasons = _ReasonBatch(context)
     for decided in decisions:
         job, version = cycle.jobs[decided.job_id]
         allowed = launch_mode(context.mode, is_planned=job.is_planned(job.current_attempt + 1))
+        answer = placed.get(decided.job_id)
+        to_rent = answer if isinstance(answer, PlacementDecision) and answer.action is PlacementAction.RENT else None
         if decided.action is Action.PREEMPT and allowed is Mode.ACT and decided.job_id not in resizes.shrinks_by_waiter:
             try:
                 asked = _commit_preemption(context.but(mode=allowed), decided, cycle, tree)
@@ -849,23 +881,14 @@ def _commit_all(
                 reasons.add(_reason_writes(job, version, decided, cycle.setup, context.but(mode=allowed)), job.job_id)
         elif decided.job_id in cycle.rented.serving and decided.action is not Action.ADMIT:
             continue  # the job says already what is rented for it
-        elif rentals.should_rent(placed.get(decided.job_id)) and allowed is Mode.ACT and not resizes.shrinks_by_waiter:
-            rental, writes, token = rentals.begin(
-                _with_current_queue(job, cycle.setup), version, placed[decided.job_id], context.but(mode=allowed)
-            )
+        elif to_rent is not None and allowed is Mode.ACT and not resizes.shrinks_by_waiter:
+            current = _with_current_queue(job, cycle.setup)
             try:
-                context.ledger.commit(tree.put(tree.memory), *writes, token=token)
+                rentals.begin_for_job(current, version, to_rent, tree, context.but(mode=allowed))
             except Refused as refused:
                 _defer_after_refusal(decided.job_id, refused, context)
-                continue
-            tree.raised(tree.memory)
-            context.telemetry.count("RentalsStarted")
-            context.telemetry.info(
-                "Nodes are rented for a job", job_id=job.job_id, rental=rental.name, pool=rental.offer.pool
-            )
-            rentals.start(rental, context)
         elif decided.action is not Action.ADMIT or allowed is not Mode.ACT:
-            note = rentals.placement_note(job, placed.get(decided.job_id), context.but(mode=allowed))
+            note = rentals.placement_note(job, answer, context.but(mode=allowed))
             reasons.add(
                 _reason_writes(job, version, decided, cycle.setup, context.but(mode=allowed), *note), job.job_id
             )
@@ -893,7 +916,7 @@ def _admit(
         if decided.action is Action.ADMIT and allowed is Mode.ACT:
             attempt = _new_attempt(job, decided, context.ids.new("dec"), context.now)
             rental = cycle.rented.serving.get(decided.job_id)
-            if rental is not None and runs_on_rental(attempt, rental):
+            if rental is not None and rental.hosts(attempt):
                 attempt = attempt.but(is_rented=True)
             found.append((decided, attempt, allowed))
     attempts = {attempt.job_id: attempt for _, attempt, _ in found}
@@ -1111,26 +1134,55 @@ def _drain_stopped_queues(cycle: _CycleSnapshot, tree: _QuotaTree, context: Cont
 def _migrate_to_committed(
     decisions: Sequence[AdmissionDecision], cycle: _CycleSnapshot, tree: _QuotaTree, context: Context
 ) -> None:
-    """Ask a job on rented nodes to go on where room is paid for. Idempotent: yes, it is asked once."""
-    decide = _decider(cycle, context)
-    there = tuple(each for each in cycle.rented.rentals if each.offer.cluster not in cycle.unreadable)
-    rented = cycle.rented._replace(rentals=there)
-    found = rentals.next_migration(
-        decisions, cycle.capacities, cycle.charges, rented, context.but(mode=Mode.ACT), decide
-    )
+    """Ask one job to leave its rented nodes. Idempotent: yes, a job is asked once."""
+    found = _next_departure(decisions, cycle, context.but(mode=Mode.ACT))
     if found is None:
         return
+    job, version, departure = found
+    writes, token = rentals.departure_writes(job, version, departure, context.but(mode=Mode.ACT))
     memory = tree.memory
     if cycle.setup.has_teams:
-        memory = memory.but(stopping={**memory.stopping, found.job_id: ""})
+        memory = memory.but(stopping={**memory.stopping, job.job_id: ""})
     try:
-        context.ledger.commit(tree.put(memory), *found.writes, token=found.token)
+        context.ledger.commit(tree.put(memory), *writes, token=token)
     except Refused as refused:
-        batches.note_refusal(context.telemetry, found.job_id, refused)
+        batches.note_refusal(context.telemetry, job.job_id, refused)
         return
     tree.raised(memory)
     context.telemetry.count("JobsMigratedBack")
-    context.telemetry.info("Job asked to migrate back to committed capacity", job_id=found.job_id)
+    context.telemetry.info("Job asked to migrate back to committed capacity", job_id=job.job_id)
+
+
+def _next_departure(
+    decisions: Sequence[AdmissionDecision], cycle: _CycleSnapshot, context: Context
+) -> tuple[Job, int, DepartureDecision] | None:
+    """Return the first job that leaves its rented nodes, with its row's version; None if every job stays."""
+    left = rent_plan.committed_left(cycle.capacities, decisions)
+    has_free_node = any(each.is_open and each.free for each in left)
+    ready = [
+        each
+        for each in cycle.rented.rentals
+        if each.state is RentalState.READY
+        and each.offer.cluster not in cycle.unreadable
+        and (has_free_node or each.due_at is not None)
+    ]
+    jobs = _read(context.ledger, (rows.job_key(each.job_id) for each in ready))
+    for rental in ready:
+        if rental.job_id not in jobs or not rent_plan.may_leave(jobs[rental.job_id][0], rental, cycle.charges):
+            continue
+        job, version = jobs[rental.job_id]
+        target, ran = None, 0.0
+        if has_free_node:
+            alone = {job.job_id: (job.but(state=JobState.PENDING), version)}
+            others = tuple(charge for charge in cycle.charges if charge.job_id != job.job_id)
+            would = _decide_if(cycle, left, alone, others, context)
+            target = rent_plan.committed_target(would, rental, left, context.policy)
+        if target is not None:
+            ran = rentals.ran_seconds(context.ledger, [job], context.now).get(job.job_id, 0.0)
+        departure = decide_departure(job, rental, target, context.policy, context.now, ran_seconds=ran)
+        if departure is not None:
+            return job, version, departure
+    return None
 
 
 def _drain_expiring_reservations(cycle: _CycleSnapshot, tree: _QuotaTree, context: Context) -> None:

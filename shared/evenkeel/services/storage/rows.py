@@ -20,7 +20,8 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.recovery.leases import RepairLease
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
-from evenkeel.domain.renting.rental import Rental, RentalAllocation, RentalState
+from evenkeel.domain.renting.book import RentalAllocation
+from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.domain.waiting import Wait

@@ -1,6 +1,6 @@
-"""Rentals whose workflow is not there to go on: it is started again, and finds by itself where they stand."""
+"""Restart the workflows of rentals. A restarted workflow continues at the rental's recorded state."""
 
-from evenkeel.domain.renting.rental import Rental, RentalState
+from evenkeel.domain.renting.rental import Rental, RentalState, restarted
 from evenkeel.ports import ExecutionState, Put, Table, WorkflowName
 from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import rows
@@ -10,7 +10,7 @@ _RUNBOOK = "rental-stuck"
 
 
 def resume_rentals(sweep: SweepRun) -> int:
-    """Start the workflow of each rental that has none: what is rented and not given back costs money each second.
+    """Start the workflow of each rental that has none: rented nodes cost money until the workflow returns them.
 
     Idempotent: yes, an execution is named after the rental and its run, and the run is raised before it is started.
     """
@@ -23,12 +23,12 @@ def resume_rentals(sweep: SweepRun) -> int:
         if state is ExecutionState.RUNNING:
             continue
         if state is not ExecutionState.NONE:
-            # It has failed, or was ended by somebody: its name is taken for good.
+            # The execution has failed or was stopped. Its name cannot be used again.
             if rental.run >= sweep.context.policy.watch.max_runs:
                 sweep.context.telemetry.error(
                     "The workflow of a rental fails repeatedly", rental=rental.name, runbook=_RUNBOOK
                 )
-            rental = rental.but(run=rental.run + 1)
+            rental = restarted(rental)
             sweep.context.ledger.commit(Put(rows.rental_row(rental, row.version)))
         mended += rentals.start(rental, sweep.context)
     return mended

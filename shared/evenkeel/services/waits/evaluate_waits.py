@@ -34,15 +34,16 @@ from evenkeel.domain.recovery.validation import (
     margin_seconds,
     shows_fault,
 )
-from evenkeel.domain.renting.rental import (
-    Rental,
-    RentalOffer,
+from evenkeel.domain.renting.awaiting import (
     evaluate_nodes_joined,
     evaluate_rental_over,
     evaluate_rental_ready,
+    evaluate_serving_rental_over,
     joined_nodes,
+    why_node_not_needed,
 )
-from evenkeel.domain.renting.serving import evaluate_serving_rental_over, why_node_not_needed, with_observed_replicas
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, replicas_seen
+from evenkeel.domain.renting.serving import replicas_on
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState
 from evenkeel.ports import (
@@ -427,17 +428,19 @@ def _rental(wait: Wait, world: Observation) -> WaitAnswer | None:
 
 
 def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitAnswer | None:
-    """Judge a node that is rented for a Deployment: on its way, or there, where it is noted whether it is used."""
+    """Answer the waits of a Deployment's rental, and record whether replicas use its node."""
     policy = world.context.policy
     if wait.condition.kind is ConditionKind.RENTAL_READY:
         pods, nodes = world.arriving(rental)
-        # What other rentals will take is not known here: the steps of the workflow know it.
+        # The other rentals of the Deployment are not read here. The steps of the workflow read them.
         unwanted = why_node_not_needed(rental, (), policy.scheduling.serving, pods, nodes)
         return evaluate_nodes_joined(rental, unwanted, nodes, world.refusal(rental.offer), rental.other_rentals_nodes)
     pods = world.pods_on(rental.offer.cluster, rental.node_names)
-    seen = with_observed_replicas(rental, pods, world.context.now)
+    seen = rental
+    if rental.state is RentalState.READY:
+        seen = replicas_seen(rental, has_replicas=bool(replicas_on(rental, pods)), now=world.context.now)
     if seen != rental:
-        with contextlib.suppress(Conflict):  # it is given back, or was seen by somebody else: the next look knows
+        with contextlib.suppress(Conflict):  # the rental was released, or another evaluation recorded it
             world.context.ledger.commit(Put(rows.rental_row(seen, row.version)))
     return evaluate_serving_rental_over(
         seen, pods, world.nodes(rental.offer.cluster), policy.burst.quiet_seconds, world.context.now

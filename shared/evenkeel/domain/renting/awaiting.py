@@ -1,0 +1,206 @@
+"""The waits of a rental's workflow: for its nodes, and for its end. For a job, and for replicas of a Deployment.
+
+Karpenter launches a node for the pod that it sees first: a replica may run on a node before the node is assigned.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.serving import replica_shortfalls, replicas_of
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.nodes import KubernetesNode
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ServingTarget, nodes_subject
+from evenkeel.domain.renting.serving import free_replica_slots, registration_of, replicas_on
+from evenkeel.domain.waiting import WaitAnswer
+
+NODES_READY, REFUSED, NOT_WANTED, OVER = "NODES_READY", "REFUSED", "NOT_WANTED", "OVER"
+
+# ---------------------------------------------------------------- its nodes
+
+
+def joined_nodes(
+    rental: Rental, nodes: Iterable[KubernetesNode], taken: Iterable[str] = ()
+) -> tuple[KubernetesNode, ...]:
+    """Return the nodes of the current offer's pool that belong to no other rental, by name."""
+    offer, others = rental.offer, frozenset(taken)
+    return tuple(
+        node
+        for node in sorted(nodes, key=lambda each: each.name)
+        if (node.cluster, node.pool) == (offer.cluster, offer.pool) and node.name not in others
+    )
+
+
+def is_usable(node: KubernetesNode, offer: RentalOffer) -> bool:
+    """Whether pods of the holder may start on a node. They tolerate the taints of its pool."""
+    return node.is_ready and not node.is_cordoned and set(node.blocking_taints) <= set(offer.taints)
+
+
+def evaluate_rental_ready(
+    rental: Rental, job: Job, nodes: Iterable[KubernetesNode], refusal: str, taken: Iterable[str] = ()
+) -> WaitAnswer | None:
+    """Answer the wait for the nodes of a job's rental; None while they may still join.
+
+    Args:
+        rental: An OPENING rental.
+        job: Its job.
+        nodes: Of the cluster.
+        refusal: The provider's refusal since the pool was opened; empty if there is none.
+        taken: Nodes of other rentals.
+    """
+    return evaluate_nodes_joined(rental, why_not_needed(rental, job), nodes, refusal, taken)
+
+
+def evaluate_nodes_joined(
+    rental: Rental, unwanted: str, nodes: Iterable[KubernetesNode], refusal: str, taken: Iterable[str] = ()
+) -> WaitAnswer | None:
+    """Answer the wait for a rental's nodes. `unwanted` says why the holder no longer needs them."""
+    if unwanted:
+        return WaitAnswer(outcome=NOT_WANTED, reason=unwanted)
+    usable = [node for node in joined_nodes(rental, nodes, taken) if is_usable(node, rental.offer)]
+    if len(usable) >= rental.nodes:
+        return WaitAnswer(outcome=NODES_READY, reason=f"{nodes_subject(rental.nodes, rental.offer.pool)} ready.")
+    if refusal:
+        return WaitAnswer(outcome=REFUSED, reason=f"{rental.offer.pool} has no capacity: {refusal}")
+    return None
+
+
+# ---------------------------------------------------------------- a job
+
+
+def why_not_needed(rental: Rental, job: Job) -> str:
+    """Say why a job no longer waits for its rental; empty if it does."""
+    if job.state is JobState.PENDING and job.rentals == rental.number:
+        return ""
+    if job.rentals != rental.number:
+        return f"{job.job_id} already has another rental."
+    return f"{job.job_id} no longer waits: it is {job.state}."
+
+
+def evaluate_rental_over(
+    rental: Rental,
+    job: Job,
+    attempt: Attempt | None,
+    nodes: Iterable[KubernetesNode],
+    quiet_seconds: int,
+    now: datetime,
+) -> WaitAnswer | None:
+    """Answer the wait for the end of a job's rental; None while the job runs on it, or may resume there.
+
+    A job that ended frees its nodes at once, since no other job may use them. A job that waits again keeps them for the
+    quiet period if all of them are still there: the next scheduling cycle resumes it there.
+
+    Args:
+        rental: A READY rental.
+        job: Its job.
+        attempt: The job's current attempt; None if it has none.
+        nodes: Of the cluster.
+        quiet_seconds: How long idle nodes are kept for a pending job.
+        now: The time.
+    """
+    is_its_last = attempt is not None and rental.hosts(attempt)
+    if attempt is not None and is_its_last and not attempt.state.has_ended:
+        return None
+    if job.state.is_at_rest:
+        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} is {job.state}.")
+    if attempt is not None and not attempt.state.has_ended:
+        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} runs on other nodes.")
+    if job.rentals != rental.number:
+        return WaitAnswer(outcome=OVER, reason=f"{job.job_id} already has another rental.")
+    offer = rental.offer
+    there = {node.name for node in nodes if node.cluster == offer.cluster and is_usable(node, offer)}
+    lost = [name for name in rental.node_names if name not in there]
+    if lost:
+        return WaitAnswer(outcome=OVER, reason=f"{lost[0]} is out of service or was reclaimed.", facts={"lost": lost})
+    since = rental.handed_over_at or rental.begun_at
+    if attempt is not None and is_its_last:
+        if job.is_migrating_back:
+            return WaitAnswer(outcome=OVER, reason=f"{job.job_id} migrates back to committed capacity.")
+        since = max(since, attempt.ended_at or since)
+    idle = (now - since).total_seconds()
+    if idle >= quiet_seconds:
+        return WaitAnswer(outcome=OVER, reason=f"No pod has used these nodes for {round(idle)} seconds.")
+    return None
+
+
+# ---------------------------------------------------------------- replicas of a Deployment
+
+
+def why_node_not_needed(
+    rental: Rental,
+    others: Iterable[Rental],
+    registered: Iterable[ServingWorkload],
+    pods: Sequence[UnmanagedPod],
+    nodes: Iterable[KubernetesNode],
+) -> str:
+    """Say why the replicas of a Deployment no longer need a node that is starting; empty if they do.
+
+    Args:
+        rental: An OPENING rental.
+        others: Rentals of the same Deployment. Without them the answer comes later than it could.
+        registered: The Deployments in the policy.
+        pods: Those without a node, and those on the nodes of the rental's pool.
+        nodes: Of the cluster.
+    """
+    label = _target_of(rental).label
+    mine = registration_of(rental, registered)
+    beside = [each for each in others if each.name != rental.name]
+    before = [each for each in beside if each.state is RentalState.READY or each.number < rental.number]
+    landed = len(_replicas_landed(rental, beside, pods, nodes))
+    alike = [each for each in before if not each.node_names and each.offer.pool == rental.offer.pool]
+    if landed > free_replica_slots(alike, pods):
+        return ""  # no earlier rental could be assigned the node on which they run
+    if mine is None or rental.offer.pool not in mine.rents_from:
+        return f"The policy no longer rents from {rental.offer.pool} for {label}."
+    waiting = sum(len(each.waiting) for each in replica_shortfalls((mine,), {mine.cluster: pods}))
+    if waiting + landed <= free_replica_slots(before, pods):
+        return f"The replicas of {label} have nodes, or are no longer needed."
+    return ""
+
+
+def _target_of(rental: Rental) -> ServingTarget:
+    assert rental.serving_target is not None  # or the rental would be a job's
+    return rental.serving_target
+
+
+def _replicas_landed(
+    rental: Rental, others: Iterable[Rental], pods: Iterable[UnmanagedPod], nodes: Iterable[KubernetesNode]
+) -> tuple[UnmanagedPod, ...]:
+    """Return the replicas on nodes of a rental's pool that belong to no rental yet."""
+    taken = {*rental.other_rentals_nodes, *(name for each in others for name in each.node_names)}
+    joined = {node.name for node in joined_nodes(rental, nodes, taken)}
+    target = _target_of(rental)
+    return tuple(pod for pod in replicas_of(target.namespace, target.name, pods) if pod.node_name in joined)
+
+
+def evaluate_serving_rental_over(
+    rental: Rental, pods: Iterable[UnmanagedPod], nodes: Iterable[KubernetesNode], quiet_seconds: int, now: datetime
+) -> WaitAnswer | None:
+    """Answer the wait for the end of a Deployment's rental; None while a replica runs on the node, or may soon.
+
+    Args:
+        rental: A READY rental, with what is seen of its replicas.
+        pods: Of the cluster.
+        nodes: Of the cluster.
+        quiet_seconds: How long an idle node is kept.
+        now: The time.
+    """
+    if rental.due_at is not None and now >= rental.due_at:
+        return WaitAnswer(outcome=OVER, reason=f"The rental's time limit is {rental.due_at:%d %b %H:%M} UTC.")
+    there = {node.name: node for node in nodes if node.cluster == rental.offer.cluster}
+    gone = [name for name in rental.node_names if name not in there]
+    if gone:
+        return WaitAnswer(outcome=OVER, reason=f"{gone[0]} was reclaimed.", facts={"lost": gone})
+    if replicas_on(rental, pods):
+        return None
+    lost = [name for name in rental.node_names if not is_usable(there[name], rental.offer)]
+    if lost:
+        return WaitAnswer(outcome=OVER, reason=f"{lost[0]} is out of service.", facts={"lost": lost})
+    idle = (now - (rental.idle_since or now)).total_seconds()
+    if idle < quiet_seconds:
+        return None
+    none = "has run on the node for" if rental.was_used else "used the node within"
+    label = _target_of(rental).label
+    return WaitAnswer(outcome=OVER, reason=f"No replica of {label} {none} {round(idle)} seconds.")

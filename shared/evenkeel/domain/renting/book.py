@@ -1,0 +1,153 @@
+"""All open rentals at one moment: the nodes that they reserve, and what they leave of caps, limits and budgets."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.capacity.pools import Pool
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.renting.cost import SpendLimits
+from evenkeel.domain.renting.placement import PlacementDecision
+from evenkeel.domain.renting.policy import BurstPolicy
+from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalState
+from evenkeel.domain.values import Value
+
+
+class RentalAllocation(Value):
+    """The part of caps and limits that a rental takes until it has ended. Its row lies beside the quota tree's."""
+
+    job_id: str
+    number: int
+    team: str
+    cluster: str
+    pool: str
+    nodes: int
+    accelerators_per_node: int
+    micros_per_hour: int
+
+    @classmethod
+    def of(cls, rental: Rental) -> "RentalAllocation":
+        """Return the allocation of a rental."""
+        offer = rental.offer
+        return cls(
+            job_id=rental.job_id,
+            number=rental.number,
+            team=rental.team,
+            cluster=offer.cluster,
+            pool=offer.pool,
+            nodes=rental.nodes,
+            accelerators_per_node=offer.accelerators_per_node,
+            micros_per_hour=offer.micros_per_node_hour * rental.nodes,
+        )
+
+
+class RentalBook(NamedTuple):
+    """All open rentals, with what they take of caps and limits."""
+
+    rentals: tuple[Rental, ...] = ()
+    holds: tuple[RentalAllocation, ...] = ()
+    budgets_left: Mapping[str, int] = {}
+    """By team with a budget in dollars: the rest of it, in parts of `economics.money`."""
+
+    @property
+    def serving(self) -> Mapping[str, Rental]:
+        """By job or Deployment: the rental whose nodes it has, or is to have."""
+        return {rental.job_id: rental for rental in self.rentals if rental.state.serves}
+
+    def in_rented_cluster(self, job: Job) -> Job:
+        """Return a job in the cluster of its rented nodes, if it has received any."""
+        rental = self.serving.get(job.job_id)
+        if rental is None or rental.state is not RentalState.READY or job.is_migrating_back:
+            return job
+        return job if rental.offer.cluster == job.cluster else job.but(cluster=rental.offer.cluster)
+
+    def capacities(
+        self, capacities: Iterable[NodeCapacity], jobs: Mapping[str, tuple[Job, int]], pools: Iterable[Pool]
+    ) -> tuple[NodeCapacity, ...]:
+        """Return the capacities with rented nodes reserved for their jobs. Migrating jobs reserve none.
+
+        Args:
+            capacities: Of the fleet.
+            jobs: By id: pending jobs, each with its row's version.
+            pools: Pools that the policy rents from.
+        """
+        migrating = {name for name, (job, _) in jobs.items() if job.is_migrating_back}
+        return reserve_rented_nodes(capacities, self.rentals, pools, migrating)
+
+    def with_planned(self, decisions: Iterable[PlacementDecision], pools: Iterable[Pool]) -> "RentalBook":
+        """Return the book with rentals that are decided and not begun yet."""
+        holds, left, by_name = list(self.holds), dict(self.budgets_left), {pool.name: pool for pool in pools}
+        for each in decisions:
+            demand = each.facts.job
+            holds.append(_planned_allocation(each.job_id, demand.team, demand.nodes, by_name[each.pool]))
+            if demand.team in left and each.row:
+                left[demand.team] -= each.row.rent_parts
+        return self._replace(holds=tuple(holds), budgets_left=left)
+
+
+def reserve_rented_nodes(
+    capacities: Iterable[NodeCapacity], rentals: Iterable[Rental], pools: Iterable[Pool], migrating: Iterable[str] = ()
+) -> tuple[NodeCapacity, ...]:
+    """Return the capacities with each node of a rented pool reserved: for the job that received it, or for no job.
+
+    Capacity pods stay on such a node until its job's own pods exist, so what they use counts as free for the job.
+
+    Args:
+        capacities: Of the fleet.
+        rentals: The open ones.
+        pools: Pools that the policy rents from.
+        migrating: Jobs that move to committed nodes: rented nodes are not reserved for them.
+    """
+    known, leaving = tuple(rentals), frozenset(migrating)
+    rented = {(pool.cluster, pool.name) for pool in pools if pool.market.is_rented}
+    rented |= {(offer.cluster, offer.pool) for rental in known for offer in rental.offers}
+    if not rented:
+        return tuple(capacities)
+    owners = {
+        (rental.offer.cluster, name): rental.job_id
+        for rental in known
+        if rental.state is RentalState.READY and rental.job_id not in leaving
+        for name in rental.node_names
+    }
+
+    def reserved(capacity: NodeCapacity) -> NodeCapacity:
+        if (capacity.cluster, capacity.pool) not in rented:
+            return capacity
+        owner = owners.get((capacity.cluster, capacity.node_name), UNASSIGNED)
+        free = capacity.free if owner == UNASSIGNED else capacity.accelerators
+        return capacity.but(reserved_for=owner, free=free)
+
+    return tuple(map(reserved, capacities))
+
+
+def spend_limits(
+    team: str, holds: Iterable[RentalAllocation], burst: BurstPolicy, budget_left_parts: int | None = None
+) -> SpendLimits:
+    """Return the current rents of a team and of the fleet, with their caps."""
+    listed = tuple(holds)
+    return SpendLimits(
+        team_micros_per_hour=sum(hold.micros_per_hour for hold in listed if hold.team == team),
+        fleet_micros_per_hour=sum(hold.micros_per_hour for hold in listed),
+        team_cap_micros_per_hour=burst.team_cap_of(team),
+        fleet_cap_micros_per_hour=burst.fleet_cap_micros_per_hour,
+        team_budget_left_parts=budget_left_parts,
+    )
+
+
+def accelerators_left(pool: Pool, holds: Iterable[RentalAllocation]) -> int:
+    """Return the accelerators that the limit of a pool leaves for new rentals."""
+    held = sum(hold.nodes for hold in holds if (hold.cluster, hold.pool) == (pool.cluster, pool.name))
+    return max(0, pool.most_nodes - held) * pool.accelerators_per_node
+
+
+def _planned_allocation(holder_id: str, team: str, nodes: int, pool: Pool) -> RentalAllocation:
+    return RentalAllocation(
+        job_id=holder_id,
+        number=0,
+        team=team,
+        cluster=pool.cluster,
+        pool=pool.name,
+        nodes=nodes,
+        accelerators_per_node=pool.accelerators_per_node,
+        micros_per_hour=pool.micros_per_node_hour * nodes,
+    )

@@ -1,0 +1,383 @@
+"""The cost model: seconds and dollars of running one job in one pool. Every decision about renting uses it.
+
+    start  = wait + launch + restart
+    finish = start + run x stretch
+
+The wait ends when a committed pool is expected to have free nodes. The stretch is the part that interruptions add.
+
+    delay = price of delay x (finish - run)
+    cost  = rent + delay + shadow
+
+A committed pool is paid for in any case, so its invoice does not count. It costs its shadow price: the price that the
+jobs that wait would pay for the same accelerators. A rented pool costs its rent. Amounts are in parts of
+`economics.money`.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from evenkeel.domain.capacity.pools import Market, Pool, Reservation
+from evenkeel.domain.economics import money
+from evenkeel.domain.values import Instant, Value
+
+SPOT_NOTICE_SECONDS = 120
+"""https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
+
+
+# ---------------------------------------------------------------- what is compared
+
+
+class JobDemand(Value):
+    """A pending job, reduced to what its cost depends on."""
+
+    job_id: str
+    team: str
+    job_class: str = ""
+    nodes: int
+    """Pods of the gang. Each pod takes one node."""
+    accelerators_per_node: int
+    micros_per_hour_of_delay: int
+    """Price of one hour's delay of a job of this class."""
+    run_seconds: float
+    """Expected run time that is left."""
+    p90_run_seconds: float
+    checkpoint_seconds: float | None = None
+    """Seconds between two checkpoints; None if the job keeps none and restarts from step 0."""
+    save_seconds: float = 60
+    restart_seconds: float = 0
+    """From Ready nodes until the job trains."""
+    submitted_at: Instant
+    deadline_at: Instant | None = None
+    done_seconds: float = 0
+    """Run time whose work is saved."""
+    avoids_spot: bool = False
+    """The job fell behind its deadline on spot nodes and has not caught up yet."""
+    max_rent_parts: int | None = None
+    """Highest rent at which the job's recovery prefers renting; None if no recovery chose to rent."""
+
+    @property
+    def accelerators(self) -> int:
+        """Accelerators of the whole gang."""
+        return self.nodes * self.accelerators_per_node
+
+    def accelerators_in(self, pool: Pool) -> int:
+        """Return the accelerators that the gang takes of a pool: whole nodes if they are rented for it."""
+        return self.nodes * (pool.accelerators_per_node if pool.market.is_rented else self.accelerators_per_node)
+
+
+class CandidatePool(Value):
+    """A pool with its conditions for one job."""
+
+    pool: Pool
+    accelerators_left: int
+    """Free now in a committed pool; left below the limit of a rented pool."""
+    wait_seconds: float = 0
+    """Until a committed pool is expected to have free nodes for the job."""
+    shadow_micros_per_accelerator_hour: int = 0
+    """Price that the jobs that wait would pay for an accelerator-hour of a committed pool."""
+    barred_until: Instant | None = None
+    """The provider refused capacity there; Evenkeel does not ask again before this time."""
+    differences: tuple[str, ...] = ()
+    """Why the job would not run the same in this pool."""
+
+
+class SpendLimits(Value):
+    """Current rents, with the caps on them."""
+
+    team_micros_per_hour: int = 0
+    """Current rents of the job's team."""
+    fleet_micros_per_hour: int = 0
+    team_cap_micros_per_hour: int = 0
+    """0 by default, so nothing is rented unless the policy sets a cap."""
+    fleet_cap_micros_per_hour: int = 0
+    team_budget_left_parts: int | None = None
+    """The team's budget less the expected cost of its open rentals; None without a budget."""
+
+    def exceeded_caps(self, team: str, micros_per_hour: int = 0) -> Iterator[tuple[str, int, int]]:
+        """Yield each cap that the current rents and one more rate exceed: the team or fleet, its rents, its cap."""
+        for scope, spent, cap in (
+            (f"team {team}", self.team_micros_per_hour, self.team_cap_micros_per_hour),
+            ("the fleet", self.fleet_micros_per_hour, self.fleet_cap_micros_per_hour),
+        ):
+            if spent + micros_per_hour > cap:
+                yield scope, spent, cap
+
+
+class RiskLimits(Value):
+    """Limits on risk."""
+
+    spot_checkpoint_share: float = 0.1
+    """On spot nodes, the longest time between checkpoints as a share of the mean time between interruptions."""
+    grace_seconds: float = 60
+    """Margin before the end of a reservation, besides the time for the last checkpoint."""
+
+    def last_save_at(self, reservation: Reservation, save_seconds: float) -> datetime:
+        """Return when a job must begin its last checkpoint in a reservation."""
+        return reservation.usable_until - timedelta(seconds=save_seconds + self.grace_seconds)
+
+
+class PoolCost(Value):
+    """The cost of one pool for one job. Parts are those of `economics.money`."""
+
+    pool: str
+    market: Market
+    why_not: str
+    """Why the job cannot run there; empty if it can."""
+    starts_after_seconds: float
+    """Until the job trains."""
+    ends_after_seconds: float
+    rent_parts: int
+    delay_parts: int
+    shadow_parts: int
+    interruptions: float
+    """Expected number."""
+    is_available_now: bool
+    """Whether the pool is committed, has free nodes now and can run the job."""
+
+    @property
+    def parts(self) -> int:
+        """Total cost."""
+        return self.rent_parts + self.delay_parts + self.shadow_parts
+
+    def premium_over(self, committed: "PoolCost | None") -> int:
+        """Return what renting here costs more than the committed hours that it leaves to other jobs."""
+        return self.rent_parts - (committed.shadow_parts if committed else 0)
+
+
+def cheapest_rented(rows: Iterable[PoolCost]) -> PoolCost | None:
+    """Return the cheapest rented pool that can run the job; None if there is none."""
+    return _cheapest(row for row in rows if row.market.is_rented)
+
+
+def cheapest_committed(rows: Iterable[PoolCost]) -> PoolCost | None:
+    """Return the cheapest committed pool that can run the job; None if there is none."""
+    return _cheapest(row for row in rows if not row.market.is_rented)
+
+
+def _cheapest(rows: Iterable[PoolCost]) -> PoolCost | None:
+    return min((row for row in rows if not row.why_not), key=lambda row: row.parts, default=None)
+
+
+# ---------------------------------------------------------------- cost of one pool
+
+
+def cost_of_pool(
+    job: JobDemand,
+    candidate: CandidatePool,
+    spending: SpendLimits,
+    terms: RiskLimits,
+    now: datetime,
+    changeover_seconds: float = 0,
+) -> PoolCost:
+    """Return the cost of one pool for one job, and why the job cannot run there.
+
+    Args:
+        job: The job.
+        candidate: The pool with its conditions.
+        spending: Current rents and caps.
+        terms: Limits on risk.
+        now: Time of the comparison.
+        changeover_seconds: Seconds to restart on on-demand nodes; spot nodes must leave that much before a deadline.
+    """
+    pool = candidate.pool
+    is_available_now = not pool.market.is_rented and job.accelerators <= candidate.accelerators_left
+    wait = 0.0 if is_available_now or pool.market.is_rented else max(0.0, candidate.wait_seconds)
+    if pool.reservation and pool.reservation.starts_at > now:
+        is_available_now, wait = False, max(wait, (pool.reservation.starts_at - now).total_seconds())
+    launch = pool.launch.gang_seconds(job.nodes) if pool.market.is_rented else pool.launch.p50_seconds
+    start = wait + launch + job.restart_seconds
+    per_second = pool.interruptions_per_node_hour * job.nodes / 3600
+    again = launch + job.restart_seconds + _loss_per_interruption(job)
+    run = job.run_seconds * (1 + per_second * again)
+    end = round(start + run, 3)
+    rent = 0
+    if pool.market.is_rented:
+        held = max(pool.least_billed_seconds, math.ceil(launch + job.restart_seconds + run))
+        rent = pool.micros_per_node_hour * job.nodes * held
+    asked = _PoolQuestion(job, candidate, spending, terms, now, start, end, rent, changeover_seconds)
+    why_not = next(_rejections(asked), "")
+    return PoolCost(
+        pool=pool.name,
+        market=pool.market,
+        why_not=why_not,
+        starts_after_seconds=round(start, 3),
+        ends_after_seconds=end,
+        rent_parts=rent,
+        delay_parts=round(job.micros_per_hour_of_delay * (start + run - job.run_seconds)),
+        shadow_parts=round(candidate.shadow_micros_per_accelerator_hour * job.accelerators * run),
+        interruptions=round(per_second * job.run_seconds, 4),
+        is_available_now=is_available_now and not why_not,
+    )
+
+
+def _loss_per_interruption(job: JobDemand) -> float:
+    """Return the seconds of work that one interruption is expected to lose."""
+    if job.checkpoint_seconds is None:
+        return job.run_seconds / 2
+    return 0.0 if job.save_seconds <= SPOT_NOTICE_SECONDS else job.checkpoint_seconds / 2
+
+
+class _PoolQuestion(NamedTuple):
+    """A pool for one job, with the figures computed so far."""
+
+    job: JobDemand
+    candidate: CandidatePool
+    spending: SpendLimits
+    terms: RiskLimits
+    now: datetime
+    start_seconds: float
+    end_seconds: float
+    rent_parts: int
+    changeover_seconds: float
+
+
+def _rejections(asked: _PoolQuestion) -> Iterator[str]:
+    job, candidate = asked.job, asked.candidate
+    pool = candidate.pool
+    if job.accelerators_per_node > pool.accelerators_per_node:
+        yield f"Each node has {pool.accelerators_per_node} accelerators, the job asks for {job.accelerators_per_node}."
+    if job.accelerators_in(pool) > pool.most_nodes * pool.accelerators_per_node or job.nodes > pool.most_nodes:
+        yield f"The pool has at most {_count(pool.most_nodes, 'node')}."
+    if candidate.differences:
+        yield candidate.differences[0]
+    yield from _past_reservation(asked)
+    if not pool.market.is_rented:
+        return
+    yield from _without_price_of_delay(asked)
+    if job.accelerators_in(pool) > candidate.accelerators_left:
+        left = _count(candidate.accelerators_left // pool.accelerators_per_node, "node")
+        yield f"The pool's limit leaves capacity for {left}."
+    if candidate.barred_until and candidate.barred_until > asked.now:
+        until = f"{candidate.barred_until:%H:%M:%S} UTC"
+        yield f"The provider refused capacity there. Evenkeel does not ask again before {until}."
+    if pool.market is Market.SPOT:
+        yield from _too_risky(asked)
+    yield from _above_limits(asked)
+
+
+def _without_price_of_delay(asked: _PoolQuestion) -> Iterator[str]:
+    job = asked.job
+    if job.micros_per_hour_of_delay:
+        return
+    if job.deadline_at is None:
+        yield "The policy sets no price on the delay of the job's class, so Evenkeel rents nothing for it."
+        return
+    late = asked.end_seconds - (job.deadline_at - asked.now).total_seconds()
+    if late > 0:
+        after = duration_text(late)
+        yield f"The job would end {after} after its deadline, and the policy sets no price on the delay of its class."
+
+
+def _above_limits(asked: _PoolQuestion) -> Iterator[str]:
+    spending = asked.spending
+    rate = asked.candidate.pool.micros_per_node_hour * asked.job.nodes
+    for scope, spent, cap in spending.exceeded_caps(asked.job.team, rate):
+        hour, now_spent, most = (money.format_usd(each * 3600) for each in (rate, spent, cap))
+        over = f"{scope} spends {now_spent} of {most} an hour"
+        yield f"Renting costs {hour} an hour, which exceeds the limit: {over}."
+    left = spending.team_budget_left_parts
+    if left is not None and asked.rent_parts > left:
+        price = money.format_usd(asked.rent_parts)
+        yield f"Renting costs {price}, but the budget of team {asked.job.team} has {money.format_usd(left)} left."
+
+
+def _past_reservation(asked: _PoolQuestion) -> Iterator[str]:
+    job, reservation = asked.job, asked.candidate.pool.reservation
+    if reservation is None:
+        return
+    until = asked.terms.last_save_at(reservation, job.save_seconds)
+    left = (until - asked.now).total_seconds() - asked.start_seconds
+    when = f"{reservation.usable_until:%d %b %H:%M} UTC"
+    if job.checkpoint_seconds is None and job.p90_run_seconds > left:
+        yield f"The reservation is usable until {when}. The job keeps no checkpoints and may not finish by then."
+    elif job.checkpoint_seconds is not None and min(job.checkpoint_seconds, job.run_seconds) > left:
+        yield f"The reservation is usable until {when}, before the job's first checkpoint."
+
+
+def _too_risky(asked: _PoolQuestion) -> Iterator[str]:
+    job = asked.job
+    if job.checkpoint_seconds is None:
+        yield "The provider may reclaim its nodes, and the job keeps no checkpoints."
+        return
+    per_hour = asked.candidate.pool.interruptions_per_node_hour * job.nodes
+    if per_hour and job.checkpoint_seconds > asked.terms.spot_checkpoint_share * 3600 / per_hour:
+        yield (
+            f"The job would be interrupted every {3600 / per_hour / 60:.0f} min on this many nodes. A checkpoint every "
+            f"{job.checkpoint_seconds / 60:.0f} min is too infrequent."
+        )
+    why = why_not_spot(job, asked.changeover_seconds, asked.now)
+    if why:
+        yield why
+
+
+def why_not_spot(job: JobDemand, changeover_seconds: float, now: datetime) -> str:
+    """Say why a job with a deadline must not run on spot nodes now; empty if it may.
+
+    The job's progress must stay on the straight line from 0 at submission to 100 % at the deadline. A job below the
+    line runs on demand until it is ahead by two change-overs. It also stays on demand if the time left is only enough
+    for one change-over. A deadline that even an immediate run would miss is not guarded.
+    """
+    if job.deadline_at is None:
+        return ""
+    left = (job.deadline_at - now).total_seconds()
+    if job.run_seconds > left:
+        return ""
+    if job.run_seconds + changeover_seconds >= left:
+        return "The job's deadline leaves no time for an interruption."
+    whole = (job.deadline_at - job.submitted_at).total_seconds()
+    line = (now - job.submitted_at).total_seconds() * (job.done_seconds + job.run_seconds) / whole if whole > 0 else 0.0
+    margin = 2 * changeover_seconds if job.avoids_spot else -changeover_seconds
+    if job.done_seconds < line + margin:
+        return "The job is behind the progress it needs to meet its deadline."
+    return ""
+
+
+# ---------------------------------------------------------------- price of committed hours, cost of a move
+
+
+def shadow_price(
+    rented_micros_per_accelerator_hour: int, share_full: float, delay_micros_per_hour: int, accelerators: int
+) -> int:
+    """Return the price that waiting jobs would pay for an accelerator-hour of committed capacity, in micro-dollars.
+
+    sigma = P(it is wanted) x min(price of renting it, price of delay of all jobs that wait / accelerators)
+
+    An hour that would have idled is worth nothing. An hour that is wanted moves the whole queue up by 1/accelerators of
+    an hour. It is never worth more than the same hour rented.
+
+    Args:
+        rented_micros_per_accelerator_hour: Of the cheapest pool to rent.
+        share_full: How often demand is at least the committed capacity.
+        delay_micros_per_hour: Price of delay of all jobs that wait for the pool, together.
+        accelerators: Of the committed pool.
+    """
+    queue = delay_micros_per_hour / accelerators if accelerators else 0.0
+    return round(min(1.0, max(0.0, share_full)) * min(rented_micros_per_accelerator_hour, queue))
+
+
+def rent_saved(
+    pool: Pool, nodes: int, accelerators: int, shadow_micros_per_accelerator_hour: int, left_seconds: float
+) -> int:
+    """Return the rent of the time left, less the shadow price of the same time in a committed pool."""
+    shadow = shadow_micros_per_accelerator_hour * accelerators
+    return round((pool.micros_per_node_hour * nodes - shadow) * left_seconds)
+
+
+def cost_of_move(
+    pool: Pool, nodes: int, micros_per_hour_of_delay: int, save_seconds: float, standstill_seconds: float
+) -> int:
+    """Return the rent of the old nodes during the last checkpoint, plus the price of the time without training."""
+    rent = pool.micros_per_node_hour * nodes * save_seconds
+    return round(rent + micros_per_hour_of_delay * standstill_seconds)
+
+
+def duration_text(seconds: float) -> str:
+    """Write a duration in minutes or hours."""
+    minutes = round(abs(seconds) / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,112 @@
+"""The nodes of a rented pool: its limit, its capacity pods, and the return of nodes to the provider."""
+
+from evenkeel.domain.capacity import efa
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.renting.rental import Rental, RentalState, nodes_joined
+from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim, Put
+from evenkeel.services.context import Context
+from evenkeel.services.rentals import rentals
+from evenkeel.services.storage import rows
+
+
+def others_in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:
+    """Return the other rentals of the current offer's pool."""
+    return tuple(each for each in _in_pool(rental, context) if each.name != rental.name)
+
+
+def _in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:
+    place = (rental.offer.cluster, rental.offer.pool)
+    return tuple(
+        each for each in rentals.load(context.ledger).rentals if (each.offer.cluster, each.offer.pool) == place
+    )
+
+
+def capacity_pods(rental: Rental, policy: Policy) -> CapacitySpec:
+    """Return the capacity pods of the current offer, one for each node: they make Karpenter launch the nodes.
+
+    A job with several nodes uses EFA, so each pod asks for all EFA interfaces of its node.
+    """
+    offer, count = rental.offer, 0
+    if rental.nodes > 1 and not rental.serving_target:
+        machine = efa.EfaNode(offer.pool, offer.instance_type)
+        count = efa.expected_interfaces(machine, policy.scheduling.efa_interfaces)
+    is_neuron = offer.instance_type.removeprefix("ml.").startswith(("trn", "inf"))
+    return CapacitySpec(
+        cluster=offer.cluster,
+        namespace=rental.namespace,
+        name=rental.pods_name,
+        pool=offer.pool,
+        nodes=rental.nodes,
+        accelerators=offer.accelerators_per_node,
+        accelerator_resource="aws.amazon.com/neuron" if is_neuron else "nvidia.com/gpu",
+        image=policy.burst.capacity_pod_image,
+        efa=count,
+    )
+
+
+def set_limit(rental: Rental, context: Context) -> LimitResult:
+    """Set a pool's limit to the nodes that are rented from it, without refused offers and ending rentals."""
+
+    def rented() -> tuple[int, int]:
+        there = [each for each in _in_pool(rental, context) if each.state.serves and not each.offer.refused]
+        nodes = sum(each.nodes for each in there)
+        return nodes, sum(each.nodes * each.offer.accelerators_per_node for each in there)
+
+    return context.cluster.set_pool_limit(rental.offer.cluster, rental.offer.pool, rented)
+
+
+def return_offer(rental: Rental, context: Context) -> str:
+    """Return everything of the current offer: pods, limit, nodes. Say what still exists; empty if nothing does.
+
+    Idempotent: yes, what is gone is success.
+    """
+    offer = rental.offer
+    are_pods_gone = context.cluster.delete_capacity_pods(offer.cluster, rental.namespace, rental.pods_name)
+    set_limit(rental, context)
+    claims = return_unassigned(rental, context)
+    if not are_pods_gone:
+        return f"Capacity pods of {rental.name} still exist."
+    mine = {claim.node_name for claim in claims} | {*offer.joined_node_names, *rental.node_names}
+    nodes = [node.name for node in context.cluster.nodes(offer.cluster) if node.name in mine]
+    if claims or nodes:
+        return f"{len(claims) or len(nodes)} machines of {offer.pool} still exist."
+    return ""
+
+
+def return_unassigned(rental: Rental, context: Context) -> tuple[NodeClaim, ...]:
+    """Delete the nodes of a rental's pool that belong to no rental, and its own once the rental is given up.
+
+    A node that has not joined yet may be for any rental that waits for nodes of this pool, so it stays then.
+
+    Returns:
+        The claims that were deleted.
+    """
+    offer, others = rental.offer, others_in_pool(rental, context)
+    taken = {name for each in others if each.state is not RentalState.ENDING for name in each.node_names}
+    keeps_own = rental.state is RentalState.READY
+    own = {*rental.node_names, *(offer.joined_node_names if not keeps_own else ())}
+    others_wait = any(each.state is RentalState.OPENING and not each.offer.refused for each in others)
+    found = []
+    for claim in context.cluster.claims(offer.cluster, offer.pool):
+        if claim.node_name and claim.node_name in taken:
+            continue
+        is_own = bool(claim.node_name) and claim.node_name in own
+        if (keeps_own and is_own) or (not is_own and others_wait):
+            continue
+        found.append(claim)
+    if not keeps_own and (names := [claim.node_name for claim in found if claim.node_name]):
+        _record_joined(rental, names, context)
+    for claim in found:
+        context.cluster.delete_claim(offer.cluster, claim.name)
+    return tuple(found)
+
+
+def _record_joined(rental: Rental, names: list[str], context: Context) -> None:
+    """Record that these nodes are on a rental's bill, before they are gone."""
+    row = context.ledger.get(rows.rental_key(rental.job_id, rental.number))
+    before = rows.read(row, Rental) if row else None
+    if row is None or before is None or before.state is RentalState.ENDED:
+        return
+    after = nodes_joined(before, names[: before.nodes])
+    if after != before:
+        context.ledger.commit(Put(rows.rental_row(after, row.version)))

@@ -1,0 +1,165 @@
+"""Every change of a rental is a named transition: which ones are legal, and what each of them records."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.renting.placement import PlacementDecision, choose_pool
+from evenkeel.domain.renting.rental import (
+    TRANSITIONS,
+    IllegalTransitionError,
+    MarketReport,
+    Rental,
+    RentalHolder,
+    RentalOffer,
+    RentalState,
+    ServingTarget,
+    assigned,
+    ended,
+    nodes_joined,
+    offered,
+    opened,
+    other_nodes_seen,
+    refused,
+    released,
+    replicas_seen,
+    restarted,
+)
+from tests.unit.scheduling.markets import a_candidate_pool, a_waiting, facts_of
+from tests.unit.scheduling.test_renting import POLICY, POOL, START, a_rental
+
+LATER = START + timedelta(seconds=100)
+SPOT_OFFER = RentalOffer.of(POOL.but(market=Market.SPOT), START)
+
+
+def a_placement(nodes: int = 2) -> PlacementDecision:
+    candidate = a_candidate_pool(Market.ON_DEMAND, pool={"name": POOL.name})
+    return choose_pool(facts_of(candidate, job=a_waiting(nodes=nodes)))
+
+
+STEPS: dict[str, tuple[RentalState | None, Callable[[Rental], Rental]]] = {
+    "assigned": (RentalState.READY, lambda rental: assigned(rental, ("ip-1", "ip-2"), LATER).rental),
+    "refused": (RentalState.OPENING, lambda rental: refused(rental, "It has none.").rental),
+    "offered": (
+        RentalState.OPENING,
+        lambda rental: offered(rental, a_placement(), "It is next.", "dec-2", POLICY.burst, LATER).rental,
+    ),
+    "released": (RentalState.ENDING, lambda rental: released(rental, "It is over.", ()).rental),
+    "ended": (RentalState.ENDED, lambda rental: ended(rental, LATER).rental),
+    "nodes_joined": (None, lambda rental: nodes_joined(rental, ["ip-7"])),
+    "other_nodes_seen": (None, lambda rental: other_nodes_seen(rental, [a_rental(node_names=("ip-9",))])),
+    "replicas_seen": (None, lambda rental: replicas_seen(rental, has_replicas=True, now=LATER)),
+    "restarted": (None, restarted),
+}
+"""By name: the state that each transition leads to, None for the same state; and the transition."""
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("state", RentalState)
+def test_transition_is_legal_by_the_table_or_names_both_states(state: RentalState, name: str) -> None:
+    target, step = STEPS[name]
+    target = target or state
+    rental = a_rental(state=state)
+
+    if target in TRANSITIONS[state]:
+        after = step(rental)
+        assert after.state is target
+        assert after != rental
+    else:
+        with pytest.raises(IllegalTransitionError, match=f"from {state} to {target}"):
+            step(rental)
+
+
+def test_every_state_can_reach_the_end_and_nothing_leaves_it() -> None:
+    reached = {RentalState.OPENING}
+    for _ in RentalState:
+        reached |= {after for state in reached for after in TRANSITIONS[state]}
+
+    assert reached == TRANSITIONS.keys() == {*RentalState}
+    assert TRANSITIONS[RentalState.ENDED] == frozenset()
+
+
+def test_opening_takes_all_terms_from_the_decision() -> None:
+    placed = a_placement(nodes=3)
+    holder = RentalHolder("job-a", 4, "vision", "jobs", due_at=LATER, incident_id="inc-1")
+
+    change = opened(holder, placed, "dec-7", POLICY.burst, START)
+
+    rental = change.rental
+    assert (rental.name, rental.state, rental.nodes, rental.decision_id) == (
+        "job-a-b4",
+        RentalState.OPENING,
+        3,
+        "dec-7",
+    )
+    assert (rental.offer.pool, rental.begun_at) == (POOL.name, START)
+    assert rental.ready_by == START + timedelta(seconds=POLICY.burst.ready_seconds)
+    assert placed.row
+    assert rental.expected_parts == placed.row.rent_parts
+    assert (change.kind, change.event, change.has_new_offer, change.changes_capacity) == (
+        "rented",
+        "rented-4",
+        True,
+        True,
+    )
+    assert "3 nodes of burst are rented for the job." in change.text
+    assert "temporary capacity for inc-1, until 03 Nov 10:16 UTC" in change.text
+
+
+def test_node_of_a_deployment_is_no_temporary_capacity() -> None:
+    target = ServingTarget(namespace="serving", name="chat", accelerators_per_replica=8)
+    holder = RentalHolder("srv-chat", 1, "chat", "jobs", target, LATER)
+
+    change = opened(holder, a_placement(nodes=1), "dec-7", POLICY.burst, START)
+
+    assert change.rental.due_at == LATER
+    assert change.text.startswith("1 node of burst is rented for the Deployment.")
+    assert "temporary" not in change.text
+
+
+def test_assigned_nodes_are_on_the_bill_and_the_market_has_supplied() -> None:
+    change = assigned(nodes_joined(a_rental(), ["ip-0"]), ("ip-1", "ip-2"), LATER)
+
+    assert change.rental.node_names == ("ip-1", "ip-2")
+    assert change.rental.offer.joined_node_names == ("ip-0", "ip-1", "ip-2")
+    assert (change.rental.handed_over_at, change.rental.idle_since) == (LATER, None)
+    assert (change.market, change.changes_capacity) == (MarketReport.SUPPLIED, True)
+
+
+def test_next_offer_closes_the_refused_one() -> None:
+    gone = refused(a_rental(), "").rental
+
+    change = offered(gone, a_placement(), "It is next.", "dec-2", POLICY.burst, LATER)
+
+    first, second = change.rental.offers
+    assert first.refused == "burst did not provide 2 nodes in time."
+    assert (first.closed_at, second.opened_at, second.refused) == (LATER, LATER, "")
+    assert (change.rental.decision_id, change.rental.pods_name) == ("dec-2", "job-a-b1-2")
+    assert (change.event, change.has_new_offer) == ("offer-1-2", True)
+
+
+@pytest.mark.parametrize(
+    ("offer", "usable", "report"),
+    [
+        (SPOT_OFFER, ("ip-1", "ip-2"), None),
+        (SPOT_OFFER, ("ip-1",), MarketReport.REFUSED),
+        (RentalOffer.of(POOL, START), ("ip-1",), None),
+    ],
+)
+def test_only_a_lost_spot_node_counts_as_a_refusal(
+    offer: RentalOffer, usable: tuple[str, ...], report: MarketReport | None
+) -> None:
+    rental = a_rental(state=RentalState.READY, node_names=("ip-1", "ip-2"), offers=(offer,))
+
+    change = released(rental, "", usable)
+
+    assert (change.market, change.rental.reason) == (report, rental.reason)
+
+
+def test_observation_without_news_changes_nothing() -> None:
+    rental = nodes_joined(a_rental(state=RentalState.READY), ["ip-1"])
+
+    assert nodes_joined(rental, ["ip-1"]) is rental
+    assert replicas_seen(rental.but(was_used=True), has_replicas=True, now=LATER) == rental.but(was_used=True)
