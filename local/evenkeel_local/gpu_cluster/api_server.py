@@ -310,7 +310,7 @@ class ApiServer:
             ApiError: 400 for a value of another type, and for unknown fields where the request is strict.
         """
         unknown: list[str] = []
-        message = None if rt.custom else field_table.table().message_of(rt.api_version, rt.kind)
+        message = field_table.message_of(rt)
         if message is None and not rt.custom:
             body = object_schemas.without_nulls(body)
         if message is not None:
@@ -473,8 +473,7 @@ class ApiServer:
     def _check_applied_fields(self, rt: ResourceType, request: RequestInfo, config: Obj) -> Obj:
         """Return an applied configuration, whose fields the type must all have, whatever `fieldValidation` says."""
         unknown: list[str] = []
-        message = None if rt.custom else field_table.table().message_of(rt.api_version, rt.kind)
-        if message is not None:
+        if (message := field_table.message_of(rt)) is not None:
             try:
                 config = field_table.decoded(message, config, unknown)
             except field_table.Undecodable as failed:

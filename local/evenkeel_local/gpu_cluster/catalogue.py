@@ -1,128 +1,60 @@
-"""The kinds of object the cluster knows: the built-in ones, and those that custom resource definitions add."""
+"""The kinds of objects: the built-in kinds, and those that custom resource definitions add."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from evenkeel_local.gpu_cluster.store import ResourceType, ScalePaths
 
 Json = dict[str, Any]
 
-PODS = ResourceType("", "v1", "pods", "Pod", singular="pod", short_names=("po",), categories=("all",), has_status=True)
-NODES = ResourceType("", "v1", "nodes", "Node", False, "node", ("no",), has_status=True)
-NAMESPACES = ResourceType("", "v1", "namespaces", "Namespace", False, "namespace", ("ns",), has_status=True)
-SERVICES = ResourceType("", "v1", "services", "Service", True, "service", ("svc",), ("all",), has_status=True)
-CONFIG_MAPS = ResourceType("", "v1", "configmaps", "ConfigMap", True, "configmap", ("cm",))
-SECRETS = ResourceType("", "v1", "secrets", "Secret", True, "secret")
-SERVICE_ACCOUNTS = ResourceType("", "v1", "serviceaccounts", "ServiceAccount", True, "serviceaccount", ("sa",))
-EVENTS = ResourceType("", "v1", "events", "Event", True, "event", ("ev",))
-ENDPOINTS = ResourceType("", "v1", "endpoints", "Endpoints", True, "endpoints", ("ep",))
-VOLUME_CLAIMS = ResourceType(
-    "",
-    "v1",
-    "persistentvolumeclaims",
-    "PersistentVolumeClaim",
-    True,
-    "persistentvolumeclaim",
-    ("pvc",),
-    has_status=True,
-)
-RESOURCE_QUOTAS = ResourceType(
-    "", "v1", "resourcequotas", "ResourceQuota", True, "resourcequota", ("quota",), has_status=True
-)
-LIMIT_RANGES = ResourceType("", "v1", "limitranges", "LimitRange", True, "limitrange", ("limits",))
-JOBS = ResourceType("batch", "v1", "jobs", "Job", True, "job", categories=("all",), has_status=True)
-DEPLOYMENTS = ResourceType(
-    "apps",
-    "v1",
-    "deployments",
-    "Deployment",
-    True,
-    "deployment",
-    ("deploy",),
-    ("all",),
-    has_status=True,
-    scale=ScalePaths(),
-)
-REPLICA_SETS = ResourceType(
-    "apps",
-    "v1",
-    "replicasets",
-    "ReplicaSet",
-    True,
-    "replicaset",
-    ("rs",),
-    ("all",),
-    has_status=True,
-    scale=ScalePaths(),
-)
-LEASES = ResourceType("coordination.k8s.io", "v1", "leases", "Lease", True, "lease")
-BUDGETS = ResourceType(
-    "policy",
-    "v1",
-    "poddisruptionbudgets",
-    "PodDisruptionBudget",
-    True,
-    "poddisruptionbudget",
-    ("pdb",),
-    has_status=True,
-)
-PRIORITY_CLASSES = ResourceType(
-    "scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False, "priorityclass", ("pc",)
-)
 RBAC = "rbac.authorization.k8s.io"
-ROLES = ResourceType(RBAC, "v1", "roles", "Role", True, "role")
-ROLE_BINDINGS = ResourceType(RBAC, "v1", "rolebindings", "RoleBinding", True, "rolebinding")
-CLUSTER_ROLES = ResourceType(RBAC, "v1", "clusterroles", "ClusterRole", False, "clusterrole")
-CLUSTER_ROLE_BINDINGS = ResourceType(
-    RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", False, "clusterrolebinding"
-)
-DEFINITIONS = ResourceType(
+
+
+def _type(group: str, plural: str, kind: str, *short: str, **more: Any) -> ResourceType:
+    return ResourceType(group, "v1", plural, kind, singular=kind.lower(), short_names=short, **more)
+
+
+ALL: Final = ("all",)
+PODS = _type("", "pods", "Pod", "po", categories=ALL, has_status=True)
+NODES = _type("", "nodes", "Node", "no", namespaced=False, has_status=True)
+NAMESPACES = _type("", "namespaces", "Namespace", "ns", namespaced=False, has_status=True)
+SERVICES = _type("", "services", "Service", "svc", categories=ALL, has_status=True)
+CONFIG_MAPS = _type("", "configmaps", "ConfigMap", "cm")
+SECRETS = _type("", "secrets", "Secret")
+SERVICE_ACCOUNTS = _type("", "serviceaccounts", "ServiceAccount", "sa")
+EVENTS = _type("", "events", "Event", "ev")
+ENDPOINTS = _type("", "endpoints", "Endpoints", "ep")
+VOLUME_CLAIMS = _type("", "persistentvolumeclaims", "PersistentVolumeClaim", "pvc", has_status=True)
+RESOURCE_QUOTAS = _type("", "resourcequotas", "ResourceQuota", "quota", has_status=True)
+LIMIT_RANGES = _type("", "limitranges", "LimitRange", "limits")
+JOBS = _type("batch", "jobs", "Job", categories=ALL, has_status=True)
+DEPLOYMENTS = _type("apps", "deployments", "Deployment", "deploy", categories=ALL, has_status=True, scale=ScalePaths())
+REPLICA_SETS = _type("apps", "replicasets", "ReplicaSet", "rs", categories=ALL, has_status=True, scale=ScalePaths())
+LEASES = _type("coordination.k8s.io", "leases", "Lease")
+BUDGETS = _type("policy", "poddisruptionbudgets", "PodDisruptionBudget", "pdb", has_status=True)
+PRIORITY_CLASSES = _type("scheduling.k8s.io", "priorityclasses", "PriorityClass", "pc", namespaced=False)
+ROLES = _type(RBAC, "roles", "Role")
+ROLE_BINDINGS = _type(RBAC, "rolebindings", "RoleBinding")
+CLUSTER_ROLES = _type(RBAC, "clusterroles", "ClusterRole", namespaced=False)
+CLUSTER_ROLE_BINDINGS = _type(RBAC, "clusterrolebindings", "ClusterRoleBinding", namespaced=False)
+DEFINITIONS = _type(
     "apiextensions.k8s.io",
-    "v1",
     "customresourcedefinitions",
     "CustomResourceDefinition",
-    False,
-    "customresourcedefinition",
-    ("crd", "crds"),
-    ("api-extensions",),
+    *("crd", "crds"),
+    namespaced=False,
+    categories=("api-extensions",),
     has_status=True,
 )
-
-BUILT_IN = (
-    PODS,
-    NODES,
-    NAMESPACES,
-    SERVICES,
-    CONFIG_MAPS,
-    SECRETS,
-    SERVICE_ACCOUNTS,
-    EVENTS,
-    ENDPOINTS,
-    VOLUME_CLAIMS,
-    RESOURCE_QUOTAS,
-    LIMIT_RANGES,
-    JOBS,
-    DEPLOYMENTS,
-    REPLICA_SETS,
-    LEASES,
-    BUDGETS,
-    PRIORITY_CLASSES,
-    ROLES,
-    ROLE_BINDINGS,
-    CLUSTER_ROLES,
-    CLUSTER_ROLE_BINDINGS,
-    DEFINITIONS,
-)
+BUILT_IN = tuple(value for value in list(globals().values()) if isinstance(value, ResourceType))
 
 
 class ResourceCatalogue:
-    """Finds resource types by path; custom resource definitions come and go."""
+    """Finds resource types; custom resource definitions add and remove some."""
 
     def __init__(self) -> None:
-        self._types: dict[tuple[str, str, str], ResourceType] = {
-            (rt.group, rt.version, rt.plural): rt for rt in BUILT_IN
-        }
+        self._types = {(rt.group, rt.version, rt.plural): rt for rt in BUILT_IN}
 
     def find(self, group: str, version: str, plural: str) -> ResourceType | None:
         """Return the type at a path, or nothing."""

@@ -1,8 +1,8 @@
-"""The fields of the built-in kinds, by `protobuf_fields.txt`: what decodes, what is dropped, what OpenAPI shows.
+"""The fields of the built-in kinds, from `protobuf_fields.txt`: how bodies decode, and what OpenAPI shows.
 
-A real API server decodes a body into typed structures: a value of another type is refused with 400, and a field that
-the type does not have is dropped, warned of or refused, as the request's `fieldValidation` says. The table is made from
-the Go types of `k8s.io/api` 0.33 by `tools/protobuf_fields.py`, where its notation is told.
+A real API server decodes a body into Go types. It answers 400 to a value of another type. `fieldValidation` of the
+request decides about unknown fields: ignore, warn or refuse. `tools/protobuf_fields.py` makes the table from the Go
+types of `k8s.io/api` 0.33 and describes its notation.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from evenkeel_local.gpu_cluster import quantities
 from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.store import ResourceType
 
 TYPES = {"s": (str, "string"), "b": (bool, "bool"), "i": (int, "int64"), "y": (str, "[]uint8")}
 SHOWN: dict[str, Obj] = {
@@ -36,23 +37,14 @@ SHOWN: dict[str, Obj] = {
 
 WIDE = frozenset(
     {
-        "activeDeadlineSeconds",
-        "deletionGracePeriodSeconds",
-        "expirationSeconds",
-        "fsGroup",
-        "generation",
-        "gracePeriodSeconds",
-        "observedGeneration",
-        "revision",
-        "runAsGroup",
-        "runAsUser",
-        "sizeBytes",
-        "supplementalGroups",
-        "terminationGracePeriodSeconds",
-        "tolerationSeconds",
+        *("activeDeadlineSeconds", "deletionGracePeriodSeconds", "expirationSeconds", "gracePeriodSeconds"),
+        *("terminationGracePeriodSeconds", "tolerationSeconds", "fsGroup", "runAsGroup", "runAsUser"),
+        *("supplementalGroups", "generation", "observedGeneration", "revision", "sizeBytes"),
     }
 )
-"""Fields of 64 bits; all other numbers have 32."""
+"""Number fields of 64 bits; all others have 32."""
+REQUIRED = {"core/ContainerStatus": ("name",), "core/NodeAddress": ("type", "address")}
+"""Fields that controllers read of a message; conditions need a type and a status."""
 INDEX = re.compile(r"\[[0-9]+\]")
 
 
@@ -62,13 +54,13 @@ class Undecodable(Exception):
 
 @dataclass(frozen=True)
 class _At:
-    """Where a value stands: the Go struct that has the field, and the path to it."""
+    """The position of a value: its Go struct and its path."""
 
     struct: str
     path: str
 
     def inside(self, step: str) -> _At:
-        """Return where an item of a list or map stands."""
+        """Return the position of an item of a list or map."""
         return _At(self.struct, self.path + step)
 
     @property
@@ -78,7 +70,7 @@ class _At:
 
     @property
     def shown(self) -> str:
-        """The field as Go names it, without the places in lists."""
+        """The field as Go names it, without list indexes."""
         return f"Go struct field {self.struct}.{INDEX.sub('', self.path)}"
 
 
@@ -94,7 +86,7 @@ class Field:
 
 @dataclass
 class FieldTable:
-    """How messages are read: fields by number, and the message of each kind."""
+    """The fields of each message by number, and the message of each kind."""
 
     messages: dict[str, dict[int, Field]] = field(default_factory=dict)
     roots: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -105,7 +97,7 @@ class FieldTable:
 
     @functools.cached_property
     def by_name(self) -> dict[str, dict[str, Field]]:
-        """Each message's fields as JSON has them: what lies inline is lifted."""
+        """Return the fields of each message by JSON name; fields of inline messages are lifted."""
         return {name: dict(self._inline_fields(name)) for name in self.messages}
 
     def _inline_fields(self, message: str) -> Iterator[tuple[str, Field]]:
@@ -131,6 +123,11 @@ def table() -> FieldTable:
     return read
 
 
+def message_of(rt: ResourceType) -> str | None:
+    """Return the message of a built-in kind; None for custom kinds and for kinds that the table lacks."""
+    return None if rt.custom else table().message_of(rt.api_version, rt.kind)
+
+
 def _read_field(text: str) -> tuple[int, Field]:
     name, _, rest = text.partition("=")
     number, _, kind = rest.partition(":")
@@ -138,9 +135,9 @@ def _read_field(text: str) -> tuple[int, Field]:
 
 
 def decoded(message: str, obj: Obj, unknown: list[str]) -> Obj:
-    """Return an object with the fields that its type has and that its type writes; others' paths go to `unknown`.
+    """Return an object with the fields that its type has; the paths of other fields go to `unknown`.
 
-    A zero value of a field that is left out when it is zero does not survive: Go cannot tell the two apart.
+    Zero values of `omitempty` fields are dropped, as Go drops them.
 
     Raises:
         Undecodable: a value is of another type than its field.
@@ -164,11 +161,14 @@ def _members(message: str, value: Obj, path: str, unknown: list[str]) -> Obj:
         fitting = _coerce(told.kind, item, _At(struct, at), unknown)
         if fitting or not told.left_out_when_zero:
             found[name] = fitting
+    for name in REQUIRED.get(message, ("type", "status") if message.endswith("Condition") else ()):
+        if name not in value:
+            raise Undecodable(f"{path}.{name} is missing")
     return found
 
 
 def _coerce(kind: str, value: Any, at: _At, unknown: list[str]) -> Any:
-    if value is None:  # of a list or a map: Go puts the zero value of the type there
+    if value is None:  # an item of a list or map: Go decodes null to the zero value
         return _zero(kind)
     if kind.startswith("[]"):
         if not isinstance(value, list):
@@ -237,7 +237,7 @@ def _mismatch(value: Any, at: _At, wanted: str) -> Undecodable:
 
 
 def schemas(message: str) -> dict[str, Obj]:
-    """Return the OpenAPI schemas of a message and of all that it refers to, by message."""
+    """Return the OpenAPI schemas of a message and of every message that it refers to."""
     found: dict[str, Obj] = {}
     waiting = [message]
     while waiting:

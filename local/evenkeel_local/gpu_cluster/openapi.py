@@ -1,7 +1,6 @@
-"""OpenAPI v3, as much as kubectl needs: which operations there are, that they check fields, and the custom schemas.
+"""OpenAPI v3, as far as kubectl needs it: the operations, their field validation, and the custom schemas.
 
-Built-in kinds are described by their fields, without words. The merge keys of their lists are left out, so kubectl
-takes its own, compiled ones.
+Built-in kinds have their fields, without descriptions or merge keys: kubectl uses its compiled merge keys.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
 
 def index(types: ResourceCatalogue) -> Obj:
-    """Return the list of documents, one a group version."""
+    """Return the list of documents, one for each group version."""
     paths: Obj = {}
     for group, versions in types.group_versions().items():
         for version in versions:
@@ -37,7 +36,7 @@ def document(group: str, version: str, types: list[ResourceType]) -> Obj:
             verb: _operation(verb, kind, name, rt) for verb in ("get", "put", "patch", "delete")
         }
         paths[f"{prefix}/{where}{rt.plural}"] = {"post": _operation("post", kind, name, rt)}
-        message = None if rt.custom else field_table.table().message_of(rt.api_version, rt.kind)
+        message = field_table.message_of(rt)
         if message is None:
             schemas[name] = _schema(rt, kind)
         else:

@@ -38,6 +38,7 @@ CHECKS: dict[TypeKey, Check] = {
 }
 """What is wrong with an object as a whole, when it is made and after every change."""
 STATUS_CHECKS: dict[TypeKey, Check] = {
+    catalogue.JOBS.key: jobs.check_job_status,
     catalogue.NODES.key: other_kinds.check_node,
     catalogue.BUDGETS.key: other_kinds.check_budget_status,
 }

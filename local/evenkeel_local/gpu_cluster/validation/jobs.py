@@ -42,6 +42,7 @@ DIRECTIVES = ("nodeSelector", "tolerations", "schedulingGates")
 MOST_INDEXED, MANY_COMPLETIONS, MOST_WITH_MANY = 100_000, 100_000, 10_000
 MOST_RULES, MOST_VALUES, MOST_PATTERNS, MOST_SUCCESS_RULES = 20, 255, 20, 20
 ACTIONS = ("Count", "FailIndex", "FailJob", "Ignore")
+INDEXES = re.compile(r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?\Z")
 PREFIXED = re.compile(r"^[^/]+/[A-Za-z0-9/\-._~%!$&'()*+,;=:]+\Z")
 GENERATED = ("batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name", "controller-uid", "job-name")
 
@@ -245,6 +246,13 @@ def check_job_update(obj: Obj, old: Obj) -> Iterator[Cause]:
         new_template, old_template = _without_directives(new_template), _without_directives(old_template)
     if new_template != old_template:
         yield immutable("spec.template", new_spec["template"])
+
+
+def check_job_status(obj: Obj) -> Iterator[Cause]:
+    """Yield what is wrong with the status of a Job."""
+    indexes = (obj.get("status") or {}).get("completedIndexes") or ""
+    if not INDEXES.match(indexes):
+        yield invalid("status.completedIndexes", indexes, "must be a list of indexes and ranges, such as 0-2,5")
 
 
 def _check_completions(new: Obj, old: Obj) -> Iterator[Cause]:
