@@ -55,9 +55,15 @@ class ResourceCatalogue:
 
     def __init__(self) -> None:
         self._types = {(rt.group, rt.version, rt.plural): rt for rt in BUILT_IN}
+        self._index()
+
+    def _index(self) -> None:
+        served = self._types.values()
+        self._by_kind = {(rt.api_version, rt.kind): rt for rt in served}
+        self._by_key = {rt.key: rt for rt in reversed(served)}  # the first served version of each
 
     def find(self, group: str, version: str, plural: str) -> ResourceType | None:
-        """Return the type at a path, or nothing."""
+        """Return the type at a path, or None."""
         return self._types.get((group, version, plural))
 
     def of_group(self, group: str, version: str) -> list[ResourceType]:
@@ -78,18 +84,12 @@ class ResourceCatalogue:
         return list(self._types.values())
 
     def by_kind(self, api_version: str, kind: str) -> ResourceType | None:
-        """Return the type of a kind, or nothing."""
-        for rt in self._types.values():
-            if rt.kind == kind and rt.api_version == api_version:
-                return rt
-        return None
+        """Return the type of a kind, or None."""
+        return self._by_kind.get((api_version, kind))
 
     def by_key(self, key: tuple[str, str]) -> ResourceType:
         """Return the (first served) type stored under a key."""
-        for rt in self._types.values():
-            if rt.key == key:
-                return rt
-        raise KeyError(key)
+        return self._by_key[key]
 
     def define(self, definition: Json) -> None:
         """Serve the versions of a custom resource definition."""
@@ -116,12 +116,14 @@ class ResourceCatalogue:
                 columns=tuple(version.get("additionalPrinterColumns") or ()),
             )
             self._types[(rt.group, rt.version, rt.plural)] = rt
+        self._index()
 
     def withdraw(self, definition: Json) -> None:
         """Stop serving a custom resource definition."""
         spec = definition["spec"]
         for at in [at for at in self._types if at[0] == spec["group"] and at[2] == spec["names"]["plural"]]:
             del self._types[at]
+        self._index()
 
 
 def _scale_paths(stated: Json | None) -> ScalePaths | None:

@@ -18,7 +18,7 @@ from evenkeel_local.gpu_cluster.faults import ROWS, InvalidFault
 from evenkeel_local.gpu_cluster.kubelet import Kubelet, StartedContainer
 from evenkeel_local.gpu_cluster.machines import Machine
 from evenkeel_local.gpu_cluster.node_controller import ready_value
-from evenkeel_local.gpu_cluster.registry import controller_of
+from evenkeel_local.gpu_cluster.objects import controller_of, is_deleting, labels_of
 from evenkeel_local.gpu_cluster.store import name_of, namespace_of
 
 Json = dict[str, Any]
@@ -138,8 +138,8 @@ class Control:
                 "node": pod["spec"].get("nodeName"),
                 "phase": pod["status"].get("phase"),
                 "podIp": pod["status"].get("podIP"),
-                "terminating": bool(pod["metadata"].get("deletionTimestamp")),
-                "labels": pod["metadata"].get("labels") or {},
+                "terminating": is_deleting(pod),
+                "labels": labels_of(pod),
             }
             for pod in self._cluster.store.all(catalogue.PODS.key)
         ]

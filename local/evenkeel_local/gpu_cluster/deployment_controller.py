@@ -1,16 +1,15 @@
-"""The Deployment controller: moves pods from one template to the next by way of ReplicaSets.
+"""The Deployment controller: replaces the pods of one template by those of the next, through ReplicaSets.
 
 Source: `pkg/controller/deployment` of Kubernetes 1.33: revisions and their history, rolling updates within `maxSurge`
-and `maxUnavailable`, `Recreate`, proportional scaling in mid-rollout, pausing, and the conditions. The hash of a
-template is stable here and is not the real server's: that one rests on how Go prints its types.
+and `maxUnavailable`, `Recreate`, proportional scaling during a rollout, pausing, and the conditions. The hash of a
+template is stable but differs from the real server's, which depends on how Go prints its types.
 
-One look takes at most one step of a rollout; the change it makes brings on the next.
+Each `sync` takes at most one step of a rollout. Its change triggers the next step.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -18,20 +17,22 @@ from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.admission import SUFFIX_ALPHABET
 from evenkeel_local.gpu_cluster.disruption_controller import scaled
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.registry import (
-    Registry,
+from evenkeel_local.gpu_cluster.objects import (
+    add_owner,
+    annotations_of,
     condition_of,
     controller_of,
+    has_ended,
+    is_deleting,
+    labels_of,
     owner_reference,
-    set_condition,
-    timestamp,
 )
+from evenkeel_local.gpu_cluster.registry import set_condition, timestamp
 from evenkeel_local.gpu_cluster.selectors import matches_selector
-from evenkeel_local.gpu_cluster.store import Store, StoreChange, clone, name_of, namespace_of
-from evenkeel_local.gpu_cluster.work_queue import WorkQueue
+from evenkeel_local.gpu_cluster.store import StoreChange, clone, name_of, namespace_of
+from evenkeel_local.gpu_cluster.work_queue import Controller
 
 SOURCE = "deployment-controller"
-DEBOUNCE_SECONDS = 0.01
 RETRY_SECONDS = 1.0
 HASH = "pod-template-hash"
 REVISION = "deployment.kubernetes.io/revision"
@@ -43,7 +44,7 @@ NOT_COPIED = frozenset({"kubectl.kubernetes.io/last-applied-configuration", REVI
 
 @dataclass
 class _Rollout:
-    """A Deployment at one look: its own ReplicaSet if it has one yet, the older ones, and the status so far."""
+    """A Deployment, its current ReplicaSet if it exists, the older ReplicaSets, and the status so far."""
 
     deployment: Obj
     new: Obj | None
@@ -64,12 +65,12 @@ class _Rollout:
 
     @property
     def surge(self) -> int:
-        """How many pods there may be beyond those wanted: a share is rounded up."""
+        """Return how many pods there may be above the wanted number; a percentage is rounded up."""
         return scaled(self._bounds["maxSurge"], self.wanted) if self.is_rolling else 0
 
     @property
     def unavailable(self) -> int:
-        """How many of the wanted pods may be missing: a share is rounded down, and without any surge one may."""
+        """Return how many wanted pods may be missing. A percentage is rounded down; without surge it is at least 1."""
         if not self.is_rolling or self.wanted == 0:
             return 0
         value = self._bounds["maxUnavailable"]
@@ -84,7 +85,11 @@ class _Rollout:
 
 
 def _asked(replica_sets: list[Obj]) -> int:
-    return sum(int(replica_set["spec"]["replicas"]) for replica_set in replica_sets)
+    return sum(map(_size, replica_sets))
+
+
+def _size(replica_set: Obj) -> int:
+    return int(replica_set["spec"]["replicas"])
 
 
 def _counted(replica_sets: list[Obj], field: str) -> int:
@@ -96,27 +101,20 @@ def _age(replica_set: Obj) -> tuple[str, int]:
 
 
 def _revision(obj: Obj) -> int:
-    text = (obj["metadata"].get("annotations") or {}).get(REVISION) or "0"
+    text = annotations_of(obj).get(REVISION) or "0"
     return int(text) if text.isdigit() else 0
 
 
-class DeploymentController:
-    """Brings every Deployment that something happened to one step further."""
+class DeploymentController(Controller):
+    """Takes each Deployment one step further."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._store: Store = registry.store
-        self._queue = WorkQueue(self.sync, DEBOUNCE_SECONDS)
-        self.run = self._queue.run
-        self._store.listen(self._on_change)
+    kind = catalogue.DEPLOYMENTS
 
-    def _on_change(self, change: StoreChange) -> None:
-        if change.key == catalogue.DEPLOYMENTS.key:
-            self._queue.add(namespace_of(change.new), name_of(change.new))
-        elif change.key == catalogue.REPLICA_SETS.key:
+    def _on_other_change(self, change: StoreChange) -> None:
+        if change.key == catalogue.REPLICA_SETS.key:
             self._on_replica_set_change(change.new)
         elif change.key == catalogue.PODS.key and change.kind == "DELETED":
-            # `Recreate` waits for the last of the old pods, whose ReplicaSet has counted it out long before.
+            # `Recreate` waits for the last of the old pods, which its ReplicaSet no longer counts.
             owner = controller_of(change.new) or {}
             if owner.get("kind") == "ReplicaSet":
                 replica_set = self._store.find(catalogue.REPLICA_SETS.key, namespace_of(change.new), owner["name"])
@@ -129,15 +127,10 @@ class DeploymentController:
             self._queue.add(namespace_of(replica_set), owner["name"])
         elif owner is None:
             for deployment in self._store.all(catalogue.DEPLOYMENTS.key, namespace_of(replica_set)):
-                self._queue.add(namespace_of(deployment), name_of(deployment))
-
-    def notice_all(self) -> None:
-        """Look at every Deployment that is there already."""
-        for deployment in self._store.each(catalogue.DEPLOYMENTS.key):
-            self._queue.add(namespace_of(deployment), name_of(deployment))
+                self.notice(deployment)
 
     def sync(self, namespace: str, name: str) -> None:
-        """Take one Deployment a step further."""
+        """Take one Deployment one step further."""
         deployment = self._store.find(catalogue.DEPLOYMENTS.key, namespace, name)
         if deployment is None:
             return
@@ -145,7 +138,7 @@ class DeploymentController:
         new = next((each for each in sorted(replica_sets, key=_age) if _same_template(each, deployment)), None)
         old = [each for each in replica_sets if each is not new]
         rollout = _Rollout(deployment, new, sorted(old, key=_age), clone(deployment.get("status") or {}))
-        if not deployment["metadata"].get("deletionTimestamp"):
+        if not is_deleting(deployment):
             try:
                 self._step(rollout)
             except ApiError as refused:
@@ -156,25 +149,20 @@ class DeploymentController:
         self._report(rollout)
 
     def _claim(self, deployment: Obj) -> list[Obj]:
-        """Return the Deployment's ReplicaSets, with those that its selector means and nobody controls."""
+        """Return the Deployment's ReplicaSets; adopt matching ones without a controller."""
         uid, selector = deployment["metadata"]["uid"], deployment["spec"]["selector"]
         reference = owner_reference(deployment)
         claimed: list[Obj] = []
         for replica_set in self._store.all(catalogue.REPLICA_SETS.key, namespace_of(deployment)):
             owner = controller_of(replica_set)
-            meant = matches_selector(selector, replica_set["metadata"].get("labels") or {})
-            going = deployment["metadata"].get("deletionTimestamp") or replica_set["metadata"].get("deletionTimestamp")
+            matches = matches_selector(selector, labels_of(replica_set))
+            going = is_deleting(deployment) or is_deleting(replica_set)
             if owner is not None and owner["uid"] == uid:
                 claimed.append(replica_set)
-            elif owner is None and meant and not going:
-                taken = self._change(
-                    replica_set, lambda obj: obj["metadata"].setdefault("ownerReferences", []).append(reference)
-                )
+            elif owner is None and matches and not going:
+                taken = self._registry.change(replica_set, lambda obj: add_owner(obj, reference))
                 claimed += [taken] if taken is not None else []
         return claimed
-
-    def _change(self, replica_set: Obj, change: Callable[[Obj], None]) -> Obj | None:
-        return self._registry.mutate(catalogue.REPLICA_SETS, namespace_of(replica_set), name_of(replica_set), change)
 
     # One step
 
@@ -204,8 +192,8 @@ class DeploymentController:
 
     def _was_scaled(self, rollout: _Rollout) -> bool:
         for replica_set in rollout.all:
-            noted = (replica_set["metadata"].get("annotations") or {}).get(DESIRED)
-            if int(replica_set["spec"]["replicas"]) and noted is not None and noted != str(rollout.wanted):
+            noted = annotations_of(replica_set).get(DESIRED)
+            if _size(replica_set) and noted is not None and noted != str(rollout.wanted):
                 return True
         return False
 
@@ -215,28 +203,28 @@ class DeploymentController:
             return
         if self._resize(rollout, rollout.new, self._new_replica_set_size(rollout, rollout.new)):
             return
-        older = [each for each in rollout.old if int(each["spec"]["replicas"])]
+        older = [each for each in rollout.old if _size(each)]
         least = rollout.wanted - rollout.unavailable
-        not_up_yet = int(rollout.new["spec"]["replicas"]) - _counted([rollout.new], "availableReplicas")
+        not_up_yet = _size(rollout.new) - _counted([rollout.new], "availableReplicas")
         spare = _asked(rollout.all) - least - not_up_yet
-        for replica_set in older:  # those that do not serve go first: nothing is lost with them
-            idle = int(replica_set["spec"]["replicas"]) - _counted([replica_set], "availableReplicas")
+        for replica_set in older:  # first the pods that are not available
+            idle = _size(replica_set) - _counted([replica_set], "availableReplicas")
             going = min(spare, idle)
             if going > 0:
-                self._resize(rollout, replica_set, int(replica_set["spec"]["replicas"]) - going)
+                self._resize(rollout, replica_set, _size(replica_set) - going)
                 spare -= going
         spare = min(spare, _counted(rollout.all, "availableReplicas") - least)
         for replica_set in rollout.old:
-            going = min(spare, int(replica_set["spec"]["replicas"]))
+            going = min(spare, _size(replica_set))
             if going > 0:
-                self._resize(rollout, replica_set, int(replica_set["spec"]["replicas"]) - going)
+                self._resize(rollout, replica_set, _size(replica_set) - going)
                 spare -= going
 
     def _new_replica_set_size(self, rollout: _Rollout, new: Obj | None) -> int:
-        """Return how large the new ReplicaSet may be now."""
+        """Return the size that the new ReplicaSet may have now."""
         if not rollout.is_rolling:
             return rollout.wanted
-        present = int(new["spec"]["replicas"]) if new is not None else 0
+        present = _size(new) if new is not None else 0
         if present >= rollout.wanted:
             return rollout.wanted
         capacity = rollout.wanted + rollout.surge - _asked(rollout.all)
@@ -246,10 +234,7 @@ class DeploymentController:
         resized = [self._resize(rollout, replica_set, 0) for replica_set in rollout.old]
         uids = {replica_set["metadata"]["uid"] for replica_set in rollout.old}
         if any(resized) or any(
-            pod["status"].get("phase") not in ("Succeeded", "Failed")
-            for uid in uids
-            for key, pod in self._store.owned_by(uid)
-            if key == catalogue.PODS.key
+            not has_ended(pod) for uid in uids for key, pod in self._store.owned_by(uid) if key == catalogue.PODS.key
         ):
             return
         if rollout.new is None:
@@ -258,8 +243,8 @@ class DeploymentController:
             self._resize(rollout, rollout.new, rollout.wanted)
 
     def _scale(self, rollout: _Rollout) -> None:
-        """Bring a Deployment whose number changed to it, each ReplicaSet by its share when a rollout is under way."""
-        active = [each for each in rollout.all if int(each["spec"]["replicas"])]
+        """Scale a Deployment; during a rollout each ReplicaSet gets its share."""
+        active = [each for each in rollout.all if _size(each)]
         if len(active) <= 1:
             latest = active[0] if active else rollout.new or max(rollout.old, key=_revision, default=None)
             if latest is not None:
@@ -267,8 +252,8 @@ class DeploymentController:
             return
         new = rollout.new
         if new is not None and (
-            int(new["spec"]["replicas"]) == _counted([new], "availableReplicas") == rollout.wanted
-            and (new["metadata"].get("annotations") or {}).get(DESIRED) == str(rollout.wanted)
+            _size(new) == _counted([new], "availableReplicas") == rollout.wanted
+            and annotations_of(new).get(DESIRED) == str(rollout.wanted)
         ):
             for replica_set in rollout.old:
                 self._resize(rollout, replica_set, 0)
@@ -279,15 +264,15 @@ class DeploymentController:
                 self._resize(rollout, replica_set, size)
 
     def _resize(self, rollout: _Rollout, replica_set: Obj, size: int) -> bool:
-        """Ask a ReplicaSet for another number of pods; return whether it is another."""
-        before = int(replica_set["spec"]["replicas"])
+        """Set the size of a ReplicaSet; return whether it changed."""
+        before = _size(replica_set)
         notes = {DESIRED: str(rollout.wanted), MAX_REPLICAS_ANNOTATION: str(rollout.wanted + rollout.surge)}
 
         def change(obj: Obj) -> None:
             obj["spec"]["replicas"] = size
             obj["metadata"].setdefault("annotations", {}).update(notes)
 
-        stored = self._change(replica_set, change)
+        stored = self._registry.change(replica_set, change)
         if stored is None:
             return False
         if rollout.new is replica_set:
@@ -304,7 +289,7 @@ class DeploymentController:
     # Revisions
 
     def _create(self, rollout: _Rollout) -> None:
-        """Make the ReplicaSet of the template as it is now."""
+        """Create the ReplicaSet of the current template."""
         deployment, size = rollout.deployment, self._new_replica_set_size(rollout, None)
         hashed = template_hash(deployment)
         template: Obj = clone(deployment["spec"]["template"])
@@ -312,7 +297,7 @@ class DeploymentController:
         selector: Obj = clone(deployment["spec"]["selector"])
         selector.setdefault("matchLabels", {})[HASH] = hashed
         revision = max((_revision(each) for each in rollout.old), default=0) + 1
-        annotations = deployment["metadata"].get("annotations") or {}
+        annotations = annotations_of(deployment)
         spec = {"replicas": size, "selector": selector, "template": template}
         if least := deployment["spec"].get("minReadySeconds"):
             spec["minReadySeconds"] = least
@@ -335,7 +320,7 @@ class DeploymentController:
         except ApiError as refused:
             if refused.code != 409:
                 raise
-            # Two templates of one hash, or somebody else's ReplicaSet: the next look tries with another name.
+            # Two templates have one hash, or the name is taken: the next `sync` tries another name.
             rollout.status["collisionCount"] = int(rollout.status.get("collisionCount") or 0) + 1
             return
         self._note_revision(deployment, revision)
@@ -347,7 +332,7 @@ class DeploymentController:
             _set(rollout.status, "Progressing", "True", "NewReplicaSetCreated", told)
 
     def _keep_revision(self, rollout: _Rollout, new: Obj) -> None:
-        """Number the current ReplicaSet above all others: one that is returned to becomes the latest again."""
+        """Give the current ReplicaSet the highest revision; after a rollback an older one is the latest again."""
         revision = max([_revision(new), *(_revision(each) + 1 for each in rollout.old)])
         least = rollout.deployment["spec"].get("minReadySeconds")
 
@@ -356,7 +341,7 @@ class DeploymentController:
             if obj["spec"].get("minReadySeconds") != least:
                 obj["spec"]["minReadySeconds"] = least or 0
 
-        rollout.new = self._change(new, change)
+        rollout.new = self._registry.change(new, change)
         self._note_revision(rollout.deployment, revision)
         if "progressDeadlineSeconds" in rollout.deployment["spec"] and (
             condition_of({"status": rollout.status}, "Progressing") is None
@@ -365,21 +350,17 @@ class DeploymentController:
             _set(rollout.status, "Progressing", "True", "FoundNewReplicaSet", told)
 
     def _note_revision(self, deployment: Obj, revision: int) -> None:
-        self._registry.mutate(
-            catalogue.DEPLOYMENTS,
-            namespace_of(deployment),
-            name_of(deployment),
-            lambda obj: obj["metadata"].setdefault("annotations", {}).update({REVISION: str(revision)}),
-        )
+        note = {REVISION: str(revision)}
+        self._registry.change(deployment, lambda obj: obj["metadata"].setdefault("annotations", {}).update(note))
 
     def _delete_old_replica_sets(self, rollout: _Rollout) -> None:
         limit = rollout.deployment["spec"].get("revisionHistoryLimit")
         if limit is None or not _is_complete(rollout, rollout.status):
             return
-        idle = [each for each in rollout.old if not int(each["spec"]["replicas"]) and not _counted([each], "replicas")]
+        idle = [each for each in rollout.old if not _size(each) and not _counted([each], "replicas")]
         for replica_set in sorted(idle, key=_revision)[: max(len(rollout.old) - int(limit), 0)]:
-            if not replica_set["metadata"].get("deletionTimestamp"):
-                self._registry.delete(catalogue.REPLICA_SETS, namespace_of(replica_set), name_of(replica_set))
+            if not is_deleting(replica_set):
+                self._registry.remove(replica_set)
 
     # Status
 
@@ -408,21 +389,16 @@ class DeploymentController:
         if failure is not None:
             _set(status, "ReplicaFailure", failure["status"], failure["reason"], failure["message"])
         if status != before:
-            self._registry.mutate(
-                catalogue.DEPLOYMENTS,
-                namespace_of(deployment),
-                name_of(deployment),
-                lambda obj: obj.__setitem__("status", status),
-            )
+            self._registry.change(deployment, lambda obj: obj.update(status=status))
 
     def _judge_progress(self, rollout: _Rollout, status: Obj, before: Obj) -> None:
         deadline = rollout.deployment["spec"].get("progressDeadlineSeconds")
         condition = condition_of({"status": status}, "Progressing")
-        if deadline is None or rollout.deployment["metadata"].get("deletionTimestamp"):
+        if deadline is None or is_deleting(rollout.deployment):
             return
         if condition is not None and condition["reason"] == "NewReplicaSetAvailable":
             if status.get("replicas", 0) == status.get("updatedReplicas", 0):
-                return  # the rollout is over: a pod lost later is no lack of progress
+                return  # the rollout is complete: a pod lost later does not count
         elif condition is not None and condition["reason"] == "DeploymentPaused":
             return
         subject = f'ReplicaSet "{name_of(rollout.new)}"' if rollout.new is not None else "Deployment"
@@ -442,7 +418,7 @@ class DeploymentController:
 
 
 def _set(status: Obj, kind: str, value: str, reason: str, message: str, *, touch: bool = False) -> None:
-    """Put a condition in a Deployment's status, with the time of its last update that these have besides."""
+    """Set a condition of a Deployment's status, with its `lastUpdateTime`."""
     changed = set_condition(status, kind, value, reason, message)
     for condition in status["conditions"]:
         if condition["type"] == kind and (changed or touch or "lastUpdateTime" not in condition):
@@ -466,15 +442,15 @@ def _has_progressed(status: Obj, before: Obj) -> bool:
 
 
 def _proportional_shares(active: list[Obj], allowed: int, rollout: _Rollout) -> dict[str, tuple[Obj, int]]:
-    """Return what each ReplicaSet gets of the pods to add or remove, by its share of those that were wanted before."""
+    """Return the size of each ReplicaSet: pods are added or removed in proportion to the sizes before."""
     total = allowed - _asked(active)
     newer = sorted(active, key=_age, reverse=total > 0)
-    ordered = sorted(newer, key=lambda each: int(each["spec"]["replicas"]), reverse=True)
+    ordered = sorted(newer, key=_size, reverse=True)
     sizes: dict[str, tuple[Obj, int]] = {}
     left = total
     for replica_set in ordered:
-        size = int(replica_set["spec"]["replicas"])
-        most = int((replica_set["metadata"].get("annotations") or {}).get(MAX_REPLICAS_ANNOTATION) or allowed) or 1
+        size = _size(replica_set)
+        most = int(annotations_of(replica_set).get(MAX_REPLICAS_ANNOTATION) or allowed) or 1
         share = round(size * allowed / most) - size
         share = max(min(share, left), 0) if total > 0 else min(max(share, left), 0)
         left -= share
@@ -492,7 +468,7 @@ def _same_template(replica_set: Obj, deployment: Obj) -> bool:
 
 
 def _template_without_hash(template: Obj) -> Obj:
-    """Return a template without the label that its ReplicaSet added."""
+    """Return a template without the hash label of its ReplicaSet."""
     bare: Obj = clone(template)
     labels = (bare.get("metadata") or {}).get("labels") or {}
     labels.pop(HASH, None)
@@ -504,7 +480,7 @@ def _name(rollout: _Rollout) -> str:
 
 
 def template_hash(deployment: Obj) -> str:
-    """Return what tells this template's pods from others': FNV-1a over its JSON, in letters that spell no words."""
+    """Return the hash of the pod template: FNV-1a over its JSON, in letters that form no words."""
     count = (deployment.get("status") or {}).get("collisionCount")
     text = json.dumps([_template_without_hash(deployment["spec"]["template"]), count], sort_keys=True)
     number = 0x811C9DC5

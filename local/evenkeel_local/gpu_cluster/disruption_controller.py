@@ -1,4 +1,4 @@
-"""The disruption controller: keeps each PodDisruptionBudget's status, which evictions are held to."""
+"""The disruption controller: keeps the status of each PodDisruptionBudget, which limits evictions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import math
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.registry import Registry, condition_of, set_condition
+from evenkeel_local.gpu_cluster.objects import has_ended, is_deleting, is_true, labels_of
+from evenkeel_local.gpu_cluster.registry import Registry, set_condition
 from evenkeel_local.gpu_cluster.selectors import matches_selector
-from evenkeel_local.gpu_cluster.store import Store, StoreChange, name_of, namespace_of
+from evenkeel_local.gpu_cluster.store import Store, StoreChange, namespace_of
 
 DEBOUNCE_SECONDS = 0.01
 
 
 class DisruptionController:
-    """Counts healthy pods against what each budget asks for."""
+    """Counts the healthy pods of each budget."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -43,10 +44,9 @@ class DisruptionController:
         pods = [
             pod
             for pod in self._store.all(catalogue.PODS.key, namespace_of(budget))
-            if matches_selector(spec.get("selector"), pod["metadata"].get("labels") or {})
-            and pod["status"].get("phase") not in ("Succeeded", "Failed")
+            if matches_selector(spec.get("selector"), labels_of(pod)) and not has_ended(pod)
         ]
-        healthy = sum(1 for pod in pods if is_ready(pod) and not pod["metadata"].get("deletionTimestamp"))
+        healthy = sum(1 for pod in pods if is_true(pod, "Ready") and not is_deleting(pod))
         expected = len(pods)
         if (most := spec.get("maxUnavailable")) is not None:
             desired = max(expected - scaled(most, expected), 0)
@@ -68,12 +68,7 @@ class DisruptionController:
             enough = ("True", "SufficientPods") if allowed > 0 else ("False", "InsufficientPods")
             set_condition(status, "DisruptionAllowed", *enough)
 
-        self._registry.mutate(catalogue.BUDGETS, namespace_of(budget), name_of(budget), write)
-
-
-def is_ready(pod: Obj) -> bool:
-    """Whether a pod's Ready condition is true."""
-    return (condition_of(pod, "Ready") or {}).get("status") == "True"
+        self._registry.change(budget, write)
 
 
 def scaled(value: int | str, total: int) -> int:

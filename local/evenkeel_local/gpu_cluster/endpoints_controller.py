@@ -1,4 +1,4 @@
-"""The Endpoints controller: says where the pods of each Service are.
+"""The Endpoints controller: lists the addresses of each Service's pods.
 
 Source: `pkg/controller/endpoint` of Kubernetes 1.33. There are no EndpointSlices.
 """
@@ -7,87 +7,73 @@ from __future__ import annotations
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.registry import Registry, condition_of
+from evenkeel_local.gpu_cluster.objects import is_deleting, is_true, labels_of, put
 from evenkeel_local.gpu_cluster.selectors import matches_selector
-from evenkeel_local.gpu_cluster.store import Store, StoreChange, name_of, namespace_of
-from evenkeel_local.gpu_cluster.work_queue import WorkQueue
+from evenkeel_local.gpu_cluster.store import StoreChange, name_of, namespace_of
+from evenkeel_local.gpu_cluster.work_queue import Controller
 
-DEBOUNCE_SECONDS = 0.02
 MANAGED = {"endpoints.kubernetes.io/managed-by": "endpoint-controller"}
 
 
-class EndpointsController:
-    """Keeps an Endpoints object beside every Service that has a selector."""
+class EndpointsController(Controller):
+    """Keeps an Endpoints object for each Service that has a selector."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._store: Store = registry.store
-        self._queue = WorkQueue(self.sync, DEBOUNCE_SECONDS)
-        self.run = self._queue.run
-        self._store.listen(self._on_change)
+    kind = catalogue.SERVICES
+    debounce_seconds = 0.02
 
-    def _on_change(self, change: StoreChange) -> None:
-        if change.key == catalogue.SERVICES.key:
-            self._queue.add(namespace_of(change.new), name_of(change.new))
-        elif change.key == catalogue.PODS.key and self._store.count(catalogue.SERVICES.key):
+    def _on_other_change(self, change: StoreChange) -> None:
+        if change.key == catalogue.PODS.key and self._store.count(catalogue.SERVICES.key):
             for service in self._store.all(catalogue.SERVICES.key, namespace_of(change.new)):
                 if any(_is_of(service, pod) for pod in (change.new, change.old) if pod is not None):
-                    self._queue.add(namespace_of(service), name_of(service))
-
-    def notice_all(self) -> None:
-        """Look at every Service that is there already."""
-        for service in self._store.each(catalogue.SERVICES.key):
-            self._queue.add(namespace_of(service), name_of(service))
+                    self.notice(service)
 
     def sync(self, namespace: str, name: str) -> None:
-        """Write down where one Service's pods are."""
+        """Write the Endpoints of one Service."""
         service = self._store.find(catalogue.SERVICES.key, namespace, name)
         known = self._store.find(catalogue.ENDPOINTS.key, namespace, name)
         if service is None:
-            if known is not None and MANAGED.items() <= (known["metadata"].get("labels") or {}).items():
+            if known is not None and MANAGED.items() <= labels_of(known).items():
                 self._registry.delete(catalogue.ENDPOINTS, namespace, name)
             return
-        if not (service.get("spec") or {}).get("selector") or service["metadata"].get("deletionTimestamp"):
+        if not (service.get("spec") or {}).get("selector") or is_deleting(service):
             return
         pods = [pod for pod in self._store.all(catalogue.PODS.key, namespace) if _is_of(service, pod)]
         subsets = subsets_of(service, pods)
-        labels = {**(service["metadata"].get("labels") or {}), **MANAGED}
+        labels = {**labels_of(service), **MANAGED}
         if known is None:
             body: Obj = {"metadata": {"name": name, "labels": labels}, **({"subsets": subsets} if subsets else {})}
             try:
                 self._registry.create(catalogue.ENDPOINTS, namespace, body)
             except ApiError as refused:
-                if refused.code not in (403, 404):  # the namespace ends, and the Service with it
+                if refused.code not in (403, 404):  # the namespace is being deleted, and the Service with it
                     raise
             return
 
         def change(obj: Obj) -> None:
             obj["metadata"]["labels"] = labels
-            obj.pop("subsets", None)
-            if subsets:
-                obj["subsets"] = subsets
+            put(obj, "subsets", subsets)
 
         self._registry.mutate(catalogue.ENDPOINTS, namespace, name, change)
 
 
 def _is_of(service: Obj, pod: Obj) -> bool:
     selector = (service.get("spec") or {}).get("selector")
-    return bool(selector) and matches_selector({"matchLabels": selector}, pod["metadata"].get("labels") or {})
+    return bool(selector) and matches_selector({"matchLabels": selector}, labels_of(pod))
 
 
 def subsets_of(service: Obj, pods: list[Obj]) -> list[Obj]:
-    """Return the addresses of a Service's pods, those that serve apart from those that do not yet, by their ports."""
-    everybody = (service["spec"] or {}).get("publishNotReadyAddresses")
+    """Return the addresses of a Service's pods by port: ready ones, and ones that are not ready."""
+    with_unready = (service["spec"] or {}).get("publishNotReadyAddresses")
     found: dict[str, Obj] = {}
     for pod in pods:
         ip, phase = pod["status"].get("podIP"), pod["status"].get("phase")
         if not ip or not pod["spec"].get("nodeName") or phase in ("Succeeded", "Failed"):
             continue
-        if pod["metadata"].get("deletionTimestamp") and not everybody:
+        if is_deleting(pod) and not with_unready:
             continue
         ports = _ports(service, pod)
         subset = found.setdefault(repr(ports), {"ports": ports} if ports else {})
-        serves = everybody or (condition_of(pod, "Ready") or {}).get("status") == "True"
+        serves = with_unready or is_true(pod, "Ready")
         subset.setdefault("addresses" if serves else "notReadyAddresses", []).append(
             {
                 "ip": ip,

@@ -1,4 +1,4 @@
-"""Garbage collection: dependants of deleted owners, foreground deletion, ending namespaces, pods without a node."""
+"""Garbage collection: dependants of deleted owners, foreground deletion, namespaces, and pods without a node."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import asyncio
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.objects import condition_of, has_ended, is_deleting, remove_finalizer, remove_owner
 from evenkeel_local.gpu_cluster.registry import FOREGROUND, ORPHAN, Registry, mark_disrupted
 from evenkeel_local.gpu_cluster.store import Store, StoreChange, TypeKey, name_of, namespace_of
 
 
 class GarbageCollector:
-    """Follows owner references; a dependant goes when none of its owners is left."""
+    """Deletes a dependant when its last owner is gone."""
 
     def __init__(self, registry: Registry, pod_gc_seconds: float) -> None:
         self._registry = registry
@@ -49,7 +50,7 @@ class GarbageCollector:
 
     def _check_namespace(self, name: str) -> None:
         namespace = self._store.find(catalogue.NAMESPACES.key, "", name)
-        if namespace is not None and namespace["metadata"].get("deletionTimestamp"):
+        if namespace is not None and is_deleting(namespace):
             self._namespaces[name] = None
 
     async def run(self) -> None:
@@ -75,74 +76,42 @@ class GarbageCollector:
     def _owner_lives(self, reference: Obj, namespace: str) -> bool:
         rt = self._registry.types.by_kind(reference["apiVersion"], reference["kind"])
         if rt is None:
-            return True  # an owner of a kind that is not served: nothing can be concluded
+            return True  # the kind is not served: assume that the owner exists
         owner = self._store.find(rt.key, namespace if rt.namespaced else "", reference["name"])
         return owner is not None and owner["metadata"]["uid"] == reference["uid"]
 
     def _collect(self, key: TypeKey, namespace: str, name: str) -> None:
         obj = self._store.find(key, namespace, name)
         references = (obj or {}).get("metadata", {}).get("ownerReferences") or []
-        if obj is None or not references or obj["metadata"].get("deletionTimestamp"):
+        if obj is None or not references or is_deleting(obj):
             return
         if any(self._owner_lives(reference, namespace) for reference in references):
             return
-        rt = self._registry.types.by_key(key)
-        self._registry.delete(rt, namespace, name, {"propagationPolicy": "Background"})
+        self._registry.remove(obj, {"propagationPolicy": "Background"})
 
     def _finish_deletion(self, key: TypeKey, namespace: str, name: str) -> None:
-        """Go on with an object that is being deleted and waits for its dependants."""
+        """Continue the deletion of an object that waits for its dependants."""
         obj = self._store.find(key, namespace, name)
-        if obj is None or not obj["metadata"].get("deletionTimestamp"):
+        if obj is None or not is_deleting(obj):
             return
-        finalizers = obj["metadata"].get("finalizers") or []
-        rt = self._registry.types.by_key(key)
+        finalizers, uid = obj["metadata"].get("finalizers") or [], obj["metadata"]["uid"]
         if ORPHAN in finalizers:
-            for dependant_key, dependant in self._store.owned_by(obj["metadata"]["uid"]):
-                self._remove_owner_reference(dependant_key, dependant, obj["metadata"]["uid"])
-            self._drop_finalizer(rt.key, obj, ORPHAN)
+            for _, dependant in self._store.owned_by(uid):
+                self._registry.change(dependant, lambda other: remove_owner(other, uid))
+            self._registry.change(obj, lambda other: remove_finalizer(other, ORPHAN))
         elif FOREGROUND in finalizers:
-            blocking = False
-            for dependant_key, dependant in self._store.owned_by(obj["metadata"]["uid"]):
-                blocking = True
-                if not dependant["metadata"].get("deletionTimestamp"):
-                    dependant_rt = self._registry.types.by_key(dependant_key)
-                    self._registry.delete(
-                        dependant_rt,
-                        namespace_of(dependant),
-                        name_of(dependant),
-                        {"propagationPolicy": "Foreground"}
-                        if self._store.owned_by(dependant["metadata"]["uid"])
-                        else {},
-                    )
-            if not blocking:
-                self._drop_finalizer(rt.key, obj, FOREGROUND)
-            elif not self._store.owned_by(obj["metadata"]["uid"]):
+            dependants = [dependant for _, dependant in self._store.owned_by(uid)]
+            for dependant in dependants:
+                if not is_deleting(dependant):
+                    has_own = self._store.owned_by(dependant["metadata"]["uid"])
+                    self._registry.remove(dependant, {"propagationPolicy": "Foreground"} if has_own else {})
+            if not dependants:
+                self._registry.change(obj, lambda other: remove_finalizer(other, FOREGROUND))
+            elif not self._store.owned_by(uid):
                 self._ending[(key, namespace, name)] = None
 
-    def _remove_owner_reference(self, key: TypeKey, dependant: Obj, uid: str) -> None:
-        rt = self._registry.types.by_key(key)
-
-        def strip(obj: Obj) -> None:
-            kept = [reference for reference in obj["metadata"]["ownerReferences"] if reference["uid"] != uid]
-            obj["metadata"]["ownerReferences"] = kept
-            if not kept:
-                del obj["metadata"]["ownerReferences"]
-
-        self._registry.mutate(rt, namespace_of(dependant), name_of(dependant), strip)
-
-    def _drop_finalizer(self, key: TypeKey, obj: Obj, finalizer: str) -> None:
-        rt = self._registry.types.by_key(key)
-
-        def drop(stored: Obj) -> None:
-            rest = [kept for kept in stored["metadata"].get("finalizers") or () if kept != finalizer]
-            stored["metadata"]["finalizers"] = rest
-            if not rest:
-                del stored["metadata"]["finalizers"]
-
-        self._registry.mutate(rt, namespace_of(obj), name_of(obj), drop)
-
     def _empty_namespace(self, name: str) -> None:
-        """Delete what is in a namespace that is being deleted; when nothing is left, let the namespace go."""
+        """Delete the objects in a namespace that is being deleted, and then the namespace."""
         namespace = self._store.find(catalogue.NAMESPACES.key, "", name)
         if namespace is None:
             return
@@ -150,23 +119,23 @@ class GarbageCollector:
         for rt in {rt.key: rt for rt in self._registry.types.all() if rt.namespaced}.values():
             for obj in self._store.all(rt.key, name):
                 left += 1
-                if not obj["metadata"].get("deletionTimestamp"):
+                if not is_deleting(obj):
                     self._registry.delete(rt, name, name_of(obj), {"propagationPolicy": "Background"})
                     if self._store.find(rt.key, name, name_of(obj)) is None:
                         left -= 1
         if left == 0:
-            self._registry.mutate(catalogue.NAMESPACES, "", name, lambda obj: obj["spec"].update(finalizers=[]))
+            self._registry.change(namespace, lambda obj: obj["spec"].update(finalizers=[]))
 
     # Pods
 
     async def collect_pods(self) -> None:
-        """Remove pods whose node object is gone, and terminating ones on a node declared out of service."""
+        """Remove pods whose node is gone, and terminating pods on a node with the out-of-service taint."""
         while True:
             await asyncio.sleep(self._pod_gc_seconds)
             self.collect_pods_once()
 
     def collect_pods_once(self) -> None:
-        """Do one round of `collect_pods`."""
+        """Collect once."""
         for pod in self._store.all(catalogue.PODS.key):
             node_name = pod["spec"].get("nodeName")
             if not node_name:
@@ -174,27 +143,24 @@ class GarbageCollector:
             node = self._store.find(catalogue.NODES.key, "", node_name)
             if node is None:
                 self._remove(pod, "PodGC: node no longer exists")
-            elif pod["metadata"].get("deletionTimestamp") and _is_out_of_service(node):
+            elif is_deleting(pod) and _is_out_of_service(node):
                 self._remove(pod, "PodGC: node is out of service")
 
     def _remove(self, pod: Obj, why: str) -> None:
         def fail(obj: Obj) -> None:
-            if obj["status"].get("phase") not in ("Succeeded", "Failed"):
+            if not has_ended(obj):
                 obj["status"]["phase"] = "Failed"
                 mark_disrupted(obj, "DeletionByPodGC", why)
 
-        self._registry.mutate(catalogue.PODS, namespace_of(pod), name_of(pod), fail)
+        self._registry.change(pod, fail)
         try:
-            self._registry.delete(catalogue.PODS, namespace_of(pod), name_of(pod), {"gracePeriodSeconds": 0})
+            self._registry.remove(pod, {"gracePeriodSeconds": 0})
         except ApiError as refused:
             if refused.code != 404:
                 raise
 
 
 def _is_out_of_service(node: Obj) -> bool:
-    return any(
-        taint["key"] == "node.kubernetes.io/out-of-service" for taint in node["spec"].get("taints") or ()
-    ) and any(
-        condition["type"] == "Ready" and condition["status"] != "True"
-        for condition in (node.get("status") or {}).get("conditions") or ()
-    )
+    keys = {taint["key"] for taint in node["spec"].get("taints") or ()}
+    ready = condition_of(node, "Ready")
+    return "node.kubernetes.io/out-of-service" in keys and ready is not None and ready["status"] != "True"

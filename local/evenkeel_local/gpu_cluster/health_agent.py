@@ -102,11 +102,11 @@ class HealthAgent:
         machine.unhealthy, machine.lasting, machine.has_rebooted_in_vain = None, None, False
 
         def clear(node: Obj) -> None:
-            labels = node["metadata"].get("labels") or {}
+            labels = node["metadata"].setdefault("labels", {})
             labels[STATUS_LABEL] = "Schedulable"
             for key in ("fault-types", "fault-reasons"):
                 labels.pop(f"{PREFIX}{key}", None)
-            (node["metadata"].get("annotations") or {}).pop(DETAILS, None)
+            node["metadata"].get("annotations", {}).pop(DETAILS, None)
             taints = [t for t in node["spec"].get("taints") or () if t["key"] != STATUS_LABEL]
             node["spec"]["taints"] = taints
             if not taints:

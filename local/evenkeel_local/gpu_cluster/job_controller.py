@@ -1,8 +1,8 @@
-"""The Job controller: runs a Job's pods, counts how they end, and says when the Job is over.
+"""The Job controller: creates a Job's pods, counts how they end, and ends the Job.
 
 Source: `pkg/controller/job` of Kubernetes 1.33, for Indexed and NonIndexed Jobs, suspension, backoff, deadlines, pod
 failure policies with `FailJob`, `Ignore` and `Count`, and `podReplacementPolicy`. Per-index backoff and success
-policies are not here.
+policies are missing.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from typing import Any
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.admission import TRACKING, random_suffix
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.registry import (
-    Registry,
+from evenkeel_local.gpu_cluster.objects import (
+    annotations_of,
     condition_of,
     controller_of,
+    has_ended,
+    is_deleting,
+    is_true,
     owner_reference,
-    set_condition,
-    timestamp,
+    put,
+    remove_finalizer,
 )
-from evenkeel_local.gpu_cluster.store import Store, StoreChange, clone, name_of, namespace_of
-from evenkeel_local.gpu_cluster.work_queue import WorkQueue
+from evenkeel_local.gpu_cluster.registry import Registry, set_condition, timestamp
+from evenkeel_local.gpu_cluster.store import StoreChange, clone, name_of, namespace_of
+from evenkeel_local.gpu_cluster.work_queue import Controller
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 SOURCE = "job-controller"
-DEBOUNCE_SECONDS = 0.02
-"""How long changes of a Job's pods are gathered before they are looked at (a second in the real controller)."""
 BATCH = 100
-"""How many pods one step creates; their own creation brings on the next step."""
+"""Most pods that one step creates. Their creation triggers the next step."""
 
 
 def read_indexes(text: str) -> set[int]:
@@ -43,7 +45,7 @@ def read_indexes(text: str) -> set[int]:
 
 
 def write_indexes(indexes: set[int]) -> str:
-    """Write indexes as `0-2,5`; a run of two is a range too, as the real controller writes it."""
+    """Write indexes as `0-2,5`. Two consecutive indexes are a range too, as in the real controller."""
     parts: list[str] = []
     ordered = sorted(indexes)
     start = 0
@@ -56,51 +58,41 @@ def write_indexes(indexes: set[int]) -> str:
 
 
 def is_finished(job: Obj) -> bool:
-    """Whether a Job is over, well or not."""
-    return any(
-        condition["type"] in ("Complete", "Failed") and condition["status"] == "True"
-        for condition in (job.get("status") or {}).get("conditions") or ()
-    )
+    """Whether a Job is complete or has failed."""
+    return is_true(job, "Complete") or is_true(job, "Failed")
 
 
-class JobController:
-    """Brings every Job that something happened to one step nearer to its spec."""
+class JobController(Controller):
+    """Takes each Job one step nearer to its spec."""
+
+    kind = catalogue.JOBS
+    debounce_seconds = 0.02  # 1 s in the real controller
 
     def __init__(self, registry: Registry, backoff_seconds: float) -> None:
-        self._registry = registry
-        self._store: Store = registry.store
+        super().__init__(registry)
         self._backoff_seconds = backoff_seconds
-        self._queue = WorkQueue(self.sync, DEBOUNCE_SECONDS)
-        self.run = self._queue.run
         self._not_before: dict[str, float] = {}
-        self._store.listen(self._on_change)
 
-    def _on_change(self, change: StoreChange) -> None:
-        if change.key == catalogue.JOBS.key:
-            self._queue.add(namespace_of(change.new), name_of(change.new))
-        elif change.key == catalogue.PODS.key:
-            owner = controller_of(change.new)
-            if owner is None and change.kind != "DELETED":
-                self._remove_tracking_finalizer(change.new)
-            elif owner is not None and owner["kind"] == "Job":
-                self._queue.add(namespace_of(change.new), owner["name"])
-                if TRACKING in (change.new["metadata"].get("finalizers") or ()):
-                    self._release_orphan(change.new, owner)
+    def _on_other_change(self, change: StoreChange) -> None:
+        if change.key != catalogue.PODS.key:
+            return
+        owner = controller_of(change.new)
+        if owner is None and change.kind != "DELETED":
+            self._remove_tracking_finalizer(change.new)
+        elif owner is not None and owner["kind"] == "Job":
+            self._queue.add(namespace_of(change.new), owner["name"])
+            if TRACKING in (change.new["metadata"].get("finalizers") or ()):
+                self._release_orphan(change.new, owner)
 
     def _release_orphan(self, pod: Obj, owner: Obj) -> None:
         job = self._store.find(catalogue.JOBS.key, namespace_of(pod), owner["name"])
         if job is None or job["metadata"]["uid"] != owner["uid"]:
             self._remove_tracking_finalizer(pod)
 
-    def notice_all(self) -> None:
-        """Look at every Job that is there already."""
-        for job in self._store.each(catalogue.JOBS.key):
-            self._queue.add(namespace_of(job), name_of(job))
-
     # One step
 
     def sync(self, namespace: str, name: str) -> None:
-        """Compare one Job with its pods and act on the difference."""
+        """Compare one Job with its pods, and act on the difference."""
         job = self._store.find(catalogue.JOBS.key, namespace, name)
         if job is None:
             for pod in self._store.all(catalogue.PODS.key, namespace):
@@ -108,28 +100,29 @@ class JobController:
                 if owner is not None and owner["kind"] == "Job" and owner["name"] == name:
                     self._release_orphan(pod, owner)
             return
-        pods = [obj for key, obj in self._store.owned_by(job["metadata"]["uid"]) if key == catalogue.PODS.key]
-        if job["metadata"].get("deletionTimestamp") or is_finished(job):
+        pods = self._pods_of(job)
+        if is_deleting(job) or is_finished(job):
             for pod in pods:
                 self._remove_tracking_finalizer(pod)
             self._delete_after_ttl(job)
             return
         status = clone(job.get("status") or {})
-        self._start(job, status)
+        if not job["spec"].get("suspend") and "startTime" not in status:
+            status["startTime"] = timestamp()
         failure = self._count_finished_pods(job, status, pods)
-        pods = [obj for key, obj in self._store.owned_by(job["metadata"]["uid"]) if key == catalogue.PODS.key]
-        self._finish_job(job, status, pods, failure)
+        self._finish_job(job, status, self._pods_of(job), failure)
         self._save(job, status)
+
+    def _pods_of(self, job: Obj) -> list[Obj]:
+        return [obj for key, obj in self._store.owned_by(job["metadata"]["uid"]) if key == catalogue.PODS.key]
 
     def _save(self, job: Obj, status: Obj) -> None:
         if status != job.get("status"):
-            self._registry.mutate(
-                catalogue.JOBS, namespace_of(job), name_of(job), lambda obj: obj.__setitem__("status", status)
-            )
+            self._registry.change(job, lambda obj: obj.update(status=status))
 
     def _delete_after_ttl(self, job: Obj) -> None:
         ttl = job["spec"].get("ttlSecondsAfterFinished")
-        if ttl is None or job["metadata"].get("deletionTimestamp"):
+        if ttl is None or is_deleting(job):
             return
         ended = condition_of(job, "Complete") or condition_of(job, "Failed") or {}
         at = datetime.fromisoformat(ended["lastTransitionTime"])
@@ -138,24 +131,11 @@ class JobController:
             self._queue.add_later(job, left + 0.05)
         else:
             options = {"propagationPolicy": "Foreground", "preconditions": {"uid": job["metadata"]["uid"]}}
-            self._registry.delete(catalogue.JOBS, namespace_of(job), name_of(job), options)
-
-    def _start(self, job: Obj, status: Obj) -> None:
-        if not job["spec"].get("suspend") and "startTime" not in status:
-            status["startTime"] = timestamp()
+            self._registry.remove(job, options)
 
     def _remove_tracking_finalizer(self, pod: Obj) -> None:
-        if TRACKING not in (pod["metadata"].get("finalizers") or ()):
-            return
-
-        def drop(obj: Obj) -> None:
-            rest = [finalizer for finalizer in obj["metadata"].get("finalizers") or () if finalizer != TRACKING]
-            if rest:
-                obj["metadata"]["finalizers"] = rest
-            else:
-                obj["metadata"].pop("finalizers", None)
-
-        self._registry.mutate(catalogue.PODS, namespace_of(pod), name_of(pod), drop)
+        if TRACKING in (pod["metadata"].get("finalizers") or ()):
+            self._registry.change(pod, lambda obj: remove_finalizer(obj, TRACKING))
 
     # Counting
 
@@ -164,10 +144,10 @@ class JobController:
             return True
         if job["spec"]["podReplacementPolicy"] == "Failed":
             return False
-        return bool(pod["metadata"].get("deletionTimestamp")) and pod["status"].get("phase") != "Succeeded"
+        return is_deleting(pod) and pod["status"].get("phase") != "Succeeded"
 
     def _count_finished_pods(self, job: Obj, status: Obj, pods: list[Obj]) -> tuple[str, str] | None:
-        """Count the pods that ended and let go of them; return the failure that a pod failure policy decides."""
+        """Count the pods that ended, and release them; return the failure that a pod failure policy decides."""
         indexed = job["spec"]["completionMode"] == "Indexed"
         done = read_indexes(status.get("completedIndexes") or "")
         decided: tuple[str, str] | None = None
@@ -216,9 +196,9 @@ class JobController:
 
     def _finish_job(self, job: Obj, status: Obj, pods: list[Obj], decided: tuple[str, str] | None) -> None:
         spec = job["spec"]
-        live = [pod for pod in pods if pod["status"].get("phase") not in ("Succeeded", "Failed")]
-        active = [pod for pod in live if not pod["metadata"].get("deletionTimestamp")]
-        terminating = [pod for pod in live if pod["metadata"].get("deletionTimestamp")]
+        live = [pod for pod in pods if not has_ended(pod)]
+        active = [pod for pod in live if not is_deleting(pod)]
+        terminating = [pod for pod in live if is_deleting(pod)]
         failure = self._failure(job, status, decided)
         if failure is not None:
             set_condition(status, "FailureTarget", "True", *failure)
@@ -244,16 +224,8 @@ class JobController:
         self._count_pods(status, active, terminating)
 
     def _count_pods(self, status: Obj, active: list[Obj], terminating: list[Obj]) -> None:
-        ready = [
-            pod
-            for pod in active
-            if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions") or ())
-        ]
-        if active or "active" in status:
-            status["active"] = len(active)
-        if status.get("active") == 0:
-            del status["active"]
-        status["ready"], status["terminating"] = len(ready), len(terminating)
+        put(status, "active", len(active))
+        status["ready"], status["terminating"] = sum(is_true(pod, "Ready") for pod in active), len(terminating)
         status["uncountedTerminatedPods"] = {}
 
     def _failure(self, job: Obj, status: Obj, decided: tuple[str, str] | None) -> tuple[str, str] | None:
@@ -282,15 +254,19 @@ class JobController:
     def _stop(
         self, job: Obj, active: list[Obj], terminating: list[Obj], *, counted: bool = True
     ) -> tuple[list[Obj], list[Obj]]:
-        """Delete the pods that still run; return those that are active and terminating after it.
+        """Delete the active pods; return the pods that are then active, and those that terminate.
 
-        Pods of a Job that is over count as failed; pods that go because fewer are wanted are let go first and do not.
+        Args:
+            job: Their Job.
+            active: The pods to delete.
+            terminating: Pods that already terminate.
+            counted: Whether the Job counts these pods as failed. A smaller or suspended Job does not count them.
         """
         remaining = list(terminating)
         for pod in active:
             if not counted:
                 self._remove_tracking_finalizer(pod)
-            last, done = self._registry.delete(catalogue.PODS, namespace_of(pod), name_of(pod))
+            last, done = self._registry.remove(pod)
             self._registry.record(job, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}", source=SOURCE)
             if not done and last["metadata"].get("deletionGracePeriodSeconds"):
                 remaining.append(last)
@@ -354,7 +330,7 @@ class JobController:
 
 
 def pod_of(job: Obj, index: int | None) -> Obj:
-    """Return the pod that a Job's template makes, for one completion index or none."""
+    """Return a pod from a Job's template, for one completion index or None."""
     template: dict[str, Any] = clone(job["spec"]["template"])
     metadata = template.setdefault("metadata", {})
     name = name_of(job)
@@ -388,7 +364,7 @@ def pod_of(job: Obj, index: int | None) -> Obj:
 
 
 def _index(pod: Obj) -> int:
-    return int((pod["metadata"].get("annotations") or {}).get(INDEX) or -1)
+    return int(annotations_of(pod).get(INDEX) or -1)
 
 
 def _failed_container(pod: Obj) -> str:

@@ -28,10 +28,19 @@ from evenkeel_local.gpu_cluster.config import ClusterConfig, KarpenterSettings
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.kubelet import Kubelet, KubeletDirectory, Variables
 from evenkeel_local.gpu_cluster.machines import EFA, PODS_PER_NODE, shape_of
+from evenkeel_local.gpu_cluster.objects import (
+    annotations_of,
+    condition_of,
+    has_ended,
+    is_deleting,
+    is_true,
+    labels_of,
+    owner_reference,
+)
 from evenkeel_local.gpu_cluster.pod_topology import Amounts, NodeCapacityView
 from evenkeel_local.gpu_cluster.processes import ProcessGuard
 from evenkeel_local.gpu_cluster.quantities import quantity
-from evenkeel_local.gpu_cluster.registry import Registry, condition_of, owner_reference, set_condition
+from evenkeel_local.gpu_cluster.registry import Registry, set_condition
 from evenkeel_local.gpu_cluster.scheduler import refusal, requests_of
 from evenkeel_local.gpu_cluster.selectors import matches_expression
 from evenkeel_local.gpu_cluster.store import ResourceType, Store, name_of, namespace_of
@@ -196,9 +205,7 @@ class Karpenter:
 
     @property
     def _pools(self) -> list[Obj]:
-        pools = [
-            pool for pool in self._store.all((GROUP, "nodepools")) if not pool["metadata"].get("deletionTimestamp")
-        ]
+        pools = [pool for pool in self._store.all((GROUP, "nodepools")) if not is_deleting(pool)]
         return sorted(pools, key=lambda pool: (-int(pool["spec"].get("weight") or 0), name_of(pool)))
 
     @property
@@ -243,7 +250,7 @@ class Karpenter:
     def _used(self, pool: str) -> Amounts:
         used: Amounts = {"nodes": Decimal(0)}
         for claim in self._claims:
-            if (claim["metadata"].get("labels") or {}).get(POOL_LABEL) == pool:
+            if labels_of(claim).get(POOL_LABEL) == pool:
                 used["nodes"] += 1
                 for name, amount in ((claim.get("status") or {}).get("capacity") or {}).items():
                     used[name] = used.get(name, Decimal(0)) + quantity(amount)
@@ -254,7 +261,7 @@ class Karpenter:
     def _waiting(self) -> list[Obj]:
         found = []
         for pod in self._store.each(catalogue.PODS.key):
-            if pod["spec"].get("nodeName") or pod["metadata"].get("deletionTimestamp"):
+            if pod["spec"].get("nodeName") or is_deleting(pod):
                 continue
             told = condition_of(pod, "PodScheduled")
             if (
@@ -285,14 +292,11 @@ class Karpenter:
                 capacity.free[name] = capacity.free.get(name, Decimal(0)) - amount
 
     def _is_launching(self, claim: Obj) -> bool:
-        return (
-            not claim["metadata"].get("deletionTimestamp")
-            and (condition_of(claim, "Initialized") or {}).get("status") != "True"
-        )
+        return not is_deleting(claim) and not is_true(claim, "Initialized")
 
     def _capacity_of(self, claim: Obj) -> NodeCapacityView:
         spec = {"taints": claim["spec"].get("taints") or []}
-        node = {"metadata": {"name": name_of(claim), "labels": claim["metadata"].get("labels") or {}}, "spec": spec}
+        node = {"metadata": {"name": name_of(claim), "labels": labels_of(claim)}, "spec": spec}
         capacity = (claim.get("status") or {}).get("capacity") or {}
         free = {name: quantity(amount) for name, amount in capacity.items()}
         bound = (claim.get("status") or {}).get("nodeName")
@@ -377,7 +381,7 @@ class Karpenter:
     async def _launch(self, instance: Instance) -> None:
         await asyncio.sleep(self.settings.launch)
         claim = self._store.find((GROUP, "nodeclaims"), "", instance.claim)
-        if claim is None or claim["metadata"].get("deletionTimestamp"):
+        if claim is None or is_deleting(claim):
             return
         offering, key = instance.offering, _key(instance.offering)
         running = sum(1 for other in self._instances.values() if _key(other.offering) == key and other.node_name)
@@ -458,22 +462,18 @@ class Karpenter:
         instance = self._instances.get(name_of(claim))
         node_name = (claim.get("status") or {}).get("nodeName")
         node = self._store.find(catalogue.NODES.key, "", node_name) if node_name else None
-        if (
-            node is not None
-            and node["metadata"].get("deletionTimestamp")
-            and not claim["metadata"].get("deletionTimestamp")
-        ):
+        if node is not None and is_deleting(node) and not is_deleting(claim):
             self._registry.delete(self._type("NodeClaim"), "", name_of(claim))
             return
-        if claim["metadata"].get("deletionTimestamp"):
+        if is_deleting(claim):
             self._terminate(claim, instance, node)
-        elif node is not None and (condition_of(claim, "Initialized") or {}).get("status") != "True":
+        elif node is not None and not is_true(claim, "Initialized"):
             self._initialize(claim, node)
 
     def _initialize(self, claim: Obj, node: Obj) -> None:
         keys = {taint["key"] for taint in node["spec"].get("taints") or ()}
         starting = {taint["key"] for taint in claim["spec"].get("startupTaints") or ()}
-        if (condition_of(node, "Ready") or {}).get("status") != "True" or keys & starting:
+        if not is_true(node, "Ready") or keys & starting:
             return
         self._registry.mutate(
             catalogue.NODES,
@@ -490,13 +490,9 @@ class Karpenter:
         """Drain, then end: taint the node, evict what runs there within its budgets, and take the machine away."""
         if node is not None and instance is not None and not instance.ended:
             self._mark_disrupted(node)
-            left = [
-                pod
-                for pod in self._store.pods_on(name_of(node))
-                if pod["status"].get("phase") not in ("Succeeded", "Failed")
-            ]
+            left = [pod for pod in self._store.pods_on(name_of(node)) if not has_ended(pod)]
             for pod in left:
-                if not pod["metadata"].get("deletionTimestamp"):
+                if not is_deleting(pod):
                     self._evict(pod)
             if left:
                 return
@@ -573,8 +569,8 @@ class Karpenter:
         for claim in self._claims:
             node_name = (claim.get("status") or {}).get("nodeName")
             node = self._store.find(catalogue.NODES.key, "", node_name) if node_name else None
-            mine = (claim["metadata"].get("labels") or {}).get(POOL_LABEL) == pool
-            if mine and node is not None and not claim["metadata"].get("deletionTimestamp"):
+            mine = labels_of(claim).get(POOL_LABEL) == pool
+            if mine and node is not None and not is_deleting(claim):
                 found.append((claim, node))
         return found
 
@@ -598,9 +594,9 @@ class Karpenter:
             if after is None:
                 continue
             underused = disruption.get("consolidationPolicy", "WhenEmptyOrUnderutilized") == "WhenEmptyOrUnderutilized"
-            claims = [c for c in self._claims if (c["metadata"].get("labels") or {}).get(POOL_LABEL) == name_of(pool)]
+            claims = [c for c in self._claims if labels_of(c).get(POOL_LABEL) == name_of(pool)]
             allowed = self._budget(disruption, len(claims))
-            allowed -= sum(1 for claim in claims if claim["metadata"].get("deletionTimestamp"))
+            allowed -= sum(1 for claim in claims if is_deleting(claim))
             for claim in claims:
                 if allowed > 0 and self._is_consolidatable(claim, after, underused):
                     allowed -= 1
@@ -623,15 +619,11 @@ class Karpenter:
 
     def _is_consolidatable(self, claim: Obj, after: float, underused: bool) -> bool:
         instance = self._instances.get(name_of(claim))
-        initialized = (condition_of(claim, "Initialized") or {}).get("status") == "True"
-        if instance is None or claim["metadata"].get("deletionTimestamp") or not initialized:
+        initialized = is_true(claim, "Initialized")
+        if instance is None or is_deleting(claim) or not initialized:
             return False
-        pods = [
-            pod
-            for pod in self._store.pods_on(instance.node_name)
-            if pod["status"].get("phase") not in ("Succeeded", "Failed")
-        ]
-        kept = any((pod["metadata"].get("annotations") or {}).get(DO_NOT_DISRUPT) == "true" for pod in pods)
+        pods = [pod for pod in self._store.pods_on(instance.node_name) if not has_ended(pod)]
+        kept = any(annotations_of(pod).get(DO_NOT_DISRUPT) == "true" for pod in pods)
         movable = not pods or (underused and not kept and self._fit_elsewhere(pods, instance.node_name))
         if not movable or self._waiting():
             instance.empty_since = None
@@ -643,11 +635,11 @@ class Karpenter:
     def _fit_elsewhere(self, pods: Iterable[Obj], without: str) -> bool:
         capacities = []
         for node in self._store.each(catalogue.NODES.key):
-            if name_of(node) == without or (condition_of(node, "Ready") or {}).get("status") != "True":
+            if name_of(node) == without or not is_true(node, "Ready"):
                 continue
             free = {name: quantity(amount) for name, amount in node["status"]["allocatable"].items()}
             for pod in self._store.pods_on(name_of(node)):
-                if pod["status"].get("phase") not in ("Succeeded", "Failed"):
+                if not has_ended(pod):
                     for name, amount in requests_of(pod["spec"]).items():
                         free[name] = free.get(name, Decimal(0)) - amount
             capacities.append(NodeCapacityView(node, free))

@@ -16,6 +16,7 @@ from pathlib import Path
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.exec_session import Begin, Session
+from evenkeel_local.gpu_cluster.objects import has_ended, is_deleting, is_true
 from evenkeel_local.gpu_cluster.pod_worker import ContainerRun, MissingReference, PodWorker
 from evenkeel_local.gpu_cluster.processes import ProcessGuard, RunningProcess
 from evenkeel_local.gpu_cluster.registry import Registry, micro_timestamp, set_condition, timestamp
@@ -159,7 +160,7 @@ class Kubelet:
         else:
             self._registry.mutate(catalogue.LEASES, LEASE_NAMESPACE, self.name, lambda obj: obj.update(spec=spec))
         node = self._store.find(catalogue.NODES.key, "", self.name)
-        if node is not None and not _is_ready(node):
+        if node is not None and not is_true(node, "Ready"):
             self._registry.mutate(
                 catalogue.NODES, "", self.name, lambda obj: _ready(obj, "True", "KubeletReady", NODE_CONDITIONS[3][3])
             )
@@ -184,11 +185,11 @@ class Kubelet:
             return
         uid = pod["metadata"]["uid"]
         worker = self.workers.get(uid)
-        deleting = pod["metadata"].get("deletionTimestamp")
+        deleting = is_deleting(pod)
         if worker is None:
             if deleting:
                 self._confirm_deletion(pod)
-            elif pod["status"].get("phase") not in ("Succeeded", "Failed"):
+            elif not has_ended(pod):
                 self._run(pod)
             return
         if deleting:
@@ -233,10 +234,10 @@ class Kubelet:
     def _report_lost_pods(self) -> None:
         """Report pods that ran here before a reboot as ended: their processes are gone."""
         for pod in self._store.pods_on(self.name):
-            if pod["status"].get("phase") in ("Succeeded", "Failed"):
+            if has_ended(pod):
                 continue
             began = pod["status"].get("startTime") or timestamp()
-            if pod["spec"]["restartPolicy"] != "Never" and not pod["metadata"].get("deletionTimestamp"):
+            if pod["spec"]["restartPolicy"] != "Never" and not is_deleting(pod):
                 continue
 
             def fail(obj: Obj, began: str = began) -> None:
@@ -298,7 +299,7 @@ class Kubelet:
             name_of(pod),
             lambda obj: worker.write_status(obj["status"], ip, self.host_ip),
         )
-        if stored is not None and worker.is_over and stored["metadata"].get("deletionTimestamp"):
+        if stored is not None and worker.is_over and is_deleting(stored):
             self._confirm_deletion(stored)
 
     def note(self, worker: PodWorker, container: ContainerRun, running: RunningProcess) -> None:
@@ -434,10 +435,6 @@ class ExecRunner:
                 raise ApiError(500, "InternalError", f"Internal error occurred: {told}") from failed
 
         return begin
-
-
-def _is_ready(node: Obj) -> bool:
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions") or ())
 
 
 def _ready(node: Obj, value: str, reason: str, message: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.kubelet import KubeletDirectory
+from evenkeel_local.gpu_cluster.objects import labels_of
 from evenkeel_local.gpu_cluster.registry import timestamp
 from evenkeel_local.gpu_cluster.store import ResourceType, Store, name_of, namespace_of
 
@@ -82,7 +83,7 @@ class Metrics:
         metadata = {
             "name": name_of(about),
             "creationTimestamp": timestamp(),
-            "labels": about["metadata"].get("labels") or {},
+            "labels": labels_of(about),
         }
         if rt.namespaced:
             metadata["namespace"] = namespace_of(about)

@@ -1,4 +1,4 @@
-"""The node life cycle controller: missed heartbeats, condition taints, eviction after the tolerated time.
+"""The node lifecycle controller: missed heartbeats, taints for conditions, eviction after the tolerated time.
 
 Source: `pkg/controller/nodelifecycle` and `tainteviction` of Kubernetes 1.33.
 """
@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.kubelet import LEASE_NAMESPACE
+from evenkeel_local.gpu_cluster.objects import condition_of, has_ended, is_deleting, put
 from evenkeel_local.gpu_cluster.registry import Registry, mark_disrupted, set_condition, timestamp
 from evenkeel_local.gpu_cluster.scheduler import tolerates
 from evenkeel_local.gpu_cluster.store import Store, name_of, namespace_of
@@ -24,14 +25,11 @@ LOST_CONDITIONS = ("MemoryPressure", "DiskPressure", "PIDPressure", "Ready")
 
 def ready_value(node: Obj) -> str:
     """Return the node's Ready condition: True, False or Unknown."""
-    for condition in (node.get("status") or {}).get("conditions") or ():
-        if condition["type"] == "Ready":
-            return str(condition["status"])
-    return "Unknown"
+    return str((condition_of(node, "Ready") or {}).get("status", "Unknown"))
 
 
 class NodeController:
-    """Watches the heartbeats of every node and acts on those that stopped."""
+    """Marks, taints and drains nodes whose heartbeats stopped."""
 
     def __init__(self, registry: Registry, grace_seconds: float, toleration_override: float | None) -> None:
         self._registry = registry
@@ -47,7 +45,7 @@ class NodeController:
             self.check_all()
 
     def check_all(self) -> None:
-        """Do one round: conditions, taints, evictions."""
+        """Check every node once: conditions, taints, evictions."""
         now = datetime.now(UTC)
         for node in self._store.all(catalogue.NODES.key):
             self._check_heartbeat(node, now)
@@ -64,34 +62,23 @@ class NodeController:
             return
 
         def lose(obj: Obj) -> None:
+            status, told = obj.setdefault("status", {}), "Kubelet stopped posting node status."
             for kind in LOST_CONDITIONS:
-                set_condition(
-                    obj.setdefault("status", {}),
-                    kind,
-                    "Unknown",
-                    "NodeStatusUnknown",
-                    "Kubelet stopped posting node status.",
-                )
+                set_condition(status, kind, "Unknown", "NodeStatusUnknown", told)
 
-        lost = self._registry.mutate(catalogue.NODES, "", name_of(node), lose)
+        lost = self._registry.change(node, lose)
         if lost is not None:
-            self._registry.record(
-                lost, "NodeNotReady", f"Node {name_of(node)} status is now: NodeNotReady", source=SOURCE
-            )
+            told = f"Node {name_of(node)} status is now: NodeNotReady"
+            self._registry.record(lost, "NodeNotReady", told, source=SOURCE)
             for pod in self._store.pods_on(name_of(node)):
                 self._mark_unready(pod)
 
     def _mark_unready(self, pod: Obj) -> None:
         if pod["status"].get("phase") == "Running":
-            self._registry.mutate(
-                catalogue.PODS,
-                namespace_of(pod),
-                name_of(pod),
-                _lose_readiness,
-            )
+            self._registry.change(pod, _lose_readiness)
 
     def _taint(self, node: Obj) -> None:
-        """Keep the taints that conditions and cordoning call for."""
+        """Set the taints for the Ready condition and for cordoning."""
         ready = ready_value(node)
         wanted: set[tuple[str, str]] = set()
         if ready == "False":
@@ -116,11 +103,9 @@ class NodeController:
             have = {(taint["key"], taint["effect"]) for taint in kept}
             for key, effect in sorted(wanted - have):
                 kept.append({"key": key, "effect": effect, "timeAdded": timestamp()})
-            obj["spec"]["taints"] = kept
-            if not kept:
-                del obj["spec"]["taints"]
+            put(obj["spec"], "taints", kept)
 
-        self._registry.mutate(catalogue.NODES, "", name_of(node), write)
+        self._registry.change(node, write)
 
     # Eviction
 
@@ -129,7 +114,7 @@ class NodeController:
         if not taints:
             return
         for pod in self._store.pods_on(name_of(node)):
-            if pod["metadata"].get("deletionTimestamp") or pod["status"].get("phase") in ("Succeeded", "Failed"):
+            if is_deleting(pod) or has_ended(pod):
                 continue
             if self._is_due(pod, taints, now):
                 self._evict_one(pod, taints)
@@ -153,19 +138,12 @@ class NodeController:
 
     def _evict_one(self, pod: Obj, taints: list[Obj]) -> None:
         told = ", ".join(f"{taint['key']}:{taint['effect']}" for taint in taints)
-        self._registry.mutate(
-            catalogue.PODS,
-            namespace_of(pod),
-            name_of(pod),
-            lambda obj: mark_disrupted(
-                obj, "DeletionByTaintManager", f"Taint manager: deleting due to NoExecute taint {told}"
-            ),
-        )
-        self._registry.record(
-            pod, "TaintManagerEviction", f"Marking for deletion Pod {namespace_of(pod)}/{name_of(pod)}", source=SOURCE
-        )
+        why = f"Taint manager: deleting due to NoExecute taint {told}"
+        self._registry.change(pod, lambda obj: mark_disrupted(obj, "DeletionByTaintManager", why))
+        marked = f"Marking for deletion Pod {namespace_of(pod)}/{name_of(pod)}"
+        self._registry.record(pod, "TaintManagerEviction", marked, source=SOURCE)
         try:
-            self._registry.delete(catalogue.PODS, namespace_of(pod), name_of(pod))
+            self._registry.remove(pod)
         except ApiError as refused:
             if refused.code != 404:
                 raise

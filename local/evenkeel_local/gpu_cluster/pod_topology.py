@@ -7,11 +7,12 @@ Source: the plugins `interpodaffinity` and `podtopologyspread` of kube-scheduler
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 
 from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.objects import is_deleting, labels_of
 from evenkeel_local.gpu_cluster.selectors import matches_selector
 from evenkeel_local.gpu_cluster.store import name_of, namespace_of
 
@@ -46,11 +47,6 @@ class NodeCapacityView:
         """Return where the node stands by a topology key, nothing where it has none."""
         value = labels_of(self.node).get(key) or (name_of(self.node) if key == "kubernetes.io/hostname" else None)
         return None if value is None else (key, value)
-
-
-def labels_of(obj: Obj) -> Mapping[str, str]:
-    """Return an object's labels."""
-    return obj["metadata"].get("labels") or {}
 
 
 def terms(pod: Obj, kind: str) -> list[Obj]:
@@ -143,7 +139,7 @@ class _Spread:
                 1
                 for other in capacity.pods
                 if namespace_of(other) == namespace_of(pod)
-                and not other["metadata"].get("deletionTimestamp")
+                and not is_deleting(other)
                 and _same_domain(constraint, pod, other)
                 and matches_selector(selector, labels_of(other))
             )

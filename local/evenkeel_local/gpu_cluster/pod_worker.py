@@ -18,6 +18,7 @@ from evenkeel_local.gpu_cluster import catalogue, exec_session, processes, volum
 from evenkeel_local.gpu_cluster.admission import GPU
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.exec_session import Session
+from evenkeel_local.gpu_cluster.objects import has_ended
 from evenkeel_local.gpu_cluster.processes import ProcessGuard, RunningProcess
 from evenkeel_local.gpu_cluster.quantities import quantity
 from evenkeel_local.gpu_cluster.registry import set_condition, timestamp
@@ -447,7 +448,7 @@ class PodWorker:
                     and spec.get("hostname") == host
                     and spec.get("subdomain") == service
                     and pod["status"].get("podIP")
-                    and pod["status"].get("phase") not in ("Succeeded", "Failed")
+                    and not has_ended(pod)
                 ):
                     return str(pod["status"]["podIP"])
             await asyncio.sleep(NAME_POLL_SECONDS)

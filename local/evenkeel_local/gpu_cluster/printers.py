@@ -14,6 +14,7 @@ from typing import Any
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.objects import is_deleting, labels_of
 from evenkeel_local.gpu_cluster.store import ResourceType, TypeKey, name_of
 
 NONE = "<none>"
@@ -144,7 +145,7 @@ def pod_status(pod: Obj) -> str:
                 reason = state["waiting"]["reason"]
             elif state.get("terminated"):
                 reason = state["terminated"].get("reason") or f"ExitCode:{state['terminated'].get('exitCode')}"
-    if pod["metadata"].get("deletionTimestamp"):
+    if is_deleting(pod):
         return "Terminating"
     return reason
 
@@ -178,7 +179,7 @@ def _node_status(node: Obj) -> str:
 
 def _node_roles(node: Obj) -> str:
     prefix = "node-role.kubernetes.io/"
-    labels = node["metadata"].get("labels") or {}
+    labels = labels_of(node)
     roles = sorted(key[len(prefix) :] for key in labels if key.startswith(prefix) and key != prefix)
     return ",".join(roles) or NONE
 
@@ -209,7 +210,7 @@ def _job_status(job: Obj) -> str:
     for kind in ("Complete", "Failed"):
         if kind in conditions:
             return kind
-    if job["metadata"].get("deletionTimestamp"):
+    if is_deleting(job):
         return "Terminating"
     for kind in ("Suspended", "FailureTarget", "SuccessCriteriaMet"):
         if kind in conditions:

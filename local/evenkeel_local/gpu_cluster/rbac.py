@@ -8,6 +8,7 @@ from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.api_server import RequestInfo
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.identity import User
+from evenkeel_local.gpu_cluster.objects import labels_of
 from evenkeel_local.gpu_cluster.selectors import matches_selector
 from evenkeel_local.gpu_cluster.store import Store
 
@@ -65,7 +66,7 @@ class RbacAuthorizer:
         yield from role.get("rules") or ()
         for selector in (role.get("aggregationRule") or {}).get("clusterRoleSelectors") or ():
             for other in self._store.each(catalogue.CLUSTER_ROLES.key):
-                if other is not role and matches_selector(selector, other["metadata"].get("labels") or {}):
+                if other is not role and matches_selector(selector, labels_of(other)):
                     yield from other.get("rules") or ()
 
 

@@ -1,7 +1,6 @@
-"""What create, update, delete and evict mean: defaults, preconditions, finalizers, grace.
+"""Create, update, delete and evict objects: defaults, preconditions, finalizers and grace periods.
 
-The store below keeps bytes and versions; the HTTP server above reads requests. The controllers use this module
-directly, so the rules of deletion hold for them too.
+The HTTP server and the controllers both write through this module, so the same rules of deletion hold for both.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from evenkeel_local.gpu_cluster import (
 )
 from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
+from evenkeel_local.gpu_cluster.objects import condition_of, has_ended, is_deleting, is_true, labels_of, put
 from evenkeel_local.gpu_cluster.selectors import matches_selector
 from evenkeel_local.gpu_cluster.store import ResourceType, Store, StoreChange, clone, name_of, namespace_of
 from evenkeel_local.gpu_cluster.validation import metadata as metadata_rules
@@ -33,17 +33,17 @@ SERVER_FIELDS = ("uid", "creationTimestamp", "resourceVersion", "generation", "d
 
 
 def timestamp(at: datetime | None = None) -> str:
-    """Return a moment as Kubernetes' `Time` (whole seconds, UTC)."""
+    """Return a time as Kubernetes' `Time` (whole seconds, UTC)."""
     return (at or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def micro_timestamp(at: datetime | None = None) -> str:
-    """Return a moment as Kubernetes' `MicroTime`."""
+    """Return a time as Kubernetes' `MicroTime`."""
     return (at or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def set_condition(status: Obj, kind: str, value: str, reason: str, message: str = "", extra: Obj | None = None) -> bool:
-    """Put a condition in a status and return whether that changed it; its time moves only when its value does."""
+    """Set a condition of a status; return whether it changed. Its transition time changes with its value only."""
     conditions: list[Obj] = status.setdefault("conditions", [])
     now = timestamp()
     for condition in conditions:
@@ -55,29 +55,13 @@ def set_condition(status: Obj, kind: str, value: str, reason: str, message: str 
             if not same:
                 condition["lastTransitionTime"] = now
             return True
-    conditions.append(
-        {
-            "type": kind,
-            "status": value,
-            "reason": reason,
-            "message": message,
-            "lastTransitionTime": now,
-            **(extra or {}),
-        }
-    )
+    new = {"type": kind, "status": value, "reason": reason, "message": message, "lastTransitionTime": now}
+    conditions.append(new | (extra or {}))
     return True
 
 
-def condition_of(obj: Obj, kind: str) -> Obj | None:
-    """Return an object's condition of one type, or nothing."""
-    for condition in (obj.get("status") or {}).get("conditions") or ():
-        if condition["type"] == kind:
-            return dict(condition)
-    return None
-
-
 class Registry:
-    """The rules of the API over the store."""
+    """The rules of the API on top of the store."""
 
     def __init__(self, store: Store, types: ResourceCatalogue) -> None:
         self.store = store
@@ -92,10 +76,10 @@ class Registry:
     ) -> Obj:
         """Admit, default, validate and store a new object.
 
-        With `trusted` the caller is a part of this cluster, and the object keeps the status it brings.
+        With `trusted`, the caller is a part of this cluster, and the object keeps its status.
 
         Raises:
-            ApiError: 404 without the namespace, 409 when the name is taken, 422 when the object is invalid.
+            ApiError: 404 without the namespace, 409 if the name is taken, 422 if the object is invalid.
         """
         obj = clone(obj) if trusted or rt.custom else object_schemas.without_nulls(obj)
         metadata = obj.setdefault("metadata", {})
@@ -114,7 +98,7 @@ class Registry:
             metadata["name"] = admission.generated_name(metadata["generateName"])
         metadata["uid"] = str(uuid.uuid4())
         metadata["creationTimestamp"] = timestamp()
-        if rt.has_status and not trusted and rt.key != catalogue.NODES.key:  # kubelets bring their node's first status
+        if rt.has_status and not trusted and rt.key != catalogue.NODES.key:  # a kubelet sends its node's first status
             obj.pop("status", None)
         if rt.key in admission.NEEDS_SPEC:
             obj.setdefault("spec", {})
@@ -132,7 +116,7 @@ class Registry:
         if trusted and kept is not None:
             obj["status"] = kept
         if rt.key == catalogue.PODS.key and self.new_address is not None and not dry_run:
-            # A pod has its address from creation on, so that the others of its job can be told where it will be.
+            # A pod has its address from creation on, so that the other pods of its job can resolve its name.
             address = self.new_address()
             obj["status"].update(podIP=address, podIPs=[{"ip": address}])
         if rt.key == catalogue.NODES.key and not trusted:
@@ -162,25 +146,21 @@ class Registry:
         found = self.store.find(catalogue.NAMESPACES.key, "", namespace)
         if found is None:
             raise errors.not_found("", "namespaces", namespace)
-        if found["metadata"].get("deletionTimestamp"):
+        if is_deleting(found):
             denied = errors.forbidden(
                 rt.group,
                 rt.plural,
                 str(obj["metadata"].get("name") or ""),
                 f"unable to create new content in namespace {namespace} because it is being terminated",
             )
-            details = denied.details or {}
-            details["causes"] = [
-                {
-                    "reason": "NamespaceTerminating",
-                    "message": f"namespace {namespace} is being terminated",
-                    "field": "metadata.namespace",
-                }
-            ]
+            why, field = f"namespace {namespace} is being terminated", "metadata.namespace"
+            denied.details = (denied.details or {}) | {
+                "causes": [{"reason": "NamespaceTerminating", "message": why, "field": field}]
+            }
             raise denied
 
     def _apply_schema(self, rt: ResourceType, obj: Obj) -> Obj:
-        """Return a custom object with its schema's defaults and without what its schema does not know."""
+        """Return a custom object with its schema's defaults and without unknown fields."""
         if rt.schema is None:
             return obj
         return dict(schemas.fill_defaults(rt.schema, schemas.prune(rt.schema, obj)))
@@ -208,12 +188,10 @@ class Registry:
         subresource: str = "",
         dry_run: bool = False,
     ) -> Obj:
-        """Store a new version of an object; a stale `metadata.resourceVersion` is a conflict.
-
-        A write to the object leaves its status alone, a write to `status` changes nothing else.
+        """Store a new version of an object. Only a write to the subresource `status` changes the status.
 
         Raises:
-            ApiError: 404, 409 on a stale version, 422 when the new object is invalid or has another UID.
+            ApiError: 404, 409 for a stale `metadata.resourceVersion`, 422 if the new object is invalid.
         """
         old = self.store.get(rt, namespace_of(obj), name_of(obj))
         self._check_version(rt, obj, old)
@@ -232,11 +210,9 @@ class Registry:
         if subresource == "status":
             kept = clone(old)
             kept["status"] = new.get("status") or {}
-            kept["metadata"]["managedFields"] = metadata.get("managedFields") or before.get("managedFields") or []
-            if not kept["metadata"]["managedFields"]:
-                kept["metadata"].pop("managedFields")
+            put(kept["metadata"], "managedFields", metadata.get("managedFields") or before.get("managedFields"))
             if rt.key in (catalogue.NODES.key, catalogue.PODS.key):
-                # The server lets a status write of these two change labels and annotations, which kubelets rely on.
+                # The server lets a status write of these kinds change labels and annotations: kubelets rely on it.
                 for field in ("labels", "annotations"):
                     if field in metadata:
                         kept["metadata"][field] = metadata[field]
@@ -255,10 +231,10 @@ class Registry:
         return self._write(rt, new, old)
 
     def _settle(self, rt: ResourceType, new: Obj, old: Obj) -> None:
-        """Fill up, validate and number a new version of an object.
+        """Set defaults and the generation of a new version of an object, and validate it.
 
         Raises:
-            ApiError: 422 when the object, or the step from the stored one to it, is invalid.
+            ApiError: 422 if the object or the change is invalid.
         """
         if rt.key in admission.NEEDS_SPEC:
             new.setdefault("spec", {})
@@ -272,7 +248,7 @@ class Registry:
         self._raise_generation(rt, new, old)
         before = old["metadata"]
         if rt.key == catalogue.DEPLOYMENTS.key and new["metadata"].get("annotations") != before.get("annotations"):
-            # A Deployment hands its annotations down to its ReplicaSet: they are part of what was asked for.
+            # A Deployment copies its annotations to its ReplicaSet: they are part of its spec.
             new["metadata"]["generation"] = int(before.get("generation") or 1) + 1
 
     def _check_version(self, rt: ResourceType, obj: Obj, old: Obj) -> None:
@@ -281,10 +257,10 @@ class Registry:
             raise errors.conflict(rt.group, rt.plural, name_of(obj))
 
     def check_replacement(self, rt: ResourceType, obj: Obj, old: Obj) -> None:
-        """Hold a client that replaces an object to the one that it means: a stated UID is a precondition.
+        """Check the preconditions of a replacement: the UID if the client sent one, and a version where it is required.
 
         Raises:
-            ApiError: 409 for another object of the same name, 422 without a version where one must be stated.
+            ApiError: 409 for another object of the same name, 422 if a required version is missing.
         """
         stated, stored = obj["metadata"], old["metadata"]
         if stated.get("uid") and stated["uid"] != stored["uid"]:
@@ -303,7 +279,7 @@ class Registry:
         """Create or update an object by server-side apply.
 
         Raises:
-            ApiError: 404 for a kind that is not served, 409 for a field that another manager owns, 422.
+            ApiError: 400 for a kind that is not served, 409 for a field that another manager owns, 422.
         """
         rt = self.types.by_kind(str(config.get("apiVersion")), str(config.get("kind")))
         if rt is None:
@@ -328,7 +304,7 @@ class Registry:
                 new["metadata"]["generation"] = int(old["metadata"].get("generation") or 1) + 1
 
     def _write(self, rt: ResourceType, new: Obj, old: Obj) -> Obj:
-        """Store an update, or remove the object when its deletion waited for just this."""
+        """Store an update, or remove the object if its deletion waited for this update."""
         metadata = new["metadata"]
         holds = old["metadata"].get("finalizers")
         if rt.key == catalogue.NAMESPACES.key:
@@ -343,10 +319,10 @@ class Registry:
             return not obj["spec"].get("finalizers")
         return not obj["metadata"].get("deletionGracePeriodSeconds")
 
-    def mutate(self, rt: ResourceType, namespace: str, name: str, change: Callable[[Obj], None]) -> Obj | None:
-        """Change an object in place as a controller of this cluster; nothing happens when it is gone.
+    def mutate(self, rt: ResourceType, namespace: str, name: str, change: Callable[[Obj], Any]) -> Obj | None:
+        """Change an object in place, as a controller of this cluster; return None if it is gone.
 
-        Nothing else can write in between (the event loop is not given up), so this cannot conflict.
+        Nothing else writes meanwhile, because nothing here awaits: there is no conflict.
         """
         old = self.store.find(rt.key, namespace if rt.namespaced else "", name)
         if old is None:
@@ -356,7 +332,18 @@ class Registry:
         self._raise_generation(rt, new, old)
         return self._write(rt, new, old)
 
+    def change(self, obj: Obj, change: Callable[[Obj], Any]) -> Obj | None:
+        """Change a stored object in place, as `mutate` does."""
+        rt = self.types.by_kind(obj["apiVersion"], obj["kind"])
+        return self.mutate(rt, namespace_of(obj), name_of(obj), change) if rt is not None else None
+
     # Delete
+
+    def remove(self, obj: Obj, options: Obj | None = None) -> tuple[Obj, bool]:
+        """Delete a stored object of a kind that is served, as `delete` does."""
+        rt = self.types.by_kind(obj["apiVersion"], obj["kind"])
+        assert rt is not None, obj["kind"]
+        return self.delete(rt, namespace_of(obj), name_of(obj), options)
 
     def delete(
         self,
@@ -367,10 +354,10 @@ class Registry:
         *,
         dry_run: bool = False,
     ) -> tuple[Obj, bool]:
-        """Begin or finish the deletion of an object; return its last state and whether it is gone.
+        """Start or finish the deletion of an object; return its last state and whether it is gone.
 
         Raises:
-            ApiError: 404, or 409 when a precondition of the options does not hold.
+            ApiError: 404, or 409 if a precondition of the options does not hold.
         """
         options = options or {}
         old = self.store.get(rt, namespace, name)
@@ -383,10 +370,7 @@ class Registry:
         if stated or not metadata.get("deletionTimestamp"):
             finalizers = [finalizer for finalizer in finalizers if finalizer not in (FOREGROUND, ORPHAN)]
             finalizers += {"Foreground": [FOREGROUND], "Orphan": [ORPHAN]}.get(policy, [])
-        if finalizers:
-            metadata["finalizers"] = finalizers
-        else:
-            metadata.pop("finalizers", None)
+        put(metadata, "finalizers", finalizers)
         grace = self._grace(rt, old, options)
         waits = bool(finalizers) or grace > 0 or (rt.key == catalogue.NAMESPACES.key and new["spec"].get("finalizers"))
         if not waits:
@@ -403,7 +387,7 @@ class Registry:
         return "" if orphans is None else ("Orphan" if orphans else "Background")
 
     def _policy_of(self, rt: ResourceType, finalizers: list[str]) -> str:
-        """Return what becomes of the dependants where the deletion says nothing: the object's word, then its kind's."""
+        """Return the propagation policy if the request has none: from the object's finalizers, else from its kind."""
         for finalizer, policy in ((ORPHAN, "Orphan"), (FOREGROUND, "Foreground")):
             if finalizer in finalizers:
                 return policy
@@ -411,23 +395,21 @@ class Registry:
 
     def _mark(self, new: Obj, grace: int, rt: ResourceType) -> None:
         metadata = new["metadata"]
-        if not metadata.get("deletionTimestamp"):
+        is_first = not metadata.get("deletionTimestamp")
+        if is_first or grace < int(metadata.get("deletionGracePeriodSeconds") or 0):
             metadata["deletionTimestamp"] = timestamp(datetime.now(UTC) + timedelta(seconds=grace))
             metadata["deletionGracePeriodSeconds"] = grace
-            if "generation" in metadata:
-                metadata["generation"] += 1
-        elif grace < int(metadata.get("deletionGracePeriodSeconds") or 0):
-            metadata["deletionTimestamp"] = timestamp(datetime.now(UTC) + timedelta(seconds=grace))
-            metadata["deletionGracePeriodSeconds"] = grace
+        if is_first and "generation" in metadata:
+            metadata["generation"] += 1
 
     def _grace(self, rt: ResourceType, obj: Obj, options: Obj) -> int:
-        """Return how long a pod may take to end; everything else, and a pod that nothing runs, goes at once."""
+        """Return the grace period of a pod. Pods that do not run, and other kinds, have none."""
         if rt.key != catalogue.PODS.key:
             return 0
         asked = options.get("gracePeriodSeconds")
         if asked is None:
             asked = obj["spec"].get("terminationGracePeriodSeconds", 30)
-        if not obj["spec"].get("nodeName") or obj["status"].get("phase") in ("Succeeded", "Failed"):
+        if not obj["spec"].get("nodeName") or has_ended(obj):
             return 0
         return int(asked) if int(asked) >= 0 else 1  # a negative time means a second
 
@@ -435,31 +417,23 @@ class Registry:
         metadata = obj["metadata"]
         wanted = preconditions.get("uid")
         if wanted and wanted != metadata["uid"]:
-            raise errors.conflict(
-                rt.group,
-                rt.plural,
-                name_of(obj),
-                f"the UID in the precondition ({wanted}) does not match the UID in record ({metadata['uid']}). "
-                "The object might have been deleted and then recreated",
-            )
+            told = f"the UID in the precondition ({wanted}) does not match the UID in record ({metadata['uid']}). "
+            told += "The object might have been deleted and then recreated"
+            raise errors.conflict(rt.group, rt.plural, name_of(obj), told)
         version = preconditions.get("resourceVersion")
         if version and version != metadata["resourceVersion"]:
-            raise errors.conflict(
-                rt.group,
-                rt.plural,
-                name_of(obj),
-                f"the ResourceVersion in the precondition ({version}) does not match the ResourceVersion in record "
-                f"({metadata['resourceVersion']}). The object might have been modified",
-            )
+            told = f"the ResourceVersion in the precondition ({version}) does not match the ResourceVersion in record "
+            told += f"({metadata['resourceVersion']}). The object might have been modified"
+            raise errors.conflict(rt.group, rt.plural, name_of(obj), told)
 
     # Evict
 
     def evict(self, namespace: str, name: str, eviction: Obj, *, dry_run: bool = False) -> None:
-        """Delete a pod if the disruption budgets that cover it allow that.
+        """Delete a pod if its disruption budget allows it.
 
         Raises:
-            ApiError: 400 when the body is of another kind or names another pod, 403 in a namespace that is being
-                deleted, 404 without the pod, 429 when a budget blocks it, 500 when two budgets cover it.
+            ApiError: 400 for another kind or name, 403 if the namespace is being deleted, 404 without the pod, 429 if
+                a budget blocks it, 500 if two budgets cover it.
         """
         kind, version = eviction.get("kind") or "Eviction", eviction.get("apiVersion") or "policy/v1"
         if kind != "Eviction":
@@ -473,23 +447,14 @@ class Registry:
             raise errors.bad_request("name in URL does not match name in Eviction object")
         options = clone(eviction.get("deleteOptions") or {})
         dry_run = dry_run or bool(options.get("dryRun"))
-        exempt = pod["status"].get("phase") in ("Pending", "Succeeded", "Failed") or pod["metadata"].get(
-            "deletionTimestamp"
-        )
-        if not exempt:
+        if not (has_ended(pod) or is_deleting(pod) or pod["status"].get("phase") == "Pending"):
             self._spend_budget(pod, dry_run)
         if not dry_run:
-            set_disrupted = "EvictionByEvictionAPI"
-            self.mutate(
-                catalogue.PODS,
-                namespace,
-                name,
-                lambda obj: mark_disrupted(obj, set_disrupted, "Eviction API: evicting"),
-            )
+            self.change(pod, lambda obj: mark_disrupted(obj, "EvictionByEvictionAPI", "Eviction API: evicting"))
             self.delete(catalogue.PODS, namespace, name, options)
 
     def _spend_budget(self, pod: Obj, dry_run: bool) -> None:
-        labels = pod["metadata"].get("labels") or {}
+        labels = labels_of(pod)
         covering = [
             budget
             for budget in self.store.all(catalogue.BUDGETS.key, namespace_of(pod))
@@ -498,18 +463,15 @@ class Registry:
         if not covering:
             return
         if len(covering) > 1:
-            raise ApiError(
-                500,
-                "",
-                "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
-            )
+            told = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+            raise ApiError(500, "", told)
         budget = covering[0]
         status = budget.get("status") or {}
         healthy, desired = int(status.get("currentHealthy") or 0), int(status.get("desiredHealthy") or 0)
-        if (condition_of(pod, "Ready") or {}).get("status") != "True" and (
+        if not is_true(pod, "Ready") and (
             budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow" or healthy >= desired > 0
         ):
-            return  # a pod that serves nobody takes nothing from the budget
+            return  # a pod that is not ready does not count against the budget
         if int(status.get("observedGeneration") or 0) < int(budget["metadata"].get("generation") or 0):
             told = f"The disruption budget {name_of(budget)} is still being processed by the server."
             raise _disruption_budget_error(told, retry_after=10)
@@ -518,38 +480,24 @@ class Registry:
                 f"The disruption budget {name_of(budget)} needs {desired} healthy pods and has {healthy} currently"
             )
         if not dry_run:
-            self.mutate(
-                catalogue.BUDGETS,
-                namespace_of(budget),
-                name_of(budget),
-                lambda obj: obj["status"].update(disruptionsAllowed=obj["status"]["disruptionsAllowed"] - 1),
-            )
+            left = int(status["disruptionsAllowed"]) - 1
+            self.change(budget, lambda obj: obj["status"].update(disruptionsAllowed=left))
 
     # Events
 
     def record(
         self, about: Obj, reason: str, message: str, kind: str = "Normal", source: str = "evenkeel-local"
     ) -> None:
-        """Write an Event about an object, or increase the count of the same Event."""
+        """Record an Event about an object, or increase the count of an equal Event."""
         namespace = namespace_of(about) or "default"
-        involved = {
-            "kind": about["kind"],
-            "apiVersion": about["apiVersion"],
-            "name": name_of(about),
-            "uid": about["metadata"]["uid"],
-        }
-        if namespace_of(about):
-            involved["namespace"] = namespace
+        involved = {key: about[key] for key in ("kind", "apiVersion")}
+        involved |= {key: about["metadata"][key] for key in ("name", "uid", "namespace") if about["metadata"].get(key)}
         now = timestamp()
         name = f"{name_of(about)}.{abs(hash((involved['uid'], reason, message))):016x}"
         known = self.store.find(catalogue.EVENTS.key, namespace, name)
         if known is not None:
-            self.mutate(
-                catalogue.EVENTS,
-                namespace,
-                name,
-                lambda event: event.update(count=int(event.get("count") or 1) + 1, lastTimestamp=now),
-            )
+            count = int(known.get("count") or 1) + 1
+            self.change(known, lambda event: event.update(count=count, lastTimestamp=now))
             return
         if self.store.find(catalogue.NAMESPACES.key, "", namespace) is None:
             return
@@ -558,12 +506,7 @@ class Registry:
             {
                 "apiVersion": "v1",
                 "kind": "Event",
-                "metadata": {
-                    "name": name,
-                    "namespace": namespace,
-                    "uid": str(uuid.uuid4()),
-                    "creationTimestamp": now,
-                },
+                "metadata": {"name": name, "namespace": namespace, "uid": str(uuid.uuid4()), "creationTimestamp": now},
                 "involvedObject": involved,
                 "reason": reason,
                 "message": message,
@@ -588,7 +531,7 @@ class Registry:
             return
         self.types.define(change.new)
         if condition_of(change.new, "Established") is None:
-            self.mutate(catalogue.DEFINITIONS, "", name_of(change.new), _establish)
+            self.change(change.new, _establish)
 
 
 def _establish(definition: Obj) -> None:
@@ -608,25 +551,5 @@ def _disruption_budget_error(why: str, retry_after: int | None = None) -> ApiErr
 
 
 def mark_disrupted(pod: Obj, reason: str, message: str) -> None:
-    """Put the condition DisruptionTarget on a pod, as every component that removes a running pod does."""
+    """Set the condition DisruptionTarget of a pod, as each component does before it removes a running pod."""
     set_condition(pod.setdefault("status", {}), "DisruptionTarget", "True", reason, message)
-
-
-def owner_reference(obj: Obj, *, controller: bool = True) -> dict[str, Any]:
-    """Return the reference that makes `obj` the owner of another object."""
-    return {
-        "apiVersion": obj["apiVersion"],
-        "kind": obj["kind"],
-        "name": name_of(obj),
-        "uid": obj["metadata"]["uid"],
-        "controller": controller,
-        "blockOwnerDeletion": True,
-    }
-
-
-def controller_of(obj: Obj) -> Obj | None:
-    """Return the reference of the object's controller, or nothing."""
-    for reference in obj["metadata"].get("ownerReferences") or ():
-        if reference.get("controller"):
-            return dict(reference)
-    return None

@@ -1,62 +1,59 @@
-"""The ReplicaSet controller: keeps as many pods of a template as are asked for.
+"""The ReplicaSet controller.
 
-Source: `pkg/controller/replicaset` and `ActivePodsWithRanks` of `pkg/controller` of Kubernetes 1.33. A pod's deletion
-cost is not weighed.
+Source: `pkg/controller/replicaset` and `ActivePodsWithRanks` of `pkg/controller` of Kubernetes 1.33. It ignores a pod's
+deletion cost.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.admission import random_suffix
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.registry import (
-    Registry,
+from evenkeel_local.gpu_cluster.objects import (
+    add_owner,
     condition_of,
     controller_of,
+    has_ended,
+    is_deleting,
+    labels_of,
     owner_reference,
-    set_condition,
+    remove_owner,
 )
+from evenkeel_local.gpu_cluster.registry import set_condition
 from evenkeel_local.gpu_cluster.selectors import matches_selector
-from evenkeel_local.gpu_cluster.store import Store, StoreChange, clone, name_of, namespace_of
-from evenkeel_local.gpu_cluster.work_queue import WorkQueue
+from evenkeel_local.gpu_cluster.store import StoreChange, clone, name_of, namespace_of
+from evenkeel_local.gpu_cluster.work_queue import Controller
 
 SOURCE = "replicaset-controller"
-DEBOUNCE_SECONDS = 0.01
 BURST = 500
-"""The most pods that one look creates or deletes."""
+"""Most pods that one `sync` creates or deletes."""
 RETRY_SECONDS = 1.0
 
 
 def is_active(pod: Obj) -> bool:
     """Whether a pod counts as one of the replicas."""
-    return pod["status"].get("phase") not in ("Succeeded", "Failed") and not pod["metadata"].get("deletionTimestamp")
+    return not has_ended(pod) and not is_deleting(pod)
 
 
 def ready_since(pod: Obj) -> datetime | None:
-    """Return since when a pod is ready, nothing when it is not."""
+    """Return the time since which a pod is ready; None if it is not."""
     ready = condition_of(pod, "Ready")
     if ready is None or ready["status"] != "True":
         return None
     return datetime.fromisoformat(ready["lastTransitionTime"])
 
 
-class ReplicaSetController:
-    """Brings every ReplicaSet that something happened to to the number of pods that it asks for."""
+class ReplicaSetController(Controller):
+    """Gives each ReplicaSet as many pods as it asks for."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._store: Store = registry.store
-        self._queue = WorkQueue(self.sync, DEBOUNCE_SECONDS)
-        self.run = self._queue.run
-        self._store.listen(self._on_change)
+    kind = catalogue.REPLICA_SETS
 
-    def _on_change(self, change: StoreChange) -> None:
-        if change.key == catalogue.REPLICA_SETS.key:
-            self._queue.add(namespace_of(change.new), name_of(change.new))
-        elif change.key == catalogue.PODS.key and self._store.count(catalogue.REPLICA_SETS.key):
+    def _on_other_change(self, change: StoreChange) -> None:
+        if change.key == catalogue.PODS.key and self._store.count(catalogue.REPLICA_SETS.key):
             for pod in filter(None, (change.new, change.old)):
                 owner = controller_of(pod)
                 if owner is None:
@@ -66,46 +63,34 @@ class ReplicaSetController:
 
     def _enqueue_owner(self, pod: Obj) -> None:
         for replica_set in self._store.all(catalogue.REPLICA_SETS.key, namespace_of(pod)):
-            if matches_selector(replica_set["spec"]["selector"], pod["metadata"].get("labels") or {}):
-                self._queue.add(namespace_of(replica_set), name_of(replica_set))
-
-    def notice_all(self) -> None:
-        """Look at every ReplicaSet that is there already."""
-        for replica_set in self._store.each(catalogue.REPLICA_SETS.key):
-            self._queue.add(namespace_of(replica_set), name_of(replica_set))
+            if matches_selector(replica_set["spec"]["selector"], labels_of(pod)):
+                self.notice(replica_set)
 
     def sync(self, namespace: str, name: str) -> None:
-        """Compare one ReplicaSet with its pods and act on the difference."""
+        """Compare one ReplicaSet with its pods, and act on the difference."""
         replica_set = self._store.find(catalogue.REPLICA_SETS.key, namespace, name)
         if replica_set is None:
             return
         pods = [pod for pod in self._claim(replica_set) if is_active(pod)]
         failure: ApiError | None = None
-        if not replica_set["metadata"].get("deletionTimestamp"):
+        if not is_deleting(replica_set):
             pods, failure = self._balance(replica_set, pods)
         self._report(replica_set, pods, failure)
 
     def _claim(self, replica_set: Obj) -> list[Obj]:
-        """Take the pods that the selector means and nobody controls, let go of those it no longer means."""
+        """Adopt matching pods without a controller, and release pods that no longer match."""
         selector, uid = replica_set["spec"]["selector"], replica_set["metadata"]["uid"]
         reference = owner_reference(replica_set)
         claimed: list[Obj] = []
         for pod in self._store.all(catalogue.PODS.key, namespace_of(replica_set)):
-            owner, meant = controller_of(pod), matches_selector(selector, pod["metadata"].get("labels") or {})
+            owner, matches = controller_of(pod), matches_selector(selector, labels_of(pod))
             if owner is not None and owner["uid"] == uid:
-                if meant or replica_set["metadata"].get("deletionTimestamp"):
+                if matches or is_deleting(replica_set):
                     claimed.append(pod)
                 else:
-                    self._registry.mutate(
-                        catalogue.PODS, namespace_of(pod), name_of(pod), lambda obj: _release_pod(obj, uid)
-                    )
-            elif owner is None and meant and is_active(pod) and not replica_set["metadata"].get("deletionTimestamp"):
-                taken = self._registry.mutate(
-                    catalogue.PODS,
-                    namespace_of(pod),
-                    name_of(pod),
-                    lambda obj: obj["metadata"].setdefault("ownerReferences", []).append(reference),
-                )
+                    self._registry.change(pod, lambda obj: remove_owner(obj, uid))
+            elif owner is None and matches and is_active(pod) and not is_deleting(replica_set):
+                taken = self._registry.change(pod, lambda obj: add_owner(obj, reference))
                 claimed += [taken] if taken is not None else []
         return claimed
 
@@ -122,13 +107,10 @@ class ReplicaSetController:
             self._registry.record(replica_set, "SuccessfulCreate", f"Created pod: {name_of(created)}", source=SOURCE)
             pods = [*pods, created]
         if missing < 0:
-            crowd: dict[str, int] = {}
-            for pod in pods:
-                node = str(pod["spec"].get("nodeName") or "")
-                crowd[node] = crowd.get(node, 0) + 1
+            crowd = Counter(str(pod["spec"].get("nodeName") or "") for pod in pods)
             ordered = sorted(pods, key=lambda pod: _deletion_rank(pod, crowd))
             for pod in ordered[: min(-missing, BURST)]:
-                self._registry.delete(catalogue.PODS, namespace_of(pod), name_of(pod))
+                self._registry.remove(pod)
                 self._registry.record(replica_set, "SuccessfulDelete", f"Deleted pod: {name_of(pod)}", source=SOURCE)
             pods = ordered[min(-missing, BURST) :]
         return pods, None
@@ -154,24 +136,11 @@ class ReplicaSetController:
         if failure is not None:
             status["conditions"] = clone((replica_set.get("status") or {}).get("conditions") or [])
             set_condition(status, "ReplicaFailure", "True", "FailedCreate", failure.message)
-        self._registry.mutate(
-            catalogue.REPLICA_SETS,
-            namespace_of(replica_set),
-            name_of(replica_set),
-            lambda obj: obj.__setitem__("status", status),
-        )
+        self._registry.change(replica_set, lambda obj: obj.update(status=status))
 
 
-def _release_pod(pod: Obj, uid: str) -> None:
-    kept = [reference for reference in pod["metadata"]["ownerReferences"] if reference["uid"] != uid]
-    if kept:
-        pod["metadata"]["ownerReferences"] = kept
-    else:
-        del pod["metadata"]["ownerReferences"]
-
-
-def _deletion_rank(pod: Obj, crowd: dict[str, int]) -> tuple[Any, ...]:
-    """Return what orders pods by how little is lost with them: the first goes first."""
+def _deletion_rank(pod: Obj, crowd: Counter[str]) -> tuple[Any, ...]:
+    """Return the sort key of deletion: the pods whose loss costs least come first."""
     node, since = str(pod["spec"].get("nodeName") or ""), ready_since(pod)
     statuses = pod["status"].get("containerStatuses") or ()
     return (
@@ -186,7 +155,7 @@ def _deletion_rank(pod: Obj, crowd: dict[str, int]) -> tuple[Any, ...]:
 
 
 def pod_of(replica_set: Obj) -> Obj:
-    """Return the pod that a ReplicaSet's template makes."""
+    """Return a pod from a ReplicaSet's template."""
     template: Obj = clone(replica_set["spec"]["template"])
     metadata: Obj = template.get("metadata") or {}
     stem = f"{name_of(replica_set)[:57]}-"

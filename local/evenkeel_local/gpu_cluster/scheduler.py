@@ -10,13 +10,8 @@ from typing import Any
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.pod_topology import (
-    Amounts,
-    NodeCapacityView,
-    PodAffinityRules,
-    has_topology_rules,
-    labels_of,
-)
+from evenkeel_local.gpu_cluster.objects import has_ended, is_deleting, labels_of
+from evenkeel_local.gpu_cluster.pod_topology import Amounts, NodeCapacityView, PodAffinityRules, has_topology_rules
 from evenkeel_local.gpu_cluster.quantities import quantity
 from evenkeel_local.gpu_cluster.registry import Registry, mark_disrupted, set_condition
 from evenkeel_local.gpu_cluster.selectors import matches_expression
@@ -58,7 +53,7 @@ def _covers(toleration: Obj, taint: Obj) -> bool:
 
 def matches_node(spec: Obj, node: Obj) -> bool:
     """Whether a node meets a pod's node selector and required node affinity."""
-    labels = node["metadata"].get("labels") or {}
+    labels = labels_of(node)
     if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
@@ -73,7 +68,7 @@ def _meets_term(term: Obj, node: Obj) -> bool:
     expressions, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     if not expressions and not fields:
         return False
-    labels = node["metadata"].get("labels") or {}
+    labels = labels_of(node)
     named = {"metadata.name": name_of(node)}
     return all(matches_expression(expression, labels) for expression in expressions) and all(
         matches_expression(expression, named) for expression in fields
@@ -121,7 +116,7 @@ class PodScheduler:
             at = (namespace_of(change.new), name_of(change.new))
             if change.kind == "DELETED" or not self._needs_node(change.new):
                 self._waiting.pop(at, None)
-                if change.kind == "DELETED" or change.new["status"].get("phase") in ("Succeeded", "Failed"):
+                if change.kind == "DELETED" or has_ended(change.new):
                     self._dirty.set()
             elif at not in self._waiting:
                 self._waiting[at] = None
@@ -137,7 +132,7 @@ class PodScheduler:
         spec = pod["spec"]
         return (
             not spec.get("nodeName")
-            and not pod["metadata"].get("deletionTimestamp")
+            and not is_deleting(pod)
             and spec.get("schedulerName") == NAME
             and not spec.get("schedulingGates")
             and pod["status"].get("phase") == "Pending"
@@ -214,7 +209,7 @@ class PodScheduler:
         allocatable = (node.get("status") or {}).get("allocatable") or {}
         capacity = NodeCapacityView(node, {name: quantity(amount) for name, amount in allocatable.items()})
         for pod in self._store.pods_on(name_of(node)):
-            if pod["status"].get("phase") in ("Succeeded", "Failed"):
+            if has_ended(pod):
                 continue
             capacity.add(pod)
             for name, amount in requests_of(pod["spec"]).items():
@@ -322,9 +317,7 @@ class PodScheduler:
         if priority <= 0 or pod["spec"].get("preemptionPolicy") == "Never":
             return None
         standing = pod["status"].get("nominatedNodeName")
-        if standing in capacities and any(
-            victim["metadata"].get("deletionTimestamp") for victim in capacities[standing].pods
-        ):
+        if standing in capacities and any(is_deleting(victim) for victim in capacities[standing].pods):
             return str(standing)
         best: tuple[tuple[int, int, str], NodeCapacityView, list[Obj]] | None = None
         for capacity in capacities.values():
@@ -357,7 +350,7 @@ class PodScheduler:
         lower = [
             other
             for other in capacity.pods
-            if int(other["spec"].get("priority") or 0) < priority and not other["metadata"].get("deletionTimestamp")
+            if int(other["spec"].get("priority") or 0) < priority and not is_deleting(other)
         ]
         lower.sort(key=lambda other: int(other["spec"].get("priority") or 0))
         free = dict(capacity.free)

@@ -8,6 +8,7 @@ from typing import Any
 
 from evenkeel_local.gpu_cluster import errors
 from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.objects import labels_of
 
 Predicate = Callable[[Obj], bool]
 
@@ -73,7 +74,7 @@ def label_selector(text: str) -> Predicate:
         at = match.end()
 
     def matches(obj: Obj) -> bool:
-        labels = obj["metadata"].get("labels") or {}
+        labels = labels_of(obj)
         return all(test(labels) for test in tests)
 
     return matches

@@ -1,16 +1,19 @@
-"""The queue of a controller: what something happened to, once each, looked at a moment later."""
+"""Controllers: each looks again at the objects that a change concerns."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.store import name_of, namespace_of
+from evenkeel_local.gpu_cluster.registry import Registry
+from evenkeel_local.gpu_cluster.store import ResourceType, Store, StoreChange, name_of, namespace_of
 
 
 class WorkQueue:
-    """Objects of one type, by namespace and name, that a controller is to look at."""
+    """Objects of one type that a controller will look at, each once, by namespace and name."""
 
     def __init__(self, sync: Callable[[str, str], None], debounce_seconds: float) -> None:
         self._sync = sync
@@ -19,12 +22,12 @@ class WorkQueue:
         self._wake = asyncio.Event()
 
     def add(self, namespace: str, name: str) -> None:
-        """Have an object looked at soon."""
+        """Queue an object."""
         self._due[(namespace, name)] = None
         self._wake.set()
 
     def add_later(self, obj: Obj, seconds: float) -> None:
-        """Have an object looked at when time has passed."""
+        """Queue an object after some seconds."""
         asyncio.get_running_loop().call_later(seconds, self.add, namespace_of(obj), name_of(obj))
 
     async def run(self) -> None:
@@ -41,6 +44,44 @@ class WorkQueue:
                     self._sync(*at)
                     await asyncio.sleep(0)
             finally:
-                if due:  # a look broke: the others are still to be had
+                if due:  # one object failed: keep the rest for the next run
                     self._due.update(due)
                     self._wake.set()
+
+
+class Controller(ABC):
+    """A controller of one type of object."""
+
+    kind: ClassVar[ResourceType]
+    debounce_seconds: ClassVar[float] = 0.01
+    """Collects changes this long before it looks at an object."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._store: Store = registry.store
+        self._queue = WorkQueue(self.sync, self.debounce_seconds)
+        self.run = self._queue.run
+        self._store.listen(self._on_change)
+
+    def notice(self, obj: Obj) -> None:
+        """Queue an object of the controller's type."""
+        self._queue.add(namespace_of(obj), name_of(obj))
+
+    def notice_all(self) -> None:
+        """Queue every object that exists."""
+        for obj in self._store.each(self.kind.key):
+            self.notice(obj)
+
+    def _on_change(self, change: StoreChange) -> None:
+        if change.key == self.kind.key:
+            self.notice(change.new)
+        else:
+            self._on_other_change(change)
+
+    @abstractmethod
+    def _on_other_change(self, change: StoreChange) -> None:
+        """Queue the objects that a change of another type concerns."""
+
+    @abstractmethod
+    def sync(self, namespace: str, name: str) -> None:
+        """Compare one object with what it asks for, and act on the difference."""

@@ -1,6 +1,6 @@
-"""What the API server refuses with 422, kind by kind: one module a family of kinds, joined in two tables.
+"""The checks behind status 422, by kind: one module for each family of kinds.
 
-Only rules that a client of a GPU cluster can meet are here; what is missing is accepted.
+Only rules that clients of a GPU cluster meet are here; all else is accepted.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ CHECKS: dict[TypeKey, Check] = {
     catalogue.CLUSTER_ROLE_BINDINGS.key: other_kinds.check_binding,
     catalogue.DEFINITIONS.key: other_kinds.check_definition,
 }
-"""What is wrong with an object as a whole, when it is made and after every change."""
+"""Checks of a whole object, at its creation and after each change."""
 STATUS_CHECKS: dict[TypeKey, Check] = {
     catalogue.JOBS.key: jobs.check_job_status,
     catalogue.NODES.key: other_kinds.check_node,
     catalogue.BUDGETS.key: other_kinds.check_budget_status,
 }
-"""What is wrong with an object after a change of its status."""
+"""Checks after a change of the status."""
 JUDGED_ONCE = frozenset({catalogue.PODS.key})
-"""Kinds whose objects are judged as a whole only when they are made."""
+"""Kinds whose objects are checked as a whole only at their creation."""
 UPDATE_CHECKS: dict[TypeKey, UpdateCheck] = {
     catalogue.PODS.key: pods.check_pod_update,
     catalogue.JOBS.key: jobs.check_job_update,
@@ -58,4 +58,4 @@ UPDATE_CHECKS: dict[TypeKey, UpdateCheck] = {
     catalogue.ROLE_BINDINGS.key: other_kinds.check_binding_update,
     catalogue.CLUSTER_ROLE_BINDINGS.key: other_kinds.check_binding_update,
 }
-"""What a change from one version of an object to the next may not do."""
+"""Checks of a change from one version to the next."""

@@ -1,4 +1,4 @@
-"""What is wrong with a PodDisruptionBudget.
+"""Checks of a PodDisruptionBudget.
 
 Source: `pkg/apis/policy/validation` of Kubernetes 1.33.
 """
@@ -21,11 +21,8 @@ def check_budget(obj: Obj) -> Iterator[Cause]:
     for field in ("minAvailable", "maxUnavailable"):
         if spec.get(field) is not None:
             yield from check_share(spec[field], f"spec.{field}")
-    yield from one_of(
-        "spec.unhealthyPodEvictionPolicy",
-        spec.get("unhealthyPodEvictionPolicy"),
-        ("AlwaysAllow", "IfHealthyBudget"),
-    )
+    field, choices = "unhealthyPodEvictionPolicy", ("AlwaysAllow", "IfHealthyBudget")
+    yield from one_of(f"spec.{field}", spec.get(field), choices)
     yield from names.check_selector(spec.get("selector"), "spec.selector")
 
 

@@ -14,14 +14,14 @@ Cause = tuple[str, str, str]
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message quotes it: text in quotation marks, nothing as `"null"`, the rest as JSON."""
+    """Return a value as messages quote it: as JSON, None as `"null"`."""
     if value is None:
         return '"null"'
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def required(field: str, detail: str = "") -> Cause:
-    """Return the cause for a value that must be given."""
+    """Return the cause for a missing value."""
     return ("FieldValueRequired", field, _with_detail("Required value", detail))
 
 
@@ -31,7 +31,7 @@ def invalid(field: str, value: Any, detail: str) -> Cause:
 
 
 def invalid_unquoted(field: str, detail: str) -> Cause:
-    """Return the cause for a value that the message leaves out."""
+    """Return the cause for an invalid value; the message omits the value."""
     return ("FieldValueInvalid", field, f"Invalid value: {detail}")
 
 
@@ -41,7 +41,7 @@ def immutable(field: str, value: Any) -> Cause:
 
 
 def not_supported(field: str, value: Any, choices: Iterable[str]) -> Cause:
-    """Return the cause for a value that is none of the choices."""
+    """Return the cause for a value outside the choices."""
     listed = ", ".join(json.dumps(choice) for choice in choices)
     return ("FieldValueNotSupported", field, f"Unsupported value: {shown(value)}: supported values: {listed}")
 
@@ -57,7 +57,7 @@ def duplicate(field: str, value: Any, detail: str = "") -> Cause:
 
 
 def not_found(field: str, value: Any) -> Cause:
-    """Return the cause for a reference to something that is not there."""
+    """Return the cause for a reference to a missing object."""
     return ("FieldValueNotFound", field, f"Not found: {shown(value)}")
 
 
@@ -78,7 +78,7 @@ def at_least_zero(field: str, value: Any) -> Iterable[Cause]:
 
 
 def one_of(field: str, value: Any, choices: Iterable[str], *, sort: bool = True) -> Iterable[Cause]:
-    """Yield the cause for a value that is given and none of the choices."""
+    """Yield the cause for a given value outside the choices."""
     known = list(choices)
     if value is not None and value not in known:
         yield not_supported(field, value, sorted(known) if sort else known)

@@ -1,4 +1,4 @@
-"""What is wrong with ConfigMaps and Secrets, and what of them may change.
+"""Checks of ConfigMaps and Secrets, and of their changes.
 
 Source: `pkg/apis/core/validation` of Kubernetes 1.33.
 """
@@ -10,12 +10,13 @@ import json
 from collections.abc import Iterator
 
 from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.objects import annotations_of
 from evenkeel_local.gpu_cluster.validation import names
 from evenkeel_local.gpu_cluster.validation.causes import Cause, forbidden, immutable, invalid, required, too_long
 
 MOST_BYTES = 1024 * 1024
 WHOLE = "[]"
-"""How a message names the object as a whole."""
+"""The field that a message names for the whole object."""
 SET_ONCE = "field is immutable when `immutable` is set"
 ACCOUNT = "kubernetes.io/service-account.name"
 NEEDED_KEYS = {"kubernetes.io/ssh-auth": ("ssh-privatekey",), "kubernetes.io/tls": ("tls.crt", "tls.key")}
@@ -51,7 +52,7 @@ def check_secret(obj: Obj) -> Iterator[Cause]:
     yield from _check_keys(data, "data")
     if sum(map(_decoded_size, data.values())) > MOST_BYTES:
         yield too_long("data", MOST_BYTES)
-    if kind == "kubernetes.io/service-account-token" and not (obj["metadata"].get("annotations") or {}).get(ACCOUNT):
+    if kind == "kubernetes.io/service-account-token" and not annotations_of(obj).get(ACCOUNT):
         yield required(f"metadata.annotations[{ACCOUNT}]")
     for key in NEEDED_KEYS.get(kind or "", ()):
         if key not in data:
@@ -74,12 +75,12 @@ def _check_docker(text: str | None, field: str) -> Iterator[Cause]:
 
 
 def check_config_map_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what a change of a ConfigMap may not do."""
+    """Yield what is wrong with a change of a ConfigMap."""
     yield from _check_set_once(obj, old, ("data", "binaryData"))
 
 
 def check_secret_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what a change of a Secret may not do."""
+    """Yield what is wrong with a change of a Secret."""
     if obj.get("type") != old.get("type"):
         yield immutable("type", obj.get("type"))
     yield from _check_set_once(obj, old, ("data",))

@@ -1,4 +1,4 @@
-"""What is wrong with a pod's containers: names, images, environment, mounts, ports, probes and resources.
+"""Checks of a pod's containers: names, images, environment, mounts, ports, probes and resources.
 
 Source: `pkg/apis/core/validation` of Kubernetes 1.33.
 """
@@ -30,18 +30,15 @@ STANDARD_RESOURCES = frozenset(
 CONTAINER_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 HUGE_PAGES = "hugepages-"
 ENV_FIELDS = (
-    "metadata.name",
-    "metadata.namespace",
-    "metadata.uid",
-    "spec.nodeName",
-    "spec.serviceAccountName",
-    "status.hostIP",
-    "status.hostIPs",
-    "status.podIP",
-    "status.podIPs",
+    *("metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName"),
+    *("status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs"),
 )
 OTHER_FIELDS = ("metadata.annotations", "metadata.labels", "spec.restartPolicy", "spec.schedulerName", "status.phase")
 SUBSCRIPT = re.compile(r"^metadata\.(annotations|labels)\['([^']*)'\]$")
+CHOICES = {
+    "terminationMessagePolicy": ("FallbackToLogsOnError", "File"),
+    "imagePullPolicy": ("Always", "IfNotPresent", "Never"),
+}
 SOURCES = ("fieldRef", "resourceFieldRef", "configMapKeyRef", "secretKeyRef")
 ACTIONS = ("exec", "httpGet", "tcpSocket", "grpc")
 
@@ -67,18 +64,13 @@ def check_containers(spec: Obj, path: str) -> Iterator[Cause]:
 
 def _check_container(container: Obj, volumes: set[Any], at: str) -> Iterator[Cause]:
     name, image = container.get("name") or "", container.get("image") or ""
-    if not name:
-        yield required(f"{at}.name")
-    else:
-        yield from names.causes(f"{at}.name", name, names.label(name))
+    yield from names.check_required(f"{at}.name", name, names.label)
     if not image:
         yield required(f"{at}.image")
     elif image != image.strip():
         yield invalid(f"{at}.image", image, "must not have leading or trailing whitespace")
-    yield from one_of(
-        f"{at}.terminationMessagePolicy", container.get("terminationMessagePolicy"), ("FallbackToLogsOnError", "File")
-    )
-    yield from one_of(f"{at}.imagePullPolicy", container.get("imagePullPolicy"), ("Always", "IfNotPresent", "Never"))
+    for field, choices in CHOICES.items():
+        yield from one_of(f"{at}.{field}", container.get(field), choices)
     yield from _check_environment(container, at)
     yield from _check_mounts(container, volumes, at)
     yield from check_resources(container.get("resources") or {}, f"{at}.resources")
@@ -93,10 +85,7 @@ def _check_container(container: Obj, volumes: set[Any], at: str) -> Iterator[Cau
 def _check_environment(container: Obj, at: str) -> Iterator[Cause]:
     for number, variable in enumerate(container.get("env") or ()):
         here, name = f"{at}.env[{number}]", variable.get("name") or ""
-        if not name:
-            yield required(f"{here}.name")
-        else:
-            yield from names.causes(f"{here}.name", name, names.environment_name(name))
+        yield from names.check_required(f"{here}.name", name, names.environment_name)
         if (source := variable.get("valueFrom")) is not None:
             yield from _check_source(variable, source, f"{here}.valueFrom")
     for number, source in enumerate(container.get("envFrom") or ()):
@@ -122,10 +111,7 @@ def _check_source(variable: Obj, source: Obj, at: str) -> Iterator[Cause]:
         if part in given:
             key = source[part].get("key") or ""
             yield from _check_reference(source[part].get("name") or "", f"{at}.{part}.name")
-            if not key:
-                yield required(f"{at}.{part}.key")
-            else:
-                yield from names.causes(f"{at}.{part}.key", key, names.config_key(key))
+            yield from names.check_required(f"{at}.{part}.key", key, names.config_key)
     if not given:
         listed = f"{', '.join(f'`{part}`' for part in SOURCES[:-1])} or `{SOURCES[-1]}`"
         yield invalid(at, "", f"must specify one of: {listed}")
@@ -204,10 +190,7 @@ def _check_ports(ports: Any, path: str, on_host: bool) -> Iterator[Cause]:
             if not told and name in seen:
                 yield duplicate(f"{at}.name", name)
             seen.add(name)
-        if not value:
-            yield required(f"{at}.containerPort")
-        else:
-            yield from names.causes(f"{at}.containerPort", value, names.port_number(value))
+        yield from names.check_required(f"{at}.containerPort", value, names.port_number)
         if host := port.get("hostPort"):
             yield from names.causes(f"{at}.hostPort", host, names.port_number(host))
             if on_host and host != value:

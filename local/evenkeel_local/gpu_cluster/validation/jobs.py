@@ -1,4 +1,4 @@
-"""What is wrong with a Job, and what of it may change.
+"""Checks of a Job and of its changes.
 
 Source: `pkg/apis/batch/validation` and `pkg/registry/batch/job/strategy.go` of Kubernetes 1.33.
 """
@@ -28,13 +28,8 @@ from evenkeel_local.gpu_cluster.validation.causes import (
 from evenkeel_local.gpu_cluster.validation.pods import check_pod_template
 
 COUNTS = (
-    "parallelism",
-    "completions",
-    "activeDeadlineSeconds",
-    "backoffLimit",
-    "ttlSecondsAfterFinished",
-    "backoffLimitPerIndex",
-    "maxFailedIndexes",
+    *("parallelism", "completions", "activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished"),
+    *("backoffLimitPerIndex", "maxFailedIndexes"),
 )
 FIXED = ("selector", "completionMode", "podFailurePolicy", "backoffLimitPerIndex", "managedBy", "successPolicy")
 DIRECTIVES = ("nodeSelector", "tolerations", "schedulingGates")
@@ -69,7 +64,7 @@ def check_job(obj: Obj) -> Iterator[Cause]:
 
 
 def _check_generated(obj: Obj) -> Iterator[Cause]:
-    """Yield which of the generated labels the template lacks, or states otherwise."""
+    """Yield the generated labels that the template lacks or changes."""
     spec, metadata = obj["spec"], obj["metadata"]
     if spec.get("manualSelector") or spec.get("selector") is None:
         return
@@ -150,7 +145,7 @@ def _check_restart_policy(spec: Obj) -> Iterator[Cause]:
         yield invalid(field, policy, 'only "Never" is supported when podFailurePolicy is specified')
 
 
-# What a failed pod, and which successes, mean for the Job
+# Failure and success policies
 
 
 def _check_failure_policy(spec: Obj) -> Iterator[Cause]:
@@ -234,7 +229,7 @@ def _listed(choices: tuple[str, ...]) -> str:
 
 
 def check_job_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what a change of a Job may not do."""
+    """Yield what is wrong with a change of a Job."""
     new_spec, old_spec = obj["spec"], old["spec"]
     yield from _check_completions(new_spec, old_spec)
     for field in FIXED:

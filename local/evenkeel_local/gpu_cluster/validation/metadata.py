@@ -1,4 +1,4 @@
-"""What is wrong with an object's metadata, when it is made and when it is changed.
+"""Checks of an object's metadata, at its creation and at each change.
 
 Source: `k8s.io/apimachinery/pkg/api/validation/objectmeta.go`.
 """
@@ -26,7 +26,7 @@ NAMES: dict[TypeKey, Callable[[str], list[str]]] = {
     catalogue.CLUSTER_ROLES.key: names.path_segment,
     catalogue.CLUSTER_ROLE_BINDINGS.key: names.path_segment,
 }
-"""How the names of a kind are judged; all others are DNS subdomains."""
+"""The name check of each kind; the names of other kinds are DNS subdomains."""
 
 
 def check_metadata(rt: ResourceType, obj: Obj) -> Iterator[Cause]:
@@ -82,9 +82,9 @@ def _check_finalizers(rt: ResourceType, finalizers: list[str]) -> Iterator[Cause
 
 
 def check_metadata_update(stated: Obj, stored: Obj) -> Iterator[Cause]:
-    """Yield what a change of an object's metadata may not do; `stated` is the metadata as the client sent it.
+    """Yield what is wrong with a change of an object's metadata; `stated` is the metadata that the client sent.
 
-    The server ignores a stated creation time and generation, so these are not looked at.
+    The server ignores `creationTimestamp` and `generation`.
     """
     if stored.get("deletionTimestamp"):
         added = sorted(set(stated.get("finalizers") or ()) - set(stored.get("finalizers") or ()))
@@ -102,5 +102,5 @@ def check_metadata_update(stated: Obj, stored: Obj) -> Iterator[Cause]:
 
 
 def name_is_required() -> Cause:
-    """Return the cause for an object without a name and without the beginning of one."""
+    """Return the cause for an object without `name` and `generateName`."""
     return required("metadata.name", "name or generateName is required")

@@ -1,4 +1,4 @@
-"""The formats of names, labels, keys and ports; each function returns what is wrong with a text.
+"""The formats of names, labels, keys and ports. Each function returns the errors of a text.
 
 Source: `k8s.io/apimachinery/pkg/util/validation`.
 """
@@ -6,7 +6,7 @@ Source: `k8s.io/apimachinery/pkg/util/validation`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from evenkeel_local.gpu_cluster.errors import Obj
@@ -51,10 +51,7 @@ _RULES = {
         "a valid config key must consist of alphanumeric characters, '-', '_' or '.'",
         ("key.name", "KEY_NAME", "key-name"),
     ),
-    PERCENT: (
-        "a valid percent string must be a numeric string followed by an ending '%'",
-        ("1%", "93%"),
-    ),
+    PERCENT: ("a valid percent string must be a numeric string followed by an ending '%'", ("1%", "93%")),
 }
 _COMPILED = {pattern: re.compile(rf"{pattern}\Z") for pattern in _RULES}
 
@@ -90,7 +87,7 @@ def service_name(text: str) -> list[str]:
 
 
 def path_segment(text: str) -> list[str]:
-    """Judge a name that only has to fit between two slashes of a path."""
+    """Judge a name that is a path segment."""
     if text in (".", ".."):
         return [f"may not be '{text}'"]
     return [f"may not contain '{mark}'" for mark in ("/", "%") if mark in text]
@@ -134,7 +131,7 @@ def percent(text: str) -> list[str]:
 
 
 def environment_name(text: str) -> list[str]:
-    """Judge the name of an environment variable, by the relaxed rule that holds since Kubernetes 1.32."""
+    """Judge the name of an environment variable, by the relaxed rule of Kubernetes 1.32."""
     if all(" " <= character <= "~" and character != "=" for character in text):
         return []
     return ["a valid environment variable name must consist only of printable ASCII characters other than '='"]
@@ -160,9 +157,17 @@ def port_name(text: str) -> list[str]:
 
 
 def causes(field: str, value: Any, messages: Iterable[str]) -> Iterator[Cause]:
-    """Yield one cause for each thing that is wrong with a value."""
+    """Yield one cause for each error of a value."""
     for message in messages:
         yield invalid(field, value, message)
+
+
+def check_required(field: str, value: Any, judge: Callable[[Any], list[str]], detail: str = "") -> Iterator[Cause]:
+    """Yield what is wrong with a value that must be given."""
+    if value:
+        yield from causes(field, value, judge(value))
+    else:
+        yield required(field, detail)
 
 
 def check_labels(labels: Mapping[str, str] | None, field: str) -> Iterator[Cause]:

@@ -1,4 +1,4 @@
-"""What is wrong with nodes, services, bindings, priority classes, quotas and definitions, and what may change.
+"""Checks of nodes, services, roles, priority classes, quotas, claims and definitions, and of their changes.
 
 Source: `pkg/apis/{core,rbac,scheduling}/validation` of Kubernetes 1.33.
 """
@@ -17,7 +17,6 @@ from evenkeel_local.gpu_cluster.validation.causes import (
     forbidden,
     immutable,
     invalid,
-    not_supported,
     one_of,
     required,
 )
@@ -40,7 +39,7 @@ def check_node(obj: Obj) -> Iterator[Cause]:
 
 
 def check_node_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what a change of a node may not do."""
+    """Yield what is wrong with a change of a node."""
     before, after = old["spec"].get("providerID"), (obj.get("spec") or {}).get("providerID")
     if before and before != after:
         yield forbidden("spec.providerID", 'node updates may not change providerID except from "" to valid')
@@ -81,7 +80,7 @@ def check_priority(obj: Obj) -> Iterator[Cause]:
 
 
 def check_priority_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what a change of a priority class may not do."""
+    """Yield what is wrong with a change of a priority class."""
     if obj.get("value") != old.get("value"):
         yield forbidden("value", "may not be changed in an update.")
     if obj.get("preemptionPolicy") != old.get("preemptionPolicy"):
@@ -121,14 +120,13 @@ def check_binding(obj: Obj) -> Iterator[Cause]:
         at, kind = f"subjects[{number}]", subject.get("kind") or ""
         if not subject.get("name"):
             yield required(f"{at}.name")
-        if kind not in ("ServiceAccount", "User", "Group"):
-            yield not_supported(f"{at}.kind", kind, ("ServiceAccount", "User", "Group"))
-        elif kind == "ServiceAccount" and not subject.get("namespace"):
+        yield from one_of(f"{at}.kind", kind, ("ServiceAccount", "User", "Group"), sort=False)
+        if kind == "ServiceAccount" and not subject.get("namespace"):
             yield required(f"{at}.namespace")
 
 
 def check_binding_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what a change of a role binding may not do."""
+    """Yield what is wrong with a change of a role binding."""
     if obj.get("roleRef") != old.get("roleRef"):
         yield invalid("roleRef", obj.get("roleRef"), "cannot change roleRef")
 
@@ -185,16 +183,14 @@ def check_claim(obj: Obj) -> Iterator[Cause]:
 
 
 def check_claim_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what a change of a volume claim may not do: it may only grow."""
+    """Yield what is wrong with a change of a volume claim: only its size may grow."""
     new_spec, old_spec = clone(obj["spec"]), clone(old["spec"])
     for spec in (new_spec, old_spec):
         (spec.get("resources") or {}).pop("requests", None)
         spec.pop("volumeAttributesClassName", None)
     if new_spec != old_spec:
-        told = (
-            "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims"
-        )
-        yield forbidden("spec", told)
+        told = "resources.requests and volumeAttributesClassName for bound claims"
+        yield forbidden("spec", f"spec is immutable after creation except {told}")
 
 
 # Status

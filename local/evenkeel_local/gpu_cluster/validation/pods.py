@@ -1,4 +1,4 @@
-"""What is wrong with a pod's spec, and what of it may change.
+"""Checks of a pod's spec and of its changes.
 
 Source: `pkg/apis/core/validation` of Kubernetes 1.33.
 """
@@ -94,10 +94,7 @@ def _check_volumes(volumes: Iterable[Obj], path: str) -> Iterator[Cause]:
         if not sources:
             yield required(at, "must specify a volume type")
         yield from _check_volume_source(volume, at)
-        if not name:
-            yield required(f"{at}.name")
-        else:
-            yield from names.causes(f"{at}.name", name, names.label(name))
+        yield from names.check_required(f"{at}.name", name, names.label)
         if name and name in seen:
             yield duplicate(f"{at}.name", name)
         seen.add(name)
@@ -119,7 +116,7 @@ def _check_volume_source(volume: Obj, at: str) -> Iterator[Cause]:
         yield forbidden(f"{at}.emptyDir.sizeLimit", "SizeLimit field must be a valid resource quantity")
 
 
-# Where a pod may go
+# Placement
 
 
 def check_tolerations(tolerations: Iterable[Obj], path: str) -> Iterator[Cause]:
@@ -220,10 +217,7 @@ def _check_spread(rule: Obj, at: str) -> Iterator[Cause]:
     skew, key = rule.get("maxSkew") or 0, rule.get("topologyKey") or ""
     if skew <= 0:
         yield invalid(f"{at}.maxSkew", skew, "must be greater than zero")
-    if not key:
-        yield required(f"{at}.topologyKey", "can not be empty")
-    else:
-        yield from names.causes(f"{at}.topologyKey", key, names.qualified_name(key))
+    yield from names.check_required(f"{at}.topologyKey", key, names.qualified_name, "can not be empty")
     when = rule.get("whenUnsatisfiable") or ""
     yield from one_of(f"{at}.whenUnsatisfiable", when, ("DoNotSchedule", "ScheduleAnyway"))
     yield from names.check_selector(rule.get("labelSelector"), f"{at}.labelSelector")
@@ -233,7 +227,7 @@ def _check_spread(rule: Obj, at: str) -> Iterator[Cause]:
 
 
 def check_pod_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what a change of a pod may not do. The server does not judge the rest of the spec again: it is fixed."""
+    """Yield what is wrong with a change of a pod. The server checks only what may change."""
     new_spec, old_spec = obj["spec"], old["spec"]
     for part in ("containers", "initContainers"):
         if len(new_spec.get(part) or ()) != len(old_spec.get(part) or ()):
@@ -272,7 +266,7 @@ def _fixed_part(spec: Obj, *, gated: bool) -> Any:
         container.pop("image", None)
     for field in ("activeDeadlineSeconds", "tolerations", "schedulingGates"):
         fixed.pop(field, None)
-    if gated:  # a pod that waits behind a gate may be sent elsewhere
+    if gated:  # a gated pod may still be sent to other nodes
         for field in ("nodeSelector", "affinity"):
             fixed.pop(field, None)
     return fixed

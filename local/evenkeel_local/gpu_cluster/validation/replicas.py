@@ -1,4 +1,4 @@
-"""What is wrong with a Deployment or ReplicaSet, and what of it may change.
+"""Checks of a Deployment or ReplicaSet, and of its changes.
 
 Source: `pkg/apis/apps/validation` of Kubernetes 1.33.
 """
@@ -26,7 +26,7 @@ COUNTS = ("replicas", "minReadySeconds", "revisionHistoryLimit", "progressDeadli
 
 
 def check_replicas(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with what runs replicas of a pod."""
+    """Yield what is wrong with a Deployment or ReplicaSet."""
     spec = obj["spec"]
     for field in COUNTS:
         yield from at_least_zero(f"spec.{field}", spec.get(field))
@@ -74,6 +74,6 @@ def check_deployment(obj: Obj) -> Iterator[Cause]:
 
 
 def check_selector_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield that a selector must not change."""
+    """Yield a cause if the selector changes."""
     if obj["spec"].get("selector") != old["spec"].get("selector"):
         yield immutable("spec.selector", obj["spec"].get("selector"))
