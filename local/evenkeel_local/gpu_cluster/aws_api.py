@@ -1,4 +1,4 @@
-"""The AWS endpoints over HTTP: SageMaker's JSON protocol and EKS's REST paths on one port."""
+"""The AWS endpoints: SageMaker's JSON protocol and EKS's REST paths, on one port."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evenkeel_local.gpu_cluster import aws_model
 from evenkeel_local.gpu_cluster.aws_auth import AwsAuth, Incoming
 from evenkeel_local.gpu_cluster.aws_model import AwsError, Json
 from evenkeel_local.gpu_cluster.call_faults import ApiCall, CallFailed, CallFaults, ReplyLost
-from evenkeel_local.gpu_cluster.config import ClusterConfig
+from evenkeel_local.gpu_cluster.config import SECURITY_GROUPS, SUBNETS, ClusterConfig
 from evenkeel_local.gpu_cluster.hyperpod import HyperPod
 
 TARGET = "SageMaker."
@@ -21,7 +21,7 @@ READS = ("Describe", "List", "Search")
 
 
 class TokenBucket:
-    """A rate limit that holds a second's worth of calls."""
+    """A rate limit with a burst of one second's calls."""
 
     def __init__(self, per_second: float) -> None:
         self._rate = per_second
@@ -114,14 +114,14 @@ class AwsApi:
 
     def _resource(self, operation: str, body: Json) -> str:
         """Return the ARN that a policy must cover. Source: the service authorization reference of SageMaker."""
-        prefix = f"arn:aws:sagemaker:{self._config.region}:{self._config.account}"
+        arn = self._config.arn
         if "ComputeQuota" in operation:
-            return "*" if operation.startswith("List") else f"{prefix}:compute-quota/{body.get('ComputeQuotaId', '*')}"
+            return "*" if operation.startswith("List") else arn(f"compute-quota/{body.get('ComputeQuotaId', '*')}")
         if "SchedulerConfig" in operation:
             wanted = body.get("ClusterSchedulerConfigId", "*")
-            return "*" if operation.startswith("List") else f"{prefix}:cluster-scheduler-config/{wanted}"
+            return "*" if operation.startswith("List") else arn(f"cluster-scheduler-config/{wanted}")
         if operation == "DescribeTrainingPlan":
-            return f"{prefix}:training-plan/{str(body.get('TrainingPlanName')).rsplit('/', 1)[-1]}"
+            return arn(f"training-plan/{str(body.get('TrainingPlanName')).rsplit('/', 1)[-1]}")
         if operation == "ListUltraServersByReservedCapacity":
             return str(body.get("ReservedCapacityArn"))
         return "*" if operation in ("ListClusters", "SearchTrainingPlanOfferings") else self._config.cluster_arn
@@ -129,9 +129,8 @@ class AwsApi:
     async def _eks(self, http: web.Request, incoming: Incoming) -> Json:
         parts = [part for part in http.path.split("/") if part]
         if http.method != "GET" or len(parts) > 2:
-            raise AwsError(
-                "InvalidRequestException", "The local cluster has ListClusters and DescribeCluster only.", 501
-            )
+            told = "The local cluster has ListClusters and DescribeCluster only."
+            raise AwsError("InvalidRequestException", told, 501)
         action = "ListClusters" if len(parts) == 1 else "DescribeCluster"
         caller = await self._auth.check(incoming, f"eks:{action}", self._config.eks_arn)
         call = ApiCall("eks", action, parts[-1], caller)
@@ -155,8 +154,8 @@ class AwsApi:
             "endpoint": self._kubernetes_url,
             "roleArn": f"arn:aws:iam::{config.account}:role/{config.eks_cluster_name}",
             "resourcesVpcConfig": {
-                "subnetIds": ["subnet-0c7f1e93b6d8a2540"],
-                "securityGroupIds": ["sg-0b4e7c19d5a2f8036"],
+                "subnetIds": SUBNETS,
+                "securityGroupIds": SECURITY_GROUPS,
                 "vpcId": "vpc-0a1b2c3d4e5f60718",
                 "endpointPublicAccess": True,
                 "endpointPrivateAccess": False,

@@ -1,7 +1,7 @@
-"""Requests and answers of the AWS JSON protocol, held to the service model that botocore ships.
+"""Check requests and answers of the AWS JSON protocol against botocore's service model.
 
-botocore checks types, required fields and minimum lengths before it sends; the service also checks patterns, maxima and
-enums. This module does both, from the model's own metadata, for what comes in and for what goes out.
+botocore checks types, required fields and minimum lengths before it sends. The service also checks patterns, maxima and
+enums. This module checks all of these, for requests and for answers.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import botocore.session
 from botocore.model import OperationModel, ServiceModel, Shape, StructureShape
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 class AwsError(Exception):
-    """An error as the service answers it."""
+    """An error that the service answers."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -50,7 +51,7 @@ def check_input(op: OperationModel, body: Json) -> None:
     """Refuse a request that the model does not allow.
 
     Raises:
-        AwsError: ValidationException, worded as AWS words it.
+        AwsError: ValidationException, with the message of AWS.
     """
     problems = list(_problems(op.input_shape, body, ""))
     if problems:
@@ -59,7 +60,7 @@ def check_input(op: OperationModel, body: Json) -> None:
 
 
 def output_problems(op: OperationModel, body: Json) -> list[str]:
-    """Return where an answer breaks the model; a test and every answer are held to an empty list."""
+    """Return where an answer breaks the model. Every answer is checked."""
     return list(_problems(op.output_shape, body, "", answer=True))
 
 
@@ -163,7 +164,7 @@ def _number_problems(shape: Shape, value: Any, path: str) -> Iterator[str]:
 
 @lru_cache(maxsize=512)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    # The model's patterns are Java's; these classes are the ones it uses that Python writes otherwise.
+    # The model's patterns are Java's. Python spells these classes differently.
     text = pattern.replace(r"\p{Alnum}", "A-Za-z0-9").replace(r"\p{L}", r"\w").replace(r"\p{Z}", r"\s")
     text = text.replace(r"\p{N}", r"\d").replace(r"\p{M}", "").replace(r"\p{S}", "").replace(r"\p{P}", r"!-/:-@\[-`{-~")
     try:
@@ -172,11 +173,31 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(r"[\s\S]*")
 
 
-def paged(items: list[Any], body: Json, operation_name: str) -> tuple[list[Any], str | None]:
-    """Return one page of items and the token of the next, which holds for the same question alone.
+def between(items: Iterable[T], body: Json, field: str, time_of: Callable[[T], float]) -> list[T]:
+    """Return the items between `<field>After` and `<field>Before` of a request."""
+    after, before = body.get(f"{field}After"), body.get(f"{field}Before")
+    return [
+        item
+        for item in items
+        if (after is None or time_of(item) > after) and (before is None or time_of(item) < before)
+    ]
+
+
+def paged_answer(key: str, items: list[T], body: Json, operation_name: str, show: Callable[[T], Json]) -> Json:
+    """Return one page of a list as the answer of an operation.
 
     Raises:
-        AwsError: the token is none that was given out for this question.
+        AwsError: the page token does not belong to this request.
+    """
+    page, token = paged(items, body, operation_name)
+    return {key: [show(item) for item in page]} | ({"NextToken": token} if token else {})
+
+
+def paged(items: list[T], body: Json, operation_name: str) -> tuple[list[T], str | None]:
+    """Return one page of items and the token of the next page. A token is valid for the same request only.
+
+    Raises:
+        AwsError: the token does not belong to this request.
     """
     size = int(body.get("MaxResults") or 100)
     question = {key: value for key, value in body.items() if key not in ("MaxResults", "NextToken")}

@@ -1,4 +1,4 @@
-"""HyperPod cluster events: kept for ListClusterEvents, and sent to EventBridge where that is wanted."""
+"""HyperPod cluster events: kept for ListClusterEvents, and sent to EventBridge if the configuration asks for it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import uuid
 from collections import deque
 from typing import Protocol
 
-from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
+from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, between, paged_answer
 from evenkeel_local.gpu_cluster.config import ClusterConfig
 from evenkeel_local.gpu_cluster.machines import Machine
 
 KEPT = 500
-"""How many events the list keeps; an AWS skill reports about this many."""
+"""Number of events that the list keeps, about as many as on AWS."""
 EVENT_TYPE = "SageMaker HyperPod Cluster Event"
 
 
 class EventPublisher(Protocol):
-    """Where events go."""
+    """Sends events."""
 
     def send(self, detail_type: str, detail: Json, resources: list[str]) -> None:
-        """Send an event, soon, as often as the configuration says."""
+        """Send an event soon, as often as the configuration says."""
 
 
 class ClusterEvents:
@@ -45,7 +45,7 @@ class ClusterEvents:
         )
 
     def lost_readiness(self, nodes: int) -> None:
-        """Record the warning that comes with each change of the node count; its message misleads, as in life."""
+        """Record the warning of each change of the node count. Its message misleads, as on AWS."""
         told = f"{nodes} node(s) lost orchestration-ready status"
         misleading = "Request to service failed. If failure persists after retry, contact customer support."
         self.record("Cluster", told, "Warn", {"Cluster": {"FailureMessage": misleading}})
@@ -60,7 +60,7 @@ class ClusterEvents:
         instance_id: str | None = None,
         operation_id: str | None = None,
     ) -> Json:
-        """Record an event; send it too when the configuration says so."""
+        """Record an event; also send it if the configuration says so."""
         now = time.time()
         event: Json = {
             "EventId": str(uuid.uuid4()),
@@ -71,12 +71,8 @@ class ClusterEvents:
             "Description": description,
             "EventLevel": level,
         }
-        if group:
-            event["InstanceGroupName"] = group
-        if instance_id:
-            event["InstanceId"] = instance_id
-        if operation_id:
-            event["OperationId"] = operation_id
+        optional = {"InstanceGroupName": group, "InstanceId": instance_id, "OperationId": operation_id}
+        event |= {name: value for name, value in optional.items() if value}
         if metadata:
             event["EventDetails"] = {"EventMetadata": metadata}
         self._events.append(event)
@@ -97,15 +93,10 @@ class ClusterEvents:
             if wanted := body.get(field):
                 key = "InstanceId" if field == "NodeId" else field
                 events = [event for event in events if event.get(key) == wanted]
-        if (after := body.get("EventTimeAfter")) is not None:
-            events = [event for event in events if event["EventTime"] > after]
-        if (before := body.get("EventTimeBefore")) is not None:
-            events = [event for event in events if event["EventTime"] < before]
+        events = between(events, body, "EventTime", lambda event: event["EventTime"])
         if body.get("SortOrder", "Descending") == "Descending":
             events.reverse()
-        page, token = paged(events, body, "ListClusterEvents")
-        summaries = [{key: value for key, value in event.items() if key != "EventDetails"} for event in page]
-        return {"Events": summaries, **({"NextToken": token} if token else {})}
+        return paged_answer("Events", events, body, "ListClusterEvents", _summary)
 
     def describe(self, body: Json) -> Json:
         """Answer DescribeClusterEvent."""
@@ -113,3 +104,7 @@ class ClusterEvents:
             if event["EventId"] == body["EventId"]:
                 return {"EventDetails": event}
         raise AwsError("ResourceNotFound", f"Could not find event {body['EventId']}.")
+
+
+def _summary(event: Json) -> Json:
+    return {key: value for key, value in event.items() if key != "EventDetails"}

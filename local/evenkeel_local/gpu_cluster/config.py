@@ -9,15 +9,18 @@ from pydantic.alias_generators import to_camel
 
 from evenkeel_local.gpu_cluster.aws_model import service_model
 
+SECURITY_GROUPS = ["sg-0b4e7c19d5a2f8036"]
+SUBNETS = ["subnet-0c7f1e93b6d8a2540"]
+
 
 class ConfigModel(BaseModel):
-    """Frozen, camelCase in JSON, unknown keys refused: a misspelt delay must not pass silently."""
+    """A frozen model, camelCase in JSON. It refuses unknown keys, so that a misspelt delay fails."""
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True, extra="forbid")
 
 
 class TaintConfig(ConfigModel):
-    """A taint that new nodes of a group carry."""
+    """A taint on new nodes of a group."""
 
     key: str
     value: str = ""
@@ -30,7 +33,7 @@ class InstanceGroupConfig(ConfigModel):
     name: str = Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", max_length=63)
     instance_type: str = "ml.p5.48xlarge"
     resources: dict[str, str] | None = None
-    """What its nodes offer, such as `{"nvidia.com/gpu": "8"}`; nothing means what the type is known for."""
+    """Resources of its nodes, such as `{"nvidia.com/gpu": "8"}`; None: those of the instance type."""
     count: int = Field(default=1, ge=0, le=6758)
     labels: dict[str, str] = {}
     taints: tuple[TaintConfig, ...] = ()
@@ -39,7 +42,7 @@ class InstanceGroupConfig(ConfigModel):
     capacity_type: Literal["OnDemand", "Spot"] = "OnDemand"
     training_plan: str | None = None
     capacity: int | None = None
-    """How many machines of this group the provider has in all; nothing means no limit."""
+    """Number of machines that the provider has for this group; None: no limit."""
 
 
 class TrainingPlan(ConfigModel):
@@ -57,32 +60,32 @@ class TrainingPlan(ConfigModel):
 
 
 class ClusterDelays(ConfigModel):
-    """How long things take, in seconds. The defaults suit a laptop; in life they are minutes."""
+    """Durations in seconds. The defaults suit a laptop; on AWS they are minutes."""
 
     boot: float = 0.0
-    """From an instance's launch to its node being Ready, at the cluster's start and after BatchAddClusterNodes."""
+    """From the launch of an instance until its node is Ready, at the cluster's start and after BatchAddClusterNodes."""
     reboot: float = 2.0
     replace: float = 4.0
-    """From the new instance's launch to its node being Ready, in a replacement."""
+    """From the launch of a replacement until its node is Ready."""
     terminate: float = 0.3
     heartbeat: float = 1.0
     node_monitor_grace: float = 5.0
-    """How old a heartbeat may be before the node is NotReady (40 to 50 s in production)."""
+    """Age of a heartbeat at which the node becomes NotReady (40 to 50 s in production)."""
     eviction_toleration: float | None = None
-    """Overrides the 300 s that pods tolerate not-ready and unreachable by default; nothing leaves them as they are."""
+    """Overrides the 300 s for which pods tolerate not-ready and unreachable by default; None: no override."""
     pod_gc: float = 1.0
     agent_detect: float = 0.5
     event_delay: float = 0.1
     auto_recovery: float = 2.0
     deep_health_check: float = 3.0
     scaling_rollback: float = 10_800.0
-    """After how long a growth is taken back that did not bring its MinInstanceCount."""
+    """Time after which growth below its MinInstanceCount is rolled back."""
     restart_backoff: float = 1.0
-    """First delay before a container is started again; it doubles to 30 times this (10 s and 300 s in production)."""
+    """First delay before a container restarts. It doubles up to 30 times this value (10 s and 300 s in production)."""
 
 
 class KarpenterOffering(ConfigModel):
-    """An EC2 instance type that Karpenter can launch; capacity holds for each zone and capacity type."""
+    """An EC2 instance type that Karpenter can launch; `machines` is the capacity of each zone and capacity type."""
 
     instance_type: str
     zones: tuple[str, ...] = ("us-west-2a",)
@@ -92,7 +95,7 @@ class KarpenterOffering(ConfigModel):
 
 
 class KarpenterSettings(ConfigModel):
-    """Karpenter's world; times in seconds, minutes in production."""
+    """Karpenter's offerings and durations in seconds; in production they are minutes."""
 
     offerings: tuple[KarpenterOffering, ...] = (
         KarpenterOffering(instance_type="p5.48xlarge", usd_per_hour=55.04, spot_usd_per_hour=22.0),
@@ -101,25 +104,25 @@ class KarpenterSettings(ConfigModel):
     launch: float = 1.0
     register_: float = Field(default=0.5, alias="register")
     capacity_memory: float = 5.0
-    """How long an offering without capacity is not tried again (three minutes in Karpenter)."""
+    """Time for which Karpenter does not retry an offering without capacity (three minutes in production)."""
     spot_notice: float = 5.0
-    """From the interruption warning to the machine's end (two minutes in life)."""
+    """From the interruption warning to the end of the machine (two minutes on AWS)."""
     node_repair: dict[str, float] = {}
-    """How long a node may have each of these conditions not true before it is repaired; without any the gate is off, as
-    in Karpenter. In production AcceleratedHardwareReady 600, Ready and the node monitoring agent's others 1800."""
+    """Seconds after which a false condition leads to a repair, by condition. Empty: repair is off, as in Karpenter.
+    In production: 600 for AcceleratedHardwareReady, 1800 for Ready and the other conditions of the node agent."""
     repair_drain: float = 1.0
-    """From the repair's beginning to the machine's end, drained or not."""
+    """From the start of a repair to the end of the machine, drained or not."""
 
 
 class AccessPolicy(ConfigModel):
-    """An EKS access policy that is associated with an entry, for some namespaces or for the cluster."""
+    """An EKS access policy of an entry, for some namespaces or for the cluster."""
 
     policy: str = Field(pattern=r"^(arn:aws:eks::aws:cluster-access-policy/)?AmazonEKS\w+Policy$")
     namespaces: tuple[str, ...] | None = None
 
 
 class AccessEntry(ConfigModel):
-    """An EKS access entry: which Kubernetes user and groups an IAM principal is."""
+    """An EKS access entry: the Kubernetes user and groups of an IAM principal."""
 
     principal_arn: str
     username: str | None = None
@@ -130,7 +133,7 @@ class AccessEntry(ConfigModel):
 
 
 class PodIdentity(ConfigModel):
-    """Environment given to the pods of one service account, as EKS Pod Identity gives credentials."""
+    """Environment variables for the pods of one service account, as EKS Pod Identity provides credentials."""
 
     namespace: str
     service_account: str
@@ -138,7 +141,7 @@ class PodIdentity(ConfigModel):
 
 
 class ClusterConfig(ConfigModel):
-    """Everything that the cluster is started with."""
+    """The configuration of the cluster."""
 
     cluster_name: str = Field(default="research-train", pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")
     cluster_id: str = Field(default="k3v9x2m7q1ab", pattern=r"^[a-z0-9]{12}$")
@@ -153,7 +156,7 @@ class ClusterConfig(ConfigModel):
     duplicate_events: bool = False
     reorder_events: bool = False
     cluster_events: bool = False
-    """Send the HyperPod cluster and state-change events too; they are always in ListClusterEvents."""
+    """Also send the HyperPod cluster and state-change events; ListClusterEvents always has them."""
     karpenter: KarpenterSettings | None = None
     access_entries: tuple[AccessEntry, ...] = ()
     pod_identities: tuple[PodIdentity, ...] = ()
@@ -162,7 +165,7 @@ class ClusterConfig(ConfigModel):
     """Throttling of HyperPod reads and writes by a token bucket; 0 means none."""
     writes_per_second: float = Field(default=0.0, ge=0)
     instance_limit: int | None = Field(default=None, ge=0)
-    """The account's limit of cluster instances; growing beyond it answers ResourceLimitExceeded."""
+    """The account's limit of cluster instances; growth beyond it answers ResourceLimitExceeded."""
     watch_history: int = Field(default=8192, ge=1)
 
     @model_validator(mode="after")
@@ -175,19 +178,23 @@ class ClusterConfig(ConfigModel):
                 raise ValueError(f"there is more than one {kind} named {', '.join(sorted(twice))}")
         return self
 
+    def arn(self, resource: str, service: str = "sagemaker") -> str:
+        """Return the ARN of a resource of the account."""
+        return f"arn:aws:{service}:{self.region}:{self.account}:{resource}"
+
     @property
     def cluster_arn(self) -> str:
         """The HyperPod cluster's ARN."""
-        return f"arn:aws:sagemaker:{self.region}:{self.account}:cluster/{self.cluster_id}"
+        return self.arn(f"cluster/{self.cluster_id}")
 
     @property
     def eks_arn(self) -> str:
         """The EKS cluster's ARN."""
-        return f"arn:aws:eks:{self.region}:{self.account}:cluster/{self.eks_cluster_name}"
+        return self.arn(f"cluster/{self.eks_cluster_name}", "eks")
 
 
 def check_types(config: ClusterConfig) -> None:
-    """Refuse instance types that SageMaker does not have: every answer that names one would break the model.
+    """Refuse instance types that SageMaker does not have: an answer with one would not fit the service model.
 
     Raises:
         ValueError: a group has such a type.
@@ -199,7 +206,7 @@ def check_types(config: ClusterConfig) -> None:
 
 
 def sentence(wrong: ValidationError) -> str:
-    """Say in one line what is wrong with a document."""
+    """Return the errors of a document in one line."""
     return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the document'}: {e['msg']}" for e in wrong.errors())
 
 

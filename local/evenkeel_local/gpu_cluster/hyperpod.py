@@ -1,15 +1,16 @@
-"""The HyperPod operations of SageMaker, as far as this cluster has them."""
+"""The HyperPod operations of SageMaker that this cluster has."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import uuid
 from collections.abc import Callable
 
-from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
+from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, between, paged_answer
 from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
-from evenkeel_local.gpu_cluster.config import InstanceGroupConfig
+from evenkeel_local.gpu_cluster.config import SECURITY_GROUPS, SUBNETS, InstanceGroupConfig
 from evenkeel_local.gpu_cluster.hyperpod_capacity import Capacity
 from evenkeel_local.gpu_cluster.hyperpod_governance import Governance
 from evenkeel_local.gpu_cluster.hyperpod_operations import POLL_SECONDS, Operations
@@ -18,18 +19,15 @@ from evenkeel_local.gpu_cluster.registry import Registry
 
 CLIENT_TOKEN_LIFE_SECONDS = 8 * 3600
 UPKEEP = ("DeepHealthCheck", "SoftwareUpdate")
-"""What HyperPod itself does to a node: to callers the node has the wrong status then, it is not in use (assumed)."""
+"""Operations of HyperPod itself: callers then get a wrong-status error, not an in-use error (assumed)."""
 CHANGEABLE = {"ClusterName", "InstanceGroups", "InstanceGroupsToDelete", "NodeRecovery", "AutoScaling"}
-REPAIR_TEXTS = {
-    "InstanceIdNotFound": "The instance was not found in the cluster.",
-    "InvalidInstanceStatus": "The instance is in status {status}; the operation needs it to be Running.",
-    "InstanceIdInUse": "Another operation is already in progress for this instance.",
-    "InternalServerError": "An internal error occurred. Try again later.",
-}
+Operation = Callable[[Json, str], Json]
+Refusal = tuple[str, str]
+"""A code and a message."""
 
 
 class HyperPod:
-    """One HyperPod cluster's operations; each takes a checked request and returns an answer of the model's shape."""
+    """The operations of one HyperPod cluster. Each takes a checked request, and answers as the model says."""
 
     def __init__(self, fleet: MachineFleet, registry: Registry, events: ClusterEvents) -> None:
         self._fleet = fleet
@@ -50,7 +48,7 @@ class HyperPod:
         self._added: dict[str, tuple[float, Json, list[str]]] = {}
         self.failing_nodes: dict[str, str] = {}
         """Instance ids for which the next repair call answers InternalServerError, with its message."""
-        self.operations: dict[str, Callable[[Json, str], Json]] = {
+        self.operations: dict[str, Operation] = {
             "DescribeCluster": self._describe_cluster,
             "ListClusters": self._list_clusters,
             "ListClusterNodes": self._list_nodes,
@@ -82,7 +80,7 @@ class HyperPod:
                 f"Delete{name}": _without_caller(kind.delete),
             }
 
-    def _of_cluster(self, operation: Callable[[Json], Json]) -> Callable[[Json, str], Json]:
+    def _of_cluster(self, operation: Callable[[Json], Json]) -> Operation:
         def call(body: Json, caller: str) -> Json:
             self._check_name(body["ClusterName"])
             return operation(body)
@@ -97,10 +95,8 @@ class HyperPod:
 
     def _need_continuous(self, what: str) -> None:
         if self._config.node_provisioning_mode != "Continuous":
-            raise AwsError(
-                "ValidationException",
-                f"{what} is supported only for clusters with NodeProvisioningMode set to Continuous.",
-            )
+            told = f"{what} is supported only for clusters with NodeProvisioningMode set to Continuous."
+            raise AwsError("ValidationException", told)
 
     def _describe_cluster(self, body: Json, caller: str) -> Json:
         self._check_name(body["ClusterName"])
@@ -113,7 +109,7 @@ class HyperPod:
             "InstanceGroups": [self._describe_group(group) for group in self._fleet.groups.values()],
             "NodeRecovery": self._fleet.node_recovery,
             "Orchestrator": {"Eks": {"ClusterArn": self._config.eks_arn}},
-            "VpcConfig": {"SecurityGroupIds": ["sg-0b4e7c19d5a2f8036"], "Subnets": ["subnet-0c7f1e93b6d8a2540"]},
+            "VpcConfig": {"SecurityGroupIds": SECURITY_GROUPS, "Subnets": SUBNETS},
         }
         if self._config.node_provisioning_mode:
             answer["NodeProvisioningMode"] = self._config.node_provisioning_mode
@@ -133,7 +129,7 @@ class HyperPod:
         return "Updating" if changing and self._config.node_provisioning_mode is None else "InService"
 
     def announce_status(self) -> None:
-        """Send the cluster state change event for the status of the moment."""
+        """Send the cluster state change event for the current status."""
         described = self._describe_cluster({"ClusterName": self._config.cluster_name}, "")
         left_out = ("NodeProvisioningMode", "AutoScaling")
         detail = {key: value for key, value in described.items() if key not in left_out}
@@ -152,23 +148,23 @@ class HyperPod:
             "TargetCount": target,
             "Status": self._group_status(group.name),
             "ExecutionRole": f"arn:aws:iam::{self._config.account}:role/{self._config.cluster_name}-exec",
-            "LifeCycleConfig": {
-                "SourceS3Uri": f"s3://sagemaker-{self._config.cluster_name}/",
-                "OnCreate": "on_create.sh",
-            },
+            "LifeCycleConfig": self._life_cycle,
             "ThreadsPerCore": 1,
         }
         if group.name in self.running.software_status:
             answer["SoftwareUpdateStatus"] = self.running.software_status[group.name]
         if group.training_plan:
-            prefix = f"arn:aws:sagemaker:{self._config.region}:{self._config.account}:training-plan"
-            answer["TrainingPlanArn"] = f"{prefix}/{group.training_plan}"
+            answer["TrainingPlanArn"] = self._config.arn(f"training-plan/{group.training_plan}")
             plans = {plan.name: plan.status for plan in self._config.training_plans}
             if group.training_plan in plans:
                 answer["TrainingPlanStatus"] = plans[group.training_plan]
         if shown := self._kubernetes_config(group):
             answer["KubernetesConfig"] = shown
         return answer
+
+    @property
+    def _life_cycle(self) -> Json:
+        return {"SourceS3Uri": f"s3://sagemaker-{self._config.cluster_name}/", "OnCreate": "on_create.sh"}
 
     def _kubernetes_config(self, group: InstanceGroupConfig) -> Json:
         if not group.labels and not group.taints:
@@ -211,18 +207,14 @@ class HyperPod:
             machines = [machine for machine in machines if machine.status != "Pending" or machine.operation == "Reboot"]
         if part := body.get("InstanceGroupNameContains"):
             machines = [machine for machine in machines if part in machine.group]
-        if (after := body.get("CreationTimeAfter")) is not None:
-            machines = [machine for machine in machines if machine.launch_time > after]
-        if (before := body.get("CreationTimeBefore")) is not None:
-            machines = [machine for machine in machines if machine.launch_time < before]
+        machines = between(machines, body, "CreationTime", lambda machine: machine.launch_time)
         by_name = body.get("SortBy") == "NAME"
         machines.sort(
             key=lambda machine: (machine.instance_id if by_name else machine.launch_time, machine.instance_id),
             reverse=body.get("SortOrder") == "Descending",
         )
-        page, token = paged(machines, body, "ListClusterNodes")
-        answer: Json = {"ClusterNodeSummaries": [self._summary(machine, with_slots) for machine in page]}
-        return {**answer, "NextToken": token} if token else answer
+        summary = functools.partial(self._summary, with_slot=with_slots)
+        return paged_answer("ClusterNodeSummaries", machines, body, "ListClusterNodes", summary)
 
     def _summary(self, machine: Machine, with_slot: bool) -> Json:
         group = self._fleet.groups[machine.group]
@@ -255,9 +247,8 @@ class HyperPod:
             self._need_continuous("NodeLogicalId")
         machine = self._fleet.by_instance(instance_id) if instance_id else self._fleet.by_slot(str(slot))
         if machine is None or not machine.is_visible:
-            raise AwsError(
-                "ResourceNotFound", f"Could not find node {instance_id or slot} in cluster {body['ClusterName']}."
-            )
+            told = f"Could not find node {instance_id or slot} in cluster {body['ClusterName']}."
+            raise AwsError("ResourceNotFound", told)
         group = self._fleet.groups[machine.group]
         details: Json = {
             **self._summary(machine, self._config.node_provisioning_mode == "Continuous"),
@@ -268,10 +259,7 @@ class HyperPod:
                 "AvailabilityZoneId": group.availability_zone_id,
             },
             "CapacityType": group.capacity_type,
-            "LifeCycleConfig": {
-                "SourceS3Uri": f"s3://sagemaker-{self._config.cluster_name}/",
-                "OnCreate": "on_create.sh",
-            },
+            "LifeCycleConfig": self._life_cycle,
         }
         if shown := self._kubernetes_config(group):
             details["KubernetesConfig"] = shown
@@ -279,64 +267,68 @@ class HyperPod:
 
     # Repairs
 
-    def _repair(self, action: str, body: Json, caller: str) -> Json:
+    def _batch(
+        self, action: str, body: Json, caller: str, code_field: str, refusal: Callable[[Machine | None], Refusal | None]
+    ) -> Json:
+        """Reboot, replace or delete nodes, each named by its instance id or by its slot."""
         self._check_name(body["ClusterName"])
         ids, slots = body.get("NodeIds") or [], body.get("NodeLogicalIds") or []
         if not ids and not slots:
             raise AwsError("ValidationException", "At least one of NodeIds and NodeLogicalIds must be provided.")
         if slots:
             self._need_continuous("NodeLogicalIds")
-        answer: Json = {"Successful": [], "Failed": [], "FailedNodeLogicalIds": [], "SuccessfulNodeLogicalIds": []}
-        for instance_id in dict.fromkeys(ids):
-            code = self._repair_one(action, self._fleet.by_instance(instance_id), instance_id, "", caller)
-            if code is None:
-                answer["Successful"].append(instance_id)
-            else:
-                answer["Failed"].append({"NodeId": instance_id, "ErrorCode": code[0], "Message": code[1]})
-        for slot in dict.fromkeys(slots):
-            code = self._repair_one(action, self._fleet.by_slot(slot), "", slot, caller)
-            if code is None:
-                answer["SuccessfulNodeLogicalIds"].append(slot)
-            else:
-                answer["FailedNodeLogicalIds"].append({"NodeLogicalId": slot, "ErrorCode": code[0], "Message": code[1]})
-        # AWS leaves lists out instead of sending them empty.
-        return {name: value for name, value in answer.items() if value}
+        act = {"Reboot": self._fleet.reboot, "Replace": self._fleet.replace, "Delete": self._fleet.remove}[action]
+        answer: Json = {}
+        for names, find, field, suffix in (
+            (ids, self._fleet.by_instance, "NodeId", ""),
+            (slots, self._fleet.by_slot, "NodeLogicalId", "NodeLogicalIds"),
+        ):
+            for name in dict.fromkeys(names):
+                machine = find(name)
+                refused = refusal(machine)
+                instance_id, slot = (name, "") if field == "NodeId" else ("", name)
+                if machine is not None:
+                    instance_id, slot = machine.instance_id, machine.logical_id
+                code = refused[0] if refused is not None else ""
+                call = ProviderCall(action, instance_id, slot, refused is None, code, time.time(), caller)
+                self._fleet.calls.append(call)
+                if refused is None and machine is not None:
+                    act(machine)
+                    answer.setdefault(f"Successful{suffix}", []).append(name)
+                elif refused is not None:
+                    failed = {field: name, code_field: code, "Message": refused[1]}
+                    answer.setdefault(f"Failed{suffix}", []).append(failed)
+                if action == "Reboot" and code == "InternalServerError" and machine is not None:
+                    told = f"Failed to submit reboot request for EC2 Instance {machine.instance_id}"
+                    self._events.instance_event(machine, told, "Error")
+        return answer
 
-    def _repair_one(
-        self, action: str, machine: Machine | None, instance_id: str, slot: str, caller: str
-    ) -> tuple[str, str] | None:
-        code = self._repair_refusal(machine)
-        self._fleet.calls.append(
-            ProviderCall(
-                action=action,
-                instance_id=machine.instance_id if machine is not None else instance_id,
-                logical_id=machine.logical_id if machine is not None else slot,
-                accepted=code is None,
-                code=code or "",
-                at=time.time(),
-                caller=caller,
-            )
-        )
-        if action == "Reboot" and code == "InternalServerError" and machine is not None:
-            refused = f"Failed to submit reboot request for EC2 Instance {machine.instance_id}"
-            self._events.instance_event(machine, refused, "Error")
-        if code is not None or machine is None:
-            told = REPAIR_TEXTS[code or "InstanceIdNotFound"]
-            return code or "InstanceIdNotFound", told.format(status=machine.status if machine is not None else "")
-        if action == "Reboot":
-            self._fleet.reboot(machine)
-        else:
-            self._fleet.replace(machine)
-        return None
-
-    def _repair_refusal(self, machine: Machine | None) -> str | None:
+    def _repair_refusal(self, machine: Machine | None) -> Refusal | None:
         if machine is None:
-            return "InstanceIdNotFound"
+            return "InstanceIdNotFound", "The instance was not found in the cluster."
         if self.failing_nodes.pop(machine.instance_id, None) is not None:
-            return "InternalServerError"
+            return "InternalServerError", "An internal error occurred. Try again later."
         if machine.operation is None and machine.status in ("Running", "Failure"):
             return None
-        return "InvalidInstanceStatus" if machine.operation in (None, *UPKEEP) else "InstanceIdInUse"
+        if machine.operation in (None, *UPKEEP):
+            told = f"The instance is in status {machine.status}; the operation needs it to be Running."
+            return "InvalidInstanceStatus", told
+        return "InstanceIdInUse", "Another operation is already in progress for this instance."
+
+    def _delete_refusal(self, machine: Machine | None) -> Refusal | None:
+        if machine is None:
+            return "NodeIdNotFound", "The node was not found in the cluster."
+        if machine.operation in UPKEEP:
+            return "InvalidNodeStatus", f"The node is in status {machine.status}."
+        if machine.operation is not None:
+            return "NodeIdInUse", "Another operation is already in progress for this node."
+        return None
+
+    def _repair(self, action: str, body: Json, caller: str) -> Json:
+        return self._batch(action, body, caller, "ErrorCode", self._repair_refusal)
+
+    def _delete_nodes(self, body: Json, caller: str) -> Json:
+        return self._batch("Delete", body, caller, "Code", self._delete_refusal)
 
     # Capacity
 
@@ -371,7 +363,6 @@ class HyperPod:
     def _add_refusal(self, requested: Json) -> Json | None:
         name = requested["InstanceGroupName"]
         group = self._fleet.groups.get(name)
-        code, told = "", ""
         if group is None:
             code, told = "InstanceGroupNotFound", f"Instance group {name} was not found."
         elif (status := self._group_status(name)) not in ("InService", "Updating", "Degraded"):
@@ -380,14 +371,10 @@ class HyperPod:
             code, told = "IncompatibleAvailabilityZones", f"Instance group {name} has no subnet in {', '.join(zones)}."
         elif (types := requested.get("InstanceTypes")) and group.instance_type not in types:
             code, told = "IncompatibleInstanceTypes", f"Instance group {name} does not use {', '.join(types)}."
-        if not code:
+        else:
             return None
-        return {
-            "InstanceGroupName": name,
-            "ErrorCode": code,
-            "FailedCount": int(requested["IncrementTargetCountBy"]),
-            "Message": told,
-        }
+        count = int(requested["IncrementTargetCountBy"])
+        return {"InstanceGroupName": name, "ErrorCode": code, "FailedCount": count, "Message": told}
 
     def _added_status(self, slot: str) -> Json:
         machine = self._fleet.by_slot(slot)
@@ -397,60 +384,13 @@ class HyperPod:
             return {"NodeLogicalId": slot, "InstanceGroupName": group, "Status": "NotFound"}
         return {"NodeLogicalId": slot, "InstanceGroupName": machine.group, "Status": machine.status}
 
-    def _delete_nodes(self, body: Json, caller: str) -> Json:
-        self._check_name(body["ClusterName"])
-        ids, slots = body.get("NodeIds") or [], body.get("NodeLogicalIds") or []
-        if not ids and not slots:
-            raise AwsError("ValidationException", "At least one of NodeIds and NodeLogicalIds must be provided.")
-        if slots:
-            self._need_continuous("NodeLogicalIds")
-        answer: Json = {"Successful": [], "Failed": [], "FailedNodeLogicalIds": [], "SuccessfulNodeLogicalIds": []}
-        for instance_id in dict.fromkeys(ids):
-            code = self._delete_one(self._fleet.by_instance(instance_id), instance_id, "", caller)
-            if code is None:
-                answer["Successful"].append(instance_id)
-            else:
-                answer["Failed"].append({"NodeId": instance_id, "Code": code[0], "Message": code[1]})
-        for slot in dict.fromkeys(slots):
-            code = self._delete_one(self._fleet.by_slot(slot), "", slot, caller)
-            if code is None:
-                answer["SuccessfulNodeLogicalIds"].append(slot)
-            else:
-                answer["FailedNodeLogicalIds"].append({"NodeLogicalId": slot, "Code": code[0], "Message": code[1]})
-        return {name: value for name, value in answer.items() if value}
-
-    def _delete_one(self, machine: Machine | None, instance_id: str, slot: str, caller: str) -> tuple[str, str] | None:
-        code: tuple[str, str] | None = None
-        if machine is None:
-            code = ("NodeIdNotFound", "The node was not found in the cluster.")
-        elif machine.operation in UPKEEP:
-            code = ("InvalidNodeStatus", f"The node is in status {machine.status}.")
-        elif machine.operation is not None:
-            code = ("NodeIdInUse", "Another operation is already in progress for this node.")
-        self._fleet.calls.append(
-            ProviderCall(
-                action="Delete",
-                instance_id=machine.instance_id if machine is not None else instance_id,
-                logical_id=machine.logical_id if machine is not None else slot,
-                accepted=code is None,
-                code=code[0] if code is not None else "",
-                at=time.time(),
-                caller=caller,
-            )
-        )
-        if code is None and machine is not None:
-            self._fleet.remove(machine)
-        return code
-
     # Settings
 
     def _check_limit(self, more: int) -> None:
         limit = self._config.instance_limit
         if limit is not None and sum(self._fleet.targets.values()) + more > limit:
-            raise AwsError(
-                "ResourceLimitExceeded",
-                f"The account-level service limit for cluster instances is {limit}; {more} more would exceed it.",
-            )
+            told = f"The account-level service limit for cluster instances is {limit}; {more} more would exceed it."
+            raise AwsError("ResourceLimitExceeded", told)
 
     def _update_cluster(self, body: Json, caller: str) -> Json:
         self._check_name(body["ClusterName"])
@@ -485,7 +425,7 @@ class HyperPod:
         return {"ClusterArn": self._config.cluster_arn}
 
     async def _await_minimum(self, name: str, least: int) -> None:
-        """Take back a growth that did not bring the least that was asked for in time."""
+        """Roll back growth that did not reach the requested minimum in time."""
         await asyncio.sleep(self._config.delays.scaling_rollback)
         machines = self._fleet.of_group(name)
         if sum(machine.status == "Running" for machine in machines) < least:
@@ -518,5 +458,5 @@ class HyperPod:
         return self._events.describe(body)
 
 
-def _without_caller(operation: Callable[[Json], Json]) -> Callable[[Json, str], Json]:
+def _without_caller(operation: Callable[[Json], Json]) -> Operation:
     return lambda body, caller: operation(body)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 
-from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
+from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged_answer
 from evenkeel_local.gpu_cluster.config import ClusterConfig, TrainingPlan
 from evenkeel_local.gpu_cluster.machines import MachineFleet
 
 HOUR = 3600.0
 USD_PER_INSTANCE_HOUR = 39.33
-"""A made-up round figure for offerings; prices are no concern of this cluster."""
+"""An invented price of offerings."""
 
 
 class Capacity:
-    """Answers from the plans in the configuration and the machines that run."""
+    """Describes the configured plans and the running machines."""
 
     def __init__(self, fleet: MachineFleet) -> None:
         self._fleet = fleet
@@ -22,11 +22,11 @@ class Capacity:
         self._started_at = time.time()
 
     def _plan_arn(self, plan: TrainingPlan) -> str:
-        return f"arn:aws:sagemaker:{self._config.region}:{self._config.account}:training-plan/{plan.name}"
+        return self._config.arn(f"training-plan/{plan.name}")
 
     def reserved_capacity_arn(self, plan: TrainingPlan) -> str:
         """Return the ARN of a plan's reserved capacity."""
-        return f"arn:aws:sagemaker:{self._config.region}:{self._config.account}:reserved-capacity/{plan.name}"
+        return self._config.arn(f"reserved-capacity/{plan.name}")
 
     def describe_plan(self, body: Json) -> Json:
         """Answer DescribeTrainingPlan."""
@@ -88,7 +88,7 @@ class Capacity:
         return f"{instances * hours * USD_PER_INSTANCE_HOUR:.2f}"
 
     def search_offerings(self, body: Json) -> Json:
-        """Answer SearchTrainingPlanOfferings: one offering for what was asked, if it is at most a week."""
+        """Answer SearchTrainingPlanOfferings: one offering for the request, if it lasts at most a week."""
         instance_type = body.get("InstanceType") or "ml.p5.48xlarge"
         count, hours = int(body.get("InstanceCount") or 1), int(body.get("DurationHours") or 24)
         if hours > 7 * 24:
@@ -143,6 +143,4 @@ class Capacity:
                     "HealthStatus": plan.ultra_server_health if not faulty else "Impaired",
                 }
             )
-        page, token = paged(servers, body, "ListUltraServersByReservedCapacity")
-        answer: Json = {"UltraServers": page}
-        return {**answer, "NextToken": token} if token else answer
+        return paged_answer("UltraServers", servers, body, "ListUltraServersByReservedCapacity", dict)

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
+from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged_answer
 from evenkeel_local.gpu_cluster.config import ClusterConfig
 
 SETTLE_SECONDS = 0.2
-"""How long Creating, Updating and Deleting last."""
+"""Duration of Creating, Updating and Deleting."""
 _ALPHABET = string.ascii_lowercase + string.digits
 
 
@@ -32,7 +32,7 @@ class GovernanceItem:
 
 
 class Governance:
-    """One kind of governed thing; the two differ in names alone."""
+    """The operations on compute quotas or on scheduler configurations; they differ only in names."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Governance:
         self.items: dict[str, GovernanceItem] = {}
 
     def _arn(self, item: GovernanceItem) -> str:
-        return f"arn:aws:sagemaker:{self._config.region}:{self._config.account}:{self._arn_part}/{item.id}"
+        return self._config.arn(f"{self._arn_part}/{item.id}")
 
     def _find(self, body: Json) -> GovernanceItem:
         wanted = body[f"{self._stem}Id"]
@@ -69,7 +69,7 @@ class Governance:
         self._later(SETTLE_SECONDS, end)
 
     def create(self, body: Json) -> Json:
-        """Create one."""
+        """Create an item."""
         if body["ClusterArn"] != self._config.cluster_arn:
             raise AwsError("ValidationException", f"Cluster {body['ClusterArn']} does not exist.")
         if any(item.name == body["Name"] for item in self.items.values()):
@@ -86,7 +86,7 @@ class Governance:
         return {f"{self._stem}Arn": self._arn(item), f"{self._stem}Id": item.id}
 
     def describe(self, body: Json) -> Json:
-        """Describe the current version; an older one is not kept."""
+        """Describe the current version; older versions are not kept."""
         item = self._find(body)
         asked = body.get(f"{self._stem}Version")
         if asked is not None and asked != item.version:
@@ -109,7 +109,7 @@ class Governance:
         }
 
     def list(self, body: Json) -> Json:
-        """List them."""
+        """List the items."""
         found = list(self.items.values())
         if part := body.get("NameContains"):
             found = [item for item in found if part in item.name]
@@ -122,16 +122,14 @@ class Governance:
             key=keys.get(body.get("SortBy", ""), lambda t: t.created_at),
             reverse=body.get("SortOrder") == "Descending",
         )
-        page, token = paged(found, body, self._stem)
-        shown = [
-            {**self._summary(item), **({} if self._stem == "ClusterSchedulerConfig" else _listed(item.parts))}
-            for item in page
-        ]
-        answer: Json = {f"{self._stem}Summaries": shown}
-        return {**answer, "NextToken": token} if token else answer
+        return paged_answer(f"{self._stem}Summaries", found, body, self._stem, self._listed)
+
+    def _listed(self, item: GovernanceItem) -> Json:
+        parts = {} if self._stem == "ClusterSchedulerConfig" else item.parts
+        return self._summary(item) | {key: value for key, value in parts.items() if key != "Description"}
 
     def update(self, body: Json) -> Json:
-        """Change one; `TargetVersion` must be the version that was read."""
+        """Change an item; `TargetVersion` must be its current version."""
         item = self._find(body)
         if body["TargetVersion"] != item.version:
             raise AwsError(
@@ -147,12 +145,8 @@ class Governance:
         return {f"{self._stem}Arn": self._arn(item), f"{self._stem}Version": item.version}
 
     def delete(self, body: Json) -> Json:
-        """Delete one."""
+        """Delete an item."""
         item = self._find(body)
         item.status = "Deleting"
         self._settle(item, "Deleted")
         return {}
-
-
-def _listed(parts: Json) -> Json:
-    return {key: value for key, value in parts.items() if key != "Description"}

@@ -1,4 +1,4 @@
-"""HyperPod operations that run on: scaling as it is recorded, deep health checks, software updates."""
+"""HyperPod operations that take time: scaling, deep health checks, software updates."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import uuid
 from dataclasses import dataclass, field
 
 from evenkeel_local.gpu_cluster import catalogue
-from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, paged
+from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, between, paged_answer
 from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.health_agent import PENDING_REBOOT, PENDING_REPLACEMENT, STATUS_LABEL
 from evenkeel_local.gpu_cluster.machines import PREFIX, Machine, MachineFleet
+from evenkeel_local.gpu_cluster.objects import put
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.store import name_of, namespace_of
 
@@ -32,7 +33,7 @@ class ClusterOperation:
 
 
 class Operations:
-    """Records what runs on the cluster, and runs the checks and updates themselves."""
+    """Records operations on the cluster, and runs the checks and updates."""
 
     def __init__(self, fleet: MachineFleet, registry: Registry, events: ClusterEvents) -> None:
         self._fleet = fleet
@@ -40,15 +41,15 @@ class Operations:
         self._events = events
         self.recorded: list[ClusterOperation] = []
         self.failing_checks: dict[str, str] = {}
-        """Instances that the next deep health check finds faulty, and what HyperPod then does: reboot or replace."""
+        """Instances that the next deep health check finds faulty, with the repair that follows: reboot or replace."""
         self.software_updating: set[str] = set()
         self.software_status: dict[str, str] = {}
-        """How the last software update of a group stands."""
+        """State of the last software update of each group."""
 
-    # What is recorded
+    # Records
 
     def scaling(self, group: str, original: int, desired: int) -> None:
-        """Record that a group is to grow or shrink; an earlier one of the same group that still runs is superseded."""
+        """Record that a group will grow or shrink; this supersedes a running operation of the same group."""
         for operation in self.recorded:
             names = {detail["InstanceGroupName"] for detail in operation.details}
             if operation.kind == "Scaling" and operation.status == IN_PROGRESS and group in names:
@@ -80,14 +81,9 @@ class Operations:
             found = [operation for operation in found if operation.kind == kind]
         if status := body.get("Status"):
             found = [operation for operation in found if operation.status == status]
-        if (after := body.get("CreationTimeAfter")) is not None:
-            found = [operation for operation in found if operation.created_at > after]
-        if (before := body.get("CreationTimeBefore")) is not None:
-            found = [operation for operation in found if operation.created_at < before]
+        found = between(found, body, "CreationTime", lambda operation: operation.created_at)
         found.sort(key=lambda operation: operation.created_at, reverse=body.get("SortOrder") != "Ascending")
-        page, token = paged(found, body, "ListClusterOperations")
-        answer: Json = {"ClusterOperationSummaries": [self._summary(operation) for operation in page]}
-        return {**answer, "NextToken": token} if token else answer
+        return paged_answer("ClusterOperationSummaries", found, body, "ListClusterOperations", self._summary)
 
     def describe_operation(self, body: Json) -> Json:
         """Answer DescribeClusterOperation."""
@@ -112,7 +108,7 @@ class Operations:
     # Deep health checks
 
     def start_health_check(self, body: Json) -> Json:
-        """Answer StartClusterHealthCheck: no id is given back, as in life."""
+        """Answer StartClusterHealthCheck; as on AWS, the answer has no id."""
         chosen: list[Machine] = []
         details: list[Json] = []
         for wish in body["DeepHealthCheckConfigurations"]:
@@ -162,9 +158,7 @@ class Operations:
             taints = [taint for taint in node["spec"].get("taints") or () if taint["key"] != STATUS_LABEL]
             if health != "Schedulable":
                 taints.append({"key": STATUS_LABEL, "value": "Unschedulable", "effect": "NoSchedule"})
-            node["spec"]["taints"] = taints
-            if not taints:
-                del node["spec"]["taints"]
+            put(node["spec"], "taints", taints)
 
         self._registry.mutate(catalogue.NODES, "", machine.node_name, write)
 
@@ -200,7 +194,7 @@ class Operations:
             self.software_status[group] = "Succeeded"
 
     def _is_guarded(self, machine: Machine) -> bool:
-        """Whether a disruption budget forbids to evict a pod that runs there."""
+        """Whether a disruption budget blocks the eviction of a pod on a machine."""
         for pod in self._registry.store.pods_on(machine.node_name):
             try:
                 self._registry.evict(namespace_of(pod), name_of(pod), {}, dry_run=True)
