@@ -1,10 +1,11 @@
-"""Karpenter as it is seen from outside: NodePools become NodeClaims, claims become nodes, and nodes go again.
+"""Karpenter: it launches NodeClaims for pending pods from NodePools, and removes nodes.
 
-Modelled: requirements, weights and limits of pools; the cheapest offering that fits; launch and registration delays;
-offerings that are out of capacity and remembered as such; start-up taints and initialization; termination by
-draining; consolidation of empty and superfluous nodes within disruption budgets; spot interruptions with their
-notice; repair of unhealthy nodes, where it is switched on. Not modelled: drift, expiry, replacing a node by a cheaper
-one. Source: the concepts pages of karpenter.sh, version 1.
+Modelled: requirements, weights and limits of pools. The cheapest fitting offering. Launch and registration delays.
+Offerings without capacity, which are not retried for a while. Start-up taints and initialization. Termination with
+draining. Consolidation of empty and underused nodes within disruption budgets. Spot interruptions. Node repair, if it
+is enabled. Not modelled: drift, expiry, replacement by a cheaper node.
+
+Source: the concepts pages of karpenter.sh, version 1.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.admission import random_suffix
@@ -27,7 +29,7 @@ from evenkeel_local.gpu_cluster.cluster_events import EventPublisher
 from evenkeel_local.gpu_cluster.config import ClusterConfig, KarpenterSettings
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.kubelet import Kubelet, KubeletDirectory, Variables
-from evenkeel_local.gpu_cluster.machines import EFA, PODS_PER_NODE, shape_of
+from evenkeel_local.gpu_cluster.machines import EFA, PODS_PER_NODE, node_status, shape_of
 from evenkeel_local.gpu_cluster.objects import (
     annotations_of,
     condition_of,
@@ -36,8 +38,9 @@ from evenkeel_local.gpu_cluster.objects import (
     is_true,
     labels_of,
     owner_reference,
+    remove_finalizer,
 )
-from evenkeel_local.gpu_cluster.pod_topology import Amounts, NodeCapacityView
+from evenkeel_local.gpu_cluster.pod_topology import Amounts, NodeCapacityView, amounts_of
 from evenkeel_local.gpu_cluster.processes import ProcessGuard
 from evenkeel_local.gpu_cluster.quantities import quantity
 from evenkeel_local.gpu_cluster.registry import Registry, set_condition
@@ -58,7 +61,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 
 @dataclass(frozen=True)
 class Offering:
-    """A machine that can be had: type, zone, capacity type, price."""
+    """An instance type in a zone and capacity type, with its price."""
 
     instance_type: str
     zone: str
@@ -68,7 +71,7 @@ class Offering:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The well-known labels that a node of this offering has."""
+        """The well-known labels of a node of this offering."""
         gpus = shape_of(self.instance_type).get("nvidia.com/gpu", "0")
         return {
             "node.kubernetes.io/instance-type": self.instance_type,
@@ -82,13 +85,13 @@ class Offering:
 
     @property
     def resources(self) -> dict[str, str]:
-        """What such a node offers."""
+        """The resources of such a node."""
         return {"pods": PODS_PER_NODE, **shape_of(self.instance_type)}
 
 
 @dataclass
 class Instance:
-    """The machine behind one NodeClaim."""
+    """The machine of one NodeClaim."""
 
     claim: str
     offering: Offering
@@ -100,7 +103,7 @@ class Instance:
 
 
 def seconds_of(text: str | None) -> float | None:
-    """Read a duration such as `1m30s`; nothing for `Never`."""
+    """Read a duration such as `1m30s`; None for `Never`."""
     if not text or text == "Never":
         return None
     scale = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -153,7 +156,7 @@ def definitions() -> list[Obj]:
 
 
 class Karpenter:
-    """The controllers, in one loop."""
+    """The controllers of Karpenter, in one loop."""
 
     def __init__(
         self,
@@ -180,7 +183,7 @@ class Karpenter:
         self._out_of_capacity: dict[tuple[str, str, str], float] = {}
         self._count = 0
         self._paused: set[str] = set()
-        """Pools whose repair is paused, because too many of their nodes are unhealthy."""
+        """Pools with paused repair: too many of their nodes are unhealthy."""
         self._offerings = [
             Offering(item.instance_type, zone, kind, price, item.machines)
             for item in settings.offerings
@@ -189,9 +192,9 @@ class Karpenter:
             if price is not None
         ]
         self.zones_out: list[str] = []
-        """Zones without any capacity, once for each outage."""
+        """Zones without capacity, once for each outage."""
         self.machines_left: dict[tuple[str, str, str], int] = {}
-        """Capacity of an offering where the control address changed it."""
+        """Capacity of offerings that the control address changed."""
 
     def install(self) -> None:
         """Create the custom resource definitions."""
@@ -224,7 +227,7 @@ class Karpenter:
             self._consolidate()
 
     def stop(self) -> None:
-        """Stop what is under way and switch every machine off."""
+        """Cancel everything, and switch every machine off."""
         for task in list(self._tasks):
             task.cancel()
         for instance in self._instances.values():
@@ -234,7 +237,6 @@ class Karpenter:
     # Pools
 
     def _check_pools(self) -> None:
-        rt = self._type("NodePool")
         for pool in self._pools:
             used = self._used(name_of(pool))
             shown = {name: _format_amount(amount) for name, amount in used.items()}
@@ -245,7 +247,7 @@ class Karpenter:
                 for kind in ("ValidationSucceeded", "NodeClassReady", "Ready"):
                     set_condition(status, kind, "True", kind)
 
-            self._registry.mutate(rt, "", name_of(pool), write)
+            self._registry.change(pool, write)
 
     def _used(self, pool: str) -> Amounts:
         used: Amounts = {"nodes": Decimal(0)}
@@ -259,17 +261,12 @@ class Karpenter:
     # Provisioning
 
     def _waiting(self) -> list[Obj]:
-        found = []
-        for pod in self._store.each(catalogue.PODS.key):
-            if pod["spec"].get("nodeName") or is_deleting(pod):
-                continue
-            told = condition_of(pod, "PodScheduled")
-            if (
-                told is not None
-                and told.get("reason") == "Unschedulable"
-                and not pod["status"].get("nominatedNodeName")
-            ):
-                found.append(pod)
+        found = [
+            pod
+            for pod in self._store.each(catalogue.PODS.key)
+            if (condition_of(pod, "PodScheduled") or {}).get("reason") == "Unschedulable"
+            and not (pod["spec"].get("nodeName") or pod["status"].get("nominatedNodeName") or is_deleting(pod))
+        ]
         return sorted(
             found, key=lambda pod: (-int(pod["spec"].get("priority") or 0), pod["metadata"]["creationTimestamp"])
         )
@@ -288,8 +285,7 @@ class Karpenter:
                     continue
                 capacity = self._capacity_of(claim)
                 capacities.append(capacity)
-            for name, amount in wanted.items():
-                capacity.free[name] = capacity.free.get(name, Decimal(0)) - amount
+            capacity.take(wanted)
 
     def _is_launching(self, claim: Obj) -> bool:
         return not is_deleting(claim) and not is_true(claim, "Initialized")
@@ -297,13 +293,11 @@ class Karpenter:
     def _capacity_of(self, claim: Obj) -> NodeCapacityView:
         spec = {"taints": claim["spec"].get("taints") or []}
         node = {"metadata": {"name": name_of(claim), "labels": labels_of(claim)}, "spec": spec}
-        capacity = (claim.get("status") or {}).get("capacity") or {}
-        free = {name: quantity(amount) for name, amount in capacity.items()}
-        bound = (claim.get("status") or {}).get("nodeName")
-        for pod in self._store.pods_on(bound) if bound else ():
-            for name, amount in requests_of(pod["spec"]).items():
-                free[name] = free.get(name, Decimal(0)) - amount
-        return NodeCapacityView(node, free)
+        status = claim.get("status") or {}
+        capacity = NodeCapacityView(node, amounts_of(status.get("capacity")))
+        for pod in self._store.pods_on(status.get("nodeName") or ""):
+            capacity.take(requests_of(pod["spec"]))
+        return capacity
 
     def _new_claim(self, pod: Obj, wanted: Amounts) -> Obj | None:
         now = time.monotonic()
@@ -317,12 +311,10 @@ class Karpenter:
                     continue
                 if not all(matches_expression(term, all_labels) for term in template.get("requirements") or ()):
                     continue
-                node = {
-                    "metadata": {"name": "", "labels": all_labels},
-                    "spec": {"taints": template.get("taints") or []},
-                }
-                free = {name: quantity(amount) for name, amount in offering.resources.items()}
-                if refusal(pod, wanted, NodeCapacityView(node, free)) is None and self._within_limits(pool, offering):
+                spec = {"taints": template.get("taints") or []}
+                node = {"metadata": {"name": "", "labels": all_labels}, "spec": spec}
+                capacity = NodeCapacityView(node, amounts_of(offering.resources))
+                if refusal(pod, wanted, capacity) is None and self._within_limits(pool, offering):
                     return self._create_claim(pool, template, all_labels, offering, wanted)
         return None
 
@@ -331,9 +323,8 @@ class Karpenter:
         more = {**offering.resources, "nodes": "1"}
         for name, limit in (pool["spec"].get("limits") or {}).items():
             if used.get(name, Decimal(0)) + quantity(more.get(name, "0")) > quantity(limit):
-                self._registry.record(
-                    pool, "LimitExceeded", f"{name} limit of {limit} would be exceeded", "Warning", "karpenter"
-                )
+                told = f"{name} limit of {limit} would be exceeded"
+                self._registry.record(pool, "LimitExceeded", told, "Warning", "karpenter")
                 return False
         return True
 
@@ -342,7 +333,7 @@ class Karpenter:
     ) -> Obj:
         resources = offering.resources
         if EFA not in wanted:
-            # As AWS' provider does: a machine gets EFA interfaces only if a pod that it is launched for asks for them.
+            # As in the AWS provider, a machine has EFA interfaces only if a pod that it is launched for requests them.
             resources = {name: amount for name, amount in resources.items() if name != EFA}
         claim: Obj = {
             "metadata": {
@@ -368,19 +359,25 @@ class Karpenter:
         task.add_done_callback(self._tasks.discard)
         return created
 
-    # A claim's life
+    # NodeClaims
 
-    def _condition(self, claim: str, kind: str, value: str, reason: str = "", message: str = "") -> Obj | None:
-        return self._registry.mutate(
-            self._type("NodeClaim"),
-            "",
-            claim,
-            lambda obj: _set(obj, kind, value, reason or kind, message),
-        )
+    def _find(self, claim: str) -> Obj | None:
+        return self._store.find((GROUP, "nodeclaims"), "", claim)
+
+    def _change(self, claim: str, change: Callable[[Obj], Any]) -> None:
+        if (found := self._find(claim)) is not None:
+            self._registry.change(found, change)
+
+    def _delete(self, claim: str) -> None:
+        if (found := self._find(claim)) is not None:
+            self._registry.remove(found)
+
+    def _condition(self, claim: str, kind: str, reason: str = "") -> None:
+        self._change(claim, lambda obj: set_condition(obj.setdefault("status", {}), kind, "True", reason or kind))
 
     async def _launch(self, instance: Instance) -> None:
         await asyncio.sleep(self.settings.launch)
-        claim = self._store.find((GROUP, "nodeclaims"), "", instance.claim)
+        claim = self._find(instance.claim)
         if claim is None or is_deleting(claim):
             return
         offering, key = instance.offering, _key(instance.offering)
@@ -396,12 +393,10 @@ class Karpenter:
         address = f"10.2.{self._count // 250}.{self._count % 250 + 1}"
         instance.node_name = f"ip-{address.replace('.', '-')}.{self._config.region}.compute.internal"
         provider = f"aws:///{offering.zone}/{instance.instance_id}"
-        self._registry.mutate(
-            self._type("NodeClaim"), "", instance.claim, lambda obj: obj["status"].update(providerID=provider)
-        )
-        self._condition(instance.claim, "Launched", "True")
+        self._change(instance.claim, lambda obj: obj["status"].update(providerID=provider))
+        self._condition(instance.claim, "Launched")
         await asyncio.sleep(self.settings.register_)
-        claim = self._store.find((GROUP, "nodeclaims"), "", instance.claim)
+        claim = self._find(instance.claim)
         if claim is not None and not instance.ended:
             self._join(instance, claim, provider, address)
 
@@ -431,39 +426,26 @@ class Karpenter:
                     "ownerReferences": [owner_reference(claim, controller=False)],
                 },
                 "spec": {"providerID": provider, **({"taints": taints} if taints else {})},
-                "status": {
-                    "capacity": claim["status"]["capacity"],
-                    "allocatable": claim["status"]["allocatable"],
-                    "addresses": [
-                        {"type": "InternalIP", "address": address},
-                        {"type": "Hostname", "address": instance.node_name},
-                    ],
-                    "nodeInfo": {
-                        "bootID": str(uuid.uuid4()),
-                        "machineID": instance.instance_id.removeprefix("i-"),
-                        "systemUUID": instance.instance_id,
-                        "architecture": "amd64",
-                        "operatingSystem": "linux",
-                        "osImage": "Amazon Linux 2023",
-                        "kernelVersion": "6.1.0",
-                        "containerRuntimeVersion": "process://1",
-                        "kubeletVersion": "v1.33.0-local",
-                        "kubeProxyVersion": "",
-                    },
-                },
+                "status": node_status(
+                    claim["status"]["capacity"],
+                    address,
+                    instance.node_name,
+                    boot_id=str(uuid.uuid4()),
+                    instance_id=instance.instance_id,
+                    uuid=instance.instance_id,
+                    system="Amazon Linux 2023/6.1.0",
+                ),
             }
         )
-        self._registry.mutate(
-            self._type("NodeClaim"), "", instance.claim, lambda obj: obj["status"].update(nodeName=instance.node_name)
-        )
-        self._condition(instance.claim, "Registered", "True")
+        self._change(instance.claim, lambda obj: obj["status"].update(nodeName=instance.node_name))
+        self._condition(instance.claim, "Registered")
 
     def _advance(self, claim: Obj) -> None:
         instance = self._instances.get(name_of(claim))
         node_name = (claim.get("status") or {}).get("nodeName")
         node = self._store.find(catalogue.NODES.key, "", node_name) if node_name else None
         if node is not None and is_deleting(node) and not is_deleting(claim):
-            self._registry.delete(self._type("NodeClaim"), "", name_of(claim))
+            self._registry.remove(claim)
             return
         if is_deleting(claim):
             self._terminate(claim, instance, node)
@@ -475,22 +457,18 @@ class Karpenter:
         starting = {taint["key"] for taint in claim["spec"].get("startupTaints") or ()}
         if not is_true(node, "Ready") or keys & starting:
             return
-        self._registry.mutate(
-            catalogue.NODES,
-            "",
-            name_of(node),
-            lambda obj: obj["metadata"]["labels"].update({f"{GROUP}/initialized": "true"}),
-        )
-        self._condition(name_of(claim), "Initialized", "True")
-        self._condition(name_of(claim), "Ready", "True")
+        ready = {f"{GROUP}/initialized": "true"}
+        self._registry.change(node, lambda obj: obj["metadata"]["labels"].update(ready))
+        self._condition(name_of(claim), "Initialized")
+        self._condition(name_of(claim), "Ready")
 
     # Ending
 
     def _terminate(self, claim: Obj, instance: Instance | None, node: Obj | None) -> None:
-        """Drain, then end: taint the node, evict what runs there within its budgets, and take the machine away."""
+        """Taint the node, evict its pods within their budgets, and then end the machine."""
         if node is not None and instance is not None and not instance.ended:
             self._mark_disrupted(node)
-            left = [pod for pod in self._store.pods_on(name_of(node)) if not has_ended(pod)]
+            left = self._running_on(name_of(node))
             for pod in left:
                 if not is_deleting(pod):
                     self._evict(pod)
@@ -504,9 +482,7 @@ class Karpenter:
     def _mark_disrupted(self, node: Obj) -> None:
         if any(taint["key"] == DISRUPTED["key"] for taint in node["spec"].get("taints") or ()):
             return
-        self._registry.mutate(
-            catalogue.NODES, "", name_of(node), lambda obj: obj["spec"].setdefault("taints", []).append(dict(DISRUPTED))
-        )
+        self._registry.change(node, lambda obj: obj["spec"].setdefault("taints", []).append(dict(DISRUPTED)))
 
     def _evict(self, pod: Obj) -> None:
         try:
@@ -522,23 +498,23 @@ class Karpenter:
             self._directory.remove(instance.node_name)
         node = self._store.find(catalogue.NODES.key, "", instance.node_name)
         if node is not None:
-            self._registry.mutate(catalogue.NODES, "", instance.node_name, _remove_finalizer)
+            self._registry.change(node, _remove_finalizer)
             if self._store.find(catalogue.NODES.key, "", instance.node_name) is not None:
-                self._registry.delete(catalogue.NODES, "", instance.node_name, {"propagationPolicy": "Background"})
+                self._registry.remove(node, {"propagationPolicy": "Background"})
 
     def _abandon_claim(self, instance: Instance) -> None:
-        """Give up a claim that never became a machine."""
-        self._registry.delete(self._type("NodeClaim"), "", instance.claim)
+        """Delete a claim that has no machine."""
+        self._delete(instance.claim)
         self._drop_claim(instance.claim)
 
     def _drop_claim(self, name: str) -> None:
         self._instances.pop(name, None)
-        self._registry.mutate(self._type("NodeClaim"), "", name, _remove_finalizer)
+        self._change(name, _remove_finalizer)
 
     # Node repair
 
     def _repair(self) -> None:
-        """End nodes that have been unhealthy for their time, without regard to budgets; pause where too many are.
+        """End nodes that were unhealthy for too long, regardless of budgets; pause if too many nodes are unhealthy.
 
         Source: the node repair pages of karpenter.sh and of EKS: a fifth of a pool, rounded up, may be unhealthy.
         """
@@ -559,9 +535,9 @@ class Karpenter:
                 if now - began >= timedelta(seconds=wait):
                     instance = self._instances.get(name_of(claim))
                     self._registry.record(claim, "DisruptionTerminating", "Disrupting Node: unhealthy", "Warning")
-                    self._registry.delete(self._type("NodeClaim"), "", name_of(claim))
+                    self._registry.remove(claim)
                     if instance is not None:
-                        # Its grace is over at once: neither a budget nor a pod that does not end keeps the machine.
+                        # No grace: neither a budget nor a pod that does not end keeps the machine.
                         self.end_after(instance, self.settings.repair_drain)
 
     def _nodes_of(self, pool: str) -> list[tuple[Obj, Obj]]:
@@ -575,7 +551,7 @@ class Karpenter:
         return found
 
     def _unhealthy_since(self, node: Obj) -> tuple[datetime, float] | None:
-        """Return since when a node is unhealthy and how long that is borne; the one that is due first."""
+        """Return since when a node is unhealthy and the seconds until its repair, of the condition due first."""
         due = []
         for kind, wait in self.settings.node_repair.items():
             condition = condition_of(node, kind)
@@ -600,16 +576,14 @@ class Karpenter:
             for claim in claims:
                 if allowed > 0 and self._is_consolidatable(claim, after, underused):
                     allowed -= 1
-                    self._condition(
-                        name_of(claim), "DisruptionReason", "True", "Empty" if not underused else "Underutilized"
-                    )
+                    self._condition(name_of(claim), "DisruptionReason", "Underutilized" if underused else "Empty")
                     self._registry.record(
                         claim, "DisruptionTerminating", "Disrupting Node: consolidation", source="karpenter"
                     )
-                    self._registry.delete(self._type("NodeClaim"), "", name_of(claim))
+                    self._registry.remove(claim)
 
     def _budget(self, disruption: Obj, total: int) -> int:
-        """Return how many nodes may be disrupted at once: the smallest of the budgets, 10 % without any."""
+        """Return how many nodes may be disrupted at once: the smallest budget, or 10 % without budgets."""
         budgets = disruption.get("budgets") or [{"nodes": "10%"}]
         limits = []
         for budget in budgets:
@@ -622,7 +596,7 @@ class Karpenter:
         initialized = is_true(claim, "Initialized")
         if instance is None or is_deleting(claim) or not initialized:
             return False
-        pods = [pod for pod in self._store.pods_on(instance.node_name) if not has_ended(pod)]
+        pods = self._running_on(instance.node_name)
         kept = any(annotations_of(pod).get(DO_NOT_DISRUPT) == "true" for pod in pods)
         movable = not pods or (underused and not kept and self._fit_elsewhere(pods, instance.node_name))
         if not movable or self._waiting():
@@ -632,51 +606,50 @@ class Karpenter:
         instance.empty_since = instance.empty_since or now
         return now - instance.empty_since >= after
 
+    def _running_on(self, node: str) -> list[Obj]:
+        return [pod for pod in self._store.pods_on(node) if not has_ended(pod)]
+
     def _fit_elsewhere(self, pods: Iterable[Obj], without: str) -> bool:
         capacities = []
         for node in self._store.each(catalogue.NODES.key):
             if name_of(node) == without or not is_true(node, "Ready"):
                 continue
-            free = {name: quantity(amount) for name, amount in node["status"]["allocatable"].items()}
-            for pod in self._store.pods_on(name_of(node)):
-                if not has_ended(pod):
-                    for name, amount in requests_of(pod["spec"]).items():
-                        free[name] = free.get(name, Decimal(0)) - amount
-            capacities.append(NodeCapacityView(node, free))
+            capacity = NodeCapacityView(node, amounts_of(node["status"]["allocatable"]))
+            for pod in self._running_on(name_of(node)):
+                capacity.take(requests_of(pod["spec"]))
+            capacities.append(capacity)
         for pod in pods:
             wanted = requests_of(pod["spec"])
-            capacity = next((capacity for capacity in capacities if refusal(pod, wanted, capacity) is None), None)
-            if capacity is None:
+            fitting = next((capacity for capacity in capacities if refusal(pod, wanted, capacity) is None), None)
+            if fitting is None:
                 return False
-            for name, amount in wanted.items():
-                capacity.free[name] = capacity.free.get(name, Decimal(0)) - amount
+            fitting.take(wanted)
         return True
 
-    # What EC2 does
+    # EC2
 
     @property
     def instances(self) -> list[Instance]:
-        """The machines that became nodes and are still there."""
+        """The machines that are nodes now."""
         return [item for item in self._instances.values() if item.kubelet is not None and not item.ended]
 
     def reclaim(self, instance: Instance) -> None:
-        """Give a spot node its notice: the event goes out, Karpenter drains, the machine goes when the notice ends."""
+        """Interrupt a spot node: send the event, drain the node, and end the machine when the notice ends."""
         detail = {"instance-id": instance.instance_id, "instance-action": "terminate"}
         arn = f"arn:aws:ec2:{instance.offering.zone}:instance/{instance.instance_id}"
         self._bus.send(SPOT_WARNING, detail, [arn])
         self._out_of_capacity[_key(instance.offering)] = time.monotonic() + self.settings.capacity_memory
-        self._registry.delete(self._type("NodeClaim"), "", instance.claim)
+        self._delete(instance.claim)
         self.end_after(instance, self.settings.spot_notice)
 
     def end_after(self, instance: Instance, seconds: float) -> None:
-        """Take the machine away after a while, whatever still runs on it; Karpenter finds its claim without one."""
+        """End a machine after a delay, even with running pods, and delete its claim."""
 
         async def end() -> None:
             await asyncio.sleep(seconds)
             if not instance.ended:
                 self._end_machine(instance)
-                if self._store.find((GROUP, "nodeclaims"), "", instance.claim) is not None:
-                    self._registry.delete(self._type("NodeClaim"), "", instance.claim)
+                self._delete(instance.claim)
 
         task = asyncio.create_task(end())
         self._tasks.add(task)
@@ -688,15 +661,8 @@ def _key(offering: Offering) -> tuple[str, str, str]:
 
 
 def _remove_finalizer(obj: Obj) -> None:
-    """Take Karpenter's own finalizer off; another's keeps the object."""
-    kept = [item for item in obj["metadata"].pop("finalizers", None) or () if item != TERMINATION]
-    if kept:
-        obj["metadata"]["finalizers"] = kept
+    remove_finalizer(obj, TERMINATION)
 
 
 def _format_amount(amount: Decimal) -> str:
     return str(int(amount)) if amount == int(amount) else str(amount)
-
-
-def _set(obj: Obj, kind: str, value: str, reason: str, message: str) -> None:
-    set_condition(obj.setdefault("status", {}), kind, value, reason, message)

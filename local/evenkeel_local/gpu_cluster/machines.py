@@ -1,8 +1,8 @@
-"""The provider's side: instance groups, slots and the lives of the machines in them.
+"""The provider's side: instance groups, slots and machines.
 
-A slot (`NodeLogicalId`) is a seat in a group and survives a replacement. A machine is one life in it: an instance id
-and a launch time. A reboot gives the same life a new boot id; a replacement ends the life, with its disks and
-processes, and starts another in the same slot.
+A slot (`NodeLogicalId`) belongs to a group and survives a replacement. A machine is one instance in a slot: an instance
+id and a launch time. A reboot changes the boot id only. A replacement ends the instance, with its disks and processes,
+and starts another one in the same slot.
 """
 
 from __future__ import annotations
@@ -45,33 +45,64 @@ SHAPES: dict[str, dict[str, str]] = {
     "ml.m5.2xlarge": {"cpu": "8", "memory": "32Gi"},
     "ml.c5.4xlarge": {"cpu": "16", "memory": "32Gi"},
 }
-"""What nodes of an instance type offer. Source: the AWS pages of each EC2 type."""
+"""Resources of a node by instance type. Source: the AWS pages of each EC2 type."""
 HUGE_PAGES = {"hugepages-2Mi": "10256Mi"}
-"""What nodes with EFA set aside: EKS' accelerated images reserve 5128 pages of 2 MiB."""
+"""Memory that nodes with EFA reserve: EKS' accelerated images reserve 5128 pages of 2 MiB."""
 DEFAULT_SHAPE = {"cpu": "16", "memory": "64Gi"}
 PODS_PER_NODE = "110"
 NO_CAPACITY = {
     "type": "We currently do not have sufficient capacity to launch new {type} instances. Please try again.",
     "zone": "We currently do not have sufficient capacity in the Availability Zone you requested ({zone}).",
 }
-"""The two endings of the capacity message; what follows the zone is assumed."""
+"""The two capacity messages; the text after the zone is assumed."""
 BOOT_FAILURES = {
     "start": "The instance did not start: its image could not be booted.",
     "efa": "EFA health checks did not run successfully. Ensure that your VPC and security groups are properly "
     "configured before attempting to create a new cluster.",
     "lifecycle": "Lifecycle scripts did not run successfully.",
 }
-"""Where a new machine can fail, and what HyperPod says then; the first text is assumed."""
+"""Stages at which a new machine can fail, and HyperPod's message; the first text is assumed."""
 
 
 def shape_of(instance_type: str) -> dict[str, str]:
-    """Return what a node of an instance type offers; EC2's names lack the `ml.` of SageMaker's."""
+    """Return the resources of a node by instance type, with or without SageMaker's prefix `ml.`."""
     shape = SHAPES.get(f"ml.{instance_type.removeprefix('ml.')}", DEFAULT_SHAPE)
     return {**shape, **HUGE_PAGES} if EFA in shape else shape
 
 
+def node_status(
+    resources: dict[str, str], address: str, name: str, *, boot_id: str, instance_id: str, uuid: str, system: str
+) -> Obj:
+    """Return the status with which a machine registers its node.
+
+    Args:
+        resources: The resources of the node.
+        address: The machine's address.
+        name: The node's name.
+        boot_id: The boot id of the machine.
+        instance_id: The EC2 instance id.
+        uuid: The system UUID.
+        system: The operating system and the kernel version, separated by `/`.
+    """
+    image, _, kernel = system.partition("/")
+    addresses = [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": name}]
+    info = {
+        "bootID": boot_id,
+        "machineID": instance_id.removeprefix("i-"),
+        "systemUUID": uuid,
+        "architecture": "amd64",
+        "operatingSystem": "linux",
+        "osImage": image,
+        "kernelVersion": kernel,
+        "containerRuntimeVersion": "process://1",
+        "kubeletVersion": "v1.33.0-local",
+        "kubeProxyVersion": "",
+    }
+    return {"capacity": dict(resources), "allocatable": dict(resources), "addresses": addresses, "nodeInfo": info}
+
+
 class EventSink(Protocol):
-    """Hears what happens to instances."""
+    """Receives the events of instances."""
 
     def instance_event(
         self, machine: Machine, description: str, level: str = "Info", metadata: Obj | None = None
@@ -84,7 +115,7 @@ class EventSink(Protocol):
 
 @dataclass(frozen=True)
 class HardwareFault:
-    """What the health agent finds on a machine."""
+    """A hardware fault, as the health agent reports it."""
 
     type: str
     reason: str
@@ -93,7 +124,7 @@ class HardwareFault:
 
 @dataclass
 class FailingBoots:
-    """New machines of a group that fail at a stage: this many of them, or all while there is no number."""
+    """New machines of a group fail at a stage: `times` machines, or all if None."""
 
     stage: str
     times: int | None = None
@@ -101,7 +132,7 @@ class FailingBoots:
 
 @dataclass(frozen=True)
 class EmptySlot:
-    """A slot between two attempts, and what the next machine in it takes over."""
+    """A slot between two launch attempts, with the state that the next machine takes over."""
 
     group: str
     logical_id: str
@@ -111,7 +142,7 @@ class EmptySlot:
 
 @dataclass
 class Machine:
-    """One life in one slot."""
+    """An instance in a slot."""
 
     instance_id: str
     logical_id: str
@@ -125,12 +156,12 @@ class Machine:
     ip: str = ""
     kubelet: Kubelet | None = None
     unhealthy: tuple[str, str] | None = None
-    """(fault type, fault reason) that the health agent reported for this life."""
+    """(fault type, fault reason) that the health agent reported for this instance."""
     lasting: HardwareFault | None = None
-    """A fault that no reboot clears: the health agent finds it again after each."""
+    """A fault that no reboot clears: the health agent finds it again after each reboot."""
     has_rebooted_in_vain: bool = False
     is_agent_silent: bool = False
-    """Whether the health agent of this machine is dead; a reboot starts it again."""
+    """Whether the health agent of this machine has died; a reboot restarts it."""
     kubernetes_labels: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -141,7 +172,7 @@ class Machine:
 
 @dataclass
 class ProviderCall:
-    """One accepted (or refused) request for one node: what the drills count."""
+    """An accepted or refused request for one node. The drills count these."""
 
     action: str
     instance_id: str
@@ -175,7 +206,7 @@ class MachineFleet:
         self._by_node: dict[str, Machine] = {}
         self.retired: list[Machine] = []
         self.empty_slots: list[EmptySlot] = []
-        """Slots between two attempts to launch a machine in them."""
+        """Slots between two launch attempts."""
         self.stuck_slots: dict[str, str] = {}
         """Slots whose replacement stays Pending, with the reason."""
         self.calls: list[ProviderCall] = []
@@ -183,9 +214,9 @@ class MachineFleet:
         self.on_scaling: Callable[[str, int, int], None] | None = None
         self.on_rebooted: Callable[[Machine], None] | None = None
         self.auto_scaling: str | None = None
-        """The autoscaler that UpdateCluster switched on; with one, Replace only terminates."""
+        """The autoscaler that UpdateCluster enabled; with an autoscaler, Replace only terminates."""
         self.zones_out: list[str] = []
-        """Availability Zones without any capacity, once for each outage."""
+        """Availability Zones without capacity, once for each outage."""
         self.failing_boots: dict[str, FailingBoots] = {}
         """Groups whose new machines fail."""
         self._registry = registry
@@ -194,7 +225,7 @@ class MachineFleet:
         self._variables = variables
         self._tasks: set[asyncio.Task[None]] = set()
         self._unstuck = asyncio.Event()
-        self._taken_up: list[Machine] = []
+        self._restored: list[Machine] = []
         self._next_ip = 10
 
     # Finding
@@ -204,7 +235,7 @@ class MachineFleet:
         return next((m for m in self.machines if m.instance_id == instance_id), None)
 
     def by_slot(self, logical_id: str) -> Machine | None:
-        """Return the machine that now sits in a slot."""
+        """Return the current machine of a slot."""
         return next((m for m in self.machines if m.logical_id == logical_id), None)
 
     def by_node(self, node_name: str) -> Machine | None:
@@ -224,15 +255,15 @@ class MachineFleet:
                 self.begin(self._boot_new(self._new_machine(group.name, str(uuid.uuid4())), self.config.delays.boot))
 
     def restore_machine(self, machine: Machine) -> None:
-        """Go on with a machine of a former process; its power was cut meanwhile."""
+        """Restore a machine from a snapshot; it lost its power meanwhile."""
         self._next_ip += 1
         self.machines.append(machine)
         self._by_node[machine.node_name] = machine
-        self._taken_up.append(machine)
+        self._restored.append(machine)
 
     def resume(self) -> None:
-        """Start the machines that were taken up, each where it was."""
-        for machine in self._taken_up:
+        """Start the restored machines; each continues its operation."""
+        for machine in self._restored:
             if machine.status == "ShuttingDown" and machine.operation == "Delete":
                 self.begin(self._remove(machine))
             elif machine.status == "ShuttingDown":
@@ -244,7 +275,7 @@ class MachineFleet:
             else:
                 machine.operation = "Reboot"
                 self.begin(self._boot_new(machine, self.config.delays.boot))
-        self._taken_up.clear()
+        self._restored.clear()
         for slot in self.empty_slots:
             self.begin(self._resume_slot(slot))
 
@@ -257,7 +288,7 @@ class MachineFleet:
                 machine.kubelet.power_off()
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something beside everything else until it ends or the cluster stops."""
+        """Run a coroutine in the background until it ends or the cluster stops."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -270,7 +301,7 @@ class MachineFleet:
             )
 
     def later(self, seconds: float, work: Callable[[], None]) -> None:
-        """Do something after a while, unless the cluster stops first."""
+        """Call a function after a delay, unless the cluster stops first."""
 
         async def wait() -> None:
             await asyncio.sleep(seconds)
@@ -312,13 +343,10 @@ class MachineFleet:
         machine.status, machine.operation = "Running", None
 
     def node_object(self, machine: Machine) -> Obj:
-        """Return the Node that a machine registers itself as, with its group's taints."""
+        """Return the Node object that a machine registers, with its group's taints."""
         group, config = self.groups[machine.group], self.config
-        offers = {
-            "pods": PODS_PER_NODE,
-            "ephemeral-storage": "1Ti",
-            **(group.resources or shape_of(group.instance_type)),
-        }
+        shape = group.resources or shape_of(group.instance_type)
+        offers = {"pods": PODS_PER_NODE, "ephemeral-storage": "1Ti", **shape}
         labels = {
             f"{PREFIX}compute-type": "hyperpod",
             f"{PREFIX}cluster-name": config.cluster_name,
@@ -351,24 +379,15 @@ class MachineFleet:
             "metadata": {"name": machine.node_name, "labels": labels},
             "spec": spec,
             "status": {
-                "capacity": dict(offers),
-                "allocatable": dict(offers),
-                "addresses": [
-                    {"type": "InternalIP", "address": machine.ip},
-                    {"type": "Hostname", "address": machine.node_name},
-                ],
-                "nodeInfo": {
-                    "bootID": machine.boot_id,
-                    "machineID": machine.instance_id.removeprefix("i-"),
-                    "systemUUID": machine.logical_id,
-                    "architecture": "amd64",
-                    "operatingSystem": "linux",
-                    "osImage": "Amazon Linux 2",
-                    "kernelVersion": "5.10.0",
-                    "containerRuntimeVersion": "process://1",
-                    "kubeletVersion": "v1.33.0-local",
-                    "kubeProxyVersion": "",
-                },
+                **node_status(
+                    offers,
+                    machine.ip,
+                    machine.node_name,
+                    boot_id=machine.boot_id,
+                    instance_id=machine.instance_id,
+                    uuid=machine.logical_id,
+                    system="Amazon Linux 2/5.10.0",
+                ),
                 "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
             },
         }
@@ -376,13 +395,13 @@ class MachineFleet:
     # Repairs
 
     def reboot(self, machine: Machine) -> None:
-        """Begin a reboot: the life goes on, its episode ends."""
+        """Start a reboot: the instance stays, its boot id changes."""
         machine.operation, machine.status = "Reboot", "Pending"
         self._event(machine, "Reboot of EC2 Instance {id} is currently in progress on Cluster {cluster} and IG {group}")
         self.begin(self.restart(machine))
 
     async def restart(self, machine: Machine) -> None:
-        """Shut a machine down and start it again: the same life, another boot id."""
+        """Shut a machine down and start it again, with a new boot id."""
         if machine.kubelet is not None:
             machine.kubelet.shut_down()
         await asyncio.sleep(self.config.delays.reboot)
@@ -392,7 +411,7 @@ class MachineFleet:
             self.on_rebooted(machine)
 
     def replace(self, machine: Machine) -> None:
-        """Begin a replacement: this life ends now, another begins in the same slot, unless an autoscaler minds that."""
+        """Start a replacement: a new instance starts in the same slot. With an autoscaler, the instance only ends."""
         if self.events is not None:
             self.events.lost_readiness(1)
         if self.auto_scaling is not None:
@@ -411,7 +430,7 @@ class MachineFleet:
         await self._boot_until_up(fresh)
 
     async def _boot_until_up(self, machine: Machine) -> None:
-        """Launch a machine until a boot succeeds; each attempt is an instance of its own, as HyperPod retries."""
+        """Launch machines in a slot until one boots; each attempt is a new instance, as on HyperPod."""
         while (failed := await self._try_boot(machine)) is not None:
             purpose, machine.operation = machine.operation, machine.operation or "Launch"
             machine.status, machine.message = "Failure", BOOT_FAILURES[failed]
@@ -421,24 +440,21 @@ class MachineFleet:
             self.empty_slots.append(slot)
             machine = await self._fill(slot)
         if machine.status in ("ShuttingDown", "NotFound"):
-            return  # it was deleted on its way
+            return  # it was deleted meanwhile
         self._run_lifecycle_script(machine)
         is_replacement = machine.operation == "Replace"
         self._power_on(machine)
         self._report_provisioned(machine)
         if is_replacement:
-            self._event(
-                machine,
-                "Instance {id} creation completed successfully as part of instance replacement in Cluster {cluster} "
-                "and IG {group}",
-            )
+            told = "Instance {id} creation completed successfully as part of instance replacement"
+            self._event(machine, told + " in Cluster {cluster} and IG {group}")
 
     async def _fill(self, slot: EmptySlot) -> Machine:
-        """Put another machine in a slot that has none: for a while it is missing from every list."""
+        """Put a new machine into an empty slot; until then no list shows the slot."""
         await asyncio.sleep(self.config.delays.terminate)
         self.empty_slots.remove(slot)
         machine = self._new_machine(slot.group, slot.logical_id)
-        # The message stays: it describes an earlier attempt, as in life.
+        # The message stays: it describes an earlier attempt, as on AWS.
         machine.operation, machine.message = slot.operation, slot.message
         return machine
 
@@ -446,7 +462,7 @@ class MachineFleet:
         await self._boot_until_up(await self._fill(slot))
 
     async def _try_boot(self, machine: Machine) -> str | None:
-        """Take one launch up to where it fails; return the stage, or nothing when nothing does."""
+        """Launch a machine; return the stage at which it fails, or None."""
         is_replacement = machine.operation == "Replace"
         failing = self.failing_boots.get(machine.group)
         if failing is not None and failing.times is not None:
@@ -455,10 +471,8 @@ class MachineFleet:
                 del self.failing_boots[machine.group]
         self._report_reservation(machine)
         if is_replacement and (failing is None or failing.stage != "start"):
-            self._event(
-                machine,
-                "Instance {id} is starting as part of instance replacement in Cluster {cluster} and IG {group}",
-            )
+            told = "Instance {id} is starting as part of instance replacement in Cluster {cluster} and IG {group}"
+            self._event(machine, told)
         await self._await_capacity(machine)
         await asyncio.sleep(self.config.delays.replace if is_replacement else self.config.delays.boot)
         await self._await_capacity(machine)
@@ -479,18 +493,14 @@ class MachineFleet:
             if not told:
                 told = True
                 machine.message = missing
-                self._event(
-                    machine,
-                    "Instance creation in Cluster {cluster} and InstanceGroup {group} failed",
-                    {"FailureMessage": missing},
-                    "Error",
-                )
+                failed = "Instance creation in Cluster {cluster} and InstanceGroup {group} failed"
+                self._event(machine, failed, {"FailureMessage": missing}, "Error")
             self._unstuck.clear()
             await self._unstuck.wait()
-        # The message stays: it describes an earlier attempt, as in life.
+        # The message stays: it describes an earlier attempt, as on AWS.
 
     def _missing_capacity(self, machine: Machine) -> str | None:
-        """Say what the provider lacks for a machine; nothing when it may be launched."""
+        """Return why the provider has no capacity for a machine; None if it has."""
         group = self.groups[machine.group]
         if group.availability_zone in self.zones_out:
             return NO_CAPACITY["zone"].format(zone=group.availability_zone)
@@ -501,11 +511,11 @@ class MachineFleet:
         return None
 
     def let_go(self) -> None:
-        """Look again at replacements that wait for capacity."""
+        """Check again whether machines that wait for capacity can start."""
         self._unstuck.set()
 
     def _destroy(self, machine: Machine) -> None:
-        """Take a machine away for good: its processes die, its node object goes, whatever a partition hid."""
+        """Remove a machine: kill its processes and delete its node, even behind a partition."""
         if machine.kubelet is not None:
             machine.kubelet.power_off()
             self._directory.remove(machine.node_name)
@@ -540,7 +550,7 @@ class MachineFleet:
     def _report_reservation(self, machine: Machine) -> None:
         if self.groups[machine.group].training_plan is not None:
             found = f"cr-{machine.logical_id.replace('-', '')[:17]}"
-            arn = f"arn:aws:ec2:{self.config.region}:{self.config.account}:capacity-reservation/{found}"
+            arn = self.config.arn(f"capacity-reservation/{found}", "ec2")
             told = f"Found CapacityReservation ID {found} for IG {{group}} in Cluster {{cluster}}"
             self._event(machine, told, {"CapacityReservation": {"Arn": arn, "Type": "ODCR"}})
         else:
@@ -548,7 +558,7 @@ class MachineFleet:
             self._event(machine, told)
 
     def _run_lifecycle_script(self, machine: Machine, end: str = "Succeeded") -> None:
-        """Tell of the script that runs on every new machine, and not after a reboot."""
+        """Record the events of the lifecycle script, which runs on every new machine but not after a reboot."""
         for state in ("Started", end):
             told = "Instance lifecycle script execution for EC2 Instance {id} has " + state.lower()
             level = "Error" if state == "Failed" else "Info"

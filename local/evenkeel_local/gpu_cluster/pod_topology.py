@@ -1,18 +1,20 @@
-"""Which nodes a pod may share with others: required affinity and anti-affinity, and how evenly pods are to be spread.
+"""Pod affinity, anti-affinity and topology spread constraints.
 
 Source: the plugins `interpodaffinity` and `podtopologyspread` of kube-scheduler 1.33. Preferred terms and
-`whenUnsatisfiable: ScheduleAnyway` weigh nothing here; of a `namespaceSelector` only the empty one (all) is read.
+`whenUnsatisfiable: ScheduleAnyway` have no effect. Only an empty `namespaceSelector` (all namespaces) is read.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Any
 
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.objects import is_deleting, labels_of
+from evenkeel_local.gpu_cluster.quantities import quantity
 from evenkeel_local.gpu_cluster.selectors import matches_selector
 from evenkeel_local.gpu_cluster.store import name_of, namespace_of
 
@@ -21,30 +23,40 @@ Domain = tuple[str, str]
 """A topology key and its value on a node."""
 
 
+def amounts_of(resources: Mapping[str, Any] | None) -> Amounts:
+    """Return the amounts of a resource list."""
+    return {name: quantity(amount) for name, amount in (resources or {}).items()}
+
+
 @dataclass
 class NodeCapacityView:
-    """A node with what its pods leave free."""
+    """A node, its pods, and the resources that they leave free."""
 
     node: Obj
     free: Amounts
     pods: list[Obj] = field(default_factory=list)
     guards: list[Obj] = field(default_factory=list)
-    """Those of the pods that keep others away."""
+    """Its pods that have anti-affinity terms."""
 
     def add(self, pod: Obj) -> None:
-        """Count a pod in."""
+        """Add a pod."""
         self.pods.append(pod)
         if terms(pod, "podAntiAffinity"):
             self.guards.append(pod)
 
     def remove(self, pod: Obj) -> None:
-        """Count a pod out."""
+        """Remove a pod."""
         self.pods.remove(pod)
         if pod in self.guards:
             self.guards.remove(pod)
 
+    def take(self, amounts: Amounts, times: int = 1) -> None:
+        """Subtract amounts from what is free; -1 times gives them back."""
+        for name, amount in amounts.items():
+            self.free[name] = self.free.get(name, Decimal(0)) - amount * times
+
     def domain(self, key: str) -> Domain | None:
-        """Return where the node stands by a topology key, nothing where it has none."""
+        """Return the node's domain of a topology key; None if the node lacks the key."""
         value = labels_of(self.node).get(key) or (name_of(self.node) if key == "kubernetes.io/hostname" else None)
         return None if value is None else (key, value)
 
@@ -56,13 +68,13 @@ def terms(pod: Obj, kind: str) -> list[Obj]:
 
 
 def constraints(pod: Obj) -> list[Obj]:
-    """Return the constraints that a pod's place must meet."""
+    """Return the hard topology spread constraints of a pod."""
     stated = pod["spec"].get("topologySpreadConstraints") or ()
     return [each for each in stated if each.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule"]
 
 
 def has_topology_rules(pod: Obj) -> bool:
-    """Whether it matters to a pod where others are, so that its labels decide where it fits."""
+    """Whether the place of other pods decides where a pod fits."""
     return bool(terms(pod, "podAffinity") or terms(pod, "podAntiAffinity") or constraints(pod))
 
 
@@ -79,7 +91,7 @@ def _same_domain(term: Obj, owner: Obj, other: Obj) -> bool:
 
 
 class PodAffinityRules:
-    """What the pods that are placed mean for one that is not, worked out once for all nodes."""
+    """The effect of the placed pods on a pending pod, computed once for all nodes."""
 
     def __init__(self, pod: Obj, capacities: Iterable[NodeCapacityView], may_go_to: Callable[[Obj], bool]) -> None:
         capacities = list(capacities)
@@ -92,13 +104,13 @@ class PodAffinityRules:
         }
         self._avoided = [(term["topologyKey"], _where(term, pod, capacities)) for term in terms(pod, "podAntiAffinity")]
         wanted = [(term, _where(term, pod, capacities)) for term in terms(pod, "podAffinity")]
-        # The first of a group that wants to be together may begin anywhere.
+        # The first pod of a group with affinity to itself may start anywhere.
         begins = not any(found for _, found in wanted) and all(_term_matches(term, pod, pod) for term, _ in wanted)
         self._wanted = [(term["topologyKey"], None if begins else found) for term, found in wanted]
         self._spread = [_Spread(each, pod, capacities, may_go_to) for each in constraints(pod)]
 
     def refusal(self, capacity: NodeCapacityView) -> str | None:
-        """Return why the pod may not go to a node, nothing when it may."""
+        """Return why a node cannot take the pod; None if it can."""
         for key, found in self._wanted:
             domain = capacity.domain(key)
             if domain is None or (found is not None and domain not in found):
@@ -111,7 +123,7 @@ class PodAffinityRules:
 
 
 def _where(term: Obj, pod: Obj, capacities: list[NodeCapacityView]) -> set[Domain]:
-    """Return the domains in which a pod runs that a term of `pod` is about."""
+    """Return the domains with a pod that matches a term of `pod`."""
     return {
         found
         for capacity in capacities
@@ -121,7 +133,7 @@ def _where(term: Obj, pod: Obj, capacities: list[NodeCapacityView]) -> set[Domai
 
 
 class _Spread:
-    """One constraint: how many of the pods that it counts there are in each domain."""
+    """A topology spread constraint, with the number of matching pods in each domain."""
 
     def __init__(
         self, constraint: Obj, pod: Obj, capacities: list[NodeCapacityView], may_go_to: Callable[[Obj], bool]

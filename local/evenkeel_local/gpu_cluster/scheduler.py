@@ -1,4 +1,4 @@
-"""The scheduler: binds each pod to a node that has room and will take it, or says why none does."""
+"""The scheduler: binds each pod to a node that fits, or records why no node does."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from typing import Any
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.objects import has_ended, is_deleting, labels_of
-from evenkeel_local.gpu_cluster.pod_topology import Amounts, NodeCapacityView, PodAffinityRules, has_topology_rules
+from evenkeel_local.gpu_cluster.objects import condition_of, has_ended, is_deleting, labels_of
+from evenkeel_local.gpu_cluster.pod_topology import (
+    Amounts,
+    NodeCapacityView,
+    PodAffinityRules,
+    amounts_of,
+    has_topology_rules,
+)
 from evenkeel_local.gpu_cluster.quantities import quantity
 from evenkeel_local.gpu_cluster.registry import Registry, mark_disrupted, set_condition
 from evenkeel_local.gpu_cluster.selectors import matches_expression
@@ -21,11 +27,11 @@ from evenkeel_local.gpu_cluster.volumes import missing_claim
 NAME = "default-scheduler"
 DEBOUNCE_SECONDS = 0.01
 RESYNC_SECONDS = 0.1
-"""How long one pass may hold up everything else."""
+"""Longest time that one cycle may block the event loop."""
 
 
 def requests_of(spec: Obj) -> Amounts:
-    """Return what a pod asks for: the sum of its containers, at least the largest init container, and one pod."""
+    """Return the requests of a pod: the sum of its containers, at least the largest init container, and one pod."""
     total: Amounts = {"pods": Decimal(1)}
     for container in spec.get("containers") or ():
         for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
@@ -56,12 +62,14 @@ def matches_node(spec: Obj, node: Obj) -> bool:
     labels = labels_of(node)
     if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
-    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    )
+    required = _node_affinity(spec).get("requiredDuringSchedulingIgnoredDuringExecution")
     if not required:
         return True
     return any(_meets_term(term, node) for term in required.get("nodeSelectorTerms") or ())
+
+
+def _node_affinity(spec: Obj) -> Obj:
+    return (spec.get("affinity") or {}).get("nodeAffinity") or {}
 
 
 def _meets_term(term: Obj, node: Obj) -> bool:
@@ -76,7 +84,7 @@ def _meets_term(term: Obj, node: Obj) -> bool:
 
 
 def refusal(pod: Obj, wanted: Amounts, capacity: NodeCapacityView) -> str | None:
-    """Return why a node does not take a pod, in the scheduler's words; nothing when it does."""
+    """Return why a pod does not fit a node, in the scheduler's words; None if it fits."""
     spec, node = pod["spec"], capacity.node
     tolerations = spec.get("tolerations") or []
     if (node.get("spec") or {}).get("unschedulable") and not tolerates(
@@ -96,14 +104,14 @@ def refusal(pod: Obj, wanted: Amounts, capacity: NodeCapacityView) -> str | None
 
 
 class PodScheduler:
-    """Looks at every waiting pod again whenever something changed that could let one in."""
+    """Tries the pending pods again after each change that could make one fit."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._store: Store = registry.store
         self._waiting: dict[tuple[str, str], None] = {}
-        self._rooms: dict[str, NodeCapacityView] = {}
-        """What is free on each node; an entry is dropped when the node or a pod on it changes."""
+        self._capacities: dict[str, NodeCapacityView] = {}
+        """Free capacity of each node; dropped when the node or one of its pods changes."""
         self._next_node = 0
         self._dirty = asyncio.Event()
         self._store.listen(self._on_change)
@@ -112,7 +120,7 @@ class PodScheduler:
         if change.key == catalogue.PODS.key:
             for pod in (change.new, change.old):
                 if pod is not None and (node := pod["spec"].get("nodeName")):
-                    self._rooms.pop(node, None)
+                    self._capacities.pop(node, None)
             at = (namespace_of(change.new), name_of(change.new))
             if change.kind == "DELETED" or not self._needs_node(change.new):
                 self._waiting.pop(at, None)
@@ -124,7 +132,7 @@ class PodScheduler:
         elif change.key == catalogue.VOLUME_CLAIMS.key:
             self._dirty.set()
         elif change.key == catalogue.NODES.key:
-            self._rooms.pop(name_of(change.new), None)
+            self._capacities.pop(name_of(change.new), None)
             if self._is_relevant(change):
                 self._dirty.set()
 
@@ -149,7 +157,7 @@ class PodScheduler:
         )
 
     def notice_all(self) -> None:
-        """Look at every pod that is there already."""
+        """Queue every pending pod."""
         for pod in self._store.each(catalogue.PODS.key):
             if self._needs_node(pod):
                 self._waiting[(namespace_of(pod), name_of(pod))] = None
@@ -164,7 +172,7 @@ class PodScheduler:
             self.schedule_all()
 
     def schedule_all(self) -> None:
-        """Try to place every waiting pod once, by priority and then by age."""
+        """Try to place every pending pod once, by priority and then by age."""
         if not self._waiting:
             return
         pods = [pod for at in self._waiting if (pod := self._store.find(catalogue.PODS.key, *at)) is not None]
@@ -180,7 +188,7 @@ class PodScheduler:
         until = time.monotonic() + RESYNC_SECONDS
         for pod in pods:
             if time.monotonic() > until:
-                # Others want the event loop too: go on with the rest in another pass.
+                # Let the event loop run; the next cycle continues.
                 self._dirty.set()
                 return
             shape = _shape(pod)
@@ -190,30 +198,28 @@ class PodScheduler:
                 hopeless.add(shape)
 
     def _has_condition(self, pod: Obj) -> bool:
-        return any(c["type"] == "PodScheduled" for c in pod["status"].get("conditions") or ())
+        return condition_of(pod, "PodScheduled") is not None
 
     def _node_capacities(self) -> dict[str, NodeCapacityView]:
         nodes = {name_of(node): node for node in self._store.each(catalogue.NODES.key)}
-        for name in [name for name in self._rooms if name not in nodes]:
-            del self._rooms[name]
+        for name in [name for name in self._capacities if name not in nodes]:
+            del self._capacities[name]
         for name, node in nodes.items():
-            if name not in self._rooms:
-                self._rooms[name] = self._node_capacity(node)
-        return {name: self._rooms[name] for name in nodes}
+            if name not in self._capacities:
+                self._capacities[name] = self._node_capacity(node)
+        return {name: self._capacities[name] for name in nodes}
 
     def _feasible_nodes_to_find(self, nodes: int) -> int:
-        """Return how many fitting nodes are looked for. Source: `numFeasibleNodesToFind` of kube-scheduler."""
+        """Return after how many feasible nodes the search ends. Source: `numFeasibleNodesToFind` of kube-scheduler."""
         return nodes if nodes <= 100 else max(100, nodes * max(50 - nodes // 125, 5) // 100)
 
     def _node_capacity(self, node: Obj) -> NodeCapacityView:
-        allocatable = (node.get("status") or {}).get("allocatable") or {}
-        capacity = NodeCapacityView(node, {name: quantity(amount) for name, amount in allocatable.items()})
+        capacity = NodeCapacityView(node, amounts_of((node.get("status") or {}).get("allocatable")))
         for pod in self._store.pods_on(name_of(node)):
             if has_ended(pod):
                 continue
             capacity.add(pod)
-            for name, amount in requests_of(pod["spec"]).items():
-                capacity.free[name] = capacity.free.get(name, Decimal(0)) - amount
+            capacity.take(requests_of(pod["spec"]))
         return capacity
 
     def _place(self, pod: Obj, capacities: dict[str, NodeCapacityView]) -> bool:
@@ -251,13 +257,10 @@ class PodScheduler:
         return False
 
     def _score(self, pod: Obj, capacity: NodeCapacityView) -> tuple[Any, ...]:
-        """Prefer the nominated node, then preferred affinity, then few soft taints, then the emptiest node."""
+        """Prefer the nominated node, then preferred affinity, then few soft taints, then many free GPUs."""
         spec = pod["spec"]
         preferred = 0
-        affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
-            "preferredDuringSchedulingIgnoredDuringExecution"
-        )
-        for term in affinity or ():
+        for term in _node_affinity(spec).get("preferredDuringSchedulingIgnoredDuringExecution") or ():
             if _meets_term(term["preference"], capacity.node):
                 preferred += int(term.get("weight") or 0)
         soft = sum(
@@ -266,13 +269,8 @@ class PodScheduler:
             if taint["effect"] == "PreferNoSchedule" and not tolerates(spec.get("tolerations") or [], taint)
         )
         nominated = pod["status"].get("nominatedNodeName") == name_of(capacity.node)
-        return (
-            nominated,
-            preferred,
-            -soft,
-            capacity.free.get("nvidia.com/gpu", Decimal(0)),
-            capacity.free.get("pods", Decimal(0)),
-        )
+        free = tuple(capacity.free.get(name, Decimal(0)) for name in ("nvidia.com/gpu", "pods"))
+        return (nominated, preferred, -soft, *free)
 
     def _bind(self, pod: Obj, capacity: NodeCapacityView, wanted: Amounts) -> None:
         node = name_of(capacity.node)
@@ -286,10 +284,9 @@ class PodScheduler:
                     condition.pop("reason", None)
                     condition.pop("message", None)
 
-        bound = self._registry.mutate(catalogue.PODS, namespace_of(pod), name_of(pod), bind)
-        for name, amount in wanted.items():
-            capacity.free[name] = capacity.free.get(name, Decimal(0)) - amount
-        # The write above dropped the node's room; this one, which counts the pod, serves the rest of the pass.
+        bound = self._registry.change(pod, bind)
+        capacity.take(wanted)
+        # The write above dropped the node's cached capacity. This copy counts the pod, for the rest of the cycle.
         if bound is not None:
             capacity.add(bound)
             told = f"Successfully assigned {namespace_of(pod)}/{name_of(pod)} to {node}"
@@ -305,14 +302,14 @@ class PodScheduler:
             if nominated:
                 obj["status"]["nominatedNodeName"] = nominated
 
-        stored = self._registry.mutate(catalogue.PODS, namespace_of(pod), name_of(pod), mark)
+        stored = self._registry.change(pod, mark)
         if stored is not None and any(changed):
             self._registry.record(stored, "FailedScheduling", message, "Warning", NAME)
 
     # Preemption
 
     def _preempt(self, pod: Obj, wanted: Amounts, capacities: dict[str, NodeCapacityView]) -> str | None:
-        """Delete the fewest, lowest pods whose going lets this one in; return the node nominated for it."""
+        """Delete the fewest pods of lower priority that make the pod fit; return the nominated node."""
         priority = int(pod["spec"].get("priority") or 0)
         if priority <= 0 or pod["spec"].get("preemptionPolicy") == "Never":
             return None
@@ -331,18 +328,12 @@ class PodScheduler:
         if best is None:
             return None
         _, capacity, victims = best
+        why = f"{NAME}: preempting to accommodate a higher priority pod"
         for victim in victims:
             told = f"Preempted by pod {pod['metadata']['uid']} on node {name_of(capacity.node)}"
-            self._registry.mutate(
-                catalogue.PODS,
-                namespace_of(victim),
-                name_of(victim),
-                lambda obj: mark_disrupted(
-                    obj, "PreemptionByScheduler", f"{NAME}: preempting to accommodate a higher priority pod"
-                ),
-            )
+            self._registry.change(victim, lambda obj: mark_disrupted(obj, "PreemptionByScheduler", why))
             self._registry.record(victim, "Preempted", told, source=NAME)
-            self._registry.delete(catalogue.PODS, namespace_of(victim), name_of(victim))
+            self._registry.remove(victim)
             capacity.remove(victim)
         return name_of(capacity.node)
 
@@ -353,21 +344,18 @@ class PodScheduler:
             if int(other["spec"].get("priority") or 0) < priority and not is_deleting(other)
         ]
         lower.sort(key=lambda other: int(other["spec"].get("priority") or 0))
-        free = dict(capacity.free)
+        left = NodeCapacityView(capacity.node, dict(capacity.free))
         chosen: list[Obj] = []
         for victim in lower:
-            if refusal(pod, wanted, NodeCapacityView(capacity.node, free)) is None:
+            if refusal(pod, wanted, left) is None:
                 break
-            for name, amount in requests_of(victim["spec"]).items():
-                free[name] = free.get(name, Decimal(0)) + amount
+            left.take(requests_of(victim["spec"]), -1)
             chosen.append(victim)
-        if not chosen or refusal(pod, wanted, NodeCapacityView(capacity.node, free)) is not None:
-            return None
-        return chosen
+        return chosen if chosen and refusal(pod, wanted, left) is None else None
 
 
 def _shape(pod: Obj) -> str:
-    """Return what decides a pod's fate, so that one answer serves all pods alike in one pass."""
+    """Return everything that decides where a pod fits: equal pods get one answer in a cycle."""
     spec = pod["spec"]
     resources = [container.get("resources") for container in spec["containers"]]
     parts = (
