@@ -1,7 +1,7 @@
-"""What the API server fills in when an object is made, kind by kind, and what its admission plugins refuse.
+"""Defaults and admission plugins of the API server, by kind. `validation` has the checks.
 
 Source of each rule: `pkg/apis/*/v1/defaults.go` of Kubernetes 1.33 and the admission plugins DefaultTolerationSeconds,
-Priority, ServiceAccount and TaintNodesByCondition. What an object may hold at all is told in `validation`.
+Priority, ServiceAccount and TaintNodesByCondition.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ DEFAULT_TOLERATION_SECONDS = 300
 TRACKING = "batch.kubernetes.io/job-tracking"
 SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 LONGEST_PREFIX = 58
-"""How much of `generateName` is kept, so that a name with its suffix is a DNS label."""
+"""Number of characters of `generateName` that are kept: with the suffix, the name is a DNS label."""
 MOST_FAILURES = 2**31 - 1
 
 
 def generated_name(prefix: str) -> str:
-    """Return a new name that begins with `generateName`."""
+    """Return a new name that starts with `generateName`."""
     return prefix[:LONGEST_PREFIX] + random_suffix()
 
 
@@ -45,20 +45,14 @@ def _admit_pod(obj: Obj, store: Store) -> None:
     tolerations = spec.setdefault("tolerations", [])
     for key in (NOT_READY, "node.kubernetes.io/unreachable"):
         if not any(_tolerates_eviction(toleration, key) for toleration in tolerations):
-            tolerations.append(
-                {
-                    "key": key,
-                    "operator": "Exists",
-                    "effect": "NoExecute",
-                    "tolerationSeconds": DEFAULT_TOLERATION_SECONDS,
-                }
-            )
+            seconds = {"tolerationSeconds": DEFAULT_TOLERATION_SECONDS}
+            tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", **seconds})
     _resolve_priority(obj, store)
     obj["status"] = {"phase": "Pending", "qosClass": quality_of_service(spec)}
 
 
 def _find_account(obj: Obj, store: Store) -> None:
-    """Refuse a pod whose service account is not there."""
+    """Refuse a pod whose service account does not exist."""
     spec, namespace = obj["spec"], namespace_of(obj)
     name = spec.get("serviceAccountName") or "default"
     if store.find(catalogue.SERVICE_ACCOUNTS.key, namespace, name) is None:
@@ -102,7 +96,7 @@ def _resolve_priority(obj: Obj, store: Store) -> None:
 
 
 def quality_of_service(spec: Obj) -> str:
-    """Return the quality of service class that a pod's cpu and memory requests give it."""
+    """Return the quality of service class of a pod."""
     guaranteed, any_set = True, False
     for container in [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]:
         resources = container.get("resources") or {}
@@ -199,7 +193,7 @@ def _default_node(obj: Obj) -> None:
 
 
 def taint_new_node(obj: Obj) -> None:
-    """Keep pods off a node that somebody else creates, until it is Ready (admission plugin TaintNodesByCondition)."""
+    """Taint a node that a client creates until it is Ready (admission plugin TaintNodesByCondition)."""
     taints = obj["spec"].setdefault("taints", [])
     if not any((taint.get("key"), taint.get("effect")) == (NOT_READY, "NoSchedule") for taint in taints):
         taints.append({"key": NOT_READY, "effect": "NoSchedule"})
@@ -221,17 +215,14 @@ def _admit_service(obj: Obj, store: Store) -> None:
     spec.setdefault("ipFamilyPolicy", "SingleStack")
     if "clusterIP" not in spec:
         taken = {(service.get("spec") or {}).get("clusterIP") for service in store.each(catalogue.SERVICES.key)}
-        spec["clusterIP"] = next(
-            address
-            for number in range(1, 65000)
-            if (address := f"10.100.{number // 250}.{number % 250 + 1}") not in taken
-        )
+        addresses = (f"10.100.{number // 250}.{number % 250 + 1}" for number in range(1, 65000))
+        spec["clusterIP"] = next(address for address in addresses if address not in taken)
     spec.setdefault("clusterIPs", [spec["clusterIP"]])
     obj["status"] = {"loadBalancer": {}}
 
 
 def _keep_addresses(new: Obj, old: Obj) -> None:
-    """Let a change of a service that states no address keep those that it was given."""
+    """Keep the addresses of a service if an update omits them."""
     for field in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"):
         if field in old["spec"]:
             new["spec"].setdefault(field, old["spec"][field])
@@ -245,13 +236,13 @@ def _admit_namespace(obj: Obj, store: Store) -> None:
 
 
 def _keep_namespace(new: Obj, old: Obj) -> None:
-    """Let a namespace keep what only its own paths change, and the label that tells its name."""
+    """Keep the spec of a namespace and the label with its name."""
     new["spec"] = old["spec"]
     new["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = new["metadata"]["name"]
 
 
 def _default_secret(obj: Obj) -> None:
-    """Move what is given as text to the data, where it goes before what is there."""
+    """Encode `stringData` into `data`, which it overrides."""
     if texts := obj.pop("stringData", None):
         encoded = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
         obj["data"] = {**(obj.get("data") or {}), **encoded}
@@ -269,7 +260,7 @@ def _default_limits(obj: Obj) -> None:
 
 
 def _admit_claim(obj: Obj, store: Store) -> None:
-    # There is one storage class here, and it binds at once.
+    # There is one storage class, which binds at once.
     spec = obj.setdefault("spec", {})
     spec.setdefault("volumeName", f"pvc-{obj['metadata']['uid']}")
     obj["status"] = {"phase": "Bound", "accessModes": spec.get("accessModes") or []}
@@ -320,7 +311,7 @@ DEFAULTS: dict[TypeKey, Default] = {
     catalogue.ROLE_BINDINGS.key: _default_binding,
     catalogue.CLUSTER_ROLE_BINDINGS.key: _default_binding,
 }
-"""What every write of a kind is filled up with."""
+"""Defaults at every write."""
 ADMISSION: dict[TypeKey, Admission] = {
     catalogue.PODS.key: _admit_pod,
     catalogue.JOBS.key: _admit_job,
@@ -332,32 +323,21 @@ ADMISSION: dict[TypeKey, Admission] = {
     catalogue.BUDGETS.key: _admit_budget,
     catalogue.DEFINITIONS.key: _admit_definition,
 }
-"""What a new object is given besides, and what it is refused for."""
+"""Admission of a new object: more defaults, and refusals."""
 KEPT: dict[TypeKey, Keep] = {
     catalogue.SERVICES.key: _keep_addresses,
     catalogue.NAMESPACES.key: _keep_namespace,
 }
-"""What a change of an object takes over from the stored one, whatever it states."""
+"""Fields that an update keeps from the stored object."""
 ORPHANING = frozenset({catalogue.JOBS.key})
-"""Kinds whose dependants stay when a deletion says nothing of them: batch/v1 Jobs, for the sake of old clients."""
+"""Kinds whose dependants stay if a deletion has no policy: batch/v1 Jobs, for compatibility with old clients."""
 NEEDS_VERSION = frozenset({catalogue.BUDGETS.key, catalogue.LEASES.key, catalogue.DEFINITIONS.key})
-"""Built-in kinds that are replaced only by a client that states the version it has seen."""
-NEEDS_SPEC = frozenset(
-    {
-        catalogue.PODS.key,
-        catalogue.JOBS.key,
-        catalogue.DEPLOYMENTS.key,
-        catalogue.REPLICA_SETS.key,
-        catalogue.DEFINITIONS.key,
-        catalogue.BUDGETS.key,
-    }
-)
+"""Built-in kinds whose update needs a resource version."""
 WITH_GENERATION = frozenset(
-    {
-        catalogue.JOBS.key,
-        catalogue.DEPLOYMENTS.key,
-        catalogue.REPLICA_SETS.key,
-        catalogue.BUDGETS.key,
-        catalogue.DEFINITIONS.key,
-    }
+    rt.key
+    for rt in (
+        *(catalogue.JOBS, catalogue.DEPLOYMENTS, catalogue.REPLICA_SETS),
+        *(catalogue.BUDGETS, catalogue.DEFINITIONS),
+    )
 )
+NEEDS_SPEC = WITH_GENERATION | {catalogue.PODS.key}

@@ -38,32 +38,26 @@ from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.exec_session import Begin
 from evenkeel_local.gpu_cluster.identity import User
+from evenkeel_local.gpu_cluster.objects import put
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.selectors import Predicate
-from evenkeel_local.gpu_cluster.store import ResourceType, ScalePaths, Store, StoreChange, clone, name_of
+from evenkeel_local.gpu_cluster.store import ResourceType, ScalePaths, Store, StoreChange, clone, name_of, namespace_of
 from evenkeel_local.gpu_cluster.validation import causes
 
 _log = logging.getLogger(__name__)
 _warnings: ContextVar[list[str]] = ContextVar("warnings")
-"""What the answer to the request of this task warns of."""
+"""Warnings of the answer to the request of this task."""
 
 BEAT_SECONDS = 5.0
 BOOKMARK_EVERY_BEATS = 6
 DEFAULT_WATCH_SECONDS = 1800.0
 READABLE_TYPES = frozenset({"application/json", "application/yaml", "application/octet-stream", "text/plain", "*/*"})
 ACCOUNT_PREFIX = "system:serviceaccount:"
-RETURNED_WHEN_DELETED = frozenset(
-    rt.key
-    for rt in (
-        catalogue.PODS,
-        catalogue.NAMESPACES,
-        catalogue.SERVICES,
-        catalogue.SERVICE_ACCOUNTS,
-        catalogue.VOLUME_CLAIMS,
-        catalogue.RESOURCE_QUOTAS,
-    )
+RETURNED_WHEN_DELETED = (
+    *(catalogue.PODS, catalogue.NAMESPACES, catalogue.SERVICES, catalogue.SERVICE_ACCOUNTS),
+    *(catalogue.VOLUME_CLAIMS, catalogue.RESOURCE_QUOTAS),
 )
-"""Kinds whose deletion answers with the object; the others' answers with a Status (`ReturnDeletedObject`)."""
+"""Kinds whose deletion answers with the object; others answer with a Status (`ReturnDeletedObject`)."""
 PODS_STAY = (
     "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set "
     "propagationPolicy=Orphan to suppress this warning"
@@ -97,24 +91,24 @@ class RequestInfo:
 
 
 class Authenticator(Protocol):
-    """Finds out who is calling."""
+    """Identifies callers."""
 
     async def authenticate(self, authorization: str) -> User | None:
-        """Return the user of an Authorization header, nothing when it is not valid."""
+        """Return the user of an Authorization header; None if it is not valid."""
 
 
 class Authorizer(Protocol):
-    """Decides whether the caller may."""
+    """Decides what callers may do."""
 
     def refusal(self, user: User, request: RequestInfo) -> str | None:
-        """Return why a user may not do something, nothing when they may."""
+        """Return why a request is refused; None if it is allowed."""
 
     def rules(self, user: User, namespace: str) -> Iterable[Obj]:
-        """Return the rules that hold for a user in a namespace."""
+        """Return the rules of a user in a namespace."""
 
 
 class Logs(Protocol):
-    """Gives the output of containers."""
+    """Reads the output of containers."""
 
     def stream(self, pod: Obj, container: str, follow: bool, previous: bool) -> AsyncIterator[bytes]:
         """Yield a container's output."""
@@ -124,11 +118,11 @@ class Commands(Protocol):
     """Runs commands in containers."""
 
     def prepare(self, pod: Obj, name: str, command: list[str], *, tty: bool, stdin: bool) -> Begin:
-        """Return what starts a command in a container."""
+        """Return a function that starts a command in a container."""
 
 
 class ApiServer:
-    """Answers as kube-apiserver does, for the paths this cluster has."""
+    """Answers as kube-apiserver does, for the paths that this cluster has."""
 
     def __init__(
         self,
@@ -152,7 +146,7 @@ class ApiServer:
         self._watches: set[asyncio.Task[Any]] = set()
 
     def drop_watches(self) -> int:
-        """Break every open watch, as a restart of an API server does; return how many."""
+        """Drop every open watch, as a restart of an API server does; return their number."""
         open_now = list(self._watches)
         for task in open_now:
             task.cancel()
@@ -204,9 +198,8 @@ class ApiServer:
         except CallFailed as failed:
             fault = failed.fault
             if fault.effect == "throttle":
-                raise errors.too_many_requests(
-                    "The server has received too many requests and has asked us to try again later", None, 1
-                ) from None
+                told = "The server has received too many requests and has asked us to try again later"
+                raise errors.too_many_requests(told, None, 1) from None
             raise ApiError(fault.status, fault.code, fault.message) from None
         form = request_options.form(http, request.subresource)
         answer = await self._dispatch(http, rt, request, user, call)
@@ -221,7 +214,7 @@ class ApiServer:
         return answer
 
     def _impersonated(self, http: web.Request, user: User) -> User:
-        """Return whom the caller acts as, which their own permissions must allow."""
+        """Return the impersonated user; the caller must be allowed to impersonate it."""
         name, groups = http.headers.get("Impersonate-User"), http.headers.getall("Impersonate-Group", [])
         if not name:
             if groups:
@@ -240,16 +233,15 @@ class ApiServer:
         return User(name, tuple(dict.fromkeys([*groups, "system:authenticated"])))
 
     def _metrics_response(self, request: RequestInfo) -> web.Response:
-        """Answer for the metrics API, whose objects are measured and not stored."""
+        """Answer a request to the metrics API. Its objects are measured, not stored."""
         if request.verb not in ("get", "list") or request.plural not in ("pods", "nodes"):
             raise errors.no_such_path()
         is_pods = request.plural == "pods"
         items = self._metrics.pods(request.namespace or None) if is_pods else self._metrics.nodes()
         if not request.name:
             kind = "PodMetricsList" if is_pods else "NodeMetricsList"
-            return web.json_response(
-                {"kind": kind, "apiVersion": f"{metrics.GROUP}/{metrics.VERSION}", "metadata": {}, "items": items}
-            )
+            version = f"{metrics.GROUP}/{metrics.VERSION}"
+            return web.json_response({"kind": kind, "apiVersion": version, "metadata": {}, "items": items})
         for item in items:
             if name_of(item) == request.name:
                 return web.json_response(item)
@@ -277,7 +269,7 @@ class ApiServer:
 
     def _verb(self, http: web.Request, name: str) -> str:
         if http.method in ("GET", "HEAD"):
-            if http.query.get("watch") in ("true", "1"):
+            if _flag(http, "watch"):
                 return "watch"
             return "get" if name else "list"
         if http.method == "DELETE":
@@ -291,10 +283,7 @@ class ApiServer:
         if http.content_type == protobuf.CONTENT_TYPE:
             return protobuf.decode(raw)
         if http.content_type not in READABLE_TYPES:
-            raise errors.unsupported_media_type(
-                "the body of the request was in an unknown format - accepted media types include: application/json, "
-                f"application/yaml, {protobuf.CONTENT_TYPE}"
-            )
+            raise _unknown_format("application/json", "application/yaml", protobuf.CONTENT_TYPE)
         try:
             body = yaml.safe_load(raw) if "yaml" in http.content_type else _read_json(raw)
         except (ValueError, yaml.YAMLError) as broken:
@@ -304,20 +293,19 @@ class ApiServer:
         return body
 
     def _decoded(self, http: web.Request, rt: ResourceType, body: Obj) -> Obj:
-        """Return a body as the server decodes it: without nulls and unknown fields, of the types that it must be.
+        """Decode a body: check types, drop nulls and unknown fields.
 
         Raises:
-            ApiError: 400 for a value of another type, and for unknown fields where the request is strict.
+            ApiError: 400 for a value of another type, and for unknown fields if the request is strict.
         """
         unknown: list[str] = []
-        message = field_table.message_of(rt)
-        if message is None and not rt.custom:
-            body = object_schemas.without_nulls(body)
-        if message is not None:
+        if (message := field_table.message_of(rt)) is not None:
             try:
                 body = field_table.decoded(message, body, unknown)
             except field_table.Undecodable as failed:
                 raise errors.bad_request(_decode_error(rt, str(failed))) from failed
+        elif not rt.custom:
+            body = object_schemas.without_nulls(body)
         elif rt.schema is not None:
             schemas.prune(rt.schema, body, dropped=unknown)
         body.setdefault("metadata", {})
@@ -407,11 +395,7 @@ class ApiServer:
     def _patch_type(self, http: web.Request, taken: tuple[str, ...]) -> str:
         kind = PATCH_TYPES.get(http.content_type, "")
         if kind not in taken:
-            supported = [name for name, known in PATCH_TYPES.items() if known in taken]
-            raise errors.unsupported_media_type(
-                "the body of the request was in an unknown format - accepted media types include: "
-                + ", ".join(supported)
-            )
+            raise _unknown_format(*(name for name, known in PATCH_TYPES.items() if known in taken))
         return kind
 
     def _patched(self, rt: ResourceType, old: Obj, raw: bytes, kind: str, request: RequestInfo) -> Obj:
@@ -450,12 +434,11 @@ class ApiServer:
             raise errors.bad_request("the applied configuration must be an object")
         config = self._check_applied_fields(rt, request, config)
         if config.get("apiVersion") != rt.api_version or config.get("kind") != rt.kind:
-            raise errors.bad_request(
-                f"the applied configuration must be of apiVersion {rt.api_version} and kind {rt.kind}"
-            )
+            told = f"the applied configuration must be of apiVersion {rt.api_version} and kind {rt.kind}"
+            raise errors.bad_request(told)
         if config["metadata"].get("managedFields"):
             raise errors.bad_request("metadata.managedFields must be nil")
-        force = http.query.get("force") in ("true", "1")
+        force = _flag(http, "force")
         namespace = self._namespace(rt, request)
         config.setdefault("metadata", {}).setdefault("name", request.name)
         old = self._store.find(rt.key, namespace if rt.namespaced else "", request.name)
@@ -471,7 +454,7 @@ class ApiServer:
         return self._object_response(http, rt, self._registry.update(rt, new, subresource=subresource, dry_run=dry_run))
 
     def _check_applied_fields(self, rt: ResourceType, request: RequestInfo, config: Obj) -> Obj:
-        """Return an applied configuration, whose fields the type must all have, whatever `fieldValidation` says."""
+        """Decode an applied configuration. Unknown fields are an error, regardless of `fieldValidation`."""
         unknown: list[str] = []
         if (message := field_table.message_of(rt)) is not None:
             try:
@@ -492,15 +475,12 @@ class ApiServer:
         self._warn_of_orphans(rt, asked)
         if rt.key == catalogue.NAMESPACES.key and request.name in NEVER_DELETED:
             raise errors.forbidden("", "namespaces", request.name, "this namespace may not be deleted")
-        last, done = self._registry.delete(
-            rt, request.namespace, request.name, asked, dry_run=request_options.dry_run(http, asked)
-        )
-        if done and rt.key not in RETURNED_WHEN_DELETED:
+        dry_run = request_options.dry_run(http, asked)
+        last, done = self._registry.delete(rt, request.namespace, request.name, asked, dry_run=dry_run)
+        if done and rt not in RETURNED_WHEN_DELETED:
             details = {"name": name_of(last), "kind": rt.plural, "uid": last["metadata"]["uid"]}
-            if rt.group:
-                details["group"] = rt.group
-            body = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
-            return web.json_response(body)
+            put(details, "group", rt.group)
+            return web.json_response(errors.success(details=details))
         return self._object_response(http, rt, last)
 
     def _warn_of_orphans(self, rt: ResourceType, asked: Obj) -> None:
@@ -511,14 +491,9 @@ class ApiServer:
         asked = request_options.deletion(http, await self._body(http))
         self._warn_of_orphans(rt, asked)
         chosen = self._select(http, rt, request)
+        dry_run = request_options.dry_run(http, asked)
         for obj in chosen:
-            self._registry.delete(
-                rt,
-                obj["metadata"].get("namespace") or "",
-                name_of(obj),
-                asked,
-                dry_run=request_options.dry_run(http, asked),
-            )
+            self._registry.delete(rt, namespace_of(obj), name_of(obj), asked, dry_run=dry_run)
         return self._items(http, rt, chosen, self._store.revision, None, 0)
 
     # Subresources
@@ -539,8 +514,7 @@ class ApiServer:
         if rt.key == catalogue.PODS.key and sub == "eviction" and request.verb == "create":
             body = await self._body(http)
             self._registry.evict(request.namespace, request.name, body, dry_run=request_options.dry_run(http))
-            done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
-            return web.json_response(done, status=201)
+            return web.json_response(errors.success(code=201), status=201)
         if rt.key == catalogue.PODS.key and sub == "log" and request.verb == "get":
             return await self._log(http, request)
         if rt.key == catalogue.PODS.key and sub == "exec" and request.verb in ("get", "create"):
@@ -556,7 +530,7 @@ class ApiServer:
     async def _scale(
         self, http: web.Request, rt: ResourceType, paths: ScalePaths, request: RequestInfo
     ) -> web.Response:
-        # The body first: whoever waits for it between read and write is overtaken.
+        # Read the body first: between the read and the write of the object, nothing may await.
         wanted = await self._body(http) if request.verb == "update" else {}
         patch = await http.read() if request.verb == "patch" else b""
         old = self._store.get(rt, request.namespace, request.name)
@@ -565,7 +539,7 @@ class ApiServer:
             return web.json_response(shown)
         if request.verb == "patch":
             kind = self._patch_type(http, ("json", "merge", "strategic"))
-            del shown["metadata"]["resourceVersion"]  # a patch states a version only where it means one
+            del shown["metadata"]["resourceVersion"]  # only a version in the patch itself is a precondition
             wanted = self._patched(rt, shown, patch, kind, request)
         new = scale.scaled_to(paths, old, wanted)
         server_side_apply.track_write(rt, new, old, request_options.manager(http), "scale")
@@ -581,12 +555,8 @@ class ApiServer:
         if taken := pod["spec"].get("nodeName"):
             told = f'pod {request.name} is already assigned to node "{taken}"'
             raise errors.conflict("", "pods/binding", request.name, told)
-        self._registry.mutate(
-            catalogue.PODS, request.namespace, request.name, lambda obj: obj["spec"].update(nodeName=node)
-        )
-        return web.json_response(
-            {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, status=201
-        )
+        self._registry.change(pod, lambda obj: obj["spec"].update(nodeName=node))
+        return web.json_response(errors.success(code=201), status=201)
 
     async def _finalize(self, http: web.Request, request: RequestInfo) -> web.Response:
         body = self._decoded(http, catalogue.NAMESPACES, await self._body(http))
@@ -602,7 +572,7 @@ class ApiServer:
                 if field in stated:
                     obj["metadata"][field] = stated[field]
 
-        stored = self._registry.mutate(catalogue.NAMESPACES, "", request.name, finalize)
+        stored = self._registry.change(old, finalize)
         return self._object_response(http, catalogue.NAMESPACES, stored or old)
 
     async def _exec(self, http: web.Request, request: RequestInfo) -> web.StreamResponse:
@@ -610,21 +580,20 @@ class ApiServer:
         container, command = self._container(http, pod), http.query.getall("command", [])
         if not command:
             raise errors.bad_request("you must specify at least 1 command for the container")
-        asked = {name: http.query.get(name) in ("true", "1") for name in ("tty", "stdin")}
+        asked = {name: _flag(http, name) for name in ("tty", "stdin")}
         begin = self._commands.prepare(pod, container, command, **asked)
         if http.headers.get("Upgrade", "").lower() != "websocket":
             raise errors.bad_request("Upgrade request required: this server runs commands over WebSockets alone")
         return await exec_session.serve(http, begin)
 
     def _container(self, http: web.Request, pod: Obj) -> str:
-        """Return the container that a request names, or a pod's only one."""
+        """Return the container that a request names; by default the pod's only container."""
         containers = [container["name"] for container in pod["spec"]["containers"]]
         container = http.query.get("container") or ""
         if not container:
             if len(containers) > 1:
-                raise errors.bad_request(
-                    f"a container name must be specified for pod {name_of(pod)}, choose one of: {containers}"
-                )
+                told = f"a container name must be specified for pod {name_of(pod)}, choose one of: {containers}"
+                raise errors.bad_request(told)
             return str(containers[0])
         if container not in [*containers, *(c["name"] for c in pod["spec"].get("initContainers") or ())]:
             raise errors.bad_request(f"container {container} is not valid for pod {name_of(pod)}")
@@ -633,10 +602,10 @@ class ApiServer:
     async def _log(self, http: web.Request, request: RequestInfo) -> web.StreamResponse:
         pod = self._store.get(catalogue.PODS, request.namespace, request.name)
         container = self._container(http, pod)
-        follow = http.query.get("follow") in ("true", "1")
+        follow = _flag(http, "follow")
         tail = int(http.query["tailLines"]) if "tailLines" in http.query else None
         limit = int(http.query["limitBytes"]) if "limitBytes" in http.query else None
-        source = self._logs.stream(pod, container, follow, http.query.get("previous") in ("true", "1"))
+        source = self._logs.stream(pod, container, follow, _flag(http, "previous"))
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         first = await anext(source, b"")
         if tail is not None:
@@ -726,7 +695,7 @@ class ApiServer:
         return web.Response(body=body, content_type="application/json")
 
     def encoded(self, rt: ResourceType, obj: Obj) -> bytes:
-        """Return an object as JSON, in the version that was asked for."""
+        """Return an object as JSON, in the requested version."""
         if rt.custom and obj.get("apiVersion") != rt.api_version:
             return json.dumps({**obj, "apiVersion": rt.api_version}, separators=(",", ":")).encode()
         return self._store.encoded(rt.key, obj)
@@ -786,7 +755,7 @@ class ApiServer:
         since: int,
         call: ApiCall,
     ) -> None:
-        initial = http.query.get("sendInitialEvents") in ("true", "1")
+        initial = _flag(http, "sendInitialEvents")
         if initial or since == 0:
             since = self._store.revision
             chosen = [obj for obj in self._store.all(rt.key, namespace) if predicate is None or predicate(obj)]
@@ -809,7 +778,7 @@ class ApiServer:
                         lines.append(encode.event(*seen))
                     since = change.revision
                 beats = beats + 1 if not batch else beats
-                if beats >= BOOKMARK_EVERY_BEATS and http.query.get("allowWatchBookmarks") in ("true", "1"):
+                if beats >= BOOKMARK_EVERY_BEATS and _flag(http, "allowWatchBookmarks"):
                     lines.append(encode.bookmark(max(since, self._store.revision) if not batch else since))
                     beats = 0
                 if lines:
@@ -820,14 +789,14 @@ class ApiServer:
             await response.write(json.dumps({"type": "ERROR", "object": expired.status()}).encode() + b"\n")
 
     def _drop_watch(self, http: web.Request, call: ApiCall) -> bool:
-        """Break the connection if a rule says that this watch is to be dropped."""
+        """Drop the connection if a rule drops this watch."""
         if not self._faults.drops_watch(call):
             return False
         if http.transport is not None:
             http.transport.abort()
         return True
 
-    # Questions about permissions
+    # Access reviews
 
     async def _review(self, http: web.Request, user: User, request: RequestInfo) -> web.Response | None:
         if request.verb != "create" or request.group not in ("authorization.k8s.io", "authentication.k8s.io"):
@@ -850,16 +819,10 @@ class ApiServer:
                     raise errors.forbidden(request.group, request.plural, "", refusal)
                 user = User(spec.get("user") or "", tuple(spec.get("groups") or ()))
             asked = spec.get("resourceAttributes") or {}
-            wanted = RequestInfo(
-                asked.get("verb", ""),
-                asked.get("group", ""),
-                asked.get("version", ""),
-                asked.get("resource", ""),
-                asked.get("namespace", ""),
-                asked.get("name", ""),
-                asked.get("subresource", ""),
-                (spec.get("nonResourceAttributes") or {}).get("path", ""),
-            )
+            parts = ("verb", "group", "version", "namespace", "name", "subresource")
+            given = {part: asked.get(part, "") for part in parts}
+            path = (spec.get("nonResourceAttributes") or {}).get("path", "")
+            wanted = RequestInfo(**given, plural=asked.get("resource", ""), path=path)
             body["status"] = {"allowed": self._authorizer.refusal(user, wanted) is None}
         else:
             return None
@@ -868,7 +831,7 @@ class ApiServer:
 
 
 class _Encoder:
-    """Writes watch events, as objects or as table rows, whichever the client asked for."""
+    """Encodes watch events, as objects or as table rows."""
 
     def __init__(self, server: ApiServer, http: web.Request, rt: ResourceType) -> None:
         self._server = server
@@ -895,7 +858,7 @@ class _Encoder:
 
 
 def _filter_change(change: StoreChange, namespace: str | None, predicate: Predicate | None) -> tuple[str, Obj] | None:
-    """Return a change as a watch with a selector sees it: an object may enter or leave the selection."""
+    """Return a change as a watch with a selector sees it; None if the watch does not see it."""
     if namespace is not None and change.new["metadata"].get("namespace") != namespace:
         return None
     if predicate is None:
@@ -908,7 +871,7 @@ def _filter_change(change: StoreChange, namespace: str | None, predicate: Predic
 
 
 def _check_names(request: RequestInfo, metadata: Obj) -> None:
-    """Refuse a body that names another object than its path.
+    """Refuse a body that names another object than the URL.
 
     Raises:
         ApiError: 400 for another name or namespace.
@@ -920,8 +883,17 @@ def _check_names(request: RequestInfo, metadata: Obj) -> None:
             raise errors.bad_request(told)
 
 
+def _flag(http: web.Request, name: str) -> bool:
+    return http.query.get(name) in ("true", "1")
+
+
+def _unknown_format(*supported: str) -> ApiError:
+    told = "the body of the request was in an unknown format - accepted media types include: "
+    return errors.unsupported_media_type(told + ", ".join(supported))
+
+
 def _read_json(raw: bytes) -> Any:
-    """Return what JSON says; numbers with a fraction keep their text, which a quantity may be."""
+    """Parse JSON. Numbers with a fraction keep their text, because they may be quantities."""
     return json.loads(raw, parse_float=quantities.WrittenFloat, parse_constant=_reject_constant)
 
 
@@ -934,7 +906,7 @@ def _decode_error(rt: ResourceType, why: str) -> str:
 
 
 def tls_context(certificate: str, key: str) -> ssl.SSLContext:
-    """Return the server's TLS settings for a certificate chain and key, both as files."""
+    """Return the server's TLS context for the files of a certificate chain and its key."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
     return context

@@ -1,10 +1,9 @@
-"""Who calls the AWS endpoints, and whether their policies allow it. The engine answers both questions.
+"""Authentication and authorization of the AWS endpoints, by the engine.
 
-The request is forwarded to the engine as it came, so that the engine checks its signature, time and session token
-with the caller's own secret. SageMaker is a service that it does not have: a right signature is answered with
-"unsupported service", a wrong one with the refusal that AWS words. (EKS it may have; there a missing cluster means
-the same.) Which principal signed is then found from the access key, and `SimulatePrincipalPolicy` is asked about the
-real action on the real ARN.
+The request is forwarded unchanged, so the engine checks its signature, time and session token. The engine has no
+SageMaker: it answers "unsupported service" to a valid signature, and AWS's refusal to a wrong one. For EKS, a missing
+cluster means that the signature is valid. The access key then identifies the principal, and `SimulatePrincipalPolicy`
+decides about the action and the ARN.
 """
 
 from __future__ import annotations
@@ -52,15 +51,15 @@ class AwsAuth(Protocol):
 
 
 class NoAuth:
-    """Lets everybody do everything; for use without an engine."""
+    """Allows every request; for use without an engine."""
 
     async def check(self, request: Incoming, action: str, resource: str) -> str:
-        """Return the access key in place of an ARN."""
+        """Return the access key instead of an ARN."""
         return request.access_key or "anonymous"
 
 
 class EngineAuth:
-    """Asks the engine."""
+    """Lets the engine decide."""
 
     def __init__(self, engine: EngineClient, account: str, region: str, cache_seconds: float) -> None:
         self._engine = engine
@@ -71,7 +70,7 @@ class EngineAuth:
         self._decisions: dict[tuple[str, str, str], tuple[float, str]] = {}
 
     def learn(self, access_key: str, arn: str) -> None:
-        """Remember whose an access key is, as STS said when it signed a Kubernetes token."""
+        """Remember the principal of an access key that signed a Kubernetes token."""
         self._principals[access_key] = arn
 
     async def check(self, request: Incoming, action: str, resource: str) -> str:
@@ -93,7 +92,7 @@ class EngineAuth:
         return principal
 
     def _read_signature(self, answer: EngineResponse, action: str) -> None:
-        """Take "unsupported service" for what it says: everything before that, the signature, was right."""
+        """Accept "unsupported service": the engine checks the signature first, so it is valid."""
         if UNSUPPORTED in answer.body:
             return
         if action.startswith("eks:") and answer.status in (200, 404):
@@ -105,27 +104,23 @@ class EngineAuth:
             return f"arn:aws:iam::{self._account}:root"
         if access_key not in self._principals:
             if access_key.startswith("AKIA"):
-                answer = await self._engine.query(
-                    "iam", {"Action": "GetAccessKeyLastUsed", "AccessKeyId": access_key}, IAM_VERSION
-                )
+                question = {"Action": "GetAccessKeyLastUsed", "AccessKeyId": access_key}
+                answer = await self._engine.query("iam", question, IAM_VERSION)
                 name = answer.text("UserName")
                 if answer.status == 200 and name:
                     self._principals[access_key] = f"arn:aws:iam::{self._account}:user/{name}"
             else:
                 await self._learn_functions()
         if access_key not in self._principals:
-            raise AwsError(
-                "UnrecognizedClientException",
-                f"The principal of access key {access_key} is not known to the local cluster: it is neither a user's "
-                "key nor a function's, and has not signed a Kubernetes token yet.",
-                403,
-            )
+            told = f"The principal of access key {access_key} is not known to the local cluster. It is not the key of "
+            told += "a user or a function, and it has not signed a Kubernetes token yet."
+            raise AwsError("UnrecognizedClientException", told, 403)
         return self._principals[access_key]
 
     async def _learn_functions(self) -> None:
-        """Learn the session keys of the engine's functions, which it derives from the function's and role's ARNs.
+        """Learn the session keys of the engine's functions. It derives them from the ARNs of function and role.
 
-        Source: `execution_credentials` in the engine's `core/lambda_runtime.py`, the same in the pinned version.
+        Source: `execution_credentials` in `core/lambda_runtime.py` of the pinned engine.
         """
         marker = ""
         while True:
@@ -151,16 +146,13 @@ class EngineAuth:
         known = self._decisions.get(key)
         now = time.monotonic()
         if known is None or known[0] < now:
-            answer = await self._engine.query(
-                "iam",
-                {
-                    "Action": "SimulatePrincipalPolicy",
-                    "PolicySourceArn": policy_source(principal),
-                    "ActionNames.member.1": action,
-                    "ResourceArns.member.1": resource,
-                },
-                IAM_VERSION,
-            )
+            question = {
+                "Action": "SimulatePrincipalPolicy",
+                "PolicySourceArn": policy_source(principal),
+                "ActionNames.member.1": action,
+                "ResourceArns.member.1": resource,
+            }
+            answer = await self._engine.query("iam", question, IAM_VERSION)
             decision = answer.text("EvalDecision")
             if answer.status != 200 or decision is None:
                 raise EngineClientError(f"the cluster may not ask about policies: {answer.body[:300]!r}")
@@ -171,20 +163,18 @@ class EngineAuth:
         why = "with an explicit deny in an identity-based policy"
         if known[1] != "explicitDeny":
             why = f"because no identity-based policy allows the {action} action"
-        raise AwsError(
-            "AccessDeniedException",
-            f"User: {principal} is not authorized to perform: {action} on resource: {resource} {why}",
-        )
+        told = f"User: {principal} is not authorized to perform: {action} on resource: {resource} {why}"
+        raise AwsError("AccessDeniedException", told)
 
 
 def policy_source(arn: str) -> str:
-    """Return the role or user whose policies bind a principal: for a session, its role."""
+    """Return the role or user whose policies apply to a principal: for a session, its role."""
     match = re.match(r"^arn:aws:sts::(\d+):assumed-role/([^/]+)/.+$", arn)
     return f"arn:aws:iam::{match.group(1)}:role/{match.group(2)}" if match else arn
 
 
 def _relayed(answer: EngineResponse) -> AwsError:
-    """Return the engine's refusal as one of ours."""
+    """Return the engine's refusal as an AwsError."""
     body = answer.json()
     code = str(body.get("__type") or body.get("code") or answer.text("Code") or "AccessDeniedException")
     message = str(body.get("message") or body.get("Message") or answer.text("Message") or "")

@@ -1,6 +1,6 @@
-"""Call-level faults: any call, by match, becomes slow, fails, is throttled, loses its answer or has its watch dropped.
+"""Faults of API calls: a matching call is slow, fails, is throttled, loses its answer, or has its watch dropped.
 
-Both API servers pass every call through `CallFaults`; drills and tests put rules in through the control address.
+Both API servers pass every call through `CallFaults`. Drills and tests add rules through the control address.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Effect = Literal["latency", "error", "throttle", "lost-reply", "drop-watch"]
 
 @dataclass(frozen=True)
 class ApiCall:
-    """One call, in the words a rule matches on.
+    """A call, with the fields that rules match.
 
-    `operation` is an operation's name for the AWS APIs (`BatchReplaceClusterNodes`) and `verb resource` for Kubernetes
+    `operation` is the operation's name for the AWS APIs (`BatchReplaceClusterNodes`) and `verb resource` for Kubernetes
     (`patch nodes`, `create pods/eviction`).
     """
 
@@ -30,7 +30,7 @@ class ApiCall:
 
 @dataclass
 class CallFault:
-    """A rule: which calls it applies to, what it does to them, and how often it still applies."""
+    """A rule: the calls that it matches, its effect, and how often it applies."""
 
     effect: Effect
     api: str = "*"
@@ -46,7 +46,7 @@ class CallFault:
     hits: int = 0
 
     def applies_to(self, call: ApiCall) -> bool:
-        """Whether the rule is about this call and not used up."""
+        """Whether the rule matches this call and is not used up."""
         return (self.times is None or self.hits < self.times) and all(
             fnmatch.fnmatchcase(actual, wanted)
             for actual, wanted in (
@@ -59,7 +59,7 @@ class CallFault:
 
 
 class CallFailed(Exception):
-    """The rule says that this call fails before it has any effect."""
+    """A rule makes this call fail before it has an effect."""
 
     def __init__(self, fault: CallFault) -> None:
         super().__init__(fault.message)
@@ -67,25 +67,25 @@ class CallFailed(Exception):
 
 
 class ReplyLost(Exception):
-    """The rule says that the call takes effect and its answer never arrives."""
+    """A rule drops the answer of this call, which had its effect."""
 
 
 @dataclass
 class CallFaults:
-    """The rules in force, and the counters of what was called."""
+    """The rules in force, and the number of calls of each operation."""
 
     rules: list[CallFault] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def add(self, fault: CallFault) -> str:
-        """Put a rule in force; return its id."""
+        """Add a rule; return its id."""
         fault.id = f"call-{next(self._numbers)}"
         self.rules.append(fault)
         return fault.id
 
     def remove(self, fault_id: str) -> bool:
-        """Take a rule out of force; return whether it was there."""
+        """Remove a rule; return whether it existed."""
         before = len(self.rules)
         self.rules = [rule for rule in self.rules if rule.id != fault_id]
         return len(self.rules) < before
@@ -98,10 +98,10 @@ class CallFaults:
         return None
 
     async def before(self, call: ApiCall) -> None:
-        """Delay or fail a call before it has any effect.
+        """Delay or fail a call before it has an effect.
 
         Raises:
-            CallFailed: a rule says so.
+            CallFailed: a rule makes the call fail.
         """
         key = f"{call.api} {call.operation}"
         self.counts[key] = self.counts.get(key, 0) + 1
@@ -115,14 +115,14 @@ class CallFaults:
             raise CallFailed(failing)
 
     def after(self, call: ApiCall) -> None:
-        """Lose the answer of a call that had its effect.
+        """Drop the answer of a call that had its effect.
 
         Raises:
-            ReplyLost: a rule says so.
+            ReplyLost: a rule drops the answer.
         """
         if self.rules and self._match_rule(call, "lost-reply") is not None:
             raise ReplyLost
 
     def drops_watch(self, call: ApiCall) -> bool:
-        """Whether a rule breaks this watch now."""
+        """Whether a rule drops this watch now."""
         return bool(self.rules) and self._match_rule(call, "drop-watch") is not None

@@ -99,16 +99,8 @@ class GpuCluster:
             authenticator = EksAuthenticator(admin_token, engine, callers, config.eks_cluster_name, self.access_entries)
         self.karpenter: Karpenter | None = None
         if config.karpenter is not None:
-            self.karpenter = Karpenter(
-                config,
-                config.karpenter,
-                self.registry,
-                self.directory,
-                guard,
-                run_dir,
-                self._variables,
-                self.bus,
-            )
+            parts = (self.registry, self.directory, guard, run_dir, self._variables, self.bus)
+            self.karpenter = Karpenter(config, config.karpenter, *parts)
         self.faults = FaultInjector(self.fleet, self.store, self.agent, self.bus, self.karpenter)
         logs = LogReader(self.directory.of_pod, self.store, run_dir)
         executor = ExecRunner(self.directory.of_pod)
@@ -129,17 +121,9 @@ class GpuCluster:
         """
         if not is_restored:
             self._create_first_objects()
-        controllers = [
-            self.scheduler.run,
-            self.jobs.run,
-            self.replica_sets.run,
-            self.deployments.run,
-            self.endpoints.run,
-            self.nodes.run,
-            self.garbage.run,
-            self.disruption.run,
-            self.garbage.collect_pods,
-        ]
+        noticing = (self.scheduler, self.jobs, self.replica_sets, self.deployments, self.endpoints)
+        controllers = [part.run for part in (*noticing, self.nodes, self.garbage, self.disruption)]
+        controllers.append(self.garbage.collect_pods)
         if self.karpenter is not None:
             controllers.append(self.karpenter.run)
         for controller in controllers:
@@ -147,11 +131,8 @@ class GpuCluster:
         if not is_restored:
             self.fleet.start()
         else:
-            self.scheduler.notice_all()
-            self.jobs.notice_all()
-            self.replica_sets.notice_all()
-            self.deployments.notice_all()
-            self.endpoints.notice_all()
+            for part in noticing:
+                part.notice_all()
             self.fleet.resume()
 
     def _create_first_objects(self) -> None:
@@ -162,19 +143,14 @@ class GpuCluster:
             if rt is not None:
                 self.registry.create(rt, "", obj)
         for name, value in (("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)):
-            pc: Obj = {
-                "apiVersion": "scheduling.k8s.io/v1",
-                "kind": "PriorityClass",
-                "metadata": {"name": name},
-                "value": value,
-            }
-            pc["metadata"].update(uid=secrets.token_hex(16), creationTimestamp="2025-01-01T00:00:00Z")
-            self.store.create(catalogue.PRIORITY_CLASSES, pc)
+            metadata = {"name": name, "uid": secrets.token_hex(16), "creationTimestamp": "2025-01-01T00:00:00Z"}
+            rt = catalogue.PRIORITY_CLASSES
+            self.store.create(rt, {"apiVersion": rt.api_version, "kind": rt.kind, "metadata": metadata, "value": value})
         if self.karpenter is not None:
             self.karpenter.install()
 
     async def stop(self) -> None:
-        """Stop the controllers, switch off the machines, break the watches."""
+        """Stop the controllers, switch off the machines, and drop the watches."""
         self.api_server.drop_watches()
         self.bus.stop()
         self.fleet.stop()
@@ -196,7 +172,7 @@ class GpuCluster:
             kubelet.sync(change.new)
 
     def _create_service_account(self, change: StoreChange) -> None:
-        """Give every namespace the service account that its pods run as."""
+        """Create the default service account of every new namespace."""
         if change.key == catalogue.NAMESPACES.key and change.kind == "ADDED":
             try:
                 self.registry.create(catalogue.SERVICE_ACCOUNTS, name_of(change.new), {"metadata": {"name": "default"}})
@@ -205,7 +181,7 @@ class GpuCluster:
                     raise
 
     def _new_address(self) -> str:
-        """Return a loopback address of its own for a pod; the second part differs between clusters of one machine."""
+        """Return a free loopback address for a pod; its second part differs between the clusters of one machine."""
         second = 64 + os.getpid() % 128
         while True:
             self._next_address = self._next_address % 64_000 + 1
@@ -232,5 +208,5 @@ async def _run_controller(controller: Callable[[], Coroutine[Any, Any, None]]) -
         try:
             await controller()
         except Exception:  # noqa: BLE001 (the outermost frame of a controller)
-            _log.exception("a controller broke and begins again: %s", controller)
+            _log.exception("a controller failed and restarts: %s", controller)
         await asyncio.sleep(RESTART_SECONDS)

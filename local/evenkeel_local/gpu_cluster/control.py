@@ -1,13 +1,14 @@
-"""The control address: what is going on, faults in and out, settings; for drills and tests, never for the product."""
+"""The control address: the state of the cluster, faults and settings. Only drills and tests use it."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, Protocol
 
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
+from pydantic.alias_generators import to_camel
 
 from evenkeel_local.gpu_cluster import catalogue, snapshots
 from evenkeel_local.gpu_cluster.call_faults import CallFault
@@ -38,7 +39,7 @@ class ControlledHost(Protocol):
 
 
 class Control:
-    """The control address's paths."""
+    """The paths of the control address."""
 
     def __init__(self, host: ControlledHost) -> None:
         self._host = host
@@ -90,7 +91,7 @@ class Control:
         )
         return app
 
-    # Looking
+    # State
 
     async def _health(self, http: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -107,7 +108,8 @@ class Control:
 
     def _node(self, machine: Machine) -> Json:
         node = self._cluster.store.find(catalogue.NODES.key, "", machine.node_name)
-        kubelet = machine.kubelet
+        kubelet, spec = machine.kubelet, node["spec"] if node is not None else {}
+        workers = kubelet.workers.values() if kubelet is not None else ()
         return {
             "name": machine.node_name,
             "instanceId": machine.instance_id,
@@ -121,12 +123,10 @@ class Control:
             "unhealthy": list(machine.unhealthy) if machine.unhealthy else None,
             "connected": kubelet is not None and kubelet.is_connected,
             "ready": ready_value(node) if node is not None else None,
-            "unschedulable": bool(node is not None and node["spec"].get("unschedulable")),
-            "taints": [taint["key"] for taint in (node or {"spec": {}})["spec"].get("taints") or ()],
+            "unschedulable": bool(spec.get("unschedulable")),
+            "taints": [taint["key"] for taint in spec.get("taints") or ()],
             "pods": [f"{namespace_of(pod)}/{name_of(pod)}" for pod in self._cluster.store.pods_on(machine.node_name)],
-            "processes": sum(len(worker.processes) for worker in kubelet.workers.values())
-            if kubelet is not None
-            else 0,
+            "processes": sum(len(worker.processes) for worker in workers),
         }
 
     async def _pods(self, http: web.Request) -> web.Response:
@@ -146,7 +146,7 @@ class Control:
         return web.json_response({"pods": listed})
 
     async def _processes(self, http: web.Request) -> web.Response:
-        """List container processes, ended ones too; `job` and `running=true` narrow the list."""
+        """List container processes, also ended ones; `job` and `running=true` filter the list."""
         job, running_only = http.query.get("job"), http.query.get("running") == "true"
         fleet, listed = self._cluster.fleet, []
         gone = [machine.kubelet for machine in fleet.retired if machine.kubelet is not None]
@@ -189,13 +189,12 @@ class Control:
         return web.json_response({"accepted": accepted, "refused": refused, "calls": self._cluster.call_faults.counts})
 
     async def _provider_calls(self, http: web.Request) -> web.Response:
-        calls = [asdict(call) for call in self._cluster.fleet.calls]
-        return web.json_response({"calls": [{_camel(key): value for key, value in call.items()} for call in calls]})
+        return web.json_response({"calls": [_camel_keys(asdict(call)) for call in self._cluster.fleet.calls]})
 
     async def _events(self, http: web.Request) -> web.Response:
         return web.json_response({"events": list(self._cluster.bus.sent)})
 
-    # Breaking
+    # Faults
 
     async def _send_event(self, http: web.Request) -> web.Response:
         body = await _body(http)
@@ -217,17 +216,15 @@ class Control:
         return web.json_response(self._cluster.faults.clear(http.match_info["id"]).to_json())
 
     async def _call_faults(self, http: web.Request) -> web.Response:
-        rules = [
-            {_camel(key): value for key, value in asdict(rule).items()} for rule in self._cluster.call_faults.rules
-        ]
-        return web.json_response({"callFaults": rules, "counts": self._cluster.call_faults.counts})
+        faults = self._cluster.call_faults
+        rules = [_camel_keys(asdict(rule)) for rule in faults.rules]
+        return web.json_response({"callFaults": rules, "counts": faults.counts})
 
     async def _add_call_fault(self, http: web.Request) -> web.Response:
         body = await _body(http)
         if body.get("effect") not in CALL_EFFECTS:
             raise InvalidFault(f"effect must be one of {', '.join(CALL_EFFECTS)}")
-        known = {"effect", "api", "operation", "subject", "caller", "times", "seconds", "status", "code", "message"}
-        if unknown := set(body) - known:
+        if unknown := set(body) - ({each.name for each in fields(CallFault)} - {"id", "hits"}):
             raise InvalidFault(f"a call fault has no {', '.join(sorted(unknown))}")
         fault = TypeAdapter(CallFault).validate_python(body)
         if fault.times is not None and fault.times < 1:
@@ -255,7 +252,7 @@ class Control:
         return web.json_response({"instanceGroup": group, "machines": machines})
 
     async def _hidden_nodes(self, http: web.Request) -> web.Response:
-        """Leave a node out of the lists for a while, as happens between the attempts of a replacement."""
+        """Hide a node from the lists, as happens between the attempts of a replacement."""
         body = await _body(http)
         machine = self._cluster.fleet.by_instance(str(body["instanceId"]))
         if machine is None:
@@ -264,7 +261,7 @@ class Control:
         return web.json_response({"instanceId": machine.instance_id, "hidden": not machine.is_visible})
 
     async def _failing_checks(self, http: web.Request) -> web.Response:
-        """Let the next deep health check of an instance find it faulty; HyperPod then reboots or replaces it."""
+        """Let the next deep health check of an instance fail; HyperPod then reboots or replaces it."""
         body = await _body(http)
         repair = str(body.get("repair", "replace"))
         if repair not in ("reboot", "replace"):
@@ -273,7 +270,7 @@ class Control:
         return web.json_response({}, status=201)
 
     async def _status(self, http: web.Request) -> web.Response:
-        """Pretend a status: of the cluster, of an instance group, of a quota or scheduler configuration."""
+        """Override a status: of the cluster, an instance group, a quota or a scheduler configuration."""
         body, hyperpod = await _body(http), self._cluster.hyperpod
         if "softwareUpdate" in body:
             hyperpod.running.software_status[str(body["instanceGroup"])] = str(body["softwareUpdate"])
@@ -290,20 +287,15 @@ class Control:
         return web.json_response({})
 
     async def _cluster_event(self, http: web.Request) -> web.Response:
-        """Record a HyperPod cluster event as if it had come about: for those that nothing here brings about."""
+        """Record a HyperPod cluster event that the cluster does not produce itself."""
         body = await _body(http)
-        event = self._cluster.events.record(
-            str(body["resourceType"]),
-            str(body["description"]),
-            str(body.get("level", "Info")),
-            body.get("metadata"),
-            body.get("instanceGroup"),
-            body.get("instanceId"),
-        )
+        about = (body.get(key) for key in ("metadata", "instanceGroup", "instanceId"))
+        level = str(body.get("level", "Info"))
+        event = self._cluster.events.record(str(body["resourceType"]), str(body["description"]), level, *about)
         return web.json_response({"eventId": event["EventId"]}, status=201)
 
     async def _offering(self, http: web.Request) -> web.Response:
-        """Say how many machines of an offering EC2 has."""
+        """Set the number of machines of an offering."""
         body, karpenter = await _body(http), self._cluster.karpenter
         if karpenter is None:
             raise InvalidFault("this cluster runs no Karpenter")
@@ -342,10 +334,10 @@ class Control:
         identities[:] = [*kept, identity]
         return web.json_response({"namespace": namespace, "serviceAccount": account, "variables": sorted(identity.env)})
 
-    # The whole
+    # The whole cluster
 
     async def _apply(self, http: web.Request) -> web.Response:
-        """Apply one Kubernetes object as the admin: for what has to be there before anybody may do anything."""
+        """Apply one Kubernetes object as the admin."""
         stored = self._cluster.registry.apply(await _body(http), manager="control")
         return web.json_response(stored, status=200)
 
@@ -382,14 +374,13 @@ async def _body(http: web.Request) -> Json:
     return body
 
 
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.title() for part in rest)
+def _camel_keys(fields: Json) -> Json:
+    return {to_camel(name): value for name, value in fields.items()}
 
 
 @web.middleware
 async def _plain_errors(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Answer a refused request with a sentence, not a stack trace; let no web page in."""
+    """Answer a refused request with a message, and refuse requests of web pages."""
     if "Origin" in request.headers:
         return web.json_response({"error": "the control address is not for browsers"}, status=403)
     try:
@@ -403,10 +394,8 @@ async def _plain_errors(request: web.Request, handler: Any) -> web.StreamRespons
     except ValidationError as wrong:
         return web.json_response({"error": sentence(wrong)}, status=400)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
-        told = (
-            f"the control address has no {request.method} {request.path}; docs/local-gpu-cluster.md lists what it has"
-        )
-        return web.json_response({"error": told}, status=404)
+        told = f"the control address has no {request.method} {request.path}"
+        return web.json_response({"error": f"{told}; docs/local-gpu-cluster.md lists what it has"}, status=404)
     except (ValueError, TypeError) as wrong:
         return web.json_response({"error": str(wrong)}, status=400)
     return response

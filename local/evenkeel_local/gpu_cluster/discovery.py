@@ -1,4 +1,4 @@
-"""What the API says about itself: health, version, groups, resources."""
+"""The API's description of itself: health, version, groups, resources."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from evenkeel_local.gpu_cluster import metrics, openapi
 from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.objects import put
 from evenkeel_local.gpu_cluster.store import ResourceType
 
 SERVED_VERSION = "v1.33.0"
@@ -14,7 +15,7 @@ VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update
 
 
 def document(path: str, accept: str, types: ResourceCatalogue) -> tuple[bytes, str] | None:
-    """Return the body and content type of a path that describes the API, nothing for any other path."""
+    """Return the body and content type of a path that describes the API; None for any other path."""
     parts = [part for part in path.split("/") if part]
     if path in ("/healthz", "/livez", "/readyz") or path.startswith(("/livez/", "/readyz/", "/healthz/")):
         return b"ok", "text/plain"
@@ -75,51 +76,32 @@ def _groups(types: ResourceCatalogue) -> list[Obj]:
         if not group:
             continue
         listed = [{"groupVersion": f"{group}/{version}", "version": version} for version in versions]
-        groups.append(
-            {
-                "kind": "APIGroup",
-                "apiVersion": "v1",
-                "name": group,
-                "versions": listed,
-                "preferredVersion": listed[0],
-            }
-        )
+        served = {"name": group, "versions": listed, "preferredVersion": listed[0]}
+        groups.append({"kind": "APIGroup", "apiVersion": "v1", **served})
     return groups
 
 
 def _resources(group_version: str, types: list[ResourceType], verbs: list[str] = VERBS) -> Obj:
     resources: list[Obj] = []
     for rt in types:
-        entry: Obj = {
-            "name": rt.plural,
-            "singularName": rt.singular,
-            "namespaced": rt.namespaced,
-            "kind": rt.kind,
-            "verbs": verbs,
-        }
-        if rt.short_names:
-            entry["shortNames"] = list(rt.short_names)
-        if rt.categories:
-            entry["categories"] = list(rt.categories)
+        entry = _resource(rt, rt.plural, rt.kind, verbs) | {"singularName": rt.singular}
+        put(entry, "shortNames", list(rt.short_names))
+        put(entry, "categories", list(rt.categories))
         resources.append(entry)
         resources.extend(_subresources(rt))
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources}
+
+
+def _resource(rt: ResourceType, name: str, kind: str, verbs: list[str]) -> Obj:
+    return {"name": name, "singularName": "", "namespaced": rt.namespaced, "kind": kind, "verbs": verbs}
 
 
 def _subresources(rt: ResourceType) -> list[Obj]:
     found: list[Obj] = []
 
     def add(name: str, kind: str, verbs: list[str], group: str = "", version: str = "") -> None:
-        entry: Obj = {
-            "name": f"{rt.plural}/{name}",
-            "singularName": "",
-            "namespaced": rt.namespaced,
-            "kind": kind,
-            "verbs": verbs,
-        }
-        if group:
-            entry.update(group=group, version=version)
-        found.append(entry)
+        more = {"group": group, "version": version} if group else {}
+        found.append(_resource(rt, f"{rt.plural}/{name}", kind, verbs) | more)
 
     if rt.has_status:
         add("status", rt.kind, ["get", "patch", "update"])

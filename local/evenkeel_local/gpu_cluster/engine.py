@@ -1,4 +1,4 @@
-"""Calls to the AWS emulator that the cluster makes under credentials of its own."""
+"""The cluster's own calls to the AWS emulator."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TIMEOUT_SECONDS = 10.0
 
 
 class EngineClientError(Exception):
-    """The engine refused a call of the cluster's own, or did not answer."""
+    """The engine refused a call of the cluster, or did not answer."""
 
 
 @dataclass(frozen=True)
 class EngineResponse:
-    """What the engine answered."""
+    """An answer of the engine."""
 
     status: int
     body: bytes
@@ -43,7 +43,7 @@ class EngineResponse:
         return None
 
     def json(self) -> Json:
-        """Return the body as JSON, empty where it is none."""
+        """Return the body as JSON; empty if it is not a JSON object."""
         try:
             body = json.loads(self.body)
         except ValueError:
@@ -52,7 +52,7 @@ class EngineResponse:
 
 
 class EngineClient:
-    """A client of the emulator; every call is signed, none is retried here."""
+    """A client of the emulator. It signs every call and retries none."""
 
     def __init__(self, endpoint: str, credentials: Mapping[str, str], region: str) -> None:
         self.endpoint = endpoint.rstrip("/")
@@ -66,12 +66,11 @@ class EngineClient:
 
     async def open(self) -> None:
         """Open the connection pool."""
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), auto_decompress=False
-        )
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+        self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
 
     async def warm_up(self) -> None:
-        """Have the engine load its list of services, which its first call to one that it does not have waits for."""
+        """Let the engine load its list of services; the first call to an unknown service would wait for it."""
         with contextlib.suppress(EngineClientError):
             await self.json("sagemaker", "SageMaker.ListClusters", {})
 
@@ -103,7 +102,7 @@ class EngineClient:
         return await self.forward(method, path, dict(request.headers.items()), body)
 
     async def forward(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> EngineResponse:
-        """Send a request exactly as given; its signature, if any, stays valid.
+        """Send a request unchanged, so that its signature stays valid.
 
         Raises:
             EngineClientError: the engine did not answer.

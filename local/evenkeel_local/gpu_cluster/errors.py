@@ -1,4 +1,4 @@
-"""Failures as a Kubernetes API server words them: one class, one `Status` body."""
+"""The errors of a Kubernetes API server: one class, with a `Status` body."""
 
 from __future__ import annotations
 
@@ -46,6 +46,11 @@ class ApiError(Exception):
         return body
 
 
+def success(**more: Any) -> Obj:
+    """Return the `Status` object of a success."""
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", **more}
+
+
 def qualified(group: str, plural: str) -> str:
     """Return `plural.group`, or the plural alone for the core group."""
     return f"{plural}.{group}" if group else plural
@@ -67,20 +72,15 @@ def no_such_path() -> ApiError:
 
 def already_exists(group: str, plural: str, name: str) -> ApiError:
     """409 for a create of a name that is taken."""
-    return ApiError(
-        409, "AlreadyExists", f'{qualified(group, plural)} "{name}" already exists', _details(group, plural, name)
-    )
+    message = f'{qualified(group, plural)} "{name}" already exists'
+    return ApiError(409, "AlreadyExists", message, _details(group, plural, name))
 
 
 def conflict(group: str, plural: str, name: str, why: str | None = None) -> ApiError:
-    """409 for a write that rests on an older version of the object."""
+    """409 for a write to an older version of the object."""
     told = why or "the object has been modified; please apply your changes to the latest version and try again"
-    return ApiError(
-        409,
-        "Conflict",
-        f'Operation cannot be fulfilled on {qualified(group, plural)} "{name}": {told}',
-        _details(group, plural, name),
-    )
+    message = f'Operation cannot be fulfilled on {qualified(group, plural)} "{name}": {told}'
+    return ApiError(409, "Conflict", message, _details(group, plural, name))
 
 
 def invalid(group: str, kind: str, name: str, causes: Iterable[tuple[str, str, str]]) -> ApiError:

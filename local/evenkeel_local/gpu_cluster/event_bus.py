@@ -1,4 +1,4 @@
-"""Sends events to EventBridge as AWS does: late, more than once, and out of order when asked to."""
+"""Sends events to EventBridge as AWS does: late, and if configured more than once and out of order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def source_of(detail_type: str) -> str:
 
 
 class EventBus:
-    """Puts events on the engine's default bus; without an engine it only remembers them."""
+    """Puts events on the engine's default bus; without an engine it only records them."""
 
     def __init__(self, config: ClusterConfig, engine: EngineClient | None) -> None:
         self._config = config
@@ -36,7 +36,7 @@ class EventBus:
         self.sent: deque[Json] = deque(maxlen=KEPT)
 
     def send(self, detail_type: str, detail: Json, resources: list[str], copies: int | None = None) -> None:
-        """Send an event soon; two or three copies of it when the configuration asks for duplicates."""
+        """Send an event soon; two or three copies if the configuration asks for duplicates."""
         if copies is None:
             copies = self._random.choice((2, 3)) if self._config.duplicate_events else 1
         entry = {

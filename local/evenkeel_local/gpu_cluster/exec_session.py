@@ -1,7 +1,7 @@
-"""A command run beside a container's own, for `kubectl exec`: a real process, and the WebSocket it is driven through.
+"""A second command in a container, for `kubectl exec`: a real process, controlled over a WebSocket.
 
-Source: `k8s.io/apimachinery/pkg/util/remotecommand` and the WebSocket protocols `v4` and `v5.channel.k8s.io`: each
-message begins with the number of its channel; v5 ends a channel with 255.
+Source: `k8s.io/apimachinery/pkg/util/remotecommand` and the WebSocket protocols `v4` and `v5.channel.k8s.io`. Each
+message starts with the number of its channel; v5 closes a channel with 255.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import signal
@@ -30,12 +31,12 @@ CHUNK_BYTES = 32 * 1024
 
 
 Begin = Callable[[], Awaitable["Session"]]
-"""What starts a command."""
+"""Starts a command."""
 
 
 @dataclass
 class Session:
-    """The process, its outputs by channel, and its terminal where it has one."""
+    """The process, its outputs by channel, and its terminal if it has one."""
 
     process: asyncio.subprocess.Process
     outputs: dict[int, asyncio.StreamReader]
@@ -43,7 +44,7 @@ class Session:
     terminal: int | None = None
 
     async def write(self, data: bytes) -> None:
-        """Give the process input."""
+        """Write to the input of the process."""
         with contextlib.suppress(OSError):  # it has ended, or closed its input
             if self.terminal is not None:
                 os.write(self.terminal, data)
@@ -52,18 +53,18 @@ class Session:
                 await self.process.stdin.drain()
 
     def end_input(self) -> None:
-        """Let the process read the end of its input."""
+        """Close the input of the process."""
         if self.process.stdin is not None:
             self.process.stdin.close()
 
     def resize(self, size: Obj) -> None:
-        """Tell the process how large its terminal is."""
+        """Set the size of the terminal."""
         if self.terminal is not None:
             packed = struct.pack("HHHH", int(size.get("Height") or 0), int(size.get("Width") or 0), 0, 0)
             fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, packed)
 
     def end(self) -> None:
-        """Kill what is left of it."""
+        """Kill the process group."""
         processes.kill_group(self.process.pid, signal.SIGKILL)
         self.guard.tell("-", self.process.pid)
 
@@ -78,39 +79,25 @@ async def start(
     tty: bool,
     stdin: bool,
 ) -> Session:
-    """Start a command with a container's environment; its mark makes it end with the container.
+    """Start a command with a container's environment. It has the container's mark, so it ends with the container.
 
     Raises:
         OSError: the command cannot be started.
     """
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     marked = {**env, MARK: container_id}
+    run = functools.partial(asyncio.create_subprocess_exec, *argv, cwd=folder, start_new_session=True)
     if not tty:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=pipe if stdin else nothing,
-            stdout=pipe,
-            stderr=pipe,
-            cwd=folder,
-            env=marked,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
+        process = await run(
+            stdin=pipe if stdin else nothing, stdout=pipe, stderr=pipe, env=marked, preexec_fn=die_with_parent
         )
         guard.tell("+", process.pid)
         streams = {STDOUT: process.stdout, STDERR: process.stderr}
         return Session(process, {channel: each for channel, each in streams.items() if each is not None}, guard)
     terminal, other_end = os.openpty()
     try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=other_end,
-            stdout=other_end,
-            stderr=other_end,
-            cwd=folder,
-            env={"TERM": "xterm", **marked},
-            start_new_session=True,
-            preexec_fn=_take_terminal,
-        )
+        env = {"TERM": "xterm", **marked}
+        process = await run(stdin=other_end, stdout=other_end, stderr=other_end, env=env, preexec_fn=_take_terminal)
     except OSError:
         os.close(terminal)
         raise
@@ -125,13 +112,13 @@ async def start(
 
 
 def _take_terminal() -> None:
-    """Make the standard input the terminal of this session; runs in the child, between fork and exec."""
+    """Make standard input the terminal of this session; runs in the child, between fork and exec."""
     die_with_parent()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 async def serve(http: web.Request, begin: Begin) -> web.WebSocketResponse:
-    """Carry a session over a WebSocket until the command ends or its client goes."""
+    """Serve a session over a WebSocket until the command ends or the client disconnects."""
     socket = web.WebSocketResponse(protocols=PROTOCOLS)
     await socket.prepare(http)
     try:
@@ -148,7 +135,7 @@ async def serve(http: web.Request, begin: Begin) -> web.WebSocketResponse:
         await socket.send_bytes(bytes([RESULT]) + json.dumps(result(code)).encode())
         await socket.close()
     except ConnectionError:
-        pass  # the client went: the command goes too
+        pass  # the client disconnected: end the command
     finally:
         session.end()
         if reading is not None:
@@ -176,11 +163,11 @@ async def _read(socket: web.WebSocketResponse, session: Session) -> None:
                 session.resize(json.loads(data))
         elif channel == CLOSE and data[:1] == bytes([STDIN]):
             session.end_input()
-    session.end()  # nobody is there any more to tell the result to
+    session.end()  # the client disconnected
 
 
 def result(code: int) -> Obj:
-    """Return the Status that tells a client how its command ended."""
+    """Return the Status for the exit code of a command."""
     if code == 0:
         return {"metadata": {}, "status": "Success"}
     shown = code if code > 0 else 128 - code

@@ -1,4 +1,4 @@
-"""Faults of the fleet, one row each: what is broken, and what repairing or clearing it means."""
+"""Faults of the fleet: the effect of each, and what repairs or clears it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ OWNERS = {"hyperpod": "HyperPod's", "burst": "Karpenter's"}
 
 @dataclass(frozen=True)
 class Xid:
-    """What one Xid does: its text in the driver's line, whether GPU work ends, and as what HyperPod reports it."""
+    """An Xid: its text in the driver's line, whether it ends GPU work, and HyperPod's fault type."""
 
     text: str
     ends_work: bool = True
     fault_type: str = ""
-    """Empty where HyperPod is not known to mark the node. AWS publishes no table: these are assumed."""
+    """Empty if HyperPod does not mark the node. AWS publishes no table: the types are assumed."""
 
 
 XIDS: dict[int, Xid] = {
@@ -59,12 +59,12 @@ XIDS: dict[int, Xid] = {
 
 
 class InvalidFault(Exception):
-    """The fault cannot be injected as asked; the message says why."""
+    """The fault cannot be injected; the message says why."""
 
 
 @dataclass
 class InjectedFault:
-    """A fault that was injected."""
+    """An injected fault."""
 
     id: str
     fault: str
@@ -79,16 +79,16 @@ class InjectedFault:
 
     @property
     def is_cleared(self) -> bool:
-        """Whether it was taken back."""
+        """Whether it was cleared."""
         return self.cleared.is_set()
 
     async def wait_cleared(self, seconds: float) -> None:
-        """Wait, but not beyond the moment when it is taken back."""
+        """Wait, at most until the fault is cleared."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.cleared.wait(), seconds)
 
     def to_json(self) -> Json:
-        """Return what the control address tells of it."""
+        """Return the fault as the control address shows it."""
         return {
             "faultId": self.id,
             "fault": self.fault,
@@ -104,7 +104,7 @@ class InjectedFault:
 
 @dataclass(frozen=True)
 class FaultDefinition:
-    """One kind of fault, and the nodes that it can hit: HyperPod's, Karpenter's (`burst`), or both.
+    """A kind of fault, and the nodes that it can hit: HyperPod's, Karpenter's (`burst`), or both.
 
     A fault of a group or a zone takes it from the option of that name, or from the node.
     """
@@ -118,7 +118,7 @@ class FaultDefinition:
 
 
 class FaultInjector:
-    """Injects the faults of `ROWS` and keeps a list of what it did."""
+    """Injects the faults of `ROWS`, and keeps a list of them."""
 
     def __init__(
         self, fleet: MachineFleet, store: Store, agent: HealthAgent, bus: EventPublisher, karpenter: Karpenter | None
@@ -136,9 +136,9 @@ class FaultInjector:
         """Inject a fault by name.
 
         Args:
-            name: a row's name.
+            name: The name of a row.
             options: `node` (an instance id, node name, slot or NodeClaim) or `job` (`name` or `namespace/name`) chooses
-                the node; without either, one that runs pods is chosen by chance. What else a row reads is in its text.
+                the node. Without them, a random node with pods is chosen. The text of a row lists its other options.
 
         Raises:
             InvalidFault: there is no such fault, node or job.
@@ -165,7 +165,7 @@ class FaultInjector:
         return injected
 
     def clear(self, fault_id: str) -> InjectedFault:
-        """Take a fault back as far as that is possible. Idempotent: yes, what was cleared stays so.
+        """Clear a fault as far as possible. Idempotent: yes, a cleared fault stays cleared.
 
         Raises:
             InvalidFault: there is no such fault.
@@ -181,7 +181,7 @@ class FaultInjector:
     # Choosing
 
     def all_nodes(self) -> list[Node]:
-        """Return every node that is up, whoever launched it."""
+        """Return every node that is up."""
         burst: list[Instance] = self.karpenter.instances if self.karpenter is not None else []
         every: list[Node] = [*self.fleet.machines, *burst]
         return [node for node in every if node.kubelet is not None and node.kubelet.is_on]
@@ -214,7 +214,7 @@ class FaultInjector:
         return node.offering.zone
 
     def is_present(self, node: Node) -> bool:
-        """Whether the machine is still there."""
+        """Whether the machine still exists."""
         return node in self.fleet.machines if isinstance(node, Machine) else not node.ended
 
     def _running(self, job: str | None) -> list[Obj]:
@@ -246,7 +246,7 @@ def kubelet_of(node: Node) -> Kubelet:
     """Return the kubelet of a node that is up.
 
     Raises:
-        InvalidFault: it is not.
+        InvalidFault: the node is down.
     """
     if node.kubelet is None:
         raise InvalidFault(f"node {node.node_name} is not up")
@@ -301,7 +301,7 @@ def _xid(table: FaultInjector, node: Node, options: Json, injected: InjectedFaul
 
 
 def _stuck_replace(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
-    assert isinstance(node, Machine), "the row hits HyperPod's nodes alone"
+    assert isinstance(node, Machine), "the row hits only HyperPod's nodes"
     table.fleet.stuck_slots[node.logical_id] = injected.id
     _xid(table, node, options, injected)
 
@@ -313,7 +313,7 @@ def _stuck_replace(table: FaultInjector, node: Node, options: Json, injected: In
 
 
 def _agent_silent(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
-    assert isinstance(node, Machine), "the row hits HyperPod's nodes alone"
+    assert isinstance(node, Machine), "the row hits only HyperPod's nodes"
     node.is_agent_silent = True
 
     def clear() -> None:
@@ -340,7 +340,7 @@ def _node_flap(table: FaultInjector, node: Node, options: Json, injected: Inject
     async def flap() -> None:
         while table.is_present(node) and not injected.is_cleared:
             kubelet.partition()
-            # Not Ready begins when the grace has passed; only then do the seconds count.
+            # The node is NotReady after the grace period; the seconds count from then.
             await injected.wait_cleared(grace + seconds)
             kubelet.rejoin()
             await injected.wait_cleared(seconds)
@@ -385,7 +385,7 @@ def _close_zone(table: FaultInjector, zone: str, *, closed: bool) -> None:
 
 
 def _boot_failing(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
-    assert isinstance(node, Machine), "the row hits HyperPod's nodes alone"
+    assert isinstance(node, Machine), "the row hits only HyperPod's nodes"
     stage = str(options.get("stage", "lifecycle"))
     times = None if options.get("times") is None else int(_number(options, "times", 1, least=1))
     if stage not in BOOT_FAILURES:
@@ -431,8 +431,8 @@ def _reservation_ends(table: FaultInjector, node: Node, options: Json, injected:
 
 
 def _burst_instance(table: FaultInjector, node: Node) -> tuple[Karpenter, Instance]:
-    assert table.karpenter is not None, "a node of Karpenter's was found"
-    assert isinstance(node, Instance), "the row hits Karpenter's nodes alone"
+    assert table.karpenter is not None, "the node is Karpenter's"
+    assert isinstance(node, Instance), "the row hits only Karpenter's nodes"
     return table.karpenter, node
 
 
@@ -442,7 +442,7 @@ def _ec2_arn(table: FaultInjector, node: Node) -> str:
 
 
 def _maintenance(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
-    """Announce planned work in AWS Health, and do it when its time comes."""
+    """Announce maintenance in AWS Health, and do it at its start time."""
     retires, seconds = bool(options.get("retires")), _number(options, "startsInSeconds", 10.0)
     service = "SAGEMAKER" if isinstance(node, Machine) else "EC2"
     what = "INSTANCE_RETIREMENT" if retires else "SYSTEM_REBOOT_MAINTENANCE"
@@ -502,52 +502,52 @@ ROWS: dict[str, FaultDefinition] = {
         ),
         FaultDefinition(
             "gpu-xid",
-            f"The driver logs an Xid (option `code`; {', '.join(map(str, XIDS))} are known). Where it ends GPU work, "
-            "the processes that use GPUs abort. If the code has a fault type (option `faultType` sets one, "
-            "NvidiaErrorReboot, NvidiaErrorTerminate, another or none; `faultReason` its reason), HyperPod's health "
-            "agent marks the node and sends its event, with `survivesReboot` again after each reboot; on a Karpenter "
-            "node AcceleratedHardwareReady turns False, as the EKS node monitoring agent has it.",
-            "reboot or replace, as the fault type says; a restart of the job where there is none",
+            f"The driver logs an Xid (option `code`; known: {', '.join(map(str, XIDS))}). If it ends GPU work, the "
+            "processes that use GPUs abort. The options `faultType` and `faultReason` replace the fault type of the "
+            "code. With a fault type, HyperPod's health agent marks the node and sends its event. With "
+            "`survivesReboot` it does so again after each reboot. On a Karpenter node AcceleratedHardwareReady turns "
+            "False, as with the EKS node monitoring agent.",
+            "reboot or replace, as the fault type says; a restart of the job without a fault type",
             _xid,
             ("code", *XID_OPTIONS),
         ),
         FaultDefinition(
             "health-silent",
-            "The node's health agent dies: whatever breaks from now on, no mark and no event comes.",
+            "The node's health agent dies: from now on it marks no fault and sends no event.",
             "reboot, replace or clearing",
             _agent_silent,
             hits=("hyperpod",),
         ),
         FaultDefinition(
             "node-lost",
-            "The node is cut off: no heartbeats, no reports, no news from the API, and no health event. Its processes "
-            "go on running, whatever is deleted, until the machine is rebooted, replaced or gone. Clearing heals it.",
+            "The node loses its network: no heartbeats, no reports and no health event. Its processes keep running, "
+            "even if their pods are deleted, until the machine is rebooted, replaced or gone. Clearing reconnects it.",
             "reboot or replace",
             _node_lost,
         ),
         FaultDefinition(
             "node-flap",
-            "The node is cut off and heals in turns: not Ready for `seconds` (default 5), then Ready for as long.",
+            "The node loses its network again and again: not Ready for `seconds` (default 5), then Ready for as long.",
             "replace or clearing",
             _node_flap,
             ("seconds",),
         ),
         FaultDefinition(
             "zone-outage",
-            "Every node of a zone (option `zone`, or the node's) is cut off, and the zone has no capacity.",
+            "Every node of a zone (option `zone`, or the node's) loses its network, and the zone has no capacity.",
             "clearing",
             _zone_outage,
         ),
         FaultDefinition(
             "app-crash",
-            "One training process ends with an exit code (option `exitCode`, default 1); the node is fine.",
+            "A training process ends with an exit code (option `exitCode`, default 1); the node is healthy.",
             "nothing to repair",
             _app_crash,
             ("exitCode",),
         ),
         FaultDefinition(
             "stuck-replace",
-            "As gpu-xid79, and the replacement stays Pending for want of capacity until the fault is cleared.",
+            "As gpu-xid79, and the replacement stays Pending without capacity until the fault is cleared.",
             "clearing the fault",
             _stuck_replace,
             XID_OPTIONS,
@@ -555,8 +555,8 @@ ROWS: dict[str, FaultDefinition] = {
         ),
         FaultDefinition(
             "boot-failing",
-            "New machines of a group (option `instanceGroup`, or the node's) fail, `times` of them or all: at stage "
-            "`start` (a bad image), `efa` or `lifecycle` (the default). HyperPod tries again with another instance.",
+            "New machines of a group (option `instanceGroup`, or the node's) fail; option `times` limits their number. "
+            "The option `stage` is `start` (a bad image), `efa` or `lifecycle` (default). HyperPod retries.",
             "clearing",
             _boot_failing,
             ("stage", "times"),
@@ -564,30 +564,30 @@ ROWS: dict[str, FaultDefinition] = {
         ),
         FaultDefinition(
             "maintenance",
-            "AWS Health announces planned work on the node; after `startsInSeconds` (default 10) it is rebooted, or "
-            "with `retires` replaced; a Karpenter node ends. Clearing withdraws the plan.",
-            "the work itself",
+            "AWS Health announces maintenance. After `startsInSeconds` (default 10) the node is rebooted, or replaced "
+            "with the option `retires`; a Karpenter node ends. Clearing withdraws the announcement.",
+            "the maintenance itself",
             _maintenance,
             ("startsInSeconds", "retires"),
         ),
         FaultDefinition(
             "spot-reclaim",
-            "A spot node of Karpenter's gets its interruption warning and ends after `spotNotice`.",
+            "A Karpenter spot node gets its interruption warning, and ends after `spotNotice`.",
             "another node",
             _spot_reclaim,
             hits=("burst",),
         ),
         FaultDefinition(
             "rebalance",
-            "A Karpenter node gets a rebalance recommendation; nothing follows by itself.",
+            "A Karpenter node gets a rebalance recommendation, and nothing else happens.",
             "nothing to repair",
             _rebalance,
             hits=("burst",),
         ),
         FaultDefinition(
             "capacity-reservation-interruption",
-            "A Karpenter node's interruptible capacity reservation is taken back; it ends after `spotNotice`, and "
-            "Karpenter is not told.",
+            "The interruptible capacity reservation of a Karpenter node ends: the node ends after `spotNotice`, "
+            "without a notice to Karpenter.",
             "another node",
             _reservation_ends,
             hits=("burst",),

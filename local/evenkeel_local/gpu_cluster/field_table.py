@@ -76,7 +76,7 @@ class _At:
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a message."""
+    """A field of a message."""
 
     name: str
     kind: str

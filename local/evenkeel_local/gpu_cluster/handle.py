@@ -1,4 +1,4 @@
-"""Starts a cluster as a process of its own and talks to its control address."""
+"""Start a cluster as a process of its own, and call its control address."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 class HasEnvironment(Protocol):
-    """Credentials that know which variables carry them."""
+    """Credentials that have environment variables."""
 
     def environment(self) -> Mapping[str, str]:
         """Return `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and perhaps `AWS_SESSION_TOKEN`."""
@@ -54,7 +54,7 @@ class ClusterHandle:
 
     @property
     def pid(self) -> int:
-        """The cluster's process id, which is its process group too."""
+        """The process id of the cluster, which is also its process group."""
         return self._process.pid
 
     @property
@@ -63,7 +63,7 @@ class ClusterHandle:
         return self._process.poll() is None
 
     def port_options(self) -> list[str]:
-        """Return the options by which another process listens where this one does."""
+        """Return the options with which another process uses the addresses of this one."""
         urls = {"--aws-port": self.sagemaker_url, "--kubernetes-port": self.kubernetes_url}
         urls["--control-port"] = self.control_url
         return [word for option, url in urls.items() for word in (option, str(urlsplit(url).port))]
@@ -72,24 +72,16 @@ class ClusterHandle:
         """Call the control address: `control("POST", "faults", {...})`.
 
         Raises:
-            ClusterFailed: it refused; the message is its own.
+            ClusterFailed: the request failed; the message is the cluster's.
         """
         data = json.dumps(body).encode() if body is not None else None
         url = f"{self.control_url}/control/{path.lstrip('/')}"
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=timeout) as response:
-                answer = json.loads(response.read() or b"{}")
-        except urllib.error.HTTPError as refused:
-            with refused:
-                raise ClusterFailed(f"{method} {path}: {refused.code} {refused.read().decode()}") from refused
-        except OSError as failed:
-            raise ClusterFailed(f"{method} {path}: {failed}") from failed
+        answer = json.loads(_send(request, f"{method} {path}", timeout) or b"{}")
         return answer if isinstance(answer, dict) else {}
 
     def nodes(self) -> list[Json]:
-        """Return what the control address tells of every node."""
+        """Return every node, as the control address shows it."""
         return list(self.control("GET", "nodes")["nodes"])
 
     def processes(self) -> list[Json]:
@@ -97,21 +89,21 @@ class ClusterHandle:
         return list(self.control("GET", "processes?running=true")["processes"])
 
     def inject(self, fault: str, **options: Any) -> Json:
-        """Inject a fault of the table; return what was hit."""
+        """Inject a fault; return it with the node that it hit."""
         return self.control("POST", "faults", {"fault": fault, **options})
 
     def clear(self, fault_id: str) -> Json:
-        """Take a fault back."""
+        """Clear a fault."""
         return self.control("DELETE", f"faults/{fault_id}")
 
     def put_pod_identity(self, namespace: str, service_account: str, env: Mapping[str, str]) -> None:
-        """Give the pods of a service account these variables from now on."""
+        """Set environment variables of the pods of a service account."""
         self.control("PUT", f"pod-identities/{namespace}/{service_account}", {"env": dict(env)})
 
     def put_access_entry(
         self, principal_arn: str, groups: Iterable[str] = (), username: str | None = None, policies: Iterable[str] = ()
     ) -> None:
-        """Give an IAM principal its EKS access entry."""
+        """Set the EKS access entry of an IAM principal."""
         body: Json = {"kubernetesGroups": list(groups), "accessPolicies": list(policies)}
         if username is not None:
             body["username"] = username
@@ -123,7 +115,7 @@ class ClusterHandle:
         Idempotent: yes, by server-side apply.
 
         Raises:
-            ClusterFailed: the API refused one; the message is its own.
+            ClusterFailed: the API refused an object; the message is the API's.
         """
         for document in documents:
             self.control("POST", "apply", dict(document))
@@ -140,7 +132,7 @@ class ClusterHandle:
     def delete(self, path: str) -> None:
         """Delete a Kubernetes object as the admin, by its path.
 
-        Idempotent: yes, what is gone stays so.
+        Idempotent: yes, a missing object is no error.
 
         Raises:
             ClusterFailed: the API refused.
@@ -151,45 +143,27 @@ class ClusterHandle:
         request = urllib.request.Request(
             self.kubernetes_url + path, headers={"Authorization": f"Bearer {self.admin_token}"}, method=method
         )
-        https = urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=self.ca_pem))
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), https)
-        try:
-            with opener.open(request, timeout=10.0) as response:
-                body: bytes = response.read()
-                return body
-        except urllib.error.HTTPError as refused:
-            with refused:
-                if refused.code not in fine:
-                    raise ClusterFailed(f"{method} {path}: {refused.code} {refused.read().decode()}") from refused
-                return b"{}"
-        except OSError as failed:
-            raise ClusterFailed(f"{method} {path}: {failed}") from failed
+        return _send(request, f"{method} {path}", 10.0, self.ca_pem, fine)
 
     def kubeconfig(self, token: str | None = None) -> Json:
         """Return a kubeconfig for kubectl and helm; kubectl reads JSON where it reads YAML.
 
         Args:
-            token: the bearer token to use; the admin's by default.
+            token: The bearer token; the admin's by default.
         """
-        ca = base64.b64encode(self.ca_pem.encode()).decode()
+        name, ca = self.eks_cluster_name, base64.b64encode(self.ca_pem.encode()).decode()
+        cluster = {"server": self.kubernetes_url, "certificate-authority-data": ca}
         return {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [
-                {
-                    "name": self.eks_cluster_name,
-                    "cluster": {"server": self.kubernetes_url, "certificate-authority-data": ca},
-                }
-            ],
+            "clusters": [{"name": name, "cluster": cluster}],
             "users": [{"name": "admin", "user": {"token": token or self.admin_token}}],
-            "contexts": [
-                {"name": self.eks_cluster_name, "context": {"cluster": self.eks_cluster_name, "user": "admin"}}
-            ],
-            "current-context": self.eks_cluster_name,
+            "contexts": [{"name": name, "context": {"cluster": name, "user": "admin"}}],
+            "current-context": name,
         }
 
     def stop(self) -> None:
-        """Stop the cluster and wait until it, and all it started, is gone. Idempotent: yes."""
+        """Stop the cluster with all its processes, and wait for the end. Idempotent: yes."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -205,8 +179,32 @@ class ClusterHandle:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop it at the block's end."""
+        """Stop the cluster at the end of the block."""
         self.stop()
+
+
+def _send(
+    request: urllib.request.Request, what: str, timeout: float, ca_pem: str | None = None, fine: tuple[int, ...] = ()
+) -> bytes:
+    """Send a request to loopback, without a proxy; an error status in `fine` answers nothing.
+
+    Raises:
+        ClusterFailed: the request failed, or the cluster refused it; the message is the cluster's.
+    """
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if ca_pem is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=ca_pem)))
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=timeout) as response:
+            body: bytes = response.read()
+            return body
+    except urllib.error.HTTPError as refused:
+        with refused:
+            if refused.code not in fine:
+                raise ClusterFailed(f"{what}: {refused.code} {refused.read().decode()}") from refused
+            return b""
+    except OSError as failed:
+        raise ClusterFailed(f"{what}: {failed}") from failed
 
 
 def start(
@@ -217,18 +215,18 @@ def start(
     data_dir: Path | str | None = None,
     after: ClusterHandle | None = None,
 ) -> ClusterHandle:
-    """Start a cluster in a process group of its own and wait until it is ready. It ends when this process does.
+    """Start a cluster in a process group of its own, and wait until it is ready. It ends with this process.
 
     Args:
-        config: the configuration document (`config.ClusterConfig`), camelCase.
-        run_dir: a folder for the cluster's files; made when it is not there.
-        engine_endpoint: the AWS emulator; without it nobody is asked who they are, and events are only remembered.
+        config: The configuration document (`config.ClusterConfig`), camelCase.
+        run_dir: A folder for the cluster's files; created if it does not exist.
+        engine_endpoint: The AWS emulator. Without it, every request is allowed, and events are only recorded.
         credentials: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and perhaps `AWS_SESSION_TOKEN` of the cluster itself.
-        data_dir: where to keep the state across restarts; without it the state is in memory alone.
-        after: a cluster that has ended, whose addresses this one takes over.
+        data_dir: Keeps the state across restarts; by default the state is in memory.
+        after: A cluster that has ended, whose addresses this one reuses.
 
     Raises:
-        ClusterFailed: it did not get ready; the message holds what it printed.
+        ClusterFailed: the cluster did not start; the message holds its output.
     """
     folder = Path(run_dir).resolve()
     folder.mkdir(parents=True, exist_ok=True)

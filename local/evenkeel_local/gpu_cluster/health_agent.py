@@ -1,4 +1,4 @@
-"""HyperPod's health agent: what it writes on a faulty node, and the health events that go out."""
+"""HyperPod's health agent: the marks on faulty nodes, and the health events."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.cluster_events import EventPublisher
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.machines import PREFIX, HardwareFault, Machine, MachineFleet
+from evenkeel_local.gpu_cluster.objects import put
 from evenkeel_local.gpu_cluster.registry import Registry, set_condition, timestamp
 from evenkeel_local.gpu_cluster.store import StoreChange, name_of
 
@@ -19,7 +20,7 @@ PENDING_REBOOT, PENDING_REPLACEMENT = "UnschedulablePendingReboot", "Unschedulab
 
 
 class HealthAgent:
-    """Marks nodes and sends health events; with NodeRecovery=Automatic it has them repaired too."""
+    """Marks nodes and sends health events; with NodeRecovery=Automatic it also repairs nodes."""
 
     def __init__(self, fleet: MachineFleet, registry: Registry, bus: EventPublisher) -> None:
         self._fleet = fleet
@@ -27,7 +28,7 @@ class HealthAgent:
         self._bus = bus
 
     def detect(self, machine: Machine, fault: HardwareFault) -> None:
-        """Find a fault on a life: labels, annotation, condition, taint and event, as the real agent leaves them."""
+        """Report a fault of a machine: labels, annotation, condition, taint and event, as the real agent does."""
         if machine not in self._fleet.machines or machine.kubelet is None or not machine.kubelet.is_connected:
             return
         if machine.is_agent_silent:
@@ -37,10 +38,7 @@ class HealthAgent:
         pending = PENDING_REBOOT if may_reboot else PENDING_REPLACEMENT
 
         def mark(node: Obj) -> None:
-            labels, annotations = (
-                node["metadata"].setdefault("labels", {}),
-                node["metadata"].setdefault("annotations", {}),
-            )
+            labels, annotations = (node["metadata"].setdefault(field, {}) for field in ("labels", "annotations"))
             labels[STATUS_LABEL] = pending
             labels[f"{PREFIX}fault-types"] = fault.type
             labels[f"{PREFIX}fault-reasons"] = fault.reason
@@ -53,16 +51,12 @@ class HealthAgent:
             set_condition(node["status"], fault.type, "True", fault.reason, fault.message)
 
         if self._registry.mutate(catalogue.NODES, "", machine.node_name, mark) is not None:
-            self._send(
-                machine,
-                "Unhealthy",
-                f"HyperPod Health Monitoring Agent (HMA) has detected fault type {fault.type} on this node "
-                "and is unhealthy.",
-                "Please Reboot the Node." if may_reboot else "Please Replace the Faulty Node.",
-            )
+            told = f"HyperPod Health Monitoring Agent (HMA) has detected fault type {fault.type} on this node "
+            advice = "Please Reboot the Node." if may_reboot else "Please Replace the Faulty Node."
+            self._send(machine, "Unhealthy", told + "and is unhealthy.", advice)
 
     def notice(self, change: StoreChange) -> None:
-        """With NodeRecovery=Automatic a Pending label is a repair command, whoever wrote it; else it is a label."""
+        """Repair a node that gets a Pending label, with NodeRecovery=Automatic. Any client may set the label."""
         if change.key != catalogue.NODES.key or change.kind != "MODIFIED":
             return
         label, before = _status_of(change.new), _status_of(change.old or {})
@@ -71,7 +65,7 @@ class HealthAgent:
             self._fleet.later(self._fleet.config.delays.auto_recovery, lambda: self._recover(machine))
 
     def _recover(self, machine: Machine) -> None:
-        """Repair a life whose label still asks for it. CPU nodes are never replaced this way."""
+        """Repair a machine that still has the label. CPU nodes are never replaced."""
         node = self._registry.store.find(catalogue.NODES.key, "", machine.node_name)
         if machine not in self._fleet.machines or node is None or machine.operation is not None:
             return
@@ -83,7 +77,7 @@ class HealthAgent:
             self._fleet.replace(machine)
 
     def rebooted(self, machine: Machine) -> None:
-        """Look again after a reboot: what it cleared is unmarked, what lasts is found again."""
+        """Check again after a reboot: remove the marks, or report a lasting fault again."""
         machine.is_agent_silent = False
         if machine.lasting is not None:
             fault = machine.lasting
@@ -93,7 +87,7 @@ class HealthAgent:
             self.healthy(machine)
 
     def healthy(self, machine: Machine) -> None:
-        """Take the marks off a life that is well again, and say so."""
+        """Remove the marks of a machine that is healthy again, and send the event."""
         node = self._registry.store.find(catalogue.NODES.key, "", machine.node_name)
         if node is None or (
             machine.unhealthy is None and _status_of(node) not in (PENDING_REBOOT, PENDING_REPLACEMENT)
@@ -108,9 +102,7 @@ class HealthAgent:
                 labels.pop(f"{PREFIX}{key}", None)
             node["metadata"].get("annotations", {}).pop(DETAILS, None)
             taints = [t for t in node["spec"].get("taints") or () if t["key"] != STATUS_LABEL]
-            node["spec"]["taints"] = taints
-            if not taints:
-                del node["spec"]["taints"]
+            put(node["spec"], "taints", taints)
             for condition in node["status"].get("conditions") or ():
                 if condition["type"].startswith(("Nvidia", "Efa", "Instance")) and condition["status"] == "True":
                     set_condition(node["status"], condition["type"], "False", "Recovered", "")
@@ -119,7 +111,7 @@ class HealthAgent:
         self._send(machine, "Healthy", "", "")
 
     def mark_accelerator(self, node_name: str, reason: str, message: str, *, ready: bool = False) -> None:
-        """Write on a node of EKS what its monitoring agent says of the GPUs: a condition, no label and no event."""
+        """Set the condition of the EKS node monitoring agent for the GPUs. It sets no label and sends no event."""
 
         def mark(node: Obj) -> None:
             set_condition(node["status"], "AcceleratedHardwareReady", str(ready), reason, message)
@@ -128,22 +120,15 @@ class HealthAgent:
 
     def _send(self, machine: Machine, status: str, reason: str, recommendation: str) -> None:
         config = self._fleet.config
-        self._bus.send(
-            HEALTH_EVENT,
-            {
-                "ClusterName": config.cluster_name,
-                "ClusterArn": config.cluster_arn,
-                "InstanceId": machine.instance_id,
-                "Tags": {},
-                "HealthSummary": {
-                    "HealthStatus": status,
-                    "HealthStatusReason": reason,
-                    "RepairAction": "None",
-                    "Recommendation": recommendation,
-                },
-            },
-            [config.cluster_arn],
-        )
+        summary = {"HealthStatus": status, "HealthStatusReason": reason}
+        detail = {
+            "ClusterName": config.cluster_name,
+            "ClusterArn": config.cluster_arn,
+            "InstanceId": machine.instance_id,
+            "Tags": {},
+            "HealthSummary": {**summary, "RepairAction": "None", "Recommendation": recommendation},
+        }
+        self._bus.send(HEALTH_EVENT, detail, [config.cluster_arn])
 
 
 def _status_of(node: Obj) -> str:

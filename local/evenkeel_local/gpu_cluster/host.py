@@ -33,7 +33,7 @@ SAVE_SECONDS = 1.0
 
 @dataclass
 class Ports:
-    """The three listeners' ports; 0 means any free one."""
+    """The ports of the three listeners; 0 means any free port."""
 
     aws: int = 0
     kubernetes: int = 0
@@ -42,7 +42,7 @@ class Ports:
 
 @dataclass
 class ClusterOptions:
-    """How the process was asked to run."""
+    """The options of the process."""
 
     config: ClusterConfig
     run_dir: Path
@@ -54,7 +54,7 @@ class ClusterOptions:
 
 
 class Host:
-    """The process: certificates, listeners, signals, and the cluster that they serve now."""
+    """The process: certificates, listeners, signals, and the current cluster."""
 
     def __init__(self, options: ClusterOptions) -> None:
         self._options = options
@@ -89,7 +89,7 @@ class Host:
             await self.stop()
 
     def request_stop(self) -> None:
-        """End the process soon."""
+        """Let the process end."""
         self._stop.set()
 
     async def start(self) -> None:
@@ -99,10 +99,8 @@ class Host:
             if folder is not None:
                 snapshots.claim(folder)
         self._guard.start()
-        sockets = [
-            _listen(port)
-            for port in (self._options.ports.aws, self._options.ports.kubernetes, self._options.ports.control)
-        ]
+        ports = self._options.ports
+        sockets = [_listen(port) for port in (ports.aws, ports.kubernetes, ports.control)]
         aws, kubernetes, control = (f"{LOOPBACK}:{sock.getsockname()[1]}" for sock in sockets)
         self._urls = {
             "sagemakerUrl": f"http://{aws}",
@@ -130,7 +128,7 @@ class Host:
             written.replace(self._options.state_file)
 
     def _delegate(self, part: str) -> web.Application:
-        """Return an application that hands each request to the cluster of the moment; a reset changes which that is."""
+        """Return an application that passes each request to the current cluster; a reset replaces the cluster."""
 
         async def handle(http: web.Request) -> web.StreamResponse:
             answer: web.StreamResponse = await getattr(self.cluster, part).handle(http)
@@ -148,7 +146,7 @@ class Host:
         self._runners.append(runner)
 
     def _certificates(self, run_dir: Path) -> tuple[str, str]:
-        # With a data folder they outlive the process: clients keep the authority for as long as they live.
+        # A data folder keeps them across restarts: clients keep the authority.
         folder = self._options.data_dir or run_dir
         certificate, key, ca = folder / "apiserver.pem", folder / "apiserver.key", folder / "ca.pem"
         if not (self._options.data_dir and ca.exists()):
@@ -158,7 +156,7 @@ class Host:
             leaf.private_key_pem.write_to_path(str(key))
             for number, blob in enumerate(leaf.cert_chain_pems):
                 blob.write_to_path(str(certificate), append=number > 0)
-            # The last of the three to be written, so that it vouches for the others.
+            # Written last: if it exists, the other two exist.
             authority.cert_pem.write_to_path(str(ca))
         if self._options.data_dir:
             _save_token(self._options.data_dir, self._admin_token)
@@ -186,7 +184,7 @@ class Host:
         self.cluster.start(is_restored=snapshot is not None)
 
     def state(self) -> dict[str, Any]:
-        """Return what a client needs to know; it is what the state file holds."""
+        """Return the content of the state file: what a client needs to know."""
         return {
             "pid": os.getpid(),
             **self._urls,
@@ -211,10 +209,10 @@ class Host:
                 snapshots.write(folder, snapshots.take(self.cluster))
 
     async def reset(self, snapshot: dict[str, Any] | None = None) -> None:
-        """End everything that runs and begin anew, or from a snapshot, at the same addresses.
+        """Restart the cluster at the same addresses, empty or from a snapshot.
 
         Raises:
-            SnapshotRefused: the snapshot cannot be taken up; the cluster goes on as it was.
+            SnapshotRefused: the snapshot cannot be restored; the cluster continues unchanged.
         """
         if snapshot is not None:
             snapshots.restore(self._create_cluster(), snapshot)
@@ -227,7 +225,7 @@ class Host:
         self._start_cluster(snapshot)
 
     async def stop(self) -> None:
-        """Stop the cluster and its listeners; nothing that it started is left."""
+        """Stop the cluster with its listeners and all its processes."""
         if self._saving is not None and self._options.data_dir is not None:
             self._saving.cancel()
             snapshots.write(self._options.data_dir, snapshots.take(self.cluster))
@@ -245,7 +243,7 @@ class Host:
 
 
 def _load_token(folder: Path | None) -> str:
-    """Return the admin's token that a former process left in the data folder; empty where there is none."""
+    """Return the admin's token in the data folder; empty without one."""
     path = folder / "admin-token" if folder else None
     return path.read_text() if path is not None and path.exists() else ""
 

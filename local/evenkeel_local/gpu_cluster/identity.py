@@ -1,4 +1,4 @@
-"""Who is calling, for both API servers."""
+"""Callers of both API servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class User:
 
     @property
     def is_master(self) -> bool:
-        """Whether the user is a member of `system:masters`, whom no rule binds."""
+        """Whether the user is a member of `system:masters`, which may do everything."""
         return "system:masters" in self.groups
 
 

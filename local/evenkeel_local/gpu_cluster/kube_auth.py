@@ -1,7 +1,7 @@
-"""Who calls the Kubernetes API: EKS tokens, access entries and the admin's static token.
+"""Authentication of the Kubernetes API: EKS tokens, access entries and the admin's static token.
 
-An EKS token is a presigned STS request. As aws-iam-authenticator does, the server checks its shape, sends it, and
-takes the identity that STS answers; it is sent to the engine and nowhere else, whatever host it names.
+An EKS token is a presigned STS request. As aws-iam-authenticator does, the server checks the request, sends it, and
+uses the identity that STS answers. It sends the request to the engine only, even if the token names another host.
 """
 
 from __future__ import annotations
@@ -26,16 +26,8 @@ CACHE_SECONDS = 30.0
 LONGEST_SECONDS = 900
 ALLOWED_PARAMETERS = frozenset(
     {
-        "action",
-        "version",
-        "x-amz-algorithm",
-        "x-amz-credential",
-        "x-amz-date",
-        "x-amz-expires",
-        "x-amz-security-token",
-        "x-amz-signature",
-        "x-amz-signedheaders",
-        "x-amz-user-agent",
+        *("action", "version", "x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires"),
+        *("x-amz-security-token", "x-amz-signature", "x-amz-signedheaders", "x-amz-user-agent"),
     }
 )
 ROLES = {
@@ -45,18 +37,18 @@ ROLES = {
     "AmazonEKSViewPolicy": "view",
     "AmazonEKSAdminViewPolicy": ADMIN_VIEW,
 }
-"""The cluster role that is nearest to what each EKS access policy permits."""
+"""The cluster role nearest to each EKS access policy."""
 
 
 class StaticAuthenticator:
-    """Knows the admin's token alone; with `open_to_all`, whoever brings no token is the admin too."""
+    """Accepts the admin's token only; with `open_to_all`, a request without a token is the admin's, too."""
 
     def __init__(self, admin_token: str, open_to_all: bool = False) -> None:
         self._admin_token = admin_token
         self._open = open_to_all
 
     async def authenticate(self, authorization: str) -> User | None:
-        """Return the admin for the right token, or for none where that is enough."""
+        """Return the admin for the admin's token, or for no token with `open_to_all`."""
         if self._open and not authorization:
             return ADMIN
         token = bearer(authorization)
@@ -64,7 +56,7 @@ class StaticAuthenticator:
 
 
 class EksAuthenticator:
-    """Knows the admin's token, and everybody whom STS and an access entry vouch for."""
+    """Accepts the admin's token, and IAM principals that have an access entry."""
 
     def __init__(
         self, admin_token: str, engine: EngineClient, callers: EngineAuth, cluster_name: str, entries: list[AccessEntry]
@@ -77,7 +69,7 @@ class EksAuthenticator:
         self._known: dict[str, tuple[float, str]] = {}
 
     async def authenticate(self, authorization: str) -> User | None:
-        """Return the user of an Authorization header, nothing when no one vouches for it."""
+        """Return the user of an Authorization header; None if it is not valid."""
         user = await self._static.authenticate(authorization)
         if user is not None:
             return user
@@ -117,10 +109,9 @@ def bearer(authorization: str) -> str:
 
 
 def readable_url(token: str, endpoint: str) -> str | None:
-    """Return the presigned request inside a token if it is one that may be sent, else nothing.
+    """Return the presigned request in a token; None if it must not be sent.
 
-    Source: the checks of `pkg/token/token.go` in kubernetes-sigs/aws-iam-authenticator. The host must be the engine's
-    own.
+    Source: the checks of `pkg/token/token.go` in kubernetes-sigs/aws-iam-authenticator. The host must be the engine.
     """
     encoded = token[len(PREFIX) :]
     try:
@@ -147,7 +138,7 @@ def readable_url(token: str, endpoint: str) -> str | None:
 
 
 def user_of(arn: str, entries: list[AccessEntry]) -> User | None:
-    """Return the Kubernetes user that an access entry makes of an IAM principal, nothing without an entry."""
+    """Return the Kubernetes user of an IAM principal, by its access entry; None without an entry."""
     principal = policy_source(arn)
     for entry in entries:
         if entry.principal_arn not in (principal, arn):
@@ -164,5 +155,5 @@ def _accesses(entry: AccessEntry) -> Iterator[AccessScope]:
     for associated in entry.access_policies:
         policy = AccessPolicy(policy=associated) if isinstance(associated, str) else associated
         role = ROLES.get(policy.policy.rsplit("/", 1)[-1])
-        if role is not None:  # the rest permit nothing that this cluster has
+        if role is not None:  # other policies permit nothing that this cluster has
             yield AccessScope(role, policy.namespaces)

@@ -1,4 +1,4 @@
-"""The kubelet of one machine: node registration, heartbeats, pods, logs; and what a partition does to all of them."""
+"""The kubelet of one machine: node registration, heartbeats, pods, logs, and network partitions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster import catalogue, errors
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.exec_session import Begin, Session
 from evenkeel_local.gpu_cluster.objects import has_ended, is_deleting, is_true
-from evenkeel_local.gpu_cluster.pod_worker import ContainerRun, MissingReference, PodWorker
+from evenkeel_local.gpu_cluster.pod_worker import ContainerRun, MissingReference, PodWorker, terminated
 from evenkeel_local.gpu_cluster.processes import ProcessGuard, RunningProcess
 from evenkeel_local.gpu_cluster.registry import Registry, micro_timestamp, set_condition, timestamp
 from evenkeel_local.gpu_cluster.store import Store, clone, name_of, namespace_of
@@ -37,7 +37,7 @@ Variables = Callable[[Obj], dict[str, str]]
 
 @dataclass(frozen=True)
 class StartedContainer:
-    """A process that this node started, kept after its end."""
+    """A process that this node started; the record stays after its end."""
 
     pod: Obj
     container: str
@@ -46,7 +46,7 @@ class StartedContainer:
 
 
 class Kubelet:
-    """Runs the pods that are bound to its node, for as long as it can see the API."""
+    """Runs the pods that are bound to its node while it can reach the API."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Kubelet:
     # Power and network
 
     def boot(self, node: Obj) -> None:
-        """Start on a fresh machine or after a reboot: register the node, report what was lost, run what is bound."""
+        """Start on a new machine or after a reboot: register the node, report lost pods, run bound pods."""
         self.is_on = self.is_connected = True
         self._register(node)
         self._report_lost_pods()
@@ -86,18 +86,13 @@ class Kubelet:
         self.sync_all()
 
     def shut_down(self) -> None:
-        """Say that the node is going down, as a reboot that systemd carries out does; kill every process."""
+        """Mark the node NotReady, as a reboot by systemd does, and kill every process."""
         if self.is_connected:
-            self._registry.mutate(
-                catalogue.NODES,
-                "",
-                self.name,
-                lambda node: _ready(node, "False", "KubeletNotReady", "node is shutting down"),
-            )
+            self._change_node(lambda node: _ready(node, "False", "KubeletNotReady", "node is shutting down"))
         self.power_off()
 
     def power_off(self) -> None:
-        """Stop at once: the machine is gone, its processes with it; nothing is reported."""
+        """Stop at once and kill every process, without a report: the machine is gone."""
         self.is_on = self.is_connected = False
         if self._beating is not None:
             self._beating.cancel()
@@ -107,11 +102,11 @@ class Kubelet:
         self.workers.clear()
 
     def partition(self) -> None:
-        """Lose the network: no heartbeat, no news from the API, no reports. The processes go on."""
+        """Lose the network: no heartbeats and no reports. The processes keep running."""
         self.is_connected = False
 
     def rejoin(self) -> None:
-        """See the API again: report what happened meanwhile, and end what was deleted meanwhile."""
+        """Reach the API again: report the state of the pods, and end pods that were deleted meanwhile."""
         if not self.is_on or self.is_connected:
             return
         self.is_connected = True
@@ -139,7 +134,10 @@ class Kubelet:
             for kind, value, reason, message in NODE_CONDITIONS:
                 set_condition(status, kind, value, reason, message, {"lastHeartbeatTime": timestamp()})
 
-        self._registry.mutate(catalogue.NODES, "", self.name, update)
+        self._change_node(update)
+
+    def _change_node(self, change: Callable[[Obj], None]) -> None:
+        self._registry.mutate(catalogue.NODES, "", self.name, change)
 
     def _send_heartbeat(self) -> None:
         now = micro_timestamp()
@@ -161,9 +159,7 @@ class Kubelet:
             self._registry.mutate(catalogue.LEASES, LEASE_NAMESPACE, self.name, lambda obj: obj.update(spec=spec))
         node = self._store.find(catalogue.NODES.key, "", self.name)
         if node is not None and not is_true(node, "Ready"):
-            self._registry.mutate(
-                catalogue.NODES, "", self.name, lambda obj: _ready(obj, "True", "KubeletReady", NODE_CONDITIONS[3][3])
-            )
+            self._change_node(lambda obj: _ready(obj, "True", "KubeletReady", NODE_CONDITIONS[3][3]))
 
     async def _heartbeats(self) -> None:
         while True:
@@ -174,13 +170,13 @@ class Kubelet:
     # Pods
 
     def sync_all(self) -> None:
-        """Look at every pod bound to this node."""
+        """Sync every pod that is bound to this node."""
         if self.is_connected:
             for pod in self._store.pods_on(self.name):
                 self.sync(pod)
 
     def sync(self, pod: Obj) -> None:
-        """Start a pod that was bound here, end one that is being deleted."""
+        """Start a pod that is bound to this node, or end a pod that is being deleted."""
         if not self.is_connected:
             return
         uid = pod["metadata"]["uid"]
@@ -199,7 +195,7 @@ class Kubelet:
                 self._confirm_deletion(pod)
 
     def removed(self, pod: Obj) -> None:
-        """End a pod whose object was removed without this kubelet (a forced deletion)."""
+        """End a pod whose object was removed by a forced deletion."""
         worker = self.workers.get(pod["metadata"]["uid"])
         if worker is None or not self.is_connected:
             return
@@ -210,9 +206,8 @@ class Kubelet:
 
     def _run(self, pod: Obj) -> None:
         folder = self.folder(pod)
-        (folder / "root").mkdir(parents=True, exist_ok=True)
-        (folder / "logs").mkdir(exist_ok=True)
-        (folder / "tmp").mkdir(exist_ok=True)
+        for part in ("root", "logs", "tmp"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
         worker = PodWorker(pod, self, self._store, self._restart_backoff)
         self.workers[worker.uid] = worker
         self.report(worker)
@@ -221,18 +216,14 @@ class Kubelet:
     def _confirm_deletion(self, pod: Obj) -> None:
         self.workers.pop(pod["metadata"]["uid"], None)
         try:
-            self._registry.delete(
-                catalogue.PODS,
-                namespace_of(pod),
-                name_of(pod),
-                {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}},
-            )
+            uid = pod["metadata"]["uid"]
+            self._registry.remove(pod, {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}})
         except ApiError as refused:
             if refused.code not in (404, 409):
                 raise
 
     def _report_lost_pods(self) -> None:
-        """Report pods that ran here before a reboot as ended: their processes are gone."""
+        """Report pods from before a reboot as failed: their processes are gone."""
         for pod in self._store.pods_on(self.name):
             if has_ended(pod):
                 continue
@@ -243,23 +234,16 @@ class Kubelet:
             def fail(obj: Obj, began: str = began) -> None:
                 status = obj["status"]
                 status["phase"] = "Failed"
-                ended = {
-                    "terminated": {
-                        "exitCode": 255,
-                        "reason": "Unknown",
-                        "startedAt": began,
-                        "finishedAt": timestamp(),
-                    }
-                }
+                ended = terminated(255, "Unknown", began)
                 for container in status.get("containerStatuses") or ():
                     if "terminated" not in container["state"]:
                         container["state"], container["ready"], container["started"] = clone(ended), False, False
                 for kind in ("Ready", "ContainersReady"):
                     set_condition(status, kind, "False", "PodFailed", "", {"lastProbeTime": None})
 
-            self._registry.mutate(catalogue.PODS, namespace_of(pod), name_of(pod), fail)
+            self._registry.change(pod, fail)
 
-    # What a pod worker needs
+    # For pod workers
 
     def folder(self, pod: Obj) -> Path:
         """Return the pod's folder: its working directory, logs and temporary files."""
@@ -270,7 +254,7 @@ class Kubelet:
         return self._pods_dir.parent / "volumes"
 
     def environment(self, pod: Obj) -> dict[str, str]:
-        """Return the variables that every container starts with: a clean set, never the cluster's own."""
+        """Return the variables of every container. They contain nothing of the cluster's own environment."""
         root = self.folder(pod)
         path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
         return {
@@ -284,7 +268,7 @@ class Kubelet:
         }
 
     def report(self, worker: PodWorker) -> None:
-        """Write a pod's state to the API; a partition keeps it here until the kubelet sees the API again."""
+        """Write a pod's state to the API, unless a partition prevents it."""
         if not self.is_connected or self.workers.get(worker.uid) is not worker:
             return
         pod = self._store.find(catalogue.PODS.key, namespace_of(worker.pod), name_of(worker.pod))
@@ -293,28 +277,23 @@ class Kubelet:
                 self.workers.pop(worker.uid, None)
             return
         ip = str(pod["status"].get("podIP") or "")
-        stored = self._registry.mutate(
-            catalogue.PODS,
-            namespace_of(pod),
-            name_of(pod),
-            lambda obj: worker.write_status(obj["status"], ip, self.host_ip),
-        )
+        stored = self._registry.change(pod, lambda obj: worker.write_status(obj["status"], ip, self.host_ip))
         if stored is not None and worker.is_over and is_deleting(stored):
             self._confirm_deletion(stored)
 
     def note(self, worker: PodWorker, container: ContainerRun, running: RunningProcess) -> None:
-        """Remember a process that was started."""
+        """Record a process that was started."""
         self.started.append(StartedContainer(worker.pod, container.name, container.uses_gpu, running))
 
     def tell(self, worker: PodWorker, reason: str, message: str, kind: str = "Normal") -> None:
-        """Record an event about a pod, if the API can be seen."""
+        """Record an event about a pod, if the API is reachable."""
         if self.is_connected:
             self._registry.record(worker.pod, reason, message, kind, "kubelet")
 
     # Faults
 
     def gpu_error(self) -> int:
-        """End the processes that use GPUs: they abort, as on a CUDA error, or are killed soon after."""
+        """Abort the processes that use GPUs, as a CUDA error does; kill them half a second later."""
         hit = sum(worker.signal_gpu_processes(signal.SIGABRT) for worker in self.workers.values())
         asyncio.get_running_loop().call_later(0.5, self._kill_gpu_processes)
         return hit
@@ -325,25 +304,25 @@ class Kubelet:
 
 
 class KubeletDirectory:
-    """The kubelets of all nodes, whoever launched their machines."""
+    """The kubelets of all nodes."""
 
     def __init__(self) -> None:
         self._kubelets: dict[str, Kubelet] = {}
 
     def add(self, kubelet: Kubelet) -> None:
-        """Enter a node's kubelet."""
+        """Add a node's kubelet."""
         self._kubelets[kubelet.name] = kubelet
 
     def remove(self, node: str) -> None:
-        """Strike a node's kubelet out."""
+        """Remove a node's kubelet."""
         self._kubelets.pop(node, None)
 
     def find(self, node: str) -> Kubelet | None:
-        """Return a node's kubelet, or nothing."""
+        """Return a node's kubelet, or None."""
         return self._kubelets.get(node)
 
     def of_pod(self, pod: Obj) -> Kubelet | None:
-        """Return the kubelet that a pod is bound to, or nothing."""
+        """Return the kubelet of a pod's node, or None."""
         return self._kubelets.get(pod["spec"].get("nodeName") or "")
 
     def all(self) -> list[Kubelet]:
@@ -352,7 +331,7 @@ class KubeletDirectory:
 
 
 class LogReader:
-    """Reads containers' output from the files that the pods write."""
+    """Reads the output of containers from their log files."""
 
     def __init__(self, kubelet_of: Callable[[Obj], Kubelet | None], store: Store, run_dir: Path) -> None:
         self._kubelet_of = kubelet_of
@@ -367,24 +346,18 @@ class LogReader:
         """
         kubelet = self._kubelet_of(pod)
         if kubelet is not None and not kubelet.is_connected:
-            raise ApiError(
-                500,
-                "InternalError",
-                f'Get "https://{kubelet.host_ip}:10250/containerLogs/": dial tcp {kubelet.host_ip}:10250: i/o timeout',
-            )
+            host = f"{kubelet.host_ip}:10250"
+            told = f'Get "https://{host}/containerLogs/": dial tcp {host}: i/o timeout'
+            raise ApiError(500, "InternalError", told)
         worker = kubelet.workers.get(pod["metadata"]["uid"]) if kubelet is not None else None
         folder = self._pods_dir / str(pod["metadata"]["uid"]) / "logs"
         files = sorted(folder.glob(f"{container}.*.log"), key=lambda path: int(path.suffixes[-2][1:]))
         if not files and (worker is None or not pod["status"].get("containerStatuses")):
-            raise ApiError(
-                400,
-                "BadRequest",
-                f'container "{container}" in pod "{name_of(pod)}" is waiting to start: ContainerCreating',
-            )
+            told = f'container "{container}" in pod "{name_of(pod)}" is waiting to start: ContainerCreating'
+            raise errors.bad_request(told)
         if previous and len(files) < 2:
-            raise ApiError(
-                400, "BadRequest", f'previous terminated container "{container}" in pod "{name_of(pod)}" not found'
-            )
+            told = f'previous terminated container "{container}" in pod "{name_of(pod)}" not found'
+            raise errors.bad_request(told)
         if not files:
             yield b""
             return
@@ -405,16 +378,16 @@ class LogReader:
 
 
 class ExecRunner:
-    """Runs commands in containers, as a kubelet does for the API server."""
+    """Runs commands in containers for the API server."""
 
     def __init__(self, kubelet_of: Callable[[Obj], Kubelet | None]) -> None:
         self._kubelet_of = kubelet_of
 
     def prepare(self, pod: Obj, name: str, command: list[str], *, tty: bool, stdin: bool) -> Begin:
-        """Return what starts a command in a container, and raises an error where it cannot be started.
+        """Return a function that starts a command in a container.
 
         Raises:
-            ApiError: 500 when the node does not answer or the container does not run.
+            ApiError: 500 if the node does not answer or the container does not run.
         """
         kubelet = self._kubelet_of(pod)
         if kubelet is None or not kubelet.is_connected:
@@ -442,5 +415,5 @@ def _ready(node: Obj, value: str, reason: str, message: str) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder with all that is in it; what is gone already is fine."""
+    """Remove a folder with its content. Idempotent: yes."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The resource metrics API (`metrics.k8s.io`), which `kubectl top` reads: what the pods' processes use."""
+"""The resource metrics API (`metrics.k8s.io`), which `kubectl top` reads: CPU and memory of the pods' processes."""
 
 from __future__ import annotations
 
@@ -80,11 +80,7 @@ class Metrics:
         ]
 
     def _item(self, rt: ResourceType, about: Obj, more: Obj) -> Obj:
-        metadata = {
-            "name": name_of(about),
-            "creationTimestamp": timestamp(),
-            "labels": labels_of(about),
-        }
+        metadata = {"name": name_of(about), "creationTimestamp": timestamp(), "labels": labels_of(about)}
         if rt.namespaced:
             metadata["namespace"] = namespace_of(about)
         return {

@@ -1,4 +1,4 @@
-"""The three patches a client may send: JSON (RFC 6902), merge (RFC 7386) and Kubernetes' strategic merge."""
+"""JSON patches (RFC 6902), merge patches (RFC 7386) and Kubernetes' strategic merge patches."""
 
 from __future__ import annotations
 
@@ -9,29 +9,19 @@ from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.store import clone
 
 MERGE_KEYS: dict[str, str] = {
-    "containers": "name",
-    "initContainers": "name",
-    "ephemeralContainers": "name",
-    "env": "name",
-    "volumes": "name",
+    **dict.fromkeys(("containers", "initContainers", "ephemeralContainers", "env", "volumes", "secrets"), "name"),
+    **dict.fromkeys(("imagePullSecrets", "resourceClaims", "schedulingGates"), "name"),
+    **dict.fromkeys(("conditions", "addresses"), "type"),
+    **dict.fromkeys(("hostAliases", "podIPs", "hostIPs"), "ip"),
     "volumeMounts": "mountPath",
     "volumeDevices": "devicePath",
-    "imagePullSecrets": "name",
-    "hostAliases": "ip",
-    "conditions": "type",
-    "addresses": "type",
     "ownerReferences": "uid",
-    "secrets": "name",
     "topologySpreadConstraints": "topologyKey",
-    "resourceClaims": "name",
-    "schedulingGates": "name",
-    "podIPs": "ip",
-    "hostIPs": "ip",
 }
-"""List fields that a strategic merge merges item by item, with the key that tells items apart.
+"""List fields that a strategic merge merges item by item, with the key of an item.
 
-Source: the `patchMergeKey` tags of `k8s.io/api/core/v1/types.go`. `taints` and `tolerations` have none: they are
-replaced.
+Source: the `patchMergeKey` tags of `k8s.io/api/core/v1/types.go`. A patch replaces `taints` and `tolerations`, which
+have none.
 """
 SET_LISTS = frozenset({"finalizers", "podCIDRs"})
 """Lists of plain values that a strategic merge joins as sets (`patchStrategy: merge` without a key)."""
@@ -42,7 +32,7 @@ DIRECTIVES = (None, "delete", "merge", "replace")
 
 
 class PatchFailed(Exception):
-    """A JSON patch that does not apply to the object; the API server answers 422."""
+    """A JSON patch does not apply to the object; the API server answers 422."""
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -62,7 +52,7 @@ def json_patch(target: Any, operations: Any) -> Any:
     """Apply an RFC 6902 patch.
 
     Raises:
-        ApiError: 400 when the patch itself cannot be read, 413 when it has too many operations.
+        ApiError: 400 for a malformed patch, 413 for too many operations.
         PatchFailed: a test failed, a path is missing or an operation is unknown.
     """
     if not isinstance(operations, list):
@@ -131,7 +121,7 @@ def _read(document: Any, path: list[str]) -> Any:
 
 
 def _tested(document: Any, path: list[str]) -> Any:
-    """Return what a test looks at; a member that is not there tests as null."""
+    """Return the value that a test compares; a missing member is null."""
     if path:
         parent = _read(document, path[:-1])
         if isinstance(parent, dict):
@@ -178,7 +168,7 @@ def _remove(document: Any, path: list[str]) -> Any:
 def strategic_patch(target: Any, patch: Any, kind: str = "") -> Any:
     """Apply a strategic merge patch to a built-in object.
 
-    `kind` decides the two fields whose merge key depends on the type: `ports` of a Service and of a container.
+    `kind` decides the merge key of `ports`, which differs between a Service and a container.
     """
     if not isinstance(patch, dict):
         return clone(patch)
@@ -238,7 +228,7 @@ def _strategic_list(field: str, current: Any, patch: list[Any], kind: str, order
 
 
 def _ordered(items: list[Any], order: list[Any], stored: list[Any], key: str) -> list[Any]:
-    """Return items in the order that a patch states; those that it leaves out stay before what they stood before."""
+    """Return items in the order of the patch. Items that it omits stay before the item that followed them."""
     named = sorted((item for item in items if item.get(key) in order), key=lambda item: order.index(item.get(key)))
     others = [item for item in items if item.get(key) not in order]
     result: list[Any] = []

@@ -1,7 +1,7 @@
-"""What the API server fills in where a pod's spec says nothing.
+"""Defaults of a pod's spec.
 
-Source: `pkg/apis/core/v1/defaults.go` of Kubernetes 1.33. Requests are filled in from limits in pods alone: the
-template of a Job or Deployment stays as it was written.
+Source: `pkg/apis/core/v1/defaults.go` of Kubernetes 1.33. Requests default to limits in pods only, not in the template
+of a Job or Deployment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOKEN_SECONDS = 3600
 
 
 def default_pod_spec(spec: Obj) -> None:
-    """Fill in what holds for pods and for the templates of pods."""
+    """Set the defaults of pods and pod templates."""
     for field, value in (
         ("restartPolicy", "Always"),
         ("terminationGracePeriodSeconds", 30),
@@ -36,7 +36,7 @@ def default_pod_spec(spec: Obj) -> None:
 
 
 def default_pod(spec: Obj) -> None:
-    """Fill in what holds for pods alone."""
+    """Set the defaults of pods."""
     default_pod_spec(spec)
     spec.setdefault("enableServiceLinks", True)
     for container in _containers(spec):

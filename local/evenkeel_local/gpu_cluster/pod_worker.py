@@ -1,4 +1,4 @@
-"""One pod on one node: its containers from start to end, and the status the kubelet reports."""
+"""A pod on a node: its containers from start to end, and the status that the kubelet reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _POD_NAME = re.compile(
 
 
 class PodHost(Protocol):
-    """What a pod gets from the machine it runs on."""
+    """The machine, as a pod worker uses it."""
 
     guard: ProcessGuard
 
@@ -48,10 +48,10 @@ class PodHost(Protocol):
         """Return the folder of the volumes that pods share."""
 
     def report(self, worker: PodWorker) -> None:
-        """Hear that the pod's status changed."""
+        """Report a changed pod status."""
 
     def note(self, worker: PodWorker, container: ContainerRun, running: RunningProcess) -> None:
-        """Hear that a process was started."""
+        """Record a process that was started."""
 
     def tell(self, worker: PodWorker, reason: str, message: str, kind: str = "Normal") -> None:
         """Record an event about the pod."""
@@ -59,7 +59,7 @@ class PodHost(Protocol):
 
 @dataclass
 class ContainerRun:
-    """A container's progress, in the words of `containerStatuses`."""
+    """The progress of a container, in the terms of `containerStatuses`."""
 
     spec: Obj
     is_init: bool
@@ -71,7 +71,7 @@ class ContainerRun:
     running: RunningProcess | None = None
     pause_ended: asyncio.Event | None = None
     runs: int = 0
-    has_visitors: bool = False  # whether a command was run beside its own
+    has_visitors: bool = False  # whether `exec` ran a command in it
 
     @property
     def name(self) -> str:
@@ -80,12 +80,12 @@ class ContainerRun:
 
     @property
     def uses_gpu(self) -> bool:
-        """Whether it asked for GPUs."""
+        """Whether it requests GPUs."""
         return GPU in ((self.spec.get("resources") or {}).get("limits") or {})
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of its last end, nothing while it has not ended."""
+        """Its exit code; None while it has not ended."""
         terminated = self.state.get("terminated")
         return int(terminated["exitCode"]) if terminated else None
 
@@ -105,7 +105,7 @@ class ContainerRun:
 
 
 class PodWorker:
-    """Runs one pod on one node until it ends or is ended."""
+    """Runs one pod on one node until it ends or is stopped."""
 
     def __init__(self, pod: Obj, node: PodHost, store: Store, restart_backoff: float) -> None:
         self.pod = pod
@@ -127,12 +127,12 @@ class PodWorker:
 
     @property
     def processes(self) -> list[tuple[ContainerRun, RunningProcess]]:
-        """The containers that run now, with their processes."""
+        """The running containers with their processes."""
         both = [*self.init_containers, *self.containers]
         return [(item, item.running) for item in both if item.running is not None]
 
     def start(self) -> None:
-        """Begin to run the containers."""
+        """Start the containers."""
         self._task = asyncio.create_task(self._run(), name=f"pod {name_of(self.pod)}")
 
     async def _run(self) -> None:
@@ -148,7 +148,7 @@ class PodWorker:
                 self._finish()
 
     def _must_stop(self) -> bool:
-        """Say whether to stop; asked anew after every wait."""
+        """Return whether to stop. Call it again after every wait."""
         return self.is_stopping
 
     def _finish(self) -> None:
@@ -156,9 +156,8 @@ class PodWorker:
         self._ended.set()
         for container in [*self.init_containers, *self.containers]:
             if "waiting" in container.state or "running" in container.state:
-                container.state = _terminated(
-                    137, "ContainerStatusUnknown", timestamp(), "the container was never started"
-                )
+                told = "the container was never started"
+                container.state = terminated(137, "ContainerStatusUnknown", timestamp(), told)
         ended_well = all(container.exit_code == 0 for container in [*self.init_containers, *self.containers])
         self.phase = "Succeeded" if ended_well else "Failed"
         self._node.report(self)
@@ -183,7 +182,7 @@ class PodWorker:
             await self._back_off(container)
 
     async def _back_off(self, container: ContainerRun) -> None:
-        """Wait before a container is started again: at once, then after a delay that doubles to 30 times the first."""
+        """Wait before a container restarts: not the first time, then with a delay that doubles up to 30-fold."""
         container.last_state = container.state
         delay = 0.0 if container.restarts == 0 else self._restart_backoff * min(2 ** (container.restarts - 1), 30)
         if delay:
@@ -206,7 +205,7 @@ class PodWorker:
         try:
             argv, env = await self._resolve_command(container, command)
             if self._must_stop():
-                container.state = _terminated(137, "Error", began)
+                container.state = terminated(137, "Error", began)
                 return
             root = self._node.folder(self.pod) / "root"
             running = await processes.start(
@@ -215,7 +214,7 @@ class PodWorker:
         except OSError as failed:
             told = f"failed to start container: {failed.strerror}: {failed.filename}"
             self._node.tell(self, "Failed", told, "Warning")
-            container.state = _terminated(128, "StartError", began, told)
+            container.state = terminated(128, "StartError", began, told)
             self._node.report(self)
             return
         except MissingReference as missing:
@@ -234,13 +233,12 @@ class PodWorker:
             running.terminate()
         code = await running.wait()
         container.running = None
-        container.state = _terminated(
-            code, "Completed" if code == 0 else "Error", began, self._termination_message(container, code)
-        )
+        reason, message = "Completed" if code == 0 else "Error", self._termination_message(container, code)
+        container.state = terminated(code, reason, began, message)
         self._node.report(self)
 
     async def _resolve_command(self, container: ContainerRun, command: list[str]) -> tuple[list[str], dict[str, str]]:
-        """Return a command and the environment it runs with in a container, paths below its volumes rewritten."""
+        """Return a command and its environment, with the paths of volumes rewritten."""
         env = await self._environment(container)
         mounted = volumes.prepare(
             self.pod, container.spec, self._node.folder(self.pod), self._node.shared_folder(), self._data
@@ -249,7 +247,7 @@ class PodWorker:
         return [volumes.rewritten(expand(part, env), mounted) for part in command], env
 
     async def execute(self, container: ContainerRun, command: list[str], *, tty: bool, stdin: bool) -> Session:
-        """Start another command in a container that runs.
+        """Start another command in a running container.
 
         Raises:
             OSError: the command cannot be started.
@@ -261,7 +259,7 @@ class PodWorker:
         return await exec_session.start(argv, env, root, container.container_id, self._node.guard, tty=tty, stdin=stdin)
 
     def _termination_message(self, container: ContainerRun, code: int) -> str:
-        """Return the end of the log of a container that failed, where its termination message policy asks for that.
+        """Return the end of the log of a failed container, if its termination message policy asks for it.
 
         Source: the kubelet keeps the last 80 lines, of at most 2,048 bytes.
         """
@@ -271,7 +269,7 @@ class PodWorker:
         return "".join(tail.splitlines(keepends=True)[-80:])
 
     async def _pause(self, container: ContainerRun) -> None:
-        """Run a container that has no command: it has no process, and runs until it is stopped."""
+        """Run a container without a command: it has no process, and runs until it is stopped."""
         container.pause_ended = asyncio.Event()
         container.state = {"running": {"startedAt": timestamp()}}
         began = timestamp()
@@ -280,18 +278,18 @@ class PodWorker:
             await container.pause_ended.wait()
         if container.has_visitors:
             processes.kill_marked(container.container_id)
-        container.state = _terminated(0, "Completed", began)
+        container.state = terminated(0, "Completed", began)
         container.pause_ended = None
 
     def log_file(self, container: ContainerRun, *, previous: bool = False) -> Path:
-        """Return the file that a container's current (or previous) run writes its output to."""
+        """Return the log file of a container's current or previous run."""
         run = container.runs - 1 - int(previous)
         return self._node.folder(self.pod) / "logs" / f"{container.name}.{max(run, 0)}.log"
 
     # Ending
 
     def stop(self, grace_seconds: float) -> None:
-        """End the pod: SIGTERM now, SIGKILL after the grace. A second call may only shorten the grace."""
+        """End the pod: SIGTERM now, SIGKILL after the grace period. A second call can only shorten it."""
         self.is_stopping = True
         now = asyncio.get_running_loop().time()
         deadline = now + grace_seconds
@@ -311,7 +309,7 @@ class PodWorker:
             running.terminate()
         loop = asyncio.get_running_loop()
         while not self._ended.is_set() and self._deadline is not None and (left := self._deadline - loop.time()) > 0:
-            # In short waits, because a second deletion may shorten the grace.
+            # Short waits: a second deletion may shorten the grace period.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), min(0.05, left))
         for _, running in self.processes:
@@ -322,7 +320,7 @@ class PodWorker:
                 self._task.cancel()
 
     def power_off(self) -> None:
-        """Kill everything at once and report nothing: the machine is gone."""
+        """Kill every process at once, without a report: the machine is gone."""
         self.is_stopping = True
         self.is_over = True
         self._ended.set()
@@ -333,14 +331,14 @@ class PodWorker:
                 container.pause_ended.set()
 
     def signal_gpu_processes(self, how: int) -> int:
-        """Send a signal to the containers that use GPUs; return how many there were."""
+        """Send a signal to the containers that use GPUs; return their number."""
         hit = [running for container, running in self.processes if container.uses_gpu]
         for running in hit:
             running.send(how)
         return len(hit)
 
     def crash(self, exit_code: int) -> bool:
-        """End one container's process as if it had exited by itself with a code; return whether one ran."""
+        """End the process of one container as if it had exited with a code; return whether one ran."""
         for container, running in self.processes:
             if not container.is_init:
                 running.forced_exit_code = exit_code
@@ -430,7 +428,7 @@ class PodWorker:
         return ""
 
     async def _resolve(self, text: str) -> str:
-        """Replace a value that is a pod's DNS name by that pod's address; wait for the pod where the service exists."""
+        """Replace a pod's DNS name by the pod's address. If the service exists, wait for the pod."""
         match = _POD_NAME.match(text)
         if match is None:
             return text
@@ -443,24 +441,19 @@ class PodWorker:
         while loop.time() < deadline and not self.is_stopping:
             for pod in self._store.each(catalogue.PODS.key):
                 spec = pod["spec"]
-                if (
-                    namespace_of(pod) == namespace
-                    and spec.get("hostname") == host
-                    and spec.get("subdomain") == service
-                    and pod["status"].get("podIP")
-                    and not has_ended(pod)
-                ):
+                named = (namespace_of(pod), spec.get("hostname"), spec.get("subdomain"))
+                if named == (namespace, host, service) and pod["status"].get("podIP") and not has_ended(pod):
                     return str(pod["status"]["podIP"])
             await asyncio.sleep(NAME_POLL_SECONDS)
         return text
 
 
 class MissingReference(Exception):
-    """A config map, secret or key that a container needs is not there."""
+    """A config map, secret or key that a container needs does not exist."""
 
 
 def _set_condition(status: Obj, kind: str, value: bool, reason: str, message: str) -> None:
-    """Set a pod condition; a true one carries no reason."""
+    """Set a pod condition; a true condition has no reason."""
     set_condition(status, kind, "True" if value else "False", reason, message, {"lastProbeTime": None})
     for condition in status["conditions"]:
         if condition["type"] == kind:
@@ -468,7 +461,8 @@ def _set_condition(status: Obj, kind: str, value: bool, reason: str, message: st
                 condition.pop(empty, None)
 
 
-def _terminated(code: int, reason: str, began: str, message: str = "") -> Obj:
+def terminated(code: int, reason: str, began: str, message: str = "") -> Obj:
+    """Return the state of a container that has ended."""
     ended: Obj = {"exitCode": code, "reason": reason, "startedAt": began, "finishedAt": timestamp()}
     if message:
         ended["message"] = message
@@ -476,7 +470,7 @@ def _terminated(code: int, reason: str, began: str, message: str = "") -> Obj:
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` by a variable; an unknown one stays as written and `$$` is a dollar sign."""
+    """Replace `$(NAME)` by a variable. An unknown name stays as written; `$$` is a dollar sign."""
 
     def one(match: re.Match[str]) -> str:
         if match.group(1) == "$":

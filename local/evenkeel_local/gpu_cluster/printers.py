@@ -1,6 +1,6 @@
-"""Server-side printing: the tables that `kubectl get` shows.
+"""Tables for `kubectl get`.
 
-Source: `pkg/printers/internalversion/printers.go` of Kubernetes 1.33; custom resources print their own columns.
+Source: `pkg/printers/internalversion/printers.go` of Kubernetes 1.33. Custom resources define their own columns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.objects import is_deleting, labels_of
+from evenkeel_local.gpu_cluster.objects import condition_of, is_deleting, is_true, labels_of
 from evenkeel_local.gpu_cluster.store import ResourceType, TypeKey, name_of
 
 NONE = "<none>"
@@ -24,7 +24,7 @@ _INDEXED = re.compile(r"^([^\[]*)\[(?:(\d+)|\?\(@\.([\w]+)\s*==\s*[\"']([^\"']+)
 
 @dataclass(frozen=True)
 class PrinterColumn:
-    """One column of a kind's table; those of priority 1 show with `-o wide`."""
+    """A column of a kind's table; columns of priority 1 show with `-o wide`."""
 
     name: str
     cell: Callable[[Obj], Any]
@@ -46,11 +46,8 @@ def table(rt: ResourceType, objects: list[Obj], metadata: Obj, include: str) -> 
         if include == "Object":
             row["object"] = obj
         elif include != "None":
-            row["object"] = {
-                "kind": "PartialObjectMetadata",
-                "apiVersion": "meta.k8s.io/v1",
-                "metadata": obj["metadata"],
-            }
+            partial = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+            row["object"] = {**partial, "metadata": obj["metadata"]}
         rows.append(row)
     return {
         "kind": "Table",
@@ -80,7 +77,7 @@ def _columns(rt: ResourceType) -> tuple[PrinterColumn, ...]:
 
 
 def since(moment: str | None) -> str:
-    """Return how long ago a moment was, as kubectl writes it."""
+    """Return how long ago a time was, as kubectl writes it."""
     if not moment:
         return UNKNOWN
     return duration((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds())
@@ -123,7 +120,7 @@ AGE = PrinterColumn("Age", lambda obj: since(obj["metadata"].get("creationTimest
 
 
 def pod_status(pod: Obj) -> str:
-    """Return what the STATUS column says of a pod."""
+    """Return the STATUS column of a pod."""
     status = pod.get("status") or {}
     reason = str(status.get("reason") or status.get("phase") or "Unknown")
     for number, container in enumerate(status.get("initContainerStatuses") or ()):
@@ -167,11 +164,8 @@ def _pod_restarts(pod: Obj) -> str:
 
 
 def _node_status(node: Obj) -> str:
-    parts = [
-        "Ready" if condition["status"] == "True" else "NotReady"
-        for condition in (node.get("status") or {}).get("conditions") or ()
-        if condition["type"] == "Ready"
-    ] or ["Unknown"]
+    ready = condition_of(node, "Ready")
+    parts = ["Unknown" if ready is None else "Ready" if ready["status"] == "True" else "NotReady"]
     if (node.get("spec") or {}).get("unschedulable"):
         parts.append("SchedulingDisabled")
     return ",".join(parts)
@@ -202,18 +196,13 @@ def _node_address(kind: str) -> Callable[[Obj], str]:
 
 
 def _job_status(job: Obj) -> str:
-    conditions = {
-        condition["type"]
-        for condition in (job.get("status") or {}).get("conditions") or ()
-        if condition["status"] == "True"
-    }
     for kind in ("Complete", "Failed"):
-        if kind in conditions:
+        if is_true(job, kind):
             return kind
     if is_deleting(job):
         return "Terminating"
     for kind in ("Suspended", "FailureTarget", "SuccessCriteriaMet"):
-        if kind in conditions:
+        if is_true(job, kind):
             return kind
     return "Running"
 
@@ -298,6 +287,11 @@ _BINDING = (
     PrinterColumn("Groups", _subjects("Group"), priority=1),
     PrinterColumn("ServiceAccounts", _subjects("ServiceAccount"), priority=1),
 )
+_TEMPLATE = (
+    PrinterColumn("Containers", _template("name"), priority=1),
+    PrinterColumn("Images", _template("image"), priority=1),
+    PrinterColumn("Selector", _selector, priority=1),
+)
 _CREATED = (PrinterColumn("Created At", lambda obj: obj["metadata"].get("creationTimestamp"), "date"),)
 
 COLUMNS: dict[TypeKey, tuple[PrinterColumn, ...]] = {
@@ -327,27 +321,21 @@ COLUMNS: dict[TypeKey, tuple[PrinterColumn, ...]] = {
         PrinterColumn("Completions", _job_completions),
         PrinterColumn("Duration", _job_duration),
         AGE,
-        PrinterColumn("Containers", _template("name"), priority=1),
-        PrinterColumn("Images", _template("image"), priority=1),
-        PrinterColumn("Selector", _selector, priority=1),
+        *_TEMPLATE,
     ),
     catalogue.DEPLOYMENTS.key: (
         PrinterColumn("Ready", lambda obj: f"{_status('readyReplicas', 0)(obj)}/{_spec('replicas', 0)(obj)}"),
         PrinterColumn("Up-to-date", _status("updatedReplicas", 0), "integer"),
         PrinterColumn("Available", _status("availableReplicas", 0), "integer"),
         AGE,
-        PrinterColumn("Containers", _template("name"), priority=1),
-        PrinterColumn("Images", _template("image"), priority=1),
-        PrinterColumn("Selector", _selector, priority=1),
+        *_TEMPLATE,
     ),
     catalogue.REPLICA_SETS.key: (
         PrinterColumn("Desired", _spec("replicas", 0), "integer"),
         PrinterColumn("Current", _status("replicas", 0), "integer"),
         PrinterColumn("Ready", _status("readyReplicas", 0), "integer"),
         AGE,
-        PrinterColumn("Containers", _template("name"), priority=1),
-        PrinterColumn("Images", _template("image"), priority=1),
-        PrinterColumn("Selector", _selector, priority=1),
+        *_TEMPLATE,
     ),
     catalogue.SERVICES.key: (
         PrinterColumn("Type", _spec("type")),
@@ -419,7 +407,7 @@ def _custom_column(spec: Obj) -> PrinterColumn:
 
 
 def at_path(obj: Any, path: str) -> Any:
-    """Read a simple JSONPath such as `.status.conditions[?(@.type=="Ready")].status`; nothing where there is none."""
+    """Read a simple JSONPath such as `.status.conditions[?(@.type=="Ready")].status`; None if it does not exist."""
     for part in _parts(path):
         match = _INDEXED.match(part)
         name = match.group(1) if match else part

@@ -1,7 +1,7 @@
-"""Kills what a local GPU cluster left running when the cluster itself was killed.
+"""Kill the processes of a local GPU cluster that was killed.
 
-Run as a script with the name and value of the cluster's mark. Reads `+<group>` and `-<group>` lines; when the pipe
-closes, for whatever reason, kills the groups that are left and every process that carries the mark.
+Runs as a script with the name and value of the cluster's mark. It reads `+<group>` and `-<group>` lines. When the pipe
+closes, it kills the remaining groups and every process with the mark.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Operating system processes as containers, and the guard that leaves none behind.
+"""Operating system processes as containers, and a guard that ends them with the cluster.
 
-Each container's command runs in a session and process group of its own. Two nets make sure that nothing outlives the
-cluster: the kernel kills a direct child when its parent dies, and a guard process, which holds a pipe from the cluster,
-kills every group it was told of (and whatever left its group but carries a container's mark) when the pipe closes.
+Each container's command runs in a session and process group of its own. Two mechanisms end every process with the
+cluster. The kernel kills a direct child when its parent dies. A guard process holds a pipe from the cluster. When the
+pipe closes, it kills every group that it was told of, and every process with a container's mark.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends; runs in the child, between fork and exec."""
+    """Let the kernel kill this process when its parent ends; runs in the child, between fork and exec."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def marked_processes(mark: str, value: str | None = None) -> list[int]:
-    """Return the ids of processes whose environment carries a mark, whatever group they moved to."""
+    """Return the ids of the processes with a mark in their environment, in any process group."""
     wanted = f"{mark}={value}".encode() if value is not None else f"{mark}=".encode()
     found: list[int] = []
     for entry in os.scandir("/proc"):
@@ -50,27 +50,27 @@ def marked_processes(mark: str, value: str | None = None) -> list[int]:
 
 
 def kill_group(group: int, how: int) -> None:
-    """Send a signal to a process group; nothing happens when it is empty."""
+    """Send a signal to a process group. An empty group is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, how)
 
 
 def kill_marked(container_id: str) -> None:
-    """Kill every process of a container, whatever group it moved to."""
+    """Kill every process of a container, in any process group."""
     for pid in marked_processes(MARK, container_id):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 class ProcessGuard:
-    """The process that cleans up after a cluster that was killed."""
+    """The process that cleans up if the cluster is killed."""
 
     def __init__(self, cluster_mark: str) -> None:
         self._mark = cluster_mark
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the guard; it is idle until told of a group."""
+        """Start the guard."""
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(__file__).with_name("process_guard.py")), CLUSTER_MARK, self._mark],
             stdin=subprocess.PIPE,
@@ -81,14 +81,14 @@ class ProcessGuard:
         )
 
     def tell(self, sign: str, group: int) -> None:
-        """Tell the guard that a group begins (`+`) or ended (`-`)."""
+        """Tell the guard that a group starts (`+`) or ended (`-`)."""
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(f"{sign}{group}\n".encode())
                 self._process.stdin.flush()
 
     def stop(self) -> None:
-        """Close the pipe: the guard kills what is left and ends."""
+        """Close the pipe: the guard kills the remaining processes and ends."""
         if self._process is None:
             return
         if self._process.stdin is not None:
@@ -119,7 +119,7 @@ class RunningProcess:
         return self.process.pid
 
     def terminate(self) -> None:
-        """Ask the container's first process to end, as a runtime does: only that one gets SIGTERM."""
+        """Send SIGTERM to the first process of the container, as a container runtime does."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGTERM)
@@ -133,7 +133,7 @@ class RunningProcess:
         kill_group(self.group, signal.SIGKILL)
 
     async def wait(self) -> int:
-        """Wait for the first process; end the rest with it, as the end of a container does. Return the exit code."""
+        """Wait for the first process, then kill the others, as the end of a container does. Return the exit code."""
         code = await self.process.wait()
         kill_group(self.group, signal.SIGKILL)
         kill_marked(self.container_id)

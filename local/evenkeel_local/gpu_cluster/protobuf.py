@@ -1,7 +1,7 @@
-"""Request bodies in Kubernetes' protobuf encoding, which helm and kubectl's own commands send for built-in kinds.
+"""Request bodies in Kubernetes' protobuf encoding, which helm and kubectl send for built-in kinds.
 
-Answers are always JSON, which every client takes. How each message is read is in the field table; kinds that are not in
-it are refused with 415, as a real server does for custom resources.
+Answers are always JSON. The field table describes each message. Other kinds are refused with 415, as a real server does
+for custom resources.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from evenkeel_local.gpu_cluster.field_table import table
 CONTENT_TYPE = "application/vnd.kubernetes.protobuf"
 MAGIC = b"k8s\x00"
 DEEPEST = 64
-"""How far messages may lie inside each other: a JSON schema in a schema is the deepest that people write."""
+"""Greatest depth of nested messages."""
 
 
 class _Broken(Exception):
-    """The bytes are no protobuf."""
+    """The bytes are not valid protobuf."""
 
 
 def decode(body: bytes) -> Obj:
     """Return the object in a request body.
 
     Raises:
-        ApiError: 400 when the bytes cannot be read, 415 for a kind that is not known here.
+        ApiError: 400 if the bytes are not valid protobuf, 415 for an unknown kind.
     """
     if not body.startswith(MAGIC):
         raise errors.bad_request("the body is not Kubernetes protobuf: it lacks the magic number")

@@ -1,7 +1,7 @@
-"""Resource quantities: read, and written in the canonical form that the API server stores.
+"""Read resource quantities, and write them in the canonical form that the API server stores.
 
-Source: `k8s.io/apimachinery/pkg/api/resource/quantity.go`. A text that its fast path takes for canonical is kept as it
-is written, so `1.500` stays, while `1000m` becomes `1`, `1024Mi` becomes `1Gi` and `1000` becomes `1k`.
+Source: `k8s.io/apimachinery/pkg/api/resource/quantity.go`. A text that its fast path accepts as canonical is kept, so
+`1.500` stays, but `1000m` becomes `1`, `1024Mi` becomes `1Gi` and `1000` becomes `1k`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EXACT = Context(prec=120)
 
 
 class WrittenFloat(float):
-    """A JSON number with a fraction or an exponent, with the text it was written as."""
+    """A JSON number with a fraction or an exponent, with its text."""
 
     text: str
 
@@ -40,7 +40,7 @@ def quantity(value: Any) -> Decimal:
     """Return the amount of a quantity such as `8`, `500m` or `2Ti`.
 
     Raises:
-        ValueError: the text is no quantity.
+        ValueError: the text is not a quantity.
     """
     return _read(text_of(value))[0]
 
@@ -49,7 +49,7 @@ def canonical(value: Any) -> str:
     """Return a quantity as the API server stores it.
 
     Raises:
-        ValueError: the text is no quantity.
+        ValueError: the text is not a quantity.
     """
     return _canonical(text_of(value))
 
@@ -62,7 +62,7 @@ def text_of(value: Any) -> str:
 
 
 def written(amount: Decimal, binary: bool = False) -> str:
-    """Write an amount in canonical form, with binary suffixes where these are exact."""
+    """Write an amount in canonical form; with `binary`, use binary suffixes where they are exact."""
     if not amount:
         return "0"
     if binary and abs(amount) >= 1024 and amount == amount.to_integral_value():
@@ -117,7 +117,7 @@ def _canonical(text: str) -> str:
 
 
 def _is_kept(text: str, notation: str) -> bool:
-    """Whether the server's fast path takes a text for canonical and keeps it."""
+    """Whether the server's fast path accepts a text as canonical."""
     match = _PARTS.match(text)
     if match is None:
         return False

@@ -21,17 +21,17 @@ FREE_TO_ASK = frozenset(
         ("authorization.k8s.io", "selfsubjectrulesreviews"),
     }
 )
-"""What everybody may ask about themselves, by the role `system:basic-user`."""
+"""Reviews that every user may create, by the role `system:basic-user`."""
 
 
 class RbacAuthorizer:
-    """Says no with the words of the real authorizer."""
+    """Refuses requests with the messages of the real authorizer."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def refusal(self, user: User, request: RequestInfo) -> str | None:
-        """Return why a user may not do something, nothing when a rule allows it."""
+        """Return why a request is refused; None if a rule allows it."""
         if user.is_master or (request.group, request.plural) in FREE_TO_ASK:
             return None
         if any(allows(rule, request) for rule in self.rules(user, request.namespace)):
@@ -40,7 +40,7 @@ class RbacAuthorizer:
         return told + (f'in the namespace "{request.namespace}"' if request.namespace else "at the cluster scope")
 
     def rules(self, user: User, namespace: str) -> Iterator[Obj]:
-        """Yield the rules that hold for a user in a namespace, or at the cluster scope."""
+        """Yield the rules of a user in a namespace, or at the cluster scope."""
         for access in user.access:
             if access.namespaces is None or namespace in access.namespaces:
                 yield from self._cluster_role(access.role)
@@ -108,7 +108,7 @@ def _has(values: list[str] | None, wanted: str) -> bool:
 
 
 def bootstrap_roles() -> list[Obj]:
-    """Return the cluster roles and bindings that every cluster begins with."""
+    """Return the cluster roles and bindings of a new cluster."""
 
     def role(name: str, rules: list[Obj]) -> Obj:
         return {
@@ -125,10 +125,7 @@ def bootstrap_roles() -> list[Obj]:
             "resources": ["pods", "services", "configmaps", "persistentvolumeclaims", "endpoints", "serviceaccounts"],
         },
         {"apiGroups": ["batch"], "resources": ["jobs"]},
-        {
-            "apiGroups": ["apps"],
-            "resources": ["deployments", "deployments/scale", "replicasets", "replicasets/scale"],
-        },
+        {"apiGroups": ["apps"], "resources": ["deployments", "deployments/scale", "replicasets", "replicasets/scale"]},
         {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"]},
     ]
     readable = [{**rule, "verbs": READ} for rule in workloads]

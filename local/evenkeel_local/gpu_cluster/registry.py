@@ -432,8 +432,8 @@ class Registry:
         """Delete a pod if its disruption budget allows it.
 
         Raises:
-            ApiError: 400 for another kind or name, 403 if the namespace is being deleted, 404 without the pod, 429 if
-                a budget blocks it, 500 if two budgets cover it.
+            ApiError: 400 for another kind or name, 403 in a terminating namespace, 404 without the pod, 429 for a used
+                budget, 500 for two budgets.
         """
         kind, version = eviction.get("kind") or "Eviction", eviction.get("apiVersion") or "policy/v1"
         if kind != "Eviction":

@@ -1,4 +1,4 @@
-"""The parameters of a request: what they must be, and what goes together.
+"""The parameters of a request, and their validation.
 
 Source: `k8s.io/apimachinery/pkg/apis/meta/v1/validation` and `pkg/apis/meta/internalversion/validation`.
 """
@@ -17,18 +17,18 @@ DIRECTIVES = ("Ignore", "Warn", "Strict")
 LONGEST_MANAGER = 128
 JSON, YAML = "application/json", "application/yaml"
 ANSWERS = {JSON: JSON, "application/*": JSON, "*/*": JSON, YAML: YAML}
-"""What an answer can be written as, by what a client accepts."""
+"""The media type of an answer, by the type that a client accepts."""
 OTHER_ANSWERS = frozenset({"log", "exec", "attach", "portforward"})
 
 
 def kind_of(http: web.Request) -> str:
-    """Return the kind of the options that a request's parameters are."""
+    """Return the kind of the options of a request."""
     kinds = {"POST": "CreateOptions", "PUT": "UpdateOptions", "PATCH": "PatchOptions"}
     return kinds.get(http.method, "DeleteOptions")
 
 
 def dry_run(http: web.Request, body: Obj | None = None) -> bool:
-    """Return whether a request is only tried out.
+    """Return whether a request is a dry run.
 
     Raises:
         ApiError: 422 for another value than `All`.
@@ -41,7 +41,7 @@ def dry_run(http: web.Request, body: Obj | None = None) -> bool:
 
 
 def manager(http: web.Request) -> str:
-    """Return the name under which a writer owns fields.
+    """Return the field manager of a writer.
 
     Raises:
         ApiError: 422 for a name that is too long.
@@ -54,10 +54,10 @@ def manager(http: web.Request) -> str:
 
 
 def directive(http: web.Request) -> str:
-    """Return what is to be done about unknown fields.
+    """Return how to handle unknown fields: Ignore, Warn or Strict.
 
     Raises:
-        ApiError: 422 for another value than the three that there are.
+        ApiError: 422 for another value.
     """
     stated = http.query.get("fieldValidation") or "Warn"
     if stated not in DIRECTIVES:
@@ -67,10 +67,10 @@ def directive(http: web.Request) -> str:
 
 
 def deletion(http: web.Request, body: Obj) -> Obj:
-    """Return the options of a deletion, of its parameters and its body.
+    """Return the options of a deletion, from its parameters and its body.
 
     Raises:
-        ApiError: 422 for options that do not fit, 400 for a time that is no number.
+        ApiError: 422 for invalid options, 400 for a grace period that is not a number.
     """
     options = dict(body)
     if (grace := http.query.get("gracePeriodSeconds")) is not None:
@@ -94,10 +94,10 @@ def deletion(http: web.Request, body: Obj) -> Obj:
 
 
 def check_list(http: web.Request) -> None:
-    """Refuse parameters of a list or watch that do not go together.
+    """Refuse contradicting parameters of a list or watch.
 
     Raises:
-        ApiError: 422 for such parameters, 400 for a version beside a continue token.
+        ApiError: 422 for such parameters, 400 for a version with a continue token.
     """
     match, version = http.query.get("resourceVersionMatch") or "", http.query.get("resourceVersion") or ""
     following, is_watch = http.query.get("continue"), http.query.get("watch") in ("true", "1")
@@ -127,10 +127,10 @@ def check_list(http: web.Request) -> None:
 
 
 def form(http: web.Request, subresource: str) -> str:
-    """Return the media type to answer in.
+    """Return the media type of the answer.
 
     Raises:
-        ApiError: 406 when the client accepts nothing that can be written.
+        ApiError: 406 if the client accepts none of the supported types.
     """
     accepted = [clause.partition(";")[0].strip() for clause in http.headers.get("Accept", "*/*").split(",")]
     for media in accepted:

@@ -1,4 +1,4 @@
-"""The subresource `scale`: one number of an object, read and written by its own path."""
+"""The subresource `scale`: reads and writes the number of replicas of an object."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def scale_of(paths: ScalePaths, obj: Obj) -> Obj:
 
 
 def scaled_to(paths: ScalePaths, obj: Obj, scale: Obj) -> Obj:
-    """Return an object with the number of replicas that a `Scale` asks for, and its version as the precondition.
+    """Return an object with the number of replicas of a `Scale`, and its version as the precondition.
 
     Raises:
-        ApiError: 422 for a number that is none.
+        ApiError: 422 for an invalid number.
     """
     replicas = (scale.get("spec") or {}).get("replicas", 0)
     if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:

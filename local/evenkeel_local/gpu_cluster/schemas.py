@@ -1,8 +1,8 @@
 """Structural schemas of custom resources: defaults, pruning and validation.
 
-What is read: type, properties, required, items, additionalProperties, enum, minimum and maximum, lengths, pattern,
-nullable, default, `x-kubernetes-preserve-unknown-fields` and `x-kubernetes-int-or-string`. Not read: CEL rules,
-`oneOf` and its kin, formats.
+Supported: type, properties, required, items, additionalProperties, enum, minimum and maximum, lengths, pattern,
+nullable, default, `x-kubernetes-preserve-unknown-fields` and `x-kubernetes-int-or-string`. Not supported: CEL rules,
+`oneOf`, `anyOf`, `allOf`, formats.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALWAYS_KEPT = ("apiVersion", "kind", "metadata")
 
 
 def fill_defaults(schema: Obj, value: Any) -> Any:
-    """Return a value with the schema's defaults where it says nothing."""
+    """Return a value with the schema's defaults."""
     if isinstance(value, dict):
         result = dict(value)
         for name, inner in (schema.get("properties") or {}).items():
@@ -41,7 +41,7 @@ def fill_defaults(schema: Obj, value: Any) -> Any:
 
 
 def prune(schema: Obj, value: Any, path: str = "", dropped: list[str] | None = None) -> Any:
-    """Return a value without the fields that the schema does not know; their paths go to `dropped`."""
+    """Return a value without unknown fields; their paths go to `dropped`."""
     if isinstance(value, dict):
         properties = schema.get("properties") or {}
         extra = schema.get("additionalProperties")
@@ -70,24 +70,15 @@ def check(schema: Obj, value: Any, path: str = "") -> Iterator[Cause]:
     at = path or "<nil>"
     if value is None:
         if not schema.get("nullable") and schema.get("type"):
-            yield (
-                "FieldValueTypeInvalid",
-                at,
-                f'Invalid value: "null": {at} in body must be of type {schema["type"]}: "null"',
-            )
+            yield _wrong_type(at, '"null"', f'{at} in body must be of type {schema["type"]}: "null"')
         return
     kind = schema.get("type")
     if schema.get(INT_OR_STRING):
         if isinstance(value, bool) or not isinstance(value, int | str):
-            yield ("FieldValueTypeInvalid", at, f"Invalid value: {json.dumps(value)}: must be an integer or a string")
+            yield _wrong_type(at, json.dumps(value), "must be an integer or a string")
         return
     if kind and not _is(kind, value):
-        shown = json.dumps(value)
-        yield (
-            "FieldValueTypeInvalid",
-            at,
-            f'Invalid value: {shown}: {at} in body must be of type {kind}: "{_name_of(value)}"',
-        )
+        yield _wrong_type(at, json.dumps(value), f'{at} in body must be of type {kind}: "{_name_of(value)}"')
         return
     choices = schema.get("enum")
     if choices and value not in choices:
@@ -102,13 +93,17 @@ def check(schema: Obj, value: Any, path: str = "") -> Iterator[Cause]:
     elif isinstance(value, str):
         yield from _check_size(schema, "Length", len(value), at)
         if (pattern := schema.get("pattern")) and not re.search(pattern, value):
-            yield (
-                "FieldValueInvalid",
-                at,
-                f"Invalid value: {json.dumps(value)}: {at} in body should match '{pattern}'",
-            )
+            yield _invalid(at, json.dumps(value), f"match '{pattern}'")
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield from _check_number(schema, value, at)
+
+
+def _wrong_type(at: str, shown: str, rule: str) -> Cause:
+    return ("FieldValueTypeInvalid", at, f"Invalid value: {shown}: {rule}")
+
+
+def _invalid(at: str, shown: Any, rule: str) -> Cause:
+    return ("FieldValueInvalid", at, f"Invalid value: {shown}: {at} in body should {rule}")
 
 
 def _check_map(schema: Obj, value: Obj, path: str) -> Iterator[Cause]:
@@ -137,13 +132,9 @@ def _check_size(schema: Obj, noun: str, size: int, at: str) -> Iterator[Cause]:
 def _check_number(schema: Obj, value: float, at: str) -> Iterator[Cause]:
     least, most = schema.get("minimum"), schema.get("maximum")
     if least is not None and (value < least or (schema.get("exclusiveMinimum") and value == least)):
-        yield (
-            "FieldValueInvalid",
-            at,
-            f"Invalid value: {value}: {at} in body should be greater than or equal to {least}",
-        )
+        yield _invalid(at, value, f"be greater than or equal to {least}")
     if most is not None and (value > most or (schema.get("exclusiveMaximum") and value == most)):
-        yield ("FieldValueInvalid", at, f"Invalid value: {value}: {at} in body should be less than or equal to {most}")
+        yield _invalid(at, value, f"be less than or equal to {most}")
 
 
 def _is(kind: str, value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Label selectors and field selectors, read as the API server reads them."""
+"""Label selectors and field selectors."""
 
 from __future__ import annotations
 
@@ -24,35 +24,21 @@ _REQUIREMENT = re.compile(
 )
 FIELDS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("", "pods"): (
-        "spec.nodeName",
-        "spec.restartPolicy",
-        "spec.schedulerName",
-        "spec.serviceAccountName",
-        "spec.hostNetwork",
-        "status.phase",
-        "status.podIP",
-        "status.nominatedNodeName",
+        *("spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "spec.hostNetwork"),
+        *("status.phase", "status.podIP", "status.nominatedNodeName"),
     ),
     ("", "nodes"): ("spec.unschedulable",),
     ("", "namespaces"): ("status.phase",),
     ("", "secrets"): ("type",),
     ("", "events"): (
-        "involvedObject.kind",
-        "involvedObject.namespace",
-        "involvedObject.name",
-        "involvedObject.uid",
-        "involvedObject.apiVersion",
-        "involvedObject.resourceVersion",
-        "involvedObject.fieldPath",
-        "reason",
-        "reportingComponent",
-        "source",
-        "type",
+        *(f"involvedObject.{name}" for name in ("kind", "namespace", "name", "uid", "apiVersion")),
+        *("involvedObject.resourceVersion", "involvedObject.fieldPath", "reason", "reportingComponent"),
+        *("source", "type"),
     ),
     ("", "services"): ("spec.clusterIP", "spec.type"),
     ("batch", "jobs"): ("status.successful",),
 }
-"""Which fields a selector may name besides `metadata.name` and `metadata.namespace`.
+"""Fields that a selector may name besides `metadata.name` and `metadata.namespace`.
 
 Source: the `AddFieldLabelConversionFunc` calls of each API group of kube-apiserver.
 """
@@ -109,7 +95,7 @@ def _compares(actual: str | None, operator: str, wanted: str) -> bool:
 
 
 def matches_selector(selector: Obj | None, labels: Mapping[str, str]) -> bool:
-    """Whether labels meet a `LabelSelector` object; nothing matches an absent one."""
+    """Whether labels match a `LabelSelector`; a missing selector matches nothing."""
     if selector is None:
         return False
     if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):
@@ -118,7 +104,7 @@ def matches_selector(selector: Obj | None, labels: Mapping[str, str]) -> bool:
 
 
 def matches_expression(term: Obj, labels: Mapping[str, str]) -> bool:
-    """Whether labels meet one expression of a selector or a node affinity term."""
+    """Whether labels match one expression of a selector or a node affinity term."""
     key, operator = term["key"], term["operator"]
     values: list[str] = term.get("values") or []
     if operator == "In":

@@ -1,8 +1,7 @@
-"""Server-side apply: who owns which field, and when two owners disagree.
+"""Server-side apply: field owners and conflicts.
 
-A field is a path of `FieldsV1` elements: `f:name` for a member, `k:{"name":"x"}` for an item of a list that is told
-apart by keys, `v:"x"` for an item of a set. Lists of other kinds are one field. Sources: KEP-555 and the `listType`
-marks of `k8s.io/api`.
+A field is a path of `FieldsV1` elements: `f:name` for a member, `k:{"name":"x"}` for an item of a list with keys,
+`v:"x"` for an item of a set. Any other list is one field. Sources: KEP-555 and the `listType` marks of `k8s.io/api`.
 """
 
 from __future__ import annotations
@@ -13,65 +12,35 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from evenkeel_local.gpu_cluster import errors
+from evenkeel_local.gpu_cluster import errors, patches
 from evenkeel_local.gpu_cluster.errors import Obj
+from evenkeel_local.gpu_cluster.objects import put
 from evenkeel_local.gpu_cluster.store import ResourceType, clone
 
 Path = tuple[str, ...]
 
 LIST_KEYS: dict[str, tuple[str, ...]] = {
-    "containers": ("name",),
-    "initContainers": ("name",),
-    "ephemeralContainers": ("name",),
-    "env": ("name",),
-    "volumes": ("name",),
-    "volumeMounts": ("mountPath",),
-    "volumeDevices": ("devicePath",),
-    "imagePullSecrets": ("name",),
-    "hostAliases": ("ip",),
-    "conditions": ("type",),
-    "addresses": ("type",),
-    "ownerReferences": ("uid",),
-    "secrets": ("name",),
+    **{field: (key,) for field, key in patches.MERGE_KEYS.items() if field != "hostIPs"},
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
-    "schedulingGates": ("name",),
 }
 SETS = frozenset({"finalizers"})
 ATOMIC = frozenset(
     {
-        "nodeSelector",
-        "selector",
-        "labelSelector",
-        "roleRef",
-        "secretRef",
-        "fieldRef",
-        "resourceFieldRef",
-        "configMapKeyRef",
-        "secretKeyRef",
-        "involvedObject",
-        "requiredDuringSchedulingIgnoredDuringExecution",
+        *("nodeSelector", "selector", "labelSelector", "roleRef", "secretRef", "fieldRef", "resourceFieldRef"),
+        *("configMapKeyRef", "secretKeyRef", "involvedObject", "requiredDuringSchedulingIgnoredDuringExecution"),
     }
 )
 NEVER_OWNED = frozenset(
     {
-        "name",
-        "namespace",
-        "uid",
-        "resourceVersion",
-        "creationTimestamp",
-        "generation",
-        "managedFields",
-        "deletionTimestamp",
-        "deletionGracePeriodSeconds",
-        "selfLink",
-        "generateName",
+        *("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "generation", "managedFields"),
+        *("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "generateName"),
     }
 )
 
 
 @dataclass(frozen=True)
 class Writer:
-    """Who wrote, and how."""
+    """A writer of fields."""
 
     manager: str
     operation: str
@@ -80,7 +49,7 @@ class Writer:
 
 
 class _Shape:
-    """What kind of list or map stands at a field: by name for built-in kinds, by schema for custom ones."""
+    """The kind of list or map of a field: by its name for built-in kinds, by its schema for custom kinds."""
 
     def __init__(self, rt: ResourceType, schema: Obj | None) -> None:
         self._rt = rt
@@ -104,7 +73,7 @@ class _Shape:
         return name in ATOMIC
 
     def keys(self, name: str) -> tuple[str, ...]:
-        """Return the keys that tell a list's items apart, none for a list that is one field."""
+        """Return the keys of a list's items; empty for a list that is one field."""
         if self._rt.custom:
             return tuple((self._schema or {}).get("x-kubernetes-list-map-keys") or ())
         if name == "ports":
@@ -132,7 +101,7 @@ def _item_element(item: Any, keys: tuple[str, ...]) -> str | None:
 
 
 def fields_of(rt: ResourceType, obj: Obj) -> set[Path]:
-    """Return every field that an object states, as its writer would own it."""
+    """Return every field that an object sets."""
     found: set[Path] = set()
     shape = _root(rt)
     for name, value in obj.items():
@@ -216,12 +185,8 @@ def _remove(obj: Any, path: Path) -> None:
 def _read_managers(obj: Obj) -> dict[Writer, tuple[set[Path], str]]:
     found: dict[Writer, tuple[set[Path], str]] = {}
     for entry in obj.get("metadata", {}).get("managedFields") or ():
-        writer = Writer(
-            entry.get("manager", ""),
-            entry.get("operation", "Update"),
-            entry.get("subresource", ""),
-            entry.get("apiVersion", ""),
-        )
+        operation, manager = entry.get("operation", "Update"), entry.get("manager", "")
+        writer = Writer(manager, operation, entry.get("subresource", ""), entry.get("apiVersion", ""))
         found[writer] = (set(_decode(entry.get("fieldsV1") or {}, ())), entry.get("time", ""))
     return found
 
@@ -264,13 +229,9 @@ def _write_managers(obj: Obj, managers: dict[Writer, tuple[set[Path], str]]) -> 
             "fieldsType": "FieldsV1",
             "fieldsV1": _encode(paths),
         }
-        if writer.subresource:
-            entry["subresource"] = writer.subresource
+        put(entry, "subresource", writer.subresource)
         entries.append(entry)
-    if entries:
-        obj["metadata"]["managedFields"] = entries
-    else:
-        obj["metadata"].pop("managedFields", None)
+    put(obj["metadata"], "managedFields", entries)
 
 
 def _now() -> str:
@@ -281,9 +242,9 @@ def _now() -> str:
 
 
 def track_write(rt: ResourceType, new: Obj, old: Obj | None, manager: str, subresource: str) -> None:
-    """Note in `new` that a manager wrote the fields in which it differs from `old`.
+    """Record in `new` that a manager wrote the fields that differ from `old`.
 
-    A write by create, update or patch takes a field away from whoever owned it.
+    A create, update or patch takes a field from its former owner.
     """
     after = fields_of(rt, new)
     before = fields_of(rt, old) if old is not None else set()
@@ -307,7 +268,7 @@ def track_write(rt: ResourceType, new: Obj, old: Obj | None, manager: str, subre
 
 
 def own(rt: ResourceType, obj: Obj, config: Obj, manager: str, subresource: str) -> None:
-    """Note in a new object that a manager applied all of it."""
+    """Record in a new object that a manager applied all of it."""
     obj.setdefault("metadata", {}).pop("managedFields", None)
     _write_managers(obj, {Writer(manager, "Apply", subresource, rt.api_version): (fields_of(rt, config), _now())})
 
@@ -316,7 +277,7 @@ def applied(rt: ResourceType, old: Obj, config: Obj, manager: str, force: bool, 
     """Return `old` with a configuration applied.
 
     Raises:
-        ApiError: 409 when another manager owns a field that would change, and `force` is not set.
+        ApiError: 409 if another manager owns a field that would change, without `force`.
     """
     writer = Writer(manager, "Apply", subresource, rt.api_version)
     managers = _read_managers(old)
@@ -387,11 +348,8 @@ def _format_manager(writer: Writer) -> str:
     text = json.dumps(writer.manager)
     if writer.operation == "Apply":
         return text
-    return (
-        text
-        + (f' with subresource "{writer.subresource}"' if writer.subresource else "")
-        + (f" using {writer.api_version}")
-    )
+    part = f' with subresource "{writer.subresource}"' if writer.subresource else ""
+    return f"{text}{part} using {writer.api_version}"
 
 
 def _merged(old: Any, config: Any, name: str, shape: _Shape) -> Any:

@@ -1,7 +1,7 @@
-"""The cluster's state as one document: kept across restarts with `--data`, read and put through the control address.
+"""The cluster's state as one document: `--data` keeps it across restarts, the control address reads and restores it.
 
-What cannot be kept is ended honestly: processes are gone after a restart, so every machine comes back as after a
-power cut, with another boot id, and its pods are reported as lost. Operations that were under way go on.
+Processes do not survive a restart. Every machine restarts as after a power cut, with a new boot id, and its pods are
+reported as lost. Operations in progress continue.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import time
-import uuid
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,16 +22,25 @@ from evenkeel_local.gpu_cluster.machines import EmptySlot, Machine, ProviderCall
 Json = dict[str, Any]
 SCHEMA_VERSION = 1
 REVISION_GAP = 1_000_000
-"""How far versions leap when a snapshot is taken up. What was killed wrote on after its last snapshot: the versions
-that it gave then are never given to anything else, and a watch from one of them is told 410."""
+"""Added to the version when a snapshot is restored. A killed cluster gave more versions after its last snapshot. These
+are never used again, and a watch from one of them gets 410."""
+
+
+MACHINE_FIELDS = {
+    "instanceId": "instance_id",
+    "logicalId": "logical_id",
+    "launchTime": "launch_time",
+    **{name: name for name in ("group", "status", "message", "operation", "ip")},
+}
+"""Fields of a machine by their names in a snapshot. A restored machine has a new boot id."""
 
 
 class SnapshotRefused(Exception):
-    """The document is not a snapshot that this cluster can take up; the message says why."""
+    """This cluster cannot restore the document; the message says why."""
 
 
 def take(cluster: GpuCluster) -> Json:
-    """Return the state of the moment."""
+    """Return the current state."""
     store, fleet = cluster.store, cluster.fleet
     return {
         "schemaVersion": SCHEMA_VERSION,
@@ -53,21 +61,12 @@ def take(cluster: GpuCluster) -> Json:
 
 
 def _machine(machine: Machine) -> Json:
-    return {
-        "instanceId": machine.instance_id,
-        "logicalId": machine.logical_id,
-        "group": machine.group,
-        "launchTime": machine.launch_time,
-        "status": machine.status,
-        "message": machine.message,
-        "operation": machine.operation,
-        "ip": machine.ip,
-        "unhealthy": list(machine.unhealthy) if machine.unhealthy is not None else None,
-    }
+    unhealthy = list(machine.unhealthy) if machine.unhealthy is not None else None
+    return {key: getattr(machine, field) for key, field in MACHINE_FIELDS.items()} | {"unhealthy": unhealthy}
 
 
 def restore(cluster: GpuCluster, document: Json) -> None:
-    """Take up a snapshot in a cluster that has not started yet.
+    """Restore a snapshot into a cluster that has not started yet.
 
     Raises:
         SnapshotRefused: the document is of another version or another cluster.
@@ -102,15 +101,7 @@ def restore(cluster: GpuCluster, document: Json) -> None:
     for item in document["machines"]:
         fleet.restore_machine(
             Machine(
-                instance_id=item["instanceId"],
-                logical_id=item["logicalId"],
-                group=item["group"],
-                launch_time=item["launchTime"],
-                boot_id=str(uuid.uuid4()),
-                status=item["status"],
-                message=item.get("message", ""),
-                operation=item["operation"],
-                ip=item["ip"],
+                **{field: item.get(key, "") for key, field in MACHINE_FIELDS.items()},
                 unhealthy=tuple(item["unhealthy"]) if item["unhealthy"] else None,
             )
         )
@@ -122,10 +113,10 @@ def _is_of_karpenter(item: Json) -> bool:
 
 
 def claim(folder: Path) -> None:
-    """Take a folder for this process alone, until the process ends, however that happens.
+    """Lock a folder until this process ends.
 
     Raises:
-        SnapshotRefused: another cluster has it.
+        SnapshotRefused: another cluster uses the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     held = os.open(folder / ".claimed", os.O_RDWR | os.O_CREAT, 0o600)
@@ -137,10 +128,10 @@ def claim(folder: Path) -> None:
 
 
 def read(folder: Path) -> Json | None:
-    """Return the snapshot in a data folder, nothing when there is none.
+    """Return the snapshot in a data folder, or None.
 
     Raises:
-        SnapshotRefused: there is something else in its place, which must not be overwritten.
+        SnapshotRefused: the file is not a snapshot, so it must not be overwritten.
     """
     path = folder / "snapshot.json"
     if not path.exists():
@@ -155,10 +146,10 @@ def read(folder: Path) -> Json | None:
 
 
 def write(folder: Path, document: Json) -> None:
-    """Write a snapshot in one step, so that a crash leaves the former one."""
+    """Write a snapshot atomically: a crash leaves the previous one."""
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / "snapshot.tmp"
-    # Pod identities are in it: nobody else may read it.
+    # It holds pod identities: only the owner may read it.
     draft.unlink(missing_ok=True)
     draft.touch(mode=0o600)
     draft.write_text(json.dumps(document))

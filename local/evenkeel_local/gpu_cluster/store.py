@@ -1,7 +1,7 @@
 """The object store: versions, conflicts, watch history and consistent pages.
 
-Everything runs in one event loop and no method awaits, so every write is atomic. A stored object is never changed in
-place: a write stores a new one, and lists, watches and pages share references.
+Every write is atomic: all code runs in one event loop, and no write awaits. A stored object never changes; a write
+stores a new object. So lists, watches and pages can share references.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGE_LIFE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class ScalePaths:
-    """Where an object keeps what its subresource `scale` shows."""
+    """The paths of the fields that the subresource `scale` shows."""
 
     spec_replicas: str = ".spec.replicas"
     status_replicas: str = ".status.replicas"
@@ -37,7 +37,7 @@ class ScalePaths:
 
 @dataclass(frozen=True)
 class ResourceType:
-    """What the server knows of one kind of object."""
+    """A kind of object."""
 
     group: str
     version: str
@@ -66,7 +66,7 @@ class ResourceType:
 
 @dataclass(frozen=True)
 class StoreChange:
-    """One committed write, as watchers and controllers hear of it."""
+    """A committed write, as watchers and controllers receive it."""
 
     revision: int
     kind: str  # ADDED, MODIFIED or DELETED
@@ -77,7 +77,7 @@ class StoreChange:
 
 @dataclass
 class _Page:
-    """A list frozen at its first page, so that later pages are of the same moment."""
+    """A list, frozen at its first page: later pages show the same revision."""
 
     revision: int
     objects: list[Obj]
@@ -92,7 +92,7 @@ class _Log:
 
 
 def clone(value: Any) -> Any:
-    """Return a deep copy of JSON data (several times quicker than `copy.deepcopy`)."""
+    """Return a deep copy of JSON data (several times faster than `copy.deepcopy`)."""
     if isinstance(value, dict):
         return {key: clone(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -127,8 +127,8 @@ class Store:
         self._logs: dict[TypeKey, _Log] = {}
         self._listeners: list[Callable[[StoreChange], None]] = []
         self._compacted_at = 0
-        self._told: deque[StoreChange] = deque()
-        self._telling = False
+        self._pending: deque[StoreChange] = deque()
+        self._notifying = False
         self._pages: dict[str, _Page] = {}
         self._encoded: dict[tuple[TypeKey, str, str], bytes] = {}
         self._items: dict[tuple[TypeKey, str, str], bytes] = {}
@@ -139,29 +139,29 @@ class Store:
     # Reading
 
     def get(self, rt: ResourceType, namespace: str, name: str) -> Obj:
-        """Return an object; raise 404 when it is not there."""
+        """Return an object; raise 404 if it does not exist."""
         found = self._objects[rt.key].get((namespace if rt.namespaced else "", name))
         if found is None:
             raise errors.not_found(rt.group, rt.plural, name)
         return found
 
     def find(self, key: TypeKey, namespace: str, name: str) -> Obj | None:
-        """Return an object, or nothing."""
+        """Return an object, or None."""
         return self._objects[key].get((namespace, name))
 
     def all(self, key: TypeKey, namespace: str | None = None) -> list[Obj]:
-        """Return the objects of one type in name order, of one namespace where one is given."""
+        """Return the objects of one type in name order, of all namespaces or of one."""
         objects = self._objects[key]
         chosen = [item for item in objects.items() if namespace is None or item[0][0] == namespace]
         chosen.sort(key=lambda item: item[0])
         return [obj for _, obj in chosen]
 
     def each(self, key: TypeKey) -> Iterator[Obj]:
-        """Iterate over the objects of one type in no particular order; do not write meanwhile."""
+        """Iterate over the objects of one type, in any order; do not write meanwhile."""
         return iter(self._objects[key].values())
 
     def count(self, key: TypeKey) -> int:
-        """Return how many objects of one type there are."""
+        """Return the number of objects of one type."""
         return len(self._objects[key])
 
     def types_in_use(self) -> list[TypeKey]:
@@ -178,9 +178,9 @@ class Store:
         return [(key, self._objects[key][(ns, name)]) for key, ns, name in list(self._by_owner.get(uid, ()))]
 
     def encoded(self, key: TypeKey, obj: Obj) -> bytes:
-        """Return an object as JSON; what is stored is encoded once per version."""
+        """Return an object as JSON; each stored version is encoded once."""
         where = (namespace_of(obj), name_of(obj))
-        if self._objects[key].get(where) is not obj:  # what a dry run would store, or what is no more
+        if self._objects[key].get(where) is not obj:  # a dry run, or a deleted object
             return json.dumps(obj, separators=(",", ":")).encode()
         data = self._encoded.get((key, *where))
         if data is None:
@@ -188,7 +188,7 @@ class Store:
         return data
 
     def encoded_item(self, key: TypeKey, obj: Obj) -> bytes:
-        """Return an object as an item of a list of built-in objects, which does not repeat kind and version."""
+        """Return an object as an item of a list of built-in objects, without kind and version."""
         where = (namespace_of(obj), name_of(obj))
         data = self._items.get((key, *where))
         if data is not None and self._objects[key].get(where) is obj:
@@ -202,16 +202,16 @@ class Store:
     # Writing
 
     def create(self, rt: ResourceType, obj: Obj) -> Obj:
-        """Store a new object; raise 409 when the name is taken."""
+        """Store a new object; raise 409 if the name is taken."""
         key = (namespace_of(obj), name_of(obj))
         if key in self._objects[rt.key]:
             raise errors.already_exists(rt.group, rt.plural, name_of(obj))
         return self._commit(rt.key, "ADDED", obj, None)
 
     def update(self, rt: ResourceType, obj: Obj, expected_version: str | None = None) -> Obj:
-        """Store a new version; raise 409 when `expected_version` is not the stored one.
+        """Store a new version; raise 409 if `expected_version` is not the stored version.
 
-        A write that changes nothing keeps the version, as the real server's does.
+        A write without a change keeps the version, as on the real server.
         """
         old = self.get(rt, namespace_of(obj), name_of(obj))
         if expected_version and expected_version != old["metadata"]["resourceVersion"]:
@@ -221,7 +221,7 @@ class Store:
         return self._commit(rt.key, "MODIFIED", obj, old)
 
     def delete(self, rt: ResourceType, namespace: str, name: str, last: Obj | None = None) -> Obj:
-        """Remove an object for good; `last` is its final state where that differs from the stored one."""
+        """Remove an object; `last` is its final state if that differs from the stored object."""
         old = self.get(rt, namespace, name)
         return self._commit(rt.key, "DELETED", last or old, old)
 
@@ -243,22 +243,22 @@ class Store:
         self._log(key).changes.append(change)
         self._trim(key)
         self._wake(key)
-        self._told.append(change)
+        self._pending.append(change)
         self._notify()
         return stored
 
     def _notify(self) -> None:
-        """Call the listeners; a listener that writes is heard after the write it reacted to, never before."""
-        if self._telling:
+        """Call the listeners in the order of the writes, also if a listener writes."""
+        if self._notifying:
             return
-        self._telling = True
+        self._notifying = True
         try:
-            while self._told:
-                change = self._told.popleft()
+            while self._pending:
+                change = self._pending.popleft()
                 for listener in list(self._listeners):
                     listener(change)
         finally:
-            self._telling = False
+            self._notifying = False
 
     def _index(self, key: TypeKey, where: tuple[str, str], obj: Obj) -> None:
         if key == ("", "pods") and (node := obj["spec"].get("nodeName")):
@@ -277,7 +277,7 @@ class Store:
                     del self._by_owner[owner["uid"]]
 
     def load(self, objects: Iterable[tuple[TypeKey, Obj]], revision: int) -> None:
-        """Take up objects with their versions into an empty store; nobody is told, and older positions are gone."""
+        """Load objects with their versions into an empty store, without calling listeners; older positions are gone."""
         for key, obj in objects:
             where = (namespace_of(obj), name_of(obj))
             self._objects[key][where] = obj
@@ -285,18 +285,18 @@ class Store:
         self.continue_after(revision)
 
     def continue_after(self, revision: int) -> None:
-        """Go on above a position that clients may hold from an earlier store; every position before is gone."""
+        """Continue above the positions of an earlier store; all of them are gone."""
         self.revision = max(self.revision, revision)
         self.forget_history()
 
-    # Hearing
+    # Listening
 
     def listen(self, listener: Callable[[StoreChange], None]) -> None:
         """Call `listener` after every write, in the order of the writes. It must not block."""
         self._listeners.append(listener)
 
     def changes_since(self, key: TypeKey, revision: int) -> list[StoreChange]:
-        """Return the changes after a revision; raise 410 when history no longer reaches it."""
+        """Return the changes after a revision; raise 410 if the history no longer has it."""
         log = self._log(key)
         if revision < log.dropped_up_to:
             raise errors.gone(f"too old resource version: {revision} ({log.dropped_up_to})")
@@ -328,14 +328,14 @@ class Store:
             except TimeoutError:
                 if self.changes_since(key, revision):
                     continue
-                # Nothing happened to this type up to now: the position moves on, so a quiet watch never ages out.
+                # This type has not changed: advance the position, so that a quiet watch never expires.
                 revision = max(revision, self.revision)
                 yield []
             finally:
                 log.waiters.discard(waiter)
 
     def forget_history(self) -> None:
-        """Drop all watch history and open pages, as a compaction does: older positions answer 410 from now on."""
+        """Drop all watch history and open pages, as a compaction does: older positions answer 410."""
         self.revision += 1
         self._compacted_at = self.revision
         for log in self._logs.values():
@@ -362,7 +362,7 @@ class Store:
     # Pages
 
     def open_page(self, objects: list[Obj], revision: int) -> str:
-        """Freeze the rest of a list; return the token that continues it."""
+        """Keep the rest of a list; return its continue token."""
         now = time.monotonic()
         for token in [token for token, page in self._pages.items() if page.expires_at < now]:
             del self._pages[token]
@@ -372,9 +372,9 @@ class Store:
         return token
 
     def take_page(self, token: str, limit: int) -> tuple[list[Obj], int, str | None, int]:
-        """Return (objects, revision, next token, how many remain) of a frozen list; raise 410 when it expired.
+        """Return (objects, revision, next token, remaining count) of a kept list; raise 410 if it expired.
 
-        A token may be used again: a client whose answer was lost asks for the same page.
+        A token can be used again: a client that lost the answer asks for the same page.
         """
         _check_continue_token(token)
         page = self._pages.get(token)
@@ -391,7 +391,7 @@ def _continue_token(revision: int, start: str) -> str:
 
 
 def _check_continue_token(token: str) -> None:
-    """Refuse with 400 what is no token at all; one that this store has forgotten, or never gave, has expired."""
+    """Refuse a malformed token with 400. A well-formed but unknown token has expired."""
     try:
         stated = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
     except (ValueError, binascii.Error) as broken:
@@ -401,7 +401,7 @@ def _check_continue_token(token: str) -> None:
 
 
 def expired_continue() -> ApiError:
-    """410 for a continue token of a list that is no longer kept."""
+    """410 for a continue token that has expired."""
     return errors.gone(
         "The provided continue parameter is too old to display a consistent list result. You can start a new list "
         "without the continue parameter."

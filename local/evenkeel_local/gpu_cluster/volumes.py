@@ -1,9 +1,8 @@
-"""Volumes for pods that are plain processes: folders of this machine, and the paths that lead to them.
+"""Volumes for pods that are plain processes: folders of this machine.
 
-Nothing can be mounted at an absolute path without a container. So an environment value, or a word of the command,
-that *is* a path below a `mountPath` (alone, after `file://`, or after `--option=`) is rewritten to the volume's
-folder when the container starts. A claim's folder is shared by all pods of its namespace, as a shared filesystem is;
-an emptyDir is the pod's own.
+Without a container, nothing can be mounted at an absolute path. So when a container starts, paths below a `mountPath`
+are rewritten to the volume's folder. Such a path must be a whole environment value or word of the command, alone or
+after `file://` or `--option=`. All pods of a namespace share the folder of a claim. An emptyDir belongs to one pod.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from evenkeel_local.gpu_cluster import catalogue
+from evenkeel_local.gpu_cluster.catalogue import CONFIG_MAPS, SECRETS, VOLUME_CLAIMS
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.store import Store, TypeKey, namespace_of
 
@@ -30,15 +29,15 @@ def claims_of(spec: Obj) -> list[str]:
 
 
 def missing_claim(pod: Obj, store: Store) -> str | None:
-    """Return the first claim of a pod that is not there."""
+    """Return the first claim of a pod that does not exist."""
     for name in claims_of(pod["spec"]):
-        if store.find(catalogue.VOLUME_CLAIMS.key, namespace_of(pod), name) is None:
+        if store.find(VOLUME_CLAIMS.key, namespace_of(pod), name) is None:
             return name
     return None
 
 
 def prepare(pod: Obj, container: Obj, pod_dir: Path, shared_dir: Path, data: Data) -> dict[str, Path]:
-    """Make the folders of a container's volumes; return where each mount path leads."""
+    """Create the folders of a container's volumes; return the folder of each mount path."""
     folders: dict[str, Path] = {}
     for volume in pod["spec"].get("volumes") or ():
         folders[volume["name"]] = _folder(volume, pod, pod_dir, shared_dir, data)
@@ -60,10 +59,7 @@ def _folder(volume: Obj, pod: Obj, pod_dir: Path, shared_dir: Path, data: Data) 
     else:
         folder = pod_dir / "volumes" / str(volume["name"])
     folder.mkdir(parents=True, exist_ok=True)
-    for kind, key, field in (
-        ("configMap", catalogue.CONFIG_MAPS.key, "name"),
-        ("secret", catalogue.SECRETS.key, "secretName"),
-    ):
+    for kind, key, field in (("configMap", CONFIG_MAPS.key, "name"), ("secret", SECRETS.key, "secretName")):
         if source := volume.get(kind):
             for name, text in (data(key, {**source, "name": source.get(field)}) or {}).items():
                 (folder / name).write_text(text)
@@ -71,7 +67,7 @@ def _folder(volume: Obj, pod: Obj, pod_dir: Path, shared_dir: Path, data: Data) 
 
 
 def rewritten(text: str, mounted: Mapping[str, Path]) -> str:
-    """Return a word with a path below a mount path turned to the volume's folder."""
+    """Return a word with a path below a mount path rewritten to the volume's folder."""
     match = _WORD.match(text)
     if match is None:
         return text
