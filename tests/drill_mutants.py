@@ -26,8 +26,8 @@ _COPIED = (*_SOURCES, "template.yaml", "openapi.json", "samconfig.toml")
 _IMPORTED = ("cli", "examples/trainer", "local", "shared")
 _PLAY = """
 import json, sys
-from evenkeel_local.drills import DRILLS, rehearse
-result = rehearse(DRILLS[sys.argv[1]], seed=int(sys.argv[2]))
+from evenkeel_local.drills import DRILLS, run_alone
+result = run_alone(DRILLS[sys.argv[1]], seed=int(sys.argv[2]))
 print(json.dumps(result.failures()))
 """
 

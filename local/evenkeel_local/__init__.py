@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
-"""The project's folder: the tools' environments and the template are found from here."""
+"""The project's folder, with the tools' environments and the template."""
 
 REGION: Final = "us-west-2"
 ACCOUNT_ID: Final = "000000000000"

@@ -1,9 +1,9 @@
-"""The data centre: engine, local GPU cluster, the deployed template, the ticker, and who may do what.
+"""The data centre: engine, local GPU cluster, the deployed template, the ticker, and their permissions.
 
     engine ── identities ── GPU cluster ── sam deploy ── Kubernetes access ── ticker
-      IAM on    one a role    asks the       the real      the manifest of      invokes the scheduled
-                              engine who     template      charts/, entries     functions each second
-                              calls                        of each role
+      IAM on    one for       the engine     the real      the manifest of      invokes the scheduled
+                each role     knows the      template      charts/, entries     functions each second
+                              callers                      of each role
 
 Everything is on loopback, on free ports, under one run folder, and ends with `stop()`.
 """
@@ -42,9 +42,9 @@ _WATCH: Final = "WatchClusterFunction"
 SCHEDULED: Final = (_WATCH, "SweepFleetFunction", "ScheduleJobsFunction")
 TICK_SECONDS: Final = 1.0
 SPOT_NOTICE_SECONDS: Final = 15.0
-"""Two minutes in life, where a save takes longer too."""
+"""Two minutes on AWS, where a save also takes longer."""
 KARPENTER_REPAIR_SECONDS: Final = 8.0
-"""Ten minutes in life."""
+"""Ten minutes in production."""
 
 Say = Callable[[str], None]
 
@@ -124,18 +124,18 @@ class DataCentre:
         keeps_cluster: bool = False,
         say: Say = lambda _text: None,
     ) -> Self:
-        """Bring everything up; on any failure, Ctrl-C included, bring down what was up.
+        """Start everything; on any failure, also Ctrl-C, stop everything.
 
         Args:
             run_dir: Folder for logs, state and the pods' files. Emptied first.
             fleet: The hardware.
             mode: `observe` or `act`.
             policy: `local` (seconds) or `production`.
-            admission: `evenkeel` or `kueue`, which is not part of it.
-            drills_may_act: Whether events of the source `evenkeel.drill` come in, and may lead to acts.
-            keeps_cluster: Whether the GPU cluster writes its state down, so that it can be started again.
-            ticks: Whether the scheduled functions run each second; without, only when somebody invokes them.
-            say: Is told in a few words what happens next.
+            admission: `evenkeel` or `kueue`; Kueue itself is not installed.
+            drills_may_act: Whether drill events (`evenkeel.drill`) are accepted and may lead to actions.
+            keeps_cluster: Whether the GPU cluster saves its state, so that it can restart.
+            ticks: Whether the scheduled functions run each second; otherwise they run only if a test invokes them.
+            say: Receives progress messages.
         """
         shutil.rmtree(run_dir, ignore_errors=True)
         run_dir.mkdir(parents=True)
@@ -158,7 +158,8 @@ class DataCentre:
         say("starting the AWS emulator, with IAM enforced")
         self.engine = self._open.enter_context(Engine.start(self.run_dir / "engine"))
         self.deployer = bootstrap(self.engine)
-        self._make_checkpoints_bucket()
+        place = {"LocationConstraint": REGION}
+        self.deployer.client("s3").create_bucket(Bucket=CHECKPOINTS_BUCKET, CreateBucketConfiguration=place)
         self.node_count = fleet.nodes
         say(f"starting the GPU cluster ({fleet.nodes} nodes, {fleet.instance_type})")
         identity = make_user(self.deployer, SERVICES_USER, _CLUSTER_STATEMENTS)
@@ -187,7 +188,7 @@ class DataCentre:
                 "SageMakerEndpoint": self.cluster.sagemaker_url,
                 "EksEndpoint": self.cluster.eks_url,
                 "CheckpointBuckets": f"arn:aws:s3:::{CHECKPOINTS_BUCKET}",
-                # The operator is made below, when the API that it may call exists. The deployer sends events again.
+                # The operator is created below, when its API exists. The deployer sends events again.
                 "OperatorPrincipals": f"{users}/{_OPERATOR},{users}/deployer",
                 "LocalEngine": "true",
             },
@@ -196,7 +197,7 @@ class DataCentre:
         )
         say("granting Kubernetes access")
         self._grant_kubernetes_access()
-        self._put_pod_identity()
+        self._put_pod_identity(NAMESPACE, "trainer")
         self._subscribe_to_pages()
         on_call = policy_statements(self.deployer, self.outputs["EvenkeelOnCallPolicy"])
         tests_itself = _doctor_statement([f"{STACK_NAME}-{function}" for function in self.roles])
@@ -211,16 +212,16 @@ class DataCentre:
         self.ticker = self._open.enter_context(Ticker(invoker, functions, every_seconds=TICK_SECONDS, waiting=[watch]))
 
     def _stop_cluster(self) -> None:
-        """Stop the cluster of the moment, which may have been started again."""
+        """Stop the current cluster."""
         self.cluster.stop()
 
     def restart_cluster(self) -> None:
-        """Start the GPU cluster again after it died: at the same addresses, from the state that it wrote down."""
+        """Restart the GPU cluster after it died, at the same addresses and from its saved state."""
         self.cluster.stop()
         self.cluster = self._start_cluster(after=self.cluster)
 
     def restart_ticker(self) -> None:
-        """Let the scheduled functions be invoked again."""
+        """Restart the ticker."""
         if self.ticker is not None:
             self.ticker.stop()
         self._start_ticking()
@@ -239,11 +240,11 @@ class DataCentre:
 
     @property
     def api_url(self) -> str:
-        """The API's base, which ends in `/v1`."""
+        """The base URL of the API; it ends in `/v1`."""
         return f"{self.engine.api_url(self.outputs['ApiId'], self.outputs['ApiStage'])}/v1"
 
     def state(self) -> dict[str, Any]:
-        """Return what others need to find this data centre: addresses and the outputs, no secrets."""
+        """Return the addresses and outputs of this data centre, without secrets."""
         return {
             "pid": os.getpid(),
             "upSince": self.up_since,
@@ -257,16 +258,13 @@ class DataCentre:
         }
 
     def client(self) -> ApiClient:
-        """Return the command line's client, as the operator."""
+        """Return an API client with the operator's key."""
         key = StaticKey(self.operator.access_key_id, self.operator.secret_access_key)
-        return ApiClient(
-            ApiContext(
-                FLEET, self.api_url, REGION, key=key, control_url=self.cluster.control_url, source="the data centre"
-            )
-        )
+        url = self.cluster.control_url
+        return ApiClient(ApiContext(FLEET, self.api_url, REGION, key=key, control_url=url, source="the data centre"))
 
     def context(self) -> dict[str, Any]:
-        """Return the command line's context: where the API is, and the operator's own key."""
+        """Return the context of the command line: the API's address and the operator's key."""
         return {
             "name": FLEET,
             "url": self.api_url,
@@ -281,19 +279,13 @@ class DataCentre:
             },
         }
 
-    def _make_checkpoints_bucket(self) -> None:
-        self.deployer.client("s3").create_bucket(
-            Bucket=CHECKPOINTS_BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION}
-        )
-
     def make_namespace(self, namespace: str) -> None:
-        """Make a team a namespace of its own, as docs/operate/teams.md says: with what functions may do in it.
+        """Create a team's namespace with the access that functions need, as docs/operate/teams.md says.
 
-        Its service account has the name of the stack's own, and an identity with as much.
+        Its service account has the name and the permissions of the stack's service account.
         """
         self._apply_access(namespace)
-        trainer = make_user(self.deployer, f"trainer-{namespace}", _TRAINER_STATEMENTS)
-        self.cluster.put_pod_identity(namespace, SERVICE_ACCOUNT, trainer.environment())
+        self._put_pod_identity(namespace, f"trainer-{namespace}")
 
     def _apply_access(self, namespace: str) -> None:
         manifest = (PROJECT / "charts" / "kubernetes-access.yaml").read_text(encoding="utf-8")
@@ -301,7 +293,7 @@ class DataCentre:
         self.cluster.apply([document for document in documents if document])
 
     def _grant_kubernetes_access(self) -> None:
-        """Apply the access manifest, and give each function's role its access entry, as docs/deploy.md says."""
+        """Apply the access manifest and the access entry of each function's role, as docs/deploy.md says."""
         self._apply_access(NAMESPACE)
         groups: dict[str, list[str]] = json.loads((PROJECT / "charts" / "access-entries.json").read_text("utf-8"))
         for pair in self.outputs["KubernetesRoleArns"].split(","):
@@ -310,53 +302,49 @@ class DataCentre:
             self.cluster.put_access_entry(role, groups[function])
 
     def _subscribe_to_pages(self) -> None:
-        """Let pages go to a queue, where they can be read: nobody has a pager here."""
+        """Subscribe a queue to the pages, so that tests can read them."""
         url = self.deployer.client("sqs").create_queue(QueueName=PAGES_QUEUE)["QueueUrl"]
         arn = f"arn:aws:sqs:{REGION}:{ACCOUNT_ID}:{PAGES_QUEUE}"
-        allow = {"Effect": "Allow", "Principal": {"Service": "sns.amazonaws.com"}, "Action": "sqs:SendMessage"}
-        policy = json.dumps({"Version": "2012-10-17", "Statement": [{**allow, "Resource": arn}]})
-        self.deployer.client("sqs").set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
-        topic = self.outputs["PageTopicArn"]
-        self.deployer.client("sns").subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn)
+        subscribe_queue(self.deployer, url, arn, self.outputs["PageTopicArn"])
 
-    def _put_pod_identity(self) -> None:
-        trainer = make_user(self.deployer, "trainer", _TRAINER_STATEMENTS)
-        self.cluster.put_pod_identity(NAMESPACE, SERVICE_ACCOUNT, trainer.environment())
+    def _put_pod_identity(self, namespace: str, user: str) -> None:
+        trainer = make_user(self.deployer, user, _TRAINER_STATEMENTS)
+        self.cluster.put_pod_identity(namespace, SERVICE_ACCOUNT, trainer.environment())
+
+
+def subscribe_queue(deployer: Credentials, url: str, arn: str, topic: str) -> str:
+    """Subscribe a queue to a topic; return the ARN of the subscription."""
+    allow = {"Effect": "Allow", "Principal": {"Service": "sns.amazonaws.com"}, "Action": "sqs:SendMessage"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [{**allow, "Resource": arn}]})
+    deployer.client("sqs").set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
+    sns = deployer.client("sns")
+    answer = sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn, ReturnSubscriptionArn=True)
+    return str(answer["SubscriptionArn"])
 
 
 SERVICES_USER: Final = "aws-services"
-"""The GPU cluster's: the engine lets it put events as AWS's services do, since its name begins with `aws-`."""
+"""The user of the GPU cluster: the engine lets users with the prefix `aws-` put events of AWS's services."""
+_QUESTIONS: Final = ["iam:SimulatePrincipalPolicy", "iam:GetAccessKeyLastUsed", "lambda:ListFunctions"]
 _CLUSTER_STATEMENTS: Final[list[dict[str, Any]]] = [
-    {
-        "Effect": "Allow",
-        "Action": ["iam:SimulatePrincipalPolicy", "iam:GetAccessKeyLastUsed", "lambda:ListFunctions"],
-        "Resource": "*",
-    },
-    {"Effect": "Allow", "Action": "events:PutEvents", "Resource": "*"},
+    {"Effect": "Allow", "Action": [*_QUESTIONS, "events:PutEvents"], "Resource": "*"},
 ]
-
+_BUCKET_ARN: Final = f"arn:aws:s3:::{CHECKPOINTS_BUCKET}"
 _TRAINER_STATEMENTS: Final[list[dict[str, Any]]] = [
-    {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": f"arn:aws:s3:::{CHECKPOINTS_BUCKET}"},
-    {
-        "Effect": "Allow",
-        "Action": ["s3:GetObject", "s3:PutObject"],
-        "Resource": f"arn:aws:s3:::{CHECKPOINTS_BUCKET}/*",
-    },
+    {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": _BUCKET_ARN},
+    {"Effect": "Allow", "Action": ["s3:GetObject", "s3:PutObject"], "Resource": f"{_BUCKET_ARN}/*"},
 ]
-
-
 _BUS: Final = f"arn:aws:events:{REGION}:{ACCOUNT_ID}"
 _ENGINE_PARAMETERS: Final[list[dict[str, Any]]] = [
-    # It spells the ARN of a rule with its bus; AWS spells that of a rule on the default bus without it.
+    # The ARN of a rule contains its bus here. On AWS, the ARN of a rule on the default bus does not.
     {"Effect": "Allow", "Action": "events:DescribeRule", "Resource": f"{_BUS}:rule/default/{STACK_NAME}-*"},
-    # It does not know the condition key `events:source`.
+    # The engine does not have the condition key `events:source`.
     {"Effect": "Allow", "Action": "events:PutEvents", "Resource": f"{_BUS}:event-bus/default"},
 ]
-"""What the stack's policy allows on AWS and not here."""
+"""Permissions that the stack's policy gives on AWS, in the engine's spelling."""
 
 
 def _doctor_statement(names: list[str]) -> dict[str, Any]:
-    """What `evenkeel doctor` needs besides the stack's own policy: as much as being the functions."""
+    """Return the permission that `evenkeel doctor` needs besides the stack's policy: to invoke the functions."""
     arns = [f"arn:aws:lambda:{REGION}:{ACCOUNT_ID}:function:{name}" for name in names]
     return {"Effect": "Allow", "Action": "lambda:InvokeFunction", "Resource": arns}
 

@@ -36,7 +36,7 @@ Progress = Callable[[str], None]
 
 
 class DeploymentError(RuntimeError):
-    """A sam command failed. The message ends with what it said, and names its log."""
+    """A sam command failed. The message ends with its output, and names its log."""
 
 
 def deploy(
@@ -51,17 +51,17 @@ def deploy(
 ) -> Outputs:
     """Build `template` and deploy it to `engine`, acting as `credentials`.
 
-    Idempotent: yes; a stack that is there is updated, and a build whose inputs have not changed is not made again.
+    Idempotent: yes; an existing stack is updated, and a build with unchanged inputs is reused.
 
     Args:
-        engine: Where to.
-        credentials: Who deploys: `deployer`.
-        parameters: Template parameters, over those of the environment `local` in samconfig.toml. `PythonRuntime` and
-            `Architecture` follow the interpreter and the machine if neither names them.
-        template: The SAM template; code is found beside it.
-        run_dir: Where the logs of sam go; the engine's folder if None.
+        engine: The engine.
+        credentials: The identity that deploys: `deployer`.
+        parameters: Template parameters. They override the environment `local` in samconfig.toml. By default
+            `PythonRuntime` and `Architecture` are those of the interpreter and the machine.
+        template: The SAM template, in the folder of the code.
+        run_dir: Folder for the logs of sam; by default the engine's folder.
         stack_name: The stack.
-        progress: Is told in a few words what happens next.
+        progress: Receives progress messages.
 
     Returns:
         The stack's outputs.
@@ -74,7 +74,7 @@ def deploy(
     chosen = local_parameters(template) | dict(parameters)
     built = build(template, chosen["PythonRuntime"], chosen["Architecture"], logs, progress=say)
     say("deploying the stack")
-    # Flags for all of it, and no samconfig.toml: a lookup of that file would be relative to the build.
+    # Flags only: sam would look for samconfig.toml relative to the build.
     command: list[str | Path] = [
         *(SAM, "deploy", "--template-file", built, "--stack-name", stack_name, "--region", credentials.region),
         *("--s3-bucket", ARTIFACTS_BUCKET, "--s3-prefix", stack_name, "--no-progressbar", "--no-confirm-changeset"),
@@ -87,9 +87,9 @@ def deploy(
 
 
 def build(template: Path, runtime: str, architecture: str, log_dir: Path, *, progress: Progress | None = None) -> Path:
-    """Run `sam build`, unless a build of the same inputs is there. Return the built template.
+    """Run `sam build`, unless a build of the same inputs exists. Return the built template.
 
-    Idempotent: yes, by a digest of the inputs; a build is put in its place whole or not at all.
+    Idempotent: yes, by a digest of the inputs; a build is moved into place atomically.
     """
     place = BUILDS / _inputs_digest(template, runtime, architecture)
     built = place / "template.yaml"
@@ -99,7 +99,7 @@ def build(template: Path, runtime: str, architecture: str, log_dir: Path, *, pro
     (progress or _no_progress)("building the functions and their layer")
     BUILDS.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=BUILDS))
-    # The other parameters change nothing that is built; the endpoints among them are new on each run.
+    # The other parameters do not change the build; the endpoints differ on each run.
     overrides = _overrides({"PythonRuntime": runtime, "Architecture": architecture})
     command: list[str | Path] = [
         *(SAM, "build", "--template-file", template, "--build-dir", draft),
@@ -110,7 +110,7 @@ def build(template: Path, runtime: str, architecture: str, log_dir: Path, *, pro
         _run_sam(command, log_dir / "sam-build.log", template.parent, layer_environment(runtime, architecture))
         _as_json(draft / "template.yaml")
         draft.chmod(0o755)
-        with contextlib.suppress(OSError):  # another process made the same build meanwhile
+        with contextlib.suppress(OSError):  # another process has made the same build
             draft.rename(place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -121,12 +121,12 @@ def build(template: Path, runtime: str, architecture: str, log_dir: Path, *, pro
 
 
 def _as_json(built: Path) -> None:
-    """Rewrite a built template as JSON, which is YAML too: `sam deploy` parses it seven times, YAML a second each."""
+    """Rewrite a built template as JSON, which is also YAML: `sam deploy` parses it seven times, YAML in 1 s each."""
     built.write_text(json.dumps(yaml.safe_load(built.read_bytes())), encoding="utf-8")
 
 
 def local_parameters(template: Path) -> dict[str, str]:
-    """Return the parameters of samconfig.toml's environment `local`, for this interpreter and machine."""
+    """Return the parameters of the environment `local` in samconfig.toml, for this interpreter and machine."""
     machine = "arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64"
     runtime = f"python{sys.version_info.major}.{sys.version_info.minor}"
     config = template.parent / "samconfig.toml"
@@ -137,14 +137,14 @@ def local_parameters(template: Path) -> dict[str, str]:
 
 
 def layer_environment(runtime: str, architecture: str) -> dict[str, str]:
-    """Return the variables by which shared/Makefile builds for that runtime and architecture."""
+    """Return the variables with which shared/Makefile builds for a runtime and architecture."""
     machine = "aarch64" if architecture == "arm64" else "x86_64"
     return {
         "EVENKEEL_LAYER_PYTHON": runtime.removeprefix("python"),
         "EVENKEEL_LAYER_PLATFORM": f"{machine}-manylinux_2_28",
         "EVENKEEL_UV": str(UV),
         "EVENKEEL_PYTHON": sys.executable,
-        "AWS_REGION": "us-west-2",  # sam asks for one even where it calls nothing
+        "AWS_REGION": "us-west-2",  # sam needs a region even if it calls nothing
     }
 
 
@@ -154,7 +154,7 @@ def stack_outputs(credentials: Credentials, stack_name: str = STACK_NAME) -> Out
 
 
 def stack_resources(credentials: Credentials, stack_name: str = STACK_NAME) -> dict[str, str]:
-    """Return logical id → physical id of everything in the stack."""
+    """Return the physical id of each resource of the stack, by logical id."""
     pages = credentials.client("cloudformation").get_paginator("list_stack_resources").paginate(StackName=stack_name)
     resources = (resource for page in pages for resource in page["StackResourceSummaries"])
     return {resource["LogicalResourceId"]: resource["PhysicalResourceId"] for resource in resources}
@@ -166,11 +166,11 @@ def _run_sam(command: list[str | Path], log: Path, cwd: Path, variables: Mapping
     log.parent.mkdir(parents=True, exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SAM_"))}
     environment = inherited | {
-        # The interpreter's own folder first: sam looks for a `python3.x` of the functions' runtime.
+        # The interpreter's folder first: sam looks for a `python3.x` of the functions' runtime.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "SAM_CLI_TELEMETRY": "0",
         "SAM_CLI_CHECK_FOR_UPDATES": "0",
-        "SAM_CLI_POLL_DELAY": "0.5",  # 5 s between looks at the stack is polite to AWS and slow here
+        "SAM_CLI_POLL_DELAY": "0.5",  # the default of 5 s is slow here
         "__SAM_CLI_APP_DIR": str(PROJECT / ".evenkeel" / "sam"),
         **variables,
     }
@@ -191,7 +191,7 @@ def _run_sam(command: list[str | Path], log: Path, cwd: Path, variables: Mapping
 
 
 def _overrides(parameters: Mapping[str, str]) -> list[str]:
-    """Spell parameters as sam reads them: quoted, for spaces and commas. One without a value keeps its default."""
+    """Quote parameters for sam. A parameter without a value keeps its default."""
     quoted = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in parameters.items() if value}
     return [f'ParameterKey={name},ParameterValue="{value}"' for name, value in quoted.items()]
 
@@ -213,4 +213,4 @@ def _input_files(root: Path) -> Iterator[Path]:
 
 
 def _no_progress(_text: str) -> None:
-    """Say nothing."""
+    """Ignore a progress message."""

@@ -1,11 +1,11 @@
-"""`evenkeel dev`: a data centre that is kept up in a process of its own, and found again by its files.
+"""`evenkeel dev`: a supervised data centre in a process of its own, described by files.
 
-.evenkeel/dev.pid        the process that supervises
-.evenkeel/context.json   the command line's context: where the API is, and the operator's own key
-.evenkeel/kubeconfig     the administrator's way into Kubernetes
+.evenkeel/dev.pid        the supervisor process
+.evenkeel/context.json   the context of the command line: the API's address and the operator's key
+.evenkeel/kubeconfig     the administrator's kubeconfig
 .evenkeel/dev/           logs and files of the data centre
-.evenkeel/dev/state.json addresses, process ids, and what was started again
-.evenkeel/dev-lost/      the same of the one before, where the engine died
+.evenkeel/dev/state.json addresses, process ids and restarts
+.evenkeel/dev-lost/      logs and files of the previous data centre, if its engine died
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DevPaths:
         self.state = self.run_dir / "state.json"
 
     def remove(self) -> None:
-        """Remove what says that a data centre is up."""
+        """Remove the files of a running data centre."""
         for file in (self.pid, self.context, self.kubeconfig, self.state):
             file.unlink(missing_ok=True)
 
@@ -114,7 +114,7 @@ def run_supervised(root: Path) -> int:
 
 
 class _DevDataCentre:
-    """The data centre of the moment; where the engine dies, another one takes its place."""
+    """The current data centre; a new one replaces it if the engine dies."""
 
     def __init__(self, places: DevPaths, say: Say) -> None:
         self.places = places
@@ -136,9 +136,9 @@ class _DevDataCentre:
         self.places.remove()
 
     def parts(self) -> tuple[SupervisedPart, ...]:
-        """Return the parts; what others rest on comes first."""
+        """Return the parts; a part comes before the parts that depend on it."""
         centre = self._centre
-        if centre is None:  # a rebuild failed half way
+        if centre is None:  # a rebuild failed
             return (_SupervisedPart("engine", lambda: False, self._rebuild),)
         ticker = centre.ticker
         return (
@@ -150,7 +150,7 @@ class _DevDataCentre:
         )
 
     def publish(self, restarts: list[Restart]) -> None:
-        """Write down where everything is, and what was started again."""
+        """Write the files with the addresses and the restarts."""
         if self._centre is None:
             return
         _write_private(self.places.context, self._centre.context())
@@ -191,11 +191,11 @@ class _SupervisedPart:
     is_running: Callable[[], bool]
     restart: Callable[[], tuple[str, str]]
     is_silent: Callable[[], bool] = lambda: False
-    """The engine is never judged by its silence: a restart would lose all its tables."""
+    """The engine is not restarted because of silence: it would lose all its tables."""
 
 
 def _write_private(file: Path, document: Json) -> None:
-    """Write a file that only its owner may read, whole or not at all."""
+    """Write a file atomically; only its owner may read it."""
     draft = file.with_name(f".{file.name}.draft")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
@@ -204,7 +204,7 @@ def _write_private(file: Path, document: Json) -> None:
 
 
 def down(root: Path) -> int:
-    """End the data centre that `up` started, and everything in it. Idempotent: yes. Returns 0."""
+    """Stop the data centre that `up` started. Return 0. Idempotent: yes."""
     mark = _supervisor(root)
     if mark is None:
         return 0
@@ -223,17 +223,17 @@ def _supervisor(root: Path) -> ProcessMark | None:
 
 
 def is_up(root: Path) -> bool:
-    """Whether a data centre was brought up here and is supervised. Whether its parts answer, `status` tries."""
+    """Whether a data centre runs in this folder. `status` checks whether its parts answer."""
     return _supervisor(root) is not None and DevPaths(root).state.exists()
 
 
 def kubeconfig(root: Path) -> Json:
-    """Return a kubeconfig of the GPU cluster that is up, as its administrator."""
+    """Return the administrator's kubeconfig of the running GPU cluster."""
     return _read_json(DevPaths(root).kubeconfig)
 
 
 def environment(root: Path) -> dict[str, str]:
-    """Return the variables by which AWS commands and SDKs act as the operator of the data centre that is up."""
+    """Return the variables with which AWS commands and SDKs act as the operator of the running data centre."""
     context = _read_json(DevPaths(root).context)
     return {
         "AWS_ACCESS_KEY_ID": context["credentials"]["accessKeyId"],

@@ -1,8 +1,8 @@
 """The local AWS engine: one emulator process on loopback, with IAM enforced.
 
 The engine is ministack, pinned by requirements/engine.txt and installed in an environment of its own (.tools/engine).
-It is started with an environment that holds nothing of the caller's: its function workers inherit that environment, and
-must see no credential, endpoint or profile but the ones that their function's own configuration names.
+Its process environment contains nothing of the caller's. Its function workers inherit it, and must see only the
+credentials, endpoints and profiles of their function's configuration.
 """
 
 from __future__ import annotations
@@ -28,34 +28,16 @@ _COMMAND: Final = (PROGRAM.with_name("python"), "-P", Path(__file__).with_name("
 READY_SECONDS: Final = 60.0
 _PORT_TRIES: Final = 5
 
-# What the template uses and what tests look at. SageMaker and EKS are absent on purpose: a call that should have gone
-# to the local GPU cluster fails here instead of being answered by a stand-in of a stand-in.
+# The services of the template and of tests. SageMaker and EKS are absent: a call that should have gone to the local GPU
+# cluster must fail here.
 SERVICES: Final = (
-    "account",
-    "apigateway",
-    "cloudformation",
-    "dynamodb",
-    "dynamodbstreams",
-    "events",
-    "iam",
-    "kms",
-    "lambda",
-    "logs",
-    "monitoring",
-    "resource-groups",
-    "s3",
-    "scheduler",
-    "sns",
-    "sqs",
-    "ssm",
-    "states",
-    "sts",
-    "tagging",
+    *("account", "apigateway", "cloudformation", "dynamodb", "dynamodbstreams", "events", "iam", "kms", "lambda"),
+    *("logs", "monitoring", "resource-groups", "s3", "scheduler", "sns", "sqs", "ssm", "states", "sts", "tagging"),
 )
 
 
 class EngineError(RuntimeError):
-    """The engine could not be started, or does not answer. The message names its log."""
+    """The engine did not start, or does not answer. The message names its log."""
 
 
 class Engine:
@@ -125,20 +107,17 @@ class Engine:
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             if not self._child.is_running():
-                raise (
-                    _PortTakenError
-                    if not _can_bind(self.port)
-                    else EngineError(
-                        f"the AWS emulator ended during its start (exit {self._child.returncode()}): see {self.log}"
-                    )
-                )
+                if not _can_bind(self.port):
+                    raise _PortTakenError
+                code = self._child.returncode()
+                raise EngineError(f"the AWS emulator ended during its start (exit {code}): see {self.log}")
             try:
                 health = self._admin("GET", "/_ministack/health")
                 self._admin("GET", "/_ministack/ready")
             except OSError:
                 time.sleep(0.05)
                 continue
-            # Whoever took the port in the meantime may well be another emulator: the nonce tells ours.
+            # Another emulator may have taken the port meanwhile: the nonce identifies this one.
             if health.get("edition") != nonce:
                 raise _PortTakenError
             if health.get("auth") != "enabled":
@@ -170,11 +149,11 @@ class Engine:
         return self._child.is_running()
 
     def api_url(self, rest_api_id: str, stage: str) -> str:
-        """Return where a REST API of this engine is served (its own host names do not resolve everywhere)."""
+        """Return the URL of a REST API. The host names of the engine do not resolve everywhere."""
         return f"{self.endpoint_url}/restapis/{rest_api_id}/{stage}/_user_request_"
 
     def reset(self) -> None:
-        """Empty every service, IAM included: identities made before are unknown afterwards."""
+        """Empty every service, including IAM: earlier identities no longer exist."""
         self._admin("POST", "/_ministack/reset")
 
     def mock_workflows(self, sfn_mock_config: Mapping[str, Any]) -> None:
@@ -185,7 +164,7 @@ class Engine:
         self._admin("POST", "/_ministack/config", {"stepfunctions._sfn_mock_config": dict(sfn_mock_config)})
 
     def stop(self) -> None:
-        """End the engine and its function workers, and remove what they left on disk.
+        """End the engine with its function workers, and remove their files.
 
         Idempotent: yes.
         """
@@ -211,10 +190,10 @@ class Engine:
 
 
 class _PortTakenError(Exception):
-    """Someone else has the port."""
+    """Another process uses the port."""
 
 
-# Loopback is never asked of a proxy, whatever the caller's environment says.
+# No proxy for loopback, regardless of the caller's environment.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -236,8 +215,8 @@ def _environment(run_dir: Path, port: int, nonce: str, wait_scale: float) -> dic
         "IOT_MTLS_ENABLED": "0",
         "SFTP_ENABLED": "0",
         "LAMBDA_EXECUTOR": "local",
-        "LAMBDA_ACCOUNT_CONCURRENCY": "1000",  # AWS's own: it counts calls that wait in line, which cost no process
-        "DOCKER_HOST": f"unix://{run_dir}/home/no-docker",  # at start it removes containers that it takes for its own
+        "LAMBDA_ACCOUNT_CONCURRENCY": "1000",  # as on AWS: queued calls count too, and cost no process
+        "DOCKER_HOST": f"unix://{run_dir}/home/no-docker",  # otherwise it removes containers at its start
         "STATE_DIR": str(run_dir / "data" / "state"),
         "S3_DATA_DIR": str(run_dir / "data" / "s3"),
         "SFN_WAIT_SCALE": str(wait_scale),

@@ -1,27 +1,26 @@
-"""The engine's program: ministack as it is pinned, corrected in Parallel states, Lambda and DynamoDB's lists.
+"""The program of the engine: the pinned ministack, with corrections.
 
-Run by the engine's own interpreter, so nothing of this project can be imported here.
+The engine's own interpreter runs it, so it cannot import this project. The corrections:
 
-* Branches shared one context object. Two that opened a task token in the same few milliseconds got one token for both,
-  and one of them then waited for ever (measured: 5 of 300 executions under load). On AWS each branch has a context of
-  its own, and sees the variables of the state around it without changing them.
-* What happens inside a branch left no trace in the execution's history. On AWS it does, and people read it.
-* An error that left a handler lost its name, so no Retry of a workflow ever matched one; and it ended the function's
-  process, so the next call began cold (measured: 1.7 s instead of 15 ms). On AWS the name stays, and the process too.
-* Every worker unpacked every layer for itself, and compiled what it imports for itself. Here a layer is unpacked once,
-  and its compiled modules are kept beside it.
-* A process that dies in mid-call was told under a name that AWS does not have. On AWS it is Runtime.ExitError, which
+* Branches of a Parallel state shared one context object. Two branches that opened a task token at the same time got one
+  token, and one of them waited for ever. Measured: 5 of 300 executions under load. On AWS each branch has its own
+  context. It sees the variables of the outer state, but does not change them.
+* The history of an execution did not show the states of a branch. On AWS it does.
+* An error that left a handler lost its name, so no Retry matched. It also ended the function's process, so the next
+  call was a cold start (measured: 1.7 s instead of 15 ms). On AWS the name and the process stay.
+* Every worker unpacked every layer and compiled its imports. Here a layer is unpacked once, with its compiled modules.
+* A process that dies during a call had an error name that AWS does not have. On AWS it is Runtime.ExitError, which
   workflows retry.
 * A function that failed under a task token left its state waiting for ever. On AWS the state fails with it.
-* Each item of a list was measured leaf by leaf, and the condition parsed anew for each (measured: a third of all the
-  work in a storm). Here a condition is parsed once, and items are measured so only where a page may be full.
-* It answered for every host name and every origin, so a web page could reach it through a name of its own that points
-  at 127.0.0.1. Here it answers for loopback alone, and to no web page.
-* Two hundred calls at once started two hundred processes of a function, which on a laptop is minutes of imports and
-  gigabytes. Here the calls of a function that has `MAX_PARALLEL` processes wait in line.
-* A refusal of DynamoDB did not name the table. On AWS it does, and so says which statement of a policy is missing.
-* Nobody could put events of AWS's own sources. On AWS the services can: here an IAM user whose name begins with
-  `SERVICE_PREFIX` stands in for them. Everybody else is refused, as on AWS.
+* Each item of a list was measured leaf by leaf, and each condition was parsed again for each item. In a storm, this
+  was a third of the work. Here a condition is parsed once, and items are measured only if a page may be full.
+* Every host name and origin was accepted, so a web page could reach the engine through a name that points to 127.0.0.1.
+  Here only loopback names are accepted, and no requests of web pages.
+* Two hundred simultaneous calls started two hundred processes of a function. Here calls wait if a function has
+  `MAX_PARALLEL` processes.
+* A refusal of DynamoDB did not name the table. On AWS it does, and so shows which statement of a policy is missing.
+* No caller could put events of AWS's own sources. On AWS the services can. Here an IAM user whose name starts with
+  `SERVICE_PREFIX` can; other callers are refused, as on AWS.
 """
 
 # ruff: noqa: SLF001 - a correction reaches into what it corrects
@@ -49,7 +48,7 @@ from ministack.services import dynamodb, eventbridge, iam, lambda_svc, stepfunct
 Document = dict[str, Any]
 
 MAX_PARALLEL = 4
-"""Processes of one function: enough for every race, few enough for two processors."""
+"""Processes of one function: enough for every race, and few enough for two processors."""
 SERVICE_PREFIX = "aws-"
 FAILURE = "__evenkeel_handler_failure__"
 _BROKEN_MESSAGE = '{"status": "error", "error": str(e), "trace": traceback.format_exc()}'
@@ -61,7 +60,7 @@ _MESSAGE_BY_NAME = (
 
 
 def run_branch(states: Document, start_at: str, branch_input: Any, execution: Document, outer: Document) -> Any:
-    """Walk one branch (or one Map item) to its end, as the engine's main loop walks the machine."""
+    """Run one branch or one Map item to its end, as the engine's main loop runs the state machine."""
     context = {**outer, "variables": dict(outer.get("variables", {}))}
     name: str | None = start_at
     document = copy.deepcopy(branch_input)
@@ -91,10 +90,10 @@ def _note(execution: Document, kind: str, details: str, name: str, **document: A
 
 
 def keep_error_names() -> None:
-    """Let an error that leaves a handler keep its name, and the process that it left."""
+    """Keep the name of an error that leaves a handler, and keep the process."""
     script = lambda_runtime._PYTHON_WORKER_SCRIPT
     if script.count(_BROKEN_MESSAGE) != 1:
-        message = "the engine's worker is not the one that this correction was written for"
+        message = "this correction does not fit the engine's worker"
         raise RuntimeError(message)
     lambda_runtime._PYTHON_WORKER_SCRIPT = script.replace(_BROKEN_MESSAGE, _MESSAGE_BY_NAME)
     execute = lambda_svc._execute_function_warm
@@ -116,7 +115,7 @@ def keep_error_names() -> None:
 
 
 def limit_processes() -> None:
-    """Let calls of a function wait for one of its processes. No function here calls another, so none waits for ever."""
+    """Let calls wait for a process of their function. No function calls another, so no call waits for ever."""
     execute, lock = lambda_svc._execute_function_warm, threading.Lock()
     lines: dict[str, threading.Semaphore] = {}
 
@@ -131,13 +130,13 @@ def limit_processes() -> None:
 
 
 def _has_died(body: Document) -> bool:
-    """Whether the function's process ended in mid-call, or while it started."""
+    """Whether the function's process ended during a call or during its start."""
     told = str(body.get("errorMessage"))
     return body.get("errorType") == "Runtime.HandlerError" or told.startswith("Worker process exited immediately")
 
 
 def fail_waits_with_function() -> None:
-    """Let a state that waits for a token fail with the function that was to take the token."""
+    """Fail a state that waits for a token if the function with the token fails."""
     under = threading.local()
     wait, call = stepfunctions._invoke_with_callback, stepfunctions._call_lambda
 
@@ -163,16 +162,16 @@ def fail_waits_with_function() -> None:
 
 
 class SharedLayer(zipfile.ZipFile):
-    """A layer's archive: the first to unpack it does so for all, the others are given a link to what it unpacked."""
+    """The archive of a layer. It is unpacked once; later calls create a link to the folder."""
 
     _unpacking = threading.Lock()
 
     def namelist(self) -> list[str]:
-        """Return the members, which the engine checks one by one: none where that was done before."""
+        """Return the members, which the engine checks one by one; empty if the archive is already unpacked."""
         return [] if self._is_layer() and self._layer_folder().exists() else super().namelist()
 
     def extractall(self, path: Any = None, members: Any = None, pwd: Any = None) -> None:
-        """Unpack into `path`, or make `path` a link to the place where this archive is unpacked already."""
+        """Unpack into `path`, or make `path` a link to the unpacked archive."""
         if not self._is_layer():
             super().extractall(path, members, pwd)
             return
@@ -195,13 +194,13 @@ class SharedLayer(zipfile.ZipFile):
 
 
 def _cached_check(check: Any) -> Any:
-    """Return a check of an expression's parts that is made once for each: an update passes them as a list."""
+    """Cache a check of an expression's parts; an update passes the parts as a list."""
     cached = functools.lru_cache(maxsize=1000)(check)
     return lambda parts, *more: cached(tuple(parts) if isinstance(parts, list) else parts, *more)
 
 
 def speed_up_queries() -> None:
-    """Parse each condition once, and measure items leaf by leaf only where a page may be full."""
+    """Parse each condition once, and measure items leaf by leaf only if a page may be full."""
     tokenize, measured = dynamodb._tokenize, dynamodb._paginate_evaluated_items
     dynamodb._tokenize = functools.lru_cache(maxsize=1000)(lambda expression: tuple(tokenize(expression)))
     for check in ("_check_redundant_parens", "_check_reserved_keyword_usage", "_condition_syntax_error"):
@@ -209,7 +208,7 @@ def speed_up_queries() -> None:
 
     def paginate(items: list[Document], limit: Any, table: Document, index_name: str | None = None) -> Any:
         asked = items if limit is None else items[: int(limit)]
-        # What an item takes here is never less than what DynamoDB counts.
+        # This size is never less than the size that DynamoDB counts.
         if sum(len(marshal.dumps(item, 0)) for item in asked) >= dynamodb._DDB_PAGE_SIZE_BYTES:
             return measured(items, limit, table, index_name)
         return list(asked), limit is not None and bool(asked) and len(asked) >= int(limit)
@@ -218,7 +217,7 @@ def speed_up_queries() -> None:
 
 
 _AUTHORITY = re.compile(r"[a-z0-9.-]+(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
-"""A host name and perhaps a port. `urlsplit` also takes paths, spaces and tabs in it."""
+"""A host name with an optional port. `urlsplit` would also accept paths, spaces and tabs."""
 
 
 def reject_foreign_hosts() -> None:
@@ -233,7 +232,7 @@ def reject_foreign_hosts() -> None:
         hosts = [value for name, value in given if name in (b"host", b":authority")]
         origins = [value for name, value in given if name == b"origin"]
         status = 0 if all(map(_is_local, origins)) else 403
-        # A target such as `GET http://attacker.example/` names a host as well, and counts more than `Host`.
+        # A target such as `GET http://attacker.example/` names a host too, and has precedence over `Host`.
         is_named_so = len(hosts) == 1 and _AUTHORITY.fullmatch(hosts[0]) is not None and scope["path"].startswith("/")
         if not is_named_so or not _is_local(f"//{hosts[0]}"):
             status = 421
@@ -259,7 +258,7 @@ def _is_local(url: str) -> bool:
 
 
 def allow_service_events() -> None:
-    """Let users that stand in for AWS's services put events under the sources of those."""
+    """Let users with `SERVICE_PREFIX` put events of AWS's own sources."""
     handle, put = eventbridge.handle_request, eventbridge._put_events
     caller: contextvars.ContextVar[str] = contextvars.ContextVar("caller", default="")
 
@@ -277,7 +276,7 @@ def allow_service_events() -> None:
 
 
 def name_refused_tables() -> None:
-    """Let a refusal of DynamoDB name the resource."""
+    """Name the resource in a refusal of DynamoDB."""
     answer = iam_actions.access_denied_response
 
     def answer_by_name(service: str, action: str, principal: str, *given: Any, **options: Any) -> Any:
@@ -291,7 +290,7 @@ def name_refused_tables() -> None:
 
 
 def share_layers() -> None:
-    """Let all workers read one copy of each layer."""
+    """Share one copy of each layer between all workers."""
     lambda_runtime.zipfile = types.SimpleNamespace(**{**vars(zipfile), "ZipFile": SharedLayer})
 
 

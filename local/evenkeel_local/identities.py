@@ -1,8 +1,8 @@
-"""Who is who on the local engine.
+"""Identities on the local engine.
 
-The engine's root key is a word anyone can type, and it may do everything. So it is used once, to make the user
-`deployer`, who may do what `sam deploy` needs and may make further users. Everything after that, functions, commands,
-the local cluster, the ticker and tests, holds an identity whose policies decide.
+The engine's root key is public and may do everything. So it is used once, to create the user `deployer`, which may do
+what `sam deploy` needs and may create users. Functions, commands, the local cluster, the ticker and tests have
+identities of their own, with policies.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _POLICY_NAME: Final = "evenkeel"
 
 @functools.cache
 def _service_models() -> Loader:
-    """Return the loader that all sessions share: a loader parses each service model once, which takes 0.1 s."""
+    """Return the shared loader of all sessions: it parses each service model once, which takes 0.1 s."""
     return create_loader()
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """An access key on one engine. Its text form leaves the secrets out."""
+    """An access key on one engine. Its text form has no secrets."""
 
     access_key_id: str
     secret_access_key: str
@@ -68,13 +68,13 @@ class Credentials:
         """Return a boto3 client of the engine; `options` go to boto3 (`config=`, `endpoint_url=`)."""
         options.setdefault("endpoint_url", self.endpoint_url)
         options.setdefault("config", Config(retries={"mode": "standard", "max_attempts": 2}, proxies={}))
-        # Typed stubs know each service by a literal name; here the name is the caller's.
+        # The typed stubs accept only literal names.
         return self.session().client(service, **options)  # type: ignore[call-overload]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables by which AWS tools and SDKs act as this identity on the engine.
+        """Return the environment variables with which AWS tools and SDKs use this identity on the engine.
 
-        A caller's profile or configuration file must not win over them, so both are pointed at nothing.
+        They also disable the caller's profile and configuration file.
         """
         variables = {
             "AWS_ACCESS_KEY_ID": self.access_key_id,
@@ -91,9 +91,9 @@ class Credentials:
 
 
 def bootstrap(engine: Engine) -> Credentials:
-    """Make the user `deployer` and the artifacts bucket, with the root key, for the only time.
+    """Create the user `deployer` and the artifacts bucket, with the root key.
 
-    Idempotent: yes; on an engine that has the user, its access key is replaced.
+    Idempotent: yes; the access key of an existing user is replaced.
     """
     root = Credentials(_ROOT_KEY, _ROOT_KEY, engine.endpoint_url)
     credentials = make_user(root, "deployer", _deployer_statements(engine.account_id))
@@ -105,12 +105,12 @@ def bootstrap(engine: Engine) -> Credentials:
 
 
 def make_user(maker: Credentials, name: str, statements: Sequence[Statement]) -> Credentials:
-    """Make the IAM user `name` with exactly `statements` as its policy, and return a fresh access key for it.
+    """Create the IAM user `name` with exactly `statements` as its policy; return a new access key.
 
     Idempotent: yes; the policy and the access key of an existing user are replaced.
 
     Args:
-        maker: Who makes it: `deployer`.
+        maker: The creator: `deployer`.
         name: The user's name, unique on the engine.
         statements: IAM policy statements, `Effect` included.
     """
@@ -160,75 +160,33 @@ def _ignore_error(code: str) -> Iterator[None]:
 
 
 def _deployer_statements(account_id: str) -> list[Statement]:
-    """What deploying a stack and making the local users needs."""
+    """Return the permissions to deploy a stack and to create the local users."""
+    services = (
+        *("apigateway", "cloudformation", "cloudwatch", "dynamodb", "events", "kms", "lambda", "logs"),
+        *("s3", "scheduler", "sns", "sqs", "ssm", "states", "tag"),
+    )
+    allowed = {
+        "role": (
+            *("*RolePolicy", "CreateRole", "DeleteRole", "GetRole", "PassRole", "TagRole", "UntagRole", "UpdateRole"),
+            *("UpdateAssumeRolePolicy", "ListRolePolicies", "ListAttachedRolePolicies"),
+        ),
+        "policy": (
+            *("CreatePolicy", "DeletePolicy", "GetPolicy", "ListPolicyVersions"),
+            *("CreatePolicyVersion", "DeletePolicyVersion", "GetPolicyVersion"),
+        ),
+        "user": (
+            *("CreateUser", "GetUser", "DeleteUser", "PutUserPolicy", "DeleteUserPolicy"),
+            *("ListAccessKeys", "CreateAccessKey", "DeleteAccessKey"),
+        ),
+    }
     return [
-        {
-            "Sid": "DeployTheStack",
-            "Effect": "Allow",
-            "Action": [
-                "apigateway:*",
-                "cloudformation:*",
-                "cloudwatch:*",
-                "dynamodb:*",
-                "events:*",
-                "kms:*",
-                "lambda:*",
-                "logs:*",
-                "s3:*",
-                "scheduler:*",
-                "sns:*",
-                "sqs:*",
-                "ssm:*",
-                "states:*",
-                "tag:*",
-            ],
-            "Resource": "*",
-        },
-        {
-            "Sid": "RolesOfTheStack",
-            "Effect": "Allow",
-            "Action": [
-                "iam:*RolePolicy",
-                "iam:CreateRole",
-                "iam:DeleteRole",
-                "iam:GetRole",
-                "iam:PassRole",
-                "iam:TagRole",
-                "iam:UntagRole",
-                "iam:UpdateAssumeRolePolicy",
-                "iam:UpdateRole",
-                "iam:ListRolePolicies",
-                "iam:ListAttachedRolePolicies",
-            ],
-            "Resource": f"arn:aws:iam::{account_id}:role/*",
-        },
-        {
-            "Sid": "PoliciesOfTheStack",
-            "Effect": "Allow",
-            "Action": [
-                "iam:CreatePolicy",
-                "iam:CreatePolicyVersion",
-                "iam:DeletePolicy",
-                "iam:DeletePolicyVersion",
-                "iam:GetPolicy",
-                "iam:GetPolicyVersion",
-                "iam:ListPolicyVersions",
-            ],
-            "Resource": f"arn:aws:iam::{account_id}:policy/*",
-        },
-        {
-            "Sid": "UsersOfTheDataCentre",
-            "Effect": "Allow",
-            "Action": [
-                "iam:CreateUser",
-                "iam:GetUser",
-                "iam:DeleteUser",
-                "iam:PutUserPolicy",
-                "iam:DeleteUserPolicy",
-                "iam:ListAccessKeys",
-                "iam:CreateAccessKey",
-                "iam:DeleteAccessKey",
-            ],
-            "Resource": f"arn:aws:iam::{account_id}:user/*",
-        },
+        {"Effect": "Allow", "Action": [f"{service}:*" for service in services], "Resource": "*"},
+        *(
+            {
+                "Effect": "Allow",
+                "Action": [f"iam:{action}" for action in actions],
+                "Resource": f"arn:aws:iam::{account_id}:{kind}/*",
+            }
+            for kind, actions in allowed.items()
+        ),
     ]

@@ -1,4 +1,4 @@
-"""Whether each part of a data centre answers now: tried, not remembered."""
+"""Probe each part of a data centre."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evenkeel_client.client import ApiClient
 from evenkeel_client.context import read
 
 ANSWER_SECONDS: Final = 20.0
-"""A part that takes longer counts as down. The API's first answer waits for a function to start."""
+"""A part that takes longer counts as down. The first answer of the API waits until a function has started."""
 SILENT_SECONDS: Final = 180.0
 """The scheduled functions run every few seconds here."""
 
@@ -27,7 +27,7 @@ _DIRECT: Final = urllib.request.ProxyHandler({})
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What one part said."""
+    """The result of one probe."""
 
     part: str
     is_up: bool
@@ -35,12 +35,12 @@ class ProbeResult:
 
 
 def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[ProbeResult]:
-    """Try every part of a data centre, side by side.
+    """Probe every part of a data centre in parallel.
 
     Args:
-        state: What it wrote about itself when it came up.
-        context: The command line's context.
-        kubeconfig: The administrator's way into Kubernetes.
+        state: The data centre's state file.
+        context: The context of the command line.
+        kubeconfig: The administrator's kubeconfig.
     """
     lock = threading.Lock()
 
@@ -74,7 +74,7 @@ def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[Pro
 def _probe_part(found: dict[str, ProbeResult], part: str, one: Callable[[], str]) -> None:
     try:
         found[part] = ProbeResult(part, is_up=True, detail=one())
-    except Exception as error:  # noqa: BLE001 - whatever it fails by, the part does not answer as it should
+    except Exception as error:  # noqa: BLE001 - any failure means that the part is down
         found[part] = ProbeResult(part, is_up=False, detail=str(error) or type(error).__name__)
 
 
@@ -99,7 +99,7 @@ def _schedules(status: Json, up_since: str) -> str:
     """Return how long ago the slowest scheduled function finished.
 
     Raises:
-        RuntimeError: one is silent, or has never finished although there was time.
+        RuntimeError: a function is silent, or has never finished although there was time.
     """
     now, oldest = datetime.now(UTC), 0.0
     for beat in status["heartbeats"]:

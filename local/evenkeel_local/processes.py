@@ -1,16 +1,16 @@
-"""Children that never outlive their purpose.
+"""Child processes that end with their parent.
 
-Every child leads a process group of its own, so that whatever it starts in turn (an engine's function workers, a
-trainer's ranks) is ended with it, and a Ctrl-C in the terminal reaches the parent alone, which then stops its children
-in an order of its choosing. Between the parent and the command stands a guard:
+Every child leads a process group of its own. So its descendants (an engine's function workers, a trainer's ranks) end
+with it. A Ctrl-C in the terminal reaches only the parent, which stops its children in order. A guard runs between the
+parent and the command:
 
-    parent ── pipe ──▶ guard (leads the group) ──▶ command ──▶ whatever it starts
-                         └ the pipe closes when the parent is gone, however it went: the guard ends the group
+    parent ── pipe ──▶ guard (leads the group) ──▶ command ──▶ its descendants
+                         └ the pipe closes when the parent ends: the guard ends the group
 
-A child that is meant to outlive the command that started it (`evenkeel dev up`) is started with `detached=True` and is
-found again by its pid file. The file holds the process's start time as well, since a pid alone soon names someone else.
+A child that outlives the command that started it (`evenkeel dev up`) is started with `detached=True`. Its pid file also
+holds the start time, because a pid is reused.
 
-Linux only: it reads /proc, as the local cluster needs the whole of 127.0.0.0/8.
+Linux only: this module reads /proc, and the local cluster needs the whole of 127.0.0.0/8.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _DEAD = ("Z", "X")  # process states that hold a pid and nothing else
 
 @dataclass(frozen=True)
 class ProcessMark:
-    """One process, told apart from any other that gets the same pid later."""
+    """A process, distinguished from later processes with the same pid."""
 
     pid: int
-    started: str  # opaque: equal for one process, different for the next holder of its pid
+    started: str  # opaque; differs between processes with the same pid
 
     @classmethod
     def of(cls, pid: int) -> ProcessMark | None:
-        """Return the mark of the process that holds `pid` now, or None if none does (a zombie counts as none)."""
+        """Return the mark of the process with this pid; None if there is none or only a zombie."""
         started = _start_time(pid)
         return None if started is None else cls(pid, started)
 
     @classmethod
     def read(cls, path: Path) -> ProcessMark | None:
-        """Read a pid file. None if it is absent or torn."""
+        """Read a pid file; return None if it is missing or damaged."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             return cls(int(document["pid"]), str(document["started"]))
@@ -56,7 +56,7 @@ class ProcessMark:
             return None
 
     def write(self, path: Path) -> None:
-        """Write a pid file, whole or not at all."""
+        """Write a pid file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         draft.write_text(json.dumps({"pid": self.pid, "started": self.started}), encoding="utf-8")
@@ -68,7 +68,7 @@ class ProcessMark:
     def stop_group(self, grace_seconds: float = GRACE_SECONDS) -> bool:
         """End the group that this process leads: SIGTERM, the grace, SIGKILL.
 
-        Idempotent: yes; a process that is gone, or whose pid is someone else's by now, is left alone.
+        Idempotent: yes; a process that is gone, and a reused pid, are left alone.
 
         Returns:
             Whether there was anything to stop.
@@ -83,7 +83,7 @@ class ProcessMark:
 
 
 class Child:
-    """A command running in a process group of its own."""
+    """A command in a process group of its own."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], mark: ProcessMark, lifeline: int | None, pid_file: Path | None
@@ -111,8 +111,8 @@ class Child:
             log: File that receives standard output and error.
             env: The whole environment of the child; the caller's own if None.
             cwd: Working folder of the child.
-            pid_file: Where to leave the group's pid and start time, removed by `stop`.
-            detached: The child outlives this process; otherwise it is ended when this process is gone, even by SIGKILL.
+            pid_file: Receives the group's pid and start time; removed by `stop`.
+            detached: Whether the child outlives this process. Otherwise it ends with this process, even on SIGKILL.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         words = [str(word) for word in command]
@@ -145,14 +145,14 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The leader of the group; signals for the command go to the group."""
+        """The pid of the group leader."""
         return self._process.pid
 
     def returncode(self) -> int | None:
-        """Return the command's exit code, or None while it runs. What it started may outlive it until `stop`."""
+        """Return the command's exit code, or None while it runs. Its descendants may run until `stop`."""
         if self._process.returncode is not None:
             return self._process.returncode
-        # WNOWAIT leaves the dead leader in place: while it is there, its group's number cannot be given to others.
+        # WNOWAIT keeps the dead leader as a zombie, so that its group id is not reused.
         seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if seen is None:
             return None
@@ -196,7 +196,7 @@ class Child:
 
 
 def _is_over(group: int, seconds: float) -> bool:
-    """Wait until no process of a group is left alive; return whether that came to be in time."""
+    """Wait until a group has no live process; return whether that happened in time."""
     deadline = time.monotonic() + seconds
     while members := group_members(group):
         if time.monotonic() >= deadline:
@@ -206,7 +206,7 @@ def _is_over(group: int, seconds: float) -> bool:
 
 
 def group_members(group: int) -> list[int]:
-    """Return the live processes of a process group (zombies are not counted)."""
+    """Return the live processes of a process group, without zombies."""
     members = []
     for entry in Path("/proc").iterdir():
         fields = _stat_fields(int(entry.name)) if entry.name.isdigit() else None
@@ -217,7 +217,7 @@ def group_members(group: int) -> list[int]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that every `with` closes what it opened."""
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that every `with` block cleans up."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -230,8 +230,8 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# Runs with the standard library alone, in a fresh interpreter: argv is the pipe, the grace, then the command.
-# The guard ignores the signals that its group receives, outlives the command, and passes its exit code on.
+# Runs in a new interpreter, with the standard library only. argv: the pipe, the grace period, the command.
+# The guard ignores the signals of its group, outlives the command, and returns its exit code.
 _GUARD = """
 import os, select, signal, subprocess, sys, time
 pipe, grace, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]

@@ -1,4 +1,4 @@
-"""The undisturbed twin: the example trainer, run to its end on this machine with nothing in its way."""
+"""The reference run: the example trainer, without faults, on this machine."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TWIN_SECONDS = 120.0
 
 @functools.cache
 def reference_digest(ranks: int, steps: int, seed: int) -> str:
-    """Train the same job as `ranks` processes without Evenkeel, cluster or faults; return the digest of its weights.
+    """Train a job as `ranks` processes, without Evenkeel, a cluster or faults; return the digest of its weights.
 
     Raises:
-        RuntimeError: a rank failed; the message holds the end of its output.
+        RuntimeError: a rank failed; the message has the end of its output.
     """
     folder = Path(tempfile.mkdtemp(prefix="evenkeel-twin-"))
-    # A loopback address of its own, so that no other group's port can be in its way.
+    # A loopback address of its own: its ports are free.
     address = f"127.{secrets.randbelow(100) + 100}.{secrets.randbelow(250) + 1}.{secrets.randbelow(250) + 1}"
     command = [sys.executable, "-m", "evenkeel_trainer", "--steps", str(steps), "--seed", str(seed)]
     environment = os.environ | {
@@ -35,7 +35,7 @@ def reference_digest(ranks: int, steps: int, seed: int) -> str:
         "MASTER_ADDR": address,
         "MASTER_PORT": "29500",
     }
-    # Into files: a pipe that nobody reads yet fills, and a rank that cannot write keeps all others waiting.
+    # Log to files: a full pipe would block a rank, and with it all the others.
     logs = [folder / f"rank-{rank}.log" for rank in range(ranks)]
     running = []
     for rank, log in enumerate(logs):

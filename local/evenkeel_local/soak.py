@@ -1,4 +1,4 @@
-"""`make soak`: drills in a row, at random moments, over all the faults; every check of every one is reported."""
+"""`make soak`: run all drills in random order at random times, and report every check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evenkeel_local.processes import interruptible
 
 
 def main() -> int:
-    """Run the drills; return 0 if every check held."""
+    """Run the drills; return 0 if every check passed."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--drills", type=int, default=20, help="number of drills (20)")
     options.add_argument("--seed", type=int, default=None, help="seed of the faults, times and nodes (random)")
@@ -36,7 +36,7 @@ def _soak(count: int, seed: int, only: str | None, nodes: int) -> int:
     began, failed = time.monotonic(), 0
     with DataCentre.start(PROJECT / ".evenkeel" / "soak", fleet=FleetShape(nodes=nodes), say=_say) as centre:
         for number in range(1, count + 1):
-            # Every fault in turn, so that a short soak meets all; the order within a round is thrown.
+            # Each round runs every drill once, in random order.
             if (number - 1) % len(names) == 0:
                 dice.shuffle(names)
             drill = SHARED[names[(number - 1) % len(names)]]

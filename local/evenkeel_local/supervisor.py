@@ -1,8 +1,7 @@
-"""Keeps a data centre up: a part that dies, or stops answering, is started again, with growing pauses and not for ever.
+"""Supervise a data centre: restart a part that dies or stops answering, with growing pauses, up to a limit.
 
-What is kept and what is lost differs. The GPU cluster writes its state down each second, so it comes back with its
-objects and machines, as after a power cut. The engine keeps its tables in memory: when it dies, jobs, incidents and
-decisions are gone, and the whole data centre is built anew.
+The GPU cluster saves its state each second, so it restarts with its objects and machines, as after a power cut. The
+engine keeps its tables in memory. If it dies, jobs, incidents and decisions are lost, and the data centre is rebuilt.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from typing import Final, Protocol
 FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 30.0
 MOST_DEATHS: Final = 5
-"""Within the window; after one more the data centre is given up."""
+"""Deaths within the window; one more ends the data centre."""
 WINDOW_SECONDS: Final = 600.0
 PROBE_SECONDS: Final = 5.0
-"""Between two probes of a part that runs."""
+"""Time between two probes of a running part."""
 SILENT_SECONDS: Final = 30.0
-"""A part whose probes all fail for this long counts as dead. Long, because a restart ends its processes."""
+"""A part whose probes fail for this long counts as dead. A restart ends its processes, so this is long."""
 _POLL_SECONDS: Final = 0.25
 
 Say = Callable[[str], None]
@@ -34,21 +33,21 @@ class RestartLimitReached(Exception):
 
 @dataclass(frozen=True)
 class Restart:
-    """A part that was started again."""
+    """A restart of a part."""
 
     part: str
     at: str
-    """When it was up again, RFC 3339."""
+    """Time of the restart, RFC 3339."""
     kept: str
     lost: str
 
 
 @dataclass
 class HangDetector:
-    """Whether a part that runs has stopped answering, as a stopped or hung process does."""
+    """Detects a running part that no longer answers, such as a hung process."""
 
     probe: Callable[[], None]
-    """Returns once the part answered, raises otherwise."""
+    """Returns if the part answers, raises otherwise."""
     clock: Callable[[], float] = time.monotonic
     _probed_at: float | None = None
     _failing_since: float | None = None
@@ -68,12 +67,12 @@ class HangDetector:
 
 @dataclass
 class Backoff:
-    """How long to wait before a part is started again, by how often it died lately. Pure: the caller tells the time."""
+    """The pause before a restart, by the number of recent deaths. Pure: the caller passes the time."""
 
     deaths: dict[str, list[float]] = field(default_factory=dict)
 
     def died(self, part: str, now: float) -> float | None:
-        """Count a death and return the pause in seconds; None when the part has died too often."""
+        """Count a death; return the pause in seconds, or None if the part has died too often."""
         recent = [*(at for at in self.deaths.get(part, []) if now - at < WINDOW_SECONDS), now]
         self.deaths[part] = recent
         if len(recent) > MOST_DEATHS:
@@ -82,7 +81,7 @@ class Backoff:
 
 
 class SupervisedPart(Protocol):
-    """One part of a data centre."""
+    """A part of a data centre."""
 
     @property
     def name(self) -> str: ...
@@ -90,16 +89,16 @@ class SupervisedPart(Protocol):
     def is_running(self) -> bool: ...
 
     def is_silent(self) -> bool:
-        """Whether it runs, and has not answered for `SILENT_SECONDS`."""
+        """Whether it runs but has not answered for `SILENT_SECONDS`."""
         ...
 
     def restart(self) -> tuple[str, str]:
-        """Start it again; return what was kept and what was lost, each as a sentence."""
+        """Restart it; return what was kept and what was lost, each as a sentence."""
         ...
 
 
 class Supervisor:
-    """Looks at the parts until it is stopped, and starts again what has died."""
+    """Checks the parts until it is stopped, and restarts dead parts."""
 
     def __init__(
         self,
@@ -112,10 +111,10 @@ class Supervisor:
         """Prepare to supervise.
 
         Args:
-            parts: The parts as they are now; looked at in this order.
-            say: Is told in a few words what happens.
-            restarted: Is given all restarts so far, after each.
-            clock: Seconds that only grow.
+            parts: Returns the current parts, in the order of the checks.
+            say: Receives progress messages.
+            restarted: Receives all restarts so far, after each restart.
+            clock: A monotonic clock, in seconds.
         """
         self._parts = parts
         self._say = say
@@ -137,7 +136,7 @@ class Supervisor:
                     continue
                 if not self._revive(part, why, stopping):
                     return
-                break  # other parts may rest on it: check again
+                break  # other parts may depend on it: check again
 
     def _revive(self, part: SupervisedPart, why: str, stopping: threading.Event) -> bool:
         """Restart a part until it starts or the restart limit is reached; return False on a stop request."""
@@ -163,7 +162,7 @@ class Supervisor:
 
 
 def _trouble(part: SupervisedPart) -> str:
-    """Return why a part must be started again; empty if it need not."""
+    """Return why a part must restart; empty if it is well."""
     if not part.is_running():
         return f"{part.name} died"
     return f"{part.name} has not answered for {SILENT_SECONDS:.0f} s" if part.is_silent() else ""

@@ -1,8 +1,8 @@
-"""A faster clock for scheduled functions.
+"""Invoke the scheduled functions every second.
 
-The engine's own schedules fire once a minute, as the template says, and nothing on AWS is quicker. Where a person waits
-for a demo or a test, the ticker invokes the same functions every second or two besides. Its identity may invoke those
-functions and nothing else. A function is never invoked by the ticker while its last invocation still runs.
+The engine's schedules run once a minute, as the template says and as on AWS. For demos and tests, the ticker also
+invokes the same functions every second or two. Its identity may invoke only these functions. It never invokes a
+function whose last invocation still runs.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _LOG = logging.getLogger(__name__)
 
 
 def ticker_statements(function_names: Sequence[str]) -> list[Statement]:
-    """Return what the ticker's identity may do: invoke these functions."""
+    """Return the permissions of the ticker: to invoke these functions."""
     arns = [f"arn:aws:lambda:{REGION}:{ACCOUNT_ID}:function:{name}" for name in function_names]
     return [{"Sid": "InvokeScheduledFunctions", "Effect": "Allow", "Action": "lambda:InvokeFunction", "Resource": arns}]
 
 
 def rest_seconds(took: float, every_seconds: float, *, waits: bool) -> float:
-    """Return the pause after an invocation that took so long.
+    """Return the pause after an invocation that took `took` seconds.
 
-    On a busy engine the ticker leaves half of the time to the functions that do the work. The length of an invocation
-    that `waits` says nothing about the load of the engine.
+    On a busy engine, half of the time remains for other functions. The time of an invocation that `waits` does not
+    show how busy the engine is.
     """
     longest = every_seconds if waits else _LONGEST_REST_SECONDS
     return max(every_seconds - took, min(took, longest))
@@ -44,7 +44,7 @@ def rest_seconds(took: float, every_seconds: float, *, waits: bool) -> float:
 
 @dataclass
 class ScheduleState:
-    """What one function's clock has done so far."""
+    """The invocations of one function so far."""
 
     function_name: str
     invoked: int = 0
@@ -53,7 +53,7 @@ class ScheduleState:
 
 
 class Ticker:
-    """Invokes functions every so often, each on a thread of its own. `start()` it, or use it as a context manager."""
+    """Invokes functions periodically, each on a thread of its own. Call `start()`, or use it as a context manager."""
 
     def __init__(
         self,
@@ -66,11 +66,10 @@ class Ticker:
         """Prepare a ticker.
 
         Args:
-            credentials: Who invokes; `ticker_statements` is all that it needs.
-            function_names: The functions, by name.
-            every_seconds: From the start of one invocation to the start of the next; more after a long one
-                (`rest_seconds`).
-            payloads: What a function is invoked with, `{}` for those not named.
+            credentials: An identity with `ticker_statements`.
+            function_names: The names of the functions.
+            every_seconds: Seconds between the starts of two invocations; more after a long one (`rest_seconds`).
+            payloads: The payload of each function; `{}` by default.
             waiting: Functions that wait during most of an invocation, such as the watch.
         """
         self._every_seconds = every_seconds
@@ -86,7 +85,7 @@ class Ticker:
         )
         self._lambda = credentials.client("lambda", config=options)
         self.beats: Mapping[str, ScheduleState] = {name: ScheduleState(name) for name in function_names}
-        # Daemons: a watch that is held for a minute must not keep a stopping process waiting.
+        # Daemon threads: an open watch must not delay the end of the process.
         self._threads = [
             threading.Thread(target=self._run, args=(beat,), name=f"tick-{beat.function_name}", daemon=True)
             for beat in self.beats.values()
@@ -98,11 +97,11 @@ class Ticker:
         return self
 
     def is_running(self) -> bool:
-        """Whether each function's thread is there still."""
+        """Whether each function's thread runs."""
         return all(thread.is_alive() for thread in self._threads)
 
     def stop(self, wait_seconds: float = 2.0) -> None:
-        """Invoke nothing from now on. An invocation under way is given `wait_seconds`, then left to the engine."""
+        """Stop. Wait at most `wait_seconds` for a running invocation."""
         self._stopping.set()
         deadline = time.monotonic() + wait_seconds
         for thread in self._threads:
@@ -132,7 +131,7 @@ class Ticker:
         except (BotoCoreError, ClientError) as failure:
             error = str(failure)
         if self._stopping.is_set():
-            return  # an engine that is being stopped cuts its callers off; that is no news
+            return  # an engine that stops drops its callers
         beat.invoked += 1
         if error is None:
             return

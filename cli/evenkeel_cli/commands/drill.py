@@ -49,7 +49,7 @@ def run(
     drill, thrown = drills.DRILLS[name], random.SystemRandom().randrange(10**6) if seed is None else seed
     out = page()
     out.line(f"{out.bold(drill.name)}  {drill.title}  {out.dim(f'seed {thrown}')}")
-    result = drills.rehearse(drill, seed=thrown, full=full, say=lambda text: out.line(out.dim(f"  {text}")))
+    result = drills.run_alone(drill, seed=thrown, full=full, say=lambda text: out.line(out.dim(f"  {text}")))
     for what, holds, seen in result.checks:
         out.line(
             out.with_glyph(

@@ -1,21 +1,22 @@
-"""Drills: something real is broken at a random moment, and everything that must hold afterwards is checked.
+"""Drills: each breaks a real part at a random time, and checks the recovery.
 
-    catalogue.py        table of the drills, and how to run one
-    scenarios.py        what each drill does, in the order of the table
+    catalogue.py        the table of the drills, and how to run one
+    scenarios.py        the steps of each drill, in the order of the table
     storm.py            the drill of the whole fleet
-    drill_run.py        a job in a data centre, and what can be done to it
-    checks.py           what must hold after each drill
-    decision_replay.py  decides every recorded decision again
+    drill_run.py        the job of a drill, its nodes and its incidents
+    checks.py           the checks after each drill
+    decision_replay.py  computes every recorded decision again
     harness.py          reads the state of a data centre, and waits for it
 
-A new drill is a function of `scenarios.py`, a row of the table and a page below `docs/runbooks`.
+A new drill is a function in `scenarios.py`, a row of the table and a page below `docs/runbooks`.
 """
 
-from evenkeel_local.drills.catalogue import DRILLS, SHARED, Drill, rehearse, run
+from evenkeel_local.drills.catalogue import DRILLS, SHARED, Drill, run, run_alone
 from evenkeel_local.drills.checks import check_outcome, resumed_past_a_fence
 from evenkeel_local.drills.harness import (
     ENDED,
     JOB_SECONDS,
+    RENTED_TYPE,
     SETTLED,
     DrillResult,
     DrillTimeoutError,
@@ -25,7 +26,9 @@ from evenkeel_local.drills.harness import (
     dead_letters,
     last_step,
     node_of_rank,
+    node_pool,
     read_object,
+    rented_pool,
     wait_for,
 )
 
@@ -33,6 +36,7 @@ __all__ = [
     "DRILLS",
     "ENDED",
     "JOB_SECONDS",
+    "RENTED_TYPE",
     "SETTLED",
     "SHARED",
     "Drill",
@@ -45,9 +49,11 @@ __all__ = [
     "dead_letters",
     "last_step",
     "node_of_rank",
+    "node_pool",
     "read_object",
-    "rehearse",
+    "rented_pool",
     "resumed_past_a_fence",
     "run",
+    "run_alone",
     "wait_for",
 ]

@@ -33,7 +33,7 @@ def check_outcome(
     *,
     may_overlap: bool = False,
 ) -> None:
-    """Check everything that must hold once a disturbed job has ended: of the job, the fleet and the records."""
+    """Check the job, the fleet and the records after the disturbed job has ended."""
     _check_job(result, centre, ended, uri, work)
     _check_fence(result, centre, uri)
     await_all_nodes_ready(centre.client(), centre)
@@ -45,11 +45,10 @@ def check_outcome(
 
 
 def check_decisions(result: DrillResult, centre: DataCentre) -> None:
-    """Check that every decision ever recorded here comes out the same from its own facts."""
-    otherwise = replay_mismatches(centre)
-    result.check(
-        "every recorded decision replays to the same answer", not otherwise, f"{len(otherwise)} do not: {otherwise[:3]}"
-    )
+    """Check that every recorded decision replays to the same answer."""
+    wrong = replay_mismatches(centre)
+    seen = f"{len(wrong)} do not: {wrong[:3]}"
+    result.check("every recorded decision replays to the same answer", not wrong, seen)
 
 
 def _check_job(result: DrillResult, centre: DataCentre, job: dict[str, Any], uri: str, work: TrainingWork) -> None:
@@ -69,9 +68,9 @@ def _check_fence(result: DrillResult, centre: DataCentre, uri: str) -> None:
 
 
 def resumed_past_a_fence(fence: dict[str, Any]) -> list[str]:
-    """Say which attempts resumed from what was written behind a later attempt's back, from the fence's own record.
+    """Return the attempts that resumed from a checkpoint of a fenced attempt, by the history of the fence.
 
-    A fence raised between a checkpoint and who resumes from it must itself have been pinned there or later.
+    An attempt between the checkpoint and the resumed attempt must have resumed from that checkpoint or a later one.
     """
     pins = {int(pin["attempt"]): pin.get("resumeFrom") for pin in (*fence["history"], fence)}
     wrong = []
@@ -81,7 +80,7 @@ def resumed_past_a_fence(fence: dict[str, Any]) -> list[str]:
         source, step = int(point["attempt"]), int(point["step"])
         for between in range(source + 1, attempt):
             if between not in pins:
-                continue  # it never raised the fence
+                continue  # this attempt never raised the fence
             stood = pins[between]
             if stood is None or int(stood["attempt"]) < source or int(stood["step"]) < step:
                 wrong.append(f"attempt {attempt} resumed from a{source} step {step} past a{between}'s pin")
@@ -89,7 +88,7 @@ def resumed_past_a_fence(fence: dict[str, Any]) -> list[str]:
 
 
 def _check_overlap(result: DrillResult, centre: DataCentre, job_id: str, *, may_overlap: bool) -> None:
-    """Processes of two attempts ran together only where that is allowed, and then the old one ended."""
+    """Check that processes of two attempts did not overlap, unless allowed, and that all have ended."""
     runs: dict[int, list[tuple[datetime, datetime]]] = {}
     for process in centre.cluster.control("GET", f"processes?job={job_id}")["processes"]:
         attempt = int(process["job"].rpartition("-a")[2])
@@ -107,11 +106,8 @@ def _check_overlap(result: DrillResult, centre: DataCentre, job_id: str, *, may_
 def _check_provider(result: DrillResult, centre: DataCentre, before: RepairCounters) -> None:
     after = RepairCounters.read(centre).replaces
     many = {life: count for life, count in after.items() if count > 1}
-    result.check(
-        "the provider accepts at most one Replace per node life",
-        not many,
-        str(many or f"{len(after) - len(before.replaces)} new"),
-    )
+    seen = str(many or f"{len(after) - len(before.replaces)} new")
+    result.check("the provider accepts at most one Replace per node life", not many, seen)
 
 
 def check_dead_letters(result: DrillResult, centre: DataCentre) -> None:
@@ -120,19 +116,16 @@ def check_dead_letters(result: DrillResult, centre: DataCentre) -> None:
 
 
 def _check_leftovers(result: DrillResult, centre: DataCentre) -> None:
-    """Whatever worked on the fault ends soon after it, and leaves nothing that would keep the next one out."""
+    """Check that no wait, pointer, charge or lease remains."""
     deadline = time.monotonic() + FLEET_SECONDS
     while (left := leftover_records(centre)) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-    result.check(
-        "no wait, pointer, charge or lease is left open",
-        not left,
-        "; ".join(left) or "no open wait, pointer, charge or lease",
-    )
+    seen = "; ".join(left) or "no open wait, pointer, charge or lease"
+    result.check("no wait, pointer, charge or lease is left open", not left, seen)
 
 
 def leftover_records(centre: DataCentre) -> list[str]:
-    """Return what is still open: waits, pointers to incidents, charges, leases, executions."""
+    """Return the open waits, pointers to incidents, charges, leases and executions."""
     names = {name: centre.outputs[f"{name}TableName"] for name in ("Jobs", "Incidents", "Fleet", "Quotas")}
     left = []
     for page in (
@@ -142,7 +135,7 @@ def leftover_records(centre: DataCentre) -> list[str]:
     ):
         for item in page["Items"]:
             pk, sk = item["pk"]["S"], item["sk"]["S"]
-            # A released charge is no open end: it says whose the quota was, until that job runs again.
+            # A released charge is not open: it names the owner of the quota until the job runs again.
             is_held = sk.startswith("CHARGE#") and not document_of(item).get("releasedAt")
             is_open = is_held or pk.startswith("OPEN#") or sk.startswith("WAIT#")
             holder = document_of(item).get("incidentId") if pk.startswith("LEASE#") else ""

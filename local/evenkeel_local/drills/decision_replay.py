@@ -1,4 +1,4 @@
-"""Every decision that the data centre recorded, decided again."""
+"""Replay every decision that the data centre recorded."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from evenkeel_local.data_centre import DataCentre
 
 
 def replay_mismatches(centre: DataCentre) -> list[str]:
-    """Return the decisions that do not replay to their recorded answer, and why."""
+    """Return the decisions that do not replay to their recorded answer, with the difference."""
     base = load_policy("local")
     given = [doc["change"]["changes"] for _, doc in rows(centre, "POLICY#") if "change" in doc]
     policies = {policy.hash: policy for policy in (base, *(changed(base, changes) for changes in given))}
@@ -29,7 +29,7 @@ def replay_mismatches(centre: DataCentre) -> list[str]:
 
 
 def rows(centre: DataCentre, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the documents of the incidents' table, by `partition/sort key`."""
+    """Yield the documents of the incidents table with their key, `partition/sort key`."""
     pages = centre.deployer.client("dynamodb").get_paginator("scan")
     for page in pages.paginate(TableName=centre.outputs["IncidentsTableName"]):
         for item in page["Items"]:

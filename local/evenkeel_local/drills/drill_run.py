@@ -1,4 +1,4 @@
-"""A job in a data centre whose fleet is whole, and what can be done to both."""
+"""A drill while it runs: its job, its nodes and its incidents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INCIDENT_SECONDS: Final = 150.0
 
 
 class DrillRun:
-    """One run of one drill."""
+    """A run of a drill."""
 
     def __init__(self, result: DrillResult, centre: DataCentre, *, say: Say) -> None:
         self.name = result.drill
@@ -70,37 +70,47 @@ class DrillRun:
         return job_id
 
     def job(self, job_id: str = "") -> Json:
-        """Return a job as the API shows it; if omitted, the job that the drill disturbs."""
+        """Return a job as the API shows it; by default the job that the drill disturbs."""
         job: Json = self.client.get(f"/jobs/{job_id or self.result.job_id}")
         return job
 
     def attempt(self, number: int) -> Json:
-        """Return one of its attempts; empty where there is none such yet."""
+        """Return an attempt of the disturbed job; empty if it does not exist yet."""
         return next((dict(each) for each in self.job()["attempts"] if each["attempt"] == number), {})
 
     def step(self) -> int:
-        """Return the newest step in the log of its current attempt."""
+        """Return the newest step in the log of the current attempt."""
         return last_step(self.client, self.result.job_id)
 
     def reach(self, step: int) -> None:
-        """Wait for a step. By the log: it may well come before Evenkeel has heard that the job runs."""
+        """Wait for a step in the log. It may come before Evenkeel knows that the job runs."""
         wait_for(f"step {step}", JOB_SECONDS, lambda: self.step() >= step)
 
     def await_random_step(self) -> None:
-        """Wait for a random moment in the first half of the job; later, a slow machine might find it ended."""
+        """Wait for a random time in the first half of the job. In the second half, the job might end first."""
         moment = self.rng.randint(1, self.work.steps // 2) + self.rng.random()
         self.reach(int(moment))
         time.sleep((moment % 1) * self.work.step_seconds)
         state = self.job()["state"]
-        self.result.check("the job ran when the fault was injected", state not in ENDED, state)
+        self.check("the job ran when the fault was injected", state not in ENDED, state)
+
+    def submit_and_choose_node(self, work: TrainingWork) -> Json:
+        """Submit the job that the drill disturbs, wait for a random time, and return the node of a random rank."""
+        self.submit(work)
+        self.await_random_step()
+        return self.node()
+
+    def check(self, what: str, holds: bool, seen: object) -> None:
+        """Record a check with what was observed."""
+        self.result.check(what, holds, str(seen))
 
     def node(self, rank: int | None = None) -> Json:
-        """Return the node of a rank of the current attempt, by chance if none is named."""
+        """Return the node of a rank of the current attempt; by default of a random rank."""
         chosen = self.rng.randrange(self.work.nodes) if rank is None else rank
         return self.machine(node_of_rank(self.centre, self.job(), chosen))
 
     def end(self, job_id: str = "") -> Json:
-        """Wait until a job has ended, and return it; if omitted, the job that the drill disturbs."""
+        """Wait until a job has ended, and return it; by default the job that the drill disturbs."""
 
         def look() -> Json:
             job = self.job(job_id)
@@ -113,16 +123,16 @@ class DrillRun:
     # ------------------------------------------------------------ the machines
 
     def machine(self, name: str) -> Json:
-        """Return what the cluster itself tells of a node; empty where it is gone."""
+        """Return a node as the GPU cluster shows it; empty if it is gone."""
         return next((each for each in self.cluster.nodes() if name in (each["name"], each["instanceId"])), {})
 
     def accepted(self, instance_id: str) -> dict[str, int]:
-        """Return how often the provider accepted which repair of a machine, by anybody."""
+        """Return how often the provider accepted each repair of a machine, from any caller."""
         accepted = self.cluster.control("GET", "counters")["accepted"]
         return {action: counts[instance_id] for action, counts in accepted.items() if instance_id in counts}
 
     def inject_fault(self, fault: str, node: Json, **options: Any) -> str:
-        """Break a node; the fault is taken back in the end."""
+        """Inject a fault into a node. `finish` and `leave` clear it."""
         self._struck_at = time.monotonic()
         fault_id = str(self.cluster.inject(fault, node=node["name"], **options)["faultId"])
         self._faults.append(fault_id)
@@ -130,12 +140,12 @@ class DrillRun:
         return fault_id
 
     def clear(self) -> None:
-        """Take every fault back. Idempotent: yes."""
+        """Clear every fault. Idempotent: yes."""
         while self._faults:
             self.cluster.clear(self._faults.pop())
 
     def leave(self) -> None:
-        """Take back what a drill that broke off has left: its faults, and a job that others would queue behind."""
+        """Clean up after a drill that failed: clear its faults and cancel its jobs."""
         self.clear()
         for job_id in filter(None, (self.result.job_id, *self._beside)):
             if self.job(job_id)["state"] not in ENDED:
@@ -143,7 +153,7 @@ class DrillRun:
 
     @contextmanager
     def inject_call_fault(self, effect: str, **rule: Any) -> Iterator[None]:
-        """Have the calls that match go wrong for as long as this lasts."""
+        """Make matching API calls fail inside the `with` block."""
         added = self.cluster.control("POST", "call-faults", {"effect": effect, "times": None, **rule})
         try:
             yield
@@ -157,7 +167,7 @@ class DrillRun:
         return list(self.client.get("/incidents", pageSize=100)["items"])
 
     def new_incidents(self, instance_id: str = "") -> list[Json]:
-        """Return the incidents that the drill brought, oldest first: of one machine, or of all."""
+        """Return the incidents since the start of the drill, oldest first; by default of all machines."""
         return [
             incident
             for incident in reversed(self.incidents())
@@ -166,7 +176,7 @@ class DrillRun:
         ]
 
     def await_incident(self, what: str, node: Json, holds: Callable[[Json], object]) -> Json:
-        """Wait for an incident of a machine, and for something to hold of it."""
+        """Wait for an incident of a machine that fulfils a condition."""
 
         def look() -> Json:
             found = self.new_incidents(node["instanceId"])
@@ -177,14 +187,14 @@ class DrillRun:
         return incident
 
     def settled(self, node: Json, state: str = "RECOVERED") -> Json:
-        """Wait until the incident of a machine is settled, and check how."""
+        """Wait until the incident of a machine is settled, and check its state."""
         incident = self.await_incident("the incident to settle", node, lambda each: each["state"] in SETTLED)
         self.result.seconds["incidentSettled"] = time.monotonic() - self._struck_at
-        self.result.check("the incident ends in the expected state", incident["state"] == state, str(incident))
+        self.check("the incident ends in the expected state", incident["state"] == state, incident)
         return incident
 
     def timeline(self, incident: Json) -> list[Json]:
-        """Return the lines of an incident's story."""
+        """Return the entries of an incident's timeline."""
         return list(self.client.get(f"/incidents/{incident['incidentId']}/timeline")["entries"])
 
     def detail(self, incident: Json) -> Json:
@@ -195,7 +205,7 @@ class DrillRun:
     # ------------------------------------------------------------ the end
 
     def finish(self, *, may_overlap: bool = False) -> None:
-        """Wait for the end of the job, take the faults back, and check everything that must hold."""
+        """Wait for the end of the job, clear the faults, and check the outcome."""
         ended = self.end()
         self.clear()
         check_outcome(self.result, self.centre, ended, self.uri, self.work, self._before, may_overlap=may_overlap)

@@ -1,10 +1,10 @@
-"""What is seen of a data centre while things break in it, and waiting for it to be seen."""
+"""Read the state of a data centre during a drill, and wait for a state."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,12 +28,12 @@ DEAD_LETTER_QUEUES: Final = (
     "FailedCyclesQueueUrl",
     "FailedInvocationsQueueUrl",
 )
-"""Outputs of the stack that name the queues which must stay empty."""
+"""Outputs of the stack that name queues that must stay empty."""
 
 
 @dataclass(frozen=True)
 class TrainingWork:
-    """The job a drill disturbs."""
+    """The job of a drill."""
 
     nodes: int = 2
     steps: int = 80
@@ -42,8 +42,7 @@ class TrainingWork:
     seed: int = 7
     instance_types: tuple[str, ...] = ()
     paced_attempts: int = 0
-    """Attempts that take `step_seconds` a step: a long first one is still there when it is disturbed, and what comes
-    after it need not take as long. 0 = all."""
+    """Number of attempts that take `step_seconds` per step; later attempts are faster. 0: all attempts."""
 
     def submission(self, name: str, uri: str) -> dict[str, Any]:
         """Return the body of `POST /v1/jobs`."""
@@ -63,9 +62,51 @@ class TrainingWork:
         }
 
 
+RENTED_TYPE: Final = "p5.48xlarge"
+
+
+def node_pool(
+    name: str, market: str, *, limit: int | None = None, taints: Sequence[Json] = (), labels: Json | None = None
+) -> Json:
+    """Return a Karpenter NodePool of one instance type and market.
+
+    Args:
+        name: Its name.
+        market: `spot` or `on-demand`.
+        limit: Its limit of GPUs; None for no limit.
+        taints: Taints of its nodes.
+        labels: Labels of its nodes.
+    """
+    terms = {"karpenter.sh/capacity-type": market, "node.kubernetes.io/instance-type": RENTED_TYPE}
+    requirements = [{"key": key, "operator": "In", "values": [value]} for key, value in terms.items()]
+    node_class = {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": "default"}
+    template = {"requirements": requirements, "nodeClassRef": node_class, "taints": list(taints)}
+    spec: Json = {"template": {"metadata": {"labels": labels or {}}, "spec": template}}
+    spec["disruption"] = {"consolidateAfter": "Never"}
+    if limit is not None:
+        spec["limits"] = {"nvidia.com/gpu": str(limit)}
+    return {"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": name}, "spec": spec}
+
+
+def rented_pool(centre: DataCentre, name: str, market: str, *, most_nodes: int, price: int) -> Json:
+    """Return the policy of a pool that Evenkeel may rent from; `price` is in micro-dollars per node hour."""
+    return {
+        "name": name,
+        "cluster": centre.cluster.eks_cluster_name,
+        "market": market,
+        "instanceType": RENTED_TYPE,
+        "zone": "us-west-2a",
+        "acceleratorsPerNode": 8,
+        "mostNodes": most_nodes,
+        "microsPerNodeHour": price,
+        "launch": {"p50Seconds": 2, "p90Seconds": 4},
+        "place": {},
+    }
+
+
 @dataclass
 class DrillResult:
-    """How a drill went: each check by name, with what was seen."""
+    """The result of a drill: its checks, with what was observed."""
 
     drill: str
     seed: int
@@ -74,7 +115,7 @@ class DrillResult:
     checks: list[tuple[str, bool, str]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     figures: dict[str, str] = field(default_factory=dict)
-    """What was counted, for people who read it."""
+    """Figures for people."""
 
     @property
     def is_ok(self) -> bool:
@@ -88,14 +129,14 @@ class DrillResult:
 
 
 class DrillTimeoutError(AssertionError):
-    """What a drill waited for did not come. The message says what was seen last."""
+    """An awaited state did not come in time."""
 
 
 def wait_for(what: str, seconds: float, look: Callable[[], Any]) -> Any:
-    """Look every 0.2 s until `look` returns something true; return it.
+    """Call `look` every 0.2 s until it returns a true value; return that value.
 
     Raises:
-        DrillTimeoutError: it did not within `seconds`.
+        DrillTimeoutError: the wait timed out.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -108,7 +149,7 @@ def wait_for(what: str, seconds: float, look: Callable[[], Any]) -> Any:
 
 
 def last_step(client: ApiClient, job_id: str) -> int:
-    """Return the newest step in rank 0's log; 0 where there is none yet."""
+    """Return the newest step in rank 0's log; 0 before the first step."""
     try:
         log = client.get(f"/jobs/{job_id}/logs", rank=0, tail=5)["text"]
     except CommandFailed:
@@ -118,7 +159,7 @@ def last_step(client: ApiClient, job_id: str) -> int:
 
 
 def node_of_rank(centre: DataCentre, job: dict[str, Any], rank: int) -> str:
-    """Return the name of the node that a rank of the job's current attempt runs on, as soon as it has one."""
+    """Wait until a rank of the job's current attempt has a node; return the node's name."""
     name = f"{job['jobId']}-a{job['currentAttempt']}-{rank}-"
 
     def bound() -> str:
@@ -129,7 +170,7 @@ def node_of_rank(centre: DataCentre, job: dict[str, Any], rank: int) -> str:
 
 
 def await_all_nodes_ready(client: ApiClient, centre: DataCentre) -> None:
-    """Wait until every machine of every group takes work."""
+    """Wait until every node is schedulable."""
     wanted = centre.node_count
 
     def whole() -> bool:
@@ -155,7 +196,7 @@ def _json_lines(text: str) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class RepairCounters:
-    """Accepted calls per node life, as the provider counted them."""
+    """Number of accepted Replace calls of each node, as the provider counted them."""
 
     replaces: dict[str, int]
 
@@ -165,21 +206,19 @@ class RepairCounters:
 
 
 def dead_letters(centre: DataCentre) -> dict[str, int]:
-    """Return how many messages wait in each dead-letter queue that has any."""
+    """Return the number of messages of each dead-letter queue that is not empty."""
     sqs = centre.deployer.client("sqs")
     counts = {}
     for queue in DEAD_LETTER_QUEUES:
-        attributes = sqs.get_queue_attributes(
-            QueueUrl=centre.outputs[queue], AttributeNames=["ApproximateNumberOfMessages"]
-        )
-        count = int(attributes["Attributes"]["ApproximateNumberOfMessages"])
-        if count:
+        name = "ApproximateNumberOfMessages"
+        answer = sqs.get_queue_attributes(QueueUrl=centre.outputs[queue], AttributeNames=[name])
+        if count := int(answer["Attributes"][name]):
             counts[queue.removesuffix("Url")] = count
     return counts
 
 
 def read_object(centre: DataCentre, uri: str, key: str) -> bytes | None:
-    """Read one object below a checkpoint URI, as the deployer; None where there is none."""
+    """Read an object below a checkpoint URI; None if it does not exist."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     try:
         answer = centre.deployer.client("s3").get_object(Bucket=bucket, Key=f"{prefix}/{key}")

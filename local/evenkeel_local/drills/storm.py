@@ -1,7 +1,7 @@
-"""The storm: every machine sickens within seconds, and is told of far more often than once.
+"""The storm: every node fails within seconds, and many events report each fault.
 
-What is looked for is not that all are repaired: it is that nothing is lost, nothing is done twice, and what may not be
-done at once waits and says by which rule.
+The drill does not check that all nodes are repaired. It checks that no fault is lost, no action is done twice, and each
+recovery that must wait names its rule.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ EVENTS_PER_MACHINE: Final = 5
 COPIES: Final = 3
 SENDERS: Final = 8
 DRAINED_SECONDS: Final = 300.0
-"""So long everything may take until nothing is left to be handled and every recovery waits or has ended."""
+"""Time until every event is handled and every recovery waits or has ended."""
 INJECTED_SECONDS: Final = 10.0
 
 
 def storm(drill: DrillRun) -> None:
-    """Break every machine, tell it all, wait until it is calm, and count."""
+    """All nodes fail within seconds, five events for each, all events shuffled and delivered three times."""
     with shared_cause_window(drill, 900) as in_force:
         in_force()
         _storm(drill)
@@ -52,7 +52,7 @@ def _storm(drill: DrillRun) -> None:
     seen = OpenIncidentPeaks()
 
     def is_calm() -> bool:
-        time.sleep(2.0)  # whoever looks takes from those that work
+        time.sleep(2.0)  # polling takes time from the functions
         seen.look(drill)
         return seen.is_calm(len(machines)) and not waiting_events(drill)
 
@@ -61,8 +61,8 @@ def _storm(drill: DrillRun) -> None:
     try:
         wait_for("the storm to be over", DRAINED_SECONDS * 2, is_calm)
     except DrillTimeoutError as late:
-        # What did happen is counted all the same.
-        drill.result.check(
+        # Count what did happen.
+        drill.check(
             "all events are handled and all recoveries have ended",
             False,
             f"{late}: {dict(seen.now)}, {waiting_events(drill)} waiting",
@@ -78,10 +78,11 @@ def _storm(drill: DrillRun) -> None:
 
 
 def _events_of(drill: DrillRun, machine: str) -> Iterator[Json]:
-    """Yield the events about one machine: the same fault, seen again and again, each under an id of its own."""
+    """Yield the events of one machine: the same fault several times, each event with its own id."""
     now = datetime.now(UTC)
+    said = "HyperPod Health Monitoring Agent (HMA) has detected fault type NvidiaErrorTerminate on this node."
+    summary = {"HealthStatus": "Unhealthy", "HealthStatusReason": said}
     for number in range(EVENTS_PER_MACHINE):
-        said = "HyperPod Health Monitoring Agent (HMA) has detected fault type NvidiaErrorTerminate on this node."
         yield {
             "version": "0",
             "id": f"storm-{drill.seed}-{machine}-{number}",
@@ -96,12 +97,7 @@ def _events_of(drill: DrillRun, machine: str) -> Iterator[Json]:
                 "ClusterArn": drill.cluster.cluster_arn,
                 "InstanceId": machine,
                 "Tags": {},
-                "HealthSummary": {
-                    "HealthStatus": "Unhealthy",
-                    "HealthStatusReason": said,
-                    "RepairAction": "Replace",
-                    "Recommendation": "",
-                },
+                "HealthSummary": {**summary, "RepairAction": "Replace", "Recommendation": ""},
             },
         }
 
@@ -125,13 +121,13 @@ def _batches_of_ten(events: Sequence[Json]) -> Iterator[tuple[Json, ...]]:
 
 @dataclass
 class OpenIncidentPeaks:
-    """The most that was ever seen at once, and how it is now."""
+    """The peak number of repairs and cordons, and the current states of incidents."""
 
     most: Counter[str] = field(default_factory=Counter)
     now: Counter[str] = field(default_factory=Counter)
 
     def look(self, drill: DrillRun) -> None:
-        """Count what is under way."""
+        """Count the current repairs and cordons."""
         repairs = _register(drill, "repairs")
         cordons = [node for node in drill.cluster.nodes() if node["unschedulable"]]
         for name, count in (("repairs", len(repairs)), ("cordons", len(cordons))):
@@ -139,7 +135,7 @@ class OpenIncidentPeaks:
         self.now = _states(drill)
 
     def is_calm(self, machines: int) -> bool:
-        """Whether every machine has an incident that waits or is over."""
+        """Whether every machine has an incident that waits or has ended."""
         calm = sum(count for state, count in self.now.items() if state in (*SETTLED, "BLOCKED"))
         return sum(self.now.values()) == calm >= machines
 
@@ -157,7 +153,7 @@ def listed(drill: DrillRun, path: str) -> list[Json]:
 
 
 def _states(drill: DrillRun) -> Counter[str]:
-    """Count the stored incidents by state: the API is one of those that are busy."""
+    """Count the stored incidents by state, without the API, which is busy."""
     dynamodb, table = drill.centre.deployer.client("dynamodb"), drill.centre.outputs["IncidentsTableName"]
     pages = dynamodb.get_paginator("query")
     counts: Counter[str] = Counter()
@@ -174,16 +170,10 @@ def _states(drill: DrillRun) -> Counter[str]:
 
 
 def _register(drill: DrillRun, name: str) -> list[str]:
-    """Return the machines in a register."""
-    item = (
-        drill.centre.deployer.client("dynamodb")
-        .get_item(
-            TableName=drill.centre.outputs["FleetTableName"],
-            Key={"pk": {"S": f"REGISTER#{name}"}, "sk": {"S": "META"}},
-            ConsistentRead=True,
-        )
-        .get("Item")
-    )
+    """Return the instance ids in a register."""
+    table, key = drill.centre.outputs["FleetTableName"], {"pk": {"S": f"REGISTER#{name}"}, "sk": {"S": "META"}}
+    answer = drill.centre.deployer.client("dynamodb").get_item(TableName=table, Key=key, ConsistentRead=True)
+    item = answer.get("Item")
     entries = document_of(item)["entries"] if item else []
     return [entry["life"].split("/")[1] for entry in entries]
 
@@ -203,7 +193,7 @@ def _check_each(drill: DrillRun, machines: Sequence[str]) -> None:
     incidents = listed(drill, "/incidents")
     about = Counter(incident["node"]["instanceId"] for incident in incidents)
     wrong = {machine: about[machine] for machine in machines if about[machine] != 1}
-    drill.result.check("one incident for each machine", not wrong, str(wrong or f"{len(incidents)} incidents"))
+    drill.check("one incident for each machine", not wrong, str(wrong or f"{len(incidents)} incidents"))
     decided = {incident["incidentId"]: 0 for incident in incidents}
     for incident in incidents:
         kinds = [decision["kind"] for decision in drill.detail(incident)["decisions"]]
@@ -211,16 +201,16 @@ def _check_each(drill: DrillRun, machines: Sequence[str]) -> None:
     odd = {incident: count for incident, count in decided.items() if count != 1}
     drill.result.figures["incidents"] = f"{len(incidents)}, of {sum(1 for count in about.values() if count)} machines"
     drill.result.figures["decisions"] = f"{sum(decided.values())} plans"
-    drill.result.check("one decision for each incident", not odd, str(odd or f"{len(decided)} decisions"))
+    drill.check("one decision for each incident", not odd, str(odd or f"{len(decided)} decisions"))
     blocked = [incident for incident in incidents if incident["state"] == "BLOCKED"]
     rules = Counter((incident["block"] or {}).get("rule") or "no rule" for incident in blocked)
     ended = Counter(incident["state"] for incident in incidents)
     drill.result.figures["states"] = _counted(ended)
     drill.result.figures["blocked by"] = _counted(rules) or "nothing"
     is_said = bool(blocked) and "no rule" not in rules
-    drill.result.check("each waiting recovery names its rule", is_said, f"{_counted(ended)}; {_counted(rules)}")
+    drill.check("each waiting recovery names its rule", is_said, f"{_counted(ended)}; {_counted(rules)}")
     lost = [incident for incident in incidents if incident["state"] in ("FAILED", "JOB_NOT_RESUMED")]
-    drill.result.check("no recovery failed", not lost, str(lost))
+    drill.check("no recovery failed", not lost, lost)
 
 
 def _counted(counts: Counter[str]) -> str:
@@ -234,16 +224,16 @@ def _check_limits(drill: DrillRun, seen: OpenIncidentPeaks, limits: Json, machin
     drill.result.figures["at most at once"] = (
         f"{most['cordons']} cordons of {cordons}, {most['repairs']} repairs of {repairs}"
     )
-    drill.result.check(
+    drill.check(
         "concurrent repairs stay within their limit", most["repairs"] <= repairs, f"{most['repairs']} of {repairs}"
     )
-    drill.result.check(
+    drill.check(
         "concurrent cordons stay within their limit", most["cordons"] <= cordons, f"{most['cordons']} of {cordons}"
     )
 
 
 def _check_ledger(drill: DrillRun) -> None:
-    """The records and the cluster say the same of every machine."""
+    """Check that the records and the cluster agree about every machine."""
 
     def differences() -> dict[str, Any]:
         nodes = drill.cluster.nodes()
@@ -260,9 +250,7 @@ def _check_ledger(drill: DrillRun) -> None:
     while (found := differences()) and time.monotonic() < deadline:
         time.sleep(1)
     drill.result.figures["ledger and cluster"] = f"differ: {found}" if found else "say the same"
-    drill.result.check("the ledger equals the cluster", not found, str(found or "it does"))
+    drill.check("the ledger equals the cluster", not found, str(found or "it does"))
     asked = sum(len(incident["repairs"]) for incident in listed(drill, "/incidents"))
     accepted = sum(sum(counts.values()) for counts in drill.cluster.control("GET", "counters")["accepted"].values())
-    drill.result.check(
-        "each recorded repair was made exactly once", asked == accepted, f"{asked} recorded, {accepted} made"
-    )
+    drill.check("each recorded repair was made exactly once", asked == accepted, f"{asked} recorded, {accepted} made")
