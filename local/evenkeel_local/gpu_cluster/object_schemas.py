@@ -56,6 +56,12 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
+def _has_null_item(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_null_item, value.values()))
+    return isinstance(value, list) and any(item is None or _has_null_item(item) for item in value)
+
+
 def check(rt: ResourceType, obj: Obj) -> None:
     """Refuse an object that does not decode.
 
@@ -73,6 +79,8 @@ def _decode(rt: ResourceType, obj: Obj) -> None:
     message = field_table.message_of(rt)
     if not isinstance(obj.get("metadata"), dict):
         raise field_table.Undecodable("json: cannot unmarshal metadata: it must be an object")
+    if _has_null_item(obj["metadata"] if message is None else obj):
+        raise field_table.Undecodable("json: cannot unmarshal null: a list must not have null items")
     if message is not None:
         field_table.decoded(message, obj, [])
         return
