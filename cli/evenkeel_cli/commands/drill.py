@@ -7,7 +7,7 @@ import typer
 
 from evenkeel_cli import local_data_centre
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer_change
+from evenkeel_cli.commands.output import answer_change, answer_list
 from evenkeel_cli.render import Column, OutputFormat, Printer, page
 from evenkeel_cli.state_labels import plain
 from evenkeel_client.client import ControlClient
@@ -21,16 +21,8 @@ app = lookup.group("Inject faults into a local data centre. A real fleet cannot 
 @app.command("ls")
 def list_drills(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List the drills. Each injects a fault and checks the outcome."""
-    drills = _drills().DRILLS.values()
-    out = page()
-    match output:
-        case OutputFormat.JSON:
-            out.json({"items": [{"name": drill.name, "story": drill.title} for drill in drills]})
-        case OutputFormat.NAME:
-            for drill in drills:
-                out.line(drill.name)
-        case _:
-            _print_entries(out, [(drill.name, drill.title) for drill in drills], "DRILL")
+    found = [{"name": drill.name, "story": drill.title} for drill in _drills().DRILLS.values()]
+    answer_list(found, output, lambda out: _columns(out, "DRILL", "name", "story"), name_key="name", nothing="")
 
 
 @app.command("run")
@@ -136,7 +128,7 @@ def _drills() -> Any:
 
 
 def _table(out: Printer, found: Json) -> None:
-    _print_entries(out, [(row["fault"], row["does"]) for row in found["rows"]], "FAULT")
+    out.table(_columns(out, "FAULT", "fault", "does"), found["rows"])
     injected = [item for item in found["injected"] if not item["cleared"]]
     if injected:
         out.line()
@@ -144,6 +136,7 @@ def _table(out: Printer, found: Json) -> None:
         out.table([Column("INJECTED", "faultId"), fault, Column("NODE", "node")], injected)
 
 
-def _print_entries(out: Printer, entries: list[tuple[str, str]], head: str) -> None:
-    titles = (head, "EFFECT") if out.width is None else ("", "")
-    out.table([Column(titles[0], lambda entry: out.bold(entry[0])), Column(titles[1], 1, wraps=True)], entries)
+def _columns(out: Printer, title: str, name: str, text: str) -> list[Column]:
+    """Return the columns of names and what they do; titles only in a pipe."""
+    titles = (title, "EFFECT") if out.width is None else ("", "")
+    return [Column(titles[0], lambda entry: out.bold(entry[name])), Column(titles[1], text, wraps=True)]

@@ -3,6 +3,7 @@
 import re
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -150,14 +151,21 @@ def _nodes(out: Printer, nodes: Json) -> None:
     if not nodes["pools"]:
         out.line("NODES   none known yet: the first sweep adds them")
         return
-    widest = max(len(pool["pool"]) for pool in nodes["pools"])
-    for index, pool in enumerate(nodes["pools"]):
+    rows = []
+    for pool in nodes["pools"]:
         states = "  ".join(
             f"{number} {plain(state)} {out.glyph('warn' if pool.get('isStale') else NODE[state])}"
             for state, number in pool["states"].items()
-        ) + out.last_seen(pool)
-        title = out.bold("NODES") + "   " if index == 0 else "        "
-        out.line(f"{title}{pool['pool']:<{widest}}  {counted(pool['total'], 'node')}: {states}")
+        )
+        rows.append((pool["pool"], f"{counted(pool['total'], 'node')}: {states}{out.last_seen(pool)}"))
+    _section(out, "NODES", rows)
+
+
+def _section(out: Printer, title: str, rows: Sequence[Sequence[str]]) -> None:
+    """Print rows beside the title of their section."""
+    titles = [f"{out.bold(title)}{' ' * (6 - len(title))}", *[""] * (len(rows) - 1)]
+    columns = [Column("", place, is_right=place > 1 and len(rows[0]) > 2) for place in range(len(rows[0]) + 1)]
+    out.table(columns, [(head, *row) for head, row in zip(titles, rows, strict=True)], is_wide=True)
 
 
 def _gpus(out: Printer, gpus: Json) -> None:
@@ -175,12 +183,9 @@ def _jobs(out: Printer, jobs: Json) -> None:
     if not jobs["classes"] and not jobs["unmanaged"]["workloads"]:
         out.line(f"{out.bold('JOBS')}    none running, none pending")
         return
-    rows: list[tuple[str, ...]] = [
-        (f"{out.bold('JOBS')}  ", "class", "run", "pend", "preempted", "avg run", "max run", "avg wait", "max wait")
-    ]
+    rows: list[tuple[str, ...]] = [("class", "run", "pend", "preempted", "avg run", "max run", "avg wait", "max wait")]
     rows += [
         (
-            "",
             entry["priorityClass"] or "(unset)",
             *(str(entry[name]) for name in ("running", "pending", "preempted")),
             *(
@@ -192,9 +197,8 @@ def _jobs(out: Printer, jobs: Json) -> None:
     ]
     unmanaged = jobs["unmanaged"]
     if unmanaged["workloads"]:
-        rows.append(("", "(unmanaged)", str(unmanaged["workloads"]), *["–"] * 6))
-    columns = [Column("", place, is_right=place > 1) for place in range(9)]
-    out.table(columns, rows, is_wide=True)
+        rows.append(("(unmanaged)", str(unmanaged["workloads"]), *["–"] * 6))
+    _section(out, "JOBS", rows)
     suspended = sum(entry["suspended"] for entry in jobs["classes"])
     if suspended:
         out.line(f"        {counted(suspended, 'job')} suspended")
@@ -208,14 +212,14 @@ def _teams(out: Printer, teams: list[Json]) -> None:
     """Print which teams use, borrow and lend GPUs; only if teams share the fleet."""
     if not any(team["accelerators"]["allocated"] is not None for team in teams):
         return
-    widest = max(len(team["team"]) for team in teams)
-    for index, team in enumerate(teams):
+    rows = []
+    for team in teams:
         held = team["accelerators"]
         util = "" if held["utilization"] is None else f"  {held['utilization']}%"
         moved = "".join(f"  {held[name]} {name}" for name in ("borrowed", "lent") if held[name])
         quota = "no quota" if held["allocated"] is None else f"of {held['allocated']}"
-        title = out.bold("TEAMS") + "   " if index == 0 else "        "
-        out.line(f"{title}{team['team']:<{widest}}  {held['used']} {quota} GPUs{util}{moved}")
+        rows.append((team["team"], f"{held['used']} {quota} GPUs{util}{moved}"))
+    _section(out, "TEAMS", rows)
 
 
 def _serving(out: Printer, serving: list[Json]) -> None:

@@ -3,8 +3,8 @@
 import json
 import threading
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from evenkeel_cli.doctor.deadlines import AWS_SECONDS, SELF_TEST_SECONDS, answers_within
 from evenkeel_cli.doctor.findings import CouldNotCheck
@@ -139,6 +139,30 @@ def _failure(service: str, operation: str, error: Any) -> Exception:
     return CouldNotCheck(f"{call} failed: {code}: {text}", "Try again in a minute.")
 
 
+T = TypeVar("T")
+
+
+def read_once(read: Callable[["Site"], T]) -> Callable[["Site"], T]:
+    """Remember what a method of a site reads, or how it fails. A slow read delays only callers of the same method."""
+
+    @wraps(read)
+    def method(site: "Site") -> T:
+        with site.lock:
+            reading = site.reading.setdefault(read.__name__, threading.Lock())
+        with reading:
+            if read.__name__ not in site.known:
+                try:
+                    site.known[read.__name__] = read(site)
+                except (CouldNotCheck, NotThere, CommandFailed) as error:
+                    site.known[read.__name__] = error
+        found: T | Exception = site.known[read.__name__]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return method
+
+
 class Site:
     """One stack and its surroundings. What several checks need is read once."""
 
@@ -150,27 +174,9 @@ class Site:
         self.context = context
         self.stack = stack
         self.rights = rights
-        self._lock = threading.Lock()
-        self._reading: dict[str, threading.Lock] = {}
-        self._known: dict[str, Any] = {}
-
-    def once(self, name: str, read: Callable[[], Any]) -> Any:
-        """Return what `read` gives, read once; a failure is remembered as well and raised each time.
-
-        A read that is slow delays only those who need the same.
-        """
-        with self._lock:
-            reading = self._reading.setdefault(name, threading.Lock())
-        with reading:
-            if name not in self._known:
-                try:
-                    self._known[name] = read()
-                except (CouldNotCheck, NotThere, CommandFailed) as error:
-                    self._known[name] = error
-        found = self._known[name]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        self.lock = threading.Lock()
+        self.reading: dict[str, threading.Lock] = {}
+        self.known: dict[str, Any] = {}
 
     # ------------------------------------------------------------ the stack
 
@@ -187,18 +193,14 @@ class Site:
                 "This check needs the description of the stack. See the check `stack`.", error.fix
             ) from error
 
+    @read_once
     def read_stack(self) -> Json:
         """Return the stack as CloudFormation describes it, or raise why not."""
-
-        def read() -> Json:
-            try:
-                found: Json = self.aws.call("cloudformation", "describe_stacks", StackName=self.stack)["Stacks"][0]
-            except NotThere:
-                text = f"There is no stack {self.stack} in {self.context.region}."
-                raise CouldNotCheck(text, "Give its name with --stack, or deploy the stack: docs/deploy.md") from None
-            return found
-
-        found: Json = self.once("stack", read)
+        try:
+            found: Json = self.aws.call("cloudformation", "describe_stacks", StackName=self.stack)["Stacks"][0]
+        except NotThere:
+            text = f"There is no stack {self.stack} in {self.context.region}."
+            raise CouldNotCheck(text, "Give its name with --stack, or deploy the stack: docs/deploy.md") from None
         return found
 
     def output(self, name: str) -> str:
@@ -213,22 +215,18 @@ class Site:
         found = {one["ParameterKey"]: one.get("ParameterValue", "") for one in self.described().get("Parameters", ())}
         return str(found.get(name, ""))
 
+    @read_once
     def resources(self) -> Mapping[str, str]:
         """Return the physical ids of the stack's resources by their logical ids."""
-
-        def read() -> dict[str, str]:
-            found: dict[str, str] = {}
-            token: dict[str, str] = {}
-            while True:
-                page = self.aws.call("cloudformation", "list_stack_resources", StackName=self.stack, **token)
-                for one in page["StackResourceSummaries"]:
-                    found[one["LogicalResourceId"]] = one.get("PhysicalResourceId", "")
-                if not page.get("NextToken"):
-                    return found
-                token = {"NextToken": page["NextToken"]}
-
-        found: Mapping[str, str] = self.once("resources", read)
-        return found
+        found: dict[str, str] = {}
+        token: dict[str, str] = {}
+        while True:
+            page = self.aws.call("cloudformation", "list_stack_resources", StackName=self.stack, **token)
+            for one in page["StackResourceSummaries"]:
+                found[one["LogicalResourceId"]] = one.get("PhysicalResourceId", "")
+            if not page.get("NextToken"):
+                return found
+            token = {"NextToken": page["NextToken"]}
 
     def clusters(self) -> tuple[str, ...]:
         names = (name.strip() for name in self.parameter("KubernetesClusters").split(","))
@@ -248,22 +246,16 @@ class Site:
 
     # ------------------------------------------------------------ the API
 
+    @read_once
     def status(self) -> Json:
         """Return `GET /status`.
 
         Raises:
             CommandFailed: it was refused, or did not answer.
         """
-        client = self.client
-        if client is None:
-            raise CommandFailed(
-                Exit.USAGE,
-                "No API address is set.",
-                code="NO_CONTEXT",
-                hint="Set EVENKEEL_URL.",
-            )
-        found: Json = self.once("status", lambda: client.get("/status"))
-        return found
+        if self.client is None:
+            raise CommandFailed(Exit.USAGE, "No API address is set.", code="NO_CONTEXT", hint="Set EVENKEEL_URL.")
+        return self.client.get("/status")
 
     def namespaces(self) -> tuple[str, ...]:
         """Return the namespaces in which jobs run: the stack's own, and each team's as far as they can be read."""
@@ -274,42 +266,35 @@ class Site:
         """Return why the teams' namespaces are not known; empty where they are."""
         return self._read_team_namespaces()[1]
 
+    @read_once
     def _read_team_namespaces(self) -> tuple[tuple[str, ...], str]:
-        def read() -> tuple[tuple[str, ...], str]:
-            client = self.client
-            if client is None:
-                return (), "no API address is known"
-            try:
-                listed = client.get("/teams")["items"]
-                # Teams that only have jobs are not set up, and have no namespace of their own.
-                teams = [one["team"] for one in listed if one["weight"] is not None]
-                found = [client.get(f"/teams/{team}/quota")["team"] for team in teams[:_TEAMS]]
-            except CommandFailed as failed:
-                return (), failed.text
-            more = f"only the first {_TEAMS} of {len(teams)} teams were read" if len(teams) > _TEAMS else ""
-            return tuple(name for one in found if (name := one.get("namespace"))), more
-
-        found: tuple[tuple[str, ...], str] = self.once("teams", read)
-        return found
+        client = self.client
+        if client is None:
+            return (), "no API address is known"
+        try:
+            listed = client.get("/teams")["items"]
+            # Teams that only have jobs are not set up, and have no namespace of their own.
+            teams = [one["team"] for one in listed if one["weight"] is not None]
+            found = [client.get(f"/teams/{team}/quota")["team"] for team in teams[:_TEAMS]]
+        except CommandFailed as failed:
+            return (), failed.text
+        more = f"only the first {_TEAMS} of {len(teams)} teams were read" if len(teams) > _TEAMS else ""
+        return tuple(name for one in found if (name := one.get("namespace"))), more
 
     # ------------------------------------------------------------ the functions' self-tests
 
+    @read_once
     def self_tests(self) -> tuple[Mapping[str, Json], Mapping[str, tuple[str, str]]]:
         """Return the answers by function, and for those that gave none the reason and what to do."""
-
-        def read() -> tuple[dict[str, Json], dict[str, tuple[str, str]]]:
-            names = [name for name in self.rights.functions() if name in self.roles()]
-            namespaces = self.namespaces()
-            calls = [partial(self._run_self_test, name, namespaces) for name in names]
-            silent = CouldNotCheck(f"No answer in {SELF_TEST_SECONDS:g} s.", "docs/operate/doctor.md#no-answer")
-            answered = answers_within(SELF_TEST_SECONDS, calls, _MAX_PARALLEL)
-            answers = {name: one or silent for name, one in zip(names, answered, strict=True)}
-            good = {name: one for name, one in answers.items() if isinstance(one, dict)}
-            bad = {name: (one.reason, one.fix) for name, one in answers.items() if isinstance(one, CouldNotCheck)}
-            return good, bad
-
-        found: tuple[Mapping[str, Json], Mapping[str, tuple[str, str]]] = self.once("self-tests", read)
-        return found
+        names = [name for name in self.rights.functions() if name in self.roles()]
+        namespaces = self.namespaces()
+        calls = [partial(self._run_self_test, name, namespaces) for name in names]
+        silent = CouldNotCheck(f"No answer in {SELF_TEST_SECONDS:g} s.", "docs/operate/doctor.md#no-answer")
+        answered = answers_within(SELF_TEST_SECONDS, calls, _MAX_PARALLEL)
+        answers = {name: one or silent for name, one in zip(names, answered, strict=True)}
+        good = {name: one for name, one in answers.items() if isinstance(one, dict)}
+        bad = {name: (one.reason, one.fix) for name, one in answers.items() if isinstance(one, CouldNotCheck)}
+        return good, bad
 
     def _run_self_test(self, function: str, namespaces: tuple[str, ...]) -> Json | CouldNotCheck:
         rights = self.rights.rights_of(function, namespaces)

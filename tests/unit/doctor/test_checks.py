@@ -748,13 +748,19 @@ def test_silent_api_is_a_failure(silent: Silent) -> None:
 
 
 def test_slow_read_delays_no_other_read(silent: Silent) -> None:
+    def read_slowly(_: Site) -> object:
+        return silent()
+
+    def read_quickly(_: Site) -> str:
+        return "read"
+
     site = FakeSite().site()
     with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(site.once, "slow", silent)
+        slow = pool.submit(site_module.read_once(read_slowly), site)
         silent.has_begun.wait(60)
         assert not slow.done()
 
-        assert site.once("quick", lambda: "read") == "read"
+        assert site_module.read_once(read_quickly)(site) == "read"
         assert not slow.done()
         silent.is_over.set()
 

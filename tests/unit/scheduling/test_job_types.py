@@ -92,7 +92,7 @@ def test_a_type_that_is_not_known_names_the_field() -> None:
 
     assert (wrong.field, wrong.message) == (
         "jobType",
-        "Unknown job type prodution. Choose one of: development, production.",
+        "There is no job type prodution. Did you mean production?",
     )
     assert "The site's policy defines no job types." in none.message
     assert check_type(messages(), TYPES) == ()

@@ -9,6 +9,7 @@ from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.validation import SpecError
+from evenkeel.domain.names import unknown_name
 from evenkeel.domain.values import Image, ProgramText, Value, Word
 
 _MOST = 20
@@ -79,10 +80,9 @@ def check_type(spec: JobSpec, types: JobTypes) -> tuple[SpecError, ...]:
 
 def _faults(spec: JobSpec, types: JobTypes) -> Iterator[SpecError]:
     if spec.job_type and spec.job_type not in types.types:
-        there = ", ".join(sorted(types.types)[:10])
-        choices = f"Choose one of: {there}." if there else "The site's policy defines no job types."
         shown = spec.job_type[:63].encode("unicode_escape").decode()
-        yield SpecError("jobType", f"Unknown job type {shown}. {choices}")
+        hint = "" if types.types else " The site's policy defines no job types."
+        yield SpecError("jobType", unknown_name("job type", shown, types.types) + hint)
 
 
 _DEFAULTS = tuple(name for name in JobType.model_fields if name not in ("env", "pools", "tolerations"))
