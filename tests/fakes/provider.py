@@ -42,7 +42,6 @@ class FakeProvider:
             arn="arn:aws:sagemaker:us-west-2:000000000000:cluster/abcdefghijkl",
             status="InService",
             repairs_by_itself=False,
-            is_continuous=True,
         )
         self.accepted: list[tuple[str, str]] = []
         """Every call that took effect: (`reboot` or `replace`, instance id)."""

@@ -18,7 +18,7 @@ from evenkeel_local.gpu_cluster.aws_model import AwsError
 from evenkeel_local.gpu_cluster.engine import EngineClient, EngineClientError, EngineResponse
 
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/")
-IAM_VERSION, STS_VERSION = "2010-05-08", "2011-06-15"
+IAM_VERSION = "2010-05-08"
 UNSUPPORTED = b"Unsupported service"
 FUNCTIONS_PATH = "/2015-03-31/functions/"
 HOP_HEADERS = frozenset({"connection", "transfer-encoding", "content-length", "expect", "keep-alive"})

@@ -29,4 +29,3 @@ class User:
 
 
 ADMIN = User("kubernetes-admin", ("system:masters", "system:authenticated"))
-ANONYMOUS = User("system:anonymous", ("system:unauthenticated",))

@@ -41,7 +41,6 @@ class HyperPodProvider:
             arn=answer["ClusterArn"],
             status=answer["ClusterStatus"],
             repairs_by_itself=answer.get("NodeRecovery") == "Automatic",
-            is_continuous=answer.get("NodeProvisioningMode") == "Continuous",
         )
 
     def nodes(self) -> tuple[ProviderNode, ...]:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 NAMESPACE = "Evenkeel"
 FLEET_DIMENSION = "Cluster"
 """Dimension of every metric: the name of the fleet."""
-MOST_DIMENSIONS = 3
 
 
 class Unit(StrEnum):

@@ -87,8 +87,6 @@ class ProviderCluster(Value):
     status: str
     repairs_by_itself: bool
     """Whether NodeRecovery is Automatic."""
-    is_continuous: bool
-    """Whether NodeProvisioningMode is Continuous. Only then logical ids and cluster events exist."""
 
 
 class NodeCondition(Value):

@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from evenkeel.domain import metrics
 from evenkeel.domain.admission.fifo import AdmissionAuthority
 from evenkeel.domain.policy_base import Mode
 from evenkeel.ports import PermanentError
@@ -49,7 +50,7 @@ class Settings(BaseModel):
     operators: tuple[str, ...] = Field((), alias="OPERATOR_PRINCIPALS")
     """ARNs of the roles and users that see the jobs of every team."""
     service_name: str = Field("evenkeel", alias="POWERTOOLS_SERVICE_NAME")
-    metrics_namespace: str = Field("Evenkeel", alias="POWERTOOLS_METRICS_NAMESPACE")
+    metrics_namespace: str = Field(metrics.NAMESPACE, alias="POWERTOOLS_METRICS_NAMESPACE")
     region: str = Field("us-west-2", alias="AWS_REGION")
 
     @field_validator("kubernetes_clusters", "operators", mode="before")

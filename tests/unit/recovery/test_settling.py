@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.recovery.settling import BranchEnd, choose_incident_end, why_replan
+from evenkeel.domain.recovery.settling import PAGED, BranchEnd, choose_incident_end, why_replan
 from tests.unit.recovery.facts import LIFE, SLOT, at
 
 
@@ -44,8 +44,8 @@ def test_the_worst_part_decides_and_no_failure_ends_well(
 
 
 def test_a_fault_that_only_a_person_can_mend_asks_for_one() -> None:
-    assert choose_incident_end(("page_human",), BranchEnd(outcome="NOTHING"), None, None, "").needs_page
-    assert not choose_incident_end("node:pressure", BranchEnd(outcome="NOTHING"), None, None, "").needs_page
+    assert choose_incident_end(("page_human",), BranchEnd(outcome="NOTHING"), None, None, "").state in PAGED
+    assert choose_incident_end("node:pressure", BranchEnd(outcome="NOTHING"), None, None, "").state not in PAGED
 
 
 # ---------------------------------------------------------------- what came since the plan

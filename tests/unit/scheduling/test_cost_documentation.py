@@ -2,13 +2,20 @@
 
 import json
 import re
+from datetime import date
 from pathlib import Path
+from typing import Any
 
-from evenkeel.domain.economics import prices
+import pytest
+
+from evenkeel.domain.capacity.instance_types import shipped
 from evenkeel.domain.economics.money import format_usd
 from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operate" / "cost.md").read_text("utf-8")
+OPERATE = Path(__file__).resolve().parents[3] / "docs" / "operate"
+PAGE = (OPERATE / "cost.md").read_text("utf-8")
+PRICES = json.loads((OPERATE / "prices.json").read_text("utf-8"))
+"""On-demand prices. Spot prices and prices of capacity blocks change per hour or per purchase."""
 
 
 def the_facts() -> PlacementFacts:
@@ -53,8 +60,20 @@ def test_the_figures_by_hand_are_in_the_decision() -> None:
     assert format_usd(1_200_000 * 16 * 21_600) == format_usd(plan.shadow_parts) == "$115.20"
 
 
-def test_its_on_demand_prices_are_those_of_the_table() -> None:
+def test_on_demand_prices_of_the_example_are_those_of_the_table() -> None:
     rented = [candidate.pool for candidate in the_facts().candidates if candidate.pool.market == "on-demand"]
 
     assert rented
-    assert all(prices.shipped().of(pool.instance_type) == pool.micros_per_node_hour for pool in rented)
+    for pool in rented:
+        price = PRICES["onDemand"][pool.instance_type.removeprefix("ml.")]
+        assert price["microsPerNodeHour"] == pool.micros_per_node_hour
+
+
+@pytest.mark.parametrize(("instance_type", "price"), PRICES["onDemand"].items())
+def test_each_price_names_a_known_type_and_source(instance_type: str, price: dict[str, Any]) -> None:
+    source = PRICES["sources"][price["source"]]
+
+    assert shipped().of(instance_type) is not None, "Add the instance type to instance_types.json."
+    assert price["microsPerNodeHour"] > 0
+    assert source["link"].startswith("https://")
+    assert date.fromisoformat(source["readAt"])

@@ -43,25 +43,6 @@ class InstanceType(Value):
         """The Kubernetes resource of its accelerators; empty without accelerators."""
         return GPU if self.gpus else NEURON if self.neuron else ""
 
-    @property
-    def allocatable_vcpu(self) -> Fraction:
-        """Cores that pods can use, by the formula of HyperPod's command line: less 0.1, and a part of each core."""
-        cores = Fraction(self.vcpu)
-        by_core = (Fraction(30, 100), Fraction(15, 100), Fraction(10, 100), Fraction(10, 100))
-        reserved = Fraction(1, 10) + sum(by_core[: self.vcpu], Fraction(0))
-        return cores - reserved - max(Fraction(0), cores - len(by_core)) * Fraction(6, 100)
-
-    @property
-    def allocatable_memory_gib(self) -> Fraction:
-        """Memory that pods can use, by the same formula: less 0.5 GiB, and less a part of each band."""
-        left = Fraction(str(self.memory_gib))
-        free = left - Fraction(1, 2)
-        for band, percent in ((4, 30), (4, 25), (8, 20), (112, 17), (None, 7)):
-            in_band = left if band is None else min(left, Fraction(band))
-            free -= in_band * Fraction(percent, 100)
-            left -= in_band
-        return free
-
 
 class InstanceTypes(Value):
     """The catalogue of instance types: the shipped one, or one made from EC2's DescribeInstanceTypes."""

@@ -23,7 +23,6 @@ from evenkeel.domain.checkpoints.fence import (
     refusal,
 )
 from evenkeel.domain.checkpoints.layout import (
-    FENCE_KEY,
     MANIFEST_NAME,
     CheckpointRef,
     ref_of_folder,
@@ -36,7 +35,6 @@ from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.jobs.job import CheckpointRequirement
 
 __all__ = [
-    "FENCE_KEY",
     "MANIFEST_NAME",
     "CheckpointContents",
     "CheckpointRef",

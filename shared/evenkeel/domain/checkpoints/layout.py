@@ -20,7 +20,6 @@ from pydantic import Field
 from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.values import Value
 
-FENCE_KEY = "_fence"
 MANIFEST_NAME = "manifest.json"
 CONVENTION_NAME = ".metadata"
 """PyTorch Distributed Checkpoint writes this file last."""

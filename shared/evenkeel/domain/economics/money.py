@@ -16,18 +16,6 @@ PARTS = 3600 * MICROS
 """Number of parts in one dollar."""
 
 
-def micros(usd: str | Decimal) -> int:
-    """Convert dollars to whole micro-dollars.
-
-    Raises:
-        ValueError: The amount has a fraction of a micro-dollar.
-    """
-    exact = Decimal(usd) * MICROS
-    if exact != exact.to_integral_value():
-        raise ValueError(f"${usd} is not a whole number of micro-dollars")
-    return int(exact)
-
-
 def cents(parts: int) -> int:
     """Convert parts to whole cents. Half a cent is rounded away from zero."""
     sign, parts = (-1 if parts < 0 else 1), abs(parts)

@@ -10,7 +10,7 @@ from datetime import datetime
 from evenkeel.domain.values import Instant, Value
 
 QUOTA_RESERVED, ADMITTED, EVICTED, FINISHED = "QuotaReserved", "Admitted", "Evicted", "Finished"
-PODS_READY, REQUEUED, PREEMPTED = "PodsReady", "Requeued", "Preempted"
+PREEMPTED = "Preempted"
 
 
 class KueueCondition(Value):

@@ -213,11 +213,6 @@ class Fault(Value):
         return any(rung in NODE_RUNGS for rung in self.ladder)
 
     @property
-    def node_rungs(self) -> tuple[str, ...]:
-        """The rungs that act on the node itself, in order."""
-        return tuple(rung for rung in self.ladder if rung in NODE_RUNGS)
-
-    @property
     def drain_class(self) -> str:
         """The class of the drain: `none`, `now`, `notice`, `short`, `standard`, `long` or `job_end`."""
         return next(name for name, longest in _DRAIN_CLASSES.items() if self.drain_seconds <= longest)

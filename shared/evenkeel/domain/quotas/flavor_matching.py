@@ -10,7 +10,7 @@ from dataclasses import replace
 from evenkeel.domain.capacity.instance_types import GPU, NEURON, InstanceTypes
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.hyperpod import INSTANCE_TYPE_LABEL
-from evenkeel.domain.kueue.objects import PODS, Flavor, Queue
+from evenkeel.domain.kueue.objects import Flavor, Queue
 
 POOL_LABELS = ("sagemaker.amazonaws.com/instance-group-name", "karpenter.sh/nodepool")
 """Labels with which a flavor can name a pool."""
@@ -37,11 +37,6 @@ def resource_of(instance_types: Iterable[str], queue: Queue, catalogue: Instance
             return found.accelerator
     covered = [resource for group in queue.groups for resource in group.resources]
     return next((resource for resource in covered if resource in (GPU, NEURON)), GPU)
-
-
-def counts_pods(queue: Queue) -> bool:
-    """Whether a queue has quota of pods."""
-    return any(PODS in group.resources for group in queue.groups)
 
 
 def quota_use(

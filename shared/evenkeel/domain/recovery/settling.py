@@ -37,11 +37,6 @@ class IncidentEnd(Value):
     state: IncidentState
     reason: str
 
-    @property
-    def needs_page(self) -> bool:
-        """Whether a person must act."""
-        return self.state in PAGED
-
 
 PAGED = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_RESUMED, IncidentState.FAILED)
 

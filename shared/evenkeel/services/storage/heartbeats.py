@@ -11,8 +11,6 @@ from evenkeel.services.storage import rows
 
 FUNCTIONS = ("schedule_jobs", "sweep_fleet", "watch_cluster", "receive_event")
 """The functions that report on sources."""
-SCHEDULED = ("schedule_jobs", "sweep_fleet", "watch_cluster")
-"""Those that a clock invokes: their silence is an alarm by itself."""
 WRITE_INTERVAL = timedelta(seconds=10)
 """A function that runs more often than this records unchanged results no more often."""
 
@@ -70,12 +68,6 @@ def load(ledger: Ledger) -> dict[str, SourceReport]:
         for name, report in _reports(ledger.get(rows.heartbeat_key(function))).items():
             known[name] = known[name].joined(report) if name in known else report
     return known
-
-
-def ended_at(ledger: Ledger, function: str) -> datetime | None:
-    """Return when the last run of a function ended; none where it never did."""
-    row = ledger.get(rows.heartbeat_key(function))
-    return datetime.fromisoformat(str(row.doc["at"])) if row else None
 
 
 def _reports(row: Row | None) -> dict[str, SourceReport]:

@@ -128,14 +128,6 @@ def test_priority_classes_are_named_as_jobs_name_them() -> None:
     assert found.priorities == {"training-priority": 70}
 
 
-def test_what_pods_can_have_of_an_instance_is_less_than_all() -> None:
-    instance = shipped().of("p5.48xlarge")
-
-    assert instance is not None
-    assert float(instance.allocatable_vcpu) == pytest.approx(179.97)
-    assert float(instance.allocatable_memory_gib) == pytest.approx(1890.26)
-
-
 def test_an_unknown_instance_type_is_named() -> None:
     with pytest.raises(DocumentError, match=r"ComputeQuota/research: InstanceType: ml\.x1 is not in the catalogue"):
         held({"InstanceType": "ml.x1", "Count": 1})
