@@ -10,12 +10,12 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.attempt_end import is_lost
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.kueue.checker import overcommitted
 from evenkeel.domain.kueue.objects import Admitted, Workload
 from evenkeel.domain.quotas.teams import Team, TeamSetup
 from evenkeel.ports import Key
 from evenkeel.services.storage import rows
 from tests.fakes.cluster import CLUSTER
+from tests.kueue_checker import overcommitted
 from tests.simulator.invariants import Changes, CheckTrigger, held_charges, invariant_check
 
 if TYPE_CHECKING:

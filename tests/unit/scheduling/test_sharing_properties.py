@@ -13,9 +13,9 @@ from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.team_cycle import TeamCycleSnapshot, run_team_cycle
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.kueue.checker import overcommitted
 from evenkeel.domain.kueue.objects import Admitted, Workload
 from evenkeel.domain.quotas.teams import TeamSetup
+from tests.kueue_checker import overcommitted
 from tests.unit.scheduling.builders import a_node_capacity, a_request, at
 from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team
 

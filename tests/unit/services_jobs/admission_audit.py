@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.kueue.checker import overcommitted
 from evenkeel.domain.kueue.objects import Admitted, Workload
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.ports import Delete, Put, Write
 from evenkeel.services.storage import rows
+from tests.kueue_checker import overcommitted
 
 
 def faults(commits: Iterable[tuple[Write, ...]], setup: TeamSetup, seats_per_node: int) -> Iterator[str]:

@@ -3,7 +3,6 @@
 import functools
 import importlib.resources
 from collections.abc import Mapping
-from fractions import Fraction
 
 from evenkeel.domain.values import Value
 

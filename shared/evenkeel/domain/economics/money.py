@@ -7,7 +7,6 @@ A bill adds parts, which are whole numbers. So the sum does not depend on the or
 
 from collections.abc import Iterable
 from datetime import datetime
-from decimal import Decimal
 
 from evenkeel.domain.values import Instant, Value
 

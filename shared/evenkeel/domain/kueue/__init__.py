@@ -13,7 +13,6 @@ The scheduler:
     nomination.py    flavors and victims for one head
     cycle.py         one scheduling cycle
     scheduler.py     queues and workloads from cycle to cycle
-    checker.py       an independent check of decisions, for tests
 
 The files of `evenkeel plan`: `queue_manifests.py`, `workload_manifests.py` and `configuration.py` (Kueue),
 `hyperpod.py`, `own.py` (the short form), `setup.py` (all of them together), `exchange.py` (conversion). The plan

@@ -158,14 +158,6 @@ class Node:
         """Whether all of these amounts are available at once."""
         return all(amount <= 0 or amount <= self.at(key).available() for key, amount in wanted.items())
 
-    def add(self, key: Key, amount: int) -> None:
-        """Add use of a key."""
-        self.at(key).add(amount)
-
-    def remove(self, key: Key, amount: int) -> None:
-        """Remove use of a key."""
-        self.at(key).remove(amount)
-
     def add_all(self, amounts: Mapping[Key, int]) -> None:
         """Add use of several keys."""
         for key, amount in amounts.items():

@@ -4,7 +4,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from evenkeel.domain.kueue import checker
 from evenkeel.domain.kueue.decisions import Decision, Result
 from evenkeel.domain.kueue.objects import (
     BorrowWithin,
@@ -24,6 +23,7 @@ from evenkeel.domain.kueue.objects import (
 )
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import Rules
+from tests import kueue_checker
 
 RESOURCES = ("cpu", "gpu")
 FLAVORS = ("f1", "f2")
@@ -115,7 +115,7 @@ class RandomQueues:
         decisions = self.scheduler.cycle(self.now)
         for decision in decisions:
             queue = self.scheduler.snapshot.queues[decision.workload.queue].spec
-            assert list(checker.faults_of(decision, queue)) == []
+            assert list(kueue_checker.faults_of(decision, queue)) == []
         return decisions
 
     def _happens(self) -> None:
@@ -139,7 +139,7 @@ class RandomQueues:
         """Return what is over its limits."""
         queues = self.scheduler.snapshot.queues.values()
         admitted = [each for queue in queues for each in queue.admitted.values() if with_evicted or not each.is_evicted]
-        return list(checker.overcommitted(self.queues, self.cohorts, admitted))
+        return list(kueue_checker.overcommitted(self.queues, self.cohorts, admitted))
 
     def with_more(self, queue: str, key: tuple[str, str], more: int) -> tuple[Queue, ...]:
         """Return the queues, one of them with more nominal quota of a key."""

@@ -59,9 +59,9 @@ def test_what_the_tree_counts_is_what_its_jobs_use_and_leaving_undoes_coming(dee
     keys = [("f1", "gpu"), ("f2", "cpu")]
     added = [(random.choice(nodes[:4]), random.choice(keys), random.randint(0, 20)) for _ in range(10)]
     for node, key, amount in added:
-        node.add(key, amount)
+        node.add_all({key: amount})
     for node, key, amount in reversed(added):
-        node.remove(key, amount)
+        node.remove_all({key: amount})
     assert before == [{key: slot.use for key, slot in node.slots.items()} for node in nodes]
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.kueue import checker
 from evenkeel.domain.kueue.assignment import Mode, Pending
 from evenkeel.domain.kueue.capacity import Tree
 from evenkeel.domain.kueue.decisions import Decision, Result
@@ -36,6 +35,7 @@ from evenkeel.domain.kueue.objects import (
 from evenkeel.domain.kueue.pending import PendingQueue, PendingWorkload
 from evenkeel.domain.kueue.preemption import order_key
 from evenkeel.domain.kueue.scheduler import Scheduler
+from tests import kueue_checker
 from tests.unit.scheduling.queues.builders import (
     ANY,
     GPU,
@@ -59,7 +59,7 @@ def cycle(scheduler: Scheduler) -> dict[str, Decision]:
     """Run one cycle, with a second opinion on it."""
     decisions = scheduler.cycle(1000.0)
     for each in decisions:
-        assert list(checker.faults_of(each, scheduler.snapshot.queues[each.workload.queue].spec)) == []
+        assert list(kueue_checker.faults_of(each, scheduler.snapshot.queues[each.workload.queue].spec)) == []
     return by_id(decisions)
 
 
@@ -109,11 +109,11 @@ def test_what_is_added_for_a_while_is_taken_away_without_a_trace(used: int, amou
     cohorts = (Cohort("west", "fleet"), Cohort("fleet"))
     tree = Tree((a_queue("a", 4, "west", lend=2), a_queue("b", 20, "fleet")), cohorts)
     node = tree.queues["a"]
-    node.add(KEY, used)
+    node.add_all({KEY: used})
     before = [each.at(KEY).use for each in (node, *node.path)]
 
-    node.add(KEY, amount)
-    node.remove(KEY, amount)
+    node.add_all({KEY: amount})
+    node.remove_all({KEY: amount})
 
     assert [each.at(KEY).use for each in (node, *node.path)] == before
 
@@ -133,7 +133,7 @@ def test_a_head_of_a_queue_that_is_over_its_limit_leaves_no_trace_on_the_cohort(
 
 def test_what_has_no_bound_stays_so() -> None:
     tree = Tree((a_queue("a", UNLIMITED), a_queue("b", 1)), ())
-    tree.queues["a"].add(KEY, 10**15)
+    tree.queues["a"].add_all({KEY: 10**15})
 
     assert tree.queues["b"].available(KEY) > 2**63
 
@@ -524,7 +524,7 @@ def test_each_eviction_is_told_once() -> None:
 def test_a_share_is_what_is_used_beyond_ones_own_by_what_could_be_lent() -> None:
     tree = Tree((a_queue("a", 4, weight=2.0), a_queue("b", 4), a_queue("c", 4, weight=0.0)), ())
     for name, amount in (("a", 7), ("c", 5)):
-        tree.queues[name].add(KEY, amount)
+        tree.queues[name].add_all({KEY: amount})
 
     assert share_of(tree.queues["a"]).value == 1000 * 3 / 12 / 2
     assert share_of(tree.queues["b"]).value == 0
@@ -534,8 +534,8 @@ def test_a_share_is_what_is_used_beyond_ones_own_by_what_could_be_lent() -> None
 
 def test_two_infinite_shares_compare_without_their_weights() -> None:
     tree = Tree((a_queue("a", 4, weight=0.0), a_queue("b", 4, weight=0.0)), ())
-    tree.queues["a"].add(KEY, 5)
-    tree.queues["b"].add(KEY, 6)
+    tree.queues["a"].add_all({KEY: 5})
+    tree.queues["b"].add_all({KEY: 6})
 
     assert share_of(tree.queues["a"]).rank < share_of(tree.queues["b"]).rank
 

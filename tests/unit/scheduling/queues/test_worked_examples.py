@@ -26,16 +26,16 @@ def test_capacity_flows_up_and_down_a_tree() -> None:
 
     assert (red.at(KEY).guaranteed, fleet.at(KEY).subtree) == (7, 17)
     assert [node.potential(KEY) for node in (red, blue, green)] == [24, 12, 17]
-    red.add(KEY, 9)
-    blue.add(KEY, 10)
+    red.add_all({KEY: 9})
+    blue.add_all({KEY: 10})
     assert fleet.at(KEY).use == 12
     assert [node.available(KEY) for node in (fleet, red, blue, green)] == [5, 5, 2, 5]
 
-    blue.add(KEY, 2)
+    blue.add_all({KEY: 2})
     assert [fleet.at(KEY).use, *(node.available(KEY) for node in (fleet, red, blue, green))] == [14, 3, 3, 0, 3]
-    red.remove(KEY, 4)
+    red.remove_all({KEY: 4})
     assert [fleet.at(KEY).use, red.available(KEY), green.available(KEY)] == [12, 7, 5]
-    red.add(KEY, 4)
+    red.add_all({KEY: 4})
     assert fleet.at(KEY).use == 14
 
 
