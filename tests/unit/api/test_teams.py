@@ -169,7 +169,7 @@ def test_what_a_job_may_not_have_is_named_by_field(site: Gateway, changes: dict[
         (session("Other"), 403),
     ],
 )
-def test_a_job_is_changed_by_its_submitter_or_a_lead(site: Gateway, verb: str, caller: str, status: int) -> None:
+def test_only_submitter_or_lead_may_change_a_job(site: Gateway, verb: str, caller: str, status: int) -> None:
     job_id = submitted(site).document["jobId"]
 
     answer = site.post(f"/v1/jobs/{job_id}/{verb}", {}, caller=caller)

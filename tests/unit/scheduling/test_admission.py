@@ -43,7 +43,7 @@ def actions(
     return [(job, answer.action) for job, answer in decided(capacities, *pending, policy=policy).items()]
 
 
-def test_a_gang_that_fits_is_admitted_to_one_node_a_pod() -> None:
+def test_gang_that_fits_gets_one_node_for_each_pod() -> None:
     answer = decided([a_node_capacity(1), a_node_capacity(2), a_node_capacity(3)], a_request(nodes=2))["job-1"]
 
     assert (answer.action, answer.pool, answer.node_names) == (Action.ADMIT, "workers", ("node-1", "node-2"))
@@ -51,7 +51,7 @@ def test_a_gang_that_fits_is_admitted_to_one_node_a_pod() -> None:
     assert answer.reason == "workers has 2 nodes with 8 free accelerators each."
 
 
-def test_the_first_that_does_not_fit_holds_up_those_behind_it() -> None:
+def test_job_that_does_not_fit_blocks_later_jobs() -> None:
     capacities = [a_node_capacity(1), a_node_capacity(2), a_node_capacity(3, unschedulable_reason="cordoned")]
 
     answers = decided(capacities, a_request(1, nodes=1), a_request(2, nodes=3), a_request(3, nodes=1))
@@ -65,7 +65,7 @@ def test_the_first_that_does_not_fit_holds_up_those_behind_it() -> None:
     assert answers["job-3"].reason == "The job waits behind job-2, which waits for free nodes."
 
 
-def test_a_job_larger_than_every_pool_says_so_and_holds_up_nobody() -> None:
+def test_job_larger_than_every_pool_blocks_no_other_job() -> None:
     answers = decided([a_node_capacity(1), a_node_capacity(2)], a_request(1, nodes=3), a_request(2))
 
     assert [answer.action for answer in answers.values()] == [Action.NEVER_FITS, Action.ADMIT]
@@ -73,17 +73,17 @@ def test_a_job_larger_than_every_pool_says_so_and_holds_up_nobody() -> None:
     assert "the largest matching pool has 2" in answers["job-1"].reason
 
 
-def test_a_job_that_ran_before_waits_for_the_fleet_to_grow_back() -> None:
+def test_job_that_ran_before_waits_for_the_fleet_to_recover() -> None:
     assert actions([a_node_capacity(1)], a_request(nodes=2, attempts=1)) == [("job-1", Action.WAIT)]
 
 
-def test_a_job_whose_type_has_no_node_holds_up_nobody() -> None:
+def test_job_without_nodes_of_its_type_blocks_no_other_job() -> None:
     lost = a_request(1, attempts=1, instance_types=("ml.trn1.32xlarge",))
 
     assert actions([a_node_capacity(1)], lost, a_request(2)) == [("job-1", Action.WAIT), ("job-2", Action.ADMIT)]
 
 
-def test_who_waits_for_one_type_holds_up_only_those_who_could_take_it() -> None:
+def test_job_waiting_for_a_type_blocks_only_jobs_of_that_type() -> None:
     capacities = [a_node_capacity(1), a_node_capacity(2, instance_type="ml.g5.12xlarge", pool="small")]
     large = a_request(1, nodes=2, attempts=1, instance_types=("ml.p5.48xlarge",))
 
@@ -93,35 +93,35 @@ def test_who_waits_for_one_type_holds_up_only_those_who_could_take_it() -> None:
     assert answers["job-2"].reason == "The job waits behind job-1, which waits for free nodes."
 
 
-def test_a_job_in_its_pause_holds_up_nobody() -> None:
+def test_job_in_backoff_blocks_no_other_job() -> None:
     paused = a_request(1, not_before=at(2000))
 
     assert actions([a_node_capacity(1)], paused, a_request(2)) == [("job-1", Action.BACK_OFF), ("job-2", Action.ADMIT)]
 
 
-def test_a_pause_that_is_over_counts_no_more() -> None:
+def test_ended_backoff_is_ignored() -> None:
     assert actions([a_node_capacity(1)], a_request(not_before=at(1000))) == [("job-1", Action.ADMIT)]
 
 
-def test_a_recovery_goes_first() -> None:
+def test_recovery_goes_first() -> None:
     late = a_request(9, is_recovery=True, attempts=1)
 
     assert actions([a_node_capacity(1)], a_request(1), late) == [("job-9", Action.ADMIT), ("job-1", Action.WAIT)]
 
 
-def test_nodes_to_be_avoided_are_avoided() -> None:
+def test_avoided_nodes_are_not_used() -> None:
     answer = decided([a_node_capacity(1), a_node_capacity(2)], a_request(avoid=(a_life(1).key,)))["job-1"]
 
     assert answer.node_names == ("node-2",)
 
 
-def test_a_gang_never_spans_two_pools() -> None:
+def test_gang_never_spans_two_pools() -> None:
     capacities = [a_node_capacity(1, pool="east"), a_node_capacity(2, pool="west")]
 
     assert actions(capacities, a_request(nodes=2)) == [("job-1", Action.NEVER_FITS)]
 
 
-def test_the_instance_type_asked_for_is_the_only_one_taken() -> None:
+def test_only_the_requested_instance_type_is_used() -> None:
     capacities = [a_node_capacity(1), a_node_capacity(2, instance_type="ml.g5.12xlarge", pool="small")]
 
     answer = decided(capacities, a_request(instance_types=("ml.g5.12xlarge",)))["job-1"]
@@ -129,13 +129,13 @@ def test_the_instance_type_asked_for_is_the_only_one_taken() -> None:
     assert answer.node_names == ("node-2",)
 
 
-def test_the_fullest_node_that_has_room_is_taken_first() -> None:
+def test_fullest_fitting_node_is_used_first() -> None:
     answer = decided([a_node_capacity(1), a_node_capacity(2, free=4)], a_request(accelerators_per_node=2))["job-1"]
 
     assert answer.node_names == ("node-2",)
 
 
-def test_the_tightest_pool_is_taken_and_the_other_is_named() -> None:
+def test_tightest_pool_is_used_and_alternative_is_listed() -> None:
     capacities = [a_node_capacity(1, pool="large"), a_node_capacity(2, pool="large"), a_node_capacity(3, pool="tight")]
 
     answer = decided(capacities, a_request())["job-1"]
@@ -147,26 +147,26 @@ def test_the_tightest_pool_is_taken_and_the_other_is_named() -> None:
 SPARES = SchedulingPolicy(spare_nodes={"workers": 1})
 
 
-def test_a_spare_is_kept_from_an_ordinary_job() -> None:
+def test_ordinary_job_does_not_use_a_spare() -> None:
     answer = decided([a_node_capacity(1), a_node_capacity(2)], a_request(nodes=2), policy=SPARES)["job-1"]
 
     assert answer.action is Action.WAIT
     assert "keeps 1 free node for recoveries" in answer.reason
 
 
-def test_a_recovery_takes_the_spare() -> None:
+def test_recovery_uses_the_spare() -> None:
     back = a_request(nodes=2, is_recovery=True, attempts=1)
 
     assert actions([a_node_capacity(1), a_node_capacity(2)], back, policy=SPARES) == [("job-1", Action.ADMIT)]
 
 
-def test_a_partly_used_node_is_no_spare() -> None:
+def test_partly_used_node_is_no_spare() -> None:
     capacities = [a_node_capacity(1, free=4), a_node_capacity(2)]
 
     assert actions(capacities, a_request(accelerators_per_node=4), policy=SPARES) == [("job-1", Action.ADMIT)]
 
 
-def test_a_job_without_accelerators_needs_only_open_nodes() -> None:
+def test_job_without_accelerators_needs_only_open_nodes() -> None:
     answer = decided(
         [a_node_capacity(1, free=0), a_node_capacity(2, unschedulable_reason="not ready")],
         a_request(accelerators_per_node=0),
@@ -198,17 +198,17 @@ def free(*, in_use: dict[tuple[str, str], int], charges: list[Charge], pods: boo
     ]
 
 
-def test_an_attempt_whose_pods_are_not_there_yet_is_charged() -> None:
+def test_attempt_without_pods_yet_is_charged() -> None:
     assert free(in_use={}, charges=[Charge.of(an_attempt())], pods=False) == [0, 0]
 
 
-def test_an_attempt_whose_pods_are_there_is_not_counted_twice() -> None:
+def test_attempt_with_pods_is_not_counted_twice() -> None:
     in_use = {(CLUSTER, "node-1"): 4, (CLUSTER, "node-2"): 4}
 
     assert free(in_use=in_use, charges=[Charge.of(an_attempt(accelerators=8))], pods=True) == [4, 4]
 
 
-def test_an_ended_attempt_holds_its_nodes_until_it_is_settled() -> None:
+def test_ended_attempt_holds_its_nodes_until_settled() -> None:
     ended = a_workload(a_pod(0, PodPhase.FAILED, 1), a_pod(1, PodPhase.FAILED, 1))
 
     capacities = node_capacity(
@@ -218,7 +218,7 @@ def test_an_ended_attempt_holds_its_nodes_until_it_is_settled() -> None:
     assert [capacity.free for capacity in capacities] == [0, 0]
 
 
-def test_a_pod_that_ends_between_two_reads_frees_nothing_before_its_attempt_is_settled() -> None:
+def test_pod_end_between_reads_frees_nothing_before_settlement() -> None:
     assert free(in_use={}, charges=[Charge.of(an_attempt())], pods=True) == [0, 0]
 
 
@@ -235,11 +235,11 @@ def test_a_pod_that_ends_between_two_reads_frees_nothing_before_its_attempt_is_s
         ({}, ""),
     ],
 )
-def test_a_closed_node_says_why(changes: dict[str, Any], why: str) -> None:
+def test_closed_node_states_its_reason(changes: dict[str, Any], why: str) -> None:
     assert [why] == [capacity.unschedulable_reason for capacity in node_capacity([a_node(**changes)], {})]
 
 
-def test_a_machine_that_has_not_joined_is_part_of_the_fleet_and_closed() -> None:
+def test_node_that_has_not_joined_counts_as_closed() -> None:
     record = ProviderNode(
         instance_id="i-00000000000000001",
         instance_group="workers",
@@ -254,14 +254,14 @@ def test_a_machine_that_has_not_joined_is_part_of_the_fleet_and_closed() -> None
     assert actions(capacities, a_request()) == [("job-1", Action.WAIT)]
 
 
-def test_a_hyperpod_machine_without_its_provider_record_is_left_out() -> None:
+def test_hyperpod_node_without_provider_record_is_ignored() -> None:
     seen = a_node().kubernetes
     assert seen
 
     assert join_nodes([seen.but(hyperpod_cluster_id="abcdefghijkl", created_at=NOW)], [], CLUSTER) == ()
 
 
-def test_a_burst_machine_lives_since_its_node_object() -> None:
+def test_burst_node_life_starts_with_its_node_object() -> None:
     seen = a_node().kubernetes
     assert seen
 
@@ -270,7 +270,7 @@ def test_a_burst_machine_lives_since_its_node_object() -> None:
     assert (node.life.launched_at, node.pool) == (NOW, "workers")
 
 
-def test_a_plan_makes_a_request_a_recovery_until_a_later_attempt_exists() -> None:
+def test_resume_plan_marks_recovery_until_a_later_attempt_exists() -> None:
     plan = ResumePlan(
         incident_id="inc-1", after_attempt=1, option=ResumeOption.SPARE, avoid=("somewhere",), planned_at=NOW
     )
@@ -282,7 +282,7 @@ def test_a_plan_makes_a_request_a_recovery_until_a_later_attempt_exists() -> Non
     assert (dead.is_recovery, dead.avoid) == (False, ())
 
 
-def test_who_was_hurt_and_gave_way_to_another_does_not_go_before_that_other() -> None:
+def test_preempted_interrupted_job_does_not_overtake_its_preemptor() -> None:
     plan = ResumePlan(
         incident_id="inc-1", after_attempt=1, option=ResumeOption.PREEMPT, avoid=("somewhere",), planned_at=NOW
     )
@@ -332,7 +332,7 @@ policies = st.builds(lambda count: SchedulingPolicy(spare_nodes={"a": count}), s
 
 
 @given(snapshots, policies)
-def test_no_node_is_ever_overcommitted(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
+def test_no_node_is_overcommitted(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
     asked = {request.job_id: request for request in snapshot.pending}
     taken: Counter[str] = Counter()
     for answer in admit(snapshot, policy, at(1000)):
@@ -346,7 +346,7 @@ def test_no_node_is_ever_overcommitted(snapshot: QueueSnapshot, policy: Scheduli
 
 
 @given(snapshots, policies)
-def test_nobody_overtakes_one_that_waits(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
+def test_no_job_overtakes_a_waiting_job(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
     answers = admit(snapshot, policy, at(1000))
     asked = {request.job_id: request for request in snapshot.pending}
 
@@ -365,7 +365,7 @@ def test_nobody_overtakes_one_that_waits(snapshot: QueueSnapshot, policy: Schedu
 
 
 @given(snapshots, policies)
-def test_an_ordinary_job_never_eats_into_the_spares(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
+def test_ordinary_job_never_uses_spares(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
     empty = {capacity.node_name for capacity in snapshot.capacities if capacity.pool == "a" and capacity.is_unused}
     for answer in admit(snapshot, policy, at(1000)):
         if answer.action is Action.ADMIT and answer.facts.request.accelerators_per_node:
@@ -376,7 +376,7 @@ def test_an_ordinary_job_never_eats_into_the_spares(snapshot: QueueSnapshot, pol
 
 
 @given(snapshots, policies, st.randoms(use_true_random=False))
-def test_the_order_in_which_things_are_listed_changes_nothing(
+def test_order_of_the_facts_does_not_matter(
     snapshot: QueueSnapshot, policy: SchedulingPolicy, random: object
 ) -> None:
     capacities, pending = list(snapshot.capacities), list(snapshot.pending)

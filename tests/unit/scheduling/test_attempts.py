@@ -43,15 +43,15 @@ def state(ending: AttemptEnd | None) -> AttemptState | None:
     return ending.state if ending else None
 
 
-def test_running_pods_are_no_end() -> None:
+def test_running_pods_do_not_end_an_attempt() -> None:
     assert judged(a_pod(0), a_pod(1)) is None
 
 
-def test_a_job_without_pods_yet_is_no_end() -> None:
+def test_kubernetes_job_without_pods_does_not_end_an_attempt() -> None:
     assert judged() is None
 
 
-def test_one_rank_that_succeeded_is_no_end() -> None:
+def test_one_successful_rank_does_not_end_an_attempt() -> None:
     assert judged(a_pod(0, SUCCEEDED, 0), a_pod(1)) is None
 
 
@@ -59,18 +59,18 @@ def test_blame_waits_for_the_last_pod() -> None:
     assert judged(a_pod(0, FAILED, 76), a_pod(1)) is None
 
 
-def test_every_rank_with_success_is_success() -> None:
+def test_attempt_succeeds_when_every_rank_succeeds() -> None:
     assert state(judged(a_pod(0, SUCCEEDED, 0), a_pod(1, SUCCEEDED, 0))) is AttemptState.SUCCEEDED
 
 
-def test_success_beats_a_stop_that_came_too_late() -> None:
+def test_success_takes_precedence_over_a_late_stop() -> None:
     job = a_job(stop_request=a_stop())
 
     assert state(judged(a_pod(0, SUCCEEDED, 0), a_pod(1, SUCCEEDED, 0), job=job)) is AttemptState.SUCCEEDED
 
 
 @pytest.mark.parametrize("outcome", [AttemptState.STOPPED, AttemptState.LOST])
-def test_killed_after_a_request_is_what_was_requested(outcome: AttemptState) -> None:
+def test_killed_pods_after_a_stop_request_end_as_requested(outcome: AttemptState) -> None:
     ending = judged(a_pod(0, FAILED, 143), a_pod(1, FAILED, 137), job=a_job(stop_request=a_stop(outcome)))
 
     assert ending
@@ -78,13 +78,13 @@ def test_killed_after_a_request_is_what_was_requested(outcome: AttemptState) -> 
     assert not ending.counts_as_failure
 
 
-def test_a_request_for_another_attempt_says_nothing_about_this_one() -> None:
+def test_stop_request_for_another_attempt_is_ignored() -> None:
     job = a_job(stop_request=a_stop(attempt=7))
 
     assert state(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 143), job=job)) is AttemptState.FAILED
 
 
-def test_an_exit_code_is_the_applications_failure() -> None:
+def test_exit_code_blames_the_application() -> None:
     ending = judged(a_pod(0, FAILED, 143), a_pod(1, FAILED, 3))
 
     assert ending
@@ -93,38 +93,38 @@ def test_an_exit_code_is_the_applications_failure() -> None:
     assert ending.exit_codes == {"job-1-a1-0": 143, "job-1-a1-1": 3}
 
 
-def test_the_codes_of_the_training_contract_are_the_same_on_both_sides() -> None:
+def test_exit_codes_match_the_training_package() -> None:
     ours = (attempt_end.FENCED_EXIT, attempt_end.UNPROVED_EXIT, attempt_end.DAMAGED_EXIT)
 
     assert ours == (training.EXIT_FENCED, training.EXIT_UNPROVED, training.EXIT_DAMAGED)
 
 
-def test_an_attempt_that_resumed_from_nothing_cannot_blame_a_checkpoint() -> None:
+def test_attempt_without_resume_point_cannot_blame_a_checkpoint() -> None:
     ending = judged(a_pod(0, FAILED, 66), a_pod(1, FAILED, 76))
 
     assert ending
     assert (ending.state, ending.counts_as_failure, ending.is_checkpoint_damaged) == (AttemptState.FAILED, True, False)
 
 
-def test_a_lost_peer_is_never_named_as_the_cause() -> None:
+def test_lost_peer_is_never_the_cause() -> None:
     ending = judged(a_pod(0, FAILED, 76), a_pod(1, FAILED, 137, reason="OOMKilled"))
 
     assert ending
     assert ending.reason == "Pod job-1-a1-1 failed (exit code 137, OOMKilled)."
 
 
-def test_a_pod_on_a_lost_node_is_fenced_out_and_loses_the_attempt() -> None:
+def test_pod_on_a_lost_node_loses_the_attempt() -> None:
     ending = judged(a_pod(0, FAILED, 76), a_pod(1), lost={"node-2"})
 
     assert ending
     assert (ending.state, ending.reason) == (AttemptState.LOST, "The attempt lost contact with node-2.")
 
 
-def test_a_lost_node_of_the_gang_takes_the_blame_for_failed_pods() -> None:
+def test_lost_node_takes_the_blame_for_failed_pods() -> None:
     assert state(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 137), lost={"node-1"})) is AttemptState.LOST
 
 
-def test_a_sick_node_takes_the_blame_but_its_pods_are_waited_for() -> None:
+def test_faulty_node_takes_the_blame_after_its_pods_end() -> None:
     assert state(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 143), faulty={"node-2"})) is AttemptState.LOST
     assert judged(a_pod(0, FAILED, 1), a_pod(1), faulty={"node-2"}) is None
 
@@ -133,22 +133,22 @@ def test_a_sick_node_takes_the_blame_but_its_pods_are_waited_for() -> None:
     "reason",
     ["NodeLost", "Evicted", "DeletionByTaintManager", "TerminationByKubelet", "EvictionByEvictionAPI", "Terminated"],
 )
-def test_a_pod_that_its_node_took_is_lost(reason: str) -> None:
+def test_pod_removed_with_its_node_is_lost(reason: str) -> None:
     assert state(judged(a_pod(0, FAILED, 137, reason=reason), a_pod(1, FAILED, 143))) is AttemptState.LOST
 
 
-def test_the_fence_ends_an_attempt_without_blame() -> None:
+def test_fence_ends_an_attempt_without_blame() -> None:
     ending = judged(a_pod(0, FAILED, 75), a_pod(1, FAILED, 76))
 
     assert ending
     assert (ending.state, ending.counts_as_failure) == (AttemptState.LOST, False)
 
 
-def test_a_deleted_job_is_lost() -> None:
+def test_deleted_kubernetes_job_loses_the_attempt() -> None:
     assert state(judged(uid="")) is AttemptState.LOST
 
 
-def test_an_attempt_that_was_not_launched_yet_has_not_ended() -> None:
+def test_attempt_not_launched_yet_has_not_ended() -> None:
     seen = ObservedWorkload(job_id="job-1", attempt=1)
 
     assert judge_end(seen, a_job(), an_attempt(state=AttemptState.STARTING), NOTHING) is None
@@ -162,7 +162,9 @@ def test_an_attempt_that_was_not_launched_yet_has_not_ended() -> None:
     ),
     st.booleans(),
 )
-def test_no_attempt_ends_while_a_pod_can_be_reached(pods: list[tuple[PodPhase, int | None]], requested: bool) -> None:
+def test_attempt_does_not_end_while_a_pod_is_reachable(
+    pods: list[tuple[PodPhase, int | None]], requested: bool
+) -> None:
     seen = [a_pod(rank, phase, code) for rank, (phase, code) in enumerate(pods)]
     ending = judged(*seen, job=a_job(stop_request=a_stop() if requested else None))
 
@@ -183,46 +185,46 @@ def abandoned(*pods: Any, job: Job | None = None, failure: str = "", **changes: 
     return judge_abandoned(a_workload(*pods), job or a_job(), an_attempt(**changes), failure)
 
 
-def test_an_attempt_that_could_not_be_launched_never_ran() -> None:
+def test_attempt_that_could_not_launch_never_ran() -> None:
     ending = abandoned(state=AttemptState.STARTING, reason="The one before would not end.")
 
     assert (ending.state, ending.reason) == (AttemptState.NEVER_RAN, "The one before would not end.")
     assert not ending.counts_as_failure
 
 
-def test_a_refused_job_is_not_tried_again() -> None:
+def test_refused_kubernetes_job_is_not_retried() -> None:
     ending = abandoned(state=AttemptState.STARTING, is_refused=True, reason="No such image name.")
 
     assert (ending.state, ending.is_final) == (AttemptState.NEVER_RAN, True)
 
 
-def test_pods_without_a_place_are_not_the_applications_fault() -> None:
+def test_unscheduled_pods_do_not_blame_the_application() -> None:
     ending = abandoned(a_pod(0), a_pod(1, PENDING, node_name=""), state=AttemptState.LAUNCHED)
 
     assert (ending.state, ending.counts_as_failure) == (AttemptState.NEVER_RAN, False)
 
 
-def test_a_pod_that_does_not_start_on_its_node_is() -> None:
+def test_pod_that_does_not_start_blames_the_application() -> None:
     ending = abandoned(a_pod(0), a_pod(1, PENDING, reason="ImagePullBackOff"), state=AttemptState.LAUNCHED)
 
     assert (ending.state, ending.counts_as_failure) == (AttemptState.NEVER_RAN, True)
     assert ending.reason == "Pod job-1-a1-1 did not start in time (ImagePullBackOff)."
 
 
-def test_a_failed_workflow_is_not_the_applications_fault() -> None:
+def test_failed_workflow_does_not_blame_the_application() -> None:
     ending = abandoned(a_pod(0), failure="States.Timeout: too slow")
 
     assert (ending.state, ending.counts_as_failure) == (AttemptState.LOST, False)
     assert ending.reason == "The workflow of the attempt failed: States.Timeout: too slow"
 
 
-def test_pods_that_will_not_go_are_settled_as_requested() -> None:
+def test_pods_that_do_not_stop_are_settled_as_requested() -> None:
     ending = abandoned(a_pod(0), job=a_job(stop_request=a_stop(AttemptState.LOST)))
 
     assert ending.state is AttemptState.LOST
 
 
-def test_a_job_whose_evicted_pod_is_gone_already_is_nobodys_fault() -> None:
+def test_removed_evicted_pod_blames_nothing() -> None:
     ending = judged(a_pod(1, FAILED, 1), was_disrupted=True)
 
     assert ending
@@ -233,7 +235,7 @@ def test_a_job_whose_evicted_pod_is_gone_already_is_nobodys_fault() -> None:
     ("before", "after"),
     [(AttemptState.LAUNCHED, AttemptState.NEVER_RAN), (AttemptState.RUNNING, AttemptState.LOST)],
 )
-def test_a_pod_that_its_node_does_not_run_is_nobodys_fault(before: AttemptState, after: AttemptState) -> None:
+def test_pod_rejected_by_its_node_blames_nothing(before: AttemptState, after: AttemptState) -> None:
     rejected = a_pod(0, FAILED, reason="UnexpectedAdmissionError")
     seen = a_workload(rejected, a_pod(1, FAILED, 1))
 
@@ -244,14 +246,14 @@ def test_a_pod_that_its_node_does_not_run_is_nobodys_fault(before: AttemptState,
     assert ending.reason == f"The node did not run pod {rejected.name} (UnexpectedAdmissionError)."
 
 
-def test_a_pod_that_is_told_to_go_and_ends_with_0_has_not_finished() -> None:
+def test_terminating_pod_with_exit_code_0_has_not_succeeded() -> None:
     told, alone = a_pod(0, SUCCEEDED, 0, is_terminating=True), an_attempt(node_names=("node-1",))
     asked = a_job(stop_request=a_stop())
 
     assert state(judge_end(a_workload(told, is_deleting=True), asked, alone, NOTHING)) is AttemptState.STOPPED
 
 
-def test_a_run_past_its_deadline_is_not_repeated() -> None:
+def test_run_past_its_deadline_is_not_repeated() -> None:
     assert abandoned(a_pod(0), a_pod(1)).is_final
 
 
@@ -276,13 +278,13 @@ def test_success_ends_the_job() -> None:
     assert (outcome, job.state, job.ended_at) == (SettleOutcome.JOB_SUCCEEDED, JobState.SUCCEEDED, NOW)
 
 
-def test_a_cancelled_job_ends_cancelled_whatever_the_attempt_did() -> None:
+def test_cancelled_job_ends_cancelled_after_any_attempt_end() -> None:
     outcome, job = settled(CRASH, state=JobState.STOPPING, stop_request=a_stop())
 
     assert (outcome, job.state, job.stop_request) == (SettleOutcome.JOB_CANCELLED, JobState.CANCELLED, None)
 
 
-def test_what_is_damaged_is_not_resumed_from_over_and_over_for_nothing() -> None:
+def test_repeatedly_damaged_checkpoint_counts_as_failure() -> None:
     damage = AttemptEnd(state=AttemptState.LOST, reason="It is damaged.", is_checkpoint_damaged=True)
     point = ResumePoint(attempt=1, step=20, manifest="attempt=1/step=000000020/manifest.json")
     attempt = an_attempt(resume_from=point)
@@ -296,7 +298,7 @@ def test_what_is_damaged_is_not_resumed_from_over_and_over_for_nothing() -> None
     assert again.attempt.reason == "It is damaged. Evenkeel knew of the damage, but the attempt resumed from it again."
 
 
-def test_what_infrastructure_took_is_given_back_at_once_and_free() -> None:
+def test_infrastructure_loss_requeues_at_once_without_a_restart() -> None:
     lost = AttemptEnd(state=AttemptState.LOST, reason="Its node died.")
 
     outcome, job = settled(lost, application_failures=2, stop_request=a_stop())
@@ -305,7 +307,7 @@ def test_what_infrastructure_took_is_given_back_at_once_and_free() -> None:
     assert (job.application_failures, job.not_before, job.stop_request) == (2, None, None)
 
 
-def test_the_resume_plan_survives() -> None:
+def test_resume_plan_survives() -> None:
     plan = ResumePlan(incident_id="inc-1", after_attempt=1, option=ResumeOption.SPARE, planned_at=NOW)
 
     _, job = settled(AttemptEnd(state=AttemptState.LOST, reason="Lost."), resume_plan=plan, distrust_after=NOW)
@@ -314,26 +316,26 @@ def test_the_resume_plan_survives() -> None:
 
 
 @pytest.mark.parametrize(("before", "pause"), [(0, 30), (1, 60)])
-def test_each_application_failure_doubles_the_pause(before: int, pause: int) -> None:
+def test_each_application_failure_doubles_the_backoff(before: int, pause: int) -> None:
     outcome, job = settled(CRASH, application_failures=before)
 
     assert (outcome, job.application_failures, job.not_before) == (SettleOutcome.JOB_REQUEUED, before + 1, at(pause))
 
 
-def test_the_budget_of_restarts_ends() -> None:
+def test_job_fails_after_its_last_restart() -> None:
     outcome, job = settled(CRASH, application_failures=2)
 
     assert (outcome, job.state) == (SettleOutcome.JOB_FAILED, JobState.FAILED)
     assert job.reason == "It failed. The job has used all of its 2 restarts."
 
 
-def test_a_job_may_allow_no_restart() -> None:
+def test_job_may_allow_no_restart() -> None:
     outcome, job = settled(CRASH, spec=a_spec(max_restarts=0))
 
     assert (outcome, job.reason) == (SettleOutcome.JOB_FAILED, "It failed. The job allows no restarts.")
 
 
-def test_an_attempt_that_never_ran_pauses_longer_each_time() -> None:
+def test_attempt_that_never_ran_backs_off_longer_each_time() -> None:
     never = AttemptEnd(state=AttemptState.NEVER_RAN, reason="No place.")
 
     pauses = [settled(never, launch_failures=count)[1].not_before for count in range(4)]
@@ -341,7 +343,7 @@ def test_an_attempt_that_never_ran_pauses_longer_each_time() -> None:
     assert pauses == [at(30), at(60), at(100), at(100)]
 
 
-def test_a_stop_for_another_attempt_stays() -> None:
+def test_stop_request_for_another_attempt_stays() -> None:
     _, job = settled(CRASH, stop_request=a_stop(attempt=9))
 
     assert job.stop_request
@@ -361,25 +363,25 @@ def a_plan(after_attempt: int, distrust_seconds: int | None) -> ResumePlan:
     )
 
 
-def test_the_strictest_of_two_suspicions_of_one_attempt_counts() -> None:
+def test_strictest_suspicion_of_an_attempt_counts() -> None:
     job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(1, 90), is_doubted=True)
 
     assert (job.distrust_after, job.distrust_through_attempt) == (at(50), 1)
 
 
-def test_a_later_plan_without_suspicion_keeps_that_of_the_same_attempt() -> None:
+def test_later_plan_keeps_the_suspicion_of_the_same_attempt() -> None:
     job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(1, None), is_doubted=True)
 
     assert (job.distrust_after, job.distrust_through_attempt) == (at(50), 1)
 
 
-def test_a_suspicion_that_a_pin_honoured_does_not_reach_later_attempts() -> None:
+def test_suspicion_honoured_by_a_pin_does_not_affect_later_attempts() -> None:
     job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(2, None), is_doubted=False)
 
     assert (job.distrust_after, job.distrust_through_attempt) == (None, 0)
 
 
-def test_a_suspicion_that_no_pin_honoured_yet_reaches_what_was_admitted_since() -> None:
+def test_suspicion_without_a_pin_affects_later_attempts() -> None:
     job = a_job().with_plan(a_plan(1, 50), is_doubted=False).with_plan(a_plan(2, 90), is_doubted=True)
 
     assert (job.distrust_after, job.distrust_through_attempt) == (at(50), 2)
@@ -388,7 +390,7 @@ def test_a_suspicion_that_no_pin_honoured_yet_reaches_what_was_admitted_since() 
 # ---------------------------------------------------------------- lost nodes, writers
 
 
-def test_a_node_is_lost_when_gone_or_not_ready_for_long() -> None:
+def test_node_is_lost_when_gone_or_not_ready_too_long() -> None:
     def node(name: str, **changes: Any) -> KubernetesNode:
         return KubernetesNode.model_validate({"cluster": CLUSTER, "name": name, **changes})
 
@@ -401,12 +403,12 @@ def test_a_node_is_lost_when_gone_or_not_ready_for_long() -> None:
     assert lost_nodes(nodes, ("well", "brief", "long", "gone"), NOW, 60) == {"long", "gone"}
 
 
-def test_nobody_but_a_pass_creates_an_attempt() -> None:
+def test_only_the_scheduling_cycle_creates_attempts() -> None:
     assert attempt_writers(None, AttemptState.STARTING) == ("schedule_jobs",)
     assert job_writers(JobState.PENDING, JobState.STARTING) == ("schedule_jobs",)
 
 
-def test_nothing_leaves_an_end() -> None:
+def test_no_transition_leaves_a_final_state() -> None:
     for changes in ATTEMPT_WRITERS.values():
         assert not [before for before, _ in changes if before and before.has_ended]
     for writer, job_changes in JOB_WRITERS.items():
@@ -417,7 +419,7 @@ def test_nothing_leaves_an_end() -> None:
 # ---------------------------------------------------------------- verdicts on the application
 
 
-def test_a_launchers_last_word_is_final_whatever_restarts_are_left() -> None:
+def test_do_not_requeue_exit_code_is_final_despite_restarts() -> None:
     ending = judged(a_pod(0, FAILED, exit_code=93), a_pod(1, FAILED, exit_code=76))
 
     assert ending
@@ -425,7 +427,7 @@ def test_a_launchers_last_word_is_final_whatever_restarts_are_left() -> None:
     assert settled(ending)[0] is SettleOutcome.JOB_FAILED
 
 
-def test_a_sick_node_does_not_take_back_a_last_word() -> None:
+def test_faulty_node_does_not_override_do_not_requeue() -> None:
     ending = judged(a_pod(0, FAILED, exit_code=93), a_pod(1, FAILED), faulty={a_pod(0).node_name})
 
     assert ending
@@ -446,7 +448,7 @@ POINT = ResumePoint(attempt=1, step=10, manifest="attempt=1/step=000000010/manif
         ([None, None, None], [None, None, None], 60, None),
     ],
 )
-def test_a_job_that_fails_again_in_just_the_same_way_is_not_started_a_third_time(
+def test_same_failure_twice_ends_the_job(
     exit_codes: list[int | None], points: list[ResumePoint | None], ran: int, ends_after: int | None
 ) -> None:
     policy = JobPolicy(application_restarts=9, same_failures=2, same_failure_seconds=600)
@@ -461,7 +463,7 @@ def test_a_job_that_fails_again_in_just_the_same_way_is_not_started_a_third_time
     assert ended == ends_after
 
 
-def test_an_end_that_infrastructure_brought_between_two_failures_does_not_part_them() -> None:
+def test_infrastructure_end_between_same_failures_does_not_reset_them() -> None:
     policy = JobPolicy(same_failures=2)
     lost = AttemptEnd(state=AttemptState.LOST, reason="Its node died.")
     first = settle(a_job(), an_attempt(), CRASH.but(exit_code=1), policy, NOW).job
@@ -474,14 +476,14 @@ def test_an_end_that_infrastructure_brought_between_two_failures_does_not_part_t
 
 
 @pytest.mark.parametrize(("code", "is_said"), [(1, True), (137, False), (143, False), (76, False)])
-def test_a_killed_process_is_like_no_other(code: int, is_said: bool) -> None:
+def test_killed_process_never_repeats_a_failure(code: int, is_said: bool) -> None:
     ending = judged(a_pod(0, FAILED, exit_code=code), a_pod(1, FAILED, exit_code=code))
 
     assert ending
     assert (ending.exit_code is not None) is is_said
 
 
-def test_who_was_not_ready_in_time_loses_its_place_in_its_teams_queue_and_nobody_else_does() -> None:
+def test_only_ready_timeout_costs_the_queue_place() -> None:
     late = AttemptEnd(state=AttemptState.NEVER_RAN, reason="Its pods were not scheduled in time.")
     lost = AttemptEnd(state=AttemptState.LOST, reason="The attempt lost contact with node-1.")
 

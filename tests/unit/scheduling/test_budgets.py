@@ -46,9 +46,7 @@ def left(*rentals: Rental, budget: dict[str, Any], now: datetime, **facts: Any) 
     st.integers(0, 3 * 3_600_000_000),
     st.integers(1, 99_999_999),
 )
-def test_of_each_kind_of_period_the_parts_of_a_rental_add_up_to_its_bill(
-    begins: int, length: int, first: int, price: int
-) -> None:
+def test_rent_parts_of_each_period_add_up_to_the_bill(begins: int, length: int, first: int, price: int) -> None:
     since = MIDNIGHT - timedelta(days=35) + timedelta(microseconds=begins)
     again = since + timedelta(microseconds=first)
     pool = POOL.but(micros_per_node_hour=price)
@@ -70,7 +68,7 @@ def test_of_each_kind_of_period_the_parts_of_a_rental_add_up_to_its_bill(
     assert len({part.key for part in parts}) == len(parts)  # each is a row of the commit that ends the rental
 
 
-def test_a_rental_over_midnight_counts_on_both_days() -> None:
+def test_rental_over_midnight_counts_on_both_days() -> None:
     parts = rent_by_period(a_rental(MIDNIGHT - HOUR), MIDNIGHT + 2 * HOUR)
 
     found = {part.key: part.spent.usd_micros for part in parts}
@@ -84,11 +82,11 @@ def test_a_rental_over_midnight_counts_on_both_days() -> None:
     }
 
 
-def test_nodes_that_never_came_cost_nothing() -> None:
+def test_nodes_that_never_launched_cost_nothing() -> None:
     assert rent_by_period(ready(team="red"), MIDNIGHT) == ()
 
 
-def test_what_is_left_is_less_by_what_has_settled_what_runs_the_rents_and_what_they_will_yet_cost() -> None:
+def test_rest_of_a_budget_excludes_settled_running_and_expected_costs() -> None:
     charge = Charge(
         job_id="job-b", attempt=1, team="red", cluster="c", node_names=("n",), accelerators=8, admitted_at=MIDNIGHT
     )
@@ -107,7 +105,7 @@ def test_what_is_left_is_less_by_what_has_settled_what_runs_the_rents_and_what_t
     assert found == {"red": (5000 - 700 - 48) * money.PARTS - 10 * 2 * PRICE * 3600}
 
 
-def test_the_tightest_budget_counts_and_one_of_hours_is_none() -> None:
+def test_tightest_dollar_budget_counts() -> None:
     setup = a_setup({"period": Period.MONTH, "usd": 500}, {"period": Period.DAY, "usd": 30, "gpuHours": 1})
 
     assert remaining_by_team(setup, {}, (), (), ECONOMY, MIDNIGHT) == {"red": 30 * money.PARTS}
@@ -122,15 +120,13 @@ def test_the_tightest_budget_counts_and_one_of_hours_is_none() -> None:
         (RentalState.ENDING, 1, 0),
     ],
 )
-def test_a_rental_that_outlasts_what_was_expected_is_expected_to_go_on(
-    state: RentalState, hours: int, expected: int
-) -> None:
+def test_overdue_rental_is_expected_to_continue(state: RentalState, hours: int, expected: int) -> None:
     rental = a_rental(MIDNIGHT, state=state, expected_parts=4 * 2 * PRICE * 3600)
 
     assert expected_remaining_cost(rental, MIDNIGHT + hours * HOUR) == expected
 
 
-def test_what_has_ended_is_not_counted_twice() -> None:
+def test_ended_rental_is_not_counted_twice() -> None:
     over = a_rental(MIDNIGHT, state=RentalState.ENDED)
 
     assert left(over, budget={"period": Period.MONTH, "usd": 9}, now=MIDNIGHT + HOUR) == {"red": 9 * money.PARTS}

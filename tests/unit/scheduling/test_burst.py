@@ -52,7 +52,7 @@ def migration_facts(market: Market = Market.ON_DEMAND, **changes: Any) -> Migrat
     return MigrationFacts.model_validate({**facts, **changes})
 
 
-def test_a_guest_goes_home_where_the_rent_saved_pays_for_the_move() -> None:
+def test_migrates_back_when_saved_rent_covers_the_move() -> None:
     decision = decide_migration(migration_facts())
 
     assert decision.action is MigrationAction.MIGRATE
@@ -62,7 +62,7 @@ def test_a_guest_goes_home_where_the_rent_saved_pays_for_the_move() -> None:
     assert "$96.00" in decision.reason
 
 
-def test_one_restart_besides_must_be_saved_so_that_nothing_goes_to_and_fro() -> None:
+def test_migration_must_also_save_one_restart() -> None:
     # $2.87 for the move, and $1.67 for one restart besides.
     just_not, just = (
         decide_migration(migration_facts(candidate=a_guest(left_seconds=seconds))) for seconds in (510, 512)
@@ -83,14 +83,14 @@ def test_one_restart_besides_must_be_saved_so_that_nothing_goes_to_and_fro() -> 
         ({"target": HOME.but(shadow_micros_per_accelerator_hour=4 * MICROS)}, "would save $0.00"),
     ],
 )
-def test_a_guest_stays_for_a_reason(change: dict[str, Any], said: str) -> None:
+def test_migration_is_refused_with_a_reason(change: dict[str, Any], said: str) -> None:
     decision = decide_migration(migration_facts(**change))
 
     assert decision.action is MigrationAction.STAY
     assert said in decision.alternatives[0].why_not
 
 
-def test_work_leaves_a_reservation_before_its_machines_are_taken() -> None:
+def test_job_leaves_a_reservation_before_it_ends() -> None:
     pool = a_pool(Market.RESERVED, reservation=a_reservation(2 * HOUR))
 
     before, due = (
@@ -107,7 +107,7 @@ def test_work_leaves_a_reservation_before_its_machines_are_taken() -> None:
 
 
 @given(st.integers(0, 10**4), st.integers(1, 500), st.integers(0, 600))
-def test_a_budget_is_left_in_time_for_a_last_save(dollars: int, rate: int, save: int) -> None:
+def test_job_stops_before_its_budget_ends_with_time_to_save(dollars: int, rate: int, save: int) -> None:
     left, micros_per_hour = dollars * PARTS, rate * MICROS
     facts = migration_facts(
         candidate=a_guest(left_seconds=10**9, save_seconds=save),
@@ -134,7 +134,7 @@ def test_a_budget_is_left_in_time_for_a_last_save(dollars: int, rate: int, save:
     st.integers(0, 5 * MICROS),
     st.integers(0, 3600),
 )
-def test_committed_room_is_not_left_idle_longer_than_the_move_would_cost(
+def test_committed_nodes_idle_no_longer_than_the_move_costs(
     market: Market, nodes: int, left: int, value: int, shadow: int, restart: int
 ) -> None:
     candidate = a_guest(
@@ -178,7 +178,7 @@ def a_loan(**changes: Any) -> TemporaryCapacity:
         (5 * HOUR, True, False, TemporaryCapacityState.END),
     ],
 )
-def test_a_loan_is_given_back(seconds: float, is_back: bool, runs: bool, state: TemporaryCapacityState) -> None:
+def test_temporary_capacity_is_returned(seconds: float, is_back: bool, runs: bool, state: TemporaryCapacityState) -> None:
     facts = TemporaryCapacityFacts(
         temporary=a_loan(), has_baseline_recovered=is_back, is_job_running=runs, now=at(seconds)
     )
@@ -186,7 +186,7 @@ def test_a_loan_is_given_back(seconds: float, is_back: bool, runs: bool, state: 
     assert decide_temporary_capacity(facts).state is state
 
 
-def test_a_job_that_keeps_no_checkpoints_is_not_moved_before_its_time_is_over() -> None:
+def test_job_without_checkpoints_is_not_moved_early() -> None:
     facts = TemporaryCapacityFacts(
         temporary=a_loan(), has_baseline_recovered=True, is_job_running=True, keeps_checkpoints=False, now=at(60)
     )
@@ -195,7 +195,7 @@ def test_a_job_that_keeps_no_checkpoints_is_not_moved_before_its_time_is_over() 
     assert decide_temporary_capacity(facts.but(now=at(4 * HOUR))).state is TemporaryCapacityState.END
 
 
-def test_a_loan_that_was_given_back_is_over() -> None:
+def test_returned_temporary_capacity_is_over() -> None:
     temporary = a_loan(returned_at=at(HOUR))
 
     assert decide_temporary_capacity(
@@ -206,7 +206,7 @@ def test_a_loan_that_was_given_back_is_over() -> None:
 # ---------------------------------------------------------------- the forecast
 
 
-def test_the_queue_is_played_forward_in_its_order() -> None:
+def test_queue_is_simulated_in_order() -> None:
     starts = expected_starts(
         2, [RunningUse(8, 100), RunningUse(4, 50)], [WaitingUse(4, 30), WaitingUse(8, 10), WaitingUse(1, 5)]
     )
@@ -215,16 +215,16 @@ def test_the_queue_is_played_forward_in_its_order() -> None:
     assert starts == (50, 100, 100)
 
 
-def test_who_asks_for_more_than_there_is_waits_for_ever_and_holds_up_nobody() -> None:
+def test_job_larger_than_the_pool_never_starts_and_blocks_nothing() -> None:
     assert expected_starts(4, [], [WaitingUse(5, 1), WaitingUse(4, 1)]) == (math.inf, 0)
 
 
-def test_a_forecast_that_did_not_come_true_is_not_believed_for_ever() -> None:
+def test_missed_forecast_raises_the_expected_wait() -> None:
     assert expected_wait(600, 60) == 600
     assert expected_wait(600, 3600) == 3600
 
 
-def test_a_run_that_has_outlasted_its_estimate_is_expected_to_go_on() -> None:
+def test_overdue_run_is_expected_to_continue() -> None:
     assert remaining_seconds(100, 40) == 60
     assert remaining_seconds(100, 7200) == 3600
     assert remaining_seconds(0, 0) == 60
@@ -235,7 +235,7 @@ def test_a_run_that_has_outlasted_its_estimate_is_expected_to_go_on() -> None:
     st.lists(st.tuples(st.integers(1, 16), st.floats(0, 1e5)), max_size=8),
     st.lists(st.tuples(st.integers(1, 16), st.floats(1, 1e5)), max_size=12),
 )
-def test_expected_starts_are_in_order_and_never_take_more_than_there_is(free, held, queue) -> None:  # type: ignore[no-untyped-def]
+def test_expected_starts_are_ordered_and_within_capacity(free, held, queue) -> None:  # type: ignore[no-untyped-def]
     holders, asked = [RunningUse(*each) for each in held], [WaitingUse(*each) for each in queue]
 
     starts = expected_starts(free, holders, asked)

@@ -28,7 +28,7 @@ def spoken(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def test_the_table_is_what_the_rules_say() -> None:
+def test_cost_table_follows_the_rules() -> None:
     decision = choose_pool(the_facts())
 
     why_not = {each.option: each.why_not for each in decision.alternatives}
@@ -51,7 +51,7 @@ def test_the_table_is_what_the_rules_say() -> None:
     assert f"> {decision.reason}" in PAGE
 
 
-def test_the_figures_by_hand_are_in_the_decision() -> None:
+def test_worked_figures_are_in_the_decision() -> None:
     spot, plan = choose_pool(the_facts()).table[:2]
 
     assert (spot.interruptions, spot.ends_after_seconds) == (0.6, 23_037.164)
@@ -60,7 +60,7 @@ def test_the_figures_by_hand_are_in_the_decision() -> None:
     assert format_usd(1_200_000 * 16 * 21_600) == format_usd(plan.shadow_parts) == "$115.20"
 
 
-def test_on_demand_prices_of_the_example_are_those_of_the_table() -> None:
+def test_documented_on_demand_prices_match_the_table() -> None:
     rented = [candidate.pool for candidate in the_facts().candidates if candidate.pool.market == "on-demand"]
 
     assert rented

@@ -45,14 +45,14 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("instance_type", COUNTS)
-def test_a_whole_node_brings_its_types_interfaces(instance_type: str) -> None:
+def test_whole_node_has_all_interfaces_of_its_type(instance_type: str) -> None:
     accelerators, interfaces = COUNTS[instance_type]
 
     assert interfaces_per_pod(EfaNode("any", instance_type), 2, accelerators, {}) == interfaces
     assert interfaces_per_pod(EfaNode("any", instance_type), 1, accelerators, {}) == 0
 
 
-def test_local_nodes_offer_what_the_catalogue_says() -> None:
+def test_local_nodes_offer_the_interfaces_of_the_catalogue() -> None:
     for instance_type, shape in SHAPES.items():
         offered = int(shape.get("vpc.amazonaws.com/efa", 0))
         accelerators = int(shape.get("nvidia.com/gpu") or shape.get("aws.amazon.com/neuron") or 0)
@@ -72,33 +72,33 @@ def test_local_nodes_offer_what_the_catalogue_says() -> None:
         (EfaNode("any", "ml.unheard.of"), 4, 0),
     ],
 )
-def test_a_slice_asks_for_its_share_rounded_down(machine: EfaNode, accelerators: int, interfaces: int) -> None:
+def test_part_of_a_node_requests_its_share_rounded_down(machine: EfaNode, accelerators: int, interfaces: int) -> None:
     assert interfaces_per_pod(machine, 4, accelerators, {}) == interfaces
 
 
-def test_a_type_whose_count_varies_follows_its_node() -> None:
+def test_varying_interface_count_follows_the_node() -> None:
     assert interfaces_per_pod(EfaNode("any", "ml.p6e-gb200.36xlarge", 4, 8), 2, 4, {}) == 8
     assert interfaces_per_pod(EfaNode("any", "ml.p6e-gb200.36xlarge", 4, 0), 2, 4, {}) == 17
 
 
-def test_the_policy_says_otherwise_by_pool() -> None:
+def test_policy_overrides_interfaces_by_pool() -> None:
     assert interfaces_per_pod(P5, 2, 8, {"workers": 16}) == 16
     assert interfaces_per_pod(P5, 2, 8, {"workers": 0}) == 0
     assert interfaces_per_pod(P5, 2, 8, {"others": 0}) == 32
 
 
 @pytest.mark.parametrize(("offered", "asked"), [(10_256, HUGE_PAGES_MIB), (HUGE_PAGES_MIB, HUGE_PAGES_MIB), (4096, 0)])
-def test_huge_pages_are_asked_for_where_they_are(offered: int, asked: int) -> None:
+def test_huge_pages_are_requested_only_if_offered(offered: int, asked: int) -> None:
     assert efa_request(P5, 2, 8, {}, offered) == EfaRequest(32, asked)
 
 
-def test_huge_pages_follow_the_share_and_the_interfaces() -> None:
+def test_huge_pages_follow_the_share_of_interfaces() -> None:
     assert efa_request(P5, 2, 3, {}, 10_256) == EfaRequest(12, 1920)
     assert efa_request(P5, 1, 8, {}, 10_256) == EfaRequest()
     assert efa_request(P5, 2, 8, {"workers": 0}, 10_256) == EfaRequest()
 
 
-def test_a_job_of_several_types_asks_for_the_fewest() -> None:
+def test_job_of_several_types_requests_the_fewest_interfaces() -> None:
     p4 = EfaNode("old", "ml.p4d.24xlarge", 8, 4)
 
     assert least_interfaces((P5, p4), 2, 8, {}) == 4
@@ -119,7 +119,7 @@ def decided(
 
 
 @pytest.mark.parametrize("offered", [0, 31])
-def test_nodes_without_all_interfaces_keep_a_gang_waiting(offered: int) -> None:
+def test_gang_waits_for_nodes_with_all_interfaces(offered: int) -> None:
     capacities = [a_node_capacity(1, efa=32), a_node_capacity(2, efa=offered), a_node_capacity(3, efa=offered)]
 
     answer = decided(capacities, a_request(nodes=2, accelerators_per_node=8))
@@ -136,7 +136,7 @@ def test_nodes_without_all_interfaces_keep_a_gang_waiting(offered: int) -> None:
         ({"nodes": 2}, {"efa_interfaces": {"workers": 0}}),
     ],
 )
-def test_work_that_asks_for_no_efa_starts(changes: dict[str, Any], policy: dict[str, Any]) -> None:
+def test_job_without_efa_starts(changes: dict[str, Any], policy: dict[str, Any]) -> None:
     capacities = [a_node_capacity(1, efa=0), a_node_capacity(2, efa=0)]
 
     answer = decided(capacities, a_request(accelerators_per_node=8, **changes), SchedulingPolicy.model_validate(policy))
@@ -144,7 +144,7 @@ def test_work_that_asks_for_no_efa_starts(changes: dict[str, Any], policy: dict[
     assert answer.action is Action.ADMIT
 
 
-def test_a_pool_without_efa_suits_no_job_that_requires_it() -> None:
+def test_pool_without_efa_is_not_offered_to_efa_jobs() -> None:
     policy = SchedulingPolicy(efa_interfaces={"workers": 0})
     request = a_request(nodes=2, accelerators_per_node=8, requires=Requirements(fabric="efa"))
 
@@ -152,19 +152,19 @@ def test_a_pool_without_efa_suits_no_job_that_requires_it() -> None:
     assert decided([a_node_capacity(1), a_node_capacity(2)], request, policy).action is Action.NEVER_FITS
 
 
-def test_a_slice_starts_where_its_share_is_offered() -> None:
+def test_part_of_a_node_starts_where_its_share_is_offered() -> None:
     capacities = [a_node_capacity(1, efa=16), a_node_capacity(2, efa=16)]
 
     assert decided(capacities, a_request(nodes=2, accelerators_per_node=4)).action is Action.ADMIT
 
 
-def test_a_gang_takes_the_nodes_with_interfaces() -> None:
+def test_gang_uses_nodes_with_interfaces() -> None:
     capacities = [a_node_capacity(1, efa=0), a_node_capacity(2, efa=32), a_node_capacity(3, efa=32)]
 
     assert decided(capacities, a_request(nodes=2, accelerators_per_node=8)).node_names == ("node-2", "node-3")
 
 
-def test_capacity_knows_what_each_node_offers() -> None:
+def test_capacity_records_the_interfaces_of_each_node() -> None:
     nodes = [Node(life=a_life(number), kubernetes=a_node(number, efa=efa)) for number, efa in ((1, 32), (2, 0))]
 
     assert [capacity.efa for capacity in node_capacity(nodes, {})] == [32, 0]

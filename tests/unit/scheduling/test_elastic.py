@@ -52,7 +52,7 @@ def grow_facts(*jobs: ElasticJob, nodes: int = 8, idle: float = 10**6, **changes
         (Sizes(least=2, most=9, discrete=(16, 8, 4, 1)), (4, 8)),
     ],
 )
-def test_sizes_go_by_step_or_are_listed(sizes: Sizes, legal: tuple[int, ...]) -> None:
+def test_sizes_follow_a_step_or_a_list(sizes: Sizes, legal: tuple[int, ...]) -> None:
     assert sizes.legal == legal
     assert [sizes.at_most(n) for n in (legal[0] - 1, legal[0], 99)] == [None, legal[0], legal[-1]]
 
@@ -65,7 +65,7 @@ def test_sizes_go_by_step_or_are_listed(sizes: Sizes, legal: tuple[int, ...]) ->
         {"least": 3, "most": 4, "discrete": (8,)},
     ],
 )
-def test_sizes_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_sizes_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Sizes.model_validate(wrong)
 
@@ -73,14 +73,14 @@ def test_sizes_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- growing
 
 
-def test_a_job_grows_once_idleness_has_cost_as_much_as_the_resize() -> None:
+def test_job_grows_when_idle_cost_reaches_resize_cost() -> None:
     just = 150 * 16
 
     assert plan_growth(grow_facts(a_job(), idle=just)).resizes[0].to_nodes == 16
     assert plan_growth(grow_facts(a_job(), idle=just - 1)).resizes == ()
 
 
-def test_only_the_idle_nodes_that_it_would_use_pay_for_it() -> None:
+def test_only_idle_nodes_that_the_job_would_use_count() -> None:
     # 10 idle, 8 of them fit: eight tenths of the idleness count.
     assert plan_growth(grow_facts(a_job(), nodes=10, idle=150 * 16 / 0.8 - 1)).resizes == ()
     assert plan_growth(grow_facts(a_job(), nodes=10, idle=150 * 16 / 0.8 + 1)).resizes[0].to_nodes == 16
@@ -97,31 +97,31 @@ def test_only_the_idle_nodes_that_it_would_use_pay_for_it() -> None:
         ({"growth_failed_at": at(-2399), "failed_growths": 3}, "no retry before 10:15:01"),
     ],
 )
-def test_a_job_does_not_grow_for_a_reason(change: dict[str, Any], said: str) -> None:
+def test_growth_is_refused_with_a_reason(change: dict[str, Any], said: str) -> None:
     decision = plan_growth(grow_facts(a_job(**change)))
 
     assert decision.resizes == ()
     assert said in decision.alternatives[0].why_not
 
 
-def test_nothing_grows_while_somebody_waits() -> None:
+def test_no_job_grows_while_another_waits() -> None:
     assert plan_growth(grow_facts(a_job(), waiting=True)).resizes == ()
 
 
-def test_a_scaling_timeout_is_kept_however_cheap_the_resize() -> None:
+def test_scaling_timeout_holds_for_cheap_resizes() -> None:
     terms = ElasticTerms(scaling_timeout_seconds=600)
 
     assert plan_growth(grow_facts(a_job(resize_seconds=1), idle=8 * 599, terms=terms)).resizes == ()
     assert plan_growth(grow_facts(a_job(resize_seconds=1), idle=8 * 600, terms=terms)).resizes != ()
 
 
-def test_the_higher_priority_grows_first_and_one_at_a_time() -> None:
+def test_higher_priority_grows_first_and_one_at_a_time() -> None:
     decision = plan_growth(grow_facts(a_job(1), a_job(2, priority=5), a_job(3)))
 
     assert [each.job_id for each in decision.resizes] == ["job-2"]
 
 
-def test_the_pause_after_failures_doubles_up_to_a_limit() -> None:
+def test_growth_backoff_doubles_up_to_a_limit() -> None:
     pauses = [
         (growth_backoff_until(a_job(growth_failed_at=NOW, failed_growths=n), ElasticTerms()) - NOW).total_seconds()
         for n in (1, 2, 3, 20)
@@ -133,7 +133,7 @@ def test_the_pause_after_failures_doubles_up_to_a_limit() -> None:
 # ---------------------------------------------------------------- making room
 
 
-def test_whoever_loses_least_shrinks_and_by_no_more_than_is_needed() -> None:
+def test_job_with_least_loss_shrinks_by_the_needed_amount() -> None:
     small, large = a_job(1, nodes=8), a_job(2, nodes=16)
 
     decision = plan_shrink([large, small], 3, priority=1)
@@ -141,14 +141,14 @@ def test_whoever_loses_least_shrinks_and_by_no_more_than_is_needed() -> None:
     assert [(each.job_id, each.from_nodes, each.to_nodes) for each in decision.resizes] == [("job-1", 8, 4)]
 
 
-def test_a_job_is_shrunk_before_another_is_ended_though_the_end_would_lose_less() -> None:
+def test_shrinking_is_preferred_to_preemption_despite_more_loss() -> None:
     cheap = a_job(1, sizes=None, nodes=4, since_checkpoint_seconds=0, resize_seconds=0)
     large = a_job(2, nodes=32)
 
     assert [each.job_id for each in plan_shrink([cheap, large], 4, priority=1).resizes] == ["job-2"]
 
 
-def test_what_shrinking_cannot_free_is_freed_by_ending_whoever_loses_least() -> None:
+def test_preemption_with_least_loss_frees_the_rest() -> None:
     elastic, dear, cheap = (
         a_job(1, nodes=8),
         a_job(2, sizes=None, since_checkpoint_seconds=3000),
@@ -160,13 +160,13 @@ def test_what_shrinking_cannot_free_is_freed_by_ending_whoever_loses_least() -> 
     assert [(each.job_id, each.to_nodes) for each in decision.resizes] == [("job-3", 0), ("job-1", 4)]
 
 
-def test_nobody_is_touched_where_it_would_not_be_enough() -> None:
+def test_no_job_is_resized_if_it_would_not_be_enough() -> None:
     decision = plan_shrink([a_job(1), a_job(2, priority=9)], 9, priority=5)
 
     assert (decision.resizes, decision.short) == ((), 1)
 
 
-def test_who_does_not_report_its_checkpoints_is_charged_the_median() -> None:
+def test_job_without_checkpoint_reports_is_charged_the_median() -> None:
     silent = a_job(1, since_checkpoint_seconds=None, sizes=None)
     good, bad = a_job(2, since_checkpoint_seconds=100, sizes=None), a_job(3, since_checkpoint_seconds=900, sizes=None)
 
@@ -190,7 +190,7 @@ fleets = st.lists(members, max_size=7, unique_by=lambda job: job.job_id)
 
 @settings(max_examples=200, deadline=None)
 @given(fleets, st.integers(1, 40), st.integers(0, 4))
-def test_room_is_made_by_lower_priorities_shrunk_first_and_at_the_least_loss(fleet, nodes, priority) -> None:  # type: ignore[no-untyped-def]
+def test_lower_priorities_shrink_first_at_the_least_loss(fleet, nodes, priority) -> None:  # type: ignore[no-untyped-def]
     decision = plan_shrink(fleet, nodes, priority)
 
     by_id = {job.job_id: job for job in fleet}
@@ -230,7 +230,7 @@ def test_room_is_made_by_lower_priorities_shrunk_first_and_at_the_least_loss(fle
 
 
 @given(st.integers(1, 120))
-def test_of_many_jobs_just_enough_give_and_none_in_vain(nodes: int) -> None:
+def test_just_enough_jobs_shrink(nodes: int) -> None:
     fleet = [a_job(number, nodes=5 + number, resize_seconds=10 * (1 + number % 4)) for number in range(15)]
 
     resizes = plan_shrink(fleet, nodes, priority=1).resizes
@@ -243,7 +243,7 @@ def test_of_many_jobs_just_enough_give_and_none_in_vain(nodes: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(fleets, st.integers(0, 40))
-def test_no_resize_cycle_without_change_from_outside(fleet, idle) -> None:  # type: ignore[no-untyped-def]
+def test_resizes_end_without_outside_changes(fleet, idle) -> None:  # type: ignore[no-untyped-def]
     """A still world: nothing comes, nothing goes. Sizes only rise, and at some point nothing happens any more."""
     jobs, seconds, stood = list(fleet), 0, 0.0
     seen: set[tuple[tuple[str, int], ...]] = set()
@@ -283,7 +283,7 @@ def test_no_resize_cycle_without_change_from_outside(fleet, idle) -> None:  # ty
         ({"now": at(120), "job": a_job(sizes=None)}, NodeLossAction.QUEUE, 0),
     ],
 )
-def test_a_hurt_job_waits_for_a_spare_then_goes_on_smaller(
+def test_interrupted_job_waits_for_a_spare_then_shrinks(
     change: dict[str, Any], action: NodeLossAction, nodes: int
 ) -> None:
     facts = {"job": a_job(), "lost_nodes": 1, "spares": 0, "lost_at": NOW, "now": NOW}

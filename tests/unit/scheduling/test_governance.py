@@ -66,25 +66,25 @@ VISION: dict[str, Any] = {"team": "vision", "checkpoint_uri": "s3://bucket/visio
         ({**VISION, "checkpoint_uri": "s3://bucket/nlp-vision"}, []),
     ],
 )
-def test_what_a_team_may_not_have_is_named_by_field(changes: dict[str, Any], fields: list[str]) -> None:
+def test_forbidden_field_of_a_job_is_reported(changes: dict[str, Any], fields: list[str]) -> None:
     assert [fault.field for fault in check_permitted(a_spec(**changes), SETUP)] == fields
 
 
-def test_a_team_without_a_namespace_beside_others_starts_nothing() -> None:
+def test_team_without_namespace_cannot_submit_beside_other_teams() -> None:
     old = TeamSetup(teams=(a_team("nlp", namespace=""), a_team("vision")))
 
     assert [fault.field for fault in check_permitted(a_spec(team="nlp"), old)] == ["team"]
     assert check_permitted(a_spec(team="vision"), old) == ()
 
 
-def test_without_teams_the_policy_says_which_classes_there_are() -> None:
+def test_without_teams_the_policy_lists_priority_classes() -> None:
     spec = a_spec(team="whatever", priority_class="system-node-critical")
 
     assert [fault.field for fault in check_permitted(spec, NOTHING, {"high"})] == ["priorityClass"]
     assert check_permitted(spec.but(priority_class="high"), NOTHING, {"high"}) == ()
 
 
-def test_without_teams_any_team_and_image_will_do() -> None:
+def test_without_teams_any_team_and_image_is_allowed() -> None:
     assert check_permitted(a_spec(team="whatever"), NOTHING) == ()
     assert may_submit(NOTHING, "whatever", "")
     assert may_change(NOTHING, owned(), OTHER, "role/Other")
@@ -94,7 +94,7 @@ def test_without_teams_any_team_and_image_will_do() -> None:
     ("team", "identity", "meant"),
     [("", ANA, "nlp"), ("vision", ANA, "vision"), ("", LEAD, ""), ("", OTHER, ""), ("", PLATFORM, "")],
 )
-def test_who_belongs_to_one_team_need_not_name_it(team: str, identity: str, meant: str) -> None:
+def test_team_defaults_to_the_only_team_of_the_caller(team: str, identity: str, meant: str) -> None:
     assert team_of(a_spec(team=team), SETUP, identity) == meant
     assert team_of(a_spec(team=""), NOTHING, identity) == "default"
 
@@ -102,7 +102,7 @@ def test_who_belongs_to_one_team_need_not_name_it(team: str, identity: str, mean
 @pytest.mark.parametrize(
     ("identity", "may"), [(ANA, True), (LEAD, True), (PLATFORM, True), (LOOKER, False), (OTHER, False), ("", False)]
 )
-def test_submitting_takes_a_submitter(identity: str, may: bool) -> None:
+def test_submission_needs_the_submitter_role(identity: str, may: bool) -> None:
     assert may_submit(SETUP, "nlp", identity) is may
 
 
@@ -122,5 +122,5 @@ def test_submitting_takes_a_submitter(identity: str, may: bool) -> None:
         (owned(spec=a_spec(team="default"), owner="role/Other"), LEAD, "role/Lead", False),
     ],
 )
-def test_a_job_is_changed_by_its_submitter_or_a_lead(job: Job, identity: str, principal: str, may: bool) -> None:
+def test_only_submitter_or_lead_may_change_a_job(job: Job, identity: str, principal: str, may: bool) -> None:
     assert may_change(SETUP, job, identity, principal) is may

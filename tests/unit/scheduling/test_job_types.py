@@ -47,7 +47,7 @@ def messages(**fields: Any) -> JobSpec:
     return JobSpec.model_validate({"name": "a", "image": "registry/own:1", "command": ("own",)} | fields)
 
 
-def test_a_type_fills_what_is_left_out() -> None:
+def test_job_type_sets_omitted_fields() -> None:
     spec = with_defaults(JobSpec(name="a", job_type="production"), TYPES)
     bare = with_defaults(messages(job_type="production", image="x:1", command=("y",)), TYPES)
 
@@ -56,7 +56,7 @@ def test_a_type_fills_what_is_left_out() -> None:
     assert (bare.image, bare.command, bare.args) == ("x:1", ("y",), ())
 
 
-def test_what_the_submission_says_wins_and_environments_are_joined() -> None:
+def test_submission_overrides_the_type_and_environments_merge() -> None:
     spec = with_defaults(
         messages(job_type="production", priority_class="low", nodes=1, accelerators_per_node=0, env={"SEED": "7"}),
         TYPES,
@@ -66,13 +66,13 @@ def test_what_the_submission_says_wins_and_environments_are_joined() -> None:
     assert spec.env == {"NCCL_DEBUG": "INFO", "SEED": "7"}
 
 
-def test_arguments_alone_go_to_the_command_of_the_type() -> None:
+def test_arguments_alone_use_the_command_of_the_type() -> None:
     spec = with_defaults(JobSpec(name="a", args=("b.py",), job_type="production"), TYPES)
 
     assert (spec.command, spec.args) == (("python",), ("b.py",))
 
 
-def test_a_job_that_names_no_type_is_of_the_default_one() -> None:
+def test_job_without_type_gets_the_default_type() -> None:
     spec = with_defaults(messages(), TYPES)
 
     assert (spec.job_type, spec.priority_class, spec.accelerators_per_node) == ("development", "high", 4)
@@ -80,13 +80,13 @@ def test_a_job_that_names_no_type_is_of_the_default_one() -> None:
     assert spec.pools[0].market is Market.ON_DEMAND
 
 
-def test_without_types_nothing_is_filled() -> None:
+def test_without_types_no_field_is_set() -> None:
     spec = messages()
 
     assert with_defaults(spec, JobTypes()) is spec
 
 
-def test_a_type_that_is_not_known_names_the_field() -> None:
+def test_unknown_type_is_reported_by_field() -> None:
     (wrong,) = check_type(messages(job_type="prodution"), TYPES)
     (none,) = check_type(messages(job_type="production"), JobTypes())
 
@@ -107,7 +107,7 @@ def test_a_type_that_is_not_known_names_the_field() -> None:
         ({"types": {"a": {"nodes": 0}}}, "jobTypes.types.a.nodes"),
     ],
 )
-def test_a_policy_with_types_that_cannot_be_names_the_field(changes: dict[str, Any], where: str) -> None:
+def test_invalid_job_types_of_a_policy_are_reported_by_field(changes: dict[str, Any], where: str) -> None:
     with pytest.raises(PolicyError, match=where):
         changed(Policy(), {"jobTypes": changes})
 
@@ -128,7 +128,7 @@ def decided(request: AdmissionRequest, *capacities: Any) -> Any:
     return admit(QueueSnapshot(capacities=capacities or ROOMS, pending=(request,)), Policy().scheduling, NOW)[0]
 
 
-def test_the_pool_that_is_meant_first_is_taken_though_another_is_tighter() -> None:
+def test_preferred_pool_is_used_despite_a_tighter_one() -> None:
     first = decided(a_request(pools=(DEMAND, HYPERPOD)))
     second = decided(a_request(pools=(HYPERPOD, DEMAND)))
 
@@ -138,7 +138,7 @@ def test_the_pool_that_is_meant_first_is_taken_though_another_is_tighter() -> No
     ]
 
 
-def test_a_job_spills_over_where_its_first_pool_is_full_and_never_beyond_its_pools() -> None:
+def test_job_uses_its_next_pool_when_the_first_is_full() -> None:
     capacities = (ROOMS[0].but(free=0), *ROOMS[1:])
 
     assert decided(a_request(pools=(HYPERPOD, DEMAND)), *capacities).pool == "burst"
@@ -146,7 +146,7 @@ def test_a_job_spills_over_where_its_first_pool_is_full_and_never_beyond_its_poo
     assert (waits.action, len(waits.facts.offers)) == (Action.WAIT, 1)
 
 
-def test_a_tainted_machine_is_open_to_who_tolerates_all_of_its_taints() -> None:
+def test_tainted_node_accepts_jobs_that_tolerate_all_taints() -> None:
     tainted = a_node_capacity(1, unschedulable_reason="tainted", taints=("dedicated=hyperpod:NoSchedule",))
     mine = Toleration.model_validate(DEDICATED)
 
@@ -170,7 +170,7 @@ def test_toleration_matches_taints_like_kubernetes(toleration: Any, taint: str, 
     assert Toleration.model_validate(toleration).tolerates(taint) is tolerated
 
 
-def test_machines_that_lack_what_a_job_requires_are_not_offered() -> None:
+def test_nodes_without_required_properties_are_not_offered() -> None:
     small, large = (
         a_node_capacity(1, instance_type="ml.p4d.24xlarge"),
         a_node_capacity(2, instance_type="ml.p4de.24xlarge"),
@@ -183,7 +183,7 @@ def test_machines_that_lack_what_a_job_requires_are_not_offered() -> None:
     assert [offer.instance_type for offer in offers] == ["ml.p4de.24xlarge"]
 
 
-def test_machines_that_were_rented_for_a_job_need_neither_label_nor_entry_in_the_catalogue() -> None:
+def test_rented_nodes_need_no_labels_and_no_catalogue_entry() -> None:
     rented = a_node_capacity(1, instance_type="x9.large", reserved_for="job-1")
     request = a_request(pools=(HYPERPOD,), requires=Requirements(accelerator_memory_gib=80))
 

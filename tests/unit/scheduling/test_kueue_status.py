@@ -76,7 +76,7 @@ ADMITTED = status_text("Admitted", is_true=True)
         ),
     ],
 )
-def test_where_a_job_stands_is_said_in_plain_words(found: KueueStatus | None, sentence: str, step: str) -> None:
+def test_kueue_status_is_described_in_plain_words(found: KueueStatus | None, sentence: str, step: str) -> None:
     assert (describe_status(found, "nlp", A_MOMENT), status_step(found)) == (sentence, step)
 
 
@@ -90,7 +90,7 @@ def test_where_a_job_stands_is_said_in_plain_words(found: KueueStatus | None, se
         ("SomethingNew", "Kueue evicted the job (SomethingNew): for another.", False),
     ],
 )
-def test_an_eviction_says_why(reason: str, sentence: str, was_preempted: bool) -> None:
+def test_eviction_states_its_reason(reason: str, sentence: str, was_preempted: bool) -> None:
     evicted = status_text("Evicted", is_true=True, reason=reason, message="for another")
 
     # While its pods end, Kueue still calls it admitted; once they have, it notes how long it had been.
@@ -111,7 +111,7 @@ def test_an_eviction_says_why(reason: str, sentence: str, was_preempted: bool) -
         seen(status_text("QuotaReserved", reason="WaitingForQuota")),
     ],
 )
-def test_what_was_never_admitted_and_taken_back_is_no_eviction(found: KueueStatus) -> None:
+def test_workload_that_was_never_admitted_is_not_evicted(found: KueueStatus) -> None:
     assert eviction_of(found) is None
 
 
@@ -122,7 +122,7 @@ def a_workload(name: str, *, priority: int = 0, at: int = 0, queue: str = "nlp",
     return {"metadata": metadata, "spec": {"queueName": queue, "priority": priority}, "status": status}
 
 
-def test_places_in_a_local_queue_go_by_priority_then_age() -> None:
+def test_local_queue_positions_follow_priority_then_age() -> None:
     admitted = [{"type": "QuotaReserved", "status": "True"}]
     late = {"type": "Evicted", "status": "True", "reason": "PodsReadyTimeout"}
     listed = [
@@ -166,7 +166,7 @@ def a_launch(**changes: Any) -> LaunchSpec:
     return LaunchSpec(spec, attempt, "", "trainer", **changes)
 
 
-def test_a_job_for_kueue_is_suspended_and_names_its_queue_its_class_and_no_nodes() -> None:
+def test_job_for_kueue_is_suspended_with_queue_and_class() -> None:
     made = job(a_launch(), "research", "nvidia.com/gpu")
 
     labels = made["metadata"]["labels"]
@@ -183,7 +183,7 @@ def test_a_job_for_kueue_is_suspended_and_names_its_queue_its_class_and_no_nodes
     ]
 
 
-def test_a_job_for_kueue_keeps_off_the_nodes_to_be_avoided() -> None:
+def test_job_for_kueue_excludes_avoided_nodes() -> None:
     made = job(a_launch(avoid=("node-2",)), "research", "nvidia.com/gpu")
 
     affinity = made["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]

@@ -46,7 +46,7 @@ def the_sample(wait_hours: float, *, value: int = 40) -> PlacementFacts:
     return facts_of(committed.but(wait_seconds=(wait_hours + 0.25) * HOUR), rented, job=job)
 
 
-def test_the_premium_is_the_price_less_the_shadow_of_the_hours_and_the_start_up() -> None:
+def test_premium_is_price_less_shadow_price() -> None:
     decision = choose_pool(the_sample(2))
 
     rented, committed = decision.table[0], decision.table[1]
@@ -57,7 +57,7 @@ def test_the_premium_is_the_price_less_the_shadow_of_the_hours_and_the_start_up(
     assert "$68.00 more" in decision.reason
 
 
-def test_a_shorter_wait_is_waited_for_and_the_flip_is_told_to_the_second() -> None:
+def test_short_wait_is_preferred_and_break_even_is_stated() -> None:
     decision = choose_pool(the_sample(1.5))
 
     assert decision.action is PlacementAction.WAIT
@@ -70,11 +70,11 @@ def test_a_shorter_wait_is_waited_for_and_the_flip_is_told_to_the_second() -> No
     assert choose_pool(the_sample(flip / HOUR - 0.25 - 1 / HOUR)).action is PlacementAction.WAIT
 
 
-def test_a_class_that_can_wait_waits() -> None:
+def test_class_without_delay_price_waits() -> None:
     assert choose_pool(the_sample(2, value=1)).action is PlacementAction.WAIT
 
 
-def test_a_recovery_rents_for_what_it_found_renting_to_be_worth_and_for_no_more() -> None:
+def test_recovery_rents_up_to_the_planned_value() -> None:
     facts = the_sample(1.5)
     rent = choose_pool(the_sample(2)).table[0].rent_parts
 
@@ -88,7 +88,7 @@ def test_a_recovery_rents_for_what_it_found_renting_to_be_worth_and_for_no_more(
     assert choose_pool(dear).action is PlacementAction.WAIT
 
 
-def test_what_is_there_and_paid_for_is_taken_first_whatever_it_is_worth_to_others() -> None:
+def test_free_committed_nodes_are_used_first() -> None:
     committed = a_candidate_pool(C, accelerators_left=8, shadow_micros_per_accelerator_hour=9 * MICROS)
 
     decision = choose_pool(facts_of(a_candidate_pool(O), a_candidate_pool(S), committed))
@@ -96,7 +96,7 @@ def test_what_is_there_and_paid_for_is_taken_first_whatever_it_is_worth_to_other
     assert (decision.action, decision.pool) == (PlacementAction.START, "committed")
 
 
-def test_the_invoice_is_no_reason() -> None:
+def test_invoiced_cost_does_not_affect_the_choice() -> None:
     dear = a_candidate_pool(C, accelerators_left=8, pool={"name": "dear", "invoice_micros_per_node_hour": 10**9})
 
     assert choose_pool(facts_of(dear, a_candidate_pool(S))).pool == "dear"
@@ -112,7 +112,7 @@ def test_the_invoice_is_no_reason() -> None:
         (4 * MICROS, 1.0, 0, 0),
     ],
 )
-def test_a_committed_hour_is_worth_what_others_would_give(
+def test_committed_hour_is_valued_by_other_demand(
     rented: int, share: float, waiting: int, expected: int
 ) -> None:
     assert shadow_price(rented, share, waiting, 64) == expected
@@ -121,7 +121,7 @@ def test_a_committed_hour_is_worth_what_others_would_give(
 # ---------------------------------------------------------------- deadlines
 
 
-def test_a_deadline_buys_what_the_price_of_delay_would_not() -> None:
+def test_deadline_justifies_renting_beyond_delay_price() -> None:
     job = a_waiting(micros_per_hour_of_delay=0, deadline_at=at(4 * HOUR))
     committed = a_candidate_pool(C, wait_seconds=2 * HOUR)
 
@@ -131,7 +131,7 @@ def test_a_deadline_buys_what_the_price_of_delay_would_not() -> None:
     assert "committed would be cheaper but would miss the job's deadline" in decision.reason
 
 
-def test_a_deadline_that_what_is_paid_for_meets_buys_nothing() -> None:
+def test_deadline_met_by_committed_nodes_rents_nothing() -> None:
     job = a_waiting(micros_per_hour_of_delay=0, deadline_at=at(6 * HOUR))
 
     decision = choose_pool(facts_of(a_candidate_pool(C, wait_seconds=2 * HOUR), a_candidate_pool(O), job=job))
@@ -143,7 +143,7 @@ def test_a_deadline_that_what_is_paid_for_meets_buys_nothing() -> None:
     assert (later.action, later.pool) == (PlacementAction.RENT, "on-demand")
 
 
-def test_a_deadline_is_met_within_the_caps_or_not_at_all() -> None:
+def test_deadline_renting_respects_the_caps() -> None:
     job = a_waiting(micros_per_hour_of_delay=0, deadline_at=at(4 * HOUR))
     candidates = a_candidate_pool(C, wait_seconds=2 * HOUR), a_candidate_pool(O)
 
@@ -157,7 +157,7 @@ def test_a_deadline_is_met_within_the_caps_or_not_at_all() -> None:
 
 
 @pytest.mark.parametrize("value", [0, 1])
-def test_where_no_pool_meets_a_deadline_it_buys_nothing_and_that_is_said(value: int) -> None:
+def test_unreachable_deadline_rents_nothing_and_is_reported(value: int) -> None:
     job = a_waiting(micros_per_hour_of_delay=value * MICROS, deadline_at=at(HOUR))
     candidates = a_candidate_pool(C, wait_seconds=2 * HOUR), a_candidate_pool(O)
 
@@ -172,7 +172,7 @@ def test_where_no_pool_meets_a_deadline_it_buys_nothing_and_that_is_said(value: 
     )
 
 
-def test_a_deadline_that_is_lost_leaves_the_price_of_delay_to_decide() -> None:
+def test_lost_deadline_leaves_the_delay_price_to_decide() -> None:
     candidates = (
         a_candidate_pool(C, wait_seconds=6 * HOUR),
         a_candidate_pool(O),
@@ -185,14 +185,14 @@ def test_a_deadline_that_is_lost_leaves_the_price_of_delay_to_decide() -> None:
     assert (with_it.action, with_it.pool) == (without.action, without.pool) == (PlacementAction.RENT, "spot")
 
 
-def test_what_has_neither_a_price_nor_a_deadline_is_not_rented_for_though_nothing_else_could_have_it() -> None:
+def test_job_without_delay_price_or_deadline_is_not_rented_for() -> None:
     decision = choose_pool(facts_of(a_candidate_pool(O), job=a_waiting(micros_per_hour_of_delay=0)))
 
     assert decision.action is PlacementAction.NO_POOL
     assert "no price on the delay of the job's class" in decision.reason
 
 
-def test_a_recovery_rents_for_what_it_found_it_worth_whether_the_deadline_is_met_or_lost() -> None:
+def test_recovery_rents_up_to_its_value_with_any_deadline() -> None:
     facts = the_sample(1.5)
     job = facts.job.but(max_rent_parts=10**18)
 
@@ -204,7 +204,7 @@ def test_a_recovery_rents_for_what_it_found_it_worth_whether_the_deadline_is_met
     assert (met.late_seconds, lost.late_seconds) == (None, 1.25 * HOUR)
 
 
-def test_who_is_behind_its_line_is_remembered_to_be_catching_up() -> None:
+def test_job_behind_its_deadline_stays_marked_until_ahead() -> None:
     job = a_waiting(submitted_at=at(-10 * HOUR), deadline_at=at(10 * HOUR))
 
     assert must_avoid_spot(facts_of(a_candidate_pool(O), job=job))
@@ -241,7 +241,7 @@ def test_who_is_behind_its_line_is_remembered_to_be_catching_up() -> None:
         ),
     ],
 )
-def test_a_deadline_is_guarded_on_spot(change: dict[str, object], said: str) -> None:
+def test_deadline_limits_the_use_of_spot(change: dict[str, object], said: str) -> None:
     found = why_not_spot(a_waiting(**change), 600, NOW)
 
     assert (said in found) if said else not found
@@ -250,7 +250,7 @@ def test_a_deadline_is_guarded_on_spot(change: dict[str, object], said: str) -> 
 # ---------------------------------------------------------------- what a pool cannot have
 
 
-def test_spot_is_for_jobs_that_save_often_enough() -> None:
+def test_spot_needs_frequent_checkpoints() -> None:
     for job, said in (
         (a_waiting(checkpoint_seconds=None), "keeps no checkpoints"),
         (a_waiting(checkpoint_seconds=20_000), "too infrequent"),
@@ -261,7 +261,7 @@ def test_spot_is_for_jobs_that_save_often_enough() -> None:
         assert (said in found) if said else not found
 
 
-def test_the_risk_of_spot_is_in_its_time_and_its_price() -> None:
+def test_spot_risk_is_part_of_time_and_price() -> None:
     calm, rough = (
         choose_pool(
             facts_of(
@@ -288,7 +288,7 @@ def test_the_risk_of_spot_is_in_its_time_and_its_price() -> None:
         (0.75 * HOUR, {"run_seconds": 600}, ""),
     ],
 )
-def test_nothing_starts_that_a_reservation_would_cut_off(ends_in: float, change: dict[str, object], said: str) -> None:
+def test_job_that_outlasts_a_reservation_does_not_start(ends_in: float, change: dict[str, object], said: str) -> None:
     plan = a_candidate_pool(C, accelerators_left=8, pool={"reservation": a_reservation(ends_in)})
 
     found = why_not(facts_of(plan, job=a_waiting(**change)), "committed")
@@ -296,7 +296,7 @@ def test_nothing_starts_that_a_reservation_would_cut_off(ends_in: float, change:
     assert (said in found) if said else not found
 
 
-def test_a_reservation_that_has_not_begun_is_waited_for() -> None:
+def test_future_reservation_is_waited_for() -> None:
     later = {"starts_at": at(HOUR), "ends_at": at(24 * HOUR)}
     decision = choose_pool(facts_of(a_candidate_pool(R, accelerators_left=64, pool={"reservation": later})))
 
@@ -314,7 +314,7 @@ def test_a_reservation_that_has_not_begun_is_waited_for() -> None:
         (RICH.but(team_budget_left_parts=90 * PARTS), "but the budget of team"),
     ],
 )
-def test_no_cap_and_no_budget_is_passed(spending: SpendLimits, said: str) -> None:
+def test_no_cap_or_budget_is_exceeded(spending: SpendLimits, said: str) -> None:
     decision = choose_pool(facts_of(a_candidate_pool(O), spending=spending))
 
     assert decision.action is PlacementAction.NO_POOL
@@ -329,7 +329,7 @@ def test_no_cap_and_no_budget_is_passed(spending: SpendLimits, said: str) -> Non
         {"fleet_cap_micros_per_hour": 40 * MICROS},
     ],
 )
-def test_in_one_pass_the_second_job_finds_what_the_first_has_left(limit: dict[str, int]) -> None:
+def test_second_job_sees_what_the_first_left(limit: dict[str, int]) -> None:
     # Each would rent at $32 an hour, for $96.
     asks = [facts_of(a_candidate_pool(O), job=a_waiting(job_id=f"job-{n}"), spending=RICH.but(**limit)) for n in (1, 2)]
 
@@ -346,14 +346,14 @@ def test_in_one_pass_the_second_job_finds_what_the_first_has_left(limit: dict[st
         (a_candidate_pool(C, pool={"most_nodes": 0}), "at most 0 nodes"),
     ],
 )
-def test_a_pool_that_cannot_have_it_says_why(candidate: CandidatePool, said: str) -> None:
+def test_unusable_pool_states_its_reason(candidate: CandidatePool, said: str) -> None:
     decision = choose_pool(facts_of(candidate))
 
     assert decision.action is PlacementAction.NO_POOL
     assert said in decision.reason
 
 
-def test_no_pool_at_all_is_an_answer() -> None:
+def test_decision_without_pools_is_valid() -> None:
     assert choose_pool(facts_of()).action is PlacementAction.NO_POOL
 
 
@@ -429,7 +429,7 @@ def rate_of(decision: PlacementDecision) -> int:
 
 @settings(max_examples=300, deadline=None)
 @given(pools, spendings, spendings, st.lists(jobs, min_size=1, max_size=8))
-def test_a_pass_never_goes_past_a_cap_a_budget_or_the_room(pools, spending, others, waiting) -> None:  # type: ignore[no-untyped-def]
+def test_cycle_never_exceeds_caps_budgets_or_capacity(pools, spending, others, waiting) -> None:  # type: ignore[no-untyped-def]
     """Each team has caps and a budget of its own, and all of them the fleet's; deadlines and recoveries are in it."""
     fleet = {name: getattr(spending, name) for name in ("fleet_micros_per_hour", "fleet_cap_micros_per_hour")}
     spends = {"vision": spending, "speech": others.but(**fleet)}
@@ -460,7 +460,7 @@ def test_a_pass_never_goes_past_a_cap_a_budget_or_the_room(pools, spending, othe
 
 @settings(max_examples=150, deadline=None)
 @given(pools, spendings, jobs)
-def test_nothing_is_rented_while_committed_room_that_can_have_the_job_is_free(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
+def test_nothing_is_rented_while_committed_nodes_fit(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
     decision = choose_pool(facts_of(*pools, job=job, spending=spending))
 
     there = [row for row in decision.table if row.is_available_now and not row.why_not]
@@ -475,7 +475,7 @@ def test_nothing_is_rented_while_committed_room_that_can_have_the_job_is_free(po
 
 @settings(max_examples=150, deadline=None)
 @given(pools, spendings, jobs)
-def test_a_deadline_that_some_pool_meets_is_met_by_the_cheapest_that_does(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
+def test_deadline_is_met_by_the_cheapest_suitable_pool(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
     job = job.but(deadline_at=job.deadline_at or at(30 * HOUR), max_rent_parts=None)
 
     decision = choose_pool(facts_of(*pools, job=job, spending=spending))
@@ -491,7 +491,7 @@ def test_a_deadline_that_some_pool_meets_is_met_by_the_cheapest_that_does(pools,
 
 @settings(max_examples=150, deadline=None)
 @given(pools, spendings, jobs)
-def test_who_has_no_price_of_delay_is_rented_for_only_to_meet_a_deadline_that_is_met_no_cheaper_otherwise(  # type: ignore[no-untyped-def]
+def test_job_without_delay_price_rents_only_for_its_deadline(  # type: ignore[no-untyped-def]
     pools, spending, job
 ) -> None:
     decision = choose_pool(
@@ -509,7 +509,7 @@ def test_who_has_no_price_of_delay_is_rented_for_only_to_meet_a_deadline_that_is
 
 @settings(max_examples=100, deadline=None)
 @given(pools, spendings, jobs)
-def test_a_decision_replays_from_its_facts_as_json(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
+def test_decision_replays_from_its_json_facts(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
     decision = choose_pool(facts_of(*pools, job=job, spending=spending))
 
     again = choose_pool(PlacementFacts.model_validate(decision.to_json()["facts"]))
@@ -521,7 +521,7 @@ def test_a_decision_replays_from_its_facts_as_json(pools, spending, job) -> None
 
 @settings(max_examples=100, deadline=None)
 @given(pools, jobs, st.integers(0, 60))
-def test_who_values_delay_more_never_ends_later_for_it(pools, job, more) -> None:  # type: ignore[no-untyped-def]
+def test_higher_delay_price_never_delays_a_job(pools, job, more) -> None:  # type: ignore[no-untyped-def]
     # Of a class without a price nothing is rented at all: that is another step than a price that rises.
     value = max(MICROS, job.micros_per_hour_of_delay)
     patient, hurried = (

@@ -22,12 +22,12 @@ SPOT = ("g5.48xlarge", "a", Market.SPOT)
         (Market.SPOT, {"launch": {"p50Seconds": 200, "p90Seconds": 100}}, "p90Seconds must not be less"),
     ],
 )
-def test_a_pool_that_makes_no_sense_is_refused(market: Market, change: dict[str, object], said: str) -> None:
+def test_invalid_pool_is_refused(market: Market, change: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         a_pool(market, **change)
 
 
-def test_a_pool_needs_a_limit() -> None:
+def test_pool_needs_a_limit() -> None:
     facts = a_pool(Market.ON_DEMAND).to_json()
     del facts["mostNodes"]
 
@@ -35,18 +35,18 @@ def test_a_pool_needs_a_limit() -> None:
         type(a_pool()).model_validate(facts)
 
 
-def test_a_gang_waits_for_its_slowest_node() -> None:
+def test_gang_launch_time_is_that_of_the_slowest_node() -> None:
     delay = LaunchDelay(p50_seconds=180, p90_seconds=360)
 
     assert delay.gang_seconds(1) == pytest.approx(180)
     assert delay.gang_seconds(64) > delay.gang_seconds(8) > 360
 
 
-def test_a_reservation_is_usable_until_its_machines_begin_to_go() -> None:
+def test_reservation_is_usable_until_termination_starts() -> None:
     assert a_reservation(7200).usable_until == at(5400)
 
 
-def test_a_refusal_bars_its_market_for_three_minutes_and_no_other() -> None:
+def test_refusal_holds_only_its_market_for_three_minutes() -> None:
     memory = Shortages().with_refusal(*SPOT, NOW)
 
     assert memory.barred_until(*SPOT, at(1)) == at(180)
@@ -55,7 +55,7 @@ def test_a_refusal_bars_its_market_for_three_minutes_and_no_other() -> None:
     assert memory.barred_until("g5.48xlarge", "a", Market.ON_DEMAND, at(1)) is None
 
 
-def test_refusals_in_a_row_bar_for_longer_and_fade() -> None:
+def test_repeated_refusals_hold_longer_and_decay() -> None:
     memory = Shortages().with_refusal(*SPOT, NOW).with_refusal(*SPOT, at(180))
     second = memory.barred_until(*SPOT, at(181))
     later = Shortages().with_refusal(*SPOT, NOW).with_refusal(*SPOT, at(7200)).barred_until(*SPOT, at(7201))
@@ -66,18 +66,18 @@ def test_refusals_in_a_row_bar_for_longer_and_fade() -> None:
     assert (later - at(7200)).total_seconds() == pytest.approx(188, abs=5)
 
 
-def test_a_node_that_came_clears_the_memory() -> None:
+def test_launched_node_clears_the_shortage() -> None:
     assert Shortages().with_refusal(*SPOT, NOW).with_success(*SPOT) == Shortages()
 
 
-def test_a_refusal_told_late_changes_nothing() -> None:
+def test_late_refusal_changes_nothing() -> None:
     memory = Shortages().with_refusal(*SPOT, NOW)
 
     assert memory.with_refusal(*SPOT, at(-60)) == memory
 
 
 @given(st.lists(st.tuples(st.integers(0, 40_000), st.sampled_from("abc")), max_size=60))
-def test_the_memory_stays_small_and_nothing_is_barred_for_ever(refusals: list[tuple[int, str]]) -> None:
+def test_shortages_stay_few_and_end(refusals: list[tuple[int, str]]) -> None:
     memory = Shortages()
     for seconds, zone in sorted(refusals):
         memory = memory.with_refusal("g5.48xlarge", zone, Market.SPOT, at(seconds))
@@ -108,14 +108,14 @@ HERE = PoolEnvironment(accelerator="a100", accelerator_memory_gib=80, fabric="ef
         (EnvironmentNeeds(storage={"models": "fs-1"}), HERE, "No storage is known for claim models"),
     ],
 )
-def test_what_would_differ_elsewhere_is_said(needs: EnvironmentNeeds, place: PoolEnvironment, said: str) -> None:
+def test_differences_of_another_pool_are_reported(needs: EnvironmentNeeds, place: PoolEnvironment, said: str) -> None:
     found = differences(needs, place)
 
     assert len(found) == 1
     assert said in found[0]
 
 
-def test_the_same_is_the_same() -> None:
+def test_equal_environment_has_no_differences() -> None:
     needs = EnvironmentNeeds(
         architectures=("amd64", "arm64"),
         accelerators=("a100", "h100"),

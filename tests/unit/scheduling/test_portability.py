@@ -16,11 +16,11 @@ def reason_of(storage: Any = None, pool: Any = None, **spec: Any) -> tuple[str, 
     return why_not_portable(a_job(spec=a_spec(**spec)), rented, storage or {})
 
 
-def test_a_job_that_says_nothing_runs_anywhere() -> None:
+def test_job_without_requirements_runs_anywhere() -> None:
     assert reason_of() == ()
 
 
-def test_accelerator_memory_is_that_of_the_type_unless_the_pool_says_otherwise() -> None:
+def test_pool_overrides_accelerator_memory_of_the_type() -> None:
     wants = {"requires": {"acceleratorMemoryGib": 80}}
 
     assert reason_of(pool={"instance_type": "p4d.24xlarge"}, **wants) == (
@@ -33,7 +33,7 @@ def test_accelerator_memory_is_that_of_the_type_unless_the_pool_says_otherwise()
     assert reason_of(pool={"instance_type": "x9.large", "place": {"acceleratorMemoryGib": 96}}, **wants) == ()
 
 
-def test_an_image_of_another_architecture_is_told() -> None:
+def test_image_of_another_architecture_is_reported() -> None:
     wants = {"requires": {"architectures": ["amd64"]}}
 
     assert reason_of(pool={"instance_type": "p6e-gb200.36xlarge"}, **wants) == (
@@ -44,7 +44,7 @@ def test_an_image_of_another_architecture_is_told() -> None:
     )
 
 
-def test_a_claim_is_the_same_storage_only_where_the_same_lies_behind_it() -> None:
+def test_claim_matches_only_with_the_same_storage() -> None:
     assert reason_of(**MOUNTED) == (f"The job's checkpoints are on a volume that only {CLUSTER} has.",)
     assert reason_of(SHARED, **MOUNTED) == ()
     assert reason_of({CLUSTER: {"fsx": "fs-1"}}, **MOUNTED) == ("No storage is known for claim fsx in that cluster.",)
@@ -55,7 +55,7 @@ def test_a_claim_is_the_same_storage_only_where_the_same_lies_behind_it() -> Non
     assert reason_of({CLUSTER: {"fsx": "fs-1"}}, pool={"place": {"storage": {"fsx": "fs-1"}}}, **MOUNTED) == ()
 
 
-def test_a_type_names_its_pools_by_name_or_by_how_their_nodes_are_had() -> None:
+def test_type_selects_pools_by_name_or_market() -> None:
     demand, spot = {"name": "eks", "market": "on-demand"}, {"name": "eksSpot", "market": "spot"}
 
     assert reason_of(pools=[demand]) == ()
@@ -63,7 +63,7 @@ def test_a_type_names_its_pools_by_name_or_by_how_their_nodes_are_had() -> None:
     assert reason_of(pool={"name": "plan"}, pools=[{"name": "plan"}]) == ()
 
 
-def test_committed_machines_of_another_cluster_are_not_asked() -> None:
+def test_committed_nodes_of_another_cluster_are_not_used() -> None:
     pool = a_pool(Market.COMMITTED, cluster="other")
 
     assert why_not_portable(a_job(), pool, {}) == (f"The job belongs to cluster {CLUSTER}.",)

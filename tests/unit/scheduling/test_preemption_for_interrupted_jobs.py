@@ -44,7 +44,7 @@ def victims(decided: AdmissionDecision) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("fair", [True, False])
-def test_who_borrows_what_is_its_own_goes_and_who_does_not_stays(fair: bool) -> None:
+def test_recovery_preempts_only_borrowers_of_its_quota(fair: bool) -> None:
     charges = [a_charge(1, "blue", 1), a_charge(2, "green", 2)]
 
     decided = answer(fleet(3, 3, used=(1, 2)), charges, fair=fair)
@@ -54,7 +54,7 @@ def test_who_borrows_what_is_its_own_goes_and_who_does_not_stays(fair: bool) -> 
 
 
 @pytest.mark.parametrize("fair", [True, False])
-def test_of_its_own_queue_a_lower_class_goes_and_an_equal_one_stays(fair: bool) -> None:
+def test_recovery_preempts_lower_class_of_its_own_queue(fair: bool) -> None:
     charges = [a_charge(1, "red", 1, priority=10), a_charge(2, "red", 2, priority=1)]
 
     decided = answer(fleet(3, 3, used=(1, 2)), charges, fair=fair)
@@ -62,7 +62,7 @@ def test_of_its_own_queue_a_lower_class_goes_and_an_equal_one_stays(fair: bool) 
     assert victims(decided) == [("job-2", "InClusterQueue")]
 
 
-def test_a_recovery_that_did_not_choose_it_stops_nobody() -> None:
+def test_recovery_without_preemption_option_preempts_nothing() -> None:
     machines, charges = fleet(2, 2, used=(1,)), [a_charge(1, "green", 1)]
 
     answers = passed(setup(), machines, affected(resumes_by_preemption=False), charges=charges)
@@ -70,13 +70,13 @@ def test_a_recovery_that_did_not_choose_it_stops_nobody() -> None:
     assert answers["job-90"].action is Action.WAIT
 
 
-def test_nobody_stops_where_even_that_would_not_be_enough() -> None:
+def test_insufficient_preemption_is_not_started() -> None:
     decided = answer(fleet(3, 2, 3, used=(1,)), [a_charge(1, "green", 1)], nodes=2)
 
     assert (decided.action, decided.victims) == (Action.WAIT, ())
 
 
-def test_who_stops_in_any_case_is_enough() -> None:
+def test_jobs_that_stop_anyway_are_enough() -> None:
     charges = [a_charge(1, "blue", 1), a_charge(2, "green", 2)]
 
     decided = answer(fleet(3, 3, used=(1, 2)), charges, stopping=frozenset({"job-1"}))
@@ -84,7 +84,7 @@ def test_who_stops_in_any_case_is_enough() -> None:
     assert (decided.action, decided.victims) == (Action.WAIT, ())
 
 
-def test_who_was_asked_for_it_is_waited_for_and_who_was_asked_for_another_is_left_to_that_one() -> None:
+def test_victims_of_another_recovery_are_not_counted() -> None:
     charges = [a_charge(1, "green", 1), a_charge(2, "green", 2)]
     machines = fleet(3, 3, used=(1, 2))
 
@@ -96,7 +96,7 @@ def test_who_was_asked_for_it_is_waited_for_and_who_was_asked_for_another_is_lef
     assert after("job-91").action is Action.WAIT
 
 
-def test_two_hurt_jobs_take_two_places() -> None:
+def test_two_interrupted_jobs_preempt_two_jobs() -> None:
     charges = [a_charge(1, "green", 1), a_charge(2, "green", 2)]
     second = affected(priority=11).model_copy(update={"job_id": "job-91"})
 
@@ -117,7 +117,7 @@ def test_two_hurt_jobs_take_two_places() -> None:
     nodes=st.integers(1, 3),
     fair=st.booleans(),
 )
-def test_those_who_go_are_enough_none_too_many_and_only_such_as_may_be_asked(
+def test_victims_are_sufficient_minimal_and_preemptable(
     held: list[tuple[str, int, int]], down: int, nodes: int, *, fair: bool
 ) -> None:
     charges, first = [], 1
@@ -142,7 +142,7 @@ def test_those_who_go_are_enough_none_too_many_and_only_such_as_may_be_asked(
             assert use[charge.team] > {"blue": 8, "green": 0}[charge.team]
 
 
-def test_one_that_asks_for_the_same_waits_its_turn() -> None:
+def test_identical_recovery_waits_for_the_first() -> None:
     charges = [a_charge(1, "green", 1), a_charge(2, "green", 2)]
     second = affected().model_copy(update={"job_id": "job-91", "submitted_at": at(95)})
 

@@ -126,7 +126,7 @@ def an_attempt(state: AttemptState = AttemptState.RUNNING, **changes: Any) -> At
 # ---------------------------------------------------------------- whose they are
 
 
-def test_a_machine_of_a_rented_pool_is_its_jobs_or_nobodys() -> None:
+def test_rented_node_is_reserved_for_its_job() -> None:
     capacities = reserve_rented_nodes(
         [a_node_capacity(1), a_node_capacity(2), a_node_capacity(3), a_node_capacity(4, "p5-workers")],
         [ready()],
@@ -141,18 +141,18 @@ def test_a_machine_of_a_rented_pool_is_its_jobs_or_nobodys() -> None:
     ]
 
 
-def test_before_they_are_handed_over_and_once_they_go_back_they_are_nobodys() -> None:
+def test_nodes_being_launched_or_released_are_unavailable() -> None:
     for state in (RentalState.OPENING, RentalState.ENDING):
         capacities = reserve_rented_nodes([a_node_capacity(1)], [ready(state=state)], (POOL,))
         assert capacities[0].reserved_for == UNASSIGNED
 
 
-def test_a_pool_that_the_policy_names_no_more_is_kept_while_something_of_it_is_rented() -> None:
+def test_removed_pool_stays_known_while_nodes_are_rented() -> None:
     assert reserve_rented_nodes([a_node_capacity(1)], [ready()], ())[0].reserved_for == "job-a"
     assert reserve_rented_nodes([a_node_capacity(1)], [], ())[0].reserved_for == ""
 
 
-def test_the_job_alone_is_offered_what_is_kept_for_it_and_all_of_it_or_none() -> None:
+def test_reserved_nodes_are_offered_whole_and_only_to_their_job() -> None:
     kept = reserve_rented_nodes([a_node_capacity(1), a_node_capacity(2)], [ready()], (POOL,))
     common = a_node_capacity(3, "p5-workers", free=8)
     own, other = AdmissionRequest.of(a_job()), AdmissionRequest.of(a_job(job_id="job-b"))
@@ -174,7 +174,7 @@ def committed(number: int, **changes: Any) -> NodeCapacity:
     return a_node_capacity(number, "p5-workers", instance_type="ml.p5.48xlarge", **changes)
 
 
-def test_a_machine_that_boots_is_expected_back_and_not_rented_for() -> None:
+def test_booting_node_is_expected_and_not_rented_for() -> None:
     out = [committed(1, unschedulable_reason="not ready"), committed(2, unschedulable_reason="not ready")]
     short = Shortages().with_refusal("p5-workers", "", Market.COMMITTED, START)
 
@@ -186,7 +186,7 @@ def test_a_machine_that_boots_is_expected_back_and_not_rented_for() -> None:
     assert (choose_pool(soon).action, choose_pool(never).action) == (PlacementAction.WAIT, PlacementAction.RENT)
 
 
-def test_facts_of_a_place_survive_their_record() -> None:
+def test_pool_facts_survive_their_record() -> None:
     facts = placement_facts(a_job(), conditions(committed(1), committed(2)), POLICY)
 
     again = type(facts).model_validate(facts.to_json())
@@ -219,7 +219,7 @@ def test_no_placement_breaks_a_cap_or_a_limit(rented: int, cap: int) -> None:
 # ---------------------------------------------------------------- waits
 
 
-def test_nodes_are_there_when_all_are_and_no_other_rental_has_them() -> None:
+def test_rental_is_ready_when_all_its_nodes_are() -> None:
     nodes = [rented_node(1), rented_node(2)]
 
     assert evaluate_rental_ready(a_rental(), a_job(), nodes[:1], "") is None
@@ -233,7 +233,7 @@ def outcome_of(**changes: Any) -> str:
     return answer.outcome if answer else ""
 
 
-def test_a_refusal_ends_the_wait_and_nodes_that_came_all_the_same_win() -> None:
+def test_refusal_ends_the_wait_unless_nodes_launched() -> None:
     assert outcome_of(refusal="no capacity") == REFUSED
     assert outcome_of(refusal="no capacity", nodes=[rented_node(1), rented_node(2)]) == NODES_READY
     assert outcome_of(refusal="no capacity", job=a_job(state=JobState.CANCELLED)) == NOT_WANTED
@@ -246,11 +246,11 @@ def ends(job: Job, attempt: Attempt | None, seconds: int = 0, nodes: int = 2) ->
     return answer.outcome if answer else ""
 
 
-def test_nodes_stay_while_the_job_runs_on_them_whatever_else_holds() -> None:
+def test_rented_nodes_stay_while_the_job_runs_on_them() -> None:
     assert ends(a_job(state=JobState.RUNNING), an_attempt(), 10_000, nodes=0) == ""
 
 
-def test_a_job_that_ended_or_runs_elsewhere_frees_them_at_once() -> None:
+def test_ended_or_moved_job_frees_its_rental_at_once() -> None:
     over = an_attempt(AttemptState.SUCCEEDED, ended_at=START)
     elsewhere = an_attempt(node_names=("hyperpod-1", "hyperpod-2"), attempt=2)
 
@@ -259,7 +259,7 @@ def test_a_job_that_ended_or_runs_elsewhere_frees_them_at_once() -> None:
     assert ends(a_job(state=JobState.RUNNING), elsewhere) == OVER
 
 
-def test_a_job_that_waits_again_has_them_kept_for_the_quiet_period() -> None:
+def test_pending_job_keeps_its_rental_for_the_quiet_period() -> None:
     lost = an_attempt(AttemptState.FAILED, ended_at=START + timedelta(seconds=30))
 
     assert ends(a_job(), lost, 80) == ""
@@ -268,7 +268,7 @@ def test_a_job_that_waits_again_has_them_kept_for_the_quiet_period() -> None:
     assert ends(a_job(), None, 60) == OVER
 
 
-def test_a_job_that_goes_home_or_has_lost_a_node_has_none_kept() -> None:
+def test_migrating_or_interrupted_job_keeps_no_rental() -> None:
     stopped = an_attempt(AttemptState.STOPPED, ended_at=START)
 
     assert ends(a_job(is_migrating_back=True), stopped) == OVER
@@ -279,7 +279,7 @@ def test_a_job_that_goes_home_or_has_lost_a_node_has_none_kept() -> None:
 
 
 @given(st.integers(1, 8), st.integers(1, 100_000_000), st.integers(0, 10**9), st.integers(1, 5))
-def test_a_bill_is_exact_and_offers_without_a_node_cost_nothing(
+def test_bill_is_exact_and_offers_without_nodes_cost_nothing(
     nodes: int, price: int, microseconds: int, offers: int
 ) -> None:
     empty = RentalOffer.of(POOL, START).but(refused="no", closed_at=START + timedelta(hours=5))

@@ -90,7 +90,7 @@ passes = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(pools, caps, st.fixed_dictionaries(dict.fromkeys(TEAMS, caps)), st.sampled_from([None, 0, 90, 700]), passes)
-def test_over_any_passes_no_cap_no_pools_limit_and_no_teams_budget_is_ever_passed_by_what_is_rented(
+def test_rentals_never_exceed_caps_pool_limits_or_budgets(
     found: tuple[RentedPool, ...],
     fleet_cap: int,
     team_caps: dict[str, int],
@@ -239,7 +239,7 @@ days = st.lists(st.tuples(st.integers(10, 4 * HOUR), st.integers(0, 6)), min_siz
 
 @settings(max_examples=300, deadline=None)
 @given(visitors, days)
-def test_committed_room_is_never_left_idle_while_a_job_that_fits_it_stays_rented_for_longer_than_its_move_would_cost(
+def test_rented_jobs_return_to_idle_committed_nodes_in_time(
     guests: list[tuple[int, int, int, int, int, int, bool, int | None]], days: list[tuple[int, int]]
 ) -> None:
     """Others take committed nodes and leave them, passes come as they like, and estimates of run times may be wrong.

@@ -159,7 +159,7 @@ def decided(
 # ---------------------------------------------------------------- its id
 
 
-def test_an_id_is_a_name_that_kubernetes_and_step_functions_take() -> None:
+def test_holder_id_is_a_valid_kubernetes_name() -> None:
     for name in ("chat", "Chat.v2_prod", "a" * 200, "-"):
         found = holder_id(CHAT.but(name=name))
         assert found.startswith("srv-")
@@ -177,9 +177,7 @@ def test_no_two_deployments_have_the_same_id() -> None:
 
 
 @pytest.mark.parametrize(("factor", "rents"), [(2.0, True), (1.1, False), (0.9, False), (0.0, False)])
-def test_a_node_is_rented_where_the_hour_of_its_replicas_is_worth_more_than_its_rent(
-    factor: float, rents: bool
-) -> None:
+def test_node_is_rented_if_replicas_are_worth_its_rent(factor: float, rents: bool) -> None:
     (answer,) = decided(a_replica(), policy=a_policy(delay_micros_per_hour={"critical": round(factor * MICROS)}))
 
     # The first four minutes of the spike nobody is served there, and the rent runs: 64 minutes paid for 56 served.
@@ -187,7 +185,7 @@ def test_a_node_is_rented_where_the_hour_of_its_replicas_is_worth_more_than_its_
     assert {row.pool for row in answer.table} == {"p5-workers", NO_EXTRA_NODE, "chat-burst"}
 
 
-def test_replicas_that_share_a_node_are_worth_it_together() -> None:
+def test_replicas_sharing_a_node_add_up_their_value() -> None:
     policy = a_policy(delay_micros_per_hour={"critical": round(0.8 * MICROS)})
     halves = [a_replica(number, accelerators=4) for number in (1, 2)]
 
@@ -195,7 +193,7 @@ def test_replicas_that_share_a_node_are_worth_it_together() -> None:
     assert [each.action for each in decided(*halves, policy=policy)] == [PlacementAction.RENT]
 
 
-def test_committed_room_that_comes_soon_is_waited_for() -> None:
+def test_replicas_wait_for_committed_nodes_that_free_soon() -> None:
     soon = (a_charge(1, ran_seconds=14_400 - 300), a_charge(2))
 
     (answer,) = decided(a_replica(), charges=soon)
@@ -204,7 +202,7 @@ def test_committed_room_that_comes_soon_is_waited_for() -> None:
     assert answer.pool == "p5-workers"
 
 
-def test_each_node_is_weighed_with_those_before_it() -> None:
+def test_each_node_counts_the_nodes_before_it() -> None:
     pods = [a_replica(number) for number in range(6)]
 
     assert [each.action for each in decided(*pods)] == [PlacementAction.RENT] * 4
@@ -214,7 +212,7 @@ def test_each_node_is_weighed_with_those_before_it() -> None:
     ] * 3
 
 
-def test_what_is_left_of_its_teams_dollars_holds() -> None:
+def test_team_budget_limits_serving_rentals() -> None:
     pods = [a_replica(number) for number in range(4)]
     # 64 minutes of a node: the launch, and the spike.
     rent = MICROS * 3840
@@ -224,18 +222,18 @@ def test_what_is_left_of_its_teams_dollars_holds() -> None:
     assert "but the budget of team chat has" in next(row.why_not for row in answer.table if row.pool == "chat-burst")
 
 
-def test_a_class_without_a_price_is_not_rented_for() -> None:
+def test_replicas_without_delay_price_are_not_rented_for() -> None:
     (answer,) = decided(a_replica(), policy=a_policy(delay_micros_per_hour={}))
 
     assert answer.action is PlacementAction.WAIT
 
 
-def test_who_has_just_come_is_not_weighed() -> None:
+def test_new_replica_is_not_rented_for_yet() -> None:
     assert decided(a_replica(created_at=START - timedelta(seconds=29))) == ()
     assert len(decided(a_replica(created_at=START - timedelta(seconds=30)))) == 1
 
 
-def test_after_nodes_that_nobody_came_to_none_is_rented_for_longer_and_longer() -> None:
+def test_unused_rentals_increase_the_backoff() -> None:
     memory = ServingState.of(CHAT)
     waits = []
     for _ in range(9):
@@ -257,7 +255,7 @@ def test_after_nodes_that_nobody_came_to_none_is_rented_for_longer_and_longer() 
     held=st.integers(0, 4),
     most=st.integers(0, 6),
 )
-def test_whatever_waits_caps_limits_and_need_hold_and_each_answer_replays(
+def test_serving_rentals_respect_limits_and_replay(
     replicas: int, accelerators: int, price: int, cap: int, held: int, most: int
 ) -> None:
     hold = RentalAllocation(
@@ -298,22 +296,20 @@ def test_whatever_waits_caps_limits_and_need_hold_and_each_answer_replays(
         ({"selector": {"disk": "nvme"}}, "select disk=nvme"),
     ],
 )
-def test_a_pod_stands_where_it_tolerates_and_selects_what_is_known_of_the_pool(
-    changes: dict[str, Any], why: str
-) -> None:
+def test_replica_fits_a_pool_by_tolerations_and_labels(changes: dict[str, Any], why: str) -> None:
     found = why_not_schedulable(a_replica(**changes), POOL)
 
     assert (why in found) if why else found == ""
 
 
-def test_what_a_site_says_of_a_pools_labels_is_known() -> None:
+def test_configured_pool_labels_are_known() -> None:
     assert why_not_schedulable(a_replica(selector={"disk": "nvme"}), POOL.but(labels={"disk": "nvme"})) == ""
 
 
 # ---------------------------------------------------------------- who waits still
 
 
-def test_nodes_that_are_there_or_on_their_way_take_as_many_as_fit() -> None:
+def test_present_and_launching_nodes_take_fitting_replicas() -> None:
     rentals = [a_rental(1), a_rental(2, RentalState.OPENING), a_rental(3, RentalState.ENDING)]
 
     assert free_replica_slots(rentals, [a_replica(1)]) == 2
@@ -338,7 +334,7 @@ def test_nodes_that_are_there_or_on_their_way_take_as_many_as_fit() -> None:
         (1, (a_rental(3),), False),
     ],
 )
-def test_a_node_on_its_way_is_wanted_by_those_whom_none_before_it_takes(
+def test_launching_node_is_needed_by_unplaced_replicas(
     waiting: int, others: tuple[Rental, ...], is_wanted: bool
 ) -> None:
     pods = [a_replica(number) for number in range(waiting)]
@@ -348,7 +344,7 @@ def test_a_node_on_its_way_is_wanted_by_those_whom_none_before_it_takes(
     assert (why == "") is is_wanted
 
 
-def test_a_registration_that_is_gone_wants_nothing() -> None:
+def test_removed_registration_needs_no_node() -> None:
     rental = a_rental(1, RentalState.OPENING)
 
     for registered in ((), (CHAT.but(rents_from=()),)):
@@ -356,7 +352,7 @@ def test_a_registration_that_is_gone_wants_nothing() -> None:
 
 
 @pytest.mark.parametrize("registered", [(CHAT,), ()])
-def test_a_node_on_which_a_replica_stands_before_it_is_handed_over_is_wanted(
+def test_launching_node_with_a_replica_is_needed(
     registered: tuple[ServingWorkload, ...],
 ) -> None:
     pods, nodes = [a_replica(1, "ip-7")], [rented_node(7)]
@@ -372,7 +368,7 @@ def test_a_node_on_which_a_replica_stands_before_it_is_handed_over_is_wanted(
 # ---------------------------------------------------------------- when it goes back
 
 
-def test_what_is_seen_of_a_node_is_whether_it_ever_served_and_since_when_it_does_not() -> None:
+def test_node_use_by_replicas_is_tracked() -> None:
     fresh = a_rental(idle_since=START)
     used = replicas_seen(fresh, has_replicas=True, now=START + timedelta(seconds=5))
     idle = replicas_seen(used, has_replicas=False, now=START + timedelta(seconds=9))
@@ -400,7 +396,7 @@ def test_what_is_seen_of_a_node_is_whether_it_ever_served_and_since_when_it_does
         (a_rental(due_at=START + timedelta(seconds=301)), [a_replica(1, "ip-1")], [rented_node()], ""),
     ],
 )
-def test_a_node_goes_back_when_none_stands_there_or_its_time_is_over(
+def test_unused_or_expired_serving_node_is_returned(
     rental: Rental, pods: list[UnmanagedPod], nodes: list[KubernetesNode], why: str
 ) -> None:
     answer = evaluate_serving_rental_over(rental, pods, nodes, 300, START + timedelta(seconds=300))
@@ -412,7 +408,7 @@ def test_a_node_goes_back_when_none_stands_there_or_its_time_is_over(
 # ---------------------------------------------------------------- demand
 
 
-def test_replicas_ask_for_what_rented_nodes_do_not_take() -> None:
+def test_replicas_request_only_nodes_beyond_rented_ones() -> None:
     (short,) = replica_shortfalls((CHAT,), {CLUSTER: [a_replica(number) for number in range(3)]})
 
     assert [each.nodes for each in replica_requests([short], [a_node_capacity(1)], {}, START)] == [3]
@@ -422,7 +418,7 @@ def test_replicas_ask_for_what_rented_nodes_do_not_take() -> None:
     assert replica_requests([short], [a_node_capacity(1)], {}, START, {holder_id(CHAT): 3}) == ()
 
 
-def test_who_waits_longest_counts_first_and_no_more_than_were_agreed() -> None:
+def test_longest_waiting_replicas_count_up_to_the_agreed_number() -> None:
     pods = [a_replica(number, created_at=START - timedelta(seconds=number)) for number in range(3)]
 
     (short,) = replica_shortfalls((CHAT.but(most_replicas=2),), {CLUSTER: pods})
@@ -440,7 +436,7 @@ def test_who_waits_longest_counts_first_and_no_more_than_were_agreed() -> None:
         ({"labels": {"disk": "nvme"}}, True),
     ],
 )
-def test_a_committed_node_is_kept_for_a_replica_that_may_stand_there(changes: dict[str, Any], fits: bool) -> None:
+def test_committed_node_is_reserved_for_a_fitting_replica(changes: dict[str, Any], fits: bool) -> None:
     (short,) = replica_shortfalls((CHAT,), {CLUSTER: [a_replica()]})
     demands = replica_requests([short], [a_node_capacity(1)], {}, START)
 
@@ -449,7 +445,7 @@ def test_a_committed_node_is_kept_for_a_replica_that_may_stand_there(changes: di
     assert (capacity.free == 0) is fits
 
 
-def test_a_replica_that_selects_other_nodes_has_none_kept() -> None:
+def test_replica_that_selects_other_nodes_reserves_none() -> None:
     (short,) = replica_shortfalls((CHAT,), {CLUSTER: [a_replica(selector={"disk": "nvme"})]})
     (demand,) = replica_requests([short], [a_node_capacity(1)], {}, START)
 

@@ -84,7 +84,7 @@ def actions(answers: dict[str, AdmissionDecision]) -> dict[str, Action]:
     return {job: answer.action for job, answer in answers.items()}
 
 
-def test_a_job_within_its_teams_quota_gets_quota_and_machines() -> None:
+def test_job_within_team_quota_gets_quota_and_nodes() -> None:
     answers = passed(a_setup(a_team("red"), a_team("blue")), capacities(4), a_request(1, nodes=2, team="red"))
 
     answer = answers["job-1"]
@@ -95,7 +95,7 @@ def test_a_job_within_its_teams_quota_gets_quota_and_machines() -> None:
     )
 
 
-def test_a_job_over_its_teams_quota_waits_and_says_what_it_is_short_of() -> None:
+def test_job_over_team_quota_waits_and_states_the_shortage() -> None:
     alone = a_setup(a_team("red", cohort=""))
     answers = passed(alone, capacities(4, 1), a_request(2, nodes=2, team="red"), charges=[a_charge(1, "red", 1)])
 
@@ -104,7 +104,7 @@ def test_a_job_over_its_teams_quota_waits_and_says_what_it_is_short_of() -> None
     assert answer.reason.endswith("The job asks for 16 nvidia.com/gpu of ml.p5.48xlarge: 8 free, 16 at most.")
 
 
-def test_who_is_borrowed_from_has_the_borrower_asked_to_stop() -> None:
+def test_lender_reclaims_quota_from_the_borrower() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
 
@@ -116,7 +116,7 @@ def test_who_is_borrowed_from_has_the_borrower_asked_to_stop() -> None:
     assert answer.reason == "Waits until job-2 has stopped."
 
 
-def test_what_has_others_stopped_is_recorded_whole_though_the_same_was_said_before() -> None:
+def test_preemption_records_full_facts_despite_same_reason() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
     told = {"job-3": "Waits until job-2 has stopped."}
@@ -129,7 +129,7 @@ def test_what_has_others_stopped_is_recorded_whole_though_the_same_was_said_befo
     assert answers["job-3"].facts.quota is not None
 
 
-def test_nobody_is_asked_to_stop_where_the_machines_would_not_do_even_then() -> None:
+def test_no_job_is_preempted_if_nodes_still_do_not_fit() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
     broken = tuple(
@@ -144,7 +144,7 @@ def test_nobody_is_asked_to_stop_where_the_machines_would_not_do_even_then() -> 
     assert answers["job-3"].victims == ()
 
 
-def test_a_job_waits_on_while_those_asked_to_stop_are_still_there() -> None:
+def test_job_waits_until_its_victims_have_stopped() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
     memory = SchedulerState().after_preemption("red", "job-3", ["job-2"], at(900))
@@ -163,7 +163,7 @@ def test_a_job_waits_on_while_those_asked_to_stop_are_still_there() -> None:
     assert answers["job-4"].reason == "The job waits behind job-3, which waits for preempted jobs to stop."
 
 
-def test_quota_without_machines_is_parked_in_a_best_effort_queue() -> None:
+def test_quota_without_nodes_is_parked_in_best_effort() -> None:
     setup = a_setup(a_team("red", gpus=64))
 
     answers = passed(setup, capacities(2, 1), a_request(1, nodes=2, team="red"), a_request(2, team="red"))
@@ -171,7 +171,7 @@ def test_quota_without_machines_is_parked_in_a_best_effort_queue() -> None:
     assert actions(answers) == {"job-1": Action.WAIT, "job-2": Action.ADMIT}
 
 
-def test_quota_without_machines_holds_up_a_strict_queue_but_nobody_who_takes_others() -> None:
+def test_quota_without_nodes_blocks_only_competing_jobs_in_strict() -> None:
     strict = a_team(
         "red", gpus=64, queue={"strategy": "StrictFIFO", "groups": [{P5: {GPU: 64}, "ml.g5.12xlarge": {GPU: 8}}]}
     )
@@ -188,7 +188,7 @@ def test_quota_without_machines_holds_up_a_strict_queue_but_nobody_who_takes_oth
     assert actions(answers) == {"job-2": Action.BLOCKED, "job-3": Action.ADMIT, "job-1": Action.WAIT}
 
 
-def test_machines_that_are_there_are_kept_from_other_teams_for_a_strict_queues_head() -> None:
+def test_free_nodes_are_reserved_for_a_strict_head() -> None:
     red = a_team("red", gpus=16, queue={"strategy": "StrictFIFO"})
 
     answers = passed(
@@ -199,7 +199,7 @@ def test_machines_that_are_there_are_kept_from_other_teams_for_a_strict_queues_h
     assert answers["job-2"].action is Action.WAIT
 
 
-def test_a_flavor_without_machines_leads_to_the_next_one() -> None:
+def test_flavor_without_nodes_leads_to_the_next_flavor() -> None:
     team = a_team("red", queue={"groups": [{"ml.p4d.24xlarge": {GPU: 8}, P5: {GPU: 8}}]})
     old = a_node_capacity(7, instance_type="ml.p4d.24xlarge", pool="old", free=0)
 
@@ -208,7 +208,7 @@ def test_a_flavor_without_machines_leads_to_the_next_one() -> None:
     assert (answers["job-1"].action, answers["job-1"].use) == (Action.ADMIT, {P5: {GPU: 8}})
 
 
-def test_a_recovery_goes_before_a_higher_priority_and_takes_the_spare() -> None:
+def test_recovery_precedes_higher_priority_and_uses_the_spare() -> None:
     spares = SchedulingPolicy(spare_nodes={"workers": 1})
     back = a_request(1, team="red", is_recovery=True, attempts=1)
     urgent = a_request(2, team="red", priority=100)
@@ -219,7 +219,7 @@ def test_a_recovery_goes_before_a_higher_priority_and_takes_the_spare() -> None:
     assert answers["job-2"].action is not Action.ADMIT
 
 
-def test_what_is_a_recoverys_own_is_not_lent_while_it_waits_for_a_machine() -> None:
+def test_quota_of_a_recovery_is_not_lent_while_it_waits() -> None:
     setup = a_setup(a_team("red", gpus=8), a_team("blue", gpus=8))
     back = a_request(
         1, team="red", is_recovery=True, attempts=1, avoid=tuple(capacity.life.key for capacity in capacities(2))
@@ -232,7 +232,7 @@ def test_what_is_a_recoverys_own_is_not_lent_while_it_waits_for_a_machine() -> N
     assert answers["job-3"].action is Action.ADMIT
 
 
-def test_a_job_whose_type_has_no_node_holds_up_nobody() -> None:
+def test_job_without_nodes_of_its_type_blocks_no_other_job() -> None:
     strict = a_team("red", queue={"strategy": "StrictFIFO", "groups": [{"ml.p4d.24xlarge": {GPU: 8}, P5: {GPU: 8}}]})
     lost = a_request(1, team="red", attempts=1, instance_types=("ml.p4d.24xlarge",))
 
@@ -241,7 +241,7 @@ def test_a_job_whose_type_has_no_node_holds_up_nobody() -> None:
     assert actions(answers) == {"job-1": Action.WAIT, "job-2": Action.ADMIT}
 
 
-def test_a_persons_limit_counts_what_this_pass_admits() -> None:
+def test_user_limit_counts_admissions_of_this_cycle() -> None:
     setup = a_setup(a_team("red", mostAcceleratorsPerUser=16))
     mine = [a_request(number, team="red", owner="role/ana") for number in (1, 2)]
 
@@ -260,7 +260,7 @@ def test_a_persons_limit_counts_what_this_pass_admits() -> None:
     )
 
 
-def test_a_persons_limit_counts_the_recovery_that_this_pass_admits() -> None:
+def test_user_limit_counts_recoveries_of_this_cycle() -> None:
     setup = a_setup(a_team("red", mostAcceleratorsPerUser=8))
     back = a_request(1, team="red", owner="role/ana", is_recovery=True, attempts=1)
 
@@ -269,7 +269,7 @@ def test_a_persons_limit_counts_the_recovery_that_this_pass_admits() -> None:
     assert actions(answers) == {"job-1": Action.ADMIT, "job-2": Action.HELD}
 
 
-def test_a_spent_budget_holds_the_next_job_back() -> None:
+def test_spent_budget_blocks_the_next_job() -> None:
     setup = a_setup(a_team("red", budgets=[{"period": "month", "gpuHours": 10}]), a_team("blue"))
     spent = {("red", "2026-11"): Spent(accelerator_seconds=36_000)}
 
@@ -282,7 +282,7 @@ def test_a_spent_budget_holds_the_next_job_back() -> None:
     )
 
 
-def test_those_who_ask_for_the_same_are_told_so() -> None:
+def test_jobs_of_the_same_shape_share_a_reason() -> None:
     answers = passed(
         a_setup(a_team("red", gpus=8, cohort="")), capacities(4), *[a_request(n, team="red", nodes=2) for n in (1, 2)]
     )
@@ -292,7 +292,7 @@ def test_those_who_ask_for_the_same_are_told_so() -> None:
     assert answers["job-2"].facts.blocked_by == "job-1"
 
 
-def test_a_team_that_is_gone_and_a_queue_that_is_stopped_hold_back() -> None:
+def test_removed_team_and_stopped_queue_block_jobs() -> None:
     setup = a_setup(a_team("red", queue={"stop": "Hold"}))
 
     answers = passed(setup, capacities(2), a_request(1, team="red"), a_request(2, team="gone"))
@@ -301,7 +301,7 @@ def test_a_team_that_is_gone_and_a_queue_that_is_stopped_hold_back() -> None:
     assert answers["job-2"].reason == "Team gone no longer exists."
 
 
-def test_the_facts_are_documents_that_a_plan_reads_and_leads_to_the_same_answer() -> None:
+def test_quota_facts_replay_in_evenkeel_plan() -> None:
     setup = a_setup(a_team("red"), a_team("blue"), a_team("green", cohort="other"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4), a_charge(9, "green", 5)]
     quota = passed(setup, capacities(5, 1, 2, 3, 4, 5), a_request(3, nodes=2, team="red"), charges=charges)[
@@ -322,7 +322,7 @@ def test_the_facts_are_documents_that_a_plan_reads_and_leads_to_the_same_answer(
     assert "green" not in written["quotas"]
 
 
-def test_a_record_counts_what_a_stopped_queue_lends_and_holds() -> None:
+def test_record_includes_stopped_queues() -> None:
     setup = a_setup(a_team("red"), a_team("blue", queue={"stop": "HoldAndDrain"}))
     charges = [a_charge(1, "blue", 1)]
 
@@ -333,7 +333,7 @@ def test_a_record_counts_what_a_stopped_queue_lends_and_holds() -> None:
     )
 
 
-def test_a_record_names_singly_only_those_who_could_have_to_go() -> None:
+def test_record_lists_only_preemptable_holders_singly() -> None:
     setup = a_setup(a_team("red", gpus=800), a_team("blue", gpus=800))
     charges = [
         *(a_charge(number, "blue", number, priority=number % 3) for number in range(1, 60)),
@@ -349,7 +349,7 @@ def test_a_record_names_singly_only_those_who_could_have_to_go() -> None:
     assert quota.summed_holders == len(charges) - len(names) + 1
 
 
-def test_a_record_that_would_be_too_large_sums_up_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_record_sums_holders_and_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota_facts, "MOST_BYTES", 500)
     setup = a_setup(a_team("red", gpus=160), a_team("blue", gpus=0))
     charges = [a_charge(number, "blue", number) for number in range(1, 20)]
@@ -366,7 +366,7 @@ def test_a_record_that_would_be_too_large_sums_up_and_says_so(monkeypatch: pytes
     assert sum(job["podSets"][0].get("count", 1) * 8 for job in quota.jobs if job["name"].startswith("job-")) < 19 * 8
 
 
-def test_a_record_of_a_thousand_nodes_holds_everybody_and_replays() -> None:
+def test_record_of_a_thousand_nodes_is_complete_and_replays() -> None:
     setup = a_setup(a_team("red", gpus=8000), a_team("blue", gpus=0))
     charges = [a_charge(number, "blue", number) for number in range(1, 1001)]
     snapshot = TeamCycleSnapshot(
@@ -397,7 +397,7 @@ def test_a_record_of_a_thousand_nodes_holds_everybody_and_replays() -> None:
     assert replay(read, Policy()).differs_from(record) == ""
 
 
-def test_a_strict_queue_whose_flavor_has_no_machine_at_all_waits_for_one() -> None:
+def test_strict_queue_waits_for_a_flavor_without_nodes() -> None:
     strict = a_team("red", queue={"strategy": "StrictFIFO", "groups": [{"ml.p4d.24xlarge": {GPU: 8}}]})
 
     answers = passed(a_setup(strict), capacities(1), a_request(1, team="red"))

@@ -111,7 +111,7 @@ def _over(setup: TeamSetup, charges: list[Charge]) -> list[str]:
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32))
-def test_whatever_the_fleet_every_decision_is_safe_and_replays_alone(seed: int) -> None:
+def test_every_decision_is_safe_and_replays_alone(seed: int) -> None:
     world = a_world(random.Random(seed))
 
     answers = run_team_cycle(world, SchedulingPolicy(spare_nodes={"p5": seed % 2}), EconomyPolicy(), at(1000))

@@ -30,30 +30,30 @@ def elastic(number: int, nodes: int, *smaller: int, **changes: object) -> Admiss
     return a_request(number, nodes=nodes, wanted=nodes, sizes=smaller, **changes)
 
 
-def test_the_largest_legal_size_that_fits_is_taken() -> None:
+def test_largest_allowed_size_that_fits_is_used() -> None:
     capacities = [a_node_capacity(number) for number in range(1, 7)]
 
     assert sizes(sized(capacities, elastic(1, 8, 1, 2, 4))) == {"job-1": 4}
     assert sizes(sized(capacities, elastic(1, 6, 1, 2, 4))) == {"job-1": 6}
 
 
-def test_one_that_is_larger_than_the_fleet_starts_smaller_instead_of_never() -> None:
+def test_elastic_job_larger_than_the_fleet_starts_smaller() -> None:
     assert sizes(sized([a_node_capacity(1)], elastic(1, 2, 1))) == {"job-1": 1}
 
 
-def test_two_small_ones_come_before_one_large_one() -> None:
+def test_two_small_jobs_start_before_one_grows() -> None:
     capacities = [a_node_capacity(number) for number in range(1, 5)]
 
     assert sizes(sized(capacities, elastic(1, 8, 1, 2, 3, 4), elastic(2, 8, 1, 2))) == {"job-1": 3, "job-2": 1}
 
 
-def test_one_that_cannot_be_smaller_still_holds_up_those_behind_it() -> None:
+def test_inelastic_job_still_blocks_later_jobs() -> None:
     found = sized([a_node_capacity(1), a_node_capacity(2)], a_request(1, nodes=3, attempts=1), elastic(2, 2, 1))
 
     assert [each.action for each in found.values()] == [Action.WAIT, Action.BLOCKED]
 
 
-def test_a_spare_that_is_waited_for_is_given_its_time() -> None:
+def test_job_waits_its_time_for_a_spare() -> None:
     waits = elastic(1, 2, 1, attempts=1, is_recovery=True, shrinks_at=at(1001))
     shrinks = elastic(1, 2, 1, attempts=1, is_recovery=True, shrinks_at=at(1000))
 
@@ -61,7 +61,7 @@ def test_a_spare_that_is_waited_for_is_given_its_time() -> None:
     assert sizes(sized([a_node_capacity(1)], shrinks)) == {"job-1": 1}
 
 
-def test_who_ran_on_fewer_nodes_than_it_asked_for_waits_for_no_more_of_them_after_a_fault() -> None:
+def test_shrunk_job_waits_only_for_its_last_size() -> None:
     ran_on_one = elastic(1, 4, 1, 2, attempts=1, is_recovery=True, shrinks_at=at(1001), had=1)
     ran_on_two = elastic(1, 4, 1, 2, attempts=1, is_recovery=True, shrinks_at=at(1001), had=2)
 
@@ -70,7 +70,7 @@ def test_who_ran_on_fewer_nodes_than_it_asked_for_waits_for_no_more_of_them_afte
     assert sizes(sized([a_node_capacity(1)], ran_on_two)) == {}
 
 
-def test_one_whose_rented_nodes_are_on_their_way_waits_for_all() -> None:
+def test_job_waits_for_all_launching_rented_nodes() -> None:
     assert sizes(sized([a_node_capacity(1)], elastic(1, 2, 1), whole=frozenset({"job-1"}))) == {}
 
 
@@ -80,11 +80,11 @@ def test_spare_nodes_stay_spare_at_every_size() -> None:
     assert sizes(sized(capacities, elastic(1, 2, 1))) == {"job-1": 1}
 
 
-def test_a_pause_after_a_failure_is_kept_whatever_the_size() -> None:
+def test_backoff_holds_at_every_size() -> None:
     assert sizes(sized([a_node_capacity(1)], elastic(1, 2, 1, not_before=at(2000)))) == {}
 
 
-def test_elastic_jobs_that_cannot_start_starve_no_later_ones() -> None:
+def test_unstartable_elastic_jobs_do_not_starve_later_jobs() -> None:
     capacities = [a_node_capacity(number, instance_type="ml.p4d.24xlarge", pool="p4") for number in range(1, 9)] + [
         a_node_capacity(20)
     ]
@@ -95,7 +95,7 @@ def test_elastic_jobs_that_cannot_start_starve_no_later_ones() -> None:
     assert sizes(found) == {"job-7": 2}
 
 
-def test_many_elastic_jobs_start_small_before_one_is_enlarged() -> None:
+def test_elastic_jobs_start_small_before_one_grows() -> None:
     capacities = [a_node_capacity(number) for number in range(1, 9)]
 
     found = sized(capacities, *(elastic(number, 16, 1, 2, 4) for number in range(1, 8)))

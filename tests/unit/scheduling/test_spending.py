@@ -28,7 +28,7 @@ def seconds(admitted_at: datetime, ended_at: datetime, accelerators: int = 8) ->
     return {part.key: part.spent.accelerator_seconds for part in usage_by_period(attempt, ended_at, ECONOMY)}
 
 
-def test_what_an_attempt_held_is_split_at_midnight_at_the_week_and_at_the_month() -> None:
+def test_use_is_split_by_day_week_and_month() -> None:
     found = seconds(MIDNIGHT - timedelta(seconds=10), MIDNIGHT + timedelta(seconds=20))
 
     assert found == {
@@ -40,7 +40,7 @@ def test_what_an_attempt_held_is_split_at_midnight_at_the_week_and_at_the_month(
     }
 
 
-def test_dollars_are_reckoned_by_the_type_of_the_machines() -> None:
+def test_cost_follows_the_instance_type() -> None:
     attempt = an_attempt(admitted_at=MIDNIGHT, accelerators=8, instance_type="ml.p5.48xlarge")
 
     parts = usage_by_period(attempt, MIDNIGHT + timedelta(hours=1), ECONOMY)
@@ -48,12 +48,12 @@ def test_dollars_are_reckoned_by_the_type_of_the_machines() -> None:
     assert {part.spent.usd_micros for part in parts} == {8 * 3_600_000}
 
 
-def test_an_attempt_that_ended_before_it_began_by_another_clock_held_nothing() -> None:
+def test_attempt_with_end_before_start_used_nothing() -> None:
     assert set(seconds(MIDNIGHT, MIDNIGHT - timedelta(seconds=5)).values()) == {0}
 
 
 @given(st.integers(0, 40_000_000), st.integers(0, 31_000_000))
-def test_no_second_is_lost_or_counted_twice_in_the_months_of_a_year(begins: int, length: int) -> None:
+def test_periods_of_a_year_add_up_exactly(begins: int, length: int) -> None:
     since = MIDNIGHT + timedelta(seconds=begins)
 
     found = seconds(since, since + timedelta(seconds=length), accelerators=1)
@@ -64,7 +64,7 @@ def test_no_second_is_lost_or_counted_twice_in_the_months_of_a_year(begins: int,
 
 
 @given(st.integers(0, 10_000_000), st.integers(0, 2_500_000), st.integers(0, 1_500_000))
-def test_what_is_left_of_use_is_what_faded_of_it_since(begins: int, length: int, later: int) -> None:
+def test_weekly_sums_decay_like_exact_use(begins: int, length: int, later: int) -> None:
     since = MIDNIGHT + timedelta(seconds=begins)
     until, now = since + timedelta(seconds=length), since + timedelta(seconds=length + later)
 
@@ -74,13 +74,13 @@ def test_what_is_left_of_use_is_what_faded_of_it_since(begins: int, length: int,
     assert abs(left - 8 * (2 ** -halves[0] - 2 ** -halves[1])) < 1e-5
 
 
-def test_use_fades_as_the_rules_say() -> None:
+def test_half_life_matches_the_rules() -> None:
     decay = RULES[Profile.EVENKEEL].decay
     assert decay
     assert decay.half_life_seconds == HALF_LIFE_SECONDS
 
 
-def test_what_was_used_months_ago_is_forgotten() -> None:
+def test_use_of_months_ago_is_forgotten() -> None:
     used = usage_by_week(an_attempt(admitted_at=MIDNIGHT, accelerators=8), MIDNIGHT + timedelta(days=1))
 
     assert decayed_usage(used, MIDNIGHT + timedelta(weeks=9)) == 0
@@ -103,7 +103,7 @@ def limits(team: dict[str, Any], **facts: Any) -> tuple[UsageLimit, ...]:
     return usage_limits(Team.model_validate({"name": "red", **team}), **asked, economy=ECONOMY, now=now)
 
 
-def test_what_runs_counts_with_what_has_settled_in_the_period_that_is() -> None:
+def test_running_and_settled_use_of_the_period_count() -> None:
     budget = {"budgets": [{"period": Period.MONTH, "gpuHours": 20, "usd": 100}]}
 
     hours, dollars = limits(budget, spent={"2026-11": Spent(accelerator_seconds=3600 * 11, usd_micros=80_000_000)})
@@ -112,13 +112,13 @@ def test_what_runs_counts_with_what_has_settled_in_the_period_that_is() -> None:
     assert (dollars.used, dollars.is_reached) == (108.8, True)
 
 
-def test_a_budget_that_is_just_spent_holds_back() -> None:
+def test_exactly_spent_budget_blocks() -> None:
     (hours,) = limits({"budgets": [{"period": Period.DAY, "gpuHours": 8}]})
 
     assert (hours.used, hours.is_reached) == (8.0, True)
 
 
-def test_a_members_limit_may_be_reached_and_not_passed() -> None:
+def test_member_limit_may_be_reached_but_not_exceeded() -> None:
     (reached,) = limits({"mostAcceleratorsPerUser": 16})
     (passed,) = limits({"mostAcceleratorsPerUser": 15})
 

@@ -1,13 +1,13 @@
 from evenkeel.domain.capacity.start_estimates import estimate_start
 
 
-def test_what_fits_starts_at_once() -> None:
+def test_fitting_job_starts_at_once() -> None:
     found = estimate_start(8, [], [], 8, [100.0, 200.0, 300.0])
 
     assert (found.earliest_seconds, found.seconds, found.latest_seconds, found.samples) == (0.0, 0.0, 0.0, 3)
 
 
-def test_the_band_is_of_the_shortest_and_longest_runs() -> None:
+def test_range_covers_the_shortest_and_longest_runs() -> None:
     runs = [100.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 800.0, 900.0, 1000.0]
 
     found = estimate_start(0, [(8, 50.0)], [], 8, runs)
@@ -15,11 +15,11 @@ def test_the_band_is_of_the_shortest_and_longest_runs() -> None:
     assert (found.earliest_seconds, found.seconds, found.latest_seconds) == (150.0, 550.0, 950.0)
 
 
-def test_those_ahead_run_first() -> None:
+def test_jobs_ahead_run_first() -> None:
     assert estimate_start(0, [(8, 0.0)], [8], 8, [100.0]).seconds == 200.0
 
 
-def test_no_end_is_seen_where_even_the_empty_queue_is_too_small() -> None:
+def test_no_start_is_foreseen_for_too_large_jobs() -> None:
     found = estimate_start(4, [], [], 8, [100.0])
 
     assert (found.seconds, found.earliest_seconds, found.latest_seconds) == (None, None, None)

@@ -12,16 +12,16 @@ def fields(**changes: Any) -> list[str]:
     return [fault.field for fault in check_spec(a_spec(**changes))]
 
 
-def test_an_ordinary_job_has_no_fault() -> None:
+def test_valid_job_has_no_error() -> None:
     assert fields(env={"LR": "3e-4"}, labels={"team.example/owner": "ana"}, instance_types=("ml.p5.48xlarge",)) == []
 
 
 @pytest.mark.parametrize("uri", ["", "s3://bucket/prefix", "s3://bucket/a/b.c/", "s3://my.bucket-1/run=3"])
-def test_checkpoint_uris_that_are_taken(uri: str) -> None:
+def test_valid_checkpoint_uris_are_accepted(uri: str) -> None:
     assert fields(checkpoint_uri=uri) == []
 
 
-def test_a_folder_is_taken_with_the_claim_that_holds_it() -> None:
+def test_folder_with_its_claim_is_accepted() -> None:
     assert fields(checkpoint_uri="file:///fsx/llama/7b", checkpoint_claim="fsx.research-1") == []
 
 
@@ -34,7 +34,7 @@ def test_a_folder_is_taken_with_the_claim_that_holds_it() -> None:
         ("", "fsx"),
     ],
 )
-def test_claims_that_are_refused(uri: str, claim: str) -> None:
+def test_invalid_claims_are_refused(uri: str, claim: str) -> None:
     assert fields(checkpoint_uri=uri, checkpoint_claim=claim) == ["checkpoint.claim"]
 
 
@@ -56,7 +56,7 @@ def test_claims_that_are_refused(uri: str, claim: str) -> None:
         "file:///fsx//x",
     ],
 )
-def test_checkpoint_uris_that_are_refused(uri: str) -> None:
+def test_invalid_checkpoint_uris_are_refused(uri: str) -> None:
     assert fields(checkpoint_uri=uri) == ["checkpoint.uri"]
 
 
@@ -91,7 +91,7 @@ def test_checkpoint_uris_that_are_refused(uri: str) -> None:
         ({"labels": {f"x{number}": "" for number in range(33)}}, "labels"),
     ],
 )
-def test_what_cannot_be_asked_for_names_its_field(changes: dict[str, Any], field: str) -> None:
+def test_invalid_field_is_reported_by_name(changes: dict[str, Any], field: str) -> None:
     assert fields(**changes) == [field]
 
 
@@ -120,11 +120,11 @@ def test_no_text_breaks_the_check(text: str, pairs: dict[str, str]) -> None:
         ({"min_nodes": 1, "max_nodes": 4, "sizes": [1, 4]}, "nodes"),
     ],
 )
-def test_sizes_that_a_job_cannot_have_are_named(elastic: dict[str, Any], field: str) -> None:
+def test_invalid_sizes_are_reported(elastic: dict[str, Any], field: str) -> None:
     assert fields(nodes=2, elastic=elastic) == [field]
 
 
-def test_a_size_can_only_change_where_checkpoints_are_kept() -> None:
+def test_elastic_job_needs_checkpoints() -> None:
     assert fields(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}) == []
     assert fields(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}, checkpoint_uri="") == ["elastic"]
 
@@ -158,11 +158,11 @@ def test_every_text_and_list_has_a_limit(changes: dict[str, Any], field: str) ->
     assert fields(**changes) == [field]
 
 
-def test_the_whole_job_has_a_limit_in_bytes() -> None:
+def test_whole_job_has_a_size_limit() -> None:
     secrets = {f"V{n:03d}{'A' * 200}": {"secret": "s" * 253, "key": "k" * 253} for n in range(100)}
 
     assert fields(secret_env=secrets) == ["job"]
 
 
-def test_scripts_with_line_ends_and_any_letters_are_taken() -> None:
+def test_scripts_with_newlines_and_unicode_are_accepted() -> None:
     assert fields(args=("set -e\n\techo \u00fcber \U0001f600\r\n",)) == []

@@ -21,7 +21,7 @@ def a_queue(name: str, quota: Quota, cohort: str = "fleet") -> Queue:
     return Queue(name, cohort, group(quota))
 
 
-def test_what_one_borrows_the_others_have_lent_by_what_they_let_go_of() -> None:
+def test_borrowed_quota_is_lent_in_proportion_to_unused_quota() -> None:
     queues = [a_queue(name, Quota(8)) for name in ("nlp", "speech", "vision")]
 
     found = table(queues, [], nlp=14, speech=4, vision=0)
@@ -29,7 +29,7 @@ def test_what_one_borrows_the_others_have_lent_by_what_they_let_go_of() -> None:
     assert found == {"nlp": (8, 14, 6, 0), "speech": (8, 4, 0, 2), "vision": (8, 0, 0, 4)}
 
 
-def test_a_cohorts_own_quota_is_borrowed_before_a_teams() -> None:
+def test_cohort_quota_is_borrowed_before_team_quota() -> None:
     queues = [a_queue("nlp", Quota(8)), a_queue("vision", Quota(8))]
 
     found = table(queues, [Cohort("fleet", groups=group(Quota(4)))], nlp=14)
@@ -37,7 +37,7 @@ def test_a_cohorts_own_quota_is_borrowed_before_a_teams() -> None:
     assert found == {"nlp": (8, 14, 6, 0), "vision": (8, 0, 0, 2)}
 
 
-def test_what_a_team_keeps_is_not_lent() -> None:
+def test_guaranteed_quota_is_not_lent() -> None:
     queues = [a_queue("nlp", Quota(8)), a_queue("vision", Quota(8, lend=2)), a_queue("speech", Quota(8))]
 
     found = table(queues, [], nlp=16)
@@ -46,7 +46,7 @@ def test_what_a_team_keeps_is_not_lent() -> None:
     assert found["vision"][3] <= 2
 
 
-def test_the_nearest_cohort_lends_first() -> None:
+def test_nearest_cohort_lends_first() -> None:
     queues = [
         a_queue("nlp", Quota(8), "text"),
         a_queue("search", Quota(4), "text"),
@@ -58,7 +58,7 @@ def test_the_nearest_cohort_lends_first() -> None:
     assert table(queues, cohorts, nlp=14) == {"nlp": (8, 14, 6, 0), "search": (4, 0, 0, 4), "vision": (8, 0, 0, 2)}
 
 
-def test_a_team_that_shares_with_nobody_borrows_and_lends_nothing() -> None:
+def test_team_without_cohort_borrows_and_lends_nothing() -> None:
     assert table([a_queue("alone", Quota(8), ""), a_queue("nlp", Quota(4))], [], alone=3, nlp=4) == {
         "alone": (8, 3, 0, 0),
         "nlp": (4, 4, 0, 0),
@@ -66,7 +66,7 @@ def test_a_team_that_shares_with_nobody_borrows_and_lends_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.none() | st.integers(0, 20)), max_size=6))
-def test_as_much_is_lent_as_is_borrowed_and_nobody_lends_what_it_uses(teams: list[tuple[int, int, int | None]]) -> None:
+def test_lent_equals_borrowed_and_used_quota_is_not_lent(teams: list[tuple[int, int, int | None]]) -> None:
     queues = [
         a_queue(f"t{n}", Quota(nominal, lend=None if lend is None else min(lend, nominal)))
         for n, (nominal, _, lend) in enumerate(teams)

@@ -36,7 +36,7 @@ BAD_FOLDERS = (
 LONG_FOLDERS = [f"s3://bucket/{n}/{'/'.join(['x' * 240] * 4)}" for n in range(50)]
 
 
-def test_an_ordinary_team_has_no_fault() -> None:
+def test_valid_team_has_no_error() -> None:
     team = a_team(
         namespace="nlp",
         serviceAccount="trainer",
@@ -74,7 +74,7 @@ def test_an_ordinary_team_has_no_fault() -> None:
         ({"budgets": [{"usd": 1}, {"gpuHours": 1}]}, ["budgets"]),
     ],
 )
-def test_faults_of_a_team_are_named(changes: dict[str, Any], fields: list[str]) -> None:
+def test_errors_of_a_team_are_reported(changes: dict[str, Any], fields: list[str]) -> None:
     assert [fault.field for fault in check_team(a_team(**changes))] == fields
 
 
@@ -93,18 +93,18 @@ def test_faults_of_a_team_are_named(changes: dict[str, Any], fields: list[str]) 
         ({"flavors": [{"name": "a"}, {"name": "a"}]}, ["flavors"]),
     ],
 )
-def test_faults_of_the_fleets_part_are_named(fleet: dict[str, Any], fields: list[str]) -> None:
+def test_errors_of_the_fleet_settings_are_reported(fleet: dict[str, Any], fields: list[str]) -> None:
     assert [fault.field for fault in check_fleet(FleetQuotas.model_validate(fleet))] == fields
 
 
-def test_two_teams_never_share_a_namespace() -> None:
+def test_two_teams_cannot_share_a_namespace() -> None:
     setup = TeamSetup(teams=(a_team("nlp", namespace="shared"), a_team("vision", namespace="shared")))
 
     assert [fault.field for fault in check_setup(setup)] == ["namespace"]
     assert check_setup(TeamSetup(teams=(a_team("nlp"), a_team("vision")))) == ()
 
 
-def test_with_two_teams_each_names_a_namespace() -> None:
+def test_each_of_two_teams_needs_a_namespace() -> None:
     nlp, vision = a_team("nlp", namespace=""), a_team("vision")
 
     assert check_setup(TeamSetup(teams=(nlp,))) == ()
@@ -112,7 +112,7 @@ def test_with_two_teams_each_names_a_namespace() -> None:
     assert (fault.field, "Team nlp has no namespace" in fault.message) == ("namespace", True)
 
 
-def test_teams_without_namespaces_are_mended_one_by_one() -> None:
+def test_teams_without_namespaces_can_be_repaired_one_by_one() -> None:
     old = TeamSetup(teams=tuple(a_team(name, namespace="") for name in ("a", "b", "c")))
 
     assert check_change(old, old.with_team(a_team("a")), "a") == ()
@@ -132,13 +132,13 @@ def test_teams_without_namespaces_are_mended_one_by_one() -> None:
         ("file:///fsx/a", "file:///fsx/a/b", False),
     ],
 )
-def test_folders_of_two_teams_are_apart(ours: str, theirs: str, is_refused: bool) -> None:
+def test_folders_of_two_teams_cannot_overlap(ours: str, theirs: str, is_refused: bool) -> None:
     for one, other in ((ours, theirs), (theirs, ours)):
         setup = TeamSetup(teams=(a_team("nlp", checkpoints=[one, "s3://z/1"]), a_team("vision", checkpoints=[other])))
         assert [fault.field for fault in check_setup(setup)] == (["checkpoints"] if is_refused else [])
 
 
-def test_a_folder_between_a_teams_own_is_found() -> None:
+def test_folder_inside_another_teams_folder_is_reported() -> None:
     nlp = a_team("nlp", checkpoints=["s3://b/a", "s3://b/a/b"])
 
     assert check_setup(TeamSetup(teams=(nlp, a_team("vision", checkpoints=["s3://b/a/c"]))))
@@ -169,7 +169,7 @@ def test_all_queues_together_have_a_limit() -> None:
         ("r.example/nlp/train:1", "r.example/nlp/train:1@sha256:0f", False),
     ],
 )
-def test_an_image_is_matched_by_its_registry_and_path(pattern: str, image: str, is_allowed: bool) -> None:
+def test_image_pattern_needs_registry_and_path(pattern: str, image: str, is_allowed: bool) -> None:
     team = a_team(images=[pattern])
 
     assert check_team(team) == ()
@@ -187,11 +187,11 @@ def test_an_image_is_matched_by_its_registry_and_path(pattern: str, image: str, 
         ("Research", ""),
     ],
 )
-def test_a_role_is_the_same_in_every_session(arn: str, identity: str) -> None:
+def test_role_has_one_identity_in_every_session(arn: str, identity: str) -> None:
     assert identity_of(arn) == identity
 
 
-def test_the_higher_of_two_roles_counts_and_nobody_is_in_no_team() -> None:
+def test_higher_role_counts_and_unknown_identity_has_none() -> None:
     fleet = FleetQuotas.model_validate(
         {"members": [{"principal": "arn:aws:iam::111122223333:role/Platform", "role": "lead"}]}
     )
@@ -205,7 +205,7 @@ def test_the_higher_of_two_roles_counts_and_nobody_is_in_no_team() -> None:
     assert setup.teams_of("111122223333:role/Research") == ("nlp",)
 
 
-def test_a_set_up_becomes_the_engines_queues() -> None:
+def test_set_up_becomes_scheduler_queues() -> None:
     fleet = FleetQuotas.model_validate(
         {"cohorts": [{"name": "fleet"}], "fairSharing": False, "switches": {"minRunSeconds": 600}}
     )
@@ -218,14 +218,14 @@ def test_a_set_up_becomes_the_engines_queues() -> None:
     assert TeamSetup().queues.queues == ()
 
 
-def test_a_class_that_is_gone_or_not_given_has_the_lowest_priority() -> None:
+def test_unknown_or_omitted_class_has_the_lowest_priority() -> None:
     setup = TeamSetup(fleet=FleetQuotas(priority_classes={"high": 100, "low": -5}))
 
     assert [setup.priority_of(each) for each in ("high", "low", "", "gone")] == [100, -5, -5, -5]
     assert TeamSetup().priority_of("high") == 0
 
 
-def test_images_are_allowed_by_name_or_by_beginning() -> None:
+def test_images_are_allowed_by_name_or_prefix() -> None:
     team = a_team(images=["registry.example/nlp/*", "base:1"])
 
     assert team.allows_image("registry.example/nlp/train:3")
@@ -241,14 +241,14 @@ def test_periods_have_names() -> None:
     assert [period.key_at(instant) for period in Period] == ["2027-01-02", "2026-W53", "2027-01"]
 
 
-def test_a_set_up_survives_being_written_and_read() -> None:
+def test_set_up_survives_a_round_trip() -> None:
     team = a_team(budgets=[{"usd": 5}], queue={"groups": [{"a": {"cpu": "1500m", "gpu": {"nominal": 4, "lend": 1}}}]})
 
     assert Team.model_validate(team.to_json()) == team
     assert Team.model_validate(team.to_json()).to_queue() == team.to_queue()
 
 
-def test_a_quota_file_becomes_teams_without_people() -> None:
+def test_quota_file_becomes_teams_without_members() -> None:
     quotas = OwnQuotas.model_validate(
         {
             "queues": [
@@ -270,13 +270,13 @@ def test_a_quota_file_becomes_teams_without_people() -> None:
     assert [fault for team in setup.teams for fault in check_team(team)] == []
 
 
-def test_a_teams_local_queue_is_its_own_name_unless_it_says_another() -> None:
+def test_local_queue_defaults_to_the_team_name() -> None:
     setup = TeamSetup(teams=(a_team("nlp"), a_team("vision", localQueue="gpu-queue")))
 
     assert [setup.local_queue_of(name) for name in ("nlp", "vision", "default")] == ["nlp", "gpu-queue", "default"]
 
 
-def test_a_queue_of_hyperpods_comes_with_the_local_queue_that_hyperpod_makes() -> None:
+def test_hyperpod_queue_gets_its_local_queue() -> None:
     quotas = OwnQuotas.model_validate({"queues": [{"name": "hyperpod-ns-nlp-clusterqueue"}, {"name": "vision"}]})
 
     setup = setup_of_quotas(quotas)
@@ -287,17 +287,17 @@ def test_a_queue_of_hyperpods_comes_with_the_local_queue_that_hyperpod_makes() -
     ]
 
 
-def test_a_local_queue_has_a_name_that_kubernetes_takes() -> None:
+def test_local_queue_needs_a_valid_kubernetes_name() -> None:
     (fault,) = check_team(a_team(localQueue="GPU queue"))
 
     assert fault.field == "localQueue"
 
 
-def test_namespace_of_hyperpods_team_may_end_in_system() -> None:
+def test_hyperpod_namespace_may_end_in_system() -> None:
     assert check_team(a_team(namespace="hyperpod-ns-vision-system")) == ()
 
 
-def test_alias_of_a_bucket_is_no_teams_folder() -> None:
+def test_bucket_alias_is_no_checkpoint_folder() -> None:
     faults = check_team(a_team(checkpoints=["s3://nlp", "s3://nlp-ap-x7k2-s3alias/a", "s3://nlp-x7k2--ol-s3"]))
 
     assert [fault.field for fault in faults] == ["checkpoints.1", "checkpoints.2"]

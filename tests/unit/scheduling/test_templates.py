@@ -20,7 +20,7 @@ def traps(read: JobTemplates) -> set[str]:
     return {finding.trap for finding in read.findings if finding.trap}
 
 
-def test_the_file_imports_as_it_is() -> None:
+def test_values_file_imports_unchanged() -> None:
     read = read_values(the_file())
 
     rows = [
@@ -108,11 +108,11 @@ LARGE = {"requests": {"nvidia.com/gpu": 8, "cpu": "96", "memory": "1152Gi"}}
         (drop("priorityClasses.preemptible.preemptionPolicy"), "T0-12"),
     ],
 )
-def test_a_file_without_the_trap_is_not_accused_of_it(document: dict[str, Any], trap: str) -> None:
+def test_file_without_a_trap_has_no_finding(document: dict[str, Any], trap: str) -> None:
     assert trap not in traps(read_values(document))
 
 
-def test_resources_in_proportion_are_left_alone() -> None:
+def test_proportional_resources_have_no_finding() -> None:
     document = put(jobTemplates__production__resources=LARGE)
 
     read = read_values(document)
@@ -122,7 +122,7 @@ def test_resources_in_proportion_are_left_alone() -> None:
     assert read.templates[1].proposed_memory_bytes == 576 << 30
 
 
-def test_a_policy_that_lost_its_indentation_is_no_class() -> None:
+def test_misindented_preemption_policy_is_no_class() -> None:
     document = drop("priorityClasses.preemptible.preemptionPolicy")
     document["priorityClasses"]["preemptionPolicy"] = "PreemptLowerPriority"
 
@@ -132,14 +132,14 @@ def test_a_policy_that_lost_its_indentation_is_no_class() -> None:
     assert [each.field for each in read.findings if each.trap == "T0-12"] == ["priorityClasses.preemptionPolicy"]
 
 
-def test_what_no_program_can_use_is_left_out_and_said() -> None:
+def test_unusable_cuda_devices_are_left_out_and_reported() -> None:
     read = read_values(the_file())
 
     assert read.env == {"NCCL_DEBUG": "INFO"}
     assert next(each for each in read.findings if each.trap == "T0-2").weight is FindingSeverity.REFUSED
 
 
-def test_a_field_that_is_not_known_is_told() -> None:
+def test_unknown_field_is_reported() -> None:
     read = read_values(put(backofLimit=3))
 
     assert [each.field for each in read.findings if not each.trap] == ["backofLimit"]
@@ -159,6 +159,6 @@ def test_a_field_that_is_not_known_is_told() -> None:
         (put(priorityClasses__low={"value": True}), "priorityClasses.low.value"),
     ],
 )
-def test_a_file_that_cannot_be_read_names_the_field(document: Any, said: str) -> None:
+def test_unreadable_file_names_the_field(document: Any, said: str) -> None:
     with pytest.raises(ValuesError, match=said):
         read_values(document)

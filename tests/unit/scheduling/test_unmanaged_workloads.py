@@ -53,7 +53,7 @@ def a_batch_job(limit: int | None, failed: int) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_pod_is_its_controllers_and_comes_back_as_that_does(
+def test_pod_is_recreated_as_its_controller_does(
     pod: dict[str, Any], job: dict[str, Any] | None, whose: tuple[str, str, PodRecreation]
 ) -> None:
     jobs = {("research", "llama"): job} if job else {}
@@ -64,7 +64,7 @@ def test_a_pod_is_its_controllers_and_comes_back_as_that_does(
     assert (found.node_name, found.accelerators, found.may_move) == (NODE, 8, False)
 
 
-def test_what_a_pod_tolerates_and_selects_is_read_and_what_nobody_knows_tolerates_nothing() -> None:
+def test_tolerations_and_selectors_are_read() -> None:
     told = [
         {"key": "evenkeel.io/serving", "value": "chat", "effect": "NoSchedule"},
         {"operator": "Exists"},
@@ -88,14 +88,14 @@ def test_what_a_pod_tolerates_and_selects_is_read_and_what_nobody_knows_tolerate
 
 
 @pytest.mark.parametrize(("value", "may_move"), [("allowed", True), ("yes", False), ("", False)])
-def test_only_the_very_word_allows_a_move(value: str, may_move: bool) -> None:
+def test_only_the_exact_label_value_allows_a_move(value: str, may_move: bool) -> None:
     pod = a_pod("PyTorchJob", labels={"evenkeel.io/resume": value})
 
     assert workloads.read_unmanaged_pod(pod, {}, "research").may_move is may_move
 
 
 @pytest.mark.parametrize(("kind", "is_work"), [("DaemonSet", False), ("Node", False), ("PyTorchJob", True), ("", True)])
-def test_what_belongs_to_its_node_is_no_workload(kind: str, is_work: bool) -> None:
+def test_daemon_and_static_pods_are_no_workloads(kind: str, is_work: bool) -> None:
     assert workloads.is_movable_kind(a_pod(kind, annotations={"kubernetes.io/config.mirror": "x"})) is is_work
 
 
@@ -117,7 +117,7 @@ def an_unmanaged_pod(name: str, workload: str, node: str = NODE, **changes: Any)
     return UnmanagedPod.model_validate({**facts, **changes})
 
 
-def test_the_pods_of_a_workload_are_one_line() -> None:
+def test_pods_of_a_workload_are_grouped() -> None:
     llama, other = unmanaged_workloads(
         "eks",
         [
@@ -134,7 +134,7 @@ def test_the_pods_of_a_workload_are_one_line() -> None:
 
 @pytest.mark.parametrize("recreation", list(PodRecreation))
 @pytest.mark.parametrize("may_move", [True, False])
-def test_of_every_workload_it_is_said_what_happens_to_it(recreation: PodRecreation, may_move: bool) -> None:
+def test_fault_consequence_covers_every_workload(recreation: PodRecreation, may_move: bool) -> None:
     (workload,) = unmanaged_workloads("eks", [an_unmanaged_pod("a", "a", recreation=recreation, may_move=may_move)])
 
     assert fault_consequence(workload).endswith(".")

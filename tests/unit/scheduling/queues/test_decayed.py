@@ -52,7 +52,7 @@ def order(scheduler: Scheduler, *, seconds_each: float = 0.0) -> list[str]:
     return found
 
 
-def test_half_of_what_runs_counts_after_a_half_life_and_half_of_that_is_gone_after_another() -> None:
+def test_use_approaches_the_running_amount_and_decays_by_half_lives() -> None:
     uses = DecayedUse(HOUR._replace(entry_seconds=0.0), MOST)
     job = held(by("ann", "j", 40), 0.0)
     uses.start(job, 0.0)
@@ -63,7 +63,7 @@ def test_half_of_what_runs_counts_after_a_half_life_and_half_of_that_is_gone_aft
     assert uses.of("bob", 7200.0) == 0.0
 
 
-def test_who_ran_goes_behind_who_did_not_whatever_its_priority() -> None:
+def test_sub_queue_with_recent_use_waits_behind_one_without() -> None:
     jobs = (by("ann", "a1"), by("ann", "a2", at=1, priority=9), by("bob", "b1", at=2))
 
     assert order(a_scheduler(*jobs), seconds_each=600) == ["a2", "b1", "a1"]
@@ -71,7 +71,7 @@ def test_who_ran_goes_behind_who_did_not_whatever_its_priority() -> None:
     assert order(a_scheduler(*jobs, decay=None), seconds_each=600) == ["a2", "a1", "b1"]
 
 
-def test_an_admission_counts_at_once_so_that_sub_queues_take_turns_in_one_instant() -> None:
+def test_admission_counts_at_once_so_sub_queues_alternate() -> None:
     jobs = tuple(by(who, f"{who}{n}", at=n) for who in ("ann", "bob") for n in range(3))
     scheduler = a_scheduler(*jobs, nominal=6)
     went_in = [each.workload.sub_queue for _ in jobs for each in scheduler.cycle(0.0)]
@@ -79,7 +79,7 @@ def test_an_admission_counts_at_once_so_that_sub_queues_take_turns_in_one_instan
     assert went_in == ["ann", "bob"] * 3
 
 
-def test_use_of_long_ago_no_longer_counts_for_much() -> None:
+def test_old_use_decays() -> None:
     scheduler = a_scheduler(by("ann", "old"))
     order(scheduler, seconds_each=36_000)
     for workload in (by("bob", "b", at=1), by("ann", "a", at=0)):
@@ -91,7 +91,7 @@ def test_use_of_long_ago_no_longer_counts_for_much() -> None:
     assert order(scheduler) == ["b", "c", "a"]
 
 
-def test_weights_say_how_much_more_one_may_use_and_none_is_last() -> None:
+def test_recent_use_is_divided_by_weight() -> None:
     uses = DecayedUse(HOUR, MOST)
     for who in ("ann", "bob"):
         uses.start(held(by(who, who, 8), 0.0), 0.0)
@@ -100,13 +100,13 @@ def test_weights_say_how_much_more_one_may_use_and_none_is_last() -> None:
     assert uses.of("cid", 60.0, weight=0.0) == math.inf  # it used nothing yet
 
 
-def test_who_has_no_weight_goes_last_even_before_anybody_used_anything() -> None:
+def test_sub_queue_without_weight_is_last_even_without_use() -> None:
     jobs = (by("zoe", "z", at=0, priority=9, sub_weight=0.0), by("ann", "a", at=1))
 
     assert order(a_scheduler(*jobs)) == ["a", "z"]
 
 
-def test_use_that_was_told_holds_what_ran_until_then() -> None:
+def test_reported_use_includes_running_workloads() -> None:
     uses = DecayedUse(HOUR, MOST)
     uses.set_reported("ann", {GPU: 20.0}, 3600.0)
     uses.start(held(by("ann", "long", 20), 0.0), 7200.0)  # it is in the 20 until 3600, and then runs on
@@ -116,7 +116,7 @@ def test_use_that_was_told_holds_what_ran_until_then() -> None:
     assert uses.of("bob", 7200.0) == pytest.approx(0.10)
 
 
-def test_a_shrink_keeps_what_was_used_and_counts_less_from_then_on() -> None:
+def test_shrink_keeps_past_use_and_lowers_later_use() -> None:
     scheduler = a_scheduler(by("ann", "a", 10), nominal=10)
     scheduler.cycle(0.0)
     scheduler.advance_to(3600.0)
@@ -128,7 +128,7 @@ def test_a_shrink_keeps_what_was_used_and_counts_less_from_then_on() -> None:
     assert scheduler.pending["a"].recent_use("ann", 1.0) == pytest.approx(before / 2)
 
 
-def test_a_queue_that_begins_to_go_by_use_counts_who_runs() -> None:
+def test_queue_switched_to_recent_use_counts_running_workloads() -> None:
     scheduler = a_scheduler(by("ann", "a", 2), nominal=2, by_use=False)
     scheduler.cycle(0.0)
     scheduler.advance_to(3600.0)
@@ -144,7 +144,7 @@ def test_a_queue_that_begins_to_go_by_use_counts_who_runs() -> None:
     ("evicts_by_use", "fair_sharing", "gone"),
     [(True, False, "of-greedy"), (True, True, "of-greedy"), (False, False, "of-modest"), (False, True, "of-modest")],
 )
-def test_where_evictions_go_by_use_the_greedier_sub_queue_loses_first_whatever_its_priority(
+def test_eviction_by_use_starts_with_the_sub_queue_of_most_use(
     evicts_by_use: bool, fair_sharing: bool, gone: str
 ) -> None:
     queues = (a_queue("a", 1, by_use=True), a_queue("b", 1, reclaim=ANY))
@@ -159,7 +159,7 @@ def test_where_evictions_go_by_use_the_greedier_sub_queue_loses_first_whatever_i
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, 9)), max_size=8), st.integers(50, 99))
-def test_use_is_the_sum_of_what_each_job_comes_to(jobs: list[tuple[int, int, int]], now: int) -> None:
+def test_use_is_the_sum_over_jobs(jobs: list[tuple[int, int, int]], now: int) -> None:
     uses = DecayedUse(HOUR._replace(entry_seconds=0.0), MOST)
     happens: list[tuple[float, int, Any, Admitted]] = []
     for number, (begin, more, gpus) in enumerate(jobs):

@@ -75,7 +75,7 @@ def flips(world: RandomQueues, job: Workload, change: Change, *, less: int = 0) 
 @given(SEEDS)
 @example(475)
 @example(1_668_146_072)
-def test_a_change_flips_the_answer_and_one_unit_less_does_not(deep: bool, seed: int) -> None:
+def test_suggested_change_admits_the_job_and_one_unit_less_does_not(deep: bool, seed: int) -> None:
     world = a_world_in_which_jobs_wait(seed, deep=deep)
     waiting = [each.workload for queue in world.scheduler.pending.values() for each in queue.all()]
     for job in waiting[:3]:
@@ -85,7 +85,7 @@ def test_a_change_flips_the_answer_and_one_unit_less_does_not(deep: bool, seed: 
             assert not flips(world, job, change, less=1), change.message
 
 
-def test_equal_priority_is_enough_where_who_came_later_goes() -> None:
+def test_equal_priority_is_enough_against_newer_workloads() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER_OR_NEWER),
         admitted=(holds("late", "a", 4, priority=5),),
@@ -97,7 +97,7 @@ def test_equal_priority_is_enough_where_who_came_later_goes() -> None:
     assert change.priority == 5
 
 
-def test_behind_a_preemptor_that_stays_head_that_is_said() -> None:
+def test_explanation_names_the_sticky_head() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=ANY, within=LOWER),
         admitted=(holds("old", "a", 4),),

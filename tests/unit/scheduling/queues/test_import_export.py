@@ -62,7 +62,7 @@ def nominal(*resources: Json) -> dict[str, int]:
         ({"InstanceType": "ml.c5.large", "Count": 3}, {CPU: 6000, MEMORY: 12 * GIB}),
     ],
 )
-def test_what_is_not_said_follows_from_what_is(resources: Json, expected: dict[str, int]) -> None:
+def test_omitted_amounts_follow_from_the_largest_share(resources: Json, expected: dict[str, int]) -> None:
     assert nominal(resources) == expected
 
 
@@ -72,7 +72,7 @@ def test_whole_instances_and_granular_amounts_add_up() -> None:
     assert found == {CPU: 24000, MEMORY: 96 * GIB, GPU: 3}
 
 
-def test_neuron_devices_and_partitions_are_resources_of_their_own() -> None:
+def test_neuron_devices_and_partitions_are_separate_resources() -> None:
     neuron = nominal({"InstanceType": "ml.trn1.32xlarge", "Accelerators": 8})
     partition = {"Type": "mig-1g.10gb", "Count": 14}
     mig = nominal({"InstanceType": "ml.p5.48xlarge", "AcceleratorPartition": partition})
@@ -99,20 +99,20 @@ def test_neuron_devices_and_partitions_are_resources_of_their_own() -> None:
         ),
     ],
 )
-def test_sharing_is_a_limit_on_each_resource_rounded_down(sharing: Json, expected: Quota) -> None:
+def test_borrow_limit_applies_to_each_resource_rounded_down(sharing: Json, expected: Quota) -> None:
     found = held({"InstanceType": "ml.p5.48xlarge", "Accelerators": 5}, **sharing)
 
     assert found[("ml.p5.48xlarge", GPU)] == expected
 
 
-def test_a_team_without_weight_has_none_and_reclaims_what_it_lent() -> None:
+def test_team_without_weight_has_weight_zero_and_reclaims() -> None:
     (queue,) = declared(quota({"InstanceType": "ml.p5.48xlarge", "Count": 1})).everything()[0]
 
     assert (queue.name, queue.fair_weight) == ("hyperpod-ns-research-clusterqueue", 0.0)
     assert (str(queue.preemption.within), str(queue.preemption.reclaim)) == ("LowerPriority", "Any")
 
 
-def test_idle_capacity_is_a_queue_of_its_own() -> None:
+def test_idle_capacity_has_its_own_queue() -> None:
     policy = {"SchedulerConfig": {"IdleResourceSharing": "Enabled"}}
     cluster = {"InstanceGroups": [{"InstanceType": "ml.p5.48xlarge", "CurrentCount": 3}]}
     queues, _, _ = declared(quota({"InstanceType": "ml.p5.48xlarge", "Count": 1}), policy, cluster).everything()
@@ -122,13 +122,21 @@ def test_idle_capacity_is_a_queue_of_its_own() -> None:
     assert (idle[("ml.p5.48xlarge", GPU)], idle[("ml.p5.48xlarge", CPU)]) == (Quota(16, 0), Quota(384000, 0))
 
 
-def test_priority_classes_are_named_as_jobs_name_them() -> None:
+def test_priority_classes_have_the_names_that_jobs_use() -> None:
     found = declared({"SchedulerConfig": {"PriorityClasses": [{"Name": "training", "Weight": 70}]}})
 
     assert found.priorities == {"training-priority": 70}
 
 
-def test_an_unknown_instance_type_is_named() -> None:
+def test_allocatable_resources_are_less_than_the_instance() -> None:
+    instance = shipped().of("p5.48xlarge")
+
+    assert instance is not None
+    assert float(instance.allocatable_vcpu) == pytest.approx(179.97)
+    assert float(instance.allocatable_memory_gib) == pytest.approx(1890.26)
+
+
+def test_unknown_instance_type_is_reported() -> None:
     with pytest.raises(DocumentError, match=r"ComputeQuota/research: InstanceType: ml\.x1 is not in the catalogue"):
         held({"InstanceType": "ml.x1", "Count": 1})
 
@@ -195,7 +203,7 @@ def meant(found: Declared) -> tuple[list[Queue], list[object], list[object], dic
 
 
 @pytest.mark.parametrize("documents", [TEAMS, KUEUE])
-def test_kueues_manifests_lose_nothing_that_decides(documents: tuple[Json, ...]) -> None:
+def test_kueue_export_loses_no_decisive_field(documents: tuple[Json, ...]) -> None:
     found = declared(*documents)
     back, losses = again(found, Format.KUEUE)
 
@@ -204,7 +212,7 @@ def test_kueues_manifests_lose_nothing_that_decides(documents: tuple[Json, ...])
 
 
 @pytest.mark.parametrize("documents", [TEAMS, KUEUE])
-def test_the_short_form_loses_names_of_queues_and_says_so(documents: tuple[Json, ...]) -> None:
+def test_short_form_reports_lost_queue_names(documents: tuple[Json, ...]) -> None:
     found = declared(*documents)
     back, losses = again(found, Format.EVENKEEL)
 
@@ -213,7 +221,7 @@ def test_the_short_form_loses_names_of_queues_and_says_so(documents: tuple[Json,
     assert {loss.partition(" ")[0] for loss in losses} <= {"LocalQueue", "ClusterQueue"}
 
 
-def test_hyperpods_quotas_come_back_from_every_spelling() -> None:
+def test_hyperpod_quotas_survive_every_format() -> None:
     found = declared(*TEAMS)
     for through in (Format.KUEUE, Format.EVENKEEL, Format.HYPERPOD):
         middle, _ = again(found, through)
@@ -223,7 +231,7 @@ def test_hyperpods_quotas_come_back_from_every_spelling() -> None:
         assert [loss for loss in losses if "labels" not in loss] == []
 
 
-def test_what_hyperpod_cannot_say_is_said() -> None:
+def test_hyperpod_export_reports_every_loss() -> None:
     _, losses = again(declared(*KUEUE), Format.HYPERPOD)
 
     told = "\n".join(losses)
@@ -241,7 +249,7 @@ def test_what_hyperpod_cannot_say_is_said() -> None:
         assert what in told
 
 
-def test_a_team_that_is_disabled_admits_nobody() -> None:
+def test_disabled_team_admits_no_job() -> None:
     off = quota({"InstanceType": "ml.p5.48xlarge", "Count": 1}) | {"ActivationState": "Disabled"}
     (queue,) = declared(off).everything()[0]
 

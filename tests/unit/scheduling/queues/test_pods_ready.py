@@ -39,7 +39,7 @@ def ran(replay: Replay, *events: Json) -> list[list[tuple[str, str]]]:
     return outcomes(replay)
 
 
-def test_one_is_admitted_and_the_next_waits_for_its_pods() -> None:
+def test_next_workload_waits_for_pods_of_the_admitted_one() -> None:
     replay = a_replay(None, a_job("first", "a"), a_job("second", "b", at=1))
 
     found = ran(replay)
@@ -50,7 +50,7 @@ def test_one_is_admitted_and_the_next_waits_for_its_pods() -> None:
     assert (decision.pending, decision.requeue) == ("WaitingForPodsReady", "sticky")
 
 
-def test_once_they_are_ready_it_is_admitted_before_a_higher_priority_that_came_later() -> None:
+def test_blocked_workload_stays_ahead_of_later_higher_priority() -> None:
     replay = a_replay(None, a_job("first", "a"), a_job("second", "b", at=1))
 
     found = ran(
@@ -64,7 +64,7 @@ def test_once_they_are_ready_it_is_admitted_before_a_higher_priority_that_came_l
     assert admitted == ["first", "second", "urgent"]
 
 
-def test_all_after_it_in_the_cycle_wait_whatever_they_ask_for() -> None:
+def test_block_applies_to_all_later_heads_of_the_cycle() -> None:
     replay = a_replay(None, a_job("runs", "a", admitted={"flavors": {"gpu": "h100"}, "ready": False}))
 
     found = ran(replay, {"type": "submit", "at": 1, "jobs": [a_job("small", "a"), a_job("too-large", "b", 9, at=1)]})
@@ -72,7 +72,7 @@ def test_all_after_it_in_the_cycle_wait_whatever_they_ask_for() -> None:
     assert found[0] == [("small", "Blocked"), ("too-large", "Blocked")]
 
 
-def test_who_does_not_fit_does_not_wait_for_pods() -> None:
+def test_workload_that_does_not_fit_is_not_blocked_by_pods() -> None:
     replay = a_replay(None, a_job("runs", "a", 8, admitted={"flavors": {"gpu": "h100"}, "ready": False}))
 
     found = ran(replay, {"type": "submit", "at": 1, "job": a_job("next", "a")})
@@ -81,7 +81,7 @@ def test_who_does_not_fit_does_not_wait_for_pods() -> None:
 
 
 @pytest.mark.parametrize("event", ["finish", "delete"])
-def test_who_is_gone_is_waited_for_no_more(event: str) -> None:
+def test_finished_workload_blocks_no_admission(event: str) -> None:
     replay = a_replay(None, a_job("first", "a"), a_job("second", "b", at=1))
 
     found = ran(replay, {"type": event, "at": 5, "job": "first"})
@@ -89,7 +89,7 @@ def test_who_is_gone_is_waited_for_no_more(event: str) -> None:
     assert found[-1] == [("second", "Admitted")]
 
 
-def test_a_workload_is_ready_where_its_condition_says_so() -> None:
+def test_pods_ready_condition_is_read() -> None:
     def workload(ready: str) -> Json:
         return {
             "apiVersion": "kueue.x-k8s.io/v1beta2",
@@ -139,7 +139,7 @@ def test_a_workload_is_ready_where_its_condition_says_so() -> None:
         ),
     ],
 )
-def test_what_a_configuration_says_nothing_of_is_kueues_default(configuration: Json, blocks: bool) -> None:
+def test_omitted_configuration_uses_kueue_defaults(configuration: Json, blocks: bool) -> None:
     replay = a_replay(configuration, a_job("first", "a"), a_job("second", "b", at=1))
 
     found = ran(replay)

@@ -18,7 +18,7 @@ quick = settings(max_examples=20, deadline=None)
 @pytest.mark.parametrize("deep", [False, True])
 @quick
 @given(SEEDS)
-def test_nothing_is_ever_over_a_limit(deep: bool, seed: int) -> None:
+def test_no_queue_exceeds_its_limits(deep: bool, seed: int) -> None:
     world = RandomQueues(seed, deep=deep)
     world.rules = world.rules._replace(never_overcommits=True)
     world.scheduler = world.fresh()
@@ -30,7 +30,7 @@ def test_nothing_is_ever_over_a_limit(deep: bool, seed: int) -> None:
 @pytest.mark.parametrize("deep", [False, True])
 @quick
 @given(SEEDS)
-def test_by_kueues_rules_only_victims_that_still_stop_are_over_a_limit(deep: bool, seed: int) -> None:
+def test_kueue_rules_exceed_limits_only_by_stopping_victims(deep: bool, seed: int) -> None:
     world = RandomQueues(seed, deep=deep)
 
     for _ in world.history(30):
@@ -40,7 +40,7 @@ def test_by_kueues_rules_only_victims_that_still_stop_are_over_a_limit(deep: boo
 @pytest.mark.parametrize("deep", [False, True])
 @quick
 @given(SEEDS)
-def test_what_the_tree_counts_is_what_its_jobs_use_and_leaving_undoes_coming(deep: bool, seed: int) -> None:
+def test_tree_use_equals_job_use_and_removal_is_exact(deep: bool, seed: int) -> None:
     world = RandomQueues(seed, deep=deep)
     for _ in world.history(20):
         pass
@@ -68,7 +68,7 @@ def test_what_the_tree_counts_is_what_its_jobs_use_and_leaving_undoes_coming(dee
 @pytest.mark.parametrize("deep", [False, True])
 @quick
 @given(SEEDS)
-def test_nobody_within_nominal_loses_a_job_to_another_queue(deep: bool, seed: int) -> None:
+def test_queue_within_nominal_loses_no_job_to_another_queue(deep: bool, seed: int) -> None:
     for decisions, over in RandomQueues(seed, deep=deep).history(30):
         for decision in decisions:
             # One that was weighed anew counts what its cycle had already given away: somebody may be over by that.
@@ -80,7 +80,7 @@ def test_nobody_within_nominal_loses_a_job_to_another_queue(deep: bool, seed: in
 
 @quick
 @given(SEEDS)
-def test_no_victim_goes_in_vain(seed: int) -> None:
+def test_every_victim_is_needed(seed: int) -> None:
     world = RandomQueues(seed)
     for decisions, _ in world.history(30):
         decision = next((each for each in decisions if each.victims), None)
@@ -116,7 +116,7 @@ def _fits_without(scheduler: Scheduler, decision: Decision, gone: list[Admitted]
 @pytest.mark.parametrize("deep", [False, True])
 @quick
 @given(SEEDS)
-def test_the_order_of_files_and_of_submissions_changes_nothing(deep: bool, seed: int) -> None:
+def test_order_of_declarations_and_submissions_does_not_matter(deep: bool, seed: int) -> None:
     world, other = RandomQueues(seed, deep=deep), RandomQueues(seed, deep=deep)
     jobs = [world.workload() for _ in range(20)]
     shuffled = list(jobs)
@@ -140,7 +140,7 @@ def test_the_order_of_files_and_of_submissions_changes_nothing(deep: bool, seed:
 @pytest.mark.parametrize("deep", [False, True])
 @quick
 @given(SEEDS)
-def test_more_quota_never_hurts_its_owner(deep: bool, seed: int) -> None:
+def test_more_quota_never_prevents_admission(deep: bool, seed: int) -> None:
     # A job alone in its queue, at full size, in a queue that looks at all flavors before others have to go: with
     # MayStopSearch more quota on an early flavor may turn "fits further down" into "reclaim here".
     world = RandomQueues(seed, deep=deep)
@@ -170,7 +170,7 @@ def test_more_quota_never_hurts_its_owner(deep: bool, seed: int) -> None:
 @pytest.mark.parametrize("fair", [False, True])
 @settings(max_examples=12, deadline=None)
 @given(SEEDS)
-def test_nobody_is_pushed_to_and_fro_in_a_flat_tree(fair: bool, seed: int) -> None:
+def test_evictions_end_in_a_flat_tree(fair: bool, seed: int) -> None:
     world = RandomQueues(seed, fair=fair)
     for _ in range(20):
         world.scheduler.submit(world.workload())
@@ -187,7 +187,7 @@ def test_nobody_is_pushed_to_and_fro_in_a_flat_tree(fair: bool, seed: int) -> No
 
 @settings(max_examples=12, deadline=None)
 @given(SEEDS)
-def test_what_is_decided_twice_is_decided_alike(seed: int) -> None:
+def test_decisions_are_deterministic(seed: int) -> None:
     one, two = RandomQueues(seed, deep=True), RandomQueues(seed, deep=True)
 
     assert [outcomes(each) for each, _ in one.history(25)] == [outcomes(each) for each, _ in two.history(25)]

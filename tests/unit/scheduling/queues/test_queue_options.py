@@ -33,13 +33,13 @@ def risking(name: str, at: float, work: float | None) -> Admitted:
     ("switch", "victim"),
     [(False, "late"), (True, "early")],
 )
-def test_of_equal_priorities_who_loses_least_goes(switch: bool, victim: str) -> None:
+def test_workload_with_least_work_at_risk_is_preempted_first(switch: bool, victim: str) -> None:
     scheduler = preempting(Rules(spares_work=switch), risking("early", 1, 10.0), risking("late", 2, 500.0))
 
     assert list(victims(scheduler.cycle(10)[0])) == [victim]
 
 
-def test_who_never_says_is_charged_the_median() -> None:
+def test_workload_without_risk_figure_gets_the_median() -> None:
     silent, lucky, unlucky = risking("silent", 9, None), risking("lucky", 1, 1.0), risking("unlucky", 2, 900.0)
     scheduler = preempting(Rules(spares_work=True), silent, unlucky)
     assert list(victims(scheduler.cycle(10)[0])) == ["silent"]  # the median of one; then who came last
@@ -47,14 +47,14 @@ def test_who_never_says_is_charged_the_median() -> None:
     assert list(victims(scheduler.cycle(10)[0])) == ["silent"]
 
 
-def test_nobody_goes_before_it_ran_its_least_time() -> None:
+def test_workload_is_not_preempted_before_minimum_run_time() -> None:
     rules = Rules(min_run_seconds=60)
 
     assert victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(59)[0]) == {}
     assert list(victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(60)[0])) == ["x"]
 
 
-def test_one_has_another_evicted_once_in_a_while() -> None:
+def test_flap_guard_limits_repeated_preemption() -> None:
     scheduler = preempting(Rules(flap_guard_seconds=100), holds("x", "a", 4, at=0))
     assert list(victims(scheduler.cycle(0)[0])) == ["x"]
     scheduler.requeue_evicted("x")
@@ -69,7 +69,7 @@ def test_one_has_another_evicted_once_in_a_while() -> None:
 
 
 @pytest.mark.parametrize(("switch", "used"), [(False, 9), (True, 8)])
-def test_room_that_victims_still_hold_is_given_to_nobody(switch: bool, used: int) -> None:
+def test_quota_of_stopping_victims_is_not_given_away(switch: bool, used: int) -> None:
     # 7 of 8 are used, 4 of them by the victim. Two jobs of 1 fit beside it one by one, not together.
     queues = [a_queue("p", 4, reclaim=ANY), a_queue("q", 4), a_queue("r", 0), a_queue("v", 0)]
     scheduler = Scheduler(queues, (), [Flavor("hp")], Rules(never_overcommits=switch))
@@ -82,7 +82,7 @@ def test_room_that_victims_still_hold_is_given_to_nobody(switch: bool, used: int
     assert scheduler.snapshot.tree.cohorts["fleet"].at(("hp", GPU)).use == used
 
 
-def test_the_compatible_profiles_have_none_of_it() -> None:
+def test_compatible_profiles_have_all_extra_rules_off() -> None:
     own: dict[str, Any] = {
         "never_overcommits": False,
         "flap_guard_seconds": 0.0,
@@ -97,7 +97,7 @@ def test_the_compatible_profiles_have_none_of_it() -> None:
 @pytest.mark.parametrize("fair", [False, True])
 @settings(max_examples=10, deadline=None)
 @given(SEEDS)
-def test_with_the_guard_evictions_end_in_deep_trees_too(fair: bool, seed: int) -> None:
+def test_flap_guard_ends_evictions_in_deep_trees(fair: bool, seed: int) -> None:
     world = RandomQueues(seed, deep=True, fair=fair)
     world.rules = world.rules._replace(flap_guard_seconds=1e9)
     world.scheduler = world.fresh()

@@ -71,20 +71,20 @@ def only(scheduler: Scheduler) -> Decision:
 # ---------------------------------------------------------------- capacity
 
 
-def test_a_lending_limit_keeps_the_rest_from_the_parent() -> None:
+def test_lending_limit_keeps_quota_from_the_parent() -> None:
     tree = Tree((a_queue("a", 10, lend=3), a_queue("b", 2)), ())
 
     assert tree.cohorts["fleet"].at(KEY).subtree == 5
     assert tree.queues["b"].potential(KEY) == 5
 
 
-def test_without_a_cohort_nothing_is_borrowed() -> None:
+def test_queue_without_cohort_borrows_nothing() -> None:
     decision = only(a_scheduler(a_queue("a", 4, ""), waiting=(a_workload("w", "a", 5),)))
 
     assert (decision.result, decision.pending) == (Result.NO_FIT, Pending.EXCEEDS_MAX_QUOTA)
 
 
-def test_a_borrowing_limit_of_a_cohort_binds_all_below_it() -> None:
+def test_cohort_borrowing_limit_applies_to_all_its_queues() -> None:
     group = ResourceGroup((GPU,), (FlavorQuotas("hp", {GPU: Quota(0, 2)}),))
     cohorts = (Cohort("team", "fleet", (group,)), Cohort("fleet"))
     scheduler = a_scheduler(
@@ -95,7 +95,7 @@ def test_a_borrowing_limit_of_a_cohort_binds_all_below_it() -> None:
     assert only(scheduler).pending is Pending.EXCEEDS_MAX_QUOTA
 
 
-def test_a_quota_cut_is_seen_by_every_queue_of_the_tree() -> None:
+def test_quota_cut_affects_every_queue_of_the_tree() -> None:
     scheduler = a_scheduler(a_queue("a", 4), a_queue("b", 4), admitted=(holds("h", "a", 8),))
     scheduler.reconfigure((a_queue("a", 1), a_queue("b", 4)), (), (Flavor("hp"),))
 
@@ -105,7 +105,7 @@ def test_a_quota_cut_is_seen_by_every_queue_of_the_tree() -> None:
 
 @pytest.mark.parametrize("amount", [-12, -8, -1, 0, 1, 8, 12])
 @pytest.mark.parametrize("used", [0, 3, 4, 16])
-def test_what_is_added_for_a_while_is_taken_away_without_a_trace(used: int, amount: int) -> None:
+def test_removing_added_use_restores_the_tree(used: int, amount: int) -> None:
     cohorts = (Cohort("west", "fleet"), Cohort("fleet"))
     tree = Tree((a_queue("a", 4, "west", lend=2), a_queue("b", 20, "fleet")), cohorts)
     node = tree.queues["a"]
@@ -118,7 +118,7 @@ def test_what_is_added_for_a_while_is_taken_away_without_a_trace(used: int, amou
     assert [each.at(KEY).use for each in (node, *node.path)] == before
 
 
-def test_a_head_of_a_queue_that_is_over_its_limit_leaves_no_trace_on_the_cohort() -> None:
+def test_head_of_an_overcommitted_queue_leaves_cohort_use_unchanged() -> None:
     scheduler = a_scheduler(
         a_queue("a", 0, borrow=8, within=LOWER),
         a_queue("b", 24),
@@ -131,21 +131,21 @@ def test_a_head_of_a_queue_that_is_over_its_limit_leaves_no_trace_on_the_cohort(
     assert [each.at(KEY).use for each in scheduler.snapshot.queues["a"].node.path] == [16, 16]
 
 
-def test_what_has_no_bound_stays_so() -> None:
+def test_unlimited_quota_stays_unlimited() -> None:
     tree = Tree((a_queue("a", UNLIMITED), a_queue("b", 1)), ())
     tree.queues["a"].add_all({KEY: 10**15})
 
     assert tree.queues["b"].available(KEY) > 2**63
 
 
-def test_a_cycle_of_cohorts_admits_nobody() -> None:
+def test_cyclic_cohorts_admit_no_workload() -> None:
     cohorts = (Cohort("x", "y"), Cohort("y", "x"))
     scheduler = a_scheduler(a_queue("a", 4, "x"), cohorts=cohorts, waiting=(a_workload("w", "a"),))
 
     assert cycle(scheduler) == {}
 
 
-def test_the_level_is_the_height_of_the_lowest_subtree_that_holds_it() -> None:
+def test_level_is_the_height_of_the_lowest_sufficient_subtree() -> None:
     cohorts = (Cohort("west", "fleet"), Cohort("fleet"))
     tree = Tree((a_queue("a", 2, "west"), a_queue("b", 2, "west"), a_queue("c", 4, "fleet")), cohorts)
     node = tree.queues["a"]
@@ -156,7 +156,7 @@ def test_the_level_is_the_height_of_the_lowest_subtree_that_holds_it() -> None:
 # ---------------------------------------------------------------- flavors
 
 
-def test_a_taint_that_is_not_tolerated_rules_a_flavor_out() -> None:
+def test_untolerated_taint_excludes_a_flavor() -> None:
     tainted = Flavor("hp", {}, (Taint("gpu", "yes"),))
     scheduler = a_scheduler(a_queue("a", {"hp": 4, "od": 4}, ""), flavors=(tainted,), waiting=(a_workload("w", "a"),))
     decision = only(scheduler)
@@ -175,17 +175,17 @@ def test_a_taint_that_is_not_tolerated_rules_a_flavor_out() -> None:
         (Toleration("gpu", "Exists", "", "NoExecute"), False),
     ],
 )
-def test_tolerations_cover_taints(toleration: Toleration, covers: bool) -> None:
+def test_tolerations_match_taints(toleration: Toleration, covers: bool) -> None:
     assert toleration.tolerates(Taint("gpu", "yes")) is covers
 
 
-def test_a_flavors_own_tolerations_count() -> None:
+def test_flavor_tolerations_count() -> None:
     flavor = Flavor("hp", {}, (Taint("gpu", "yes"),), (Toleration("gpu", "Exists"),))
 
     assert why_unfit("hp", flavor, [PodSet("main", 1, {})]) == ""
 
 
-def test_only_labels_that_the_flavor_has_count_for_selectors() -> None:
+def test_selectors_ignore_labels_that_the_flavor_lacks() -> None:
     flavor = Flavor("hp", {"type": "p5"})
     other, unknown = PodSet("m", 1, {}, selector={"type": "p4"}), PodSet("m", 1, {}, selector={"zone": "a"})
 
@@ -193,7 +193,7 @@ def test_only_labels_that_the_flavor_has_count_for_selectors() -> None:
     assert not why_unfit("hp", flavor, [unknown])
 
 
-def test_an_affinity_term_without_labels_of_the_flavor_matches_everything() -> None:
+def test_affinity_term_without_flavor_labels_matches() -> None:
     flavor = Flavor("hp", {"type": "p5"})
     foreign, wrong = Requirement("zone", "In", ("a",)), Requirement("type", "In", ("p4",))
 
@@ -201,7 +201,7 @@ def test_an_affinity_term_without_labels_of_the_flavor_matches_everything() -> N
     assert why_unfit("hp", flavor, [PodSet("m", 1, {}, affinity=((wrong,),))])
 
 
-def test_the_reason_is_the_mildest_over_flavors_and_the_most_severe_over_groups() -> None:
+def test_pending_reason_is_mildest_of_flavors_and_severest_of_groups() -> None:
     queue = replace(
         a_queue("a", 0, "fleet"),
         groups=(
@@ -221,7 +221,7 @@ def test_the_reason_is_the_mildest_over_flavors_and_the_most_severe_over_groups(
 
 
 @pytest.mark.parametrize(("gpus", "pending"), [(2, Pending.WAITING_FOR_QUOTA), (3, Pending.EXCEEDS_MAX_QUOTA)])
-def test_of_several_resources_in_the_way_the_one_that_can_never_fit_is_told(gpus: int, pending: Pending) -> None:
+def test_pending_reason_names_the_resource_that_never_fits(gpus: int, pending: Pending) -> None:
     # CPU, which is looked at first, is all used by the other queue; of accelerators there are two in the whole tree.
     group = ResourceGroup(("cpu", GPU), (FlavorQuotas("hp", {"cpu": Quota(1), GPU: Quota(1)}),))
     queues = [replace(a_queue(name, 0), groups=(group,)) for name in ("a", "b")]
@@ -236,9 +236,7 @@ def test_of_several_resources_in_the_way_the_one_that_can_never_fit_is_told(gpus
     ("preference", "flavor"),
     [(Preference.BORROWING_OVER_PREEMPTION, "hp"), (Preference.PREEMPTION_OVER_BORROWING, "od")],
 )
-def test_the_preference_says_whether_borrowing_or_preempting_is_the_smaller_price(
-    preference: Preference, flavor: str
-) -> None:
+def test_preference_chooses_between_borrowing_and_preemption(preference: Preference, flavor: str) -> None:
     # hp fits by borrowing; od is the queue's own, and somebody would have to go.
     scheduler = a_scheduler(
         a_queue("a", {"hp": 0, "od": 4}, within=LOWER, fungibility=replace(BOTH_NEXT, preference=preference)),
@@ -250,7 +248,7 @@ def test_the_preference_says_whether_borrowing_or_preempting_is_the_smaller_pric
     assert only(scheduler).assignment.flavors == ({GPU: flavor},)
 
 
-def test_a_scan_that_lost_its_room_goes_on_with_the_next_flavor() -> None:
+def test_skipped_workload_continues_with_the_next_flavor() -> None:
     scheduler = a_scheduler(
         a_queue("a", {"hp": 4, "od": 4}),
         a_queue("b", {"hp": 4, "od": 4}),
@@ -267,7 +265,7 @@ def test_a_scan_that_lost_its_room_goes_on_with_the_next_flavor() -> None:
     assert [each.flavor for each in second["v"].assignment.attempts[0]] == ["od"]
 
 
-def test_pods_are_counted_where_the_queue_covers_them() -> None:
+def test_pods_count_if_the_queue_covers_them() -> None:
     queue = replace(a_queue("a", 0, ""), groups=(ResourceGroup((PODS,), (FlavorQuotas("hp", {PODS: Quota(3)}),)),))
     small, large = (Workload(name, "a", (PodSet("main", count, {}),)) for name, count in (("s", 3), ("l", 4)))
 
@@ -275,7 +273,7 @@ def test_pods_are_counted_where_the_queue_covers_them() -> None:
     assert only(a_scheduler(queue, waiting=(large,))).pending is Pending.EXCEEDS_MAX_QUOTA
 
 
-def test_nothing_asked_of_an_uncovered_resource_is_nothing_and_something_never_fits() -> None:
+def test_only_nonzero_requests_of_uncovered_resources_never_fit() -> None:
     none, some = (Workload(f"w{n}", "a", (PodSet("main", 1, {GPU: 1, "fpga": n}),)) for n in (0, 1))
 
     assert only(a_scheduler(a_queue("a", 4, ""), waiting=(none,))).result is Result.ADMITTED
@@ -292,7 +290,7 @@ def test_pod_sets_of_a_group_get_one_flavor() -> None:
 # ---------------------------------------------------------------- queue order, parking, stickiness
 
 
-def test_a_queue_is_ordered_by_priority_then_time_then_id() -> None:
+def test_queue_is_ordered_by_priority_then_time_then_id() -> None:
     jobs = (
         a_workload("d", "a", at=1),
         a_workload("c", "a", at=1),
@@ -304,7 +302,7 @@ def test_a_queue_is_ordered_by_priority_then_time_then_id() -> None:
     assert [name for _ in jobs for name in cycle(scheduler)] == ["a", "b", "c", "d"]
 
 
-def test_being_preempted_keeps_the_place_and_missing_the_ready_timeout_loses_it() -> None:
+def test_preemption_keeps_the_place_and_ready_timeout_loses_it() -> None:
     scheduler = a_scheduler(a_queue("a", 1, ""), waiting=(a_workload("x", "a", at=0), a_workload("y", "a", at=5)))
     cycle(scheduler)
     scheduler.requeue_evicted("x")
@@ -313,7 +311,7 @@ def test_being_preempted_keeps_the_place_and_missing_the_ready_timeout_loses_it(
     assert list(cycle(scheduler)) == ["y"]
 
 
-def test_best_effort_parks_a_whole_shape_and_strict_blocks() -> None:
+def test_best_effort_parks_a_shape_and_strict_blocks() -> None:
     jobs = tuple(a_workload(f"big{n}", "a", 9, at=n) for n in range(3))
     small = a_workload("small", "a", 1, at=9)
     best = a_scheduler(a_queue("a", 4, ""), waiting=(*jobs, small))
@@ -324,7 +322,7 @@ def test_best_effort_parks_a_whole_shape_and_strict_blocks() -> None:
     assert [list(cycle(strict)) for _ in range(3)] == [["big0"], ["big0"], ["big0"]]
 
 
-def test_an_end_wakes_the_whole_tree_and_no_other() -> None:
+def test_release_wakes_only_its_own_tree() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4),
         a_queue("b", 4),
@@ -339,7 +337,7 @@ def test_an_end_wakes_the_whole_tree_and_no_other() -> None:
     assert sorted(cycle(scheduler)) == ["wa", "wb"]
 
 
-def test_a_workload_that_waits_for_its_evictions_stays_head_before_higher_priorities() -> None:
+def test_preemptor_stays_head_before_higher_priorities() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
     )
@@ -352,7 +350,7 @@ def test_a_workload_that_waits_for_its_evictions_stays_head_before_higher_priori
     assert (only(scheduler).workload.workload_id, scheduler.admitted("p") is not None) == ("p", True)
 
 
-def test_stickiness_ends_when_nobody_can_be_evicted_any_more() -> None:
+def test_head_stops_being_sticky_without_candidates() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
     )
@@ -364,7 +362,7 @@ def test_stickiness_ends_when_nobody_can_be_evicted_any_more() -> None:
     assert list(cycle(scheduler)) == ["higher"]
 
 
-def test_an_evicted_workload_holds_its_quota_until_it_has_stopped() -> None:
+def test_evicted_workload_holds_quota_until_it_stops() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
     )
@@ -374,7 +372,7 @@ def test_an_evicted_workload_holds_its_quota_until_it_has_stopped() -> None:
     assert only(scheduler).result is Result.ADMITTED
 
 
-def test_a_held_queue_admits_nobody_and_a_drained_one_evicts() -> None:
+def test_held_queue_admits_nothing_and_drained_queue_evicts() -> None:
     for policy, evicted in ((StopPolicy.HOLD, False), (StopPolicy.HOLD_AND_DRAIN, True)):
         scheduler = a_scheduler(a_queue("a", 4), admitted=(holds("h", "a"),), waiting=(a_workload("w", "a"),))
         scheduler.reconfigure((a_queue("a", 4, stop=policy),), (), (Flavor("hp"),))
@@ -385,7 +383,7 @@ def test_a_held_queue_admits_nobody_and_a_drained_one_evicts() -> None:
         assert holder.is_evicted is evicted
 
 
-def test_backed_off_jobs_are_not_tried_before_their_time() -> None:
+def test_job_in_backoff_is_not_tried_early() -> None:
     scheduler = a_scheduler(a_queue("a", 4, ""))
     scheduler.submit(a_workload("w", "a"), not_before=10)
 
@@ -396,7 +394,7 @@ def test_backed_off_jobs_are_not_tried_before_their_time() -> None:
 # ---------------------------------------------------------------- classical order and preemption
 
 
-def test_less_borrowing_goes_first_then_priority_then_age() -> None:
+def test_heads_are_ordered_by_borrowing_then_priority_then_age() -> None:
     scheduler = a_scheduler(
         a_queue("a", 1),
         a_queue("b", 4),
@@ -411,7 +409,7 @@ def test_less_borrowing_goes_first_then_priority_then_age() -> None:
     assert [each.workload.workload_id for each in scheduler.cycle()] == ["early", "late", "borrows"]
 
 
-def test_lower_or_newer_equal_takes_what_queued_later() -> None:
+def test_lower_or_newer_equal_preempts_later_workloads() -> None:
     def asked(policy: Any) -> Decision:
         held = Admitted(a_workload("h", "a", 4, at=5), ({GPU: "hp"},), (1,), 0.0)
         return only(
@@ -422,7 +420,7 @@ def test_lower_or_newer_equal_takes_what_queued_later() -> None:
     assert victims(asked(LOWER)) == {}
 
 
-def test_reclaim_never_is_never() -> None:
+def test_reclaim_never_preempts_no_other_queue() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=NEVER),
         a_queue("b", 4),
@@ -435,7 +433,7 @@ def test_reclaim_never_is_never() -> None:
     assert (decision.result, victims(decision)) == (Result.NO_CANDIDATES, {})
 
 
-def test_above_nominal_with_borrow_within_off_is_no_fit_with_its_explanation() -> None:
+def test_request_above_nominal_without_borrow_within_does_not_fit() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=ANY, within=LOWER),
         a_queue("b", 4),
@@ -449,7 +447,7 @@ def test_above_nominal_with_borrow_within_off_is_no_fit_with_its_explanation() -
 
 
 @pytest.mark.parametrize(("threshold", "reason"), [(5, "InCohortReclaimWhileBorrowing"), (0, None)])
-def test_while_borrowing_only_lower_priorities_up_to_the_threshold_go(threshold: int, reason: str | None) -> None:
+def test_borrowing_preemptor_respects_the_priority_threshold(threshold: int, reason: str | None) -> None:
     scheduler = a_scheduler(
         a_queue("a", 2, reclaim=ANY, borrow_within=BorrowWithin(threshold)),
         a_queue("b", 2),
@@ -461,7 +459,7 @@ def test_while_borrowing_only_lower_priorities_up_to_the_threshold_go(threshold:
     assert victims(only(scheduler)) == ({"h": reason} if reason else {})
 
 
-def test_candidates_go_evicted_first_then_others_then_lower_then_later() -> None:
+def test_candidates_are_sorted_evicted_others_lower_later() -> None:
     scheduler = a_scheduler(
         a_queue("a", 8, reclaim=ANY, within=LOWER),
         a_queue("b", 0),
@@ -478,7 +476,7 @@ def test_candidates_go_evicted_first_then_others_then_lower_then_later() -> None
     assert [victim.workload_id for victim in decision.victims] == ["gone", "late"]
 
 
-def test_a_queue_back_at_nominal_is_pushed_no_further_though_its_last_loss_may_go_below() -> None:
+def test_queue_back_at_nominal_loses_no_more_jobs() -> None:
     scheduler = a_scheduler(
         a_queue("a", 8, reclaim=ANY),
         a_queue("b", 4),
@@ -492,7 +490,7 @@ def test_a_queue_back_at_nominal_is_pushed_no_further_though_its_last_loss_may_g
     assert decision.below_nominal == {"b": {KEY: 1}}
 
 
-def test_overlapping_victims_are_weighed_anew_and_a_fit_is_deferred() -> None:
+def test_overlapping_victims_are_recomputed_and_a_fit_is_deferred() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=ANY),
         a_queue("b", 4, reclaim=ANY),
@@ -506,7 +504,7 @@ def test_overlapping_victims_are_weighed_anew_and_a_fit_is_deferred() -> None:
     assert (decisions["wb"].result, decisions["wb"].was_recomputed) == (Result.DEFERRED, True)
 
 
-def test_each_eviction_is_told_once() -> None:
+def test_eviction_counts_once() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
     )
@@ -521,7 +519,7 @@ def test_each_eviction_is_told_once() -> None:
 # ---------------------------------------------------------------- fair sharing
 
 
-def test_a_share_is_what_is_used_beyond_ones_own_by_what_could_be_lent() -> None:
+def test_share_is_borrowed_over_lendable() -> None:
     tree = Tree((a_queue("a", 4, weight=2.0), a_queue("b", 4), a_queue("c", 4, weight=0.0)), ())
     for name, amount in (("a", 7), ("c", 5)):
         tree.queues[name].add_all({KEY: amount})
@@ -532,7 +530,7 @@ def test_a_share_is_what_is_used_beyond_ones_own_by_what_could_be_lent() -> None
     assert share_of(tree.cohorts["fleet"]).value == 0
 
 
-def test_two_infinite_shares_compare_without_their_weights() -> None:
+def test_infinite_shares_compare_without_weights() -> None:
     tree = Tree((a_queue("a", 4, weight=0.0), a_queue("b", 4, weight=0.0)), ())
     tree.queues["a"].add_all({KEY: 5})
     tree.queues["b"].add_all({KEY: 6})
@@ -540,7 +538,7 @@ def test_two_infinite_shares_compare_without_their_weights() -> None:
     assert share_of(tree.queues["a"]).rank < share_of(tree.queues["b"]).rank
 
 
-def test_the_smaller_share_goes_first_whatever_its_priority() -> None:
+def test_smaller_share_goes_first_despite_lower_priority() -> None:
     scheduler = a_scheduler(
         a_queue("a", 2),
         a_queue("b", 2),
@@ -553,7 +551,7 @@ def test_the_smaller_share_goes_first_whatever_its_priority() -> None:
     assert [each.workload.workload_id for each in scheduler.cycle()] == ["wb", "wa"]
 
 
-def test_who_does_not_borrow_on_what_it_asks_goes_before_who_does() -> None:
+def test_head_that_does_not_borrow_goes_first() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4), a_queue("b", 1), waiting=(a_workload("own", "a", 4), a_workload("lent", "b", 2)), fair=True
     )
@@ -564,7 +562,7 @@ def test_who_does_not_borrow_on_what_it_asks_goes_before_who_does() -> None:
 # ---------------------------------------------------------------- partial admission, slices
 
 
-def test_partial_admission_is_not_tried_where_the_full_size_finds_victims() -> None:
+def test_partial_admission_is_skipped_if_full_size_has_victims() -> None:
     pods = (PodSet("main", 4, {GPU: 1}, min_count=1),)
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER),
@@ -583,7 +581,7 @@ def growing(*, nominal: int, others: tuple[Admitted, ...] = (), **queue: Any) ->
     return a_scheduler(a_queue("a", nominal, **queue), admitted=(held, *others), waiting=(large,))
 
 
-def test_growing_asks_for_the_difference_and_ends_the_old_slice() -> None:
+def test_larger_slice_requests_the_difference_and_replaces_the_old() -> None:
     scheduler = growing(nominal=4)
     decision = only(scheduler)
 
@@ -592,20 +590,20 @@ def test_growing_asks_for_the_difference_and_ends_the_old_slice() -> None:
     assert scheduler.snapshot.queues["a"].node.at(KEY).use == 4
 
 
-def test_growing_that_needs_room_evicts_lower_priorities_and_never_its_own_slice() -> None:
+def test_larger_slice_never_preempts_its_own_old_slice() -> None:
     decision = only(growing(nominal=4, within=LOWER, others=(holds("h", "a", 2, priority=1),)))
 
     assert victims(decision) == {"h": "InClusterQueue"}
 
 
-def test_the_old_slice_stays_until_the_new_one_is_in() -> None:
+def test_old_slice_stays_until_the_new_one_is_admitted() -> None:
     scheduler = growing(nominal=3)
 
     assert only(scheduler).result is not Result.ADMITTED
     assert scheduler.admitted("small") is not None
 
 
-def test_growing_keeps_the_flavor_of_the_old_slice() -> None:
+def test_larger_slice_keeps_the_old_flavor() -> None:
     small = Workload("small", "a", (PodSet("main", 2, {GPU: 1}),))
     large = Workload("large", "a", (PodSet("main", 4, {GPU: 1}),), replaces="small")
     scheduler = a_scheduler(
@@ -617,7 +615,7 @@ def test_growing_keeps_the_flavor_of_the_old_slice() -> None:
     assert only(scheduler).assignment.flavors == ({GPU: "od"},)
 
 
-def test_a_shrink_wakes_the_parked_of_the_whole_tree() -> None:
+def test_shrink_wakes_parked_workloads_of_the_tree() -> None:
     wide = Admitted(Workload("h", "a", (PodSet("main", 8, {GPU: 1}),)), ({GPU: "hp"},), (8,), 0.0)
     scheduler = a_scheduler(a_queue("a", 4), a_queue("b", 4), admitted=(wide,), waiting=(a_workload("w", "b", 4),))
     assert only(scheduler).parked
@@ -626,7 +624,7 @@ def test_a_shrink_wakes_the_parked_of_the_whole_tree() -> None:
     assert only(scheduler).result is Result.ADMITTED
 
 
-def test_pods_that_were_given_up_are_not_asked_for_again_and_those_of_a_partial_admission_are() -> None:
+def test_requeued_workload_omits_only_released_pods() -> None:
     # It asked for 8, was admitted with 6 of them, and 2 of these are done.
     asked = Workload("h", "a", (PodSet("main", 8, {GPU: 1}, min_count=4),))
     partial = Admitted(asked, ({GPU: "hp"},), (6,), 0.0)
@@ -638,7 +636,7 @@ def test_pods_that_were_given_up_are_not_asked_for_again_and_those_of_a_partial_
     assert only(scheduler).assignment.counts == (6,)
 
 
-def test_shrinking_below_what_is_left_frees_no_quota_twice() -> None:
+def test_repeated_shrink_frees_quota_once() -> None:
     wide = Admitted(Workload("h", "a", (PodSet("main", 4, {GPU: 1}),)), ({GPU: "hp"},), (4,), 0.0)
     scheduler = a_scheduler(a_queue("a", 4), admitted=(wide,))
     for counts in ((1,), (1,), (0,)):
@@ -649,14 +647,14 @@ def test_shrinking_below_what_is_left_frees_no_quota_twice() -> None:
     assert scheduler.snapshot.queues["a"].node.at(KEY).use == 0
 
 
-def test_requests_of_zero_on_a_full_resource_are_harmless() -> None:
+def test_zero_request_fits_a_full_resource() -> None:
     asks_nothing = Workload("w", "a", (PodSet("main", 1, {GPU: 0}),))
     scheduler = a_scheduler(a_queue("a", 4, ""), admitted=(holds("h", "a", 4),), waiting=(asks_nothing,))
 
     assert only(scheduler).result is Result.ADMITTED
 
 
-def test_a_sticky_head_that_no_longer_fits_lets_the_next_one_try() -> None:
+def test_withdrawn_sticky_head_lets_the_next_workload_try() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=ANY),
         a_queue("b", 0),
@@ -671,9 +669,7 @@ def test_a_sticky_head_that_no_longer_fits_lets_the_next_one_try() -> None:
 
 
 @pytest.mark.parametrize(("parks_shape", "head"), [(False, "waits"), (True, "urgent")])
-def test_who_waits_for_its_evictions_stays_head_though_it_is_skipped_until_nobody_goes_for_it(
-    parks_shape: bool, head: str
-) -> None:
+def test_skipped_preemptor_stays_head_until_it_has_no_candidates(parks_shape: bool, head: str) -> None:
     pending = PendingQueue(QueueingStrategy.BEST_EFFORT)
     pending.push(PendingWorkload(a_workload("waits", "a", 1)))
     for is_preempting in (True, False):
@@ -689,7 +685,7 @@ def test_who_waits_for_its_evictions_stays_head_though_it_is_skipped_until_nobod
     assert found.workload.workload_id == head
 
 
-def test_another_priority_does_not_cost_a_sticky_head_its_place() -> None:
+def test_changed_priority_keeps_a_sticky_head() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=ANY),
         a_queue("b", 0),
@@ -703,14 +699,14 @@ def test_another_priority_does_not_cost_a_sticky_head_its_place() -> None:
     assert list(cycle(scheduler)) == ["w"]
 
 
-def test_one_mode_is_worse_than_another_in_the_order_of_its_price() -> None:
+def test_modes_are_ordered_from_worst_to_best() -> None:
     assert sorted(Mode) == [Mode.NO_FIT, Mode.NO_CANDIDATES, Mode.PREEMPT, Mode.RECLAIM, Mode.FIT]
 
 
 # ---------------------------------------------------------------- what went wrong elsewhere
 
 
-def test_growing_is_never_partial() -> None:
+def test_larger_slice_is_never_admitted_partially() -> None:
     large = Workload("large", "a", (PodSet("main", 4, {GPU: 1}, min_count=3),), replaces="small")
     held = Admitted(Workload("small", "a", (PodSet("main", 2, {GPU: 1}),)), ({GPU: "hp"},), (2,), 0.0)
     decision = only(a_scheduler(a_queue("a", 3, ""), admitted=(held,), waiting=(large,)))
@@ -718,7 +714,7 @@ def test_growing_is_never_partial() -> None:
     assert (decision.result, decision.assignment.counts) == (Result.NO_CANDIDATES, (4,))
 
 
-def test_growing_does_not_wait_for_the_checks_of_the_smaller_slice() -> None:
+def test_larger_slice_ignores_checks_of_the_smaller() -> None:
     scheduler = growing(nominal=4)
     smaller = scheduler.admitted("small")
     assert smaller is not None
@@ -727,7 +723,7 @@ def test_growing_does_not_wait_for_the_checks_of_the_smaller_slice() -> None:
     assert only(scheduler).result is Result.ADMITTED
 
 
-def test_reserved_capacity_is_used_up_before_any_other() -> None:
+def test_first_flavor_is_used_up_before_the_next() -> None:
     next_one = Fungibility(when_can_borrow=Fungible.TRY_NEXT)
     jobs = tuple(a_workload(f"w{n}", "a", 1, at=n) for n in range(6))
     scheduler = a_scheduler(a_queue("a", {"reserved": 4, "on-demand": 4}, fungibility=next_one), waiting=jobs)
@@ -736,7 +732,7 @@ def test_reserved_capacity_is_used_up_before_any_other() -> None:
     assert flavors == ["reserved"] * 4 + ["on-demand"] * 2
 
 
-def test_who_could_have_room_made_in_two_places_has_it_made_in_one() -> None:
+def test_preemptor_evicts_on_one_flavor_only() -> None:
     scheduler = a_scheduler(
         a_queue("a", {"east": 4, "west": 4}, within=LOWER),
         admitted=(holds("e", "a", 4, flavor="east"), holds("w", "a", 4, flavor="west")),
@@ -751,7 +747,7 @@ def test_who_could_have_room_made_in_two_places_has_it_made_in_one() -> None:
     assert evicted == ["e"]
 
 
-def test_borrowing_that_fits_evicts_nobody_of_ones_own() -> None:
+def test_borrowing_is_preferred_to_preemption_in_the_own_queue() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER),
         a_queue("b", 4),
@@ -763,7 +759,7 @@ def test_borrowing_that_fits_evicts_nobody_of_ones_own() -> None:
     assert (decision.result, decision.assignment.level, victims(decision)) == (Result.ADMITTED, 1, {})
 
 
-def test_the_order_of_a_queue_survives_load() -> None:
+def test_queue_order_holds_under_load() -> None:
     source = random.Random(7)
     jobs = [a_workload(f"w{n:03}", "a", 1, at=source.randrange(50), priority=source.randrange(3)) for n in range(400)]
     scheduler = a_scheduler(a_queue("a", 8, ""))
@@ -784,7 +780,7 @@ def test_the_order_of_a_queue_survives_load() -> None:
     assert len({each.workload_id for each in went_in}) == len(jobs)
 
 
-def test_two_jobs_never_rank_alike() -> None:
+def test_no_two_workloads_have_equal_rank() -> None:
     same = [a_workload(name, "a") for name in ("x", "y")]
     held = [replace(holds(name, "a"), reserved_at=None) for name in ("x", "y")]
 
@@ -792,7 +788,7 @@ def test_two_jobs_never_rank_alike() -> None:
     assert order_key(held[0], "a", 9.0) != order_key(held[1], "a", 9.0)
 
 
-def test_an_eviction_that_is_seen_late_or_twice_is_one() -> None:
+def test_duplicate_eviction_has_one_effect() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
     )
@@ -806,7 +802,7 @@ def test_an_eviction_that_is_seen_late_or_twice_is_one() -> None:
     assert scheduler.snapshot.queues["a"].node.at(KEY).use == 4
 
 
-def test_two_queues_that_ask_for_all_do_not_take_it_from_each_other_in_turns() -> None:
+def test_two_queues_that_want_everything_do_not_alternate() -> None:
     scheduler = a_scheduler(
         a_queue("a", 0, reclaim=ANY),
         a_queue("b", 0, reclaim=ANY),
@@ -824,7 +820,7 @@ def test_two_queues_that_ask_for_all_do_not_take_it_from_each_other_in_turns() -
     assert (evicted, scheduler.admitted("wa") is not None) == ([], True)
 
 
-def test_a_queue_back_at_nominal_is_spared_and_another_gives_the_rest() -> None:
+def test_victims_move_to_another_queue_once_one_is_at_nominal() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=ANY),
         a_queue("b", 4),

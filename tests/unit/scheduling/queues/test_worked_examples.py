@@ -20,7 +20,7 @@ from tests.unit.scheduling.queues.builders import (
 KEY = ("hp", GPU)
 
 
-def test_capacity_flows_up_and_down_a_tree() -> None:
+def test_borrowing_and_lending_in_a_tree() -> None:
     tree = Tree((a_queue("red", 12, lend=5), a_queue("blue", 8, borrow=4), a_queue("green", 4)), ())
     red, blue, green, fleet = (*(tree.queues[name] for name in ("red", "blue", "green")), tree.cohorts["fleet"])
 
@@ -49,7 +49,7 @@ def two_flavors(when_can_borrow: Fungible, nlp_holds: int) -> Scheduler:
     )
 
 
-def test_borrowing_on_the_first_flavor_ends_the_search_or_not() -> None:
+def test_when_can_borrow_decides_whether_the_search_stops() -> None:
     stops = two_flavors(Fungible.STOP, 4).cycle()[0]
     goes_on = two_flavors(Fungible.TRY_NEXT, 4).cycle()[0]
 
@@ -61,7 +61,7 @@ def test_borrowing_on_the_first_flavor_ends_the_search_or_not() -> None:
     assert goes_on.assignment.progress.tried[0] == {GPU: -1}
 
 
-def test_a_flavor_without_candidates_is_passed_over() -> None:
+def test_flavor_without_candidates_is_skipped() -> None:
     decision = two_flavors(Fungible.STOP, 12).cycle()[0]
 
     assert (decision.result, decision.assignment.flavors[0][GPU]) == (Result.ADMITTED, "od")
@@ -76,14 +76,14 @@ def reclaiming(asked: int) -> Scheduler:
     )
 
 
-def test_reclaim_removes_the_latest_and_gives_back_what_was_not_needed() -> None:
+def test_reclaim_preempts_the_latest_and_fills_back() -> None:
     decision = reclaiming(8).cycle()[0]
 
     assert decision.result == Result.PREEMPTING
     assert victims(decision) == {"b3": "InCohortReclamation"}
 
 
-def test_a_request_above_nominal_reclaims_nothing() -> None:
+def test_request_above_nominal_reclaims_nothing() -> None:
     decision = reclaiming(10).cycle()[0]
 
     assert (decision.result, decision.pending, victims(decision)) == (Result.NO_FIT, Pending.WAITING_FOR_QUOTA, {})
@@ -99,27 +99,27 @@ def sharing(asked: int, strategies: tuple[str, ...] | None = None) -> Scheduler:
     )
 
 
-def test_fair_sharing_takes_by_the_final_share_then_by_the_initial_one() -> None:
+def test_fair_sharing_uses_final_share_then_initial_share() -> None:
     decision = sharing(5).cycle()[0]
 
     assert victims(decision) == {"b4": "InCohortFairSharing", "b3": "InCohortFairSharing"}
 
 
-def test_the_first_rule_alone_finds_too_few() -> None:
+def test_final_share_rule_alone_finds_too_few_victims() -> None:
     decision = sharing(5, ("LessThanOrEqualToFinalShare",)).cycle()[0]
 
     assert (decision.result, victims(decision)) == (Result.NO_CANDIDATES, {})
 
 
-def test_equal_shares_do_not_push() -> None:
+def test_equal_shares_preempt_nothing() -> None:
     assert victims(sharing(6).cycle()[0]) == {}
 
 
-def test_within_nominal_fair_sharing_takes_unconditionally() -> None:
+def test_preemptor_within_nominal_reclaims_unconditionally() -> None:
     assert victims(sharing(4).cycle()[0]) == {"b4": "InCohortReclamation"}
 
 
-def test_partial_admission_halves_its_way_to_the_largest_size() -> None:
+def test_partial_admission_finds_the_largest_size() -> None:
     scheduler = a_scheduler(
         a_queue("q", 13, ""),
         waiting=(
@@ -134,7 +134,7 @@ def test_partial_admission_halves_its_way_to_the_largest_size() -> None:
     assert decision.assignment.use[KEY] == 13
 
 
-def test_a_head_without_candidates_reserves_its_room_for_the_cycle() -> None:
+def test_head_without_candidates_reserves_quota_for_the_cycle() -> None:
     scheduler = a_scheduler(
         a_queue("x", 6, reclaim=NEVER),
         a_queue("y", 6),
@@ -147,7 +147,7 @@ def test_a_head_without_candidates_reserves_its_room_for_the_cycle() -> None:
     assert decisions["small"].result == Result.SKIPPED
 
 
-def test_a_head_that_may_always_reclaim_reserves_nothing() -> None:
+def test_head_that_may_always_reclaim_reserves_nothing() -> None:
     scheduler = a_scheduler(
         a_queue("x", 6, reclaim=ANY),
         a_queue("y", 6),
@@ -164,7 +164,7 @@ def _used(node: Node) -> dict[tuple[str, str], int]:
     return {key: slot.use for key, slot in node.slots.items() if slot.use}
 
 
-def test_what_is_tried_is_undone() -> None:
+def test_simulated_changes_are_undone() -> None:
     scheduler = sharing(5)
     before = {name: _used(queue.node) for name, queue in scheduler.snapshot.queues.items()}
     scheduler.cycle()
@@ -172,7 +172,7 @@ def test_what_is_tried_is_undone() -> None:
     assert before == {name: _used(queue.node) for name, queue in scheduler.snapshot.queues.items()}
 
 
-def test_use_counts_each_pod_set() -> None:
+def test_use_counts_every_pod_set() -> None:
     workload = Workload("w", "q", (PodSet("a", 2, {GPU: 3}), PodSet("b", 1, {GPU: 4})))
 
     assert Admitted(workload, ({GPU: "hp"}, {GPU: "hp"}), (2, 1)).use == {KEY: 10}
