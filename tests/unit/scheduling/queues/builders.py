@@ -1,4 +1,4 @@
-"""Short ways to write queues, workloads and who holds quota."""
+"""Builders of queues, workloads and schedulers for tests."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -65,7 +65,7 @@ def a_queue(
 
 
 def a_workload(name: str, queue: str, gpus: int = 1, *, at: float = 0.0, priority: int = 0, **rest: Any) -> Workload:
-    """Return a workload of one pod that asks for so many devices."""
+    """Return a workload of one pod that requests this many devices."""
     return Workload(name, queue, (PodSet("main", 1, {GPU: gpus}),), priority=priority, created_at=at, **rest)
 
 

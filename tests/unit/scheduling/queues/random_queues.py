@@ -1,4 +1,4 @@
-"""Random worlds of queues, and histories in them. A seed tells everything."""
+"""Random queues with random histories. A seed determines everything."""
 
 import random
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ PRIORITIES = (0, 0, 1, 2)
 
 
 class RandomQueues:
-    """A scheduler, and a seeded source of what happens to it."""
+    """A scheduler, and a seeded source of events."""
 
     def __init__(self, seed: int, *, deep: bool = False, fair: bool | None = None) -> None:
         self.random = random.Random(seed)
@@ -46,7 +46,7 @@ class RandomQueues:
         self.scheduler = self.fresh()
 
     def fresh(self) -> Scheduler:
-        """Return the same queues with nobody in them."""
+        """Return a scheduler of the same queues without workloads."""
         return Scheduler(self.queues, self.cohorts, [Flavor(name) for name in FLAVORS], self.rules)
 
     def _quota(self, most: int, *, is_limited: bool) -> Quota:
@@ -100,10 +100,10 @@ class RandomQueues:
         )
 
     def history(self, steps: int) -> Iterator[tuple[list[Decision], dict[str, frozenset[tuple[str, str]]]]]:
-        """Let things happen; yield each cycle's decisions and which keys each queue was over nominal on before it."""
+        """Run random events; yield each cycle's decisions, and by queue the keys that were over nominal before it."""
         for _ in range(steps):
             self.now += 1.0
-            self._happens()
+            self._random_event()
             over = {
                 name: frozenset(key for key, slot in queue.node.slots.items() if slot.use > slot.nominal)
                 for name, queue in self.scheduler.snapshot.queues.items()
@@ -111,14 +111,14 @@ class RandomQueues:
             yield self.cycle(), over
 
     def cycle(self) -> list[Decision]:
-        """Run one cycle and have a second opinion on all of it."""
+        """Run a cycle, and check each decision with the independent checker."""
         decisions = self.scheduler.cycle(self.now)
         for decision in decisions:
             queue = self.scheduler.snapshot.queues[decision.workload.queue].spec
             assert list(kueue_checker.faults_of(decision, queue)) == []
         return decisions
 
-    def _happens(self) -> None:
+    def _random_event(self) -> None:
         running = sorted(name for queue in self.scheduler.snapshot.queues.values() for name in queue.admitted)
         match self.random.randrange(5):
             case 0 | 1 | 2:
@@ -130,19 +130,19 @@ class RandomQueues:
                 self.stop_evicted()
 
     def stop_evicted(self) -> None:
-        """Let everybody who was told to go have stopped."""
+        """Let all evicted workloads stop."""
         for queue in self.scheduler.snapshot.queues.values():
             for name in [name for name, each in queue.admitted.items() if each.is_evicted]:
                 self.scheduler.requeue_evicted(name)
 
     def overcommitted(self, *, with_evicted: bool = True) -> list[str]:
-        """Return what is over its limits."""
+        """Return the violations of limits."""
         queues = self.scheduler.snapshot.queues.values()
         admitted = [each for queue in queues for each in queue.admitted.values() if with_evicted or not each.is_evicted]
         return list(kueue_checker.overcommitted(self.queues, self.cohorts, admitted))
 
     def with_more(self, queue: str, key: tuple[str, str], more: int) -> tuple[Queue, ...]:
-        """Return the queues, one of them with more nominal quota of a key."""
+        """Return the queues with more nominal quota of a key in one of them."""
 
         def raised(each: Queue) -> Queue:
             groups = tuple(
@@ -169,7 +169,7 @@ class RandomQueues:
 
 
 def outcomes(decisions: list[Decision]) -> list[object]:
-    """Return what was decided, without the objects."""
+    """Return the decisions as plain values."""
     return [
         (
             each.workload.workload_id,

@@ -1,4 +1,4 @@
-"""Use that fades: who used least of late goes first in its queue, where the queue goes by use."""
+"""Decayed use: in a queue that orders by recent use, the sub-queue with the least use goes first."""
 
 import math
 from dataclasses import replace
@@ -38,7 +38,7 @@ def a_scheduler(*waiting: Workload, nominal: int = 1, by_use: bool = True, decay
 
 
 def order(scheduler: Scheduler, *, seconds_each: float = 0.0) -> list[str]:
-    """Let every job run for so long, one after the other; return them in the order in which they went in."""
+    """Run the jobs one after another; return them in the order of their admission."""
     found: list[str] = []
     now = scheduler.snapshot.now
     while decisions := scheduler.cycle(now):
@@ -72,7 +72,7 @@ def test_sub_queue_with_recent_use_waits_behind_one_without() -> None:
 
 
 def test_admission_counts_at_once_so_sub_queues_alternate() -> None:
-    jobs = tuple(by(who, f"{who}{n}", at=n) for who in ("ann", "bob") for n in range(3))
+    jobs = tuple(by(sub_queue, f"{sub_queue}{n}", at=n) for sub_queue in ("ann", "bob") for n in range(3))
     scheduler = a_scheduler(*jobs, nominal=6)
     went_in = [each.workload.sub_queue for _ in jobs for each in scheduler.cycle(0.0)]
 
@@ -87,17 +87,17 @@ def test_old_use_decays() -> None:
     scheduler.advance_to(36_000 + 3600 * 60)
     scheduler.submit(by("cid", "c", 1, at=9))
 
-    # Ann's use is a part in 2^60 by now, and still the most there is.
+    # Ann's use has decayed to a part of 2^60, but is still more than that of the other sub-queue.
     assert order(scheduler) == ["b", "c", "a"]
 
 
 def test_recent_use_is_divided_by_weight() -> None:
     uses = DecayedUse(HOUR, MOST)
-    for who in ("ann", "bob"):
-        uses.start(held(by(who, who, 8), 0.0), 0.0)
+    for sub_queue in ("ann", "bob"):
+        uses.start(held(by(sub_queue, sub_queue, 8), 0.0), 0.0)
 
     assert uses.of("ann", 60.0) == pytest.approx(4 * uses.of("bob", 60.0, weight=4.0))
-    assert uses.of("cid", 60.0, weight=0.0) == math.inf  # it used nothing yet
+    assert uses.of("cid", 60.0, weight=0.0) == math.inf  # although it has no use
 
 
 def test_sub_queue_without_weight_is_last_even_without_use() -> None:
@@ -109,7 +109,7 @@ def test_sub_queue_without_weight_is_last_even_without_use() -> None:
 def test_reported_use_includes_running_workloads() -> None:
     uses = DecayedUse(HOUR, MOST)
     uses.set_reported("ann", {GPU: 20.0}, 3600.0)
-    uses.start(held(by("ann", "long", 20), 0.0), 7200.0)  # it is in the 20 until 3600, and then runs on
+    uses.start(held(by("ann", "long", 20), 0.0), 7200.0)  # the reported 20 include it until 3600
     uses.set_reported("bob", {GPU: 20.0}, 3600.0)
 
     assert uses.of("ann", 7200.0) == pytest.approx(0.20)
@@ -141,11 +141,11 @@ def test_queue_switched_to_recent_use_counts_running_workloads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("evicts_by_use", "fair_sharing", "gone"),
+    ("evicts_by_use", "fair_sharing", "victim"),
     [(True, False, "of-greedy"), (True, True, "of-greedy"), (False, False, "of-modest"), (False, True, "of-modest")],
 )
 def test_eviction_by_use_starts_with_the_sub_queue_of_most_use(
-    evicts_by_use: bool, fair_sharing: bool, gone: str
+    evicts_by_use: bool, fair_sharing: bool, victim: str
 ) -> None:
     queues = (a_queue("a", 1, by_use=True), a_queue("b", 1, reclaim=ANY))
     rules = Rules(decay=HOUR, evicts_by_use=evicts_by_use, fair_sharing=fair_sharing)
@@ -155,20 +155,20 @@ def test_eviction_by_use_starts_with_the_sub_queue_of_most_use(
     scheduler.restore(held(by("modest", "of-modest", priority=1), 0.0))
     scheduler.submit(a_workload("reclaims", "b", 1))
 
-    assert [each.workload_id for each in scheduler.cycle(10.0)[0].victims] == [gone]
+    assert [each.workload_id for each in scheduler.cycle(10.0)[0].victims] == [victim]
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, 9)), max_size=8), st.integers(50, 99))
 def test_use_is_the_sum_over_jobs(jobs: list[tuple[int, int, int]], now: int) -> None:
     uses = DecayedUse(HOUR._replace(entry_seconds=0.0), MOST)
-    happens: list[tuple[float, int, Any, Admitted]] = []
+    changes: list[tuple[float, int, Any, Admitted]] = []
     for number, (begin, more, gpus) in enumerate(jobs):
         job = held(by("ann", f"j{number}", gpus), float(begin))
-        happens.append((float(begin), number, uses.start, job))
-        happens.append((float(begin + more), number, uses.stop, job))
-    for at, _, what, job in sorted(happens, key=lambda each: each[:2]):
+        changes.append((float(begin), number, uses.start, job))
+        changes.append((float(begin + more), number, uses.stop, job))
+    for at, _, change, job in sorted(changes, key=lambda each: each[:2]):
         if at <= now:
-            what(job, at)
+            change(job, at)
 
     def fades(seconds: float) -> float:
         return math.exp2(-seconds / 3600.0)

@@ -1,4 +1,4 @@
-"""Each change that an explanation names flips the answer, and one unit less does not: in random worlds, tried anew."""
+"""Each suggested change admits the job, and one unit less does not: tested in random queues."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,52 +22,54 @@ from tests.unit.scheduling.queues.builders import (
 from tests.unit.scheduling.queues.random_queues import RandomQueues
 from tests.unit.scheduling.queues.test_properties import SEEDS
 
-GETS_IN = (Result.ADMITTED, Result.PREEMPTING)
+GRANTED = (Result.ADMITTED, Result.PREEMPTING)
 
 
-def a_world_in_which_jobs_wait(seed: int, *, deep: bool) -> RandomQueues:
-    world = RandomQueues(seed, deep=deep)
-    for _ in world.history(15):
+def random_pending_jobs(seed: int, *, deep: bool) -> RandomQueues:
+    fleet = RandomQueues(seed, deep=deep)
+    for _ in fleet.history(15):
         pass
-    return world
+    return fleet
 
 
-def decided(world: RandomQueues, queues: Iterable[Queue], job: Workload, gone: Iterable[str] = ()) -> Result:
-    """Return what becomes of a job, were it alone to wait, once its scan of the flavors is at its end."""
-    scheduler = Scheduler(queues, world.cohorts, world.scheduler.snapshot.flavors.values(), world.rules)
-    for queue in world.scheduler.snapshot.queues.values():
+def decide(fleet: RandomQueues, queues: Iterable[Queue], job: Workload, ended: Iterable[str] = ()) -> Result:
+    """Return the result for a job as if it were the only pending job, after a complete scan of the flavors."""
+    scheduler = Scheduler(queues, fleet.cohorts, fleet.scheduler.snapshot.flavors.values(), fleet.rules)
+    for queue in fleet.scheduler.snapshot.queues.values():
         for name, each in queue.admitted.items():
-            if name not in gone:
+            if name not in ended:
                 scheduler.restore(replace(each))
     scheduler.submit(job)
     decision: Decision | None = None
     for _ in range(4):
-        for decision in scheduler.cycle(world.scheduler.snapshot.now):
-            if decision.result in GETS_IN or decision.parked:
+        for decision in scheduler.cycle(fleet.scheduler.snapshot.now):
+            if decision.result in GRANTED or decision.parked:
                 return decision.result
     assert decision is not None
     return decision.result
 
 
-def flips(world: RandomQueues, job: Workload, change: Change, *, less: int = 0) -> bool:
-    """Whether a change gets the job in; made by so much less."""
-    queues: Iterable[Queue] = world.queues
+def admits(fleet: RandomQueues, job: Workload, change: Change, *, less: int = 0) -> bool:
+    """Whether a change, made smaller by `less` units, admits the job."""
+    queues: Iterable[Queue] = fleet.queues
     match change.kind:
         case "quota":
-            once = RandomQueues.with_more
+            with_more = RandomQueues.with_more
             for number, (resource, amount) in enumerate(change.amounts.items()):
                 units = int(amount.removesuffix("m")) * (1 if amount.endswith("m") or resource != "cpu" else 1000)
-                world.queues = once(world, job.queue, (change.flavor, resource), units - (less if number == 0 else 0))
-            changed, world.queues = world.queues, tuple(queues)
-            return decided(world, changed, job) is Result.ADMITTED
+                fleet.queues = with_more(
+                    fleet, job.queue, (change.flavor, resource), units - (less if number == 0 else 0)
+                )
+            changed, fleet.queues = fleet.queues, tuple(queues)
+            return decide(fleet, changed, job) is Result.ADMITTED
         case "priority":
             assert change.priority is not None
-            return decided(world, queues, replace(job, priority=change.priority - less)) in GETS_IN
+            return decide(fleet, queues, replace(job, priority=change.priority - less)) in GRANTED
         case "size":
             pods = (replace(job.pod_sets[0], count=change.counts[0] + less, min_count=None),)
-            return decided(world, queues, replace(job, pod_sets=pods)) is Result.ADMITTED
+            return decide(fleet, queues, replace(job, pod_sets=pods)) is Result.ADMITTED
         case _:
-            return decided(world, queues, job, change.jobs[less:]) is Result.ADMITTED
+            return decide(fleet, queues, job, change.jobs[less:]) is Result.ADMITTED
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -76,13 +78,13 @@ def flips(world: RandomQueues, job: Workload, change: Change, *, less: int = 0) 
 @example(475)
 @example(1_668_146_072)
 def test_suggested_change_admits_the_job_and_one_unit_less_does_not(deep: bool, seed: int) -> None:
-    world = a_world_in_which_jobs_wait(seed, deep=deep)
-    waiting = [each.workload for queue in world.scheduler.pending.values() for each in queue.all()]
+    fleet = random_pending_jobs(seed, deep=deep)
+    waiting = [each.workload for queue in fleet.scheduler.pending.values() for each in queue.all()]
     for job in waiting[:3]:
-        found = why(world.scheduler, job)
-        for change in found.changes:
-            assert flips(world, job, change), change.message
-            assert not flips(world, job, change, less=1), change.message
+        explanation = why(fleet.scheduler, job)
+        for change in explanation.changes:
+            assert admits(fleet, job, change), change.message
+            assert not admits(fleet, job, change, less=1), change.message
 
 
 def test_equal_priority_is_enough_against_newer_workloads() -> None:

@@ -1,4 +1,4 @@
-"""HyperPod's quotas: what follows from them, and the ways between the three spellings."""
+"""HyperPod's quotas, and conversions between the three formats."""
 
 import json
 from typing import Any
@@ -54,7 +54,7 @@ def nominal(*resources: Json) -> dict[str, int]:
         ({"InstanceType": "ml.g5.2xlarge", "Accelerators": 2}, {CPU: 16000, MEMORY: 64 * GIB, GPU: 2}),
         ({"InstanceType": "ml.g5.2xlarge", "VCpu": 4}, {CPU: 4000, MEMORY: 16 * GIB}),
         ({"InstanceType": "ml.g5.2xlarge", "MemoryInGiB": 8}, {CPU: 2000, MEMORY: 8 * GIB}),
-        # Two explicit shares: the largest decides what is not said.
+        # Two explicit shares: the larger one determines the omitted amounts.
         (
             {"InstanceType": "ml.g6.12xlarge", "Accelerators": 2, "VCpu": 48},
             {CPU: 48000, MEMORY: 192 * GIB, GPU: 2, EFA: 1},
@@ -78,7 +78,7 @@ def test_neuron_devices_and_partitions_are_separate_resources() -> None:
     mig = nominal({"InstanceType": "ml.p5.48xlarge", "AcceleratorPartition": partition})
 
     assert neuron["aws.amazon.com/neurondevice"] == 8
-    # 14 of the 56 that eight GPUs make: a quarter of the instance.
+    # 14 of the 56 partitions of eight GPUs are a quarter of the instance.
     assert (mig["nvidia.com/mig-1g.10gb"], mig[CPU]) == (14, 48000)
 
 
@@ -191,13 +191,13 @@ KUEUE: tuple[Json, ...] = (
 )
 
 
-def again(found: Declared, into: Format) -> tuple[Declared, tuple[str, ...]]:
-    """Write in a spelling, as text, and read that."""
+def round_trip(found: Declared, into: Format) -> tuple[Declared, tuple[str, ...]]:
+    """Convert to a format, and read the result again."""
     written = convert(found, into)
     return declared(*json.loads(json.dumps(written.documents))), written.losses
 
 
-def meant(found: Declared) -> tuple[list[Queue], list[object], list[object], dict[str, int]]:
+def declarations(found: Declared) -> tuple[list[Queue], list[object], list[object], dict[str, int]]:
     queues, cohorts, flavors = found.everything()
     return queues, list(cohorts), list(flavors), found.priorities
 
@@ -205,37 +205,37 @@ def meant(found: Declared) -> tuple[list[Queue], list[object], list[object], dic
 @pytest.mark.parametrize("documents", [TEAMS, KUEUE])
 def test_kueue_export_loses_no_decisive_field(documents: tuple[Json, ...]) -> None:
     found = declared(*documents)
-    back, losses = again(found, Format.KUEUE)
+    back, losses = round_trip(found, Format.KUEUE)
 
-    assert meant(back) == meant(found)
+    assert declarations(back) == declarations(found)
     assert [loss for loss in losses if "fair sharing" not in loss] == []
 
 
 @pytest.mark.parametrize("documents", [TEAMS, KUEUE])
 def test_short_form_reports_lost_queue_names(documents: tuple[Json, ...]) -> None:
     found = declared(*documents)
-    back, losses = again(found, Format.EVENKEEL)
+    back, losses = round_trip(found, Format.EVENKEEL)
 
-    assert meant(back) == meant(found)
+    assert declarations(back) == declarations(found)
     assert back.rules == found.rules
     assert {loss.partition(" ")[0] for loss in losses} <= {"LocalQueue", "ClusterQueue"}
 
 
 def test_hyperpod_quotas_survive_every_format() -> None:
     found = declared(*TEAMS)
-    for through in (Format.KUEUE, Format.EVENKEEL, Format.HYPERPOD):
-        middle, _ = again(found, through)
-        back, losses = again(middle, Format.HYPERPOD)
+    for intermediate in (Format.KUEUE, Format.EVENKEEL, Format.HYPERPOD):
+        middle, _ = round_trip(found, intermediate)
+        back, losses = round_trip(middle, Format.HYPERPOD)
 
-        assert meant(back)[0] == meant(found)[0]
+        assert declarations(back)[0] == declarations(found)[0]
         assert [loss for loss in losses if "labels" not in loss] == []
 
 
 def test_hyperpod_export_reports_every_loss() -> None:
-    _, losses = again(declared(*KUEUE), Format.HYPERPOD)
+    _, losses = round_trip(declared(*KUEUE), Format.HYPERPOD)
 
-    told = "\n".join(losses)
-    for what in (
+    text = "\n".join(losses)
+    for loss in (
         "is not an instance type",
         "cohort c becomes hyperpod",
         "while borrowing",
@@ -246,7 +246,7 @@ def test_hyperpod_export_reports_every_loss() -> None:
         "priority class high",
         "LocalQueue n/l",
     ):
-        assert what in told
+        assert loss in text
 
 
 def test_disabled_team_admits_no_job() -> None:

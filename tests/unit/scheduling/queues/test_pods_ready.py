@@ -1,4 +1,4 @@
-"""`waitForPodsReady.blockAdmission`: nobody is admitted before the pods of all who are admitted are ready.
+"""`waitForPodsReady.blockAdmission`: no workload is admitted before the pods of all admitted workloads are ready.
 
 Source: Kueue's `pkg/scheduler/scheduler.go`, `waitForPodsReadyIfNeeded`, and `pkg/cache/scheduler/cache.go`.
 """
@@ -34,7 +34,7 @@ def outcomes(replay: Replay) -> list[list[tuple[str, str]]]:
     return [[(each.job, each.result) for each in cycle.decisions] for cycle in replay.cycles]
 
 
-def ran(replay: Replay, *events: Json) -> list[list[tuple[str, str]]]:
+def run(replay: Replay, *events: Json) -> list[list[tuple[str, str]]]:
     replay.run(Events.model_validate({"events": events}))
     return outcomes(replay)
 
@@ -42,10 +42,10 @@ def ran(replay: Replay, *events: Json) -> list[list[tuple[str, str]]]:
 def test_next_workload_waits_for_pods_of_the_admitted_one() -> None:
     replay = a_replay(None, a_job("first", "a"), a_job("second", "b", at=1))
 
-    found = ran(replay)
+    cycles = run(replay)
 
-    assert found[0] == [("first", "Admitted"), ("second", "Blocked")]
-    assert found[1:] == [[("second", "Blocked")]]
+    assert cycles[0] == [("first", "Admitted"), ("second", "Blocked")]
+    assert cycles[1:] == [[("second", "Blocked")]]
     decision = replay.cycles[0].decisions[1]
     assert (decision.pending, decision.requeue) == ("WaitingForPodsReady", "sticky")
 
@@ -53,40 +53,40 @@ def test_next_workload_waits_for_pods_of_the_admitted_one() -> None:
 def test_blocked_workload_stays_ahead_of_later_higher_priority() -> None:
     replay = a_replay(None, a_job("first", "a"), a_job("second", "b", at=1))
 
-    found = ran(
+    cycles = run(
         replay,
         {"type": "submit", "at": 10, "job": a_job("urgent", "b", at=10, priority=100)},
         {"type": "podsReady", "at": 20, "job": "first"},
         {"type": "podsReady", "at": 30, "job": "second"},
     )
 
-    admitted = [job for cycle in found for job, result in cycle if result == "Admitted"]
+    admitted = [job for cycle in cycles for job, result in cycle if result == "Admitted"]
     assert admitted == ["first", "second", "urgent"]
 
 
 def test_block_applies_to_all_later_heads_of_the_cycle() -> None:
     replay = a_replay(None, a_job("runs", "a", admitted={"flavors": {"gpu": "h100"}, "ready": False}))
 
-    found = ran(replay, {"type": "submit", "at": 1, "jobs": [a_job("small", "a"), a_job("too-large", "b", 9, at=1)]})
+    cycles = run(replay, {"type": "submit", "at": 1, "jobs": [a_job("small", "a"), a_job("too-large", "b", 9, at=1)]})
 
-    assert found[0] == [("small", "Blocked"), ("too-large", "Blocked")]
+    assert cycles[0] == [("small", "Blocked"), ("too-large", "Blocked")]
 
 
 def test_workload_that_does_not_fit_is_not_blocked_by_pods() -> None:
     replay = a_replay(None, a_job("runs", "a", 8, admitted={"flavors": {"gpu": "h100"}, "ready": False}))
 
-    found = ran(replay, {"type": "submit", "at": 1, "job": a_job("next", "a")})
+    cycles = run(replay, {"type": "submit", "at": 1, "job": a_job("next", "a")})
 
-    assert found == [[("next", "NoCandidates")]]
+    assert cycles == [[("next", "NoCandidates")]]
 
 
 @pytest.mark.parametrize("event", ["finish", "delete"])
 def test_finished_workload_blocks_no_admission(event: str) -> None:
     replay = a_replay(None, a_job("first", "a"), a_job("second", "b", at=1))
 
-    found = ran(replay, {"type": event, "at": 5, "job": "first"})
+    cycles = run(replay, {"type": event, "at": 5, "job": "first"})
 
-    assert found[-1] == [("second", "Admitted")]
+    assert cycles[-1] == [("second", "Admitted")]
 
 
 def test_pods_ready_condition_is_read() -> None:
@@ -117,7 +117,7 @@ def test_pods_ready_condition_is_read() -> None:
     results = []
     for ready in ("True", "False"):
         replay = a_replay(None, workload(ready))
-        results.append(ran(replay, {"type": "submit", "at": 1, "job": a_job("next", "b")})[0])
+        results.append(run(replay, {"type": "submit", "at": 1, "job": a_job("next", "b")})[0])
 
     assert results == [[("next", "Admitted")], [("next", "Blocked")]]
 
@@ -142,6 +142,6 @@ def test_pods_ready_condition_is_read() -> None:
 def test_omitted_configuration_uses_kueue_defaults(configuration: Json, blocks: bool) -> None:
     replay = a_replay(configuration, a_job("first", "a"), a_job("second", "b", at=1))
 
-    found = ran(replay)
+    cycles = run(replay)
 
-    assert (found[0][1][1] == "Blocked") is blocks
+    assert (cycles[0][1][1] == "Blocked") is blocks

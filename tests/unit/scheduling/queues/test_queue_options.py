@@ -1,4 +1,4 @@
-"""What goes beyond Kueue, each behind its switch; off, nothing is different."""
+"""The rules beyond Kueue, each with its switch. With the switch off, Kueue's rules hold."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from tests.unit.scheduling.queues.test_properties import SEEDS
 
 
 def preempting(rules: Rules, *held: Admitted) -> Scheduler:
-    """Return a queue of four, full, and a job of higher priority that asks for two."""
+    """Return a full queue of four, and a job of higher priority that requests two."""
     scheduler = a_scheduler(a_queue("a", 4, "", within=LOWER))
     scheduler = Scheduler([scheduler.snapshot.queues["a"].spec], (), scheduler.snapshot.flavors.values(), rules)
     for each in held:
@@ -40,10 +40,14 @@ def test_workload_with_least_work_at_risk_is_preempted_first(switch: bool, victi
 
 
 def test_workload_without_risk_figure_gets_the_median() -> None:
-    silent, lucky, unlucky = risking("silent", 9, None), risking("lucky", 1, 1.0), risking("unlucky", 2, 900.0)
-    scheduler = preempting(Rules(spares_work=True), silent, unlucky)
+    without_risk, low_risk, high_risk = (
+        risking("silent", 9, None),
+        risking("lucky", 1, 1.0),
+        risking("unlucky", 2, 900.0),
+    )
+    scheduler = preempting(Rules(spares_work=True), without_risk, high_risk)
     assert list(victims(scheduler.cycle(10)[0])) == ["silent"]  # the median of one; then who came last
-    scheduler = preempting(Rules(spares_work=True), silent, lucky)
+    scheduler = preempting(Rules(spares_work=True), without_risk, low_risk)
     assert list(victims(scheduler.cycle(10)[0])) == ["silent"]
 
 
@@ -70,7 +74,7 @@ def test_flap_guard_limits_repeated_preemption() -> None:
 
 @pytest.mark.parametrize(("switch", "used"), [(False, 9), (True, 8)])
 def test_quota_of_stopping_victims_is_not_given_away(switch: bool, used: int) -> None:
-    # 7 of 8 are used, 4 of them by the victim. Two jobs of 1 fit beside it one by one, not together.
+    # 7 of 8 are used, 4 of them by the victim. Two jobs of 1 fit one by one, but not together.
     queues = [a_queue("p", 4, reclaim=ANY), a_queue("q", 4), a_queue("r", 0), a_queue("v", 0)]
     scheduler = Scheduler(queues, (), [Flavor("hp")], Rules(never_overcommits=switch))
     for each in (holds("q1", "q", 3), holds("victim", "v", 4, priority=-1)):
@@ -83,7 +87,7 @@ def test_quota_of_stopping_victims_is_not_given_away(switch: bool, used: int) ->
 
 
 def test_compatible_profiles_have_all_extra_rules_off() -> None:
-    own: dict[str, Any] = {
+    extra_rules: dict[str, Any] = {
         "never_overcommits": False,
         "flap_guard_seconds": 0.0,
         "min_run_seconds": 0.0,
@@ -91,24 +95,24 @@ def test_compatible_profiles_have_all_extra_rules_off() -> None:
     }
 
     for profile in (Profile.KUEUE, Profile.HYPERPOD):
-        assert {name: getattr(RULES[profile], name) for name in own} == own
+        assert {name: getattr(RULES[profile], name) for name in extra_rules} == extra_rules
 
 
 @pytest.mark.parametrize("fair", [False, True])
 @settings(max_examples=10, deadline=None)
 @given(SEEDS)
 def test_flap_guard_ends_evictions_in_deep_trees(fair: bool, seed: int) -> None:
-    world = RandomQueues(seed, deep=True, fair=fair)
-    world.rules = world.rules._replace(flap_guard_seconds=1e9)
-    world.scheduler = world.fresh()
+    fleet = RandomQueues(seed, deep=True, fair=fair)
+    fleet.rules = fleet.rules._replace(flap_guard_seconds=1e9)
+    fleet.scheduler = fleet.fresh()
     for _ in range(20):
-        world.scheduler.submit(world.workload())
+        fleet.scheduler.submit(fleet.workload())
 
     for _ in range(1000):
-        evicted = [victim for decision in world.cycle() for victim in decision.victims]
-        world.now += 1.0
+        evicted = [victim for decision in fleet.cycle() for victim in decision.victims]
+        fleet.now += 1.0
         if not evicted:
             break
-        world.stop_evicted()
+        fleet.stop_evicted()
     else:
         pytest.fail("evictions never end")

@@ -1,4 +1,4 @@
-"""The rules one by one, each by its name; and what went wrong elsewhere."""
+"""The rules of the scheduler, one by one, and faults seen in other schedulers."""
 
 import random
 from dataclasses import replace
@@ -56,7 +56,7 @@ BOTH_NEXT = Fungibility(Fungible.TRY_NEXT, Fungible.TRY_NEXT)
 
 
 def cycle(scheduler: Scheduler) -> dict[str, Decision]:
-    """Run one cycle, with a second opinion on it."""
+    """Run a cycle, and check each decision with the independent checker."""
     decisions = scheduler.cycle(1000.0)
     for each in decisions:
         assert list(kueue_checker.faults_of(each, scheduler.snapshot.queues[each.workload.queue].spec)) == []
@@ -213,7 +213,7 @@ def test_pending_reason_is_mildest_of_flavors_and_severest_of_groups() -> None:
     held = Admitted(Workload("h", "a", (PodSet("main", 1, {GPU: 2}),)), ({GPU: "od"},), (1,), 0.0)
     decision = only(a_scheduler(queue, admitted=(held,), waiting=(waiting,), flavors=(Flavor("cpu"),)))
 
-    # hp can never hold 4, od could: od is why it waits.
+    # hp can never hold 4, but od could: od determines why the job waits.
     assert decision.result is Result.NO_CANDIDATES
     assert [each.pending for each in decision.assignment.attempts[0] if each.flavor == "hp"] == [
         Pending.EXCEEDS_MAX_QUOTA
@@ -222,7 +222,7 @@ def test_pending_reason_is_mildest_of_flavors_and_severest_of_groups() -> None:
 
 @pytest.mark.parametrize(("gpus", "pending"), [(2, Pending.WAITING_FOR_QUOTA), (3, Pending.EXCEEDS_MAX_QUOTA)])
 def test_pending_reason_names_the_resource_that_never_fits(gpus: int, pending: Pending) -> None:
-    # CPU, which is looked at first, is all used by the other queue; of accelerators there are two in the whole tree.
+    # CPU comes first and is all used by the other queue. The whole tree has two accelerators.
     group = ResourceGroup(("cpu", GPU), (FlavorQuotas("hp", {"cpu": Quota(1), GPU: Quota(1)}),))
     queues = [replace(a_queue(name, 0), groups=(group,)) for name in ("a", "b")]
     held = Admitted(Workload("h", "b", (PodSet("main", 1, {"cpu": 2}),)), ({"cpu": "hp"},), (1,), 0.0)
@@ -237,7 +237,7 @@ def test_pending_reason_names_the_resource_that_never_fits(gpus: int, pending: P
     [(Preference.BORROWING_OVER_PREEMPTION, "hp"), (Preference.PREEMPTION_OVER_BORROWING, "od")],
 )
 def test_preference_chooses_between_borrowing_and_preemption(preference: Preference, flavor: str) -> None:
-    # hp fits by borrowing; od is the queue's own, and somebody would have to go.
+    # hp fits by borrowing. od is within the queue's own quota, but needs preemption.
     scheduler = a_scheduler(
         a_queue("a", {"hp": 0, "od": 4}, within=LOWER, fungibility=replace(BOTH_NEXT, preference=preference)),
         a_queue("b", {"hp": 4, "od": 0}),
@@ -256,7 +256,7 @@ def test_skipped_workload_continues_with_the_next_flavor() -> None:
     )
     first, second = cycle(scheduler), cycle(scheduler)
 
-    # Both stop at hp, by borrowing; only one can have it.
+    # Both stop at hp, by borrowing. Only one of them fits.
     assert [(each.result, each.assignment.flavors[0][GPU]) for each in first.values()] == [
         (Result.ADMITTED, "hp"),
         (Result.SKIPPED, "hp"),
@@ -346,7 +346,7 @@ def test_preemptor_stays_head_before_higher_priorities() -> None:
     assert list(cycle(scheduler)) == ["p"]
     scheduler.requeue_evicted("old")
 
-    # The preempted job does not come back before its preemptor either.
+    # The preempted job is not admitted again before its preemptor.
     assert (only(scheduler).workload.workload_id, scheduler.admitted("p") is not None) == ("p", True)
 
 
@@ -410,14 +410,14 @@ def test_heads_are_ordered_by_borrowing_then_priority_then_age() -> None:
 
 
 def test_lower_or_newer_equal_preempts_later_workloads() -> None:
-    def asked(policy: Any) -> Decision:
+    def decide(policy: Any) -> Decision:
         held = Admitted(a_workload("h", "a", 4, at=5), ({GPU: "hp"},), (1,), 0.0)
         return only(
             a_scheduler(a_queue("a", 4, within=policy), admitted=(held,), waiting=(a_workload("w", "a", 4, at=1),))
         )
 
-    assert victims(asked(LOWER_OR_NEWER)) == {"h": "InClusterQueue"}
-    assert victims(asked(LOWER)) == {}
+    assert victims(decide(LOWER_OR_NEWER)) == {"h": "InClusterQueue"}
+    assert victims(decide(LOWER)) == {}
 
 
 def test_reclaim_never_preempts_no_other_queue() -> None:
@@ -485,7 +485,7 @@ def test_queue_back_at_nominal_loses_no_more_jobs() -> None:
     )
     decision = only(scheduler)
 
-    # 9 of 12 are used and 8 are asked for. b3 and b2 take it to 3, below its 4: b1 stays whatever is asked.
+    # 9 of 12 are used and 8 are requested. b3 and b2 take queue b to 3, below its 4, so b1 stays in any case.
     assert victims(decision) == {"b3": "InCohortReclamation", "b2": "InCohortReclamation"}
     assert decision.below_nominal == {"b": {KEY: 1}}
 
@@ -574,11 +574,11 @@ def test_partial_admission_is_skipped_if_full_size_has_victims() -> None:
     assert (decision.result, decision.assignment.counts) == (Result.PREEMPTING, (4,))
 
 
-def growing(*, nominal: int, others: tuple[Admitted, ...] = (), **queue: Any) -> Scheduler:
+def growing(*, nominal: int, admitted: tuple[Admitted, ...] = (), **queue: Any) -> Scheduler:
     small = Workload("small", "a", (PodSet("main", 2, {GPU: 1}),), priority=5)
     large = Workload("large", "a", (PodSet("main", 4, {GPU: 1}),), priority=5, replaces="small")
     held = Admitted(small, ({GPU: "hp"},), (2,), 0.0)
-    return a_scheduler(a_queue("a", nominal, **queue), admitted=(held, *others), waiting=(large,))
+    return a_scheduler(a_queue("a", nominal, **queue), admitted=(held, *admitted), waiting=(large,))
 
 
 def test_larger_slice_requests_the_difference_and_replaces_the_old() -> None:
@@ -591,7 +591,7 @@ def test_larger_slice_requests_the_difference_and_replaces_the_old() -> None:
 
 
 def test_larger_slice_never_preempts_its_own_old_slice() -> None:
-    decision = only(growing(nominal=4, within=LOWER, others=(holds("h", "a", 2, priority=1),)))
+    decision = only(growing(nominal=4, within=LOWER, admitted=(holds("h", "a", 2, priority=1),)))
 
     assert victims(decision) == {"h": "InClusterQueue"}
 
@@ -625,9 +625,9 @@ def test_shrink_wakes_parked_workloads_of_the_tree() -> None:
 
 
 def test_requeued_workload_omits_only_released_pods() -> None:
-    # It asked for 8, was admitted with 6 of them, and 2 of these are done.
-    asked = Workload("h", "a", (PodSet("main", 8, {GPU: 1}, min_count=4),))
-    partial = Admitted(asked, ({GPU: "hp"},), (6,), 0.0)
+    # The job requested 8 pods, was admitted with 6, and 2 of these are done.
+    decide = Workload("h", "a", (PodSet("main", 8, {GPU: 1}, min_count=4),))
+    partial = Admitted(decide, ({GPU: "hp"},), (6,), 0.0)
     scheduler = a_scheduler(a_queue("a", 12, ""), admitted=(partial,))
     scheduler.shrink("h", (4,))
     scheduler.evict("h")
@@ -703,7 +703,7 @@ def test_modes_are_ordered_from_worst_to_best() -> None:
     assert sorted(Mode) == [Mode.NO_FIT, Mode.NO_CANDIDATES, Mode.PREEMPT, Mode.RECLAIM, Mode.FIT]
 
 
-# ---------------------------------------------------------------- what went wrong elsewhere
+# ---------------------------------------------------------------- faults seen in other schedulers
 
 
 def test_larger_slice_is_never_admitted_partially() -> None:
@@ -764,20 +764,20 @@ def test_queue_order_holds_under_load() -> None:
     jobs = [a_workload(f"w{n:03}", "a", 1, at=source.randrange(50), priority=source.randrange(3)) for n in range(400)]
     scheduler = a_scheduler(a_queue("a", 8, ""))
     source.shuffle(jobs)
-    came, went_in = list(jobs), list[Workload]()
-    while came or len(went_in) < len(jobs):
-        for _ in range(min(len(came), source.randrange(4))):
-            scheduler.submit(came.pop())
-        waited = {each.workload.workload_id: each.workload for each in scheduler.pending["a"].all()}
+    to_submit, admitted = list(jobs), list[Workload]()
+    while to_submit or len(admitted) < len(jobs):
+        for _ in range(min(len(to_submit), source.randrange(4))):
+            scheduler.submit(to_submit.pop())
+        pending = {each.workload.workload_id: each.workload for each in scheduler.pending["a"].all()}
         for decision in scheduler.cycle():
             if decision.result is Result.ADMITTED:
-                went_in.append(decision.workload)
-                assert decision.workload.order == min(each.order for each in waited.values())
+                admitted.append(decision.workload)
+                assert decision.workload.order == min(each.order for each in pending.values())
         running = list(scheduler.snapshot.queues["a"].admitted)
         if running and source.random() < 0.7:
             scheduler.release(source.choice(running))
 
-    assert len({each.workload_id for each in went_in}) == len(jobs)
+    assert len({each.workload_id for each in admitted}) == len(jobs)
 
 
 def test_no_two_workloads_have_equal_rank() -> None:
@@ -832,5 +832,5 @@ def test_victims_move_to_another_queue_once_one_is_at_nominal() -> None:
         waiting=(a_workload("w", "a", 4),),
     )
 
-    # b2 and b1 were admitted later than c3; but without b3 what b uses is its own.
+    # b2 and b1 were admitted later than c3. But without b3, queue b is within its own quota.
     assert list(victims(only(scheduler))) == ["b3", "c3"]

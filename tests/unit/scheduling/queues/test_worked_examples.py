@@ -67,12 +67,12 @@ def test_flavor_without_candidates_is_skipped() -> None:
     assert (decision.result, decision.assignment.flavors[0][GPU]) == (Result.ADMITTED, "od")
 
 
-def reclaiming(asked: int) -> Scheduler:
+def reclaiming(gpus: int) -> Scheduler:
     return a_scheduler(
         a_queue("a", 8, reclaim=ANY),
         a_queue("b", 8, reclaim=ANY),
         admitted=(holds("b1", "b", 6, at=10), holds("b3", "b", 4, at=20), holds("b2", "b", 1, at=30)),
-        waiting=(a_workload("new", "a", asked),),
+        waiting=(a_workload("new", "a", gpus),),
     )
 
 
@@ -89,11 +89,11 @@ def test_request_above_nominal_reclaims_nothing() -> None:
     assert (decision.result, decision.pending, victims(decision)) == (Result.NO_FIT, Pending.WAITING_FOR_QUOTA, {})
 
 
-def sharing(asked: int, strategies: tuple[str, ...] | None = None) -> Scheduler:
+def sharing(gpus: int, strategies: tuple[str, ...] | None = None) -> Scheduler:
     return a_scheduler(
         *(a_queue(name, 4, reclaim=ANY) for name in "ABC"),
         admitted=(*(holds(f"b{n}", "B", 2, at=n) for n in (1, 2, 3, 4)), holds("c", "C", 2)),
-        waiting=(a_workload("new", "A", asked),),
+        waiting=(a_workload("new", "A", gpus),),
         fair=True,
         strategies=strategies,
     )
