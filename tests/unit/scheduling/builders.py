@@ -1,4 +1,4 @@
-"""Jobs, attempts, rooms and workloads that state only what matters."""
+"""Builders of jobs, attempts, node capacities and workloads. Tests state only what matters."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

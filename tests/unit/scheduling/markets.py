@@ -1,4 +1,4 @@
-"""Pools and waiting jobs that state only what matters."""
+"""Builders of pools and pending jobs. Tests state only what matters."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""Teams' dollars: a rent counts as it is billed, in the periods it lasted in, and what is yet to pay is kept for it."""
+"""Budgets in dollars: rent counts in the periods in which it was billed, and expected rent is set aside."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,7 +17,7 @@ from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, end
 from tests.unit.scheduling.test_renting import POOL, ready
 
 MIDNIGHT = datetime(2026, 12, 1, tzinfo=UTC)
-"""A month's and a day's beginning, in the middle of a week."""
+"""The start of a month and of a day, in the middle of a week."""
 HOUR = timedelta(hours=1)
 ECONOMY = EconomyPolicy(other_usd_per_accelerator_hour=2.0)
 PRICE = POOL.micros_per_node_hour
@@ -48,24 +48,24 @@ def left(*rentals: Rental, budget: dict[str, Any], now: datetime, **facts: Any) 
 )
 def test_rent_parts_of_each_period_add_up_to_the_bill(begins: int, length: int, first: int, price: int) -> None:
     since = MIDNIGHT - timedelta(days=35) + timedelta(microseconds=begins)
-    again = since + timedelta(microseconds=first)
+    second_offer_at = since + timedelta(microseconds=first)
     pool = POOL.but(micros_per_node_hour=price)
     offers = (
-        RentalOffer.of(pool, since).but(joined_node_names=("ip-1",), closed_at=again, refused="no capacity"),
-        RentalOffer.of(pool, again).but(joined_node_names=("ip-2", "ip-3")),
+        RentalOffer.of(pool, since).but(joined_node_names=("ip-1",), closed_at=second_offer_at, refused="no capacity"),
+        RentalOffer.of(pool, second_offer_at).but(joined_node_names=("ip-2", "ip-3")),
     )
     rental = ready(team="red", offers=offers)
-    now = again + timedelta(microseconds=length)
+    now = second_offer_at + timedelta(microseconds=length)
 
     parts = rent_by_period(rental, now)
 
     bill = ended(rental.but(state=RentalState.ENDING), now).rental.cost_parts / (money.PARTS / money.MICROS)
     for kind in (10, 8, 7):  # `2026-11-03`, `2026-W45`, `2026-11`
-        mine = [part.spent.usd_micros for part in parts if len(part.key) == kind]
+        parts_of_kind = [part.spent.usd_micros for part in parts if len(part.key) == kind]
         if length < 12 * 86_400_000_000:
-            assert sum(mine) == pytest.approx(bill, abs=len(mine))
+            assert sum(parts_of_kind) == pytest.approx(bill, abs=len(parts_of_kind))
     assert all(part.spent.accelerator_seconds == 0 for part in parts)
-    assert len({part.key for part in parts}) == len(parts)  # each is a row of the commit that ends the rental
+    assert len({part.key for part in parts}) == len(parts)  # each part is a row of one commit
 
 
 def test_rental_over_midnight_counts_on_both_days() -> None:
@@ -101,7 +101,7 @@ def test_rest_of_a_budget_excludes_settled_running_and_expected_costs() -> None:
         charges=(charge, on_rented),
     )
 
-    # 700 before, 8 accelerators for 3 hours at $2, and ten hours of two nodes, three of which are over.
+    # 700 settled, 8 accelerators for 3 hours at $2, and ten hours of two nodes, three of which have passed.
     assert found == {"red": (5000 - 700 - 48) * money.PARTS - 10 * 2 * PRICE * 3600}
 
 

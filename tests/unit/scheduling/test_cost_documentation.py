@@ -1,4 +1,4 @@
-"""The worked example of the page on costs is what the rules say."""
+"""The worked example of docs/operate/cost.md follows the rules."""
 
 import json
 import re

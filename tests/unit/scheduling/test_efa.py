@@ -87,9 +87,11 @@ def test_policy_overrides_interfaces_by_pool() -> None:
     assert interfaces_per_pod(P5, 2, 8, {"others": 0}) == 32
 
 
-@pytest.mark.parametrize(("offered", "asked"), [(10_256, HUGE_PAGES_MIB), (HUGE_PAGES_MIB, HUGE_PAGES_MIB), (4096, 0)])
-def test_huge_pages_are_requested_only_if_offered(offered: int, asked: int) -> None:
-    assert efa_request(P5, 2, 8, {}, offered) == EfaRequest(32, asked)
+@pytest.mark.parametrize(
+    ("offered", "requested"), [(10_256, HUGE_PAGES_MIB), (HUGE_PAGES_MIB, HUGE_PAGES_MIB), (4096, 0)]
+)
+def test_huge_pages_are_requested_only_if_offered(offered: int, requested: int) -> None:
+    assert efa_request(P5, 2, 8, {}, offered) == EfaRequest(32, requested)
 
 
 def test_huge_pages_follow_the_share_of_interfaces() -> None:

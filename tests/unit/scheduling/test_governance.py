@@ -91,11 +91,11 @@ def test_without_teams_any_team_and_image_is_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("team", "identity", "meant"),
+    ("team", "identity", "expected"),
     [("", ANA, "nlp"), ("vision", ANA, "vision"), ("", LEAD, ""), ("", OTHER, ""), ("", PLATFORM, "")],
 )
-def test_team_defaults_to_the_only_team_of_the_caller(team: str, identity: str, meant: str) -> None:
-    assert team_of(a_spec(team=team), SETUP, identity) == meant
+def test_team_defaults_to_the_only_team_of_the_caller(team: str, identity: str, expected: str) -> None:
+    assert team_of(a_spec(team=team), SETUP, identity) == expected
     assert team_of(a_spec(team=""), NOTHING, identity) == "default"
 
 
@@ -114,10 +114,10 @@ def test_submission_needs_the_submitter_role(identity: str, may: bool) -> None:
         (owned(owner=""), ANA, "", False),
         (owned(), LEAD, "role/Lead", True),
         (owned(), PLATFORM, "role/Ops", True),
-        # Who was made a viewer has lost his jobs to the leads; so has who was taken off the team.
+        # A submitter who became a viewer, or left the team, may not change their jobs any more.
         (owned(owner="role/Look"), LOOKER, "role/Look", False),
         (owned(owner="role/Other"), OTHER, "role/Other", False),
-        # A job that is older than the teams is still its submitter's.
+        # The submitter of a job that is older than the teams may still change it.
         (owned(spec=a_spec(team="default"), owner="role/Other"), OTHER, "role/Other", True),
         (owned(spec=a_spec(team="default"), owner="role/Other"), LEAD, "role/Lead", False),
     ],

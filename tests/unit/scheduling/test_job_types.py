@@ -1,4 +1,4 @@
-"""What a submission leaves out is filled by its type, and what it says stays."""
+"""A job type sets the fields that a submission omits; the other fields stay."""
 
 from typing import Any
 
@@ -112,7 +112,7 @@ def test_invalid_job_types_of_a_policy_are_reported_by_field(changes: dict[str, 
         changed(Policy(), {"jobTypes": changes})
 
 
-# ---------------------------------------------------------------- what the choice means to a pass
+# ---------------------------------------------------------------- pools and tolerations in admission
 
 HYPERPOD = PoolChoice(name="hyperpod", labels={"node-type": "hyperpod"})
 DEMAND = PoolChoice(name="demand", labels={"node-type": "eks"})
@@ -142,18 +142,18 @@ def test_job_uses_its_next_pool_when_the_first_is_full() -> None:
     capacities = (ROOMS[0].but(free=0), *ROOMS[1:])
 
     assert decided(a_request(pools=(HYPERPOD, DEMAND)), *capacities).pool == "burst"
-    waits = decided(a_request(pools=(HYPERPOD,)), *capacities)
-    assert (waits.action, len(waits.facts.offers)) == (Action.WAIT, 1)
+    decision = decided(a_request(pools=(HYPERPOD,)), *capacities)
+    assert (decision.action, len(decision.facts.offers)) == (Action.WAIT, 1)
 
 
 def test_tainted_node_accepts_jobs_that_tolerate_all_taints() -> None:
     tainted = a_node_capacity(1, unschedulable_reason="tainted", taints=("dedicated=hyperpod:NoSchedule",))
-    mine = Toleration.model_validate(DEDICATED)
+    toleration = Toleration.model_validate(DEDICATED)
 
     assert decided(a_request(), tainted).action is Action.WAIT
-    assert decided(a_request(tolerations=(mine,)), tainted).action is Action.ADMIT
+    assert decided(a_request(tolerations=(toleration,)), tainted).action is Action.ADMIT
     other = tainted.but(taints=("dedicated=hyperpod:NoSchedule", "spot=true:NoSchedule"))
-    assert decided(a_request(tolerations=(mine,)), other).action is Action.WAIT
+    assert decided(a_request(tolerations=(toleration,)), other).action is Action.WAIT
 
 
 @pytest.mark.parametrize(

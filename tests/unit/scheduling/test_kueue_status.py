@@ -1,4 +1,4 @@
-"""What Kueue says, in plain words, from conditions as its source writes them."""
+"""Kueue's status of a job in plain words, from conditions as Kueue's source writes them."""
 
 from datetime import timedelta
 from typing import Any
@@ -93,7 +93,7 @@ def test_kueue_status_is_described_in_plain_words(found: KueueStatus | None, sen
 def test_eviction_states_its_reason(reason: str, sentence: str, was_preempted: bool) -> None:
     evicted = status_text("Evicted", is_true=True, reason=reason, message="for another")
 
-    # While its pods end, Kueue still calls it admitted; once they have, it notes how long it had been.
+    # While its pods end, Kueue still calls it admitted. Afterwards it records for how long it was admitted.
     for found in (seen(RESERVED, ADMITTED, evicted), seen(status_text("Admitted"), evicted, was_admitted=True)):
         ending = eviction_of(found)
         assert ending is not None
@@ -134,7 +134,7 @@ def test_local_queue_positions_follow_priority_then_age() -> None:
         a_workload("elsewhere", at=40, queue="vision"),
     ]
 
-    places = {uid: one.position for (_, uid), one in read_queue(listed).items()}
+    places = {uid: workload.position for (_, uid), workload in read_queue(listed).items()}
 
     assert places == {
         "uid-urgent": 1,

@@ -1,4 +1,4 @@
-"""Pools are data that makes sense, refusals are remembered and forgotten, and elsewhere is not always the same."""
+"""Validation of pools, shortages that decay, and differences between pools."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ SPOT = ("g5.48xlarge", "a", Market.SPOT)
 
 
 @pytest.mark.parametrize(
-    ("market", "change", "said"),
+    ("market", "change", "message"),
     [
         (Market.SPOT, {"micros_per_node_hour": 0}, "a rented pool needs microsPerNodeHour"),
         (Market.COMMITTED, {"micros_per_node_hour": 1}, "only a rented pool has microsPerNodeHour"),
@@ -22,8 +22,8 @@ SPOT = ("g5.48xlarge", "a", Market.SPOT)
         (Market.SPOT, {"launch": {"p50Seconds": 200, "p90Seconds": 100}}, "p90Seconds must not be less"),
     ],
 )
-def test_invalid_pool_is_refused(market: Market, change: dict[str, object], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_invalid_pool_is_refused(market: Market, change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         a_pool(market, **change)
 
 
@@ -92,7 +92,7 @@ HERE = PoolEnvironment(accelerator="a100", accelerator_memory_gib=80, fabric="ef
 
 
 @pytest.mark.parametrize(
-    ("needs", "place", "said"),
+    ("needs", "place", "message"),
     [
         (EnvironmentNeeds(architectures=("arm64",)), HERE, "image is for arm64"),
         (EnvironmentNeeds(accelerator_memory_gib=60), HERE.but(accelerator_memory_gib=40), "needs 60 GiB on each"),
@@ -108,11 +108,13 @@ HERE = PoolEnvironment(accelerator="a100", accelerator_memory_gib=80, fabric="ef
         (EnvironmentNeeds(storage={"models": "fs-1"}), HERE, "No storage is known for claim models"),
     ],
 )
-def test_differences_of_another_pool_are_reported(needs: EnvironmentNeeds, place: PoolEnvironment, said: str) -> None:
+def test_differences_of_another_pool_are_reported(
+    needs: EnvironmentNeeds, place: PoolEnvironment, message: str
+) -> None:
     found = differences(needs, place)
 
     assert len(found) == 1
-    assert said in found[0]
+    assert message in found[0]
 
 
 def test_equal_environment_has_no_differences() -> None:

@@ -1,4 +1,4 @@
-"""A check that says when a job could not run identically, before it is placed elsewhere."""
+"""Jobs are not placed where they could not run identically."""
 
 from typing import Any
 
@@ -21,25 +21,25 @@ def test_job_without_requirements_runs_anywhere() -> None:
 
 
 def test_pool_overrides_accelerator_memory_of_the_type() -> None:
-    wants = {"requires": {"acceleratorMemoryGib": 80}}
+    requirements = {"requires": {"acceleratorMemoryGib": 80}}
 
-    assert reason_of(pool={"instance_type": "p4d.24xlarge"}, **wants) == (
+    assert reason_of(pool={"instance_type": "p4d.24xlarge"}, **requirements) == (
         "The job needs 80 GiB on each accelerator, but the nodes have 40.",
     )
-    assert reason_of(pool={"instance_type": "p4de.24xlarge"}, **wants) == ()
-    assert reason_of(pool={"instance_type": "x9.large"}, **wants) == (
+    assert reason_of(pool={"instance_type": "p4de.24xlarge"}, **requirements) == ()
+    assert reason_of(pool={"instance_type": "x9.large"}, **requirements) == (
         "The job needs 80 GiB on each accelerator, but the memory of the nodes' accelerators is unknown.",
     )
-    assert reason_of(pool={"instance_type": "x9.large", "place": {"acceleratorMemoryGib": 96}}, **wants) == ()
+    assert reason_of(pool={"instance_type": "x9.large", "place": {"acceleratorMemoryGib": 96}}, **requirements) == ()
 
 
 def test_image_of_another_architecture_is_reported() -> None:
-    wants = {"requires": {"architectures": ["amd64"]}}
+    requirements = {"requires": {"architectures": ["amd64"]}}
 
-    assert reason_of(pool={"instance_type": "p6e-gb200.36xlarge"}, **wants) == (
+    assert reason_of(pool={"instance_type": "p6e-gb200.36xlarge"}, **requirements) == (
         "The job's image is for amd64, but the nodes have arm64.",
     )
-    assert reason_of(pool={"instance_type": "x9.large"}, **wants) == (
+    assert reason_of(pool={"instance_type": "x9.large"}, **requirements) == (
         "The job's image is for amd64, but the nodes have an unknown architecture.",
     )
 

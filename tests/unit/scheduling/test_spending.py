@@ -98,9 +98,9 @@ def limits(team: dict[str, Any], **facts: Any) -> tuple[UsageLimit, ...]:
         admitted_at=MIDNIGHT - timedelta(hours=2),
         owner="role/ana",
     )
-    asked = {"owner": "role/ana", "accelerators": 8, "charges": [charge], "spent": {}, **facts}
+    arguments = {"owner": "role/ana", "accelerators": 8, "charges": [charge], "spent": {}, **facts}
     now = MIDNIGHT + timedelta(hours=1)
-    return usage_limits(Team.model_validate({"name": "red", **team}), **asked, economy=ECONOMY, now=now)
+    return usage_limits(Team.model_validate({"name": "red", **team}), **arguments, economy=ECONOMY, now=now)
 
 
 def test_running_and_settled_use_of_the_period_count() -> None:

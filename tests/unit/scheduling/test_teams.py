@@ -121,7 +121,7 @@ def test_teams_without_namespaces_can_be_repaired_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "is_refused"),
+    ("first", "second", "is_refused"),
     [
         ("s3://b/team-a", "s3://b/team-abc", False),
         ("s3://b/team-a/", "s3://b/team-a", True),
@@ -132,9 +132,11 @@ def test_teams_without_namespaces_can_be_repaired_one_by_one() -> None:
         ("file:///fsx/a", "file:///fsx/a/b", False),
     ],
 )
-def test_folders_of_two_teams_cannot_overlap(ours: str, theirs: str, is_refused: bool) -> None:
-    for one, other in ((ours, theirs), (theirs, ours)):
-        setup = TeamSetup(teams=(a_team("nlp", checkpoints=[one, "s3://z/1"]), a_team("vision", checkpoints=[other])))
+def test_folders_of_two_teams_cannot_overlap(first: str, second: str, is_refused: bool) -> None:
+    for folder, other_folder in ((first, second), (second, first)):
+        setup = TeamSetup(
+            teams=(a_team("nlp", checkpoints=[folder, "s3://z/1"]), a_team("vision", checkpoints=[other_folder]))
+        )
         assert [fault.field for fault in check_setup(setup)] == (["checkpoints"] if is_refused else [])
 
 

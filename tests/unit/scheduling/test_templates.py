@@ -1,4 +1,4 @@
-"""A published values file imports as it is, and each of its traps is named."""
+"""A published values file imports unchanged, and each of its traps is reported."""
 
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,7 @@ def test_unknown_field_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         ([], "not one object"),
         (drop("priorityClasses"), "priorityClasses: is not an object"),
@@ -159,6 +159,6 @@ def test_unknown_field_is_reported() -> None:
         (put(priorityClasses__low={"value": True}), "priorityClasses.low.value"),
     ],
 )
-def test_unreadable_file_names_the_field(document: Any, said: str) -> None:
-    with pytest.raises(ValuesError, match=said):
+def test_unreadable_file_names_the_field(document: Any, message: str) -> None:
+    with pytest.raises(ValuesError, match=message):
         read_values(document)

@@ -1,4 +1,4 @@
-"""Work that is not ours: whose it is, how it comes back, and what is said of it."""
+"""Unmanaged workloads: their owner, how their pods are recreated, and the consequence of a fault."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -18,7 +18,7 @@ NODE = "hyperpod-i-00000000000000001"
 
 
 def a_pod(kind: str = "", name: str = "llama", **metadata: Any) -> dict[str, Any]:
-    """A pod as an API server shows it, of a controller of this kind."""
+    """Return a pod as the API server shows it, with a controller of this kind."""
     owner = [{"apiVersion": "x/v1", "kind": kind, "name": name, "uid": "u", "controller": True}] if kind else []
     return {
         "metadata": {"namespace": "research", "name": "pod-0", "uid": "u-0", "ownerReferences": owner, **metadata},
@@ -31,7 +31,7 @@ def a_batch_job(limit: int | None, failed: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("pod", "job", "whose"),
+    ("pod", "job", "expected"),
     [
         (a_pod(), None, ("", "pod-0", PodRecreation.NEVER)),
         (a_pod("PyTorchJob"), None, ("PyTorchJob", "llama", PodRecreation.BY_OWNER)),
@@ -54,18 +54,18 @@ def a_batch_job(limit: int | None, failed: int) -> dict[str, Any]:
     ],
 )
 def test_pod_is_recreated_as_its_controller_does(
-    pod: dict[str, Any], job: dict[str, Any] | None, whose: tuple[str, str, PodRecreation]
+    pod: dict[str, Any], job: dict[str, Any] | None, expected: tuple[str, str, PodRecreation]
 ) -> None:
     jobs = {("research", "llama"): job} if job else {}
 
     found = workloads.read_unmanaged_pod(pod, jobs, "research")
 
-    assert (found.kind, found.workload, found.recreation) == whose
+    assert (found.kind, found.workload, found.recreation) == expected
     assert (found.node_name, found.accelerators, found.may_move) == (NODE, 8, False)
 
 
 def test_tolerations_and_selectors_are_read() -> None:
-    told = [
+    tolerations = [
         {"key": "evenkeel.io/serving", "value": "chat", "effect": "NoSchedule"},
         {"operator": "Exists"},
         {"key": "spot", "operator": "Exists", "effect": "", "tolerationSeconds": 30},
@@ -73,7 +73,7 @@ def test_tolerations_and_selectors_are_read() -> None:
         {"key": "spot", "effect": "NoBreakfast"},
     ]
     pod = a_pod("ReplicaSet", creationTimestamp="2026-11-03T10:15:00Z")
-    pod["spec"] |= {"tolerations": told, "nodeSelector": {"disk": "nvme"}}
+    pod["spec"] |= {"tolerations": tolerations, "nodeSelector": {"disk": "nvme"}}
 
     found = workloads.read_unmanaged_pod(pod, {}, "research")
 
