@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from bench.cpu_usage import Usage
 from bench.figures import quantile
-from evenkeel.domain.kueue.decisions import Decision, Result
+from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import (
     Cohort,
     Flavor,
@@ -207,7 +207,7 @@ def run(scheduler: Scheduler, arrivals: Iterable[Arrival]) -> ReplayResult:
 
 def _carry_out(
     scheduler: Scheduler,
-    decisions: list[Decision],
+    decisions: list[CycleDecision],
     now: float,
     coming: dict[str, Arrival],
     ends: dict[str, float],

@@ -5,13 +5,13 @@ It shares no code with the scheduler. It computes quota and use again, in the si
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from evenkeel.domain.kueue.assignment import Attempt, Mode, Pending, Verdict
-from evenkeel.domain.kueue.decisions import Decision, Result
+from evenkeel.domain.kueue.assignment import FlavorAttempt, FlavorMode, Pending, Verdict
+from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import Admitted, Cohort, Key, PreemptionPolicy, Queue, ResourceGroup, Workload
 from evenkeel.domain.kueue.preemption import Reason
 
 
-def faults_of(decision: Decision, queue: Queue) -> Iterator[str]:
+def faults_of(decision: CycleDecision, queue: Queue) -> Iterator[str]:
     """Yield what contradicts the facts of a decision; nothing if all is consistent.
 
     Args:
@@ -29,23 +29,23 @@ def faults_of(decision: Decision, queue: Queue) -> Iterator[str]:
     yield from _of_victims(decision, queue)
 
 
-def _of_attempt(attempt: Attempt) -> Iterator[str]:
+def _of_attempt(attempt: FlavorAttempt) -> Iterator[str]:
     for each in attempt.compared:
         figures = f"{attempt.flavor}/{each.resource}: {each.wanted} of {each.available}, at most {each.potential}"
-        if each.mode is Mode.FIT and each.wanted > each.available:
+        if each.mode is FlavorMode.FIT and each.wanted > each.available:
             yield f"{figures} does not fit"
-        if each.mode is not Mode.FIT and each.wanted <= each.available and each.wanted <= each.potential:
+        if each.mode is not FlavorMode.FIT and each.wanted <= each.available and each.wanted <= each.potential:
             yield f"{figures} fits"
-        if each.mode not in (Mode.FIT, Mode.NO_FIT) and each.wanted > each.potential:
+        if each.mode not in (FlavorMode.FIT, FlavorMode.NO_FIT) and each.wanted > each.potential:
             yield f"{figures} can never fit"
-        if each.level < 0 or (each.level == 0 and each.mode is Mode.FIT and _must_borrow(each.used, each)):
+        if each.level < 0 or (each.level == 0 and each.mode is FlavorMode.FIT and _must_borrow(each.used, each)):
             yield f"{figures} borrows, but its level says that it does not"
     modes = {each.mode for each in attempt.compared}
-    if attempt.compared and attempt.mode is not Mode.NO_FIT and attempt.mode not in modes:
+    if attempt.compared and attempt.mode is not FlavorMode.NO_FIT and attempt.mode not in modes:
         yield f"{attempt.flavor}: {attempt.mode!r} is not the mode of any of its resources"
-    if Mode.NO_FIT in modes and attempt.mode is not Mode.NO_FIT:
+    if FlavorMode.NO_FIT in modes and attempt.mode is not FlavorMode.NO_FIT:
         yield f"{attempt.flavor}: a resource does not fit, but the flavor's mode says that it does"
-    if attempt.mode is Mode.FIT and modes - {Mode.FIT}:
+    if attempt.mode is FlavorMode.FIT and modes - {FlavorMode.FIT}:
         yield f"{attempt.flavor}: not all of its resources fit"
 
 
@@ -55,7 +55,7 @@ def _must_borrow(used: int, each: object) -> bool:
     return bool(used + wanted > nominal and available > max(0, nominal - used))
 
 
-def _of_choices(decision: Decision) -> Iterator[str]:
+def _of_choices(decision: CycleDecision) -> Iterator[str]:
     assignment = decision.assignment
     for index, choices in enumerate(assignment.choices):
         tried = {attempt.flavor: attempt for attempt in assignment.attempts[index]}
@@ -68,7 +68,7 @@ def _of_choices(decision: Decision) -> Iterator[str]:
                 yield f"{resource} on {choice.flavor} differs from what was compared"
 
 
-def _of_size(decision: Decision) -> Iterator[str]:
+def _of_size(decision: CycleDecision) -> Iterator[str]:
     pod_sets, counts = decision.workload.pod_sets, decision.assignment.counts
     slack = [each.count - (each.count if each.min_count is None else each.min_count) for each in pod_sets]
     steps = sum(max(0, each) for each in slack)
@@ -93,29 +93,31 @@ def _of_size(decision: Decision) -> Iterator[str]:
         yield f"it uses {decision.assignment.use}, but its pods request {wanted}"
 
 
-def _of_result(decision: Decision) -> Iterator[str]:
+def _of_result(decision: CycleDecision) -> Iterator[str]:
     assignment = decision.assignment
     modes = {choice.mode for choices in assignment.choices for choice in choices.values()}
     match decision.result:
         case Result.ADMITTED:
-            if modes - {Mode.FIT} or decision.victims:
+            if modes - {FlavorMode.FIT} or decision.victims:
                 yield "it is admitted although it does not fit"
         case Result.PREEMPTING:
             if not decision.victims:
                 yield "it preempts without victims"
-            if Mode.NO_FIT in modes or modes == {Mode.FIT}:
+            if FlavorMode.NO_FIT in modes or modes == {FlavorMode.FIT}:
                 yield "it preempts although it fits, or never fits"
         case Result.NO_FIT:
             if assignment.verdict is not Verdict.NO_FIT or decision.pending is Pending.NONE:
                 yield "it does not fit, but there is no reason"
-            if all(any(attempt.mode is not Mode.NO_FIT for attempt in each) for each in assignment.attempts if each):
+            if all(
+                any(attempt.mode is not FlavorMode.NO_FIT for attempt in each) for each in assignment.attempts if each
+            ):
                 yield "each of its pod sets got a flavor"
         case Result.NO_CANDIDATES | Result.DEFERRED | Result.SKIPPED | Result.INADMISSIBLE | Result.NO_NODES:
             if decision.victims:
                 yield "it has victims, but its result does not use them"
 
 
-def _of_victims(decision: Decision, queue: Queue) -> Iterator[str]:
+def _of_victims(decision: CycleDecision, queue: Queue) -> Iterator[str]:
     preemptor = decision.workload
     names = [victim.workload_id for victim in decision.victims]
     if len(set(names)) != len(names) or preemptor.workload_id in names:

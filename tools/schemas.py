@@ -40,7 +40,7 @@ SCHEMAS: dict[str, tuple[type[BaseModel], ...]] = {
         hyperpod.ComputeQuotas,
     ),
     "quota.evenkeel": (own.OwnQuotas,),
-    "jobs": (own.Jobs, own.Job, workload_manifests.WorkloadManifest),
+    "jobs": (own.Jobs, own.OwnJob, workload_manifests.WorkloadManifest),
     "events": (plan_events.Events,),
     "configuration.kueue": (configuration.Configuration,),
     "plan": (report.Plan,),

@@ -24,8 +24,8 @@ from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue import quantities
-from evenkeel.domain.kueue.assignment import Mode as FlavorMode
-from evenkeel.domain.kueue.decisions import Decision, Result
+from evenkeel.domain.kueue.assignment import FlavorMode
+from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.quota_facts import QuotaFacts, replay_quota
@@ -211,7 +211,7 @@ def _admitted(facts: AdmissionFacts, why: str, use: dict[str, dict[str, int]]) -
     )
 
 
-def from_quota_decision(facts: AdmissionFacts, weighed: Decision) -> AdmissionDecision:
+def from_quota_decision(facts: AdmissionFacts, weighed: CycleDecision) -> AdmissionDecision:
     """Translate the result of a Kueue cycle into the decision for a job."""
     considered = tuple(_rejected_flavors(weighed))
     match weighed.result:
@@ -245,7 +245,7 @@ def with_preemption(decided: AdmissionDecision) -> AdmissionDecision:
     return decided.model_copy(update={"action": Action.PREEMPT, "reason": reason, "victims": preemption_plan.victims})
 
 
-def _shortage_text(weighed: Decision) -> str:
+def _shortage_text(weighed: CycleDecision) -> str:
     """Say what the last evaluated flavor was short of."""
     for attempts in weighed.assignment.attempts:
         for attempt in reversed(attempts):
@@ -264,7 +264,7 @@ def _shortage_text(weighed: Decision) -> str:
     return ""
 
 
-def _rejected_flavors(weighed: Decision) -> Iterator[Alternative]:
+def _rejected_flavors(weighed: CycleDecision) -> Iterator[Alternative]:
     given = {flavor for flavors in weighed.assignment.flavors for flavor in flavors.values()}
     for attempts in weighed.assignment.attempts:
         for attempt in attempts:

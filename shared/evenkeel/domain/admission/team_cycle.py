@@ -43,7 +43,7 @@ from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue import own
 from evenkeel.domain.kueue.assignment import Assignment
-from evenkeel.domain.kueue.decisions import Decision, Result
+from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.hyperpod import INSTANCE_TYPE_LABEL
 from evenkeel.domain.kueue.objects import Amounts, QueueingStrategy, Workload
 from evenkeel.domain.kueue.preemption import Demand, Victim, preemptable_victims
@@ -85,7 +85,7 @@ class TeamCycleSnapshot(NamedTuple):
 
 
 class _QueueDecision(NamedTuple):
-    decision: Decision
+    decision: CycleDecision
     moment: CycleState
     offers: tuple[PoolFit, ...]
 
@@ -131,7 +131,7 @@ class _TeamCycle:
         self.scheduler = Scheduler(found.queues, found.cohorts, self.flavors.values(), found.rules, self._assign_nodes)
         self.requests: dict[str, AdmissionRequest] = {}
         """Those that are weighed."""
-        self.jobs: dict[str, own.Job] = {}
+        self.jobs: dict[str, own.OwnJob] = {}
         """The same, as the rules of queues read them."""
         self.notes = DocumentCache()
         self.meant: dict[frozenset[str], Callable[[NodeCapacity], bool] | None] = {}
@@ -272,7 +272,7 @@ class _TeamCycle:
             self.now,
         )
 
-    def _job(self, request: AdmissionRequest) -> own.Job:
+    def _job(self, request: AdmissionRequest) -> own.OwnJob:
         queue = self.queues[request.team]
         types = Expression(key=INSTANCE_TYPE_LABEL, operator="In", values=request.instance_types)
         resource = flavor_matching.resource_of(request.instance_types, queue, self.catalogue)
@@ -284,7 +284,7 @@ class _TeamCycle:
             selector={flavor_matching.CLUSTER_LABEL: request.cluster},
             affinity=((types,),) if request.instance_types else (),
         )
-        return own.Job(
+        return own.OwnJob(
             name=request.job_id,
             queue=queue.name,
             priority=request.priority,
@@ -394,7 +394,7 @@ class _TeamCycle:
                 return
             seen.add(mark)
 
-    def _apply(self, decision: Decision) -> bool:
+    def _apply(self, decision: CycleDecision) -> bool:
         """Do what a decision entails; return whether others may now get another answer."""
         workload = decision.workload
         request = self.requests[workload.workload_id]
@@ -497,7 +497,7 @@ class _TeamCycle:
         quota = quota_facts_of(document, turn.decision, turn.moment, self.scheduler, self.notes)
         return decided.model_copy(update={"facts": facts.model_copy(update={"quota": quota})})
 
-    def _plan_preemption(self, request: AdmissionRequest, decision: Decision) -> PreemptionPlan | None:
+    def _plan_preemption(self, request: AdmissionRequest, decision: CycleDecision) -> PreemptionPlan | None:
         """Find who makes machines free for one that has quota: in the order of its queue's policies, and no more.
 
         Nobody does where those are enough who stop in any case.
@@ -546,7 +546,7 @@ class _TeamCycle:
                 going.remove(spared)
         return PreemptionPlan(victims=tuple(going), offers=offers_without(each.job_id for each in going))
 
-    def _preemption_candidates(self, request: AdmissionRequest, decision: Decision) -> list[Victim]:
+    def _preemption_candidates(self, request: AdmissionRequest, decision: CycleDecision) -> list[Victim]:
         """Return who may be asked to stop for a job, in their order; what is kept for it is no use of its queue's."""
         queue = self.scheduler.snapshot.queue_of(decision.workload)
         wanted = {key: amount for key, amount in decision.assignment.use.items() if amount > 0}

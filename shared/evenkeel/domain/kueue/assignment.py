@@ -6,10 +6,10 @@ from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from evenkeel.domain.kueue.objects import Amounts, Key, Workload
-from evenkeel.domain.kueue.snapshot import QueueSnapshot
+from evenkeel.domain.kueue.snapshot import ClusterQueueSnapshot
 
 
-class Mode(IntEnum):
+class FlavorMode(IntEnum):
     """How a workload could get a flavor, the best mode last."""
 
     NO_FIT = 0
@@ -55,7 +55,7 @@ class Choice(NamedTuple):
     """The flavor chosen for one resource of a pod set."""
 
     flavor: str
-    mode: Mode
+    mode: FlavorMode
     level: int
     """Height of the tree at which it borrows; 0 without borrowing."""
     tried: int
@@ -72,15 +72,15 @@ class Inequality(NamedTuple):
     potential: int
     nominal: int
     used: int
-    mode: Mode
+    mode: FlavorMode
     level: int
 
 
-class Attempt(NamedTuple):
+class FlavorAttempt(NamedTuple):
     """A flavor that was examined."""
 
     flavor: str
-    mode: Mode
+    mode: FlavorMode
     level: int = 0
     pending: Pending = Pending.NONE
     why: str = ""
@@ -107,7 +107,7 @@ class Progress(NamedTuple):
             return 0
         return self.tried[pod_set].get(resource, -1) + 1
 
-    def is_outdated(self, workload: Workload, queue: QueueSnapshot, cycle: int) -> bool:
+    def is_outdated(self, workload: Workload, queue: ClusterQueueSnapshot, cycle: int) -> bool:
         """Whether the workload or its queue has changed since. The scan then starts from the first flavor."""
         if self.shape != workload.shape:
             return True
@@ -126,7 +126,7 @@ class Assignment:
     verdict: Verdict = Verdict.FIT
     level: int = 0
     pending: Pending = Pending.NONE
-    attempts: list[tuple[Attempt, ...]] = field(default_factory=list)
+    attempts: list[tuple[FlavorAttempt, ...]] = field(default_factory=list)
     """By pod set."""
     progress: Progress | None = None
 
@@ -137,7 +137,7 @@ class Assignment:
             (choice.flavor, resource)
             for choices in self.choices
             for resource, choice in choices.items()
-            if Mode.NO_FIT < choice.mode < Mode.FIT
+            if FlavorMode.NO_FIT < choice.mode < FlavorMode.FIT
         )
 
     @property

@@ -91,7 +91,7 @@ class Slot:
             slot = slot.parent_slot
 
 
-class Node:
+class QuotaNode:
     """A queue or a cohort in its tree, with its quota and use."""
 
     __slots__ = (
@@ -116,10 +116,10 @@ class Node:
         self.is_active = True
         self.quotas = quotas
         self.weight = weight
-        self.parent: Node | None = None
-        self.path: tuple[Node, ...] = ()
+        self.parent: QuotaNode | None = None
+        self.path: tuple[QuotaNode, ...] = ()
         """The ancestors, from the parent to the root."""
-        self.children: list[Node] = []
+        self.children: list[QuotaNode] = []
         """The active children: cohorts before queues, each by name."""
         self.height = 0
         """0 for a queue and for an empty cohort; otherwise the longest path down to a queue."""
@@ -138,7 +138,7 @@ class Node:
         return found
 
     @property
-    def root(self) -> "Node":
+    def root(self) -> "QuotaNode":
         """The root of the tree; the node itself if it has no parent."""
         return self.path[-1] if self.path else self
 
@@ -255,11 +255,11 @@ class Tree:
         for root in self.roots():
             _accumulate(root)
 
-    def _attach(self, child: Node, parent: str) -> None:
+    def _attach(self, child: QuotaNode, parent: str) -> None:
         child.parent = self.cohorts[parent]
         child.parent.children.append(child)
 
-    def roots(self) -> Iterator[Node]:
+    def roots(self) -> Iterator[QuotaNode]:
         """Yield the root of each tree: cohorts by name, then queues without a cohort."""
         for node in (*self.cohorts.values(), *self.queues.values()):
             if node.parent is None:
@@ -271,7 +271,7 @@ class Tree:
         return any(ancestor.name in self.cyclic for ancestor in node.path)
 
 
-def queues_below(node: Node) -> Iterator[Node]:
+def queues_below(node: QuotaNode) -> Iterator[QuotaNode]:
     """Yield the queues of a subtree, depth first."""
     if node.is_queue:
         yield node
@@ -279,9 +279,9 @@ def queues_below(node: Node) -> Iterator[Node]:
         yield from queues_below(child)
 
 
-def _node(declared: Queue | Cohort, *, is_queue: bool) -> Node:
+def _node(declared: Queue | Cohort, *, is_queue: bool) -> QuotaNode:
     quotas = quotas_of(declared.groups)
-    node = Node(declared.name, quotas, declared.fair_weight, is_queue=is_queue)
+    node = QuotaNode(declared.name, quotas, declared.fair_weight, is_queue=is_queue)
     node.is_active = not isinstance(declared, Queue) or declared.is_active
     return node
 
@@ -302,7 +302,7 @@ def _cyclic_cohorts(parents: Mapping[str, str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _accumulate(node: Node) -> None:
+def _accumulate(node: QuotaNode) -> None:
     """Add up the quota of each subtree, from the leaves to the root."""
     node.path = (node.parent, *node.parent.path) if node.parent else ()
     node.children.sort(key=lambda child: (child.is_queue, child.name))

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from evenkeel.domain.kueue import fair_sharing
 from evenkeel.domain.kueue.assignment import Assignment, Pending, Progress, Verdict
-from evenkeel.domain.kueue.capacity import Node
-from evenkeel.domain.kueue.decisions import NO_EARLIER_HEADS, Decision, EarlierHeads, NodeFit, Result
+from evenkeel.domain.kueue.capacity import QuotaNode
+from evenkeel.domain.kueue.decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
 from evenkeel.domain.kueue.nomination import Nominator
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Key, PreemptionPolicy, QueueingStrategy
 from evenkeel.domain.kueue.pending import PendingWorkload
@@ -41,13 +41,13 @@ class Entry:
 class _Taken(NamedTuple):
     """Quota that a head of this cycle took; the cycle returns it at its end."""
 
-    node: Node
+    node: QuotaNode
     amounts: Mapping[Key, int]
     fits: bool
     """Whether the head fits at once. If not, the amounts are only reserved for it."""
 
 
-class Cycle:
+class SchedulingCycle:
     """A scheduling cycle over a snapshot."""
 
     def __init__(self, snapshot: Snapshot, number: int, node_fit: NodeFit | None) -> None:
@@ -56,7 +56,7 @@ class Cycle:
         self._node_fit = node_fit
         self._nominator = Nominator(snapshot, number)
         self._taken: list[_Taken] = []
-        self._preempted: dict[Node, dict[str, Admitted]] = {}
+        self._preempted: dict[QuotaNode, dict[str, Admitted]] = {}
         """Victims by tree. Victims of another tree free no quota for a head."""
         self._has_admitted = False
         self._waits_for_pods_ready = False
@@ -76,7 +76,9 @@ class Cycle:
         assignment, victims = self._nominator.nominate(workload, progress)
         return Entry(waiting, assignment, victims, assignment.progress, scan_start=progress)
 
-    def run(self, entries: Mapping[str, Entry], earlier: EarlierHeads, preempted: Iterable[Admitted]) -> list[Decision]:
+    def run(
+        self, entries: Mapping[str, Entry], earlier: EarlierHeads, preempted: Iterable[Admitted]
+    ) -> list[CycleDecision]:
         """Decide about the heads in order. The snapshot is unchanged afterwards.
 
         Args:
@@ -114,7 +116,7 @@ class Cycle:
 
     # ------------------------------------------------------------ one head
 
-    def _process(self, entry: Entry) -> Decision:
+    def _process(self, entry: Entry) -> CycleDecision:
         """Decide about one head, after the decisions about earlier heads of this cycle."""
         node = self._snapshot.queue_of(entry.waiting.workload).node
         preempted = self._preempted.setdefault(node.root, {})
@@ -133,7 +135,7 @@ class Cycle:
             or self._grant(entry, node, preempted)
         )
 
-    def _decide_without_fit(self, entry: Entry, node: Node) -> Decision | None:
+    def _decide_without_fit(self, entry: Entry, node: QuotaNode) -> CycleDecision | None:
         """Decide about a head that had no usable nomination; None if it had one."""
         workload, assignment = entry.waiting.workload, entry.assignment
         if workload.inadmissible_reason:
@@ -147,7 +149,9 @@ class Cycle:
             return _decision(entry, Result.NO_CANDIDATES, reason, pending=Pending.WAITING_FOR_QUOTA, reserved=reserved)
         return None
 
-    def _decide_overtaken(self, entry: Entry, node: Node, preempted: Mapping[str, Admitted]) -> Decision | None:
+    def _decide_overtaken(
+        self, entry: Entry, node: QuotaNode, preempted: Mapping[str, Admitted]
+    ) -> CycleDecision | None:
         """Decide about a head whose quota or victims an earlier head took; None if none did."""
         if entry.assignment.verdict is Verdict.DEFERRED:
             entry.progress = None
@@ -161,7 +165,7 @@ class Cycle:
             return _decision(entry, Result.SKIPPED, reason, pending=Pending.WAITING_FOR_QUOTA)
         return None
 
-    def _decide_without_nodes(self, entry: Entry, node: Node) -> Decision | None:
+    def _decide_without_nodes(self, entry: Entry, node: QuotaNode) -> CycleDecision | None:
         """Decide about a head that has quota and no nodes; None if nodes fit."""
         workload, assignment = entry.waiting.workload, entry.assignment
         why_not = self._node_fit(workload, assignment, tuple(entry.victims)) if self._node_fit else ""
@@ -173,7 +177,7 @@ class Cycle:
         self._take(node, reserved, fits=assignment.verdict is Verdict.FIT)
         return _decision(entry, Result.NO_NODES, why_not, reserved=reserved)
 
-    def _grant(self, entry: Entry, node: Node, preempted: dict[str, Admitted]) -> Decision:
+    def _grant(self, entry: Entry, node: QuotaNode, preempted: dict[str, Admitted]) -> CycleDecision:
         """Admit a head, or preempt its victims."""
         is_fit = entry.assignment.verdict is Verdict.FIT
         preempted.update((victim.workload_id, victim.admitted) for victim in entry.victims)
@@ -193,7 +197,7 @@ class Cycle:
 
     # ------------------------------------------------------------ parts of a decision
 
-    def _take(self, node: Node, amounts: Amounts, *, fits: bool) -> None:
+    def _take(self, node: QuotaNode, amounts: Amounts, *, fits: bool) -> None:
         """Count quota as used until the end of the cycle."""
         if amounts:
             node.add_all(amounts)
@@ -227,7 +231,7 @@ class Cycle:
                 found[queue] = lost
         return found
 
-    def _still_fits(self, entry: Entry, node: Node, preempted: Mapping[str, Admitted]) -> bool:
+    def _still_fits(self, entry: Entry, node: QuotaNode, preempted: Mapping[str, Admitted]) -> bool:
         """Whether the head fits once its own victims and all earlier victims of the cycle are gone."""
         gone = {**preempted, **{victim.workload_id: victim.admitted for victim in entry.victims}}
         if not gone:
@@ -256,7 +260,7 @@ class Cycle:
         if entry.assignment.verdict is Verdict.FIT:
             entry.assignment.verdict = Verdict.DEFERRED
 
-    def _reserve(self, entry: Entry, node: Node) -> Amounts:
+    def _reserve(self, entry: Entry, node: QuotaNode) -> Amounts:
         """Return the quota to reserve for a head without candidates, so that later heads do not take it.
 
         Nothing if the head's queue may reclaim its quota from any workload.
@@ -287,9 +291,9 @@ def _decision(
     *,
     pending: Pending = Pending.NONE,
     reserved: Mapping[Key, int] | None = None,
-) -> Decision:
+) -> CycleDecision:
     victims = tuple(entry.victims) if result in (Result.PREEMPTING, Result.ADMITTED) else ()
-    return Decision(
+    return CycleDecision(
         entry.waiting.workload,
         result,
         reason,

@@ -54,7 +54,7 @@ class EarlierHeads(NamedTuple):
 NO_EARLIER_HEADS = EarlierHeads()
 
 
-class Decision(NamedTuple):
+class CycleDecision(NamedTuple):
     """The decision of a cycle about one head, with all facts behind it."""
 
     workload: Workload

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from evenkeel.domain.kueue.decisions import Decision
+from evenkeel.domain.kueue.decisions import CycleDecision
 from evenkeel.domain.kueue.objects import Preemption, PreemptionPolicy
 from evenkeel.domain.kueue.preemption import Reason
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.snapshot import QueueSnapshot
+from evenkeel.domain.kueue.snapshot import ClusterQueueSnapshot
 
 
 class Setting(NamedTuple):
@@ -36,7 +36,7 @@ class Eviction(NamedTuple):
     victim: str
 
 
-def evictions_of(decisions: Iterable[Decision]) -> tuple[Eviction, ...]:
+def evictions_of(decisions: Iterable[CycleDecision]) -> tuple[Eviction, ...]:
     """Return the evictions that these decisions caused, in their order."""
     return tuple(
         Eviction(each.workload.queue, victim.reason, each.workload.workload_id, victim.workload_id)
@@ -55,7 +55,7 @@ def state_digest(scheduler: Scheduler) -> bytes:
     return hashlib.blake2b(repr((tuple(queues), pairs)).encode(), digest_size=16).digest()
 
 
-def _queue_state(scheduler: Scheduler, name: str, queue: QueueSnapshot) -> object:
+def _queue_state(scheduler: Scheduler, name: str, queue: ClusterQueueSnapshot) -> object:
     pending = scheduler.pending[name]
     admitted = sorted(
         (job, each.is_evicted, each.is_ready, each.reserved_at, each.counts, [sorted(f.items()) for f in each.flavors])

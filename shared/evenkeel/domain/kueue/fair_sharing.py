@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from evenkeel.domain.kueue.capacity import Node, queues_below
+from evenkeel.domain.kueue.capacity import QuotaNode, queues_below
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Key, PreemptionPolicy, Workload
 from evenkeel.domain.kueue.preemption import (
     Demand,
@@ -57,7 +57,7 @@ class Share(NamedTuple):
         return any(wanted.get(key, 0) > 0 for key in self.borrowed)
 
 
-def share_of(node: Node) -> Share:
+def share_of(node: QuotaNode) -> Share:
     """Return a node's share in its tree."""
     if node.parent is None:
         return Share(weight=node.weight)
@@ -85,7 +85,7 @@ class Contestant:
     """A head, and the quota that it needs."""
 
     workload: Workload
-    node: Node
+    node: QuotaNode
     wanted: Amounts
 
 
@@ -101,10 +101,10 @@ class Tournament:
     def __init__(self, contestants: Mapping[str, Contestant]) -> None:
         """Start with all heads, by queue name."""
         self._contestants = dict(contestants)
-        self._ranks: dict[Node, tuple[Contestant, _Rank]] = {}
+        self._ranks: dict[QuotaNode, tuple[Contestant, _Rank]] = {}
         """By the child through which a head reached a cohort."""
-        self._winners: dict[Node, Contestant | None] = {}
-        self._roots: dict[Node, int] = {}
+        self._winners: dict[QuotaNode, Contestant | None] = {}
+        self._roots: dict[QuotaNode, int] = {}
         for contestant in contestants.values():
             root = contestant.node.root
             self._roots[root] = self._roots.get(root, 0) + 1
@@ -127,14 +127,14 @@ class Tournament:
             self._winners.pop(ancestor, None)
         return winner.node.name
 
-    def changed(self, node: Node) -> None:
+    def changed(self, node: QuotaNode) -> None:
         """Drop the cached ranks that depend on a queue's use: its own share, and those of the cohorts above it."""
         self._ranks.pop(node, None)
         for ancestor in node.path:
             self._ranks.pop(ancestor, None)
             self._winners.pop(ancestor, None)
 
-    def _winner(self, cohort: Node) -> Contestant | None:
+    def _winner(self, cohort: QuotaNode) -> Contestant | None:
         if cohort in self._winners:
             return self._winners[cohort]
         best: Contestant | None = None
@@ -149,7 +149,7 @@ class Tournament:
         self._winners[cohort] = best
         return best
 
-    def _rank(self, contestant: Contestant, through: Node) -> _Rank:
+    def _rank(self, contestant: Contestant, through: QuotaNode) -> _Rank:
         """Return the rank of a head at a cohort: the share of the child it came through, its wanted quota included."""
         with using(contestant.node, contestant.wanted):
             share = share_of(through)
@@ -203,10 +203,10 @@ class _Targets:
         for candidate in candidates:
             self.of.setdefault(candidate.workload.queue, []).append(candidate)
         self.path = set(self.node.path)
-        self.dropped: set[Node] = set()
-        self._shares: dict[Node, Share] = {}
+        self.dropped: set[QuotaNode] = set()
+        self._shares: dict[QuotaNode, Share] = {}
 
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[QuotaNode]:
         """Yield the next queue. The caller takes a candidate from it or drops it."""
         if self.node.parent is None:
             while self.node not in self.dropped and self.of.get(self.node.name):
@@ -218,22 +218,22 @@ class _Targets:
             if queue is not None:
                 yield queue
 
-    def share(self, node: Node) -> Share:
+    def share(self, node: QuotaNode) -> Share:
         """Return a node's share, cached until a workload below it is removed."""
         found = self._shares.get(node)
         if found is None:
             found = self._shares[node] = share_of(node)
         return found
 
-    def lost(self, queue: Node) -> None:
+    def lost(self, queue: QuotaNode) -> None:
         """Drop the cached shares that a removed workload changes."""
         self._shares.pop(queue, None)
         for ancestor in queue.path:
             self._shares.pop(ancestor, None)
 
-    def _next(self, cohort: Node) -> Node | None:
-        best_queue: Node | None = None
-        best_cohort: Node | None = None
+    def _next(self, cohort: QuotaNode) -> QuotaNode | None:
+        best_queue: QuotaNode | None = None
+        best_cohort: QuotaNode | None = None
         queue_rank = cohort_rank = (False, -1.0)
         for child in cohort.children:
             if child in self.dropped:
@@ -257,21 +257,21 @@ class _Targets:
             return self._next(best_cohort)
         return best_queue
 
-    def _precedes(self, queue: Node, other: Node) -> bool:
+    def _precedes(self, queue: QuotaNode, other: QuotaNode) -> bool:
         candidate, other_candidate = self.of[queue.name][0], self.of[other.name][0]
         return order_key(candidate, self.node.name, self.now) < order_key(other_candidate, self.node.name, self.now)
 
-    def take(self, queue: Node) -> Admitted:
+    def take(self, queue: QuotaNode) -> Admitted:
         """Remove and return a queue's next candidate."""
         return self.of[queue.name].pop(0)
 
-    def branches(self, queue: Node) -> tuple[Node, Node]:
+    def branches(self, queue: QuotaNode) -> tuple[QuotaNode, QuotaNode]:
         """Return the two nodes just below the common ancestor: the preemptor's and the queue's."""
         met = next(ancestor for ancestor in queue.path if ancestor in self.path)
         return _below(met, self.node), _below(met, queue)
 
 
-def _below(ancestor: Node, node: Node) -> Node:
+def _below(ancestor: QuotaNode, node: QuotaNode) -> QuotaNode:
     """Return the child of an ancestor on the path to a node."""
     through = node
     for each in node.path:
@@ -290,7 +290,7 @@ def _first_rule(
     targets = _Targets(demand, candidates, snapshot.now)
     retry: list[Admitted] = []
 
-    def remove(admitted: Admitted, queue: Node, reason: Reason) -> bool:
+    def remove(admitted: Admitted, queue: QuotaNode, reason: Reason) -> bool:
         snapshot.release(admitted)
         targets.lost(queue)
         victims.append(Victim(admitted, reason))

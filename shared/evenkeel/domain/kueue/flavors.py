@@ -8,7 +8,16 @@ NoFit    neither
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from evenkeel.domain.kueue.assignment import Assignment, Attempt, Choice, Inequality, Mode, Pending, Progress, Verdict
+from evenkeel.domain.kueue.assignment import (
+    Assignment,
+    Choice,
+    FlavorAttempt,
+    FlavorMode,
+    Inequality,
+    Pending,
+    Progress,
+    Verdict,
+)
 from evenkeel.domain.kueue.objects import (
     PODS,
     Admitted,
@@ -25,7 +34,7 @@ from evenkeel.domain.kueue.objects import (
 )
 from evenkeel.domain.kueue.snapshot import Snapshot
 
-Simulate = Callable[[Workload, Key, int], tuple[Mode, int]]
+Simulate = Callable[[Workload, Key, int], tuple[FlavorMode, int]]
 """Returns whether preemption frees this amount of one key, and the borrowing level afterwards."""
 
 
@@ -136,16 +145,16 @@ class FlavorAssigner:
                 amount -= self._already_held(index, resource)
             use[flavor, resource] = use.get((flavor, resource), 0) + amount
             assignment.level = max(assignment.level, level)
-            if mode is not Mode.FIT:
+            if mode is not FlavorMode.FIT:
                 assignment.verdict = min(assignment.verdict, Verdict.PREEMPT)
         return tried
 
     def _choose(
         self, group: _Group, wanted: dict[str, int], used: Amounts
-    ) -> tuple[dict[str, Choice], tuple[Attempt, ...], bool]:
+    ) -> tuple[dict[str, Choice], tuple[FlavorAttempt, ...], bool]:
         """Choose a flavor for each resource. The third value is whether a resource got none."""
         choices: dict[str, Choice] = {}
-        attempts: list[Attempt] = []
+        attempts: list[FlavorAttempt] = []
         for resource in sorted(wanted):
             resources = self.queue.group_by_resource.get(resource)
             if resources is None and (wanted[resource] == 0 or self.snapshot.rules.ignores_undeclared):
@@ -154,7 +163,11 @@ class FlavorAssigner:
                 continue  # chosen together with another resource of its group
             if resources is None:
                 why = f"the queue has no quota of {resource}"
-                return {}, (*attempts, Attempt("", Mode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=why)), True
+                return (
+                    {},
+                    (*attempts, FlavorAttempt("", FlavorMode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=why)),
+                    True,
+                )
             found, looked_at = self._search(group, resources, wanted, resource, used)
             attempts += looked_at
             if not found:
@@ -164,14 +177,14 @@ class FlavorAssigner:
 
     def _search(
         self, group: _Group, resources: ResourceGroup, wanted: dict[str, int], first: str, used: Amounts
-    ) -> tuple[dict[str, Choice], list[Attempt]]:
+    ) -> tuple[dict[str, Choice], list[FlavorAttempt]]:
         """Examine the flavors of a resource group, from where the last scan stopped."""
         fungibility = self.queue.spec.fungibility
         requested = {resource: wanted[resource] for resource in sorted(wanted) if resource in resources.resources}
         start = self.progress.next_index(group.indexes[0], first) if self.progress else 0
-        best: dict[str, tuple[str, Mode, int]] = {}
-        best_mode, best_level = Mode.NO_FIT, 0
-        attempts: list[Attempt] = []
+        best: dict[str, tuple[str, FlavorMode, int]] = {}
+        best_mode, best_level = FlavorMode.NO_FIT, 0
+        attempts: list[FlavorAttempt] = []
         last = -1
         for index in range(start, len(resources.flavors)):
             last = index
@@ -182,7 +195,7 @@ class FlavorAssigner:
                 continue
             if flavor in group.unfit:
                 why = group.unfit[flavor]
-                attempts.append(Attempt(flavor, Mode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=why))
+                attempts.append(FlavorAttempt(flavor, FlavorMode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=why))
                 continue
             found, attempt = self._try_flavor(group, flavor, requested, used, fungibility)
             attempts.append(attempt)
@@ -197,10 +210,10 @@ class FlavorAssigner:
 
     def _try_flavor(
         self, group: _Group, flavor: str, requested: dict[str, int], used: Amounts, fungibility: Fungibility
-    ) -> tuple[dict[str, tuple[str, Mode, int]], Attempt]:
+    ) -> tuple[dict[str, tuple[str, FlavorMode, int]], FlavorAttempt]:
         """Evaluate one flavor for all resources of its group. The worst mode of a resource counts."""
-        worst, worst_level, pending = Mode.FIT, 0, Pending.NONE
-        found: dict[str, tuple[str, Mode, int]] = {}
+        worst, worst_level, pending = FlavorMode.FIT, 0, Pending.NONE
+        found: dict[str, tuple[str, FlavorMode, int]] = {}
         compared: list[Inequality] = []
         why = ""
         for resource, total in requested.items():  # in the order of their names
@@ -210,10 +223,14 @@ class FlavorAssigner:
                 given = {self.replaced.flavors[index].get(resource) for index in group.indexes}
                 if given != {flavor}:
                     held = ", ".join(sorted(each or "none" for each in given))
-                    why, pending, worst = f"the slice it replaces has {held}", Pending.NO_MATCHING_FLAVOR, Mode.NO_FIT
+                    why, pending, worst = (
+                        f"the slice it replaces has {held}",
+                        Pending.NO_MATCHING_FLAVOR,
+                        FlavorMode.NO_FIT,
+                    )
                     break
             with_earlier = used.get(key, 0) + amount
-            if worst is Mode.NO_FIT:  # the other resources only decide which reason is the most severe
+            if worst is FlavorMode.NO_FIT:  # the other resources only decide which reason is the most severe
                 if pending is Pending.WAITING_FOR_QUOTA and with_earlier > self.queue.node.at(key).potential:
                     pending = Pending.EXCEEDS_MAX_QUOTA
                 continue
@@ -224,9 +241,9 @@ class FlavorAssigner:
                 pending = reason
             if (mode, level) != (worst, worst_level) and is_preferred(worst, worst_level, mode, level, fungibility):
                 worst, worst_level = mode, level
-            if worst is not Mode.NO_FIT:
+            if worst is not FlavorMode.NO_FIT:
                 found[resource] = (flavor, mode, level)
-        return found, Attempt(flavor, worst, worst_level, pending, why, tuple(compared))
+        return found, FlavorAttempt(flavor, worst, worst_level, pending, why, tuple(compared))
 
     def _compare(self, key: Key, wanted: int) -> tuple[Pending, Inequality]:
         """Compare the amount wanted of one key with the quota."""
@@ -234,9 +251,9 @@ class FlavorAssigner:
         slot = node.slots.get(key) or node.at(key)
         available, potential, pending = max(0, slot.available()), slot.potential, Pending.NONE
         if wanted > potential:
-            mode, level, pending = Mode.NO_FIT, 0, Pending.EXCEEDS_MAX_QUOTA
+            mode, level, pending = FlavorMode.NO_FIT, 0, Pending.EXCEEDS_MAX_QUOTA
         elif wanted <= available:
-            mode, level = Mode.FIT, 0 if slot.use + wanted <= slot.subtree else node.level(key, wanted)[0]
+            mode, level = FlavorMode.FIT, 0 if slot.use + wanted <= slot.subtree else node.level(key, wanted)[0]
         else:
             level, is_smaller = node.level(key, wanted)
             may_borrow_and_preempt = spec.preemption.borrow_within is not None or (
@@ -245,7 +262,7 @@ class FlavorAssigner:
             if slot.nominal >= wanted or is_smaller or may_borrow_and_preempt:
                 mode, level = self.simulate(self.workload, key, wanted)
             else:
-                mode, pending = Mode.NO_FIT, Pending.WAITING_FOR_QUOTA
+                mode, pending = FlavorMode.NO_FIT, Pending.WAITING_FOR_QUOTA
         return pending, Inequality(key[1], wanted, available, potential, slot.nominal, slot.use, mode, level)
 
     def _why_pending(self, assignment: Assignment) -> Pending:
@@ -261,7 +278,7 @@ class FlavorAssigner:
                 continue
             mildest: dict[int, Pending] = {}
             for number, attempt in enumerate(attempts):
-                if attempt.mode is not Mode.NO_FIT:
+                if attempt.mode is not FlavorMode.NO_FIT:
                     continue
                 group = group_by_resource.get(attempt.flavor, -1 - number)
                 known = mildest.get(group, attempt.pending)
@@ -282,24 +299,24 @@ def _sum_of(wanted: list[dict[str, int]]) -> dict[str, int]:
     return total
 
 
-def is_preferred(mode: Mode, level: int, other: Mode, other_level: int, fungibility: Fungibility) -> bool:
+def is_preferred(mode: FlavorMode, level: int, other: FlavorMode, other_level: int, fungibility: Fungibility) -> bool:
     """Whether one mode and borrowing level is strictly better than another."""
-    if mode is Mode.NO_FIT:
+    if mode is FlavorMode.NO_FIT:
         return False
-    if other is Mode.NO_FIT:
+    if other is FlavorMode.NO_FIT:
         return True
-    if (mode is Mode.NO_CANDIDATES) != (other is Mode.NO_CANDIDATES):
-        return other is Mode.NO_CANDIDATES
+    if (mode is FlavorMode.NO_CANDIDATES) != (other is FlavorMode.NO_CANDIDATES):
+        return other is FlavorMode.NO_CANDIDATES
     if fungibility.preference is Preference.PREEMPTION_OVER_BORROWING:
         return (-level, mode) > (-other_level, other)
     return (mode, -level) > (other, -other_level)
 
 
-def _continues(mode: Mode, level: int, fungibility: Fungibility) -> bool:
+def _continues(mode: FlavorMode, level: int, fungibility: Fungibility) -> bool:
     """Whether the search continues after this flavor."""
-    if mode in (Mode.NO_FIT, Mode.NO_CANDIDATES):
+    if mode in (FlavorMode.NO_FIT, FlavorMode.NO_CANDIDATES):
         return True
-    if mode is not Mode.FIT and fungibility.when_can_preempt is Fungible.TRY_NEXT:
+    if mode is not FlavorMode.FIT and fungibility.when_can_preempt is Fungible.TRY_NEXT:
         return True
     return level > 0 and fungibility.when_can_borrow is Fungible.TRY_NEXT
 

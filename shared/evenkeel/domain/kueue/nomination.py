@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from evenkeel.domain.kueue import fair_sharing
-from evenkeel.domain.kueue.assignment import Assignment, Mode, Progress, Verdict
+from evenkeel.domain.kueue.assignment import Assignment, FlavorMode, Progress, Verdict
 from evenkeel.domain.kueue.flavors import FlavorAssigner
 from evenkeel.domain.kueue.objects import Amounts, Key, Workload
 from evenkeel.domain.kueue.preemption import Demand, Victim, classical_victims, simulate
@@ -92,7 +92,7 @@ class Nominator:
             return fair_sharing.fair_victims(demand, self._snapshot)
         return classical_victims(demand, self._snapshot)
 
-    def _simulate(self, workload: Workload, key: Key, amount: int) -> tuple[Mode, int]:
+    def _simulate(self, workload: Workload, key: Key, amount: int) -> tuple[FlavorMode, int]:
         """Return whether preemption frees this amount of one key alone, and the borrowing level afterwards."""
         contested = frozenset((key,))
         wanted = {key: amount}

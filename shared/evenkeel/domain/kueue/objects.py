@@ -164,7 +164,7 @@ class Taint:
 
 
 @dataclass(frozen=True, slots=True)
-class Toleration:
+class FlavorToleration:
     """A toleration of a pod. An empty key with `Exists` tolerates everything; an empty effect all effects."""
 
     key: str = ""
@@ -222,7 +222,7 @@ class Flavor:
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
-    tolerations: tuple[Toleration, ...] = ()
+    tolerations: tuple[FlavorToleration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class PodSet:
     selector: Mapping[str, str] = field(default_factory=dict)
     affinity: tuple[tuple[Requirement, ...], ...] = ()
     """Node selector terms, of which any must match. A term matches if all its requirements hold."""
-    tolerations: tuple[Toleration, ...] = ()
+    tolerations: tuple[FlavorToleration, ...] = ()
     group: str = ""
     """Pod sets of the same group get the same flavors."""
 

@@ -240,7 +240,7 @@ class OwnAdmission(Document):
     """Whether it can never be preempted."""
 
 
-class Job(Document):
+class OwnJob(Document):
     """A job. `requests` and `count` describe its only pod set; a job with several has `podSets`."""
 
     kind: Literal["Job"] = "Job"
@@ -306,4 +306,4 @@ class Job(Document):
 class Jobs(Document):
     """Several jobs, in the short form or as Kueue's Workloads."""
 
-    jobs: tuple[Job | workload_manifests.WorkloadManifest, ...]
+    jobs: tuple[OwnJob | workload_manifests.WorkloadManifest, ...]

@@ -12,10 +12,10 @@ from enum import IntEnum, StrEnum
 from functools import cmp_to_key
 from typing import Any
 
-from evenkeel.domain.kueue.assignment import Mode
-from evenkeel.domain.kueue.capacity import Node
+from evenkeel.domain.kueue.assignment import FlavorMode
+from evenkeel.domain.kueue.capacity import QuotaNode
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Key, PreemptionPolicy, Workload
-from evenkeel.domain.kueue.snapshot import QueueSnapshot, Snapshot
+from evenkeel.domain.kueue.snapshot import ClusterQueueSnapshot, Snapshot
 
 
 class Reason(StrEnum):
@@ -47,7 +47,7 @@ class Demand:
     """The quota that a pending workload needs."""
 
     workload: Workload
-    queue: QueueSnapshot
+    queue: ClusterQueueSnapshot
     wanted: Amounts
     contested: frozenset[Key]
     """The keys that need preemption."""
@@ -140,7 +140,7 @@ def compute_median_risk(candidates: Iterable[Admitted], snapshot: Snapshot) -> f
 
 
 def candidates_in(
-    queue: QueueSnapshot, demand: Demand, policy: PreemptionPolicy, snapshot: Snapshot
+    queue: ClusterQueueSnapshot, demand: Demand, policy: PreemptionPolicy, snapshot: Snapshot
 ) -> Iterator[Admitted]:
     """Yield the workloads of a queue that may be preempted and use a contested key."""
     if policy is PreemptionPolicy.NEVER:
@@ -199,7 +199,7 @@ _REASONS = {
 class _Candidate:
     admitted: Admitted
     kind: _Kind
-    common_ancestor: Node | None
+    common_ancestor: QuotaNode | None
     """The lowest common ancestor with the preemptor; None in the same queue."""
 
 
@@ -272,7 +272,7 @@ def _outside(demand: Demand, snapshot: Snapshot) -> tuple[list[_Candidate], list
     if demand.queue.spec.preemption.reclaim is PreemptionPolicy.NEVER:
         return hierarchical, by_priority
     has_advantage, rest = _holds(node, demand.wanted)
-    visited: Node | None = None
+    visited: QuotaNode | None = None
     for ancestor in node.path:
         found = hierarchical if has_advantage else by_priority
         for queue in _over_quota_below(ancestor, visited, demand):
@@ -286,13 +286,13 @@ def _outside(demand: Demand, snapshot: Snapshot) -> tuple[list[_Candidate], list
     return hierarchical, by_priority
 
 
-def _holds(node: Node, wanted: Mapping[Key, int]) -> tuple[bool, Amounts]:
+def _holds(node: QuotaNode, wanted: Mapping[Key, int]) -> tuple[bool, Amounts]:
     """Return whether a subtree's own quota is enough, and what its ancestors must still provide."""
     holds = not any(node.borrows_with(key, amount) for key, amount in wanted.items())
     return holds, {key: max(0, amount - node.at(key).unused_guaranteed) for key, amount in wanted.items()}
 
 
-def _over_quota_below(node: Node, visited: Node | None, demand: Demand) -> Iterator[Node]:
+def _over_quota_below(node: QuotaNode, visited: QuotaNode | None, demand: Demand) -> Iterator[QuotaNode]:
     """Yield the queues below a node that use more than their quota, and skip cohorts that do not."""
     for child in node.children:
         if child is visited or child is demand.queue.node or child.is_within_quota(demand.contested):
@@ -348,13 +348,13 @@ def _is_usable(candidate: _Candidate, demand: Demand, snapshot: Snapshot, *, may
 # ---------------------------------------------------------------- simulation for one key
 
 
-def simulate(demand: Demand, key: Key, victims: list[Victim], snapshot: Snapshot) -> tuple[Mode, int]:
+def simulate(demand: Demand, key: Key, victims: list[Victim], snapshot: Snapshot) -> tuple[FlavorMode, int]:
     """Return the mode in which these victims free one key, and the borrowing level once they are gone."""
     node = demand.queue.node
     amount = demand.wanted[key]
     if not victims:
-        return Mode.NO_CANDIDATES, node.level(key, amount)[0]
+        return FlavorMode.NO_CANDIDATES, node.level(key, amount)[0]
     with snapshot.without_use_of(victim.admitted for victim in victims):
         level = node.level(key, amount)[0]
     is_own = any(victim.admitted.workload.queue == demand.queue.spec.name for victim in victims)
-    return (Mode.PREEMPT if is_own else Mode.RECLAIM), level
+    return (FlavorMode.PREEMPT if is_own else FlavorMode.RECLAIM), level

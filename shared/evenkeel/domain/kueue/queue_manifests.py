@@ -16,6 +16,7 @@ from evenkeel.domain.kueue.objects import (
     Cohort,
     Flavor,
     FlavorQuotas,
+    FlavorToleration,
     Fungibility,
     Fungible,
     Preemption,
@@ -28,7 +29,6 @@ from evenkeel.domain.kueue.objects import (
     ResourceGroup,
     StopPolicy,
     Taint,
-    Toleration,
 )
 
 API_VERSION = "kueue.x-k8s.io/v1beta2"
@@ -246,8 +246,8 @@ class PodToleration(Document):
     value: str = ""
     effect: str = ""
 
-    def to_toleration(self) -> Toleration:
-        return Toleration(self.key, self.operator or "Equal", self.value, self.effect)
+    def to_toleration(self) -> FlavorToleration:
+        return FlavorToleration(self.key, self.operator or "Equal", self.value, self.effect)
 
 
 class ResourceFlavorSpec(Document):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evenkeel.domain.kueue.decisions import Decision, Result
+from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.documents import (
     DocumentError,
     ReadWarnings,
@@ -65,7 +65,7 @@ class Replay:
     cycles: list[CycleAnswer] = field(default_factory=list)
     loops: list[LoopAnswer] = field(default_factory=list)
     """Eviction loops: cycles of an instant stop after one period of the loop."""
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[CycleDecision] = field(default_factory=list)
     unqueued: dict[str, str] = field(default_factory=dict)
     is_trial: bool = False
     """Whether this run only tests whether a changed setting ends a loop."""
@@ -329,7 +329,7 @@ class Replay:
         """Run cycles until another cycle changes nothing or repeats earlier decisions."""
         seen: set[object] = set()
         states: dict[bytes, int] = {}
-        evicting: list[tuple[Decision, ...]] = []
+        evicting: list[tuple[CycleDecision, ...]] = []
         for number in itertools.count():
             if self.max_cycles is not None and number >= self.max_cycles:
                 return
@@ -355,7 +355,7 @@ class Replay:
                 return
             seen.add(repr(repeated))
 
-    def _note_loop(self, evicting: list[tuple[Decision, ...]], last_cycle: int) -> None:
+    def _note_loop(self, evicting: list[tuple[CycleDecision, ...]], last_cycle: int) -> None:
         """Record an eviction loop, and the settings that would end it. Each was found by a run."""
         evictions = evictions_of(itertools.chain(*evicting))
         settings: dict[tuple[str, str], Setting] = {}
@@ -394,7 +394,7 @@ class Replay:
         trial.run(Events())
         return not trial.loops and len(trial.cycles) < _MOST_TRIAL_CYCLES
 
-    def _cycle(self) -> tuple[list[Decision], bool]:
+    def _cycle(self) -> tuple[list[CycleDecision], bool]:
         """Run a cycle; return its decisions, and whether a job was admitted or newly evicted."""
         queues = self.scheduler.snapshot.queues.values()
         evicted = frozenset(
@@ -439,7 +439,7 @@ def _without_admission(document: Any) -> Any:
     return {name: each for name, each in document.items() if name != "admitted"}
 
 
-def _scan_state(decision: Decision) -> object:
+def _scan_state(decision: CycleDecision) -> object:
     progress = decision.assignment.progress
     return [sorted(each.items()) for each in progress.tried] if progress else None
 

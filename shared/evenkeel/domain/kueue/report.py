@@ -4,20 +4,20 @@ import math
 from collections.abc import Sequence
 
 from evenkeel.domain.kueue import quantities
-from evenkeel.domain.kueue.assignment import Attempt, Mode
-from evenkeel.domain.kueue.capacity import Node
-from evenkeel.domain.kueue.decisions import Decision, Result
+from evenkeel.domain.kueue.assignment import FlavorAttempt, FlavorMode
+from evenkeel.domain.kueue.capacity import QuotaNode
+from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.documents import AmountOf, Output, amounts_of
 from evenkeel.domain.kueue.fair_sharing import share_of
 from evenkeel.domain.kueue.objects import Admitted
 from evenkeel.domain.kueue.scheduler import Scheduler
 
 _MODES = {
-    Mode.NO_FIT: "NoFit",
-    Mode.NO_CANDIDATES: "NoCandidates",
-    Mode.PREEMPT: "Preempt",
-    Mode.RECLAIM: "Reclaim",
-    Mode.FIT: "Fit",
+    FlavorMode.NO_FIT: "NoFit",
+    FlavorMode.NO_CANDIDATES: "NoCandidates",
+    FlavorMode.PREEMPT: "Preempt",
+    FlavorMode.RECLAIM: "Reclaim",
+    FlavorMode.FIT: "Fit",
 }
 
 _MOST_NAMED = 10
@@ -258,7 +258,7 @@ class Plan(Output):
 # ---------------------------------------------------------------- from the scheduler
 
 
-def decision_of(decision: Decision, evicted_before: frozenset[str], sticky: str) -> DecisionAnswer:
+def decision_of(decision: CycleDecision, evicted_before: frozenset[str], sticky: str) -> DecisionAnswer:
     """Return a decision as a part of the answer."""
     workload, assignment = decision.workload, decision.assignment
     is_in = decision.result is Result.ADMITTED
@@ -311,7 +311,7 @@ def decision_of(decision: Decision, evicted_before: frozenset[str], sticky: str)
     )
 
 
-def _considered(pod_set: str, attempt: Attempt) -> Considered:
+def _considered(pod_set: str, attempt: FlavorAttempt) -> Considered:
     return Considered(
         pod_set=pod_set,
         flavor=attempt.flavor,
@@ -362,7 +362,7 @@ def state_of(scheduler: Scheduler, at: float, unqueued: Sequence[tuple[str, str]
     )
 
 
-def _node(node: Node) -> dict[str, object]:
+def _node(node: QuotaNode) -> dict[str, object]:
     share = share_of(node)
     is_finite = math.isfinite(share.value)
     return {

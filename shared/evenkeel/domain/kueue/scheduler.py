@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
-from evenkeel.domain.kueue.capacity import Node, Tree
-from evenkeel.domain.kueue.cycle import Cycle, Entry
+from evenkeel.domain.kueue.capacity import QuotaNode, Tree
+from evenkeel.domain.kueue.cycle import Entry, SchedulingCycle
 from evenkeel.domain.kueue.decayed import DecayedUse
-from evenkeel.domain.kueue.decisions import NO_EARLIER_HEADS, Decision, EarlierHeads, NodeFit, Result
+from evenkeel.domain.kueue.decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
 from evenkeel.domain.kueue.objects import Admitted, Cohort, Flavor, Queue, QueueingStrategy, Workload
 from evenkeel.domain.kueue.pending import PendingQueue, PendingWorkload, RequeueTrigger
 from evenkeel.domain.kueue.snapshot import Rules, Snapshot
@@ -46,7 +46,7 @@ class Scheduler:
         self._uses: dict[str, DecayedUse] = {}
         """Recent use of each queue that orders its sub-queues by use."""
         self.cycles = 0
-        self._triggers: dict[Node, RequeueTrigger] = {}
+        self._triggers: dict[QuotaNode, RequeueTrigger] = {}
         """By root of a tree."""
         self._active_queues: list[str] = []
         self._queue_by_workload: dict[str, str] = {}
@@ -147,7 +147,7 @@ class Scheduler:
         admitted.workload = replace(admitted.workload, priority=priority)
         self._changed(admitted.workload)
 
-    def wake(self, node: Node) -> None:
+    def wake(self, node: QuotaNode) -> None:
         """Let all parked workloads of a node's tree be tried again."""
         self._triggers[node.root].count += 1
 
@@ -253,7 +253,7 @@ class Scheduler:
 
     # ------------------------------------------------------------ cycles
 
-    def cycle(self, now: float = 0.0, earlier: EarlierHeads = NO_EARLIER_HEADS) -> list[Decision]:
+    def cycle(self, now: float = 0.0, earlier: EarlierHeads = NO_EARLIER_HEADS) -> list[CycleDecision]:
         """Decide about the head of every queue once, and apply the decisions; return them in their order.
 
         Args:
@@ -261,7 +261,7 @@ class Scheduler:
             earlier: Quota and victims of earlier heads, if a recorded cycle is repeated for one head alone.
         """
         self.snapshot.now = now
-        cycle = Cycle(self.snapshot, self.cycles + 1, self._node_fit)
+        cycle = SchedulingCycle(self.snapshot, self.cycles + 1, self._node_fit)
         entries = cycle.nominate(self._heads(now))
         if not entries:
             return []  # not counted: progress of flavor scans ages by cycles
@@ -279,7 +279,7 @@ class Scheduler:
             if head is not None:
                 yield head
 
-    def _apply(self, entry: Entry, decision: Decision, now: float) -> Decision:
+    def _apply(self, entry: Entry, decision: CycleDecision, now: float) -> CycleDecision:
         """Apply a decision: admit the head, or mark its victims and queue it again."""
         workload = decision.workload
         queue, pending = self.snapshot.queue_of(workload), self.pending[workload.queue]
@@ -303,7 +303,7 @@ class Scheduler:
             pending.sticky = workload.workload_id  # Kueue's scheduler waits here, so no other workload overtakes it
         return decision._replace(parked=parked) if parked else decision
 
-    def _admit(self, decision: Decision, now: float) -> None:
+    def _admit(self, decision: CycleDecision, now: float) -> None:
         workload, assignment = decision.workload, decision.assignment
         queue = self.snapshot.queue_of(workload)
         if workload.replaces and workload.replaces in queue.admitted:

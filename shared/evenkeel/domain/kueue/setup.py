@@ -245,7 +245,7 @@ class Declared:
 
     # ------------------------------------------------------------ jobs
 
-    def job(self, raw: Any, where: str) -> "Job":
+    def job(self, raw: Any, where: str) -> "DeclaredJob":
         """Read one job, a Kueue Workload or the short form, and find its queue.
 
         Raises:
@@ -256,14 +256,14 @@ class Declared:
         if isinstance(raw, dict) and "kind" in raw:
             raise DocumentError(where, "kind", f"{raw['kind']} is not a job; a job is a Workload or the short form")
         name = raw.get("name", "") if isinstance(raw, dict) else ""
-        document = self.read_warnings.read(own.Job, raw, f"{where}: Job/{name}")
+        document = self.read_warnings.read(own.OwnJob, raw, f"{where}: Job/{name}")
         priority = document.priority
         if priority is None:
             priority = self._priority(document.priority_class, document.name)
         workload = document.to_workload(priority)
         unqueued = "" if document.queue in self.queues else f"there is no queue {document.queue}"
         if document.admitted is None or unqueued:
-            return Job(workload, None, None, unqueued)
+            return DeclaredJob(workload, None, None, unqueued)
         for field_name in ("flavors", "counts"):
             value = getattr(document.admitted, field_name)
             if isinstance(value, tuple) and len(value) != len(workload.pod_sets):
@@ -272,7 +272,7 @@ class Declared:
                 )
         admitted = document.to_admitted(workload)
         self._check_flavors(admitted, f"{where}: Job/{name}", "admitted.flavors")
-        return Job(workload, admitted, None, "")
+        return DeclaredJob(workload, admitted, None, "")
 
     def _check_flavors(self, admitted: Admitted, where: str, field_name: str) -> None:
         """Refuse an admission from which the use cannot be computed.
@@ -313,7 +313,7 @@ class Declared:
             self.read_warnings.warn(job, f"there is no priority class {name}: the job gets priority 0")
         return 0
 
-    def _kueue_job(self, raw: Mapping[str, Any], where: str) -> "Job":
+    def _kueue_job(self, raw: Mapping[str, Any], where: str) -> "DeclaredJob":
         meta = raw.get("metadata")
         where = f"{where}: Workload/{meta.get('name', '') if isinstance(meta, dict) else ''}"
         document = self.read_warnings.read(workload_manifests.WorkloadManifest, raw, where)
@@ -334,7 +334,7 @@ class Declared:
                 self._check_flavors(admitted, where, "status.admission.podSetAssignments")
             if admitted is not None and self.stop_of(workload).ends(admitted):
                 admitted.is_evicted = True
-            return Job(workload, admitted, None, missing, document.missed)
+            return DeclaredJob(workload, admitted, None, missing, document.missed)
         queue, unqueued = self._queue_of(namespace, spec.queue_name)
         if document.condition("Finished"):
             unqueued = "it is finished"
@@ -366,7 +366,7 @@ class Declared:
             each.type == "Requeued" and each.status == "False" for each in document.status.conditions
         ):
             not_before = float("inf")  # no document states the end of the backoff
-        return Job(workload, None, not_before, unqueued, document.missed)
+        return DeclaredJob(workload, None, not_before, unqueued, document.missed)
 
     def stop_of(self, workload: Workload) -> StopPolicy:
         """Return the stop policy of the LocalQueue of a workload."""
@@ -403,7 +403,7 @@ class Declared:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DeclaredJob:
     """A job read from a document: pending, or holding quota, or in no queue."""
 
     workload: Workload

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from evenkeel.domain.kueue.capacity import Node, Tree
+from evenkeel.domain.kueue.capacity import QuotaNode, Tree
 from evenkeel.domain.kueue.decayed import Decay
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Flavor, Key, Queue, ResourceGroup, Workload
 
@@ -49,11 +49,11 @@ class Rules(NamedTuple):
 
 
 @dataclass(slots=True)
-class QueueSnapshot:
+class ClusterQueueSnapshot:
     """A queue in a snapshot: its declaration, its node in the tree, and the workloads that hold its quota."""
 
     spec: Queue
-    node: Node
+    node: QuotaNode
     admitted: dict[str, Admitted] = field(default_factory=dict)
     generation: int = 0
     """Increased when an admitted workload changes or leaves, and when quota of the tree changes."""
@@ -73,7 +73,7 @@ class Snapshot:
         self.tree = tree
         self.flavors = flavors
         self.rules = rules
-        self.queues = {spec.name: QueueSnapshot(spec, tree.queues[spec.name]) for spec in specs}
+        self.queues = {spec.name: ClusterQueueSnapshot(spec, tree.queues[spec.name]) for spec in specs}
         self.now: float = 0.0
         """The present time. Stands for an unknown time of admission."""
         self.evicted_at: dict[frozenset[str], float] = {}
@@ -82,7 +82,7 @@ class Snapshot:
         """By queue that orders by recent use: returns the use of a sub-queue, divided by its weight."""
         self._cached: dict[tuple[str, tuple[object, ...]], Any] = {}
 
-    def queue_of(self, workload: Workload) -> QueueSnapshot:
+    def queue_of(self, workload: Workload) -> ClusterQueueSnapshot:
         """Return the queue in which a workload is pending or admitted."""
         return self.queues[workload.queue]
 
@@ -144,7 +144,7 @@ class Snapshot:
 
 
 @contextmanager
-def using(node: Node, amounts: Mapping[Key, int]) -> Any:
+def using(node: QuotaNode, amounts: Mapping[Key, int]) -> Any:
     """Add use to a queue while the context is open."""
     node.add_all(amounts)
     try:
@@ -154,7 +154,7 @@ def using(node: Node, amounts: Mapping[Key, int]) -> Any:
 
 
 @contextmanager
-def not_using(node: Node, amounts: Mapping[Key, int]) -> Any:
+def not_using(node: QuotaNode, amounts: Mapping[Key, int]) -> Any:
     """Remove use from a queue while the context is open."""
     node.remove_all(amounts)
     try:

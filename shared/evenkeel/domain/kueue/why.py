@@ -11,7 +11,7 @@ from pydantic import Field
 
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.capacity import queues_below
-from evenkeel.domain.kueue.decisions import Decision, Result
+from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.documents import Output
 from evenkeel.domain.kueue.objects import PODS, Admitted, Cohort, Flavor, Queue, StopPolicy, Workload
 from evenkeel.domain.kueue.report import DecisionAnswer, decision_of
@@ -76,7 +76,7 @@ class WhatIf:
             scheduler.snapshot.now,
         )
 
-    def decide(self, workload: Workload, without: frozenset[str] = frozenset()) -> Decision:
+    def decide(self, workload: Workload, without: frozenset[str] = frozenset()) -> CycleDecision:
         """Return the decision about a job as if it were the only pending job.
 
         Args:
@@ -126,7 +126,7 @@ def _started(queue: Queue, name: str) -> Queue:
     return replace(queue, stop=StopPolicy.NONE, inactive="") if queue.name == name else queue
 
 
-def _sentence(scheduler: Scheduler, workload: Workload, decision: Decision, position: int | None) -> str:
+def _sentence(scheduler: Scheduler, workload: Workload, decision: CycleDecision, position: int | None) -> str:
     queue = scheduler.snapshot.queues[workload.queue].spec
     if not queue.is_active:
         return f"Queue {queue.name} is inactive: {queue.inactive or f'its stop policy is {queue.stop}'}."
@@ -146,7 +146,7 @@ def _sentence(scheduler: Scheduler, workload: Workload, decision: Decision, posi
     return f"{decision.reason} {worst}".strip()
 
 
-def _tightest(decision: Decision) -> str:
+def _tightest(decision: CycleDecision) -> str:
     """Return the last comparison of the last flavor: the figure that decided."""
     for attempts in reversed(decision.assignment.attempts):
         for attempt in reversed(attempts):

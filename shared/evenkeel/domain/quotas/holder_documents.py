@@ -42,7 +42,7 @@ def holder_document(holder: QuotaHolder) -> Json:
                 requests = {name: own.to_quantity(name, amounts[name] // count) for name in resources if name != PODS}
                 pod_sets.append(own.OwnPodSet(name=f"{flavor}-{len(pod_sets)}", count=count, requests=requests))
                 flavors.append(dict.fromkeys(resources, flavor))
-    job = own.Job(
+    job = own.OwnJob(
         name=holder.name,
         queue=holder.queue,
         priority=holder.priority,
@@ -76,7 +76,7 @@ def admitted_document(admitted: Admitted, *, was_evicted: bool) -> Json:
         )
         for pod_set, count in zip(workload.pod_sets, admitted.counts, strict=True)
     ]
-    job = own.Job(
+    job = own.OwnJob(
         name=workload.workload_id,
         queue=workload.queue,
         priority=workload.priority,

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.kueue import own
 from evenkeel.domain.kueue.assignment import Progress
-from evenkeel.domain.kueue.decisions import Decision, EarlierHeads, NodeFit
+from evenkeel.domain.kueue.decisions import CycleDecision, EarlierHeads, NodeFit
 from evenkeel.domain.kueue.objects import (
     PODS,
     Admitted,
@@ -146,7 +146,7 @@ class DocumentCache:
 
 
 def quota_facts_of(
-    document: Json, decision: Decision, state: CycleState, scheduler: Scheduler, cache: DocumentCache
+    document: Json, decision: CycleDecision, state: CycleState, scheduler: Scheduler, cache: DocumentCache
 ) -> QuotaFacts:
     """Return the facts that a decision depends on.
 
@@ -226,7 +226,7 @@ def _max_single_holders(quota_document: Json, single_documents: list[tuple[Json,
     return keep
 
 
-def replay_quota(facts: QuotaFacts, now: float, node_fit: NodeFit) -> Decision:
+def replay_quota(facts: QuotaFacts, now: float, node_fit: NodeFit) -> CycleDecision:
     """Run the cycle again for the job alone, and return its decision."""
     scheduler, _ = _rebuild_scheduler(facts, node_fit)
     usage = tuple((each.queue, flat(each.amounts), each.fits) for each in facts.earlier_use)

@@ -12,7 +12,7 @@ unused quota, each in proportion to what it lends. The rest is borrowed one coho
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from evenkeel.domain.kueue.capacity import Node, Tree
+from evenkeel.domain.kueue.capacity import QuotaNode, Tree
 from evenkeel.domain.kueue.objects import Amounts, Cohort, Key, Queue
 
 
@@ -61,7 +61,7 @@ _COHORT_QUOTA = ""
 """Stands for a team: the quota that a cohort holds itself."""
 
 
-def _borrow(node: Node, key: Key, lent: dict[tuple[str, Key], int]) -> tuple[int, dict[str, int]]:
+def _borrow(node: QuotaNode, key: Key, lent: dict[tuple[str, Key], int]) -> tuple[int, dict[str, int]]:
     """Distribute borrowing below a node; return what must be borrowed above it, and what it can still lend, by team."""
     slot = node.at(key)
     lendable = max(0, slot.subtree - slot.guaranteed - max(0, slot.use - slot.guaranteed))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from evenkeel.domain.kueue.decisions import Decision
+from evenkeel.domain.kueue.decisions import CycleDecision
 from evenkeel.domain.kueue.objects import (
     Admitted,
     Cohort,
@@ -106,11 +106,11 @@ def a_scheduler(
     return scheduler
 
 
-def by_id(decisions: list[Decision]) -> dict[str, Decision]:
+def by_id(decisions: list[CycleDecision]) -> dict[str, CycleDecision]:
     """Return the decisions by workload."""
     return {decision.workload.workload_id: decision for decision in decisions}
 
 
-def victims(decision: Decision) -> dict[str, str]:
+def victims(decision: CycleDecision) -> dict[str, str]:
     """Return victim → reason."""
     return {victim.workload_id: str(victim.reason) for victim in decision.victims}

@@ -4,7 +4,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from evenkeel.domain.kueue.decisions import Decision, Result
+from evenkeel.domain.kueue import checker
+from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import (
     BorrowWithin,
     Cohort,
@@ -99,7 +100,7 @@ class RandomQueues:
             created_at=float(self.random.randint(0, 50)),
         )
 
-    def history(self, steps: int) -> Iterator[tuple[list[Decision], dict[str, frozenset[tuple[str, str]]]]]:
+    def history(self, steps: int) -> Iterator[tuple[list[CycleDecision], dict[str, frozenset[tuple[str, str]]]]]:
         """Run random events; yield each cycle's decisions, and by queue the keys that were over nominal before it."""
         for _ in range(steps):
             self.now += 1.0
@@ -110,7 +111,7 @@ class RandomQueues:
             }
             yield self.cycle(), over
 
-    def cycle(self) -> list[Decision]:
+    def cycle(self) -> list[CycleDecision]:
         """Run a cycle, and check each decision with the independent checker."""
         decisions = self.scheduler.cycle(self.now)
         for decision in decisions:
@@ -168,7 +169,7 @@ class RandomQueues:
         return tuple(raised(each) if each.name == queue else each for each in self.queues)
 
 
-def outcomes(decisions: list[Decision]) -> list[object]:
+def outcomes(decisions: list[CycleDecision]) -> list[object]:
     """Return the decisions as plain values."""
     return [
         (

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 
-from evenkeel.domain.kueue.decisions import Decision, Result
+from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.objects import Queue, Workload
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.why import Change, why
@@ -40,7 +40,7 @@ def decide(fleet: RandomQueues, queues: Iterable[Queue], job: Workload, ended: I
             if name not in ended:
                 scheduler.restore(replace(each))
     scheduler.submit(job)
-    decision: Decision | None = None
+    decision: CycleDecision | None = None
     for _ in range(4):
         for decision in scheduler.cycle(fleet.scheduler.snapshot.now):
             if decision.result in GRANTED or decision.parked:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.kueue.decisions import Decision
+from evenkeel.domain.kueue.decisions import CycleDecision
 from evenkeel.domain.kueue.objects import Admitted, Fungible
 from evenkeel.domain.kueue.scheduler import Scheduler
 from tests.unit.scheduling.queues.random_queues import RandomQueues, Result, outcomes
@@ -97,7 +97,7 @@ def test_every_victim_is_needed(seed: int) -> None:
             assert not fits or (borrows and not may_borrow)
 
 
-def _fits_without(scheduler: Scheduler, decision: Decision, others_gone: list[Admitted]) -> tuple[bool, bool]:
+def _fits_without(scheduler: Scheduler, decision: CycleDecision, others_gone: list[Admitted]) -> tuple[bool, bool]:
     """Return whether the preemptor would fit, and borrow, without some workloads and this cycle's admissions."""
     snapshot = scheduler.snapshot
     now = snapshot.now

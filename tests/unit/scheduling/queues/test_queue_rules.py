@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.kueue.assignment import Mode, Pending
+from evenkeel.domain.kueue import checker
+from evenkeel.domain.kueue.assignment import FlavorMode, Pending
 from evenkeel.domain.kueue.capacity import Tree
-from evenkeel.domain.kueue.decisions import Decision, Result
+from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.fair_sharing import share_of
 from evenkeel.domain.kueue.flavors import why_unfit
 from evenkeel.domain.kueue.objects import (
@@ -19,6 +20,7 @@ from evenkeel.domain.kueue.objects import (
     Cohort,
     Flavor,
     FlavorQuotas,
+    FlavorToleration,
     Fungibility,
     Fungible,
     PodSet,
@@ -29,7 +31,6 @@ from evenkeel.domain.kueue.objects import (
     ResourceGroup,
     StopPolicy,
     Taint,
-    Toleration,
     Workload,
 )
 from evenkeel.domain.kueue.pending import PendingQueue, PendingWorkload
@@ -55,7 +56,7 @@ STRICT = QueueingStrategy.STRICT
 BOTH_NEXT = Fungibility(Fungible.TRY_NEXT, Fungible.TRY_NEXT)
 
 
-def cycle(scheduler: Scheduler) -> dict[str, Decision]:
+def cycle(scheduler: Scheduler) -> dict[str, CycleDecision]:
     """Run a cycle, and check each decision with the independent checker."""
     decisions = scheduler.cycle(1000.0)
     for each in decisions:
@@ -63,7 +64,7 @@ def cycle(scheduler: Scheduler) -> dict[str, Decision]:
     return by_id(decisions)
 
 
-def only(scheduler: Scheduler) -> Decision:
+def only(scheduler: Scheduler) -> CycleDecision:
     (decision,) = cycle(scheduler).values()
     return decision
 
@@ -168,19 +169,19 @@ def test_untolerated_taint_excludes_a_flavor() -> None:
 @pytest.mark.parametrize(
     ("toleration", "covers"),
     [
-        (Toleration("gpu", "Equal", "yes", "NoSchedule"), True),
-        (Toleration("gpu", "Equal", "no", "NoSchedule"), False),
-        (Toleration("gpu", "Exists"), True),
-        (Toleration("", "Exists"), True),
-        (Toleration("gpu", "Exists", "", "NoExecute"), False),
+        (FlavorToleration("gpu", "Equal", "yes", "NoSchedule"), True),
+        (FlavorToleration("gpu", "Equal", "no", "NoSchedule"), False),
+        (FlavorToleration("gpu", "Exists"), True),
+        (FlavorToleration("", "Exists"), True),
+        (FlavorToleration("gpu", "Exists", "", "NoExecute"), False),
     ],
 )
-def test_tolerations_match_taints(toleration: Toleration, covers: bool) -> None:
+def test_tolerations_match_taints(toleration: FlavorToleration, covers: bool) -> None:
     assert toleration.tolerates(Taint("gpu", "yes")) is covers
 
 
 def test_flavor_tolerations_count() -> None:
-    flavor = Flavor("hp", {}, (Taint("gpu", "yes"),), (Toleration("gpu", "Exists"),))
+    flavor = Flavor("hp", {}, (Taint("gpu", "yes"),), (FlavorToleration("gpu", "Exists"),))
 
     assert why_unfit("hp", flavor, [PodSet("main", 1, {})]) == ""
 
@@ -410,7 +411,7 @@ def test_heads_are_ordered_by_borrowing_then_priority_then_age() -> None:
 
 
 def test_lower_or_newer_equal_preempts_later_workloads() -> None:
-    def decide(policy: Any) -> Decision:
+    def decide(policy: Any) -> CycleDecision:
         held = Admitted(a_workload("h", "a", 4, at=5), ({GPU: "hp"},), (1,), 0.0)
         return only(
             a_scheduler(a_queue("a", 4, within=policy), admitted=(held,), waiting=(a_workload("w", "a", 4, at=1),))
@@ -700,7 +701,13 @@ def test_changed_priority_keeps_a_sticky_head() -> None:
 
 
 def test_modes_are_ordered_from_worst_to_best() -> None:
-    assert sorted(Mode) == [Mode.NO_FIT, Mode.NO_CANDIDATES, Mode.PREEMPT, Mode.RECLAIM, Mode.FIT]
+    assert sorted(FlavorMode) == [
+        FlavorMode.NO_FIT,
+        FlavorMode.NO_CANDIDATES,
+        FlavorMode.PREEMPT,
+        FlavorMode.RECLAIM,
+        FlavorMode.FIT,
+    ]
 
 
 # ---------------------------------------------------------------- faults seen in other schedulers

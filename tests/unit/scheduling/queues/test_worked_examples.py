@@ -1,7 +1,7 @@
 """Examples worked out by hand, one rule each."""
 
 from evenkeel.domain.kueue.assignment import Pending
-from evenkeel.domain.kueue.capacity import Node, Tree
+from evenkeel.domain.kueue.capacity import QuotaNode, Tree
 from evenkeel.domain.kueue.decisions import Result
 from evenkeel.domain.kueue.objects import Admitted, Fungibility, Fungible, PodSet, Workload
 from evenkeel.domain.kueue.scheduler import Scheduler
@@ -160,7 +160,7 @@ def test_head_that_may_always_reclaim_reserves_nothing() -> None:
     assert decisions["small"].result == Result.ADMITTED
 
 
-def _used(node: Node) -> dict[tuple[str, str], int]:
+def _used(node: QuotaNode) -> dict[tuple[str, str], int]:
     return {key: slot.use for key, slot in node.slots.items() if slot.use}
 
 
