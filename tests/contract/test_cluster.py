@@ -285,7 +285,7 @@ def test_an_attempt_that_somebody_suspends_is_refused_and_leaves_nothing_that_st
     bed.suspends(spec)
 
     for _ in range(2):
-        with pytest.raises(Refused, match="suspended as it was created"):
+        with pytest.raises(Refused, match="suspended at its creation"):
             bed.cluster.launch(spec)
     bed.cluster.stop(spec.attempt, 1)
 

@@ -213,7 +213,7 @@ class FakeCluster(FakeCapacity):
                 raise Refused(f"{attempt.workload_name} was not created by this launch")
             return LaunchResult.ALREADY_THERE, there[name].uid
         if attempt.namespace in self.of_kueue and not attempt.local_queue:
-            raise Refused(f"{attempt.workload_name} was suspended as it was created")
+            raise Refused(f"{attempt.workload_name} was suspended at its creation")
         workload = FakeWorkload(spec, f"uid-{next(self._uids)}")
         workload.is_suspended = bool(attempt.local_queue)
         for rank, node_name in enumerate(attempt.node_names):

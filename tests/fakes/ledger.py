@@ -46,7 +46,7 @@ class InMemoryLedger:
 
     def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
         if len(keys) > 100:
-            raise Refused(f"a read of {len(keys)} rows, at most 100 are possible")
+            raise Refused(f"read {len(keys)} rows: at most 100 are allowed")
         with self._lock:
             return tuple(self._copy(key) if key in self.rows else None for key in keys)
 
@@ -84,10 +84,10 @@ class InMemoryLedger:
         if not writes:
             return
         if len(writes) > 100:
-            raise Refused(f"a commit of {len(writes)} writes, at most 100 are possible")
+            raise Refused(f"commit {len(writes)} writes: at most 100 are allowed")
         keys = [_key(write) for write in writes]
         if len(set(keys)) < len(keys):
-            raise Refused("two writes of one commit touch the same row")
+            raise Refused("commit: two writes are for the same row")
         with self._lock:
             if token and token in self._tokens:
                 if self._tokens[token] != writes:
@@ -194,7 +194,7 @@ def _read_cursor(cursor: str) -> tuple[str, str, str]:
     try:
         sort, pk, sk = json.loads(base64.urlsafe_b64decode(cursor.encode()))
     except (ValueError, binascii.Error) as error:
-        raise Refused(f"no such page: {cursor!r}") from error
+        raise Refused(f"the cursor is not valid: {cursor!r}") from error
     return (str(sort), str(pk), str(sk))
 
 
@@ -217,14 +217,14 @@ def _expect_sizes(changed: Mapping[Key, Row | None], before: Mapping[Key, Row]) 
         ):
             size = len(text.encode("utf-8", "backslashreplace"))
             if not 1 <= size <= longest:
-                raise Refused(f"{key.table} {key.pk[:80]}: {name} has {size} bytes, 1 to {longest} are possible")
+                raise Refused(f"{key.table} {key.pk[:80]}: {name} has {size} bytes, not 1 to {longest}")
         stored = row or before.get(key)
         size = 0 if stored is None else _item_bytes(stored)
         if size > 400_000:
-            raise Refused(f"{key.table} {key.pk} {key.sk}: a row of {size} bytes, at most 400 KB are possible")
+            raise Refused(f"{key.table} {key.pk} {key.sk}: the row has {size} bytes, at most 400 KB fit")
         total += size
     if total > 4_000_000:
-        raise Refused(f"a commit of {total} bytes, at most 4 MB are possible")
+        raise Refused(f"commit {total} bytes: at most 4 MB are allowed")
 
 
 def _item_bytes(row: Row) -> int:

@@ -1,1 +1,1 @@
-"""The ports on real technology. The only place where boto3 and HTTP appear."""
+"""Adapters: the ports on AWS and Kubernetes. boto3 and HTTP are used only here."""

@@ -1,4 +1,4 @@
-"""What all AWS adapters share: clients with written-out patience, and one translation of failures by error code."""
+"""Shared code of the AWS adapters: clients with explicit timeouts and retries, and the translation of error codes."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -21,10 +21,10 @@ from evenkeel.ports import EvenkeelError, NotAllowed, NotFound, Refused, Throttl
 READS_AND_IDEMPOTENT_WRITES = Config(
     connect_timeout=2, read_timeout=10, retries={"mode": "standard", "total_max_attempts": 3}
 )
-"""The SDK may send these again: a repeat changes nothing, or carries the same client token."""
+"""For calls that the SDK may repeat: a repeat changes nothing, or has the same client token."""
 
 ONE_ATTEMPT = Config(connect_timeout=5, read_timeout=60, retries={"total_max_attempts": 1})
-"""For calls that have no client token: the SDK itself resends after a read timeout or a 5xx, and here it must not."""
+"""For calls without a client token: the SDK must not repeat them after a timeout or a 5xx, as it does by default."""
 
 _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "Throttling": Throttled,
@@ -69,17 +69,17 @@ _NETWORK_ERRORS = (NoConnection, HTTPClientError, IncompleteReadError)
 
 @functools.cache
 def session() -> Any:
-    """Return the one session of this container."""
+    """Return the SDK session of this container."""
     return boto3.session.Session()
 
 
 def client(service: str, config: Config = READS_AND_IDEMPOTENT_WRITES) -> Any:
-    """Make a client. Region, credentials and endpoints come from the environment, as the SDK reads it."""
+    """Create a client. The SDK reads region, credentials and endpoints from the environment."""
     return session().client(service, config=config)
 
 
 def code_of(error: ClientError) -> str:
-    """Return the error code that the service gave."""
+    """Return the error code of the service's answer."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
@@ -90,14 +90,14 @@ def status_of(error: ClientError) -> int:
 
 @contextmanager
 def translate_errors(attempt: str, also: Mapping[str, type[EvenkeelError]] | None = None) -> Iterator[None]:
-    """Translate what a call raises into the errors of the ports, by error code alone.
+    """Translate the errors of a call into the errors of the ports, by error code alone.
 
     Args:
-        attempt: What is attempted, on which id; begins the message.
-        also: Meanings of codes that this call gives a meaning of its own.
+        attempt: What is attempted, on which id. The message begins with it.
+        also: Errors for codes that have a special meaning for this call.
 
     Raises:
-        EvenkeelError: As the code says. A code that nobody knows is raised as it came, unless the status is a 5xx.
+        EvenkeelError: The error for the code. An unknown code with a status below 500 is raised unchanged.
     """
     try:
         yield
@@ -116,5 +116,5 @@ def translate_errors(attempt: str, also: Mapping[str, type[EvenkeelError]] | Non
 
 
 def escape_surrogates(text: str) -> str:
-    """Return text that UTF-8 can carry: a lone surrogate, which JSON can smuggle in, becomes its escape."""
+    """Return a text that UTF-8 can encode. A lone surrogate, which JSON may contain, becomes its escape."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

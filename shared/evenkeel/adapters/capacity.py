@@ -1,4 +1,4 @@
-"""What renting does on a Kubernetes API server: capacity pods, the limits of Karpenter's pools, and its machines."""
+"""The port RentedCapacity on Kubernetes: capacity pods, limits of Karpenter NodePools, and NodeClaims."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -13,14 +13,14 @@ from evenkeel.ports import CapacitySpec, Conflict, LimitResult, NodeClaim
 _POOLS = "/apis/karpenter.sh/v1/nodepools"
 _CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 _EVENTS = "/api/v1/namespaces/default/events"
-"""Events about objects without a namespace are kept in this one."""
+"""Kubernetes stores events about objects without a namespace in the namespace `default`."""
 _LAUNCH_FAILED_REASON = "InsufficientCapacityError"
-"""The reason of Karpenter's event about a NodeClaim that it gives up, and then deletes: nothing else tells of it."""
+"""Reason of Karpenter's event before it deletes a NodeClaim for lack of capacity. Only this event reports it."""
 _TRIES = 5
 
 
 class KubernetesCapacity:
-    """The part of the port Cluster that is about renting."""
+    """The operations of renting. `KubernetesCluster` includes them."""
 
     _fleet: str
 
@@ -43,12 +43,12 @@ class KubernetesCapacity:
         path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
         job = api.get(path)
         if job is not None and _labels(job).get(RENTAL_LABEL) != name:
-            job = None  # not a rental's: left alone
+            job = None  # this Job does not belong to the rental
         if job is not None and "deletionTimestamp" not in job["metadata"]:
             api.delete(path, propagationPolicy="Background", preconditions={"uid": job["metadata"]["uid"]})
-        ours = f"{RENTAL_LABEL}={name},{FLEET_LABEL}={self._fleet}"
-        listed = self._all(cluster, f"/api/v1/namespaces/{namespace}/pods", labelSelector=ours)
-        # Anybody's pod may carry the labels: the rental's are those that its Job controls.
+        selector = f"{RENTAL_LABEL}={name},{FLEET_LABEL}={self._fleet}"
+        listed = self._all(cluster, f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
+        # Any pod may have these labels. Only pods that the rental's Job controls belong to the rental.
         pods = [pod for pod in listed if controlling_job(pod)[0] == name]
         for pod in pods:
             if "deletionTimestamp" not in pod["metadata"]:
@@ -67,7 +67,7 @@ class KubernetesCapacity:
         if found is None:
             return LimitResult.GONE
         limits = (found.get("spec") or {}).get("limits") or {}
-        # Read after the pool: who counts a rental less than another has patched meanwhile meets a conflict.
+        # Count after reading the pool. If another process patches the pool meanwhile, this patch is a conflict.
         nodes, accelerators = rented()
         wanted = {name: str(accelerators) for name in (NVIDIA, NEURON) if name in limits}
         if "nodes" in limits:
@@ -105,7 +105,7 @@ def _labels(item: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _is_of_pool(event: Mapping[str, Any], pool: str) -> bool:
-    """Karpenter names a claim after its pool, with five characters behind."""
+    """Whether an event is about a NodeClaim of a pool. Karpenter names it `<pool>-<5 characters>`."""
     return str(event["involvedObject"].get("name", "")).rpartition("-")[0] == pool
 
 

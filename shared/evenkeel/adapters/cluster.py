@@ -1,4 +1,4 @@
-"""The port Cluster on Kubernetes API servers."""
+"""The port Cluster on Kubernetes API servers: nodes, Jobs, pods, logs, evictions and watches."""
 
 import contextlib
 import queue
@@ -48,17 +48,18 @@ from evenkeel.ports import (
 
 _TRIES = 5
 _WATCH_SECONDS = 25
-"""Short, so that a server that accepts the call and then says nothing is noticed; the next one goes on from there."""
+"""Length of one watch call. A short call detects a server that accepts it and then sends nothing. The next call
+continues from the last version."""
 _POLL_SECONDS = 0.1
-"""How often a watch asks whether it should end."""
+"""How often a watch calls `until`."""
 _PAUSE_SECONDS = 0.5
 _LOG_HEAD_BYTES = 65_536
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _TAIL_BYTES = 4_000_000
-"""Of one pod's last lines: a runtime splits a line at 16 KB, so 200 lines are less."""
+"""Maximum bytes of one pod's last lines. A container runtime splits lines at 16 KB, so 200 lines are shorter."""
 _LOG_READERS = 8
 _MAX_ERROR_LENGTH = 300
-"""Characters of a refusal that are kept."""
+"""Maximum characters of an error message of the server."""
 _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
 _LIVE_PODS_SELECTOR = "status.phase!=Succeeded,status.phase!=Failed"
@@ -66,14 +67,14 @@ _JOBS = "/apis/batch/v1/jobs"
 _NAMESPACES = "/api/v1/namespaces"
 _KUEUE = "/apis/kueue.x-k8s.io"
 _KUEUE_NAMESPACE_SELECTOR = "kueue.x-k8s.io/managed-namespace=true"
-"""By convention: what Kueue's `managedJobsNamespaceSelector` asks for is known to its own configuration only."""
+"""Usual label of Kueue's namespaces. The real `managedJobsNamespaceSelector` is only in Kueue's configuration."""
 
 
 Result = TypeVar("Result", CordonResult, ReleaseResult)
 
 
 class KubernetesConnections(Protocol):
-    """Where the API servers are."""
+    """The API servers of the clusters."""
 
     def api(self, cluster: str) -> KubernetesApi:
         """Return the API server of a cluster, by the cluster's name."""
@@ -119,7 +120,7 @@ class KubernetesCluster(KubernetesCapacity):
                     return CordonResult.BY_PERSON
                 ours = node.incident_id == incident_id
                 return CordonResult.ALREADY_OURS if ours else CordonResult.BY_OTHER_INCIDENT
-            # With the version that was read: a person's cordon in between makes this a 409, not a second owner.
+            # The patch requires the version that was read. If a person cordons the node in between, it fails with 409.
             metadata: Json = {"resourceVersion": node.resource_version}
             if incident_id is not None:
                 metadata["annotations"] = {INCIDENT_ANNOTATION: incident_id}
@@ -142,7 +143,7 @@ class KubernetesCluster(KubernetesCapacity):
             changes = list(_release_patch(item, is_cordoned=node.is_cordoned))
             if not changes:
                 return ReleaseResult.ALREADY_FREE
-            # The indexes below count only as long as the node is the one that was read.
+            # The patch uses indexes of taints, which are valid only for the version that was read.
             test = {"op": "test", "path": "/metadata/resourceVersion", "value": node.resource_version}
             try:
                 self._api(cluster).patch(f"{_NODES}/{name}", [test, *changes], JSON_PATCH)
@@ -185,7 +186,7 @@ class KubernetesCluster(KubernetesCapacity):
             raise Refused(
                 f"node {name} of {cluster} does not belong to Karpenter: no controller would terminate its instance"
             )
-        # Karpenter's finalizer holds the object until its pods are drained and the machine is ended.
+        # Karpenter's finalizer keeps the object until its pods are drained and the instance is terminated.
         api.delete(f"{_NODES}/{name}", preconditions={"uid": item["metadata"]["uid"]})
         return RepairAnswer.ACCEPTED
 
@@ -218,12 +219,12 @@ class KubernetesCluster(KubernetesCapacity):
         except AlreadyExists:
             result, job = LaunchResult.ALREADY_THERE, self._require_own_job(attempt, f"{path}/{attempt.workload_name}")
         except PermanentError:
-            self._delete_objects(api, attempt, None)  # no Job: no Service either
+            self._delete_objects(api, attempt, None)  # without the Job, the Service is useless
             raise
-        # Kueue's webhook suspends as the Job is created, whatever made it take for its own what was not handed over.
+        # Kueue's webhook suspends a Job at its creation. That must not happen to a Job that Kueue should not admit.
         if job["spec"].get("suspend") and not attempt.local_queue:
             raise Refused(
-                f"{attempt.workload_name} was suspended as it was created: Kueue, or another controller, "
+                f"{attempt.workload_name} was suspended at its creation: Kueue or another controller "
                 f"admits jobs in namespace {attempt.namespace} of {attempt.cluster}"
             )
         return result, job["metadata"]["uid"]
@@ -232,28 +233,28 @@ class KubernetesCluster(KubernetesCapacity):
         job, pods = self._objects(attempt)
         kueue: Mapping[tuple[str, str], KueueStatus] = {}
         if job is not None and workloads.is_queued_in_kueue(job):
-            # While it waits, its place is known from those that wait with it.
-            alone = "" if job["spec"].get("suspend") else f"{workloads.KUEUE_JOB_LABEL}={job['metadata']['uid']}"
-            kueue = self._kueue_workloads(attempt.cluster, attempt.namespace, alone)
+            # For the queue position of a waiting Job, all Workloads of the namespace are needed.
+            selector = "" if job["spec"].get("suspend") else f"{workloads.KUEUE_JOB_LABEL}={job['metadata']['uid']}"
+            kueue = self._kueue_workloads(attempt.cluster, attempt.namespace, selector)
         return attempt.own(workloads.read_workloads([job] if job else [], pods, kueue))
 
     def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
-        ours = f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
-        jobs = self._all(cluster, _JOBS, labelSelector=ours)
-        pods = self._all(cluster, _PODS, labelSelector=ours)
+        selector = f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
+        jobs = self._all(cluster, _JOBS, labelSelector=selector)
+        pods = self._all(cluster, _PODS, labelSelector=selector)
         kueue = self._kueue_workloads(cluster) if any(map(workloads.is_queued_in_kueue, jobs)) else {}
         return workloads.read_workloads(jobs, pods, kueue)
 
     def _kueue_workloads(
         self, cluster: str, namespace: str = "", labels: str = ""
     ) -> dict[tuple[str, str], KueueStatus]:
-        """Return Kueue's Workloads by namespace and UID of their Jobs; none where there is no Kueue."""
+        """Return the status of Kueue's Workloads, by namespace and UID of their Jobs; empty without Kueue."""
         group = self._api(cluster).get(_KUEUE)
         if group is None:
             return {}
         within = f"/namespaces/{namespace}" if namespace else ""
         path = f"{_KUEUE}/{group['preferredVersion']['version']}{within}/workloads"
-        with contextlib.suppress(NotFound):  # its definitions are put in one by one
+        with contextlib.suppress(NotFound):  # this definition of Kueue may not be installed yet
             query = {"labelSelector": labels} if labels else {}
             return workloads.read_queue(self._all(cluster, path, **query))
         return {}
@@ -269,14 +270,17 @@ class KubernetesCluster(KubernetesCapacity):
         return tuple(workloads.read_unmanaged_pod(pod, jobs, self._fleet) for pod in pods)
 
     def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
-        """Kueue writes a LocalQueue called `default` into every Job of its namespace; others it may be told to."""
+        """Return the namespaces with Kueue's label or with a LocalQueue, each with the reason.
+
+        In a namespace with a LocalQueue `default`, Kueue admits every Job. In the other namespaces, it may.
+        """
         group = self._api(cluster).get(_KUEUE)
         if group is None:
             return {}
         path = f"{_KUEUE}/{group['preferredVersion']['version']}/localqueues"
         labelled = self._all(cluster, _NAMESPACES, labelSelector=_KUEUE_NAMESPACE_SELECTOR)
         found = {each["metadata"]["name"]: f"its label {_KUEUE_NAMESPACE_SELECTOR}" for each in labelled}
-        with contextlib.suppress(NotFound):  # its definitions are put in one by one
+        with contextlib.suppress(NotFound):  # this definition of Kueue may not be installed yet
             queues = map(_namespaced_name, self._all(cluster, path))
             found |= {namespace: f"its LocalQueue {name}" for namespace, name in queues}
         return found
@@ -291,28 +295,28 @@ class KubernetesCluster(KubernetesCapacity):
         try:
             response = self._api(cluster).create(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction", body)
         except (NotFound, Conflict):
-            return EvictionAnswer(EvictionStatus.GONE)  # of this name there is none, or another one by now
+            return EvictionAnswer(EvictionStatus.GONE)  # no pod has this name, or another pod has it by now
         except (Throttled, NamespaceTerminating, ServerFailed) as error:
-            # A server that finds two disruption budgets for one pod answers 500 without a reason.
+            # If a pod has two disruption budgets, the server answers 500 without a reason.
             return EvictionAnswer(EvictionStatus.NOT_NOW, _error_text(error))
         except TransientError as error:
             return EvictionAnswer(EvictionStatus.NO_ANSWER, _error_text(error))
         except PermanentError as error:
             return EvictionAnswer(EvictionStatus.REFUSED, _error_text(error))
-        if response.get("status") == "Failure":  # some servers answer 201, and in the body that it failed
+        if response.get("status") == "Failure":  # some servers answer 201, with a failure in the body
             return EvictionAnswer(EvictionStatus.NOT_NOW, str(response.get("message") or "")[:_MAX_ERROR_LENGTH])
         return EvictionAnswer(EvictionStatus.EVICTED)
 
     def stop(self, attempt: Attempt, grace_seconds: int, nodes_without_grace: Container[str] = ()) -> None:
-        """Pods go first, with the grace asked for; deleting the Job would give them their own.
+        """Delete the pods first, with the requested grace. Deleting the Job would give them their own grace.
 
-        A grace of 0 means "forget the pod at once, whatever its process does" to Kubernetes: one second is the least.
+        The minimum grace is one second: with 0, Kubernetes would remove the pod without waiting for its process.
         """
         api = self._api(attempt.cluster)
         job, pods = self._objects(attempt)
         for pod in pods:
-            is_sick = (pod.get("spec") or {}).get("nodeName") in nodes_without_grace
-            _delete_pod(api, pod, gracePeriodSeconds=1 if is_sick else max(1, grace_seconds))
+            has_no_grace = (pod.get("spec") or {}).get("nodeName") in nodes_without_grace
+            _delete_pod(api, pod, gracePeriodSeconds=1 if has_no_grace else max(1, grace_seconds))
         self._delete_objects(api, attempt, job)
 
     def force_delete_pods(self, attempt: Attempt, node_names: Iterable[str]) -> None:
@@ -322,7 +326,7 @@ class KubernetesCluster(KubernetesCapacity):
         lost = [pod for pod in pods if (pod.get("spec") or {}).get("nodeName") in names]
         if not lost:
             return
-        # While its Job exists, a pod keeps the Job controller's finalizer and would stay.
+        # Delete the Job first: while it exists, the Job controller's finalizer keeps its pods.
         self._delete_objects(api, attempt, job)
         for pod in lost:
             _delete_pod(api, pod, gracePeriodSeconds=0)
@@ -338,10 +342,10 @@ class KubernetesCluster(KubernetesCapacity):
     def tails(self, attempt: Attempt, lines: int, most: int, within_seconds: float) -> Mapping[int, LogTail]:
         _, pods = self._objects(attempt)
         by_rank = {rank: pod for pod in pods if (rank := workloads.rank_of(pod)) < attempt.ranks}
-        first = sorted(by_rank, key=lambda rank: ((by_rank[rank].get("status") or {}).get("phase") != "Failed", rank))
-        # Many at once, and none of them waited for beyond the time: a kubelet out of reach answers nothing.
+        ranks = sorted(by_rank, key=lambda rank: ((by_rank[rank].get("status") or {}).get("phase") != "Failed", rank))
+        # Read in parallel with a time limit, because an unreachable kubelet does not answer.
         pool = ThreadPoolExecutor(_LOG_READERS, thread_name_prefix="tails")
-        reads = {rank: pool.submit(self._tail, attempt, by_rank[rank], lines) for rank in first[:most]}
+        reads = {rank: pool.submit(self._tail, attempt, by_rank[rank], lines) for rank in ranks[:most]}
         wait(reads.values(), within_seconds)
         late = f"The log was not read within {within_seconds:g} s."
         found = {
@@ -350,7 +354,7 @@ class KubernetesCluster(KubernetesCapacity):
         }
         pool.shutdown(wait=False, cancel_futures=True)
         left_out = f"Evenkeel keeps at most {most} logs of an attempt."
-        return found | {rank: workloads.log_tail(by_rank[rank], why=left_out) for rank in first[most:]}
+        return found | {rank: workloads.log_tail(by_rank[rank], why=left_out) for rank in ranks[most:]}
 
     def _tail(self, attempt: Attempt, pod: Json, lines: int) -> LogTail:
         path = f"/api/v1/namespaces/{attempt.namespace}/pods/{pod['metadata']['name']}/log"
@@ -361,7 +365,7 @@ class KubernetesCluster(KubernetesCapacity):
             return workloads.log_tail(pod, why=_error_text(error))
 
     def _objects(self, attempt: Attempt, more: str = "") -> tuple[Json | None, list[Json]]:
-        """Read an attempt's own Job and pods. Labels only narrow the list; UID or decision prove whose they are."""
+        """Return an attempt's own Job and pods. Labels only narrow the list; UID or decision prove the owner."""
         api, space = self._api(attempt.cluster), f"namespaces/{attempt.namespace}"
         job = api.get(f"/apis/batch/v1/{space}/jobs/{attempt.workload_name}")
         selector = f"{JOB_LABEL}={attempt.job_id},{ATTEMPT_LABEL}={attempt.attempt},{FLEET_LABEL}={self._fleet}{more}"
@@ -383,7 +387,7 @@ class KubernetesCluster(KubernetesCapacity):
     def _require_own_job(self, attempt: Attempt, path: str) -> Json:
         found = self._api(attempt.cluster).get(path)
         if found is None:
-            raise Conflict(f"{path} of {attempt.cluster} was there, and is gone")
+            raise Conflict(f"{path} of {attempt.cluster} existed and is now gone")
         if not workloads.is_launched_by(found, attempt, self._fleet):
             raise Refused(f"{path} of {attempt.cluster} was not created by the launch of {attempt.workload_name}")
         return found
@@ -398,16 +402,16 @@ class KubernetesCluster(KubernetesCapacity):
         until: Callable[[], bool],
         on_state: Callable[[str, str], None] | None = None,
     ) -> None:
-        """Every kind is reported once at the start and after each relist: what came before is not known otherwise.
+        """Also call `on_change` once per kind at the start and after each relist, because earlier changes are unknown.
 
-        `on_change` is called in the caller's own thread.
+        `on_change` runs in the caller's thread.
         """
-        ours = f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
+        selector = f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
         changes: queue.SimpleQueue[str | _WatchState | PermanentError] = queue.SimpleQueue()
         watchers = [
             _Watcher(self._api(cluster), "node", _NODES, {}, changes),
-            _Watcher(self._api(cluster), "pod", _PODS, {"labelSelector": ours}, changes),
-            _Watcher(self._api(cluster), "job", _JOBS, {"labelSelector": ours}, changes),
+            _Watcher(self._api(cluster), "pod", _PODS, {"labelSelector": selector}, changes),
+            _Watcher(self._api(cluster), "job", _JOBS, {"labelSelector": selector}, changes),
         ]
         for watcher in watchers:
             watcher.start()
@@ -434,16 +438,19 @@ class KubernetesCluster(KubernetesCapacity):
         return self._connections.api(cluster)
 
     def _all(self, cluster: str, path: str, **query: str) -> list[Json]:
-        """List everything; from the start again, once, where the continuation ran out under a slow reader."""
+        """Return all objects of a list. If the list expires during the read, list it again once."""
         return self._list_trimmed(cluster, path, lambda item: item, query)
 
     def _list_trimmed(
-        self, cluster: str, path: str, lean: Callable[[Json], Json | None], query: Mapping[str, str]
+        self, cluster: str, path: str, trim: Callable[[Json], Json | None], query: Mapping[str, str]
     ) -> list[Json]:
-        """List everything, each item reduced or dropped as its page is read: all pods fill a function."""
+        """Return all objects of a list, each reduced or dropped by `trim` when its page is read.
+
+        A function does not have enough memory for complete objects of all pods.
+        """
 
         def listed() -> list[Json]:
-            return sorted(filter(None, map(lean, self._api(cluster).items(path, **query))), key=_namespaced_name)
+            return sorted(filter(None, map(trim, self._api(cluster).items(path, **query))), key=_namespaced_name)
 
         try:
             return listed()
@@ -452,15 +459,15 @@ class KubernetesCluster(KubernetesCapacity):
 
 
 class _WatchState(NamedTuple):
-    """What became of the watch on one kind of object."""
+    """State of the watch on one kind of object."""
 
     kind: str
     error: str
-    """Empty where the server answers."""
+    """Empty if the server answers."""
 
 
 class _Watcher(threading.Thread):
-    """Watches one kind of object until told to end; puts the kind's name into the queue at each change."""
+    """Watches one kind of object until `end` is called. Each change puts the name of the kind into the queue."""
 
     def __init__(
         self,
@@ -475,7 +482,7 @@ class _Watcher(threading.Thread):
         self._kind = kind
         self._path = path
         self._query = query
-        self._heard = changes
+        self._changes = changes
         self._ended = threading.Event()
         self._open: Watch | None = None
         self._lock = threading.Lock()
@@ -486,19 +493,19 @@ class _Watcher(threading.Thread):
             try:
                 if not version:
                     version = self._server.version(self._path, **self._query)
-                    self._heard.put(self._kind)
-                    self._heard.put(_WatchState(self._kind, ""))
+                    self._changes.put(self._kind)
+                    self._changes.put(_WatchState(self._kind, ""))
                 version = self._follow(version)
-                # A server that accepts the call and then says nothing has not answered; one that ends it in time has.
-                self._heard.put(_WatchState(self._kind, ""))
+                # The server ended the watch in time, so it answers.
+                self._changes.put(_WatchState(self._kind, ""))
             except Expired:
                 version = ""
             except TransientError as error:
-                # A lost connection goes on from the last version seen; the server says so if that is too old.
-                self._heard.put(_WatchState(self._kind, f"{type(error).__name__}: {error}"))
+                # Continue from the last version. If it is too old by now, the server answers with Expired.
+                self._changes.put(_WatchState(self._kind, f"{type(error).__name__}: {error}"))
                 self._ended.wait(_PAUSE_SECONDS)
             except PermanentError as error:
-                self._heard.put(error)
+                self._changes.put(error)
                 return
 
     def end(self) -> None:
@@ -517,7 +524,7 @@ class _Watcher(threading.Thread):
                 for event in watch.events():
                     version = str(event.item["metadata"]["resourceVersion"])
                     if event.kind != "BOOKMARK":
-                        self._heard.put(self._kind)
+                        self._changes.put(self._kind)
                     if self._ended.is_set():
                         break
             finally:
@@ -527,7 +534,7 @@ class _Watcher(threading.Thread):
 
 
 def _retry_on_conflict(once: Callable[[], Result]) -> Result:
-    """Read and write anew while somebody else is quicker: nodes are patched by many."""
+    """Read and write again after a conflict: many controllers patch nodes."""
     for _ in range(_TRIES - 1):
         try:
             return once()
@@ -537,7 +544,7 @@ def _retry_on_conflict(once: Callable[[], Result]) -> Result:
 
 
 def _release_patch(item: Mapping[str, Any], *, is_cordoned: bool) -> Iterator[Json]:
-    """Yield the JSON patch that frees a node: our cordon, its mark, and the taint; highest index first."""
+    """Yield the JSON patch that removes cordon, mark and taint from a node. Taints with a higher index come first."""
     if is_cordoned:
         yield {"op": "remove", "path": "/spec/unschedulable"}
     if INCIDENT_ANNOTATION in (item["metadata"].get("annotations") or {}):
@@ -554,15 +561,15 @@ def _is_controlled_by(pod: Json, job_uid: str) -> bool:
 
 
 def _error_text(error: EvenkeelError) -> str:
-    """Return what a server answered, without the path that was asked."""
+    """Return the message of a server's answer, without the path of the call."""
     return str(error).partition(": ")[2][:_MAX_ERROR_LENGTH]
 
 
 def _delete_pod(api: KubernetesApi, pod: Json, **options: Any) -> None:
-    """Delete this very pod: a later one of its name stays."""
+    """Delete a pod by its UID. A later pod of the same name stays."""
     metadata = pod["metadata"]
     path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
-    with contextlib.suppress(Conflict):  # of this name there is another one by now
+    with contextlib.suppress(Conflict):  # another pod has the name by now
         api.delete(path, preconditions={"uid": metadata["uid"]}, **options)
 
 

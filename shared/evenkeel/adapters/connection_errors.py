@@ -1,4 +1,4 @@
-"""Words for a connection that failed: the libraries' own texts show Python objects."""
+"""Plain descriptions of failed connections. The texts of the libraries contain Python objects."""
 
 import ssl
 
@@ -19,9 +19,9 @@ _UNNAMED: tuple[tuple[type[Exception], str], ...] = (
 
 
 def describe_connection_error(error: BaseException) -> str:
-    """Return in plain words why a call got no answer, such as `connection refused` or `timed out`."""
+    """Return why a call got no answer, in plain words such as `connection refused` or `timed out`."""
     if isinstance(error, BotoCoreError) and type(error) not in (HTTPClientError, SSLError):
-        return str(error).rstrip(".")  # botocore's own sentence, which names the endpoint
+        return str(error).rstrip(".")  # this sentence of botocore is clear and names the endpoint
     causes = [error, *_causes(error)]
     for kind, words in _NAMED:
         if found := next((each for each in causes if isinstance(each, kind)), None):

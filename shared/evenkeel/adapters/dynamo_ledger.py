@@ -1,12 +1,13 @@
-"""The ledger on DynamoDB.
+"""The port Ledger on DynamoDB.
 
-An item is `pk, sk, version, doc` and, where the row has them, `stateKey, stateSort` (the index `byState`) and `ttl`.
-The document is one text of JSON: no expression looks into it, and the SDK takes ten times as long to read a typed map.
-Every commit is one TransactWriteItems, single writes too: its client token makes the SDK's own resends safe, so a
-reply that is lost does not come back as a failed condition of our own write.
+An item has the attributes `pk`, `sk`, `version` and `doc`, and optionally `stateKey`, `stateSort` (index `byState`) and
+`ttl`. The document is one JSON text: no expression needs its fields, and the SDK is ten times slower with a typed map.
 
-What `Add` adds is kept beside the document, in attributes `sum:<field>`, because DynamoDB adds atomically at the top
-level only; a read joins the two, and the next `Put` folds them in:
+Every commit is one TransactWriteItems, even of a single write. Its client token makes retries of the SDK safe: after a
+lost reply, a retry does not fail on its own write.
+
+`Add` stores its sums next to the document, in attributes `sum:<field>`, because DynamoDB adds atomically only at the
+top level of an item. A read adds both, and the next `Put` stores the result in the document:
 
     Put  {doc: {used: 8}}   ->   doc.used 8
     Add  used +4            ->   doc.used 8, sum:used 4     reads as {used: 12}
@@ -71,7 +72,7 @@ _ERRORS_BY_CANCELLATION_REASON: Mapping[str, type[EvenkeelError]] = {
 
 
 class DynamoLedger:
-    """Rows of the four tables."""
+    """The rows of the four tables."""
 
     def __init__(
         self,
@@ -90,10 +91,10 @@ class DynamoLedger:
 
     def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
         if len(keys) > _MAX_BATCH_READS:
-            raise Refused(f"a read of {len(keys)} rows, at most {_MAX_BATCH_READS} are possible")
-        wanted: dict[str, Any] = {}
+            raise Refused(f"read {len(keys)} rows: at most {_MAX_BATCH_READS} are allowed")
+        remaining: dict[str, Any] = {}
         for key in dict.fromkeys(keys):
-            table = wanted.setdefault(self._name(key.table), {"Keys": [], "ConsistentRead": True})
+            table = remaining.setdefault(self._name(key.table), {"Keys": [], "ConsistentRead": True})
             table["Keys"].append(_key(key))
         tables = {self._name(key.table): key.table for key in keys}
         found: dict[tuple[Table, str, str], Row] = {}
@@ -101,17 +102,17 @@ class DynamoLedger:
             f"read {', '.join(f'{key.table} {key.pk} {key.sk}' for key in keys)}", _ERRORS_BY_CODE
         ):
             for tries_left in reversed(range(_CONFLICT_TRIES)):
-                if not wanted:
+                if not remaining:
                     break
-                answer = self._client.batch_get_item(RequestItems=wanted)
+                answer = self._client.batch_get_item(RequestItems=remaining)
                 for name, items in answer["Responses"].items():
                     for item in items:
                         found[tables[name], item["pk"]["S"], item["sk"]["S"]] = _row(tables[name], item)
-                # What a busy table did not serve comes back as the request to repeat.
-                wanted = answer.get("UnprocessedKeys") or {}
-                if wanted and not tries_left:
-                    raise Throttled(f"read {len(keys)} rows: {', '.join(wanted)} left some unread")
-                if wanted:
+                # A busy table returns the keys that it did not read. Repeat the request for them.
+                remaining = answer.get("UnprocessedKeys") or {}
+                if remaining and not tries_left:
+                    raise Throttled(f"read {len(keys)} rows: {', '.join(remaining)} did not return all of them")
+                if remaining:
                     self._pause(random.uniform(0.02, 0.1) * (_CONFLICT_TRIES - tries_left))  # noqa: S311 - jitter
         return tuple(
             found.get((key.table, aws.escape_surrogates(key.pk), aws.escape_surrogates(key.sk))) for key in keys
@@ -164,10 +165,10 @@ class DynamoLedger:
         if not writes:
             return
         if len(writes) > MOST_WRITES:
-            raise Refused(f"a commit of {len(writes)} writes, at most {MOST_WRITES} are possible")
+            raise Refused(f"commit {len(writes)} writes: at most {MOST_WRITES} are allowed")
         keys = [write.row.key if isinstance(write, Put) else write.key for write in writes]
         if len(set(keys)) < len(keys):
-            raise Refused("two writes of one commit touch the same row")
+            raise Refused("commit: two writes are for the same row")
         items = [self._item(write) for write in writes]
         _check_sizes(items, keys)
         request = {"TransactItems": items, "ClientRequestToken": _request_token(token)}
@@ -176,7 +177,7 @@ class DynamoLedger:
                 self._send(request, keys)
                 return
             except _InConflict as conflict:
-                # Another transaction holds one of the items this instant: AWS asks for the same request again.
+                # Another transaction writes one of the items at this moment. AWS asks to repeat the same request.
                 if not tries_left:
                     raise Throttled(str(conflict)) from conflict
                 self._pause(random.uniform(0.02, 0.1) * (_CONFLICT_TRIES - tries_left))  # noqa: S311 - jitter
@@ -236,11 +237,11 @@ class DynamoLedger:
         try:
             return self._tables[table]
         except KeyError:
-            raise Refused(f"the table {table} is not given to this function") from None
+            raise Refused(f"this function has no name of the table {table}") from None
 
 
 class _InConflict(Throttled):
-    """Cancelled only because other transactions touch the same items right now."""
+    """The commit failed only because other transactions write the same items at this moment."""
 
 
 def _cancellation_error(error: ClientError, named: str) -> EvenkeelError:
@@ -257,10 +258,10 @@ def _cancellation_error(error: ClientError, named: str) -> EvenkeelError:
 
 
 def _check_sizes(items: list[dict[str, Any]], keys: list[Key]) -> None:
-    """Refuse what DynamoDB would refuse for its size. It does not name the row; this does.
+    """Check the sizes that DynamoDB limits. Its own error does not name the row; this one does.
 
     Raises:
-        Refused: a key, a row or the whole commit is too large.
+        Refused: A key, a row or the whole commit is too large.
     """
     total = 0
     for item, key in zip(items, keys, strict=True):
@@ -269,25 +270,27 @@ def _check_sizes(items: list[dict[str, Any]], keys: list[Key]) -> None:
         for name, longest in _LONGEST_KEYS.items():
             size = utf8_bytes(stored[name]["S"]) if name in stored else 1
             if not 1 <= size <= longest:
-                raise Refused(f"write {key.table} {key.pk[:80]} {key.sk[:80]}: {name} has {size} bytes of {longest}")
+                raise Refused(
+                    f"write {key.table} {key.pk[:80]} {key.sk[:80]}: {name} has {size} bytes, not 1 to {longest}"
+                )
         size = sum(len(name) + _value_bytes(value) for name, value in stored.items())
         if size > LARGEST_ROW:
-            raise Refused(f"write {key.table} {key.pk} {key.sk}: the row has {size} bytes of {LARGEST_ROW}")
+            raise Refused(f"write {key.table} {key.pk} {key.sk}: the row has {size} bytes, at most {LARGEST_ROW} fit")
         total += size
     if total > LARGEST_COMMIT:
-        raise Refused(f"a commit of {total} bytes, at most {LARGEST_COMMIT} are possible")
+        raise Refused(f"commit {total} bytes: at most {LARGEST_COMMIT} are allowed")
 
 
 _LONGEST_KEYS = {"pk": LONGEST_PK, "sk": LONGEST_SK, "stateKey": LONGEST_PK, "stateSort": LONGEST_SK}
 
 
 def _value_bytes(value: Mapping[str, str]) -> int:
-    """Return how many bytes DynamoDB counts for a value; of a number, at most."""
+    """Return the number of bytes that DynamoDB counts for a value; an upper bound for a number."""
     return utf8_bytes(value["S"]) if "S" in value else len(value["N"]) // 2 + 2
 
 
 def _request_token(token: str) -> str:
-    """DynamoDB takes 36 characters; what is longer is named by its digest."""
+    """Return a client token of at most 36 characters: the token, its digest if it is longer, or a random one."""
     if len(token) > _MAX_TOKEN_LENGTH:
         return hashlib.sha256(token.encode()).hexdigest()[:_MAX_TOKEN_LENGTH]
     return token or uuid.uuid4().hex
@@ -331,7 +334,7 @@ def _row(table: Table, item: Mapping[str, Any]) -> Row:
 
 
 def document_of(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document of an item, with what was added to it since it was put."""
+    """Return the document of an item, including the sums that were added since its last `Put`."""
     doc: dict[str, Any] = _DECODE(item["doc"]["S"]) if "doc" in item else {}
     for name, attribute in item.items():
         if name.startswith(_SUM_PREFIX):
@@ -341,7 +344,7 @@ def document_of(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(text: str) -> float:
-    """Read a number that is written as a float: a whole one comes back as int, as sums do."""
+    """Parse a JSON float. A whole number becomes an int, so that sums stay integers."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
@@ -357,7 +360,7 @@ def _read_cursor(cursor: str) -> Any:
     try:
         start = json.loads(base64.urlsafe_b64decode(cursor.encode()))
     except (ValueError, RecursionError) as error:
-        raise Refused(f"no such page: {cursor!r}") from error
+        raise Refused(f"the cursor is not valid: {cursor!r}") from error
     if not isinstance(start, dict) or set(start) != {"pk", "sk", "stateKey", "stateSort"}:
-        raise Refused(f"no such page: {cursor!r}")
+        raise Refused(f"the cursor is not valid: {cursor!r}")
     return start

@@ -1,4 +1,4 @@
-"""The way into EKS clusters: where an API server is, and the token that it takes."""
+"""Connections to EKS clusters: the endpoint of each API server, and its bearer tokens."""
 
 import base64
 import threading
@@ -14,11 +14,11 @@ from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.ports import NotAllowed, PermanentError
 
 _TOKEN_SECONDS = 600
-"""A token is good for about fourteen minutes; it is renewed after ten."""
+"""A token is valid for about 14 minutes. It is renewed after 10."""
 
 
 class EksConnections:
-    """API servers of EKS clusters, by name; endpoint and authority are asked for once in the life of a container."""
+    """API servers of EKS clusters, by name. Each container reads the endpoint and certificate of a cluster once."""
 
     def __init__(self, region: str, client: Any = None, session: Any = None) -> None:
         self._region = region
@@ -44,7 +44,10 @@ class EksConnections:
 
 
 class EksToken:
-    """Bearer tokens of EKS: a presigned STS call that the API server makes to learn who we are. Made offline."""
+    """Bearer tokens of EKS. A token is a presigned STS call, with which the API server identifies the caller.
+
+    Creating a token needs no network.
+    """
 
     def __init__(
         self, cluster: str, region: str, session: Any = None, clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""The provider on SageMaker HyperPod."""
+"""The port Provider on SageMaker HyperPod."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from evenkeel.ports import EvenkeelError, NotFound, Refused, RepairAnswer, Unrea
 
 _ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:cluster/[a-z0-9]{12}", re.ASCII)
 _GONE = ("ResourceNotFound", "ResourceNotFoundException", "ValidationException")
-"""HyperPod answers both for a node it does not have; ids are checked here first, so the second means the same."""
+"""Codes for a node that does not exist. Ids are validated before the call, so ValidationException means this too."""
 _ANSWERS: Mapping[str, RepairAnswer] = {
     "InstanceIdInUse": RepairAnswer.IN_USE,
     "InvalidInstanceStatus": RepairAnswer.NOT_NOW,
@@ -49,7 +49,7 @@ class HyperPodProvider:
                 try:
                     return self._list(IncludeNodeLogicalIds=True)
                 except ClientError as error:
-                    # Only clusters with continuous provisioning have logical ids; the others refuse the question.
+                    # Only clusters with continuous provisioning have logical ids. Other clusters reject this option.
                     if aws.code_of(error) != "ValidationException":
                         raise
                     nodes = self._list()
@@ -69,26 +69,28 @@ class HyperPodProvider:
         return _node(answer["NodeDetails"])
 
     def reboot(self, instance_id: str) -> RepairAnswer:
-        return self._ask("reboot", instance_id, self._repairer.batch_reboot_cluster_nodes)
+        return self._request("reboot", instance_id, self._repairer.batch_reboot_cluster_nodes)
 
     def replace(self, instance_id: str) -> RepairAnswer:
-        return self._ask("replace", instance_id, self._repairer.batch_replace_cluster_nodes)
+        return self._request("replace", instance_id, self._repairer.batch_replace_cluster_nodes)
 
     def check_health(self, instance_group: str, instance_id: str) -> RepairAnswer:
         _check(instance_id)
-        # Without InstanceIds it would be the whole group. The answer names nothing: the node itself tells.
-        wish = {
+        # Without InstanceIds the whole group would be checked. The answer has no result; labels of the node have it.
+        configuration = {
             "InstanceGroupName": instance_group,
             "InstanceIds": [instance_id],
             "DeepHealthChecks": ["InstanceStress", "InstanceConnectivity"],
         }
         try:
             with aws.translate_errors(f"deep health check of {instance_id} of {self._arn}", _REFUSALS):
-                self._repairer.start_cluster_health_check(ClusterName=self._arn, DeepHealthCheckConfigurations=[wish])
+                self._repairer.start_cluster_health_check(
+                    ClusterName=self._arn, DeepHealthCheckConfigurations=[configuration]
+                )
         except Unreachable:
             return RepairAnswer.UNKNOWN
         except (Refused, NotFound):
-            return RepairAnswer.NOT_NOW  # it is not in a status in which it can be examined
+            return RepairAnswer.NOT_NOW  # the status of the node does not allow a check
         return RepairAnswer.ACCEPTED
 
     def _list(self, **options: Any) -> tuple[ProviderNode, ...]:
@@ -101,15 +103,15 @@ class HyperPodProvider:
                 return tuple(node for node in found if node is not None)
             token = {"NextToken": answer["NextToken"]}
 
-    def _ask(self, rung: str, instance_id: str, call: Callable[..., Mapping[str, Any]]) -> RepairAnswer:
-        """Make one call for one node: the outcome is then unambiguous, or honestly unknown."""
+    def _request(self, rung: str, instance_id: str, call: Callable[..., Mapping[str, Any]]) -> RepairAnswer:
+        """Make one call for one node, so that its outcome is either clear or UNKNOWN."""
         _check(instance_id)
         try:
             with aws.translate_errors(f"{rung} {instance_id} of {self._arn}", _REFUSALS):
                 answer = call(ClusterName=self._arn, NodeIds=[instance_id])
         except Unreachable:
             return RepairAnswer.UNKNOWN
-        # Either list may be absent; a node in neither has an unknown outcome.
+        # Both lists are optional. If the node is in neither, the outcome is unknown.
         for failure in answer.get("Failed") or ():
             if failure.get("NodeId") == instance_id:
                 return _ANSWERS.get(failure.get("ErrorCode", ""), RepairAnswer.FAILED)
@@ -120,13 +122,13 @@ _REFUSALS: Mapping[str, type[EvenkeelError]] = {"ResourceLimitExceeded": Refused
 
 
 def _check(instance_id: str) -> None:
-    # botocore checks neither patterns nor lengths: a malformed id would reach the service.
+    # botocore does not check patterns or lengths, so a malformed id would reach the service.
     if INSTANCE_ID.fullmatch(instance_id) is None:
         raise Refused(f"{instance_id!r} is not an instance id")
 
 
 def _node(summary: Mapping[str, Any]) -> ProviderNode | None:
-    """Read a summary or NodeDetails; None for a seat without a machine yet, and for one that is gone."""
+    """Parse a node summary or NodeDetails; None if the node slot has no node yet, or its node is gone."""
     status = summary.get("InstanceStatus", {})
     instance_id = summary.get("InstanceId", "")
     if INSTANCE_ID.fullmatch(instance_id) is None or status.get("Status") == "NotFound":

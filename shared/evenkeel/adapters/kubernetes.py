@@ -1,8 +1,7 @@
-"""A thin Kubernetes client on urllib3: what the adapter `cluster` needs of an API server.
+"""A small Kubernetes client on urllib3, with the calls that the adapter `cluster` needs.
 
-A library with typed models costs 50 to 95 MiB and a second of every cold start, and the time from a health event to
-the cordon includes the cold start. Retries are off but for a read whose connection broke: whether another call may be
-repeated is decided where it is made.
+A library with typed models needs 50 to 95 MiB of memory and a second of each cold start, which delays the cordon.
+Only a read whose connection broke is retried. For any other call, the caller decides whether to repeat it.
 """
 
 import contextlib
@@ -38,23 +37,23 @@ _PAGE_SIZE = 500
 
 
 class AlreadyExists(Conflict):
-    """An object of that name is there."""
+    """An object of this name already exists."""
 
 
 class Expired(TransientError):
-    """410: the resourceVersion or the list's continuation is too old. List again."""
+    """410: the resourceVersion or the continuation of the list is too old. List the objects again."""
 
 
 class ServerFailed(Unreachable):
-    """500: the server was reached and could not do it. Whether anything took effect is unknown."""
+    """500: the server answered, but failed. Whether the call took effect is unknown."""
 
 
 class NamespaceTerminating(NotAllowed):
-    """403: the namespace is being deleted, and takes nothing new."""
+    """403: the namespace is being deleted and accepts no new objects."""
 
 
 class InvalidObject(Refused):
-    """422: the object is not valid, or a JSON patch's `test` did not hold."""
+    """422: the object is not valid, or a `test` of a JSON patch failed."""
 
 
 _ERRORS_BY_REASON: Mapping[str, type[EvenkeelError]] = {
@@ -89,36 +88,36 @@ class KubernetesApi:
     """One API server. Safe to share between threads."""
 
     def __init__(self, name: str, endpoint: str, ca_pem: str, token: Callable[[bool], str]) -> None:
-        """Remember where it is; nothing is sent yet.
+        """Create a client. It sends nothing yet.
 
         Args:
-            name: For messages.
-            endpoint: `https://…`.
-            ca_pem: The certificate authority of its certificate.
-            token: Returns a bearer token; a fresh one if the argument is true.
+            name: Name of the cluster, for messages.
+            endpoint: URL of the API server.
+            ca_pem: The certificate authority of the API server.
+            token: Returns a bearer token. If its argument is true, the token must be new.
         """
         self.name = name
         self._endpoint = endpoint.rstrip("/")
         self._token = token
         context = ssl.create_default_context(cadata=ca_pem)
-        # From Python 3.13 on this asks for key identifiers, which the authorities of EKS clusters may lack; the chain,
-        # the name and the time are checked without it.
+        # From Python 3.13 on, this flag requires key identifiers, which certificates of EKS may lack. Chain, name and
+        # time are checked without it.
         # https://github.com/kubernetes-client/python/issues/2394
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         self._pool = urllib3.PoolManager(maxsize=16, block=False, ssl_context=context, retries=False, timeout=_TIMEOUT)
 
     def get(self, path: str) -> Json | None:
-        """Read one object; None where there is none."""
+        """Return one object; None if it does not exist."""
         try:
             return self._json("GET", path)
         except NotFound:
             return None
 
     def items(self, path: str, **query: str) -> Iterator[Json]:
-        """List objects, page by page.
+        """Yield the objects of a list, page by page.
 
         Raises:
-            Expired: the list changed too much under a slow reader; begin again.
+            Expired: The list changed too much during a slow read. List the objects again.
         """
         token = ""
         while True:
@@ -131,7 +130,7 @@ class KubernetesApi:
                 return
 
     def version(self, path: str, **query: str) -> str:
-        """Return the resourceVersion of a list as it is now: where a watch begins."""
+        """Return the current resourceVersion of a list, from which a watch can start."""
         return str(self._json("GET", path, {**query, "limit": "1"}).get("metadata", {}).get("resourceVersion", ""))
 
     def create(self, path: str, item: Json) -> Json:
@@ -141,7 +140,7 @@ class KubernetesApi:
         return self._json("PATCH", path, body=patch, content_type=kind)
 
     def delete(self, path: str, **options: Any) -> bool:
-        """Delete one object; False where there is none. Options are DeleteOptions."""
+        """Delete one object. Return False if it does not exist. `options` are DeleteOptions."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
         try:
             self._json("DELETE", path, body=body)
@@ -150,15 +149,15 @@ class KubernetesApi:
         return True
 
     def text(self, path: str, **query: str) -> str:
-        """Read a plain-text resource, such as a pod's log."""
+        """Return a plain-text resource, such as a pod's log."""
         return self._request("GET", path, query, accept="*/*").decode("utf-8", "replace")
 
     @contextmanager
     def watch(self, path: str, version: str, seconds: int, **query: str) -> Iterator["Watch"]:
-        """Open a watch from a resourceVersion; the server ends it after `seconds`.
+        """Open a watch from a resourceVersion. The server ends it after `seconds`.
 
         Raises:
-            Expired: the version is too old.
+            Expired: The version is too old.
         """
         parameters = {**query, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
         response = self._open("GET", path, {**parameters, "timeoutSeconds": str(seconds)}, read_seconds=seconds + 5)
@@ -182,7 +181,7 @@ class KubernetesApi:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise Unreachable(f"{method} {path} of {self.name}: no JSON object: {content[:100]!r}")
+            raise Unreachable(f"{method} {path} of {self.name}: the answer is not a JSON object: {content[:100]!r}")
         return answer
 
     def _request(
@@ -222,7 +221,7 @@ class KubernetesApi:
                 response = self._send(method, url, payload, headers, timeout)
                 if response.status != 401 or is_second_try:
                     return response
-                # The token may have run out between two uses: one fresh one, and no more.
+                # The token may have expired. Try once more with a new token.
                 response.drain_conn()
                 response.release_conn()
         raise AssertionError("unreachable")
@@ -230,7 +229,7 @@ class KubernetesApi:
     def _send(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout: urllib3.Timeout
     ) -> urllib3.BaseHTTPResponse:
-        """Send one call: a read a second time where the connection broke, as one does that was kept over a freeze."""
+        """Send one call. Repeat a read once if its connection broke, as after a freeze of the Lambda container."""
         request = functools.partial(
             self._pool.request,
             method,
@@ -249,7 +248,7 @@ class KubernetesApi:
             return request()
 
     def _check(self, method: str, path: str, response: urllib3.BaseHTTPResponse) -> None:
-        """Raise what a Status object says, by its reason and code; never by its message."""
+        """Raise the error of a Status object, by its reason and code, never by its message."""
         if response.status < 300:
             return
         try:
@@ -262,7 +261,7 @@ class KubernetesApi:
 
 
 class Watch:
-    """An open watch. `shut` may be called from another thread; the reader then ends."""
+    """An open watch. Another thread may call `shut` to end the reader."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, name: str) -> None:
         self._response = response
@@ -272,11 +271,11 @@ class Watch:
         """Yield events until the server, the network or `shut` ends the stream.
 
         Raises:
-            Expired: the version has become too old.
+            Expired: The version has become too old.
         """
         rest = b""
         with _translate_network_errors(self._name):
-            # `read1` hands over what has come; `stream` would wait for a whole block.
+            # `read1` returns the data that has arrived; `stream` would wait for a whole block.
             while chunk := self._response.read1():
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in filter(None, lines):
@@ -287,7 +286,7 @@ class Watch:
                     yield Event(event["type"], item)
 
     def shut(self) -> None:
-        """End the stream from outside; nothing happens where it has ended by itself."""
+        """End the stream. This has no effect if the stream has already ended."""
         with contextlib.suppress(RuntimeError, ValueError, OSError):
             self._response.shutdown()
 

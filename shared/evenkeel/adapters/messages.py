@@ -1,4 +1,4 @@
-"""Queues, the topic that pages, the archive of raw events, and the call that has a wait answered."""
+"""Messages over AWS: queues, the topic for pages, the archive of raw events, and calls of `resolve_wait`."""
 
 import json
 import re
@@ -21,50 +21,52 @@ _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "InvalidParameterException": Refused,
     "RequestTooLargeException": Refused,
 }
-_GROUP_OF_PASSES = "passes"
+_CYCLE_GROUP = "passes"
+"""Message group of all cycle requests, so that the queue delivers them one after the other."""
 _DEDUPLICATION_SECONDS = 4.0
-"""How long after a request for the same wait another one is worth sending."""
+"""A second request for the same wait is sent only after this time."""
 _LONGEST_REASON = 200
 _LONGEST_SUBJECT = 100
 _LARGEST_PAGE = 200_000
-"""Bytes: SNS takes 256 KiB, attributes included."""
+"""Maximum bytes of a page. SNS accepts 256 KiB with attributes."""
 _MAX_MESSAGE_BYTES = 260_000
-"""Bytes: SQS takes 256 KiB, attributes included."""
+"""Maximum bytes of a message. SQS accepts 256 KiB with attributes."""
 
 _INVALID_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""SQS takes the characters of XML 1.0 and refuses the message for any other."""
+"""SQS accepts only the characters of XML 1.0, and rejects a message with any other character."""
 
 
 def escape_invalid_characters(text: str) -> str:
-    r"""Return text that SQS and SNS take; another character becomes its escape, which in JSON means the same."""
+    r"""Return a text that SQS and SNS accept. Any other character becomes its `\u` escape, which JSON reads back."""
     return _INVALID_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _truncate_bytes(text: str, most: int) -> str:
-    """Return the beginning of a text that takes at most so many bytes."""
+    """Return the longest prefix of a text with at most `most` bytes."""
     return text if len(text) * 4 <= most else text.encode()[:most].decode(errors="ignore")
 
 
 class SqsCycleRequests:
-    """Asks for scheduling passes through a FIFO queue of one group: passes run one after the other."""
+    """Requests scheduling cycles through a FIFO queue with one message group, so cycles run one after the other."""
 
     def __init__(self, queue_url: str, client: Any = None) -> None:
         self._queue_url = queue_url
         self._client = client or aws.client("sqs")
 
     def request(self, reason: str) -> None:
-        # An own id each time: SQS would drop a request like one of the last five minutes, though the world has changed.
+        # Each request has a new id. SQS drops a message whose id it saw in the last five minutes, but the state may
+        # have changed since.
         with aws.translate_errors("request a scheduling cycle", _ERRORS_BY_CODE):
             self._client.send_message(
                 QueueUrl=self._queue_url,
                 MessageBody=json.dumps({"reason": reason}),
-                MessageGroupId=_GROUP_OF_PASSES,
+                MessageGroupId=_CYCLE_GROUP,
                 MessageDeduplicationId=uuid.uuid4().hex,
             )
 
 
 class SqsInbox:
-    """The queue of events, as the rules of the bus fill it."""
+    """The event queue, which the EventBridge rules fill."""
 
     def __init__(self, queue_url: str, client: Any = None) -> None:
         self._queue_url = queue_url
@@ -82,14 +84,14 @@ class SqsInbox:
         return int(answer["Attributes"][name])
 
     def delay_redelivery(self, receipt: str, seconds: int) -> None:
-        with aws.translate_errors("have an event delivered again", _ERRORS_BY_CODE):
+        with aws.translate_errors("delay the redelivery of an event", _ERRORS_BY_CODE):
             self._client.change_message_visibility(
                 QueueUrl=self._queue_url, ReceiptHandle=receipt, VisibilityTimeout=seconds
             )
 
 
 class SqsDeadLetters:
-    """Keeps malformed events whole, so that they can be replayed after a fix."""
+    """Stores malformed events, so that an operator can send them again after a fix."""
 
     def __init__(self, queue_url: str, client: Any = None) -> None:
         self._queue_url = queue_url
@@ -97,12 +99,12 @@ class SqsDeadLetters:
 
     def put(self, body: str, code: str, reason: str) -> None:
         attributes = {"code": code, "reason": escape_invalid_characters(reason)[:_LONGEST_REASON] or code}
-        # The archive has the event whole.
-        letter = _truncate_bytes(escape_invalid_characters(body), _MAX_MESSAGE_BYTES) or "{}"
+        # The event may be cut here. The archive has the complete event.
+        content = _truncate_bytes(escape_invalid_characters(body), _MAX_MESSAGE_BYTES) or "{}"
         with aws.translate_errors(f"dead-letter an event ({code})", _ERRORS_BY_CODE):
             self._client.send_message(
                 QueueUrl=self._queue_url,
-                MessageBody=letter,
+                MessageBody=content,
                 MessageAttributes={
                     name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()
                 },
@@ -110,14 +112,14 @@ class SqsDeadLetters:
 
 
 class SnsPager:
-    """Tells people through the topic that pages."""
+    """Pages people through an SNS topic."""
 
     def __init__(self, topic_arn: str, client: Any = None) -> None:
         self._topic_arn = topic_arn
         self._client = client or aws.client("sns")
 
     def page(self, subject: str, message: str, *, key: str) -> None:
-        """Idempotent: no, a repeat is a second message; both carry `key`, by which receivers fold them."""
+        """Idempotent: no, because a repeat is a second message; receivers can merge messages with the same `key`."""
         with aws.translate_errors(f"page about {key}", _ERRORS_BY_CODE):
             self._client.publish(
                 TopicArn=self._topic_arn,
@@ -130,7 +132,7 @@ class SnsPager:
 
 
 class S3RawEvents:
-    """The archive: one object an envelope, `events/<envelope id>.json`."""
+    """The archive of raw events, with one object per event: `events/<envelope id>.json`."""
 
     def __init__(self, bucket: str, client: Any = None) -> None:
         self._bucket = bucket
@@ -144,32 +146,32 @@ class S3RawEvents:
 
 
 class LambdaWaitAnswers:
-    """Has `resolve_wait` run, without waiting for it.
+    """Invokes `resolve_wait` asynchronously.
 
-    Whoever evaluates waits asks again at every look until the answer is in. One request every few seconds is enough
-    for that; without a pace, a slow start of `resolve_wait` is answered with ever more starts of it.
+    A function that evaluates waits repeats its request until the answer is stored. So requests for one wait are limited
+    to one every few seconds. Otherwise a slow start of `resolve_wait` would cause many more starts of it.
     """
 
     def __init__(self, function: str, client: Any = None, *, seconds: Callable[[], float] = time.monotonic) -> None:
         self._function = function
         self._client = client or aws.client("lambda")
         self._seconds = seconds
-        self._asked: dict[tuple[str, str, int], float] = {}
+        self._requested: dict[tuple[str, str, int], float] = {}
 
     def request(self, subject: str, name: str, generation: int, answer: Mapping[str, Any]) -> None:
         now = self._seconds()
-        self._asked = {wait: at for wait, at in self._asked.items() if now - at < _DEDUPLICATION_SECONDS}
-        if (subject, name, generation) in self._asked:
+        self._requested = {wait: at for wait, at in self._requested.items() if now - at < _DEDUPLICATION_SECONDS}
+        if (subject, name, generation) in self._requested:
             return
         payload = {"subject": subject, "name": name, "generation": generation, "answer": dict(answer)}
-        with aws.translate_errors(f"have the wait {name} of {subject} answered", _ERRORS_BY_CODE):
+        with aws.translate_errors(f"request the answer to wait {name} of {subject}", _ERRORS_BY_CODE):
             self._client.invoke(
                 FunctionName=self._function, InvocationType="Event", Payload=json.dumps(payload).encode()
             )
-        self._asked[subject, name, generation] = now
+        self._requested[subject, name, generation] = now
 
 
 def _sns_subject(text: str) -> str:
-    """SNS takes up to 100 printable ASCII characters that begin with a letter, digit or punctuation mark."""
+    """Return a subject that SNS accepts: at most 100 printable ASCII characters that do not begin with a space."""
     plain = "".join(char if 32 <= ord(char) < 127 else "?" for char in " ".join(text.split())).strip()
     return plain[:_LONGEST_SUBJECT] or "Evenkeel"

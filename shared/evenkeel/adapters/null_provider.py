@@ -1,11 +1,11 @@
-"""The provider of a fleet without a HyperPod half: it has no machines and repairs nothing."""
+"""The port Provider for a fleet without HyperPod."""
 
 from evenkeel.domain.nodes import ProviderCluster, ProviderNode
 from evenkeel.ports import NotFound, RepairAnswer
 
 
 class NullProvider:
-    """Every question has the empty answer."""
+    """A provider without a cluster and without nodes."""
 
     def cluster(self) -> ProviderCluster:
         raise NotFound("this fleet has no HyperPod cluster")

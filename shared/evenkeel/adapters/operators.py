@@ -1,14 +1,14 @@
-"""An attempt as a job of a training operator, for clusters that have one: HyperPod's and Kubeflow's. Pure.
+"""Manifests of an attempt for training operators: HyperPod's and Kubeflow's. Pure functions.
 
-The pods are those of the Indexed Job, but the operator places them, names the ranks and changes their number within the
-bounds given here; so neither nodes nor world size are fixed. Evenkeel's own attempts are Indexed Jobs; no function of
-its sends these manifests yet.
+The pods are equal to those of the Indexed Job. The operator places them, assigns the ranks, and changes their number
+within the given limits. So neither the nodes nor the world size are fixed. Evenkeel launches Indexed Jobs; no function
+sends these manifests yet.
 
 Sources of the fields: kubeflow/training-operator, branch release-1.9,
 `manifests/base/crds/kubeflow.org_pytorchjobs.yaml`
 (Apache-2.0); aws/sagemaker-hyperpod-cli,
 `src/sagemaker/hyperpod/training/config/hyperpod_pytorch_job_unified_config.py`
-(Apache-2.0), since the definition itself of HyperPod's operator is not published.
+(Apache-2.0), because the resource definition of HyperPod's operator is not published.
 """
 
 import copy
@@ -21,14 +21,15 @@ from evenkeel.ports import LaunchSpec
 
 Json: TypeAlias = dict[str, Any]
 
-_OF_THE_OPERATOR = frozenset({"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
-"""Variables that each operator sets by itself, for the pods that there are."""
+_SET_BY_OPERATOR = frozenset({"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+"""Variables that each operator sets itself for the current number of pods."""
 
 
 def pytorch_job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
-    """Kubeflow's PyTorchJob. It changes size between the two bounds by any number: it knows no steps.
+    """Return Kubeflow's PyTorchJob for an attempt.
 
-    `backoffLimit: 0` keeps it from running a restart loop of its own.
+    An elastic job may have any size between its limits, because PyTorchJob has no size steps. `backoffLimit: 0`
+    prevents restarts by the operator.
     """
     elastic = spec.job.elastic
     return {
@@ -44,7 +45,7 @@ def pytorch_job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json
                     "template": _template(spec, fleet, accelerator_resource, container="pytorch"),
                 }
             },
-            # Ended pods stay: their logs and exit codes are read first.
+            # Ended pods stay, so that Evenkeel can read their logs and exit codes.
             "runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "Running", "suspend": False},
         },
     }
@@ -53,13 +54,13 @@ def pytorch_job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json
 def hyperpod_pytorch_job(
     spec: LaunchSpec, fleet: str, accelerator_resource: str, terms: ElasticTerms, jobs: JobPolicy
 ) -> Json:
-    """HyperPod's HyperPodPyTorchJob, whose container starts with `hyperpodrun`."""
+    """Return HyperPod's HyperPodPyTorchJob for an attempt. Its container starts with `hyperpodrun`."""
     elastic = spec.job.elastic
     policy: Json = {}
     if elastic:
         policy = {
             **_replica_bounds(spec),
-            # One or the other; without either the operator's own step would count.
+            # Without sizes or a step, the operator's own default step would apply.
             **(
                 {"replicaDiscreteValues": list(elastic.sizes)}
                 if elastic.sizes
@@ -93,7 +94,7 @@ def hyperpod_pytorch_job(
                     "maxFullJobRestarts": restarts,
                     "scaleUpSnoozeTimeInSeconds": round(terms.snooze_seconds),
                 },
-                # For ever: what it ended with is read before it is cleaned up.
+                # Keep the job, so that Evenkeel can read its end before it deletes the job.
                 "ttlSecondsAfterFinished": -1,
             },
         },
@@ -109,17 +110,17 @@ def _metadata(spec: LaunchSpec, fleet: str) -> Json:
 
 
 def _replica_bounds(spec: LaunchSpec) -> Json:
-    assert spec.job.elastic is not None  # the caller looked
+    assert spec.job.elastic is not None  # the caller checked it
     return {"minReplicas": spec.job.elastic.min_nodes, "maxReplicas": spec.job.elastic.max_nodes}
 
 
 def _template(spec: LaunchSpec, fleet: str, accelerator_resource: str, *, container: str) -> Json:
-    """Return the pods of the Indexed Job, without what only holds where Evenkeel places them."""
+    """Return the pod template of the Indexed Job, without the fields that fix its nodes and ranks."""
     template: Json = copy.deepcopy(workloads.job(spec, fleet, accelerator_resource)["spec"]["template"])
     pod = template["spec"]
     pod.pop("subdomain", None)
     pod.get("affinity", {}).pop("nodeAffinity", None)
     first = pod["containers"][0]
     first["name"] = container
-    first["env"] = [each for each in first["env"] if each["name"] not in _OF_THE_OPERATOR]
+    first["env"] = [each for each in first["env"] if each["name"] not in _SET_BY_OPERATOR]
     return template

@@ -1,4 +1,4 @@
-"""Checkpoints on S3: sizes and the checksums that S3 itself keeps; the data is never read."""
+"""The port CheckpointStore on S3. It reads sizes and the checksums that S3 stores, never the data."""
 
 import base64
 import json
@@ -18,7 +18,7 @@ _FENCE = "_fence"
 _AT_ONCE = 16
 _LARGEST_READ = 16 * 1024 * 1024
 
-# 412: the tag is another; 409: two conditional writes met, AWS asks to look again; 404 on a write: the object is gone.
+# 412: the tag has changed. 409: two conditional writes at the same time. 404 on a write: the object is gone.
 _PRECONDITION_CODES: Mapping[str, type[EvenkeelError]] = {
     "PreconditionFailed": Conflict,
     "ConditionalRequestConflict": Conflict,
@@ -51,7 +51,7 @@ class S3Checkpoints:
                 for entry in self._list(bucket, f"{prefix}{folder}/")
             }
 
-        def look(key: str) -> StoredShard | None:
+        def read_checksum(key: str) -> StoredShard | None:
             with aws.translate_errors(f"describe {key} in {bucket}"):
                 try:
                     head = self._client.head_object(Bucket=bucket, Key=prefix + key, ChecksumMode="ENABLED")
@@ -61,10 +61,10 @@ class S3Checkpoints:
                     raise
             return StoredShard(head["ContentLength"], _sha256(head), head["LastModified"])
 
-        # S3 has no call that gives the checksums of a listing, so this is one HEAD a file, many at a time.
-        asked = [key for key in found if key in checksums_of]
+        # An S3 listing has no checksums, so each file needs one HEAD request. Many run in parallel.
+        keys = [key for key in found if key in checksums_of]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            answers = dict(zip(asked, pool.map(look, asked), strict=True))
+            answers = dict(zip(keys, pool.map(read_checksum, keys), strict=True))
         return {key: stored for key, listed in found.items() if (stored := answers.get(key, listed)) is not None}
 
     def read(self, uri: str, key: str) -> bytes:
@@ -92,7 +92,7 @@ class S3Checkpoints:
         return document, answer["ETag"]
 
     def raise_fence(self, uri: str, document: dict[str, Any], tag: str) -> None:
-        """Idempotent: no; a resend after a lost reply meets its own write as a Conflict, and the reload shows it."""
+        """Idempotent: no, because a retry after a lost reply finds its own write; guarded by the caller's reload."""
         bucket, prefix = _bucket_and_prefix(uri)
         condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
         body = json.dumps(document).encode()
@@ -127,7 +127,7 @@ def _body(answer: Mapping[str, Any], what: str) -> bytes:
 
 
 def _sha256(head: Mapping[str, Any]) -> str | None:
-    """Return the checksum of the whole object in hex; one composed of parts' checksums says nothing about it."""
+    """Return the checksum of the whole object in hex; None if S3 has none, or only a composite checksum of parts."""
     checksum = head.get("ChecksumSHA256")
     if not checksum or "-" in checksum or head.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
         return None

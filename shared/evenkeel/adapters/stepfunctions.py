@@ -1,4 +1,4 @@
-"""Workflows and task tokens on Step Functions."""
+"""The ports Workflows and Tokens on Step Functions."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
     "InvalidOutput": Refused,
 }
 _TASK_ENDED_CODES = ("TaskTimedOut", "TaskDoesNotExist", "InvalidToken")
-"""The task was answered, timed out, or was stopped: whoever asks, there is nothing left to answer."""
+"""Codes for a task that was answered, timed out or was stopped, so it needs no answer."""
 _LISTED_AT_ONCE = 1000
 _LONGEST_ERROR = 256
 _LONGEST_CAUSE = 32_000
 
 
 class StepFunctionsWorkflows:
-    """Executions of the two machines, by name."""
+    """Workflow executions, by name."""
 
     def __init__(self, arns: Mapping[WorkflowName, str], client: Any = None) -> None:
         self._arns = arns
@@ -60,20 +60,20 @@ class StepFunctionsWorkflows:
                 return ExecutionState.FAILED
 
     def running(self, machine: WorkflowName) -> frozenset[str]:
-        asked = {"stateMachineArn": self._arn(machine), "statusFilter": "RUNNING", "maxResults": _LISTED_AT_ONCE}
-        with aws.translate_errors(f"list {machine} under way", _ERRORS_BY_CODE):
-            pages = self._client.get_paginator("list_executions").paginate(**asked)
+        query = {"stateMachineArn": self._arn(machine), "statusFilter": "RUNNING", "maxResults": _LISTED_AT_ONCE}
+        with aws.translate_errors(f"list running executions of {machine}", _ERRORS_BY_CODE):
+            pages = self._client.get_paginator("list_executions").paginate(**query)
             return frozenset(each["name"] for page in pages for each in page["executions"])
 
     def _arn(self, machine: WorkflowName) -> str:
         try:
             return self._arns[machine]
         except KeyError:
-            raise Refused(f"the workflow {machine} is not given to this function") from None
+            raise Refused(f"this function has no ARN of the workflow {machine}") from None
 
 
 class StepFunctionsTokens:
-    """Answers task tokens. A token is a secret: it stands in no message and no log line."""
+    """Answers to task tokens. A token is a secret, so it appears in no message and no log line."""
 
     def __init__(self, client: Any = None) -> None:
         self._client = client or aws.client("stepfunctions")
@@ -84,7 +84,10 @@ class StepFunctionsTokens:
         )
 
     def fail(self, token: str, error: str, cause: str) -> bool:
-        """End a task with an error; False where it is over already. Only for the wrapper of a function that failed."""
+        """End a task with an error. Return False if the task is already over.
+
+        Only the wrapper of a failed function calls it.
+        """
         message = aws.escape_surrogates(cause)[:_LONGEST_CAUSE]
         return self._answer(
             "fail a task",

@@ -1,22 +1,22 @@
-"""The time, and new ids."""
+"""The ports Clock and Ids."""
 
 import secrets
 from datetime import UTC, datetime
 
 ALPHABET = "23456789abcdefghjkmnpqrstvwxyz"
-"""Without 0, 1, i, l, o and u: an id is read aloud and typed again, and spells nothing."""
+"""Characters without 0, 1, i, l, o and u, so that people can read an id aloud, and ids do not form words."""
 LENGTH = 10
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The system clock."""
 
     def now(self) -> datetime:
         return datetime.now(UTC)
 
 
 class RandomIds:
-    """Ten characters of thirty: 5.9e14 ids, so 24,000 of a kind collide with a chance of one in two million."""
+    """Random ids: 10 of 30 characters, so 5.9e14 ids. Two of 24,000 ids are equal with a chance of 1 in 2 million."""
 
     def new(self, prefix: str) -> str:
         return f"{prefix}-{''.join(secrets.choice(ALPHABET) for _ in range(LENGTH))}"

@@ -1,4 +1,4 @@
-"""An attempt as Kubernetes objects: the manifests that are sent, and the reading of what comes back. Pure."""
+"""Kubernetes objects of an attempt: build the manifests, and parse the objects that the API server returns. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -38,32 +38,33 @@ ATTEMPT_LABEL = "evenkeel.io/attempt"
 FLEET_LABEL = "evenkeel.io/fleet"
 CHECK_LABEL = "evenkeel.io/check"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""Source: Kueue's `pkg/controller/constants`. On the Job alone: what owns its pods is admitted, not each of them."""
+"""Label of a Job that Kueue admits. Only the Job has it, because Kueue admits the Job and not each pod.
+Source: Kueue's `pkg/controller/constants`."""
 KUEUE_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 KUEUE_JOB_LABEL = "kueue.x-k8s.io/job-uid"
-"""On a Workload: the UID of the Job that it was made for."""
+"""Label of a Workload: the UID of its Job."""
 RENTAL_LABEL = "evenkeel.io/rental"
 DECISION_NOTE = "evenkeel.io/decision"
-"""Annotation: the decision that admitted the attempt. It proves whose a Job is until its UID is recorded."""
+"""Annotation: the decision that admitted the attempt. It identifies a Job until the Job's UID is recorded."""
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 RENDEZVOUS_PORT = 29500
 
 _FAILED = ("Failed", "FailureTarget")
 _DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
-"""Kubernetes' mark on a pod that is ended for its node's sake, or for another pod's."""
+"""Condition that Kubernetes sets on a pod that ends because of its node or of another pod."""
 _DO_NOT_DISRUPT = {"karpenter.sh/do-not-disrupt": "true"}
-"""Karpenter does not take a node of such a pod to save something, nor because it is old."""
+"""Karpenter does not terminate the node of such a pod to save cost, or because of the node's age."""
 NVIDIA, NEURON = "nvidia.com/gpu", "aws.amazon.com/neuron"
 _HUGE_PAGES = "hugepages-2Mi"
 _MIB = 2**20
 _SAGEMAKER = "sagemaker.amazonaws.com"
 _DETAILS = (f"{_SAGEMAKER}/fault-details", f"{_SAGEMAKER}/fault-detail")
 _KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
-"""Conditions of the kubelet itself and of the network plugin: eviction by taint owns what they say."""
+"""Conditions of the kubelet itself and of the network plugin. Kubernetes handles them with taints."""
 _NAME_LIMIT = 128
-"""Characters of a name that a kubelet, an agent or an annotation gives: the API server limits none of these."""
+"""Maximum characters of a name from a kubelet, an agent or an annotation. The API server does not limit these."""
 _MESSAGE_LIMIT = 500
-"""Characters of a condition's message that are kept: it goes into decision records."""
+"""Maximum characters of a condition's message, because decision records contain it."""
 _POOL_LABELS = (f"{_SAGEMAKER}/instance-group-name", KARPENTER_LABEL, "eks.amazonaws.com/nodegroup")
 _HOSTNAME = "kubernetes.io/hostname"
 _TYPE_LABEL = "node.kubernetes.io/instance-type"
@@ -71,11 +72,11 @@ _USER = 1000
 _MIRROR = "kubernetes.io/config.mirror"
 _JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 _BACKOFF_LIMIT = 6
-"""Kubernetes' own default."""
+"""Default of Kubernetes."""
 
 
 def labels(spec: LaunchSpec, fleet: str) -> dict[str, str]:
-    """Ours; they win over a researcher's."""
+    """Return the labels of an attempt's objects. Evenkeel's labels override those of the submission."""
     return {
         **spec.job.labels,
         "app.kubernetes.io/managed-by": "evenkeel",
@@ -86,7 +87,10 @@ def labels(spec: LaunchSpec, fleet: str) -> dict[str, str]:
 
 
 def service(spec: LaunchSpec, fleet: str) -> Json:
-    """The headless Service that gives each rank its name, ready or not: ranks look for rank 0 before they are."""
+    """Return the headless Service of an attempt, which gives each rank a DNS name.
+
+    Names of pods that are not ready are published too, because ranks contact rank 0 before they are ready.
+    """
     name = spec.attempt.workload_name
     return {
         "apiVersion": "v1",
@@ -107,23 +111,23 @@ def service(spec: LaunchSpec, fleet: str) -> Json:
 
 
 def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
-    """The Indexed Job of an attempt.
+    """Return the Indexed Job of an attempt.
 
-    `backoffLimit: 0`, `restartPolicy: Never` and `podReplacementPolicy: Failed` keep the Job controller from running a
-    restart loop of its own; there is no TTL, since the end is read before it is cleaned up. What goes to Kueue is
-    suspended from the start, as its webhook would have it: nothing runs before Kueue has let it in.
+    `backoffLimit: 0`, `restartPolicy: Never` and `podReplacementPolicy: Failed` prevent restarts by the Job controller.
+    The Job has no TTL, so that Evenkeel can read its end before it deletes the Job. A Job for Kueue is created
+    suspended, so that no pod runs before Kueue admits it.
     """
     attempt = spec.attempt
-    follows = {QUEUE_LABEL: attempt.local_queue} if attempt.local_queue else {}
-    if follows and spec.job.priority_class:
-        follows[KUEUE_PRIORITY_LABEL] = spec.job.priority_class
+    kueue_labels = {QUEUE_LABEL: attempt.local_queue} if attempt.local_queue else {}
+    if kueue_labels and spec.job.priority_class:
+        kueue_labels[KUEUE_PRIORITY_LABEL] = spec.job.priority_class
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
             "name": attempt.workload_name,
             "namespace": attempt.namespace,
-            "labels": {**labels(spec, fleet), **follows},
+            "labels": {**labels(spec, fleet), **kueue_labels},
             "annotations": {DECISION_NOTE: attempt.decision_id},
         },
         "spec": {
@@ -133,8 +137,8 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
             "parallelism": spec.attempt.ranks,
             "backoffLimit": 0,
             "podReplacementPolicy": "Failed",
-            # An evicted pod is gone once its Job has counted it, and peers that lost it fail by themselves: the Job's
-            # condition is what still says whose doing it was.
+            # An evicted pod disappears once its Job has counted it, and the other ranks then fail. With this rule, the
+            # condition of the Job still shows the disruption as the cause.
             "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [_DISRUPTED]}]},
             "template": {
                 "metadata": {
@@ -149,9 +153,9 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
 
 def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
     attempt = spec.attempt
-    own = {JOB_LABEL: attempt.job_id, ATTEMPT_LABEL: str(attempt.attempt)}
-    where = _placement(spec)
-    is_ranked_by_kueue = bool(attempt.local_queue)
+    own_labels = {JOB_LABEL: attempt.job_id, ATTEMPT_LABEL: str(attempt.attempt)}
+    node_terms = _placement(spec)
+    is_kueue_job = bool(attempt.local_queue)
     return {
         "restartPolicy": "Never",
         "serviceAccountName": spec.service_account,
@@ -159,30 +163,28 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
         "enableServiceLinks": False,
         "subdomain": attempt.workload_name,
         "terminationGracePeriodSeconds": spec.job.grace_seconds,
-        **(
-            {"priorityClassName": spec.job.priority_class} if spec.job.priority_class and not is_ranked_by_kueue else {}
-        ),
+        **({"priorityClassName": spec.job.priority_class} if spec.job.priority_class and not is_kueue_job else {}),
         **({"tolerations": [each.to_pod() for each in spec.job.tolerations]} if spec.job.tolerations else {}),
         "affinity": {
             **(
                 {
                     "nodeAffinity": {
                         "requiredDuringSchedulingIgnoredDuringExecution": {
-                            "nodeSelectorTerms": [{"matchExpressions": where}]
+                            "nodeSelectorTerms": [{"matchExpressions": node_terms}]
                         }
                     }
                 }
-                if where
+                if node_terms
                 else {}
             ),
-            # One pod a node, also where a pod takes less than a whole node.
+            # One pod per node, even if a pod needs less than a whole node.
             "podAntiAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": [
-                    {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": own}}
+                    {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": own_labels}}
                 ]
             },
         },
-        # The "restricted" pod security standard, in full; with EFA, IPC_LOCK besides, which only "privileged" allows.
+        # The whole pod security standard "restricted". With EFA also IPC_LOCK, which only "privileged" allows.
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _USER,
@@ -191,7 +193,7 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumes": [
-            # Collectives and data loaders share memory between processes; the default of 64 MiB is too small for both.
+            # Collectives and data loaders share memory between processes. The default of 64 MiB is too small.
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
             *({"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim, _ in _claims(spec)),
         ],
@@ -206,14 +208,14 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
                 "resources": _resources(spec, accelerator_resource),
                 "securityContext": {
                     "allowPrivilegeEscalation": False,
-                    # EFA pins the memory that it reads and writes.
+                    # EFA locks the memory that it reads and writes.
                     "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if spec.network.interfaces else {})},
                 },
                 "volumeMounts": [
                     {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - inside the pod
                     *({"name": name, "mountPath": path} for name, _, path in _claims(spec)),
                 ],
-                # The last lines of a log that ends in an error say why; Kubernetes then keeps them with the pod.
+                # After an error, Kubernetes stores the last log lines with the pod.
                 "terminationMessagePolicy": "FallbackToLogsOnError",
             }
         ],
@@ -221,14 +223,14 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
 
 
 def _resources(spec: LaunchSpec, accelerator_resource: str) -> Json:
-    """Return what one pod asks for: accelerators, and where it uses EFA its interfaces and huge pages."""
+    """Return the resources of one pod: accelerators, and with EFA also interfaces and huge pages."""
     count, network = spec.job.accelerators_per_node, spec.network
     limits = {
         **({accelerator_resource: str(count)} if count else {}),
         **({EFA: str(network.interfaces)} if network.interfaces else {}),
         **({_HUGE_PAGES: f"{network.huge_pages_mib}Mi"} if network.huge_pages_mib else {}),
     }
-    # Kubernetes takes huge pages only from containers that request memory or CPU as well.
+    # Kubernetes accepts huge pages only for a container that also requests memory or CPU.
     return {
         **({"limits": limits} if limits else {}),
         **({"requests": {"cpu": "1"}} if network.huge_pages_mib else {}),
@@ -236,9 +238,9 @@ def _resources(spec: LaunchSpec, accelerator_resource: str) -> Json:
 
 
 def _placement(spec: LaunchSpec) -> list[Json]:
-    """Return on which nodes the pods may be: those of the attempt; where Kueue seats it, of which kind, and not where.
+    """Return the node affinity terms of the pods: the attempt's nodes; for Kueue the allowed types and avoided nodes.
 
-    Kueue's flavors add their labels as node selectors; of what stands here it weighs the keys that its flavors label.
+    Kueue's flavors add their labels as node selectors. Of these terms, Kueue considers only keys of its flavors.
     """
     if not spec.attempt.local_queue:
         return [{"key": _HOSTNAME, "operator": "In", "values": list(spec.attempt.node_names)}]
@@ -248,19 +250,21 @@ def _placement(spec: LaunchSpec) -> list[Json]:
 
 
 def check_job(spec: CheckSpec, fleet: str) -> Json:
-    """The test job of one node. It bears every taint, ours and HyperPod's: it is there to find out about them.
+    """Return the test job of one node. It tolerates every taint, because it tests a node that is out of service.
 
-    Its end is read by whoever waits for it; after an hour Kubernetes clears it away.
+    Evenkeel reads its end while it waits for the validation. Kubernetes deletes the job after an hour.
     """
-    mine = {"app.kubernetes.io/managed-by": "evenkeel", FLEET_LABEL: fleet, CHECK_LABEL: spec.name}
-    here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [spec.node_name]}]}
+    own_labels = {"app.kubernetes.io/managed-by": "evenkeel", FLEET_LABEL: fleet, CHECK_LABEL: spec.name}
+    node_term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [spec.node_name]}]}
     limits = {spec.accelerator_resource: str(spec.accelerators)} if spec.accelerators else {}
     pod = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "tolerations": [{"operator": "Exists"}],
-        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}},
+        "affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [node_term]}}
+        },
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _USER,
@@ -281,49 +285,49 @@ def check_job(spec: CheckSpec, fleet: str) -> Json:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": spec.name, "namespace": spec.namespace, "labels": mine},
+        "metadata": {"name": spec.name, "namespace": spec.namespace, "labels": own_labels},
         "spec": {
             "backoffLimit": 0,
             "activeDeadlineSeconds": spec.deadline_seconds,
             "ttlSecondsAfterFinished": 3600,
-            "template": {"metadata": {"labels": mine}, "spec": pod},
+            "template": {"metadata": {"labels": own_labels}, "spec": pod},
         },
     }
 
 
 def access_review(right: KubernetesPermission) -> Json:
-    """The question whether the caller itself has a right. It is answered and not stored."""
+    """Return a review of one of the caller's own rights. The API server answers it and does not store it."""
     resource, _, subresource = right.resource.partition("/")
-    asked = {"verb": right.verb, "group": right.group, "resource": resource, "namespace": right.namespace}
+    attributes = {"verb": right.verb, "group": right.group, "resource": resource, "namespace": right.namespace}
     return {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {**asked, **({"subresource": subresource} if subresource else {})}},
+        "spec": {"resourceAttributes": {**attributes, **({"subresource": subresource} if subresource else {})}},
     }
 
 
 def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, Any]] = ()) -> Json:
-    """The capacity pods of a rental: each takes all accelerators of one node of the pool, and does nothing.
+    """Return the Job of a rental's capacity pods. Each pod takes all accelerators of one node and does nothing.
 
-    Karpenter launches a node for each, and takes none back while its pod is there.
+    Karpenter launches a node for each pod, and does not terminate the node while the pod exists.
 
     Args:
         spec: The rental.
         fleet: Its fleet.
-        taints: What the pool gives its nodes. No other is tolerated: nodes of another rental that are about to go, and
-            those that are cordoned, would have the pods, and no machine would come.
+        taints: Taints of the pool's nodes. The pods tolerate no others. Otherwise they could start on cordoned nodes,
+            or on nodes of another rental that ends, and Karpenter would launch no new node.
     """
-    borne = dict.fromkeys(
+    tolerated = dict.fromkeys(
         [(AWAITING_VALIDATION_TAINT, "NoSchedule"), *((each["key"], each["effect"]) for each in taints)]
     )
-    mine = {"app.kubernetes.io/managed-by": "evenkeel", FLEET_LABEL: fleet, RENTAL_LABEL: spec.name}
+    own_labels = {"app.kubernetes.io/managed-by": "evenkeel", FLEET_LABEL: fleet, RENTAL_LABEL: spec.name}
     pod = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 1,
         "nodeSelector": {KARPENTER_LABEL: spec.pool},
-        "tolerations": [{"key": key, "operator": "Exists", "effect": effect} for key, effect in borne],
+        "tolerations": [{"key": key, "operator": "Exists", "effect": effect} for key, effect in tolerated],
         "affinity": {
             "podAntiAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": [
@@ -357,30 +361,30 @@ def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, A
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": spec.name, "namespace": spec.namespace, "labels": mine},
+        "metadata": {"name": spec.name, "namespace": spec.namespace, "labels": own_labels},
         "spec": {
             "completionMode": "Indexed",
             "completions": spec.nodes,
             "parallelism": spec.nodes,
             "backoffLimit": 6,
-            # A node that goes takes its pod along: another one is made, however often that happens.
+            # If a node ends, its pod ends too. Such ends do not count, so the Job always creates another pod.
             "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [_DISRUPTED]}]},
-            "template": {"metadata": {"labels": mine, "annotations": _DO_NOT_DISRUPT}, "spec": pod},
+            "template": {"metadata": {"labels": own_labels, "annotations": _DO_NOT_DISRUPT}, "spec": pod},
         },
     }
 
 
 def _claims(spec: LaunchSpec) -> list[tuple[str, str, str]]:
-    """Volume, claim and mount path of the storage that holds the checkpoints: `file:///fsx/llama/7b` is on `/fsx`."""
+    """Return volume, claim and mount path of the storage of checkpoints: `file:///fsx/llama/7b` is on `/fsx`."""
     claim = spec.job.checkpoint_claim
     first = spec.job.checkpoint_uri.removeprefix("file:///").partition("/")[0]
     return [("checkpoints", claim, f"/{first}")] if claim else []
 
 
 def _environment(spec: LaunchSpec) -> list[Json]:
-    """The training contract. Kubernetes itself adds JOB_COMPLETION_INDEX, the rank, to pods of an Indexed Job."""
+    """Return the environment of the training contract. Kubernetes itself adds the rank as JOB_COMPLETION_INDEX."""
     attempt, name = spec.attempt, spec.attempt.workload_name
-    ours = {
+    own = {
         "EVENKEEL_JOB_ID": attempt.job_id,
         "EVENKEEL_ATTEMPT": str(attempt.attempt),
         "EVENKEEL_CHECKPOINT_URI": spec.job.checkpoint_uri,
@@ -389,9 +393,9 @@ def _environment(spec: LaunchSpec) -> list[Json]:
         "MASTER_ADDR": f"{name}-0.{name}",
         "MASTER_PORT": str(RENDEZVOUS_PORT),
     }
-    given = {key: value for key, value in spec.job.env.items() if key not in RESERVED_ENV}
+    submitted = {key: value for key, value in spec.job.env.items() if key not in RESERVED_ENV}
     return [
-        *({"name": key, "value": value} for key, value in {**given, **ours}.items()),
+        *({"name": key, "value": value} for key, value in {**submitted, **own}.items()),
         *(
             {"name": name, "valueFrom": {"secretKeyRef": {"name": source.secret, "key": source.key}}}
             for name, source in spec.job.secret_env.items()
@@ -402,17 +406,17 @@ def _environment(spec: LaunchSpec) -> list[Json]:
 
 
 def _resume(spec: LaunchSpec) -> dict[str, str]:
-    """Where to resume, or, without a word about that, the terms on which rank 0 finds out."""
+    """Return the variables for the resume point, or those for rank 0 to choose it."""
     terms = spec.terms
     if terms is None:
         return {"EVENKEEL_RESUME_FROM": spec.resume_from}
-    doubt, damaged = terms.distrust, ",".join(f"{each.attempt}/{each.step}" for each in terms.damaged)
+    distrust, damaged = terms.distrust, ",".join(f"{each.attempt}/{each.step}" for each in terms.damaged)
     return {
-        **({"EVENKEEL_DISTRUST_AFTER": rfc3339(doubt.after)} if doubt and doubt.after else {}),
-        **({"EVENKEEL_DISTRUST_THROUGH": str(doubt.through_attempt)} if doubt else {}),
+        **({"EVENKEEL_DISTRUST_AFTER": rfc3339(distrust.after)} if distrust and distrust.after else {}),
+        **({"EVENKEEL_DISTRUST_THROUGH": str(distrust.through_attempt)} if distrust else {}),
         **(
-            {"EVENKEEL_DISTRUST_DEMAND": doubt.demand}
-            if doubt and doubt.demand is not CheckpointRequirement.CONVENTION
+            {"EVENKEEL_DISTRUST_DEMAND": distrust.demand}
+            if distrust and distrust.demand is not CheckpointRequirement.CONVENTION
             else {}
         ),
         **({"EVENKEEL_ACCEPT_CONVENTION": "1"} if terms.accepts_convention else {}),
@@ -421,23 +425,23 @@ def _resume(spec: LaunchSpec) -> dict[str, str]:
     }
 
 
-# ---------------------------------------------------------------- reading
+# ---------------------------------------------------------------- parsing
 
 
 def is_queued_in_kueue(job: Mapping[str, Any]) -> bool:
-    """Whether a Job is Kueue's to admit."""
+    """Whether Kueue admits a Job."""
     return QUEUE_LABEL in (job["metadata"].get("labels") or {})
 
 
 def owner_of_workload(workload: Mapping[str, Any]) -> tuple[str, str]:
-    """Return namespace and UID of the Job that controls one of Kueue's Workloads; no UID where none does."""
+    """Return namespace and UID of the Job that controls a Workload of Kueue; the UID is empty if no Job does."""
     return (str(workload["metadata"].get("namespace", "")), controlling_job(workload)[1])
 
 
 def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> KueueStatus:
-    """Reduce one of Kueue's Workloads to what is decided and said about it.
+    """Parse the status of a Workload of Kueue.
 
-    Source: `apis/kueue/v1beta2/workload_types.go`; v1beta1 spells the note of past execution with an x too many.
+    Source: `apis/kueue/v1beta2/workload_types.go`. v1beta1 misspells the field of the past execution time.
     """
     spec, status = workload.get("spec") or {}, workload.get("status") or {}
     admission = status.get("admission") or {}
@@ -452,17 +456,17 @@ def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> Kueu
         is_active=spec.get("active", True) is not False,
         conditions=tuple(
             KueueCondition(
-                type=one["type"],
-                is_true=one["status"] == "True",
-                reason=one.get("reason") or "",
-                message=(one.get("message") or "")[:_MESSAGE_LIMIT],
-                changed_at=_instant(one.get("lastTransitionTime")),
+                type=item["type"],
+                is_true=item["status"] == "True",
+                reason=item.get("reason") or "",
+                message=(item.get("message") or "")[:_MESSAGE_LIMIT],
+                changed_at=_instant(item.get("lastTransitionTime")),
             )
-            for one in status.get("conditions") or ()
+            for item in status.get("conditions") or ()
         ),
         checks=tuple(
-            KueueCheck(name=one["name"], state=one["state"], message=(one.get("message") or "")[:_MESSAGE_LIMIT])
-            for one in status.get("admissionChecks") or ()
+            KueueCheck(name=item["name"], state=item["state"], message=(item.get("message") or "")[:_MESSAGE_LIMIT])
+            for item in status.get("admissionChecks") or ()
         ),
         was_admitted=any(status.get(name) is not None for name in past),
         requeue_at=_instant((status.get("requeueState") or {}).get("requeueAt")),
@@ -471,22 +475,22 @@ def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> Kueu
 
 
 def read_queue(listed: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], KueueStatus]:
-    """Return Kueue's Workloads by namespace and UID of their Jobs, with the place of those that wait."""
+    """Return the status of Kueue's Workloads, by namespace and UID of their Jobs. A waiting one has its position."""
     found = {job: (each, read_kueue(each)) for each in listed if (job := owner_of_workload(each))[1]}
-    ahead: Counter[tuple[str, str]] = Counter()
-    places: dict[tuple[str, str], int] = {}
-    for uid, (each, seen) in sorted(found.items(), key=lambda one: _queue_order(*one[1])):
-        if seen.is_pending and seen.is_active:
-            place = (each["metadata"]["namespace"], seen.queue)
-            ahead[place] += 1
-            places[uid] = ahead[place]
-    return {uid: seen.but(position=places.get(uid)) for uid, (_, seen) in found.items()}
+    lengths: Counter[tuple[str, str]] = Counter()
+    positions: dict[tuple[str, str], int] = {}
+    for uid, (each, status) in sorted(found.items(), key=lambda item: _queue_order(*item[1])):
+        if status.is_pending and status.is_active:
+            queue = (each["metadata"]["namespace"], status.queue)
+            lengths[queue] += 1
+            positions[uid] = lengths[queue]
+    return {uid: status.but(position=positions.get(uid)) for uid, (_, status) in found.items()}
 
 
-def _queue_order(workload: Mapping[str, Any], seen: KueueStatus) -> tuple[int, str, str]:
-    """Higher priority first, then as Kueue's queues do: by age, or by the eviction that costs a place."""
+def _queue_order(workload: Mapping[str, Any], kueue: KueueStatus) -> tuple[int, str, str]:
+    """Return the sort key of Kueue's queues: priority, then age. Some evictions count as a new start of the age."""
     priority = int((workload.get("spec") or {}).get("priority") or 0)
-    evicted = seen.condition("Evicted")
+    evicted = kueue.condition("Evicted")
     since = str(workload["metadata"].get("creationTimestamp") or "")
     if evicted and evicted.is_true and evicted.reason in ("PodsReadyTimeout", "AdmissionCheck") and evicted.changed_at:
         since = rfc3339(evicted.changed_at)
@@ -494,24 +498,28 @@ def _queue_order(workload: Mapping[str, Any], seen: KueueStatus) -> tuple[int, s
 
 
 def is_launched_by(item: Mapping[str, Any], attempt: Attempt, fleet: str) -> bool:
-    """Whether an object of an attempt's namespace and name is what the attempt's launch created."""
+    """Whether the attempt's launch created an object with the attempt's namespace and name."""
     found = item["metadata"].get("labels") or {}
-    ours = (attempt.job_id, str(attempt.attempt), fleet)
-    has_labels = (found.get(JOB_LABEL), found.get(ATTEMPT_LABEL), found.get(FLEET_LABEL)) == ours
+    expected = (attempt.job_id, str(attempt.attempt), fleet)
+    has_labels = (found.get(JOB_LABEL), found.get(ATTEMPT_LABEL), found.get(FLEET_LABEL)) == expected
     return has_labels and bool(attempt.decision_id) and decision_of(item) == attempt.decision_id
 
 
 def decision_of(item: Mapping[str, Any]) -> str:
-    """Return the decision that an object says it was created for; empty where it says nothing."""
+    """Return the decision in an object's annotation; empty if it has none."""
     return str((item["metadata"].get("annotations") or {}).get(DECISION_NOTE, ""))
 
 
 def controlling_job(item: Mapping[str, Any]) -> tuple[str, str]:
-    """Return name and UID of the Kubernetes Job that controls an object; empty where no Job does."""
+    """Return name and UID of the Kubernetes Job that controls an object; empty if no Job does."""
     owners = item["metadata"].get("ownerReferences") or ()
-    jobs = (one for one in owners if one.get("controller") and one.get("kind") == "Job")
+    jobs = (each for each in owners if each.get("controller") and each.get("kind") == "Job")
     return next(
-        ((str(one["name"]), str(one["uid"])) for one in jobs if str(one.get("apiVersion", "")).startswith("batch/")),
+        (
+            (str(each["name"]), str(each["uid"]))
+            for each in jobs
+            if str(each.get("apiVersion", "")).startswith("batch/")
+        ),
         ("", ""),
     )
 
@@ -519,9 +527,9 @@ def controlling_job(item: Mapping[str, Any]) -> tuple[str, str]:
 def read_workloads(
     jobs: Iterable[Json], pods: Iterable[Json], kueue: Mapping[tuple[str, str], KueueStatus]
 ) -> tuple[ObservedWorkload, ...]:
-    """Group Jobs and pods by the Job that controls them; each group names the attempt that its labels name.
+    """Group Jobs and pods by the controlling Job. The labels of a group name its attempt.
 
-    A Job counts under the name that a launch gives it alone, and a pod under the Job that controls it alone.
+    A Job counts only if it has the name that a launch gives it. A pod counts only under the Job that controls it.
     """
     found: dict[_Group, Json] = {}
     members: dict[_Group, list[Json]] = {}
@@ -540,7 +548,7 @@ def read_workloads(
 
 
 _Group: TypeAlias = tuple[str, str, int, str]
-"""Namespace, job and attempt by the labels, UID of the Kubernetes Job."""
+"""Namespace, job id and attempt number from the labels, and the UID of the Kubernetes Job."""
 
 
 def _workload_name(job_id: str, attempt: int) -> str:
@@ -568,53 +576,53 @@ def _workload(group: _Group, job: Json | None, pods: list[Json], kueue: KueueSta
 
 
 def attempt_of(item: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return job id and attempt from an object's labels; None where they are not as we write them."""
+    """Return job id and attempt from an object's labels; None if they are not in Evenkeel's format."""
     found = item["metadata"].get("labels") or {}
     job_id, number = found.get(JOB_LABEL, ""), found.get(ATTEMPT_LABEL, "")
     return (job_id, int(number)) if job_id and number.isascii() and number.isdigit() else None
 
 
 def has_condition(item: Mapping[str, Any], *kinds: str) -> bool:
-    """Whether one of these conditions is true."""
+    """Whether any of these conditions is true."""
     conditions = (item.get("status") or {}).get("conditions") or ()
-    return any(one["type"] in kinds and one["status"] == "True" for one in conditions)
+    return any(each["type"] in kinds and each["status"] == "True" for each in conditions)
 
 
 def has_failed(job: Mapping[str, Any]) -> bool:
-    """Whether a Job has failed: `FailureTarget` says so at once, `Failed` when no pod of it is left."""
+    """Whether a Job has failed. `FailureTarget` shows it at once, `Failed` only after its last pod."""
     return has_condition(job, *_FAILED)
 
 
 def was_disrupted(job: Mapping[str, Any]) -> bool:
-    """Whether a Job failed since a pod of it was evicted, or went with its node: its failure policy says so."""
+    """Whether a Job failed because a pod was evicted or its node ended. The pod failure policy records this."""
     conditions = (job.get("status") or {}).get("conditions") or ()
-    reasons = {one.get("reason") for one in conditions if one["type"] in _FAILED and one["status"] == "True"}
+    reasons = {each.get("reason") for each in conditions if each["type"] in _FAILED and each["status"] == "True"}
     return "PodFailurePolicy" in reasons
 
 
 def rank_of(pod: Mapping[str, Any]) -> int:
-    """Return the completion index; ranks of pods that have none come last."""
+    """Return the completion index of a pod. A pod without one gets a rank behind all others."""
     metadata = pod["metadata"]
     text = (metadata.get("labels") or {}).get(INDEX_LABEL) or (metadata.get("annotations") or {}).get(INDEX_LABEL, "")
     return int(text) if text.isascii() and text.isdigit() else 1_000_000
 
 
 def log_tail(pod: Mapping[str, Any], *, text: str = "", why: str = "") -> LogTail:
-    """Return what was read of a pod's log, with whose and where it is."""
+    """Return the log lines of a pod, or the reason why they are missing, with the pod and node names."""
     return LogTail(
         pod_name=pod["metadata"]["name"], node_name=(pod.get("spec") or {}).get("nodeName") or "", text=text, why=why
     )
 
 
 def read_pod(pod: Mapping[str, Any]) -> ObservedPod:
-    """Reduce a pod to what decisions rest on."""
+    """Parse a pod."""
     status = pod.get("status") or {}
     states = [container.get("state") or {} for container in status.get("containerStatuses") or ()]
     ended = next((state["terminated"] for state in states if "terminated" in state), None)
     waiting = next((state["waiting"] for state in states if "waiting" in state), None)
     disruption = _condition(status, "DisruptionTarget", "True")
     unscheduled = _condition(status, "PodScheduled", "False")
-    # Most telling first: what Kubernetes did to the pod, then how the process ended, then what it waits for.
+    # Most informative first: why Kubernetes ended the pod, how its process ended, why it waits.
     reasons = (
         (disruption or {}).get("reason"),
         status.get("reason"),
@@ -633,12 +641,12 @@ def read_pod(pod: Mapping[str, Any]) -> ObservedPod:
 
 
 def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
-    """Reduce a node object to what decisions rest on."""
+    """Parse a node object."""
     metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
-    found, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    found, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     taints = spec.get("taints") or ()
     provider = parse_provider_id(spec.get("providerID") or "")
-    ready = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), None)
+    ready = next((condition for condition in status.get("conditions") or () if condition["type"] == "Ready"), None)
     is_ready = ready is not None and ready["status"] == "True"
     since = (ready or {}).get("lastTransitionTime") or metadata.get("creationTimestamp")
     is_cordoned = bool(spec.get("unschedulable"))
@@ -658,7 +666,9 @@ def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
         is_ready=is_ready,
         not_ready_since=None if is_ready or not since else datetime.fromisoformat(since),
         is_cordoned=is_cordoned,
-        incident_id=notes[INCIDENT_ANNOTATION][:_NAME_LIMIT] if is_cordoned and INCIDENT_ANNOTATION in notes else None,
+        incident_id=annotations[INCIDENT_ANNOTATION][:_NAME_LIMIT]
+        if is_cordoned and INCIDENT_ANNOTATION in annotations
+        else None,
         is_awaiting_validation=any(taint["key"] == AWAITING_VALIDATION_TAINT for taint in taints),
         taints=tuple(f"{taint['key']}={taint.get('value') or ''}:{taint['effect']}" for taint in taints),
         accelerators=count,
@@ -666,23 +676,23 @@ def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
         efa=_parse_quantity(EFA, allocatable.get(EFA, 0)),
         huge_pages_mib=_parse_quantity(_HUGE_PAGES, allocatable.get(_HUGE_PAGES, 0)) // _MIB,
         labels=found,
-        fault_details=next((notes[key] for key in _DETAILS if notes.get(key)), ""),
+        fault_details=next((annotations[key] for key in _DETAILS if annotations.get(key)), ""),
         conditions=tuple(
             NodeCondition(
-                type=one["type"],
-                status=one["status"],
-                reason=(one.get("reason") or "")[:_NAME_LIMIT],
-                message=(one.get("message") or "")[:_MESSAGE_LIMIT],
-                changed_at=_instant(one.get("lastTransitionTime")),
+                type=condition["type"],
+                status=condition["status"],
+                reason=(condition.get("reason") or "")[:_NAME_LIMIT],
+                message=(condition.get("message") or "")[:_MESSAGE_LIMIT],
+                changed_at=_instant(condition.get("lastTransitionTime")),
             )
-            for one in status.get("conditions") or ()
-            if one["type"] not in _KUBELETS
+            for condition in status.get("conditions") or ()
+            if condition["type"] not in _KUBELETS
         ),
     )
 
 
 def _instant(text: str | None) -> datetime | None:
-    """Read a time that an agent wrote: one that it got wrong must not hide the node."""
+    """Parse a time from an agent; None if it is not valid. One bad time must not hide the whole node."""
     try:
         at = datetime.fromisoformat(text or "")
     except ValueError:
@@ -691,22 +701,23 @@ def _instant(text: str | None) -> datetime | None:
 
 
 def owner_of(item: Mapping[str, Any]) -> tuple[str, str]:
-    """Return kind and name of an object's controller; empty where it has none."""
+    """Return kind and name of an object's controller; empty if it has none."""
     owners = item["metadata"].get("ownerReferences") or ()
-    return next(((str(one["kind"]), str(one["name"])) for one in owners if one.get("controller")), ("", ""))
+    return next(((str(each["kind"]), str(each["name"])) for each in owners if each.get("controller")), ("", ""))
 
 
 def is_movable_kind(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod belongs to a workload at all: those of a DaemonSet, and static ones, belong to their node.
+    """Whether a pod belongs to a workload. Pods of a DaemonSet and static pods belong to their node instead.
 
-    Only a kubelet may create a mirror pod; anybody may write a Node into `ownerReferences`.
+    A static pod is recognised by its mirror annotation, which only a kubelet may set. Any user can write a Node into
+    `ownerReferences`.
     """
     kind = owner_of(pod)[0]
     return kind != "DaemonSet" and not (kind == "Node" and _MIRROR in (pod["metadata"].get("annotations") or {}))
 
 
 def claim_of(pod: Mapping[str, Any], fleet: str) -> OwnershipClaim | None:
-    """Return what of Evenkeel's a pod says it belongs to; None where its labels name nothing."""
+    """Return the owner within Evenkeel that a pod's labels claim; None if they claim none."""
     found = pod["metadata"].get("labels") or {}
     if found.get(FLEET_LABEL) != fleet:
         return None
@@ -724,7 +735,7 @@ def claim_of(pod: Mapping[str, Any], fleet: str) -> OwnershipClaim | None:
 
 
 def trim_unmanaged_pod(pod: Json) -> Json | None:
-    """Reduce a pod to what `read_unmanaged_pod` looks at; None where it belongs to no workload."""
+    """Reduce a pod to the fields that `read_unmanaged_pod` needs; None if it belongs to no workload."""
     if not is_movable_kind(pod):
         return None
     source_metadata, spec = pod["metadata"], pod.get("spec") or {}
@@ -739,38 +750,38 @@ def trim_unmanaged_pod(pod: Json) -> Json | None:
 
 
 def trim_gpu_pod(pod: Json) -> Json | None:
-    """Reduce a pod to which node's accelerators it takes; None where it takes none."""
+    """Reduce a pod to its node and its resources; None if it uses no accelerators of a node."""
     spec = pod.get("spec") or {}
     if not spec.get("nodeName") or not accelerators_requested(pod):
         return None
-    place = {name: pod["metadata"][name] for name in ("namespace", "name")}
-    return {"metadata": place, "spec": {"nodeName": spec["nodeName"], "containers": _container_requests(spec)}}
+    metadata = {name: pod["metadata"][name] for name in ("namespace", "name")}
+    return {"metadata": metadata, "spec": {"nodeName": spec["nodeName"], "containers": _container_requests(spec)}}
 
 
 def _container_requests(spec: Mapping[str, Any]) -> list[Json]:
-    return [{"resources": one.get("resources")} for one in spec.get("containers") or ()]
+    return [{"resources": each.get("resources")} for each in spec.get("containers") or ()]
 
 
 def read_unmanaged_pod(
     pod: Mapping[str, Any], jobs: Mapping[tuple[str, str], Mapping[str, Any]], fleet: str
 ) -> UnmanagedPod:
-    """Reduce a pod to what decisions rest on.
+    """Parse a pod that may be outside Evenkeel.
 
-    Source: JobSet (and with it Kubeflow's TrainJob) names itself in a label of its pods, whose controller is a Job.
+    Source: pods of a JobSet, and so of Kubeflow's TrainJob, have a Job as controller and name the JobSet in a label.
 
     Args:
         pod: The pod.
         jobs: The Jobs of its cluster, by namespace and name.
-        fleet: The fleet whose labels count.
+        fleet: Name of this fleet. Labels of other fleets are ignored.
     """
     metadata = pod["metadata"]
-    found, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    found, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     kind, name = owner_of(pod)
     restarts = kind not in ("", "Job") or _job_restarts(jobs.get((metadata["namespace"], name)))
     if _JOBSET_LABEL in found:
         kind, name, restarts = "JobSet", found[_JOBSET_LABEL], True
     recreation = PodRecreation.BY_OWNER if restarts else PodRecreation.NEVER
-    if kind == "HyperPodPyTorchJob" or notes.get(f"{_SAGEMAKER}/enable-job-auto-resume") == "true":
+    if kind == "HyperPodPyTorchJob" or annotations.get(f"{_SAGEMAKER}/enable-job-auto-resume") == "true":
         recreation = PodRecreation.BY_HYPERPOD
     return UnmanagedPod(
         namespace=metadata["namespace"],
@@ -790,21 +801,21 @@ def read_unmanaged_pod(
 
 
 def _tolerations(tolerations: Iterable[Mapping[str, Any]]) -> tuple[Toleration, ...]:
-    """Read a pod's tolerations; one of a kind that is not known here tolerates nothing."""
+    """Parse a pod's tolerations. A toleration with an unknown operator or effect is left out."""
     return tuple(
         Toleration(
-            key=one.get("key") or "",
-            operator=Operator(one.get("operator") or Operator.EQUAL),
-            value=one.get("value") or "",
-            effect=Effect(one["effect"]) if one.get("effect") else None,
+            key=each.get("key") or "",
+            operator=Operator(each.get("operator") or Operator.EQUAL),
+            value=each.get("value") or "",
+            effect=Effect(each["effect"]) if each.get("effect") else None,
         )
-        for one in tolerations
-        if (one.get("operator") or Operator.EQUAL) in set(Operator) and (one.get("effect") or None) in {None, *Effect}
+        for each in tolerations
+        if (each.get("operator") or Operator.EQUAL) in set(Operator) and (each.get("effect") or None) in {None, *Effect}
     )
 
 
 def _job_restarts(job: Mapping[str, Any] | None) -> bool:
-    """Whether a Job makes another pod in place of an evicted one: each counts as a failure against its limit."""
+    """Whether a Job creates another pod after an eviction. Each eviction counts as a failure up to its limit."""
     if job is None:
         return False
     limit = (job.get("spec") or {}).get("backoffLimit", _BACKOFF_LIMIT)
@@ -812,7 +823,7 @@ def _job_restarts(job: Mapping[str, Any] | None) -> bool:
 
 
 def accelerators_requested(pod: Mapping[str, Any]) -> int:
-    """Sum what a pod's containers take. Extended resources are never overcommitted: the limit is the request."""
+    """Return the accelerators that a pod's containers request. For extended resources, request and limit are equal."""
     total = 0
     for container in (pod.get("spec") or {}).get("containers") or ():
         resources = container.get("resources") or {}
@@ -828,7 +839,7 @@ def _accelerators(quantities: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _parse_quantity(resource: str, quantity: str | float) -> int:
-    """Read a quantity as an API server writes it, 1000 as `1k`; what is none counts for nothing."""
+    """Parse a Kubernetes quantity, such as `1k` for 1000. An invalid quantity counts as 0."""
     try:
         return amount(resource, quantity)
     except ValueError:
@@ -837,4 +848,4 @@ def _parse_quantity(resource: str, quantity: str | float) -> int:
 
 def _condition(status: Mapping[str, Any], kind: str, value: str) -> Mapping[str, Any] | None:
     conditions = status.get("conditions") or ()
-    return next((one for one in conditions if one["type"] == kind and one["status"] == value), None)
+    return next((each for each in conditions if each["type"] == kind and each["status"] == value), None)

@@ -608,7 +608,7 @@ def test_a_namespace_that_becomes_kueues_between_pass_and_launch_fails_the_job_a
 
     assert [scenario.launch(job.job_id).outcome for _ in range(2)] == [LaunchOutcome.GIVE_UP] * 2
     assert scenario.settle(job.job_id).outcome is SettleOutcome.JOB_FAILED
-    assert "was suspended as it was created" in scenario.job(job.job_id).reason
+    assert "was suspended at its creation" in scenario.job(job.job_id).reason
     assert not scenario.world.cluster.workloads(CLUSTER)
     assert not scenario.charges()
 
