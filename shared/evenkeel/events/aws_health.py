@@ -31,7 +31,7 @@ _FAULTS = {
     "INSTANCE_STORE_DRIVE": "health:drive_degraded",
     "ULTRASERVER": "health:ultraserver_maintenance",
 }
-"""By a part of the event type code."""
+"""Fault keys, by a part of the event type code."""
 _UNAFFECTED_STATUSES = ("RESOLVED", "UNIMPAIRED")
 """Status of an entity that the event no longer affects. Any other status, a new one too, means affected."""
 
@@ -75,7 +75,7 @@ class _Entity(EventModel):
     model_config = ConfigDict(alias_generator=to_camel)
 
     entity_value: Annotated[PlainText, AfterValidator(_instance_of_arn)]
-    """The ARN of an instance is read as its id."""
+    """The ARN of an instance becomes its id."""
     status: str = ""
 
 

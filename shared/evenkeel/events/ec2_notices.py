@@ -1,4 +1,4 @@
-"""aws.ec2: notices that EC2 is about to take an instance or a capacity reservation back.
+"""aws.ec2: notices that EC2 will soon reclaim an instance or a capacity reservation.
 
 Source: the EC2 guides on Spot interruptions, rebalance recommendations, instance state changes, interruptible capacity
 reservations and Capacity Blocks. `resources` is not read: it holds bare ids, ARNs, and ARNs with a zone for a region.
@@ -19,9 +19,9 @@ from evenkeel.events.outcomes import Ignored, ParsedEvent
 SOURCE = "ec2.notice"
 
 SPOT_NOTICE = timedelta(minutes=2)
-"""A Spot instance goes this long after its warning; hibernation begins at once."""
+"""EC2 ends a Spot instance this long after its warning. Hibernation begins at once."""
 CAPACITY_BLOCK_ENDS_EARLY = timedelta(minutes=30)
-"""Instances of a Capacity Block begin to go this long before its end; its warning comes ten minutes before that."""
+"""EC2 starts to end instances of a Capacity Block this long before its end. The warning comes 10 minutes earlier."""
 _RESERVATION_ID = re.compile(r"cr-[0-9a-f]{8,17}", re.ASCII)
 _Action: TypeAlias = Literal["terminate", "stop", "hibernate"]
 
@@ -31,7 +31,7 @@ def _kebab(name: str) -> str:
 
 
 class _InstanceDetail(EventModel):
-    """`detail` of aws.ec2 / EC2 Instance Rebalance Recommendation, and what all events about one instance have."""
+    """`detail` of aws.ec2 / EC2 Instance Rebalance Recommendation, and the field that all instance events have."""
 
     model_config = ConfigDict(alias_generator=_kebab)
 
@@ -96,7 +96,7 @@ def _reservation(document: dict[str, Any]) -> ParsedEvent:
 
 
 def _block(document: dict[str, Any]) -> ParsedEvent:
-    """Read the end of a whole reservation. The labels of the nodes say which of them it holds."""
+    """Return the fact that a whole reservation ends. The labels of the nodes show which nodes belong to it."""
     event = Event[_BlockDetail].model_validate(document)
     reservation, end = event.detail.capacity_reservation_id, event.detail.end_date
     return ParsedEvent(

@@ -1,6 +1,6 @@
-"""EventBridge envelopes: routed by source and detail-type and nothing else.
+"""EventBridge envelopes: choose the parser by source and detail-type, and nothing else.
 
-Size first, then JSON, then the kind, then the model of that kind.
+The order of the checks is: size, JSON, kind of event, model of that kind.
 """
 
 import json
@@ -34,7 +34,7 @@ PARSERS: Mapping[str, Mapping[str, Parser]] = {
     "aws.health": {aws_health.DETAIL_TYPE: aws_health.parse},
     reported_faults.SOURCE: {reported_faults.DETAIL_TYPE: reported_faults.parse},
 }
-"""By source and detail-type. A drill may send AWS's events, and never a site detector's: those sign the API."""
+"""Parsers by source and detail-type. A drill may send events of AWS, but not reports, which come through the API."""
 _DRILLS: Mapping[str, Parser] = {
     detail_type: parser
     for source, parsers in PARSERS.items()
@@ -43,11 +43,11 @@ _DRILLS: Mapping[str, Parser] = {
 }
 
 LARGEST_BYTES = 131_072
-"""Real events are a few KB; one with every instance group of a large cluster stays below this."""
+"""Maximum bytes of an event. Real events have a few KB; the largest lists every instance group of a large cluster."""
 
 
 def parse(body: bytes) -> ParseResult:
-    """Read one envelope as it came from EventBridge. Never raises for what the envelope contains."""
+    """Parse one event from EventBridge. No content of the event makes it raise."""
     if len(body) > LARGEST_BYTES:
         return Malformed("EVENT_TOO_LARGE", f"{len(body)} bytes, at most {LARGEST_BYTES} are read")
     try:

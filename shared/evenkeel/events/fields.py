@@ -25,7 +25,7 @@ from evenkeel.events.outcomes import Malformed
 
 DRILL_SOURCE = "evenkeel.drill"
 DETAIL_LIMIT = 500
-"""Characters of a source's own words that a fact keeps."""
+"""Maximum characters of a source's text in a fact."""
 
 _EVENT_ID = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z", re.ASCII)
@@ -195,6 +195,6 @@ class Event(EventModel, Generic[Detail]):
 
 
 def quoted(text: str) -> str:
-    """Return a source's words on one line, cut to what a fact may carry."""
+    """Return a source's text on one line, cut to the limit of a fact."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= DETAIL_LIMIT else f"{line[: DETAIL_LIMIT - 1]}…"

@@ -53,7 +53,7 @@ _BY_MESSAGE = {
     "We currently do not have sufficient capacity": _NO_CAPACITY,
     "EFA health checks did not run successfully": _EFA,
 }
-"""By the beginning of FailureMessage: the description is the same whatever went wrong."""
+"""Meanings by the beginning of FailureMessage. All failures have the same description."""
 _BY_DESCRIPTION = (
     (_described("<ec2> successfully provisioned in "), _Meaning("provisioned", (GroupFactKind.PROVISIONED, ""))),
     (_described("Reboot of <ec2> is currently in progress"), _Meaning("reboot_in_progress")),
@@ -78,7 +78,7 @@ _BY_DESCRIPTION = (
     (_described(r".{0,240}? skipped due to PodDisruptionBudget constraint"), _Meaning("patching_skipped")),
 )
 _NOISE = _described(r"[0-9]{1,6} node\(s\) lost orchestration-ready status")
-"""Comes with each change of the node count, and its FailureMessage misleads."""
+"""HyperPod sends this with each change of the node count. Its FailureMessage is misleading."""
 
 
 def _only_objects(value: object) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Answers of a parser."""
+"""Results of a parser."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,14 +18,14 @@ class ParsedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """A known event that calls for nothing."""
+    """A known event that needs no action."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """An event of a kind without a parser. Archived and counted, never guessed from its fields."""
+    """An event of a kind without a parser. It is archived and counted; its fields are not interpreted."""
 
     reason: str
     code: str = "EVENT_UNKNOWN_TYPE"
@@ -33,7 +33,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """An event of a known kind that cannot be read. The dead-letter queue keeps the whole event."""
+    """An event of a known kind that is not valid. The dead-letter queue keeps the whole event."""
 
     code: str
     reason: str

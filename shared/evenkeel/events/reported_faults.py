@@ -31,7 +31,7 @@ _DIGITS = re.compile(r"[0-9]{1,4}", re.ASCII)
 def readings(code: str, line: str) -> tuple[Reading, ...]:
     """Return the faults that a report names by its code, else by its line; none if it names no known fault.
 
-    A code is a key of the catalogue (`xid:79`), the number of an Xid, or a name as HyperPod or the EKS agent spell it.
+    A code is a key of the catalogue (`xid:79`), the number of an Xid, or the name that HyperPod or the EKS agent uses.
     """
     found = agent_log.readings(line) if line else ()
     if not code:

@@ -1,1 +1,1 @@
-"""What stands between AWS Lambda and the services: settings, wiring, entry points, telemetry."""
+"""Code between AWS Lambda and the services: settings, wiring, entry points, telemetry and the API."""

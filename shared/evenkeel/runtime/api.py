@@ -1,4 +1,4 @@
-"""What the four API functions share: the resolver, who calls, problems as RFC 9457 says, ETags, idempotency keys."""
+"""Shared code of the four API functions: resolver, caller, problem documents (RFC 9457), ETags, idempotency keys."""
 
 import hashlib
 import json
@@ -36,15 +36,15 @@ Json = dict[str, Any]
 Reply = Response[Any]
 
 LARGEST_BODY = 64_000
-"""Characters of a request body."""
+"""Maximum bytes of a request body, in UTF-8."""
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 _ETAG = re.compile(r'(?:W/)?"(\d{1,9})(?:-[0-9a-f]{16})?"', re.ASCII)
-"""An ETag of something that has a version."""
+"""Matches the ETag of a resource with a version."""
 PROBLEM_TYPE = "application/problem+json"
 
 
 class ProblemKind(NamedTuple):
-    """What one problem code means."""
+    """Status, title and hint of one problem code."""
 
     status: int
     title: str
@@ -126,26 +126,26 @@ class ApiProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ApiCaller:
-    """Who signed the request."""
+    """The caller who signed the request."""
 
     principal: str
-    """`role/Name` or `user/name`, the account before it where it is not the API's own: stable over sessions."""
+    """`role/Name` or `user/name`, with its account if that is not the API's own. It is the same in all sessions."""
     session: str
     arn: str
 
     @property
     def identity(self) -> str:
-        """The form in which teams name their members: of the role, never of its session."""
+        """ARN of the user or role, without a session. Teams name their members in this form."""
         return identity_of(self.arn)
 
     @property
     def actor(self) -> str:
-        """What records name: the principal and, of an assumed role, its session."""
+        """Name of the caller in records: the principal, with the session of an assumed role."""
         return f"{self.principal} ({self.session})" if self.session else self.principal
 
 
 class Body(BaseModel):
-    """A request's body or query: camelCase, nothing unknown, frozen."""
+    """A request's body or query: frozen, with camelCase names and without unknown fields."""
 
     model_config = ConfigDict(
         frozen=True, alias_generator=to_camel, populate_by_name=False, extra="forbid", str_strip_whitespace=False
@@ -159,13 +159,13 @@ B = TypeVar("B", bound=Body)
 
 
 class Resolver(APIGatewayRestResolver):
-    """Routes of one API function, with every failure turned into a problem document."""
+    """Routes of one API function. Every failure becomes a problem document."""
 
     def __init__(self, telemetry: Callable[[], Telemetry]) -> None:
         super().__init__(debug=False)
         self._telemetry = telemetry
         self.not_found(self._no_such_route)
-        # A bug is not handled here: it passes to the entry wrapper, which logs it with its trace.
+        # A bug is not handled here. The entry wrapper logs it with its stack trace.
         self.exception_handler([ApiProblem, EvenkeelError])(self._fail)
 
     def reply(self, event: Json, context: Any) -> Json:
@@ -174,23 +174,23 @@ class Resolver(APIGatewayRestResolver):
 
     @property
     def incoming(self) -> APIGatewayProxyEvent:
-        """The event being answered."""
+        """The event of the current request."""
         event: APIGatewayProxyEvent = self.current_event
         return event
 
     def body(self, model: type[B]) -> B:
-        """Read the body.
+        """Parse the body.
 
         Raises:
-            ApiProblem: it is no JSON object, or fields are wrong, which are named.
+            ApiProblem: The body is not a JSON object, or fields are not valid. The problem names them.
         """
         return _validated(model, self._json_body())
 
     def query(self, model: type[B]) -> B:
-        """Read the query string.
+        """Parse the query string.
 
         Raises:
-            ApiProblem: a parameter is wrong or unknown, or given twice: of two values one would be passed over unsaid.
+            ApiProblem: A parameter is unknown, not valid, or given twice. One of two values would be ignored silently.
         """
         given = self.incoming.multi_value_query_string_parameters
         faults = tuple(
@@ -202,10 +202,10 @@ class Resolver(APIGatewayRestResolver):
         return _validated(model, dict(self.incoming.query_string_parameters or {}))
 
     def idempotency_key(self) -> str:
-        """Return the key of this request.
+        """Return the idempotency key of this request.
 
         Raises:
-            ApiProblem: there is none, or it cannot be one.
+            ApiProblem: The key is missing or not valid.
         """
         key = self.incoming.headers.get("Idempotency-Key") or ""
         if not _IDEMPOTENCY_KEY.fullmatch(key):
@@ -218,27 +218,27 @@ class Resolver(APIGatewayRestResolver):
         return key
 
     def fingerprint(self) -> str:
-        """Return what tells this request from another one under the same key: a digest of method, path and content."""
+        """Return a digest of method, path and content. It detects another request with the same idempotency key."""
         text = json.dumps([self.incoming.http_method, self.incoming.path, self._json_body()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def caller(self) -> ApiCaller:
-        """Return who signed the request.
+        """Return the caller who signed the request.
 
         Raises:
-            ApiProblem: nobody did. The gateway lets no unsigned request through, so this is a second net.
+            ApiProblem: The request has no identity. The gateway already rejects unsigned requests.
         """
         context = self.incoming.request_context
         arn = context.identity.user_arn or ""
         if not arn:
-            raise ApiProblem("NOT_ALLOWED", "The request carries no AWS identity.")
+            raise ApiProblem("NOT_ALLOWED", "The request has no AWS identity.")
         return read_caller(arn, own_account=context.account_id or "")
 
     def expected_version(self) -> int:
-        """Return the version that a change was written for: that of the ETag in If-Match; 0 for what must be new.
+        """Return the version that a change expects: that of the ETag in If-Match, or 0 to create the resource.
 
         Raises:
-            ApiProblem: the request names none, or names what is no ETag of ours.
+            ApiProblem: The request has no precondition, or its ETag is not valid.
         """
         headers = self.incoming.headers
         if (headers.get("If-None-Match") or "").strip() == "*":
@@ -251,14 +251,14 @@ class Resolver(APIGatewayRestResolver):
         return int(found[1])
 
     def request_id(self) -> str:
-        """Return what names this request durably: whose it is, and its idempotency key."""
+        """Return the durable id of this request: its caller and its idempotency key."""
         return f"{self.caller().principal}#{self.idempotency_key()}"
 
     def expect(self, holds: bool, code: str, detail: str) -> None:
-        """Answer with a problem unless something holds.
+        """Answer with a problem if a condition is false.
 
         Raises:
-            ApiProblem: it does not.
+            ApiProblem: The condition is false.
         """
         if not holds:
             raise ApiProblem(code, detail)
@@ -268,17 +268,18 @@ class Resolver(APIGatewayRestResolver):
             raise ApiProblem("VALIDATION_FAILED", "; ".join(": ".join(fault) for fault in faults), faults)
 
     def expect_fleet(self, named: str, own: str) -> None:
-        """Hold the path to this stack's fleet.
+        """Check that the path names this stack's fleet.
 
         Raises:
-            ApiProblem: the path names another one.
+            ApiProblem: The path names another fleet.
         """
         self.expect(named == own, "NOT_FOUND", f"This stack serves the fleet {own}, not {named}.")
 
     def answer(self, document: Json, *, undated: tuple[str, ...] = ("asOf",)) -> Reply:
-        """Answer a read, with an ETag over all but the fields that change with time alone; 304 where it is known.
+        """Answer a read with an ETag, or with 304 if the caller already has it.
 
-        The ETag of what has a version begins with it, so that a change can name it.
+        The ETag covers all fields except `undated`, which change with time alone. If the resource has a version, the
+        ETag begins with it, so that a change can send the ETag back.
         """
         dated = {name: value for name, value in document.items() if name not in undated}
         digest = hashlib.sha256(json.dumps(dated, sort_keys=True, default=str).encode()).hexdigest()
@@ -291,11 +292,11 @@ class Resolver(APIGatewayRestResolver):
         return _json(200, document, headers)
 
     def accepted(self, document: Json, location: str) -> Reply:
-        """Answer a change that goes on after this answer."""
+        """Answer a change that continues after this answer."""
         return _json(202, document, {"Location": location, "Retry-After": "1"})
 
     def done(self, document: Json) -> Reply:
-        """Answer a change that is complete; with the ETag of what has a version."""
+        """Answer a change that is complete, with the new ETag if the resource has a version."""
         return _json(200, document, {"ETag": f'"{document["version"]}"'} if "version" in document else {})
 
     def _json_body(self) -> Json:
@@ -311,7 +312,7 @@ class Resolver(APIGatewayRestResolver):
                 if text.strip()
                 else {}
             )
-            # Half a surrogate pair could be taken in, and never be given out again.
+            # Evenkeel could store an unpaired surrogate, but could never return it.
             json.dumps(document, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise ApiProblem("NOT_JSON", "The body contains an unpaired surrogate.") from error
@@ -364,12 +365,12 @@ def problem_document(problem: ApiProblem, request_id: str) -> Json:
 
 
 def retry_headers(status: int) -> dict[str, str]:
-    """Return when to try again, for the answers that invite it."""
+    """Return the header Retry-After, for answers after which a retry helps."""
     return {"Retry-After": "2"} if status in (429, 503) else {}
 
 
 def as_problem(error: Exception) -> ApiProblem:
-    """Say an error in the API's words. What is not known by class is INTERNAL, and its text stays inside."""
+    """Convert an error to a problem of the API. An unknown class becomes INTERNAL without its text."""
     match error:
         case ApiProblem():
             return error
@@ -399,13 +400,13 @@ def as_problem(error: Exception) -> ApiProblem:
 
 
 def _refusal_code(error: Refused) -> str:
-    """A refusal may name its own problem code in the class attribute `code`."""
+    """Return the problem code of a refusal: the class attribute `code`, if it is a known code."""
     code = getattr(error, "code", "REFUSED")
     return code if code in PROBLEMS else "REFUSED"
 
 
 def read_caller(arn: str, *, own_account: str) -> ApiCaller:
-    """Read a caller's ARN. A role is itself whatever session it is assumed in."""
+    """Parse a caller's ARN. All sessions of a role are the same principal."""
     parts = arn.split(":", 5)
     account, resource = (parts[4], parts[5]) if len(parts) == 6 else ("", arn)
     kind, _, rest = resource.partition("/")
@@ -413,7 +414,7 @@ def read_caller(arn: str, *, own_account: str) -> ApiCaller:
     if kind == "assumed-role":
         kind, (rest, _, session) = "role", rest.partition("/")
     else:
-        # The path of a user is part of its ARN and not of its name.
+        # The path of a user belongs to its ARN, not to its name.
         rest = rest.rpartition("/")[2]
     principal = f"{kind}/{rest}" if rest else kind
     return ApiCaller(principal if account == own_account else f"{account}:{principal}", session, arn)
@@ -436,7 +437,7 @@ def _validated(model: type[B], document: Json) -> B:
 
 
 def _parse_finite_float(text: str) -> float:
-    """Read a number. What is infinite or none at all is no JSON, and would be kept as null."""
+    """Parse a number. Infinity and NaN are not JSON, and would be stored as null."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is not a finite number")
@@ -460,9 +461,9 @@ def _message(fault: Any, model: type[BaseModel]) -> str:
 
 
 def _field_names(model: type[BaseModel], place: Iterable[int | str]) -> tuple[str, ...]:
-    """Return the names of the fields that the object at a place of a document may have."""
+    """Return the field names of the model at a path in a document."""
     for part in place:
-        # An index of a list or a key of a map names no field: the objects inside have one type.
+        # An index of a list or a key of a map is not a field. All objects inside have the same type.
         field = next((each for name, each in model.model_fields.items() if part in (name, each.alias)), None)
         model = next(_models_in(field.annotation), model) if field else model
     return tuple(field.alias or name for name, field in model.model_fields.items())

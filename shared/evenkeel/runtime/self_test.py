@@ -1,6 +1,6 @@
-"""What a function can reach and may do in Kubernetes, tried by the function itself. Reads only.
+"""Self-test of a function: the clusters that it reaches and its rights in Kubernetes. It changes nothing.
 
-Only the function has its role, its subnets and its settings, so no other place can give a true answer.
+Only the function itself has its role, its subnets and its settings, so only it can test them.
 """
 
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 _Identifier = Annotated[str, Field(max_length=100, pattern=r"^[a-z0-9./-]*$")]
 _READ_NODE = KubernetesPermission("get", "", "nodes")
 _NO_NODE = "evenkeel-self-test"
-"""A name that no node has: the server looks it up in its store all the same."""
+"""Name of a node that does not exist. The API server must still read its store to answer."""
 
 
 class _Model(BaseModel):
@@ -32,25 +32,25 @@ class _Right(_Model):
 
 
 class Request(_Model):
-    """What the caller wants to know. The function itself knows its clusters."""
+    """The questions of a self-test. The function itself knows its clusters."""
 
     rights: tuple[_Right, ...] = Field((), max_length=500)
     """Rights that the function's role must have in every cluster."""
     reads_kueue: bool = False
-    """Whether the role must also be able to learn which namespaces are Kueue's."""
+    """Whether the role must also be able to find the namespaces in which Kueue admits jobs."""
     reads_policy: bool = False
 
 
 def run(document: Any, world: World) -> Json:
-    """Return the versions that run here, and for each cluster what was refused, or why it could not be asked.
+    """Return the running version, and for each cluster the missing rights, or why the cluster could not be tested.
 
-    Idempotent: yes, it changes nothing.
+    Idempotent: yes, because it changes nothing.
     """
     try:
         request = Request.model_validate(document)
     except ValidationError as error:
-        return {"error": f"not a self-test: {error.error_count()} fields cannot be used"}
-    rights = [KubernetesPermission(one.verb, one.group, one.resource, one.namespace) for one in request.rights]
+        return {"error": f"not a self-test: {error.error_count()} fields are not valid"}
+    rights = [KubernetesPermission(each.verb, each.group, each.resource, each.namespace) for each in request.rights]
     return {
         "version": __version__,
         "mode": world.settings.mode.value,
@@ -67,11 +67,11 @@ def _cluster(world: World, name: str, rights: list[KubernetesPermission], reques
         found["serverVersion"] = world.cluster.server_version(name)
         missing = world.cluster.missing_rights(name, rights)
         found["missing"] = [
-            {"verb": one.verb, "group": one.group, "resource": one.resource, "namespace": one.namespace}
-            for one in missing
+            {"verb": each.verb, "group": each.group, "resource": each.resource, "namespace": each.namespace}
+            for each in missing
         ]
         if _READ_NODE in rights and _READ_NODE not in missing:
-            # Version and access reviews are answered from memory: only an object proves that the server can serve.
+            # The server answers version and access reviews from memory. Only reading an object proves that it works.
             world.cluster.node(name, _NO_NODE)
     except EvenkeelError as error:
         return found | {"error": _error_text(error)}

@@ -1,4 +1,4 @@
-"""What the deployment says: environment variables as one frozen value."""
+"""Settings of a function: its environment variables as one frozen value."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Self
@@ -13,11 +13,11 @@ from evenkeel.services.context import Site
 
 
 class BadSetting(PermanentError):
-    """A variable that is needed here is missing or cannot be read. The template gives each function what it needs."""
+    """An environment variable is missing or not valid. The template gives each function the variables that it needs."""
 
 
 class Settings(BaseModel):
-    """One field per variable. All are optional, since each function gets only its own; `need` says what is missing."""
+    """One field per variable. All are optional, because each function gets only its own. `need` finds missing ones."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -26,12 +26,12 @@ class Settings(BaseModel):
     admission: AdmissionAuthority = Field(AdmissionAuthority.EVENKEEL, alias="EVENKEEL_ADMISSION")
     drills_may_act: bool = Field(default=False, alias="EVENKEEL_DRILLS_MAY_ACT")
     schedules: Literal["on", "off"] = Field("on", alias="EVENKEEL_SCHEDULES")
-    """Whether the clocks of the stack run. They are off in a new stack until an operator turns them on."""
+    """Whether the schedules of the stack run. In a new stack they are off until an operator turns them on."""
     policy_name: str = Field("production", alias="EVENKEEL_POLICY", pattern=r"^[a-z][a-z0-9-]*$")
     hyperpod_cluster_arn: str = Field("", alias="HYPERPOD_CLUSTER_ARN")
-    """Empty where the fleet has no HyperPod half."""
+    """Empty if the fleet has no HyperPod cluster."""
     kubernetes_clusters: tuple[str, ...] = Field((), alias="KUBERNETES_CLUSTERS")
-    """The first is HyperPod's own EKS."""
+    """Names of the EKS clusters. The first is the cluster of HyperPod."""
     jobs_table: str = Field("", alias="JOBS_TABLE")
     incidents_table: str = Field("", alias="INCIDENTS_TABLE")
     fleet_table: str = Field("", alias="FLEET_TABLE")
@@ -48,7 +48,7 @@ class Settings(BaseModel):
     job_namespace: str = Field("evenkeel-jobs", alias="JOB_NAMESPACE")
     job_service_account: str = Field("trainer", alias="JOB_SERVICE_ACCOUNT")
     operators: tuple[str, ...] = Field((), alias="OPERATOR_PRINCIPALS")
-    """ARNs of the roles and users that see the jobs of every team."""
+    """ARNs of the roles and users that may read the jobs of every team."""
     service_name: str = Field("evenkeel", alias="POWERTOOLS_SERVICE_NAME")
     metrics_namespace: str = Field(metrics.NAMESPACE, alias="POWERTOOLS_METRICS_NAMESPACE")
     region: str = Field("us-west-2", alias="AWS_REGION")
@@ -60,16 +60,16 @@ class Settings(BaseModel):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """Read the settings. A variable that is set to nothing counts as absent.
+        """Read the settings. An empty variable counts as absent.
 
         Raises:
-            BadSetting: a value cannot be read; names each such variable.
+            BadSetting: A value is not valid. The message names each such variable.
         """
         try:
             return cls.model_validate({name: value for name, value in environment.items() if value.strip()})
         except ValidationError as error:
             faults = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors(include_input=False))
-            raise BadSetting(f"the environment cannot be read: {faults}") from error
+            raise BadSetting(f"the environment is not valid: {faults}") from error
 
     @property
     def site(self) -> Site:
@@ -90,10 +90,10 @@ class Settings(BaseModel):
         """Return a text setting by field name.
 
         Raises:
-            BadSetting: it is empty; the message names the environment variable.
+            BadSetting: The setting is empty. The message names the environment variable.
         """
         value = getattr(self, name)
         if not value:
             variable = type(self).model_fields[name].alias
-            raise BadSetting(f"the environment variable {variable} is needed here and is not set")
+            raise BadSetting(f"this function needs the environment variable {variable}, which is not set")
         return str(value)

@@ -1,4 +1,4 @@
-"""The policy in force: the shipped one with the site's own changes, read again after a while."""
+"""The policy in force: the shipped policy with the site's changes. It is read again every 30 seconds."""
 
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -7,11 +7,11 @@ from evenkeel.domain.policy import Policy, PolicyChange, in_force
 from evenkeel.ports import Clock, Ledger, Table, Telemetry, TransientError, site_policy_key
 
 FRESH = timedelta(seconds=30)
-"""How long a container goes by what it read: so late a change is everywhere."""
+"""How long a container uses the policy that it read. After this time, a change is in force everywhere."""
 
 
 class PolicyPorts(Protocol):
-    """What is needed to read it; nothing of it is built before that."""
+    """The ports that reading the policy needs. They are built on first use."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -27,7 +27,7 @@ class SitePolicy:
     def __init__(self, base: Policy, table: Table | None, world: PolicyPorts) -> None:
         self.base = base
         self.change: PolicyChange | None = None
-        """The site's last change, as it was last read."""
+        """The site's last change at the last read; None if there is none."""
         self._table = table
         self._world = world
         self._known: Policy | None = base if table is None else None
@@ -36,11 +36,11 @@ class SitePolicy:
     def current(self) -> Policy:
         """Return the policy in force.
 
-        What was read last counts while the table does not answer. Before anything was read it is not known what the
-        site forbids, so nothing is decided then.
+        While the table does not answer, the last policy that was read stays in force. Before the first read it is
+        unknown what the site forbids, so no decision is allowed.
 
         Raises:
-            TransientError: nothing was read yet, and the table does not answer.
+            TransientError: The table does not answer, and the policy was never read.
         """
         if self._table is None:
             return self.base

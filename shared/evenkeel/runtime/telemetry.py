@@ -1,4 +1,4 @@
-"""Log lines as JSON and metrics as EMF, both through stdout: no call leaves the function for either."""
+"""Log lines as JSON and metrics as EMF. Both are written to stdout, so neither needs a call to AWS."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ from evenkeel.domain.metrics import FLEET_DIMENSION, Unit, check_declared
 from evenkeel.runtime.settings import Settings
 
 SECRET_KEYS = frozenset({"token", "taskToken", "env", "credentials", "authorization"})
-"""Never logged, whoever passes them."""
+"""Keys that are never logged, even if a caller passes them."""
 
 _RESERVED = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",
@@ -27,25 +27,25 @@ _RESERVED = frozenset(vars(logging.makeLogRecord({}))) | {
     "exception_name",
     "stack_trace",
 }
-"""What a log record and its formatter call their own: the standard library refuses some, the others would be lost."""
+"""Key names of log records and their formatter. A caller's key of this name gets the suffix `_`."""
 
 
 class LambdaTelemetry:
-    """Powertools' logger and EMF. Keys bound with `bind` are on every line until the next `bind`.
+    """The port Telemetry on Powertools' logger and EMF. Every line has the keys of the last `bind`.
 
-    Each data point has the dimension `Cluster` (the fleet's name) and those that its metric declares, and no other:
+    Each data point has the dimension `Cluster` (the fleet's name) and exactly the dimensions that its metric declares:
     `count("Heartbeat", function="sweep_fleet")` has `Cluster` and `Function`.
     """
 
     def __init__(self, settings: Settings) -> None:
-        # ASCII only: a lone surrogate, a bidi mark or a terminal code in an event is written as its escape.
+        # ASCII only: surrogates, bidirectional marks and terminal codes of an event are written as escapes.
         serializer = functools.partial(json.dumps, default=str, separators=(",", ":"), ensure_ascii=True)
         self._logger = Logger(service=settings.service_name, utc=True, json_serializer=serializer)
         self._namespace = settings.metrics_namespace
         self._fleet = settings.fleet or "none"
 
     def bind(self, keys: Mapping[str, Any]) -> None:
-        """Replace the keys that every line carries."""
+        """Replace the keys that every line has."""
         self._logger.structure_logs(append=False, **_log_keys(keys))
 
     def count(self, name: str, value: float = 1.0, **dimensions: str) -> None:
@@ -64,12 +64,12 @@ class LambdaTelemetry:
         self._logger.error(message, extra=_log_keys(keys), stacklevel=3)
 
     def exception(self, message: str, error: BaseException, **keys: Any) -> None:
-        """Log a bug with its stack."""
+        """Log a bug with its stack trace."""
         self._logger.error(message, exc_info=error, extra=_log_keys(keys))
 
     def _emit(self, name: str, unit: Unit, value: float, dimensions: Mapping[str, str]) -> None:
         check_declared(name, unit, dimensions)
-        # An empty service: otherwise the library adds a dimension of its own where POWERTOOLS_SERVICE_NAME is set.
+        # With an empty service, the library adds no dimension for POWERTOOLS_SERVICE_NAME.
         metric = SingleMetric(namespace=self._namespace, service="")
         metric.add_metric(name=name, unit=unit.value, value=value)
         metric.add_dimension(name=FLEET_DIMENSION, value=self._fleet)

@@ -1,4 +1,4 @@
-"""The one composition root: which adapter stands behind which port. Nothing is built before it is used."""
+"""The composition root: it builds the adapter of each port on first use."""
 
 import contextlib
 import importlib.resources
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 
 class World:
-    """Every port, built on first use and kept for the life of the container.
+    """All ports of a function. Each is built on first use and kept as long as the container lives.
 
-    A port given by keyword is used instead of the adapter: how tests and offline tools compose their own world.
+    A port that is given by keyword replaces its adapter. Tests and offline tools use this.
     """
 
     def __init__(self, settings: Settings, **ports: Any) -> None:
@@ -50,7 +50,7 @@ class World:
         self.__dict__.update(ports)
 
     def context(self, **given: Any) -> Context:
-        """Return a context of these ports at the present instant, with attributes replaced by those given."""
+        """Return a context with these ports and the current time. `given` replaces attributes."""
         settings = self.settings
         return Context(self, **{"site": settings.site, "mode": settings.mode, "now": self.clock.now(), **given})
 
@@ -173,14 +173,14 @@ class World:
 
 
 def load_policy(name: str) -> Policy:
-    """Read a policy that the layer carries.
+    """Read a policy from the Lambda layer.
 
     Raises:
-        BadSetting: there is no policy of this name.
+        BadSetting: The layer has no policy of this name.
     """
     file = importlib.resources.files("evenkeel").joinpath("policy", f"{name}.json")
     if not file.is_file():
-        raise BadSetting(f"EVENKEEL_POLICY names {name!r}, and there is no such policy")
+        raise BadSetting(f"EVENKEEL_POLICY={name!r}: there is no such policy")
     return Policy.model_validate_json(file.read_bytes())
 
 
@@ -195,13 +195,13 @@ def world() -> World:
 
 
 def context() -> Context:
-    """Return what one invocation of a service works with, at the present instant."""
+    """Return the context for one call of a service, with the current time."""
     return world().context()
 
 
 @contextlib.contextmanager
 def use_world(another: World) -> Iterator[World]:
-    """Let `world()` return another world for a while."""
+    """Make `world()` return another world inside the `with` block."""
     _worlds.append(another)
     try:
         yield another
