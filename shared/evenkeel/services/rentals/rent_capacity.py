@@ -37,13 +37,13 @@ from evenkeel.domain.renting.rental import (
 )
 from evenkeel.domain.renting.serving import ServingState, registration_of, replicas_on
 from evenkeel.domain.values import Value
-from evenkeel.ports import Conflict, LimitResult, NotFound, Put, Row, Write
+from evenkeel.ports import LimitResult, NotFound, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import pool_nodes, rentals
 from evenkeel.services.storage import rows
+from evenkeel.services.storage.retries import until_committed
 
 WRITER = "rent_capacity"
-_MAX_RETRIES = 5
 
 
 class RentalStep(StrEnum):
@@ -150,15 +150,14 @@ def run(request: Request, context: Context) -> Outcome:
     Raises:
         NotFound: There is no such rental.
     """
-    for _ in range(_MAX_RETRIES):
+
+    def attempt() -> Outcome:
         case = _load(request, context)
         if case.rental.state is RentalState.ENDED:
             return Outcome(outcome=RentOutcome.STALE, reason=case.rental.reason)
-        try:
-            return _STEPS[request.step](case)
-        except Conflict:
-            continue
-    raise Conflict(f"rental {request.rental} of {request.job_id} kept changing")
+        return _STEPS[request.step](case)
+
+    return until_committed(attempt, f"rental {request.rental} of {request.job_id} kept changing")
 
 
 def _load(request: Request, context: Context) -> _StepCase:

@@ -30,6 +30,7 @@ from evenkeel.domain.renting.serving import ServingState
 from evenkeel.ports import Add, Delete, Ledger, Put, Refused, TransientError, WorkflowName, Write, get_all
 from evenkeel.services.context import Context, QuotaTreeVersion
 from evenkeel.services.storage import batches, read_charges, read_setup, rows
+from evenkeel.services.storage.decision_record import decision_of
 
 WRITER, SERVING_WRITER = "schedule_jobs", "rent_for_serving"
 _LAST_ATTEMPTS = 20
@@ -131,18 +132,8 @@ def budget_left_beside(rental: Rental, context: Context) -> int | None:
 
 def record_of(placed: PlacementDecision, context: Context) -> Decision:
     """Return the decision record of a placement."""
-    return Decision(
-        decision_id=context.ids.new("dec"),
-        kind="PLACEMENT",
-        subject=placed.job_id,
-        action=placed.action,
-        reason=placed.recorded_reason(context.mode),
-        alternatives=placed.alternatives,
-        facts=placed.facts.to_json(),
-        policy_hash=context.policy.hash,
-        mode=context.mode,
-        decided_at=context.now,
-    )
+    recorded = placed.model_copy(update={"reason": placed.recorded_reason(context.mode)})
+    return decision_of("PLACEMENT", placed.job_id, placed.action, recorded, placed.facts, context)
 
 
 def writes_of(
@@ -356,18 +347,7 @@ def departure_writes(
     job: Job, version: int, departure: DepartureDecision, context: Context
 ) -> tuple[tuple[Write, ...], str]:
     """Return the writes that ask a job to leave its rented nodes, and the token of their commit."""
-    record = Decision(
-        decision_id=context.ids.new("dec"),
-        kind=departure.kind,
-        subject=job.job_id,
-        action=departure.action,
-        reason=departure.reason,
-        alternatives=departure.alternatives,
-        facts=departure.facts.to_json(),
-        policy_hash=context.policy.hash,
-        mode=context.mode,
-        decided_at=context.now,
-    )
+    record = decision_of(departure.kind, job.job_id, departure.action, departure, departure.facts, context)
     entry = TimelineEntry(
         at=context.now,
         kind="migrating back",
