@@ -27,6 +27,7 @@ _COPIED = (
     "statemachines",
     "template.yaml",
     "tests/fakes",
+    "tests/kueue_checker.py",
     "tests/simulator",
     "tests/template",
     "tests/workflow",
