@@ -6,6 +6,7 @@ What it resumes from, `pin_resume_point` answers. Where finished checkpoints are
 is launched and nothing is pinned: the attempt is given up, and the next one looks again after a pause.
 """
 
+from collections.abc import Iterable
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -111,9 +112,19 @@ def run(request: Request, context: Context) -> Outcome:
             raise  # it could be reached before: not the job's fault
         reason = f"The job's checkpoints cannot be used: {error}"
         return _give_up(context, found, attempt, reason, is_refused=True)
-    choice = answer.choice
     if answer.kind is PinOutcome.STALE:
-        return Outcome(outcome=LaunchOutcome.STALE, reason=choice.reason)
+        return Outcome(outcome=LaunchOutcome.STALE, reason=answer.choice.reason)
+    return _launch(found, past, answer, context)
+
+
+def _launch(
+    found: attempt_rows.StoredAttempt,
+    past: Iterable[_EarlierAttempt],
+    answer: pin_resume_point.PinAnswer,
+    context: Context,
+) -> Outcome:
+    """Launch an attempt whose resume point is decided."""
+    job, attempt, choice = found.job, found.attempt, answer.choice
     decided = attempt.but(
         is_pinned=answer.kind is PinOutcome.PINNED,
         resume_from=choice.resume_from,

@@ -301,7 +301,7 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
     if decision.action in (IntakeAction.OPEN, IntakeAction.JOIN):
         assert decision.incident
         writes = _incident_writes(
-            decision.incident, fact, known, pointer, current_row, decision.action, now, context.policy.catalogue
+            decision.incident, fact, known, pointer, current_row, decision.action, context.but(now=now)
         )
     if decision.action is IntakeAction.OPEN:
         # The rows are not of one instant: an incident that was settled between two reads would seem not to have been.
@@ -342,16 +342,16 @@ def _incident_writes(
     pointer: Row | None,
     current: Row | None,
     action: IntakeAction,
-    now: datetime,
-    catalogue: FaultCatalogue,
+    context: Context,
 ) -> list[Write]:
+    now = context.now
     opens = action is IntakeAction.OPEN
     subject = incident.incident_id
     evidence = Evidence(incident_id=subject, fact=fact, joined_at=now, opened=opens)
     kind = _TIMELINE_KINDS[fact.kind]
     event_id = rows.evidence_row(evidence).key.sk.removeprefix("EVIDENCE#")
     entry = incident_record.timeline_row_of(
-        subject, kind, _timeline_text(fact, catalogue, opens=opens), at=now, writer=WRITER
+        subject, kind, _timeline_text(fact, context.policy.catalogue, opens=opens), at=now, writer=WRITER
     )
     keyed = Row(
         type(entry.key)(entry.key.table, entry.key.pk, f"EVENT#{event_id}"), entry.doc, 0, None, entry.expires_at

@@ -1,9 +1,8 @@
 """State PlanRecovery of recover_node: what is to be done about this node, and may we?"""
 
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from evenkeel.domain.health.faults import FaultCatalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState, StoredRecoveryPlan
 from evenkeel.domain.health.intake import ladder_of, rungs_of
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster
@@ -22,7 +21,7 @@ from evenkeel.domain.recovery.plan import (
     plan_recovery,
 )
 from evenkeel.domain.values import Value
-from evenkeel.ports import Cluster, NotFound, Provider, Put, Write
+from evenkeel.ports import NotFound, Provider, Put, Write
 from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_record, rows
 from evenkeel.services.storage.decision_record import decision_of
@@ -78,9 +77,7 @@ def run(request: Request, context: Context) -> Outcome:
             slot_state,
             nodes.result(),
             settings,
-            context.cluster,
-            context.policy.catalogue,
-            mode=mode,
+            context.but(mode=mode),
             drills_may_act=may_act,
         )
         plan = plan_recovery(facts, context.policy.repair)
@@ -94,8 +91,7 @@ def run(request: Request, context: Context) -> Outcome:
             slot_state.original.node,
             request.run,
             approved or decision_id,
-            mode,
-            context.now,
+            context.but(mode=mode),
         )
         if plan.outcome is PlanOutcome.ASK and planned.plan:
             answer_by = context.now + timedelta(seconds=context.policy.repair.approval_deadline_seconds)
@@ -128,17 +124,14 @@ def run(request: Request, context: Context) -> Outcome:
 def preview_plan(
     incident: Incident,
     slot_state: SlotState,
-    *,
     nodes: tuple[KubernetesNode, ...],
     settings: ProviderCluster | None,
-    cluster: Cluster,
-    policy: Policy,
-    stack_mode: Mode,
+    context: Context,
 ) -> RecoveryPlan:
     """Return what would be planned now for a real incident. Records nothing."""
-    mode = _mode(incident, slot_state, policy, stack_mode)
-    facts = _facts(incident, slot_state, nodes, settings, cluster, policy.catalogue, mode=mode, drills_may_act=False)
-    return plan_recovery(facts, policy.repair)
+    mode = _mode(incident, slot_state, context.policy, context.mode)
+    facts = _facts(incident, slot_state, nodes, settings, context.but(mode=mode), drills_may_act=False)
+    return plan_recovery(facts, context.policy.repair)
 
 
 def _mode(incident: Incident, slot_state: SlotState, policy: Policy, stack_mode: Mode) -> Mode:
@@ -209,18 +202,17 @@ def _facts(
     slot_state: SlotState,
     nodes: tuple[KubernetesNode, ...],
     settings: ProviderCluster | None,
-    cluster: Cluster,
-    catalogue: FaultCatalogue,
+    context: Context,
     *,
-    mode: Mode,
     drills_may_act: bool,
 ) -> PlanFacts:
+    catalogue = context.policy.catalogue
     node = slot_state.original.node
     fault = catalogue.look_up(incident.fault_key)
     recovered = incident.recovered_at
     # Only a fault that can wait for its node's work asks whether there is any: it costs a list of all pods.
     can_wait = fault.drain_seconds >= CAN_WAIT_SECONDS and node is not None
-    in_use = cluster.accelerators_in_use(incident.life.cluster) if can_wait else {}
+    in_use = context.cluster.accelerators_in_use(incident.life.cluster) if can_wait else {}
     return PlanFacts(
         fault_key=incident.fault_key,
         fault=FaultTerms.of(fault),
@@ -229,7 +221,7 @@ def _facts(
         min_rung_reason=incident.min_rung_reason,
         sources=incident.independent_sources or incident.sources,
         has_recovered=recovered is not None and recovered > (incident.last_signal_at or incident.first_signal_at),
-        mode=mode,
+        mode=context.mode,
         is_drill=incident.is_drill,
         drills_may_act=drills_may_act,
         # Where an earlier run had it replaced, that is its own work: the successor is still to be returned.
@@ -260,8 +252,7 @@ def _planned(
     node: KubernetesNode | None,
     run_number: int,
     decision_id: str,
-    mode: Mode,
-    now: datetime,
+    context: Context,
 ) -> Incident:
     brief = StoredRecoveryPlan(
         run=run_number,
@@ -283,7 +274,7 @@ def _planned(
     return incident.but(
         state=IncidentState.RECOVERING,
         run=run_number,
-        mode=mode,
+        mode=context.mode,
         plan=brief,
         block=None,
         # The cordon of an earlier run is no witness for this one: that run may have taken it off itself.
@@ -294,4 +285,4 @@ def _planned(
         boot_id=incident.boot_id or (node.boot_id if node else ""),
         pool=_pool(incident, node),
         instance_type=incident.instance_type or (node.instance_type if node else ""),
-    ).at_stage("planned_at", now)
+    ).at_stage("planned_at", context.now)

@@ -6,6 +6,7 @@ decide ─▶ lease: ask without answer ─▶ provider call ─▶ lease: the a
 """
 
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident, JobAction
@@ -36,7 +37,6 @@ from evenkeel.domain.recovery.repair import (
 from evenkeel.domain.recovery.validation import CheckKind, expected_accelerators, judge_node
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
-    Conflict,
     Ledger,
     PermanentError,
     Put,
@@ -51,6 +51,7 @@ from evenkeel.services.recovery.guardrails import GuardContext
 from evenkeel.services.storage import attempt_rows, guardrail_registers, incident_record, rows
 from evenkeel.services.storage.decision_record import decision_of
 from evenkeel.services.storage.guardrail_registers import RegisterName
+from evenkeel.services.storage.retries import until_committed
 
 WRITER = "repair_node"
 _MAX_REQUESTS = 20
@@ -95,14 +96,7 @@ def run(request: Request, context: Context) -> Outcome:
         return Outcome(outcome="STAND_DOWN", reason="The incident is settled, or a later run took over.")
     lease_row = context.ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
     lease = rows.read(lease_row, RepairLease) if lease_row else None
-    facts = _facts(incident, lease, context)
-    decision = choose_repair(facts, context.policy.repair)
-    guarded: GuardContext | None = None
-    if decision.rung:
-        fleet = guardrails.GuardrailInputs(context)
-        guarded = fleet.guard_context(GuardedAction(decision.rung), incident, looks_healthy=facts.validity.is_valid)
-        facts = facts.but(guard=guarded.facts)
-        decision = choose_repair(facts, context.policy.repair)
+    facts, decision, guarded = _decide(incident, lease, context)
     if _needs_cordon(incident, facts, decision):
         late = cordon_node.cordon(incident, context)
         if late.outcome == "BLOCKED":
@@ -110,36 +104,73 @@ def run(request: Request, context: Context) -> Outcome:
         incident, _ = incident_record.load(context.ledger, request.incident_id)
         if incident.plan is None or incident.plan.jobs is not JobAction.LEAVE:
             protect_jobs.protect(incident, context)
-    if decision.drains:
-        wait = _drain(incident, context, facts)
-        if decision.rung:
-            others = protect_jobs.drain_unmanaged_pods(incident, context)
-            if others.ask:
-                return Outcome(outcome="ASK_PERSON", reason=others.ask)
-            wait = max(wait, others.wait_seconds)
-        if wait and decision.action not in _BRANCH_ENDS:
-            reason = f"{decision.reason} Its pods first get {wait} s to save."
-            return Outcome(outcome="RETRY", wait_seconds=wait, reason=reason)
+    waits = _drain_first(incident, facts, decision, context) if decision.drains else None
+    if waits:
+        return waits
     record = decision_of("REPAIR", facts.incident_id, decision.action, decision, facts, context)
+    step = _Step(incident, lease, lease_row, facts, decision, record, guarded)
+    return _call(step, context) if decision.rung else _carry_out(step, context)
+
+
+class _Step(NamedTuple):
+    """What one visit of the node branch loaded, decided and records."""
+
+    incident: Incident
+    lease: RepairLease | None
+    lease_row: Row | None
+    facts: RepairFacts
+    decision: RepairDecision
+    record: Decision
+    guarded: GuardContext | None
+    """The facts of the guardrails; None if no provider call is decided."""
+
+
+def _decide(
+    incident: Incident, lease: RepairLease | None, context: Context
+) -> tuple[RepairFacts, RepairDecision, GuardContext | None]:
+    """Decide the next step. If it is a provider call, read the guardrails and decide again with them."""
+    facts = _facts(incident, lease, context)
+    decision = choose_repair(facts, context.policy.repair)
+    if not decision.rung:
+        return facts, decision, None
+    fleet = guardrails.GuardrailInputs(context)
+    guarded = fleet.guard_context(GuardedAction(decision.rung), incident, looks_healthy=facts.validity.is_valid)
+    facts = facts.but(guard=guarded.facts)
+    return facts, choose_repair(facts, context.policy.repair), guarded
+
+
+def _drain_first(incident: Incident, facts: RepairFacts, decision: RepairDecision, context: Context) -> Outcome | None:
+    """Give the pods on the node time to save. Return the outcome of a repair that waits for them, else None."""
+    wait = _drain(incident, context, facts)
     if decision.rung:
-        assert guarded
-        return _call(incident, lease, lease_row, facts, guarded, decision, record, context)
+        unmanaged = protect_jobs.drain_unmanaged_pods(incident, context)
+        if unmanaged.ask:
+            return Outcome(outcome="ASK_PERSON", reason=unmanaged.ask)
+        wait = max(wait, unmanaged.wait_seconds)
+    if wait and decision.action not in _BRANCH_ENDS:
+        reason = f"{decision.reason} Its pods first get {wait} s to save."
+        return Outcome(outcome="RETRY", wait_seconds=wait, reason=reason)
+    return None
+
+
+def _carry_out(step: _Step, context: Context) -> Outcome:
+    """Record a decision that calls no provider."""
+    incident, decision = step.incident, step.decision
     if decision.awaited_owner:
-        mark = _owner_request(facts, decision)
-        _record_ask(incident, lease, lease_row, mark, None, decision, record, context.ledger)
+        _record_ask(step, _owner_request(step.facts, decision), None, context.ledger)
     if decision.action is Repair.AWAIT:
-        _reconcile(incident, facts, context.ledger)
+        _reconcile(incident, step.facts, context.ledger)
     if decision.action in _TIMELINE_KINDS:
-        _note(incident, decision, record, context)
+        _note(incident, decision, step.record, context)
     if decision.action in (Repair.HOLD, Repair.BLOCKED):
-        _block(incident, facts, record, context)
+        _block(incident, step.facts, step.record, context)
     else:
         guardrails.unblock(incident, context.ledger)
     if decision.action in _BRANCH_ENDS:
-        _end(incident, facts, decision, record, context)
+        _end(incident, step.facts, decision, step.record, context)
     return Outcome(
         outcome=_OUTCOMES[decision.action],
-        rung=_last_rung(lease, incident),
+        rung=_last_rung(step.lease, incident),
         wait_seconds=decision.wait_seconds,
         reason=decision.reason,
     )
@@ -270,22 +301,16 @@ def _drain(incident: Incident, context: Context, facts: RepairFacts) -> int:
     return max(0, round((until - context.now).total_seconds()))
 
 
-def _call(
-    incident: Incident,
-    lease: RepairLease | None,
-    lease_row: Row | None,
-    facts: RepairFacts,
-    guarded: GuardContext,
-    decision: RepairDecision,
-    record: Decision,
-    context: Context,
-) -> Outcome:
+def _call(step: _Step, context: Context) -> Outcome:
+    """Record the intent, call the provider, and record its answer."""
+    incident, facts, decision, guarded = step.incident, step.facts, step.decision, step.guarded
+    assert guarded
     ask = _ask(facts, decision.rung, "")
     entry = guarded.entry(incident, facts.now)
     enters = guardrail_registers.entering(
         RegisterName.REPAIRS, guarded.register, guarded.version, entry, asks=True, is_drill=incident.is_drill
     )
-    _record_ask(incident, lease, lease_row, ask, enters, decision, record, context.ledger)
+    _record_ask(step, ask, enters, context.ledger)
     machine = incident.life.instance_id
     try:
         if facts.owner is Owner.KARPENTER:
@@ -301,7 +326,7 @@ def _call(
         raise
     _record_answer(incident, ask, answer, context.ledger)
     context.telemetry.count("RepairsRequested", rung=ask.rung, answer=answer)
-    context.telemetry.info("RepairRequested", rung=ask.rung, answer=answer, decisionId=record.decision_id)
+    context.telemetry.info("RepairRequested", rung=ask.rung, answer=answer, decisionId=step.record.decision_id)
     if answer in (NOT_NOW, FAILED):
         reason = f"{decision.reason} The provider answered {answer}."
         return Outcome(outcome="RETRY", rung=ask.rung, wait_seconds=context.policy.repair.retry_seconds, reason=reason)
@@ -334,22 +359,14 @@ def _owner_request(facts: RepairFacts, decision: RepairDecision) -> RepairReques
 # ---------------------------------------------------------------- record
 
 
-def _record_ask(
-    incident: Incident,
-    lease: RepairLease | None,
-    lease_row: Row | None,
-    ask: RepairRequest,
-    enters: Put | None,
-    decision: RepairDecision,
-    record: Decision,
-    ledger: Ledger,
-) -> None:
-    """Record the intent on the lease, before the call, with the decision, the incident's story and the register.
+def _record_ask(step: _Step, ask: RepairRequest, enters: Put | None, ledger: Ledger) -> None:
+    """Record the intent on the lease before the call, with the decision, the timeline and the guardrail register.
 
     Raises:
-        Conflict: somebody else repairs this seat, or took a place in the register, at this very moment; decided anew
-            by the next visit.
+        Conflict: another service repairs this node slot, or entered the register, at this moment. The next visit
+            decides again.
     """
+    incident, lease, lease_row = step.incident, step.lease, step.lease_row
     before = lease or RepairLease(slot=incident.slot, incident_id="", taken_at=ask.requested_at)
     taken_at = before.taken_at if before.incident_id == incident.incident_id else ask.requested_at
     asks = (*before.requests, ask)[-_MAX_REQUESTS:]
@@ -363,20 +380,21 @@ def _record_ask(
         line = incident_record.timeline_put(
             current.incident_id,
             verb,
-            decision.reason,
+            step.decision.reason,
             at=ask.requested_at,
             writer=WRITER,
-            decision_id=record.decision_id,
+            decision_id=step.record.decision_id,
         )
         lease_write = Put(rows.lease_row(ours, version, is_drill=incident.is_drill))
-        return after, [lease_write, *([enters] if enters else []), Put(rows.decision_row(record)), line]
+        return after, [lease_write, *([enters] if enters else []), Put(rows.decision_row(step.record)), line]
 
     incident_record.update_once(ledger, incident.incident_id, change)
 
 
 def _record_answer(incident: Incident, ask: RepairRequest, answer: str, ledger: Ledger) -> None:
-    """Complete the ask. Lost to a crash it stays open, which the next visit takes for a call without a reply."""
-    for _ in range(incident_record.MAX_TRIES):
+    """Record the provider's answer. If a crash loses it, the next visit treats the call as one without a reply."""
+
+    def attempt() -> None:
         row = ledger.get(rows.lease_key(incident.slot, is_drill=incident.is_drill))
         if row is None:
             return
@@ -385,12 +403,10 @@ def _record_answer(incident: Incident, ask: RepairRequest, answer: str, ledger: 
             each.but(answer=answer) if (each.requested_at, each.rung) == (ask.requested_at, ask.rung) else each
             for each in lease.requests
         )
-        try:
-            ledger.commit(Put(rows.lease_row(lease.but(requests=asks), row.version, is_drill=incident.is_drill)))
-        except Conflict:
-            continue
-        return
-    raise Conflict(f"the repair lease of {incident.slot} changed on every try")
+        ledger.commit(Put(rows.lease_row(lease.but(requests=asks), row.version, is_drill=incident.is_drill)))
+
+    message = f"the repair lease of {incident.slot} changed on every try"
+    until_committed(attempt, message, tries=incident_record.MAX_TRIES)
 
 
 def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:

@@ -44,6 +44,7 @@ from evenkeel.services.recovery import guardrails
 from evenkeel.services.resume import find_resume_options
 from evenkeel.services.storage import incident_record, rows
 from evenkeel.services.storage.decision_record import decision_of
+from evenkeel.services.storage.retries import until_committed
 
 WRITER = "plan_resume"
 _MAX_INCIDENT_SAMPLES = 50
@@ -150,7 +151,8 @@ def _plan(
 
     One that is taken back has its machines, which are well: it asks nothing of others.
     """
-    for _ in range(incident_record.MAX_TRIES):
+
+    def attempt_once() -> PlannedJob | None:
         row = context.ledger.get(rows.job_key(affected.job_id))
         attempt_row = context.ledger.get(rows.attempt_key(affected.job_id, affected.attempt))
         if row is None or attempt_row is None:
@@ -183,20 +185,19 @@ def _plan(
         if seeks_offers and not any(pool.usable >= _nodes_wanted(job) for pool in pools):
             interrupted = _interrupted_job(incident, job, attempt)
             offers = find_resume_options.run(interrupted, seen.nodes, seen.in_use, context)
-        facts = _facts(incident, job, attempt, pools, offers, delays, context.policy, context.now)
+        facts = _facts(incident, job, attempt, pools, offers, delays, context)
         decided = plan_resume(facts, context.policy.jobs)
-        try:
-            doubted = _has_open_distrust(job, attempt, context.ledger)
-            writes = _writes(incident, job, row.version, facts, decided, context, is_doubted=doubted)
-            if back is not None:
-                record = decision_of("ROLLBACK", incident.incident_id, back.action, back, back.facts, context)
-                writes = _rollback_writes(incident, affected, attempt, record, writes, context)
-                context.telemetry.count("JobsRolledBack")
-            context.ledger.commit(*writes)
-        except Conflict:
-            continue
+        doubted = _has_open_distrust(job, attempt, context.ledger)
+        writes = _writes(incident, job, row.version, facts, decided, context, is_doubted=doubted)
+        if back is not None:
+            record = decision_of("ROLLBACK", incident.incident_id, back.action, back, back.facts, context)
+            writes = _rollback_writes(incident, affected, attempt, record, writes, context)
+            context.telemetry.count("JobsRolledBack")
+        context.ledger.commit(*writes)
         return PlannedJob(job_id=job.job_id, attempt=attempt.attempt, option=decided.option)
-    raise Conflict(f"{affected.job_id} changed on every attempt to plan its resume")
+
+    message = f"{affected.job_id} changed on every attempt to plan its resume"
+    return until_committed(attempt_once, message, tries=incident_record.MAX_TRIES)
 
 
 def _has_open_distrust(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
@@ -390,9 +391,9 @@ def _facts(
     pools: tuple[PoolCapacity, ...],
     offers: find_resume_options.ResumeOffers,
     delays: ResumeDelays,
-    policy: Policy,
-    now: datetime,
+    context: Context,
 ) -> ResumeFacts:
+    policy, now = context.policy, context.now
     rungs = ladder_of(incident, policy.catalogue)
     trust, since = checkpoint_trust_of(incident, policy.catalogue)
     ended_at = attempt.ended_at or now

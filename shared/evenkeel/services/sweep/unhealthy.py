@@ -48,11 +48,9 @@ def _check(sweep: SweepRun, row: Row) -> bool:
     plan = plan_recovery.preview_plan(
         incident,
         slot_state,
-        nodes=nodes,
-        settings=sweep.settings,
-        cluster=sweep.context.cluster,
-        policy=sweep.context.policy,
-        stack_mode=sweep.context.mode,
+        nodes,
+        sweep.settings,
+        sweep.context,
     )
     reason = why_resume(incident, plan, now=sweep.context.now)
     return bool(reason) and _resume(sweep, row, left, incident, reason)
