@@ -376,9 +376,7 @@ def test_ordinary_job_never_uses_spares(snapshot: QueueSnapshot, policy: Schedul
 
 
 @given(snapshots, policies, st.randoms(use_true_random=False))
-def test_order_of_the_facts_does_not_matter(
-    snapshot: QueueSnapshot, policy: SchedulingPolicy, random: object
-) -> None:
+def test_order_of_the_facts_does_not_matter(snapshot: QueueSnapshot, policy: SchedulingPolicy, random: object) -> None:
     capacities, pending = list(snapshot.capacities), list(snapshot.pending)
     random.shuffle(capacities)  # type: ignore[attr-defined]  # a random.Random, by hypothesis
     random.shuffle(pending)  # type: ignore[attr-defined]

@@ -178,7 +178,9 @@ def a_loan(**changes: Any) -> TemporaryCapacity:
         (5 * HOUR, True, False, TemporaryCapacityState.END),
     ],
 )
-def test_temporary_capacity_is_returned(seconds: float, is_back: bool, runs: bool, state: TemporaryCapacityState) -> None:
+def test_temporary_capacity_is_returned(
+    seconds: float, is_back: bool, runs: bool, state: TemporaryCapacityState
+) -> None:
     facts = TemporaryCapacityFacts(
         temporary=a_loan(), has_baseline_recovered=is_back, is_job_running=runs, now=at(seconds)
     )

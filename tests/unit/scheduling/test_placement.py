@@ -112,9 +112,7 @@ def test_invoiced_cost_does_not_affect_the_choice() -> None:
         (4 * MICROS, 1.0, 0, 0),
     ],
 )
-def test_committed_hour_is_valued_by_other_demand(
-    rented: int, share: float, waiting: int, expected: int
-) -> None:
+def test_committed_hour_is_valued_by_other_demand(rented: int, share: float, waiting: int, expected: int) -> None:
     assert shadow_price(rented, share, waiting, 64) == expected
 
 

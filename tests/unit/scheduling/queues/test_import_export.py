@@ -128,14 +128,6 @@ def test_priority_classes_have_the_names_that_jobs_use() -> None:
     assert found.priorities == {"training-priority": 70}
 
 
-def test_allocatable_resources_are_less_than_the_instance() -> None:
-    instance = shipped().of("p5.48xlarge")
-
-    assert instance is not None
-    assert float(instance.allocatable_vcpu) == pytest.approx(179.97)
-    assert float(instance.allocatable_memory_gib) == pytest.approx(1890.26)
-
-
 def test_unknown_instance_type_is_reported() -> None:
     with pytest.raises(DocumentError, match=r"ComputeQuota/research: InstanceType: ml\.x1 is not in the catalogue"):
         held({"InstanceType": "ml.x1", "Count": 1})

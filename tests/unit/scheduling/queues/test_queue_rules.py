@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.kueue import checker
 from evenkeel.domain.kueue.assignment import FlavorMode, Pending
 from evenkeel.domain.kueue.capacity import Tree
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
