@@ -15,6 +15,7 @@ from tests.fakes.cluster import a_node
 from tests.fakes.system import A_MOMENT
 
 SERVICES = Path(__file__).resolve().parents[2] / "shared" / "evenkeel" / "services"
+RENTING = SERVICES.parent / "domain" / "renting"
 
 
 def a_record(node: KubernetesNode | None = None, **changes: Any) -> Decision:
@@ -57,7 +58,11 @@ def test_what_cannot_be_decided_here_is_refused(changes: dict[str, Any], why: st
 
 
 def test_every_kind_that_a_service_records_can_be_replayed() -> None:
-    texts = [path.read_text() for path in SERVICES.rglob("*.py")]
-    recorded = {kind for text in texts for kind in re.findall(r'kind="([A-Z_]+)"', text)}
+    texts = [path.read_text() for folder in (SERVICES, RENTING) for path in folder.rglob("*.py")]
+    recorded = {
+        kind
+        for text in texts
+        for kind in re.findall(r'(?:kind=|decision_of\(\s*|DepartureDecision\()"([A-Z_]+)"', text)
+    }
 
     assert recorded == KINDS
