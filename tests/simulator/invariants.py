@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from evenkeel.domain.admission import scheduler_state, start_size, team_cycle
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, recorded_reason
-from evenkeel.domain.admission.fifo import QueueSnapshot, admit
+from evenkeel.domain.admission.decide import Action, recorded_reason
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import node_capacity
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.faults import NODE_RUNGS
@@ -37,6 +37,7 @@ from evenkeel.services.queries import read_fleet, read_sources
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import rows
+from evenkeel.services.storage.quota_tree import stored_state
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.data_centre import FAULT_TYPES, SPOT_POOL
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from tests.simulator.simulation import FunctionCall, Simulation
 
 Changes = list[tuple[Key, Row | None, Row | None]]
-_LATEST_SHRINK = timedelta(days=1)
-"""By then everybody who waits for all its nodes would start with fewer."""
 
 
 class CheckTrigger(StrEnum):
@@ -824,36 +823,23 @@ def pass_of(world: "Simulation") -> Iterator[Any]:
     if world.renting:
         # What is rented is its job's; who waits for nodes of its own is told so, and does not wait for others.
         rented = rentals.load(world.ledger)
-        capacities = rented.capacities(capacities, {job.job_id: (job, 0) for job in _jobs(world)}, world.renting.pools)
+        capacities = rented.capacities(capacities, _jobs(world), world.renting.pools)
         pending = [request for request in pending if request.job_id not in rented.serving]
     setup = world.sharing.setup if world.sharing else TeamSetup()
-    asked = tuple(pending)
-    if not setup.has_teams:
-
-        def weigh_alone(pending: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
-            return admit(QueueSnapshot(capacities=capacities, pending=pending), world.policy.scheduling, now)
-
-        yield from start_size.fit_sizes(asked, weigh_alone(asked), weigh_alone, now + _LATEST_SHRINK)
-        return
-    tree = world.ledger.rows[rows.tree_key()]
-    holders = {charge.job_id: rows.read(world.ledger.rows[rows.job_key(charge.job_id)], Job) for charge in charges}
-    shared = team_cycle.TeamCycleSnapshot(
-        setup,
-        capacities,
-        asked,
-        tuple(charge.but(priority=holders[charge.job_id].priority) for charge in charges),
-        frozenset(name for name, job in holders.items() if job.stop_of(job.current_attempt)),
-        scheduler_state.SchedulerState.model_validate(tree.doc.get("memory") or {}).pruned(charges, setup, now),
-        _spent(world, setup),
-        used=read_usage.run(setup, world.observer_context()),
-    )
-
-    def weigh(pending: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
-        return team_cycle.run_team_cycle(
-            shared._replace(pending=pending), world.policy.scheduling, world.policy.economy, now
+    # No job waits for a spare any more, so each may start at any of its sizes.
+    asked = tuple(request.model_copy(update={"shrinks_at": None}) for request in pending)
+    queue = QueueSnapshot(capacities=capacities, pending=asked, setup=setup)
+    if setup.has_teams:
+        tree = world.ledger.rows[rows.tree_key()]
+        holders = {charge.job_id: rows.read(world.ledger.rows[rows.job_key(charge.job_id)], Job) for charge in charges}
+        queue = queue._replace(
+            charges=tuple(charge.but(priority=holders[charge.job_id].priority) for charge in charges),
+            stopping=frozenset(name for name, job in holders.items() if job.stop_of(job.current_attempt)),
+            memory=stored_state(tree).pruned(charges, setup, now),
+            spent=_spent(world, setup),
+            used=read_usage.run(setup, world.world.context()),
         )
-
-    yield from start_size.fit_sizes(asked, weigh(asked), weigh, now + _LATEST_SHRINK)
+    yield from decide_with_sizes(queue, world.policy, now)
 
 
 def _spent(world: "Simulation", setup: TeamSetup) -> dict[tuple[str, str], Spent]:

@@ -1,10 +1,9 @@
 """What one invocation of a service works with: ports, policy, mode, the site's settings and the instant."""
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from evenkeel.domain.admission.fifo import AdmissionAuthority
-from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.values import Value
@@ -19,7 +18,6 @@ from evenkeel.ports import (
     Pager,
     PermanentError,
     Provider,
-    Put,
     Telemetry,
     Tokens,
     WaitAnswers,
@@ -114,17 +112,3 @@ class Context:
         """Return a copy with these attributes replaced. Ports that are not built yet stay so."""
         known = {name: value for name, value in vars(self).items() if name != "_ports"}
         return type(self)(self._ports, **{**known, **changes})
-
-
-class QuotaTreeVersion(Protocol):
-    """The quota tree as the scheduling cycle last wrote it."""
-
-    memory: SchedulerState
-
-    def put(self, memory: SchedulerState) -> Put:
-        """Return the write that raises its version."""
-        ...
-
-    def raised(self, memory: SchedulerState) -> None:
-        """Note that it was written."""
-        ...

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.fifo import QueueSnapshot, admit
+from evenkeel.domain.admission.fifo import admit
 from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.jobs.job import CheckpointRequirement

@@ -3,8 +3,9 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
-from evenkeel.domain.admission.fifo import QueueSnapshot, admit
+from evenkeel.domain.admission.fifo import admit
 from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.efa import (

@@ -5,9 +5,10 @@ import pytest
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import SchedulerState
-from evenkeel.domain.admission.team_cycle import TeamCycleSnapshot, run_team_cycle
+from evenkeel.domain.admission.team_cycle import run_team_cycle
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.economics.policy import EconomyPolicy
@@ -72,7 +73,7 @@ def passed(
     **more: Any,
 ) -> dict[str, AdmissionDecision]:
     charges = tuple(more.pop("charges", ()))
-    snapshot = TeamCycleSnapshot(setup=setup, capacities=capacities, pending=pending, charges=charges, **more)
+    snapshot = QueueSnapshot(setup=setup, capacities=capacities, pending=pending, charges=charges, **more)
     answers = run_team_cycle(snapshot, policy or SchedulingPolicy(), EconomyPolicy(), at(1000))
     for answer in answers:
         again = decide(AdmissionFacts.model_validate(answer.facts.to_json()))
@@ -353,8 +354,8 @@ def test_oversized_record_sums_holders_and_is_marked(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(quota_facts, "MOST_BYTES", 500)
     setup = a_setup(a_team("red", gpus=160), a_team("blue", gpus=0))
     charges = [a_charge(number, "blue", number) for number in range(1, 20)]
-    snapshot = TeamCycleSnapshot(
-        setup, capacities(20, *range(1, 20)), (a_request(99, nodes=12, team="red"),), tuple(charges)
+    snapshot = QueueSnapshot(
+        capacities(20, *range(1, 20)), (a_request(99, nodes=12, team="red"),), setup, tuple(charges)
     )
 
     (answer,) = run_team_cycle(snapshot, SchedulingPolicy(), EconomyPolicy(), at(1000))
@@ -369,8 +370,8 @@ def test_oversized_record_sums_holders_and_is_marked(monkeypatch: pytest.MonkeyP
 def test_record_of_a_thousand_nodes_is_complete_and_replays() -> None:
     setup = a_setup(a_team("red", gpus=8000), a_team("blue", gpus=0))
     charges = [a_charge(number, "blue", number) for number in range(1, 1001)]
-    snapshot = TeamCycleSnapshot(
-        setup, capacities(1000, *range(1, 1001)), (a_request(5000, nodes=900, team="red"),), tuple(charges)
+    snapshot = QueueSnapshot(
+        capacities(1000, *range(1, 1001)), (a_request(5000, nodes=900, team="red"),), setup, tuple(charges)
     )
 
     (answer,) = run_team_cycle(snapshot, SchedulingPolicy(), EconomyPolicy(), at(2000))

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.admission.decide import Action, AdmissionFacts, decide
 from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.scheduler_state import SchedulerState
-from evenkeel.domain.admission.team_cycle import TeamCycleSnapshot, run_team_cycle
+from evenkeel.domain.admission.team_cycle import run_team_cycle
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.objects import Admitted, Workload
@@ -23,7 +24,7 @@ P4 = "ml.p4d.24xlarge"
 TEAMS = ("red", "blue", "green")
 
 
-def a_world(dice: random.Random) -> TeamCycleSnapshot:
+def a_world(dice: random.Random) -> QueueSnapshot:
     """Return a fleet in which nothing is over its limits yet."""
     setup = a_setup(
         *(
@@ -70,9 +71,7 @@ def a_world(dice: random.Random) -> TeamCycleSnapshot:
     if stopping and pending:
         head = dice.choice(pending)
         memory = memory.after_preemption(head.team, head.job_id, stopping, at(500))
-    return TeamCycleSnapshot(
-        setup, tuple(capacities), tuple(pending), tuple(charges), frozenset(stopping), memory, {}, {}
-    )
+    return QueueSnapshot(tuple(capacities), tuple(pending), setup, tuple(charges), frozenset(stopping), memory)
 
 
 def _quota(dice: random.Random) -> Any:

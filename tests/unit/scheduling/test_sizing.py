@@ -1,25 +1,23 @@
 """At which size a waiting elastic job starts, by the rules of one queue for everybody."""
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
-from evenkeel.domain.admission.fifo import QueueSnapshot, admit
 from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.admission.start_size import fit_sizes
+from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.policy import Policy
 from tests.unit.scheduling.builders import a_node_capacity, a_request, at
 
-POLICY = SchedulingPolicy(spare_nodes={"spared": 1})
+POLICY = Policy(scheduling=SchedulingPolicy(spare_nodes={"spared": 1}))
 NOW = at(1000)
 
 
 def sized(
     capacities: list[NodeCapacity], *pending: AdmissionRequest, whole: frozenset[str] = frozenset()
 ) -> dict[str, AdmissionDecision]:
-    def weigh(asked: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
-        return admit(QueueSnapshot(capacities=tuple(capacities), pending=asked), POLICY, NOW)
-
-    decisions = fit_sizes(pending, weigh(pending), weigh, NOW, whole)
-    return {each.job_id: each for each in decisions}
+    queue = QueueSnapshot(capacities=tuple(capacities), pending=pending)
+    return {each.job_id: each for each in decide_with_sizes(queue, POLICY, NOW, whole)}
 
 
 def sizes(found: dict[str, AdmissionDecision]) -> dict[str, int]:

@@ -24,6 +24,10 @@ DOCUMENT = PROJECT / "docs" / "ownership.md"
 # ---------------------------------------------------------------- what the code says
 
 
+STEPS = {"commit_cycle": "schedule_jobs"}
+"""Modules that are one step of a service: they write in its name, and no other service calls them."""
+
+
 def writers_of(row: str) -> set[str]:
     """Return the services that build this kind of row, in order to write it."""
     found = set()
@@ -31,8 +35,15 @@ def writers_of(row: str) -> set[str]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             if is_call and node.func.attr == row and ast.unparse(node.func.value) == "rows":  # type: ignore[attr-defined]
-                found.add(file.stem)
+                found.add(STEPS.get(file.stem, file.stem))
     return found
+
+
+@pytest.mark.parametrize(("step", "service"), STEPS.items())
+def test_step_of_a_service_is_run_by_that_service_alone(step: str, service: str) -> None:
+    callers = {file.stem for file in SERVICES.rglob("*.py") if f"{step}.run(" in file.read_text(encoding="utf-8")}
+
+    assert callers == {service}
 
 
 @pytest.mark.parametrize(("row", "table"), [("job_row", JOB_WRITERS), ("attempt_row", ATTEMPT_WRITERS)])

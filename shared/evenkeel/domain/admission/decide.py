@@ -22,7 +22,9 @@ from evenkeel.domain.admission.offers import (
 )
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.decisions import Alternative
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.assignment import FlavorMode
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
@@ -102,6 +104,32 @@ class AdmissionDecision(Value):
     def blocks_queue(self) -> bool:
         """Whether it blocks later jobs: it waits for nodes that exist and that other jobs could take, too."""
         return self.action is Action.WAIT and bool(pool_kinds(self.facts.offers))
+
+    def to_attempt(self, job: Job, decision_id: str) -> Attempt:
+        """Return the attempt that starts an admitted job.
+
+        Args:
+            job: The job, as it waits.
+            decision_id: Id of the record of this decision.
+        """
+        asked = self.facts.request
+        return Attempt(
+            job_id=job.job_id,
+            attempt=job.current_attempt + 1,
+            state=AttemptState.STARTING,
+            cluster=asked.cluster,
+            namespace=job.namespace,
+            local_queue=self.facts.local_queue,
+            pool=self.pool,
+            instance_type=self.instance_type,
+            nodes=self.nodes,
+            node_names=self.node_names,
+            size=asked.nodes,
+            accelerators=asked.nodes * job.spec.accelerators_per_node,
+            team=job.spec.team,
+            admitted_at=self.facts.now,
+            decision_id=decision_id,
+        )
 
     def to_charge(self) -> Charge:
         """Return the charge that an admitted job holds from now on."""

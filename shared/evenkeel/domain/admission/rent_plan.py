@@ -1,34 +1,142 @@
-"""How the decisions of a scheduling cycle and those about renting depend on each other.
+"""Rentals in a scheduling cycle: jobs that get rented nodes, and jobs that leave rented or reserved nodes.
 
-Rented nodes help a job only if the rules of the cycle would then start it. A job leaves its rented nodes for committed
-ones only if the rules would start it there. So the cycle applies its rules a second time, and these functions judge the
-answer. The second time they see the nodes that a rental would add (`candidates.nodes_to_rent`), or only the committed
-nodes that are left (`committed_left`).
+A rental helps a job only if the admission rules would start the job on the rented nodes. So the rules are applied to
+the fleet with those nodes in it. In the same way a job leaves its rented nodes only if the rules would start it on
+committed nodes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 
+from evenkeel.domain.admission.cycle_plan import Departure, Placement
+from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_taken
 from evenkeel.domain.capacity.pools import Pool
+from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.jobs.attempt import run_seconds
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.jobs.spec import MAX_GRACE_SECONDS
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.book import RentalBook
-from evenkeel.domain.renting.candidates import committed_pools
-from evenkeel.domain.renting.rental import Rental
+from evenkeel.domain.renting.candidates import (
+    PlacementContext,
+    committed_pools,
+    jobs_to_place,
+    nodes_to_rent,
+    placement_facts,
+)
+from evenkeel.domain.renting.migration import (
+    MigrationAction,
+    MigrationDecision,
+    decide_departure,
+    decide_migration,
+    migration_facts,
+)
+from evenkeel.domain.renting.placement import PlacementAction, place_in_queue_order
+from evenkeel.domain.renting.policy import RentedPool
+from evenkeel.domain.renting.rental import Rental, RentalState
 
 _RENTABLE_ACTIONS = (Action.WAIT, Action.BLOCKED, Action.NEVER_FITS)
 """Decisions about jobs that wait for nodes. A job that waits for quota would wait on rented nodes, too."""
 _WAITING_FOR_NODES = (Action.WAIT, Action.BLOCKED, Action.PREEMPT)
 """Decisions about jobs that would use free committed nodes. Jobs that wait for quota cannot use them."""
+_LOOKAHEAD = timedelta(seconds=MAX_GRACE_SECONDS + 600)
+"""Time before the end of a reservation from which on jobs there are examined: no job needs longer to save."""
 
 
-def jobs_without_nodes(decisions: Iterable[AdmissionDecision], rented: RentalBook) -> tuple[str, ...]:
+# ---------------------------------------------------------------- jobs that wait
+
+
+def jobs_without_nodes(snapshot: CycleSnapshot, decisions: Iterable[AdmissionDecision]) -> tuple[Job, ...]:
     """Return the pending jobs that wait for nodes and have no rental, in queue order."""
+    serving = snapshot.rented.serving
     return tuple(
-        each.job_id for each in decisions if each.action in _RENTABLE_ACTIONS and each.job_id not in rented.serving
+        snapshot.pending[each.job_id]
+        for each in decisions
+        if each.action in _RENTABLE_ACTIONS and each.job_id not in serving
     )
+
+
+def placement_context(snapshot: CycleSnapshot, queue: QueueSnapshot, now: datetime) -> PlacementContext:
+    """Return what all placements of one cycle have in common, before its admissions. Its queue is empty."""
+    jobs = {charge.job_id: snapshot.known_job(charge.job_id) for charge in queue.charges}
+    return PlacementContext(
+        now=now,
+        capacities=snapshot.capacities,
+        charges=queue.charges,
+        classes={name: job.spec.priority_class for name, job in jobs.items() if job},
+        rented=snapshot.rented,
+        shortages=snapshot.shortages or Shortages(),
+    )
+
+
+def plan_placements(
+    snapshot: CycleSnapshot,
+    queue: QueueSnapshot,
+    decisions: Sequence[AdmissionDecision],
+    rented: RentalBook,
+    policy: Policy,
+    now: datetime,
+) -> dict[str, Placement]:
+    """Return where jobs that cannot start now should run.
+
+    Args:
+        snapshot: The snapshot of the cycle.
+        queue: The queue that was decided.
+        decisions: About the pending jobs.
+        rented: All open rentals, with those that this cycle plans for serving replicas.
+        policy: The whole policy.
+        now: The time.
+    """
+    waiting = jobs_without_nodes(snapshot, decisions)
+    jobs = jobs_to_place(waiting, policy, now)
+    if not jobs:
+        return {}
+    left = capacity_left(queue.capacities, decisions)
+    seen = placement_context(snapshot, queue, now)._replace(capacities=left, queue=waiting, rented=rented)
+    ran = run_seconds(snapshot.attempts)
+    placed = place_in_queue_order([placement_facts(job, seen, policy, ran.get(job.job_id, 0.0)) for job in jobs])
+    found: dict[str, Placement] = {}
+    begun = len(rented.holds) - len(snapshot.rented.holds)
+    for job, placement in zip(jobs, placed, strict=True):
+        found[job.job_id] = placement
+        if placement.action is not PlacementAction.RENT:
+            continue
+        pool = next(each for each in policy.burst.pools if each.name == placement.pool)
+        why_not = why_rental_would_not_help(
+            job.job_id, pool, _decisions_on_rental(job, pool, snapshot, queue, policy, now)
+        )
+        if why_not:
+            found[job.job_id] = why_not
+        elif begun >= policy.burst.rentals_per_cycle:
+            found[job.job_id] = "Evenkeel rents nodes for the job in one of the next scheduling cycles."
+        else:
+            begun += 1
+    return found
+
+
+def _decisions_on_rental(
+    job: Job, pool: RentedPool, snapshot: CycleSnapshot, queue: QueueSnapshot, policy: Policy, now: datetime
+) -> tuple[AdmissionDecision, ...]:
+    """Return the decisions about the pending jobs if nodes of a pool were rented for one of them."""
+    moved = {**snapshot.pending, job.job_id: job.but(cluster=pool.cluster)}
+    with_rented = queue._replace(
+        capacities=(*queue.capacities, *nodes_to_rent(job, pool, now)),
+        pending=_requests_of(moved, snapshot, policy, now),
+    )
+    return decide_with_sizes(with_rented, policy, now)
+
+
+def _requests_of(
+    pending: Mapping[str, Job], snapshot: CycleSnapshot, policy: Policy, now: datetime
+) -> tuple[AdmissionRequest, ...]:
+    """Return the requests of other pending jobs, each in its own cluster, wherever nodes are rented for it."""
+    return snapshot._replace(pending=pending, rented=RentalBook()).requests(policy, now)
 
 
 def capacity_left(
@@ -59,7 +167,66 @@ def why_rental_would_not_help(job_id: str, pool: Pool, decisions: Iterable[Admis
     return f"Rented nodes would not help the job: {why}"
 
 
-def committed_left(
+# ---------------------------------------------------------------- jobs that leave rented nodes
+
+
+def jobs_that_may_leave(
+    snapshot: CycleSnapshot, queue: QueueSnapshot, decisions: Sequence[AdmissionDecision]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the jobs that may leave their rented nodes now, and those of them whose run time decides about it."""
+    is_free = _has_free_node(_committed_left(queue.capacities, decisions))
+    jobs = tuple(rental.job_id for rental in _departure_candidates(snapshot, is_free=is_free))
+    return jobs, jobs if is_free else ()
+
+
+def next_departure(
+    snapshot: CycleSnapshot,
+    queue: QueueSnapshot,
+    decisions: Sequence[AdmissionDecision],
+    asked_to_stop: Collection[str],
+    policy: Policy,
+    now: datetime,
+) -> Departure | None:
+    """Return the first job that leaves its rented nodes; None if every job stays. Each cycle moves one job.
+
+    Jobs that wait for committed nodes come before. A job migrates back if the rules would start it on committed nodes
+    and the saving pays for its move. Temporary capacity is returned as soon as its job could start on committed nodes,
+    and at its due time in any case.
+
+    Args:
+        snapshot: The snapshot of the cycle.
+        queue: The queue that was decided.
+        decisions: About the pending jobs.
+        asked_to_stop: Jobs that this cycle asks to stop for another reason.
+        policy: The whole policy.
+        now: The time.
+    """
+    left = _committed_left(queue.capacities, decisions)
+    is_free = _has_free_node(left)
+    ran = run_seconds(snapshot.attempts, now)
+    for rental in _departure_candidates(snapshot, is_free=is_free):
+        job = snapshot.known_job(rental.job_id)
+        if job is None or job.job_id in asked_to_stop or not _may_leave(job, rental, queue.charges):
+            continue
+        target = _committed_target(job, rental, left, snapshot, queue, policy, now) if is_free else None
+        decided = decide_departure(job, rental, target, policy, now, ran_seconds=ran.get(job.job_id, 0.0))
+        if decided is not None:
+            return Departure(job.job_id, decided)
+    return None
+
+
+def _departure_candidates(snapshot: CycleSnapshot, *, is_free: bool) -> list[Rental]:
+    """Return the rentals whose jobs may leave now: all if a committed node is free, else those with a due time."""
+    return [
+        rental
+        for rental in snapshot.rented.rentals
+        if rental.state is RentalState.READY
+        and rental.offer.cluster not in snapshot.unreadable
+        and (is_free or rental.due_at is not None)
+    ]
+
+
+def _committed_left(
     capacities: Iterable[NodeCapacity], decisions: Sequence[AdmissionDecision]
 ) -> tuple[NodeCapacity, ...]:
     """Return the committed nodes that jobs on rented nodes may migrate to; none while pending jobs wait for nodes."""
@@ -68,9 +235,13 @@ def committed_left(
     return tuple(capacity for capacity in capacity_left(capacities, decisions) if not capacity.reserved_for)
 
 
-def may_leave(job: Job, rental: Rental, charges: Iterable[Charge]) -> bool:
-    """Whether a job runs on its rental, and no stop of its attempt is requested."""
-    if job.state is not JobState.RUNNING or job.stop_of(job.current_attempt):
+def _has_free_node(capacities: Iterable[NodeCapacity]) -> bool:
+    return any(capacity.is_open and capacity.free for capacity in capacities)
+
+
+def _may_leave(job: Job, rental: Rental, charges: Iterable[Charge]) -> bool:
+    """Whether a job runs on its rental and was not asked to stop."""
+    if job.state is not JobState.RUNNING or not job.is_stoppable:
         return False
     return any(
         (charge.job_id, charge.attempt) == (job.job_id, job.current_attempt)
@@ -79,19 +250,69 @@ def may_leave(job: Job, rental: Rental, charges: Iterable[Charge]) -> bool:
     )
 
 
-def committed_target(
-    decisions: Iterable[AdmissionDecision], rental: Rental, capacities: tuple[NodeCapacity, ...], policy: Policy
+def _committed_target(
+    job: Job,
+    rental: Rental,
+    capacities: tuple[NodeCapacity, ...],
+    snapshot: CycleSnapshot,
+    queue: QueueSnapshot,
+    policy: Policy,
+    now: datetime,
 ) -> Pool | None:
-    """Return the committed pool in which the job of a rental would start with all its nodes; None if it would not.
-
-    Args:
-        decisions: The decision about the job, as if it were pending and alone, on the committed nodes.
-        rental: The rental that it runs on.
-        capacities: The committed nodes.
-        policy: Reservations and launch times.
-    """
-    decided = next(iter(decisions), None)
+    """Return the committed pool in which a job of a rental would start if it waited alone; None if it would not."""
+    alone = queue._replace(
+        capacities=capacities,
+        pending=_requests_of({job.job_id: job.but(state=JobState.PENDING)}, snapshot, policy, now),
+        charges=tuple(charge for charge in queue.charges if charge.job_id != job.job_id),
+        last_reasons={job.job_id: job.queue_reason},
+    )
+    decided = next(iter(decide_with_sizes(alone, policy, now)), None)
     if decided is None or decided.action is not Action.ADMIT or len(decided.nodes) != rental.nodes:
         return None
     kind = (decided.pool, decided.instance_type)
     return next(pool for pool in committed_pools(capacities, policy) if (pool.name, pool.instance_type) == kind)
+
+
+# ---------------------------------------------------------------- jobs that leave reservations
+
+
+def charges_on_ending_reservations(queue: QueueSnapshot, policy: Policy, now: datetime) -> dict[str, Charge]:
+    """Return the charges on reservations that end soon, by job."""
+    ending = {
+        (each.cluster, each.pool) for each in policy.scheduling.reservations if each.usable_until - _LOOKAHEAD <= now
+    }
+    there = {(capacity.cluster, capacity.pool) for capacity in queue.capacities} & ending
+    held = {each.job_id: each for each in queue.charges if each.node_names and (each.cluster, each.pool) in there}
+    return dict(sorted(held.items()))
+
+
+def reservation_stops(
+    snapshot: CycleSnapshot, queue: QueueSnapshot, asked_to_stop: Collection[str], policy: Policy, now: datetime
+) -> tuple[MigrationDecision, ...]:
+    """Return the decision about each job that must leave a reservation now.
+
+    Args:
+        snapshot: The snapshot of the cycle.
+        queue: The queue that was decided.
+        asked_to_stop: Jobs that this cycle asks to stop for another reason.
+        policy: Names the reservations.
+        now: The time.
+    """
+    held = charges_on_ending_reservations(queue, policy, now)
+    if not held:
+        return ()
+    pools = {(pool.cluster, pool.name, pool.instance_type): pool for pool in committed_pools(queue.capacities, policy)}
+    found = []
+    for name, charge in held.items():
+        job = snapshot.known_job(name)
+        pool = pools.get((charge.cluster, charge.pool, charge.instance_type))
+        if job is None or pool is None or name in asked_to_stop:
+            continue
+        if job.current_attempt != charge.attempt or not job.is_stoppable:
+            continue
+        ran = (now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
+        nodes = len(charge.node_names)
+        decided = decide_migration(migration_facts(job, nodes, pool, None, policy, now, ran_seconds=ran))
+        if decided.action is MigrationAction.REQUEUE:
+            found.append(decided)
+    return tuple(found)

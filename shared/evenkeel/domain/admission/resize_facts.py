@@ -1,43 +1,31 @@
 """Facts and results of a resize decision."""
 
-from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import NamedTuple
 
-from evenkeel.domain.admission.decide import AdmissionDecision
-from evenkeel.domain.admission.policy import SchedulingPolicy
-from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import ElasticState
-from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.elastic.grow_shrink import GrowFacts, ResizeDecision, SizeChange, plan_growth, plan_shrink
 from evenkeel.domain.elastic.sizes import ElasticJob
-from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.jobs.job import Job, ResizeRequest
-from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.jobs.job import ResizeRequest
 from evenkeel.domain.values import Value
 
 MAY_SHRINK, NEEDS_IT = 0, 1
 """Priorities for `plan_shrink`: jobs that it may shrink, and jobs that need nodes, as the queue rules say."""
 
 
-NodeKind = tuple[str, str, str]
-"""Cluster, pool and instance type: an attempt's nodes are all of one."""
-
-
 class ShrinkFacts(Value):
-    """All that a choice of who shrinks rests on."""
+    """Facts of a decision which jobs shrink."""
 
     jobs: tuple[ElasticJob, ...]
-    """Who may be touched has priority 0, all others 1, and the sizes that it may have."""
+    """Each job with the sizes that it may take. Jobs that may shrink have priority 0, the others 1."""
     nodes: int
     """Nodes that are needed."""
     waiting_id: str
-    """The job, or the Deployment, that waits."""
+    """The job or the Deployment that waits for the nodes."""
 
 
 class ResizeFacts(Value):
-    """All that the answer for one job rests on. It replays from this alone."""
+    """Facts of the decision about one job's size. The decision replays from them."""
 
     job_id: str
     growth: GrowFacts | None = None
@@ -45,7 +33,7 @@ class ResizeFacts(Value):
 
 
 class ResizeAnswer(Value):
-    """What one job does about its size."""
+    """The decision about one job's size."""
 
     action: str
     """GROW, SHRINK, END or STAY."""
@@ -55,7 +43,7 @@ class ResizeAnswer(Value):
 
 
 def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
-    """Say what one job does. A record replays through this function alone."""
+    """Decide about one job's size. A record replays through this function alone."""
     decided = _decided(facts)
     mine = next((each for each in decided.resizes if each.job_id == facts.job_id), None)
     if mine is None:
@@ -70,12 +58,12 @@ def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
 def _decided(facts: ResizeFacts) -> ResizeDecision:
     if facts.growth is not None:
         return plan_growth(facts.growth)
-    assert facts.shrink is not None  # one of them is there
+    assert facts.shrink is not None  # the facts hold either a growth or a shrink
     return plan_shrink(facts.shrink.jobs, facts.shrink.nodes, NEEDS_IT)
 
 
 class PlannedResize(Value):
-    """One job that is to change size, or to end for another."""
+    """A job that must change size, or stop for another job."""
 
     facts: ResizeFacts
     resize: SizeChange
@@ -83,62 +71,34 @@ class PlannedResize(Value):
 
     @property
     def job_id(self) -> str:
-        """Its id."""
+        """Id of the job that changes size."""
         return self.facts.job_id
 
     @property
     def waiting_id(self) -> str:
-        """Who waits for its nodes; empty where it grows."""
+        """The job or Deployment that waits for its nodes; empty if the job grows."""
         return self.facts.shrink.waiting_id if self.facts.shrink else ""
 
 
 class ResizePlan(Value):
-    """What a pass does about sizes."""
+    """The size changes of one scheduling cycle."""
 
     shrinks_by_waiter: dict[str, tuple[PlannedResize, ...]] = {}
-    """Who waits → who makes room for it."""
+    """Job or Deployment that waits → the jobs that free nodes for it."""
     growth: PlannedResize | None = None
     memory: ElasticState = ElasticState()
     satisfied_demands: dict[str, int] = {}
-    """`cluster/demand` of pods that are not ours → nodes that are free for them, or will be once all have gone who are
-    asked to."""
+    """`cluster/demand` of a Deployment → nodes that are free for it now, or will be after the planned stops."""
 
-
-class CycleFleet(NamedTuple):
-    """What holds nodes, and who waits for them."""
-
-    capacities: tuple[NodeCapacity, ...]
-    charges: tuple[Charge, ...]
-    stopping: frozenset[str]
-    pending: tuple[AdmissionRequest, ...]
-
-
-DecideFleet = Callable[[CycleFleet], tuple[AdmissionDecision, ...]]
-"""Decides about all that wait in a fleet, by the rules of the pass."""
-
-
-class ResizeInputs(NamedTuple):
-    """All that a plan rests on."""
-
-    fleet: CycleFleet
-    decisions: tuple[AdmissionDecision, ...]
-    """About those who wait."""
-    jobs: Mapping[str, Job]
-    """The elastic ones that hold nodes or are changing size."""
-    leaving: frozenset[str]
-    """Jobs that an earlier pass asked to go for another."""
-    memory: ElasticState
-    setup: TeamSetup
-    policy: SchedulingPolicy
-    now: datetime
-    demands: tuple[AdmissionRequest, ...] = ()
-    """What pods that are not ours wait for."""
-    to_request: Callable[[Job], AdmissionRequest] = AdmissionRequest.of
-    """How a job would ask, did it wait."""
+    @property
+    def planned(self) -> tuple[PlannedResize, ...]:
+        """All planned size changes."""
+        shrinks = (each for planned in self.shrinks_by_waiter.values() for each in planned)
+        return (*shrinks, *((self.growth,) if self.growth else ()))
 
 
 def resize_request_of(planned: PlannedResize, decision_id: str, now: datetime) -> ResizeRequest:
-    """Return what the stopped job remembers of its resize."""
+    """Return the request that the stopped job keeps, so that its next attempt starts at the new size."""
     return ResizeRequest(
         after_attempt=planned.attempt,
         from_nodes=planned.resize.from_nodes,

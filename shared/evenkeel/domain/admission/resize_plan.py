@@ -1,10 +1,11 @@
-"""Which running jobs a pass asks to stop so that their next attempts run on another number of nodes.
+"""Running jobs that a scheduling cycle stops so that their next attempts run on another number of nodes.
 
-    somebody waits ──▶ would it start if jobs that may shrink did? ──▶ they shrink, who loses least, before any is ended
-    nobody waits   ──▶ have idle nodes paid for a resize by now?   ──▶ one job grows
+    a job waits   ──▶ would it start if other jobs shrank? ──▶ the jobs that lose least shrink; none is preempted first
+    no job waits  ──▶ have idle nodes paid for a resize?   ──▶ one job grows
 
-`elastic.py` says by how much and at what loss. Whether the result then starts, the rules of the pass themselves say, on
-a world in which the nodes are given back already: so quota, limits and machines hold at every size.
+`elastic/grow_shrink.py` decides by how much a job changes and at what loss. The admission rules decide whether a job
+then starts: they are applied to a fleet in which the nodes are already free. So quota, limits and nodes hold at every
+size.
 """
 
 import functools
@@ -13,17 +14,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_queue import decide_queue
 from evenkeel.domain.admission.offers import pool_fits, subtract_assigned
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.request_facts import admission_request
 from evenkeel.domain.admission.resize_facts import (
     MAY_SHRINK,
     NEEDS_IT,
-    CycleFleet,
-    DecideFleet,
-    NodeKind,
     PlannedResize,
     ResizeFacts,
-    ResizeInputs,
     ResizePlan,
     ShrinkFacts,
 )
@@ -34,48 +34,73 @@ from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.objects import PreemptionPolicy
+from evenkeel.domain.policy import Policy
 
 _MAX_HELPED = 3
-"""Waiting jobs, each asking for something else, that a pass tries to make room for: each costs some passes."""
+"""Waiting jobs, each with another request, for which one cycle frees nodes. Each costs several queue decisions."""
 _MAX_TRIED = 12
-"""Waiting jobs of which is looked whether anything helps: each costs one pass."""
+"""Waiting jobs for which one cycle checks whether shrinking helps. Each costs one queue decision."""
 _MAX_IDLE_NODES = 256
-"""Idle nodes that are remembered, those that have stood longest."""
+"""Idle nodes that are remembered: those that have been idle longest."""
 _MAX_SIZES_TRIED = 12
 """Sizes that are tried for one growth."""
 
+NodeKind = tuple[str, str, str]
+"""Cluster, pool and instance type. All nodes of an attempt are of one kind."""
 
-def plan(facts: ResizeInputs, weigh: DecideFleet) -> ResizePlan:
-    """Decide who changes size now.
+
+def plan_resizes(
+    queue: QueueSnapshot,
+    decisions: tuple[AdmissionDecision, ...],
+    jobs: Mapping[str, Job],
+    demands: tuple[AdmissionRequest, ...],
+    policy: Policy,
+    now: datetime,
+) -> ResizePlan:
+    """Decide which running jobs change size now.
 
     Args:
-        facts: The fleet, and what was decided about who waits.
-        weigh: The rules of the pass.
+        queue: The queue, with all nodes of the fleet, those reserved for replicas included.
+        decisions: About the pending jobs.
+        jobs: Elastic jobs that hold nodes or are changing size.
+        demands: Requests of serving replicas that have no node.
+        policy: The whole policy.
+        now: The time.
     """
-    return _Planner(facts, weigh).made()
+    return _Planner(queue, decisions, jobs, demands, policy, now).plan()
 
 
 class _Planner:
-    def __init__(self, facts: ResizeInputs, weigh: DecideFleet) -> None:
-        self.facts, self.weigh = facts, weigh
-        self.charges = {charge.job_id: charge for charge in facts.fleet.charges}
-        self.fleet = _with_admitted(facts.fleet, facts.decisions)
-        self.closed = {
-            (capacity.cluster, capacity.node_name) for capacity in facts.fleet.capacities if not capacity.is_open
-        }
-        self.left: dict[str, int] = self._freed_by_running_resizes()
-        """Job that gives nodes back → how many it keeps."""
-        self.stands_still = {self._kind(name) for name in self.left if name in self.charges}
+    def __init__(
+        self,
+        queue: QueueSnapshot,
+        decisions: tuple[AdmissionDecision, ...],
+        jobs: Mapping[str, Job],
+        demands: tuple[AdmissionRequest, ...],
+        policy: Policy,
+        now: datetime,
+    ) -> None:
+        self.queue, self.decisions, self.jobs, self.demands = queue, decisions, jobs, demands
+        self.policy, self.now = policy, now
+        self.scheduling = policy.scheduling
+        self.charges = {charge.job_id: charge for charge in queue.charges}
+        self.fleet = _with_admitted(queue, decisions)
+        """The queue after the admissions of this cycle."""
+        self.closed = {(capacity.cluster, capacity.node_name) for capacity in queue.capacities if not capacity.is_open}
+        self.left: dict[str, int] = self._nodes_left_by_earlier_stops()
+        """Job that frees nodes → the number of nodes that it keeps."""
+        self.changing_kinds = {self._kind(name) for name in self.left if name in self.charges}
+        """Kinds of which a job already frees nodes."""
 
-    def made(self) -> ResizePlan:
+    def plan(self) -> ResizePlan:
         idle = self._idle()
         shrinks_by_waiter = self._plan_shrinks()
         growth = None if shrinks_by_waiter else self._growth(idle)
         memory = ElasticState(
-            jobs=tuple(sorted(charge.job_id for charge in self.facts.fleet.charges if charge.is_elastic)),
+            jobs=tuple(sorted(charge.job_id for charge in self.queue.charges if charge.is_elastic)),
             resizing=self._resizing(),
             idle_since=idle,
-            last_announced=self.facts.memory.last_announced,
+            last_announced=self.queue.memory.elastic.last_announced,
         )
         return ResizePlan(
             shrinks_by_waiter=shrinks_by_waiter,
@@ -84,20 +109,20 @@ class _Planner:
             satisfied_demands=self._satisfied_demands(),
         )
 
-    # ------------------------------------------------------------ what is so
+    # ------------------------------------------------------------ elastic jobs
 
-    def _freed_by_running_resizes(self) -> dict[str, int]:
-        """Return what those who were asked already will have left."""
-        found = {name: 0 for name in self.facts.leaving if name in self.charges}
-        for name, job in self.facts.jobs.items():
-            wish = job.live_resize()
-            if wish and name in self.charges:
-                found[name] = min(wish.nodes, len(self.charges[name].node_names))
+    def _nodes_left_by_earlier_stops(self) -> dict[str, int]:
+        """Return the nodes that each job keeps that an earlier cycle asked to stop: none, or those of its new size."""
+        found = {name: 0 for name in self.queue.memory.stopping if name in self.charges}
+        for name, job in self.jobs.items():
+            resize = job.live_resize()
+            if resize and name in self.charges:
+                found[name] = min(resize.nodes, len(self.charges[name].node_names))
         return found
 
     def _resizing(self) -> tuple[str, ...]:
         return tuple(
-            name for name in self.facts.memory.resizing if (job := self.facts.jobs.get(name)) and job.live_resize()
+            name for name in self.queue.memory.elastic.resizing if (job := self.jobs.get(name)) and job.live_resize()
         )
 
     def _kind(self, job_id: str) -> NodeKind:
@@ -113,19 +138,19 @@ class _Planner:
             nodes=len(charge.node_names),
             accelerators_per_node=job.spec.accelerators_per_node,
             sizes=job.spec.sizes,
-            resize_seconds=self.facts.policy.elastic.resize_seconds,
+            resize_seconds=self.scheduling.elastic.resize_seconds,
             resized_at=job.resized_at,
             failed_growths=job.failed_growths,
             growth_failed_at=job.growth_failed_at,
             is_resizing=job.stop_of(job.current_attempt) is not None,
-            started_at=charge.admitted_at or self.facts.now,
+            started_at=charge.admitted_at or self.now,
         )
 
     def _runners(self) -> list[Job]:
-        """Return the elastic jobs that run and that nobody has asked to stop."""
+        """Return the elastic jobs that run and were not asked to stop."""
         return [
             job
-            for name, job in sorted(self.facts.jobs.items())
+            for name, job in sorted(self.jobs.items())
             if name in self.charges
             and self.charges[name].node_names
             and self.charges[name].attempt == job.current_attempt
@@ -133,130 +158,130 @@ class _Planner:
             and job.stop_of(job.current_attempt) is None
         ]
 
-    # ------------------------------------------------------------ who makes room
+    # ------------------------------------------------------------ shrinking
 
     def _plan_shrinks(self) -> dict[str, tuple[PlannedResize, ...]]:
         found: dict[str, tuple[PlannedResize, ...]] = {}
         runners = self._runners()
         if not runners:
             return found
-        for demand in self.facts.demands:
-            made = self._for_demand(demand, runners)
-            if made:
-                found[demand.job_id] = made
-        asked = {request.job_id: request for request in self.facts.fleet.pending}
+        for demand in self.demands:
+            planned = self._shrinks_for_replicas(demand, runners)
+            if planned:
+                found[demand.job_id] = planned
+        requests = {request.job_id: request for request in self.queue.pending}
         waiting = [
             decided
-            for decided in self.facts.decisions
+            for decided in self.decisions
             if decided.action in (Action.WAIT, Action.PREEMPT, Action.NO_QUOTA, Action.BLOCKED)
         ]
         tried: set[tuple[object, ...]] = set()
-        satisfied_demands = 0
-        # Whoever would have others stopped comes first: they shrink before that.
+        helped = 0
+        # Jobs that would preempt come first: other jobs shrink before any is preempted.
         for decided in sorted(waiting, key=lambda each: each.action is not Action.PREEMPT):
-            request = asked[decided.job_id]
-            fresh = {each.job_id for each in decided.victims} - self.facts.fleet.stopping
+            request = requests[decided.job_id]
+            fresh = {each.job_id for each in decided.victims} - self.queue.stopping
             if decided.victims and not fresh and not any(self.left.get(each.job_id) for each in decided.victims):
-                continue  # they are on their way, whole; one that only shrinks gives less than the queues' rules think
-            # What did not help one does not help another that asks for the same.
+                continue  # all victims stop for good. A victim that only shrinks frees less than the rules count on.
+            # If shrinking does not help one job, it does not help another with the same request.
             size = (request.nodes, request.accelerators_per_node, request.instance_types)
             shape = (request.team, request.priority, request.cluster, *size)
-            if shape in tried or len(tried) == _MAX_TRIED or satisfied_demands == _MAX_HELPED:
+            if shape in tried or len(tried) == _MAX_TRIED or helped == _MAX_HELPED:
                 continue
-            may = self._candidates(request, fresh, runners)
-            if not any(each.sizes for each in may.values()):
+            candidates = self._candidates(request, fresh, runners)
+            if not any(each.sizes for each in candidates.values()):
                 continue
             tried.add(shape)
-            # One that nothing helps takes nobody's turn, or a few of those would keep all others from theirs for ever.
-            if not self._would_help(request, may):
+            # Jobs that shrinking cannot help do not count against the limit; otherwise they would starve the rest.
+            if not self._would_help(request, candidates):
                 continue
-            satisfied_demands += 1
-            made = self._for_job(request, may, {each.job_id for each in decided.victims})
-            if made:
-                found[request.job_id] = made
+            helped += 1
+            planned = self._shrinks_for_job(request, candidates, {each.job_id for each in decided.victims})
+            if planned:
+                found[request.job_id] = planned
         return found
 
-    def _would_help(self, request: AdmissionRequest, may: Mapping[str, ElasticJob]) -> bool:
-        """Whether a waiting job starts if all give what they can."""
-        given = {name: each.nodes - _max_nodes_freed(each) for name, each in may.items()}
-        return self._would_start(request.at(min(_acceptable_sizes(request))), given)
+    def _would_help(self, request: AdmissionRequest, candidates: Mapping[str, ElasticJob]) -> bool:
+        """Whether a waiting job starts if all candidates free as many nodes as they can."""
+        left = {name: each.nodes - _max_nodes_freed(each) for name, each in candidates.items()}
+        return self._would_start(request.at(min(_acceptable_sizes(request))), left)
 
-    def _for_job(
-        self, request: AdmissionRequest, may: Mapping[str, ElasticJob], victims: Collection[str]
+    def _shrinks_for_job(
+        self, request: AdmissionRequest, candidates: Mapping[str, ElasticJob], victims: Collection[str]
     ) -> tuple[PlannedResize, ...]:
-        """Find who shrinks so that a waiting job starts, in full or at least.
+        """Choose the jobs that shrink so that a waiting job starts at its full size, or else at its smallest.
 
-        Those who lose least may give nodes and not the quota that it lacks: then whom the queues' rules let go, then
-        the jobs of each team by themselves.
+        The candidates that lose least may free nodes but not the quota that the job lacks. So the victims of the queue
+        rules are tried next, and then the jobs of each team by themselves.
         """
-        teams = sorted({each.team for each in may.values()}, key=lambda team: (team != request.team, team))
+        teams = sorted({each.team for each in candidates.values()}, key=lambda team: (team != request.team, team))
         groups = [
-            may,
-            {name: each for name, each in may.items() if name in victims},
-            *({name: each for name, each in may.items() if each.team == team} for team in teams),
+            candidates,
+            {name: each for name, each in candidates.items() if name in victims},
+            *({name: each for name, each in candidates.items() if each.team == team} for team in teams),
         ]
         tried = [group for index, group in enumerate(groups) if group and group not in groups[:index]]
         for size in _acceptable_sizes(request):
             asked = request.at(size)
             if self._would_start(asked, {}):
-                return ()  # what is on its way is enough
+                return ()  # the nodes that are already being freed are enough
             for group in tried:
-                made = self._fewest_nodes(asked, group, functools.partial(self._would_start, asked))
-                if made:
-                    return made
+                planned = self._fewest_nodes(asked, group, functools.partial(self._would_start, asked))
+                if planned:
+                    return planned
         return ()
 
-    def _for_demand(self, demand: AdmissionRequest, runners: list[Job]) -> tuple[PlannedResize, ...]:
-        """Find who shrinks so that pods that are not ours find nodes: quotas are not about them."""
+    def _shrinks_for_replicas(self, demand: AdmissionRequest, runners: list[Job]) -> tuple[PlannedResize, ...]:
+        """Choose the jobs that shrink so that replicas of a Deployment find nodes. Replicas use no quota."""
 
         def fits(left: Mapping[str, int]) -> bool:
             capacities = self._fleet_after(left).capacities
-            return any(each.fitting >= demand.nodes for each in pool_fits(demand, capacities, self.facts.policy))
+            return any(each.fitting >= demand.nodes for each in pool_fits(demand, capacities, self.scheduling))
 
-        may = self._candidates(demand, set(), runners)
-        if not may or fits({}):
+        candidates = self._candidates(demand, set(), runners)
+        if not candidates or fits({}):
             return ()
-        return self._fewest_nodes(demand, may, fits)
+        return self._fewest_nodes(demand, candidates, fits)
 
     def _satisfied_demands(self) -> dict[str, int]:
-        """Return for how many nodes' worth of each demand there is room, or will be; who is urgent has it first."""
+        """Return how many nodes each demand of replicas finds, now or after the planned stops. Urgent demands first."""
         capacities = self._fleet_after({}).capacities
         found: dict[str, int] = {}
-        for demand in self.facts.demands:
-            fits = sum(offer.fitting for offer in pool_fits(demand, capacities, self.facts.policy))
+        for demand in self.demands:
+            fits = sum(offer.fitting for offer in pool_fits(demand, capacities, self.scheduling))
             found[f"{demand.cluster}/{demand.job_id}"] = min(demand.nodes, fits)
-            capacities = reserve_for_replicas((demand,), capacities, self.facts.policy)
+            capacities = reserve_for_replicas((demand,), capacities, self.scheduling)
         return found
 
     def _fewest_nodes(
         self,
         request: AdmissionRequest,
-        may: Mapping[str, ElasticJob],
+        candidates: Mapping[str, ElasticJob],
         starts: Callable[[Mapping[str, int]], bool],
     ) -> tuple[PlannedResize, ...]:
-        """Give back as few nodes as will do, of the kind where least is lost."""
+        """Free as few nodes as are enough, of the kind of node where the jobs lose least."""
         best: tuple[float, tuple[PlannedResize, ...]] | None = None
-        for offer in pool_fits(request, self._fleet_after({}).capacities, self.facts.policy):
+        for offer in pool_fits(request, self._fleet_after({}).capacities, self.scheduling):
             kind = (request.cluster, offer.pool, offer.instance_type)
-            jobs = tuple(each for name, each in sorted(may.items()) if self._kind(name) == kind)
+            jobs = tuple(each for name, each in sorted(candidates.items()) if self._kind(name) == kind)
             useless = sum(len(self._unschedulable_nodes(self.charges[each.job_id])) for each in jobs)
             most = min(sum(_max_nodes_freed(each) for each in jobs), request.nodes + offer.reserved_spares + useless)
             tried = range(max(1, request.nodes - offer.fitting), most + 1)
-            made: dict[int, tuple[PlannedResize, ...]] = {}
+            planned: dict[int, tuple[PlannedResize, ...]] = {}
 
-            def is_enough(nodes: int, jobs=jobs, made=made) -> bool:  # type: ignore[no-untyped-def]
-                made[nodes] = self._planned_shrinks(jobs, nodes, request.job_id)
-                return starts({each.job_id: each.resize.to_nodes for each in made[nodes]})
+            def is_enough(nodes: int, jobs=jobs, planned=planned) -> bool:  # type: ignore[no-untyped-def]
+                planned[nodes] = self._planned_shrinks(jobs, nodes, request.job_id)
+                return starts({each.job_id: each.resize.to_nodes for each in planned[nodes]})
 
             index = bisect_left(tried, True, key=is_enough)
             if index == len(tried):
                 continue
-            plan = made[tried[index]]
-            lost = sum(each.resize.lost_gpu_seconds for each in plan)
+            found = planned[tried[index]]
+            lost = sum(each.resize.lost_gpu_seconds for each in found)
             if best is None or lost < best[0]:
-                best = (lost, plan)
+                best = (lost, found)
         if best is None or not any(each.resize.to_nodes for each in best[1]):
-            return ()  # if nobody shrinks, the queues' rules say who goes
+            return ()  # no job would shrink, so the queue rules choose the victims
         self.left |= {each.job_id: each.resize.to_nodes for each in best[1]}
         return best[1]
 
@@ -272,10 +297,16 @@ class _Planner:
         )
 
     def _candidates(self, request: AdmissionRequest, fresh: set[str], runners: list[Job]) -> dict[str, ElasticJob]:
-        """Return who may give nodes to somebody, each with the sizes that it may have.
+        """Return the jobs that may free nodes for a request, each with the sizes that it may take.
 
-        Whom the queues' rules let go may shrink as far as it can, or end; so may whom the job outranks in its own
-        queue, but not end. Anybody gives back what it holds beyond what it asked for: that was idle when it took it.
+        A victim of the queue rules may shrink to its smallest size, or stop. A job of lower priority in the same queue
+        may shrink to its smallest size, but not stop. Every other job may give back only nodes beyond the number that
+        it asked for: those were idle when it took them.
+
+        Args:
+            request: The request that waits.
+            fresh: Victims of the queue rules that were not asked to stop yet.
+            runners: The elastic jobs that run.
         """
         found: dict[str, ElasticJob] = {}
         for job in runners:
@@ -298,36 +329,44 @@ class _Planner:
                     priority=MAY_SHRINK,
                     nodes=len(charge.node_names),
                     accelerators_per_node=charge.accelerators // len(charge.node_names),
-                    resize_seconds=self.facts.policy.elastic.resize_seconds,
-                    started_at=charge.admitted_at or self.facts.now,
+                    resize_seconds=self.scheduling.elastic.resize_seconds,
+                    started_at=charge.admitted_at or self.now,
                 )
         return found
 
     def _outranks(self, request: AdmissionRequest, job: Job) -> bool:
         if request.priority <= job.priority:
             return False
-        team = self.facts.setup.by_name.get(request.team)
+        team = self.queue.setup.by_name.get(request.team)
         if team is None:
-            return True  # one queue for everybody, or pods that are not ours
+            return True  # no teams are set up, or the request is one of serving replicas
         within = team.to_queue().preemption.within
         return request.team == job.spec.team and within is not PreemptionPolicy.NEVER
 
     def _would_start(self, request: AdmissionRequest, left: Mapping[str, int]) -> bool:
-        """Whether a job starts once others have given their nodes back, these beside those who were asked before."""
+        """Whether a job starts after other jobs freed nodes: these and the jobs that already stop.
+
+        Args:
+            request: The request that waits.
+            left: Job → the number of nodes that it keeps.
+        """
         fleet = self._fleet_after(left)
         asked = tuple(request if each.job_id == request.job_id else each for each in fleet.pending)
-        capacities = reserve_for_replicas(self.facts.demands, fleet.capacities, self.facts.policy)
-        decisions = self.weigh(fleet._replace(capacities=capacities, pending=asked))
+        capacities = reserve_for_replicas(self.demands, fleet.capacities, self.scheduling)
+        decisions = self._decide(fleet._replace(capacities=capacities, pending=asked))
         return any(each.job_id == request.job_id and each.action is Action.ADMIT for each in decisions)
 
-    def _fleet_after(self, left: Mapping[str, int]) -> CycleFleet:
-        """Return the fleet once all have given back what they are to."""
+    def _decide(self, queue: QueueSnapshot) -> tuple[AdmissionDecision, ...]:
+        return decide_queue(queue, self.policy, self.now)
+
+    def _fleet_after(self, left: Mapping[str, int]) -> QueueSnapshot:
+        """Return the queue after all jobs freed the nodes that they do not keep."""
         keeps, fleet = {**self.left, **left}, self.fleet
         freed: dict[tuple[str, str], int] = {}
         charges: list[Charge] = []
         for charge in fleet.charges:
             kept = keeps.get(charge.job_id, len(charge.node_names))
-            held = self._healthy_first(charge) if kept < len(charge.node_names) else charge
+            held = self._schedulable_first(charge) if kept < len(charge.node_names) else charge
             if charge.node_names:
                 each = charge.accelerators // len(charge.node_names)
                 for name in held.node_names[kept:]:
@@ -345,20 +384,20 @@ class _Planner:
         return fleet._replace(capacities=capacities, charges=tuple(charges), stopping=fleet.stopping - keeps.keys())
 
     def _unschedulable_nodes(self, charge: Charge) -> set[str]:
-        """Return the nodes of a charge that would not be given to anybody now."""
+        """Return the nodes of a charge on which no pod may start now."""
         return {name for name in charge.node_names if (charge.cluster, name) in self.closed}
 
-    def _healthy_first(self, charge: Charge) -> Charge:
-        """Return a charge in the order in which its job keeps nodes: it cannot start again on one that is closed."""
+    def _schedulable_first(self, charge: Charge) -> Charge:
+        """Return a charge with its closed nodes last: the job frees those first, since it cannot start there again."""
         closed = self._unschedulable_nodes(charge)
         return charge.model_copy(update={"node_names": tuple(sorted(charge.node_names, key=closed.__contains__))})
 
-    # ------------------------------------------------------------ who grows
+    # ------------------------------------------------------------ growing
 
     def _idle(self) -> dict[str, datetime]:
-        """Return since when each node has stood idle that an elastic job could use."""
+        """Return since when each node that an elastic job could use has been idle."""
         kinds = {self._kind(job.job_id) for job in self._runners() if job.spec.sizes}
-        before, now = self.facts.memory.idle_since, self.facts.now
+        before, now = self.queue.memory.elastic.idle_since, self.now
         found = {
             capacity.life.key: before.get(capacity.life.key, now)
             for capacity in self.fleet.capacities
@@ -374,7 +413,7 @@ class _Planner:
             if job.state is JobState.RUNNING:
                 by_kind.setdefault(self._kind(job.job_id), []).append(job)
         for kind, jobs in sorted(by_kind.items()):
-            if kind in self.stands_still or self._has_waiting_jobs(kind):
+            if kind in self.changing_kinds or self._has_waiting_jobs(kind):
                 continue
             planned = self._growth_of(kind, jobs, idle)
             if planned is not None:
@@ -382,14 +421,14 @@ class _Planner:
         return None
 
     def _growth_of(self, kind: NodeKind, jobs: list[Job], idle: Mapping[str, datetime]) -> PlannedResize | None:
-        now, policy = self.facts.now, self.facts.policy
+        now, policy = self.now, self.scheduling
         keys = {
             capacity.life.key
-            for capacity in self.facts.fleet.capacities
+            for capacity in self.queue.capacities
             if (capacity.cluster, capacity.pool, capacity.instance_type) == kind
         }
         since = sorted(at for key, at in idle.items() if key in keys)
-        # Spares stay for recoveries: those that have stood for the shortest time.
+        # The nodes that became idle last are the spares: they stay free for recoveries.
         usable = since[: max(0, len(since) - policy.spare_nodes.get(kind[1], 0))]
         if not usable:
             return None
@@ -406,25 +445,25 @@ class _Planner:
                 charge = self.charges[resize.job_id]
                 facts = ResizeFacts(job_id=resize.job_id, growth=growth)
                 return PlannedResize(facts=facts, resize=resize, attempt=charge.attempt)
-            # Its quota, or a limit, holds less: the next smaller size is weighed against all others anew.
+            # Quota or a limit allows less. The job's next smaller size is compared with all other jobs again.
             found = weighed[resize.job_id]
-            assert found.sizes is not None  # or it would not grow
+            assert found.sizes is not None  # a job without sizes does not grow
             most = found.sizes.at_most(resize.to_nodes - 1) or found.sizes.least
             legal = tuple(size for size in found.sizes.legal if size <= most)
             weighed[resize.job_id] = found.but(sizes=Sizes(least=legal[0], most=most, discrete=legal))
         return None
 
     def _would_start_at(self, job: Job, nodes: int) -> bool:
-        """Whether the rules would start a job at a size, were it not running."""
+        """Whether the rules would start a running job at another size if it waited instead."""
         fleet = self._fleet_after({job.job_id: 0})
-        asked = self.facts.to_request(job).model_copy(
+        asked = admission_request(job, self.policy, self.now).model_copy(
             update={"nodes": nodes, "wanted": 0, "sizes": (), "is_resize": True, "queued_at": job.queued_at}
         )
-        decisions = self.weigh(fleet._replace(pending=(asked,)))
+        decisions = self._decide(fleet._replace(pending=(asked,)))
         return any(each.action is Action.ADMIT for each in decisions)
 
     def _has_waiting_jobs(self, kind: NodeKind) -> bool:
-        """Whether somebody waits who could take nodes of a kind at any of its sizes, were they enough."""
+        """Whether a job waits that could take nodes of a kind, at any of its sizes, if enough were free."""
         return any(
             decided.action in (Action.WAIT, Action.PREEMPT, Action.BLOCKED)
             and decided.facts.request.cluster == kind[0]
@@ -437,37 +476,37 @@ class _Planner:
                     for offer in decided.facts.offers
                 )
             )
-            for decided in self.facts.decisions
-        ) or any(demand.cluster == kind[0] for demand in self.facts.demands)
+            for decided in self.decisions
+        ) or any(demand.cluster == kind[0] for demand in self.demands)
 
 
-def _with_admitted(fleet: CycleFleet, decisions: Iterable[AdmissionDecision]) -> CycleFleet:
-    """Return the fleet with those in their seats whom this very pass admits: what is tried after that is not theirs."""
+def _with_admitted(queue: QueueSnapshot, decisions: Iterable[AdmissionDecision]) -> QueueSnapshot:
+    """Return the queue after this cycle's admissions: those jobs hold their nodes and wait no more."""
     started = {decided.job_id: decided for decided in decisions if decided.action is Action.ADMIT and decided.nodes}
-    capacities = fleet.capacities
+    capacities = queue.capacities
     for decided in started.values():
         capacities = subtract_assigned(capacities, decided.facts.request, decided.nodes)
-    return fleet._replace(
+    return queue._replace(
         capacities=capacities,
-        charges=(*fleet.charges, *(decided.to_charge() for decided in started.values())),
-        pending=tuple(request for request in fleet.pending if request.job_id not in started),
+        charges=(*queue.charges, *(decided.to_charge() for decided in started.values())),
+        pending=tuple(request for request in queue.pending if request.job_id not in started),
     )
 
 
 def _acceptable_sizes(request: AdmissionRequest) -> tuple[int, ...]:
-    """Return the sizes that room is made for: all that a job asks for, and its least; after a fault what it had."""
-    is_patient = bool(request.shrinks_at) and not request.is_resize
-    enough = request.sizes_during_spare_wait if is_patient else request.sizes
+    """Return the sizes for which nodes are freed: the full and the smallest size, after a fault none below the last."""
+    waits_for_spare = bool(request.shrinks_at) and not request.is_resize
+    enough = request.sizes_during_spare_wait if waits_for_spare else request.sizes
     return (request.nodes, *enough[:1])
 
 
 def _max_nodes_freed(job: ElasticJob) -> int:
-    """Return how many nodes a job can give: all where it may end, else down to its least size."""
+    """Return how many nodes a job can free: all if it may be stopped, else down to its smallest size."""
     return job.nodes if job.is_preemptable else job.nodes - (job.sizes.legal[0] if job.sizes else job.nodes)
 
 
 def _shrunk_charge(charge: Charge, nodes: int) -> Charge:
-    """Return what an attempt would hold on so many of its nodes."""
+    """Return the charge of an attempt that keeps only the first nodes of its list."""
     count = len(charge.node_names)
     if nodes == count:
         return charge

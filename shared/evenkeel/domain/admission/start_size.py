@@ -1,116 +1,126 @@
-"""At which size a waiting elastic job starts: all that it asks for where that fits, else the largest size that does.
+"""Size at which a waiting elastic job starts: its full size if that fits, else the largest legal size that fits.
 
-Kueue admits fewer pods only where the full number neither fits nor finds victims, and so it is here. Its counts may be
-anything down to the least; here only legal sizes are tried, each by the very rules that admit, so that quota, limits,
-machines and the order of the queue hold at every size.
+Kueue admits fewer pods only if the full number neither fits nor finds preemption victims. The same holds here. Kueue
+may choose any count down to the minimum; here only legal sizes are tried. The admission rules decide at every size, so
+quota, limits, nodes and the order of the queue hold at every size.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_queue import decide_queue
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.elastic.sizes import ElasticTerms
-
-DecideQueue = Callable[[tuple[AdmissionRequest, ...]], tuple[AdmissionDecision, ...]]
-"""Decides about all that wait, by the rules of the pass."""
+from evenkeel.domain.policy import Policy
 
 _MAX_ENLARGED = 4
-"""Jobs of one cycle whose largest size is sought, since each costs some cycles over the queue. The others start at
-their smallest size, and may grow later."""
+"""Jobs of one cycle whose largest size is sought: each one costs several decisions about the whole queue. The other
+jobs start at their smallest size and may grow later."""
 _KEEPS_SIZE = frozenset({Action.ADMIT, Action.BACK_OFF})
 
 
 def with_spare_wait(request: AdmissionRequest, lost_at: datetime | None, terms: ElasticTerms) -> AdmissionRequest:
-    """Return what a job asks for; one that lost machines gives spares their time before any recovery has planned."""
+    """Return the request of a job that waits for spares before it shrinks, if it lost nodes and has no plan yet."""
     if lost_at is None or not request.sizes or request.is_recovery:
         return request
     return request.model_copy(update={"shrinks_at": lost_at + timedelta(seconds=terms.spare_wait_seconds)})
 
 
-def fit_sizes(
-    pending: tuple[AdmissionRequest, ...],
-    decisions: tuple[AdmissionDecision, ...],
-    weigh: DecideQueue,
-    now: datetime,
-    whole: Container[str] = (),
+def decide_with_sizes(
+    snapshot: QueueSnapshot, policy: Policy, now: datetime, full_size_only: Container[str] = ()
 ) -> tuple[AdmissionDecision, ...]:
-    """Return the decisions with elastic jobs started at fewer nodes where more do not fit.
+    """Decide about every pending job. An elastic job starts with fewer nodes if its full size does not fit."""
+    return fit_sizes(snapshot, decide_queue(snapshot, policy, now), policy, now, full_size_only)
 
-    Who comes before whom stays as it is; and nobody gets more than its least while that keeps another from starting.
+
+def fit_sizes(
+    snapshot: QueueSnapshot,
+    decisions: tuple[AdmissionDecision, ...],
+    policy: Policy,
+    now: datetime,
+    full_size_only: Container[str] = (),
+) -> tuple[AdmissionDecision, ...]:
+    """Return the decisions after elastic jobs took smaller sizes where their full size does not fit.
+
+    The order of the queue stays the same. No job gets more than its smallest size if that keeps another from starting.
 
     Args:
-        pending: All that wait.
-        decisions: About each at the size that it asks for.
-        weigh: The rules.
+        snapshot: The queue.
+        decisions: About each pending job at the size that it asks for.
+        policy: The whole policy.
         now: The time.
-        whole: Jobs that wait for all their nodes, since those are on their way.
+        full_size_only: Jobs that wait for all their nodes, since those nodes were rented and are starting.
     """
     found = {decided.job_id: decided for decided in decisions}
     waiting = [
         request.model_copy(update={"sizes": smaller})
-        for request in pending
-        if request.job_id not in whole
+        for request in snapshot.pending
+        if request.job_id not in full_size_only
         and (smaller := _smaller_sizes(request, now))
         and _needs_smaller_size(request, found[request.job_id].action)
     ]
     tried = sorted(waiting, key=lambda each: each.queue_order_key)
+    search = _SizeSearch(snapshot, policy, now)
     sizes = {request.job_id: request.sizes[0] for request in tried}
     best = found
     while sizes:
-        best = _decide_at(pending, sizes, weigh)
+        best = search.decide_at(sizes)
         starting = {name: size for name, size in sizes.items() if best[name].action is Action.ADMIT}
         if len(starting) == len(sizes):
             break
-        sizes = starting  # the others ask for all their nodes again, and that may change what fits
+        sizes = starting  # the other jobs ask for their full size again, which may change what fits
     if not sizes:
         return decisions
     for request in [each for each in tried if each.job_id in sizes][:_MAX_ENLARGED]:
-        best = _largest_size(request, pending, sizes, best, weigh)
+        best = search.enlarge(request, sizes, best)
     return tuple(best.values())
 
 
 def _smaller_sizes(request: AdmissionRequest, now: datetime) -> tuple[int, ...]:
-    """Return the smaller sizes that would do by now."""
-    is_patient = request.shrinks_at is not None and now < request.shrinks_at
-    return request.sizes_during_spare_wait if is_patient else request.sizes
+    """Return the smaller sizes that the job may start at now."""
+    waits_for_spare = request.shrinks_at is not None and now < request.shrinks_at
+    return request.sizes_during_spare_wait if waits_for_spare else request.sizes
 
 
 def _needs_smaller_size(request: AdmissionRequest, action: Action) -> bool:
-    """Whether it does not start at its full size; one that others stop for waits for them, unless it grew."""
-    is_beyond = request.is_resize or request.nodes > request.wanted
-    return action not in _KEEPS_SIZE and (action is not Action.PREEMPT or is_beyond)
+    """Whether the job does not start at its full size. While victims stop for it, it waits for them, unless it grew."""
+    asks_for_more = request.is_resize or request.nodes > request.wanted
+    return action not in _KEEPS_SIZE and (action is not Action.PREEMPT or asks_for_more)
 
 
-def _decide_at(
-    pending: tuple[AdmissionRequest, ...], sizes: Mapping[str, int], weigh: DecideQueue
-) -> dict[str, AdmissionDecision]:
-    asked = tuple(each.at(sizes[each.job_id]) if each.job_id in sizes else each for each in pending)
-    return {decided.job_id: decided for decided in weigh(asked)}
+class _SizeSearch(NamedTuple):
+    """Decisions about the same queue with some jobs at other sizes."""
 
+    snapshot: QueueSnapshot
+    policy: Policy
+    now: datetime
 
-def _largest_size(
-    request: AdmissionRequest,
-    pending: tuple[AdmissionRequest, ...],
-    sizes: dict[str, int],
-    best: dict[str, AdmissionDecision],
-    weigh: DecideQueue,
-) -> dict[str, AdmissionDecision]:
-    """Raise one job to its largest size at which all who start still do; `sizes` is changed to it."""
-    larger = request.sizes[1:]
-    started = [name for name, decided in best.items() if decided.action is Action.ADMIT]
-    found = {0: best}
+    def decide_at(self, sizes: Mapping[str, int]) -> dict[str, AdmissionDecision]:
+        """Return the decision about each pending job if these jobs ask for these sizes."""
+        asked = tuple(each.at(sizes[each.job_id]) if each.job_id in sizes else each for each in self.snapshot.pending)
+        decisions = decide_queue(self.snapshot._replace(pending=asked), self.policy, self.now)
+        return {decided.job_id: decided for decided in decisions}
 
-    def is_too_large(size: int) -> bool:
-        tried = {**sizes, request.job_id: size}
-        after = _decide_at(pending, tried, weigh)
-        if any(after[name].action is not Action.ADMIT for name in started):
-            return True
-        found[size] = after
-        return False
+    def enlarge(
+        self, request: AdmissionRequest, sizes: dict[str, int], best: dict[str, AdmissionDecision]
+    ) -> dict[str, AdmissionDecision]:
+        """Raise one job to its largest size at which all jobs that start still start. Sets that size in `sizes`."""
+        larger = request.sizes[1:]
+        started = [name for name, decided in best.items() if decided.action is Action.ADMIT]
+        found = {0: best}
 
-    count = bisect_left(larger, True, key=is_too_large)
-    if count:
-        sizes[request.job_id] = larger[count - 1]
-    return found[larger[count - 1]] if count else best
+        def is_too_large(size: int) -> bool:
+            after = self.decide_at({**sizes, request.job_id: size})
+            if any(after[name].action is not Action.ADMIT for name in started):
+                return True
+            found[size] = after
+            return False
+
+        count = bisect_left(larger, True, key=is_too_large)
+        if count:
+            sizes[request.job_id] = larger[count - 1]
+        return found[larger[count - 1]] if count else best

@@ -1,13 +1,13 @@
-"""A pass where teams share the fleet: who goes next by quota, and where by the machines that are there.
+"""Admission where teams share the fleet: quota decides which job is next, free nodes decide where it starts.
 
-    who holds quota ─┐
-    recoveries ──────┼─▶ cycles until nothing moves ─▶ one decision for each job
-    heads of queues ─┘         │ quota, then seats: both or neither
+    charges         ─┐
+    recoveries      ─┼─▶ Kueue cycles until nothing changes ─▶ one decision for each job
+    heads of queues ─┘         │ quota and nodes: both or neither
 
-Recoveries are weighed in cycles of their own before all others, may take spares, and what is their own is kept for them
-while they wait for machines. It is kept for other interrupted jobs, too, so that no younger job takes their nodes. What
-quota allows and machines do not is an answer of its own: it is parked, or holds up its queue, as the queue's strategy
-says; and even then only those of its queue who could take the same machines.
+Recoveries are decided in Kueue cycles of their own, before all other jobs, and may take spares. While a recovery waits
+for nodes, its quota and nodes are reserved. The same holds for other interrupted jobs, so that no younger job takes
+their nodes. A job that has quota but no nodes is parked, or blocks its queue, as the queue's strategy says. It blocks
+only the jobs of its queue that could take the same nodes.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -35,8 +35,8 @@ from evenkeel.domain.admission.offers import (
     why_no_fit,
 )
 from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.capacity import instance_types
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.economics.policy import EconomyPolicy
@@ -54,55 +54,33 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.quotas import flavor_matching
 from evenkeel.domain.quotas.holder_documents import QuotaHolder, holder_document
 from evenkeel.domain.quotas.quota_facts import CycleState, DocumentCache, quota_facts_of
-from evenkeel.domain.quotas.spending import Spent, UsageLimit, usage_limits
-from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.quotas.spending import UsageLimit, usage_limits
 
 _MAX_CYCLES = 2000
 _NEUTRAL_FIELDS: Mapping[str, Any] = {"job_id": "", "owner": "", "submitted_at": None, "queued_at": None}
-"""What tells two requests apart and no machine asks about."""
-
-
-class TeamCycleSnapshot(NamedTuple):
-    """All that one pass rests on."""
-
-    setup: TeamSetup
-    capacities: tuple[NodeCapacity, ...]
-    pending: tuple[AdmissionRequest, ...]
-    charges: tuple[Charge, ...] = ()
-    stopping: frozenset[str] = frozenset()
-    """Jobs that somebody asked to stop: a person, a recovery, or an earlier pass."""
-    memory: SchedulerState = SchedulerState()
-    spent: Mapping[tuple[str, str], Spent] = {}
-    """(team, period's name) → what its settled attempts held."""
-    last_reasons: Mapping[str, str] = {}
-    """Job → why it waits, as it was said last: nothing is recorded twice, so no facts are gathered for it either."""
-    used: Mapping[str, Mapping[str, float]] = {}
-    """Team whose queue goes by use → submitter → accelerators that are left of what it used and holds no more."""
-    work_at_risk_by_job: Mapping[str, float] = {}
-    """Job that holds a charge → accelerator-seconds of work that would be lost if it had to go now."""
-    unreadable: frozenset[str] = frozenset()
-    """Clusters that cannot be read: the jobs there hold their quota, and none of them is asked to stop."""
+"""Fields in which two requests may differ and still fit on the same nodes."""
 
 
 class _QueueDecision(NamedTuple):
     decision: CycleDecision
-    moment: CycleState
+    before: CycleState
+    """The state right before the Kueue cycle."""
     offers: tuple[PoolFit, ...]
 
 
 def run_team_cycle(
-    snapshot: TeamCycleSnapshot, policy: SchedulingPolicy, economy: EconomyPolicy, now: datetime
+    snapshot: QueueSnapshot, policy: SchedulingPolicy, economy: EconomyPolicy, now: datetime
 ) -> tuple[AdmissionDecision, ...]:
     """Decide about every pending job. Never over a limit, never more on a node than is free there.
 
     Returns:
-        One decision a job, in the order in which they are to be carried out: each is right with those before it.
+        A decision for each job, in the order of commits: each decision takes the earlier ones into account.
     """
     last: frozenset[str] = frozenset()
     while True:
         answers = _TeamCycle(snapshot, policy, economy, now, last).run()
         started = {answer.job_id for answer in answers if answer.action is Action.ADMIT}
-        # Nobody is started to be stopped for another at once: it comes last, and takes what is left.
+        # A job that would start and be preempted in the same cycle is decided last: it takes what is left.
         in_vain = started & {victim.job_id for answer in answers for victim in answer.victims}
         if in_vain <= last:
             return answers
@@ -112,7 +90,7 @@ def run_team_cycle(
 class _TeamCycle:
     def __init__(
         self,
-        snapshot: TeamCycleSnapshot,
+        snapshot: QueueSnapshot,
         policy: SchedulingPolicy,
         economy: EconomyPolicy,
         now: datetime,
@@ -120,7 +98,7 @@ class _TeamCycle:
     ) -> None:
         self.snapshot, self.policy, self.economy, self.now = snapshot, policy, economy, now
         self.last = last
-        """Jobs that are weighed after all others."""
+        """Jobs that are decided after all other jobs."""
         self.capacities = snapshot.capacities
         self.catalogue = instance_types.shipped()
         found = snapshot.setup.queues
@@ -130,41 +108,42 @@ class _TeamCycle:
         self.declared.queues = dict(self.queues)
         self.scheduler = Scheduler(found.queues, found.cohorts, self.flavors.values(), found.rules, self._assign_nodes)
         self.requests: dict[str, AdmissionRequest] = {}
-        """Those that are weighed."""
+        """Requests that take part in the Kueue cycles."""
         self.jobs: dict[str, own.OwnJob] = {}
-        """The same, as the rules of queues read them."""
-        self.notes = DocumentCache()
-        self.meant: dict[frozenset[str], Callable[[NodeCapacity], bool] | None] = {}
+        """The same requests as Kueue reads them."""
+        self.documents = DocumentCache()
+        self.nodes_by_flavors: dict[frozenset[str], Callable[[NodeCapacity], bool] | None] = {}
         self.reservation_holders = frozenset(capacity.reserved_for for capacity in self.capacities)
         """Jobs for which machines are rented."""
         self.offered: tuple[tuple[NodeCapacity, ...], dict[AdmissionRequest, tuple[PoolFit, ...]]] = (
             self.capacities,
             {},
         )
-        """Machines, and what they could give to any job that asks for just this."""
-        self.turns: dict[str, _QueueDecision] = {}
+        """The nodes, and the fits of each request on them."""
+        self.latest: dict[str, _QueueDecision] = {}
+        """Job → its latest decision by quota."""
         self.offers: dict[str, tuple[PoolFit, ...]] = {}
-        """Of those who were asked about in this cycle."""
+        """Job → its fits in the present Kueue cycle."""
         self.decided: dict[str, AdmissionDecision] = {}
-        """Final ones, in their order."""
+        """Final decisions, in the order of commits."""
         self.waits: dict[str, AdmissionDecision] = {}
-        """Of those who were weighed and wait."""
-        self.answered: dict[str, tuple[str, Mapping[str, str]]] = {}
-        """By queue, once all stands still: the first who was weighed, and the first of each parked shape."""
-        self.lines: dict[str, FifoBarrier] = {}
+        """Decisions about jobs that took part and wait."""
+        self.queue_heads: dict[str, tuple[str, Mapping[str, str]]] = {}
+        """Queue → its first decided job, and the first job of each parked shape. Filled after the last cycle."""
+        self.barriers: dict[str, FifoBarrier] = {}
         self.unplaced: dict[str, _QueueDecision] = {}
-        """Turns in which quota was there and machines were not, while the scan of the flavors goes on."""
-        self.kept: dict[str, tuple[str, Amounts]] = {}
-        """Job that waits for machines only → (queue, what is kept for it)."""
+        """Decisions that found quota but no nodes, while the scan of the flavors goes on."""
+        self.reserved_quota: dict[str, tuple[str, Amounts]] = {}
+        """Job that has quota but no nodes → (queue, quota that is reserved for it)."""
         self.reserved_nodes: dict[str, tuple[NodeLife, ...]] = {}
-        """The same → machines that are kept for it."""
+        """The same job → nodes that are reserved for it."""
         self.preemption_plans: dict[str, PreemptionPlan | None] = {}
-        """By job that has quota and no machines, and takes the place of others."""
+        """Job that has quota but no nodes, and may preempt → its plan."""
         self.started: dict[str, list[Charge]] = {}
-        """By team, what this pass admitted: it counts for its limits."""
+        """Team → the charges of jobs that this cycle admitted. They count towards the team's limits."""
         self._load_usage()
 
-    # ------------------------------------------------------------ who holds quota
+    # ------------------------------------------------------------ charges
 
     def _load_usage(self) -> None:
         scheduler = self.scheduler
@@ -199,7 +178,7 @@ class _TeamCycle:
         for each in self.snapshot.memory.evictions:
             scheduler.snapshot.evicted_at[frozenset((each.preemptor, each.victim))] = each.at.timestamp()
 
-    # ------------------------------------------------------------ who is weighed
+    # ------------------------------------------------------------ the order of decisions
 
     def run(self) -> tuple[AdmissionDecision, ...]:
         waiting = sorted(self.snapshot.pending, key=lambda each: each.queue_order_key)
@@ -207,12 +186,12 @@ class _TeamCycle:
             if not self._is_decided_without_quota(request):
                 self.requests[request.job_id] = request
                 self.jobs[request.job_id] = self._job(request)
-        for turn in (0, 1, 2):
-            # Who was admitted in a turn before counts for the limits of this one.
+        for group in (0, 1, 2):
+            # Admissions of an earlier group count towards the limits of this one.
             names = [
                 name
                 for name, each in self.requests.items()
-                if turn == self._queue_decision(each) and not self._is_over_limit(each)
+                if group == self._group_of(each) and not self._is_over_limit(each)
             ]
             for name in names:
                 self.scheduler.submit(self.jobs[name].to_workload(self.requests[name].priority))
@@ -223,11 +202,12 @@ class _TeamCycle:
                 self.decided[request.job_id] = self._why_waiting(request)
         return tuple(self.decided.values())
 
-    def _queue_decision(self, request: AdmissionRequest) -> int:
+    def _group_of(self, request: AdmissionRequest) -> int:
+        """Return 0 for jobs that had nodes before, 1 for all other jobs, 2 for jobs that are decided last."""
         return 2 if request.job_id in self.last else 0 if request.has_prior_grant else 1
 
     def _is_decided_without_quota(self, request: AdmissionRequest) -> bool:
-        """Whether it is not weighed at all: it pauses, is held back, or could never start here."""
+        """Whether the job takes no part: it backs off, is held back, or could never start here."""
         if request.not_before and self.now < request.not_before:
             return self._decide_now(request)
         team = self.snapshot.setup.by_name.get(request.team)
@@ -241,7 +221,7 @@ class _TeamCycle:
         offers = self._offers(request)
         if all(offer.total_nodes < request.nodes for offer in offers) and (request.attempts == 0 or not offers):
             return self._decide_now(request, offers=offers)
-        # Others of its shape may be done before the machines go, so that it parks nobody with it.
+        # Jobs of the same shape may end before the nodes leave, so this job must not park them.
         is_cut_off = all(offer.total_nodes - offer.leaving < request.nodes for offer in offers)
         if is_cut_off and any(offer.leaving for offer in offers):
             return self._decide_now(request, offers=offers)
@@ -295,23 +275,23 @@ class _TeamCycle:
         )
 
     def _keep_heads(self, names: Iterable[str]) -> None:
-        """Let those who wait for their evictions stay the heads of their queues; a recovery before anybody."""
+        """Keep a job at the head of its queue while its victims stop. A recovery comes before it."""
         heads = {*self.snapshot.memory.sticky.values()}
         for name in names:
             pending = self.scheduler.pending[self.requests[name].team]
             if name in heads and not pending.sticky:
                 pending.sticky = name
 
-    # ------------------------------------------------------------ seats
+    # ------------------------------------------------------------ nodes
 
     def _assign_nodes(self, workload: Workload, assignment: Assignment, victims: tuple[Victim, ...]) -> str:
-        """Say why there are no machines; take them where there are, and nobody has to stop for them first."""
+        """Return why no nodes fit; empty if some do. Assigns the nodes unless victims must stop first."""
         request = self.requests[workload.workload_id]
         capacities = self._capacity_after(victims) if victims else self.capacities
-        meant = self._nodes_of_flavors(
+        is_in_flavors = self._nodes_of_flavors(
             frozenset(flavor for flavors in assignment.flavors for flavor in flavors.values())
         )
-        offers = pool_fits(request, capacities, self.policy, meant)
+        offers = pool_fits(request, capacities, self.policy, is_in_flavors)
         self.offers[request.job_id] = offers
         shortage = why_no_fit(request, offers)
         if not shortage and not victims:
@@ -321,7 +301,7 @@ class _TeamCycle:
         return shortage
 
     def _offers(self, request: AdmissionRequest) -> tuple[PoolFit, ...]:
-        """Return what the machines that are left could give: reckoned once for all who ask alike."""
+        """Return the fits of a request on the nodes that are left. Equal requests share one result."""
         if self.offered[0] is not self.capacities:
             self.offered = (self.capacities, {})
         found = self.offered[1]
@@ -331,9 +311,9 @@ class _TeamCycle:
         return found[alike]
 
     def _nodes_of_flavors(self, given: frozenset[str]) -> Callable[[NodeCapacity], bool] | None:
-        """Return which machines all of some flavors stand for, which no pass changes; None where all are."""
-        if given not in self.meant:
-            found = frozenset(
+        """Return the test whether a node belongs to all of these flavors; None if every node does."""
+        if given not in self.nodes_by_flavors:
+            places = frozenset(
                 (capacity.cluster, capacity.node_name)
                 for capacity in self.snapshot.capacities
                 if all(
@@ -343,16 +323,16 @@ class _TeamCycle:
                     for name in given
                 )
             )
-            is_all = len(found) == len(self.snapshot.capacities)
-            self.meant[given] = None if is_all else lambda capacity: (capacity.cluster, capacity.node_name) in found
-        return self.meant[given]
+            is_all = len(places) == len(self.snapshot.capacities)
+            self.nodes_by_flavors[given] = None if is_all else lambda each: (each.cluster, each.node_name) in places
+        return self.nodes_by_flavors[given]
 
     def _capacity_after(self, victims: tuple[Victim, ...]) -> tuple[NodeCapacity, ...]:
-        """Return the rooms as they are once all who are asked to stop have stopped."""
+        """Return the node capacities after all victims and all stopping jobs have stopped."""
         return self._capacity_without({victim.workload_id for victim in victims} | self.snapshot.stopping)
 
     def _capacity_without(self, gone: Collection[str]) -> tuple[NodeCapacity, ...]:
-        """Return the rooms as they are once some have stopped."""
+        """Return the node capacities after some jobs have stopped."""
         freed: dict[tuple[str, str], int] = {}
         for charge in self.snapshot.charges:
             for name in charge.node_names if charge.job_id in gone else ():
@@ -375,7 +355,7 @@ class _TeamCycle:
         """Run cycles until one more could change nothing."""
         seen: set[str] = set()
         for _ in range(_MAX_CYCLES):
-            moment = CycleState.of(self.scheduler, self.kept.values())
+            before = CycleState.of(self.scheduler, self.reserved_quota.values())
             self.offers = {}
             decisions = self.scheduler.cycle(self.now.timestamp())
             if not decisions:
@@ -383,9 +363,9 @@ class _TeamCycle:
             moved = False
             for decision in decisions:
                 name = decision.workload.workload_id
-                self.turns[name] = _QueueDecision(decision, moment, self.offers.get(name, ()))
+                self.latest[name] = _QueueDecision(decision, before, self.offers.get(name, ()))
                 moved |= self._apply(decision)
-            was_evicted = {each.workload.workload_id for each, was in moment.holders if was}
+            was_evicted = {each.workload.workload_id for each, was in before.holders if was}
             moved |= any(victim.workload_id not in was_evicted for each in decisions for victim in each.victims)
             mark = repr([(each.workload.workload_id, each.result, each.assignment.flavors) for each in decisions])
             if moved:
@@ -395,14 +375,14 @@ class _TeamCycle:
             seen.add(mark)
 
     def _apply(self, decision: CycleDecision) -> bool:
-        """Do what a decision entails; return whether others may now get another answer."""
+        """Apply a decision. Return whether other jobs may now get another decision."""
         workload = decision.workload
         request = self.requests[workload.workload_id]
         if decision.result is Result.ADMITTED:
             self._admitted(request)
             return True
         if decision.result is Result.NO_NODES:
-            self.unplaced[request.job_id] = self.turns[request.job_id]
+            self.unplaced[request.job_id] = self.latest[request.job_id]
         if decision.result in (Result.PREEMPTING, Result.DEFERRED, Result.SKIPPED) or _tries_next_flavor(
             decision.assignment
         ):
@@ -410,15 +390,15 @@ class _TeamCycle:
         unplaced = self.unplaced.pop(request.job_id, None)
         if unplaced is None:
             return False
-        # No other flavor would do: that machines are missing is what there is to say.
-        self.turns[request.job_id] = unplaced
+        # No other flavor has quota either, so the reason is that nodes are missing.
+        self.latest[request.job_id] = unplaced
         is_strict = self._is_strict(workload)
         if not is_strict and not request.reserves_nodes:
-            return False  # parked: others go on
+            return False  # parked: the queue goes on
         self.scheduler.withdraw(workload)
         self._reserve(request, workload, unplaced.decision.assignment)
-        if request.job_id in self.kept:
-            self.scheduler.snapshot.queue_of(workload).node.add_all(self.kept[request.job_id][1])
+        if request.job_id in self.reserved_quota:
+            self.scheduler.snapshot.queue_of(workload).node.add_all(self.reserved_quota[request.job_id][1])
         if is_strict:
             self._block_queue(request)
         return True
@@ -438,13 +418,13 @@ class _TeamCycle:
                 self._decide_now(other, limits=limits)
 
     def _reserve(self, request: AdmissionRequest, workload: Workload, assignment: Assignment) -> None:
-        """Keep for one that waits for machines what is its own: nobody borrows it, nor takes those that are there."""
+        """Reserve quota and free nodes for a job that waits for nodes, so that no other job takes them."""
         holds = self._is_strict(workload) or request.reserves_nodes
-        if not holds or assignment.level or request.job_id in self.kept:
+        if not holds or assignment.level or request.job_id in self.reserved_quota:
             return
-        self.kept[request.job_id] = (workload.queue, dict(assignment.use))
+        self.reserved_quota[request.job_id] = (workload.queue, dict(assignment.use))
         name = request.job_id
-        offers = self.offers[name] if name in self.offers else self.turns[name].offers
+        offers = self.offers[name] if name in self.offers else self.latest[name].offers
         offer = max(offers, key=lambda each: (each.fitting, each.pool), default=None)
         if offer is None:
             return
@@ -463,14 +443,14 @@ class _TeamCycle:
         self.capacities = subtract_assigned(self.capacities, request, self.reserved_nodes[name])
 
     def _block_queue(self, request: AdmissionRequest) -> None:
-        """Let one that waits for machines hold up those of its queue who could take them."""
-        line = self.lines.setdefault(request.team, FifoBarrier())
-        line.waits(request.job_id, self._offers(request))
+        """Let a job that waits for nodes block the jobs of its queue that could take the same nodes."""
+        barrier = self.barriers.setdefault(request.team, FifoBarrier())
+        barrier.add(request.job_id, self._offers(request))
         for other in self._waiting_in(request.team):
-            before = line.before(self._offers(other))
-            if before:
+            blocker = barrier.blocker_of(self._offers(other))
+            if blocker:
                 self._withdraw(other)
-                self.decided[other.job_id] = self._blocked_by(other, before, "free nodes")
+                self.decided[other.job_id] = self._blocked_by(other, blocker, "free nodes")
 
     def _waiting_in(self, team: str) -> list[AdmissionRequest]:
         waiting = self.scheduler.pending[team].all()
@@ -479,112 +459,112 @@ class _TeamCycle:
     def _withdraw(self, request: AdmissionRequest) -> None:
         self.scheduler.pending[request.team].remove(request.job_id)
 
-    # ------------------------------------------------------------ what is said
+    # ------------------------------------------------------------ reasons
 
     def _by_quota(self, request: AdmissionRequest) -> AdmissionDecision:
-        turn = self.turns[request.job_id]
-        facts = AdmissionFacts(request=request, offers=turn.offers, now=self.now)
-        decided = from_quota_decision(facts, turn.decision)
+        latest = self.latest[request.job_id]
+        facts = AdmissionFacts(request=request, offers=latest.offers, now=self.now)
+        decided = from_quota_decision(facts, latest.decision)
         if request.resumes_by_preemption and decided.action is Action.WAIT:
             if request.job_id not in self.preemption_plans:
-                self.preemption_plans[request.job_id] = self._plan_preemption(request, turn.decision)
+                self.preemption_plans[request.job_id] = self._plan_preemption(request, latest.decision)
             facts = facts.model_copy(update={"preemption_plan": self.preemption_plans[request.job_id]})
             decided = with_preemption(decided.model_copy(update={"facts": facts}))
-        is_done = decided.action in (Action.ADMIT, Action.PREEMPT)  # and so recorded, whatever was said before
+        is_done = decided.action in (Action.ADMIT, Action.PREEMPT)  # and so recorded, whatever the last reason was
         if not is_done and self.snapshot.last_reasons.get(request.job_id) == decided.reason:
             return decided
         document = self.jobs[request.job_id].model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        quota = quota_facts_of(document, turn.decision, turn.moment, self.scheduler, self.notes)
+        quota = quota_facts_of(document, latest.decision, latest.before, self.scheduler, self.documents)
         return decided.model_copy(update={"facts": facts.model_copy(update={"quota": quota})})
 
     def _plan_preemption(self, request: AdmissionRequest, decision: CycleDecision) -> PreemptionPlan | None:
-        """Find who makes machines free for one that has quota: in the order of its queue's policies, and no more.
+        """Choose the fewest victims, in the order of the queue's policies, that free nodes for a job that has quota.
 
-        Nobody does where those are enough who stop in any case.
+        Returns None if the jobs that already stop free enough, or if no choice of victims does.
         """
-        for_whom = self.snapshot.memory.stopping
-        stopping = {name for name in self.snapshot.stopping if for_whom.get(name) != request.job_id}
-        is_others = {name for name in stopping if for_whom.get(name)}
-        is_others |= {
+        preemptors = self.snapshot.memory.stopping
+        stopping = {name for name in self.snapshot.stopping if preemptors.get(name) != request.job_id}
+        stops_for_others = {name for name in stopping if preemptors.get(name)}
+        stops_for_others |= {
             victim.job_id
             for preemption_plan in self.preemption_plans.values()
             if preemption_plan
             for victim in preemption_plan.victims
         }
-        is_others |= {victim.workload_id for turn in self.turns.values() for victim in turn.decision.victims}
-        meant = self._nodes_of_flavors(
+        stops_for_others |= {victim.workload_id for each in self.latest.values() for victim in each.decision.victims}
+        is_in_flavors = self._nodes_of_flavors(
             frozenset(name for names in decision.assignment.flavors for name in names.values())
         )
-        own = frozenset(life.key for life in self.reserved_nodes.get(request.job_id, ()))
+        reserved = frozenset(life.key for life in self.reserved_nodes.get(request.job_id, ()))
 
         def offers_without(gone: Iterable[str]) -> tuple[PoolFit, ...]:
             capacities = (
                 capacity.model_copy(update={"free": capacity.free + request.accelerators_per_node})
-                if capacity.life.key in own
+                if capacity.life.key in reserved
                 else capacity
                 for capacity in self._capacity_without({*gone, *stopping})
             )
-            return pool_fits(request, capacities, self.policy, meant)
+            return pool_fits(request, capacities, self.policy, is_in_flavors)
 
         def is_enough(gone: Iterable[str]) -> bool:
             return not why_no_fit(request, offers_without(gone))
 
         if is_enough(()):
             return None
-        going: list[PreemptionVictim] = []
+        victims: list[PreemptionVictim] = []
         for victim in self._preemption_candidates(request, decision):
-            if victim.workload_id in is_others:
+            if victim.workload_id in stops_for_others:
                 continue
-            going.append(PreemptionVictim(job_id=victim.workload_id, reason=victim.reason))
-            if is_enough(each.job_id for each in going):
+            victims.append(PreemptionVictim(job_id=victim.workload_id, reason=victim.reason))
+            if is_enough(each.job_id for each in victims):
                 break
         else:
             return None
-        # Those run on whose going was not needed, from the second-last backwards.
-        for spared in going[-2::-1]:
-            if is_enough(each.job_id for each in going if each is not spared):
-                going.remove(spared)
-        return PreemptionPlan(victims=tuple(going), offers=offers_without(each.job_id for each in going))
+        # Spare each victim that is not needed, from the second-last backwards.
+        for spared in victims[-2::-1]:
+            if is_enough(each.job_id for each in victims if each is not spared):
+                victims.remove(spared)
+        return PreemptionPlan(victims=tuple(victims), offers=offers_without(each.job_id for each in victims))
 
     def _preemption_candidates(self, request: AdmissionRequest, decision: CycleDecision) -> list[Victim]:
-        """Return who may be asked to stop for a job, in their order; what is kept for it is no use of its queue's."""
+        """Return the jobs that may be preempted for a job, in order. Its reserved quota does not count as used."""
         queue = self.scheduler.snapshot.queue_of(decision.workload)
         wanted = {key: amount for key, amount in decision.assignment.use.items() if amount > 0}
-        _, own = self.kept.get(request.job_id, ("", {}))
-        queue.node.remove_all(own)
+        _, reserved = self.reserved_quota.get(request.job_id, ("", {}))
+        queue.node.remove_all(reserved)
         demand = Demand(decision.workload, queue, wanted, frozenset(wanted))
         found = preemptable_victims(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
-        queue.node.add_all(own)
+        queue.node.add_all(reserved)
         started = {charge.job_id for charges in self.started.values() for charge in charges}
         return [each for each in found if each.workload_id not in started]
 
     def _why_waiting(self, request: AdmissionRequest) -> AdmissionDecision:
-        if request.job_id in self.turns:
+        if request.job_id in self.latest:
             return self._waiting_decision(request)
         mine = self.scheduler.pending[request.team].get(request.job_id)
-        head, alike = self._answered_in(request.team)
+        head, alike = self._heads_of(request.team)
         if mine is not None and mine.workload.shape in alike:
             return self._same_shape(request, alike[mine.workload.shape])
-        name = head or next(iter(self.turns), "")
-        turn = self.turns.get(name)
+        name = head or next(iter(self.latest), "")
+        latest = self.latest.get(name)
         waits_for = {
             Result.PREEMPTING: "preempted jobs to stop",
             Result.DEFERRED: "preempted jobs to stop",
             Result.NO_NODES: "free nodes",
         }
         return self._blocked_by(
-            request, name, waits_for.get(turn.decision.result, "quota") if turn else "a later scheduling cycle"
+            request, name, waits_for.get(latest.decision.result, "quota") if latest else "a later scheduling cycle"
         )
 
-    def _answered_in(self, team: str) -> tuple[str, Mapping[str, str]]:
-        if team not in self.answered:
+    def _heads_of(self, team: str) -> tuple[str, Mapping[str, str]]:
+        if team not in self.queue_heads:
             pending = self.scheduler.pending[team]
-            others = [each.workload for each in pending.all() if each.workload.workload_id in self.turns]
+            others = [each.workload for each in pending.all() if each.workload.workload_id in self.latest]
             parked = pending.parked_shapes
-            # Written from behind: the first of a shape is what stands.
+            # Built from the back, so that the first job of a shape stays.
             alike = {each.shape: each.workload_id for each in reversed(others) if each.shape in parked}
-            self.answered[team] = (others[0].workload_id if others else "", alike)
-        return self.answered[team]
+            self.queue_heads[team] = (others[0].workload_id if others else "", alike)
+        return self.queue_heads[team]
 
     def _waiting_decision(self, request: AdmissionRequest) -> AdmissionDecision:
         if request.job_id not in self.waits:

@@ -126,6 +126,22 @@ class Attempt(Value):
         return self.size or len(self.node_names)
 
 
+def run_seconds(attempts: Iterable[Attempt], until: datetime | None = None) -> dict[str, float]:
+    """Return for how many seconds the attempts of each job ran, by job.
+
+    Args:
+        attempts: Attempts of any jobs.
+        until: Count attempts that still run up to this time; None = leave them out.
+    """
+    found: dict[str, float] = {}
+    for attempt in attempts:
+        ended_at = attempt.ended_at or until
+        if attempt.running_at and ended_at:
+            ran = (ended_at - attempt.running_at).total_seconds()
+            found[attempt.job_id] = found.get(attempt.job_id, 0.0) + max(0.0, ran)
+    return found
+
+
 class PodPhase(StrEnum):
     """Kubernetes pod phases."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from evenkeel.domain.jobs.attempt import AttemptState, ResumePoint
 from evenkeel.domain.jobs.spec import JobSpec
+from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.values import Instant, Sentence, Sentences, Value
 
 
@@ -234,6 +235,20 @@ class Job(Value):
             grace_seconds=self.spec.grace_seconds,
             requested_at=now,
         )
+
+    @property
+    def is_stoppable(self) -> bool:
+        """Whether its current attempt starts or runs and was not asked to stop."""
+        is_at_work = self.state in (JobState.STARTING, JobState.RUNNING)
+        return is_at_work and self.stop_of(self.current_attempt) is None
+
+    def launch_mode(self, stack_mode: Mode, attempt: int) -> Mode:
+        """Return the mode for the launch of an attempt.
+
+        In `recommend`, a launch that a recovery planned is allowed: a person approved that recovery, and it must
+        restart the jobs that it stopped.
+        """
+        return Mode.ACT if stack_mode is Mode.RECOMMEND and self.is_planned(attempt) else stack_mode
 
     @property
     def queue_reason(self) -> str:

@@ -13,15 +13,6 @@ def mode_for(stack_mode: Mode, rules: Iterable[ModeRule], fault_class: str, pool
     return min((stack_mode, *matching), key=_MODE_ORDER.index)
 
 
-def launch_mode(stack_mode: Mode, *, is_planned: bool) -> Mode:
-    """Return the mode for the launch of an attempt.
-
-    In `recommend`, a launch that a recovery planned is allowed: a person approved that recovery, and it must restart
-    the jobs that it stopped.
-    """
-    return Mode.ACT if stack_mode is Mode.RECOMMEND and is_planned else stack_mode
-
-
 def mode_now(stack_mode: Mode, planned: str, *, is_approved: bool) -> Mode:
     """Return the mode for a step of a planned recovery now.
 

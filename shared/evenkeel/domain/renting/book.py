@@ -62,16 +62,16 @@ class RentalBook(NamedTuple):
         return job if rental.offer.cluster == job.cluster else job.but(cluster=rental.offer.cluster)
 
     def capacities(
-        self, capacities: Iterable[NodeCapacity], jobs: Mapping[str, tuple[Job, int]], pools: Iterable[Pool]
+        self, capacities: Iterable[NodeCapacity], jobs: Iterable[Job], pools: Iterable[Pool]
     ) -> tuple[NodeCapacity, ...]:
         """Return the capacities with rented nodes reserved for their jobs. Migrating jobs reserve none.
 
         Args:
             capacities: Of the fleet.
-            jobs: By id: pending jobs, each with its row's version.
+            jobs: The pending jobs.
             pools: Pools that the policy rents from.
         """
-        migrating = {name for name, (job, _) in jobs.items() if job.is_migrating_back}
+        migrating = {job.job_id for job in jobs if job.is_migrating_back}
         return reserve_rented_nodes(capacities, self.rentals, pools, migrating)
 
     def with_planned(self, decisions: Iterable[PlacementDecision], pools: Iterable[Pool]) -> "RentalBook":

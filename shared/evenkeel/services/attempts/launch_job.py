@@ -21,7 +21,6 @@ from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.recovery.modes import launch_mode
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     LaunchSpec,
@@ -221,7 +220,7 @@ def _why_give_up(job: Job, attempt: Attempt, context: Context) -> str:
         return request.reason
     if attempt.is_refused:
         return attempt.reason
-    if launch_mode(context.mode, is_planned=job.is_planned(attempt.attempt)) is not Mode.ACT:
+    if job.launch_mode(context.mode, attempt.attempt) is not Mode.ACT:
         return f"Mode is {context.mode}: Evenkeel launches nothing."
     if context.now - attempt.admitted_at > timedelta(seconds=context.policy.jobs.launch_deadline_seconds):
         return f"The attempt could not be launched within {context.policy.jobs.launch_deadline_seconds} seconds."

@@ -5,15 +5,14 @@ job held quota. Machines that are down, cordoned, tainted or just being replaced
 that the rules refuse even then is refused. On a fleet that no sweep has read, no job is refused.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.admission import start_size, team_cycle
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
-from evenkeel.domain.admission.fifo import QueueSnapshot, admit
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity import instance_types
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, idle_capacity
@@ -126,18 +125,5 @@ def _decided(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy,
 def _weighed(
     request: AdmissionRequest, capacities: tuple[NodeCapacity, ...], setup: TeamSetup, policy: Policy, now: datetime
 ) -> AdmissionDecision:
-    weigh = _rules(capacities, setup, policy.scheduling, policy, now)
-    return start_size.fit_sizes((request,), weigh((request,)), weigh, now)[0]
-
-
-def _rules(
-    capacities: tuple[NodeCapacity, ...], setup: TeamSetup, scheduling: SchedulingPolicy, policy: Policy, now: datetime
-) -> Callable[[tuple[AdmissionRequest, ...]], tuple[AdmissionDecision, ...]]:
-    def weigh(asked: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
-        if not setup.has_teams:
-            return admit(QueueSnapshot(capacities=capacities, pending=asked), scheduling, now)
-        return team_cycle.run_team_cycle(
-            team_cycle.TeamCycleSnapshot(setup, capacities, asked), scheduling, policy.economy, now
-        )
-
-    return weigh
+    queue = QueueSnapshot(capacities=capacities, pending=(request,), setup=setup)
+    return decide_with_sizes(queue, policy, now)[0]

@@ -4,10 +4,12 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.admission import request_facts, scheduler_state, start_size, team_cycle
+from evenkeel.domain.admission import request_facts
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, delegate_to_kueue
-from evenkeel.domain.admission.fifo import AdmissionAuthority, QueueSnapshot, admit
+from evenkeel.domain.admission.fifo import AdmissionAuthority
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, stored_capacity
 from evenkeel.domain.capacity.start_estimates import BASIS, estimate_start
 from evenkeel.domain.jobs.charge import Charge, charged_accelerators
@@ -28,6 +30,7 @@ from evenkeel.services.queries import plan_placement, read_teams
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import pagination, read_charges, read_setup, rows
+from evenkeel.services.storage.quota_tree import stored_state
 
 Json = dict[str, Any]
 
@@ -168,23 +171,22 @@ def plan(spec: JobSpec, requester: check_authority.Requester, context: Context) 
         if setup.has_teams
         else ()
     )
-    memory = scheduler_state.SchedulerState.model_validate((tree[0].doc.get("memory") if tree else None) or {})
+    memory = stored_state(tree[0] if tree else None)
     own = setup.but(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
     rented = rentals.load(context.ledger).rentals if own.teams else ()
     spent = rentals.spent_by_period(own, context, rented)
     left = remaining_by_team(own, spent, charges, rented, context.policy.economy, context.now)
-    used = read_usage.run(setup, context)
-    stopping = frozenset(memory.stopping) & {charge.job_id for charge in charges}
-
-    def weigh(asked: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
-        if not setup.has_teams:
-            return admit(QueueSnapshot(capacities=capacities, pending=asked), context.policy.scheduling, context.now)
-        snapshot = team_cycle.TeamCycleSnapshot(
-            setup, capacities, asked, tuple(charges), stopping, memory, spent, used=used
-        )
-        return team_cycle.run_team_cycle(snapshot, context.policy.scheduling, context.policy.economy, context.now)
-
-    decisions = start_size.fit_sizes(pending, weigh(pending), weigh, context.now)
+    queue = QueueSnapshot(
+        capacities=capacities,
+        pending=pending,
+        setup=setup,
+        charges=tuple(charges),
+        stopping=frozenset(memory.stopping) & {charge.job_id for charge in charges},
+        memory=memory,
+        spent=spent,
+        used=read_usage.run(setup, context),
+    )
+    decisions = decide_with_sizes(queue, context.policy, context.now)
     decided = next(each for each in decisions if each.job_id == _PLANNED)
     if not capacities:
         unread = "No sweep has read the fleet yet, so Evenkeel does not know where the job could start."

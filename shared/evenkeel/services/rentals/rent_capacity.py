@@ -16,7 +16,6 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy_base import Mode
-from evenkeel.domain.recovery.modes import launch_mode
 from evenkeel.domain.renting.awaiting import is_usable, joined_nodes, why_node_not_needed, why_not_needed
 from evenkeel.domain.renting.book import spend_limits
 from evenkeel.domain.renting.candidates import facts_for_next_offer, offered_pool
@@ -210,9 +209,8 @@ def _why_not_rented(case: _StepCase) -> str:
 
 def _may_rent(case: _StepCase) -> bool:
     """Whether the mode allows the rental: for a job, by the same rule as its launch."""
-    job = case.job
-    is_planned = job is not None and job.is_planned(job.current_attempt + 1)
-    return launch_mode(case.context.mode, is_planned=is_planned) is Mode.ACT
+    job, mode = case.job, case.context.mode
+    return (job.launch_mode(mode, job.current_attempt + 1) if job else mode) is Mode.ACT
 
 
 def _why_unwanted(case: _StepCase) -> str:

@@ -15,22 +15,21 @@ from evenkeel.domain.external.policy import ServingWorkload
 from evenkeel.domain.external.serving import holder_id
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import Attempt
-from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, PlacementNote
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.quotas.budgets import add_rent, remaining_by_team, rent_by_period
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.book import RentalAllocation, RentalBook
-from evenkeel.domain.renting.candidates import PlacementContext
 from evenkeel.domain.renting.migration import DepartureDecision
 from evenkeel.domain.renting.placement import PlacementDecision, must_avoid_spot
 from evenkeel.domain.renting.rental import MarketReport, Rental, RentalChange, RentalHolder, RentalState, opened
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.ports import Add, Delete, Ledger, Put, Refused, TransientError, WorkflowName, Write, get_all
-from evenkeel.services.context import Context, QuotaTreeVersion
+from evenkeel.services.context import Context
 from evenkeel.services.storage import batches, read_charges, read_setup, rows
 from evenkeel.services.storage.decision_record import decision_of
+from evenkeel.services.storage.quota_tree import QuotaTree
 
 WRITER, SERVING_WRITER = "schedule_jobs", "rent_for_serving"
 _LAST_ATTEMPTS = 20
@@ -60,31 +59,14 @@ def read_shortages(ledger: Ledger) -> tuple[Shortages, int]:
     return (rows.read(row, Shortages), row.version) if row else (Shortages(), 0)
 
 
-def priority_classes_of(ledger: Ledger, charges: Iterable[Charge]) -> dict[str, str]:
-    """Return the priority class of each job that holds a charge."""
-    found = get_all(ledger, (rows.job_key(charge.job_id) for charge in charges)).values()
-    return {str(row.doc["jobId"]): str(row.doc["spec"].get("priorityClass") or "") for row in found}
-
-
-def with_stored_facts(seen: PlacementContext, ledger: Ledger) -> PlacementContext:
-    """Return the snapshot with the recent refusals and the classes of the jobs that hold charges."""
-    return seen._replace(shortages=read_shortages(ledger)[0], classes=priority_classes_of(ledger, seen.charges))
-
-
-def ran_seconds(ledger: Ledger, jobs: Iterable[Job], until: datetime | None = None) -> dict[str, float]:
-    """Return the run time of each job's ended attempts; with `until`, of its running attempt until then as well."""
+def read_attempts(ledger: Ledger, jobs: Iterable[Job]) -> tuple[Attempt, ...]:
+    """Return the last attempts of these jobs."""
     keys = [
         rows.attempt_key(job.job_id, number)
         for job in jobs
         for number in range(max(1, job.current_attempt - _LAST_ATTEMPTS + 1), job.current_attempt + 1)
     ]
-    found: dict[str, float] = {}
-    for attempt in (rows.read(row, Attempt) for row in get_all(ledger, keys).values()):
-        ended_at = attempt.ended_at or until
-        if attempt.running_at and ended_at:
-            ran = (ended_at - attempt.running_at).total_seconds()
-            found[attempt.job_id] = found.get(attempt.job_id, 0.0) + max(0.0, ran)
-    return found
+    return tuple(rows.read(row, Attempt) for row in get_all(ledger, keys).values())
 
 
 def serving_states(registered: Iterable[ServingWorkload], ledger: Ledger) -> dict[str, tuple[ServingState, int]]:
@@ -224,7 +206,7 @@ def delete_capacity_pods_of(job: Job, attempt: Attempt, context: Context) -> Non
 # ---------------------------------------------------------------- begin
 
 
-def begin_for_job(job: Job, version: int, placed: PlacementDecision, tree: QuotaTreeVersion, context: Context) -> None:
+def begin_for_job(job: Job, version: int, placed: PlacementDecision, tree: QuotaTree, context: Context) -> None:
     """Begin a rental for a pending job, and start its workflow.
 
     Idempotent: yes, the commit is conditional on the versions of the tree and of the job's row.
@@ -256,7 +238,7 @@ def begin_for_job(job: Job, version: int, placed: PlacementDecision, tree: Quota
     context.telemetry.info("Nodes are rented for a job", job_id=job.job_id, rental=change.rental.name, pool=placed.pool)
 
 
-def begin_for_deployments(plans: Sequence[ServingRentalPlan], tree: QuotaTreeVersion, context: Context) -> None:
+def begin_for_deployments(plans: Sequence[ServingRentalPlan], tree: QuotaTree, context: Context) -> None:
     """Begin the rentals for serving workloads, and record once why others are not begun. Only `act` rents.
 
     Idempotent: yes, each commit is conditional on the versions of the tree and of the Deployment's row.
@@ -274,7 +256,7 @@ def begin_for_deployments(plans: Sequence[ServingRentalPlan], tree: QuotaTreeVer
 
 
 def _begin_for_deployment(
-    plan: ServingRentalPlan, placed: PlacementDecision, tree: QuotaTreeVersion, context: Context
+    plan: ServingRentalPlan, placed: PlacementDecision, tree: QuotaTree, context: Context
 ) -> ServingRentalPlan:
     """Begin one rental; return the plan with the Deployment's state after it."""
     burst, state = context.policy.burst, plan.state
@@ -291,7 +273,7 @@ def _begin_for_deployment(
 
 
 def _commit_begun(
-    change: RentalChange, record: Decision, holder_write: Write, tree: QuotaTreeVersion, context: Context
+    change: RentalChange, record: Decision, holder_write: Write, tree: QuotaTree, context: Context
 ) -> None:
     writer = SERVING_WRITER if change.rental.serving_target else WRITER
     writes = writes_of(change, 0, context, writer=writer, record=record)

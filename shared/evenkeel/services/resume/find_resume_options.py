@@ -9,19 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.admission import request_facts, scheduler_state, start_size, team_cycle
+from evenkeel.domain.admission import request_facts
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
-from evenkeel.domain.admission.fifo import QueueSnapshot, admit
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.rent_plan import why_rental_would_not_help
-from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity, taken_accelerators
-from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.attempt import Attempt, run_seconds
 from evenkeel.domain.jobs.charge import Charge, charged_accelerators
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import remaining_by_team
-from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.recovery.resume import PreemptionCandidate, RentOption, ResumeOffer, lost_seconds
 from evenkeel.domain.renting.book import RentalBook
@@ -33,6 +32,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
 from evenkeel.services.scheduling import read_usage
 from evenkeel.services.storage import read_charges, read_setup, rows
+from evenkeel.services.storage.quota_tree import stored_state
 
 _KUEUE = "Kueue admits jobs here, so Evenkeel neither rents nodes nor preempts"
 
@@ -95,49 +95,21 @@ def _unavailable(option: ResumeOption, why_not: str) -> ResumeOffer:
 
 
 class _Fleet(NamedTuple):
-    """The fleet as it will be once the interrupted attempt has let go of its machines."""
+    """The fleet after the interrupted attempt has freed its nodes."""
 
-    capacities: tuple[NodeCapacity, ...]
-    charges: tuple[Charge, ...]
-    """Without its own."""
+    queue: QueueSnapshot
+    """The input of the admission rules, without the interrupted attempt's charge and without pending requests."""
     holders: Mapping[str, Job]
-    """Who holds them, by id."""
+    """Jobs that hold a charge, by id."""
     waiting: tuple[Job, ...]
-    """Others that wait."""
+    """The other pending jobs."""
     rented: RentalBook
-    setup: TeamSetup
-    memory: scheduler_state.SchedulerState
-    spent: Mapping[tuple[str, str], Spent]
-    used: Mapping[str, Mapping[str, float]]
-    work_at_risk_by_job: Mapping[str, float]
-    policy: Policy
-    now: datetime
 
-    def decide(
-        self, capacities: tuple[NodeCapacity, ...], jobs: Iterable[Job], charges: tuple[Charge, ...]
-    ) -> tuple[AdmissionDecision, ...]:
-        """Decide as a pass does about these jobs."""
-        policy, now = self.policy, self.now
 
-        def weigh(asked: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
-            if not self.setup.has_teams:
-                return admit(QueueSnapshot(capacities=capacities, pending=asked), policy.scheduling, now)
-            stopping = frozenset(self.memory.stopping) & {charge.job_id for charge in charges}
-            snapshot = team_cycle.TeamCycleSnapshot(
-                self.setup,
-                capacities,
-                asked,
-                charges,
-                stopping,
-                self.memory,
-                self.spent,
-                used=self.used,
-                work_at_risk_by_job=self.work_at_risk_by_job,
-            )
-            return team_cycle.run_team_cycle(snapshot, policy.scheduling, policy.economy, now)
-
-        pending = tuple(request_facts.admission_request(job, policy, now) for job in jobs)
-        return start_size.fit_sizes(pending, weigh(pending), weigh, now)
+def _decide(jobs: Iterable[Job], queue: QueueSnapshot, policy: Policy, now: datetime) -> tuple[AdmissionDecision, ...]:
+    """Decide about these pending jobs as a scheduling cycle does."""
+    pending = tuple(request_facts.admission_request(job, policy, now) for job in jobs)
+    return decide_with_sizes(queue._replace(pending=pending), policy, now)
 
 
 def _load_fleet(
@@ -163,7 +135,7 @@ def _load_fleet(
         for charge in charges
     )
     found = context.ledger.get(tree)
-    memory = scheduler_state.SchedulerState.model_validate((found.doc.get("memory") if found else None) or {})
+    memory = stored_state(found)
     rented = rentals.load(context.ledger)
     spent = rentals.spent_by_period(setup, context, rented.rentals)
     rented = _remaining_rentals(interrupted, rented)
@@ -172,25 +144,23 @@ def _load_fleet(
     )
     capacities = rented.capacities(
         _node_capacity(interrupted, nodes, in_use, charges, context.now),
-        {interrupted.job.job_id: (interrupted.job, 0)},
+        [interrupted.job],
         context.policy.burst.pools,
     )
-    return _Fleet(
+    queue = QueueSnapshot(
         capacities=request_facts.with_reservation_ends(capacities, context.policy),
-        charges=charges,
-        holders=holders,
-        waiting=_queue_heads(interrupted.job, setup, (*memory.sticky.values(), *all_charges.owners), context),
-        rented=rented,
         setup=setup,
+        charges=charges,
+        stopping=frozenset(memory.stopping) & {charge.job_id for charge in charges},
         memory=memory,
         spent=spent,
         used=read_usage.run(setup, context),
         work_at_risk_by_job={charge.job_id: round(charge.accelerators * seconds) for charge, seconds in lost}
         if setup.fleet.switches.spares_work
         else {},
-        policy=context.policy,
-        now=context.now,
     )
+    waiting = _queue_heads(interrupted.job, setup, (*memory.sticky.values(), *all_charges.owners), context)
+    return _Fleet(queue, holders, waiting, rented)
 
 
 def _remaining_rentals(interrupted: InterruptedJob, rented: RentalBook) -> RentalBook:
@@ -265,14 +235,14 @@ def _as_waiting(interrupted: InterruptedJob, option: ResumeOption, now: datetime
 def _find_preemption_victims(
     interrupted: InterruptedJob, fleet: _Fleet, policy: Policy, now: datetime
 ) -> tuple[tuple[PreemptionCandidate, ...], ResumeOffer | None]:
-    if not fleet.setup.has_teams:
+    if not fleet.queue.setup.has_teams:
         return (), _unavailable(ResumeOption.PREEMPT, _NO_TEAMS)
     job = _as_waiting(interrupted, ResumeOption.PREEMPT, now)
-    decisions = fleet.decide(fleet.capacities, (*fleet.waiting, job), fleet.charges)
+    decisions = _decide((*fleet.waiting, job), fleet.queue, policy, now)
     decided = next(each for each in decisions if each.job_id == interrupted.job.job_id)
     if decided.action is Action.ADMIT:
         return (), _unavailable(ResumeOption.PREEMPT, f"no job must stop for it: {decided.reason}")
-    charges = {charge.job_id: charge for charge in fleet.charges}
+    charges = {charge.job_id: charge for charge in fleet.queue.charges}
     victims = [(charges[each.job_id], fleet.holders.get(each.job_id)) for each in decided.victims]
     if not victims:
         return (), _unavailable(ResumeOption.PREEMPT, f"no job may be preempted for it: {decided.reason}")
@@ -310,14 +280,14 @@ def _find_rental(
     job = _as_waiting(interrupted, option, context.now)
     seen = PlacementContext(
         context.now,
-        fleet.capacities,
-        fleet.charges,
+        fleet.queue.capacities,
+        fleet.queue.charges,
         {each.job_id: each.spec.priority_class for each in fleet.holders.values()},
         (job, *fleet.waiting),  # a recovery goes first
         fleet.rented,
         rentals.read_shortages(context.ledger)[0],
     )
-    ran = rentals.ran_seconds(context.ledger, [job], context.now)
+    ran = run_seconds(rentals.read_attempts(context.ledger, [job]), context.now)
     placement = placement_facts(job, seen, context.policy, ran.get(name, 0.0))
     placed = choose_pool(placement)
     row = cheapest_rental_in_time(placed)
@@ -326,6 +296,7 @@ def _find_rental(
     if not price and placed.action is not PlacementAction.RENT:
         return None, _unavailable(option, f"{_NO_PRICE}, and the job meets its deadline without renting")
     pool = next(each for each in context.policy.burst.pools if each.name == row.pool)
-    with_rented = (*fleet.capacities, *nodes_to_rent(job, pool, context.now))
-    decisions = fleet.decide(with_rented, (*fleet.waiting, job.but(cluster=pool.cluster)), fleet.charges)
+    with_rented = (*fleet.queue.capacities, *nodes_to_rent(job, pool, context.now))
+    jobs = (*fleet.waiting, job.but(cluster=pool.cluster))
+    decisions = _decide(jobs, fleet.queue._replace(capacities=with_rented), context.policy, context.now)
     return RentOption(placement=placement, barred=why_rental_would_not_help(name, pool, decisions)), None

@@ -1,1 +1,1 @@
-"""One scheduling cycle: load, decide, commit."""
+"""The scheduling cycle: load, decide, commit."""

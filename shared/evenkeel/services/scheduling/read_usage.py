@@ -1,4 +1,4 @@
-"""What each submitter used of late, for the teams whose queues go by use."""
+"""Read the recent usage of each submitter, for the teams whose queues are ordered by usage."""
 
 from collections import Counter
 
@@ -9,10 +9,10 @@ from evenkeel.services.storage import rows
 
 
 def run(setup: TeamSetup, context: Context) -> dict[str, dict[str, float]]:
-    """Return by team and submitter what is left of what settled attempts held: two queries for each such team.
+    """Return the decayed usage of settled attempts by team and submitter: two queries for each such team.
 
     Returns:
-        Accelerators that, held ever since, would come to as much. What runs still is not in it.
+        Usage in accelerators, as if they had been held constantly. Attempts that still run are not counted.
     """
     return {team.name: _left_in(team.name, context) for team in setup.teams if team.queue.by_use}
 

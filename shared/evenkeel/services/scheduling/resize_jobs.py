@@ -1,156 +1,170 @@
-"""The part of a scheduling pass that changes the size of running jobs: `domain/admission/resize_plan.py` says whose.
+"""Commit the size changes of a scheduling cycle. `domain/admission/resize_plan.py` decides them.
 
-    attempt n is asked to stop, with its grace to save ── run_job settles it ── the next pass admits n+1 at its new size
+    attempt n is asked to stop, with its grace to save ── run_job settles it ── the next cycle admits n+1 at a new size
 
-The wish, its reason and its record are one commit, held to the tree's version and the job's. What follows is what
-follows any stop: a crash anywhere leaves a job that waits, and that goes before all others to what was its own.
+The request, its reason and its record are one commit that depends on the version of the quota tree and of the job.
+After a crash the job waits like after any stop, and comes before other jobs to the nodes that were its own.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
-from evenkeel.domain.admission.resize_facts import PlannedResize, ResizePlan, resize_answer, resize_request_of
-from evenkeel.domain.admission.scheduler_state import ElasticState, SchedulerState
+from evenkeel.domain.admission.cycle_plan import CyclePlan
+from evenkeel.domain.admission.resize_facts import PlannedResize, resize_answer, resize_request_of
+from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import TimelineEntry
 from evenkeel.domain.jobs.attempt import AttemptState
-from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.jobs.job import Job, JobState, StopRequest
+from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.policy_base import Mode
-from evenkeel.ports import Key, Ledger, Put, Refused, Write, get_all
-from evenkeel.services.context import Context, QuotaTreeVersion
+from evenkeel.ports import Put, Refused, Write
+from evenkeel.services.context import Context
+from evenkeel.services.scheduling.load_cycle import LoadedCycle
 from evenkeel.services.storage import batches, rows
+from evenkeel.services.storage.quota_tree import QuotaTree
 
 WRITER = "resize_jobs"
 
 
-def load(ledger: Ledger, charges: Iterable[Charge], memory: ElasticState) -> dict[str, tuple[Job, int]]:
-    """Read the elastic jobs that hold nodes, and those that are changing size, each with its row's version.
+def carry_out(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+    """Ask jobs to stop so that they change size. In any mode but `act`, record once what would be asked.
 
-    After the charges: a job whose charge was gone by then is seen waiting, and takes what was its own before others do.
-    """
-    names = dict.fromkeys((*(charge.job_id for charge in charges if charge.is_elastic), *memory.resizing))
-    return _read(ledger, names)
-
-
-def _read(ledger: Ledger, names: Iterable[str]) -> dict[str, tuple[Job, int]]:
-    keys: list[Key] = [rows.job_key(name) for name in sorted(names)]
-    found = get_all(ledger, keys).values() if keys else ()
-    jobs = ((rows.read(row, Job), row.version) for row in found)
-    return {job.job_id: (job, version) for job, version in jobs}
-
-
-def carry_out(
-    plan: ResizePlan,
-    jobs: Mapping[str, tuple[Job, int]],
-    waiting: Iterable[str],
-    tree: QuotaTreeVersion,
-    context: Context,
-) -> None:
-    """Ask jobs to stop so that they change size; in any mode but `act` say once what would be asked.
-
-    Idempotent: yes, each commit is conditional on the tree's and the jobs' versions, and who was asked is not again.
+    Idempotent: yes, each commit is conditional on the versions of the tree and of the jobs.
 
     Args:
-        plan: What was decided.
-        jobs: The elastic jobs as they were looked at, each with its row's version.
-        waiting: Ids of the jobs that wait: others of whom room is made are no jobs of ours.
-        tree: Of this pass.
-        context: What commits need.
+        plan: The plan of the cycle.
+        loaded: The snapshot of the cycle, with rows and versions.
+        tree: The quota tree as this cycle last wrote it.
+        context: Ports, policy, mode and time.
     """
-    known = frozenset(waiting)
-    others = {each.job_id for made in plan.shrinks_by_waiter.values() for each in made} - jobs.keys()
-    found = {**jobs, **_read(context.ledger, others)}
-    # What started in this very pass is remembered already, and was waiting when it was looked at.
+    resizes, pending = plan.resizes, plan.queue_plan.pending.keys()
+    # A job that started in this cycle is in the tree's state already. It was pending when it was read.
     begun = tree.memory.elastic
-    memory = plan.memory.but(
-        jobs=tuple(sorted({*plan.memory.jobs, *(known & set(begun.jobs))})),
-        resizing=tuple(name for name in plan.memory.resizing if name in begun.resizing),
-        last_announced={} if context.mode is Mode.ACT else plan.memory.last_announced,
+    elastic = resizes.memory.but(
+        jobs=tuple(sorted({*resizes.memory.jobs, *(pending & set(begun.jobs))})),
+        resizing=tuple(name for name in resizes.memory.resizing if name in begun.resizing),
+        last_announced={} if context.mode is Mode.ACT else resizes.memory.last_announced,
     )
-    pending = tree.memory.but(elastic=memory)
-    for made in (*plan.shrinks_by_waiter.values(), *([(plan.growth,)] if plan.growth else [])):
+    commit = _ResizeCommit(loaded, frozenset(pending), tree, context)
+    memory = tree.memory.but(elastic=elastic)
+    for planned in (*resizes.shrinks_by_waiter.values(), *([(resizes.growth,)] if resizes.growth else [])):
         try:
-            pending = _commit(made, found, known, pending, tree, context)
+            memory = commit.run(planned, memory)
         except Refused as refused:
-            batches.note_refusal(context.telemetry, ", ".join(each.job_id for each in made[:4]), refused)
-    if pending != tree.memory:
-        context.ledger.commit(tree.put(pending))
-        tree.raised(pending)
+            batches.note_refusal(context.telemetry, ", ".join(each.job_id for each in planned[:4]), refused)
+    if memory != tree.memory:
+        context.ledger.commit(tree.put(memory))
+        tree.raised(memory)
 
 
-def _commit(
-    made: Sequence[PlannedResize],
-    jobs: Mapping[str, tuple[Job, int]],
-    waiting: frozenset[str],
-    memory: SchedulerState,
-    tree: QuotaTreeVersion,
-    context: Context,
-) -> SchedulerState:
-    """Write down one change of sizes, whole; return what is remembered then."""
-    if context.mode is not Mode.ACT:
-        return _record_dry_run(made, memory, tree, context)
-    due = [each for each in made if each.job_id in jobs and _may_stop(jobs[each.job_id][0], each.attempt)]
-    if len(due) < len(made):
-        return memory  # somebody ended or was asked meanwhile: the next pass looks again
-    records = {each.job_id: _record(each, context) for each in due}
-    parts = [_part(each, jobs[each.job_id], records[each.job_id], waiting, context) for each in due]
-    # The next pass counts on those who were asked, and asks the rest.
-    first = next(batches.cut(parts, besides=(tree.put(memory),)))
-    names = {part.subject for part in first}
-    due = [each for each in due if each.job_id in names]
-    changed = _elastic_state_after(due, memory, waiting)
-    writes = (write for part in first for write in part.writes)
-    context.ledger.commit(tree.put(changed), *writes, token=records[first[0].subject].decision_id)
-    tree.raised(changed)
-    for each in due:
-        action = resize_answer(each.facts).action
-        context.telemetry.count("JobsResized", action=action)
-        context.telemetry.info(
-            "Job asked to stop to change size",
-            job_id=each.job_id,
-            from_nodes=each.resize.from_nodes,
-            to_nodes=each.resize.to_nodes,
-            waiting_id=each.waiting_id,
-        )
-    return changed
+class _ResizeCommit:
+    """Commits size changes, one waiting job at a time."""
 
+    def __init__(self, loaded: LoadedCycle, pending: frozenset[str], tree: QuotaTree, context: Context) -> None:
+        self.loaded, self.pending, self.tree, self.context = loaded, pending, tree, context
 
-def _part(
-    planned: PlannedResize, found: tuple[Job, int], record: Decision, waiting: frozenset[str], context: Context
-) -> batches.WriteGroup:
-    """Return what asks one job to stop for another size."""
-    job, version = found
-    entry = TimelineEntry(
-        at=context.now,
-        kind=_KIND[record.action],
-        text=_timeline_text(planned, record),
-        decision_id=record.decision_id,
-        writer=WRITER,
-    )
-    writes: list[Write] = [
-        Put(rows.job_row(_with_stop_request(job, planned, record, context.now), version)),
-        Put(rows.decision_row(record)),
-        Put(rows.timeline_row(planned.job_id, entry, f"resized-{planned.attempt}")),
-    ]
-    if planned.waiting_id in waiting:
-        timeline_entry = TimelineEntry(
-            at=context.now,
-            kind="nodes freed",
-            text=planned.resize.reason,
+    def run(self, planned: Sequence[PlannedResize], memory: SchedulerState) -> SchedulerState:
+        """Commit all size changes for one waiting job, or none. Return the state after them."""
+        if self.context.mode is not Mode.ACT:
+            return self._record_dry_run(planned, memory)
+        if not all(self._may_stop(each) for each in planned):
+            return memory  # a job has ended or was asked to stop: the next cycle decides again
+        records = {each.job_id: self._record(each) for each in planned}
+        parts = [self._part(each, records[each.job_id]) for each in planned]
+        # Jobs that do not fit into one commit are asked by the next cycle, which counts on those that stop already.
+        first = next(batches.cut(parts, besides=(self.tree.put(memory),)))
+        names = {part.subject for part in first}
+        asked = [each for each in planned if each.job_id in names]
+        changed = self._memory_after(asked, memory)
+        writes = (write for part in first for write in part.writes)
+        token = records[first[0].subject].decision_id
+        self.context.ledger.commit(self.tree.put(changed), *writes, token=token)
+        self.tree.raised(changed)
+        for each in asked:
+            self.context.telemetry.count("JobsResized", action=resize_answer(each.facts).action)
+            self.context.telemetry.info(
+                "Job asked to stop to change size",
+                job_id=each.job_id,
+                from_nodes=each.resize.from_nodes,
+                to_nodes=each.resize.to_nodes,
+                waiting_id=each.waiting_id,
+            )
+        return changed
+
+    def _may_stop(self, planned: PlannedResize) -> bool:
+        job = self.loaded.snapshot.known_job(planned.job_id)
+        return job is not None and job.current_attempt == planned.attempt and job.is_stoppable
+
+    def _part(self, planned: PlannedResize, record: Decision) -> batches.WriteGroup:
+        """Return the writes that ask one job to stop for another size."""
+        job, version = self.loaded.stored(planned.job_id)
+        now = self.context.now
+        entry = TimelineEntry(
+            at=now,
+            kind=_KIND[record.action],
+            text=_timeline_text(planned, record),
             decision_id=record.decision_id,
             writer=WRITER,
         )
-        writes.append(Put(rows.timeline_row(planned.waiting_id, timeline_entry, f"room-{record.decision_id}")))
-    return batches.WriteGroup(planned.job_id, tuple(writes))
+        writes: list[Write] = [
+            Put(rows.job_row(_with_stop_request(job, planned, record, now), version)),
+            Put(rows.decision_row(record)),
+            Put(rows.timeline_row(planned.job_id, entry, f"resized-{planned.attempt}")),
+        ]
+        if planned.waiting_id in self.pending:
+            freed = TimelineEntry(
+                at=now,
+                kind="nodes freed",
+                text=planned.resize.reason,
+                decision_id=record.decision_id,
+                writer=WRITER,
+            )
+            writes.append(Put(rows.timeline_row(planned.waiting_id, freed, f"room-{record.decision_id}")))
+        return batches.WriteGroup(planned.job_id, tuple(writes))
+
+    def _memory_after(self, asked: Sequence[PlannedResize], memory: SchedulerState) -> SchedulerState:
+        resizing = [each.job_id for each in asked if each.resize.to_nodes]
+        stopping = {each.job_id: each.waiting_id for each in asked if each.waiting_id in self.pending}
+        return memory.but(
+            elastic=memory.elastic.but(resizing=tuple(dict.fromkeys((*memory.elastic.resizing, *resizing)))),
+            stopping={**memory.stopping, **stopping},
+        )
+
+    def _record_dry_run(self, planned: Sequence[PlannedResize], memory: SchedulerState) -> SchedulerState:
+        """Record what would be done, once for as long as it stays the same."""
+        messages = {
+            each.job_id: f"{each.resize.from_nodes} to {each.resize.to_nodes} {each.waiting_id}".strip()
+            for each in planned
+        }
+        if all(memory.elastic.last_announced.get(name) == text for name, text in messages.items()):
+            return memory
+        changed = memory.but(elastic=memory.elastic.but(last_announced={**memory.elastic.last_announced, **messages}))
+        records = {each.job_id: self._record(each) for each in planned}
+        parts = [batches.WriteGroup(name, (Put(rows.decision_row(record)),)) for name, record in records.items()]
+        for some in batches.cut(parts, besides=(self.tree.put(changed),)):
+            writes = (write for part in some for write in part.writes)
+            token = records[some[0].subject].decision_id
+            self.context.ledger.commit(self.tree.put(changed), *writes, token=token)
+            self.tree.raised(changed)
+        return changed
+
+    def _record(self, planned: PlannedResize) -> Decision:
+        answer = resize_answer(planned.facts)
+        return Decision(
+            decision_id=self.context.ids.new("dec"),
+            kind="RESIZE",
+            subject=planned.job_id,
+            action=answer.action,
+            reason=answer.reason,
+            alternatives=answer.alternatives,
+            facts=planned.facts.to_json(),
+            policy_hash=self.context.policy.hash,
+            mode=self.context.mode,
+            decided_at=self.context.now,
+        )
 
 
 _KIND = {"GROW": "resized", "SHRINK": "resized", "END": "preempted"}
-
-
-def _may_stop(job: Job, attempt: int) -> bool:
-    is_at_work = job.state in (JobState.STARTING, JobState.RUNNING)
-    return is_at_work and job.current_attempt == attempt and job.stop_of(attempt) is None
 
 
 def _with_stop_request(job: Job, planned: PlannedResize, record: Decision, now: datetime) -> Job:
@@ -175,50 +189,3 @@ def _timeline_text(planned: PlannedResize, record: Decision) -> str:
         return f"The job is stopped to free nodes for {planned.waiting_id}. {record.reason}"
     sizes = f"{resize.to_nodes} instead of {resize.from_nodes} nodes"
     return f"The job saves a checkpoint and stops. It continues with {sizes}. {record.reason}"
-
-
-def _elastic_state_after(
-    due: Sequence[PlannedResize], memory: SchedulerState, waiting: frozenset[str]
-) -> SchedulerState:
-    names = [each.job_id for each in due]
-    resizing = [each.job_id for each in due if each.resize.to_nodes]
-    whom = {each.job_id: each.waiting_id for each in due if each.waiting_id in waiting}
-    return memory.but(
-        elastic=memory.elastic.but(resizing=tuple(dict.fromkeys((*memory.elastic.resizing, *resizing)))),
-        stopping={**memory.stopping, **{name: whom[name] for name in names if name in whom}},
-    )
-
-
-def _record_dry_run(
-    made: Sequence[PlannedResize], memory: SchedulerState, tree: QuotaTreeVersion, context: Context
-) -> SchedulerState:
-    """Record what would be done, once for as long as it stays the same."""
-    messages = {
-        each.job_id: f"{each.resize.from_nodes} to {each.resize.to_nodes} {each.waiting_id}".strip() for each in made
-    }
-    if all(memory.elastic.last_announced.get(name) == text for name, text in messages.items()):
-        return memory
-    changed = memory.but(elastic=memory.elastic.but(last_announced={**memory.elastic.last_announced, **messages}))
-    records = {each.job_id: _record(each, context) for each in made}
-    parts = [batches.WriteGroup(name, (Put(rows.decision_row(record)),)) for name, record in records.items()]
-    for some in batches.cut(parts, besides=(tree.put(changed),)):
-        writes = (write for part in some for write in part.writes)
-        context.ledger.commit(tree.put(changed), *writes, token=records[some[0].subject].decision_id)
-        tree.raised(changed)
-    return changed
-
-
-def _record(planned: PlannedResize, context: Context) -> Decision:
-    answer = resize_answer(planned.facts)
-    return Decision(
-        decision_id=context.ids.new("dec"),
-        kind="RESIZE",
-        subject=planned.job_id,
-        action=answer.action,
-        reason=answer.reason,
-        alternatives=answer.alternatives,
-        facts=planned.facts.to_json(),
-        policy_hash=context.policy.hash,
-        mode=context.mode,
-        decided_at=context.now,
-    )

@@ -7,7 +7,7 @@ from evenkeel.domain.jobs.attempt_end import judge_end, lost_nodes
 from evenkeel.domain.jobs.job import Job
 from evenkeel.ports import ExecutionState, Table, WorkflowName, get_all
 from evenkeel.services.attempts import keep_logs, mark_running, record_nodes, record_pin, settle_attempt
-from evenkeel.services.scheduling import schedule_jobs
+from evenkeel.services.scheduling import commit_cycle
 from evenkeel.services.storage import attempt_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
@@ -43,7 +43,7 @@ def _record(sweep: SweepRun, attempt: Attempt) -> None:
 def _resume_attempt(sweep: SweepRun, attempt: Attempt, job: Job) -> bool:
     state = sweep.execution(WorkflowName.RUN_JOB, attempt.workload_name)
     if state is ExecutionState.NONE and attempt.state is AttemptState.STARTING:
-        return schedule_jobs.start_run(attempt, sweep.context)
+        return commit_cycle.start_run(attempt, sweep.context)
     if attempt.cluster in sweep.context.site.clusters and not sweep.has_listed_cluster(attempt.cluster):
         return False  # what runs there is unknown: nothing is stopped or settled on that
     seen = sweep.workload(attempt)

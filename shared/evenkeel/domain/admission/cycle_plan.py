@@ -1,0 +1,132 @@
+"""Everything that one scheduling cycle decides."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.queue_cursors import QueueCursors
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.resize_facts import ResizePlan
+from evenkeel.domain.admission.scheduler_state import SchedulerState
+from evenkeel.domain.admission.serving_demand import ServingDemand, ServingRentalPlan
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.renting.migration import DepartureDecision, MigrationDecision
+from evenkeel.domain.renting.placement import PlacementDecision
+
+Placement = PlacementDecision | str
+"""The pool where a job should run, or a sentence that says why rented nodes would not help the job."""
+
+
+class Admission(NamedTuple):
+    """A job that starts now, on its nodes or through Kueue."""
+
+    decision: AdmissionDecision
+
+
+class Preemption(NamedTuple):
+    """A job for which other jobs are asked to stop now."""
+
+    decision: AdmissionDecision
+    victims: Mapping[str, str]
+    """Job that is asked to stop → Kueue's reason. Jobs that were asked earlier are not listed."""
+
+
+class RentalStart(NamedTuple):
+    """A job for which nodes are rented now."""
+
+    decision: AdmissionDecision
+    placement: PlacementDecision
+
+
+class Wait(NamedTuple):
+    """A job that waits, with the reason to record. In any mode but `act` the decision may be to start or to preempt."""
+
+    decision: AdmissionDecision
+    mode: Mode
+    placement: Placement | None = None
+    """Where the job could run otherwise; None if that was not examined."""
+
+
+JobStep = Admission | Preemption | RentalStart | Wait
+
+
+class Departure(NamedTuple):
+    """A job that leaves its rented nodes."""
+
+    job_id: str
+    decision: DepartureDecision
+
+
+class MissingFacts(NamedTuple):
+    """Facts that the decisions need and the snapshot does not hold. The cycle reads them and decides again."""
+
+    queues: tuple[str, ...] = ()
+    """Teams whose queue must be read further, since no job of its head can start or blocks the queue."""
+    jobs: tuple[str, ...] = ()
+    """Jobs to read by id."""
+    attempts_of: tuple[str, ...] = ()
+    """Jobs whose attempts to read."""
+    shortages: bool = False
+    """Whether to read the recent refusals of capacity."""
+
+
+class QueuePlan(NamedTuple):
+    """Decisions about the pending jobs and about the sizes of running jobs."""
+
+    queue: QueueSnapshot = QueueSnapshot()
+    """The queue that was decided, without the nodes that serving replicas take."""
+    pending: Mapping[str, Job] = {}
+    """The pending jobs that were decided, by id."""
+    decisions: tuple[AdmissionDecision, ...] = ()
+    """About every pending job, in the order of commits."""
+    resizes: ResizePlan = ResizePlan()
+    demand: ServingDemand = ServingDemand()
+    """Serving replicas that wait, with the nodes that they find."""
+    cursors: QueueCursors | None = None
+    """Where the next cycle reads on in long queues."""
+
+
+class CyclePlan(NamedTuple):
+    """Everything that one scheduling cycle decides. Each decision carries its reason, alternatives and facts."""
+
+    queue_plan: QueuePlan = QueuePlan()
+    missing: MissingFacts = MissingFacts()
+    """Facts to read before the plan is complete. While there are any, the plan holds at most decisions of the queue."""
+    memory: SchedulerState = SchedulerState()
+    """The state of earlier cycles that still matters. Each commit adds to it."""
+    steps: tuple[JobStep, ...] = ()
+    """A step for each pending job, in the order of commits. A job whose rented nodes are starting has none."""
+    serving_rentals: tuple[ServingRentalPlan, ...] = ()
+    """Nodes to rent for serving replicas, and the reasons why none are rented."""
+    departure: Departure | None = None
+    """A job that leaves its rented nodes: at most one in each cycle."""
+    reservation_stops: tuple[MigrationDecision, ...] = ()
+    """Jobs that must leave nodes whose reservation ends."""
+    queue_stops: tuple[str, ...] = ()
+    """Jobs that must stop since the queue of their team is drained."""
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether facts are missing."""
+        return self.missing != MissingFacts()
+
+    @property
+    def decisions(self) -> tuple[AdmissionDecision, ...]:
+        """The decisions about the pending jobs."""
+        return self.queue_plan.decisions
+
+    @property
+    def resizes(self) -> ResizePlan:
+        """The size changes of running jobs."""
+        return self.queue_plan.resizes
+
+    @property
+    def admissions(self) -> tuple[Admission, ...]:
+        """The jobs that start now."""
+        return tuple(step for step in self.steps if isinstance(step, Admission))
+
+    @property
+    def waiting(self) -> int:
+        """Number of pending jobs that do not start."""
+        return sum(each.action is not Action.ADMIT for each in self.decisions)

@@ -1,0 +1,166 @@
+"""Everything that one scheduling cycle read, and the queue that the admission rules see in it."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from evenkeel.domain.admission.fifo import AdmissionAuthority
+from evenkeel.domain.admission.queue_cursors import QueueCursors
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.request_facts import admission_request
+from evenkeel.domain.admission.scheduler_state import SchedulerState
+from evenkeel.domain.admission.start_size import with_spare_wait
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.renting.book import RentalBook
+from evenkeel.domain.renting.serving import ServingState
+
+
+class CycleSnapshot(NamedTuple):
+    """Everything that one scheduling cycle read. Versions of rows are not part of it."""
+
+    authority: AdmissionAuthority = AdmissionAuthority.EVENKEEL
+    setup: TeamSetup = TeamSetup()
+    memory: SchedulerState = SchedulerState()
+    """The state that earlier cycles left."""
+
+    pending: Mapping[str, Job] = {}
+    """Pending jobs by id."""
+    deferred: frozenset[str] = frozenset()
+    """Pending jobs that this cycle leaves out, since the ledger refused their admission."""
+    holders: Mapping[str, Job] = {}
+    """Jobs that hold a charge, by id. Without teams only those that a decision needs."""
+    elastic: Mapping[str, Job] = {}
+    """Elastic jobs that hold nodes or are changing size, by id."""
+    attempts: tuple[Attempt, ...] = ()
+    """Recent attempts of the jobs whose run time a decision needs."""
+
+    held: tuple[Charge, ...] = ()
+    """Charges of live attempts."""
+    released: tuple[Charge, ...] = ()
+    """Charges that the last attempts of pending jobs released."""
+    spent: Mapping[tuple[str, str], Spent] = {}
+    """(team, name of the budget period) → what its settled attempts and its rentals used."""
+    used: Mapping[str, Mapping[str, float]] = {}
+    """Team with a queue ordered by usage → submitter → decayed usage of its settled attempts, in accelerators."""
+    work_at_risk_by_job: Mapping[str, float] = {}
+    """Job that holds a charge → accelerator-seconds of work that it would lose if it stopped now."""
+
+    capacities: tuple[NodeCapacity, ...] = ()
+    """All nodes of the readable clusters. Rented nodes are reserved for their jobs."""
+    kueue_namespaces: Mapping[tuple[str, str], str] = {}
+    """(cluster, namespace) in which Kueue admits jobs → the object that shows it."""
+    unreadable: frozenset[str] = frozenset()
+    """Clusters that could not be read."""
+
+    rented: RentalBook = RentalBook()
+    shortages: Shortages | None = None
+    """Recent refusals of capacity; None until a decision needs them."""
+    serving_pods: Mapping[str, Sequence[UnmanagedPod]] = {}
+    """Readable cluster with serving workloads → its pods."""
+    serving_states: Mapping[str, tuple[ServingState, int]] = {}
+    """Id of a Deployment → its stored state, with the version of its row."""
+
+    next_page: Mapping[str, str] = {}
+    """Team whose queue is longer than this cycle read → the cursor behind the jobs that it read."""
+    cursors_after_heads: Mapping[str, str] = {}
+    """The same for the heads of the queues alone."""
+    queue_cursors: QueueCursors | None = None
+    """Where the next cycle reads on; None if no queue is longer than its head."""
+
+    def without(self, job_ids: Collection[str]) -> "CycleSnapshot":
+        """Return the snapshot with these pending jobs left out."""
+        return self._replace(deferred=self.deferred | frozenset(job_ids))
+
+    def known_job(self, job_id: str) -> Job | None:
+        """Return a job that this cycle read, whatever its state."""
+        return self.holders.get(job_id) or self.elastic.get(job_id) or self.pending.get(job_id)
+
+    def eligible_jobs(self) -> Iterator[Job]:
+        """Yield the pending jobs that may start in their namespace."""
+        for job in self.pending.values():
+            if job.job_id not in self.deferred and not self.namespace_owner(job):
+                yield job
+
+    def namespace_owner(self, job: Job) -> str:
+        """Return the other team that owns a job's namespace; empty if no other team does."""
+        owner = self.setup.namespaces.get(job.namespace, "")
+        return owner if owner != job.spec.team else ""
+
+    def is_unreadable(self, job: Job) -> bool:
+        """Whether the cluster on which a job would start could not be read."""
+        return self.rented.in_rented_cluster(job).cluster in self.unreadable
+
+    def is_in_kueue_namespace(self, job: Job) -> bool:
+        """Whether Kueue admits jobs in a job's namespace."""
+        return (job.cluster, job.namespace) in self.kueue_namespaces
+
+    def requests(self, policy: Policy, now: datetime) -> tuple[AdmissionRequest, ...]:
+        """Return the requests of the pending jobs that the admission rules decide about."""
+        return tuple(
+            with_spare_wait(
+                admission_request(self.rented.in_rented_cluster(job), policy, now),
+                job.lost_at,
+                policy.scheduling.elastic,
+            )
+            for job in self.eligible_jobs()
+            if not self.is_in_kueue_namespace(job) and not self.is_unreadable(job)
+        )
+
+    def queue(self, policy: Policy, now: datetime) -> QueueSnapshot:
+        """Return the queue for the admission rules, with all nodes of the fleet."""
+        return QueueSnapshot(
+            capacities=self.capacities,
+            pending=self.requests(policy, now),
+            setup=self.setup,
+            charges=self.charges(),
+            stopping=self._stopping(),
+            memory=self.memory,
+            spent=self.spent,
+            last_reasons={name: job.queue_reason for name, job in self.pending.items()},
+            used=self.used,
+            work_at_risk_by_job=self.work_at_risk_by_job,
+            unreadable=self.unreadable,
+        )
+
+    def resizable(self) -> dict[str, Job]:
+        """Return the elastic jobs, without those that hold nodes on unreadable clusters."""
+        elsewhere = {charge.job_id for charge in self.held if charge.cluster in self.unreadable}
+        return {name: job for name, job in self.elastic.items() if name not in elsewhere}
+
+    def charges(self) -> tuple[Charge, ...]:
+        if not self.setup.has_teams:
+            return self.held
+        # The priority of a job may have changed since its admission.
+        current = (
+            charge.but(priority=self.holders[charge.job_id].priority) if charge.job_id in self.holders else charge
+            for charge in self.held
+        )
+        return (*current, *self._retained())
+
+    def _retained(self) -> Iterator[Charge]:
+        """Yield the released charges of interrupted jobs on unreadable clusters: their quota stays reserved.
+
+        The quota of a preempted job is not retained, since another job was given it.
+        """
+        for charge in self.released:
+            job = self.pending.get(charge.job_id)
+            if job is None or charge.cluster not in self.unreadable or job.current_attempt != charge.attempt:
+                continue
+            if not job.is_preempted:
+                yield charge
+
+    def _stopping(self) -> frozenset[str]:
+        """Return the jobs that hold a charge although they were asked to stop."""
+        if not self.setup.has_teams:
+            return frozenset()
+        asked = {name for name, job in self.holders.items() if job.stop_of(job.current_attempt)}
+        return frozenset((asked | self.memory.stopping.keys()) & {charge.job_id for charge in self.held})

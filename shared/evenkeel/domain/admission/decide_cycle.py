@@ -1,0 +1,335 @@
+"""Decide everything of one scheduling cycle: admissions, preemptions, resizes, rentals, departures and waits.
+
+    snapshot ─▶ queue and sizes ─▶ rentals ─▶ jobs that leave their nodes ─▶ plan
+
+Some decisions need facts that few cycles read, such as the attempts of a job. If the snapshot does not hold them, the
+plan names them. The cycle reads them and decides again.
+"""
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import TypeGuard
+
+from evenkeel.domain.admission import rent_plan
+from evenkeel.domain.admission.cycle_plan import (
+    Admission,
+    CyclePlan,
+    JobStep,
+    MissingFacts,
+    Placement,
+    Preemption,
+    QueuePlan,
+    RentalStart,
+    Wait,
+)
+from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.admission.decide import (
+    Action,
+    AdmissionDecision,
+    delegate_to_kueue,
+    hold_in_kueue_namespace,
+    hold_in_other_teams_namespace,
+    hold_on_unreadable_cluster,
+)
+from evenkeel.domain.admission.decide_queue import decide_queue
+from evenkeel.domain.admission.fifo import AdmissionAuthority
+from evenkeel.domain.admission.queue_cursors import ALL_JOBS
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.resize_plan import plan_resizes
+from evenkeel.domain.admission.serving_demand import (
+    ServingDemand,
+    ServingRentalPlan,
+    plan_serving_rentals,
+    replica_requests,
+    reserve_for_replicas,
+    satisfied_replicas,
+)
+from evenkeel.domain.admission.start_size import fit_sizes
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.external.serving import replica_shortfalls
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.kueue.objects import QueueingStrategy, StopPolicy
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.renting.candidates import jobs_to_place
+from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision
+
+_PROGRESS = frozenset({Action.ADMIT, Action.PREEMPT})
+"""Without teams a cycle reads further if no job makes progress: a waiting job blocks only jobs for the same nodes."""
+_NOT_BLOCKING = frozenset(
+    {Action.NO_QUOTA, Action.WAIT, Action.SAME_SHAPE, Action.HELD, Action.BACK_OFF, Action.NEVER_FITS}
+)
+"""With teams a cycle reads a queue further if its head consists of such jobs alone."""
+
+
+def decide_cycle(
+    snapshot: CycleSnapshot, policy: Policy, mode: Mode, now: datetime, draft: CyclePlan | None = None
+) -> CyclePlan:
+    """Decide everything of one scheduling cycle.
+
+    Args:
+        snapshot: Everything that the cycle read.
+        policy: The whole policy.
+        mode: The mode of the stack. In any mode but `act` jobs wait, with the decision as their reason.
+        now: The time.
+        draft: The plan that named missing facts, which the snapshot holds by now. The decisions of its queue are kept,
+            unless more pending jobs were read.
+    """
+    if draft is None or draft.missing.queues:
+        queue_plan, further = _plan_queue(snapshot, policy, now, may_read_further=draft is None)
+        missing = MissingFacts(queues=further) if further else _missing_facts(snapshot, queue_plan, policy, mode, now)
+        plan = CyclePlan(queue_plan=queue_plan, missing=missing)
+        if plan.is_incomplete:
+            return plan
+    else:
+        queue_plan = draft.queue_plan
+    snapshot = snapshot._replace(pending=queue_plan.pending)
+    queue, decisions = queue_plan.queue, queue_plan.decisions
+    serving_rentals = _plan_serving_rentals(snapshot, queue_plan, policy, now)
+    planned = (each for plan in serving_rentals for each in plan.to_rent)
+    rented = snapshot.rented.with_planned(planned, policy.burst.pools)
+    placements = rent_plan.plan_placements(snapshot, queue, decisions, rented, policy, now)
+    has_teams = snapshot.setup.has_teams
+    plan = CyclePlan(
+        queue_plan=queue_plan,
+        memory=snapshot.memory.pruned(queue.charges, snapshot.setup, now) if has_teams else snapshot.memory,
+        steps=tuple(_steps(snapshot, queue_plan, placements, mode)),
+        serving_rentals=serving_rentals,
+    )
+    return _with_stops(plan, snapshot, policy, now) if mode is Mode.ACT else plan
+
+
+# ---------------------------------------------------------------- the queue
+
+
+def _plan_queue(
+    snapshot: CycleSnapshot, policy: Policy, now: datetime, *, may_read_further: bool
+) -> tuple[QueuePlan, tuple[str, ...]]:
+    """Decide about the pending jobs and the sizes of running jobs, or return the queues to read further first."""
+    if snapshot.authority is AdmissionAuthority.KUEUE:
+        return _hand_over_to_kueue(snapshot, now), ()
+    demand, left = _serving_demand(snapshot, _with_serving(policy, snapshot), now)
+    whole = snapshot.queue(policy, now)
+    queue = whole._replace(capacities=left)
+    decisions = decide_queue(queue, policy, now)
+    further = _queues_to_read_further(snapshot, decisions) if may_read_further else ()
+    if further:
+        return QueuePlan(), further
+    cursors = snapshot.queue_cursors
+    if cursors is not None and not snapshot.setup.has_teams:
+        rewound = cursors.rewound_to_unblocked_job(decisions)
+        if rewound is not None:
+            cursors = rewound
+            snapshot = snapshot._replace(
+                pending={name: job for name, job in snapshot.pending.items() if name not in rewound.page}
+            )
+            whole = snapshot.queue(policy, now)
+            queue = whole._replace(capacities=left)
+            decisions = decide_queue(queue, policy, now)
+        elif ALL_JOBS in snapshot.cursors_after_heads:
+            cursors = cursors.after(decisions, snapshot.cursors_after_heads[ALL_JOBS])
+    decisions = fit_sizes(queue, decisions, policy, now, snapshot.rented.serving)
+    decisions = (*_held_back(snapshot, now), *decisions)
+    resizes = plan_resizes(whole, decisions, snapshot.resizable(), demand.demands, policy, now)
+    return QueuePlan(
+        queue=queue,
+        pending=snapshot.pending,
+        decisions=decisions,
+        resizes=resizes,
+        demand=demand._replace(satisfied_demands=resizes.satisfied_demands),
+        cursors=cursors,
+    ), ()
+
+
+def _hand_over_to_kueue(snapshot: CycleSnapshot, now: datetime) -> QueuePlan:
+    """Hand each job over to the LocalQueue of its team, where Kueue alone admits jobs."""
+    requests = sorted(map(AdmissionRequest.of, snapshot.eligible_jobs()), key=lambda each: each.queue_order_key)
+    delegated = (delegate_to_kueue(each, snapshot.setup.local_queue_of(each.team), now) for each in requests)
+    return QueuePlan(
+        queue=QueueSnapshot(setup=snapshot.setup, charges=snapshot.held, memory=snapshot.memory),
+        pending=snapshot.pending,
+        decisions=(*_held_in_other_teams_namespaces(snapshot, now), *delegated),
+        cursors=snapshot.queue_cursors,
+    )
+
+
+def _held_back(snapshot: CycleSnapshot, now: datetime) -> Iterator[AdmissionDecision]:
+    """Yield the decisions about jobs that the rules do not examine."""
+    yield from _held_in_other_teams_namespaces(snapshot, now)
+    jobs = tuple(snapshot.eligible_jobs())
+    for job in jobs:
+        if snapshot.is_unreadable(job):
+            yield hold_on_unreadable_cluster(AdmissionRequest.of(snapshot.rented.in_rented_cluster(job)), now)
+    for job in jobs:
+        if snapshot.is_in_kueue_namespace(job) and not snapshot.is_unreadable(job):
+            shown_by = snapshot.kueue_namespaces[job.cluster, job.namespace]
+            yield hold_in_kueue_namespace(AdmissionRequest.of(job), job.namespace, shown_by, now)
+
+
+def _held_in_other_teams_namespaces(snapshot: CycleSnapshot, now: datetime) -> Iterator[AdmissionDecision]:
+    for job in snapshot.pending.values():
+        owner = snapshot.namespace_owner(job)
+        if owner:
+            yield hold_in_other_teams_namespace(AdmissionRequest.of(job), job.namespace, owner, now)
+
+
+def _queues_to_read_further(snapshot: CycleSnapshot, decisions: Iterable[AdmissionDecision]) -> tuple[str, ...]:
+    """Return the teams whose queue goes on behind jobs that are all parked."""
+    has_teams = snapshot.setup.has_teams
+    actions: dict[str, set[Action]] = {}
+    for decided in decisions:
+        team = snapshot.pending[decided.job_id].spec.team if has_teams else ALL_JOBS
+        actions.setdefault(team, set()).add(decided.action)
+    found = []
+    for team in snapshot.next_page:
+        if team == ALL_JOBS and has_teams:
+            continue  # the queue of each team is read by itself
+        seen = actions.get(team, set())
+        is_parked = not seen & _PROGRESS if team == ALL_JOBS else not seen - _NOT_BLOCKING
+        if is_parked and not is_strict(team, snapshot.setup):
+            found.append(team)
+    return tuple(found)
+
+
+def is_strict(team: str, setup: TeamSetup) -> bool:
+    """Whether no job of a team's queue may pass the head of the queue."""
+    return team != ALL_JOBS and setup.by_name[team].queue.strategy is QueueingStrategy.STRICT
+
+
+# ---------------------------------------------------------------- serving replicas
+
+
+def _with_serving(policy: Policy, snapshot: CycleSnapshot) -> Policy:
+    """Return the policy without the serving workloads of clusters that could not be read."""
+    if not snapshot.unreadable:
+        return policy
+    serving = tuple(each for each in policy.scheduling.serving if each.cluster not in snapshot.unreadable)
+    return policy.but(scheduling=policy.scheduling.but(serving=serving))
+
+
+def _serving_demand(
+    snapshot: CycleSnapshot, policy: Policy, now: datetime
+) -> tuple[ServingDemand, tuple[NodeCapacity, ...]]:
+    """Return the replicas that wait, and the node capacities without the nodes that they will take."""
+    serving, classes = policy.scheduling.serving, snapshot.setup.fleet.priority_classes
+    short = replica_shortfalls(serving, snapshot.serving_pods)
+    # All replicas take nodes that become free, those too for which a rented node is starting.
+    requests = replica_requests(short, snapshot.capacities, classes, now)
+    left = reserve_for_replicas(requests, snapshot.capacities, policy.scheduling)
+    satisfied = satisfied_replicas(serving, snapshot.rented, snapshot.serving_pods, snapshot.capacities)
+    demands = replica_requests(short, snapshot.capacities, classes, now, satisfied)
+    return ServingDemand(short=short, satisfied_replicas=satisfied, demands=demands), left
+
+
+def _plan_serving_rentals(
+    snapshot: CycleSnapshot, queue_plan: QueuePlan, policy: Policy, now: datetime
+) -> tuple[ServingRentalPlan, ...]:
+    if snapshot.authority is AdmissionAuthority.KUEUE:
+        return ()
+    seen = rent_plan.placement_context(snapshot, queue_plan.queue, now)
+    return plan_serving_rentals(queue_plan.demand, snapshot.serving_states, seen, _with_serving(policy, snapshot))
+
+
+# ---------------------------------------------------------------- missing facts
+
+
+def _missing_facts(
+    snapshot: CycleSnapshot, queue_plan: QueuePlan, policy: Policy, mode: Mode, now: datetime
+) -> MissingFacts:
+    """Return the facts that the further decisions need and the snapshot does not hold."""
+    queue, decisions = queue_plan.queue, queue_plan.decisions
+    holders = tuple(charge.job_id for charge in queue.charges)
+    to_place = tuple(
+        job.job_id for job in jobs_to_place(rent_plan.jobs_without_nodes(snapshot, decisions), policy, now)
+    )
+    has_demand = bool(to_place or queue_plan.demand.short)
+    jobs = set(holders if has_demand else ())
+    attempts_of = set(to_place)
+    if mode is Mode.ACT:
+        leaving, moving = rent_plan.jobs_that_may_leave(snapshot, queue, decisions)
+        draining = {charge.job_id for charge in queue.charges if charge.team in draining_teams(snapshot.setup)}
+        jobs |= {*leaving, *rent_plan.charges_on_ending_reservations(queue, policy, now), *draining}
+        attempts_of |= set(moving)
+    return MissingFacts(
+        jobs=tuple(sorted(name for name in jobs if snapshot.known_job(name) is None)),
+        attempts_of=tuple(sorted(name for name in attempts_of if _may_have_run(snapshot.known_job(name)))),
+        shortages=has_demand,
+    )
+
+
+def _may_have_run(job: Job | None) -> bool:
+    return job is None or job.current_attempt > 0
+
+
+def draining_teams(setup: TeamSetup) -> frozenset[str]:
+    """Return the teams whose jobs must all stop."""
+    return frozenset(team.name for team in setup.teams if team.queue.stop is StopPolicy.HOLD_AND_DRAIN)
+
+
+# ---------------------------------------------------------------- steps
+
+
+def _steps(
+    snapshot: CycleSnapshot, queue_plan: QueuePlan, placements: Mapping[str, Placement], mode: Mode
+) -> Iterator[JobStep]:
+    """Yield the step for each pending job."""
+    shrinks = queue_plan.resizes.shrinks_by_waiter
+    serving = snapshot.rented.serving
+    for decided in queue_plan.decisions:
+        job = snapshot.pending[decided.job_id]
+        allowed = job.launch_mode(mode, job.current_attempt + 1)
+        may_act = allowed is Mode.ACT
+        placement = placements.get(decided.job_id)
+        if decided.action is Action.ADMIT and may_act:
+            yield Admission(decided)
+        elif decided.action is Action.PREEMPT and may_act and decided.job_id not in shrinks:
+            victims = _victims_to_ask(snapshot, queue_plan.queue, decided)
+            yield Preemption(decided, victims) if victims else Wait(decided, allowed)
+        elif decided.job_id in serving and decided.action is not Action.ADMIT:
+            continue  # the job's reason names its rental already
+        elif _is_rent(placement) and may_act and not shrinks:
+            yield RentalStart(decided, placement)
+        else:
+            yield Wait(decided, allowed, placement)
+
+
+def _is_rent(placement: Placement | None) -> TypeGuard[PlacementDecision]:
+    return isinstance(placement, PlacementDecision) and placement.action is PlacementAction.RENT
+
+
+def _victims_to_ask(snapshot: CycleSnapshot, queue: QueueSnapshot, decided: AdmissionDecision) -> dict[str, str]:
+    """Return the victims that were not asked to stop yet, each with Kueue's reason."""
+    attempts = {charge.job_id: charge.attempt for charge in queue.charges}
+    return {
+        each.job_id: each.reason
+        for each in decided.victims
+        if each.job_id not in queue.stopping
+        and (job := snapshot.holders.get(each.job_id))
+        and job.current_attempt == attempts.get(each.job_id)
+    }
+
+
+def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: datetime) -> CyclePlan:
+    """Return the plan with the jobs that leave their nodes for another reason than a preemption or a resize."""
+    queue, decisions = plan.queue_plan.queue, plan.decisions
+    asked = {name for step in plan.steps if isinstance(step, Preemption) for name in step.victims}
+    asked |= {each.job_id for each in plan.resizes.planned}
+    departure = rent_plan.next_departure(snapshot, queue, decisions, asked, policy, now)
+    asked |= {departure.job_id} if departure else set()
+    reservation_stops = rent_plan.reservation_stops(snapshot, queue, asked, policy, now)
+    asked |= {each.facts.candidate.job_id for each in reservation_stops}
+    queue_stops = tuple(_queue_stops(snapshot, queue, {*asked, *plan.memory.stopping}))
+    return plan._replace(departure=departure, reservation_stops=reservation_stops, queue_stops=queue_stops)
+
+
+def _queue_stops(snapshot: CycleSnapshot, queue: QueueSnapshot, asked: Container[str]) -> Iterator[str]:
+    """Yield the jobs that must stop since the queue of their team is drained, and that were not asked yet."""
+    teams = draining_teams(snapshot.setup)
+    for charge in queue.charges:
+        if charge.team not in teams or charge.job_id in asked:
+            continue
+        job = snapshot.known_job(charge.job_id)
+        if job is not None and job.current_attempt == charge.attempt and job.is_stoppable:
+            yield job.job_id

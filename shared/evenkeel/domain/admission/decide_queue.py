@@ -1,0 +1,16 @@
+"""Apply the admission rules to the queue: in order of arrival without teams, by quota with teams."""
+
+from datetime import datetime
+
+from evenkeel.domain.admission.decide import AdmissionDecision
+from evenkeel.domain.admission.fifo import admit
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.team_cycle import run_team_cycle
+from evenkeel.domain.policy import Policy
+
+
+def decide_queue(snapshot: QueueSnapshot, policy: Policy, now: datetime) -> tuple[AdmissionDecision, ...]:
+    """Decide about every pending job, each at the size that its request names."""
+    if not snapshot.setup.has_teams:
+        return admit(snapshot, policy.scheduling, now)
+    return run_team_cycle(snapshot, policy.scheduling, policy.economy, now)

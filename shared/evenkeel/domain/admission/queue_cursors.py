@@ -1,0 +1,54 @@
+"""Positions up to which cycles have read queues that are longer than one page.
+
+Each cycle reads the first page of every queue, which is its head, and one later page of each long queue. The next cycle
+reads the page after that one, and after the last page the second page again. So every queued job is examined within as
+many cycles as its queue has pages.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from evenkeel.domain.admission.decide import Action, AdmissionDecision
+
+ALL_JOBS = ""
+"""In the place of a team: the list of all pending jobs. Without teams it is the only queue. With teams it also holds
+jobs that were submitted before teams were set up, and jobs of removed teams."""
+
+
+class QueueCursors(NamedTuple):
+    """Where the next cycle reads on behind the heads of long queues."""
+
+    next_page: Mapping[str, str]
+    """Team → the cursor of its next page. A queue that was read to its end is not listed: it begins anew."""
+    page: frozenset[str] = frozenset()
+    """Jobs that this cycle read behind the head of the list of all pending jobs."""
+    page_cursor: str = ""
+    """The cursor of that page."""
+    barriers: tuple[tuple[str, str], ...] = ()
+    """Jobs before that page that wait for nodes, each with the cursor behind it. Used without teams only."""
+
+    def after(self, decisions: Iterable[AdmissionDecision], cursor_after_head: str) -> "QueueCursors":
+        """Return the cursors with this cycle's waiting jobs as barriers. Used without teams only.
+
+        Args:
+            decisions: About the pending jobs.
+            cursor_after_head: The cursor behind the head of the list.
+        """
+        if ALL_JOBS not in self.next_page:
+            return self._replace(barriers=())
+        known = {name for name, _ in self.barriers}
+        waits = [each.job_id for each in decisions if each.blocks_queue and each.job_id not in known]
+        found = sorted((name in self.page, name) for name in waits)
+        added = tuple((name, self.page_cursor if is_behind else cursor_after_head) for is_behind, name in found)
+        return self._replace(barriers=(*self.barriers, *added))
+
+    def rewound_to_unblocked_job(self, decisions: Iterable[AdmissionDecision]) -> "QueueCursors | None":
+        """Return the cursors at the first barrier that waits no more; None if all of them still wait.
+
+        The jobs behind that barrier were blocked by it, so they come before the jobs of the present page.
+        """
+        waits = {each.job_id for each in decisions if each.action in (Action.WAIT, Action.BLOCKED)}
+        for index, (name, cursor) in enumerate(self.barriers):
+            if name not in waits:
+                return self._replace(next_page={**self.next_page, ALL_JOBS: cursor}, barriers=self.barriers[:index])
+        return None

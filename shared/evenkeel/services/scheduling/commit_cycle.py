@@ -1,0 +1,422 @@
+"""Commit step of a scheduling cycle: write its plan, in commits that depend on the version of the quota tree.
+
+    admissions ─ rentals for replicas ─ preemptions, rentals and reasons ─ resizes ─ departures ─ reservations ─ drains
+
+The next version of the tree is part of each commit that changes quota. So the commit fails if another cycle changed the
+tree in between. Jobs that start are committed first: the other decisions count on them. A crash after the commit of an
+attempt leaves it without its workflow, which the sweeper starts. A job that is asked to stop keeps its charge until its
+pods are gone, and the job that needs its nodes waits.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from evenkeel.domain.admission.cycle_plan import Admission, CyclePlan, Preemption, RentalStart, Wait
+from evenkeel.domain.admission.decide import Action, AdmissionDecision, recorded_reason
+from evenkeel.domain.admission.queue_cursors import QueueCursors
+from evenkeel.domain.admission.scheduler_state import SchedulerState
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import TimelineEntry
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.job import Job, JobState, StopRequest
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.ports import Add, Conflict, Delete, Put, Refused, Row, TransientError, WorkflowName, Write
+from evenkeel.services.context import Context
+from evenkeel.services.rentals import rentals
+from evenkeel.services.scheduling import drain_reservations, resize_jobs
+from evenkeel.services.scheduling.load_cycle import LoadedCycle
+from evenkeel.services.storage import batches, rows
+from evenkeel.services.storage.quota_tree import QuotaTree
+
+WRITER = "schedule_jobs"
+_MAX_REASONS = 12
+"""Jobs whose reasons are in one commit, if `batches.cut` allows as many."""
+_RETRY_AFTER_REFUSAL = timedelta(hours=1)
+"""Time for which a job waits after the ledger refused to store its decision."""
+
+
+def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Context) -> frozenset[str]:
+    """Commit a plan.
+
+    Idempotent: yes, every commit is conditional on the versions that the cycle read.
+
+    Args:
+        plan: A complete plan.
+        loaded: The snapshot of the cycle, with rows and versions.
+        admitted: Names of the workflows of admitted attempts are added here, even if a later commit fails.
+        context: Ports, policy, mode and time.
+
+    Returns:
+        Jobs whose admission the ledger refused. Then nothing but the other admissions was committed.
+
+    Raises:
+        Conflict: another writer was first.
+    """
+    tree = QuotaTree(loaded.tree, plan.memory)
+    refused_jobs = _admit(plan.admissions, loaded, tree, admitted, context)
+    if refused_jobs:
+        return refused_jobs
+    rentals.begin_for_deployments(plan.serving_rentals, tree, context)
+    reasons = _ReasonBatch(context)
+    for step in plan.steps:
+        match step:
+            case Preemption():
+                _preempt(step, loaded, tree, context)
+            case RentalStart():
+                _rent(step, loaded, tree, context)
+            case Wait():
+                reasons.add(_reason_writes(step, loaded, context), step.decision.job_id)
+            case Admission():
+                pass  # committed above
+    reasons.commit()
+    resize_jobs.carry_out(plan, loaded, tree, context)
+    _commit_departure(plan, loaded, tree, context)
+    _commit_reservation_stops(plan, loaded, tree, context)
+    _commit_queue_stops(plan, loaded, tree, context)
+    return frozenset()
+
+
+def note_cursors(cursors: QueueCursors, row: Row, context: Context) -> None:
+    """Store where the next cycle reads on. Idempotent: yes; if another cycle was first, its cursors stay."""
+    barriers = {"barriers": [list(each) for each in cursors.barriers]} if cursors.barriers else {}
+    doc = {"cursors": dict(cursors.next_page), **barriers}
+    if (row.doc or {"cursors": {}}) != doc:
+        with contextlib.suppress(Conflict):
+            context.ledger.commit(Put(Row(row.key, doc, row.version)))
+
+
+# ---------------------------------------------------------------- admissions
+
+
+def _admit(
+    admissions: Sequence[Admission], loaded: LoadedCycle, tree: QuotaTree, admitted: list[str], context: Context
+) -> frozenset[str]:
+    """Create the attempts of a plan and start their workflows. Return the jobs whose admission the ledger refused."""
+    attempts: dict[str, Attempt] = {}
+    for (decided,) in admissions:
+        attempt = decided.to_attempt(loaded.snapshot.pending[decided.job_id], context.ids.new("dec"))
+        rental = loaded.snapshot.rented.serving.get(decided.job_id)
+        attempts[decided.job_id] = attempt.but(is_rented=rental is not None and rental.hosts(attempt))
+    refused_jobs: set[str] = set()
+
+    def commit(some: Sequence[batches.WriteGroup]) -> None:
+        _commit_attempts([attempts[part.subject] for part in some], some, loaded, tree, context)
+        for attempt in (attempts[part.subject] for part in some):
+            admitted.append(attempt.workload_name)
+            context.telemetry.count("JobsAdmitted")
+            context.telemetry.info("Job admitted", job_id=attempt.job_id, attempt=attempt.attempt, pool=attempt.pool)
+            start_run(attempt, context)
+
+    def set_aside(part: batches.WriteGroup, refused: Refused) -> None:
+        refused_jobs.add(part.subject)
+        _defer_after_refusal(part.subject, refused, context)
+
+    parts = (_admission_part(decided, attempts[decided.job_id], loaded, context) for (decided,) in admissions)
+    for some in batches.cut(parts, besides=(tree.put(tree.memory),), besides_each=1):
+        batches.commit_each(some, commit, set_aside)
+    return frozenset(refused_jobs)
+
+
+def _admission_part(
+    decided: AdmissionDecision, attempt: Attempt, loaded: LoadedCycle, context: Context
+) -> batches.WriteGroup:
+    """Return the writes that admit one job: its attempt with its charge, the record and the timeline entry."""
+    job, version = loaded.snapshot.pending[attempt.job_id], loaded.versions[attempt.job_id]
+    number = attempt.attempt
+    started = _with_current_queue(job.at_size(attempt.ranks, context.now), loaded.snapshot.setup).but(
+        state=JobState.STARTING,
+        reason=decided.reason,
+        current_attempt=number,
+        local_queue=attempt.local_queue,
+        not_before=None,
+        queued_at=None,
+        # A preempted job counts as started again only after Kueue has admitted it.
+        is_preempted=job.is_preempted and bool(attempt.local_queue),
+        placement=None,
+        is_migrating_back=False,
+        lost_at=None,
+    )
+    where = ", ".join(attempt.node_names[:4]) + (" and more" if len(attempt.node_names) > 4 else "")
+    entry = TimelineEntry(
+        at=context.now,
+        kind="admitted",
+        text=f"Attempt {number} goes to Kueue's LocalQueue {attempt.local_queue}."
+        if attempt.local_queue
+        else f"Attempt {number} admitted to {attempt.pool}: {where}.",
+        decision_id=attempt.decision_id,
+        writer=WRITER,
+    )
+    released = loaded.charges.released_by(job)
+    return batches.WriteGroup(
+        job.job_id,
+        (
+            Put(rows.charge_row(attempt, job, decided.use)),
+            Put(rows.job_row(started, version)),
+            Put(rows.attempt_row(attempt, 0)),
+            Put(rows.decision_row(_record(decided, attempt.decision_id, decided.reason, Mode.ACT, context))),
+            Put(rows.timeline_row(job.job_id, entry, f"admitted-{number}")),
+            *((Delete(released.key, released.version),) if released else ()),
+        ),
+    )
+
+
+def _commit_attempts(
+    attempts: Sequence[Attempt],
+    parts: Sequence[batches.WriteGroup],
+    loaded: LoadedCycle,
+    tree: QuotaTree,
+    context: Context,
+) -> None:
+    """Create attempts: all of them or none, and only if no other cycle admitted a job since this one read the tree."""
+    memory = tree.memory
+    usage: Counter[str] = Counter()
+    for attempt in attempts:
+        job = loaded.snapshot.pending[attempt.job_id]
+        usage[attempt.team] += attempt.accelerators
+        memory = memory.after_admission(attempt.team, job.job_id)
+        memory = memory.but(elastic=memory.elastic.after_admission(job.job_id, is_elastic=job.spec.elastic is not None))
+    sums = (Add(rows.usage_key(team), {"accelerators": count}) for team, count in usage.items())
+    # The halves of a refused batch hold other writes, so they need other tokens.
+    token = f"{attempts[0].decision_id}/{len(attempts)}"
+    context.ledger.commit(tree.put(memory), *sums, *(write for part in parts for write in part.writes), token=token)
+    tree.raised(memory)
+
+
+def start_run(attempt: Attempt, context: Context) -> bool:
+    """Start the workflow of an attempt. Return False if that failed: then the sweeper starts it.
+
+    Idempotent: yes, by the execution's name. An execution that exists already is success.
+    """
+    document = {"schemaVersion": 1, "jobId": attempt.job_id, "attempt": attempt.attempt}
+    try:
+        context.workflows.start(WorkflowName.RUN_JOB, attempt.workload_name, document)
+    except TransientError as error:
+        context.telemetry.warning(
+            "The workflow of an attempt could not be started yet", job_id=attempt.job_id, error=str(error)
+        )
+        return False
+    return True
+
+
+def _defer_after_refusal(job_id: str, refused: Refused, context: Context) -> None:
+    """Let a job wait whose decision the ledger refused to store. Idempotent: yes.
+
+    The ledger may refuse the job's own row, too. Then only the log and the metric report it, and each cycle tries
+    again.
+    """
+    batches.note_refusal(context.telemetry, job_id, refused)
+    row = context.ledger.get(rows.job_key(job_id))
+    if row is None:
+        return
+    job = rows.read(row, Job)
+    if job.state is not JobState.PENDING:
+        return
+    minutes = _RETRY_AFTER_REFUSAL.seconds // 60
+    text = f"The ledger refused to store this job's decision. Evenkeel tries again after {minutes} min."
+    entry = TimelineEntry(at=context.now, kind="deferred", text=text, writer=WRITER)
+    deferred = job.but(reason=text, placement=None, not_before=context.now + _RETRY_AFTER_REFUSAL)
+    with contextlib.suppress(Conflict, Refused):
+        context.ledger.commit(
+            Put(rows.job_row(deferred, row.version)), Put(rows.timeline_row(job_id, entry, "set-aside"))
+        )
+
+
+# ---------------------------------------------------------------- preemptions and rentals
+
+
+def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+    """Ask the victims to stop, with the record of why, unless the ledger refuses it.
+
+    Each victim is asked as the cycle read it: if its priority or state changed since, the commit fails and the cycle
+    decides again. Victims that do not fit into one commit are asked in several. After a crash between them the next
+    cycle finds the first victims stopping, keeps them, and asks the rest.
+    """
+    decided = step.decision
+    job, version = loaded.snapshot.pending[decided.job_id], loaded.versions[decided.job_id]
+    parts = []
+    for name, reason in step.victims.items():
+        why = f"Preempted by {job.job_id} of team {job.spec.team} ({reason})."
+        parts.append(batches.WriteGroup(name, _stop_writes(name, why, f"{WRITER}/{job.job_id}", loaded, context.now)))
+    record = _record(decided, context.ids.new("dec"), decided.reason, Mode.ACT, context)
+    waits = _with_current_queue(job, loaded.snapshot.setup).but(reason=decided.reason)
+    own: tuple[Write, ...] = (Put(rows.job_row(waits, version)), Put(rows.decision_row(record)))
+    token = record.decision_id
+    try:
+        for some in batches.cut(parts, besides=(tree.put(tree.memory), *own)):
+            victims = [part.subject for part in some]
+            memory = tree.memory.after_preemption(job.spec.team, job.job_id, victims, context.now)
+            writes = (write for part in some for write in part.writes)
+            context.ledger.commit(tree.put(memory), *writes, *own, token=token)
+            tree.raised(memory)
+            own, token = (), context.ids.new("dec")
+    except Refused as refused:
+        _defer_after_refusal(job.job_id, refused, context)
+        return
+    context.telemetry.count("JobsPreempted", len(step.victims))
+    context.telemetry.info("Jobs asked to stop for another", job_id=job.job_id, victims=list(step.victims))
+
+
+def _stop_writes(name: str, why: str, by: str, loaded: LoadedCycle, now: datetime) -> tuple[Write, ...]:
+    """Return the writes that ask a job's attempt to stop, with its grace to save; none if it was asked before."""
+    job, version = loaded.stored(name)
+    if not job.is_stoppable:
+        return ()
+    request = StopRequest(
+        attempt=job.current_attempt,
+        reason=why,
+        by=by,
+        outcome=AttemptState.STOPPED,
+        grace_seconds=job.spec.grace_seconds,
+        requested_at=now,
+    )
+    entry = TimelineEntry(at=now, kind="preempted", text=why, writer=WRITER)
+    return (
+        Put(rows.job_row(job.but(stop_request=request, reason=why, is_preempted=True), version)),
+        Put(rows.timeline_row(job.job_id, entry, f"preempted-{job.current_attempt}")),
+    )
+
+
+def _rent(step: RentalStart, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+    """Begin a rental for a job, unless the ledger refuses it."""
+    job, version = loaded.stored(step.decision.job_id)
+    job = _with_current_queue(job, loaded.snapshot.setup)
+    try:
+        rentals.begin_for_job(job, version, step.placement, tree, context.but(mode=Mode.ACT))
+    except Refused as refused:
+        _defer_after_refusal(job.job_id, refused, context)
+
+
+# ---------------------------------------------------------------- jobs that leave their nodes
+
+
+def _commit_departure(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+    """Ask a job to leave its rented nodes. Idempotent: yes, a job that was asked is not asked again."""
+    if plan.departure is None:
+        return
+    name = plan.departure.job_id
+    job, version = loaded.stored(name)
+    writes, token = rentals.departure_writes(job, version, plan.departure.decision, context)
+    memory = _with_stopping(tree.memory, [name], loaded.snapshot.setup)
+    try:
+        context.ledger.commit(tree.put(memory), *writes, token=token)
+    except Refused as refused:
+        batches.note_refusal(context.telemetry, name, refused)
+        return
+    tree.raised(memory)
+    context.telemetry.count("JobsMigratedBack")
+    context.telemetry.info("Job asked to migrate back to committed capacity", job_id=name)
+
+
+def _commit_reservation_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+    """Ask jobs to leave nodes whose reservation ends. Idempotent: yes, a job that was asked is not asked again."""
+    parts = [
+        drain_reservations.stop_group(each, *loaded.stored(each.facts.candidate.job_id), context)
+        for each in plan.reservation_stops
+    ]
+
+    def commit(some: Sequence[batches.WriteGroup]) -> None:
+        names = [part.subject for part in some]
+        memory = _with_stopping(tree.memory, names, loaded.snapshot.setup)
+        context.ledger.commit(tree.put(memory), *(write for part in some for write in part.writes))
+        tree.raised(memory)
+        context.telemetry.count("JobsDrainedFromReservations", len(names))
+        context.telemetry.info("Jobs asked to stop before a reservation ends", jobs=names)
+
+    for some in batches.cut(parts, besides=(tree.put(tree.memory),)):
+        batches.commit_each(
+            some, commit, lambda part, refused: batches.note_refusal(context.telemetry, part.subject, refused)
+        )
+
+
+def _commit_queue_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+    """Ask all jobs of drained queues to stop. Idempotent: yes, a job that was asked is not asked again."""
+    for name in plan.queue_stops:
+        job, _ = loaded.stored(name)
+        why = f"The queue of team {job.spec.team} is drained."
+        memory = tree.memory.but(stopping={**tree.memory.stopping, name: ""})
+        try:
+            context.ledger.commit(tree.put(memory), *_stop_writes(name, why, f"{WRITER}/drain", loaded, context.now))
+        except Refused as refused:
+            batches.note_refusal(context.telemetry, name, refused)
+            continue
+        tree.raised(memory)
+        context.telemetry.info("Job asked to stop, its queue is drained", job_id=name)
+
+
+def _with_stopping(memory: SchedulerState, names: Iterable[str], setup: TeamSetup) -> SchedulerState:
+    """Return the state with jobs that stop for no other job. Without teams it is not needed."""
+    return memory.but(stopping={**memory.stopping, **dict.fromkeys(names, "")}) if setup.has_teams else memory
+
+
+# ---------------------------------------------------------------- reasons
+
+
+class _ReasonBatch:
+    """Reasons of waiting jobs: many of them in one commit, since each commit is a round trip."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._parts: list[batches.WriteGroup] = []
+
+    def add(self, writes: tuple[Write, ...], job_id: str) -> None:
+        """Add the writes of one job. Commits the batch once it is full."""
+        if writes:
+            self._parts.append(batches.WriteGroup(job_id, writes))
+        if len(self._parts) == _MAX_REASONS:
+            self.commit()
+
+    def commit(self) -> None:
+        """Commit the rest of the batch. A reason that the ledger refuses is counted and left out."""
+        ledger, telemetry = self._context.ledger, self._context.telemetry
+        for some in batches.cut(self._parts):
+            batches.commit_each(
+                some,
+                lambda parts: ledger.commit(*(write for part in parts for write in part.writes)),
+                lambda part, refused: batches.note_refusal(telemetry, part.subject, refused),
+            )
+        self._parts.clear()
+
+
+def _reason_writes(step: Wait, loaded: LoadedCycle, context: Context) -> tuple[Write, ...]:
+    """Return the writes that record why a job waits; none if the job records it already."""
+    decided = step.decision
+    job, version = loaded.snapshot.pending[decided.job_id], loaded.versions[decided.job_id]
+    note, records = rentals.placement_note(job, step.placement, context.but(mode=step.mode))
+    if decided.action is Action.BACK_OFF:
+        return ()  # the job records already what failed
+    reason = recorded_reason(decided, step.mode)
+    text = f"{reason} {note.text}" if note else reason
+    placed = _with_current_queue(job, loaded.snapshot.setup).but(reason=text, placement=note)
+    if placed == job:
+        return ()
+    writes = (Put(rows.job_row(placed, version)), *records)
+    if job.queue_reason == reason:
+        return writes
+    record = _record(decided, context.ids.new("dec"), reason, step.mode, context)
+    return (*writes, Put(rows.decision_row(record)))
+
+
+def _with_current_queue(job: Job, setup: TeamSetup) -> Job:
+    """Return a job in its present queue: teams may have been set up since it was submitted."""
+    queue = job.spec.team if job.spec.team in setup.by_name else ""
+    if queue == job.queue:
+        return job
+    return job.but(queue=queue, priority=setup.priority_of(job.spec.priority_class))
+
+
+def _record(decided: AdmissionDecision, decision_id: str, reason: str, mode: Mode, context: Context) -> Decision:
+    return Decision(
+        decision_id=decision_id,
+        kind="ADMISSION",
+        subject=decided.job_id,
+        action=decided.action,
+        reason=reason,
+        alternatives=decided.alternatives,
+        facts=decided.facts.to_json(),
+        policy_hash=context.policy.hash,
+        mode=mode,
+        decided_at=context.now,
+    )

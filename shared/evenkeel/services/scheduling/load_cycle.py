@@ -1,0 +1,372 @@
+"""Load step of a scheduling cycle: read the quota tree, queues, charges, jobs and clusters into one snapshot.
+
+    tree ─ set-up ─ queues ─ rentals ─ charges ─ jobs ─ clusters ─ spending        (the order matters)
+
+A rental or a pod that changes between two reads counts twice at worst, and never not at all. Jobs are read after the
+charges, so freed quota is seen only together with the job that released it (docs/decisions/0023).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from evenkeel.domain.admission.cycle_plan import MissingFacts
+from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.admission.decide_cycle import draining_teams, is_strict
+from evenkeel.domain.admission.fifo import AdmissionAuthority
+from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors
+from evenkeel.domain.admission.request_facts import with_reservation_ends
+from evenkeel.domain.admission.scheduler_state import ElasticState
+from evenkeel.domain.capacity.node_capacity import node_capacity
+from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
+from evenkeel.domain.jobs.attempt import ObservedWorkload
+from evenkeel.domain.jobs.charge import Charge, accelerators_taken
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.nodes import KubernetesNode, ProviderNode, join_nodes
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.quotas.budgets import remaining_by_team
+from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.recovery.resume import lost_seconds
+from evenkeel.domain.renting.book import RentalBook
+from evenkeel.ports import EvenkeelError, Key, Ledger, Row, Table, get_all
+from evenkeel.services.context import Context
+from evenkeel.services.incidents import unhealthy_nodes
+from evenkeel.services.rentals import rentals
+from evenkeel.services.scheduling import read_usage
+from evenkeel.services.storage import attempt_rows, read_charges, read_setup, rows
+from evenkeel.services.storage.quota_tree import stored_state
+
+_MAX_PAGES = 4
+"""Pages that a cycle reads at once behind the head of a parked queue."""
+_PAGES_PER_CYCLE = 1
+"""Pages of each long queue that a cycle reads from where the last cycle stopped."""
+_PENDING = f"JOB#{JobState.PENDING}"
+
+StoredJobs = Mapping[str, tuple[Job, int]]
+"""Job id → the job and the version of its row."""
+
+
+class LoadedCycle(NamedTuple):
+    """Everything that a cycle read, with the rows and versions that its commits depend on."""
+
+    tree: Row
+    snapshot: CycleSnapshot
+    versions: Mapping[str, int] = {}
+    """Job id → version of its row."""
+    charges: read_charges.Charges = read_charges.Charges()
+    outdated: tuple[Row, ...] = ()
+    """Rows of released charges that no job needs any more."""
+    cursors_row: Row | None = None
+    """The row of the queue cursors; None if no queue is longer than its head."""
+    errors: Mapping[str, EvenkeelError] = {}
+    """Cluster that could not be read → the error."""
+
+    def stored(self, job_id: str) -> tuple[Job, int]:
+        """Return a job that the cycle read, with the version of its row."""
+        job = self.snapshot.known_job(job_id)
+        assert job is not None, f"the plan names {job_id}, which was not read"
+        return job, self.versions[job_id]
+
+
+def run(context: Context) -> LoadedCycle:
+    """Read everything that a cycle decides from. Where Kueue admits, these are the pending jobs alone.
+
+    Raises:
+        Conflict: an attempt is being settled at this instant.
+    """
+    tree = context.ledger.get(rows.tree_key()) or Row(rows.tree_key(), {})
+    snapshot = CycleSnapshot(
+        authority=context.site.admission,
+        setup=read_setup.run(context.ledger).setup,
+        memory=stored_state(tree),
+    )
+    queues = _read_queues(snapshot, context)
+    if snapshot.authority is AdmissionAuthority.KUEUE:
+        return _with_jobs(LoadedCycle(tree, snapshot), queues, ElasticState(), context.ledger)
+    # The rentals before the charges.
+    rented = rentals.load(context.ledger)
+    loaded = _with_jobs(LoadedCycle(tree, snapshot), queues, snapshot.memory.elastic, context.ledger)
+    if _is_at_rest(loaded.snapshot, rented, context.policy):
+        return loaded
+    return _with_quotas(_with_clusters(loaded, rented, context), context)
+
+
+def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -> LoadedCycle:
+    """Read the facts that a plan named as missing."""
+    if missing.queues:
+        return _read_queues_further(loaded, missing.queues, context)
+    stored = _read_jobs(context.ledger, map(rows.job_key, missing.jobs))
+    loaded = loaded._replace(
+        snapshot=loaded.snapshot._replace(holders={**loaded.snapshot.holders, **_jobs_of(stored)}),
+        versions={**loaded.versions, **_versions_of(stored)},
+    )
+    jobs = (loaded.snapshot.known_job(name) for name in missing.attempts_of)
+    return loaded._replace(
+        snapshot=loaded.snapshot._replace(
+            shortages=rentals.read_shortages(context.ledger)[0] if missing.shortages else None,
+            attempts=rentals.read_attempts(context.ledger, (job for job in jobs if job)),
+        )
+    )
+
+
+# ---------------------------------------------------------------- queues
+
+
+class _Queues(NamedTuple):
+    """Keys of pending jobs. Each job is read by its key afterwards, since the index of pending jobs may lag."""
+
+    keys: tuple[Key, ...]
+    next_page: Mapping[str, str]
+    """Team whose queue is longer than a page → the cursor behind that page."""
+    cursors: QueueCursors | None
+    cursors_row: Row | None
+
+
+def _read_queues(snapshot: CycleSnapshot, context: Context) -> _Queues:
+    """Read the head of each queue, and one more page of each long queue."""
+    ledger, setup, heads = context.ledger, snapshot.setup, context.policy.scheduling.heads_per_cycle
+    # If all pending jobs fit on one page, the queue of no team has more. Jobs from before teams come first on it.
+    first = ledger.by_state(Table.JOBS, _PENDING, limit=heads)
+    found = [row.key for row in first.rows]
+    next_page: dict[str, str] = {ALL_JOBS: first.cursor} if first.cursor else {}
+    for team in setup.by_name if first.cursor else ():
+        page = ledger.by_state(Table.JOBS, _PENDING, prefix=rows.queue_prefix(team), limit=heads)
+        found += [row.key for row in page.rows]
+        if page.cursor:
+            next_page[team] = page.cursor
+    if not next_page:
+        return _Queues(tuple(found), {}, None, None)
+    behind, cursors, row = _read_next_pages(setup, next_page, heads, ledger)
+    # A job that waits until its victims stop stays the head of its queue, wherever it is listed.
+    first_keys = map(rows.job_key, (*snapshot.memory.sticky.values(), *(name for name, _ in cursors.barriers)))
+    return _Queues((*first_keys, *found, *behind), next_page, cursors, row)
+
+
+def _read_next_pages(
+    setup: TeamSetup, next_page: Mapping[str, str], heads: int, ledger: Ledger
+) -> tuple[list[Key], QueueCursors, Row]:
+    """Read on in each long queue from where the last cycle stopped. In a strict queue no job may pass the head."""
+    row = ledger.get(rows.queue_cursors_key()) or Row(rows.queue_cursors_key(), {})
+    before: dict[str, str] = row.doc.get("cursors", {})
+    found: list[Key] = []
+    stopped: dict[str, str] = {}
+    cursors = QueueCursors(stopped)
+    for team, cursor_after_head in next_page.items():
+        if is_strict(team, setup):
+            continue
+        cursor = before.get(team, cursor_after_head)
+        limit = heads * _PAGES_PER_CYCLE
+        page = ledger.by_state(Table.JOBS, _PENDING, prefix=_prefix(team), limit=limit, cursor=cursor)
+        # The queue of each team is read by itself.
+        found += [each.key for each in page.rows if team or each.doc.get("queue", "") not in setup.by_name]
+        if page.cursor:
+            stopped[team] = page.cursor
+        if team == ALL_JOBS and not setup.has_teams:
+            cursors = cursors._replace(
+                page=frozenset(str(each.doc["jobId"]) for each in page.rows),
+                page_cursor=cursor,
+                barriers=tuple((str(name), str(at)) for name, at in row.doc.get("barriers", ())),
+            )
+    return found, cursors, row
+
+
+def _read_queues_further(loaded: LoadedCycle, teams: Iterable[str], context: Context) -> LoadedCycle:
+    """Read several pages at once behind the heads of these queues."""
+    snapshot = loaded.snapshot
+    limit = context.policy.scheduling.heads_per_cycle * _MAX_PAGES
+    pending, versions = dict(snapshot.pending), dict(loaded.versions)
+    next_page, cursors = dict(snapshot.next_page), snapshot.queue_cursors
+    held = frozenset(charge.job_id for charge in snapshot.charges())
+    for team in teams:
+        page = context.ledger.by_state(
+            Table.JOBS, _PENDING, prefix=_prefix(team), limit=limit, cursor=next_page.pop(team)
+        )
+        found = _read_jobs(context.ledger, (row.key for row in page.rows))
+        # A job whose charge this cycle still sees as held was settled since. The next cycle decides about it.
+        waiting = {name: each for name, each in found.items() if each[0].state is JobState.PENDING and name not in held}
+        pending |= _jobs_of(waiting)
+        versions |= _versions_of(waiting)
+        if cursors is not None and team == ALL_JOBS:
+            cursors = cursors._replace(page=cursors.page - found.keys())  # these were read in order, without a gap
+        if page.cursor:
+            next_page[team] = page.cursor
+    return loaded._replace(
+        snapshot=snapshot._replace(pending=pending, next_page=next_page, queue_cursors=cursors), versions=versions
+    )
+
+
+def _prefix(team: str) -> str:
+    return "" if team == ALL_JOBS else rows.queue_prefix(team)
+
+
+# ---------------------------------------------------------------- jobs and charges
+
+
+def _with_jobs(loaded: LoadedCycle, queues: _Queues, sized: ElasticState, ledger: Ledger) -> LoadedCycle:
+    """Read the charges, and after them the pending jobs and the elastic jobs.
+
+    An interrupted job is found even if the index does not list it yet: its released charge names it.
+
+    Raises:
+        Conflict: an attempt is being settled at this instant.
+    """
+    charges = read_charges.run(ledger)
+    elastic_names = {*(charge.job_id for charge in charges.held if charge.is_elastic), *sized.resizing}
+    elastic = _read_jobs(ledger, map(rows.job_key, sorted(elastic_names)))
+    read = {**_read_jobs(ledger, (*map(rows.job_key, charges.owners), *queues.keys)), **elastic}
+    charges = charges.agreed(read)
+    snapshot = loaded.snapshot._replace(
+        pending={name: job for name, (job, _) in read.items() if job.state is JobState.PENDING},
+        elastic=_jobs_of(elastic),
+        held=charges.held,
+        released=tuple(charge for charge, _ in charges.released),
+        next_page=queues.next_page,
+        cursors_after_heads=queues.next_page,
+        queue_cursors=queues.cursors,
+    )
+    return loaded._replace(
+        snapshot=snapshot,
+        versions=_versions_of(read),
+        charges=charges,
+        outdated=charges.outdated(read),
+        cursors_row=queues.cursors_row,
+    )
+
+
+def _is_at_rest(snapshot: CycleSnapshot, rented: RentalBook, policy: Policy) -> bool:
+    """Whether there is nothing to decide, so that no cluster has to be read."""
+    return not (
+        snapshot.pending
+        or draining_teams(snapshot.setup)
+        or rented.rentals
+        or snapshot.memory.elastic.is_in_use
+        or any(each.rents_from for each in policy.scheduling.serving)
+        or policy.scheduling.reservations
+    )
+
+
+def _with_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
+    """Read the jobs that hold charges, and what the teams have spent and used."""
+    snapshot, policy = loaded.snapshot, context.policy
+    setup = snapshot.setup
+    if not setup.has_teams:
+        return loaded
+    stored = _read_jobs(context.ledger, (rows.job_key(charge.job_id) for charge in snapshot.held))
+    running = {name: each for name, each in stored.items() if name not in snapshot.pending}
+    holders, rented = _jobs_of(stored), snapshot.rented
+    spent = rentals.spent_by_period(setup, context, rented.rentals)
+    left = (
+        remaining_by_team(setup, spent, snapshot.held, rented.rentals, policy.economy, context.now)
+        if policy.burst.pools
+        else {}
+    )
+    return loaded._replace(
+        snapshot=snapshot._replace(
+            holders=holders,
+            # An elastic job that was read twice is seen as it was read last.
+            elastic={name: holders.get(name, job) for name, job in snapshot.elastic.items()},
+            rented=rented._replace(budgets_left=left),
+            spent=spent,
+            used=read_usage.run(setup, context),
+            work_at_risk_by_job=_work_at_risk(snapshot.held, holders, context)
+            if setup.fleet.switches.spares_work
+            else {},
+        ),
+        # A pending job is committed as it was decided, so its version stays.
+        versions={**_versions_of(stored), **loaded.versions, **_versions_of(running)},
+    )
+
+
+def _work_at_risk(charges: Iterable[Charge], holders: Mapping[str, Job], context: Context) -> dict[str, float]:
+    """Return the work that each holder of a charge would lose, estimated without reading its checkpoints."""
+    usual = context.policy.economy.expected_checkpoint_seconds
+    return {
+        charge.job_id: round(charge.accelerators * lost_seconds(charge, holders[charge.job_id], usual, context.now))
+        for charge in charges
+        if charge.admitted_at and charge.job_id in holders
+    }
+
+
+def _read_jobs(ledger: Ledger, keys: Iterable[Key]) -> dict[str, tuple[Job, int]]:
+    found = get_all(ledger, keys).values()
+    jobs = ((rows.read(row, Job), row.version) for row in found)
+    return {job.job_id: (job, version) for job, version in jobs}
+
+
+def _jobs_of(stored: StoredJobs) -> dict[str, Job]:
+    return {name: job for name, (job, _) in stored.items()}
+
+
+def _versions_of(stored: StoredJobs) -> dict[str, int]:
+    return {name: version for name, (_, version) in stored.items()}
+
+
+# ---------------------------------------------------------------- clusters
+
+
+class _ClusterFacts(NamedTuple):
+    """The facts that were read of one cluster."""
+
+    workloads: tuple[ObservedWorkload, ...]
+    in_use: Mapping[str, int]
+    nodes: tuple[KubernetesNode, ...]
+    kueue_namespaces: Mapping[str, str]
+    provider_nodes: Sequence[ProviderNode]
+    pods: Sequence[UnmanagedPod]
+
+
+def _with_clusters(loaded: LoadedCycle, rented: RentalBook, context: Context) -> LoadedCycle:
+    """Read the nodes, pods and Jobs of each cluster, and the state of the serving workloads."""
+    snapshot, policy, names = loaded.snapshot, context.policy, context.site.clusters
+    serves = frozenset(each.cluster for each in policy.scheduling.serving)
+    seen, errors = _read_clusters(serves, context)
+    listed = [(name, each) for name, facts in seen.items() for each in facts.workloads]
+    workloads = [(attempt.cluster, each) for attempt, each in attempt_rows.owned(context.ledger, listed)]
+    in_use = {(name, node): count for name, facts in seen.items() for node, count in facts.in_use.items()}
+    nodes = [node for name in names if name in seen for node in seen[name].nodes]
+    provider_nodes = seen[names[0]].provider_nodes if names[0] in seen else ()
+    unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
+    taken = accelerators_taken(in_use, snapshot.held, workloads)
+    capacities = node_capacity(join_nodes(nodes, provider_nodes, names[0]), taken, unhealthy)
+    capacities = rented.capacities(capacities, snapshot.pending.values(), policy.burst.pools)
+    return loaded._replace(
+        snapshot=snapshot._replace(
+            capacities=with_reservation_ends(capacities, policy),
+            kueue_namespaces={
+                (name, each): shown_by
+                for name, facts in seen.items()
+                for each, shown_by in facts.kueue_namespaces.items()
+            },
+            unreadable=frozenset(errors),
+            rented=rented,
+            serving_pods={name: facts.pods for name, facts in seen.items() if name in serves},
+            serving_states=rentals.serving_states(policy.scheduling.serving, context.ledger),
+        ),
+        errors=errors,
+    )
+
+
+def _read_clusters(
+    serves: frozenset[str], context: Context
+) -> tuple[dict[str, _ClusterFacts], dict[str, EvenkeelError]]:
+    """Read each cluster by itself, and HyperPod's nodes with the first one. If one read fails, all of it is left out.
+
+    Args:
+        serves: Clusters with serving workloads: their pods are read, too.
+        context: Names the clusters.
+    """
+    seen: dict[str, _ClusterFacts] = {}
+    errors: dict[str, EvenkeelError] = {}
+    cluster, names = context.cluster, context.site.clusters
+    for name in names:
+        try:
+            seen[name] = _ClusterFacts(
+                cluster.workloads(name),
+                cluster.accelerators_in_use(name),
+                cluster.nodes(name),
+                cluster.kueue_namespaces(name),
+                context.provider.nodes() if name == names[0] else (),
+                cluster.pods(name) if name in serves else (),
+            )
+        except EvenkeelError as error:
+            errors[name] = error
+    return seen, errors

@@ -1,0 +1,304 @@
+"""Everything that one scheduling cycle decides, from a snapshot alone."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.admission.cycle_plan import Admission, CyclePlan, MissingFacts, Preemption, Wait
+from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
+from evenkeel.domain.admission.decide import Action
+from evenkeel.domain.admission.decide_cycle import decide_cycle
+from evenkeel.domain.admission.fifo import AdmissionAuthority
+from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors
+from evenkeel.domain.admission.scheduler_state import SchedulerState
+from evenkeel.domain.capacity.policy import ReservedPool
+from evenkeel.domain.jobs.job import Job, JobState
+from evenkeel.domain.policy import Policy
+from evenkeel.domain.policy_base import Mode
+from evenkeel.domain.renting.migration import MigrationAction
+from tests.unit.scheduling.builders import CLUSTER, a_job, a_node_capacity, a_spec, at
+from tests.unit.scheduling.test_sharing import a_charge, a_setup, a_team
+
+NOW = at(1000)
+
+
+def waiting(number: int, **changes: Any) -> Job:
+    spec = a_spec(**{"name": f"job-{number}", "nodes": 1, **changes.pop("spec", {})})
+    facts = {
+        "job_id": f"job-{number}",
+        "spec": spec,
+        "state": JobState.PENDING,
+        "submitted_at": at(number),
+        "current_attempt": 0,
+        "queue": spec.team if spec.team in ("red", "blue") else "",
+    }
+    return a_job(**{**facts, **changes})
+
+
+def running(number: int, **changes: Any) -> Job:
+    return waiting(number, **{"state": JobState.RUNNING, "current_attempt": 1, **changes})
+
+
+def a_snapshot(*pending: Job, nodes: int = 2, **more: Any) -> CycleSnapshot:
+    facts = {"capacities": tuple(a_node_capacity(number) for number in range(1, nodes + 1)), **more}
+    return CycleSnapshot(pending={job.job_id: job for job in pending}, **facts)
+
+
+def decided(snapshot: CycleSnapshot, policy: Policy | None = None, mode: Mode = Mode.ACT) -> CyclePlan:
+    plan = decide_cycle(snapshot, policy or Policy(), mode, NOW)
+    assert not plan.is_incomplete
+    return plan
+
+
+def steps(plan: CyclePlan) -> dict[str, str]:
+    return {step.decision.job_id: f"{type(step).__name__} {step.decision.action}" for step in plan.steps}
+
+
+# ---------------------------------------------------------------- admissions and waits
+
+
+def test_jobs_that_fit_start_and_the_next_one_waits() -> None:
+    plan = decided(a_snapshot(waiting(1), waiting(2), waiting(3)))
+
+    assert steps(plan) == {"job-1": "Admission ADMIT", "job-2": "Admission ADMIT", "job-3": "Wait WAIT"}
+    assert plan.waiting == 1
+
+
+@pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
+def test_no_job_starts_unless_the_mode_is_act(mode: Mode) -> None:
+    plan = decided(a_snapshot(waiting(1)), mode=mode)
+
+    (step,) = plan.steps
+    assert isinstance(step, Wait)
+    assert (step.decision.action, step.mode, plan.admissions) == (Action.ADMIT, mode, ())
+
+
+def test_job_that_was_left_out_is_not_decided() -> None:
+    plan = decided(a_snapshot(waiting(1), waiting(2), nodes=1).without(["job-1"]))
+
+    assert steps(plan) == {"job-2": "Admission ADMIT"}
+
+
+def test_same_snapshot_gives_the_same_plan() -> None:
+    snapshot = a_snapshot(waiting(1), waiting(2), waiting(3))
+
+    assert decided(snapshot) == decided(snapshot)
+
+
+def test_job_on_an_unreadable_cluster_is_held() -> None:
+    plan = decided(a_snapshot(waiting(1), unreadable=frozenset({CLUSTER}), capacities=()))
+
+    assert steps(plan) == {"job-1": "Wait HELD"}
+
+
+def test_job_in_a_kueue_namespace_is_held() -> None:
+    job = waiting(1)
+    plan = decided(a_snapshot(job, kueue_namespaces={(CLUSTER, job.namespace): "its label"}))
+
+    assert steps(plan) == {"job-1": "Wait HELD"}
+    assert "its label" in plan.decisions[0].reason
+
+
+def test_job_in_the_namespace_of_another_team_is_held() -> None:
+    setup = a_setup(a_team("red"), a_team("blue"))
+    plan = decided(a_snapshot(waiting(1, spec={"team": "red"}, namespace="blue"), setup=setup))
+
+    assert steps(plan) == {"job-1": "Wait HELD"}
+    assert "team blue" in plan.decisions[0].reason
+
+
+def test_all_jobs_are_handed_over_where_kueue_admits() -> None:
+    plan = decided(a_snapshot(waiting(2), waiting(1), nodes=0, authority=AdmissionAuthority.KUEUE))
+
+    assert [step.decision.job_id for step in plan.admissions] == ["job-1", "job-2"]
+    assert all(step.decision.facts.local_queue for step in plan.admissions)
+
+
+# ---------------------------------------------------------------- preemption
+
+
+def preempting(**more: Any) -> CycleSnapshot:
+    """An urgent job of the team, and a running one of lower priority that holds the only node."""
+    urgent = waiting(2, spec={"team": "red"}, priority=100, namespace="red")
+    return a_snapshot(
+        urgent,
+        capacities=(a_node_capacity(1, free=0),),
+        setup=a_setup(a_team("red", 8)),
+        held=(a_charge(1, "red", 1),),
+        holders={"job-1": running(1, spec={"team": "red"}, **more)},
+    )
+
+
+def test_urgent_job_preempts_a_job_of_lower_priority() -> None:
+    (step,) = decided(preempting()).steps
+
+    assert isinstance(step, Preemption)
+    assert step.victims == {"job-1": "InClusterQueue"}
+
+
+def test_victim_that_was_asked_to_stop_is_not_asked_again() -> None:
+    job = preempting().holders["job-1"]
+    stopping = job.but(stop_request=job.with_stop_request("It is cancelled.", "ana", NOW))
+    snapshot = preempting()._replace(holders={"job-1": stopping})
+
+    assert steps(decided(snapshot)) == {"job-2": "Wait PREEMPT"}
+
+
+def test_victim_with_a_newer_attempt_is_not_asked() -> None:
+    assert steps(decided(preempting(current_attempt=2))) == {"job-2": "Wait PREEMPT"}
+
+
+# ---------------------------------------------------------------- long queues
+
+
+def a_long_queue(*pending: Job, nodes: int = 1) -> CycleSnapshot:
+    cursors = {ALL_JOBS: "after-head"}
+    return a_snapshot(
+        *pending,
+        nodes=nodes,
+        next_page=cursors,
+        cursors_after_heads=cursors,
+        queue_cursors=QueueCursors({ALL_JOBS: "after-page"}),
+    )
+
+
+def test_parked_queue_is_read_further_once() -> None:
+    snapshot = a_long_queue(waiting(1, spec={"nodes": 5}))
+
+    draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
+    assert (draft.missing, draft.steps) == (MissingFacts(queues=(ALL_JOBS,)), ())
+    more = {**snapshot.pending, "job-2": waiting(2)}
+    plan = decide_cycle(snapshot._replace(pending=more), Policy(), Mode.ACT, NOW, draft=draft)
+
+    assert not plan.is_incomplete
+    assert steps(plan) == {"job-1": "Wait NEVER_FITS", "job-2": "Admission ADMIT"}
+
+
+def test_queue_in_which_a_job_starts_is_not_read_further() -> None:
+    plan = decided(a_long_queue(waiting(1)))
+
+    assert steps(plan) == {"job-1": "Admission ADMIT"}
+
+
+def test_jobs_behind_an_unblocked_job_are_read_again_first() -> None:
+    snapshot = a_long_queue(waiting(1), waiting(9), nodes=2)
+    cursors = QueueCursors({ALL_JOBS: "later"}, frozenset({"job-9"}), "page", (("job-1", "behind-job-1"),))
+
+    plan = decided(snapshot._replace(queue_cursors=cursors))
+
+    assert steps(plan) == {"job-1": "Admission ADMIT"}
+    assert plan.queue_plan.cursors == cursors._replace(next_page={ALL_JOBS: "behind-job-1"}, barriers=())
+
+
+def test_waiting_jobs_become_barriers_with_the_cursor_behind_them() -> None:
+    before = QueueCursors({ALL_JOBS: "later"}, frozenset({"job-2"}), "page")
+    plan = decided(a_snapshot(waiting(1, spec={"nodes": 2}, current_attempt=1), waiting(2, spec={"nodes": 2}), nodes=1))
+
+    after = before.after(plan.decisions, "behind-head")
+
+    assert after.barriers == (("job-1", "behind-head"),)
+
+
+def test_barriers_are_dropped_at_the_end_of_the_queue() -> None:
+    cursors = QueueCursors({}, barriers=(("job-1", "cursor"),))
+
+    assert cursors.after((), "behind-head").barriers == ()
+
+
+# ---------------------------------------------------------------- missing facts
+
+
+def with_deadline(number: int, **changes: Any) -> Job:
+    return waiting(number, spec={"nodes": 2, "deadline_at": NOW + timedelta(hours=1)}, **changes)
+
+
+def test_place_of_a_job_needs_holders_attempts_and_shortages() -> None:
+    snapshot = a_snapshot(with_deadline(2, current_attempt=1), nodes=1, held=(a_charge(1, "", 1),))
+
+    draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
+
+    assert draft.missing == MissingFacts(jobs=("job-1",), attempts_of=("job-2",), shortages=True)
+    assert draft.steps == ()
+
+
+def test_first_attempt_has_no_earlier_attempts_to_read() -> None:
+    draft = decide_cycle(a_snapshot(with_deadline(2), nodes=1), Policy(), Mode.ACT, NOW)
+
+    assert draft.missing == MissingFacts(shortages=True)
+
+
+def test_plan_is_the_same_with_and_without_its_draft() -> None:
+    snapshot = a_snapshot(with_deadline(2, current_attempt=1), waiting(3), nodes=1, held=(a_charge(1, "", 1),))
+    draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
+    whole = snapshot._replace(holders={"job-1": running(1)})
+
+    plan = decide_cycle(whole, Policy(), Mode.ACT, NOW, draft=draft)
+
+    assert not plan.is_incomplete
+    assert plan.queue_plan == decide_cycle(whole, Policy(), Mode.ACT, NOW).queue_plan
+
+
+def test_job_whose_row_is_gone_is_not_asked_for_twice() -> None:
+    snapshot = a_snapshot(with_deadline(2), nodes=1, held=(a_charge(1, "", 1),))
+    draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
+
+    assert not decide_cycle(snapshot, Policy(), Mode.ACT, NOW, draft=draft).is_incomplete
+
+
+# ---------------------------------------------------------------- jobs that leave their nodes
+
+
+def drained(**more: Any) -> CycleSnapshot:
+    setup = a_setup(a_team("red", 8, queue={"stop": "HoldAndDrain"}))
+    facts = {"holders": {"job-1": running(1, spec={"team": "red"})}, "held": (a_charge(1, "red", 1),), **more}
+    return a_snapshot(setup=setup, **facts)
+
+
+def test_jobs_of_a_drained_queue_stop() -> None:
+    assert decided(drained()).queue_stops == ("job-1",)
+    assert decided(drained(), mode=Mode.OBSERVE).queue_stops == ()
+
+
+def test_jobs_of_a_drained_queue_are_asked_once() -> None:
+    job = running(1, spec={"team": "red"})
+    asked = job.but(stop_request=job.with_stop_request("It is drained.", "schedule_jobs/drain", NOW))
+
+    assert decided(drained(holders={"job-1": asked})).queue_stops == ()
+    assert decided(drained(memory=SchedulerState(stopping={"job-1": ""}))).queue_stops == ()
+    assert decided(drained(holders={"job-1": running(1, current_attempt=2)})).queue_stops == ()
+
+
+def reserved(seconds: float) -> Policy:
+    ends_at = NOW + timedelta(seconds=seconds)
+    reserved = ReservedPool(cluster=CLUSTER, pool="workers", starts_at=at(0), ends_at=ends_at, closing_seconds=0)
+    return Policy(scheduling=SchedulingPolicy(reservations=(reserved,)))
+
+
+def on_reservation(**more: Any) -> CycleSnapshot:
+    charge = a_charge(1, "", 1, pool="workers")
+    return a_snapshot(held=(charge,), **{"holders": {"job-1": running(1)}, **more})
+
+
+def test_job_leaves_a_reservation_before_it_ends() -> None:
+    (stop,) = decided(on_reservation(), reserved(60)).reservation_stops
+
+    assert (stop.action, stop.facts.candidate.job_id) == (MigrationAction.REQUEUE, "job-1")
+
+
+def test_job_stays_on_a_reservation_that_lasts() -> None:
+    assert decided(on_reservation(), reserved(86_400)).reservation_stops == ()
+
+
+def test_job_on_an_ending_reservation_is_read_first() -> None:
+    draft = decide_cycle(on_reservation(holders={}), reserved(60), Mode.ACT, NOW)
+
+    assert draft.missing == MissingFacts(jobs=("job-1",))
+
+
+def test_decisions_carry_their_facts() -> None:
+    plan = decided(a_snapshot(waiting(1), waiting(2), waiting(3)))
+
+    assert all(isinstance(step, Admission | Wait) and step.decision.facts.request for step in plan.steps)
+    assert all(step.decision.reason for step in plan.steps)
