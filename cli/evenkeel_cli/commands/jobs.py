@@ -73,7 +73,7 @@ def list_jobs(
     # An empty class is a filter, too: those without one.
     path = "/jobs?class=" if priority_class == "(unset)" else "/jobs"
     given = None if priority_class == "(unset)" else priority_class
-    found = {"state": state and state.upper(), "team": team, "class": given}
+    found: Json = {"state": state and state.upper(), "team": team, "class": given}
     jobs, token = lookup.listed(lookup.current_client(), path, limit, **found)
     nothing = "No jobs." if not state else f"No jobs are {state.lower()}."
     answer_list(jobs, output, list_columns, name_key="jobId", nothing=nothing, page_token=token, ends_after=limit)

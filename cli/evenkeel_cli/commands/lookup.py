@@ -74,12 +74,23 @@ def items(client: ApiClient, path: str, limit: int, **query: Any) -> list[Json]:
     return listed(client, path, limit, **query)[0]
 
 
-def listed(client: ApiClient, path: str, limit: int, **query: Any) -> tuple[list[Json], str | None]:
-    """Read a list to its end or to `limit`; also return the token of the next page, None at the end."""
+def listed(
+    client: ApiClient, path: str, limit: int, *, within: str = "", **query: Any
+) -> tuple[list[Json], str | None]:
+    """Read a list to its end or to `limit`; also return the token of the next page, None at the end.
+
+    Args:
+        client: The client to read with.
+        path: Path of the list.
+        limit: Maximum number of items.
+        within: Field of the answer that holds the list, if it is not the answer itself.
+        query: The filter.
+    """
     found: list[Json] = []
     token: str | None = None
     while len(found) < limit:
         page = client.get(path, pageSize=min(200, limit - len(found)), nextPageToken=token, **query)
+        page = page[within] if within else page
         found.extend(page["items"])
         token = page.get("nextPageToken") or None
         if not token:

@@ -104,15 +104,7 @@ def show(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
 def history(limit: lookup.LimitOption = 1000, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List all policy changes, newest first."""
     client = lookup.current_client()
-    changes: list[Json] = []
-    token: str | None = None
-    while len(changes) < limit:
-        size = min(200, limit - len(changes))
-        page_of = client.get(f"/clusters/{client.fleet}/policy", pageSize=size, nextPageToken=token)["history"]
-        changes += page_of["items"]
-        token = page_of["nextPageToken"]
-        if not token:
-            break
+    changes, token = lookup.listed(client, f"/clusters/{client.fleet}/policy", limit, within="history")
     nothing = "The policy is as shipped: it has no changes."
     answer_list(changes, output, _columns, name_key="number", nothing=nothing, page_token=token, ends_after=limit)
 

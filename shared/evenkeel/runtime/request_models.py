@@ -115,6 +115,8 @@ def _request_type(kind: Any, terms: Submitted, *, may_be_empty: bool = False) ->
         return first | None
     kind = parts[0]
     origin, arguments = get_origin(kind), get_args(kind)
+    assert terms.max_items or origin is None, f"a submitted {kind} needs max_items"
+    assert terms.max_length or kind is not str, "a submitted text needs max_length"
     if origin is tuple:
         items = GenericAlias(tuple, (_request_type(arguments[0], terms), ...))
         return Annotated[items, Field(max_length=terms.max_items)]
