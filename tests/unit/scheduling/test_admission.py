@@ -58,9 +58,9 @@ def test_job_that_does_not_fit_blocks_later_jobs() -> None:
     answers = decided(capacities, a_request(1, nodes=1), a_request(2, nodes=3), a_request(3, nodes=1))
 
     assert [answer.action for answer in answers.values()] == [Action.ADMIT, Action.WAIT, Action.BLOCKED]
-    waits = answers["job-2"].reason
+    reason = answers["job-2"].reason
     assert (
-        waits
+        reason
         == "The job waits for 3 nodes with 8 free accelerators each: workers has 1 of them (1 cordoned, 1 in use)."
     )
     assert answers["job-3"].reason == "The job waits behind job-2, which waits for free nodes."
@@ -176,7 +176,7 @@ def test_job_without_accelerators_needs_only_open_nodes() -> None:
     assert answer["job-1"].node_names == ("node-1",)
 
 
-# ---------------------------------------------------------------- rooms
+# ---------------------------------------------------------------- node capacity
 
 
 def a_node(number: int = 1, **changes: Any) -> Node:
@@ -334,12 +334,12 @@ policies = st.builds(lambda count: SchedulingPolicy(spare_nodes={"a": count}), s
 
 @given(snapshots, policies)
 def test_no_node_is_overcommitted(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
-    asked = {request.job_id: request for request in snapshot.pending}
+    requests = {request.job_id: request for request in snapshot.pending}
     taken: Counter[str] = Counter()
     for answer in admit(snapshot, policy, at(1000)):
         if answer.action is Action.ADMIT:
-            assert len(set(answer.nodes)) == asked[answer.job_id].nodes
-            taken.update({life.key: asked[answer.job_id].accelerators_per_node for life in answer.nodes})
+            assert len(set(answer.nodes)) == requests[answer.job_id].nodes
+            taken.update({life.key: requests[answer.job_id].accelerators_per_node for life in answer.nodes})
 
     assert all(taken[capacity.life.key] <= capacity.free for capacity in snapshot.capacities)
     closed = {capacity.life.key for capacity in snapshot.capacities if capacity.unschedulable_reason}
@@ -349,9 +349,9 @@ def test_no_node_is_overcommitted(snapshot: QueueSnapshot, policy: SchedulingPol
 @given(snapshots, policies)
 def test_no_job_overtakes_a_waiting_job(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
     answers = admit(snapshot, policy, at(1000))
-    asked = {request.job_id: request for request in snapshot.pending}
+    requests = {request.job_id: request for request in snapshot.pending}
 
-    places = [asked[answer.job_id].queue_order_key for answer in answers]
+    places = [requests[answer.job_id].queue_order_key for answer in answers]
     assert sorted(places) == places
     assert len(answers) == len(snapshot.pending)
     held: dict[tuple[str, str], str] = {}

@@ -94,9 +94,9 @@ def test_exit_code_blames_the_application() -> None:
 
 
 def test_exit_codes_match_the_training_package() -> None:
-    ours = (attempt_end.FENCED_EXIT, attempt_end.UNPROVED_EXIT, attempt_end.DAMAGED_EXIT)
+    exit_codes = (attempt_end.FENCED_EXIT, attempt_end.UNPROVED_EXIT, attempt_end.DAMAGED_EXIT)
 
-    assert ours == (training.EXIT_FENCED, training.EXIT_UNPROVED, training.EXIT_DAMAGED)
+    assert exit_codes == (training.EXIT_FENCED, training.EXIT_UNPROVED, training.EXIT_DAMAGED)
 
 
 def test_attempt_without_resume_point_cannot_blame_a_checkpoint() -> None:
@@ -178,7 +178,7 @@ def test_attempt_does_not_end_while_a_pod_is_reachable(
         assert not (requested and ending.counts_as_failure)
 
 
-# ---------------------------------------------------------------- given up
+# ---------------------------------------------------------------- abandoned attempts
 
 
 def abandoned(*pods: Any, job: Job | None = None, failure: str = "", **changes: Any) -> AttemptEnd:
@@ -247,17 +247,20 @@ def test_pod_rejected_by_its_node_blames_nothing(before: AttemptState, after: At
 
 
 def test_terminating_pod_with_exit_code_0_has_not_succeeded() -> None:
-    told, alone = a_pod(0, SUCCEEDED, 0, is_terminating=True), an_attempt(node_names=("node-1",))
-    asked = a_job(stop_request=a_stop())
+    terminating, single_rank = a_pod(0, SUCCEEDED, 0, is_terminating=True), an_attempt(node_names=("node-1",))
+    stopping_job = a_job(stop_request=a_stop())
 
-    assert state(judge_end(a_workload(told, is_deleting=True), asked, alone, NOTHING)) is AttemptState.STOPPED
+    assert (
+        state(judge_end(a_workload(terminating, is_deleting=True), stopping_job, single_rank, NOTHING))
+        is AttemptState.STOPPED
+    )
 
 
 def test_run_past_its_deadline_is_not_repeated() -> None:
     assert abandoned(a_pod(0), a_pod(1)).is_final
 
 
-# ---------------------------------------------------------------- what it means for the job
+# ---------------------------------------------------------------- settling the job
 
 POLICY = JobPolicy(application_restarts=2, restart_backoff_seconds=30, restart_backoff_max_seconds=100)
 CRASH = AttemptEnd(state=AttemptState.FAILED, reason="It failed.", counts_as_failure=True)
@@ -290,12 +293,12 @@ def test_repeatedly_damaged_checkpoint_counts_as_failure() -> None:
     attempt = an_attempt(resume_from=point)
 
     first = settle(a_job(), attempt, damage, POLICY, NOW)
-    again = settle(first.job.but(state=JobState.RUNNING), attempt, damage, POLICY, NOW)
+    second = settle(first.job.but(state=JobState.RUNNING), attempt, damage, POLICY, NOW)
 
     assert (first.attempt.state, first.job.application_failures) == (AttemptState.LOST, 0)
-    assert first.job.damaged_checkpoints == again.job.damaged_checkpoints == (point,)
-    assert (again.attempt.state, again.job.application_failures) == (AttemptState.FAILED, 1)
-    assert again.attempt.reason == "It is damaged. Evenkeel knew of the damage, but the attempt resumed from it again."
+    assert first.job.damaged_checkpoints == second.job.damaged_checkpoints == (point,)
+    assert (second.attempt.state, second.job.application_failures) == (AttemptState.FAILED, 1)
+    assert second.attempt.reason == "It is damaged. Evenkeel knew of the damage, but the attempt resumed from it again."
 
 
 def test_infrastructure_loss_requeues_at_once_without_a_restart() -> None:
@@ -349,7 +352,7 @@ def test_stop_request_for_another_attempt_stays() -> None:
     assert job.stop_request
 
 
-# ---------------------------------------------------------------- distrust
+# ---------------------------------------------------------------- distrusted checkpoints
 
 
 def a_plan(after_attempt: int, distrust_seconds: int | None) -> ResumePlan:
@@ -416,7 +419,7 @@ def test_no_transition_leaves_a_final_state() -> None:
         assert not left, writer
 
 
-# ---------------------------------------------------------------- verdicts on the application
+# ---------------------------------------------------------------- failures of the application
 
 
 def test_do_not_requeue_exit_code_is_final_despite_restarts() -> None:
@@ -470,9 +473,9 @@ def test_infrastructure_end_between_same_failures_does_not_reset_them() -> None:
 
     between = settle(first.but(state=JobState.RUNNING), an_attempt(), lost, policy, NOW).job
 
-    again = settle(between.but(state=JobState.RUNNING), an_attempt(), CRASH.but(exit_code=1), policy, NOW)
-    assert again.outcome is SettleOutcome.JOB_FAILED
-    assert "2 times" in again.job.reason
+    second = settle(between.but(state=JobState.RUNNING), an_attempt(), CRASH.but(exit_code=1), policy, NOW)
+    assert second.outcome is SettleOutcome.JOB_FAILED
+    assert "2 times" in second.job.reason
 
 
 @pytest.mark.parametrize(("code", "is_said"), [(1, True), (137, False), (143, False), (76, False)])

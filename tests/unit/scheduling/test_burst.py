@@ -1,4 +1,4 @@
-"""Guests go home when it pays, leave in time, and loans are given back."""
+"""Jobs migrate back to committed capacity when it pays, and temporary capacity is returned."""
 
 import math
 from typing import Any
@@ -63,7 +63,7 @@ def test_migrates_back_when_saved_rent_covers_the_move() -> None:
 
 
 def test_migration_must_also_save_one_restart() -> None:
-    # $2.87 for the move, and $1.67 for one restart besides.
+    # $2.87 for the move, and $1.67 for one more restart.
     just_not, just = (
         decide_migration(migration_facts(candidate=a_guest(left_seconds=seconds))) for seconds in (510, 512)
     )
@@ -73,7 +73,7 @@ def test_migration_must_also_save_one_restart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"target": None}, "No committed pool has enough free nodes"),
         ({"candidate": a_guest(checkpoint_seconds=None)}, "from step 0"),
@@ -83,11 +83,11 @@ def test_migration_must_also_save_one_restart() -> None:
         ({"target": HOME.but(shadow_micros_per_accelerator_hour=4 * MICROS)}, "would save $0.00"),
     ],
 )
-def test_migration_is_refused_with_a_reason(change: dict[str, Any], said: str) -> None:
+def test_migration_is_refused_with_a_reason(change: dict[str, Any], message: str) -> None:
     decision = decide_migration(migration_facts(**change))
 
     assert decision.action is MigrationAction.STAY
-    assert said in decision.alternatives[0].why_not
+    assert message in decision.alternatives[0].why_not
 
 
 def test_job_leaves_a_reservation_before_it_ends() -> None:
@@ -150,7 +150,7 @@ def test_committed_nodes_idle_no_longer_than_the_move_costs(
     assert decide_migration(MigrationFacts.model_validate(decision.to_json()["facts"])) == decision
 
 
-# ---------------------------------------------------------------- loans
+# ---------------------------------------------------------------- temporary capacity
 
 
 def a_loan(**changes: Any) -> TemporaryCapacity:
@@ -213,7 +213,7 @@ def test_queue_is_simulated_in_order() -> None:
         2, [RunningUse(8, 100), RunningUse(4, 50)], [WaitingUse(4, 30), WaitingUse(8, 10), WaitingUse(1, 5)]
     )
 
-    # 2 free; at 50 4 come (4 taken, 2 left); at 80 those 4 are back (6 left); at 100 8 more, so the second starts.
+    # 2 are free; at 50, 4 more (4 used, 2 left); at 80 those 4 return (6 left); at 100, 8 more: the second job starts.
     assert starts == (50, 100, 100)
 
 
@@ -238,9 +238,9 @@ def test_overdue_run_is_expected_to_continue() -> None:
     st.lists(st.tuples(st.integers(1, 16), st.floats(1, 1e5)), max_size=12),
 )
 def test_expected_starts_are_ordered_and_within_capacity(free, held, queue) -> None:  # type: ignore[no-untyped-def]
-    holders, asked = [RunningUse(*each) for each in held], [WaitingUse(*each) for each in queue]
+    holders, demands = [RunningUse(*each) for each in held], [WaitingUse(*each) for each in queue]
 
-    starts = expected_starts(free, holders, asked)
+    starts = expected_starts(free, holders, demands)
 
     possible = [at for at in starts if at < math.inf]
     assert possible == sorted(possible)
@@ -248,7 +248,7 @@ def test_expected_starts_are_ordered_and_within_capacity(free, held, queue) -> N
     for moment in possible:
         running = sum(
             each.accelerators
-            for each, start in zip(asked, starts, strict=True)
+            for each, start in zip(demands, starts, strict=True)
             if start <= moment < start + each.seconds
         )
         assert running + sum(each.accelerators for each in holders if each.seconds_left > moment) <= everything

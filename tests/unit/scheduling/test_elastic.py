@@ -1,4 +1,4 @@
-"""Jobs grow when idleness has paid for it, shrink before others end, and never go to and fro."""
+"""Elastic jobs grow when idle nodes justify it, shrink before others are preempted, and do not oscillate."""
 
 import itertools
 import math
@@ -81,13 +81,13 @@ def test_job_grows_when_idle_cost_reaches_resize_cost() -> None:
 
 
 def test_only_idle_nodes_that_the_job_would_use_count() -> None:
-    # 10 idle, 8 of them fit: eight tenths of the idleness count.
+    # 10 are idle and 8 of them fit: eight tenths of the idle time count.
     assert plan_growth(grow_facts(a_job(), nodes=10, idle=150 * 16 / 0.8 - 1)).resizes == ()
     assert plan_growth(grow_facts(a_job(), nodes=10, idle=150 * 16 / 0.8 + 1)).resizes[0].to_nodes == 16
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"sizes": None}, "not elastic"),
         ({"is_resizing": True}, "already changing size"),
@@ -97,11 +97,11 @@ def test_only_idle_nodes_that_the_job_would_use_count() -> None:
         ({"growth_failed_at": at(-2399), "failed_growths": 3}, "no retry before 10:15:01"),
     ],
 )
-def test_growth_is_refused_with_a_reason(change: dict[str, Any], said: str) -> None:
+def test_growth_is_refused_with_a_reason(change: dict[str, Any], message: str) -> None:
     decision = plan_growth(grow_facts(a_job(**change)))
 
     assert decision.resizes == ()
-    assert said in decision.alternatives[0].why_not
+    assert message in decision.alternatives[0].why_not
 
 
 def test_no_job_grows_while_another_waits() -> None:
@@ -130,7 +130,7 @@ def test_growth_backoff_doubles_up_to_a_limit() -> None:
     assert pauses == [600, 1200, 2400, 21_600]
 
 
-# ---------------------------------------------------------------- making room
+# ---------------------------------------------------------------- shrinking
 
 
 def test_job_with_least_loss_shrinks_by_the_needed_amount() -> None:
@@ -167,11 +167,11 @@ def test_no_job_is_resized_if_it_would_not_be_enough() -> None:
 
 
 def test_job_without_checkpoint_reports_is_charged_the_median() -> None:
-    silent = a_job(1, since_checkpoint_seconds=None, sizes=None)
+    unreported = a_job(1, since_checkpoint_seconds=None, sizes=None)
     good, bad = a_job(2, since_checkpoint_seconds=100, sizes=None), a_job(3, since_checkpoint_seconds=900, sizes=None)
 
-    assert plan_shrink([silent, good, bad], 8, priority=1).resizes[0].job_id == "job-2"
-    assert plan_shrink([silent, bad, bad.but(job_id="job-4")], 8, priority=1).resizes[0].job_id == "job-1"
+    assert plan_shrink([unreported, good, bad], 8, priority=1).resizes[0].job_id == "job-2"
+    assert plan_shrink([unreported, bad, bad.but(job_id="job-4")], 8, priority=1).resizes[0].job_id == "job-1"
 
 
 members = st.builds(
@@ -224,7 +224,7 @@ def test_lower_priorities_shrink_first_at_the_least_loss(fleet, nodes, priority)
                 if sum(gives[name] for name in chosen) >= nodes
             )
             assert math.isclose(sum(each.lost_gpu_seconds for each in decision.resizes), least)
-    # Nobody is touched in vain.
+    # No job is resized in vain.
     for each in decision.resizes:
         assert freed - (each.from_nodes - each.to_nodes) < nodes
 
@@ -244,7 +244,7 @@ def test_just_enough_jobs_shrink(nodes: int) -> None:
 @settings(max_examples=40, deadline=None)
 @given(fleets, st.integers(0, 40))
 def test_resizes_end_without_outside_changes(fleet, idle) -> None:  # type: ignore[no-untyped-def]
-    """A still world: nothing comes, nothing goes. Sizes only rise, and at some point nothing happens any more."""
+    """Without arrivals and departures, sizes only rise, and at some point nothing changes any more."""
     jobs, seconds, stood = list(fleet), 0, 0.0
     seen: set[tuple[tuple[str, int], ...]] = set()
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Where a waiting job should run: committed first, rented where that pays, never past a limit."""
+"""Placement of pending jobs: committed capacity first, rented if it pays, never beyond a limit."""
 
 import pytest
 from hypothesis import given, settings
@@ -38,11 +38,11 @@ def why_not(facts: PlacementFacts, pool: str) -> str:
 
 
 def the_sample(wait_hours: float, *, value: int = 40) -> PlacementFacts:
-    """8 GPUs for 3 h; burst at $4 a GPU-hour after 0.25 h of start-up, committed worth $1.5 to others."""
+    """8 GPUs for 3 h; burst at $4 a GPU-hour after 0.25 h of start-up, committed worth $1.5 to other jobs."""
     job = a_waiting(micros_per_hour_of_delay=value * MICROS)
     committed = a_candidate_pool(C, wait_seconds=wait_hours * HOUR, shadow_micros_per_accelerator_hour=1_500_000)
     rented = a_candidate_pool(O, pool={"launch": a_delay(0.25 * HOUR)})
-    # The wait is counted from the rented nodes' start.
+    # The wait counts from the start of the rented nodes.
     return facts_of(committed.but(wait_seconds=(wait_hours + 0.25) * HOUR), rented, job=job)
 
 
@@ -135,7 +135,7 @@ def test_deadline_met_by_committed_nodes_rents_nothing() -> None:
     decision = choose_pool(facts_of(a_candidate_pool(C, wait_seconds=2 * HOUR), a_candidate_pool(O), job=job))
 
     assert (decision.action, decision.pool, decision.late_seconds) == (PlacementAction.WAIT, "committed", None)
-    # It would end at five hours: from an hour more of waiting on, only renting meets it.
+    # The job would end after five hours. From one more hour of waiting on, only renting meets the deadline.
     assert decision.rent_threshold_seconds == 3 * HOUR
     later = choose_pool(facts_of(a_candidate_pool(C, wait_seconds=3 * HOUR + 1), a_candidate_pool(O), job=job))
     assert (later.action, later.pool) == (PlacementAction.RENT, "on-demand")
@@ -148,9 +148,9 @@ def test_deadline_renting_respects_the_caps() -> None:
     capped = choose_pool(facts_of(*candidates, job=job, spending=SpendLimits()))
     dry = choose_pool(facts_of(*candidates, job=job, spending=RICH.but(team_budget_left_parts=95 * PARTS)))
 
-    for decision, said in ((capped, "an hour, which exceeds the limit"), (dry, "but the budget of team")):
+    for decision, message in ((capped, "an hour, which exceeds the limit"), (dry, "but the budget of team")):
         assert (decision.action, decision.pool) == (PlacementAction.WAIT, "committed")
-        assert said in decision.reason
+        assert message in decision.reason
         assert "No usable pool meets the job's deadline" in decision.reason
 
 
@@ -211,7 +211,7 @@ def test_job_behind_its_deadline_stays_marked_until_ahead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({}, ""),
         ({"deadline_at": at(3.05 * HOUR)}, "no time for an interruption"),
@@ -239,24 +239,24 @@ def test_job_behind_its_deadline_stays_marked_until_ahead() -> None:
         ),
     ],
 )
-def test_deadline_limits_the_use_of_spot(change: dict[str, object], said: str) -> None:
+def test_deadline_limits_the_use_of_spot(change: dict[str, object], message: str) -> None:
     found = why_not_spot(a_waiting(**change), 600, NOW)
 
-    assert (said in found) if said else not found
+    assert (message in found) if message else not found
 
 
-# ---------------------------------------------------------------- what a pool cannot have
+# ---------------------------------------------------------------- unusable pools
 
 
 def test_spot_needs_frequent_checkpoints() -> None:
-    for job, said in (
+    for job, message in (
         (a_waiting(checkpoint_seconds=None), "keeps no checkpoints"),
         (a_waiting(checkpoint_seconds=20_000), "too infrequent"),
         (a_waiting(nodes=16, checkpoint_seconds=900), "too infrequent"),
         (a_waiting(), ""),
     ):
         found = why_not(facts_of(a_candidate_pool(S), a_candidate_pool(C, wait_seconds=HOUR), job=job), "spot")
-        assert (said in found) if said else not found
+        assert (message in found) if message else not found
 
 
 def test_spot_risk_is_part_of_time_and_price() -> None:
@@ -277,7 +277,7 @@ def test_spot_risk_is_part_of_time_and_price() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends_in", "change", "said"),
+    ("ends_in", "change", "message"),
     [
         (7 * HOUR, {"checkpoint_seconds": None}, ""),
         (6.5 * HOUR, {"checkpoint_seconds": None}, "keeps no checkpoints"),
@@ -286,12 +286,14 @@ def test_spot_risk_is_part_of_time_and_price() -> None:
         (0.75 * HOUR, {"run_seconds": 600}, ""),
     ],
 )
-def test_job_that_outlasts_a_reservation_does_not_start(ends_in: float, change: dict[str, object], said: str) -> None:
+def test_job_that_outlasts_a_reservation_does_not_start(
+    ends_in: float, change: dict[str, object], message: str
+) -> None:
     plan = a_candidate_pool(C, accelerators_left=8, pool={"reservation": a_reservation(ends_in)})
 
     found = why_not(facts_of(plan, job=a_waiting(**change)), "committed")
 
-    assert (said in found) if said else not found
+    assert (message in found) if message else not found
 
 
 def test_future_reservation_is_waited_for() -> None:
@@ -304,7 +306,7 @@ def test_future_reservation_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spending", "said"),
+    ("spending", "message"),
     [
         (SpendLimits(), "the fleet|team vision"),
         (RICH.but(team_cap_micros_per_hour=40 * MICROS, team_micros_per_hour=10 * MICROS), "team vision spends"),
@@ -312,11 +314,11 @@ def test_future_reservation_is_waited_for() -> None:
         (RICH.but(team_budget_left_parts=90 * PARTS), "but the budget of team"),
     ],
 )
-def test_no_cap_or_budget_is_exceeded(spending: SpendLimits, said: str) -> None:
+def test_no_cap_or_budget_is_exceeded(spending: SpendLimits, message: str) -> None:
     decision = choose_pool(facts_of(a_candidate_pool(O), spending=spending))
 
     assert decision.action is PlacementAction.NO_POOL
-    assert any(each in decision.reason for each in said.split("|"))
+    assert any(each in decision.reason for each in message.split("|"))
 
 
 @pytest.mark.parametrize(
@@ -329,13 +331,15 @@ def test_no_cap_or_budget_is_exceeded(spending: SpendLimits, said: str) -> None:
 )
 def test_second_job_sees_what_the_first_left(limit: dict[str, int]) -> None:
     # Each would rent at $32 an hour, for $96.
-    asks = [facts_of(a_candidate_pool(O), job=a_waiting(job_id=f"job-{n}"), spending=RICH.but(**limit)) for n in (1, 2)]
+    requests = [
+        facts_of(a_candidate_pool(O), job=a_waiting(job_id=f"job-{n}"), spending=RICH.but(**limit)) for n in (1, 2)
+    ]
 
-    assert [each.action for each in place_in_queue_order(asks)] == [PlacementAction.RENT, PlacementAction.NO_POOL]
+    assert [each.action for each in place_in_queue_order(requests)] == [PlacementAction.RENT, PlacementAction.NO_POOL]
 
 
 @pytest.mark.parametrize(
-    ("candidate", "said"),
+    ("candidate", "message"),
     [
         (a_candidate_pool(O, barred_until=at(60)), "not ask again before 10:16:00"),
         (a_candidate_pool(O, differences=("data is another volume.",)), "another volume"),
@@ -344,18 +348,18 @@ def test_second_job_sees_what_the_first_left(limit: dict[str, int]) -> None:
         (a_candidate_pool(C, pool={"most_nodes": 0}), "at most 0 nodes"),
     ],
 )
-def test_unusable_pool_states_its_reason(candidate: CandidatePool, said: str) -> None:
+def test_unusable_pool_states_its_reason(candidate: CandidatePool, message: str) -> None:
     decision = choose_pool(facts_of(candidate))
 
     assert decision.action is PlacementAction.NO_POOL
-    assert said in decision.reason
+    assert message in decision.reason
 
 
 def test_decision_without_pools_is_valid() -> None:
     assert choose_pool(facts_of()).action is PlacementAction.NO_POOL
 
 
-# ---------------------------------------------------------------- what holds always
+# ---------------------------------------------------------------- properties
 
 candidates = st.builds(
     lambda market, left, wait, shadow, rate, price, barred: a_candidate_pool(
@@ -428,7 +432,7 @@ def rate_of(decision: PlacementDecision) -> int:
 @settings(max_examples=300, deadline=None)
 @given(pools, spendings, spendings, st.lists(jobs, min_size=1, max_size=8))
 def test_cycle_never_exceeds_caps_budgets_or_capacity(pools, spending, others, waiting) -> None:  # type: ignore[no-untyped-def]
-    """Each team has caps and a budget of its own, and all of them the fleet's; deadlines and recoveries are in it."""
+    """Each team has its own caps and budget, and all share those of the fleet; includes deadlines and recoveries."""
     fleet = {name: getattr(spending, name) for name in ("fleet_micros_per_hour", "fleet_cap_micros_per_hour")}
     spends = {"vision": spending, "speech": others.but(**fleet)}
 
@@ -461,12 +465,12 @@ def test_cycle_never_exceeds_caps_budgets_or_capacity(pools, spending, others, w
 def test_nothing_is_rented_while_committed_nodes_fit(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
     decision = choose_pool(facts_of(*pools, job=job, spending=spending))
 
-    there = [row for row in decision.table if row.is_available_now and not row.why_not]
+    available = [row for row in decision.table if row.is_available_now and not row.why_not]
     if job.deadline_at is None:
-        assert bool(there) == (decision.action is PlacementAction.START)
-    elif there and decision.action is PlacementAction.RENT:
+        assert bool(available) == (decision.action is PlacementAction.START)
+    elif available and decision.action is PlacementAction.RENT:
         left = (job.deadline_at - NOW).total_seconds()
-        assert all(row.ends_after_seconds > left for row in there)
+        assert all(row.ends_after_seconds > left for row in available)
         assert decision.row
         assert decision.row.ends_after_seconds <= left
 
@@ -483,8 +487,8 @@ def test_deadline_is_met_by_the_cheapest_suitable_pool(pools, spending, job) -> 
     assert (decision.late_seconds is None) == (bool(in_time) or decision.row is None)
     if in_time:
         assert decision.row in in_time
-        there = [row for row in in_time if row.is_available_now] or in_time
-        assert decision.row.parts == min(row.parts for row in there)
+        available = [row for row in in_time if row.is_available_now] or in_time
+        assert decision.row.parts == min(row.parts for row in available)
 
 
 @settings(max_examples=150, deadline=None)
@@ -510,9 +514,9 @@ def test_job_without_delay_price_rents_only_for_its_deadline(  # type: ignore[no
 def test_decision_replays_from_its_json_facts(pools, spending, job) -> None:  # type: ignore[no-untyped-def]
     decision = choose_pool(facts_of(*pools, job=job, spending=spending))
 
-    again = choose_pool(PlacementFacts.model_validate(decision.to_json()["facts"]))
+    replayed = choose_pool(PlacementFacts.model_validate(decision.to_json()["facts"]))
 
-    assert again == decision
+    assert replayed == decision
     assert len(decision.alternatives) == len(pools) - (decision.row is not None)
     assert all(each.why_not for each in decision.alternatives)
 
@@ -520,7 +524,7 @@ def test_decision_replays_from_its_json_facts(pools, spending, job) -> None:  # 
 @settings(max_examples=100, deadline=None)
 @given(pools, jobs, st.integers(0, 60))
 def test_higher_delay_price_never_delays_a_job(pools, job, more) -> None:  # type: ignore[no-untyped-def]
-    # Of a class without a price nothing is rented at all: that is another step than a price that rises.
+    # A class without a delay price rents nothing at all: the property compares rising prices only.
     value = max(MICROS, job.micros_per_hour_of_delay)
     patient, hurried = (
         choose_pool(facts_of(*pools, job=job.but(deadline_at=None, micros_per_hour_of_delay=price)))

@@ -131,11 +131,11 @@ def test_victims_are_sufficient_minimal_and_preemptable(
     if decided.action is not Action.PREEMPT or decided.facts.preemption_plan is None:
         return
     by_name = {charge.job_id: charge for charge in charges}
-    gone = [by_name[victim.job_id] for victim in decided.victims]
+    victims = [by_name[victim.job_id] for victim in decided.victims]
     use = {team: sum(charge.accelerators for charge in charges if charge.team == team) for team in ("blue", "green")}
-    assert sum(len(charge.node_names) for charge in gone) >= nodes
-    for charge in gone:
-        assert sum(len(other.node_names) for other in gone if other is not charge) < nodes
+    assert sum(len(charge.node_names) for charge in victims) >= nodes
+    for charge in victims:
+        assert sum(len(other.node_names) for other in victims if other is not charge) < nodes
         if charge.team == "red":
             assert charge.priority < 10
         else:

@@ -1,4 +1,4 @@
-"""Renting: whose machines they are, what a place rests on, when nodes are there, and when they go back."""
+"""Renting: ownership of nodes, facts of a placement, and the start and the end of a rental."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -123,7 +123,7 @@ def an_attempt(state: AttemptState = AttemptState.RUNNING, **changes: Any) -> At
     return Attempt.model_validate({**facts, **changes})
 
 
-# ---------------------------------------------------------------- whose they are
+# ---------------------------------------------------------------- ownership of nodes
 
 
 def test_rented_node_is_reserved_for_its_job() -> None:
@@ -153,17 +153,17 @@ def test_removed_pool_stays_known_while_nodes_are_rented() -> None:
 
 
 def test_reserved_nodes_are_offered_whole_and_only_to_their_job() -> None:
-    kept = reserve_rented_nodes([a_node_capacity(1), a_node_capacity(2)], [ready()], (POOL,))
+    reserved = reserve_rented_nodes([a_node_capacity(1), a_node_capacity(2)], [ready()], (POOL,))
     common = a_node_capacity(3, "p5-workers", free=8)
-    own, other = AdmissionRequest.of(a_job()), AdmissionRequest.of(a_job(job_id="job-b"))
+    owner, other_job = AdmissionRequest.of(a_job()), AdmissionRequest.of(a_job(job_id="job-b"))
 
-    assert [offer.pool for offer in pool_fits(own, (*kept, common), POLICY.scheduling)] == ["burst"]
-    assert [offer.pool for offer in pool_fits(other, (*kept, common), POLICY.scheduling)] == ["p5-workers"]
-    lost = (kept[0], kept[1].but(unschedulable_reason="not ready"), common)
-    assert [offer.pool for offer in pool_fits(own, lost, POLICY.scheduling)] == ["p5-workers"]
+    assert [offer.pool for offer in pool_fits(owner, (*reserved, common), POLICY.scheduling)] == ["burst"]
+    assert [offer.pool for offer in pool_fits(other_job, (*reserved, common), POLICY.scheduling)] == ["p5-workers"]
+    with_lost_node = (reserved[0], reserved[1].but(unschedulable_reason="not ready"), common)
+    assert [offer.pool for offer in pool_fits(owner, with_lost_node, POLICY.scheduling)] == ["p5-workers"]
 
 
-# ---------------------------------------------------------------- what a place rests on
+# ---------------------------------------------------------------- facts of a placement
 
 
 def conditions(*capacities: NodeCapacity, **changes: Any) -> PlacementContext:
@@ -189,9 +189,9 @@ def test_booting_node_is_expected_and_not_rented_for() -> None:
 def test_pool_facts_survive_their_record() -> None:
     facts = placement_facts(a_job(), conditions(committed(1), committed(2)), POLICY)
 
-    again = type(facts).model_validate(facts.to_json())
+    stored = type(facts).model_validate(facts.to_json())
 
-    assert choose_pool(again).to_json() == choose_pool(facts).to_json()
+    assert choose_pool(stored).to_json() == choose_pool(facts).to_json()
 
 
 @given(st.integers(0, 4), st.integers(0, 300_000_000))
@@ -228,8 +228,8 @@ def test_rental_is_ready_when_all_its_nodes_are() -> None:
 
 
 def outcome_of(**changes: Any) -> str:
-    asked: dict[str, Any] = {"rental": a_rental(), "job": a_job(), "nodes": [], "refusal": "", **changes}
-    answer = evaluate_rental_ready(**asked)
+    arguments: dict[str, Any] = {"rental": a_rental(), "job": a_job(), "nodes": [], "refusal": "", **changes}
+    answer = evaluate_rental_ready(**arguments)
     return answer.outcome if answer else ""
 
 
@@ -241,8 +241,8 @@ def test_refusal_ends_the_wait_unless_nodes_launched() -> None:
 
 
 def ends(job: Job, attempt: Attempt | None, seconds: int = 0, nodes: int = 2) -> str:
-    there = [rented_node(number) for number in range(1, nodes + 1)]
-    answer = evaluate_rental_over(ready(), job, attempt, there, 60, START + timedelta(seconds=seconds))
+    nodes_present = [rented_node(number) for number in range(1, nodes + 1)]
+    answer = evaluate_rental_over(ready(), job, attempt, nodes_present, 60, START + timedelta(seconds=seconds))
     return answer.outcome if answer else ""
 
 
@@ -260,10 +260,10 @@ def test_ended_or_moved_job_frees_its_rental_at_once() -> None:
 
 
 def test_pending_job_keeps_its_rental_for_the_quiet_period() -> None:
-    lost = an_attempt(AttemptState.FAILED, ended_at=START + timedelta(seconds=30))
+    with_lost_node = an_attempt(AttemptState.FAILED, ended_at=START + timedelta(seconds=30))
 
-    assert ends(a_job(), lost, 80) == ""
-    assert ends(a_job(), lost, 90) == OVER
+    assert ends(a_job(), with_lost_node, 80) == ""
+    assert ends(a_job(), with_lost_node, 90) == OVER
     assert ends(a_job(), None, 59) == ""
     assert ends(a_job(), None, 60) == OVER
 
@@ -283,8 +283,8 @@ def test_bill_is_exact_and_offers_without_nodes_cost_nothing(
     nodes: int, price: int, microseconds: int, offers: int
 ) -> None:
     empty = RentalOffer.of(POOL, START).but(refused="no", closed_at=START + timedelta(hours=5))
-    came = tuple(f"ip-{number}" for number in range(nodes))
-    last = RentalOffer.of(POOL.but(micros_per_node_hour=price), START).but(joined_node_names=came)
+    joined = tuple(f"ip-{number}" for number in range(nodes))
+    last = RentalOffer.of(POOL.but(micros_per_node_hour=price), START).but(joined_node_names=joined)
     rental = a_rental(nodes=nodes, offers=(*[empty] * offers, last), state=RentalState.ENDING)
 
     over = ended(rental, START + timedelta(microseconds=microseconds)).rental

@@ -1,4 +1,4 @@
-"""Pass after pass: what is rented passes no limit, and nobody stays on rented nodes beside paid ones that idle."""
+"""Rentals over many scheduling cycles: no limit is exceeded, and no job stays rented beside idle committed nodes."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -75,14 +75,14 @@ pools = st.lists(
     max_size=3,
 ).map(lambda found: tuple(a_pool(index, *each) for index, each in enumerate(found)))
 caps = st.integers(0, 300).map(lambda dollars: dollars * money.MICROS)
-asks = st.tuples(
+submissions = st.tuples(
     st.sampled_from(TEAMS),
     st.integers(1, 4),
     st.sampled_from(["priced", "unpriced"]),
     st.sampled_from([None, 3 * HOUR, 12 * HOUR]),
 )
 passes = st.lists(
-    st.tuples(st.integers(1, 3 * HOUR), st.lists(asks, max_size=4), st.lists(st.integers(0, 7), max_size=3)),
+    st.tuples(st.integers(1, 3 * HOUR), st.lists(submissions, max_size=4), st.lists(st.integers(0, 7), max_size=3)),
     min_size=1,
     max_size=6,
 )
@@ -95,12 +95,12 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
     fleet_cap: int,
     team_caps: dict[str, int],
     usd: int | None,
-    stories: list[tuple[int, list[tuple[str, int, str, int | None]], list[int]]],
+    history: list[tuple[int, list[tuple[str, int, str, int | None]], list[int]]],
 ) -> None:
-    """Jobs come with and without prices and deadlines, rentals end early or when expected, passes come as they like.
+    """Random jobs with and without prices and deadlines, rentals that end early or on time, and random cycles.
 
-    At every pass: what all rentals, or a team's, cost an hour is within the cap, a pool's nodes within its limit, and
-    what a team's rentals have cost and are yet expected to cost within its budget.
+    In every cycle the hourly cost of all rentals, and of each team's, is within its cap. The nodes of a pool are within
+    its limit. The cost and the expected further cost of a team's rentals are within its budget.
     """
     burst = BurstPolicy(
         pools=found,
@@ -116,7 +116,7 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
     paid = dict.fromkeys(TEAMS, 0)
     running: list[Rental] = []
     now, count = NOW, 0
-    for gap, asked, leaving in stories:
+    for gap, submitted, leaving in history:
         now += timedelta(seconds=gap)
         over = [each for index, each in enumerate(running) if index in leaving or now >= due(each)]
         for rental in over:
@@ -127,10 +127,10 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
         running = [each for each in running if each not in over]
         spent = add_rent(settled, setup, running, now)
         taken = tuple(RentalAllocation.of(each) for each in running)
-        left = remaining_by_team(setup, spent, (), running, policy.economy, now)
-        seen = PlacementContext(now, rented=RentalBook(tuple(running), taken, left))
+        remaining = remaining_by_team(setup, spent, (), running, policy.economy, now)
+        seen = PlacementContext(now, rented=RentalBook(tuple(running), taken, remaining))
         jobs = []
-        for team, nodes, priority_class, deadline in asked:
+        for team, nodes, priority_class, deadline in submitted:
             count += 1
             until = now + timedelta(seconds=deadline) if deadline else None
             jobs.append(a_job(count, team, nodes=nodes, priority_class=priority_class, deadline_at=until))
@@ -142,10 +142,10 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
         holds = [RentalAllocation.of(each) for each in running]
         assert sum(hold.micros_per_hour for hold in holds) <= fleet_cap
         for team in TEAMS:
-            mine = [each for each in running if each.team == team]
+            rentals_of_team = [each for each in running if each.team == team]
             assert sum(hold.micros_per_hour for hold in holds if hold.team == team) <= team_caps[team]
             if usd is not None:
-                assert paid[team] + sum(each.expected_parts for each in mine) <= usd * money.PARTS
+                assert paid[team] + sum(each.expected_parts for each in rentals_of_team) <= usd * money.PARTS
         for pool in found:
             assert sum(hold.nodes for hold in holds if hold.pool == pool.name) <= pool.most_nodes
 
@@ -168,26 +168,26 @@ def a_rental(team: str, nodes: int, pool: RentedPool, row: Any, now: Any) -> Ren
 
 
 def due(rental: Rental) -> Any:
-    """Return when it has cost what was expected, to the second."""
+    """Return when a rental has cost what was expected, to the second."""
     rate = rental.offer.micros_per_node_hour * rental.nodes
     return rental.begun_at + timedelta(seconds=rental.expected_parts // rate)
 
 
-# ---------------------------------------------------------------- home again
+# ---------------------------------------------------------------- migration back
 
 
 @dataclass
 class RentedJob:
-    """A job on rented nodes, and what is known of it."""
+    """A job on rented nodes, with facts that Evenkeel does not know."""
 
     job: Job
     pool: RentedPool
-    takes_seconds: int
-    """All of its work: nobody knows."""
+    total_seconds: int
+    """Length of its whole run. Evenkeel does not know it."""
     ran_seconds: int = 0
-    is_home: bool = False
-    beside_idle_parts: int = 0
-    """Rent that was paid while room that is paid for stood idle for it, and nobody else took it."""
+    is_back: bool = False
+    avoidable_rent_parts: int = 0
+    """Rent that was paid while committed nodes were idle for it, and no other job used them."""
 
     @property
     def nodes(self) -> int:
@@ -199,20 +199,20 @@ class RentedJob:
 
     @property
     def is_done(self) -> bool:
-        return self.ran_seconds >= self.takes_seconds
+        return self.ran_seconds >= self.total_seconds
 
-    def price_of_a_move(self, policy: Policy) -> int:
-        """Reckon by hand what the move and one more restart cost, in parts."""
+    def cost_of_moving(self, policy: Policy) -> int:
+        """Compute independently the cost of the move and of one more restart, in parts."""
         save, restart = self.job.spec.grace_seconds, policy.jobs.expected_resume_seconds
         delay = policy.burst.delay_of(self.job.spec.priority_class)
         return self.rate * save + delay * (save + LAUNCH + 2 * restart)
 
-    def left(self, policy: Policy) -> float:
-        """Reckon by hand how much longer it is expected to run."""
-        left = policy.burst.run_seconds_of(self.job.spec.priority_class) - self.ran_seconds
-        return left if left > 0 else max(60, self.ran_seconds / 2)
+    def remaining(self, policy: Policy) -> float:
+        """Compute independently the expected remaining run time in seconds."""
+        remaining = policy.burst.run_seconds_of(self.job.spec.priority_class) - self.ran_seconds
+        return remaining if remaining > 0 else max(60, self.ran_seconds / 2)
 
-    def judged(self, policy: Policy, now: Any) -> MigrationDecision:
+    def decided(self, policy: Policy, now: Any) -> MigrationDecision:
         target = MigrationTarget(pool="plan", launch_seconds=LAUNCH)
         return decide_migration(
             migration_facts(self.job, self.nodes, self.pool, target, policy, now, ran_seconds=float(self.ran_seconds))
@@ -240,28 +240,29 @@ days = st.lists(st.tuples(st.integers(10, 4 * HOUR), st.integers(0, 6)), min_siz
 @settings(max_examples=300, deadline=None)
 @given(visitors, days)
 def test_rented_jobs_return_to_idle_committed_nodes_in_time(
-    guests: list[tuple[int, int, int, int, int, int, bool, int | None]], days: list[tuple[int, int]]
+    candidates: list[tuple[int, int, int, int, int, int, bool, int | None]], days: list[tuple[int, int]]
 ) -> None:
-    """Others take committed nodes and leave them, passes come as they like, and estimates of run times may be wrong.
+    """Other jobs use and leave committed nodes, cycles run at random times, and estimates of run times may be wrong.
 
-    At every pass, of the jobs on rented nodes for which committed room is free and nobody waits:
+    In every cycle, consider the jobs on rented nodes for which committed nodes are free and no other job waits:
 
-    * one whose rent over what it is expected to run on is more than its move and one restart besides is sent home, at
-      its next save; one a pass, so that another may be in that very pass;
-    * and for no other reason does one stay than that it is not, that it keeps no checkpoints, or that the way home
-      would cost it a deadline that it meets where it is.
+    * A job migrates back, at its next save, if its expected further rent exceeds the cost of its move and one restart.
+      One job migrates in each cycle, so another may be chosen first.
+    * Otherwise a job stays only if it keeps no checkpoints, or if the move would make it miss its deadline.
 
-    So what one that keeps checkpoints pays beside idle room, over its whole life, is at most twice its move with that
-    restart, and the rent until the next pass: however wrong its estimate was. Where it had outrun that by far, the
-    rule takes it to run for half as long again.
+    Over its whole life, a job with checkpoints therefore pays beside idle nodes at most twice the cost of its move,
+    and the rent until the next cycle. This holds for any error of its estimate: an overdue run is expected to take
+    half as long again.
     """
     burst = BurstPolicy(
-        delay_micros_per_hour={f"class-{index}": candidate[2] * money.MICROS for index, candidate in enumerate(guests)},
-        expected_run_seconds={f"class-{index}": candidate[4] for index, candidate in enumerate(guests)},
+        delay_micros_per_hour={
+            f"class-{index}": candidate[2] * money.MICROS for index, candidate in enumerate(candidates)
+        },
+        expected_run_seconds={f"class-{index}": candidate[4] for index, candidate in enumerate(candidates)},
     )
     policy = Policy(burst=burst)
-    there = []
-    for index, (nodes, dollars, _, takes, _, grace, keeps, deadline) in enumerate(guests):
+    jobs = []
+    for index, (nodes, dollars, _, run_seconds, _, grace, keeps, deadline) in enumerate(candidates):
         job = a_job(
             index,
             nodes=nodes,
@@ -270,38 +271,38 @@ def test_rented_jobs_return_to_idle_committed_nodes_in_time(
             checkpoint_uri="s3://b/c" if keeps else "",
             deadline_at=at(deadline) if deadline else None,
         )
-        there.append(RentedJob(job, a_pool(index, dollars, 3, Market.ON_DEMAND), takes))
+        jobs.append(RentedJob(job, a_pool(index, dollars, 3, Market.ON_DEMAND), run_seconds))
     now, longest = NOW, max(gap for gap, _ in days)
     for gap, left_by_others in days:
-        free = left_by_others - sum(each.nodes for each in there if each.is_home and not each.is_done)
-        rented = [each for each in there if not each.is_home and not each.is_done]
+        free = left_by_others - sum(each.nodes for each in jobs if each.is_back and not each.is_done)
+        rented = [each for each in jobs if not each.is_back and not each.is_done]
         fit = [each for each in rented if each.nodes <= free]
-        judged = [(each, each.judged(policy, now)) for each in fit]
-        goes = next((each for each, decision in judged if decision.action is MigrationAction.MIGRATE), None)
+        decided = [(each, each.decided(policy, now)) for each in fit]
+        migrating = next((each for each, decision in decided if decision.action is MigrationAction.MIGRATE), None)
 
-        for each, decision in judged:
-            saves = each.rate * each.left(policy) > each.price_of_a_move(policy)
+        for each, decision in decided:
+            pays = each.rate * each.remaining(policy) > each.cost_of_moving(policy)
             keeps = bool(each.job.spec.checkpoint_uri)
-            expected = saves and keeps and not is_kept_by_its_deadline(each, policy, now)
+            expected = pays and keeps and not deadline_prevents_move(each, policy, now)
             assert (decision.action is MigrationAction.MIGRATE) == expected, decision.reason
-        if goes is not None:
-            goes.is_home = True
+        if migrating is not None:
+            migrating.is_back = True
         for each in rented:
-            ran = min(gap, each.takes_seconds - each.ran_seconds)
-            if goes is None and each in fit:
-                each.beside_idle_parts += each.rate * ran
-        for each in there:
-            each.ran_seconds = min(each.takes_seconds, each.ran_seconds + gap)
+            ran = min(gap, each.total_seconds - each.ran_seconds)
+            if migrating is None and each in fit:
+                each.avoidable_rent_parts += each.rate * ran
+        for each in jobs:
+            each.ran_seconds = min(each.total_seconds, each.ran_seconds + gap)
         now += timedelta(seconds=gap)
 
-    for each in there:
+    for each in jobs:
         if each.job.spec.checkpoint_uri and each.job.spec.deadline_at is None:
-            assert each.beside_idle_parts <= 2 * each.price_of_a_move(policy) + each.rate * longest
+            assert each.avoidable_rent_parts <= 2 * each.cost_of_moving(policy) + each.rate * longest
 
 
-def is_kept_by_its_deadline(each: RentedJob, policy: Policy, now: Any) -> bool:
+def deadline_prevents_move(each: RentedJob, policy: Policy, now: Any) -> bool:
     if each.job.spec.deadline_at is None:
         return False
-    spare = (each.job.spec.deadline_at - now).total_seconds() - each.left(policy)
-    away = each.job.spec.grace_seconds + LAUNCH + policy.jobs.expected_resume_seconds
-    return bool(0 <= spare < away)
+    spare = (each.job.spec.deadline_at - now).total_seconds() - each.remaining(policy)
+    move_seconds = each.job.spec.grace_seconds + LAUNCH + policy.jobs.expected_resume_seconds
+    return bool(0 <= spare < move_seconds)

@@ -1,4 +1,4 @@
-"""Replicas that find no node: what a rented one is worth to them, who may stand there, and when it goes back."""
+"""Replicas without a node: the value of a rented node, where they may run, and when a node is returned."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -156,7 +156,7 @@ def decided(
     return decide_serving_rentals(short, len(short.waiting), found, memory or ServingState.of(chat), policy, most=most)
 
 
-# ---------------------------------------------------------------- its id
+# ---------------------------------------------------------------- ids
 
 
 def test_holder_id_is_a_valid_kubernetes_name() -> None:
@@ -173,14 +173,14 @@ def test_no_two_deployments_have_the_same_id() -> None:
     assert len({holder_id(each) for each in names}) == len(names)
 
 
-# ---------------------------------------------------------------- what a node is worth
+# ---------------------------------------------------------------- the value of a node
 
 
 @pytest.mark.parametrize(("factor", "rents"), [(2.0, True), (1.1, False), (0.9, False), (0.0, False)])
 def test_node_is_rented_if_replicas_are_worth_its_rent(factor: float, rents: bool) -> None:
     (answer,) = decided(a_replica(), policy=a_policy(delay_micros_per_hour={"critical": round(factor * MICROS)}))
 
-    # The first four minutes of the spike nobody is served there, and the rent runs: 64 minutes paid for 56 served.
+    # The node serves nothing in the first four minutes of the spike: 64 minutes are paid for 56 minutes of serving.
     assert (answer.action is PlacementAction.RENT) is rents
     assert {row.pool for row in answer.table} == {"p5-workers", NO_EXTRA_NODE, "chat-burst"}
 
@@ -214,7 +214,7 @@ def test_each_node_counts_the_nodes_before_it() -> None:
 
 def test_team_budget_limits_serving_rentals() -> None:
     pods = [a_replica(number) for number in range(4)]
-    # 64 minutes of a node: the launch, and the spike.
+    # 64 minutes of a node: the launch and the spike.
     rent = MICROS * 3840
 
     assert len(decided(*pods, rented=RentalBook(budgets_left={"chat": 2 * rent}))) == 2
@@ -235,15 +235,15 @@ def test_new_replica_is_not_rented_for_yet() -> None:
 
 def test_unused_rentals_increase_the_backoff() -> None:
     memory = ServingState.of(CHAT)
-    waits = []
+    waits_seconds = []
     for _ in range(9):
         memory = memory.after_end(was_used=False, now=START)
         assert memory.not_before is not None
-        waits.append((memory.not_before - START).total_seconds())
+        waits_seconds.append((memory.not_before - START).total_seconds())
 
     (answer,) = decided(a_replica(), memory=memory)
     assert answer.action is not PlacementAction.RENT
-    assert waits == [900, 1800, 3600, 7200, 14_400, 28_800, 57_600, 86_400, 86_400]
+    assert waits_seconds == [900, 1800, 3600, 7200, 14_400, 28_800, 57_600, 86_400, 86_400]
     assert memory.after_end(was_used=True, now=START) == ServingState.of(CHAT)
 
 
@@ -280,7 +280,7 @@ def test_serving_rentals_respect_limits_and_replay(
     assert [choose_pool(each.facts) for each in answers] == list(answers)
 
 
-# ---------------------------------------------------------------- who may stand there
+# ---------------------------------------------------------------- fit
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_configured_pool_labels_are_known() -> None:
     assert why_not_schedulable(a_replica(selector={"disk": "nvme"}), POOL.but(labels={"disk": "nvme"})) == ""
 
 
-# ---------------------------------------------------------------- who waits still
+# ---------------------------------------------------------------- demand for launching nodes
 
 
 def test_present_and_launching_nodes_take_fitting_replicas() -> None:
@@ -324,7 +324,7 @@ def test_present_and_launching_nodes_take_fitting_replicas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "others", "is_wanted"),
+    ("waiting", "other_rentals", "is_wanted"),
     [
         (1, (), True),
         (0, (), False),
@@ -335,11 +335,11 @@ def test_present_and_launching_nodes_take_fitting_replicas() -> None:
     ],
 )
 def test_launching_node_is_needed_by_unplaced_replicas(
-    waiting: int, others: tuple[Rental, ...], is_wanted: bool
+    waiting: int, other_rentals: tuple[Rental, ...], is_wanted: bool
 ) -> None:
     pods = [a_replica(number) for number in range(waiting)]
 
-    why = why_node_not_needed(a_rental(2, RentalState.OPENING), others, (CHAT,), pods, ())
+    why = why_node_not_needed(a_rental(2, RentalState.OPENING), other_rentals, (CHAT,), pods, ())
 
     assert (why == "") is is_wanted
 
@@ -365,7 +365,7 @@ def test_launching_node_with_a_replica_is_needed(
     assert why_node_not_needed(second, (elsewhere,), registered, pods, nodes) == ""
 
 
-# ---------------------------------------------------------------- when it goes back
+# ---------------------------------------------------------------- returning a node
 
 
 def test_node_use_by_replicas_is_tracked() -> None:
@@ -449,7 +449,7 @@ def test_replica_that_selects_other_nodes_reserves_none() -> None:
     (short,) = replica_shortfalls((CHAT,), {CLUSTER: [a_replica(selector={"disk": "nvme"})]})
     (demand,) = replica_requests([short], [a_node_capacity(1)], {}, START)
 
-    def fitting(asked: AdmissionRequest, *capacities: NodeCapacity) -> int:
-        return sum(offer.fitting for offer in pool_fits(asked, capacities, SchedulingPolicy()))
+    def fitting(request: AdmissionRequest, *capacities: NodeCapacity) -> int:
+        return sum(offer.fitting for offer in pool_fits(request, capacities, SchedulingPolicy()))
 
     assert fitting(demand, a_node_capacity(1, free=8), a_node_capacity(2, free=8, labels={"disk": "nvme"})) == 1

@@ -76,8 +76,8 @@ def passed(
     snapshot = QueueSnapshot(setup=setup, capacities=capacities, pending=pending, charges=charges, **more)
     answers = run_team_cycle(snapshot, policy or SchedulingPolicy(), EconomyPolicy(), at(1000))
     for answer in answers:
-        again = decide(AdmissionFacts.model_validate(answer.facts.to_json()))
-        assert again == answer
+        replayed = decide(AdmissionFacts.model_validate(answer.facts.to_json()))
+        assert replayed == answer
     return {answer.job_id: answer for answer in answers}
 
 
@@ -120,10 +120,10 @@ def test_lender_reclaims_quota_from_the_borrower() -> None:
 def test_preemption_records_full_facts_despite_same_reason() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
-    told = {"job-3": "Waits until job-2 has stopped."}
+    last_reasons = {"job-3": "Waits until job-2 has stopped."}
 
     answers = passed(
-        setup, capacities(4, 1, 2, 3, 4), a_request(3, nodes=2, team="red"), charges=charges, last_reasons=told
+        setup, capacities(4, 1, 2, 3, 4), a_request(3, nodes=2, team="red"), charges=charges, last_reasons=last_reasons
     )
 
     assert answers["job-3"].action is Action.PREEMPT
@@ -244,12 +244,12 @@ def test_job_without_nodes_of_its_type_blocks_no_other_job() -> None:
 
 def test_user_limit_counts_admissions_of_this_cycle() -> None:
     setup = a_setup(a_team("red", mostAcceleratorsPerUser=16))
-    mine = [a_request(number, team="red", owner="role/ana") for number in (1, 2)]
+    of_ana = [a_request(number, team="red", owner="role/ana") for number in (1, 2)]
 
     answers = passed(
         setup,
         capacities(4, 4),
-        *mine,
+        *of_ana,
         a_request(3, team="red", owner="role/bo"),
         charges=[a_charge(9, "red", 4, owner="role/ana", use={})],
     )
@@ -340,8 +340,8 @@ def test_record_lists_only_preemptable_holders_singly() -> None:
         *(a_charge(number, "blue", number, priority=number % 3) for number in range(1, 60)),
         *(a_charge(number, "red", number, priority=number % 3) for number in range(60, 99)),
     ]
-    asked = a_request(100, nodes=90, team="red", priority=1, attempts=1)
-    quota = passed(setup, capacities(99, *range(1, 99)), asked, charges=charges)["job-100"].facts.quota
+    request = a_request(100, nodes=90, team="red", priority=1, attempts=1)
+    quota = passed(setup, capacities(99, *range(1, 99)), request, charges=charges)["job-100"].facts.quota
     assert quota
 
     names = [job["name"] for job in quota.jobs]
@@ -391,9 +391,9 @@ def test_record_of_a_thousand_nodes_is_complete_and_replays() -> None:
         mode=Mode.ACT,
         decided_at=at(2000),
     )
-    kept = rows.decision_row(record).doc
-    assert len(json.dumps(kept)) < quota_facts.MOST_BYTES < len(json.dumps(facts))
-    read = Decision.model_validate(json.loads(json.dumps(kept)))
+    stored = rows.decision_row(record).doc
+    assert len(json.dumps(stored)) < quota_facts.MOST_BYTES < len(json.dumps(facts))
+    read = Decision.model_validate(json.loads(json.dumps(stored)))
     assert read.facts == facts
     assert replay(read, Policy()).differs_from(record) == ""
 

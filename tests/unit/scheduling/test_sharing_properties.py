@@ -24,8 +24,8 @@ P4 = "ml.p4d.24xlarge"
 TEAMS = ("red", "blue", "green")
 
 
-def a_world(dice: random.Random) -> QueueSnapshot:
-    """Return a fleet in which nothing is over its limits yet."""
+def random_snapshot(dice: random.Random) -> TeamCycleSnapshot:
+    """Return a fleet that exceeds no limit yet."""
     setup = a_setup(
         *(
             a_team(
@@ -94,7 +94,7 @@ def _request(dice: random.Random, number: int) -> Any:
 
 
 def _over(setup: TeamSetup, charges: list[Charge]) -> list[str]:
-    # A limit without a cohort is no limit of the engine's: such queues are left to it.
+    # The scheduler ignores a limit without a cohort, so such queues are checked by its own tests.
     found = setup.queues
     held = [
         Admitted(
@@ -111,24 +111,24 @@ def _over(setup: TeamSetup, charges: list[Charge]) -> list[str]:
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32))
 def test_every_decision_is_safe_and_replays_alone(seed: int) -> None:
-    world = a_world(random.Random(seed))
+    snapshot = random_snapshot(random.Random(seed))
 
-    answers = run_team_cycle(world, SchedulingPolicy(spare_nodes={"p5": seed % 2}), EconomyPolicy(), at(1000))
+    answers = run_team_cycle(snapshot, SchedulingPolicy(spare_nodes={"p5": seed % 2}), EconomyPolicy(), at(1000))
 
-    asked = {request.job_id: request for request in world.pending}
-    assert {answer.job_id for answer in answers} == set(asked)
-    assert len(answers) == len(asked)
+    requests = {request.job_id: request for request in snapshot.pending}
+    assert {answer.job_id for answer in answers} == set(requests)
+    assert len(answers) == len(requests)
     taken: Counter[str] = Counter()
-    admitted = list(world.charges)
+    admitted = list(snapshot.charges)
     for answer in answers:
         assert decide(AdmissionFacts.model_validate(answer.facts.to_json())) == answer
-        request = asked[answer.job_id]
+        request = requests[answer.job_id]
         if answer.action is Action.ADMIT:
             assert len(set(answer.nodes)) == request.nodes
             taken.update({life.key: request.accelerators_per_node for life in answer.nodes})
             admitted.append(a_charge(0, request.team, use=answer.use, job_id=answer.job_id))
         assert answer.reason
-        assert {victim.job_id for victim in answer.victims} <= {charge.job_id for charge in world.charges}
-    assert all(taken[capacity.life.key] <= capacity.free for capacity in world.capacities)
-    assert not {capacity.life.key for capacity in world.capacities if capacity.unschedulable_reason} & set(taken)
-    assert _over(world.setup, admitted) == []
+        assert {victim.job_id for victim in answer.victims} <= {charge.job_id for charge in snapshot.charges}
+    assert all(taken[capacity.life.key] <= capacity.free for capacity in snapshot.capacities)
+    assert not {capacity.life.key for capacity in snapshot.capacities if capacity.unschedulable_reason} & set(taken)
+    assert _over(snapshot.setup, admitted) == []

@@ -1,4 +1,4 @@
-"""At which size a waiting elastic job starts, by the rules of one queue for everybody."""
+"""The size at which a pending elastic job starts, with one queue for all jobs."""
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
 from evenkeel.domain.admission.policy import SchedulingPolicy
@@ -16,8 +16,11 @@ NOW = at(1000)
 def sized(
     capacities: list[NodeCapacity], *pending: AdmissionRequest, whole: frozenset[str] = frozenset()
 ) -> dict[str, AdmissionDecision]:
-    queue = QueueSnapshot(capacities=tuple(capacities), pending=pending)
-    return {each.job_id: each for each in decide_with_sizes(queue, POLICY, NOW, whole)}
+    def decide(pending: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
+        return admit(QueueSnapshot(capacities=tuple(capacities), pending=pending), POLICY, NOW)
+
+    decisions = fit_sizes(pending, decide(pending), decide, NOW, whole)
+    return {each.job_id: each for each in decisions}
 
 
 def sizes(found: dict[str, AdmissionDecision]) -> dict[str, int]:
@@ -52,10 +55,10 @@ def test_inelastic_job_still_blocks_later_jobs() -> None:
 
 
 def test_job_waits_its_time_for_a_spare() -> None:
-    waits = elastic(1, 2, 1, attempts=1, is_recovery=True, shrinks_at=at(1001))
+    waiting = elastic(1, 2, 1, attempts=1, is_recovery=True, shrinks_at=at(1001))
     shrinks = elastic(1, 2, 1, attempts=1, is_recovery=True, shrinks_at=at(1000))
 
-    assert sizes(sized([a_node_capacity(1)], waits)) == {}
+    assert sizes(sized([a_node_capacity(1)], waiting)) == {}
     assert sizes(sized([a_node_capacity(1)], shrinks)) == {"job-1": 1}
 
 
