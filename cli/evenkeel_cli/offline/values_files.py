@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from evenkeel.domain.jobs.imported_types import import_values
-from evenkeel.domain.jobs.templates import FindingSeverity, JobTemplates, ValuesError, read_values
+from evenkeel.domain.jobs.read_values import read_values
+from evenkeel.domain.jobs.templates import FindingSeverity, JobTemplates, ValuesError
 from evenkeel.domain.policy import PolicyError, changed
 from evenkeel_cli.offline import policies, quota_files
 from evenkeel_client.errors import CommandFailed, Exit

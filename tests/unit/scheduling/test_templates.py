@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from evenkeel.domain.jobs.templates import FindingSeverity, JobTemplates, ValuesError, read_values
+from evenkeel.domain.jobs.read_values import read_values
+from evenkeel.domain.jobs.templates import FindingSeverity, JobTemplates, ValuesError
 
 FILE = Path(__file__).resolve().parents[2] / "fixtures" / "values" / "hybrid.yaml"
 

@@ -1,4 +1,4 @@
-"""One attempt of a job, and its pods as the cluster shows them."""
+"""An attempt of a job, and its pods as the cluster shows them."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -12,10 +12,10 @@ from evenkeel.domain.values import Instant, Sentence, Value
 
 
 class AttemptState(StrEnum):
-    """Where an attempt stands. STARTING is written by `schedule_jobs`, the rest by `run_job` of the attempt."""
+    """The state of an attempt. `schedule_jobs` writes STARTING, `run_job` of the attempt the rest."""
 
     STARTING = "STARTING"
-    """Admitted and charged; nothing launched yet."""
+    """Admitted and charged; not launched yet."""
     LAUNCHED = "LAUNCHED"
     """Fence raised, resume point pinned, Kubernetes Job created."""
     RUNNING = "RUNNING"
@@ -28,7 +28,7 @@ class AttemptState(StrEnum):
     LOST = "LOST"
     """Its node failed, or its pods ended for an infrastructure reason."""
     NEVER_RAN = "NEVER_RAN"
-    """Could not be launched or placed before its deadline."""
+    """It could not be launched or scheduled before its deadline."""
 
     @property
     def has_ended(self) -> bool:
@@ -46,7 +46,7 @@ class ResumePoint(Value):
 
 
 class Attempt(Value):
-    """One run of a job on one set of nodes."""
+    """A run of a job on one set of nodes."""
 
     job_id: str
     attempt: int
@@ -60,7 +60,7 @@ class Attempt(Value):
     """Nodes of the attempt; its pods may run on no others. Empty until the pods run if Kueue admits."""
     node_names: tuple[str, ...]
     size: int = 0
-    """Pods of its gang, one a node; 0 in an attempt that is older than elastic jobs: `ranks` knows."""
+    """Pods of its gang, one for each node; 0 in an attempt older than elastic jobs (see `ranks`)."""
     accelerators: int
     """Accelerators charged over all nodes."""
     instance_type: str = ""
@@ -75,13 +75,13 @@ class Attempt(Value):
     is_pinned: bool = False
     """Whether `resume_from` was decided (None may be the decision)."""
     resumed_work_from: Instant | None = None
-    """When the write of what it resumes from began: work after that was lost."""
+    """When the write of its resume point started. Work after that was lost."""
     workload_uid: str = ""
     """UID of the Kubernetes Job; empty until the launch is recorded."""
     is_refused: bool = False
     """Whether the cluster rejected its Kubernetes Job, so a retry cannot help."""
     stop_asked_at: Instant | None = None
-    """When it was asked to end, where it was: what it saved after that, it saved in its drain."""
+    """When it was asked to stop, if it was. Checkpoints after that were saved during its drain."""
     launched_at: Instant | None = None
     running_at: Instant | None = None
     ended_at: Instant | None = None
@@ -91,29 +91,30 @@ class Attempt(Value):
 
     @property
     def charged_since(self) -> datetime | None:
-        """Since when it holds what it is charged for; None where Kueue has given it nothing that was seen to run."""
+        """Since when it uses what it is charged for; None if Kueue admits and its pods were not seen running."""
         return self.running_at if self.local_queue else self.admitted_at
 
-    def nodes_in(self, seen: "ObservedWorkload") -> tuple[str, ...]:
-        """Return the nodes that it is on: where it was admitted to, else where its pods are seen."""
-        return self.node_names or tuple(dict.fromkeys(pod.node_name for pod in seen.pods if pod.node_name))
+    def nodes_in(self, workload: "ObservedWorkload") -> tuple[str, ...]:
+        """Return its nodes: those of its admission, else those of its pods."""
+        return self.node_names or tuple(dict.fromkeys(pod.node_name for pod in workload.pods if pod.node_name))
 
-    def owns(self, seen: "ObservedWorkload") -> bool:
-        """Whether a Job with its pods is this attempt's. Labels prove nothing: anybody may write them anywhere.
+    def owns(self, workload: "ObservedWorkload") -> bool:
+        """Whether a Kubernetes Job with its pods belongs to this attempt.
 
-        The namespace and the recorded UID prove it. Until the launch is recorded, the decision that admitted the
-        attempt does: the Job carries its id, which nobody knows before the admission.
+        Labels prove nothing, because any user may write them. The namespace and the recorded UID prove it. Until the
+        launch is recorded, the id of the admission decision proves it: the Job carries it, and it is unknown before the
+        admission.
         """
-        if (seen.namespace, seen.job_id, seen.attempt) != (self.namespace, self.job_id, self.attempt):
+        if (workload.namespace, workload.job_id, workload.attempt) != (self.namespace, self.job_id, self.attempt):
             return False
         if self.workload_uid:
-            return seen.job_uid == self.workload_uid
-        return bool(self.decision_id) and seen.decision_id == self.decision_id
+            return workload.job_uid == self.workload_uid
+        return bool(self.decision_id) and workload.decision_id == self.decision_id
 
     def own(self, listed: Iterable["ObservedWorkload"]) -> "ObservedWorkload":
-        """Return this attempt's Job and pods among those of its cluster; an empty one where there is none."""
-        nothing = ObservedWorkload(job_id=self.job_id, attempt=self.attempt, namespace=self.namespace)
-        return next(filter(self.owns, listed), nothing)
+        """Return the Kubernetes Job and pods of this attempt; an empty workload if there are none."""
+        missing = ObservedWorkload(job_id=self.job_id, attempt=self.attempt, namespace=self.namespace)
+        return next(filter(self.owns, listed), missing)
 
     @property
     def workload_name(self) -> str:
@@ -122,7 +123,7 @@ class Attempt(Value):
 
     @property
     def ranks(self) -> int:
-        """Pods of its gang, one a node: another attempt of the same job may have another number."""
+        """Pods of its gang, one for each node. Other attempts of the same job may have another number."""
         return self.size or len(self.node_names)
 
 
@@ -153,7 +154,7 @@ class PodPhase(StrEnum):
 
 
 class ObservedPod(Value):
-    """One pod of an attempt as the API server shows it."""
+    """A pod of an attempt as the API server shows it."""
 
     name: str
     node_name: str = ""
@@ -165,14 +166,14 @@ class ObservedPod(Value):
 
     @property
     def has_ended(self) -> bool:
-        """Whether its processes are over, as far as the API server knows."""
+        """Whether its processes have ended, as far as the API server knows."""
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 
 class ObservedWorkload(Value):
-    """A Kubernetes Job and its pods whose labels name an attempt. `uid` empty = no such Job.
+    """A Kubernetes Job whose labels name an attempt, and its pods. An empty `uid` means that there is no such Job.
 
-    Whether it is that attempt's, `Attempt.owns` says.
+    `Attempt.owns` decides whether it belongs to that attempt.
     """
 
     job_id: str
@@ -181,11 +182,11 @@ class ObservedWorkload(Value):
     job_uid: str = ""
     """UID of the Job that controls the pods, whether or not the Job still exists."""
     decision_id: str = ""
-    """Decision that admitted the attempt, as the Job says; as the pods say where the Job is gone."""
+    """Id of the admission decision, from the Job, or from the pods if the Job is gone."""
     uid: str = ""
     is_deleting: bool = False
     is_suspended: bool = False
-    """Whether its Job has no pods at the moment."""
+    """Whether its Job is suspended and has no pods."""
     has_completed: bool = False
     has_failed: bool = False
     was_disrupted: bool = False
@@ -196,10 +197,10 @@ class ObservedWorkload(Value):
 
     @property
     def has_runnable_pods(self) -> bool:
-        """Whether any pod runs or may still start without having been asked to end."""
+        """Whether any pod runs, or may still start, and was not asked to stop."""
         is_at_work = bool(self.uid) and not (self.is_deleting or self.has_completed or self.has_failed)
         return is_at_work or any(not pod.is_terminating for pod in self.live_pods())
 
     def live_pods(self, lost_nodes: frozenset[str] = frozenset()) -> tuple[ObservedPod, ...]:
-        """Return the pods that run or may yet run, without those on `lost_nodes`."""
+        """Return the pods that run or may still run, without those on `lost_nodes`."""
         return tuple(pod for pod in self.pods if not pod.has_ended and pod.node_name not in lost_nodes)

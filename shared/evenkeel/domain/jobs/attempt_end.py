@@ -1,4 +1,4 @@
-"""Attempts: who may write which state, how an end is judged, and what it means for the job."""
+"""The end of an attempt: whether and how it ended, and which part takes the blame."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -10,17 +10,17 @@ from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.values import Instant, Value
 
 FENCED_EXIT = 75
-"""EX_TEMPFAIL: the training contract's code for "a later attempt has been fenced in"."""
+"""EX_TEMPFAIL: the training contract's code for "a later attempt has raised the fence"."""
 UNPROVED_EXIT = 65
-"""EX_DATAERR: the training contract's code for "checkpoints are there, and none can be proved"."""
+"""EX_DATAERR: the training contract's code for "checkpoints exist, but none can be proved"."""
 DAMAGED_EXIT = 66
-"""EX_NOINPUT: the training contract's code for "what I resume from is not what its manifest promises"."""
+"""EX_NOINPUT: the training contract's code for "the resume point differs from its manifest"."""
 PEER_LOST_EXIT = 76
-"""The training contract's code for "another rank went away": a consequence, never the cause."""
+"""The training contract's code for "another rank is gone": a consequence, never the cause."""
 DO_NOT_REQUEUE_EXIT = 93
-"""A launcher's word that another attempt could not end otherwise. Source: NVIDIA's resiliency extension."""
+"""A launcher's exit code for "another attempt would end in the same way". Source: NVIDIA's resiliency extension."""
 _KILLED = (137, 143)
-"""SIGKILL and SIGTERM: how pods end when somebody ends them."""
+"""Exit codes after SIGKILL and SIGTERM: another process ended the pod."""
 _LOST_REASONS = frozenset(
     {
         *("NodeLost", "NodeShutdown", "Evicted", "Terminated", "Shutdown", "Preempting"),
@@ -28,27 +28,26 @@ _LOST_REASONS = frozenset(
         *("PreemptionByScheduler", "TerminationByKubelet"),
     }
 )
-"""Pod reasons of an end that the application did not bring about: the kubelet's own, and those of `DisruptionTarget`.
+"""Reasons of pods that ended without the application's fault: the kubelet's, and those of `DisruptionTarget`.
 
 Source: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
 """
 
-# ---------------------------------------------------------------- states and their writers
 
 A, J = AttemptState, JobState
 
 
-# ---------------------------------------------------------------- what is lost
+# ---------------------------------------------------------------- lost nodes
 
 
 def lost_nodes(
     nodes: Mapping[str, KubernetesNode], names: tuple[str, ...], now: datetime, seconds: int
 ) -> frozenset[str]:
-    """Return those of `names` that no longer exist, or are NotReady for `seconds`: what runs there is out of reach.
+    """Return the nodes that no longer exist, or are NotReady for `seconds`: their pods cannot be reached.
 
     Args:
-        nodes: Every node of the cluster, by name.
-        names: The nodes to judge.
+        nodes: All nodes of the cluster, by name.
+        names: The nodes to test.
         now: The time.
         seconds: `JobPolicy.lost_node_seconds`.
     """
@@ -56,7 +55,7 @@ def lost_nodes(
 
 
 def is_lost(node: KubernetesNode | None, now: datetime, seconds: int) -> bool:
-    """Whether a node is gone, or NotReady for so long that its pods are fenced out rather than waited for."""
+    """Whether a node is gone, or NotReady for so long that its pods are fenced out instead of waited for."""
     if node is None:
         return True
     return (
@@ -74,79 +73,79 @@ class AttemptEnd(Value):
 
     state: AttemptState
     reason: str
-    """One sentence."""
+    """A sentence."""
     exit_codes: dict[str, int] = {}
     """By pod name."""
     counts_as_failure: bool = False
-    """Whether it uses up one of the application's restarts."""
+    """Whether the end uses up a restart of the application."""
     is_final: bool = False
-    """Whether another attempt could not end otherwise."""
+    """Whether another attempt would end in the same way."""
     is_checkpoint_damaged: bool = False
-    """Whether the checkpoint it resumed from is at fault."""
+    """Whether the checkpoint of its resume point caused the end."""
     exit_code: int | None = None
-    """Of the pod that the application is blamed by; None where nobody is blamed, or it was killed."""
+    """Exit code of the pod that blames the application; None without blame, or if the pod was killed."""
     was_preempted: bool = False
-    """Whether it ended for others who needed the room, without a request of ours."""
+    """Whether Kueue preempted it, without a stop request of Evenkeel."""
     asked_at: Instant | None = None
-    """When somebody else asked it to end."""
+    """When Kueue asked it to stop."""
 
 
 def judge_end(
-    seen: ObservedWorkload,
+    workload: ObservedWorkload,
     job: Job,
     attempt: Attempt,
     lost_nodes: frozenset[str],
     faulty_nodes: frozenset[str] = frozenset(),
 ) -> AttemptEnd | None:
-    """Judge whether and how a launched attempt ended; None while any pod may still run.
+    """Decide whether and how a launched attempt ended; None while any pod may still run.
 
-    The gang ends together, so blame waits for the last pod: a rank that lost its peer fails at once, long before the
+    The gang ends together, so blame waits for the last pod. A rank that lost its peer fails at once, long before the
     peer's node is known to be lost.
 
     Args:
-        seen: The attempt's Job and pods.
-        job: Its job.
+        workload: The Kubernetes Job and the pods of the attempt.
+        job: The job of the attempt.
         attempt: The attempt.
         lost_nodes: Nodes that are gone or NotReady past the limit: their pods are fenced out, not waited for.
-        faulty_nodes: Nodes with an open incident or NotReady: they take the blame for what failed on them.
+        faulty_nodes: Nodes with an open incident, or NotReady: they take the blame for pods that failed on them.
     """
-    codes = {pod.name: pod.exit_code for pod in seen.pods if pod.exit_code is not None}
-    # A pod that is told to go may say that it ended well, and of a Job that is suspended that is no success either.
-    succeeded = [pod for pod in seen.pods if pod.phase is PodPhase.SUCCEEDED and not pod.is_terminating]
-    has_succeeded = seen.has_completed or (len(succeeded) == attempt.ranks and not seen.is_suspended)
-    if has_succeeded and not seen.live_pods():
+    codes = {pod.name: pod.exit_code for pod in workload.pods if pod.exit_code is not None}
+    # A terminating pod may report success, and so may a pod of a suspended Job. Neither is a success of the attempt.
+    succeeded = [pod for pod in workload.pods if pod.phase is PodPhase.SUCCEEDED and not pod.is_terminating]
+    has_succeeded = workload.has_completed or (len(succeeded) == attempt.ranks and not workload.is_suspended)
+    if has_succeeded and not workload.live_pods():
         return AttemptEnd(state=A.SUCCEEDED, reason="All ranks exited with code 0.", exit_codes=codes)
-    if seen.live_pods(lost_nodes):
+    if workload.live_pods(lost_nodes):
         return None
-    evicted = _end_by_eviction(seen, job, attempt, codes)
+    evicted = _end_by_eviction(workload, job, attempt, codes)
     if evicted is not None:
         return evicted
-    fenced_out = [pod for pod in seen.pods if not pod.has_ended]
-    failed = [pod for pod in seen.pods if pod.phase is PodPhase.FAILED]
-    is_gone = not seen.uid or seen.is_deleting
-    if not (fenced_out or failed or seen.has_failed or is_gone):
-        return None  # the Job exists and has not made its pods yet
+    fenced_out = [pod for pod in workload.pods if not pod.has_ended]
+    failed = [pod for pod in workload.pods if pod.phase is PodPhase.FAILED]
+    is_gone = not workload.uid or workload.is_deleting
+    if not (fenced_out or failed or workload.has_failed or is_gone):
+        return None  # the Kubernetes Job exists, but has created no pods yet
     request = job.stop_of(attempt.attempt)
     if request:
         return _end_as_requested(request, codes)
     if attempt.state is A.STARTING and is_gone:
         return None  # not launched yet
-    if seen.was_disrupted and not fenced_out:
+    if workload.was_disrupted and not fenced_out:
         return AttemptEnd(state=A.LOST, reason="A pod was evicted, or its node was removed.", exit_codes=codes)
     return _blame(failed, fenced_out, attempt, lost_nodes, faulty_nodes, codes)
 
 
-def end_despite_live_pods(reported: AttemptEnd, seen: ObservedWorkload) -> AttemptEnd | None:
-    """Return the end of an attempt that was seen to end by itself and has live pods; None where it has none.
+def end_despite_live_pods(reported: AttemptEnd, workload: ObservedWorkload) -> AttemptEnd | None:
+    """Return the end of an attempt that was reported to have ended, but has live pods; None if it has none.
 
-    A success would drop the job while it runs, and a failure would blame it. It is queued again instead: the next
+    A success would end the job while it runs, and a failure would blame it. The job is queued again instead: the next
     launch waits for the pods or fences them out.
 
     Args:
-        reported: How the attempt was seen to end before.
-        seen: Its Job and pods now.
+        reported: The end of the attempt, as reported before.
+        workload: The Kubernetes Job and pods now.
     """
-    alive = seen.live_pods()
+    alive = workload.live_pods()
     if reported.state not in (A.SUCCEEDED, A.FAILED) or not alive:
         return None
     names = ", ".join(pod.name for pod in alive[:3])
@@ -154,18 +153,20 @@ def end_despite_live_pods(reported: AttemptEnd, seen: ObservedWorkload) -> Attem
     return AttemptEnd(state=A.LOST, reason=reason, exit_codes=reported.exit_codes)
 
 
-def _end_by_eviction(seen: ObservedWorkload, job: Job, attempt: Attempt, codes: dict[str, int]) -> AttemptEnd | None:
-    """Return the end of an attempt that Kueue evicted; None where it did not, or the application failed by itself.
+def _end_by_eviction(
+    workload: ObservedWorkload, job: Job, attempt: Attempt, codes: dict[str, int]
+) -> AttemptEnd | None:
+    """Return the end of an attempt that Kueue evicted; None if it was not evicted, or the application failed first.
 
-    One that never ran in full has nothing to lose, and pauses before it is handed over again: Kueue's own count of its
-    tries goes with the Workload.
+    An attempt that never ran completely loses no work. Its job pauses before it is handed to Kueue again, because
+    Kueue's own count of tries is deleted with the Workload.
     """
-    evicted = eviction_of(seen.kueue) if seen.kueue and not seen.has_failed else None
+    evicted = eviction_of(workload.kueue) if workload.kueue and not workload.has_failed else None
     if evicted is None:
         return None
-    asked = job.stop_of(attempt.attempt)
-    if asked:
-        return _end_as_requested(asked, codes)
+    request = job.stop_of(attempt.attempt)
+    if request:
+        return _end_as_requested(request, codes)
     has_run = attempt.state is A.RUNNING or evicted.was_preempted
     return AttemptEnd(
         state=A.STOPPED if has_run else A.NEVER_RAN,
@@ -194,13 +195,15 @@ def _blame(
     faulty: frozenset[str],
     codes: dict[str, int],
 ) -> AttemptEnd:
-    out = sorted({pod.node_name for pod in fenced_out} | (lost & set(attempt.node_names)))
-    if out:
-        return AttemptEnd(state=A.LOST, reason=f"The attempt lost contact with {_named(out)}.", exit_codes=codes)
-    taken = next((pod for pod in failed if pod.reason in _LOST_REASONS), None)
-    if taken:
+    lost_contact = sorted({pod.node_name for pod in fenced_out} | (lost & set(attempt.node_names)))
+    if lost_contact:
         return AttemptEnd(
-            state=A.LOST, reason=f"Pod {taken.name} was removed with its node ({taken.reason}).", exit_codes=codes
+            state=A.LOST, reason=f"The attempt lost contact with {_named(lost_contact)}.", exit_codes=codes
+        )
+    removed = next((pod for pod in failed if pod.reason in _LOST_REASONS), None)
+    if removed:
+        return AttemptEnd(
+            state=A.LOST, reason=f"Pod {removed.name} was removed with its node ({removed.reason}).", exit_codes=codes
         )
     if any(pod.exit_code == FENCED_EXIT for pod in failed):
         return AttemptEnd(state=A.LOST, reason="A later attempt has raised the fence.", exit_codes=codes)
@@ -213,9 +216,9 @@ def _blame(
         return AttemptEnd(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True)
     if not failed:
         return AttemptEnd(state=A.LOST, reason="Its Kubernetes Job was deleted outside Evenkeel.", exit_codes=codes)
-    last_word = next((pod for pod in failed if pod.exit_code == DO_NOT_REQUEUE_EXIT), None)
-    if last_word:
-        reason = f"Pod {last_word.name} asked not to be restarted (exit code {DO_NOT_REQUEUE_EXIT})."
+    do_not_requeue = next((pod for pod in failed if pod.exit_code == DO_NOT_REQUEUE_EXIT), None)
+    if do_not_requeue:
+        reason = f"Pod {do_not_requeue.name} asked not to be restarted (exit code {DO_NOT_REQUEUE_EXIT})."
         return AttemptEnd(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True, is_final=True)
     refused = next((pod for pod in failed if pod.exit_code is None), None)
     if refused:
@@ -236,20 +239,20 @@ def _blame(
 
 
 def without_blame(ending: AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[str]) -> AttemptEnd:
-    """Return the end without blame for the job where one of its nodes is lost or sick: the whole gang ends with it.
+    """Return the end without blame for the job if one of its nodes is lost or faulty: the whole gang ends with it.
 
-    An attempt that never ran for that reason counts as LOST, so its job keeps its place and does not pause.
+    An attempt that never ran for this reason counts as LOST, so its job keeps its place and does not pause.
     """
-    ill = sorted(faulty_nodes & set(attempt.node_names))
-    if ending.state not in (A.FAILED, A.NEVER_RAN) or not ill or ending.is_final:
+    faulty_used = sorted(faulty_nodes & set(attempt.node_names))
+    if ending.state not in (A.FAILED, A.NEVER_RAN) or not faulty_used or ending.is_final:
         return ending
-    what = "The attempt failed" if ending.state is A.FAILED else "The attempt did not start"
-    reason = f"{what} on {_named(ill)}, which is lost or faulty: {ending.reason}"
+    failure_text = "The attempt failed" if ending.state is A.FAILED else "The attempt did not start"
+    reason = f"{failure_text} on {_named(faulty_used)}, which is lost or faulty: {ending.reason}"
     return ending.but(state=A.LOST, reason=reason, counts_as_failure=False)
 
 
 def _blame_order(pod: ObservedPod) -> tuple[int, str]:
-    """The likely cause first: a pod that failed by itself, then one that was killed, then one that lost its peer."""
+    """Sort by likelihood of being the cause: a pod that failed itself, a killed pod, a pod that lost its peer."""
     if pod.exit_code == PEER_LOST_EXIT:
         return (2, pod.name)
     return (1 if pod.exit_code in _KILLED and pod.reason != "OOMKilled" else 0, pod.name)
@@ -259,22 +262,22 @@ def _named(nodes: list[str]) -> str:
     return nodes[0] if len(nodes) == 1 else f"{nodes[0]} and {len(nodes) - 1} more"
 
 
-def judge_abandoned(seen: ObservedWorkload, job: Job, attempt: Attempt, failure: str) -> AttemptEnd:
-    """Judge an attempt that is given up although its pods have not all ended, or were never made.
+def judge_abandoned(workload: ObservedWorkload, job: Job, attempt: Attempt, failure: str) -> AttemptEnd:
+    """Decide the end of an attempt that is abandoned before all its pods ended, or were created.
 
-    Whatever is left of it is deleted, and the next launch waits for it or fences it out, so settling it is safe.
+    The rest of it is deleted, and the next launch waits for it or fences it out, so the settlement is safe.
 
     Args:
-        seen: What is left of it.
-        job: Its job.
+        workload: The rest of it.
+        job: The job of the attempt.
         attempt: The attempt.
-        failure: Why the workflow itself failed; empty where a deadline passed or the launch was given up.
+        failure: Why the workflow itself failed; empty if a deadline passed or the launch was abandoned.
     """
-    codes = {pod.name: pod.exit_code for pod in seen.pods if pod.exit_code is not None}
+    codes = {pod.name: pod.exit_code for pod in workload.pods if pod.exit_code is not None}
     request = job.stop_of(attempt.attempt)
     if request:
         return _end_as_requested(request, codes)
-    evicted = _end_by_eviction(seen, job, attempt, codes)
+    evicted = _end_by_eviction(workload, job, attempt, codes)
     if evicted is not None and not failure:
         return evicted
     if attempt.is_refused:
@@ -286,13 +289,10 @@ def judge_abandoned(seen: ObservedWorkload, job: Job, attempt: Attempt, failure:
         return AttemptEnd(state=A.LOST, reason="The attempt ran past its deadline.", exit_codes=codes, is_final=True)
     if attempt.state is A.STARTING:
         return AttemptEnd(state=A.NEVER_RAN, reason=attempt.reason or "The attempt could not be launched in time.")
-    waiting = [pod for pod in seen.pods if not pod.node_name]
-    if waiting or not seen.pods:
+    waiting = [pod for pod in workload.pods if not pod.node_name]
+    if waiting or not workload.pods:
         return AttemptEnd(state=A.NEVER_RAN, reason="Its pods were not scheduled in time.", exit_codes=codes)
-    stuck = next((pod for pod in seen.pods if pod.phase is PodPhase.PENDING), seen.pods[0])
+    stuck = next((pod for pod in workload.pods if pod.phase is PodPhase.PENDING), workload.pods[0])
     why = f" ({stuck.reason})" if stuck.reason else ""
     reason = f"Pod {stuck.name} did not start in time{why}."
     return AttemptEnd(state=A.NEVER_RAN, reason=reason, exit_codes=codes, counts_as_failure=True)
-
-
-# ---------------------------------------------------------------- what it means for the job

@@ -1,4 +1,4 @@
-"""What the run of a job waits for: its pods running, ended, or stopped."""
+"""The waits of `run_job`: until the pods of an attempt run, end, or stop."""
 
 from evenkeel.domain.external.kueue_status import eviction_of
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload, PodPhase
@@ -12,29 +12,29 @@ ADMITTED = "ADMITTED"
 
 def evaluate_attempt_wait(
     kind: ConditionKind,
-    seen: ObservedWorkload,
+    workload: ObservedWorkload,
     job: Job,
     attempt: Attempt,
     lost: frozenset[str],
     faulty: frozenset[str] = frozenset(),
 ) -> WaitAnswer | None:
-    """Answer a wait of `run_job`; None while what it waits for has not come.
+    """Answer a wait of `run_job`; None while the attempt has not reached the awaited state.
 
-    An end counts before a stop request: what has succeeded needs no stopping, and stopping would delete the proof.
+    An end takes precedence over a stop request. A successful attempt needs no stop, and a stop would delete the proof.
 
     Args:
-        kind: One of the `ATTEMPT_…` kinds.
-        seen: The attempt's Job and pods.
-        job: Its job.
+        kind: A kind that starts with `ATTEMPT_`.
+        workload: The Kubernetes Job and the pods of the attempt.
+        job: The job of the attempt.
         attempt: The attempt.
         lost: Nodes that are gone or NotReady past the limit.
-        faulty: Nodes that show a fault: they take the blame for what failed on them.
+        faulty: Nodes with a fault: they take the blame for pods that failed on them.
     """
     if attempt.state.has_ended:
         return WaitAnswer(outcome=ENDED, reason=attempt.reason, facts=_facts(_settled(attempt)))
-    ending = judge_end(seen, job, attempt, lost, faulty)
+    ending = judge_end(workload, job, attempt, lost, faulty)
     if kind is ConditionKind.ATTEMPT_STOPPED:
-        if seen.live_pods(lost):
+        if workload.live_pods(lost):
             return None
         reason = "Every pod is deleted, has ended, or is on a lost node."
         return WaitAnswer(outcome=STOPPED, reason=reason, facts=_facts(ending) if ending else {})
@@ -43,24 +43,24 @@ def evaluate_attempt_wait(
     request = job.stop_of(attempt.attempt)
     if request is not None:
         return WaitAnswer(outcome=STOP_REQUESTED, reason=request.reason)
-    evicted = eviction_of(seen.kueue) if seen.kueue else None
-    if evicted is not None and not seen.is_suspended:
-        # Kueue let the same Job in again: its pods would begin where this attempt once began.
+    evicted = eviction_of(workload.kueue) if workload.kueue else None
+    if evicted is not None and not workload.is_suspended:
+        # Kueue admitted the same Kubernetes Job again: its pods would start with the arguments of the old attempt.
         return WaitAnswer(outcome=STOP_REQUESTED, reason=evicted.reason)
-    if kind is ConditionKind.ATTEMPT_ADMITTED and seen.uid and not seen.is_suspended:
+    if kind is ConditionKind.ATTEMPT_ADMITTED and workload.uid and not workload.is_suspended:
         return WaitAnswer(outcome=ADMITTED, reason="Kueue admitted the job.")
-    if kind is ConditionKind.ATTEMPT_RUNNING and _all_run(seen, attempt):
+    if kind is ConditionKind.ATTEMPT_RUNNING and _all_run(workload, attempt):
         return WaitAnswer(outcome=RUNNING, reason=f"All {attempt.ranks} pods are running.")
     return None
 
 
 def blames_application(answer: WaitAnswer) -> bool:
-    """Whether an answer blames the application: a faulty node may yet show itself and take the blame."""
+    """Whether an answer blames the application. A faulty node may still be found and take the blame."""
     return answer.outcome == ENDED and answer.facts.get("state") == AttemptState.FAILED
 
 
-def _all_run(seen: ObservedWorkload, attempt: Attempt) -> bool:
-    running = [pod for pod in seen.pods if pod.phase is PodPhase.RUNNING and not pod.is_terminating]
+def _all_run(workload: ObservedWorkload, attempt: Attempt) -> bool:
+    running = [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING and not pod.is_terminating]
     return len(running) >= attempt.ranks
 
 

@@ -1,4 +1,4 @@
-"""The quota that one attempt holds."""
+"""Charges: the quota and the nodes that an attempt holds."""
 
 from collections.abc import Container, Iterable, Mapping
 
@@ -9,7 +9,10 @@ from evenkeel.domain.values import Instant, Value
 
 
 class Charge(Value):
-    """Quota and nodes of one admitted attempt until it is settled. A released charge names the job that had them."""
+    """The quota and nodes of an admitted attempt until it is settled.
+
+    A released charge only records which pending job had the quota.
+    """
 
     job_id: str
     attempt: int
@@ -17,36 +20,36 @@ class Charge(Value):
     cluster: str
     node_names: tuple[str, ...]
     accelerators: int
-    """Over all nodes."""
+    """Accelerators over all nodes."""
     instance_type: str = ""
     pool: str = ""
     admitted_at: Instant | None = None
     owner: str = ""
     """The principal that submitted the job."""
     queue: str = ""
-    """Queue whose quota it takes; empty if no teams were set up."""
+    """The queue whose quota it uses; empty if there were no teams."""
     priority: int = 0
     queued_at: Instant | None = None
-    """By what it stood in its queue."""
+    """The time that decided its place in the queue."""
     use: dict[str, dict[str, int]] = {}
-    """The quota that the job takes: flavor → resource → amount."""
+    """The quota that the job uses: flavor → resource → amount."""
     is_rented: bool = False
-    """Whether its nodes are rented for it: their dollars are the rental's."""
+    """Whether its nodes are rented for it. The rental then counts their cost."""
     is_elastic: bool = False
-    """Whether its job can have another size."""
+    """Whether its job can run at other sizes."""
     released_at: Instant | None = None
-    """When its attempt was settled and its job went back to the queue; None while the attempt is live."""
+    """When its attempt was settled and its job queued again; None while the attempt is live."""
 
     @property
     def is_held(self) -> bool:
-        """Whether its attempt is live: a released charge takes no quota and no node, and only names its owner."""
+        """Whether its attempt is live. A released charge uses no quota and no nodes."""
         return self.released_at is None
 
     @classmethod
     def of(
         cls, attempt: Attempt, job: Job | None = None, use: Mapping[str, Mapping[str, int]] | None = None
     ) -> "Charge":
-        """Return the charge of an attempt, with what quotas need to know of its job."""
+        """Return the charge of an attempt, with the facts of its job that quotas need."""
         return cls(
             job_id=attempt.job_id,
             attempt=attempt.attempt,

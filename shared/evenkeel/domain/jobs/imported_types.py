@@ -1,4 +1,4 @@
-"""A values file as Evenkeel's own documents: job types for the policy, priority classes and flavors for the quotas."""
+"""Convert a values file to Evenkeel's documents: job types of the policy, priority classes and flavors of quotas."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,25 +10,25 @@ from evenkeel.domain.values import Value
 
 
 class ImportedTypes(Value):
-    """What a values file becomes."""
+    """The documents of an imported values file."""
 
     policy: dict[str, Any]
-    """A site's changes to the policy, as `evenkeel policy apply` takes them."""
+    """Changes of the policy for `evenkeel policy apply`."""
     quotas: dict[str, Any]
-    """Priority classes and flavors in the short form, as `evenkeel teams apply` takes them."""
+    """Priority classes and flavors in the short form, for `evenkeel teams apply`."""
     priority_classes: dict[str, Any]
-    """The same classes as Kubernetes objects: the API server takes no pod of a class that it does not know."""
+    """The same classes as Kubernetes objects. The API server rejects pods of an unknown class."""
     losses: tuple[str, ...]
-    """What the file says and neither document can."""
+    """Properties of the file that the documents cannot express."""
     additions: tuple[str, ...]
-    """What a document says that the file does not."""
+    """Properties that the documents add."""
 
 
 def import_values(read: JobTemplates) -> ImportedTypes:
-    """Return the documents that a values file stands for.
+    """Return the documents of a values file.
 
     Raises:
-        ValuesError: a template would run nowhere, or has what a job type cannot have; names the field.
+        ValuesError: A template would run nowhere, or has a property that job types do not have; names the field.
     """
     for template in read.templates:
         if not template.pools:
@@ -71,7 +71,7 @@ def import_values(read: JobTemplates) -> ImportedTypes:
 
 
 def market_of(pool: TemplatePool) -> Market:
-    """Return how a pool's nodes are had, as far as its labels and its name tell."""
+    """Return the market of a pool, as far as its labels and name show it."""
     label_text = f"{pool.labels.get('node-type', '')} {pool.name}".lower()
     if pool.is_spot:
         return Market.SPOT
@@ -88,39 +88,43 @@ def _type(template: JobTemplate, read: JobTemplates) -> dict[str, Any]:
         "acceleratorsPerNode": template.accelerators,
         "maxRestarts": read.retries,
         "pools": template.pools,
-        "tolerations": [*map(_written, template.tolerations), *_of_pools_behind(template, read)],
+        "tolerations": [*map(_toleration_fields, template.tolerations), *_tolerations_of_later_pools(template, read)],
     }
 
 
-def _written(toleration: dict[str, str]) -> dict[str, str]:
+def _toleration_fields(toleration: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in toleration.items() if name in ("key", "operator", "value", "effect")}
 
 
-def _of_pools_behind(template: JobTemplate, read: JobTemplates) -> list[dict[str, str]]:
-    """Return what a template has to tolerate on the pools behind its first one: what those do whose first they are."""
-    others = (each for name in template.pools[1:] for each in read.templates if each.pools[:1] == (name,))
-    wanted = [_written(toleration) for other in others for toleration in other.tolerations]
-    own = [_written(each) for each in template.tolerations]
-    return [each for place, each in enumerate(wanted) if each not in own and each not in wanted[:place]]
+def _tolerations_of_later_pools(template: JobTemplate, read: JobTemplates) -> list[dict[str, str]]:
+    """Return the tolerations for a template's later pools: those of the templates that prefer these pools."""
+    templates = (each for name in template.pools[1:] for each in read.templates if each.pools[:1] == (name,))
+    tolerations = [_toleration_fields(toleration) for other in templates for toleration in other.tolerations]
+    own_tolerations = [_toleration_fields(each) for each in template.tolerations]
+    return [
+        each
+        for place, each in enumerate(tolerations)
+        if each not in own_tolerations and each not in tolerations[:place]
+    ]
 
 
 def _additions(read: JobTemplates) -> Iterator[str]:
     for template in read.templates:
-        for each in _of_pools_behind(template, read):
+        for each in _tolerations_of_later_pools(template, read):
             taint = f"{each.get('key', '')}={each.get('value', '')}"
-            yield f"{template.name} tolerates {taint}: without it the pools behind its first one would be closed to it"
+            yield f"{template.name} tolerates {taint}: without it, the job could not use its later pools"
 
 
 def _losses(read: JobTemplates) -> Iterator[str]:
     if any(template.cpu_millis or template.memory_bytes for template in read.templates):
-        yield "resources.cpu, resources.memory: pods ask for accelerators alone, and share what else the node has"
+        yield "resources.cpu, resources.memory: pods request only accelerators, and share the rest of the node"
     if read.keep_seconds:
-        yield "ttlSecondsAfterFinished: ended pods are kept as long as the policy says (jobs.keepWorkloadSeconds)"
+        yield "ttlSecondsAfterFinished: the policy decides how long ended pods stay (jobs.keepWorkloadSeconds)"
     for use, claim in read.claims.items():
         if use == "checkpoints":
-            yield f"{claim}: a job names its own path on the claim (checkpoint.uri, checkpoint.claim)"
+            yield f"{claim}: each job names its own path on the claim (checkpoint.uri, checkpoint.claim)"
         else:
-            yield f"{claim}: no other claim than that of the checkpoints is mounted"
+            yield f"{claim}: only the claim of the checkpoints is mounted"
     for template in read.templates:
         if any("tolerationSeconds" in each for each in template.tolerations):
             yield f"jobTemplates.{template.name}.tolerations: tolerationSeconds"

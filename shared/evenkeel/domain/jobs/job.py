@@ -1,4 +1,4 @@
-"""Jobs and their attempts: states, and who may write each."""
+"""Jobs: their states, requests to stop or resize them, and plans to resume them."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -11,17 +11,17 @@ from evenkeel.domain.values import Instant, Sentence, Sentences, Value
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
+    """The state of a job."""
 
     PENDING = "PENDING"
-    """Waits for capacity (first time, or again after a recovery)."""
+    """It waits for capacity, for the first time or after an end of an attempt."""
     STARTING = "STARTING"
     """Admitted: attempt `currentAttempt` is being launched."""
     RUNNING = "RUNNING"
     STOPPING = "STOPPING"
-    """Cancelled by somebody; its pods are ending."""
+    """It was cancelled, and its pods are ending."""
     SUSPENDED = "SUSPENDED"
-    """Held back by somebody, until somebody resumes it. It takes and waits for nothing."""
+    """A person suspended it. It uses and waits for nothing until a person resumes it."""
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -38,99 +38,99 @@ class JobState(StrEnum):
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is to be done for the job: it has ended, or somebody holds it back."""
+        """Whether no service needs to act on the job: it has ended, or is suspended."""
         return self.has_ended or self is JobState.SUSPENDED
 
 
 class ResumeOption(StrEnum):
-    """Ways to bring an interrupted job back."""
+    """The ways to resume an interrupted job."""
 
     SPARE = "SPARE"
     FREE_NODE = "FREE_NODE"
     WAIT_FOR_REPAIR = "WAIT_FOR_REPAIR"
     SHRINK = "SHRINK"
-    """Go on with fewer nodes."""
+    """Continue with fewer nodes."""
     BURST = "BURST"
     """Run on rented nodes."""
     PREEMPT = "PREEMPT"
-    """Take the nodes of a job of lower priority."""
+    """Preempt a job of lower priority."""
 
 
 class CheckpointRequirement(StrEnum):
-    """What a checkpoint must have to be resumed from, weakest first."""
+    """The requirement on a checkpoint before a job resumes from it, the weakest first."""
 
     CONVENTION = "CONVENTION"
-    """Complete by its writer's convention, or better."""
+    """It is complete by its writer's convention."""
     PROOF = "PROOF"
-    """Every size and checksum agrees."""
+    """Every size and checksum matches."""
     EVIDENCE = "EVIDENCE"
-    """Proof, and signs of its own that its numbers are sound: it says so, and so does the next one after it."""
+    """Proved, and it and the next checkpoint state that their numbers are sound."""
 
     @property
     def rank(self) -> int:
-        """0 for the weakest."""
+        """The strength of the requirement; 0 is the weakest."""
         return list(CheckpointRequirement).index(self)
 
 
 class ResumePlan(Value):
-    """What `recover_node` wants for an interrupted job. Recorded on the job; only `schedule_jobs` acts on it."""
+    """The plan of `recover_node` for an interrupted job. It is recorded on the job; only `schedule_jobs` acts on it."""
 
     incident_id: str
     after_attempt: int
-    """The attempt that was hurt. The plan is dead once a later one exists."""
+    """The interrupted attempt. The plan is void once a later attempt exists."""
     option: ResumeOption
     avoid: tuple[str, ...] = ()
-    """Life keys not to be used again."""
+    """Keys of node lives that the job must avoid."""
     distrust_after: Instant | None = None
-    """Checkpoints whose write began after this are not to be resumed from; None = all are trusted."""
+    """Checkpoints whose write began after this time are distrusted; None trusts all."""
     demand: CheckpointRequirement = CheckpointRequirement.CONVENTION
-    """What checkpoints of the interrupted attempt and those before it must have."""
+    """The requirement on checkpoints of the interrupted attempt and earlier ones."""
     shrinks_at: Instant | None = None
-    """From when on an elastic job goes on with fewer nodes rather than wait for all; None where it is not elastic."""
+    """When an elastic job continues with fewer nodes instead of waiting for all; None if it is not elastic."""
     max_rent_parts: int | None = None
-    """Rent up to which it is brought back on rented nodes, in parts of `economics.money`; None where it is to wait."""
+    """Most rent for which it is resumed on rented nodes, in parts of `economics.money`; None if it waits."""
     lost_committed: bool = False
-    """Whether the faulty machine is paid for in any case: what is rented meanwhile stands in for it, on loan."""
+    """Whether the faulty node is committed capacity. Nodes rented meanwhile are temporary capacity in its place."""
     decision_id: str = ""
     planned_at: Instant
 
 
 class StopRequest(Value):
-    """Somebody wants an attempt to end."""
+    """A request to stop an attempt."""
 
     attempt: int
     reason: Sentence
-    """One sentence."""
+    """A sentence."""
     by: str
     """`recover_node/inc-…`, `cancel/<principal>`."""
     outcome: AttemptState = AttemptState.STOPPED
-    """How the attempt is to be settled: STOPPED, or LOST for an infrastructure fault."""
+    """The state of the settled attempt: STOPPED, or LOST after an infrastructure fault."""
     grace_seconds: int
     requested_at: Instant
     counts_as_failure: bool = False
-    """Whether the end uses up one of the application's restarts."""
+    """Whether the end uses up a restart of the application."""
     is_final: bool = False
-    """Whether another attempt could not end otherwise."""
+    """Whether another attempt would end in the same way."""
     nodes_without_grace: tuple[str, ...] = ()
     """Nodes whose pods cannot save and get no grace."""
 
 
 class ResizeRequest(Value):
-    """An attempt is asked to stop so that the next one runs on another number of nodes."""
+    """A request to stop an attempt so that the next one runs on another number of nodes."""
 
     after_attempt: int
-    """The one that stops. The wish is dead once a later one exists."""
+    """The attempt that stops. The request is void once a later attempt exists."""
     from_nodes: int
     nodes: int
     reason: Sentence
     for_job: str = ""
-    """Whom it makes room for; empty where it grows, or for pods that are not ours."""
+    """The job that gets the nodes; empty if the job grows, or if unmanaged pods get them."""
     decision_id: str = ""
     asked_at: Instant
 
 
 class RepeatedFailure(Value):
-    """How the application last failed by itself, and how often in a row it did so in just this way."""
+    """The last failure of the application, and how often it repeated in a row."""
 
     exit_code: int
     resume_from: ResumePoint | None = None
@@ -138,22 +138,22 @@ class RepeatedFailure(Value):
 
 
 class PlacementNote(Value):
-    """What a waiting job was last told of where it might run: said anew only when the answer is another."""
+    """The last message to a pending job about where it could run. It is repeated only when the answer changes."""
 
     key: str
-    """By what two answers are the same, though their figures differ."""
+    """Equal for answers that differ only in their figures."""
     text: Sentence
     decision_id: str = ""
 
 
 class Job(Value):
-    """One training job, over all its attempts."""
+    """A training job over all its attempts."""
 
     job_id: str
     spec: JobSpec
     state: JobState
     reason: Sentences = ""
-    """Why it is in this state, one sentence."""
+    """Why it is in this state: a sentence."""
     submitted_at: Instant
     submitted_by: str = ""
     owner: str = ""
@@ -161,20 +161,20 @@ class Job(Value):
     cluster: str
     namespace: str
     service_account: str = ""
-    """As whom its pods run, as its team had it; empty = the stack's own."""
+    """Service account of its pods, from its team; empty is the stack's own."""
     is_preempted: bool = False
-    """It has to give way to another, and has not started again since."""
+    """Whether it was preempted and has not started again since."""
     is_suspended: bool = False
-    """Somebody holds it back: once its attempt has ended it does not wait for capacity."""
+    """Whether a person suspended it. After the end of its attempt it does not wait for capacity."""
     queue: str = ""
-    """The team's queue that it waits in; empty where no teams are set up: the one queue of everybody."""
+    """The queue of its team; empty without teams: there is one queue for all jobs."""
     priority: int = 0
-    """Of its priority class, as that stood when it was submitted or given another one."""
+    """Priority of its class when it was submitted or got another class."""
     queued_at: Instant | None = None
-    """When it lost its place, where it did; else it stands by its submission."""
+    """When it lost its place in the queue; None if its submission decides its place."""
     current_attempt: int = 0
     local_queue: str = ""
-    """Kueue's LocalQueue that its current attempt was handed to; empty where Evenkeel admitted it itself."""
+    """Kueue's LocalQueue of its current attempt; empty if Evenkeel admitted it."""
     not_before: Instant | None = None
     """Earliest next admission (back-off)."""
     application_failures: int = 0
@@ -182,35 +182,35 @@ class Job(Value):
     launch_failures: int = 0
     """Attempts in a row that never ran."""
     lost_at: Instant | None = None
-    """When its last attempt was lost to its machines; None once it has started again."""
+    """When infrastructure ended its last attempt; None once it has started again."""
     resume_plan: ResumePlan | None = None
     stop_request: StopRequest | None = None
     size: int = 0
     """Nodes of the current attempt; 0 before the first."""
     resize: ResizeRequest | None = None
     resized_at: Instant | None = None
-    """When an attempt was last admitted at another size than the one before it."""
+    """When an attempt was last admitted at another size than the attempt before."""
     failed_growths: int = 0
-    """In a row: it could not be had at the size that it was stopped for, or did not come to run at it."""
+    """Growths in a row that failed: the larger size was not available, or the attempt did not run."""
     growth_failed_at: Instant | None = None
     distrust_after: Instant | None = None
-    """The strictest distrust any incident laid on this job's checkpoints; `distrust_through_attempt` says whose."""
+    """The strictest distrust of its checkpoints by any incident, up to attempt `distrust_through_attempt`."""
     distrust_through_attempt: int = 0
-    """The last attempt that `distrust_after` and `demand` are about. Later ones ran elsewhere: no suspicion there."""
+    """The last attempt that `distrust_after` and `demand` concern. Later attempts ran on other nodes."""
     demand: CheckpointRequirement = CheckpointRequirement.CONVENTION
-    """The strictest demand any incident laid on this job's checkpoints."""
+    """The strictest requirement on its checkpoints by any incident."""
     rollbacks: int = 0
-    """How often an attempt was stopped because what it had resumed from turned out to be in doubt."""
+    """How often an attempt was stopped because its resume point was distrusted later."""
     damaged_checkpoints: tuple[ResumePoint, ...] = ()
-    """Those that an attempt was pinned to and could not read back: no later attempt is sent there."""
+    """Checkpoints that an attempt was pinned to and could not read. Later attempts avoid them."""
     rentals: int = 0
-    """Rentals so far; the last is the one that counts."""
+    """Number of rentals so far. The last one counts."""
     placement: PlacementNote | None = None
-    """While it waits: where it might run, and why it is not rented for. Its text ends the reason."""
+    """While it is pending: where it could run, and why nothing is rented for it. Its text ends the reason."""
     avoids_spot: bool = False
-    """When it was last rented for it was kept off spot for its deadline's sake: so it stays until it is well ahead."""
+    """Whether its last rental avoided spot because of its deadline. It stays so until it is well ahead."""
     is_migrating_back: bool = False
-    """It was stopped on rented nodes to go on where room is paid for, and has not started again since."""
+    """Whether it was stopped on rented nodes to continue on committed ones, and has not started again since."""
     open_job_counters: tuple[str, ...] = ()
     """The counters of open jobs that count it until it ends; none if it is older than the limits."""
     started_at: Instant | None = None
@@ -218,14 +218,14 @@ class Job(Value):
     result: dict[str, Any] = {}
 
     def stop_of(self, attempt: int) -> StopRequest | None:
-        """Return the request to stop this very attempt; None where there is none."""
+        """Return the request to stop this attempt; None if there is none."""
         request = self.stop_request
         return request if request and request.attempt == attempt else None
 
     def with_stop_request(self, reason: str, by: str, now: datetime) -> StopRequest:
-        """Return the request by which a person's wish stops the current attempt, with its grace to save.
+        """Return the request with which a person stops the current attempt, with its grace period.
 
-        A recovery may have asked before: its grace and its outcome stay, only what follows is another.
+        A recovery may have requested a stop before. Its grace and outcome then stay; only the next state differs.
         """
         return self.stop_of(self.current_attempt) or StopRequest(
             attempt=self.current_attempt,
@@ -252,55 +252,57 @@ class Job(Value):
 
     @property
     def queue_reason(self) -> str:
-        """Why it waits, without what it was told of where else it might run."""
+        """Why it is pending, without the message about where it could run."""
         return self.reason.removesuffix(f" {self.placement.text}") if self.placement else self.reason
 
     def live_plan(self) -> ResumePlan | None:
-        """Return the resume plan while it is due: until an attempt later than the hurt one exists."""
+        """Return the resume plan while it is valid: until an attempt later than the interrupted one exists."""
         plan = self.resume_plan
         return plan if plan and plan.after_attempt >= self.current_attempt else None
 
     @property
     def next_node_count(self) -> int:
-        """How many nodes it is to have next: what it asked for, and after a fault what it had grown to."""
-        had = self.size if self.spec.elastic and self.live_plan() else 0
-        return max(self.spec.nodes, had)
+        """The number of nodes for its next attempt: as requested, or its grown size after a fault."""
+        last_size = self.size if self.spec.elastic and self.live_plan() else 0
+        return max(self.spec.nodes, last_size)
 
     def live_resize(self) -> ResizeRequest | None:
-        """Return the wish for another size while it is due: until an attempt later than the stopped one exists."""
-        wish = self.resize
-        return wish if wish and wish.after_attempt >= self.current_attempt else None
+        """Return the resize request while it is valid: until an attempt later than the stopped one exists."""
+        resize = self.resize
+        return resize if resize and resize.after_attempt >= self.current_attempt else None
 
     def at_size(self, nodes: int, now: datetime) -> "Job":
-        """Return this job as its next attempt is admitted to so many nodes."""
-        wish = self.live_resize()
-        has_failed = wish is not None and wish.from_nodes < wish.nodes > nodes
+        """Return this job with its next attempt admitted to this many nodes."""
+        resize = self.live_resize()
+        has_failed = resize is not None and resize.from_nodes < resize.nodes > nodes
         return self.but(
             size=nodes,
-            resized_at=now if wish or self.size not in (0, nodes) else self.resized_at,
+            resized_at=now if resize or self.size not in (0, nodes) else self.resized_at,
             failed_growths=self.failed_growths + has_failed,
             growth_failed_at=now if has_failed else self.growth_failed_at,
         )
 
     def is_growth_attempt(self, attempt: int) -> bool:
-        """Whether this attempt is the one for which a smaller one was stopped."""
-        wish = self.resize
-        return wish is not None and wish.after_attempt == attempt - 1 and wish.from_nodes < wish.nodes == self.size
+        """Whether a smaller attempt was stopped to start this attempt."""
+        resize = self.resize
+        return (
+            resize is not None and resize.after_attempt == attempt - 1 and resize.from_nodes < resize.nodes == self.size
+        )
 
     def is_planned(self, attempt: int) -> bool:
-        """Whether this attempt carries out a recovery's plan."""
+        """Whether this attempt follows the plan of a recovery."""
         return self.resume_plan is not None and self.resume_plan.after_attempt == attempt - 1
 
     def with_plan(self, plan: ResumePlan, *, is_doubted: bool) -> "Job":
-        """Return this job with a plan and the distrust that it brings.
+        """Return this job with a plan and its distrust of checkpoints.
 
-        An earlier distrust still counts if no attempt was pinned since: the pin of a later attempt already honoured it,
-        and the fence keeps what that attempt passed over from coming back. An attempt that was admitted and not pinned
-        yet honours nothing.
+        An earlier distrust still counts if no attempt was pinned since. The pin of a later attempt already respected
+        it, and the fence excludes what that attempt skipped. An attempt that was admitted but not pinned yet respected
+        nothing.
 
         Args:
-            plan: What to do after the interrupted attempt.
-            is_doubted: Whether no attempt was pinned after those that the earlier distrust is about.
+            plan: The plan after the interrupted attempt.
+            is_doubted: Whether no attempt was pinned after those that the earlier distrust concerns.
         """
         after, demand = plan.distrust_after, plan.demand
         if is_doubted:

@@ -20,7 +20,7 @@ ATTEMPT_WRITERS: Mapping[str, frozenset[tuple[AttemptState | None, AttemptState]
     "record_nodes": frozenset({(A.RUNNING, A.RUNNING)}),
     "settle_attempt": frozenset((before, after) for before in _LIVE for after in _ENDS),
 }
-"""Every change of an attempt's state, by the service that may make it. None = there was no attempt."""
+"""The allowed changes of an attempt's state, by service. None is an attempt that does not exist yet."""
 
 
 JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
@@ -28,18 +28,18 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
     "cancel_job": frozenset(
         {(J.PENDING, J.CANCELLED), (J.SUSPENDED, J.CANCELLED), (J.STARTING, J.STOPPING), (J.RUNNING, J.STOPPING)}
     ),
-    # What runs is asked to stop, and is suspended when it is settled.
+    # A running job is asked to stop. It is suspended when its attempt is settled.
     "suspend_job": frozenset(
         {(J.PENDING, J.SUSPENDED), (J.SUSPENDED, J.PENDING), (J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}
     ),
     "set_priority": frozenset((state, state) for state in (J.PENDING, J.STARTING, J.RUNNING, J.SUSPENDED)),
-    # Who has to stop for another job is asked to, and nothing else.
+    # A preempted job is only asked to stop.
     "schedule_jobs": frozenset(
         {(J.PENDING, J.PENDING), (J.PENDING, J.STARTING), (J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}
     ),
     # A waiting job gets a rental; a job on rented nodes migrates back to committed capacity.
     "rentals": frozenset({(J.PENDING, J.PENDING), (J.RUNNING, J.RUNNING)}),
-    # Who changes size, or has to leave machines that go, is asked to stop, and nothing else.
+    # A job that changes size, or leaves expiring nodes, is only asked to stop.
     "resize_jobs": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
     "drain_reservations": frozenset({(J.STARTING, J.STARTING), (J.RUNNING, J.RUNNING)}),
     # A job cancelled while it started stays STOPPING when its pods run.
@@ -50,18 +50,18 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
         for before in (J.STARTING, J.RUNNING, J.STOPPING)
         for after in (J.PENDING, J.SUSPENDED, J.SUCCEEDED, J.FAILED, J.CANCELLED)
     ),
-    # Recoveries write their requests and plans on a job, and never its state.
+    # Recoveries write requests and plans on a job, never its state.
     "protect_jobs": frozenset((state, state) for state in J),
     "plan_resume": frozenset((state, state) for state in J),
 }
-"""Every change of a job's state, by the service that may make it. None = there was no job."""
+"""The allowed changes of a job's state, by service. None is a job that does not exist yet."""
 
 
 def attempt_writers(before: AttemptState | None, after: AttemptState) -> tuple[str, ...]:
-    """Return the services that may take an attempt from one state to another."""
+    """Return the services that may change an attempt from one state to another."""
     return tuple(writer for writer, changes in ATTEMPT_WRITERS.items() if (before, after) in changes)
 
 
 def job_writers(before: JobState | None, after: JobState) -> tuple[str, ...]:
-    """Return the services that may take a job from one state to another."""
+    """Return the services that may change a job from one state to another."""
     return tuple(writer for writer, changes in JOB_WRITERS.items() if (before, after) in changes)

@@ -8,63 +8,67 @@ from evenkeel.domain.policy_base import Deadline, PriorityClass, Seconds, Sectio
 from evenkeel.domain.values import Word
 
 RESTART = "restart"
-"""In the place of a fault class: the job runs again, and no fault of a node was the reason."""
+"""Stands for a fault class: the job restarts, but not because of a node fault."""
 
 
 class JobPolicy(Section):
     """Limits and deadlines of attempts."""
 
     priority_classes: Annotated[tuple[PriorityClass, ...], Field(max_length=100)] = ()
-    """Kubernetes PriorityClasses that pods may have where no teams are set up; none of Kubernetes' own."""
+    """Kubernetes PriorityClasses that pods may have if there are no teams, without Kubernetes' own."""
     launch_deadline_seconds: Deadline = 900
-    """How long the previous attempt's remains may delay a launch."""
+    """Longest delay of a launch by the remains of the previous attempt."""
     running_deadline_seconds: Deadline = 900
-    """From launch until every pod runs (image pulls included)."""
+    """Time from launch until every pod runs (image pulls included)."""
     run_deadline_seconds: int = Field(default=30_000_000, ge=1, le=31_500_000)
-    """Longest a run may take, just under the year that a workflow execution may last."""
+    """Longest run time of an attempt, just below the year that a workflow execution may last."""
     stop_deadline_seconds: Deadline = 1200
-    """From a stop request until every pod is gone or fenced out."""
+    """Time from a stop request until every pod is gone or fenced out."""
     lost_node_seconds: Seconds = 60
-    """A node NotReady this long is taken as lost: its pods are fenced out, not waited for."""
+    """A node that is NotReady for this long counts as lost: its pods are fenced out, not waited for."""
     resume_deadline_seconds: Deadline = 3600
-    """From the incident until the job runs again or is handed to the queue; past it a person is paged."""
+    """Time from the incident until the job runs again or is queued. Afterwards a person is paged."""
     application_restarts: Tries = 3
-    """Restarts after the application's own faults. Infrastructure faults do not count."""
+    """Restarts after failures of the application. Infrastructure faults do not count."""
     same_failures: Tries = 2
-    """So many failures alike (same exit code, soon, from the same point) end a job: it would fail again; 0 = no."""
+    """Number of equal failures (same exit code, soon, from the same checkpoint) that end a job; 0 is no limit."""
     same_failure_seconds: Seconds = 600
-    """Only failures within this time of the pods' start are held to be alike."""
+    """Only failures within this time after the start of the pods count as equal."""
     restart_backoff_seconds: Seconds = 30
-    """First pause after an application fault; doubles each time."""
+    """First pause after a failure of the application; it doubles each time."""
     restart_backoff_max_seconds: Seconds = 3600
     launch_retry_seconds: Deadline = 5
-    """Pause before a launch that waits for the previous attempt's remains looks again."""
+    """Pause between tries of a launch that waits for the remains of the previous attempt."""
     attribution_delay_seconds: Seconds = 20
-    """A failed attempt waits this long before the application is blamed, so that a faulty node can show itself."""
+    """A failed attempt waits for this long before the application is blamed, so that a node fault can be found."""
     keep_workload_seconds: Seconds = 86_400
-    """Ended pods of settled attempts are kept this long, so that their logs can be read; they hold no accelerator."""
+    """Time for which ended pods stay, so that their logs can be read. They hold no accelerators."""
     distrust_guard_seconds: Seconds = 300
-    """Checkpoints whose write began after the first signal minus this are distrusted where the fault can corrupt."""
+    """Time before the first signal from which checkpoints are distrusted, if the fault can corrupt data."""
     convention_accepted_after: tuple[Word, ...] = (
         *("application", "capacity", "hardware", "info", "mixed", "network", "software"),
         RESTART,
     )
-    """Fault classes of the catalogue after which a checkpoint that is complete by its writer's convention will do,
-    though no checksum vouches for it; `restart` stands for none of them. After a fault that time does not bound, none
-    ever does."""
+    """Fault classes after which a checkpoint without checksums is accepted if it is complete by convention.
+
+    `restart` stands for a restart without a node fault. After a fault without a known start, no such checkpoint is
+    accepted.
+    """
     start_over_when_unproved: bool = False
-    """Whether a job whose finished checkpoints all fail the proof begins again from nothing. If not, its launch is put
-    off, with growing pauses, until one holds."""
+    """Whether a job starts over if none of its finished checkpoints can be proved.
+
+    If not, its launch is postponed, with growing pauses, until a proof succeeds.
+    """
     others_save_seconds: Seconds = 30
-    """Where the faulty node is left at once: how long the other ranks of its jobs get to save."""
+    """If the faulty node is left at once: time for the other ranks of its jobs to save."""
     rest_before_deadline_seconds: Seconds = 30
-    """A save must be done, and its manifest in the store, this long before the machine goes."""
+    """A save must be complete, with its manifest in the store, this long before the node goes."""
     finish_seconds: Seconds = 86_400
-    """How long a job that asks for it may run on beside the cordon of a machine that can wait."""
+    """Longest time that a job with `finish` may continue on a cordoned node whose repair can wait."""
     max_rollbacks: Tries = 3
-    """How often a job may be stopped and taken back because what it had resumed from turned out to be in doubt."""
+    """How often a job may be stopped and rolled back because its resume point was distrusted later."""
     expected_resume_seconds: Seconds = 1400
-    """Restore and warm-up on free capacity; published p90 at 256 nodes is 1,398 s."""
+    """Restore and warm-up on free capacity; the published p90 at 256 nodes is 1,398 s."""
     expected_replace_seconds: Seconds = 960
 
     def accepts_convention(self, fault_class: str) -> bool:

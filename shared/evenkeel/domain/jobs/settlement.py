@@ -1,4 +1,4 @@
-"""What follows from the end of an attempt: retry, requeue or a final state."""
+"""Settlement of an ended attempt: the job is retried, queued again, or ends."""
 
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -12,7 +12,7 @@ from evenkeel.domain.values import Value
 
 
 class SettleOutcome(StrEnum):
-    """What became of the job when an attempt was settled."""
+    """The outcome for the job when an attempt is settled."""
 
     JOB_SUCCEEDED = "JOB_SUCCEEDED"
     JOB_REQUEUED = "JOB_REQUEUED"
@@ -22,7 +22,7 @@ class SettleOutcome(StrEnum):
 
 
 class Settlement(Value):
-    """An attempt's end and the job's next state: committed together."""
+    """The settled attempt and the next state of its job, committed together."""
 
     outcome: SettleOutcome
     attempt: Attempt
@@ -30,27 +30,27 @@ class Settlement(Value):
 
 
 def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, now: datetime) -> Settlement:
-    """Decide what an attempt's end means for its job.
+    """Decide what the end of an attempt means for its job.
 
-    Only the application's own failures use up restarts; what infrastructure took is given back without limit.
+    Only failures of the application use up restarts. An attempt that infrastructure ended is repeated without limit.
     """
-    asked = job.stop_of(attempt.attempt)
+    request = job.stop_of(attempt.attempt)
     ended = attempt.but(
         state=ending.state,
         reason=ending.reason,
         exit_codes=ending.exit_codes,
-        stop_asked_at=asked.requested_at if asked else ending.asked_at,
+        stop_asked_at=request.requested_at if request else ending.asked_at,
         ended_at=now,
         charge_held=False,
     )
     damaged = {attempt.resume_from} if ending.is_checkpoint_damaged and attempt.resume_from else set()
     if damaged & {*job.damaged_checkpoints}:
-        # Rank 0 chose it, and an old library does not hear what is damaged: without a count that goes on for ever.
+        # An older training library ignores the list of damaged checkpoints. Without this count it would retry for ever.
         reason = f"{ending.reason} Evenkeel knew of the damage, but the attempt resumed from it again."
         ending = ending.but(state=A.FAILED, counts_as_failure=True, reason=reason)
         ended = ended.but(state=ending.state, reason=reason)
     job = job.but(
-        stop_request=None if asked else job.stop_request,
+        stop_request=None if request else job.stop_request,
         damaged_checkpoints=tuple(dict.fromkeys((*job.damaged_checkpoints, *damaged))),
         is_preempted=job.is_preempted or ending.was_preempted,
     )
@@ -65,20 +65,20 @@ def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, no
         not_before = now + _backoff(never_ran, policy) if never_ran else None
         if never_ran and job.is_growth_attempt(attempt.attempt):
             job = job.but(failed_growths=job.failed_growths + 1, growth_failed_at=now)
-        again = job.but(
+        requeued = job.but(
             reason=f"{ending.reason} The job waits to run again.",
             not_before=not_before,
             launch_failures=never_ran,
             lost_at=now if ending.state is A.LOST else job.lost_at,
-            # Who was not ready in time goes behind those of its priority that wait; nobody else loses its place.
+            # A job that was not ready in time moves behind the pending jobs of its priority. No other end moves it.
             queued_at=now if never_ran and job.queue else job.queued_at,
         )
-        return _requeued(again, ended, ending)
-    alike = _repeated_failure(job, ended, ending, policy, now)
-    job = job.but(last_failure=alike)
-    if alike is not None and policy.same_failures and alike.times >= policy.same_failures:
+        return _requeued(requeued, ended, ending)
+    repeated = _repeated_failure(job, ended, ending, policy, now)
+    job = job.but(last_failure=repeated)
+    if repeated is not None and policy.same_failures and repeated.times >= policy.same_failures:
         message = (
-            f" It failed {alike.times} times in the same way from the same checkpoint, so Evenkeel does not retry."
+            f" It failed {repeated.times} times in the same way from the same checkpoint, so Evenkeel does not retry."
         )
         return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + message, now)
     failures = job.application_failures + 1
@@ -92,39 +92,39 @@ def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, no
 
 
 def _requeued(job: Job, ended: Attempt, ending: AttemptEnd) -> Settlement:
-    """It waits for capacity, or for somebody to resume it where somebody holds it back."""
+    """Return the job to the queue, or suspend it if a person suspended it."""
     if job.is_suspended:
-        again = job.but(state=J.SUSPENDED, reason=ending.reason, not_before=None, resize=None)
+        requeued = job.but(state=J.SUSPENDED, reason=ending.reason, not_before=None, resize=None)
     else:
-        again = job.but(state=J.PENDING)
-    return Settlement(outcome=SettleOutcome.JOB_REQUEUED, attempt=ended, job=again)
+        requeued = job.but(state=J.PENDING)
+    return Settlement(outcome=SettleOutcome.JOB_REQUEUED, attempt=ended, job=requeued)
 
 
 def _repeated_failure(
     job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, now: datetime
 ) -> RepeatedFailure | None:
-    """Count failures that are alike: the same exit code, soon, and from the same point, so nothing was gained between.
+    """Count failures that are the same: same exit code, soon after the start, and from the same checkpoint.
 
-    None where a failure is like no other: after a long run much may have happened, and a killed process says nothing.
+    None if a failure cannot be compared: much can happen in a long run, and a killed process gives no reason.
     """
     ran = (now - (attempt.running_at or attempt.admitted_at)).total_seconds()
     if ending.exit_code is None or ran > policy.same_failure_seconds:
         return None
-    point, before = attempt.resume_from, job.last_failure
-    is_same = before is not None and (before.exit_code, before.resume_from) == (ending.exit_code, point)
+    point, last = attempt.resume_from, job.last_failure
+    is_same = last is not None and (last.exit_code, last.resume_from) == (ending.exit_code, point)
     return RepeatedFailure(
-        exit_code=ending.exit_code, resume_from=point, times=before.times + 1 if before and is_same else 1
+        exit_code=ending.exit_code, resume_from=point, times=last.times + 1 if last and is_same else 1
     )
 
 
 def _backoff(failures: int, policy: JobPolicy) -> timedelta:
-    """Doubles with each failure, up to a limit."""
+    """Return the pause: it doubles with each failure, up to a limit."""
     doubled = policy.restart_backoff_seconds * (1 << min(failures - 1, 30))
     return timedelta(seconds=min(doubled, policy.restart_backoff_max_seconds))
 
 
 def settled_outcome(job: Job) -> SettleOutcome:
-    """Return the outcome that a job's state tells of its settled last attempt."""
+    """Return the outcome of a settled attempt from the state of its job."""
     match job.state:
         case J.SUCCEEDED:
             return SettleOutcome.JOB_SUCCEEDED
@@ -144,7 +144,7 @@ def _settled_job(outcome: SettleOutcome, job: Job, ended: Attempt, reason: str, 
         SettleOutcome.JOB_CANCELLED: J.CANCELLED,
         SettleOutcome.JOB_FAILED: J.FAILED,
     }
-    # A cancelled job says who cancelled it and why, however its last attempt ended.
+    # A cancelled job keeps the reason of its cancellation, however its last attempt ended.
     text = job.reason if outcome is SettleOutcome.JOB_CANCELLED else reason
     return Settlement(
         outcome=outcome, attempt=ended, job=job.but(state=states[outcome], reason=text, ended_at=now, not_before=None)

@@ -1,4 +1,4 @@
-"""Job types: what a submission leaves out is filled from the template of its type, as the site's policy has it."""
+"""Job types: templates of the site policy that set the fields a submission omits."""
 
 from collections.abc import Iterator
 from typing import Annotated, Self
@@ -12,12 +12,12 @@ from evenkeel.domain.jobs.validation import SpecError
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.values import Image, ProgramText, Value, Word
 
-_MOST = 20
-"""Pools and tolerations of one type: each job of it carries all of them."""
+_MAX_ENTRIES = 20
+"""Most pools and tolerations of a type. Each job of the type stores all of them."""
 
 
 class JobType(Value):
-    """The template of one kind of job. What it does not say either stays as a submission without a type has it."""
+    """The template of a job type. A field that it omits has the default of a submission without a type."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -31,30 +31,30 @@ class JobType(Value):
     instance_types: tuple[Word, ...] = ()
     max_restarts: int | None = Field(None, ge=0)
     grace_seconds: int | None = Field(None, ge=0)
-    pools: Annotated[tuple[Word, ...], Field(max_length=_MOST)] = ()
-    """Where its jobs may run, in this order; empty = anywhere."""
-    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=_MOST)] = ()
-    """Taints of the site's own that its pods put up with. A submission cannot name any."""
+    pools: Annotated[tuple[Word, ...], Field(max_length=_MAX_ENTRIES)] = ()
+    """Pools of its jobs, in order of preference; empty allows all pools."""
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=_MAX_ENTRIES)] = ()
+    """Tolerations of the site's taints. A submission cannot name any."""
 
 
 class PoolAlias(Value):
-    """What one name of a pool stands for, besides the instance group or NodePool of just this name."""
+    """The nodes that a pool name stands for, besides the instance group or NodePool with this name."""
 
     model_config = ConfigDict(extra="forbid")
 
     labels: dict[Word, Word] = {}
-    """All machines that bear them."""
+    """All nodes with these labels."""
     market: Market | None = None
-    """How its nodes are had: pools to rent are meant by this while they have no machines."""
+    """The market of the pool. It selects rented pools that have no nodes yet."""
 
 
 class JobTypes(Value):
-    """The job types of a site; none as shipped."""
+    """The job types of a site; by default none."""
 
     model_config = ConfigDict(extra="forbid")
 
     default: Word = ""
-    """The type of a job that names none; empty = it has none then."""
+    """The type of a job that names none; empty gives it no type."""
     types: dict[Word, JobType] = {}
     pools: dict[Word, PoolAlias] = {}
 
@@ -68,17 +68,17 @@ class JobTypes(Value):
         return self
 
     def choices_of(self, job_type: JobType) -> tuple[PoolChoice, ...]:
-        """Return the pools of a type with what their names stand for."""
+        """Return the pool choices of a type, with the labels and markets of its pool names."""
         named = ((name, self.pools.get(name, PoolAlias())) for name in job_type.pools)
         return tuple(PoolChoice(name=name, labels=each.labels, market=each.market) for name, each in named)
 
 
 def check_type(spec: JobSpec, types: JobTypes) -> tuple[SpecError, ...]:
-    """Return what is wrong with the type that a job names; nothing where it is known, or none is named."""
-    return tuple(_faults(spec, types))
+    """Return the errors of the job type that a job names; empty if it is known or omitted."""
+    return tuple(_errors(spec, types))
 
 
-def _faults(spec: JobSpec, types: JobTypes) -> Iterator[SpecError]:
+def _errors(spec: JobSpec, types: JobTypes) -> Iterator[SpecError]:
     if spec.job_type and spec.job_type not in types.types:
         shown = spec.job_type[:63].encode("unicode_escape").decode()
         hint = "" if types.types else " The site's policy defines no job types."
@@ -90,13 +90,14 @@ _DEFAULTS = tuple(name for name in JobType.model_fields if name not in ("env", "
 
 
 def with_defaults(spec: JobSpec, types: JobTypes) -> JobSpec:
-    """Return a job with what it leaves out as its type has it; what it says itself stays.
+    """Return a job with the omitted fields set by its type.
 
-    Environment is joined name by name. Arguments belong to a command: those of the type do not follow another one.
+    Environments are merged by name. Arguments belong to a command: the type's arguments are not used with another
+    command.
 
     Args:
-        spec: As it was submitted: only what is set in it counts as said.
-        types: Those of the policy in force.
+        spec: The job as submitted. Only fields that are set count as given.
+        types: The job types of the policy in force.
     """
     name = spec.job_type or types.default
     found = types.types.get(name)

@@ -1,4 +1,4 @@
-"""Submission: what a job may ask for, as far as that can be said without looking at the world."""
+"""Validation of a submitted job, as far as its specification alone decides it."""
 
 import json
 import re
@@ -11,21 +11,24 @@ from evenkeel.domain.submitted import submitted_fields
 from evenkeel.domain.values import Value
 
 MAX_SPEC = 65_536
-"""Bytes of the whole job as JSON in UTF-8: its row, its records and the transactions that hold them have room for it.
+"""Bytes of the whole job as JSON in UTF-8, so that its row, its records and their transactions can hold it.
 
-What a row of the ledger may hold is 400 kB, and one record of a decision repeats parts of it."""
+A row of the ledger may have 400 kB, and a record of a decision repeats parts of the job.
+"""
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
-"""What no text may hold: control characters but tab and line ends, and halves of characters."""
+"""Characters that no text may contain: control characters except tab and newlines, and unpaired surrogates."""
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]{0,511}", re.ASCII)
 _S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=-]{1,256}){1,32}/?", re.ASCII)
 _FILE_URI = re.compile(r"file://(/[A-Za-z0-9!_.*'()=-]{1,255}){2,32}/?", re.ASCII)
 _BUCKET_ALIASES = ("-s3alias", "--ol-s3", ".mrap")
-"""Ends of the aliases that AWS gives to S3 access points. An alias is another name of a bucket: two jobs, or two teams,
-could have one folder under two names. No bucket may have such a name."""
-_OF_LAYOUT = re.compile(r"(attempt|step)=.*|_fence|manifest\.json", re.ASCII)
-"""Names that `domain.checkpoints.layout` gives to what lies under a job's place."""
+"""Suffixes of the aliases of S3 access points. No bucket may have such a name.
+
+An alias is another name of a bucket: two jobs, or two teams, could use one folder under two names.
+"""
+_LAYOUT_NAME = re.compile(r"(attempt|step)=.*|_fence|manifest\.json", re.ASCII)
+"""Names that `domain.checkpoints.layout` uses below a job's checkpoint URI."""
 _DNS_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
 _SECRET_KEY = re.compile(r"[A-Za-z0-9._-]{1,253}", re.ASCII)
 _LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
@@ -39,22 +42,22 @@ RESERVED_ENV = frozenset(
         *("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "JOB_COMPLETION_INDEX", "POD_IP"),
     }
 )
-"""The training contract's own: each attempt sets them."""
+"""Variables of the training contract: each attempt sets them."""
 RESERVED_LABEL_DOMAINS = ("evenkeel.io", "kubernetes.io", "k8s.io", "x-k8s.io")
-"""Those of controllers among them: Kueue would suspend a job that names one of its queues."""
+"""Label domains of controllers. Kueue would suspend a job that names one of its queues."""
 
 
 class SpecError(NamedTuple):
-    """One thing that a job cannot ask for."""
+    """An error in a field of a job."""
 
     field: str
-    """In camelCase, as the caller wrote it: `nodes`, `env.PATH`."""
+    """The field in camelCase, as the caller wrote it: `nodes`, `env.PATH`."""
     message: str
 
 
 def check_spec(spec: JobSpec) -> tuple[SpecError, ...]:
-    """Return everything that is wrong with a job; nothing where it may be queued."""
-    return tuple(_faults(spec))
+    """Return all errors of a job; empty if it may be queued."""
+    return tuple(_errors(spec))
 
 
 def is_bucket_alias(uri: str) -> bool:
@@ -64,26 +67,26 @@ def is_bucket_alias(uri: str) -> bool:
 
 
 def check_deadline(spec: JobSpec, now: datetime) -> tuple[SpecError, ...]:
-    """Return what is wrong with a deadline when a job is submitted: one that has passed can only be a mistake."""
+    """Return the error of a deadline at submission: a deadline in the past must be a mistake."""
     if spec.deadline_at is None or spec.deadline_at > now:
         return ()
     return (SpecError("deadline", f"The deadline must be in the future; the time is now {now:%Y-%m-%dT%H:%M:%SZ}."),)
 
 
-def _faults(spec: JobSpec) -> Iterator[SpecError]:
+def _errors(spec: JobSpec) -> Iterator[SpecError]:
     if not _IMAGE.fullmatch(spec.image) or {"", ".", ".."} & set(spec.image.split("/")):
         yield SpecError("image", "Name a container image, for example registry/name:tag.")
-    yield from _declared_faults(spec)
-    yield from _declared_faults(spec.requires, "requires.")
-    yield from _elastic_faults(spec)
-    yield from _program_faults(spec)
-    yield from _label_faults(spec)
-    yield from _checkpoint_faults(spec)
+    yield from _declared_errors(spec)
+    yield from _declared_errors(spec.requires, "requires.")
+    yield from _elastic_errors(spec)
+    yield from _program_errors(spec)
+    yield from _label_errors(spec)
+    yield from _checkpoint_errors(spec)
     if (size := _bytes_of(spec)) > MAX_SPEC:
         yield SpecError("job", f"The job takes {size} bytes as JSON; the limit is {MAX_SPEC}.")
 
 
-def _declared_faults(value: Value, prefix: str = "") -> Iterator[SpecError]:
+def _declared_errors(value: Value, prefix: str = "") -> Iterator[SpecError]:
     """Compare the fields of a value with what `Submitted` declares of them, except the length of texts."""
     for each in submitted_fields(type(value)):
         found, terms, place = getattr(value, each.name), each.terms, prefix + ".".join(each.path)
@@ -102,7 +105,7 @@ def _bytes_of(spec: JobSpec) -> int:
     return len(json.dumps(spec.to_json(), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
 
 
-def _elastic_faults(spec: JobSpec) -> Iterator[SpecError]:
+def _elastic_errors(spec: JobSpec) -> Iterator[SpecError]:
     found = spec.elastic
     if found is None:
         return
@@ -120,16 +123,16 @@ def _elastic_faults(spec: JobSpec) -> Iterator[SpecError]:
         yield SpecError("elastic.sizes", "Each size lies between minNodes and maxNodes.")
     elif spec.sizes and spec.nodes not in spec.sizes.legal:
         legal = spec.sizes.legal
-        some = ", ".join(map(str, legal[:8])) + (", …" if len(legal) > 8 else "")
-        yield SpecError("nodes", f"Choose one of the sizes that elastic allows: {some}.")
+        shown = ", ".join(map(str, legal[:8])) + (", …" if len(legal) > 8 else "")
+        yield SpecError("nodes", f"Choose one of the sizes that elastic allows: {shown}.")
     if not spec.checkpoint_uri:
         yield SpecError("elastic", "An elastic job resumes from checkpoints: set checkpoint.uri.")
 
 
-def _program_faults(spec: JobSpec) -> Iterator[SpecError]:
+def _program_errors(spec: JobSpec) -> Iterator[SpecError]:
     if not spec.command or not spec.command[0]:
         yield SpecError("command", "Set the command to run.")
-    yield from _secret_faults(spec)
+    yield from _secret_errors(spec)
     for name in spec.env:
         if name in RESERVED_ENV:
             yield SpecError(f"env.{name}", "Evenkeel sets this variable in every attempt.")
@@ -144,7 +147,7 @@ def _program_faults(spec: JobSpec) -> Iterator[SpecError]:
         yield SpecError("command", text)
 
 
-def _secret_faults(spec: JobSpec) -> Iterator[SpecError]:
+def _secret_errors(spec: JobSpec) -> Iterator[SpecError]:
     for name, source in spec.secret_env.items():
         shown = f"secretEnv.{name[:40].encode('unicode_escape').decode()}"
         if name in RESERVED_ENV:
@@ -159,17 +162,17 @@ def _secret_faults(spec: JobSpec) -> Iterator[SpecError]:
             yield SpecError(f"{shown}.key", "Name a key of the Secret: letters, digits, dots, dashes and underscores.")
 
 
-def _label_faults(spec: JobSpec) -> Iterator[SpecError]:
+def _label_errors(spec: JobSpec) -> Iterator[SpecError]:
     for key, value in spec.labels.items():
         domain = key.rpartition("/")[0]
-        if any(domain == own or domain.endswith(f".{own}") for own in RESERVED_LABEL_DOMAINS):
+        if any(domain == each or domain.endswith(f".{each}") for each in RESERVED_LABEL_DOMAINS):
             yield SpecError(f"labels.{key[:80]}", "Jobs may not set labels with this prefix.")
         elif not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
             shown = key[:80].encode("unicode_escape").decode()
             yield SpecError(f"labels.{shown}", "Use the Kubernetes label format, with at most 63 characters.")
 
 
-def _checkpoint_faults(spec: JobSpec) -> Iterator[SpecError]:
+def _checkpoint_errors(spec: JobSpec) -> Iterator[SpecError]:
     if spec.checkpoint_uri and not _is_checkpoint_uri(spec.checkpoint_uri):
         text = "Use s3://bucket/prefix or file:///folder/path with a path that only this job uses, or leave it empty."
         yield SpecError("checkpoint.uri", text)
@@ -187,6 +190,6 @@ def _checkpoint_faults(spec: JobSpec) -> Iterator[SpecError]:
 def _is_checkpoint_uri(uri: str) -> bool:
     is_known = _S3_URI.fullmatch(uri) or _FILE_URI.fullmatch(uri)
     parts = uri.partition("://")[2].rstrip("/").split("/")
-    # Within such a folder a job would write into another one's checkpoints.
-    is_of_a_layout = any(_OF_LAYOUT.fullmatch(part) for part in parts[1:])
-    return len(uri) <= MAX_URI and is_known is not None and not {".", ".."} & set(parts) and not is_of_a_layout
+    # In such a folder, a job would write into the checkpoints of another job.
+    is_layout_folder = any(_LAYOUT_NAME.fullmatch(part) for part in parts[1:])
+    return len(uri) <= MAX_URI and is_known is not None and not {".", ".."} & set(parts) and not is_layout_folder

@@ -11,7 +11,7 @@ from evenkeel.domain.jobs.validation import is_bucket_alias
 from evenkeel.domain.kueue.documents import unknown_fields
 from evenkeel.domain.kueue.webhook_rules import refusals
 from evenkeel.domain.names import unknown_name
-from evenkeel.domain.quotas.teams import PRINCIPAL, FleetQuotas, Member, Team, TeamSetup
+from evenkeel.domain.quotas.teams import PRINCIPAL, Budget, FleetQuotas, Member, Team, TeamSetup
 
 MOST_TEAMS = 500
 MOST_MEMBERS = 100
@@ -98,14 +98,7 @@ def _team_errors(team: Team) -> Iterator[SetupError]:
             "queue.cohort", "Use 1 to 63 lower-case letters, digits and dashes, without a dash at either end."
         )
     yield from _member_errors(team.members)
-    if team.namespace and (not _NAME.fullmatch(team.namespace) or _is_system_namespace(team.namespace)):
-        yield SetupError(
-            "namespace", "Name a namespace of the team's own, in lower case, that is not a system namespace."
-        )
-    if team.service_account and not _ACCOUNT_NAME.fullmatch(team.service_account):
-        yield SetupError("serviceAccount", "Name a service account of the team's namespace.")
-    if team.local_queue and not _NAME.fullmatch(team.local_queue):
-        yield SetupError("localQueue", "Name a LocalQueue: 1 to 63 lower-case letters, digits and dashes.")
+    yield from _placement_errors(team)
     yield from _image_errors(team.images)
     yield from _checkpoint_errors(team.checkpoints)
     if len(team.priority_classes) > MOST_CLASSES:
@@ -114,13 +107,28 @@ def _team_errors(team: Team) -> Iterator[SetupError]:
         if not _NAME.fullmatch(name):
             yield SetupError(f"priorityClasses.{index}", "Use 1 to 63 lower-case letters, digits and dashes.")
     yield from _size_errors(team)
-    for period, times in Counter(each.period for each in team.budgets).items():
+    yield from _budget_errors(team.budgets)
+
+
+def _placement_errors(team: Team) -> Iterator[SetupError]:
+    if team.namespace and (not _NAME.fullmatch(team.namespace) or _is_system_namespace(team.namespace)):
+        yield SetupError(
+            "namespace", "Name a namespace of the team's own, in lower case, that is not a system namespace."
+        )
+    if team.service_account and not _ACCOUNT_NAME.fullmatch(team.service_account):
+        yield SetupError("serviceAccount", "Name a service account of the team's namespace.")
+    if team.local_queue and not _NAME.fullmatch(team.local_queue):
+        yield SetupError("localQueue", "Name a LocalQueue: 1 to 63 lower-case letters, digits and dashes.")
+
+
+def _budget_errors(budgets: tuple[Budget, ...]) -> Iterator[SetupError]:
+    for period, times in Counter(each.period for each in budgets).items():
         if times > 1:
             yield SetupError(
                 "budgets",
                 f"Set one budget per {period}, not {times}. A budget can name hours and dollars.",
             )
-    for index, budget in enumerate(team.budgets):
+    for index, budget in enumerate(budgets):
         if budget.gpu_hours is None and budget.usd is None:
             yield SetupError(f"budgets.{index}", "Name gpuHours, usd or both.")
 
@@ -233,6 +241,11 @@ def _conflicts(setup: TeamSetup) -> Iterator[SetupError]:
                     "priorityClasses",
                     f"Team {team.name} names an unknown class. {unknown_name('priority class', name, classes)}",
                 )
+    yield from _folder_conflicts(setup)
+    yield from _total_size_errors(setup)
+
+
+def _folder_conflicts(setup: TeamSetup) -> Iterator[SetupError]:
     folders = sorted((f"{each.rstrip('/')}/", team.name) for team in setup.teams for each in team.checkpoints)
     enclosing: list[tuple[str, str]] = []
     for folder, name in folders:
@@ -243,6 +256,9 @@ def _conflicts(setup: TeamSetup) -> Iterator[SetupError]:
             if owner != name:
                 yield SetupError("checkpoints", f"{folder} of team {name} is inside {outer} of team {owner}.")
         enclosing.append((folder, name))
+
+
+def _total_size_errors(setup: TeamSetup) -> Iterator[SetupError]:
     queues = [*(team.queue.model_dump(mode="json", by_alias=True) for team in setup.teams), setup.fleet.to_json()]
     if (size := len(_text(queues).encode())) > LARGEST_QUOTAS:
         yield SetupError("queue", f"All queues together take {size} bytes as JSON; the limit is {LARGEST_QUOTAS}.")

@@ -1,0 +1,164 @@
+"""Read the Helm values file of a chart with priority classes, node pools and a template for each kind of job.
+
+The file imports unchanged. A selector that binds a template to one pool becomes its first preference, before the other
+pools. Each reading that changes or doubts a field is reported as a `TemplateFinding`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from evenkeel.domain.capacity.instance_types import GPU, shipped
+from evenkeel.domain.jobs.template_findings import find_traps, hides_gpus
+from evenkeel.domain.jobs.templates import (
+    MAX_WEIGHT,
+    JobTemplate,
+    JobTemplates,
+    Json,
+    PriorityClass,
+    TemplatePool,
+    ValuesError,
+    object_at,
+)
+from evenkeel.domain.kueue import quantities
+
+_GIB = 2**30
+_REFERENCE_TYPE = "ml.p4d.24xlarge"
+"""The instance type whose proportions apply if the file names none: eight A100, as its labels say."""
+
+
+def read_values(document: Any) -> JobTemplates:
+    """Read a values file.
+
+    Args:
+        document: The file, as parsed from YAML.
+
+    Raises:
+        ValuesError: A field is missing or invalid.
+    """
+    if not isinstance(document, Mapping):
+        raise ValuesError("the file is not one object")
+    pools = tuple(_pools(object_at(document, "nodeSelectors")))
+    classes = _classes(object_at(document, "priorityClasses"))
+    templates = tuple(_templates(object_at(document, "jobTemplates"), pools, classes))
+    image = object_at(document, "image")
+    env = {str(name): str(value) for name, value in object_at(document, "env", {}).items()}
+    read = JobTemplates(
+        default=str(document.get("jobType") or "development"),
+        image=f"{_text(image, 'repository', 'image')}:{_text(image, 'tag', 'image')}",
+        command=tuple(map(str, document.get("command") or ())),
+        args=tuple(map(str, document.get("args") or ())),
+        env={name: value for name, value in env.items() if not hides_gpus(name, value)},
+        retries=_number(document, "backoffLimit", 6),
+        keep_seconds=_number(document, "ttlSecondsAfterFinished", 0),
+        checkpoint_seconds=_number(document, "checkpointSeconds", 0) or None,
+        claims={
+            use: str(document[key])
+            for use, key in (("data", "dataPvcName"), ("checkpoints", "checkpointPvcName"))
+            if document.get(key)
+        },
+        pools=pools,
+        classes=classes,
+        templates=templates,
+        findings=(),
+    )
+    if read.of() is None:
+        raise ValuesError(f"jobType: there is no template {read.default!r}")
+    return read.but(findings=tuple(find_traps(document, read)))
+
+
+def _pools(found: Json) -> Iterator[TemplatePool]:
+    for name, pool in found.items():
+        labels = object_at(pool, "labels", {}, f"nodeSelectors.{name}.")
+        yield TemplatePool(
+            name=str(name),
+            is_enabled=bool(pool.get("enabled", True)),
+            labels={str(key): str(value) for key, value in labels.items()},
+        )
+
+
+def _classes(found: Json) -> tuple[PriorityClass, ...]:
+    rows = {}
+    for name, row in found.items():
+        if not isinstance(row, Mapping):
+            # `preemptionPolicy` with lost indentation is next to the classes, but is not a class.
+            continue
+        rows[str(name)] = (_number(row, "value", None, f"priorityClasses.{name}."), str(row.get("description", "")))
+    ranks = sorted({value for value, _ in rows.values()})
+    highest = max(ranks, default=0)
+    return tuple(
+        PriorityClass(
+            name=name,
+            value=value,
+            weight=round(MAX_WEIGHT * (ranks.index(value) + 1) / len(ranks)),
+            description=description,
+            is_interruptible=value < highest,
+        )
+        for name, (value, description) in rows.items()
+    )
+
+
+def _templates(
+    found: Json, pools: tuple[TemplatePool, ...], classes: tuple[PriorityClass, ...]
+) -> Iterator[JobTemplate]:
+    known = {each.name for each in classes}
+    node = shipped().types[_REFERENCE_TYPE]
+    for name, row in found.items():
+        path = f"jobTemplates.{name}."
+        if not isinstance(row, Mapping):
+            raise ValuesError(f"{path[:-1]}: is not an object")
+        priority = _text(row, "priorityClassName", path[:-1])
+        if priority not in known:
+            raise ValuesError(f"{path}priorityClassName: there is no class {priority!r}")
+        resources = object_at(row, "resources", {}, path)
+        limits, requests = (object_at(resources, key, {}, f"{path}resources.") for key in ("limits", "requests"))
+        requested = {**limits, **requests}
+        gpus = _amount(requested, GPU, path)
+        cpu, memory = _amount(requested, "cpu", path), _amount(requested, "memory", path)
+        share_cpu, share_memory = (
+            gpus * node.vcpu * 1000 // node.gpus,
+            int(gpus * node.memory_gib * _GIB // node.gpus),
+        )
+        yield JobTemplate(
+            name=str(name),
+            priority_class=priority,
+            pools=_preferred(row, pools, path),
+            accelerators=gpus,
+            cpu_millis=cpu,
+            memory_bytes=memory,
+            proposed_cpu_millis=share_cpu if cpu < share_cpu else 0,
+            proposed_memory_bytes=share_memory if memory < share_memory else 0,
+            tolerations=tuple(
+                {str(key): str(value) for key, value in each.items()} for each in row.get("tolerations") or ()
+            ),
+        )
+
+
+def _preferred(row: Json, pools: tuple[TemplatePool, ...], path: str) -> tuple[str, ...]:
+    selector = {str(key): str(value) for key, value in object_at(row, "nodeSelector", {}, path).items()}
+    first = [pool for pool in pools if selector and selector.items() <= pool.labels.items()]
+    if selector and not first:
+        raise ValuesError(f"{path}nodeSelector: no pool has the labels {selector}")
+    # Committed pools before rented ones, as the file lists them. Spot pools only for templates that select them.
+    rest = [pool for pool in pools if pool not in first and not pool.is_spot]
+    return tuple(pool.name for pool in (*first, *rest) if pool.is_enabled)
+
+
+def _text(parent: Json, key: str, path: str) -> str:
+    found = parent.get(key)
+    if not isinstance(found, str) or not found:
+        raise ValuesError(f"{path}.{key}: is not a text")
+    return found
+
+
+def _number(parent: Json, key: str, default: int | None, path: str = "") -> int:
+    found = parent.get(key, default)
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise ValuesError(f"{path}{key}: is not a whole number")
+    return found
+
+
+def _amount(parent: Json, key: str, path: str) -> int:
+    try:
+        return quantities.amount(key, parent.get(key, 0))
+    except ValueError as error:
+        raise ValuesError(f"{path}resources.{key}: {error}") from error

@@ -1,0 +1,196 @@
+"""The traps of a values file: fields that do something else than they seem to."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from evenkeel.domain.jobs.templates import (
+    MAX_WEIGHT,
+    FindingSeverity,
+    JobTemplate,
+    JobTemplates,
+    Json,
+    TemplateFinding,
+    object_at,
+)
+
+LEAST_NOTICE_SECONDS = 120
+_GIB = 2**30
+_KEYS = frozenset(
+    {
+        *("global", "nameOverride", "fullnameOverride", "jobType", "image", "imagePullSecrets", "serviceAccount"),
+        *("backoffLimit", "ttlSecondsAfterFinished", "command", "args", "modelType", "env", "dataPvcName"),
+        *("checkpointPvcName", "nodeSelectors", "priorityClasses", "jobTemplates", "checkpointSeconds", "graceSeconds"),
+    }
+)
+
+
+def find_traps(document: Json, read: JobTemplates) -> Iterator[TemplateFinding]:
+    """Yield a finding for each trap of a values file, and for each unknown field.
+
+    Args:
+        document: The file, as parsed from YAML.
+        read: Its contents.
+    """
+    yield from _findings_of_templates(document, read)
+    yield from _findings_of_jobs(document, read)
+    yield from _findings_of_pools(read)
+    yield from _findings_of_classes(document, read)
+    for key in sorted(set(map(str, document)) - _KEYS):
+        yield _finding("", FindingSeverity.NOTE, key, "This field is not known and is ignored.")
+
+
+def _findings_of_templates(document: Json, read: JobTemplates) -> Iterator[TemplateFinding]:
+    labels = {key for pool in read.pools for key in pool.labels}
+    selected: set[str] = set()
+    for each in read.templates:
+        row, path = document["jobTemplates"][each.name], f"jobTemplates.{each.name}"
+        selector = row.get("nodeSelector") or {}
+        selected |= set(map(str, selector))
+        if selector:
+            later = ", then ".join(each.pools[1:]) or "none, because every other pool is off or spot"
+            yield _finding(
+                "T0-1",
+                FindingSeverity.CHANGED if each.pools else FindingSeverity.REFUSED,
+                f"{path}.nodeSelector",
+                f"A hard selector excludes all other pools, even idle ones. It is read as: first {each.pools[0]}, then "
+                f"{later}."
+                if each.pools
+                else "Its only pool is switched off.",
+            )
+        for proposed, requested, unit, quantity in (
+            (each.proposed_memory_bytes, each.memory_bytes, _GIB, "GiB of memory"),
+            (each.proposed_cpu_millis, each.cpu_millis, 1000, "cores"),
+        ):
+            if proposed:
+                yield _finding(
+                    "T0-3",
+                    FindingSeverity.WARNING,
+                    f"{path}.resources",
+                    f"{requested / unit:g} {quantity} for {each.accelerators} accelerators; their share of a node is "
+                    f"{proposed / unit:g}. Data loaders and in-memory checkpoints fail first.",
+                )
+    unused = labels - selected
+    if selected and unused:
+        yield _finding(
+            "T0-5",
+            FindingSeverity.NOTE,
+            "nodeSelectors",
+            f"No template selects by {', '.join(sorted(unused))}. The label stays with its pool.",
+        )
+
+
+def _findings_of_jobs(document: Json, read: JobTemplates) -> Iterator[TemplateFinding]:
+    for name, value in object_at(document, "env", {}).items():
+        if hides_gpus(str(name), str(value)):
+            yield _finding(
+                "T0-2",
+                FindingSeverity.REFUSED,
+                f"env.{name}",
+                f"{value!r} is not a device: CUDA would find none. The variable is removed; the device plugin sets it.",
+            )
+    if "backoffLimit" in document:
+        yield _finding(
+            "T0-7",
+            FindingSeverity.CHANGED,
+            "backoffLimit",
+            f"The {read.retries} retries count only failures of the application. A node fault uses up none.",
+        )
+    if read.keep_seconds:
+        yield _finding(
+            "T0-8",
+            FindingSeverity.NOTE,
+            "ttlSecondsAfterFinished",
+            f"The Kubernetes object is deleted after {read.keep_seconds / 3600:g} h. The record of each attempt stays.",
+        )
+    on_spot = [each.name for each in read.templates if _first_is_spot(each, read)]
+    missing = [key for key in ("checkpointSeconds", "graceSeconds") if not document.get(key)]
+    if on_spot and missing:
+        yield _finding(
+            "T0-9",
+            FindingSeverity.WARNING,
+            f"jobTemplates.{on_spot[0]}",
+            f"It runs on spot nodes, which end {LEAST_NOTICE_SECONDS} s after a notice, but the file does not set "
+            f"{' or '.join(missing)}. Until it does, the job runs on demand.",
+        )
+    if read.claims and len(read.pools) > 1:
+        yield _finding(
+            "T0-10",
+            FindingSeverity.WARNING,
+            "dataPvcName" if "data" in read.claims else "checkpointPvcName",
+            "Each cluster has its own claims: the same name in another cluster is another volume, unless both use "
+            "one shared file system. A job is not moved where this is unknown.",
+        )
+
+
+def _findings_of_pools(read: JobTemplates) -> Iterator[TemplateFinding]:
+    sizes = {pool.name: pool.accelerator_memory_gib for pool in read.pools if pool.accelerator_memory_gib}
+    if len(set(sizes.values())) > 1:
+        text = ", ".join(f"{name} {size} GB" for name, size in sizes.items())
+        yield _finding(
+            "T0-4",
+            FindingSeverity.WARNING,
+            "nodeSelectors",
+            f"Accelerators differ ({text}). A job that needs the larger memory cannot run on the smaller.",
+        )
+    custom = sorted({key for pool in read.pools for key in pool.labels if "/" not in key})
+    if custom:
+        yield _finding(
+            "T0-13",
+            FindingSeverity.WARNING,
+            "nodeSelectors",
+            f"No component sets {', '.join(custom)}. Set it on the instance group and on each NodePool.",
+        )
+
+
+def _findings_of_classes(document: Json, read: JobTemplates) -> Iterator[TemplateFinding]:
+    rows = object_at(document, "priorityClasses")
+    uninterrupted = [each.name for each in read.classes if not each.is_interruptible]
+    if uninterrupted:
+        yield _finding(
+            "T0-6",
+            FindingSeverity.NOTE,
+            f"priorityClasses.{uninterrupted[0]}",
+            "No other job preempts it. Its nodes can still fail, so it needs checkpoints.",
+        )
+    used = {each.priority_class for each in read.templates}
+    unused = [each.name for each in read.classes if each.name not in used]
+    if unused:
+        yield _finding("T0-11", FindingSeverity.NOTE, "priorityClasses", f"No template uses {' or '.join(unused)}.")
+    fields = [f"priorityClasses.{name}" for name, row in rows.items() if _preempts(row)]
+    if "preemptionPolicy" in rows:
+        fields.append("priorityClasses.preemptionPolicy")
+    for field in fields:
+        yield _finding(
+            "T0-12",
+            FindingSeverity.NOTE,
+            field,
+            "PreemptLowerPriority is the default of Kubernetes. It changes nothing, and is kept.",
+        )
+    if any(each.value > MAX_WEIGHT for each in read.classes):
+        text = ", ".join(f"{each.name} {each.weight}" for each in read.classes)
+        yield _finding(
+            "T0-14",
+            FindingSeverity.CHANGED,
+            "priorityClasses",
+            f"HyperPod's classes have weights from 0 to {MAX_WEIGHT}. In the same order: {text}.",
+        )
+
+
+def _preempts(row: Any) -> bool:
+    return isinstance(row, Mapping) and row.get("preemptionPolicy") == "PreemptLowerPriority"
+
+
+def _first_is_spot(template: JobTemplate, read: JobTemplates) -> bool:
+    return any(pool.is_spot for pool in read.pools if template.pools and pool.name == template.pools[0])
+
+
+def hides_gpus(name: str, value: str) -> bool:
+    """Whether CUDA would find no device with this value: it reads indices and UUIDs, and stops at anything else."""
+    if name != "CUDA_VISIBLE_DEVICES":
+        return False
+    first = value.split(",", maxsplit=1)[0].strip()
+    return bool(value) and not (first.isdigit() or first.startswith(("GPU-", "MIG-")) or first in ("", "-1"))
+
+
+def _finding(trap: str, weight: FindingSeverity, field: str, message: str) -> TemplateFinding:
+    return TemplateFinding(trap=trap, weight=weight, field=field, message=message)
