@@ -111,7 +111,7 @@ ROOMS = (
         "GPU cluster",
         ("local/evenkeel_local/gpu_cluster",),
         ("evenkeel_local.gpu_cluster",),
-        frozenset({"aiohttp", "botocore", "pydantic", "trustme", "yaml", "yarl"}),
+        frozenset({"aiohttp", "botocore", "jsonpatch", "pydantic", "trustme", "yaml", "yarl"}),
     ),
     LayerRule("trainer", ("examples/trainer/evenkeel_trainer",), ("evenkeel_trainer", "evenkeel.training")),
 )

@@ -58,9 +58,7 @@ class ResourceCatalogue:
         self._index()
 
     def _index(self) -> None:
-        served = self._types.values()
-        self._by_kind = {(rt.api_version, rt.kind): rt for rt in served}
-        self._by_key = {rt.key: rt for rt in reversed(served)}  # the first served version of each
+        self._by_kind = {(rt.api_version, rt.kind): rt for rt in self._types.values()}
 
     def find(self, group: str, version: str, plural: str) -> ResourceType | None:
         """Return the type at a path, or None."""
@@ -86,10 +84,6 @@ class ResourceCatalogue:
     def by_kind(self, api_version: str, kind: str) -> ResourceType | None:
         """Return the type of a kind, or None."""
         return self._by_kind.get((api_version, kind))
-
-    def by_key(self, key: tuple[str, str]) -> ResourceType:
-        """Return the (first served) type stored under a key."""
-        return self._by_key[key]
 
     def define(self, definition: Json) -> None:
         """Serve the versions of a custom resource definition."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
+import jsonpatch
+
 from evenkeel_local.gpu_cluster import errors
-from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.store import clone
 
 MERGE_KEYS: dict[str, str] = {
@@ -25,8 +27,6 @@ have none.
 """
 SET_LISTS = frozenset({"finalizers", "podCIDRs"})
 """Lists of plain values that a strategic merge joins as sets (`patchStrategy: merge` without a key)."""
-
-
 MOST_OPERATIONS = 10_000
 DIRECTIVES = (None, "delete", "merge", "replace")
 
@@ -60,109 +60,26 @@ def json_patch(target: Any, operations: Any) -> Any:
     if len(operations) > MOST_OPERATIONS:
         told = f"The allowed maximum operations in a JSON patch is {MOST_OPERATIONS}, got {len(operations)}"
         raise errors.ApiError(413, "RequestEntityTooLarge", told)
-    document = clone(target)
-    for operation in operations:
-        if not isinstance(operation, dict):
-            raise errors.bad_request("json: cannot unmarshal value into Go value of type jsonpatch.Operation")
-        if not isinstance(operation.get("path"), str):
-            raise PatchFailed("an operation needs a path")
-        document = _apply_one(document, operation)
-    return document
+    if not all(isinstance(operation, dict) for operation in operations):
+        raise errors.bad_request("json: cannot unmarshal value into Go value of type jsonpatch.Operation")
+    try:
+        return _JsonPatch([{"value": None} | operation for operation in operations]).apply(clone(target), in_place=True)
+    except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException) as failed:
+        raise PatchFailed(str(failed)) from failed
 
 
-def _apply_one(document: Any, operation: Obj) -> Any:
-    kind, path = operation.get("op"), _pointer(operation["path"])
-    if kind == "test":
-        if _tested(document, path) != operation.get("value"):
-            raise PatchFailed(f"testing value {operation['path']} failed")
-        return document
-    if kind == "add":
-        return _add(document, path, clone(operation.get("value")))
-    if kind == "remove":
-        return _remove(document, path)
-    if kind == "replace":
-        _read(document, path)
-        return _replace(document, path, clone(operation.get("value")))
-    if kind in ("move", "copy"):
-        source = _pointer(str(operation.get("from") or ""))
-        value = clone(_read(document, source))
-        return _add(_remove(document, source) if kind == "move" else document, path, value)
-    raise PatchFailed(f"Unexpected kind: {kind}")
+class _TestOperation(jsonpatch.TestOperation):
+    """A test, for which a missing member is null, as for the API server."""
+
+    def apply(self, obj: Any) -> Any:
+        parent, last = self.pointer.to_last(obj)
+        if isinstance(parent, dict) and last is not None and self.operation["value"] is None and last not in parent:
+            return obj
+        return super().apply(obj)
 
 
-def _pointer(text: str) -> list[str]:
-    if text == "":
-        return []
-    if not text.startswith("/"):
-        raise PatchFailed(f"invalid path {text}")
-    return [part.replace("~1", "/").replace("~0", "~") for part in text[1:].split("/")]
-
-
-def _step(container: Any, part: str) -> Any:
-    if isinstance(container, dict):
-        if part not in container:
-            raise PatchFailed(f"the path does not exist: {part}")
-        return container[part]
-    if isinstance(container, list):
-        return container[_index(container, part, len(container) - 1)]
-    raise PatchFailed(f"the path does not exist: {part}")
-
-
-def _index(container: list[Any], part: str, highest: int) -> int:
-    if not part.isdigit() or int(part) > highest:
-        raise PatchFailed(f"index out of range: {part}")
-    return int(part)
-
-
-def _read(document: Any, path: list[str]) -> Any:
-    for part in path:
-        document = _step(document, part)
-    return document
-
-
-def _tested(document: Any, path: list[str]) -> Any:
-    """Return the value that a test compares; a missing member is null."""
-    if path:
-        parent = _read(document, path[:-1])
-        if isinstance(parent, dict):
-            return parent.get(path[-1])
-    return _read(document, path)
-
-
-def _add(document: Any, path: list[str], value: Any) -> Any:
-    if not path:
-        return value
-    parent, last = _read(document, path[:-1]), path[-1]
-    if isinstance(parent, dict):
-        parent[last] = value
-    elif isinstance(parent, list):
-        parent.insert(len(parent) if last == "-" else _index(parent, last, len(parent)), value)
-    else:
-        raise PatchFailed(f"the path does not exist: {last}")
-    return document
-
-
-def _replace(document: Any, path: list[str], value: Any) -> Any:
-    if not path:
-        return value
-    parent, last = _read(document, path[:-1]), path[-1]
-    if isinstance(parent, list):
-        parent[_index(parent, last, len(parent) - 1)] = value
-    else:
-        parent[last] = value
-    return document
-
-
-def _remove(document: Any, path: list[str]) -> Any:
-    if not path:
-        raise PatchFailed("cannot remove the whole document")
-    parent, last = _read(document, path[:-1]), path[-1]
-    _step(parent, last)
-    if isinstance(parent, list):
-        del parent[_index(parent, last, len(parent) - 1)]
-    else:
-        del parent[last]
-    return document
+class _JsonPatch(jsonpatch.JsonPatch):
+    operations = MappingProxyType({**jsonpatch.JsonPatch.operations, "test": _TestOperation})
 
 
 def strategic_patch(target: Any, patch: Any, kind: str = "") -> Any:
