@@ -116,7 +116,7 @@ def test_a_limit_is_set_once_and_a_pool_without_one_is_left_alone(cluster: Clust
     assert cluster.set_pool_limit(CLUSTER, "none", lambda: (1, 8)) is LimitResult.GONE
 
 
-def test_what_is_not_there_is_gone(cluster: Cluster) -> None:
+def test_missing_objects_count_as_gone(cluster: Cluster) -> None:
     cluster.delete_claim(CLUSTER, "none-12345")
 
     assert cluster.delete_capacity_pods(CLUSTER, NAMESPACE, "job-none-b1")
@@ -124,7 +124,7 @@ def test_what_is_not_there_is_gone(cluster: Cluster) -> None:
     assert cluster.refusal(CLUSTER, BOUNDED, datetime.now(UTC)) == ""
 
 
-def test_capacity_pods_bring_whole_nodes_within_the_limit_and_leave_nothing(handle: ClusterHandle) -> None:
+def test_capacity_pods_rent_whole_nodes_and_leave_nothing(handle: ClusterHandle) -> None:
     cluster, spec = adapter(handle), a_spec()
     cluster.create_capacity_pods(spec)
     cluster.create_capacity_pods(spec)
@@ -150,7 +150,7 @@ def test_capacity_pods_bring_whole_nodes_within_the_limit_and_leave_nothing(hand
     assert pool["spec"]["limits"] == {"nvidia.com/gpu": "0", "cpu": "1000"}
 
 
-def test_a_refusal_is_told_by_karpenters_event_and_by_those_since_then_alone(handle: ClusterHandle) -> None:
+def test_recent_karpenter_event_shows_a_refusal(handle: ClusterHandle) -> None:
     cluster, spec = adapter(handle), a_spec(nodes=3)
     began = datetime.now(UTC)
     cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (3, 24))
@@ -168,7 +168,7 @@ def test_a_refusal_is_told_by_karpenters_event_and_by_those_since_then_alone(han
     until(lambda: not cluster.claims(CLUSTER, BOUNDED), "the machines to be gone")
 
 
-def test_a_rental_from_its_wish_to_its_bill_on_real_pods(untouched: ClusterHandle) -> None:
+def test_rental_runs_from_request_to_bill_on_real_pods(untouched: ClusterHandle) -> None:
     """The services on a ledger in memory; pods, nodes, limits and Karpenter are the local cluster's."""
     pool = a_pool(ON_DEMAND, Market.ON_DEMAND, most_nodes=2).but(name=BOUNDED)
     market = RentalScenario(policy=a_policy(pools=(pool,)))
@@ -239,7 +239,7 @@ def a_deployment(replicas: int) -> dict[str, Any]:
     }
 
 
-def test_a_spike_of_a_deployment_is_rented_for_and_given_back_on_real_pods(untouched: ClusterHandle) -> None:
+def test_deployment_spike_rents_and_returns_nodes_on_real_pods(untouched: ClusterHandle) -> None:
     """The services on a ledger in memory; the Deployment, pods, nodes, limits and Karpenter are the local cluster's."""
     name = "chat-burst"
     pool = a_pool(

@@ -60,20 +60,20 @@ def test_folders_are_listed_whether_finished_or_not(place: CheckpointPlace) -> N
     assert place.store.folders(f"{place.uri}/") == place.store.folders(place.uri)
 
 
-def test_another_jobs_checkpoints_are_not_listed(place: CheckpointPlace) -> None:
+def test_checkpoints_of_another_job_are_not_listed(place: CheckpointPlace) -> None:
     place.put("attempt=1/step=000000010/manifest.json", b"{}")
     assert place.store.folders(place.uri.replace("job-1", "job-10")) == ()
     assert place.store.folders(place.uri.rpartition("-")[0]) == ()
 
 
-def test_many_folders_come_over_all_pages(place: CheckpointPlace) -> None:
+def test_many_folders_are_listed_over_all_pages(place: CheckpointPlace) -> None:
     for step in range(25):
         place.put(f"attempt=1/step={step:09d}/manifest.json", b"{}")
 
     assert len(place.store.folders(place.uri)) == 25
 
 
-def test_an_object_is_read_whole_and_a_missing_one_is_not_found(place: CheckpointPlace) -> None:
+def test_object_is_read_completely_or_not_found(place: CheckpointPlace) -> None:
     place.put("attempt=1/step=000000010/manifest.json", b'{"a": 1}')
 
     assert place.store.read(place.uri, "attempt=1/step=000000010/manifest.json") == b'{"a": 1}'
@@ -81,7 +81,7 @@ def test_an_object_is_read_whole_and_a_missing_one_is_not_found(place: Checkpoin
         place.store.read(place.uri, "attempt=1/step=000000020/manifest.json")
 
 
-def test_sizes_and_checksums_are_what_the_store_itself_says(place: CheckpointPlace) -> None:
+def test_sizes_and_checksums_come_from_the_store(place: CheckpointPlace) -> None:
     key = "attempt=1/step=000000010/shard-0-of-2.bin"
     place.put(key, b"weights")
 
@@ -109,7 +109,7 @@ def test_the_contents_of_a_folder_are_described_and_no_others(place: CheckpointP
     }
 
 
-def test_the_fence_is_raised_from_nothing_and_then_from_what_was_read(place: CheckpointPlace) -> None:
+def test_fence_is_raised_first_and_then_from_its_version(place: CheckpointPlace) -> None:
     assert place.store.fence(place.uri) == (None, "")
 
     place.store.raise_fence(place.uri, {"attempt": 1}, "")
@@ -134,7 +134,7 @@ def test_a_fence_that_moved_is_not_overwritten(place: CheckpointPlace) -> None:
 
 # moto looks and writes without a lock between: of several writers in one process, two may be the first.
 @pytest.mark.parametrize("place", ["memory", "engine"], indirect=True)
-def test_of_many_who_raise_the_first_fence_one_does(place: CheckpointPlace) -> None:
+def test_one_of_many_concurrent_launches_raises_the_first_fence(place: CheckpointPlace) -> None:
     won: list[int] = []
 
     def raise_it(number: int) -> None:
@@ -153,7 +153,7 @@ def test_of_many_who_raise_the_first_fence_one_does(place: CheckpointPlace) -> N
     assert [{"attempt": number} for number in won] == [place.store.fence(place.uri)[0]]
 
 
-def test_a_fence_that_cannot_be_read_is_not_taken_for_none(place: CheckpointPlace) -> None:
+def test_unreadable_fence_is_an_error(place: CheckpointPlace) -> None:
     for content in (b"\x00not json", b"[1]", b""):
         place.put("_fence", content)
         with pytest.raises(Refused):
@@ -204,12 +204,12 @@ def refusal(code: str, status: int) -> ClientError:
         (refusal("SomethingNew", 400), ClientError),
     ],
 )
-def test_each_refusal_of_a_fence_has_its_meaning(error: Exception, meaning: type[Exception]) -> None:
+def test_each_refusal_of_a_fence_has_its_own_error(error: Exception, meaning: type[Exception]) -> None:
     with pytest.raises(meaning):
         S3Checkpoints(StubS3Client(error)).raise_fence(URI, {"attempt": 1}, "tag")
 
 
-def test_a_fence_behind_a_refusal_is_not_taken_for_none() -> None:
+def test_refused_read_of_a_fence_is_an_error() -> None:
     for error, meaning in ((refusal("AccessDenied", 403), NotAllowed), (refusal("InternalError", 500), Unreachable)):
         with pytest.raises(meaning):
             S3Checkpoints(StubS3Client(error)).fence(URI)
@@ -226,7 +226,7 @@ FOLDER = "attempt=1/step=000000010"
         {"ChecksumSHA256": "l7Ha+kXq4wMlSVbzhQp8Jg==", "ChecksumType": "COMPOSITE"},
     ],
 )
-def test_a_checksum_that_is_not_of_the_whole_object_is_none(head: dict[str, Any]) -> None:
+def test_composite_checksum_is_ignored(head: dict[str, Any]) -> None:
     head = {"ContentLength": 7, "LastModified": datetime.now(UTC), **head}
 
     key = f"{FOLDER}/shard-0-of-1.bin"
@@ -235,7 +235,7 @@ def test_a_checksum_that_is_not_of_the_whole_object_is_none(head: dict[str, Any]
     assert (shard.size_bytes, shard.sha256) == (7, None)
 
 
-def test_a_file_that_goes_while_it_is_looked_at_is_left_out_and_a_refusal_is_not() -> None:
+def test_file_deleted_during_the_listing_is_left_out() -> None:
     keys = [f"{FOLDER}/shard-0-of-1.bin"]
 
     assert S3Checkpoints(StubS3Client(refusal("404", 404))).contents(URI, FOLDER, checksums_of=keys) == {}
@@ -243,12 +243,12 @@ def test_a_file_that_goes_while_it_is_looked_at_is_left_out_and_a_refusal_is_not
         S3Checkpoints(StubS3Client(refusal("403", 403))).contents(URI, FOLDER, checksums_of=keys)
 
 
-def test_a_manifest_too_large_to_be_one_is_refused() -> None:
+def test_oversized_manifest_is_refused() -> None:
     with pytest.raises(TooLarge):
         S3Checkpoints(StubS3Client({"ContentLength": 10**9})).read(URI, "k")
 
 
 @pytest.mark.parametrize("uri", ["", "/tmp/x", "file:///x", "s3://", "s3:///x", "s3://Bad_Bucket/x", "https://b/x"])
-def test_only_places_on_s3_are_taken(uri: str) -> None:
+def test_only_s3_addresses_are_accepted(uri: str) -> None:
     with pytest.raises(Refused):
         S3Checkpoints(StubS3Client({})).fence(uri)

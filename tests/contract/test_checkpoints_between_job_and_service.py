@@ -102,7 +102,7 @@ def test_a_launch_asks_the_store_a_bounded_number_of_times(store: S3Checkpoints,
     }
 
 
-def test_what_the_manifest_alone_settles_costs_one_call(store: S3Checkpoints, calls: list[str]) -> None:
+def test_rejection_by_the_manifest_costs_one_call(store: S3Checkpoints, calls: list[str]) -> None:
     run = Run(open_storage(URI), job_id="job-rings", attempt=1)
     for step in range(10, 60, 10):
         run.save(step, b"state")
@@ -115,7 +115,7 @@ def test_what_the_manifest_alone_settles_costs_one_call(store: S3Checkpoints, ca
     assert Counter(calls) == {"GetObject": 1 + 5, "ListObjectsV2": 2, "PutObject": 1}
 
 
-def test_half_written_checkpoint_is_named_by_the_service(store: S3Checkpoints) -> None:
+def test_service_names_an_incomplete_checkpoint(store: S3Checkpoints) -> None:
     half = Run(open_storage(URI), job_id="job-rings", attempt=1, rank=0, world_size=2, timeout_seconds=0)
     with pytest.raises(TimeoutError):
         half.save(10, b"half")
@@ -125,7 +125,7 @@ def test_half_written_checkpoint_is_named_by_the_service(store: S3Checkpoints) -
     assert [(out.step, out.code) for out in choice.rejected] == [(10, "MANIFEST_MISSING")]
 
 
-def test_fence_that_the_service_raised_ends_the_older_attempt_and_tells_the_newer(store: S3Checkpoints) -> None:
+def test_fence_of_the_service_ends_the_older_attempt(store: S3Checkpoints) -> None:
     older = Run(open_storage(URI), job_id="job-rings", attempt=1)
     older.resume()
     older.save(10, b"state")
@@ -139,7 +139,7 @@ def test_fence_that_the_service_raised_ends_the_older_attempt_and_tells_the_newe
     assert (newer.step, newer.shard(0)) == (10, b"state")
 
 
-def test_fence_that_a_script_raised_is_the_pin_that_the_service_finds(store: S3Checkpoints) -> None:
+def test_service_reads_the_pin_of_a_script(store: S3Checkpoints) -> None:
     Run(open_storage(URI), job_id="job-rings", attempt=1).save(10, b"state")
 
     told = pin(open_storage(URI), 2)

@@ -43,11 +43,11 @@ def bed(request: pytest.FixtureRequest) -> Iterator[ClusterUnderTest]:
         yield from on_both(request.getfixturevalue("gpu_cluster"), request.param)
 
 
-def test_server_version_is_the_servers_own(bed: ClusterUnderTest) -> None:
+def test_server_version_comes_from_the_server(bed: ClusterUnderTest) -> None:
     assert bed.cluster.server_version(CLUSTER).startswith("v1.")
 
 
-def test_a_healthy_node_reads_as_one(bed: ClusterUnderTest) -> None:
+def test_healthy_node_is_read_as_healthy(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
 
     assert bed.cluster.node(CLUSTER, node.name) == node
@@ -60,7 +60,7 @@ def test_a_healthy_node_reads_as_one(bed: ClusterUnderTest) -> None:
     assert node.labels["kubernetes.io/hostname"]
 
 
-def test_nodes_come_by_name_and_tainted_ones_await_validation(bed: ClusterUnderTest) -> None:
+def test_nodes_are_sorted_and_tainted_nodes_await_validation(bed: ClusterUnderTest) -> None:
     nodes = bed.eventually(lambda: bed.cluster.nodes(CLUSTER), "nodes")
 
     assert [node.name for node in nodes] == sorted(node.name for node in nodes)
@@ -69,13 +69,13 @@ def test_nodes_come_by_name_and_tainted_ones_await_validation(bed: ClusterUnderT
     assert all(node.is_awaiting_validation and not node.is_schedulable for node in tainted)
 
 
-def test_a_node_that_is_not_there_is_none(bed: ClusterUnderTest) -> None:
+def test_missing_node_is_none(bed: ClusterUnderTest) -> None:
     assert bed.cluster.node(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa") is None
     assert bed.cluster.cordon(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa", "inc-1") is CordonResult.GONE
     assert bed.cluster.release(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa", "inc-1") is ReleaseResult.GONE
 
 
-def test_a_cordon_carries_our_mark_and_is_ours_the_second_time(bed: ClusterUnderTest) -> None:
+def test_repeated_cordon_is_recognised_by_its_mark(bed: ClusterUnderTest) -> None:
     name = free_nodes(bed)[0].name
 
     first = bed.cluster.cordon(CLUSTER, name, "inc-1")
@@ -92,7 +92,7 @@ def test_a_cordon_carries_our_mark_and_is_ours_the_second_time(bed: ClusterUnder
     assert (node.is_cordoned, node.incident_id, node.is_schedulable) == (True, "inc-1", False)
 
 
-def test_a_persons_cordon_is_left_alone(bed: ClusterUnderTest) -> None:
+def test_cordon_of_a_person_is_kept(bed: ClusterUnderTest) -> None:
     name = free_nodes(bed)[0].name
     bed.cordon_as_a_person(name)
 
@@ -104,7 +104,7 @@ def test_a_persons_cordon_is_left_alone(bed: ClusterUnderTest) -> None:
     assert node.is_cordoned
 
 
-def test_a_release_undoes_our_cordon_and_takes_only_our_taint_off(bed: ClusterUnderTest) -> None:
+def test_release_removes_our_cordon_and_only_our_taint(bed: ClusterUnderTest) -> None:
     name = free_nodes(bed)[0].name
     bed.taint(name)
     bed.cluster.cordon(CLUSTER, name, "inc-1")
@@ -121,7 +121,7 @@ def test_a_release_undoes_our_cordon_and_takes_only_our_taint_off(bed: ClusterUn
     assert own == ["own=x:NoSchedule"]
 
 
-def test_a_release_for_no_incident_takes_the_taint_off_an_uncordoned_node(bed: ClusterUnderTest) -> None:
+def test_release_without_an_incident_removes_the_taint(bed: ClusterUnderTest) -> None:
     name = free_nodes(bed)[0].name
     bed.taint(name)
 
@@ -132,7 +132,7 @@ def test_a_release_for_no_incident_takes_the_taint_off_an_uncordoned_node(bed: C
     assert not any(AWAITING_VALIDATION_TAINT in taint for taint in node.taints)
 
 
-def test_a_persons_cordon_is_taken_off_and_a_recoverys_stays(bed: ClusterUnderTest) -> None:
+def test_uncordon_removes_a_persons_cordon_and_keeps_a_recoverys(bed: ClusterUnderTest) -> None:
     name = free_nodes(bed)[0].name
     bed.cordon_as_a_person(name)
 
@@ -144,7 +144,7 @@ def test_a_persons_cordon_is_taken_off_and_a_recoverys_stays(bed: ClusterUnderTe
     assert bed.cluster.uncordon(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa") is ReleaseResult.GONE
 
 
-def test_of_two_incidents_that_cordon_at_once_one_owns_the_cordon(bed: ClusterUnderTest) -> None:
+def test_one_of_two_concurrent_incidents_owns_the_cordon(bed: ClusterUnderTest) -> None:
     name = free_nodes(bed)[0].name
     answers: dict[str, CordonResult] = {}
 
@@ -164,7 +164,7 @@ def test_of_two_incidents_that_cordon_at_once_one_owns_the_cordon(bed: ClusterUn
     assert len(answers) == 4
 
 
-def test_a_machine_that_is_not_karpenters_is_not_given_back(bed: ClusterUnderTest) -> None:
+def test_node_without_karpenter_is_not_terminated(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
     assert node.instance_id
 
@@ -175,7 +175,7 @@ def test_a_machine_that_is_not_karpenters_is_not_given_back(bed: ClusterUnderTes
 
 
 @pytest.mark.parametrize(("script", "result"), [("exit 0", CheckResult.PASSED), ("exit 3", CheckResult.FAILED)])
-def test_a_test_job_runs_on_its_node_though_that_is_cordoned_and_tainted(
+def test_validation_job_runs_on_a_cordoned_tainted_node(
     bed: ClusterUnderTest, script: str, result: CheckResult
 ) -> None:
     node = free_nodes(bed)[0]
@@ -203,7 +203,7 @@ def test_a_test_job_runs_on_its_node_though_that_is_cordoned_and_tainted(
     bed.eventually(lambda: bed.cluster.check_result(CLUSTER, NAMESPACE, name) is result, f"the test job to be {result}")
 
 
-def test_a_lost_node_is_not_ready_since_a_time(bed: ClusterUnderTest) -> None:
+def test_lost_node_shows_since_when_it_is_not_ready(bed: ClusterUnderTest) -> None:
     name = free_nodes(bed)[0].name
 
     bed.loses(name)
@@ -258,29 +258,29 @@ def test_a_gang_with_efa_gets_its_nodes(bed: ClusterUnderTest) -> None:
     bed.eventually(placed, "the pods to have nodes")
 
 
-def test_where_there_is_no_kueue_no_namespace_is_its_own(bed: ClusterUnderTest) -> None:
+def test_no_namespace_is_managed_without_kueue(bed: ClusterUnderTest) -> None:
     assert bed.cluster.kueue_namespaces(CLUSTER) == {}
 
 
-def test_kueue_alone_makes_no_namespace_its_own(bed: ClusterUnderTest) -> None:
+def test_kueue_without_a_local_queue_manages_no_namespace(bed: ClusterUnderTest) -> None:
     bed.installs_kueue()
 
     assert bed.cluster.kueue_namespaces(CLUSTER) == {}
 
 
-def test_a_namespace_with_a_local_queue_is_kueues(bed: ClusterUnderTest) -> None:
+def test_namespace_with_a_local_queue_is_managed_by_kueue(bed: ClusterUnderTest) -> None:
     bed.installs_kueue(queue="default", labels=True)
 
     assert bed.cluster.kueue_namespaces(CLUSTER) == {NAMESPACE: "its LocalQueue default"}
 
 
-def test_a_namespace_that_is_labelled_so_is_kueues(bed: ClusterUnderTest) -> None:
+def test_labelled_namespace_is_managed_by_kueue(bed: ClusterUnderTest) -> None:
     bed.installs_kueue(labels=True)
 
     assert bed.cluster.kueue_namespaces(CLUSTER) == {NAMESPACE: "its label kueue.x-k8s.io/managed-namespace=true"}
 
 
-def test_an_attempt_that_somebody_suspends_is_refused_and_leaves_nothing_that_stays(bed: ClusterUnderTest) -> None:
+def test_attempt_suspended_by_a_webhook_is_refused_and_deleted(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed))
     bed.suspends(spec)
 
@@ -293,7 +293,7 @@ def test_an_attempt_that_somebody_suspends_is_refused_and_leaves_nothing_that_st
     assert seen(bed, spec).pods == ()
 
 
-def test_what_is_handed_to_kueue_has_no_pods_before_kueue_lets_it_in(bed: ClusterUnderTest) -> None:
+def test_job_handed_to_kueue_has_no_pods_before_admission(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed), local_queue="research")
 
     first = bed.cluster.launch(spec)
@@ -304,7 +304,7 @@ def test_what_is_handed_to_kueue_has_no_pods_before_kueue_lets_it_in(bed: Cluste
     assert [each.is_suspended for each in bed.cluster.workloads(CLUSTER)] == [True]
 
 
-def test_what_kueue_says_of_a_job_is_read_from_its_workload(bed: ClusterUnderTest) -> None:
+def test_kueue_status_is_read_from_the_workload(bed: ClusterUnderTest) -> None:
     bed.installs_kueue(queue="research")
     spec = a_launch(bed, free_nodes(bed), local_queue="research")
     bed.cluster.launch(spec)
@@ -335,7 +335,7 @@ def test_what_kueue_says_of_a_job_is_read_from_its_workload(bed: ClusterUnderTes
     assert [(each.name, each.state, each.message) for each in kueue.checks] == [("nodes", "Pending", "asked")]
 
 
-def test_an_attempt_that_was_never_launched_is_seen_empty(bed: ClusterUnderTest) -> None:
+def test_unlaunched_attempt_has_no_pods(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed))
 
     found = seen(bed, spec)
@@ -347,7 +347,7 @@ def test_an_attempt_that_was_never_launched_is_seen_empty(bed: ClusterUnderTest)
         bed.cluster.logs(spec.attempt, 0, 10)
 
 
-def test_an_attempt_that_succeeds_is_seen_completed(bed: ClusterUnderTest) -> None:
+def test_succeeded_attempt_is_completed(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed), "exit 0")
     bed.cluster.launch(spec)
     bed.ends(spec, 0)
@@ -360,7 +360,7 @@ def test_an_attempt_that_succeeds_is_seen_completed(bed: ClusterUnderTest) -> No
     assert bed.cluster.accelerators_in_use(CLUSTER).get(pod.node_name, 0) == 0
 
 
-def test_an_attempt_that_fails_is_seen_with_its_exit_code(bed: ClusterUnderTest) -> None:
+def test_failed_attempt_shows_its_exit_code(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed), "exit 75")
     bed.cluster.launch(spec)
     bed.ends(spec, 75)
@@ -408,7 +408,7 @@ def test_ends_of_all_logs_are_read_by_rank(bed: ClusterUnderTest) -> None:
     assert bed.cluster.tails(spec.attempt.but(attempt=9), 2, 64, 10.0) == {}
 
 
-def test_a_stopped_attempt_is_gone_and_frees_its_accelerators(bed: ClusterUnderTest) -> None:
+def test_stopped_attempt_frees_its_accelerators(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed, 2))
     bed.cluster.launch(spec)
     attempt = spec.attempt
@@ -421,7 +421,7 @@ def test_a_stopped_attempt_is_gone_and_frees_its_accelerators(bed: ClusterUnderT
     assert bed.cluster.workloads(CLUSTER) == ()
 
 
-def test_a_stopped_attempts_pod_on_a_lost_node_stays_until_it_is_forgotten(bed: ClusterUnderTest) -> None:
+def test_stopped_pod_on_a_lost_node_stays_until_force_deleted(bed: ClusterUnderTest) -> None:
     nodes = free_nodes(bed, 2)
     spec = a_launch(bed, nodes)
     bed.cluster.launch(spec)
@@ -440,7 +440,7 @@ def test_a_stopped_attempts_pod_on_a_lost_node_stays_until_it_is_forgotten(bed: 
     bed.eventually(lambda: seen(bed, spec).pods == (), "the pod to be forgotten")
 
 
-def test_only_pods_on_the_named_nodes_are_forgotten(bed: ClusterUnderTest) -> None:
+def test_only_pods_on_the_named_nodes_are_force_deleted(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed, 1))
     bed.cluster.launch(spec)
     bed.eventually(lambda: seen(bed, spec).pods, "a pod")
@@ -496,7 +496,7 @@ def test_job_with_borrowed_labels_elsewhere_is_not_the_attempts(bed: ClusterUnde
     bed.eventually(lambda: [each.namespace for each in bed.cluster.workloads(CLUSTER)] == ["default"], "one Job")
 
 
-def test_job_that_another_creates_under_the_name_is_not_adopted(bed: ClusterUnderTest) -> None:
+def test_foreign_job_of_the_same_name_is_not_adopted(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed))
     forged = replace(spec, attempt=spec.attempt.but(decision_id="dec-forged"))
     bed.cluster.launch(forged)
@@ -509,7 +509,7 @@ def test_job_that_another_creates_under_the_name_is_not_adopted(bed: ClusterUnde
     assert seen(bed, forged).uid
 
 
-def test_recreated_job_of_another_uid_is_not_the_attempts(bed: ClusterUnderTest) -> None:
+def test_recreated_job_with_another_uid_is_not_the_attempts(bed: ClusterUnderTest) -> None:
     spec = a_launch(bed, free_nodes(bed))
     _, uid = bed.cluster.launch(spec)
     recorded = spec.attempt.but(workload_uid=uid)
@@ -559,7 +559,7 @@ def test_bare_pod_with_borrowed_labels_is_not_the_attempts(bed: ClusterUnderTest
 # ---------------------------------------------------------------- work that is not ours
 
 
-def test_foreign_pods_are_seen_with_whose_they_are_and_how_they_come_back(bed: ClusterUnderTest) -> None:
+def test_unmanaged_pods_show_owner_and_recreation(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
     bed.cluster.launch(a_launch(bed, free_nodes(bed, 2)[1:]))
     bed.holds("bare", node.name)
@@ -581,7 +581,7 @@ def test_foreign_pods_are_seen_with_whose_they_are_and_how_they_come_back(bed: C
     assert bed.cluster.accelerators_in_use(CLUSTER)[node.name] == 6
 
 
-def test_foreign_pods_can_be_listed_by_the_node_that_they_stand_on(bed: ClusterUnderTest) -> None:
+def test_unmanaged_pods_are_listed_by_node(bed: ClusterUnderTest) -> None:
     here, there = free_nodes(bed, 2)
     bed.holds("replica-0", here.name, owner="ReplicaSet")
     bed.holds("replica-1", there.name, owner="ReplicaSet")
@@ -592,7 +592,7 @@ def test_foreign_pods_can_be_listed_by_the_node_that_they_stand_on(bed: ClusterU
     assert bed.cluster.pods(CLUSTER, "") == ()
 
 
-def test_an_eviction_goes_through_once(bed: ClusterUnderTest) -> None:
+def test_eviction_of_a_pod_takes_effect_once(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
     bed.holds("kubeflow-0", node.name, owner="PyTorchJob")
     (pod,) = bed.eventually(lambda: bed.cluster.pods(CLUSTER), "a pod")
@@ -603,7 +603,7 @@ def test_an_eviction_goes_through_once(bed: ClusterUnderTest) -> None:
     assert bed.cluster.evict(CLUSTER, pod).result is EvictionStatus.GONE
 
 
-def test_a_later_pod_of_the_same_name_is_not_evicted_for_the_one_before(bed: ClusterUnderTest) -> None:
+def test_recreated_pod_of_the_same_name_is_not_evicted(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
     bed.holds("kubeflow-0", node.name, owner="PyTorchJob")
     (pod,) = bed.eventually(lambda: bed.cluster.pods(CLUSTER), "a pod")
@@ -634,7 +634,7 @@ def test_pod_under_two_budgets_is_not_evicted_now(bed: ClusterUnderTest) -> None
     assert bed.cluster.pods(CLUSTER)
 
 
-def test_pod_of_a_namespace_that_ends_is_not_evicted_now(bed: ClusterUnderTest) -> None:
+def test_pod_of_a_terminating_namespace_is_not_evicted_now(bed: ClusterUnderTest) -> None:
     node = free_nodes(bed)[0]
     bed.holds("kubeflow-0", node.name)
     bed.eventually(lambda: bed.cluster.pods(CLUSTER), "a pod")

@@ -65,7 +65,7 @@ def let_in(guarded: ClusterHandle, caller: Credentials, *groups: str) -> None:
     guarded.put_access_entry(caller.principal_arn, groups)
 
 
-def test_nobody_without_an_access_entry_gets_in(
+def test_identity_without_an_access_entry_is_refused(
     guarded: ClusterHandle, caller: Credentials, connections: EksConnections
 ) -> None:
     let_in(guarded, caller)
@@ -74,9 +74,7 @@ def test_nobody_without_an_access_entry_gets_in(
         KubernetesCluster(connections, fleet=FLEET).nodes(CLUSTER)
 
 
-def test_a_wrong_secret_gets_nobody_in(
-    guarded: ClusterHandle, caller: Credentials, connections: EksConnections
-) -> None:
+def test_wrong_secret_is_refused(guarded: ClusterHandle, caller: Credentials, connections: EksConnections) -> None:
     let_in(guarded, caller, "evenkeel:readers")
     forger = boto3.session.Session(caller.access_key_id, "wrong", region_name="us-west-2")
     api = KubernetesApi(CLUSTER, guarded.kubernetes_url, guarded.ca_pem, EksToken(CLUSTER, "us-west-2", forger))
@@ -85,7 +83,7 @@ def test_a_wrong_secret_gets_nobody_in(
         api.get("/api/v1/nodes/any")
 
 
-def test_a_token_for_another_cluster_gets_nobody_in(
+def test_token_for_another_cluster_is_refused(
     guarded: ClusterHandle, caller: Credentials, connections: EksConnections
 ) -> None:
     let_in(guarded, caller, "evenkeel:readers")
@@ -122,7 +120,7 @@ def test_cordoners_cordon_and_release(guarded: ClusterHandle, caller: Credential
         cluster.nodes(CLUSTER)
 
 
-def test_launchers_launch_stop_and_forget_and_log_readers_read_logs(
+def test_launchers_manage_jobs_and_log_readers_read_logs(
     guarded: ClusterHandle, caller: Credentials, connections: EksConnections
 ) -> None:
     let_in(guarded, caller, "evenkeel:readers", "evenkeel:launchers", "evenkeel:log-readers")
@@ -187,7 +185,7 @@ def decoded(token: str) -> Any:
     return urlsplit(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)).decode())
 
 
-def test_a_token_is_a_presigned_call_of_the_regions_sts_bound_to_the_cluster() -> None:
+def test_token_is_a_presigned_sts_call_for_the_cluster() -> None:
     token = EksToken("research-eks", "us-west-2", boto3.session.Session("AKIA", "secret"))(False)
 
     url = decoded(token)
@@ -199,7 +197,7 @@ def test_a_token_is_a_presigned_call_of_the_regions_sts_bound_to_the_cluster() -
     assert query["X-Amz-SignedHeaders"] == ["host;x-k8s-aws-id"]
 
 
-def test_a_token_is_kept_for_ten_minutes_and_made_anew_on_demand() -> None:
+def test_token_is_cached_for_ten_minutes() -> None:
     now = [0.0]
     made = EksToken("research-eks", "us-west-2", boto3.session.Session("AKIA", "secret"), lambda: now[0])
     first = made(False)
@@ -215,7 +213,7 @@ def test_a_token_is_kept_for_ten_minutes_and_made_anew_on_demand() -> None:
     assert later is not again
 
 
-def test_a_cluster_without_an_endpoint_is_told_with_its_status() -> None:
+def test_cluster_without_an_endpoint_shows_its_status() -> None:
     class Creating:
         def describe_cluster(self, **_: Any) -> Any:
             return {"cluster": {"status": "CREATING"}}
@@ -224,7 +222,7 @@ def test_a_cluster_without_an_endpoint_is_told_with_its_status() -> None:
         EksConnections("us-west-2", Creating()).api("research-eks")
 
 
-def test_every_group_of_the_access_entries_is_one_the_manifest_binds() -> None:
+def test_manifest_binds_every_group_of_the_access_entries() -> None:
     entries = json.loads((ACCESS.parent / "access-entries.json").read_text(encoding="utf-8"))
     bound = {
         subject["name"]

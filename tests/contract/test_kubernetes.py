@@ -191,7 +191,7 @@ class OneApi:
         ((0, b""), Unreachable),
     ],
 )
-def test_each_status_has_its_meaning(
+def test_each_http_status_has_its_own_error(
     script: Script, api: KubernetesApi, answer: Answer, meaning: type[EvenkeelError]
 ) -> None:
     script.on("POST", NODES, answer)
@@ -202,14 +202,14 @@ def test_each_status_has_its_meaning(
     assert type(caught.value) is meaning
 
 
-def test_what_is_missing_is_none_to_read_and_false_to_delete(script: Script, api: KubernetesApi) -> None:
+def test_missing_object_reads_as_none_and_deletes_as_false(script: Script, api: KubernetesApi) -> None:
     assert api.get(f"{NODES}/gone") is None
     assert api.delete(f"{NODES}/gone") is False
     with pytest.raises(NotFound):
         api.patch(f"{NODES}/gone", {})
 
 
-def test_a_call_is_sent_once_whatever_happens(script: Script, api: KubernetesApi) -> None:
+def test_write_is_sent_once_after_any_failure(script: Script, api: KubernetesApi) -> None:
     script.on("POST", NODES, (503, status(503, "ServiceUnavailable")))
 
     with pytest.raises(Unreachable):
@@ -218,7 +218,7 @@ def test_a_call_is_sent_once_whatever_happens(script: Script, api: KubernetesApi
     assert len(script.asked) == 1
 
 
-def test_a_read_whose_connection_broke_is_sent_again_and_nothing_else(script: Script, api: KubernetesApi) -> None:
+def test_only_reads_are_retried_after_a_broken_connection(script: Script, api: KubernetesApi) -> None:
     broken = (0, b"")
     script.on("GET", f"{NODES}/a", broken, (200, {"kind": "Node"}))
     script.on("PATCH", f"{NODES}/a", broken, (200, {}))
@@ -259,7 +259,7 @@ def without_key_identifiers(folder: Path) -> tuple[ssl.SSLContext, str]:
     return context, authority.decode()
 
 
-def test_an_authority_that_names_no_key_is_trusted_on_every_python(
+def test_authority_without_key_id_is_trusted_on_every_python(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def as_python_3_13_does(**given: Any) -> ssl.SSLContext:
@@ -275,7 +275,7 @@ def test_an_authority_that_names_no_key_is_trusted_on_every_python(
         assert api.get(f"{NODES}/a") == {"kind": "Node"}
 
 
-def test_a_token_that_ran_out_is_renewed_once(script: Script, api: KubernetesApi) -> None:
+def test_expired_token_is_renewed_once(script: Script, api: KubernetesApi) -> None:
     script.on("GET", f"{NODES}/a", (401, status(401, "Unauthorized")), (200, {"kind": "Node"}))
 
     assert api.get(f"{NODES}/a") == {"kind": "Node"}
@@ -295,14 +295,14 @@ def test_lists_are_read_page_by_page(script: Script, api: KubernetesApi) -> None
     ]
 
 
-def test_a_list_whose_continuation_ran_out_begins_again(script: Script, api: KubernetesApi) -> None:
+def test_list_with_an_expired_continuation_restarts(script: Script, api: KubernetesApi) -> None:
     page = {"metadata": {"continue": "next"}, "items": [a_node_object("1")]}
     script.on("GET", NODES, (200, page), (410, status(410, "Expired")), (200, {"items": [a_node_object("2")]}))
 
     assert [node.resource_version for node in KubernetesCluster(OneApi(api), fleet="f").nodes("research-eks")] == ["2"]
 
 
-def test_a_watch_hands_over_each_event_as_it_comes(script: Script, api: KubernetesApi) -> None:
+def test_watch_yields_each_event_at_once(script: Script, api: KubernetesApi) -> None:
     chunks: queue.Queue[bytes] = queue.Queue()
     script.on("GET", NODES, (200, chunks))
     text = lines({"type": "ADDED", "object": {"n": 1}}, {"type": "MODIFIED", "object": {"n": 2}})
@@ -318,7 +318,7 @@ def test_a_watch_hands_over_each_event_as_it_comes(script: Script, api: Kubernet
     assert "resourceVersion=5" in script.asked[0][1]
 
 
-def test_a_watch_from_too_old_a_version_is_expired_in_either_form(script: Script, api: KubernetesApi) -> None:
+def test_watch_from_an_old_version_expires_in_either_form(script: Script, api: KubernetesApi) -> None:
     error = lines({"type": "ERROR", "object": status(410, "Expired")})
     script.on("GET", NODES, (410, status(410, "Gone")), (200, error))
 
@@ -343,7 +343,7 @@ def test_a_watch_can_be_ended_from_another_thread(script: Script, api: Kubernete
     assert time.monotonic() - began < 30
 
 
-def test_a_watch_that_has_ended_by_itself_can_be_ended_again(script: Script, api: KubernetesApi) -> None:
+def test_ended_watch_can_be_closed_again(script: Script, api: KubernetesApi) -> None:
     chunks: queue.Queue[bytes] = queue.Queue()
     chunks.put(b"")
     script.on("GET", NODES, (200, chunks))
@@ -429,14 +429,14 @@ def test_every_answer_to_an_eviction_is_a_result(
     assert bool(eviction.why) is (result not in (EvictionStatus.EVICTED, EvictionStatus.GONE))
 
 
-def test_a_test_job_that_cannot_end_on_its_dead_node_has_failed(script: Script, api: KubernetesApi) -> None:
+def test_validation_job_on_a_dead_node_has_failed(script: Script, api: KubernetesApi) -> None:
     job = {"status": {"conditions": [{"type": "FailureTarget", "status": "True"}]}}
     script.on("GET", "/apis/batch/v1/namespaces/a/jobs/check", (200, job))
 
     assert KubernetesCluster(OneApi(api), fleet="f").check_result("c", "a", "check") is CheckResult.FAILED
 
 
-def test_capacity_pods_bear_their_pools_taints_and_no_others(script: Script, api: KubernetesApi) -> None:
+def test_capacity_pods_tolerate_only_the_taints_of_their_pool(script: Script, api: KubernetesApi) -> None:
     taints = [{"key": "team", "value": "red", "effect": "NoSchedule"}, {"key": "nvidia.com/gpu", "effect": "NoExecute"}]
     late = [{"key": "evenkeel.io/awaiting-validation", "value": "true", "effect": "NoSchedule"}]
     nodes = {"template": {"spec": {"taints": taints, "startupTaints": late}}}
@@ -464,7 +464,7 @@ def test_capacity_pods_bear_their_pools_taints_and_no_others(script: Script, api
     ]
 
 
-def test_a_job_that_is_not_taken_leaves_no_service(script: Script, api: KubernetesApi) -> None:
+def test_refused_job_leaves_no_service(script: Script, api: KubernetesApi) -> None:
     spec = a_spec()
     space, name = f"namespaces/{spec.attempt.namespace}", spec.attempt.workload_name
     mine = workloads.service(spec, "f")
@@ -480,7 +480,7 @@ def test_a_job_that_is_not_taken_leaves_no_service(script: Script, api: Kubernet
     assert [path for method, path, *_ in script.asked if method == "DELETE"] == [f"/api/v1/{space}/services/{name}"]
 
 
-def test_a_cordon_reads_anew_when_somebody_was_quicker(script: Script, api: KubernetesApi) -> None:
+def test_cordon_retries_after_a_concurrent_change(script: Script, api: KubernetesApi) -> None:
     script.on("GET", f"{NODES}/n1", (200, a_node_object("1")), (200, a_node_object("2")))
     script.on("PATCH", f"{NODES}/n1", (409, status(409, "Conflict")), (200, {}))
 
@@ -490,14 +490,14 @@ def test_a_cordon_reads_anew_when_somebody_was_quicker(script: Script, api: Kube
     assert patches == ["1", "2"]
 
 
-def test_a_cordon_yields_to_the_person_who_was_quicker(script: Script, api: KubernetesApi) -> None:
+def test_cordon_yields_to_a_concurrent_cordon_of_a_person(script: Script, api: KubernetesApi) -> None:
     script.on("GET", f"{NODES}/n1", (200, a_node_object("1")), (200, a_node_object("2", unschedulable=True)))
     script.on("PATCH", f"{NODES}/n1", (409, status(409, "Conflict")))
 
     assert KubernetesCluster(OneApi(api), fleet="f").cordon("c", "n1", "inc-1") is CordonResult.BY_PERSON
 
 
-def test_a_cordon_that_is_never_quick_enough_is_a_conflict(script: Script, api: KubernetesApi) -> None:
+def test_cordon_that_always_loses_the_race_is_a_conflict(script: Script, api: KubernetesApi) -> None:
     script.on("GET", f"{NODES}/n1", (200, a_node_object("1")))
     script.on("PATCH", f"{NODES}/n1", (409, status(409, "Conflict")))
 
@@ -507,7 +507,7 @@ def test_a_cordon_that_is_never_quick_enough_is_a_conflict(script: Script, api: 
     assert len([method for method, *_ in script.asked if method == "PATCH"]) == 5
 
 
-def test_a_release_reads_anew_when_its_tests_do_not_hold(script: Script, api: KubernetesApi) -> None:
+def test_release_retries_when_its_preconditions_fail(script: Script, api: KubernetesApi) -> None:
     ours = {"key": "evenkeel.io/awaiting-validation", "effect": "NoSchedule"}
     other = {"key": "own", "effect": "NoExecute"}
     script.on(
@@ -528,14 +528,14 @@ def test_a_release_reads_anew_when_its_tests_do_not_hold(script: Script, api: Ku
     ]
 
 
-def test_a_node_that_goes_between_the_read_and_the_write_is_gone(script: Script, api: KubernetesApi) -> None:
+def test_node_deleted_between_read_and_write_is_gone(script: Script, api: KubernetesApi) -> None:
     script.on("GET", f"{NODES}/n1", (200, a_node_object("1", taints=[{"key": "x", "effect": "NoSchedule"}])))
     cluster = KubernetesCluster(OneApi(api), fleet="f")
 
     assert cluster.cordon("c", "n1", "inc-1") is CordonResult.GONE
 
 
-def test_a_broken_watch_goes_on_and_an_expired_one_lists_again(script: Script, api: KubernetesApi) -> None:
+def test_broken_watch_continues_and_an_expired_one_lists_again(script: Script, api: KubernetesApi) -> None:
     change = {"type": "MODIFIED", "object": {"metadata": {"resourceVersion": "7"}}}
     listed = (200, {"metadata": {"resourceVersion": "6"}, "items": []})
     quiet: queue.Queue[bytes] = queue.Queue()
@@ -562,7 +562,7 @@ def test_a_broken_watch_goes_on_and_an_expired_one_lists_again(script: Script, a
     assert versions[:5] == ["limit", "6", "7", "7", "limit"]
 
 
-def test_a_watch_that_is_not_allowed_says_so_instead_of_staying_silent(script: Script, api: KubernetesApi) -> None:
+def test_forbidden_watch_reports_an_error(script: Script, api: KubernetesApi) -> None:
     for path in (NODES, "/api/v1/pods", "/apis/batch/v1/jobs"):
         script.on("GET", path, (403, status(403, "Forbidden")))
     deadline = time.monotonic() + 20

@@ -42,7 +42,7 @@ def taken_back(bed: LocalClusterUnderTest, spec: LaunchSpec) -> KueueEviction | 
     return eviction_of(found)
 
 
-def test_a_job_waits_runs_is_evicted_and_is_let_in_again(bed: LocalClusterUnderTest, kueue: FakeKueue) -> None:
+def test_job_is_admitted_evicted_and_admitted_again(bed: LocalClusterUnderTest, kueue: FakeKueue) -> None:
     spec = a_launch(bed, free_nodes(bed, 2), local_queue="research")
     bed.cluster.launch(spec)
     until(lambda: "16 more needed" in messages(bed, spec), "Kueue's reason")
@@ -67,7 +67,7 @@ def test_a_job_waits_runs_is_evicted_and_is_let_in_again(bed: LocalClusterUnderT
     assert taken_back(bed, spec)
 
 
-def test_who_waits_is_told_its_place_by_priority_then_age(bed: LocalClusterUnderTest, kueue: FakeKueue) -> None:
+def test_pending_job_shows_its_position_by_priority_then_age(bed: LocalClusterUnderTest, kueue: FakeKueue) -> None:
     nodes = free_nodes(bed)
     specs = [a_launch(bed, nodes, local_queue="research", priority_class=each) for each in ("", "", "high")]
     for spec in specs:
@@ -82,7 +82,7 @@ def test_who_waits_is_told_its_place_by_priority_then_age(bed: LocalClusterUnder
     assert [one.kueue.position for spec in specs if (one := seen(bed, spec)).kueue] == [2, 3, 1]
 
 
-def test_an_end_of_its_own_is_told_to_kueue_and_is_no_eviction(bed: LocalClusterUnderTest, kueue: FakeKueue) -> None:
+def test_normal_end_is_reported_to_kueue_as_finished(bed: LocalClusterUnderTest, kueue: FakeKueue) -> None:
     kueue.room = 8
     spec = a_launch(bed, free_nodes(bed), "exit 0", local_queue="research")
     bed.cluster.launch(spec)

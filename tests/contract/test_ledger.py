@@ -73,7 +73,7 @@ def ledger(request: pytest.FixtureRequest, unique: str) -> Iterator[Ledger]:
         yield make_tables(request.getfixturevalue("engine_user").client("dynamodb"), unique)
 
 
-def test_a_row_that_is_put_anew_does_not_come_to_the_versions_of_the_one_before(ledger: Ledger) -> None:
+def test_recreated_row_never_reuses_versions(ledger: Ledger) -> None:
     ledger.commit(Put(Row(JOB, {"life": 1}), first_version=1_000))
     before = stored(ledger, JOB)
     ledger.commit(Delete(JOB, before.version))
@@ -96,7 +96,7 @@ def stored(ledger: Ledger, key: Key) -> Row:
     return row
 
 
-def test_what_is_put_is_read_back_one_version_up(ledger: Ledger) -> None:
+def test_written_row_is_read_at_the_next_version(ledger: Ledger) -> None:
     expires = datetime(2027, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
     doc: dict[str, Any] = {
         "text": "",
@@ -113,7 +113,7 @@ def test_what_is_put_is_read_back_one_version_up(ledger: Ledger) -> None:
     assert stored(ledger, JOB) == Row(JOB, doc, 1, ("JOB#PENDING", "2026#job-1"), expires.replace(microsecond=0))
 
 
-def test_numbers_come_back_as_they_are_and_whole_ones_as_int(ledger: Ledger) -> None:
+def test_numbers_are_read_unchanged_and_integers_as_int(ledger: Ledger) -> None:
     doc = {"whole": 2.0, "big": 10**15, "tiny": 1e-07, "negative": -1.5, "zero": 0.0}
 
     ledger.commit(Put(Row(JOB, doc)))
@@ -123,7 +123,7 @@ def test_numbers_come_back_as_they_are_and_whole_ones_as_int(ledger: Ledger) -> 
     assert isinstance(read["whole"], int)
 
 
-def test_text_that_utf8_cannot_carry_is_kept_as_its_escape(ledger: Ledger) -> None:
+def test_invalid_utf8_text_is_stored_as_its_escape(ledger: Ledger) -> None:
     ledger.commit(Put(Row(JOB, {"detail": "a\ud800b \u202e \x00 ok", "\udfff": 1})))
 
     assert stored(ledger, JOB).doc == {"detail": "a\\ud800b \u202e \x00 ok", "\\udfff": 1}
@@ -133,7 +133,7 @@ def test_a_missing_row_is_none(ledger: Ledger) -> None:
     assert ledger.get(JOB) is None
 
 
-def test_rows_are_read_together_in_the_order_of_their_keys(ledger: Ledger) -> None:
+def test_batch_read_keeps_the_order_of_the_keys(ledger: Ledger) -> None:
     ledger.commit(Put(Row(OTHER, {"n": 2})), Put(Row(JOB, {"n": 1})))
     missing = Key(Table.JOBS, "JOB#job-2", "META")
 
@@ -142,11 +142,11 @@ def test_rows_are_read_together_in_the_order_of_their_keys(ledger: Ledger) -> No
     assert read == (Row(JOB, {"n": 1}, 1), None, Row(OTHER, {"n": 2}, 1), Row(JOB, {"n": 1}, 1))
 
 
-def test_no_rows_are_read_for_no_keys(ledger: Ledger) -> None:
+def test_empty_batch_read_returns_no_rows(ledger: Ledger) -> None:
     assert ledger.batch_get() == ()
 
 
-def test_rows_are_read_together_under_keys_that_utf8_cannot_carry(ledger: Ledger) -> None:
+def test_batch_read_accepts_keys_with_invalid_utf8(ledger: Ledger) -> None:
     key = Key(Table.JOBS, "JOB#a\ud800b", "META")
     ledger.commit(Put(Row(key, {"n": 1})))
 
@@ -156,12 +156,12 @@ def test_rows_are_read_together_under_keys_that_utf8_cannot_carry(ledger: Ledger
     assert read.doc == {"n": 1}
 
 
-def test_more_rows_than_one_read_takes_are_refused(ledger: Ledger) -> None:
+def test_oversized_batch_read_is_refused(ledger: Ledger) -> None:
     with pytest.raises(Refused, match="at most 100"):
         ledger.batch_get(*(Key(Table.JOBS, f"JOB#job-{number}", "META") for number in range(101)))
 
 
-def test_a_first_put_conflicts_where_a_row_exists(ledger: Ledger) -> None:
+def test_first_put_conflicts_with_an_existing_row(ledger: Ledger) -> None:
     ledger.commit(Put(Row(JOB, {"by": "first"})))
 
     with pytest.raises(Conflict) as caught:
@@ -183,7 +183,7 @@ def test_a_put_needs_the_version_that_it_read(ledger: Ledger) -> None:
     assert stored(ledger, JOB).version == 2
 
 
-def test_a_put_at_a_version_conflicts_where_the_row_is_gone(ledger: Ledger) -> None:
+def test_put_at_a_version_conflicts_with_a_deleted_row(ledger: Ledger) -> None:
     with pytest.raises(Conflict):
         ledger.commit(Put(Row(JOB, {}, 3)))
 
@@ -198,7 +198,7 @@ def test_a_delete_needs_the_version_that_it_read(ledger: Ledger) -> None:
     assert ledger.get(JOB) is None
 
 
-def test_one_failed_condition_undoes_all_and_is_named(ledger: Ledger) -> None:
+def test_failed_condition_cancels_the_commit_and_is_named(ledger: Ledger) -> None:
     ledger.commit(Put(Row(OTHER, {"n": 1})))
 
     with pytest.raises(Conflict) as caught:
@@ -209,7 +209,7 @@ def test_one_failed_condition_undoes_all_and_is_named(ledger: Ledger) -> None:
     assert ledger.get(USAGE) is None
 
 
-def test_a_check_holds_the_commit_without_writing(ledger: Ledger) -> None:
+def test_condition_check_guards_the_commit_without_writing(ledger: Ledger) -> None:
     ledger.commit(Put(Row(OTHER, {"n": 1})))
 
     ledger.commit(Put(Row(JOB, {})), ConditionCheck(OTHER, 1), ConditionCheck(USAGE, 0))
@@ -250,7 +250,7 @@ def test_concurrent_adds_all_count(ledger: Ledger) -> None:
 
 
 @where_writers_race
-def test_of_many_first_comers_one_wins(ledger: Ledger) -> None:
+def test_one_of_many_concurrent_first_puts_wins(ledger: Ledger) -> None:
     won: list[int] = []
 
     def come(number: int) -> None:
@@ -339,7 +339,7 @@ def test_keys_of_the_full_length_are_kept(ledger: Ledger) -> None:
     sk=st.text(min_size=1, max_size=40),
     state=st.none() | st.tuples(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20)),
 )
-def test_a_rows_size_is_never_underestimated(doc: dict[str, str], sk: str, state: tuple[str, str] | None) -> None:
+def test_row_size_is_never_underestimated(doc: dict[str, str], sk: str, state: tuple[str, str] | None) -> None:
     row = Row(Key(Table.JOBS, "JOB#job-1", sk), doc, 123, state, datetime(2027, 1, 2, tzinfo=UTC))
     item = _put_item(row, 124)
     size = sum(len(name) + len(next(iter(value.values())).encode()) for name, value in item.items())
@@ -347,7 +347,7 @@ def test_a_rows_size_is_never_underestimated(doc: dict[str, str], sk: str, state
     assert size <= row_bytes(row) <= size + 64
 
 
-def test_an_empty_commit_is_nothing(ledger: Ledger) -> None:
+def test_empty_commit_writes_nothing(ledger: Ledger) -> None:
     ledger.commit()
 
 
@@ -357,7 +357,7 @@ def test_a_document_that_is_not_json_is_refused(ledger: Ledger) -> None:
             ledger.commit(Put(Row(JOB, doc)))
 
 
-def test_a_partition_comes_whole_in_order_and_by_prefix(ledger: Ledger) -> None:
+def test_partition_is_read_completely_in_order_and_by_prefix(ledger: Ledger) -> None:
     for sk in ("META", "EVENT#2", "EVENT#10", "WAIT#node-back"):
         ledger.commit(Put(Row(Key(Table.JOBS, "JOB#job-1", sk), {"sk": sk})))
     ledger.commit(Put(Row(Key(Table.JOBS, "JOB#job-10", "META"), {})))
@@ -369,7 +369,7 @@ def test_a_partition_comes_whole_in_order_and_by_prefix(ledger: Ledger) -> None:
     assert [row.doc["sk"] for row in events] == ["EVENT#10", "EVENT#2"]
 
 
-def test_a_partition_of_more_than_a_megabyte_comes_whole(ledger: Ledger) -> None:
+def test_partition_above_one_megabyte_is_read_completely(ledger: Ledger) -> None:
     for n in range(12):
         ledger.commit(Put(Row(Key(Table.JOBS, "JOB#job-1", f"EVENT#{n:02d}"), {"text": "x" * 100_000})))
 
@@ -427,7 +427,7 @@ def test_a_prefix_leaves_the_rest_of_a_state_out_over_all_pages(ledger: Ledger, 
     assert sorts == sorted(("a#1", "a#2", "a#3", "a#4"), reverse=newest_first)
 
 
-def test_the_last_full_page_may_be_followed_only_by_an_empty_one(ledger: Ledger) -> None:
+def test_last_full_page_precedes_at_most_an_empty_page(ledger: Ledger) -> None:
     for n in range(4):
         ledger.commit(Put(Row(Key(Table.JOBS, f"JOB#{n}", "META"), {}, 0, ("S", f"{n}"))))
 
@@ -437,7 +437,7 @@ def test_the_last_full_page_may_be_followed_only_by_an_empty_one(ledger: Ledger)
     assert first.cursor is None or ledger.by_state(Table.JOBS, "S", limit=4, cursor=first.cursor).rows == ()
 
 
-def test_a_cursor_that_is_none_is_refused(ledger: Ledger) -> None:
+def test_invalid_cursor_is_refused(ledger: Ledger) -> None:
     for cursor in ("nonsense", "e30=", "###", "é"):
         with pytest.raises(Refused):
             ledger.by_state(Table.JOBS, "S", cursor=cursor)
@@ -493,7 +493,7 @@ def stubbed(client: StubDynamoClient, pauses: list[float]) -> DynamoLedger:
     return DynamoLedger({table: table.lower() for table in Table}, client, pauses.append)
 
 
-def test_a_transaction_in_conflict_with_another_is_sent_again_under_the_same_token() -> None:
+def test_conflicting_transaction_is_retried_under_the_same_token() -> None:
     conflict = refusal("TransactionCanceledException", "None", "TransactionConflict")
     client, pauses = StubDynamoClient(conflict, conflict, None), list[float]()
 
@@ -520,7 +520,7 @@ class SlowTables:
         return {"Responses": {name: [item]}, "UnprocessedKeys": left}
 
 
-def test_rows_that_a_busy_table_left_unread_are_asked_for_again() -> None:
+def test_unprocessed_keys_are_read_again() -> None:
     keys = [Key(Table.JOBS, f"JOB#job-{number}", "META") for number in range(3)]
     client, pauses = SlowTables(), list[float]()
 
@@ -538,7 +538,7 @@ def test_a_table_that_stays_busy_throttles_a_read() -> None:
         DynamoLedger({Table.JOBS: "jobs"}, SlowTables(), lambda _seconds: None).batch_get(*keys)
 
 
-def test_a_transaction_that_stays_in_conflict_is_throttled() -> None:
+def test_persistent_transaction_conflict_is_throttled() -> None:
     client = StubDynamoClient(*[refusal("TransactionCanceledException", "TransactionConflict")] * 4)
 
     with pytest.raises(Throttled):
@@ -564,14 +564,14 @@ def test_a_transaction_that_stays_in_conflict_is_throttled() -> None:
         (refusal("SomethingNew"), ClientError),
     ],
 )
-def test_each_answer_of_the_service_has_its_meaning(error: Exception, meaning: type[Exception]) -> None:
+def test_each_dynamodb_error_has_its_own_error(error: Exception, meaning: type[Exception]) -> None:
     with pytest.raises(meaning) as caught:
         stubbed(StubDynamoClient(error), []).commit(Put(Row(JOB, {})), Put(Row(OTHER, {})))
 
     assert type(caught.value) is meaning
 
 
-def test_a_table_that_was_not_given_is_refused_by_name() -> None:
+def test_unconfigured_table_is_refused_by_name() -> None:
     with pytest.raises(Refused, match="QUOTAS"):
         DynamoLedger({}, StubDynamoClient()).commit(Add(USAGE, {"gpus": 1}))
 

@@ -63,7 +63,7 @@ def on_a_claim(terms: ProofTerms) -> LaunchSpec:
     return replace(spec, resume_from="", terms=terms)
 
 
-def test_the_claim_that_holds_the_checkpoints_is_mounted_where_their_address_says() -> None:
+def test_checkpoint_claim_is_mounted_at_its_address() -> None:
     manifest = workloads.job(on_a_claim(ProofTerms(None, False, False)), "research", "nvidia.com/gpu")
 
     kubernetes_validate.validate(manifest, "1.33", strict=True)
@@ -95,7 +95,7 @@ def test_the_claim_that_holds_the_checkpoints_is_mounted_where_their_address_say
         ),
     ],
 )
-def test_where_rank_0_finds_out_it_is_told_on_which_terms(terms: ProofTerms, told: dict[str, str]) -> None:
+def test_rank_0_gets_the_terms_to_choose_a_checkpoint(terms: ProofTerms, told: dict[str, str]) -> None:
     (container,) = pod_of(workloads.job(on_a_claim(terms), "research", "nvidia.com/gpu"))["containers"]
 
     known = ("EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI")
@@ -103,7 +103,7 @@ def test_where_rank_0_finds_out_it_is_told_on_which_terms(terms: ProofTerms, tol
     assert {name: value for name, value in seen.items() if name not in known} == told
 
 
-def test_kubernetes_runs_no_restart_loop_of_its_own() -> None:
+def test_kubernetes_never_restarts_the_pods() -> None:
     job = workloads.job(a_spec(), "research", "nvidia.com/gpu")
 
     spec = job["spec"]
@@ -205,7 +205,7 @@ def test_a_node_is_read_with_its_network() -> None:
     assert (bare.efa, bare.huge_pages_mib) == (0, 0)
 
 
-def test_a_job_is_told_the_training_contract_and_cannot_change_it() -> None:
+def test_job_gets_the_training_contract_and_cannot_change_it() -> None:
     (container,) = pod_of(workloads.job(a_spec(), "research", "nvidia.com/gpu"))["containers"]
 
     told = {entry["name"]: entry.get("value") or entry["valueFrom"] for entry in container["env"]}
@@ -224,7 +224,7 @@ def test_a_job_is_told_the_training_contract_and_cannot_change_it() -> None:
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
 
 
-def test_our_labels_win_over_a_researchers() -> None:
+def test_our_labels_override_those_of_the_job() -> None:
     labels = workloads.job(a_spec(), "research", "nvidia.com/gpu")["spec"]["template"]["metadata"]["labels"]
 
     assert labels == {
@@ -285,7 +285,7 @@ def a_pod(**status: Any) -> dict[str, Any]:
         ({"containerStatuses": None, "conditions": None}, "", None),
     ],
 )
-def test_a_pods_most_telling_reason_is_kept(status: dict[str, Any], reason: str, exit_code: int | None) -> None:
+def test_most_specific_reason_of_a_pod_is_kept(status: dict[str, Any], reason: str, exit_code: int | None) -> None:
     pod = workloads.read_pod(a_pod(**status))
 
     assert (pod.reason, pod.exit_code) == (reason, exit_code)
@@ -293,7 +293,7 @@ def test_a_pods_most_telling_reason_is_kept(status: dict[str, Any], reason: str,
 
 @pytest.mark.parametrize(("reason", "said"), [("PodFailurePolicy", True), ("BackoffLimitExceeded", False)])
 @pytest.mark.parametrize("kind", ["Failed", "FailureTarget"])
-def test_a_job_says_that_a_pod_of_it_was_evicted(kind: str, reason: str, said: bool) -> None:
+def test_eviction_of_a_pod_is_read_from_its_job(kind: str, reason: str, said: bool) -> None:
     condition = {"type": kind, "status": "True", "reason": reason}
 
     assert workloads.was_disrupted({"status": {"conditions": [condition]}}) is said
@@ -308,7 +308,7 @@ def test_a_bare_node_object_can_be_read() -> None:
     assert node.not_ready_since == A_MOMENT
 
 
-def test_a_cordons_mark_counts_only_while_the_node_is_cordoned() -> None:
+def test_cordon_mark_counts_only_on_a_cordoned_node() -> None:
     item = {"metadata": {"name": "n", "annotations": {"evenkeel.io/incident": "inc-1"}}, "spec": {}, "status": {}}
 
     assert workloads.read_node("c", item).incident_id is None
@@ -335,11 +335,11 @@ def test_a_burst_node_is_read_with_its_pool_and_neuron_devices() -> None:
 
 
 @pytest.mark.parametrize("labels", [{}, {"evenkeel.io/job": "j"}, {"evenkeel.io/job": "j", "evenkeel.io/attempt": "x"}])
-def test_labels_that_we_did_not_write_name_no_attempt(labels: dict[str, str]) -> None:
+def test_foreign_labels_name_no_attempt(labels: dict[str, str]) -> None:
     assert workloads.attempt_of({"metadata": {"name": "n", "labels": labels}}) is None
 
 
-def test_a_secret_goes_by_reference_and_takes_no_place_of_the_contract() -> None:
+def test_secret_is_referenced_and_overrides_no_contract_variable() -> None:
     spec = a_spec()
     secrets = {
         "WANDB_API_KEY": SecretKey(secret="wandb", key="api-key"),
@@ -356,7 +356,7 @@ def test_a_secret_goes_by_reference_and_takes_no_place_of_the_contract() -> None
     assert told["WORLD_SIZE"]["value"] == "2"
 
 
-def test_pods_bear_the_taints_that_their_job_type_says() -> None:
+def test_pods_tolerate_the_taints_of_their_job_type() -> None:
     borne = ({"key": "dedicated", "value": "hyperpod", "effect": "NoSchedule"}, {"key": "spot", "operator": "Exists"})
     manifest = workloads.job(a_spec(tolerations=borne), "research", "nvidia.com/gpu")
 

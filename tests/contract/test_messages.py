@@ -38,7 +38,7 @@ def all_messages(sqs: Any, queue_url: str, count: int) -> list[Any]:
     return found
 
 
-def test_pass_requests_with_one_reason_are_all_delivered_in_one_group(engine_user: Credentials, unique: str) -> None:
+def test_cycle_requests_are_delivered_in_one_group(engine_user: Credentials, unique: str) -> None:
     sqs = engine_user.client("sqs")
     url = sqs.create_queue(QueueName=f"{unique}.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
     passes = SqsCycleRequests(url, sqs)
@@ -50,7 +50,7 @@ def test_pass_requests_with_one_reason_are_all_delivered_in_one_group(engine_use
     assert bodies == [{"reason": "job-1 ended"}] * 3
 
 
-def test_an_envelope_of_our_own_is_read_back_as_it_was(engine_user: Credentials, unique: str) -> None:
+def test_sent_envelope_is_received_unchanged(engine_user: Credentials, unique: str) -> None:
     sqs = engine_user.client("sqs")
     url = sqs.create_queue(QueueName=unique)["QueueUrl"]
     document = {"id": "report-1", "detail": {"text": HOSTILE}}
@@ -84,7 +84,7 @@ def test_a_dead_letter_of_200_kb_fits(engine_user: Credentials, unique: str) -> 
     assert len(message["Body"]) == 200_000
 
 
-def test_an_event_that_was_not_taken_in_comes_again_when_it_is_told_to(engine_user: Credentials, unique: str) -> None:
+def test_failed_event_is_redelivered_after_its_delay(engine_user: Credentials, unique: str) -> None:
     sqs = engine_user.client("sqs")
     url = sqs.create_queue(QueueName=unique, Attributes={"VisibilityTimeout": "360"})["QueueUrl"]
     inbox = SqsInbox(url, sqs)
@@ -109,7 +109,7 @@ def test_waiting_events_are_counted(engine_user: Credentials, unique: str) -> No
     assert (before, inbox.waiting()) == (0, 2)
 
 
-def test_what_is_sendable_means_the_same_as_json() -> None:
+def test_sendable_text_keeps_its_json_value() -> None:
     text = json.dumps(HOSTILE, ensure_ascii=False)
 
     assert json.loads(escape_invalid_characters(text)) == HOSTILE
@@ -142,7 +142,7 @@ def test_a_page_reaches_the_topic_with_its_key(engine_user: Credentials, unique:
     assert told["MessageAttributes"]["key"]["Value"] == "inc-1"
 
 
-def test_a_raw_event_is_kept_byte_for_byte_under_its_id(engine_user: Credentials, unique: str) -> None:
+def test_raw_event_is_archived_unchanged_under_its_id(engine_user: Credentials, unique: str) -> None:
     s3 = engine_user.client("s3")
     s3.create_bucket(Bucket=unique, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     events = S3RawEvents(unique, s3)
@@ -171,7 +171,7 @@ class StubMessagingClient:
     invoke = send_message = publish = _answer
 
 
-def test_a_wait_is_answered_by_an_invocation_that_nobody_waits_for() -> None:
+def test_wait_is_answered_by_an_asynchronous_invocation() -> None:
     client = StubMessagingClient()
 
     LambdaWaitAnswers("resolve-wait", client).request("inc-1", "node-back", 2, {"outcome": "NODE_BACK"})
@@ -186,7 +186,7 @@ def test_a_wait_is_answered_by_an_invocation_that_nobody_waits_for() -> None:
     }
 
 
-def test_a_wait_that_is_asked_for_at_every_look_costs_an_invocation_every_few_seconds() -> None:
+def test_repeated_answer_requests_invoke_every_few_seconds() -> None:
     client = StubMessagingClient()
     moments = iter(range(100))
     answers = LambdaWaitAnswers("resolve-wait", client, seconds=lambda: float(next(moments)))
@@ -199,7 +199,7 @@ def test_a_wait_that_is_asked_for_at_every_look_costs_an_invocation_every_few_se
     assert generations == [2, 2, 2, 3]
 
 
-def test_a_request_that_failed_is_sent_again_at_once() -> None:
+def test_failed_answer_request_is_sent_again_at_once() -> None:
     client = StubMessagingClient(ClientError({"Error": {"Code": "TooManyRequestsException", "Message": ""}}, "Invoke"))
     answers = LambdaWaitAnswers("resolve-wait", client)
     with pytest.raises(Throttled):
@@ -221,7 +221,7 @@ def test_a_request_that_failed_is_sent_again_at_once() -> None:
         ("ServiceException", Unreachable),
     ],
 )
-def test_each_refusal_has_its_meaning(error: str, meaning: type[Exception]) -> None:
+def test_each_aws_error_has_its_own_error(error: str, meaning: type[Exception]) -> None:
     client = StubMessagingClient(ClientError({"Error": {"Code": error, "Message": ""}}, "Send"))
 
     with pytest.raises(meaning):
@@ -234,7 +234,7 @@ def test_each_refusal_has_its_meaning(error: str, meaning: type[Exception]) -> N
         LambdaWaitAnswers("f", client).request("s", "n", 1, {})
 
 
-def test_no_answer_is_unreachable() -> None:
+def test_silent_service_is_unreachable() -> None:
     with pytest.raises(Unreachable):
         SqsCycleRequests("u", StubMessagingClient(EndpointConnectionError(endpoint_url="x"))).request("r")
 

@@ -141,7 +141,7 @@ def test_the_bounds_of_an_elastic_job_are_the_operators_bounds() -> None:
     assert hyperpod["runPolicy"]["restartPolicy"]["scaleUpSnoozeTimeInSeconds"] == 600
 
 
-def test_sizes_and_a_step_are_never_given_together() -> None:
+def test_elastic_job_has_sizes_or_a_step() -> None:
     policy = of_hyperpod(**OF_SIZES)["spec"]["elasticPolicy"]
 
     assert policy["replicaDiscreteValues"] == [1, 2, 8]

@@ -25,14 +25,14 @@ def bed(request: pytest.FixtureRequest) -> Iterator[ClusterUnderTest]:
         yield from on_both(request.getfixturevalue("gpu_cluster"), request.param)
 
 
-def test_the_cluster_says_who_repairs(bed: ClusterUnderTest) -> None:
+def test_cluster_shows_whether_hyperpod_repairs(bed: ClusterUnderTest) -> None:
     cluster = bed.provider.cluster()
 
     assert (cluster.name, cluster.status) == ("research-train", "InService")
     assert not cluster.repairs_by_itself
 
 
-def test_every_machine_is_listed_with_its_seat_and_told_alike_alone(bed: ClusterUnderTest) -> None:
+def test_listed_and_described_nodes_are_equal(bed: ClusterUnderTest) -> None:
     nodes = bed.provider.nodes()
 
     assert len(nodes) == 6
@@ -40,11 +40,11 @@ def test_every_machine_is_listed_with_its_seat_and_told_alike_alone(bed: Cluster
     assert bed.provider.node(nodes[0].instance_id) == nodes[0]
 
 
-def test_a_machine_that_is_not_there_is_none(bed: ClusterUnderTest) -> None:
+def test_missing_instance_is_none(bed: ClusterUnderTest) -> None:
     assert bed.provider.node("i-0aaaaaaaaaaaaaaaa") is None
 
 
-def test_repairs_of_a_machine_that_is_not_there_are_stale(bed: ClusterUnderTest) -> None:
+def test_repair_of_a_missing_instance_is_stale(bed: ClusterUnderTest) -> None:
     assert bed.provider.reboot("i-0aaaaaaaaaaaaaaaa") is RepairAnswer.NO_SUCH_NODE
     assert bed.provider.replace("i-0aaaaaaaaaaaaaaaa") is RepairAnswer.NO_SUCH_NODE
 
@@ -69,7 +69,7 @@ def test_a_reboot_keeps_the_machine_and_changes_the_boot(bed: ClusterUnderTest) 
     assert (after.instance_id, after.logical_id) == (machine.instance_id, machine.logical_id)
 
 
-def test_a_deep_health_check_is_of_one_machine_and_shows_on_its_node(bed: ClusterUnderTest) -> None:
+def test_deep_health_check_of_one_node_shows_on_the_node(bed: ClusterUnderTest) -> None:
     machine = tainted_machine(bed)
     others = {node.instance_id for node in bed.provider.nodes() if node.status != "Running"}
 
@@ -88,7 +88,7 @@ def test_a_deep_health_check_is_of_one_machine_and_shows_on_its_node(bed: Cluste
     bed.eventually(passed, "the check to pass")
 
 
-def test_a_replacement_is_a_new_life_in_the_old_seat_and_comes_up_tainted(bed: ClusterUnderTest) -> None:
+def test_replacement_keeps_the_slot_and_starts_tainted(bed: ClusterUnderTest) -> None:
     machine = tainted_machine(bed)
 
     first = bed.provider.replace(machine.instance_id)
@@ -172,7 +172,7 @@ def provider(*answers: Any) -> tuple[HyperPodProvider, StubSageMakerClient]:
     ],
 )
 @pytest.mark.parametrize("rung", ["reboot", "replace"])
-def test_each_reply_to_a_repair_has_its_meaning(answer: Any, expected: RepairAnswer, rung: str) -> None:
+def test_each_reply_to_a_repair_has_its_own_result(answer: Any, expected: RepairAnswer, rung: str) -> None:
     asked, client = provider(answer)
 
     assert getattr(asked, rung)(MACHINE) is expected
@@ -190,14 +190,14 @@ def test_each_reply_to_a_repair_has_its_meaning(answer: Any, expected: RepairAns
         (refusal("SomethingNew"), ClientError),
     ],
 )
-def test_a_refused_repair_had_no_effect_and_says_why(error: Exception, meaning: type[Exception]) -> None:
+def test_refused_repair_has_no_effect_and_a_reason(error: Exception, meaning: type[Exception]) -> None:
     asked, _ = provider(error)
 
     with pytest.raises(meaning):
         asked.replace(MACHINE)
 
 
-def test_an_id_that_is_none_never_reaches_the_service() -> None:
+def test_invalid_instance_id_never_reaches_the_service() -> None:
     asked, client = provider()
 
     for bad in ("", "i-12345678abcdefghi", "i-0123456789ABCDEF0", "i-0123456789abcdef0 ", "*"):
@@ -221,7 +221,7 @@ def a_summary(number: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_all_pages_are_read_and_seats_without_a_machine_are_skipped() -> None:
+def test_all_pages_are_read_and_empty_slots_skipped() -> None:
     asked, client = provider(
         {"ClusterNodeSummaries": [a_summary(1, NodeLogicalId="seat-1"), a_summary(2, InstanceId="")], "NextToken": "t"},
         {"ClusterNodeSummaries": [a_summary(3), a_summary(4, InstanceStatus={"Status": "NotFound"})]},
@@ -234,7 +234,7 @@ def test_all_pages_are_read_and_seats_without_a_machine_are_skipped() -> None:
     assert all(request["IncludeNodeLogicalIds"] for request in client.requests)
 
 
-def test_a_cluster_without_logical_ids_is_listed_without_and_not_asked_again() -> None:
+def test_cluster_without_logical_ids_is_remembered() -> None:
     asked, client = provider(refusal("ValidationException"), *[{"ClusterNodeSummaries": [a_summary(1)]}] * 2)
 
     asked.nodes()
@@ -243,7 +243,7 @@ def test_a_cluster_without_logical_ids_is_listed_without_and_not_asked_again() -
     assert ["IncludeNodeLogicalIds" in request for request in client.requests] == [True, False, False]
 
 
-def test_a_node_that_cannot_be_read_is_not_taken_for_gone() -> None:
+def test_unreadable_node_does_not_count_as_gone() -> None:
     for error, meaning in ((refusal("ThrottlingException"), Throttled), (refusal("InternalFailure", 500), Unreachable)):
         asked, _ = provider(error)
         with pytest.raises(meaning):

@@ -142,7 +142,7 @@ def test_cycle_deletes_released_charge_of_cancelled_job() -> None:
     assert not charges.released
 
 
-def test_cycle_reads_again_where_a_settlement_is_half_visible() -> None:
+def test_cycle_reads_again_if_a_settlement_is_partly_visible() -> None:
     scenario = JobScenario(size=2)
     alpha, beta = alpha_and_beta(scenario, "default")
     end_pods(scenario, alpha)

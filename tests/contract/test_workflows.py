@@ -72,7 +72,7 @@ def test_an_execution_is_started_once_under_its_name(workflows: Workflows, uniqu
 
 
 @pytest.mark.parametrize(("ends", "state"), [("well", ExecutionState.SUCCEEDED), ("badly", ExecutionState.FAILED)])
-def test_an_execution_that_ended_says_how_and_keeps_its_name(
+def test_ended_execution_shows_its_status_and_keeps_its_name(
     workflows: Workflows, unique: str, ends: str, state: ExecutionState
 ) -> None:
     workflows.start(WorkflowName.RUN_JOB, unique, {"ends": ends})
@@ -84,7 +84,7 @@ def test_an_execution_that_ended_says_how_and_keeps_its_name(
     assert workflows.start(WorkflowName.RUN_JOB, unique, {"ends": ends}) is False
 
 
-def test_a_machine_that_was_not_given_is_refused_by_name() -> None:
+def test_unconfigured_workflow_is_refused_by_name() -> None:
     with pytest.raises(Refused, match="recover_node"):
         StepFunctionsWorkflows({}, StubStarter()).start(WorkflowName.RECOVER_NODE, "n", {})
 
@@ -111,7 +111,7 @@ class StubStepFunctionsClient:
     send_task_success = send_task_failure = _answer
 
 
-def test_a_token_takes_one_answer() -> None:
+def test_token_accepts_one_answer() -> None:
     for tokens in (RecordingTokens(), StepFunctionsTokens(StubStepFunctionsClient())):
         assert tokens.succeed("t1", {"outcome": "ENDED"}) is True
         assert tokens.fail("t2", "TransientError", "Throttled: …") is True
@@ -120,26 +120,26 @@ def test_a_token_takes_one_answer() -> None:
 
 
 @pytest.mark.parametrize("code", ["TaskTimedOut", "TaskDoesNotExist", "InvalidToken"])
-def test_a_task_that_is_over_takes_no_answer_and_that_is_no_error(code: str) -> None:
+def test_answer_to_an_ended_task_is_no_error(code: str) -> None:
     tokens = StepFunctionsTokens(StubStepFunctionsClient(code))
 
     assert tokens.succeed("t", {}) is False
     assert tokens.fail("t", "E", "c") is False
 
 
-def test_an_unknown_token_is_over_on_the_engine(engine_user: Credentials) -> None:
+def test_unknown_token_counts_as_ended(engine_user: Credentials) -> None:
     assert StepFunctionsTokens(engine_user.client("stepfunctions")).succeed("AAAA", {"a": 1}) is False
 
 
 @pytest.mark.parametrize(("code", "meaning"), [("ThrottlingException", Throttled), ("InvalidOutput", Refused)])
-def test_other_refusals_have_their_meaning_and_never_tell_the_token(code: str, meaning: type[Exception]) -> None:
+def test_other_errors_never_contain_the_token(code: str, meaning: type[Exception]) -> None:
     with pytest.raises(meaning) as caught:
         StepFunctionsTokens(StubStepFunctionsClient(code)).succeed("secret-token", {})
 
     assert "secret-token" not in str(caught.value)
 
 
-def test_a_failure_fits_what_step_functions_takes() -> None:
+def test_failure_fits_the_limits_of_step_functions() -> None:
     client = StubStepFunctionsClient()
 
     StepFunctionsTokens(client).fail("t", "E" * 1000, "c\ud800" * 50_000)
@@ -149,7 +149,7 @@ def test_a_failure_fits_what_step_functions_takes() -> None:
     assert len(request["cause"].encode()) <= 32_768
 
 
-def test_a_machine_that_does_not_exist_is_not_found(engine_user: Credentials) -> None:
+def test_missing_workflow_is_not_found(engine_user: Credentials) -> None:
     gone = "arn:aws:states:us-west-2:000000000000:stateMachine:gone"
 
     with pytest.raises(NotFound):

@@ -42,7 +42,7 @@ def run(case: WorkflowCase) -> tuple[WorkflowEngine, list[str]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_case_ends_as_it_does_on_the_engine(case: WorkflowCase) -> None:
+def test_case_ends_in_the_same_state_as_on_the_engine(case: WorkflowCase) -> None:
     engine, entered = run(case)
 
     execution = engine.executions[case.machine, case.name]
@@ -52,14 +52,14 @@ def test_a_case_ends_as_it_does_on_the_engine(case: WorkflowCase) -> None:
     assert not set(case.never) & set(entered)
 
 
-def test_a_name_is_taken_for_ever() -> None:
+def test_execution_name_starts_one_execution() -> None:
     case = CASES[0]
     engine, _ = run(case)
 
     assert not engine.start(case.machine, case.name, usual_input(case.machine))
 
 
-def test_a_path_is_read_as_the_language_reads_it() -> None:
+def test_paths_follow_the_states_language() -> None:
     known = {"states": {"result": {"Payload": {"outcome": "ACT"}}}, "plan": None}
 
     assert evaluate("{% $states.result.Payload %}", known) == {"outcome": "ACT"}
@@ -69,7 +69,7 @@ def test_a_path_is_read_as_the_language_reads_it() -> None:
     assert evaluate("{% $plan.outcome = 'ACT' %}", known) is False
 
 
-def test_what_is_remembered_of_an_expression_is_of_the_same_value_and_type() -> None:
+def test_cached_expression_distinguishes_values_and_types() -> None:
     known: list[tuple[dict[str, object], list[object]]] = [
         ({"a": 1}, [True, True, "number"]),
         ({"a": True}, [False, True, "boolean"]),
@@ -84,7 +84,7 @@ def test_what_is_remembered_of_an_expression_is_of_the_same_value_and_type() -> 
             assert [evaluate(f"{{% {text} %}}", bindings) for text in ("$a = 1", "$exists($a)", "$type($a)")] == answers
 
 
-def test_every_kind_of_state_is_known() -> None:
+def test_simulator_runs_every_kind_of_state() -> None:
     kinds = {
         state["Type"].lower()
         for machine in WORKFLOWS

@@ -7,10 +7,10 @@ from tests.simulator.mutants import Mutant, mutants, why_not_applicable
 
 
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
-def test_a_planted_bug_fits_the_tree_and_names_an_invariant(mutant: Mutant) -> None:
+def test_planted_bug_applies_and_names_an_invariant(mutant: Mutant) -> None:
     assert why_not_applicable(mutant.path) == ""
     assert mutant.invariant in {invariant.name for invariant in TABLE}
 
 
-def test_there_are_enough_of_them() -> None:
+def test_at_least_ten_bugs_are_planted() -> None:
     assert len(mutants()) >= 10

@@ -36,7 +36,7 @@ def test_every_invariant_holds_on_every_seed(last: int, most_untried: int) -> No
     assert len(untried) <= most_untried, f"never tried in seeds 1 to {last}: {untried}"
 
 
-def test_a_seed_is_the_same_story_each_time_and_in_each_process() -> None:
+def test_seed_gives_the_same_run_in_every_process() -> None:
     program = "from tests.simulator.fuzz import run_seed; print(*(run_seed(seed).trace for seed in (7, 8, 9)))"
     here = " ".join(run_seed(seed).trace for seed in (7, 8, 9))
 
@@ -53,15 +53,15 @@ def test_a_seed_is_the_same_story_each_time_and_in_each_process() -> None:
 
 
 @pytest.mark.parametrize("seed", range(1, 13))
-def test_what_is_read_once_for_speed_makes_no_difference(seed: int) -> None:
+def test_cached_reads_change_no_run(seed: int) -> None:
     assert run_seed(seed).trace == run_seed(seed, is_strict=True).trace
 
 
-def test_every_moment_has_its_check() -> None:
+def test_every_check_trigger_has_an_invariant() -> None:
     assert {invariant.moment for invariant in TABLE} == set(CheckTrigger)
 
 
-def test_the_document_lists_every_invariant_in_its_words() -> None:
+def test_invariants_page_quotes_every_invariant() -> None:
     text = (ROOT / "docs" / "operate" / "invariants.md").read_text()
     rows = {tuple(cell.strip() for cell in line.strip("|").split("|")) for line in text.splitlines() if "|" in line}
     names = {invariant.name for invariant in TABLE}

@@ -141,23 +141,19 @@ def attempt(stand_ins: StubFunctions) -> WorkflowRun:
     return stand_ins.walk("run_job")
 
 
-def test_a_recovery_ends_well_though_a_function_fails_twice(recovery: WorkflowRun) -> None:
+def test_recovery_succeeds_after_two_failures_of_a_function(recovery: WorkflowRun) -> None:
     assert recovery.ending.entered[-1] == "Recovered"
     assert len(recovery.given["CordonNode"]) == 3
 
 
-def test_a_recovery_ends_well_though_the_process_of_a_function_dies(
-    stand_ins: StubFunctions, recovery: WorkflowRun
-) -> None:
+def test_recovery_succeeds_after_a_function_process_dies(stand_ins: StubFunctions, recovery: WorkflowRun) -> None:
     (died,) = stand_ins.given("RepairNode.died")
 
     assert recovery.ending.entered[-1] == "Recovered"
     assert died == recovery.given["RepairNode"][0]
 
 
-def test_a_wait_is_opened_again_when_the_process_that_was_to_open_it_dies(
-    stand_ins: StubFunctions, recovery: WorkflowRun
-) -> None:
+def test_wait_is_opened_again_after_its_process_dies(stand_ins: StubFunctions, recovery: WorkflowRun) -> None:
     (died,) = stand_ins.given("OpenWait.died")
 
     opened = [wait for wait in recovery.given["OpenWait"] if wait["kind"] == died["kind"]]
@@ -170,7 +166,7 @@ def test_functions_are_given_ids_and_no_documents(recovery: WorkflowRun) -> None
         assert recovery.given[name][0] == expected
 
 
-def test_each_wait_of_a_recovery_gets_a_token_of_its_own(recovery: WorkflowRun) -> None:
+def test_each_wait_of_a_recovery_has_its_own_token(recovery: WorkflowRun) -> None:
     waits = recovery.given["OpenWait"]
 
     assert {wait["kind"] for wait in waits} == {"NODE_BACK", "NODE_VALID", "JOBS_RESUMED"}
@@ -178,7 +174,7 @@ def test_each_wait_of_a_recovery_gets_a_token_of_its_own(recovery: WorkflowRun) 
     assert all(wait["incidentId"] == "inc-7qk2" for wait in waits)
 
 
-def test_the_incident_is_settled_with_how_each_branch_ended(recovery: WorkflowRun) -> None:
+def test_incident_is_settled_with_the_end_of_each_branch(recovery: WorkflowRun) -> None:
     (settled,) = recovery.given["SettleIncident"]
 
     assert settled["plan"] == {"outcome": "ACT", "reason": "It is act."}

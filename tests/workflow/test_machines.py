@@ -23,7 +23,7 @@ def endings(bench: WorkflowBench) -> Iterator[dict[str, ExecutionResult]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_execution_ends_as_its_row_says(case: WorkflowCase, endings: dict[str, ExecutionResult]) -> None:
+def test_execution_ends_in_the_state_of_its_row(case: WorkflowCase, endings: dict[str, ExecutionResult]) -> None:
     ending = endings[case.name]
     status, error = ending_states(case.machine)[case.ends]
 
@@ -46,7 +46,7 @@ def test_case_names_are_unique() -> None:
 
 
 @pytest.mark.parametrize("state", IN_BRANCHES)
-def test_a_branch_that_breaks_cancels_not_the_other(state: str, endings: dict[str, ExecutionResult]) -> None:
+def test_failed_branch_does_not_cancel_the_other(state: str, endings: dict[str, ExecutionResult]) -> None:
     ending = endings[f"recover-breaks-in-{state}"]
     node, jobs = ending.inputs_of("JoinBranches")[0]
     broken, whole = (node, jobs) if state in NODE_TASKS else (jobs, node)
@@ -55,7 +55,7 @@ def test_a_branch_that_breaks_cancels_not_the_other(state: str, endings: dict[st
     assert whole["outcome"] in ("RETURNED", "JOBS_RESUMED")
 
 
-def test_the_cap_counts_rounds_and_says_what_came_last(endings: dict[str, ExecutionResult]) -> None:
+def test_cap_counts_loops_and_reports_the_last_answer(endings: dict[str, ExecutionResult]) -> None:
     ending = endings["recover-provider-busy-for-ever"]
     node, _ = ending.inputs_of("JoinBranches")[0]
 
@@ -64,7 +64,7 @@ def test_the_cap_counts_rounds_and_says_what_came_last(endings: dict[str, Execut
     assert node["reason"] == "After 160 tries the node is still out of service. Last result: It is retry."
 
 
-def test_a_hold_is_awaited_before_the_repair(endings: dict[str, ExecutionResult]) -> None:
+def test_repair_waits_for_a_hold(endings: dict[str, ExecutionResult]) -> None:
     ending = endings["recover-held"]
     node_branch = [name for name in ending.entered if name in NODE_TASKS]
 
@@ -72,17 +72,17 @@ def test_a_hold_is_awaited_before_the_repair(endings: dict[str, ExecutionResult]
     assert node_branch[3:] == ["AwaitNode", "CheckNode", "ValidateNode", "ReturnNode"]
 
 
-def test_an_approval_that_nobody_gives_touches_nothing(endings: dict[str, ExecutionResult]) -> None:
+def test_unanswered_approval_changes_nothing(endings: dict[str, ExecutionResult]) -> None:
     ending = endings["recover-nobody-approves"]
 
     assert ending.entered[-4:] == ("IsApproved", "SettleIncident", "HowDidItEnd", "Observed")
 
 
-def test_a_plan_is_asked_for_anew_only_so_often(endings: dict[str, ExecutionResult]) -> None:
+def test_number_of_replans_is_bounded(endings: dict[str, ExecutionResult]) -> None:
     assert endings["recover-superseded-for-ever"].entered.count("AwaitApproval") == 12
 
 
-def test_a_second_start_under_the_same_name_starts_nothing(
+def test_second_start_of_the_same_name_starts_nothing(
     bench: WorkflowBench, endings: dict[str, ExecutionResult]
 ) -> None:
     case = CASES[0]
@@ -129,12 +129,14 @@ def documents_of(event: Json) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_data_stays_legible(case: WorkflowCase, endings: dict[str, ExecutionResult]) -> None:
+def test_workflow_data_stays_below_its_limit(case: WorkflowCase, endings: dict[str, ExecutionResult]) -> None:
     largest = max(len(text.encode()) for event in endings[case.name].events for text in documents_of(event))
     assert largest < DATA_LIMIT
 
 
-def test_a_long_cause_is_cut_before_it_is_carried_on(bench: WorkflowBench, endings: dict[str, ExecutionResult]) -> None:
+def test_long_cause_is_shortened_before_the_next_state(
+    bench: WorkflowBench, endings: dict[str, ExecutionResult]
+) -> None:
     long = recovery("long-cause", "RecoveryFailed", {"ReturnNode": TaskError("Broken", "x" * 200_000)})
 
     ending = bench.run_all([long])[long.name]

@@ -32,7 +32,7 @@ def silent_port() -> Iterator[int]:
         yield int(listening.getsockname()[1])
 
 
-def test_refused_connection_is_said_without_python_objects(unused_port: int) -> None:
+def test_refused_connection_message_shows_no_python_objects(unused_port: int) -> None:
     api = KubernetesApi("research-eks", f"https://127.0.0.1:{unused_port}", CERTIFICATE, lambda _: "token")
 
     with pytest.raises(Unreachable) as caught:
@@ -41,7 +41,7 @@ def test_refused_connection_is_said_without_python_objects(unused_port: int) -> 
     assert str(caught.value) == "GET /version of research-eks: no answer: connection refused"
 
 
-def test_stopped_server_is_said_to_have_timed_out(silent_port: int) -> None:
+def test_stopped_server_is_reported_as_timeout(silent_port: int) -> None:
     pool = urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(connect=0.1, read=0.1))
 
     with pytest.raises(urllib3.exceptions.HTTPError) as caught:
@@ -72,5 +72,5 @@ UNTRUSTED.reason = "CERTIFICATE_VERIFY_FAILED"
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_each_failure_has_plain_words(error: Exception, expected: str) -> None:
+def test_each_connection_failure_has_a_plain_message(error: Exception, expected: str) -> None:
     assert describe_connection_error(error) == expected

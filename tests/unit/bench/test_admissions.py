@@ -29,25 +29,25 @@ def a_transaction(version: int) -> list[dict[str, Any]]:
     return sent
 
 
-def test_a_pass_that_takes_twice_as_long_comes_to_half_the_rate() -> None:
+def test_cycle_of_twice_the_time_has_half_the_rate() -> None:
     found = a_report(**{"pass": (2.0, 4.0, 3.0), "bare": (1.0, 2.0, 1.5)}).figures()
 
     assert (found["ratio"], found["low"], found["high"]) == (0.5, 0.5, 0.5)
     assert found["perSecond"] == {"pass": 40.0, "bare": 80.0}
 
 
-def test_a_pass_as_quick_as_the_loop_comes_to_one() -> None:
+def test_cycle_as_fast_as_the_loop_has_ratio_one() -> None:
     assert a_report(**{"pass": (1.5, 2.5), "bare": (1.5, 2.5)}).figures()["ratio"] == 1.0
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(2.0, "met"), (2.1, "MISSED")])
-def test_the_table_says_whether_half_was_reached(seconds: float, said: str) -> None:
+def test_table_shows_whether_half_the_rate_was_reached(seconds: float, said: str) -> None:
     report = a_report(**{"pass": (seconds,), "bare": (1.0,)})
 
     assert table([report.figures()])[-1].endswith(said)
 
 
-def test_a_bare_transaction_is_the_one_that_a_pass_would_send_at_that_version() -> None:
+def test_bare_transaction_equals_that_of_a_cycle() -> None:
     recorded, wanted = a_transaction(4), a_transaction(9)
 
     found = held_to(recorded, 9)
@@ -57,7 +57,7 @@ def test_a_bare_transaction_is_the_one_that_a_pass_would_send_at_that_version() 
     assert recorded == a_transaction(4)
 
 
-def test_a_transaction_moves_to_other_tables_and_is_the_same_otherwise() -> None:
+def test_retargeted_transaction_changes_only_its_tables() -> None:
     recorded = a_transaction(4)
 
     found = moved(recorded, "round7")

@@ -43,7 +43,7 @@ def a_setup(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_every_job_ends_every_seat_is_given_back_and_no_cap_is_passed(way: BaselinePolicy) -> None:
+def test_every_job_ends_and_no_cap_is_exceeded(way: BaselinePolicy) -> None:
     setup = a_setup(caps__teamUsdPerHour=30, caps__fleetUsdPerHour=45)
     world = BurstSimulation(setup, way, 7)
 
@@ -59,7 +59,7 @@ def test_every_job_ends_every_seat_is_given_back_and_no_cap_is_passed(way: Basel
     assert (found.rent_parts > 0) == (way.name != "committed")
 
 
-def test_the_same_world_gives_the_same_figures() -> None:
+def test_same_seed_gives_the_same_figures() -> None:
     first, again = (BurstSimulation(a_setup(), WAYS[-1], 3).play() for _ in range(2))
 
     assert first.usd == again.usd
@@ -73,7 +73,7 @@ class UnhurriedSimulation(BurstSimulation):
         return True
 
 
-def test_the_look_beforehand_changes_no_decision() -> None:
+def test_skipping_idle_cycles_changes_no_decision() -> None:
     assert (
         UnhurriedSimulation(a_setup(), WAYS[-1], 3).play().delays
         == BurstSimulation(a_setup(), WAYS[-1], 3).play().delays
@@ -94,7 +94,7 @@ class RecordingSimulation(BurstSimulation):
         assert self.out.moves == before
 
 
-def test_nothing_that_is_paid_for_stands_idle_while_a_job_that_fits_waits_or_would_rather_be_home() -> None:
+def test_no_paid_node_is_idle_while_a_fitting_job_waits() -> None:
     world = RecordingSimulation(a_setup(), WAYS[-1], 5)
 
     found = world.play()
@@ -112,7 +112,7 @@ def test_without_rented_nodes_evenkeel_is_the_committed_fleet() -> None:
     )
 
 
-def test_a_market_is_open_as_often_as_its_law_says_and_for_everybody_alike() -> None:
+def test_market_opens_at_its_rate_and_equally_for_all() -> None:
     first, second = (CapacityMarket(load_setup(), 1) for _ in range(2))
     moments = range(0, 400 * 86_400, 1800)
 
@@ -134,7 +134,7 @@ def test_an_interval_holds_the_ratio_of_the_sums() -> None:
 DAY = load_setup()["elasticDay"]
 
 
-def test_idle_all_day_costs_the_hesitation_and_one_resize() -> None:
+def test_idle_day_costs_the_delay_and_one_resize() -> None:
     day = elastic.a_day(DAY, "all-day")
 
     # 12 idle nodes have cost a resize to 32 nodes (150 s) after 400 s: the tick at 420 s.
@@ -145,13 +145,13 @@ def test_idle_all_day_costs_the_hesitation_and_one_resize() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_foresight_never_beats_foresight_and_hesitation_costs_no_more_than_it_may(seed: int) -> None:
+def test_result_never_exceeds_the_bound_with_foresight(seed: int) -> None:
     day = elastic.a_day(DAY, "ragged", seed)
 
     assert 0 < day.recovered <= day.bound <= 1
 
 
-def test_the_bound_is_the_best_of_all_ways() -> None:
+def test_bound_equals_the_best_of_all_schedules() -> None:
     told = {**DAY, "gpus": 24, "idle": 16, "resizeSeconds": 100}
     idle = [2, 2, 0, 1, 2, 2, 2, 0]
     ways: list[tuple[list[int], float]] = [([], 0.0)]
@@ -172,7 +172,7 @@ def test_the_bound_is_the_best_of_all_ways() -> None:
 
 
 @pytest.mark.parametrize("name", ["burst", "elastic"])
-def test_the_figures_kept_belong_to_the_setup_and_are_those_of_the_page(name: str) -> None:
+def test_stored_figures_match_the_setup_and_the_page(name: str) -> None:
     found = json.loads((PROJECT / "bench" / "results" / f"{name}.json").read_text("utf-8"))
     page = (PROJECT / "docs" / "benchmarks.md").read_text("utf-8")
 

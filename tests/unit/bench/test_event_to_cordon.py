@@ -27,25 +27,25 @@ def a_report(*, evenkeel: float = 0.21, cold: Sequence[float] = (2.0,)) -> Laten
     )
 
 
-def test_pause_of_the_engine_is_taken_off_both_lanes() -> None:
+def test_pause_of_the_engine_is_subtracted_from_both_lanes() -> None:
     ratios = a_report().ratios()
 
     assert ratios[f"{AIMED}, p50"] == round(0.21 / 0.17, 3)
     assert ratios[f"{AIMED}, without the pause, p50"] == round((0.21 - PAUSE) / (0.17 - PAUSE), 3)
 
 
-def test_worst_of_a_handful_of_cold_starts_is_not_a_figure() -> None:
+def test_few_cold_starts_give_no_worst_figure() -> None:
     ratios = a_report().ratios()
 
     assert f"{AIMED}, cold, p50" in ratios
     assert f"{AIMED}, cold, p99" not in ratios
 
 
-def test_run_without_cold_rounds_has_no_cold_figure() -> None:
+def test_run_without_cold_starts_has_no_cold_figure() -> None:
     assert not any("cold" in name for name in a_report(cold=()).ratios())
 
 
-def test_table_says_whether_the_aim_is_met() -> None:
+def test_table_shows_whether_the_target_is_met() -> None:
     met, missed = "\n".join(table(a_report(), {})), "\n".join(table(a_report(evenkeel=0.3), {}))
 
     assert "≤ 1.5 at the median: met" in met

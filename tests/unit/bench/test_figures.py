@@ -10,7 +10,7 @@ SECONDS = st.floats(min_value=1e-3, max_value=1e3)
 ROUNDS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=40)
 
 
-def test_quantile_is_a_sample_that_was_seen() -> None:
+def test_quantile_is_a_measured_sample() -> None:
     samples = [float(number) for number in range(1, 41)]
 
     assert quantile(samples, 0.5) == 20.0
@@ -19,7 +19,7 @@ def test_quantile_is_a_sample_that_was_seen() -> None:
 
 
 @given(samples=st.lists(SECONDS, min_size=1), share=st.floats(min_value=0.01, max_value=1.0))
-def test_quantile_is_not_exceeded_by_its_share(samples: list[float], share: float) -> None:
+def test_at_most_the_remaining_share_exceeds_a_quantile(samples: list[float], share: float) -> None:
     limit = quantile(samples, share)
 
     assert limit in samples
@@ -32,7 +32,7 @@ def test_lane_against_itself_is_one() -> None:
     assert (seen.p50, seen.p50_low, seen.p50_high, seen.p99) == (1.0, 1.0, 1.0, 1.0)
 
 
-def test_noise_that_hits_a_whole_round_leaves_the_ratio_sharp() -> None:
+def test_noise_in_a_whole_round_keeps_the_ratio() -> None:
     yardstick = [0.1, 0.8, 0.2, 0.4, 0.1, 0.3]
     lane = [2 * seconds for seconds in yardstick]
 
@@ -58,11 +58,11 @@ def test_rise_within_the_tolerance_is_no_regression() -> None:
     assert regressions({"a": 1.4}, {"a": RegressionLimit(baseline=1.2, tolerance=0.2)}) == []
 
 
-def test_rise_beyond_the_tolerance_is_named_with_both_figures() -> None:
+def test_rise_beyond_the_tolerance_shows_both_figures() -> None:
     worse = regressions({"a": 1.5, "b": 9.0}, {"a": RegressionLimit(baseline=1.2, tolerance=0.2)})
 
     assert worse == ["a is 1.50, more than 20% above the baseline of 1.20"]
 
 
-def test_ratio_that_was_not_measured_is_no_regression() -> None:
+def test_unmeasured_ratio_is_no_regression() -> None:
     assert regressions({}, {"a": RegressionLimit(baseline=1.2, tolerance=0.2)}) == []

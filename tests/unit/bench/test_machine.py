@@ -3,21 +3,21 @@
 from bench.cpu_usage import Usage
 
 
-def test_others_are_what_is_busy_and_not_ours() -> None:
+def test_load_of_other_processes_excludes_our_own() -> None:
     before = Usage(all_ticks=1000, busy_ticks=400, own_ticks=100)
     after = Usage(all_ticks=1200, busy_ticks=500, own_ticks=160)
 
     assert after.others_since(before) == 0.2
 
 
-def test_ticks_that_died_with_a_process_do_not_make_others_negative() -> None:
+def test_ended_process_never_makes_other_load_negative() -> None:
     before = Usage(all_ticks=1000, busy_ticks=400, own_ticks=100)
     after = Usage(all_ticks=1200, busy_ticks=450, own_ticks=190)
 
     assert after.others_since(before) == 0.0
 
 
-def test_work_of_this_process_is_its_own() -> None:
+def test_work_of_this_process_counts_as_our_own() -> None:
     before = Usage.now()
     while Usage.now().own_ticks < before.own_ticks + 5:
         sum(range(10_000))

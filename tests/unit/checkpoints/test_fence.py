@@ -36,7 +36,7 @@ UNUSABLE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("document", UNUSABLE.values(), ids=UNUSABLE.keys())
-def test_fence_that_cannot_be_read_is_never_taken_for_none(document: Any) -> None:
+def test_unreadable_fence_never_counts_as_no_fence(document: Any) -> None:
     with pytest.raises(service_side.FenceUnreadableError):
         service_side.fence_of(document)
     with pytest.raises(training_layout.UnreadableError):
@@ -44,7 +44,7 @@ def test_fence_that_cannot_be_read_is_never_taken_for_none(document: Any) -> Non
 
 
 @pytest.mark.parametrize("content", NOT_JSON.values(), ids=NOT_JSON.keys())
-def test_bytes_that_are_no_document_are_never_taken_for_no_fence(content: bytes) -> None:
+def test_invalid_fence_bytes_never_count_as_no_fence(content: bytes) -> None:
     with pytest.raises(training_layout.UnreadableError):
         training_layout.parse_fence(content)
 
@@ -62,7 +62,7 @@ def test_fence_written_by_either_side_is_read_by_the_other(writer: Any, reader: 
     assert reader.pin(world, 2) == written == ReaderAnswer((1, 10), "PROVED", ((1, 20, "SHARD_MISSING"),))
 
 
-def test_fence_cannot_be_raised_to_where_it_stands() -> None:
+def test_fence_cannot_be_raised_to_the_same_attempt() -> None:
     choice = service_side.ResumeChoice(resume_from=None, grade=service_side.Grade.NONE, reason="")
     fence = service_side.raised(None, 2, choice)
 
@@ -70,7 +70,7 @@ def test_fence_cannot_be_raised_to_where_it_stands() -> None:
         service_side.raised(fence, 2, choice)
 
 
-def test_fence_that_moved_while_candidates_were_proved_is_read_again() -> None:
+def test_fence_is_read_again_after_it_moved_during_proof() -> None:
     world = CheckpointWorld()
     world.save(1, 10)
     rival = WorldStorage(world)
@@ -82,7 +82,7 @@ def test_fence_that_moved_while_candidates_were_proved_is_read_again() -> None:
     assert [pin.attempt for pin in fence.pins] == [2, 3]
 
 
-def test_attempt_overtaken_while_it_proved_candidates_is_fenced() -> None:
+def test_attempt_overtaken_during_proof_is_fenced() -> None:
     world = CheckpointWorld()
     rival = WorldStorage(world)
 
@@ -90,7 +90,7 @@ def test_attempt_overtaken_while_it_proved_candidates_is_fenced() -> None:
         training_side.pin(WorldStorage(world, before_raise=lambda: training_side.pin(rival, 3)), 2)
 
 
-def test_distrust_touches_only_the_attempts_that_ran_under_suspicion() -> None:
+def test_distrust_affects_only_attempts_under_suspicion() -> None:
     """Attempt 2 ran elsewhere after the signal; its checkpoints are good."""
     world = CheckpointWorld()
     world.save(2, 20, began=9)
@@ -206,7 +206,7 @@ _ANY_JSON = st.recursive(
 
 
 @given(whole=_ANY_JSON)
-def test_both_sides_judge_any_document_alike(whole: Any) -> None:
+def test_both_readers_judge_any_fence_document_equally(whole: Any) -> None:
     world = CheckpointWorld()
     folder = world.save(1, 30)
     world.objects[f"{folder}/manifest.json"] = json.dumps(whole).encode()
@@ -217,7 +217,7 @@ def test_both_sides_judge_any_document_alike(whole: Any) -> None:
 
 
 @given(changes=st.dictionaries(st.sampled_from(_KEYS), _ANY_JSON, min_size=1, max_size=2))
-def test_both_sides_judge_a_manifest_with_changes_alike(changes: dict[str, Any]) -> None:
+def test_both_readers_judge_a_changed_manifest_equally(changes: dict[str, Any]) -> None:
     world = CheckpointWorld()
     folder = world.save(1, 30)
     manifest = json.loads(world.objects[f"{folder}/manifest.json"])

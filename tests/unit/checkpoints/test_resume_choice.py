@@ -30,7 +30,7 @@ def test_without_checkpoints_training_starts_from_the_beginning(reader: Reader) 
 
 
 @reader_of_both
-def test_the_newest_step_that_holds_is_chosen(reader: Reader) -> None:
+def test_newest_valid_step_is_chosen(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10)
     world.save(1, 30)
@@ -40,7 +40,7 @@ def test_the_newest_step_that_holds_is_chosen(reader: Reader) -> None:
 
 
 @reader_of_both
-def test_of_two_attempts_at_one_step_the_later_is_tried_first(reader: Reader) -> None:
+def test_later_attempt_is_tried_first_at_equal_steps(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 20)
     world.save(2, 20)
@@ -141,9 +141,7 @@ DAMAGE = {
 
 @reader_of_both
 @pytest.mark.parametrize(("damage", "code"), DAMAGE.values(), ids=DAMAGE.keys())
-def test_damaged_checkpoint_is_passed_over_by_name_and_the_one_before_is_chosen(
-    reader: Reader, damage: Any, code: str
-) -> None:
+def test_damaged_checkpoint_is_rejected_and_the_previous_is_chosen(reader: Reader, damage: Any, code: str) -> None:
     world = CheckpointWorld()
     world.save(1, 20)
     damage(world, world.save(1, 30))
@@ -152,7 +150,7 @@ def test_damaged_checkpoint_is_passed_over_by_name_and_the_one_before_is_chosen(
 
 
 @reader_of_both
-def test_infinite_loss_is_passed_over(reader: Reader) -> None:
+def test_checkpoint_with_infinite_loss_is_rejected(reader: Reader) -> None:
     world = CheckpointWorld()
     folder = world.save(1, 30)
     manifest = world.objects[f"{folder}/manifest.json"].replace(b'"loss": 0.5', b'"loss": 1e999')
@@ -170,7 +168,7 @@ def test_unknown_keys_of_a_manifest_are_ignored(reader: Reader) -> None:
 
 
 @reader_of_both
-def test_when_nothing_holds_every_checkpoint_is_named(reader: Reader) -> None:
+def test_every_rejected_checkpoint_is_named_if_none_is_valid(reader: Reader) -> None:
     world = CheckpointWorld()
     _drop(world, world.save(1, 10))
     _truncate(world, world.save(1, 20))
@@ -190,7 +188,7 @@ def test_write_that_began_after_the_first_signal_is_distrusted(reader: Reader) -
 
 
 @reader_of_both
-def test_checkpoints_of_this_attempt_and_later_ones_are_not_its_past(reader: Reader) -> None:
+def test_attempt_resumes_only_from_earlier_attempts(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10)
     world.save(2, 20)
@@ -213,7 +211,7 @@ def test_late_manifest_of_a_fenced_attempt_is_never_chosen(reader: Reader) -> No
 
 
 @reader_of_both
-def test_attempt_pinned_to_the_beginning_fences_all_before_it(reader: Reader) -> None:
+def test_attempt_pinned_to_the_beginning_fences_all_earlier_attempts(reader: Reader) -> None:
     world = CheckpointWorld()
     world.put_fence((1, None), (2, None))
     world.save(1, 10)
@@ -222,7 +220,7 @@ def test_attempt_pinned_to_the_beginning_fences_all_before_it(reader: Reader) ->
 
 
 @reader_of_both
-def test_late_manifest_at_the_very_step_of_the_pin_is_fenced(reader: Reader) -> None:
+def test_late_manifest_at_the_pinned_step_is_fenced(reader: Reader) -> None:
     """Attempt 2 resumed from (1, 10) and saves step 10 again only after attempt 3 was pinned to (1, 10) as well."""
     world = CheckpointWorld()
     world.save(1, 10)
@@ -233,7 +231,7 @@ def test_late_manifest_at_the_very_step_of_the_pin_is_fenced(reader: Reader) -> 
 
 
 @reader_of_both
-def test_retried_launch_gets_the_pin_though_a_newer_checkpoint_has_come(reader: Reader) -> None:
+def test_retried_launch_keeps_its_pin_despite_a_newer_checkpoint(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10)
     _drop(world, world.save(1, 20))
@@ -256,7 +254,7 @@ def test_attempt_behind_the_fence_is_stale(reader: Reader) -> None:
 
 
 @reader_of_both
-def test_checkpoint_by_convention_counts_only_where_it_is_accepted(reader: Reader) -> None:
+def test_checkpoint_by_convention_counts_only_if_accepted(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10)
     world.save_by_convention(1, 20)
@@ -274,7 +272,7 @@ def test_checkpoint_by_convention_counts_only_where_it_is_accepted(reader: Reade
         (".metadata", None, "MANIFEST_MISSING"),
     ],
 )
-def test_unfinished_checkpoint_by_convention_is_passed_over(
+def test_unfinished_checkpoint_by_convention_is_rejected(
     reader: Reader, name: str, content: bytes | None, code: str
 ) -> None:
     world = CheckpointWorld()
@@ -301,7 +299,7 @@ def test_sizes_without_checksums_are_no_proof(reader: Reader) -> None:
 
 
 @reader_of_both
-def test_a_suspicion_may_ask_for_proof_where_convention_would_do(reader: Reader) -> None:
+def test_suspicion_may_require_proof_instead_of_convention(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10)
     world.save_by_convention(1, 20)
@@ -320,9 +318,7 @@ SILENT: dict[str, Any] = {"metrics": {"throughput": 4}}
 
 @reader_of_both
 @pytest.mark.parametrize("says", SOUND.values(), ids=SOUND.keys())
-def test_after_a_fault_that_time_does_not_bound_a_checkpoint_must_say_that_it_is_sound(
-    reader: Reader, says: dict[str, Any]
-) -> None:
+def test_unbounded_fault_needs_a_checkpoint_that_claims_soundness(reader: Reader, says: dict[str, Any]) -> None:
     world = CheckpointWorld()
     world.save(1, 10, **says)
     world.save(1, 20, **SILENT)
@@ -340,7 +336,7 @@ def test_after_a_fault_that_time_does_not_bound_a_checkpoint_must_say_that_it_is
 
 
 @reader_of_both
-def test_that_the_next_one_is_in_doubt_does_not_keep_it_from_showing_that_training_went_on(reader: Reader) -> None:
+def test_distrusted_later_checkpoint_still_proves_progress(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10, began=0)
     world.save(1, 20, began=9)
@@ -351,7 +347,7 @@ def test_that_the_next_one_is_in_doubt_does_not_keep_it_from_showing_that_traini
 
 
 @reader_of_both
-def test_another_attempts_checkpoint_shows_nothing(reader: Reader) -> None:
+def test_checkpoint_of_another_attempt_proves_no_progress(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10)
     world.save(2, 20)
@@ -361,7 +357,7 @@ def test_another_attempts_checkpoint_shows_nothing(reader: Reader) -> None:
 
 
 @reader_of_both
-def test_a_script_that_found_bad_numbers_is_believed_in_any_case(reader: Reader) -> None:
+def test_checkpoint_that_reports_bad_numbers_is_always_rejected(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10)
     world.save(1, 20, isFinite=False)
@@ -371,7 +367,7 @@ def test_a_script_that_found_bad_numbers_is_believed_in_any_case(reader: Reader)
 
 @reader_of_both
 @pytest.mark.parametrize("value", ["yes", 1])
-def test_a_claim_is_true_or_false(reader: Reader, value: object) -> None:
+def test_non_boolean_claim_makes_a_manifest_unreadable(reader: Reader, value: object) -> None:
     world = CheckpointWorld()
     world.save(1, 10, isFinite=value)
 
@@ -379,7 +375,7 @@ def test_a_claim_is_true_or_false(reader: Reader, value: object) -> None:
 
 
 @reader_of_both
-def test_what_gives_no_evidence_is_not_disowned_without_a_person(reader: Reader) -> None:
+def test_work_without_evidence_is_not_discarded_automatically(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10, **SILENT)
     world.save(1, 20, **SILENT)
@@ -417,7 +413,7 @@ _SAYS: dict[str, dict[str, Any]] = {
     doubt=st.none() | st.integers(0, 9),
     demand=st.sampled_from(["CONVENTION", "PROOF", "EVIDENCE"]),
 )
-def test_both_readers_walk_back_to_the_newest_checkpoint_that_is_all_it_must_be(
+def test_both_readers_find_the_newest_sufficient_checkpoint(
     written: list[WrittenCheckpoint], doubt: int | None, demand: str
 ) -> None:
     world = CheckpointWorld()
@@ -442,7 +438,7 @@ def test_both_readers_walk_back_to_the_newest_checkpoint_that_is_all_it_must_be(
 
 
 @reader_of_both
-def test_folders_of_another_shape_are_no_checkpoints(reader: Reader) -> None:
+def test_folders_with_other_names_are_no_checkpoints(reader: Reader) -> None:
     world = CheckpointWorld()
     for folder in ("attempt=0/step=000000010", "attempt=1/step=10", "attempt=01/step=000000010", "result"):
         world.objects[f"{folder}/manifest.json"] = b"{}"
@@ -455,7 +451,7 @@ def test_folders_of_another_shape_are_no_checkpoints(reader: Reader) -> None:
     ("spoil", "is_disowned"),
     [(_drop, True), (_truncate, True), (_flip_one_bit, True), (_cut_the_manifest, True), (_never_finish, False)],
 )
-def test_only_what_was_finished_once_can_be_disowned(reader: Reader, spoil: Any, is_disowned: bool) -> None:
+def test_only_finished_checkpoints_can_be_discarded(reader: Reader, spoil: Any, is_disowned: bool) -> None:
     world = CheckpointWorld()
     spoil(world, world.save(1, 10))
 
@@ -463,7 +459,7 @@ def test_only_what_was_finished_once_can_be_disowned(reader: Reader, spoil: Any,
 
 
 @reader_of_both
-def test_what_is_fenced_or_distrusted_is_not_disowned_by_beginning_again(reader: Reader) -> None:
+def test_restart_discards_no_fenced_or_distrusted_checkpoint(reader: Reader) -> None:
     world = CheckpointWorld()
     world.put_fence((1, None), (2, None))
     world.save(1, 10)
@@ -473,7 +469,7 @@ def test_what_is_fenced_or_distrusted_is_not_disowned_by_beginning_again(reader:
 
 
 @reader_of_both
-def test_a_checkpoint_that_holds_keeps_a_broken_one_from_mattering(reader: Reader) -> None:
+def test_valid_checkpoint_makes_a_broken_one_irrelevant(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10)
     _drop(world, world.save(1, 20))
@@ -481,7 +477,7 @@ def test_a_checkpoint_that_holds_keeps_a_broken_one_from_mattering(reader: Reade
     assert not reader.would_disown_work(world, 2)
 
 
-def test_distrust_reaches_no_later_attempt_in_a_script_either() -> None:
+def test_training_script_limits_distrust_to_earlier_attempts() -> None:
     world = CheckpointWorld()
     world.save(1, 10, began=9)
     world.save(2, 20, began=9)
@@ -496,7 +492,7 @@ def test_distrust_reaches_no_later_attempt_in_a_script_either() -> None:
     assert (through_1.resume_from.step, of_all.resume_from) == (20, None)
 
 
-def test_a_script_pins_nothing_where_nothing_holds() -> None:
+def test_training_script_pins_nothing_without_a_valid_checkpoint() -> None:
     world = CheckpointWorld()
     _drop(world, world.save(1, 10))
 
@@ -508,7 +504,7 @@ def test_a_script_pins_nothing_where_nothing_holds() -> None:
     assert world.fence is not None
 
 
-def test_only_so_many_checkpoints_are_looked_at() -> None:
+def test_number_of_examined_checkpoints_is_bounded() -> None:
     refs = [service_side.CheckpointRef(attempt=1, step=step) for step in (10, 20, 30)]
     nothing = service_side.CheckpointContents(manifest=b"{", objects={})
 

@@ -14,13 +14,13 @@ def repaired(seconds: float | None, **changes: object) -> Incident:
     return an_incident(1, **{"stages": stages, "repairs": ("reboot",), "pool": "p5", **changes})
 
 
-def test_the_median_of_enough_cases_takes_the_place_of_the_policys_figure() -> None:
+def test_median_of_enough_cases_replaces_the_policy_figure() -> None:
     assert Forecast(seconds=960) == forecast([10, 20], 960, least_samples=3)
     assert Forecast(seconds=20, samples=3) == forecast([20, 86_400, 10], 960, least_samples=3)
     assert Forecast(seconds=960) == forecast([], 960, least_samples=0)
 
 
-def test_only_the_same_rung_in_the_same_pool_and_alone_is_measured() -> None:
+def test_forecast_uses_only_the_same_rung_and_pool() -> None:
     past = [
         repaired(300),
         repaired(None),

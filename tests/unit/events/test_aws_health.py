@@ -23,7 +23,7 @@ def keys(event: Json) -> set[str]:
     return {fact.fact_key for fact in of_nodes(event)}
 
 
-def test_one_event_tells_of_each_machine_but_those_it_no_longer_concerns() -> None:
+def test_event_gives_a_fact_per_affected_instance() -> None:
     facts = of_nodes(sample(HEALTH))
 
     assert [fact.instance_id for fact in facts] == [FIRST, SECOND]
@@ -52,7 +52,7 @@ def test_each_type_code_has_its_fault(code: str, fault: str) -> None:
     assert fault in default_catalogue()
 
 
-def test_a_plan_that_is_withdrawn_says_so_of_every_machine() -> None:
+def test_withdrawn_plan_recovers_every_instance() -> None:
     facts = of_nodes(sample(HEALTH, statusCode="closed"))
 
     assert [fact.instance_id for fact in facts] == [FIRST, SECOND, THIRD]
@@ -61,7 +61,7 @@ def test_a_plan_that_is_withdrawn_says_so_of_every_machine() -> None:
     }
 
 
-def test_maintenance_of_a_rack_is_told_of_the_rack() -> None:
+def test_rack_maintenance_gives_a_group_fact() -> None:
     rack = "us-0a1b2c3d4e5f60718"
     started = sample(HEALTH, eventTypeCode="AWS_EC2_ULTRASERVER_MAINTENANCE_INITIATED", affectedEntities=entities(rack))
     ended = sample(HEALTH, eventTypeCode="AWS_EC2_ULTRASERVER_MAINTENANCE_COMPLETED", affectedEntities=entities(rack))
@@ -90,14 +90,14 @@ def test_pages_backups_and_updates_of_one_plan_are_the_same_facts(changes: Json)
 @pytest.mark.parametrize(
     "changes", [{"startTime": "Wed, 18 Nov 2026 14:00:00 GMT"}, {"affectedAccount": "444455556666"}, {"eventArn": "a"}]
 )
-def test_another_date_account_or_event_is_another_plan(changes: Json) -> None:
+def test_other_date_account_or_event_is_another_plan(changes: Json) -> None:
     assert keys(sample(HEALTH, **changes)).isdisjoint(keys(sample(HEALTH)))
 
 
 @pytest.mark.parametrize(
     "text", ["Mon, 17 Nov 2026 14:00:00 GMT", "Tue, 17 Nov 2026 14:00:00 GMT", "Xyz, 17 Nov 2026 14:00:00 GMT"]
 )
-def test_the_weekday_is_not_looked_at(text: str) -> None:
+def test_wrong_weekday_is_accepted(text: str) -> None:
     assert of_nodes(sample(HEALTH, startTime=text)) == of_nodes(sample(HEALTH))
 
 
@@ -107,29 +107,29 @@ def test_a_day_may_have_one_digit_or_two() -> None:
     assert of_nodes(one) == of_nodes(two)
 
 
-def test_trouble_that_is_here_already_has_no_deadline() -> None:
+def test_started_fault_has_no_deadline() -> None:
     facts = of_nodes(sample(HEALTH, eventTypeCategory="issue", statusCode="open"))
 
     assert {fact.deadline_at for fact in facts} == {None}
 
 
-def test_a_status_that_nobody_knows_is_taken_as_concerned() -> None:
+def test_unknown_entity_status_counts_as_affected() -> None:
     [fact] = of_nodes(sample(HEALTH, affectedEntities=entities(FIRST, status="WOBBLY")))
 
     assert fact.instance_id == FIRST
 
 
 @pytest.mark.parametrize("changes", [{"affectedEntities": []}, {"affectedEntities": entities("vol-1", "111122223333")}])
-def test_an_event_without_machines_is_passed_over(changes: Json) -> None:
+def test_event_without_instances_is_ignored(changes: Json) -> None:
     assert isinstance(parsed(sample(HEALTH, **changes)), Ignored)
     assert isinstance(parsed(without(sample(HEALTH), "affectedEntities")), Ignored)
 
 
-def test_a_public_event_names_no_machine() -> None:
+def test_public_event_is_ignored() -> None:
     assert isinstance(parsed(sample(HEALTH, eventScopeCode="PUBLIC")), Ignored)
 
 
-def test_a_type_code_that_nobody_knows_is_unknown_where_it_names_machines() -> None:
+def test_unknown_type_code_with_instances_is_unknown() -> None:
     named = sample(HEALTH, eventTypeCode="AWS_EC2_SOMETHING_NEW")
 
     assert isinstance(parsed(named), Unknown)

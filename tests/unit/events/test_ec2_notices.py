@@ -32,7 +32,7 @@ def at(clock: str) -> datetime:
         (RESERVATION, {}, "ec2:capacity_reservation_interruption", at("15:32:00")),
     ],
 )
-def test_each_notice_names_its_fault_and_when_the_machine_goes(
+def test_each_notice_has_its_fault_and_deadline(
     name: str, changes: Json, fault: str, deadline: datetime | None
 ) -> None:
     event = sample(name, **changes)
@@ -49,11 +49,11 @@ def test_resources_are_not_read(resources: Any) -> None:
 
 
 @pytest.mark.parametrize("state", ["pending", "running"])
-def test_a_machine_that_comes_calls_for_nothing(state: str) -> None:
+def test_starting_instance_is_ignored(state: str) -> None:
     assert isinstance(parsed(sample(STATE, state=state)), Ignored)
 
 
-def test_both_states_of_an_instances_end_are_one_fact() -> None:
+def test_both_end_states_of_an_instance_are_one_fact() -> None:
     first = sample(STATE, state="shutting-down")
     last = sample(STATE, state="terminated") | {"time": "2026-11-03T13:09:59Z", "id": "another"}
 
@@ -61,7 +61,7 @@ def test_both_states_of_an_instances_end_are_one_fact() -> None:
     assert one.fact_key == other.fact_key
 
 
-def test_a_machine_may_be_stopped_again_another_time() -> None:
+def test_second_stop_of_an_instance_is_another_fact() -> None:
     first = sample(STATE, state="stopping")
     again = first | {"time": "2026-11-03T18:09:59Z"}
 
@@ -72,7 +72,7 @@ def test_a_machine_may_be_stopped_again_another_time() -> None:
 @pytest.mark.parametrize(
     "spelling", ["Capacity Block Expiration Warning", "Capacity Block Reservation Expiration Warning"]
 )
-def test_the_end_of_a_capacity_block_is_told_of_the_reservation(spelling: str) -> None:
+def test_expiring_capacity_block_is_a_fact_of_its_reservation(spelling: str) -> None:
     [fact] = of_groups(sample(BLOCK) | {"detail-type": spelling})
 
     assert (fact.kind, fact.code) == (GroupFactKind.RESERVATION_EXPIRING, "cr-06b1d8f3a7c24e905")

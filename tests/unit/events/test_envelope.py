@@ -51,7 +51,7 @@ def only(answer: Any) -> NodeFact:
 # ---------------------------------------------------------------- golden
 
 
-def test_unhealthy_event_becomes_a_sick_fact() -> None:
+def test_unhealthy_event_becomes_a_sickened_fact() -> None:
     fact = only(envelope.parse(body(UNHEALTHY)))
 
     assert (fact.kind, fact.instance_id) == (FactKind.SICKENED, "i-0a1c4f7b92d36e581")
@@ -75,7 +75,7 @@ def test_drill_differs_from_the_real_event_only_in_its_flag() -> None:
     assert real == drill.but(is_drill=False, envelope_id=real.envelope_id, observed_at=real.observed_at)
 
 
-def test_copies_under_other_envelopes_are_one_fact_and_another_day_is_another() -> None:
+def test_copies_are_one_fact_and_another_day_is_another() -> None:
     first, copy = only(parsed(an_event())), only(parsed(an_event(id="other", time="2026-11-03T10:15:41Z")))
     later = only(parsed(an_event(time="2026-11-04T10:15:02Z")))
 
@@ -84,12 +84,12 @@ def test_copies_under_other_envelopes_are_one_fact_and_another_day_is_another() 
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(EVENTS.glob("*.json"))])
-def test_every_sample_tells_a_fact(name: str) -> None:
+def test_every_sample_gives_a_fact(name: str) -> None:
     assert isinstance(envelope.parse(body(name)), ParsedEvent)
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(EVENTS.glob("*.json"))])
-def test_a_drill_of_any_kind_says_the_same_and_says_that_it_is_one(name: str) -> None:
+def test_drill_of_any_kind_gives_the_same_facts_flagged(name: str) -> None:
     event = json.loads(body(name))
 
     real, drill = parsed(event | {"source": event["source"]}), parsed(event | {"source": "evenkeel.drill"})
@@ -149,7 +149,7 @@ def test_unknown_detail_type_is_not_guessed_from_its_fields() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"not json", b"[]", b'"text"', b"null", b"{", b"[" * 100_000, b'{"a": NaN}'])
-def test_what_is_no_json_object_is_malformed(raw: bytes) -> None:
+def test_body_that_is_no_json_object_is_malformed(raw: bytes) -> None:
     assert getattr(envelope.parse(raw), "code", None) == "EVENT_BAD_JSON"
 
 
@@ -206,7 +206,7 @@ def test_a_cluster_event_without_its_fields_is_malformed(kind: str) -> None:
         ("fault type " + "A" * 65, "hp:unknown_fault_type", ""),
     ],
 )
-def test_fault_type_is_read_from_prose_and_look_alikes_match_none(reason: str, key: str, code: str) -> None:
+def test_fault_type_is_read_from_prose_without_look_alikes(reason: str, key: str, code: str) -> None:
     fact = only(parsed(an_event(detail__HealthSummary__HealthStatusReason=reason)))
 
     assert (key, code) == (fact.fault_key, fact.code)
@@ -255,7 +255,7 @@ def altered_events(draw: st.DrawFn) -> Any:
 
 
 @given(altered_events())
-def test_any_value_anywhere_has_an_answer_and_always_the_same(event: Any) -> None:
+def test_altered_event_always_gets_the_same_answer(event: Any) -> None:
     answer = parsed(event)
 
     assert isinstance(answer, ParsedEvent | Ignored | Unknown | Malformed)
@@ -267,7 +267,7 @@ def test_any_value_anywhere_has_an_answer_and_always_the_same(event: Any) -> Non
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_have_an_answer(raw: bytes) -> None:
+def test_any_bytes_get_an_answer(raw: bytes) -> None:
     assert isinstance(envelope.parse(raw), ParsedEvent | Ignored | Unknown | Malformed)
 
 

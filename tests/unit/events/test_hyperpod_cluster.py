@@ -33,9 +33,7 @@ def an_event(description: str, *, level: str = "Info", failure: str = "", **chan
         ("hyperpod-event-cordoned-pods-evicted", "patching_started", None),
     ],
 )
-def test_each_sample_is_news_of_its_machine_and_where_it_matters_of_its_group(
-    name: str, code: str, kind: GroupFactKind | None
-) -> None:
+def test_each_sample_gives_progress_and_its_group_fact(name: str, code: str, kind: GroupFactKind | None) -> None:
     event = sample(name)
 
     [news] = of_nodes(event)
@@ -86,9 +84,7 @@ def test_every_description_is_read(description: str, code: str) -> None:
         ),
     ],
 )
-def test_what_will_befall_the_next_machine_too_is_told_of_the_group(
-    description: str, kind: GroupFactKind, fault_key: str
-) -> None:
+def test_cause_shared_by_the_group_gives_a_group_fact(description: str, kind: GroupFactKind, fault_key: str) -> None:
     [group] = of_groups(an_event(description, level="Error"))
 
     assert (group.kind, group.fault_key, group.instance_group) == (kind, fault_key, "p5-workers")
@@ -98,7 +94,7 @@ def test_what_will_befall_the_next_machine_too_is_told_of_the_group(
     "ending",
     ["to launch new ml.p5.48xlarge instances. Please try again.", "in the requested Availability Zone."],
 )
-def test_no_capacity_is_told_by_the_message_whatever_the_description_says(ending: str) -> None:
+def test_failure_message_decides_that_capacity_is_missing(ending: str) -> None:
     failure = f"We currently do not have sufficient capacity {ending}"
     event = an_event("Instance x creation failed as part of instance replacement", level="Error", failure=failure)
 
@@ -107,25 +103,25 @@ def test_no_capacity_is_told_by_the_message_whatever_the_description_says(ending
     assert "sufficient capacity" in of_nodes(event)[0].detail
 
 
-def test_the_message_of_what_is_no_error_says_nothing_of_capacity() -> None:
+def test_message_of_a_success_never_means_missing_capacity() -> None:
     failure = "We currently do not have sufficient capacity"
 
     assert of_groups(an_event(f"Reboot of EC2 Instance {ONE} is currently in progress", failure=failure)) == []
 
 
-def test_lost_orchestration_readiness_is_noise() -> None:
+def test_lost_orchestration_readiness_is_ignored() -> None:
     told = "3 node(s) lost orchestration-ready status"
 
     assert isinstance(parsed(an_event(told, level="Warn", failure="Request to service failed.")), Ignored)
 
 
-def test_an_error_without_a_name_is_a_low_sickness_of_its_machine() -> None:
+def test_unnamed_error_is_an_unknown_fault_of_its_instance() -> None:
     [fact] = of_nodes(an_event("Something new went wrong", level="Error"))
 
     assert (fact.kind, fact.fault_key, fact.code) == (FactKind.SICKENED, "hp:unknown_fault_type", "other")
 
 
-def test_an_error_without_a_name_and_a_machine_is_told_of_the_group() -> None:
+def test_unnamed_error_without_instance_gives_a_group_fact() -> None:
     event = an_event("Something new went wrong", level="Error", EventDetails__InstanceId="")
 
     assert [fact.kind for fact in of_groups(event)] == [GroupFactKind.OTHER_ERROR]
@@ -133,7 +129,7 @@ def test_an_error_without_a_name_and_a_machine_is_told_of_the_group() -> None:
 
 
 @pytest.mark.parametrize("level", ["Info", "Warn", ""])
-def test_what_is_no_error_and_has_no_name_is_archived(level: str) -> None:
+def test_unnamed_event_without_error_is_ignored(level: str) -> None:
     assert isinstance(parsed(an_event("Something new", level=level)), Ignored)
 
 
@@ -146,7 +142,7 @@ def test_a_record_without_level_and_metadata_is_read() -> None:
     assert (news.code, news.logical_id) == ("reboot_in_progress", "")
 
 
-def test_copies_of_one_event_in_other_envelopes_are_one_fact() -> None:
+def test_copies_in_other_envelopes_are_one_fact() -> None:
     first, copy = sample(REBOOT), sample(REBOOT) | {"id": "another", "time": "2026-11-03T10:29:40Z"}
 
     assert [fact.fact_key for fact in facts(first)] == [fact.fact_key for fact in facts(copy)]
@@ -155,7 +151,7 @@ def test_copies_of_one_event_in_other_envelopes_are_one_fact() -> None:
 # ---------------------------------------------------------------- the cluster
 
 
-def test_a_state_change_tells_of_the_cluster_its_owner_and_every_group() -> None:
+def test_state_change_gives_facts_of_cluster_and_groups() -> None:
     told = {(fact.kind, fact.instance_group, fact.code) for fact in of_groups(sample(STATE))}
 
     assert told == {
@@ -167,7 +163,7 @@ def test_a_state_change_tells_of_the_cluster_its_owner_and_every_group() -> None
 
 
 @pytest.mark.parametrize("status", ["Failed", "RollingBack"])
-def test_a_failed_cluster_is_a_fault_of_all(status: str) -> None:
+def test_failed_cluster_is_a_fault_of_the_cluster(status: str) -> None:
     event = sample(STATE, ClusterStatus=status, FailureMessage="It broke.")
 
     [failed] = [fact for fact in of_groups(event) if fact.kind is GroupFactKind.CLUSTER_FAILED]
@@ -175,7 +171,7 @@ def test_a_failed_cluster_is_a_fault_of_all(status: str) -> None:
 
 
 @pytest.mark.parametrize("status", ["InService", "Updating", "SystemUpdating", "Creating"])
-def test_a_cluster_at_work_is_no_fault(status: str) -> None:
+def test_working_cluster_has_no_fault(status: str) -> None:
     assert {fact.fault_key for fact in of_groups(sample(STATE, ClusterStatus=status))} == {""}
 
 

@@ -56,17 +56,17 @@ def test_a_line_names_its_fault_its_device_and_its_link(line: str, reading: Read
 
 
 @pytest.mark.parametrize("line", ["", "all is well", f"{XID}45, cleanup", "XidHardwareFailure", "a maxid of 79"])
-def test_a_line_without_evidence_tells_nothing(line: str) -> None:
+def test_line_without_evidence_gives_no_fault(line: str) -> None:
     assert driver_lines.readings(line) == ()
 
 
-def test_several_codes_of_one_text_are_each_told_once_with_their_own_words() -> None:
+def test_each_code_of_a_text_is_read_once() -> None:
     text = f"{XID}149, NETIR Fatal Link 04\n{XID}45, x\n{XID}79, y\n{XID}79, y\n{XID}149, NETIR Nonfatal Link 05"
 
     assert [reading.code for reading in driver_lines.readings(text)] == ["149/fatal", "79", "149/nonfatal"]
 
 
-def test_a_flood_of_codes_is_read_to_its_eighth() -> None:
+def test_eight_codes_of_a_text_are_read() -> None:
     text = "".join(f"{XID}{number}, x " for number in range(13, 60))
 
     assert len(driver_lines.readings(text)) <= 8
@@ -81,13 +81,13 @@ def a_log_line(key: str = "details", **details: Any) -> str:
 
 
 @pytest.mark.parametrize("key", ["details", "details: "])
-def test_the_agents_line_tells_the_code_and_its_verdict(key: str) -> None:
+def test_agent_line_gives_the_code_and_the_verdict(key: str) -> None:
     told = agent_log.readings(a_log_line(key))
 
     assert [reading.fault_key for reading in told] == ["xid:71", "hp:XidHardwareFailure"]
 
 
-def test_the_agent_lays_some_codes_on_the_application() -> None:
+def test_agent_attributes_some_codes_to_the_application() -> None:
     told = agent_log.readings(a_log_line(reason="XidUserAppError", message=f"{XID}31, x"))
 
     assert [reading.fault_key for reading in told] == ["xid:31", "hp:XidUserAppError"]
@@ -100,7 +100,7 @@ def test_a_dcgm_violation_gives_the_code_as_a_number(number: Any, keys: list[str
     assert [reading.fault_key for reading in agent_log.readings(line)] == keys
 
 
-def test_the_drivers_own_line_is_read_as_it_is() -> None:
+def test_driver_line_is_read_without_the_agent() -> None:
     assert agent_log.readings(f"{XID}79, x") == driver_lines.readings(f"{XID}79, x")
 
 
@@ -113,7 +113,7 @@ def test_the_drivers_own_line_is_read_as_it_is() -> None:
         a_log_line(message="x" * 9000),
     ],
 )
-def test_what_is_no_detection_tells_nothing(line: str) -> None:
+def test_agent_line_without_detection_gives_no_fault(line: str) -> None:
     assert agent_log.readings(line) == ()
 
 
@@ -144,11 +144,11 @@ def test_a_reason_of_the_eks_agent_names_its_fault(reason: str, key: str) -> Non
     assert (reading.fault_key, key in default_catalogue()) == (key, True)
 
 
-def test_cleanup_is_no_evidence_whoever_tells_it() -> None:
+def test_cleanup_code_is_no_evidence_from_any_source() -> None:
     assert eks_conditions.reading("NvidiaXID45Error") is None
 
 
-def test_the_eks_agents_message_tells_the_device() -> None:
+def test_eks_agent_message_gives_the_device() -> None:
     assert eks_conditions.reading("NvidiaXID79Error", f"{XID}79, off the bus") == Reading("xid:79", "79", "0000:b9:00")
 
 
@@ -192,7 +192,7 @@ TEXT = st.text(max_size=300) | st.lists(
 
 
 @given(TEXT)
-def test_any_text_has_an_answer_in_the_catalogue(text: str) -> None:
+def test_any_text_gives_a_fault_of_the_catalogue(text: str) -> None:
     read = [*driver_lines.readings(text), *agent_log.readings(text)]
     condition = eks_conditions.reading(text, text)
 

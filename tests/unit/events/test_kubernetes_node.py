@@ -43,16 +43,16 @@ def a_detail(message: str = "", **changes: Any) -> dict[str, Any]:
     return {**facts, "message": message, **changes}
 
 
-def test_a_healthy_node_says_nothing() -> None:
+def test_healthy_node_gives_no_fact() -> None:
     assert facts(a_node()) == ()
 
 
-def test_not_ready_is_told_only_past_the_limit() -> None:
+def test_not_ready_is_a_fact_only_after_the_limit() -> None:
     assert keys(a_lost_node(), 299) == []
     assert keys(a_lost_node(), 300) == ["node:not_ready"]
 
 
-def test_the_same_not_ready_is_the_same_fact_however_late_it_is_told() -> None:
+def test_not_ready_keeps_its_fact_key() -> None:
     [early], [late] = facts(a_lost_node(), 300), facts(a_lost_node(), 900)
 
     assert early.fact_key == late.fact_key
@@ -76,11 +76,11 @@ def test_going_not_ready_twice_within_a_minute_is_two_facts() -> None:
     ],
     ids=["never Ready yet", "not in service yet", "was Ready before", "boots for too long"],
 )
-def test_a_first_boot_is_not_a_sickness(node: KubernetesNode, told: list[str]) -> None:
+def test_first_boot_is_no_fault(node: KubernetesNode, told: list[str]) -> None:
     assert told == keys(node, 600)
 
 
-def test_a_node_of_nobody_we_know_is_passed_over() -> None:
+def test_node_without_instance_id_is_skipped() -> None:
     assert facts(a_lost_node(instance_id=None), 900) == ()
 
 
@@ -115,13 +115,13 @@ def test_cleanup_and_lines_without_a_code_are_no_evidence(message: str) -> None:
 
 
 @pytest.mark.parametrize("message", ["Xid (PCI:xyz): 79", "Xid: 79"])
-def test_a_line_of_another_format_is_kept_as_what_it_is(message: str) -> None:
+def test_xid_line_of_unknown_format_is_unparsed(message: str) -> None:
     [_, fact] = facts(a_marked_node(a_detail(message)))
 
     assert (fact.fault_key, fact.code) == ("xid:*", "xid_unparsed")
 
 
-def test_a_mark_without_a_dated_line_counts_once_a_boot() -> None:
+def test_label_without_time_counts_once_per_boot() -> None:
     [first], [again] = facts(a_marked_node(), 0), facts(a_marked_node(), 4000)
     [other] = facts(a_marked_node(boot_id="another-boot"), 0)
 
@@ -129,13 +129,13 @@ def test_a_mark_without_a_dated_line_counts_once_a_boot() -> None:
     assert first.fact_key != other.fact_key
 
 
-def test_an_annotation_without_marks_is_old_news() -> None:
+def test_annotation_without_labels_is_ignored() -> None:
     details = json.dumps([a_detail("NVRM: Xid (PCI:0000:b9:00): 79, gone")])
 
     assert facts(a_node(fault_details=details, labels={f"{PREFIX}node-health-status": "Schedulable"})) == ()
 
 
-def test_pending_label_alone_and_a_failed_deep_check_are_told() -> None:
+def test_pending_label_and_failed_deep_check_are_facts() -> None:
     pending = a_node(labels={f"{PREFIX}node-health-status": "UnschedulablePendingReplacement"})
     checked = a_node(labels={f"{PREFIX}deep-health-check-status": "Failed"})
 
@@ -155,31 +155,31 @@ def test_pending_label_alone_and_a_failed_deep_check_are_told() -> None:
         json.dumps([a_detail(timestamp=10**400)]),
     ],
 )
-def test_an_unreadable_annotation_leaves_the_marks_to_speak(details: str) -> None:
+def test_labels_count_if_the_annotation_is_unreadable(details: str) -> None:
     assert keys(a_marked_node().but(fault_details=details)) == ["hp:NvidiaErrorReboot"]
 
 
-def test_epoch_milliseconds_and_names_that_are_no_names() -> None:
+def test_annotation_accepts_epoch_milliseconds_and_drops_bad_names() -> None:
     stamped = a_marked_node(a_detail(timestamp=1793700840000, type="bad name!", reason="XidUserAppError"), types="")
     stamped = stamped.but(labels={**stamped.labels, f"{PREFIX}fault-types": "NvidiaErrorReboot"})
 
     assert keys(stamped) == ["hp:NvidiaErrorReboot"]
 
 
-def test_the_old_spelling_of_the_labels_is_read_and_a_reason_alone_too() -> None:
+def test_old_label_spelling_and_reason_alone_are_read() -> None:
     old = a_node(labels={f"{PREFIX}fault-type": "NvidiaErrorTerminate"})
     reason = a_node(labels={f"{PREFIX}fault-reason": "XidUserAppError"})
 
     assert (keys(old), keys(reason)) == (["hp:NvidiaErrorTerminate"], ["hp:XidUserAppError"])
 
 
-def test_a_pending_mark_may_stand_in_the_taint() -> None:
+def test_pending_repair_is_read_from_the_taint() -> None:
     node = a_node(taints=(f"{PREFIX}node-health-status=UnschedulablePendingReplacement:NoSchedule",))
 
     assert keys(node) == ["hp:pending_replacement_label"]
 
 
-def test_a_deep_check_in_progress_is_no_sickness() -> None:
+def test_deep_check_in_progress_is_no_fault() -> None:
     labels = {f"{PREFIX}node-health-status": "Unschedulable", f"{PREFIX}deep-health-check-status": "InProgress"}
 
     assert facts(a_node(labels=labels, taints=(f"{PREFIX}node-health-status=Unschedulable:NoSchedule",))) == ()
@@ -208,7 +208,7 @@ def facts_of_node(node: KubernetesNode, seconds: float = 1) -> list[tuple[str, s
 GPU = "AcceleratedHardwareReady"
 
 
-def test_a_condition_of_the_eks_agent_is_a_fact_from_its_first_transition() -> None:
+def test_eks_condition_is_a_fact_from_its_first_transition() -> None:
     node = a_node(conditions=(a_condition(GPU, "False", "NvidiaXID79Error", -90),))
 
     [fact] = facts(node)
@@ -217,7 +217,7 @@ def test_a_condition_of_the_eks_agent_is_a_fact_from_its_first_transition() -> N
     assert fact.observed_at == A_MOMENT - timedelta(seconds=90)
 
 
-def test_a_second_reason_starts_the_conditions_timer_anew_and_is_a_fact_of_its_own() -> None:
+def test_second_reason_of_a_condition_is_another_fact() -> None:
     [first] = facts(a_node(conditions=(a_condition(GPU, "False", "NvidiaXID79Error", -90),)))
     [second] = facts(a_node(conditions=(a_condition(GPU, "False", "NvidiaDoubleBitError", -10),)))
 
@@ -226,25 +226,25 @@ def test_a_second_reason_starts_the_conditions_timer_anew_and_is_a_fact_of_its_o
 
 
 @pytest.mark.parametrize("status", ["Unknown", ""])
-def test_a_condition_that_is_not_known_says_nothing(status: str) -> None:
+def test_condition_with_status_unknown_is_ignored(status: str) -> None:
     assert facts(a_node(conditions=(a_condition(GPU, status, "AgentGone"),))) == ()
 
 
 @pytest.mark.parametrize("kind", ["KernelDeadlock", "Custom", "Ready"])
-def test_a_condition_of_somebody_else_says_nothing(kind: str) -> None:
+def test_condition_of_another_agent_is_ignored(kind: str) -> None:
     node = a_node(conditions=(a_condition(kind, "True", "Whatever"), a_condition(kind, "False", "NvidiaXID79Error")))
 
     assert facts(node) == ()
 
 
-def test_all_conditions_well_again_tell_it_while_it_is_news() -> None:
+def test_healthy_conditions_are_a_recent_recovery() -> None:
     node = a_node(conditions=(a_condition(GPU, "True", "Ready", 0), a_condition("StorageReady", "True", "Ready", -9e6)))
 
     assert facts_of_node(node) == [("RECOVERED", "eks.node-conditions", "")]
     assert facts_of_node(node, 601) == []
 
 
-def test_one_of_two_conditions_well_again_keeps_the_node_out() -> None:
+def test_one_of_two_healthy_conditions_is_no_recovery() -> None:
     node = a_node(
         conditions=(
             a_condition(GPU, "True", "Ready", 0),
@@ -255,7 +255,7 @@ def test_one_of_two_conditions_well_again_keeps_the_node_out() -> None:
     assert facts_of_node(node) == [("SICKENED", "eks.node-conditions", "eks:BlockDeviceIOError")]
 
 
-def test_a_condition_stuck_for_days_is_no_news_and_is_noticed() -> None:
+def test_stale_condition_is_reported_and_ignored() -> None:
     node = a_node(conditions=(a_condition(GPU, "False", "NvidiaXID79Error", -172_801),))
 
     assert facts(node) == ()
@@ -263,14 +263,14 @@ def test_a_condition_stuck_for_days_is_no_news_and_is_noticed() -> None:
     assert stale_conditions(a_node(conditions=(a_condition(GPU, "True", "", -172_801),)), POLICY, A_MOMENT) == ()
 
 
-def test_hyperpods_condition_is_told_where_its_labels_are_missing() -> None:
+def test_hyperpod_condition_counts_without_its_labels() -> None:
     faulty = a_condition("NvidiaErrorReboot", "True", "XidHardwareFailure", -3)
 
     assert facts_of_node(a_node(conditions=(faulty,))) == [("SICKENED", "hyperpod.node-labels", "hp:NvidiaErrorReboot")]
     assert keys(a_marked_node(a_detail()).but(conditions=(faulty,)), 1) == ["hp:NvidiaErrorReboot"]
 
 
-def test_hyperpods_condition_back_to_false_is_well_again_once_the_marks_are_gone() -> None:
+def test_hyperpod_condition_recovers_once_the_labels_are_gone() -> None:
     well = (a_condition("NvidiaErrorReboot", "False", "Recovered"),)
 
     assert facts_of_node(a_node(conditions=well)) == [("RECOVERED", "hyperpod.node-labels", "")]
@@ -302,7 +302,7 @@ LABELS = st.dictionaries(
 
 
 @given(details=DETAILS, conditions=st.lists(CONDITION, max_size=4), labels=LABELS)
-def test_whatever_agents_write_has_an_answer_that_can_be_stored(
+def test_facts_of_any_agent_text_can_be_stored(
     details: str, conditions: list[NodeCondition], labels: dict[str, str]
 ) -> None:
     node = a_node(fault_details=details, conditions=conditions, labels=labels)
@@ -319,7 +319,7 @@ def test_whatever_agents_write_has_an_answer_that_can_be_stored(
 # ---------------------------------------------------------------- reservations
 
 
-def test_a_node_whose_reservation_ends_says_when_it_goes() -> None:
+def test_node_of_an_ending_reservation_has_a_deadline() -> None:
     ends_at = A_MOMENT + timedelta(minutes=40)
     node = a_node(labels={"karpenter.k8s.aws/capacity-reservation-id": "cr-06b1d8f3a7c24e905"})
     said = GroupFact(

@@ -41,20 +41,20 @@ def a_condition(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_an_agents_condition_is_read_and_its_heartbeat_changes_nothing() -> None:
+def test_agent_condition_is_read_without_its_heartbeat() -> None:
     first, later = an_object(a_condition()), an_object(a_condition(lastHeartbeatTime="2026-11-03T10:20:00Z"))
 
     assert facts_of_object(first) == ["xid:79"]
     assert read_node("eks", first) == read_node("eks", later)
 
 
-def test_the_kubelets_own_conditions_are_left_out() -> None:
+def test_kubelet_conditions_are_left_out() -> None:
     pressure = {"type": "MemoryPressure", "status": "True", "lastTransitionTime": "2026-11-03T10:00:00Z"}
 
     assert read_node("eks", an_object(pressure)).conditions == ()
 
 
-def test_a_condition_without_a_usable_time_hides_neither_the_node_nor_the_others() -> None:
+def test_condition_without_time_hides_no_other_condition() -> None:
     broken = [a_condition(lastTransitionTime=time) for time in ("soon", None, "2026-11-03T10:00:00")]
     other = a_condition(type="StorageReady", reason="BlockDeviceIOError")
 

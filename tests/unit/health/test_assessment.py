@@ -24,7 +24,7 @@ def together(*signals: Signal) -> tuple[Signal, ...]:
     return found
 
 
-def test_codes_belong_to_one_burst_until_three_minutes_of_silence() -> None:
+def test_codes_form_one_burst_until_a_pause_of_three_minutes() -> None:
     within = together(a_signal(0), a_signal(180), a_signal(100, "xid:48"))
     after = together(a_signal(0), a_signal(181))
 
@@ -34,32 +34,32 @@ def test_codes_belong_to_one_burst_until_three_minutes_of_silence() -> None:
 
 
 @given(st.lists(st.integers(0, 2000), min_size=1, max_size=12), st.randoms(use_true_random=False))
-def test_signals_merge_alike_in_any_order(seconds: list[int], chance: Random) -> None:
+def test_signals_merge_equally_in_any_order(seconds: list[int], chance: Random) -> None:
     shuffled = list(seconds)
     chance.shuffle(shuffled)
 
     assert together(*map(a_signal, seconds)) == together(*map(a_signal, shuffled))
 
 
-def test_the_strictest_row_decides_even_where_another_names_the_fault() -> None:
+def test_strictest_fault_decides_even_if_another_is_named() -> None:
     signals = together(a_signal(0, "xid:48"), a_signal(5, "xid:79"))
 
     assert checkpoint_trust(signals, default_catalogue()) == (CheckpointTrust.SUSPECT_SINCE_FIRST_SIGNAL, A_MOMENT)
 
 
-def test_doubt_begins_with_the_burst_that_holds_it_and_not_with_hours_of_mild_signs_before() -> None:
+def test_distrust_starts_with_its_burst_not_with_earlier_mild_signals() -> None:
     signals = together(a_signal(-7200, "xid:63"), a_signal(-10, "xid:31"), a_signal(0, "xid:48"))
 
     assert checkpoint_trust(signals, default_catalogue())[1] == A_MOMENT - timedelta(seconds=10)
 
 
-def test_a_vague_sign_whose_cause_is_known_casts_no_doubt_of_its_own() -> None:
+def test_vague_signal_with_known_cause_adds_no_distrust() -> None:
     signals = together(a_signal(0, "xid:154/gpu_reset_required"), a_signal(0, "xid:79"))
 
     assert checkpoint_trust(signals, default_catalogue())[0] is CheckpointTrust.TRUSTED
 
 
-def test_too_many_signals_to_keep_lose_repetitions_first() -> None:
+def test_repeated_signals_are_dropped_first() -> None:
     flapping = [a_signal(600 * number, "node:not_ready") for number in range(80)]
 
     kept = together(*flapping, a_signal(80_000, "xid:48"))

@@ -37,7 +37,7 @@ def written(key: str, /, **columns: str) -> str:
 # ---------------------------------------------------------------- reading
 
 
-def test_the_whole_catalogue_is_read_and_each_alias_calls_for_what_its_fault_calls_for() -> None:
+def test_whole_catalogue_is_read_and_each_alias_equals_its_fault() -> None:
     catalogue = default_catalogue()
 
     assert len(catalogue) == len(TEXT.splitlines()) - 1
@@ -69,12 +69,12 @@ def test_the_whole_catalogue_is_read_and_each_alias_calls_for_what_its_fault_cal
         ({"key": "xid:78"}, r"xid:78\), column key: this key occurs twice"),
     ],
 )
-def test_a_bad_row_is_refused_by_its_line_key_and_column(columns: dict[str, str], said: str) -> None:
+def test_invalid_row_is_refused_with_line_key_and_column(columns: dict[str, str], said: str) -> None:
     with pytest.raises(CatalogueError, match=said):
         read_catalogue(written("xid:79", **columns))
 
 
-def test_a_column_too_many_or_a_missing_fallback_is_refused() -> None:
+def test_extra_column_or_missing_fallback_is_refused() -> None:
     with pytest.raises(CatalogueError, match="p_mood"):
         read_catalogue(TEXT.replace("p_validate,note", "p_validate,p_mood,note", 1))
     with pytest.raises(CatalogueError, match=r"xid:\*"):
@@ -83,7 +83,7 @@ def test_a_column_too_many_or_a_missing_fallback_is_refused() -> None:
         read_catalogue(TEXT + "xid:9999,xid\n")
 
 
-def test_each_source_is_told_with_its_place() -> None:
+def test_each_source_has_a_citation() -> None:
     named = importlib.resources.files("evenkeel.domain.health").joinpath("fault_sources.csv").read_text("utf-8")
     known = {row["key"]: row for row in csv.DictReader(named.splitlines())}
 
@@ -114,7 +114,7 @@ def test_every_key_finds_a_row(key: str, found: str) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(default_catalogue()))
-def test_every_row_can_be_heard_of(key: str) -> None:
+def test_every_row_has_a_source_of_signals(key: str) -> None:
     assert [reading.fault_key for reading in reported_faults.readings(key, "")] == [key]
 
 
@@ -138,14 +138,14 @@ def test_an_unknown_fault_repairs_nothing() -> None:
         ("spot_interruption", "ec2:spot_interruption"),
     ],
 )
-def test_what_a_person_types_is_found(code: str, found: str) -> None:
+def test_typed_fault_names_are_found(code: str, found: str) -> None:
     fault = default_catalogue().find(code)
 
     assert fault
     assert fault.key == found
 
 
-def test_what_nobody_knows_is_not_found_but_what_looks_like_it_is() -> None:
+def test_unknown_fault_name_suggests_similar_names() -> None:
     assert default_catalogue().find("4711") is None
     assert default_catalogue().find("NvidiaErorReboot") is None
     assert "hp:NvidiaErrorReboot" in default_catalogue().nearest("NvidiaErorReboot")
@@ -159,7 +159,7 @@ def override(**changes: Any) -> FaultOverride:
     return FaultOverride.model_validate(changes)
 
 
-def test_a_site_changes_what_a_fault_calls_for_and_the_hash_tells() -> None:
+def test_site_change_of_a_fault_changes_the_hash() -> None:
     changed = default_catalogue().overridden(
         {"xid:94": override(ladder=["replace"], severity="critical", drainSeconds=60)}
     )
@@ -170,13 +170,13 @@ def test_a_site_changes_what_a_fault_calls_for_and_the_hash_tells() -> None:
     assert changed.hash != default_catalogue().hash
 
 
-def test_another_name_of_a_changed_fault_changes_with_it() -> None:
+def test_alias_follows_a_changed_fault() -> None:
     changed = default_catalogue().overridden({"thermal:slowdown": override(severity="major")})
 
     assert changed["eks:NvidiaThermalError"].severity is Severity.MAJOR
 
 
-def test_no_change_is_the_same_catalogue_and_the_order_of_changes_does_not_matter() -> None:
+def test_order_of_changes_does_not_matter_to_the_catalogue() -> None:
     one, two = {"xid:94": override(severity="major")}, {"xid:13": override(severity="major")}
 
     assert default_catalogue().overridden({}) is default_catalogue()
@@ -193,7 +193,7 @@ def test_no_change_is_the_same_catalogue_and_the_order_of_changes_does_not_matte
         ("xid:43", {"ladder": ["reboot"]}, "xid:43: validateWith: "),
     ],
 )
-def test_a_change_that_makes_no_sense_is_refused_by_name(key: str, changes: dict[str, Any], said: str) -> None:
+def test_invalid_change_is_refused_by_field(key: str, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(CatalogueError, match=said):
         default_catalogue().overridden({key: override(**changes)})
 

@@ -31,7 +31,7 @@ def remembered(world: FakeWorld, pool: str = "p5-workers") -> list[str]:
     return [fact.kind for fact in note_group_fact.recent_facts(world.context(), pool)]
 
 
-def test_a_copy_under_another_envelope_is_known() -> None:
+def test_copy_in_another_envelope_is_a_duplicate() -> None:
     world = FakeWorld()
 
     assert [note(world, a_group_fact()), note(world, a_group_fact(envelope_id="two"))] == ["NOTED", "DUPLICATE"]
@@ -48,14 +48,14 @@ def test_a_copy_under_another_envelope_is_known() -> None:
         {"code": "Degraded"},
     ],
 )
-def test_what_differs_is_another_fact(changes: dict[str, Any]) -> None:
+def test_different_group_fact_is_another_fact(changes: dict[str, Any]) -> None:
     world = FakeWorld()
     note(world, a_group_fact())
 
     assert note(world, a_group_fact(**changes)) == "NOTED"
 
 
-def test_a_pool_hears_of_itself_and_of_the_cluster_oldest_first() -> None:
+def test_pool_gets_its_own_and_cluster_facts_oldest_first() -> None:
     world = FakeWorld()
     note(world, a_group_fact())
     note(world, a_group_fact(instance_group="other"))
@@ -65,7 +65,7 @@ def test_a_pool_hears_of_itself_and_of_the_cluster_oldest_first() -> None:
     assert remembered(world) == ["CLUSTER_FAILED", "NO_CAPACITY"]
 
 
-def test_a_day_later_it_is_forgotten_though_the_row_may_be_there_still() -> None:
+def test_group_fact_expires_after_a_day() -> None:
     world = FakeWorld()
     note(world, a_group_fact())
     world.clock.advance(86_400)

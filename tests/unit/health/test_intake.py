@@ -52,7 +52,7 @@ def an_incident(fact: NodeFact | None = None) -> Incident:
 # ---------------------------------------------------------------- which way a fact goes
 
 
-def test_the_first_signal_opens_an_incident_that_says_what_was_seen() -> None:
+def test_first_signal_opens_an_incident_with_its_evidence() -> None:
     decision = decide(a_fact())
 
     assert decision.action is IntakeAction.OPEN
@@ -71,7 +71,7 @@ def test_a_second_signal_joins_the_open_incident() -> None:
     assert decision.incident.sources == ("hyperpod.node-health", "kubernetes.node")
 
 
-def test_a_copy_is_known_while_its_incident_is_open_and_after() -> None:
+def test_copy_is_a_duplicate_during_and_after_its_incident() -> None:
     incident = an_incident()
 
     while_open = decide(a_fact(), known_incident_id="inc-new", current=incident)
@@ -81,40 +81,40 @@ def test_a_copy_is_known_while_its_incident_is_open_and_after() -> None:
     assert (after.action, after.incident) == (IntakeAction.DUPLICATE, None)
 
 
-def test_news_from_before_the_return_to_service_opens_nothing() -> None:
+def test_signal_from_before_the_return_opens_no_incident() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT + timedelta(minutes=10))
 
     assert decide(a_fact(), last=last).action is IntakeAction.STALE
     assert decide(a_fact(60 * 11), last=last).action is IntakeAction.OPEN
 
 
-def test_a_fault_in_the_very_second_of_the_return_counts_since_event_times_are_cut() -> None:
+def test_fault_in_the_second_of_the_return_counts() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT + timedelta(milliseconds=700))
 
     assert decide(a_fact(), last=last).action is IntakeAction.OPEN
 
 
-def test_the_same_fault_again_after_the_return_is_a_new_sickness() -> None:
+def test_same_fault_after_the_return_opens_a_new_incident() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT)
 
     assert decide(a_fact(5), known_incident_id="inc-old", last=last).action is IntakeAction.OPEN
     assert decide(a_fact(-5), known_incident_id="inc-old", last=last).action is IntakeAction.DUPLICATE
 
 
-def test_what_an_incident_heard_that_was_left_to_a_person_is_no_news_whatever_was_returned_before_it() -> None:
+def test_facts_of_an_incident_left_to_a_person_are_duplicates() -> None:
     last = LastIncident(incident_id="inc-left", returned_at=A_MOMENT, returned_by="inc-old")
 
     assert decide(a_fact(5), known_incident_id="inc-left", last=last).action is IntakeAction.DUPLICATE
     assert decide(a_fact(5), known_incident_id="inc-old", last=last).action is IntakeAction.OPEN
 
 
-def test_nothing_said_of_a_replaced_machine_matters() -> None:
+def test_signals_about_a_replaced_node_are_ignored() -> None:
     last = LastIncident(incident_id="inc-old", is_replaced=True)
 
     assert decide(a_fact(9999), last=last).action is IntakeAction.STALE
 
 
-def test_healthy_again_never_opens_and_is_noted_on_the_open_incident() -> None:
+def test_recovery_signal_opens_no_incident_and_joins_an_open_one() -> None:
     healthy = a_fact(30, kind=FactKind.RECOVERED, fault_key="")
 
     assert decide(healthy).action is IntakeAction.IGNORED
@@ -124,7 +124,7 @@ def test_healthy_again_never_opens_and_is_noted_on_the_open_incident() -> None:
     assert decision.incident.fault_key == "hp:NvidiaErrorReboot"
 
 
-def test_healthy_from_before_the_fault_says_nothing() -> None:
+def test_recovery_signal_from_before_the_fault_is_ignored() -> None:
     decision = decide(a_fact(-30, kind=FactKind.RECOVERED, fault_key=""), current=an_incident())
 
     assert decision.incident
@@ -134,7 +134,7 @@ def test_healthy_from_before_the_fault_says_nothing() -> None:
 # ---------------------------------------------------------------- what the provider does about it
 
 
-def test_news_of_a_repair_joins_and_changes_neither_fault_nor_witnesses() -> None:
+def test_repair_progress_joins_without_changing_fault_or_sources() -> None:
     incident = an_incident()
     news = a_fact(60, kind=FactKind.PROGRESS, fault_key="", code="reboot_in_progress", source="hyperpod.cluster-event")
 
@@ -146,11 +146,11 @@ def test_news_of_a_repair_joins_and_changes_neither_fault_nor_witnesses() -> Non
     assert decision.incident.but(progress=(), evidence_count=1) == incident
 
 
-def test_news_of_a_repair_opens_nothing() -> None:
+def test_repair_progress_opens_no_incident() -> None:
     assert decide(a_fact(kind=FactKind.PROGRESS, fault_key="", code="provisioned")).action is IntakeAction.IGNORED
 
 
-def test_two_pieces_of_news_in_one_minute_are_two_facts() -> None:
+def test_two_progress_signals_in_one_minute_are_two_facts() -> None:
     started, failed = (
         a_fact(kind=FactKind.PROGRESS, fault_key="", code=code)
         for code in ("replacement_started", "replacement_failed")
@@ -159,7 +159,7 @@ def test_two_pieces_of_news_in_one_minute_are_two_facts() -> None:
     assert started.fact_key != failed.fact_key
 
 
-def test_only_the_last_ten_pieces_of_news_are_kept_in_order_of_time() -> None:
+def test_last_ten_progress_signals_are_kept_in_time_order() -> None:
     incident = an_incident()
     for second in reversed(range(12)):
         news = a_fact(second, kind=FactKind.PROGRESS, fault_key="", code=f"step_{second}")
@@ -168,7 +168,7 @@ def test_only_the_last_ten_pieces_of_news_are_kept_in_order_of_time() -> None:
     assert [each.code for each in incident.progress] == [f"step_{second}" for second in range(2, 12)]
 
 
-def test_the_earliest_deadline_counts() -> None:
+def test_earliest_deadline_applies() -> None:
     early, late = A_MOMENT + timedelta(minutes=2), A_MOMENT + timedelta(hours=1)
     incident = an_incident(a_fact(deadline_at=late))
 
@@ -201,13 +201,13 @@ def test_the_earliest_deadline_counts() -> None:
         ("xid:149/nonfatal", "xid:149/fatal", "xid:149/fatal"),
     ],
 )
-def test_the_worst_row_names_the_fault_and_an_exact_code_refines_a_vague_one(one: str, other: str, wins: str) -> None:
+def test_worst_fault_is_named_and_exact_codes_refine_vague_ones(one: str, other: str, wins: str) -> None:
     for first, second in ((one, other), (other, one)):
         both = with_fact(an_incident(a_fact(fault_key=first)), a_fact(1, fault_key=second))
         assert both.fault_key == wins
 
 
-def test_an_xid_never_makes_gentler_what_hyperpod_asks_for() -> None:
+def test_xid_never_lowers_the_rung_that_hyperpod_requests() -> None:
     incident = an_incident(a_fact(fault_key="hp:NvidiaErrorTerminate"))
 
     refined = with_fact(incident, a_fact(fault_key="xid:79"))
@@ -216,7 +216,7 @@ def test_an_xid_never_makes_gentler_what_hyperpod_asks_for() -> None:
     assert ladder_of(refined) == ("replace",)
 
 
-def test_hyperpod_asking_for_more_after_the_xid_raises_the_rung() -> None:
+def test_later_hyperpod_request_raises_the_rung_of_an_xid() -> None:
     incident = an_incident(a_fact(fault_key="xid:79"))
 
     raised = with_fact(incident, a_fact(fault_key="hp:NvidiaErrorTerminate"))
@@ -227,7 +227,7 @@ def test_hyperpod_asking_for_more_after_the_xid_raises_the_rung() -> None:
 # ---------------------------------------------------------------- the driver's own verdict
 
 
-def test_the_drivers_verdict_raises_the_rung_however_late_it_comes() -> None:
+def test_late_driver_verdict_raises_the_rung() -> None:
     incident = an_incident(a_fact(fault_key="xid:13"))
 
     late = with_fact(incident, a_fact(45, fault_key="xid:154/node_reboot_required"))
@@ -246,7 +246,7 @@ def test_no_verdict_lowers_a_rung_or_closes_an_incident(verdict: str) -> None:
     assert after.recovered_at is None
 
 
-def test_a_code_that_waits_for_the_verdict_takes_it() -> None:
+def test_code_that_awaits_the_verdict_follows_it() -> None:
     waiting = an_incident(a_fact(fault_key="xid:145/eval154"))
 
     told = with_fact(waiting, a_fact(30, fault_key="xid:154/node_reboot_required"))
@@ -266,14 +266,14 @@ def test_a_cleanup_code_opens_nothing_and_changes_nothing() -> None:
     assert with_fact(incident, trace) == incident.but(evidence_count=2)
 
 
-def test_planned_work_opens_nothing() -> None:
+def test_planned_work_opens_no_incident() -> None:
     assert decide(a_fact(fault_key="hp:patching_cordon")).action is IntakeAction.IGNORED
 
 
 # ---------------------------------------------------------------- witnesses
 
 
-def test_one_agent_that_speaks_two_ways_is_one_witness() -> None:
+def test_two_channels_of_one_agent_are_one_source() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
 
     again = with_fact(incident, a_fact(9, fault_key="gpu:driver_hang", source="hyperpod.node-labels"))
@@ -283,7 +283,7 @@ def test_one_agent_that_speaks_two_ways_is_one_witness() -> None:
     assert other.independent_sources == ("hyperpod", "kubernetes")
 
 
-def test_what_calls_for_nothing_bears_no_witness() -> None:
+def test_fault_without_action_is_no_confirming_source() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
 
     after = with_fact(incident, a_fact(9, fault_key="eks:IODelays", source="kubernetes.node"))
@@ -291,7 +291,7 @@ def test_what_calls_for_nothing_bears_no_witness() -> None:
     assert after.independent_sources == ("hyperpod",)
 
 
-def test_each_detector_of_a_site_is_a_witness_of_its_own() -> None:
+def test_each_site_detector_is_a_separate_source() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang", source="site:prober"))
 
     after = with_fact(incident, a_fact(fault_key="gpu:driver_hang", source="site:ranker"))
@@ -299,7 +299,7 @@ def test_each_detector_of_a_site_is_a_witness_of_its_own() -> None:
     assert after.independent_sources == ("site:prober", "site:ranker")
 
 
-def test_a_second_witness_finds_the_first_though_its_incident_is_settled() -> None:
+def test_second_source_finds_the_first_in_a_settled_incident() -> None:
     doubtful = a_fact(fault_key="gpu:driver_hang")
     place = f"seat/{AFFECTED.slot}"
     before = decide(doubtful).histories[place]
@@ -320,7 +320,7 @@ def test_a_second_witness_finds_the_first_though_its_incident_is_settled() -> No
 # ---------------------------------------------------------------- partly well
 
 
-def test_a_machine_of_two_faults_is_sick_until_both_are_gone() -> None:
+def test_node_with_two_faults_is_faulty_until_both_end() -> None:
     incident = an_incident(a_fact(fault_key="eks:ForkFailedOutOfPIDs", source="kubernetes.node"))
     incident = with_fact(incident, a_fact(5, fault_key="xid:79", source="kubernetes.node"))
     gone = [
@@ -335,7 +335,7 @@ def test_a_machine_of_two_faults_is_sick_until_both_are_gone() -> None:
     assert wholly.recovered_at == gone[1].observed_at
 
 
-def test_one_agent_does_not_speak_for_another() -> None:
+def test_recovery_of_one_agent_does_not_clear_another() -> None:
     incident = an_incident(a_fact(fault_key="disk:read_only", source="site:prober"))
     incident = with_fact(incident, a_fact(5))
 
@@ -344,7 +344,7 @@ def test_one_agent_does_not_speak_for_another() -> None:
     assert after.recovered_at is None
 
 
-def test_a_fault_that_comes_again_after_its_cure_is_there_again() -> None:
+def test_fault_that_returns_after_recovery_counts_again() -> None:
     incident = with_fact(an_incident(), a_fact(60, kind=FactKind.RECOVERED, fault_key=""))
 
     again = with_fact(incident, a_fact(70))
@@ -396,14 +396,14 @@ def test_the_order_of_signals_does_not_matter(orders: tuple[list[NodeFact], list
 
 
 @given(st.lists(FACTS, max_size=6))
-def test_the_same_signals_again_change_nothing(facts: list[NodeFact]) -> None:
+def test_repeated_signals_change_nothing(facts: list[NodeFact]) -> None:
     facts = [a_fact(), *facts]
 
     assert judged(facts) == judged([*facts, *facts])
 
 
 @given(st.lists(FAULTS, min_size=1, max_size=6))
-def test_severity_never_falls_and_no_rung_gets_gentler_than_what_may_act_asks_for(keys: list[str]) -> None:
+def test_severity_never_falls_and_rungs_never_weaken(keys: list[str]) -> None:
     incident, asked = an_incident(), Rung.REBOOT.strength
     for key in keys:
         fault = default_catalogue().look_up(key)
@@ -416,7 +416,7 @@ def test_severity_never_falls_and_no_rung_gets_gentler_than_what_may_act_asks_fo
         incident = after
 
 
-def test_what_may_not_act_alone_does_not_keep_what_may_from_acting() -> None:
+def test_unconfirmed_fault_does_not_block_a_confirmed_one() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
 
     after = with_fact(incident, a_fact(5, fault_key="xid:31"))
@@ -427,7 +427,7 @@ def test_what_may_not_act_alone_does_not_keep_what_may_from_acting() -> None:
 @given(
     st.lists(FAULTS, min_size=1, max_size=5), st.sampled_from([key for key in default_catalogue() if "xid:154/" in key])
 )
-def test_a_verdict_never_lowers_what_the_codes_ask_for(keys: list[str], verdict: str) -> None:
+def test_verdict_never_lowers_the_rung_of_the_codes(keys: list[str], verdict: str) -> None:
     incident = an_incident()
     for key in keys:
         incident = with_fact(incident, a_fact(fault_key=key))
@@ -438,7 +438,7 @@ def test_a_verdict_never_lowers_what_the_codes_ask_for(keys: list[str], verdict:
     assert after.severity.rank >= incident.severity.rank
 
 
-def test_two_faults_that_alternate_do_not_put_off_the_first_signal() -> None:
+def test_alternating_faults_keep_the_first_signal() -> None:
     incident = an_incident(a_fact(fault_key="eks:NvidiaXIDError"))
     for minute in range(1, 30):
         key = "xid:31" if minute % 2 else "eks:DCGMHealthCodeFatal"
@@ -484,7 +484,7 @@ def test_drill_and_real_incident_open_side_by_side(is_drill: bool) -> None:
     assert decision.incident.is_drill is is_drill
 
 
-def test_drill_has_a_fact_key_of_its_own() -> None:
+def test_drill_has_its_own_fact_key() -> None:
     for fact in (a_fact(), a_fact(kind=FactKind.PROGRESS, code="reboot_in_progress"), a_fact(occurrence="boot-1")):
         assert fact.but(is_drill=True).fact_key != fact.fact_key
 
@@ -500,7 +500,7 @@ def test_drill_has_a_fact_key_of_its_own() -> None:
     ],
     ids=["it is down for us", "it was", "before the call", "after it was back", "HyperPod's own repair"],
 )
-def test_a_machine_that_we_took_down_is_no_witness_against_itself(
+def test_not_ready_after_our_reboot_is_no_evidence(
     seconds: float, back: float | None, repairs: tuple[str, ...], action: IntakeAction
 ) -> None:
     stages = an_incident().stages.but(

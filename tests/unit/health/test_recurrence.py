@@ -51,7 +51,7 @@ def repeated(
 # ---------------------------------------------------------------- counting
 
 
-def test_the_second_time_inside_the_window_begins_on_the_next_rung() -> None:
+def test_second_fault_in_the_window_starts_on_the_next_rung() -> None:
     found = repeated(a_fact(48), a_history(0))
 
     assert found
@@ -68,7 +68,7 @@ def test_the_second_time_inside_the_window_begins_on_the_next_rung() -> None:
         ("xid:64", (0,), Rung.REPLACE),
     ],
 )
-def test_after_the_last_rung_comes_a_person_unless_the_machine_can_be_taken_out(
+def test_person_follows_the_last_rung_unless_the_node_is_quarantined(
     key: str, before: tuple[float, ...], rung: Rung
 ) -> None:
     found = repeated(a_fact(9, fault_key=key), a_history(*before, fault_key=key))
@@ -77,7 +77,7 @@ def test_after_the_last_rung_comes_a_person_unless_the_machine_can_be_taken_out(
     assert found.rung is rung
 
 
-def test_what_lies_before_the_window_is_forgotten() -> None:
+def test_faults_before_the_window_do_not_count() -> None:
     assert repeated(a_fact(721), a_history(0)) is None
 
 
@@ -97,7 +97,7 @@ def test_incidents_of_one_burst_count_once() -> None:
     assert repeated(a_fact(1, fault_key=sticky), history) is None
 
 
-def test_as_many_bursts_as_the_row_says_raise_the_rung() -> None:
+def test_configured_number_of_bursts_raises_the_rung() -> None:
     sticky = "sxid:11012"
 
     nine, ten = (a_history(*(index / 10 for index in range(count)), fault_key=sticky) for count in (8, 9))
@@ -108,7 +108,7 @@ def test_as_many_bursts_as_the_row_says_raise_the_rung() -> None:
     assert found.rung is Rung.REBOOT
 
 
-def test_a_fault_of_severity_info_calls_nobody() -> None:
+def test_fault_of_severity_info_pages_no_person() -> None:
     key = "eks:IODelays"
 
     assert default_catalogue()[key].severity is Severity.INFO
@@ -136,7 +136,7 @@ def test_a_fault_that_is_not_counted_never_repeats() -> None:
         ("node:not_ready", RecurKey.NODE, {}, {}, True),
     ],
 )
-def test_only_what_came_on_the_same_key_counts(
+def test_only_faults_with_the_same_key_count(
     key: str, recur_key: RecurKey, before: dict[str, Any], now: dict[str, Any], counts: bool
 ) -> None:
     assert default_catalogue()[key].recur_key is recur_key
@@ -146,14 +146,14 @@ def test_only_what_came_on_the_same_key_counts(
     assert (found is not None) == counts
 
 
-def test_a_new_machine_begins_anew_except_where_the_seat_is_counted() -> None:
+def test_new_node_resets_the_count_unless_its_slot_is_counted() -> None:
     affected = AFFECTED.but(life=NEXT)
 
     assert repeated(a_fact(1), a_history(0), affected) is None
     assert repeated(a_fact(1, fault_key="xid:64"), a_history(0, fault_key="xid:64"), affected)
 
 
-def test_a_second_time_in_one_job_counts_though_it_is_another_machine() -> None:
+def test_second_fault_of_a_job_counts_on_another_node() -> None:
     hang, here = "train:hang", AFFECTED.but(job_ids=("job-1",))
     there = AffectedNode(life=NEXT, slot=f"{CLUSTER}/seat-2", job_ids=("job-1", "job-2"))
 
@@ -166,7 +166,7 @@ def test_a_second_time_in_one_job_counts_though_it_is_another_machine() -> None:
     assert repeated(a_fact(1, fault_key=hang), before, there.but(job_ids=("job-2",))) is None
 
 
-def test_heat_in_one_job_is_watched_and_in_two_jobs_it_is_the_machine() -> None:
+def test_overheating_in_two_jobs_is_a_fault_of_the_node() -> None:
     heat = "thermal:slowdown"
     first = a_history(0, 1, 2, affected=AFFECTED.but(job_ids=("job-1",)), fault_key=heat)
 
@@ -180,7 +180,7 @@ def test_heat_in_one_job_is_watched_and_in_two_jobs_it_is_the_machine() -> None:
 # ---------------------------------------------------------------- with an incident
 
 
-def test_a_new_incident_begins_where_the_last_one_ended() -> None:
+def test_new_incident_starts_on_the_last_rung() -> None:
     decision = join_or_open(
         a_fact(24),
         AFFECTED,
@@ -198,7 +198,7 @@ def test_a_new_incident_begins_where_the_last_one_ended() -> None:
     assert len(decision.histories[PLACE].occurrences) == 2
 
 
-def test_a_repetition_of_the_lesser_fault_keeps_nobody_from_repairing_the_worse() -> None:
+def test_repeated_minor_fault_does_not_block_a_major_repair() -> None:
     incident = join_or_open(
         a_fact(1, fault_key="xid:64"),
         AFFECTED,
@@ -217,7 +217,7 @@ def test_a_repetition_of_the_lesser_fault_keeps_nobody_from_repairing_the_worse(
     assert rungs_of(after) == ("replace",)
 
 
-def test_what_is_watched_proves_itself_by_coming_often_and_a_doubtful_repair_does_not() -> None:
+def test_repetition_confirms_only_watched_faults() -> None:
     for key, proves in (("thermal:slowdown", True), ("gpu:driver_hang", False)):
         seats = [AFFECTED.but(job_ids=(f"job-{number}",)) for number in range(2)]
         incident = join_or_open(
@@ -267,15 +267,15 @@ def test_a_sticky_code_is_one_incident_and_one_occurrence() -> None:
         (a_fact(0.01, fault_key="xid:79"), AFFECTED),  # another fault
     ],
 )
-def test_what_says_more_than_the_burst_so_far_opens_an_incident(fact: NodeFact, affected: AffectedNode) -> None:
+def test_stronger_signal_of_a_burst_opens_an_incident(fact: NodeFact, affected: AffectedNode) -> None:
     assert with_signals(fact, a_history(0, fault_key="sxid:11012"), affected).action is IntakeAction.OPEN
 
 
-def test_what_calls_for_more_than_watching_is_never_taken_for_the_burst_before() -> None:
+def test_actionable_fault_never_joins_an_earlier_burst() -> None:
     assert with_signals(a_fact(0.01), a_history(0)).action is IntakeAction.OPEN
 
 
-def test_a_code_that_sticks_for_hours_counts_anew() -> None:
+def test_code_that_lasts_for_hours_counts_again() -> None:
     sticky = "sxid:11012"
     history = a_history(0, fault_key=sticky)
     for minute in range(2, 200, 2):
@@ -298,7 +298,7 @@ def test_the_order_of_signals_does_not_matter(hours: list[float]) -> None:
     assert told(hours) == told(sorted(hours)) == told([*hours, *hours])
 
 
-def test_a_history_stays_small_and_forgets_what_is_old() -> None:
+def test_history_is_bounded_and_drops_old_entries() -> None:
     long_ago = a_history(*range(100), fault_key="node:pressure")
 
     later = with_occurrence(long_ago, a_fact(99 + 720), AFFECTED, "inc-last")

@@ -53,7 +53,7 @@ def test_failing_source_stays_trusted_until_its_threshold() -> None:
     assert judged(again)[0] is SourceState.FAILING
 
 
-def test_stale_source_tells_since_when_it_fails() -> None:
+def test_stale_source_shows_since_when_it_fails() -> None:
     seen = SourceReport.after(None, "", A_MOMENT - seconds(720))
     failed = SourceReport.after(seen, "Unreachable: no answer", A_MOMENT - seconds(700))
 
@@ -152,7 +152,7 @@ def beside(list_age: float) -> tuple[SourceAge, ...]:
     return judge([LIST, CYCLE], reports, POLICY, A_MOMENT)
 
 
-def test_idle_cycle_beside_a_silent_cluster_is_unknown() -> None:
+def test_idle_cycle_with_a_silent_cluster_is_unknown() -> None:
     _, cycle = beside(181)
 
     assert (cycle.state, cycle.age_seconds) == (SourceState.UNKNOWN, 3)
@@ -161,11 +161,11 @@ def test_idle_cycle_beside_a_silent_cluster_is_unknown() -> None:
     )
 
 
-def test_cycle_beside_a_failing_cluster_stays_current() -> None:
+def test_cycle_with_a_failing_cluster_stays_current() -> None:
     assert beside(180)[1].state is SourceState.CURRENT
 
 
-def test_silent_cluster_is_named_once_beside_its_cycle() -> None:
+def test_silent_cluster_is_named_once_with_its_cycle() -> None:
     stale, unknown = complaints(beside(181))
 
     assert (len(stale), unknown) == (1, [])

@@ -120,7 +120,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_status_exits_1_where_none_was_brought_up(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_exits_1_before_any_data_centre_started(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dev", "status"]) == 1
     assert "no data centre was started here" in capsys.readouterr().out
 

@@ -63,7 +63,7 @@ def supervised(*parts: FakePart, waits: int = 20) -> tuple[Supervisor, list[str]
     return supervisor, said, published
 
 
-def test_dead_part_is_started_again_and_its_loss_is_said() -> None:
+def test_dead_part_restarts_and_its_loss_is_reported() -> None:
     part = FakePart("GPU cluster", [True, False])
 
     supervisor, said, published = supervised(FakePart("engine", []), part)
@@ -77,7 +77,7 @@ def test_dead_part_is_started_again_and_its_loss_is_said() -> None:
     assert supervisor.restarts == published[-1]
 
 
-def test_part_that_stopped_answering_is_started_again() -> None:
+def test_part_without_answers_restarts() -> None:
     part = FakePart("GPU cluster", [], silent=[False, True])
 
     _, said, published = supervised(FakePart("engine", []), part)
@@ -102,7 +102,7 @@ class Probe:
         return silence.is_silent()
 
 
-def test_part_is_silent_after_failing_probes_alone() -> None:
+def test_part_counts_as_silent_only_after_failed_probes() -> None:
     probe = Probe()
     silence = HangDetector(probe, clock=lambda: probe.now)
     assert not probe.look(silence, 0)
@@ -133,7 +133,7 @@ def test_part_is_probed_no_more_often_than_needed() -> None:
     assert probe.calls == 2
 
 
-def test_nothing_is_started_again_while_all_runs() -> None:
+def test_nothing_restarts_while_all_parts_run() -> None:
     part = FakePart("engine", [])
 
     _, said, _ = supervised(part)
@@ -141,7 +141,7 @@ def test_nothing_is_started_again_while_all_runs() -> None:
     assert (part.restarts, said) == ([], [])
 
 
-def test_start_that_fails_is_tried_again_after_a_longer_pause() -> None:
+def test_failed_start_is_retried_after_a_longer_pause() -> None:
     part = FakePart("engine", [False], failures=2)
 
     _, said, _ = supervised(part)
@@ -151,7 +151,7 @@ def test_start_that_fails_is_tried_again_after_a_longer_pause() -> None:
     assert "the port is in use" in said[1]
 
 
-def test_part_that_keeps_dying_is_given_up() -> None:
+def test_part_that_keeps_failing_is_given_up() -> None:
     part = FakePart("engine", [False] * 100)
 
     with pytest.raises(RestartLimitReached, match="engine died: it died more than 5 times"):
@@ -168,7 +168,7 @@ def test_supervision_ends_during_a_pause() -> None:
     assert part.restarts == []
 
 
-def test_pauses_grow_to_a_limit_and_old_deaths_are_forgotten() -> None:
+def test_pauses_grow_to_a_limit_and_forget_old_failures() -> None:
     backoff = Backoff()
 
     assert [backoff.died("engine", now) for now in (0, 1, 2, 3, 4, 5)] == [1, 2, 4, 8, 16, None]

@@ -17,5 +17,5 @@ def test_function_that_works_rests_as_long_as_it_took(took: float, rest: float) 
     assert rest_seconds(took, 1.0, waits=False) == rest
 
 
-def test_function_that_waits_rests_one_beat_at_most() -> None:
+def test_waiting_function_rests_at_most_one_interval() -> None:
     assert [rest_seconds(took, 1.0, waits=True) for took in (0.2, 3.0, 60.0)] == [0.8, 1.0, 1.0]

@@ -14,9 +14,7 @@ SEEN_AT = ago(minutes=30)
 @pytest.mark.parametrize(
     ("minutes_before", "is_blamed"), [(0, True), (10, True), (10.1, False), (-5, True), (-5.1, False)]
 )
-def test_a_machine_that_was_sick_lately_takes_the_fault_before_the_rank_that_reports_it(
-    minutes_before: float, is_blamed: bool
-) -> None:
+def test_recently_faulty_node_is_blamed_before_the_reporting_rank(minutes_before: float, is_blamed: bool) -> None:
     faulty = an_incident(2, last_signal_at=SEEN_AT - timedelta(minutes=minutes_before))
 
     blamed = attribute_fault(facts_of(ATTEMPT, 0, {faulty.life.key: faulty}, SEEN_AT))
@@ -26,7 +24,7 @@ def test_a_machine_that_was_sick_lately_takes_the_fault_before_the_rank_that_rep
     assert [other.option for other in blamed.alternatives] == ([a_life(1).instance_id] if is_blamed else [])
 
 
-def test_of_two_sick_machines_the_first_is_the_cause() -> None:
+def test_first_of_two_faulty_nodes_is_the_cause() -> None:
     early = an_incident(2, last_signal_at=SEEN_AT - timedelta(minutes=5))
     late = an_incident(1, last_signal_at=SEEN_AT - timedelta(minutes=1))
 
@@ -37,12 +35,12 @@ def test_of_two_sick_machines_the_first_is_the_cause() -> None:
 
 
 @pytest.mark.parametrize(("rank", "number"), [(None, 1), (0, 1), (1, 2)])
-def test_where_none_was_sick_it_is_the_ranks_and_else_rank_0s(rank: int | None, number: int) -> None:
+def test_reporting_rank_is_blamed_without_a_faulty_node(rank: int | None, number: int) -> None:
     blamed = attribute_fault(facts_of(ATTEMPT, rank, {}, SEEN_AT))
 
     assert blamed
     assert blamed.instance_id == a_life(number).instance_id
 
 
-def test_a_rank_that_is_not_there_is_nobodys() -> None:
+def test_unknown_rank_is_attributed_to_no_node() -> None:
     assert attribute_fault(facts_of(ATTEMPT, 2, {}, SEEN_AT)) is None

@@ -56,28 +56,28 @@ def drained(fault: Fault, wanted: int, act: JobAction = JobAction.MOVE, deadline
         (a_fault(900, CanSave.NO), 600, 600),
     ],
 )
-def test_a_job_gets_what_it_asks_for_as_far_as_the_fault_allows(fault: Fault, wanted: int, seconds: int) -> None:
+def test_job_gets_its_grace_within_the_limit_of_the_fault(fault: Fault, wanted: int, seconds: int) -> None:
     assert drained(fault, wanted).grace_seconds == seconds
 
 
 @pytest.mark.parametrize(("can_save", "is_spared"), [(CanSave.NO, False), (CanSave.TRY, True), (CanSave.YES, True)])
-def test_pods_on_a_node_that_cannot_save_are_not_waited_for(can_save: CanSave, is_spared: bool) -> None:
+def test_drain_does_not_wait_for_pods_that_cannot_save(can_save: CanSave, is_spared: bool) -> None:
     assert drained(a_fault(can_save=can_save), 60).grants_grace_on_faulty_node is is_spared
 
 
-def test_a_spot_notice_leaves_ninety_seconds_to_save_and_thirty_to_rest() -> None:
+def test_spot_notice_leaves_ninety_seconds_to_save() -> None:
     drain = drained(SPOT, 3600, deadline_at=at(120))
 
     assert drain.grace_seconds == 90
     assert "before the node terminates" in drain.reason
 
 
-def test_a_deadline_that_has_passed_leaves_nothing() -> None:
+def test_past_deadline_leaves_no_grace() -> None:
     assert drained(SPOT, 3600, deadline_at=at(10)).grace_seconds == 0
 
 
 @pytest.mark.parametrize("act", [JobAction.ROLLBACK, JobAction.STOP])
-def test_what_would_not_be_used_is_not_waited_for(act: JobAction) -> None:
+def test_drain_does_not_wait_for_an_unusable_checkpoint(act: JobAction) -> None:
     assert drained(a_fault(-1), 600, act).grace_seconds == 0
 
 
@@ -87,7 +87,7 @@ def test_what_would_not_be_used_is_not_waited_for(act: JobAction) -> None:
     can_save=st.sampled_from(list(CanSave)),
     deadline=st.none() | st.integers(0, 600),
 )
-def test_nobody_gets_more_than_he_asks_for_or_than_the_deadline_leaves(
+def test_grace_never_exceeds_the_request_or_the_deadline(
     wanted: int, drain_seconds: int, can_save: CanSave, deadline: int | None
 ) -> None:
     deadline_at = None if deadline is None else at(deadline)
@@ -106,7 +106,7 @@ def finishing(fault: Fault, wish: OnNodeFault = OnNodeFault.FINISH, **changes: A
     return finish_deadline(wish, fault, opened_at=at(0), deadline_at=changes.get("deadline_at"), policy=policy)
 
 
-def test_a_job_that_asks_for_it_may_finish_beside_the_cordon() -> None:
+def test_job_may_finish_on_a_cordoned_node_on_request() -> None:
     assert finishing(a_fault(300)) == at(1000)
     assert finishing(a_fault(300), OnNodeFault.MOVE) is None
     assert finishing(a_fault(300), deadline_at=at(400)) == at(300)
@@ -116,7 +116,7 @@ def test_a_job_that_asks_for_it_may_finish_beside_the_cordon() -> None:
 @pytest.mark.parametrize(
     "fault", [a_fault(0), a_fault(300, checkpoint_trust=CheckpointTrust.SUSPECT_SINCE_FIRST_SIGNAL)]
 )
-def test_nothing_is_finished_on_a_machine_that_cannot_be_trusted_with_it(fault: Fault) -> None:
+def test_no_job_finishes_on_an_untrusted_node(fault: Fault) -> None:
     assert finishing(fault) is None
 
 
@@ -155,7 +155,7 @@ def a_pod(recreation: PodRecreation) -> UnmanagedPod:
         ),
     ],
 )
-def test_somebody_elses_pod_is_evicted_until_the_drain_is_over_and_then_a_person_is_asked(
+def test_unmanaged_pod_is_evicted_and_then_a_person_decides(
     recreation: PodRecreation, now: int, changes: dict[str, Any], act: UnmanagedPodAction
 ) -> None:
     facts: dict[str, Any] = {"until": at(300), "has_deadline": False, "policy": POLICY, "now": at(now)}
@@ -164,7 +164,7 @@ def test_somebody_elses_pod_is_evicted_until_the_drain_is_over_and_then_a_person
     assert decide_unmanaged_pod(a_pod(recreation), given_.pop("fault"), **given_).act is act
 
 
-def test_a_drain_ends_with_its_class_or_with_the_machine() -> None:
+def test_drain_ends_with_its_class_or_with_the_node() -> None:
     assert drain_deadline(a_fault(300), opened_at=at(0), deadline_at=None, policy=POLICY) == at(300)
     assert drain_deadline(a_fault(300), opened_at=at(0), deadline_at=at(120), policy=POLICY) == at(120)
     assert drain_deadline(a_fault(-1), opened_at=at(0), deadline_at=None, policy=POLICY) == at(300)

@@ -168,7 +168,9 @@ BARRED: list[tuple[str, Rule, GuardedAction, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("why", "rule", "act", "changes", "reason"), BARRED, ids=[row[0] for row in BARRED])
-def test_barred(why: str, rule: Rule, act: GuardedAction, changes: dict[str, Any], reason: str) -> None:
+def test_guardrail_bars_the_action(
+    why: str, rule: Rule, act: GuardedAction, changes: dict[str, Any], reason: str
+) -> None:
     verdict = check_guardrails(act, guard_facts(**changes), POLICY)
 
     assert (verdict.allowed, verdict.rule) == (False, rule), why
@@ -222,16 +224,16 @@ ALLOWED: list[tuple[str, GuardedAction, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("why", "act", "changes"), ALLOWED, ids=[row[0] for row in ALLOWED])
-def test_allowed(why: str, act: GuardedAction, changes: dict[str, Any]) -> None:
+def test_guardrail_allows_the_action(why: str, act: GuardedAction, changes: dict[str, Any]) -> None:
     assert check_guardrails(act, guard_facts(**changes), POLICY).allowed, why
 
 
-def test_every_rule_has_a_case_and_its_place_in_the_order() -> None:
+def test_every_rule_has_a_case_and_a_position() -> None:
     assert [rail.rule for rail in GUARDRAILS] == list(Rule)
     assert {row[1] for row in BARRED} == set(Rule)
 
 
-def test_the_first_rule_that_trips_is_told() -> None:
+def test_first_violated_rule_is_reported() -> None:
     everything = {
         name: value for row in BARRED if GuardedAction.REPLACE in _acts(row[1]) for name, value in row[3].items()
     }
@@ -253,9 +255,7 @@ def _acts(rule: Rule) -> tuple[GuardedAction, ...]:
     ],
     ids=["hold", "trouble", "wave", "rate"],
 )
-def test_what_clears_by_time_says_when_and_then_it_does(
-    act: GuardedAction, changes: dict[str, Any], clears: float
-) -> None:
+def test_rule_that_clears_by_time_gives_the_time(act: GuardedAction, changes: dict[str, Any], clears: float) -> None:
     facts = guard_facts(**changes)
     verdict = check_guardrails(act, facts, POLICY)
 
@@ -280,7 +280,7 @@ def test_what_clears_by_time_says_when_and_then_it_does(
         (4, 0.1, 0, 1),
     ],
 )
-def test_the_lower_binds_and_a_pool_of_three_may_lose_one(
+def test_lower_limit_applies_so_three_nodes_may_lose_one(
     count: int | None, share: float | None, machines: int, expected: int
 ) -> None:
     assert pool_limit(count, share, machines) == expected
@@ -295,7 +295,7 @@ def test_a_policy_that_bounds_neither_count_nor_share_is_refused(act: str) -> No
 # ---------------------------------------------------------------- registers
 
 
-def test_a_call_counts_for_an_hour_and_a_machine_until_it_is_let_out() -> None:
+def test_call_counts_for_an_hour_and_a_node_until_released() -> None:
     register = under_way(entry(1), asked=(6_400, 6_401))
 
     left = register.at(NOW)
@@ -304,7 +304,7 @@ def test_a_call_counts_for_an_hour_and_a_machine_until_it_is_let_out() -> None:
     assert left.asked == (at(6_401),)
 
 
-def test_a_machine_counts_once_whoever_works_on_it() -> None:
+def test_node_counts_once_for_several_incidents() -> None:
     register = (
         Register().with_entry(entry(1), asks=True).with_entry(entry(1, incident_id="inc-9", since=NOW), asks=True)
     )
@@ -365,11 +365,11 @@ def test_booting_maintained_and_gone_machines_do_not_count() -> None:
     assert shared(fleet, faulty(1, 3))["zone/az1"] == (1, 1)
 
 
-def test_a_machine_that_went_sick_counts_though_it_is_gone() -> None:
+def test_faulty_node_counts_even_after_it_is_gone() -> None:
     assert shared([machine(1), machine(2, is_gone=True)], faulty(1, 2))["zone/az1"] == (2, 2)
 
 
-def test_a_machine_without_a_row_shares_its_pool_alone() -> None:
+def test_node_without_a_row_shares_only_its_pool() -> None:
     assert shared([machine(2, image="")], faulty(1, 2)) == {"image/p5": (2, 2)}
 
 
@@ -383,38 +383,38 @@ def waiting(
     return BlockedAction(incident_id=f"inc-{number}", severity=severity, opened_at=at(number), act=act, facts=facts)
 
 
-def test_the_worst_goes_first_then_the_oldest_and_only_as_many_as_there_are_places() -> None:
+def test_worst_then_oldest_incidents_proceed_within_the_limit() -> None:
     crowd = [waiting(4), waiting(3), waiting(2, Severity.CRITICAL), waiting(1), waiting(5, Severity.MINOR)]
 
     assert released_actions(crowd, POLICY) == {"inc-2", "inc-1"}
 
 
-def test_who_is_barred_by_another_rule_holds_nobody_up() -> None:
+def test_incident_barred_by_another_rule_delays_no_other() -> None:
     crowd = [waiting(1, hold=HOLD), waiting(2), waiting(3), waiting(4)]
 
     assert released_actions(crowd, POLICY) == {"inc-2", "inc-3"}
 
 
-def test_what_looks_well_again_goes_and_takes_no_place() -> None:
+def test_recovered_node_proceeds_without_using_the_limit() -> None:
     old: dict[str, Any] = {"evidence_at": at(0), "looks_healthy": True}
     crowd = [waiting(1, **old), waiting(2), waiting(3)]
 
     assert released_actions(crowd, POLICY) == {"inc-1", "inc-2", "inc-3"}
 
 
-def test_cordons_wait_in_a_line_of_their_own() -> None:
+def test_cordons_wait_in_their_own_queue() -> None:
     crowd = [waiting(1), waiting(2), *(waiting(number, act=GuardedAction.CORDON) for number in range(3, 8))]
 
     assert released_actions(crowd, POLICY) == {"inc-1", "inc-2", "inc-3", "inc-4", "inc-5"}
 
 
-def test_a_held_stop_goes_when_the_hold_is_over() -> None:
+def test_held_stop_proceeds_when_the_hold_ends() -> None:
     assert released_actions([waiting(1, act=GuardedAction.STOP)], POLICY) == {"inc-1"}
     assert released_actions([waiting(1, act=GuardedAction.STOP, hold=HOLD)], POLICY) == frozenset()
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(Severity)), st.sampled_from(["p5", "g6", "trn"])), max_size=30))
-def test_whoever_is_let_go_together_stays_within_the_limits_together(crowd: list[tuple[Severity, str]]) -> None:
+def test_incidents_released_together_stay_within_the_limits(crowd: list[tuple[Severity, str]]) -> None:
     people = [waiting(number, severity, pool=pool) for number, (severity, pool) in enumerate(crowd)]
 
     gone = released_actions(people, POLICY)
@@ -440,7 +440,7 @@ def test_a_hold_covers_the_fleet_a_pool_or_a_machine() -> None:
     assert holds.on("p5", "i-1", HOLD.until) is None
 
 
-def test_a_row_that_holds_the_one_hold_of_before_is_still_read() -> None:
+def test_row_with_one_hold_of_the_old_form_is_read() -> None:
     assert Holds.model_validate(HOLD.to_json()) == Holds(holds=(HOLD,))
 
 
@@ -448,7 +448,7 @@ def test_a_row_that_holds_the_one_hold_of_before_is_still_read() -> None:
 
 
 @given(st.data())
-def test_limits_hold_for_any_order_of_asks_and_releases(data: st.DataObject) -> None:
+def test_limits_hold_for_any_order_of_requests_and_releases(data: st.DataObject) -> None:
     """Every ask weighs a register as it was read; it is stored only where nobody wrote since, as the ledger does it."""
     stored, version = Register(), 0
     read: dict[int, tuple[Register, int]] = {}

@@ -33,7 +33,9 @@ OBSERVE, R, A = Mode.OBSERVE, Mode.RECOMMEND, Mode.ACT
         ),
     ],
 )
-def test_mode_for(why: str, stack: Mode, rules: list[dict[str, Any]], expected: Mode) -> None:
+def test_mode_follows_the_stack_and_its_rules(
+    why: str, stack: Mode, rules: list[dict[str, Any]], expected: Mode
+) -> None:
     assert mode_for(stack, [ModeRule.model_validate(rule) for rule in rules], "gpu", "p5") is expected, why
 
 
@@ -50,7 +52,9 @@ def test_mode_for(why: str, stack: Mode, rules: list[dict[str, Any]], expected: 
         ("an approval does not lift observe", A, "observe", True, OBSERVE),
     ],
 )
-def test_mode_now(why: str, stack: Mode, planned: str, is_approved: bool, expected: Mode) -> None:
+def test_mode_is_the_safer_of_plan_and_stack(
+    why: str, stack: Mode, planned: str, is_approved: bool, expected: Mode
+) -> None:
     assert mode_now(stack, planned, is_approved=is_approved) is expected, why
 
 
@@ -100,13 +104,15 @@ def answered(*, approves: bool = True, decision_id: str = "dec-1") -> Approval:
         ("it was healthy, and is sick again", {"recovered_at": at(5), "last_signal_at": at(6)}, "boot-1", None),
     ],
 )
-def test_answer(why: str, changes: dict[str, Any], boot_id: str, outcome: str | None) -> None:
+def test_approval_wait_ends_with_the_right_answer(
+    why: str, changes: dict[str, Any], boot_id: str, outcome: str | None
+) -> None:
     found = answer(asking(**changes), a_node(1, boot_id=boot_id) if boot_id else None)
 
     assert (found.outcome if found else None) == outcome, why
 
 
-def test_an_approval_is_worth_nothing_to_another_plan() -> None:
+def test_approval_does_not_apply_to_another_plan() -> None:
     assert is_approved(asking(approval=answered()))
     assert not is_approved(asking(approval=answered(approves=False)))
     assert not is_approved(asking(approval=answered(decision_id="dec-0")))

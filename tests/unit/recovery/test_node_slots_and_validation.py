@@ -37,7 +37,7 @@ def slot_state_of(*records: Any, slot: str = SLOT, nodes: Any = ()) -> SlotState
 # ---------------------------------------------------------------- seats
 
 
-def test_the_patient_holds_its_seat_until_another_machine_does() -> None:
+def test_faulty_node_keeps_its_slot_until_a_replacement_has_it() -> None:
     newcomer = a_provider_node(9, logical_id="seat-1", launched_at=at(60))
 
     before, during = slot_state_of(a_provider_node(1), a_provider_node(2)), slot_state_of(a_provider_node(2), newcomer)
@@ -48,7 +48,7 @@ def test_the_patient_holds_its_seat_until_another_machine_does() -> None:
     assert during.replacement.instance_id == newcomer.instance_id
 
 
-def test_without_logical_ids_a_younger_machine_of_the_group_takes_the_seat() -> None:
+def test_younger_node_takes_the_slot_without_logical_ids() -> None:
     young = a_provider_node(9, logical_id=None, launched_at=at(60))
     old = a_provider_node(8, logical_id=None)
     other_group = a_provider_node(7, logical_id=None, launched_at=at(60), instance_group="others")
@@ -59,7 +59,7 @@ def test_without_logical_ids_a_younger_machine_of_the_group_takes_the_seat() -> 
     assert found.replacement.instance_id == young.instance_id
 
 
-def test_without_logical_ids_nobody_takes_the_seat_while_the_patient_is_listed() -> None:
+def test_no_node_takes_the_slot_of_a_listed_node() -> None:
     listed = a_provider_node(1, logical_id=None)
 
     assert (
@@ -90,14 +90,14 @@ def test_without_logical_ids_nobody_takes_the_seat_while_the_patient_is_listed()
         (ObservedNode(node=a_node(1, labels={f"{PREFIX}deep-health-check-status": "InProgress"})), False, "InProgress"),
     ],
 )
-def test_validation(machine: ObservedNode, is_valid: bool, word: str) -> None:
+def test_node_is_judged_by_readiness_devices_and_faults(machine: ObservedNode, is_valid: bool, word: str) -> None:
     verdict = judge_node(machine, expected=8)
 
     assert verdict.is_valid is is_valid
     assert word in verdict.reason
 
 
-def test_peers_say_how_many_devices_there_should_be_and_the_table_where_there_are_none() -> None:
+def test_expected_devices_come_from_peers_or_the_table() -> None:
     peers = [a_node(2, accelerators=4), a_node(3, accelerators=8, is_ready=False), a_node(4, instance_type="other")]
 
     assert expected_accelerators("ml.p5.48xlarge", peers) == 4
@@ -115,7 +115,9 @@ def test_peers_say_how_many_devices_there_should_be_and_the_table_where_there_ar
     ],
     ids=["well for long enough", "not long enough", "not well", "faulted again"],
 )
-def test_wait_for_validation(validity: Any, signal: float, now: float, outcome: str | None) -> None:
+def test_validation_wait_ends_with_the_right_answer(
+    validity: Any, signal: float, now: float, outcome: str | None
+) -> None:
     answer = node_valid(
         a_slot_state().original, validity, opened_at=at(50), last_signal_at=at(signal), margin=10, now=at(now)
     )
@@ -140,7 +142,7 @@ def test_wait_for_validation(validity: Any, signal: float, now: float, outcome: 
         ("another has not joined", a_slot_state(successor=a_successor(is_ready=False)), "replace", False),
     ],
 )
-def test_wait_for_the_node(why: str, there: SlotState, rung: str, is_back: bool) -> None:
+def test_node_wait_ends_once_the_node_is_back(why: str, there: SlotState, rung: str, is_back: bool) -> None:
     answer = node_back(there, rung=rung, boot_id_before="boot-1")
 
     assert (answer is not None) is is_back, why
@@ -181,7 +183,9 @@ def an_incident(**changes: Any) -> Incident:
         (JobState.PENDING, 1, "STOOD_DOWN", 60, "QUEUED"),
     ],
 )
-def test_wait_for_the_jobs(state: JobState, attempt: int, branch: str, now: float, outcome: str | None) -> None:
+def test_job_wait_ends_once_the_jobs_are_settled(
+    state: JobState, attempt: int, branch: str, now: float, outcome: str | None
+) -> None:
     affected = AffectedJobState(
         affected=AffectedJob(job_id="job-1", attempt=1),
         job=a_job(state=state, current_attempt=attempt),
@@ -197,7 +201,7 @@ def test_wait_for_the_jobs(state: JobState, attempt: int, branch: str, now: floa
     ("local_queue", "attempt", "late", "outcome"),
     [("default", 2, True, "QUEUED"), ("default", 2, False, None), ("default", 1, True, None), ("", 2, True, None)],
 )
-def test_a_job_that_was_handed_to_kueue_waits_there_and_fails_no_recovery(
+def test_job_waiting_in_kueue_fails_no_recovery(
     local_queue: str, attempt: int, late: bool, outcome: str | None
 ) -> None:
     seconds = Policy().jobs.resume_deadline_seconds
@@ -212,7 +216,7 @@ def test_a_job_that_was_handed_to_kueue_waits_there_and_fails_no_recovery(
     assert (answer.outcome if answer else None) == outcome
 
 
-def test_one_job_on_its_way_holds_the_answer_back() -> None:
+def test_starting_job_delays_the_answer() -> None:
     stuck = AffectedJobState(
         affected=AffectedJob(job_id="a", attempt=1), job=a_job(state=JobState.PENDING), interrupted_attempt=None
     )
@@ -235,7 +239,9 @@ def test_one_job_on_its_way_holds_the_answer_back() -> None:
         ("it was asked to stop", "RETURNED", True, False),
     ],
 )
-def test_a_job_that_nobody_stopped_is_back_once_nobody_will(why: str, branch: str, stop: bool, is_back: bool) -> None:
+def test_job_without_a_stop_counts_as_resumed_after_the_repair(
+    why: str, branch: str, stop: bool, is_back: bool
+) -> None:
     request = StopRequest(attempt=1, reason="", by="x", outcome=AttemptState.LOST, grace_seconds=1, requested_at=at(5))
     job = a_job(state=JobState.RUNNING, current_attempt=1, stop_request=request if stop else None)
     affected = AffectedJobState(
@@ -247,7 +253,7 @@ def test_a_job_that_nobody_stopped_is_back_once_nobody_will(why: str, branch: st
     assert (answer is not None) is is_back, why
 
 
-def test_released_in_its_turn() -> None:
+def test_guardrail_wait_ends_once_the_incident_may_proceed() -> None:
     assert guardrails_cleared(may_go=False) is None
     assert guardrails_cleared(may_go=True)
 
@@ -269,7 +275,7 @@ CHECKS = RepairPolicy(deep_checks_after=("hardware",), test_job_image="registry/
         (("hardware", "deep", True), RepairPolicy(), CheckKind.BASIC),
     ],
 )
-def test_the_strongest_check_that_the_fault_asks_for_and_the_site_allows(
+def test_strongest_check_allowed_by_the_site_is_used(
     facts: tuple[str, str, bool], policy: RepairPolicy, kind: CheckKind
 ) -> None:
     fault_class, asks_for, is_hyperpod = facts
@@ -292,14 +298,12 @@ def test_the_strongest_check_that_the_fault_asks_for_and_the_site_allows(
         ("Failed", 60, CheckResult.FAILED),
     ],
 )
-def test_what_a_node_says_of_its_deep_check_may_at_first_be_said_of_an_older_one(
-    said: str, seconds: float, result: CheckResult
-) -> None:
+def test_early_deep_check_result_may_belong_to_an_older_check(said: str, seconds: float, result: CheckResult) -> None:
     node = a_node(1, labels={DEEP_CHECK_STATUS: said})
 
     assert judge_deep_check(node, started_at=at(0), least_seconds=60, now=at(seconds)) is result
 
 
 @pytest.mark.parametrize(("returns", "margin"), [(0, 10), (1, 40), (3, 640), (9, 640)])
-def test_a_machine_that_keeps_coming_back_has_to_be_well_for_longer(returns: int, margin: int) -> None:
+def test_repeatedly_faulty_node_must_stay_healthy_longer(returns: int, margin: int) -> None:
     assert margin_seconds(returns, RepairPolicy()) == margin

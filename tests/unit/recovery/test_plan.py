@@ -47,7 +47,7 @@ POLICY = RepairPolicy()
         ({"fault_key": "eks:IPAMDNotReady", "sources": ("one", "two")}, "ACT", True, Owner.EVENKEEL),
     ],
 )
-def test_plan(changes: dict[str, Any], outcome: str, repairs: bool, owner: Owner) -> None:
+def test_plan_has_the_outcome_of_its_case(changes: dict[str, Any], outcome: str, repairs: bool, owner: Owner) -> None:
     plan = plan_recovery(plan_facts(**changes), POLICY)
 
     assert (plan.outcome, plan.repairs_node, plan.owner) == (outcome, repairs, owner)
@@ -68,7 +68,7 @@ def test_plan(changes: dict[str, Any], outcome: str, repairs: bool, owner: Owner
         ("fabric:manager_not_running", ("reboot", "replace"), True, JobAction.MOVE),
     ],
 )
-def test_the_first_rung_says_what_becomes_of_node_and_jobs(
+def test_first_rung_decides_about_node_and_jobs(
     fault_key: str, ladder: tuple[str, ...], repairs: bool, jobs: JobAction
 ) -> None:
     plan = plan_recovery(plan_facts(fault_key=fault_key, ladder=ladder, sources=("one", "two")), POLICY)
@@ -76,7 +76,7 @@ def test_the_first_rung_says_what_becomes_of_node_and_jobs(
     assert (plan.outcome, plan.repairs_node, plan.jobs) == (PlanOutcome.ACT, repairs, jobs)
 
 
-def test_a_rung_that_nobody_here_can_take_is_passed_over_with_a_reason() -> None:
+def test_unavailable_rung_is_skipped_with_a_reason() -> None:
     plan = plan_recovery(plan_facts(fault_key="fabric:manager_not_running"), POLICY)
 
     assert [each.option for each in plan.alternatives] == ["restart_fabric_manager"]
@@ -93,7 +93,7 @@ def test_a_rung_that_nobody_here_can_take_is_passed_over_with_a_reason() -> None
     ],
     ids=["a day at most", "the machine goes earlier", "it is idle", "the fault cannot wait"],
 )
-def test_work_may_come_to_its_own_end_where_the_fault_can_wait(changes: dict[str, Any], until: Any) -> None:
+def test_job_may_finish_if_the_fault_can_wait(changes: dict[str, Any], until: Any) -> None:
     facts = {"fault_key": "xid:63", "is_busy": True, "opened_at": at(0), **changes}
 
     plan = plan_recovery(plan_facts(**facts), POLICY)
@@ -102,11 +102,11 @@ def test_work_may_come_to_its_own_end_where_the_fault_can_wait(changes: dict[str
     assert plan.jobs is (JobAction.LEAVE if until else JobAction.MOVE)
 
 
-def test_every_verb_of_the_catalogue_is_known() -> None:
+def test_every_rung_of_the_catalogue_is_known() -> None:
     assert set(Rung) == RUNGS
 
 
-def test_what_comes_again_and_again_begins_on_the_rung_that_is_asked_for() -> None:
+def test_recurring_fault_starts_on_its_raised_rung() -> None:
     facts = plan_facts(
         fault_key="xid:13",
         ladder=("reboot", "replace"),
@@ -144,7 +144,7 @@ def test_settling_time_comes_from_the_catalogue_scaled_by_policy() -> None:
         opt_out_reason=st.sampled_from(["", "Left to people."]),
     )
 )
-def test_nothing_acts_where_it_may_not(facts: PlanFacts) -> None:
+def test_plan_never_acts_without_permission(facts: PlanFacts) -> None:
     plan = plan_recovery(facts, POLICY)
 
     if plan.outcome is PlanOutcome.ACT:

@@ -15,7 +15,7 @@ POLICY = Policy()
 
 
 @pytest.mark.parametrize("fault", default_catalogue().values(), ids=lambda fault: fault.key)
-def test_each_fault_is_told_as_its_row_says(fault: Fault) -> None:
+def test_preview_follows_the_row_of_each_fault(fault: Fault) -> None:
     found = preview(fault, POLICY)
 
     assert found.opens_incident == (fault.ladder[0] not in (Rung.IGNORE, Rung.FOLLOW_PRIMARY))
@@ -30,7 +30,7 @@ def test_each_fault_is_told_as_its_row_says(fault: Fault) -> None:
     assert (found.repeated is not None) == counted
 
 
-def test_a_changed_fault_leads_elsewhere_and_its_hashes_tell() -> None:
+def test_changed_fault_changes_the_preview_and_its_hashes() -> None:
     site = changed(POLICY, {"faults": {"xid:43": {"ladder": ["reboot"], "validateWith": "basic"}}})
 
     before, after = preview(default_catalogue()["xid:43"], POLICY), preview(site.catalogue["xid:43"], site)
@@ -41,14 +41,14 @@ def test_a_changed_fault_leads_elsewhere_and_its_hashes_tell() -> None:
     assert before.policy_hash != after.policy_hash
 
 
-def test_what_a_site_does_not_name_stays() -> None:
+def test_unnamed_settings_keep_their_defaults() -> None:
     site = changed(POLICY, {"repair": {"maxAttempts": 2}})
 
     assert site == POLICY.but(repair=POLICY.repair.but(max_attempts=2))
     assert changed(POLICY, {}) == POLICY
 
 
-def test_every_part_of_the_policy_refuses_what_it_does_not_know() -> None:
+def test_every_policy_section_refuses_unknown_fields() -> None:
     sections = [name for name, value in POLICY if isinstance(value, Value)]
 
     assert "repair" in sections

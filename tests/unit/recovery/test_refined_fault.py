@@ -5,7 +5,7 @@ from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, plan_recovery
 from evenkeel.domain.recovery.policy import RepairPolicy
 
 
-def test_a_ladder_without_its_first_rung_is_climbed_from_the_next() -> None:
+def test_ladder_without_its_first_rung_starts_on_the_next() -> None:
     facts = PlanFacts(
         fault_key="xid:79",
         ladder=("replace",),

@@ -75,7 +75,7 @@ def choose(**changes: Any) -> RepairDecision:
         ),
     ],
 )
-def test_before_any_call(why: str, changes: dict[str, Any], action: Repair) -> None:
+def test_repair_decision_before_any_call(why: str, changes: dict[str, Any], action: Repair) -> None:
     assert choose(**changes).action is action, why
 
 
@@ -139,7 +139,7 @@ def test_before_any_call(why: str, changes: dict[str, Any], action: Repair) -> N
         ),
     ],
 )
-def test_after_a_call(why: str, changes: dict[str, Any], action: Repair) -> None:
+def test_repair_decision_after_a_call(why: str, changes: dict[str, Any], action: Repair) -> None:
     decision = choose(**changes)
 
     assert decision.action is action, f"{why}: {decision.reason}"
@@ -182,9 +182,7 @@ OWNED = {"owner": Owner.HYPERPOD, "requests": (an_ask("owner"),)}
         ("taken over in vain", {"requests": (an_ask("owner"), an_ask(seconds=160)), "now": at(261)}, Repair.REPLACE),
     ],
 )
-def test_hyperpod_repairs_and_evenkeel_takes_over_only_when_nothing_is_under_way(
-    why: str, changes: dict[str, Any], action: Repair
-) -> None:
+def test_evenkeel_takes_over_only_from_an_idle_hyperpod(why: str, changes: dict[str, Any], action: Repair) -> None:
     decision = choose(**{**OWNED, **changes})
 
     assert decision.action is action, f"{why}: {decision.reason}"
@@ -199,9 +197,7 @@ def test_hyperpod_repairs_and_evenkeel_takes_over_only_when_nothing_is_under_way
         ("it is at it", {"requests": (an_ask("replace"),), "code": "replacement_started"}, Repair.AWAIT),
     ],
 )
-def test_what_the_provider_says_ends_the_wait_for_its_deadline(
-    why: str, changes: dict[str, Any], action: Repair
-) -> None:
+def test_provider_result_ends_the_wait_early(why: str, changes: dict[str, Any], action: Repair) -> None:
     decision = choose(
         **{"requests": (an_ask(),), "progress": progress_facts((changes.pop("code"), 30)), "now": at(31), **changes}
     )
@@ -209,13 +205,13 @@ def test_what_the_provider_says_ends_the_wait_for_its_deadline(
     assert decision.action is action, f"{why}: {decision.reason}"
 
 
-def test_old_news_of_a_failure_says_nothing_of_a_later_call() -> None:
+def test_old_failure_says_nothing_about_a_later_call() -> None:
     assert (
         choose(requests=(an_ask(),), progress=progress_facts(("reboot_failed", 5)), now=at(31)).action is Repair.AWAIT
     )
 
 
-def test_want_of_capacity_names_what_to_look_at_and_that_no_loan_is_had() -> None:
+def test_missing_capacity_names_the_next_step() -> None:
     decision = choose(requests=(an_ask("replace"),), progress=progress_facts(("insufficient_capacity", 30)), now=at(31))
 
     assert "training plan" in decision.reason
@@ -238,7 +234,9 @@ KARPENTERS = {"owner": Owner.KARPENTER, "now": at(20)}
         ("it went by itself", False, {"slot_state": GONE}, Repair.NOT_NEEDED),
     ],
 )
-def test_karpenters_machines(why: str, repairs: bool, changes: dict[str, Any], action: Repair) -> None:
+def test_karpenter_nodes_are_drained_and_terminated(
+    why: str, repairs: bool, changes: dict[str, Any], action: Repair
+) -> None:
     facts = repair_facts(**{**KARPENTERS, **changes})
 
     decision = choose_repair(facts, POLICY.but(karpenter_repairs=repairs))
@@ -283,7 +281,7 @@ def test_karpenters_machines(why: str, repairs: bool, changes: dict[str, Any], a
         ("… and stays empty", {"slot_state": GONE, "now": at(200)}, Repair.NOT_NEEDED, False),
     ],
 )
-def test_people_and_what_is_in_the_way(why: str, changes: dict[str, Any], action: Repair, drains: bool) -> None:
+def test_people_and_obstacles_stop_a_repair(why: str, changes: dict[str, Any], action: Repair, drains: bool) -> None:
     decision = choose(**changes)
 
     assert (decision.action, decision.drains) == (action, drains), f"{why}: {decision.reason}"
@@ -306,7 +304,7 @@ EXAMINED = {"deep_check_failed_at": at(60), "invalid_at": at(60), "slot_state": 
         ),
     ],
 )
-def test_a_machine_that_failed_its_deep_check_is_hyperpods_to_repair(
+def test_hyperpod_repairs_a_node_that_failed_its_deep_check(
     why: str, changes: dict[str, Any], action: Repair, marks: str
 ) -> None:
     decision = choose(**{**EXAMINED, **changes})
@@ -326,7 +324,9 @@ def test_a_machine_that_failed_its_deep_check_is_hyperpods_to_repair(
         ("it took effect and never came", "replace", {"now": at(300), "status": "Pending"}, Repair.ASK_PERSON),
     ],
 )
-def test_a_lost_reply(why: str, rung: str, changes: dict[str, Any], action: Repair, answer: str) -> None:
+def test_lost_reply_is_resolved_from_the_node(
+    why: str, rung: str, changes: dict[str, Any], action: Repair, answer: str
+) -> None:
     status = changes.get("status", "Running")
     slot_state = changes.get("slot_state") or a_slot_state()
     assert slot_state.original.record
@@ -347,13 +347,13 @@ def test_a_call_is_repeated_once_only() -> None:
     assert choose(requests=lost, now=at(200), ladder=("replace",)).action is Repair.ASK_PERSON
 
 
-def test_a_life_is_replaced_once_also_by_a_later_incident() -> None:
+def test_node_life_is_replaced_once_over_all_incidents() -> None:
     earlier = an_ask("replace", seconds=-900, incident_id="inc-0")
 
     assert choose(requests=(earlier,), ladder=("replace",)).action is Repair.ASK_PERSON
 
 
-def test_a_machine_that_was_rebooted_lately_is_replaced_at_once() -> None:
+def test_recently_rebooted_node_is_replaced_at_once() -> None:
     earlier = an_ask("reboot", seconds=-900, incident_id="inc-0")
 
     assert choose(requests=(earlier,)).action is Repair.REPLACE
@@ -370,7 +370,9 @@ def test_a_machine_that_was_rebooted_lately_is_replaced_at_once() -> None:
     ],
 )
 @pytest.mark.parametrize("requests", [(), (an_ask("replace"),)], ids=["replaced by another", "replaced by us"])
-def test_another_machine_in_the_seat(why: str, changes: dict[str, Any], action: Repair, requests: Any) -> None:
+def test_replacement_in_the_slot_decides_the_repair(
+    why: str, changes: dict[str, Any], action: Repair, requests: Any
+) -> None:
     assert choose(requests=requests, slot_state=a_slot_state(successor=a_successor()), **changes).action is action, why
 
 
@@ -381,7 +383,7 @@ def test_alternatives_say_why_not() -> None:
     assert all(each.why_not for each in decision.alternatives)
 
 
-def test_a_call_without_a_reply_is_awaited_for_less() -> None:
+def test_call_without_a_reply_has_a_shorter_wait() -> None:
     assert deadline_of(an_ask(answer="UNKNOWN"), POLICY) == at(60)
     assert deadline_of(an_ask(), POLICY) == at(110)
 
@@ -412,9 +414,7 @@ def test_the_decision_replays_from_its_facts() -> None:
         ("it had its time", "UNKNOWN", {"now": at(400)}, Repair.REBOOT),
     ],
 )
-def test_a_call_of_an_earlier_incident_is_not_crossed(
-    why: str, answer: str, changes: dict[str, Any], action: Repair
-) -> None:
+def test_call_of_an_earlier_incident_is_awaited(why: str, answer: str, changes: dict[str, Any], action: Repair) -> None:
     earlier = an_ask(seconds=-5, answer=answer, incident_id="inc-0")
 
     decision = choose(requests=(earlier,), **changes)

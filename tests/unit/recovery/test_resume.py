@@ -76,7 +76,7 @@ def resume(usable: int, spares: int = 0, **changes: Any) -> ResumeDecision:
         (0, 0, ResumeOption.WAIT_FOR_REPAIR, 3700),
     ],
 )
-def test_the_option_with_the_least_loss(usable: int, spares: int, option: ResumeOption, seconds: float) -> None:
+def test_option_with_the_least_loss_is_chosen(usable: int, spares: int, option: ResumeOption, seconds: float) -> None:
     decision = resume(usable, spares)
 
     assert (decision.option, decision.expected_seconds) == (option, seconds)
@@ -95,7 +95,7 @@ def test_the_expected_time_is_waiting_launch_restore_and_lost_work() -> None:
     assert waits.why_not == "it would lose $20.00 more"
 
 
-def test_a_node_that_nobody_repairs_is_not_waited_for() -> None:
+def test_resume_does_not_wait_for_an_unrepaired_node() -> None:
     decision = resume(1, is_repaired=False)
 
     assert (decision.option, decision.expected_seconds) == (ResumeOption.WAIT_FOR_REPAIR, 3600 + 100)
@@ -106,7 +106,7 @@ def test_one_repaired_node_is_not_enough_for_two() -> None:
     assert "one repaired node is not enough" in resume(0).reason
 
 
-def test_what_an_option_takes_from_others_counts_as_loss() -> None:
+def test_cost_to_other_jobs_counts_as_loss() -> None:
     def preempting(gpu_hours_taken: float) -> ResumeOption:
         preemption_victims = ResumeOffer(option=ResumeOption.PREEMPT, gpu_hours_taken=gpu_hours_taken)
         return resume(1, offers=(preemption_victims,)).option
@@ -115,7 +115,7 @@ def test_what_an_option_takes_from_others_counts_as_loss() -> None:
     assert preempting(4.1) is ResumeOption.WAIT_FOR_REPAIR
 
 
-def test_rent_is_paid_only_where_waiting_costs_more() -> None:
+def test_rent_is_paid_only_if_waiting_costs_more() -> None:
     def renting(usd: float) -> ResumeOption:
         return resume(1, offers=(ResumeOffer(option=ResumeOption.BURST, wait_seconds=300, usd=usd),)).option
 
@@ -123,7 +123,7 @@ def test_rent_is_paid_only_where_waiting_costs_more() -> None:
     assert renting(14) is ResumeOption.WAIT_FOR_REPAIR
 
 
-def test_a_cheaper_way_is_taken_although_it_is_slower() -> None:
+def test_cheaper_option_wins_over_a_faster_one() -> None:
     shrinks = ResumeOffer(option=ResumeOption.SHRINK, wait_seconds=60)
 
     assert resume(1, offers=(shrinks,)).option is ResumeOption.SHRINK
@@ -146,7 +146,7 @@ def test_a_cheaper_way_is_taken_although_it_is_slower() -> None:
     ),
     is_repaired=st.booleans(),
 )
-def test_nothing_that_can_be_had_loses_less_and_ties_go_by_the_stated_order(
+def test_no_available_option_loses_less_and_ties_are_ordered(
     usable: int, spares: int, offers: list[ResumeOffer], *, is_repaired: bool
 ) -> None:
     decision = resume(usable, min(spares, usable), offers=tuple(offers), is_repaired=is_repaired)
@@ -161,19 +161,19 @@ def test_nothing_that_can_be_had_loses_less_and_ties_go_by_the_stated_order(
     assert decision.option not in {offer.option for offer in offers if offer.why_not}
 
 
-def test_a_pool_that_has_room_is_found_behind_one_that_has_none() -> None:
+def test_pool_with_capacity_is_found_after_a_full_pool() -> None:
     pools = (PoolCapacity(pool="full", usable=1, spares=0), PoolCapacity(pool="roomy", usable=2, spares=0))
 
     assert resume(0, pools=pools).pool == "roomy"
 
 
-def test_only_a_life_that_will_be_replaced_is_avoided() -> None:
+def test_only_nodes_to_be_replaced_are_avoided() -> None:
     assert resume(2).avoid == ()
     assert resume(2, will_be_replaced=True).avoid == (LIFE.key,)
 
 
 @pytest.mark.parametrize("trust", [CheckpointTrust.SUSPECT_SINCE_FIRST_SIGNAL, CheckpointTrust.NONE])
-def test_checkpoints_near_a_corrupting_fault_are_distrusted_and_it_is_said(trust: CheckpointTrust) -> None:
+def test_plan_states_distrust_near_a_corrupting_fault(trust: CheckpointTrust) -> None:
     decision = resume(2, trust=trust)
 
     assert resume(2).distrust_after is None
@@ -194,9 +194,7 @@ def test_checkpoints_near_a_corrupting_fault_are_distrusted_and_it_is_said(trust
         ({"ran_seconds": -1.0, "keeps_checkpoints": False}, 0),
     ],
 )
-def test_lost_work_is_half_an_interval_and_the_poisoned_window_and_never_more_than_was_done(
-    changes: dict[str, Any], seconds: float
-) -> None:
+def test_lost_work_is_bounded_by_the_work_done(changes: dict[str, Any], seconds: float) -> None:
     facts: dict[str, Any] = {
         "ran_seconds": 7200.0,
         "keeps_checkpoints": True,
@@ -212,7 +210,7 @@ def test_lost_work_is_half_an_interval_and_the_poisoned_window_and_never_more_th
 _ROW = re.compile(r"\| `(\w+)` \| (\d+) \| (\d+) \| ([\d.]+) \| \$([\d.]+) \|")
 
 
-def test_the_worked_example_of_the_handbook_is_what_is_decided() -> None:
+def test_first_documented_example_matches_the_decision() -> None:
     text = (Path(__file__).parents[3] / "docs" / "operate" / "resume.md").read_text(encoding="utf-8")
     half = lost_work(ran_seconds=86_400, keeps_checkpoints=True, distrusted_seconds=0, expected_checkpoint_seconds=900)
 
@@ -251,7 +249,7 @@ def a_fault(left: int, seconds: float = 300, **changes: Any) -> NodeLossFacts:
     return NodeLossFacts.model_validate({**facts, **changes})
 
 
-def test_an_elastic_job_goes_on_with_what_is_left_where_that_loses_less_than_the_repair() -> None:
+def test_elastic_job_shrinks_if_that_loses_less_than_repair() -> None:
     decided = resume(3, nodes=4, offers=REFUSED[1:], fault=a_fault(3))
 
     assert (decided.option, decided.nodes, decided.shrinks_at) == (ResumeOption.SHRINK, 3, at(300))
@@ -261,28 +259,28 @@ def test_an_elastic_job_goes_on_with_what_is_left_where_that_loses_less_than_the
     assert waits.gpu_hours_lost == pytest.approx(1000 * 4 * 8 / 3600, abs=0.001)
 
 
-def test_a_short_repair_is_waited_for_and_past_that_the_job_shrinks_all_the_same() -> None:
+def test_elastic_job_waits_only_for_a_short_repair() -> None:
     decided = resume(3, nodes=4, offers=REFUSED[1:], fault=a_fault(3), delays=delays(repair=140))
 
     assert decided.option is ResumeOption.WAIT_FOR_REPAIR
     assert decided.shrinks_at == at(300 + decided.expected_seconds)
 
 
-def test_a_spare_is_given_its_time_first() -> None:
+def test_elastic_job_waits_for_a_spare_first() -> None:
     decided = resume(3, nodes=4, offers=REFUSED[1:], fault=a_fault(3, seconds=20))
 
     assert (decided.option, decided.shrinks_at) == (ResumeOption.SHRINK, at(120))
     assert decided.expected_seconds == 100 + 100
 
 
-def test_too_few_nodes_for_any_size_are_no_way() -> None:
+def test_shrinking_needs_nodes_for_a_legal_size() -> None:
     decided = resume(1, nodes=4, offers=REFUSED[1:], fault=a_fault(1))
 
     assert decided.option is ResumeOption.WAIT_FOR_REPAIR
     assert any("No legal size fits 1 node" in each.why_not for each in decided.alternatives)
 
 
-def test_free_nodes_are_taken_before_a_job_shrinks() -> None:
+def test_free_nodes_are_used_before_shrinking() -> None:
     decided = resume(4, nodes=4, offers=REFUSED[1:], fault=a_fault(3, spares=1))
 
     assert (decided.option, decided.nodes) == (ResumeOption.FREE_NODE, 4)
@@ -349,7 +347,7 @@ def large(**changes: Any) -> ResumeDecision:
     return resume(15, **{**known, **changes})
 
 
-def test_the_second_worked_example_of_the_handbook_is_what_is_decided() -> None:
+def test_second_documented_example_matches_the_decision() -> None:
     text = (Path(__file__).parents[3] / "docs" / "operate" / "resume.md").read_text(encoding="utf-8")
     rows = re.findall(r"\| `(\w+)` \| ([\d.]+) s \| ([\d.]+) GPU-h \| \$([\d,.]+) \|", text)
     decision = large()
@@ -368,7 +366,7 @@ def test_the_second_worked_example_of_the_handbook_is_what_is_decided() -> None:
     assert [option for option, *_ in told] == ["PREEMPT", "BURST", "WAIT_FOR_REPAIR"]
 
 
-def test_what_renting_is_worth_is_the_rent_at_which_the_next_best_way_loses_as_little() -> None:
+def test_renting_is_worth_the_loss_of_the_next_best_option() -> None:
     decision = large(preemption_victims=())
     worth = decision.max_rent_parts
     assert worth is not None
@@ -385,7 +383,7 @@ def test_what_renting_is_worth_is_the_rent_at_which_the_next_best_way_loses_as_l
     assert large().max_rent_parts is None
 
 
-def test_what_a_pass_would_not_start_is_not_rented() -> None:
+def test_nothing_is_rented_that_a_cycle_would_not_start() -> None:
     barred = large(preemption_victims=(), renting=renting(barred="Rented nodes would not help the job: no quota."))
     over = large(preemption_victims=(), renting=renting(cap=55_040_000 * 15))
 
@@ -395,13 +393,13 @@ def test_what_a_pass_would_not_start_is_not_rented() -> None:
         assert (row.usd, why in row.why_not) == (None, True)
 
 
-def test_two_equals_do_not_change_places() -> None:
+def test_equal_jobs_do_not_preempt_each_other() -> None:
     equal = SMALL.but(accelerators=128, usd_per_hour_of_delay=150)
 
     assert large(renting=None, preemption_victims=(equal,)).option is ResumeOption.WAIT_FOR_REPAIR
 
 
-def test_an_hours_delay_counts_for_every_way_alike() -> None:
+def test_price_of_delay_applies_to_every_option() -> None:
     priced, unpriced = resume(1, usd_per_hour_of_delay=90), resume(1)
 
     assert priced.option is unpriced.option
@@ -415,7 +413,7 @@ def test_an_hours_delay_counts_for_every_way_alike() -> None:
     repair=st.integers(0, 40_000),
     accelerators=st.integers(1, 256),
 )
-def test_no_way_that_can_be_had_loses_less_than_the_chosen_one_and_no_cap_is_passed(
+def test_chosen_option_loses_least_within_the_caps(
     micros: int, cap: int, run: int, repair: int, accelerators: int
 ) -> None:
     decision = large(

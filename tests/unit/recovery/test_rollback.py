@@ -66,17 +66,17 @@ POISONED, CLEAN = at(-299), at(-300)
         ([(2, 1, POISONED), (3, None, None)], Rollback.LEAVE),
     ],
 )
-def test_what_descends_from_the_poisoned_window_is_taken_back(
+def test_attempt_from_a_distrusted_checkpoint_is_rolled_back(
     descent: list[tuple[int, int | None, datetime | None]], action: Rollback
 ) -> None:
     assert judged(*(an_attempt(*link) for link in descent)).action is action
 
 
-def test_a_fault_that_corrupts_nothing_takes_nothing_back() -> None:
+def test_fault_without_corruption_rolls_nothing_back() -> None:
     assert judged(an_attempt(2, 1, POISONED), distrust_after=None).action is Rollback.LEAVE
 
 
-def test_what_was_not_asked_for_evidence_is_taken_back_where_the_fault_asks_for_it() -> None:
+def test_missing_required_evidence_rolls_the_attempt_back() -> None:
     before = an_attempt(2, 1, CLEAN)
 
     assert judged(before, demand=CheckpointRequirement.EVIDENCE).action is Rollback.STOP
@@ -86,7 +86,7 @@ def test_what_was_not_asked_for_evidence_is_taken_back_where_the_fault_asks_for_
     )
 
 
-def test_what_only_rank_0_knows_is_in_doubt_unless_it_was_told_of_the_window() -> None:
+def test_unknown_pin_is_distrusted_unless_rank_0_knew_the_window() -> None:
     mounted = an_attempt(2, None, None, is_pinned=False)
 
     assert judged(mounted).action is Rollback.STOP
@@ -98,7 +98,7 @@ def test_an_attempt_that_is_not_pinned_yet_has_resumed_from_nothing() -> None:
     assert judged(an_attempt(2, None, None, is_pinned=False, launched_at=None)).action is Rollback.LEAVE
 
 
-def test_a_job_is_taken_back_only_so_often() -> None:
+def test_number_of_rollbacks_is_bounded() -> None:
     decision = judged(an_attempt(2, 1, POISONED), rollbacks=2)
 
     assert decision.action is Rollback.LIMIT

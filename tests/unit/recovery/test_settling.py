@@ -34,7 +34,7 @@ from tests.unit.recovery.facts import LIFE, SLOT, at
         ("STAND_DOWN", None, None, "", "STOOD_DOWN"),
     ],
 )
-def test_the_worst_part_decides_and_no_failure_ends_well(
+def test_worst_branch_decides_the_end(
     plan: str | None, node: str | None, jobs: str | None, failure: str, state: str
 ) -> None:
     def part(outcome: str | None) -> BranchEnd | None:
@@ -43,7 +43,7 @@ def test_the_worst_part_decides_and_no_failure_ends_well(
     assert choose_incident_end(("reboot", "replace"), part(plan), part(node), part(jobs), failure).state == state
 
 
-def test_a_fault_that_only_a_person_can_mend_asks_for_one() -> None:
+def test_fault_that_needs_a_person_waits_for_one() -> None:
     assert choose_incident_end(("page_human",), BranchEnd(outcome="NOTHING"), None, None, "").state in PAGED
     assert choose_incident_end("node:pressure", BranchEnd(outcome="NOTHING"), None, None, "").state not in PAGED
 
@@ -100,9 +100,7 @@ def planned(outcome: str = "NOTHING", **changes: Any) -> Incident:
         (planned(run=2), ("replace",), ""),
     ],
 )
-def test_a_plan_without_a_repair_does_not_close_over_what_asks_for_more(
-    incident: Incident, rungs: tuple[str, ...], said: str
-) -> None:
+def test_plan_without_repair_is_remade_for_a_worse_fault(incident: Incident, rungs: tuple[str, ...], said: str) -> None:
     found = why_replan(incident, rungs, "ACT")
 
     assert said in found
@@ -118,7 +116,7 @@ def test_a_plan_without_a_repair_does_not_close_over_what_asks_for_more(
         ('P: {"errorMessage": "Refused: n', "P: Refused: n"),
     ],
 )
-def test_a_failure_is_told_without_its_stack(cause: str, said: str) -> None:
+def test_failure_is_reported_without_its_stack_trace(cause: str, said: str) -> None:
     ended = choose_incident_end(
         (), BranchEnd(outcome="ACT"), BranchEnd(outcome="FAILED", reason=cause), BranchEnd(outcome="NO_JOBS"), ""
     )

@@ -33,10 +33,10 @@ def a_waiting(*, looks_well: bool, age: float) -> BlockedAction:
     )
 
 
-def test_a_machine_that_looks_well_needs_no_place_to_be_cordoned_in() -> None:
+def test_healthy_node_needs_no_cordon_slot() -> None:
     assert released_actions([a_waiting(looks_well=True, age=301)], POLICY) == {"inc-1"}
 
 
-def test_a_sick_one_and_one_with_fresh_evidence_wait_for_their_place() -> None:
+def test_faulty_nodes_wait_for_a_cordon_slot() -> None:
     assert released_actions([a_waiting(looks_well=False, age=301)], POLICY) == frozenset()
     assert released_actions([a_waiting(looks_well=True, age=299)], POLICY) == frozenset()

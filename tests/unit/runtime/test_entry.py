@@ -48,7 +48,7 @@ def raising(error: Exception) -> entry.Handler:
 # ---------------------------------------------------------------- task
 
 
-def test_a_task_answers_and_logs_one_line_with_its_ids(world: FakeWorld) -> None:
+def test_task_logs_one_line_with_its_ids(world: FakeWorld) -> None:
     @entry.task
     def handler(_event: entry.Json, _context: Any) -> entry.Json:
         return {"outcome": "CORDONED", "reason": "It was free."}
@@ -78,7 +78,7 @@ def test_a_task_answers_and_logs_one_line_with_its_ids(world: FakeWorld) -> None
         (ZeroDivisionError("a bug"), "ZeroDivisionError", "a bug", "ERROR"),
     ],
 )
-def test_an_error_leaves_under_a_name_that_workflows_know(
+def test_error_leaves_under_a_name_that_workflows_match(
     world: FakeWorld, error: Exception, name: str, message: str, level: str
 ) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the exact type is what is tested
@@ -98,7 +98,7 @@ def test_an_error_leaves_under_a_name_that_workflows_know(
         (KeyError("bug"), ("KeyError", "'bug'")),
     ],
 )
-def test_a_failure_under_a_token_is_told_to_the_workflow_too(
+def test_failure_under_a_token_is_sent_to_the_workflow(
     world: FakeWorld, error: Exception, told: tuple[str, str]
 ) -> None:
     with pytest.raises(Exception):  # noqa: B017, PT011 - only the token is looked at
@@ -109,7 +109,7 @@ def test_a_failure_under_a_token_is_told_to_the_workflow_too(
     assert "token" not in world.telemetry.bound
 
 
-def test_a_workflow_that_cannot_be_told_does_not_hide_the_failure(world: FakeWorld) -> None:
+def test_unreachable_workflow_does_not_hide_the_failure(world: FakeWorld) -> None:
     class DeafTokens:
         def fail(self, token: str, error: str, cause: str) -> bool:
             raise Throttled("states")
@@ -191,7 +191,7 @@ def test_each_event_is_archived_then_handled_and_logged_once(world: FakeWorld) -
     assert [(line.message, line.keys["incidentId"]) for line in world.telemetry.lines] == [("EventDone", "inc-1")] * 2
 
 
-def test_a_malformed_event_is_dead_lettered_whole_and_counts_as_done(world: FakeWorld) -> None:
+def test_malformed_event_is_dead_lettered_and_counts_as_done(world: FakeWorld) -> None:
     handler, facts = on_events()
     body = json.dumps({"id": "e-1", "kind": "bad", "detail": "x" * 500})
 
@@ -206,7 +206,7 @@ def test_a_malformed_event_is_dead_lettered_whole_and_counts_as_done(world: Fake
     assert (line.keys["code"], len(line.keys["beginning"])) == ("EVENT_BAD_ID", 200)
 
 
-def test_an_event_that_calls_for_nothing_is_archived_and_counted(world: FakeWorld) -> None:
+def test_ignored_event_is_archived_and_counted(world: FakeWorld) -> None:
     handler, facts = on_events()
 
     answer = handler(a_batch({"id": "e-1", "kind": "other"}), CONTEXT)
@@ -217,7 +217,7 @@ def test_an_event_that_calls_for_nothing_is_archived_and_counted(world: FakeWorl
 
 
 @pytest.mark.parametrize("error", [Throttled("slow"), NotAllowed("no"), ZeroDivisionError("bug")])
-def test_a_good_event_that_cannot_be_handled_now_goes_back_alone(world: FakeWorld, error: Exception) -> None:
+def test_failed_event_alone_returns_to_the_queue(world: FakeWorld, error: Exception) -> None:
     handler, facts = on_events(error, {"outcome": "JOINED"})
 
     answer = handler(a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "ecc"}), CONTEXT)
@@ -228,7 +228,7 @@ def test_a_good_event_that_cannot_be_handled_now_goes_back_alone(world: FakeWorl
 
 
 @pytest.mark.parametrize(("deliveries", "seconds"), [(1, 10), (2, 30), (3, 90), (4, 270), (5, 360), (8, 360)])
-def test_what_goes_back_comes_again_soon_and_then_more_rarely(world: FakeWorld, deliveries: int, seconds: int) -> None:
+def test_failed_event_is_redelivered_with_growing_delays(world: FakeWorld, deliveries: int, seconds: int) -> None:
     handler, _ = on_events(Throttled("slow"))
     batch = a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "ecc"})
     for index, record in enumerate(batch["Records"]):
@@ -239,7 +239,7 @@ def test_what_goes_back_comes_again_soon_and_then_more_rarely(world: FakeWorld, 
     assert world.inbox.again == [("r-0", seconds)]
 
 
-def test_what_cannot_be_put_off_waits_as_long_as_the_queue_holds_it_back(world: FakeWorld) -> None:
+def test_failed_delay_request_leaves_the_queue_timeout(world: FakeWorld) -> None:
     class NoQueue:
         def delay_redelivery(self, receipt: str, seconds: int) -> None:
             raise Throttled("queue")
@@ -256,7 +256,7 @@ def test_what_cannot_be_put_off_waits_as_long_as_the_queue_holds_it_back(world: 
     assert "EventDeliveredLate" in [line.message for line in world.telemetry.lines]
 
 
-def test_an_event_that_cannot_be_archived_goes_back_unread(world: FakeWorld) -> None:
+def test_event_without_archive_copy_returns_unparsed(world: FakeWorld) -> None:
     class FullArchive:
         def keep(self, envelope_id: str, body: bytes) -> None:
             raise Throttled("archive")
@@ -274,7 +274,7 @@ def test_an_event_that_cannot_be_archived_goes_back_unread(world: FakeWorld) -> 
     "body",
     ['{"kind": "xid"}', '{"id": "../../etc", "kind": "xid"}', '{"id": 7, "kind": "xid"}', '{"id": "\\ud800", "a": 1}'],
 )
-def test_an_event_without_a_usable_id_is_archived_under_its_digest(world: FakeWorld, body: str) -> None:
+def test_event_without_valid_id_is_archived_under_its_digest(world: FakeWorld, body: str) -> None:
     handler, _ = on_events()
 
     handler(a_batch(body), CONTEXT)
@@ -283,7 +283,7 @@ def test_an_event_without_a_usable_id_is_archived_under_its_digest(world: FakeWo
     assert name.startswith("sha256-")
 
 
-def test_text_that_utf8_cannot_carry_reaches_the_archive_and_the_dead_letters(world: FakeWorld) -> None:
+def test_invalid_utf8_text_reaches_archive_and_dead_letters(world: FakeWorld) -> None:
     handler, _ = on_events()
 
     answer = handler(a_batch('{"id": "e-1", "kind": "bad", "text": "\ud800"}'), CONTEXT)
@@ -293,7 +293,7 @@ def test_text_that_utf8_cannot_carry_reaches_the_archive_and_the_dead_letters(wo
     assert b"\\ud800" in world.raw_events.kept["e-1"]
 
 
-def test_a_batch_of_none_is_nothing(world: FakeWorld) -> None:
+def test_empty_batch_has_no_failures(world: FakeWorld) -> None:
     handler, _ = on_events()
 
     assert handler({}, CONTEXT) == {"batchItemFailures": []}
@@ -304,7 +304,7 @@ def test_a_batch_of_none_is_nothing(world: FakeWorld) -> None:
 PASS_REQUEST = {"Records": [{"messageId": "m-0", "body": "{}"}, {"messageId": "m-1", "body": "{}"}]}
 
 
-def test_a_round_logs_what_it_did(world: FakeWorld) -> None:
+def test_scheduled_run_logs_its_result(world: FakeWorld) -> None:
     answer = entry.scheduled(lambda _event, _context: {"admitted": 2, "names": ["a"]})({}, CONTEXT)
 
     assert answer == {"admitted": 2, "names": ["a"]}
@@ -325,7 +325,7 @@ def test_scheduled_run_without_access_is_put_off(world: FakeWorld, error: Except
     assert world.telemetry.totals["ScheduledRunsDeferred"] == 1
 
 
-def test_a_round_that_the_next_one_makes_good_pages_nobody(world: FakeWorld) -> None:
+def test_transient_failure_of_a_scheduled_run_pages_no_person(world: FakeWorld) -> None:
     answer = entry.scheduled(raising(Throttled("slow")))({}, CONTEXT)
 
     assert answer == {"outcome": "PUT_OFF", "reason": "Throttled: slow"}
@@ -333,14 +333,14 @@ def test_a_round_that_the_next_one_makes_good_pages_nobody(world: FakeWorld) -> 
     assert world.telemetry.totals["ScheduledRunsDeferred"] == 1
 
 
-def test_pass_requests_go_back_to_the_queue_while_a_retry_may_help(world: FakeWorld) -> None:
+def test_transient_failure_returns_cycle_requests_to_the_queue(world: FakeWorld) -> None:
     answer = entry.scheduled(raising(Throttled("slow")))(PASS_REQUEST, CONTEXT)
 
     assert answer == {"batchItemFailures": [{"itemIdentifier": "m-0"}, {"itemIdentifier": "m-1"}]}
 
 
 @pytest.mark.parametrize("error", [NotFound("gone"), ZeroDivisionError("bug")])
-def test_a_poison_pass_does_not_block_its_queue(world: FakeWorld, error: Exception) -> None:
+def test_permanent_failure_of_a_cycle_does_not_block_its_queue(world: FakeWorld, error: Exception) -> None:
     answer = entry.scheduled(raising(error))(PASS_REQUEST, CONTEXT)
 
     assert answer == {"batchItemFailures": []}
@@ -356,7 +356,7 @@ REQUEST = {
 }
 
 
-def test_a_request_logs_who_asked_what_and_the_status(world: FakeWorld) -> None:
+def test_request_logs_caller_route_and_status(world: FakeWorld) -> None:
     answer = entry.api(lambda _event, _context: {"statusCode": 200, "body": "{}"})(REQUEST, CONTEXT)
 
     assert answer["statusCode"] == 200
@@ -369,7 +369,7 @@ def test_a_request_logs_who_asked_what_and_the_status(world: FakeWorld) -> None:
 @pytest.mark.parametrize(
     ("error", "status"), [(NotFound("job-1 does not exist"), 404), (ZeroDivisionError("secret detail"), 500)]
 )
-def test_what_a_request_lets_through_becomes_a_problem(world: FakeWorld, error: Exception, status: int) -> None:
+def test_uncaught_error_of_a_request_becomes_a_problem(world: FakeWorld, error: Exception, status: int) -> None:
     answer = entry.api(raising(error))(REQUEST, CONTEXT)
 
     problem = json.loads(answer["body"])

@@ -29,7 +29,7 @@ def test_without_a_change_the_shipped_policy_is_in_force() -> None:
     assert site(FakeWorld()).current() == BASE
 
 
-def test_a_change_is_in_force_once_what_was_read_is_old() -> None:
+def test_policy_change_applies_after_the_cache_expires() -> None:
     world = FakeWorld()
     policies = site(world)
     before = policies.current()
@@ -44,7 +44,7 @@ def test_a_change_is_in_force_once_what_was_read_is_old() -> None:
     assert later.hash != BASE.hash
 
 
-def test_a_change_of_another_release_gives_way_to_the_one_before_and_calls_somebody() -> None:
+def test_unusable_policy_change_falls_back_and_alerts() -> None:
     world = FakeWorld()
     give(world, a_change(repair={"noLonger": 1}).but(before={"repair": {"maxAttempts": 2}}))
 
@@ -55,7 +55,7 @@ def test_a_change_of_another_release_gives_way_to_the_one_before_and_calls_someb
     assert [line.level for line in world.telemetry.lines if line.message == "SitePolicyInvalid"] == ["ERROR"]
 
 
-def test_where_neither_can_be_used_the_shipped_one_counts() -> None:
+def test_shipped_policy_applies_if_no_stored_policy_is_usable() -> None:
     nonsense = a_change(repair=3).but(before={"faults": {"xid:9999": {}}})
 
     policy, problem = in_force(BASE, nonsense)
@@ -79,7 +79,7 @@ class _Silent:
         return self.inner.get(key)
 
 
-def test_while_the_table_does_not_answer_what_was_read_last_counts() -> None:
+def test_last_read_policy_applies_while_the_table_fails() -> None:
     world = FakeWorld()
     give(world, a_change(repair={"maxAttempts": 2}))
     silent = _Silent(world)
@@ -92,7 +92,7 @@ def test_while_the_table_does_not_answer_what_was_read_last_counts() -> None:
     assert policies.current() is read
 
 
-def test_before_anything_was_read_nothing_is_decided() -> None:
+def test_no_decision_without_a_policy_ever_read() -> None:
     silent = _Silent(FakeWorld())
     silent.is_silent = True
 

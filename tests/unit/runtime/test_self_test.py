@@ -61,7 +61,7 @@ def test_missing_rights_are_named_for_each_cluster(world: FakeWorld) -> None:
     ]
 
 
-def test_cluster_that_does_not_answer_is_an_answer(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_cluster_is_part_of_the_answer(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(_cluster: str) -> str:
         raise Unreachable("no answer")
 
@@ -73,7 +73,7 @@ def test_cluster_that_does_not_answer_is_an_answer(world: FakeWorld, monkeypatch
 GET = {**PATCH, "verb": "get"}
 
 
-def test_server_that_cannot_read_its_store_is_found(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_node_read_of_a_cluster_is_found(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable(_cluster: str, name: str) -> None:
         raise Unreachable(f"GET /api/v1/nodes/{name} of research-eks: 503 ServiceUnavailable")
 
@@ -92,7 +92,7 @@ def test_node_is_not_read_without_the_right(world: FakeWorld, monkeypatch: pytes
     assert asked(world, rights=rights)["clusters"][0]["error"] == ""
 
 
-def test_kueue_that_may_not_be_read_is_said_apart(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_right_to_read_kueue_is_reported_separately(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_cluster: str) -> dict[str, str]:
         raise NotAllowed("403")
 
@@ -102,7 +102,7 @@ def test_kueue_that_may_not_be_read_is_said_apart(world: FakeWorld, monkeypatch:
     assert (found["error"], found["kueueError"]) == ("", "NotAllowed: 403")
 
 
-def test_policy_in_force_is_told_when_asked_for(world: FakeWorld) -> None:
+def test_policy_in_force_is_returned_on_request(world: FakeWorld) -> None:
     assert asked(world)["policy"] is None
     assert asked(world, readsPolicy=True)["policy"] == {
         "name": "production",
@@ -113,5 +113,5 @@ def test_policy_in_force_is_told_when_asked_for(world: FakeWorld) -> None:
 
 
 @pytest.mark.parametrize("request_", [{"rights": [{"verb": "x"}]}, {"rights": [PATCH] * 501}, {"other": 1}, [], "x"])
-def test_what_is_no_self_test_asks_nothing(world: FakeWorld, request_: Any) -> None:
+def test_invalid_self_test_calls_nothing(world: FakeWorld, request_: Any) -> None:
     assert "not a self-test" in self_test.run(request_, world.as_world())["error"]

@@ -6,7 +6,7 @@ from evenkeel.domain.policy_base import Mode
 from evenkeel.runtime.settings import BadSetting, Settings
 
 
-def test_nothing_said_means_observe_and_nothing_else() -> None:
+def test_empty_environment_means_observe() -> None:
     settings = Settings.from_environment({"PATH": "/bin", "AWS_REGION": "eu-west-1"})
 
     assert (settings.mode, settings.drills_may_act, settings.policy_name) == (Mode.OBSERVE, False, "production")
@@ -15,7 +15,7 @@ def test_nothing_said_means_observe_and_nothing_else() -> None:
     assert settings.region == "eu-west-1"
 
 
-def test_everything_said_is_read() -> None:
+def test_every_variable_is_read() -> None:
     said = {
         "EVENKEEL_FLEET": "research",
         "EVENKEEL_MODE": "act",
@@ -29,7 +29,7 @@ def test_everything_said_is_read() -> None:
     assert settings.kubernetes_clusters == ("research-eks", "burst-eks")
 
 
-def test_a_variable_set_to_nothing_counts_as_absent() -> None:
+def test_empty_variable_counts_as_absent() -> None:
     settings = Settings.from_environment({"EVENKEEL_MODE": "", "HYPERPOD_CLUSTER_ARN": " "})
 
     assert (settings.mode, settings.hyperpod_cluster_arn) == (Mode.OBSERVE, "")
@@ -39,7 +39,7 @@ def test_a_variable_set_to_nothing_counts_as_absent() -> None:
     ("name", "value"),
     [("EVENKEEL_MODE", "on"), ("EVENKEEL_DRILLS_MAY_ACT", "maybe"), ("EVENKEEL_POLICY", "../secrets")],
 )
-def test_a_value_that_cannot_be_read_names_its_variable(name: str, value: str) -> None:
+def test_unreadable_value_names_its_variable(name: str, value: str) -> None:
     with pytest.raises(BadSetting, match=name):
         Settings.from_environment({name: value})
 

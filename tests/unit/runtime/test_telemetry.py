@@ -50,7 +50,7 @@ def test_tokens_credentials_and_a_jobs_environment_are_never_logged(
     assert "secret" not in capsys.readouterr().out
 
 
-def test_keys_that_a_log_record_calls_its_own_are_kept_under_another_name(
+def test_reserved_log_keys_are_kept_under_another_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     telemetry = made()
@@ -62,7 +62,7 @@ def test_keys_that_a_log_record_calls_its_own_are_kept_under_another_name(
     assert line["level"] == "INFO"
 
 
-def test_hostile_text_stays_on_its_line_and_harmless(
+def test_hostile_text_is_escaped_on_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     telemetry = made()

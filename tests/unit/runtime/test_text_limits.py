@@ -73,7 +73,7 @@ def _is_limited(schema: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("model", [*REQUESTS, Policy, NodeFact, GroupFact], ids=lambda model: model.__name__)
-def test_every_text_from_outside_has_a_limit(model: type[BaseModel]) -> None:
+def test_every_external_text_has_a_limit(model: type[BaseModel]) -> None:
     assert unlimited(model) == []
 
 

@@ -58,7 +58,7 @@ def test_a_world_builds_nothing_before_it_is_used() -> None:
             getattr(world, name)
 
 
-def test_a_fleet_without_hyperpod_has_no_machines_to_repair() -> None:
+def test_fleet_without_hyperpod_has_no_repairable_nodes() -> None:
     provider = World(Settings.from_environment({})).provider
 
     assert isinstance(provider, NullProvider)
@@ -68,7 +68,7 @@ def test_a_fleet_without_hyperpod_has_no_machines_to_repair() -> None:
         provider.cluster()
 
 
-def test_a_port_that_is_given_wins_and_one_that_is_none_is_refused() -> None:
+def test_given_port_wins_and_none_is_refused() -> None:
     fake = FakeWorld()
 
     assert World(Settings.from_environment({}), ledger=fake.ledger).ledger is fake.ledger
@@ -76,7 +76,7 @@ def test_a_port_that_is_given_wins_and_one_that_is_none_is_refused() -> None:
         World(Settings.from_environment({}), ledgre=fake.ledger)
 
 
-def test_a_world_in_use_is_what_handlers_get() -> None:
+def test_handlers_get_the_world_in_use() -> None:
     world = FakeWorld().as_world()
 
     with wiring.use_world(world):
@@ -130,6 +130,6 @@ def test_the_local_policy_only_shortens() -> None:
                 assert value <= production[part][field], f"{part}.{field}"
 
 
-def test_a_policy_that_is_not_there_is_told_by_name() -> None:
+def test_missing_policy_is_named() -> None:
     with pytest.raises(BadSetting, match="holiday"):
         load_policy("holiday")

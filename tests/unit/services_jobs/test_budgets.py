@@ -40,7 +40,7 @@ def asked_last(market: RentalScenario) -> PlacementFacts:
 
 
 @pytest.mark.parametrize(("usd", "rentals"), [(None, 1), (80, 0), (90, 1)])
-def test_no_more_is_rented_than_is_left_of_the_teams_dollars(usd: float | None, rentals: int) -> None:
+def test_rental_never_exceeds_the_remaining_team_budget(usd: float | None, rentals: int) -> None:
     market = sharing(*([{"period": "month", "usd": usd}] if usd else []))
     _, second = market.full_fleet(team="red")
 
@@ -55,7 +55,7 @@ def test_no_more_is_rented_than_is_left_of_the_teams_dollars(usd: float | None, 
         assert "the budget of team red has $80.00 left." in told["sentence"]
 
 
-def test_the_next_job_finds_what_running_rentals_are_expected_to_leave() -> None:
+def test_expected_cost_of_running_rentals_limits_the_next_job() -> None:
     market = sharing({"period": "month", "usd": 100})
     _, second = market.full_fleet(team="red")
     market.scenario.run_pass()
@@ -71,7 +71,7 @@ def test_the_next_job_finds_what_running_rentals_are_expected_to_leave() -> None
     assert "but the budget of team red has" in market.scenario.job(third.job_id).reason
 
 
-def test_two_jobs_of_one_pass_share_what_is_left() -> None:
+def test_two_jobs_of_one_cycle_share_the_remaining_budget() -> None:
     held = []
     for usd in (100, 130):
         market = sharing({"period": "month", "usd": usd})
@@ -85,7 +85,7 @@ def test_two_jobs_of_one_pass_share_what_is_left() -> None:
     assert held == [1, 2]
 
 
-def test_the_next_offer_of_a_rental_keeps_to_the_budget_too() -> None:
+def test_later_offer_of_a_rental_respects_the_budget() -> None:
     dollars = {"period": "month", "usd": 100}
     for budgets, asked in (((), [SPOT, ON_DEMAND]), ((dollars,), [SPOT])):
         market = sharing(*budgets)
@@ -100,7 +100,7 @@ def test_the_next_offer_of_a_rental_keeps_to_the_budget_too() -> None:
         assert [offer.pool for offer in market.rental(second.job_id).offers] == asked, budgets
 
 
-def test_a_rent_counts_once_as_it_is_billed_and_what_ran_on_it_adds_hours_alone() -> None:
+def test_rent_is_charged_once_and_its_attempt_adds_only_hours() -> None:
     market = sharing({"period": "month", "usd": 1000})
     _, second = market.rented(team="red")
     assert market.scenario.attempt(second.job_id, 1).is_rented
@@ -119,7 +119,7 @@ def test_a_rent_counts_once_as_it_is_billed_and_what_ran_on_it_adds_hours_alone(
     assert spent.accelerator_seconds == 16 * 1800
 
 
-def test_a_rent_that_runs_holds_the_next_job_back_once_it_has_spent_the_budget() -> None:
+def test_running_rental_that_spent_the_budget_blocks_the_next_job() -> None:
     market = sharing({"period": "month", "usd": 90})
     first, _ = market.rented(team="red")
     market.world.cluster.finish_pods(first.job_id, 1)
@@ -133,7 +133,7 @@ def test_a_rent_that_runs_holds_the_next_job_back_once_it_has_spent_the_budget()
     assert "dollars of team red in 2026-11 are used" in market.scenario.job(third.job_id).reason
 
 
-def test_a_plan_says_what_the_budget_leaves_no_room_for() -> None:
+def test_plan_names_the_exceeded_budget() -> None:
     market = sharing({"period": "month", "usd": 100})
     market.full_fleet(team="red")
     market.scenario.put(Row(rows.spent_key("red", "2026-11"), Spent(usd_micros=60 * money.MICROS).to_json()))

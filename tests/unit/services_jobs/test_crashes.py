@@ -257,7 +257,7 @@ def crash_points() -> list[Any]:
     ]
 
 
-def test_the_tales_end_as_they_should() -> None:
+def test_each_scenario_without_a_crash_ends_as_expected() -> None:
     ends = {tale: undisturbed(tale)[0] for tale in TALES}
 
     assert {tale: (end["job"][0], [each[1] for each in end["attempts"]]) for tale, end in ends.items()} == {
@@ -270,7 +270,7 @@ def test_the_tales_end_as_they_should() -> None:
 
 
 @pytest.mark.parametrize(("tale", "at", "when"), crash_points())
-def test_a_crash_and_a_retry_come_to_the_same_end(tale: str, at: int, when: str) -> None:
+def test_retry_after_a_crash_has_the_same_end(tale: str, at: int, when: str) -> None:
     expected, _ = undisturbed(tale)
     play = CrashReplay(CrashPlan(at, when), TALES[tale])
 
@@ -281,7 +281,7 @@ def test_a_crash_and_a_retry_come_to_the_same_end(tale: str, at: int, when: str)
 
 
 @pytest.mark.parametrize(("tale", "at", "when"), crash_points())
-def test_a_crash_that_takes_the_workflow_with_it_is_made_good_by_the_sweeper(tale: str, at: int, when: str) -> None:
+def test_sweeper_repairs_a_crash_that_ended_the_workflow(tale: str, at: int, when: str) -> None:
     expected, _ = undisturbed(tale)
     play = CrashReplay(CrashPlan(at, when), TALES[tale], aborts=True)
 
@@ -293,5 +293,5 @@ def test_a_crash_that_takes_the_workflow_with_it_is_made_good_by_the_sweeper(tal
     assert len(end["launches"]) == len(set(end["launches"]))
 
 
-def test_the_sweepers_lock_is_shorter_than_a_crash_is_waited_for_here() -> None:
+def test_sweeper_lock_expires_before_these_tests_give_up() -> None:
     assert sweep_fleet._LOCK_SECONDS < 61

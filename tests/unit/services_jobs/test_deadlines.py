@@ -43,9 +43,7 @@ def waiting(market: RentalScenario, hours: float | None, *, unseen_hours: float 
 
 
 @pytest.mark.parametrize(("hours", "rentals"), [(None, 0), (3, 1), (6, 0), (1, 0)])
-def test_nodes_are_rented_for_a_class_without_a_price_only_where_that_meets_a_deadline(
-    hours: float | None, rentals: int
-) -> None:
+def test_class_without_delay_price_rents_only_for_a_deadline(hours: float | None, rentals: int) -> None:
     market = unpriced()
 
     job = waiting(market, hours)
@@ -55,7 +53,7 @@ def test_nodes_are_rented_for_a_class_without_a_price_only_where_that_meets_a_de
     assert [replay(record, market.policy).differs_from(record) for record in records] == [""] * len(records)
 
 
-def test_a_deadline_is_no_way_past_a_cap_and_the_job_is_told_that_it_will_miss_it() -> None:
+def test_deadline_exceeds_no_cap_and_the_job_shows_the_miss() -> None:
     market = unpriced(fleet_cap_micros_per_hour=1)
 
     job = waiting(market, 3)
@@ -66,7 +64,7 @@ def test_a_deadline_is_no_way_past_a_cap_and_the_job_is_told_that_it_will_miss_i
     assert "No usable pool meets the job's deadline" in told["sentence"]
 
 
-def test_a_job_learns_that_its_deadline_is_lost_where_nothing_may_be_rented_and_once() -> None:
+def test_unreachable_deadline_is_reported_once_without_pools() -> None:
     market = unpriced(pools=())
     job = waiting(market, 4.5)
     assert "deadline" not in job.reason
@@ -81,7 +79,7 @@ def test_a_job_learns_that_its_deadline_is_lost_where_nothing_may_be_rented_and_
     assert len(market.records("PLACEMENT")) == 2
 
 
-def test_a_deadline_that_has_passed_is_said_until_the_job_has_ended() -> None:
+def test_missed_deadline_is_shown_until_the_job_ends() -> None:
     market = unpriced()
     job = waiting(market, 1)
     market.world.clock.advance(2 * HOUR)
@@ -94,7 +92,7 @@ def test_a_deadline_that_has_passed_is_said_until_the_job_has_ended() -> None:
     assert "deadline passed" not in sentence()
 
 
-def test_who_is_behind_its_line_is_rented_for_on_demand_and_stays_off_spot_until_it_is_well_ahead() -> None:
+def test_late_job_rents_on_demand_until_it_is_well_ahead() -> None:
     market = RentalScenario()
     # An hour of four is gone, and nothing of its work is done.
     job = waiting(market, 4, unseen_hours=1)
@@ -108,7 +106,7 @@ def test_who_is_behind_its_line_is_rented_for_on_demand_and_stays_off_spot_until
     assert on_its_line.rental(job.job_id).offer.pool == SPOT
 
 
-def test_a_job_on_rented_nodes_does_not_go_home_where_that_costs_it_its_deadline() -> None:
+def test_job_does_not_migrate_if_that_misses_its_deadline() -> None:
     went = {}
     # The way home takes longer than the two minutes that the first has to spare when room frees.
     for hours in (RUN / HOUR + 0.05, 9):
@@ -129,7 +127,7 @@ def test_a_job_on_rented_nodes_does_not_go_home_where_that_costs_it_its_deadline
     assert list(went.values()) == [False, True]
 
 
-def test_a_deadline_in_the_past_is_refused_and_a_repeat_of_the_request_is_not() -> None:
+def test_past_deadline_is_refused_except_for_a_repeated_request() -> None:
     market = RentalScenario()
     deadline_at = due(market, 1)
     first = market.scenario.submission("one", deadline_at=deadline_at)

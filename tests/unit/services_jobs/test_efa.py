@@ -45,7 +45,7 @@ def test_a_pool_without_efa_gets_none() -> None:
 @pytest.mark.parametrize(
     ("policy", "text"), [(Policy(), "Each pod requests 32 EFA interfaces."), (NO_EFA, "The pods request no EFA.")]
 )
-def test_the_timeline_says_over_what_pods_talk(policy: Policy, text: str) -> None:
+def test_timeline_names_the_network_of_the_pods(policy: Policy, text: str) -> None:
     scenario = JobScenario(policy=policy)
 
     assert launch_text(scenario, launched(scenario)).endswith(text)

@@ -80,7 +80,7 @@ def idle_for(scenario: JobScenario, seconds: float) -> None:
     scenario.run_pass()
 
 
-def test_a_job_whose_full_size_does_not_fit_starts_with_the_largest_that_does() -> None:
+def test_job_starts_at_the_largest_size_that_fits() -> None:
     scenario = a_scenario(size=3)
 
     job = scenario.started(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4, "sizes": [1, 2, 4]})
@@ -91,7 +91,7 @@ def test_a_job_whose_full_size_does_not_fit_starts_with_the_largest_that_does() 
     assert scenario.usage() == 16
 
 
-def test_pods_ranks_and_the_end_go_by_the_attempts_own_size() -> None:
+def test_pods_ranks_and_end_follow_the_attempt_size() -> None:
     scenario = a_scenario(size=2)
     job = scenario.running(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
 
@@ -103,13 +103,13 @@ def test_pods_ranks_and_the_end_go_by_the_attempts_own_size() -> None:
     assert scenario.usage() == 0
 
 
-def test_a_job_that_is_not_elastic_waits_for_all_its_nodes() -> None:
+def test_inelastic_job_waits_for_all_its_nodes() -> None:
     scenario = a_scenario(size=1)
 
     assert scenario.started(nodes=2).state is JobState.PENDING
 
 
-def test_a_smaller_size_is_what_quota_allows_too() -> None:
+def test_quota_limits_the_starting_size() -> None:
     scenario = a_shared_scenario(red=16)
 
     job = scenario.started(team="red", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
@@ -117,7 +117,7 @@ def test_a_smaller_size_is_what_quota_allows_too() -> None:
     assert (job.state, job.size) == (JobState.STARTING, 2)
 
 
-def test_idle_nodes_that_have_paid_for_the_resize_make_a_job_grow() -> None:
+def test_job_grows_after_idle_nodes_cost_more_than_a_resize() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
     scenario.run_pass()
@@ -139,7 +139,7 @@ def test_idle_nodes_that_have_paid_for_the_resize_make_a_job_grow() -> None:
     assert scenario.usage() == 32
 
 
-def test_the_story_tells_the_resize_in_its_steps() -> None:
+def test_timeline_shows_each_step_of_a_resize() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
     idle_for(scenario, 21)
@@ -161,7 +161,7 @@ def test_every_resize_replays_from_its_record() -> None:
     assert replay(record, POLICY).differs_from(record) == ""
 
 
-def test_what_has_ended_is_forgotten_and_what_runs_is_not() -> None:
+def test_idle_record_forgets_ended_jobs_only() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
     idle_for(scenario, 21)
@@ -182,7 +182,7 @@ def remembered(scenario: JobScenario) -> dict[str, Any]:
     return (row.doc.get("memory") or {}).get("elastic") or {}
 
 
-def test_why_says_of_a_job_that_changes_size_what_for_and_who_did_not() -> None:
+def test_why_explains_a_resize_and_its_alternatives() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
     idle_for(scenario, 21)
@@ -193,7 +193,7 @@ def test_why_says_of_a_job_that_changes_size_what_for_and_who_did_not() -> None:
     assert "as much as a resize to 4 nodes costs" in said["decision"]["reason"]
 
 
-def test_nothing_grows_while_somebody_waits_who_could_use_the_nodes() -> None:
+def test_no_job_grows_while_a_pending_job_fits() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
     scenario.submit("large", nodes=4)
@@ -203,7 +203,7 @@ def test_nothing_grows_while_somebody_waits_who_could_use_the_nodes() -> None:
     assert scenario.job(job.job_id).resize is None
 
 
-def test_nothing_grows_onto_what_another_could_take_at_its_least_size() -> None:
+def test_no_job_grows_onto_nodes_of_a_pending_minimum_size() -> None:
     scenario = a_scenario(size=3)
     job = scenario.running(nodes=1, elastic={"min_nodes": 1, "max_nodes": 3})
     other = scenario.submit("other", nodes=4, elastic={"min_nodes": 3, "max_nodes": 4})
@@ -214,7 +214,7 @@ def test_nothing_grows_onto_what_another_could_take_at_its_least_size() -> None:
     assert scenario.job(job.job_id).resize is None
 
 
-def test_a_job_does_not_grow_again_within_its_snooze() -> None:
+def test_job_does_not_grow_again_during_its_snooze() -> None:
     scenario = a_scenario(size=3)
     job = scenario.running(nodes=1, elastic={"min_nodes": 1, "max_nodes": 4})
     other = scenario.running(nodes=1)
@@ -230,7 +230,7 @@ def test_a_job_does_not_grow_again_within_its_snooze() -> None:
     assert scenario.job(job.job_id).live_resize() is not None
 
 
-def test_growth_stops_at_the_teams_quota() -> None:
+def test_growth_stops_at_the_team_quota() -> None:
     scenario = a_shared_scenario(red=24)
     job = scenario.running(team="red", **ELASTIC)
 
@@ -241,7 +241,7 @@ def test_growth_stops_at_the_teams_quota() -> None:
     assert asked.nodes == 3
 
 
-def test_a_growth_whose_nodes_were_taken_falls_back_and_backs_off() -> None:
+def test_growth_without_its_nodes_falls_back_and_backs_off() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
     idle_for(scenario, 21)
@@ -261,7 +261,7 @@ def makes_room(scenario: JobScenario, job_id: str, nodes: int, for_job: str) -> 
     assert not scenario.job(job_id).is_preempted
 
 
-def test_a_higher_class_gets_its_nodes_by_shrinking_and_nobody_is_ended() -> None:
+def test_higher_class_shrinks_a_job_instead_of_preempting_it() -> None:
     scenario = a_shared_scenario()
     low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
     high = scenario.submit("high", team="red", priority_class="high", nodes=2)
@@ -278,7 +278,7 @@ def test_a_higher_class_gets_its_nodes_by_shrinking_and_nobody_is_ended() -> Non
     assert (shrunk.state, shrunk.size, scenario.job(high.job_id).state) == (JobState.RUNNING, 2, JobState.STARTING)
 
 
-def test_who_stands_on_a_cordoned_node_gives_back_that_and_as_many_more_as_are_needed() -> None:
+def test_shrinking_job_returns_its_cordoned_node_and_more_if_needed() -> None:
     scenario = a_shared_scenario(size=3, red=24)
     low = scenario.running(team="red", priority_class="low", nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
     scenario.world.cluster.set_node(node_name(1), is_cordoned=True)
@@ -291,7 +291,7 @@ def test_who_stands_on_a_cordoned_node_gives_back_that_and_as_many_more_as_are_n
     assert (shrunk.state, shrunk.size, scenario.job(high.job_id).state) == (JobState.RUNNING, 1, JobState.STARTING)
 
 
-def test_others_shrink_for_a_higher_class_behind_many_whom_nothing_helps() -> None:
+def test_higher_class_behind_unfit_jobs_still_shrinks_a_job() -> None:
     scenario = a_shared_scenario()
     low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
     set_up(scenario, a_team("blue", 0, members=MEMBERS))
@@ -304,7 +304,7 @@ def test_others_shrink_for_a_higher_class_behind_many_whom_nothing_helps() -> No
     makes_room(scenario, low.job_id, 2, high.job_id)
 
 
-def test_who_has_the_quota_shrinks_where_another_would_lose_less() -> None:
+def test_job_that_holds_the_needed_quota_shrinks() -> None:
     scenario = a_scenario(size=7)
     classes = FleetQuotas(priority_classes={"low": 1, "high": 10})
     teams = [a_team(name, gpus, cohort="", members=MEMBERS) for name, gpus in (("red", 16), ("blue", 48))]
@@ -324,7 +324,7 @@ def test_who_has_the_quota_shrinks_where_another_would_lose_less() -> None:
     assert not scenario.job(low.job_id).is_preempted
 
 
-def test_who_starts_in_the_same_pass_takes_nothing_of_what_others_give_back() -> None:
+def test_job_of_the_same_cycle_takes_no_returned_nodes() -> None:
     scenario = a_scenario(size=5)
     classes = FleetQuotas(priority_classes={"low": 1, "high": 10})
     teams = [a_team(name, gpus, cohort="", members=MEMBERS) for name, gpus in (("red", 32), ("blue", 24))]
@@ -339,7 +339,7 @@ def test_who_starts_in_the_same_pass_takes_nothing_of_what_others_give_back() ->
     assert scenario.job(first.job_id).size == 1
 
 
-def test_an_equal_gets_its_nodes_back_behind_many_whom_nothing_helps() -> None:
+def test_equal_job_behind_unfit_jobs_gets_its_nodes_back() -> None:
     scenario = a_shared_scenario()
     job = scenario.running(team="red", priority_class="low", **ELASTIC)
     idle_for(scenario, 21)
@@ -356,7 +356,7 @@ def test_an_equal_gets_its_nodes_back_behind_many_whom_nothing_helps() -> None:
     assert (wish.nodes, wish.for_job) == (3, other.job_id)
 
 
-def test_after_the_higher_class_has_ended_the_job_grows_back() -> None:
+def test_shrunk_job_grows_back_after_the_higher_class_ends() -> None:
     scenario = a_shared_scenario()
     low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
     high = scenario.submit("high", team="red", priority_class="high", nodes=2)
@@ -372,7 +372,7 @@ def test_after_the_higher_class_has_ended_the_job_grows_back() -> None:
     assert (grown.size, grown.application_failures, grown.launch_failures) == (4, 0, 0)
 
 
-def test_who_cannot_shrink_enough_is_stopped_as_the_queues_rules_say() -> None:
+def test_job_that_cannot_shrink_enough_is_preempted() -> None:
     scenario = a_shared_scenario()
     low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 3, "max_nodes": 4})
     scenario.submit("high", team="red", priority_class="high", nodes=4)
@@ -383,7 +383,7 @@ def test_who_cannot_shrink_enough_is_stopped_as_the_queues_rules_say() -> None:
     assert scenario.job(low.job_id).live_resize() is None
 
 
-def test_an_equal_gets_back_only_what_was_beyond_what_was_asked_for() -> None:
+def test_equal_job_reclaims_only_nodes_beyond_the_requested_size() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
     idle_for(scenario, 21)
@@ -402,7 +402,7 @@ def test_an_equal_gets_back_only_what_was_beyond_what_was_asked_for() -> None:
     assert scenario.job(job.job_id).live_resize() is None
 
 
-def test_in_observe_mode_it_is_said_once_and_nothing_is_done() -> None:
+def test_observe_mode_records_a_resize_once_without_acting() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
     scenario.mode = Mode.OBSERVE
@@ -414,7 +414,7 @@ def test_in_observe_mode_it_is_said_once_and_nothing_is_done() -> None:
     assert scenario.job(job.job_id).stop_request is None
 
 
-def test_a_suspended_job_forgets_that_it_was_to_grow() -> None:
+def test_suspended_job_drops_its_planned_growth() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
     idle_for(scenario, 21)
@@ -429,7 +429,7 @@ def test_a_suspended_job_forgets_that_it_was_to_grow() -> None:
 
 @pytest.mark.parametrize("when", SIDES)
 @pytest.mark.parametrize("at", range(1, 30))
-def test_a_crash_at_any_effect_of_a_growth_comes_to_the_same_size(at: int, when: CrashTiming) -> None:
+def test_growth_reaches_the_same_size_after_any_crash(at: int, when: CrashTiming) -> None:
     scenario = a_scenario(plan=CrashPlan(0, when))
     job = scenario.running(**ELASTIC)
     scenario.plan.at = len(scenario.plan.effects) + at
@@ -459,7 +459,7 @@ def test_a_crash_at_any_effect_of_a_growth_comes_to_the_same_size(at: int, when:
     red=st.sampled_from([0, 16, 24, 48]),
     steps=st.lists(st.sampled_from(["wait", "high", "end", "cordon"]), max_size=6),
 )
-def test_sizes_stay_legal_quota_holds_and_a_still_world_comes_to_rest(
+def test_sizes_stay_legal_and_an_unchanged_fleet_settles(
     size: int, least: int, span: int, red: int, steps: list[str]
 ) -> None:
     scenario = a_shared_scenario(size, red) if red else a_scenario(size)
@@ -522,7 +522,7 @@ def loses_a_node(scenario: JobScenario, job_id: str, waits_seconds: float) -> No
     follow(scenario, job_id)
 
 
-def test_a_job_that_lost_a_node_waits_for_a_spare_and_then_goes_on_with_fewer() -> None:
+def test_job_waits_for_a_spare_and_then_shrinks() -> None:
     scenario = a_scenario(size=3)
     job = scenario.running(nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
     loses_a_node(scenario, job.job_id, waits_seconds=60)
@@ -536,7 +536,7 @@ def test_a_job_that_lost_a_node_waits_for_a_spare_and_then_goes_on_with_fewer() 
     assert (again.state, again.size, again.application_failures) == (JobState.STARTING, 2, 0)
 
 
-def test_a_job_that_lost_a_node_gives_a_spare_its_time_before_any_recovery_has_planned() -> None:
+def test_job_waits_for_a_spare_before_recovery_has_planned() -> None:
     scenario = a_scenario(size=3)
     job = scenario.running(nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
     scenario.world.cluster.lose_node(scenario.attempt(job.job_id, 1).node_names[0])
@@ -554,7 +554,7 @@ def test_a_job_that_lost_a_node_gives_a_spare_its_time_before_any_recovery_has_p
     assert (again.state, again.size, again.lost_at) == (JobState.STARTING, 2, None)
 
 
-def test_what_had_grown_comes_back_as_large_as_it_was() -> None:
+def test_grown_job_resumes_at_its_last_size() -> None:
     scenario = a_shared_scenario(size=5)
     job = scenario.running(team="red", priority_class="high", **ELASTIC)
     idle_for(scenario, 21)
@@ -590,7 +590,7 @@ def a_serving_scenario(size: int = 4) -> JobScenario:
     return a_scenario(size, policy=Policy(scheduling=SchedulingPolicy(elastic=TERMS, serving=(CHAT,))))
 
 
-def test_replicas_without_a_node_have_an_elastic_job_shrink_and_it_grows_back_after_the_spike() -> None:
+def test_pending_replicas_shrink_an_elastic_job_until_the_spike_ends() -> None:
     scenario = a_serving_scenario()
     job = scenario.running(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
     scenario.world.cluster.unmanaged = [a_replica(1), a_replica(2)]
@@ -617,7 +617,7 @@ def test_replicas_without_a_node_have_an_elastic_job_shrink_and_it_grows_back_af
     assert resized(scenario, job.job_id).size == 4
 
 
-def test_nodes_that_replicas_are_about_to_take_are_given_to_no_job() -> None:
+def test_nodes_for_pending_replicas_go_to_no_job() -> None:
     scenario = a_serving_scenario(size=2)
     scenario.world.cluster.unmanaged = [a_replica(1)]
 
@@ -635,7 +635,7 @@ def test_nodes_that_replicas_are_about_to_take_are_given_to_no_job() -> None:
         a_replica(1, accelerators=0),
     ],
 )
-def test_pods_that_nobody_registered_have_nobody_shrink(pod: UnmanagedPod) -> None:
+def test_unregistered_deployment_shrinks_no_job(pod: UnmanagedPod) -> None:
     scenario = a_serving_scenario()
     job = scenario.running(nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
     scenario.world.cluster.unmanaged = [pod]
@@ -645,7 +645,7 @@ def test_pods_that_nobody_registered_have_nobody_shrink(pod: UnmanagedPod) -> No
     assert scenario.job(job.job_id).live_resize() is None
 
 
-def test_no_room_is_made_for_more_replicas_than_were_agreed() -> None:
+def test_nodes_are_freed_for_registered_replicas_only() -> None:
     scenario = a_serving_scenario(size=6)
     job = scenario.running(nodes=6, elastic={"min_nodes": 1, "max_nodes": 6})
     scenario.world.cluster.unmanaged = [a_replica(number) for number in range(5)]
@@ -659,7 +659,7 @@ def test_no_room_is_made_for_more_replicas_than_were_agreed() -> None:
 
 @pytest.mark.parametrize("when", SIDES)
 @pytest.mark.parametrize("at", range(1, 34))
-def test_a_crash_at_any_effect_of_a_shrink_lets_both_run_and_nobody_be_ended(at: int, when: CrashTiming) -> None:
+def test_both_jobs_run_after_any_crash_of_a_shrink(at: int, when: CrashTiming) -> None:
     scenario = a_shared_scenario(plan=CrashPlan(0, when))
     low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
     high = scenario.submit("high", team="red", priority_class="high", nodes=2)
@@ -688,7 +688,7 @@ def test_a_crash_at_any_effect_of_a_shrink_lets_both_run_and_nobody_be_ended(at:
     assert [record.action for record in records(scenario, low.job_id)] == ["SHRINK"]
 
 
-def test_more_than_one_commit_holds_are_asked_pass_by_pass() -> None:
+def test_resizes_beyond_one_commit_continue_in_later_cycles() -> None:
     scenario = a_shared_scenario(size=60, red=480)
     sizes = {"min_nodes": 1, "max_nodes": 2}
     names = [scenario.running(team="red", priority_class="low", nodes=2, elastic=sizes).job_id for _ in range(30)]

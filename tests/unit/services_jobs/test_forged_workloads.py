@@ -91,7 +91,7 @@ def test_forged_pod_frees_no_charged_accelerator() -> None:
     assert second.state is JobState.PENDING
 
 
-def test_forged_pod_on_a_sick_node_hurts_no_job() -> None:
+def test_forged_pod_on_a_faulty_node_interrupts_no_job() -> None:
     scenario = JobScenario()
     job = scenario.running(nodes=1)
     attempt = scenario.attempt(job.job_id)
@@ -217,7 +217,7 @@ def test_own_pods_are_managed_before_and_after_the_launch_is_recorded() -> None:
     assert unmanaged.pods(scenario.context(), CLUSTER) == ()
 
 
-def test_unmanaged_pods_are_reported_with_whose_labels_they_carry() -> None:
+def test_unmanaged_pods_are_reported_with_the_job_in_their_labels() -> None:
     scenario = JobScenario()
     job = scenario.running(nodes=1)
     scenario.world.cluster.unmanaged = [a_pod_with_labels_of(scenario.attempt(job.job_id), namespace=ANYWHERE)]

@@ -58,7 +58,7 @@ def test_source_not_tried_keeps_its_report() -> None:
     assert heartbeats.load(ledger)["hyperpod"].seen_at == A_MOMENT
 
 
-def test_change_is_recorded_within_the_pace() -> None:
+def test_changed_result_is_recorded_at_once() -> None:
     ledger = InMemoryLedger()
     beat(ledger, home="")
     beat(ledger, after=1, home="no answer")
@@ -68,7 +68,7 @@ def test_change_is_recorded_within_the_pace() -> None:
     assert (failed, heartbeats.load(ledger)["kubernetes-list/home"].error) == ("Unreachable: no answer", "")
 
 
-def test_unchanged_results_within_the_pace_are_not_written() -> None:
+def test_unchanged_result_is_not_recorded_again_at_once() -> None:
     ledger = InMemoryLedger()
     beat(ledger, home="")
     commits = len(ledger.commits)

@@ -163,9 +163,7 @@ WRITERS = (
 
 @pytest.mark.parametrize("lags", [False, True], ids=["index-current", "index-lags"])
 @pytest.mark.parametrize("act", WRITERS, ids=lambda each: each.__name__)
-def test_no_writer_in_mid_cycle_moves_quota_against_the_rules(
-    act: Callable[[InterleavingFixture], None], lags: bool
-) -> None:
+def test_no_write_during_a_cycle_breaks_quota_rules(act: Callable[[InterleavingFixture], None], lags: bool) -> None:
     def run(at: int) -> int:
         fleet = InterleavingFixture.laid_out()
         scenario = fleet.scenario

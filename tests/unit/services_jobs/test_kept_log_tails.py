@@ -113,7 +113,7 @@ def test_unreadable_log_does_not_replace_kept_lines() -> None:
     assert (log.text, log.why) == ("before\n", "")
 
 
-def test_refused_log_read_ends_no_stop() -> None:
+def test_refused_log_read_does_not_prevent_a_stop() -> None:
     scenario = JobScenario()
     job = scenario.running(nodes=1)
     scenario.cancel(job.job_id)
@@ -142,7 +142,7 @@ def test_kept_lines_are_masked_and_bounded() -> None:
     assert log.is_cut
 
 
-def test_kept_rows_of_the_largest_gang_fit_one_commit() -> None:
+def test_log_rows_of_the_largest_gang_fit_one_commit() -> None:
     log = KeptLog(
         job_id="job-1",
         attempt=1,

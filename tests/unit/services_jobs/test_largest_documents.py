@@ -79,7 +79,7 @@ def test_the_largest_job_is_far_from_the_largest_row(character: str) -> None:
     env=st.dictionaries(st.from_regex(r"[A-Z_]{1,20}", fullmatch=True), st.text(max_size=2000), max_size=20),
     models=st.lists(st.text(max_size=60), max_size=25),
 )
-def test_whatever_is_accepted_fits_its_rows(args: list[str], env: dict[str, str], models: list[str]) -> None:
+def test_every_accepted_job_fits_its_rows(args: list[str], env: dict[str, str], models: list[str]) -> None:
     spec = a_spec(args=tuple(args), env=env, requires={"accelerators": tuple(models)})
     if check_spec(spec):
         return
@@ -94,7 +94,7 @@ def test_whatever_is_accepted_fits_its_rows(args: list[str], env: dict[str, str]
 
 @pytest.mark.parametrize("character", ["x", '"', "\U0001f600"])
 @pytest.mark.parametrize("has_teams", [False, True])
-def test_a_cycle_a_plan_and_a_settle_take_the_largest_jobs(character: str, has_teams: bool) -> None:
+def test_cycle_plan_and_settlement_handle_the_largest_jobs(character: str, has_teams: bool) -> None:
     scenario = JobScenario(size=14)
     more: dict[str, Any] = {"nodes": 1}
     if has_teams:
@@ -156,7 +156,7 @@ def a_decision(facts: dict[str, Any], **changes: Any) -> Decision:
 
 
 @pytest.mark.parametrize("size", [10, 65_000, 66_000, 300_000, 3_000_000])
-def test_a_record_fits_its_row_whatever_it_rests_on(size: int) -> None:
+def test_decision_record_always_fits_its_row(size: int) -> None:
     noise = random.Random(1).randbytes(size // 2).hex()
     why = [{"option": "o" * 9_000, "why_not": "\u20ac" * 9_000} for _ in range(400)]
 
@@ -173,7 +173,7 @@ def test_a_record_fits_its_row_whatever_it_rests_on(size: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 10, 5_000, 60_000])
-def test_the_trees_row_fits_however_many_jobs_stop(count: int) -> None:
+def test_scheduler_state_fits_its_row_with_many_stopping_jobs(count: int) -> None:
     noise = random.Random(2)
     memory = SchedulerState(
         stopping={f"job-{noise.randbytes(13).hex()}": f"job-{noise.randbytes(13).hex()}" for _ in range(count)}
@@ -185,13 +185,13 @@ def test_the_trees_row_fits_however_many_jobs_stop(count: int) -> None:
     assert SchedulerState.model_validate(kept or {}) == (memory if count <= 5_000 else SchedulerState())
 
 
-def test_facts_are_unpacked_as_they_were() -> None:
+def test_packed_facts_unpack_unchanged() -> None:
     facts = {"text": "\u20ac" * 50_000, "list": [1, 2.5, None]}
 
     assert unpacked(packed(facts)) == facts
 
 
-def test_what_is_told_is_cut() -> None:
+def test_long_messages_are_shortened() -> None:
     entry = TimelineEntry(at=NOW, kind="told", text="\U0001f600" * 100_000)
 
     assert row_bytes(rows.timeline_row("job-1", entry, "x")) < 10_000
@@ -256,7 +256,7 @@ def test_holds_have_a_limit() -> None:
     assert row_bytes(row) < LARGEST_ROW
 
 
-def test_a_list_is_cut_where_its_row_would_be_full() -> None:
+def test_list_is_shortened_to_fit_its_row() -> None:
     documents = [{"name": f"{n}{'x' * 1_000}"} for n in range(1_000)]
 
     kept = rows.fit_into_row(documents)

@@ -31,7 +31,7 @@ def crowded(parked: int, **more: Any) -> tuple[JobScenario, Job]:
 
 
 @pytest.mark.parametrize("parked", [20, 60, 100])
-def test_a_small_job_behind_any_number_of_parked_ones_is_looked_at_within_as_many_passes_as_pages(parked: int) -> None:
+def test_each_queued_job_is_examined_within_one_cycle_per_page(parked: int) -> None:
     scenario, small = crowded(parked)
 
     passes = 0
@@ -43,7 +43,7 @@ def test_a_small_job_behind_any_number_of_parked_ones_is_looked_at_within_as_man
     assert passes <= parked / 5 + 1
 
 
-def test_what_is_said_of_those_who_wait_is_said_of_many_in_one_commit() -> None:
+def test_pending_reasons_are_written_in_batches() -> None:
     scenario, _ = crowded(30)
     before = len(scenario.world.ledger.commits)
 
@@ -58,7 +58,7 @@ def test_what_is_said_of_those_who_wait_is_said_of_many_in_one_commit() -> None:
     assert [count for count in waiting if count][:2] == [12, 12]
 
 
-def test_who_waits_as_others_do_is_told_nothing_new_when_another_speaks_for_them() -> None:
+def test_pending_reason_of_identical_jobs_is_not_rewritten() -> None:
     scenario = JobScenario(size=2)
     set_up(scenario, a_team("red", 8, members=MEMBERS))
     jobs = [scenario.submit(f"key-{number}", team="red", nodes=2, accelerators_per_node=8) for number in range(3)]
@@ -85,7 +85,7 @@ def test_a_strict_queue_is_not_read_past_its_head() -> None:
     assert turn is None or "red" not in turn.doc["cursors"]
 
 
-def test_a_pass_that_dies_before_it_notes_where_it_stopped_reads_the_same_page_again() -> None:
+def test_cycle_after_a_crash_reads_the_same_page_again() -> None:
     scenario, small = crowded(60)
     for _ in range(3):
         scenario.run_pass()
@@ -102,7 +102,7 @@ def test_a_pass_that_dies_before_it_notes_where_it_stopped_reads_the_same_page_a
     assert scenario.job(small.job_id).state is JobState.STARTING
 
 
-def test_once_the_end_of_a_queue_was_read_the_turn_begins_anew() -> None:
+def test_reading_restarts_after_the_end_of_a_queue() -> None:
     scenario, small = crowded(40)
     for _ in range(12):
         scenario.run_pass()
@@ -143,13 +143,13 @@ def cycles_until_started(scenario: JobScenario, job: Job, most: int) -> int:
     [{"nodes": 64}, {"accelerators_per_node": 9}, {"instance_types": ("ml.p9.xlarge",)}],
     ids=["too-many-nodes", "too-many-accelerators", "unknown-type"],
 )
-def test_unfit_jobs_without_teams_starve_nobody(parked: int, asked: dict[str, Any]) -> None:
+def test_unfit_jobs_without_teams_starve_no_job(parked: int, asked: dict[str, Any]) -> None:
     scenario, small = crowded_without_teams(parked, **asked)
 
     assert cycles_until_started(scenario, small, parked) <= parked / 5 + 1
 
 
-def test_paused_jobs_without_teams_starve_nobody() -> None:
+def test_paused_jobs_without_teams_starve_no_job() -> None:
     scenario, small = crowded_without_teams(60, nodes=1)
     for row in scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING", limit=60).rows:
         job = rows.read(row, Job)
@@ -158,7 +158,7 @@ def test_paused_jobs_without_teams_starve_nobody() -> None:
     assert cycles_until_started(scenario, small, 20) <= 13
 
 
-def test_jobs_of_a_removed_team_starve_nobody() -> None:
+def test_jobs_of_a_removed_team_starve_no_job() -> None:
     scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=5)))
     set_up(scenario, a_team("red", 16, members=MEMBERS))
     for number in range(40):
@@ -173,7 +173,7 @@ def test_jobs_of_a_removed_team_starve_nobody() -> None:
     assert set(told) == {"Team gone no longer exists."}
 
 
-def test_jobs_from_before_teams_are_looked_at_in_turn() -> None:
+def test_jobs_older_than_the_teams_are_examined_in_order() -> None:
     scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=5)))
     jobs = [scenario.submit(f"key-{number}", team="nobodys", nodes=1) for number in range(30)]
     known = scenario.submit("known", team="red", nodes=1)

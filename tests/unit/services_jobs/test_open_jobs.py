@@ -66,7 +66,7 @@ def test_repeat_of_a_submission_is_answered_at_the_limit() -> None:
     assert open_of(scenario, "principal#role/ana") == 1
 
 
-def test_ended_jobs_free_their_place() -> None:
+def test_ended_jobs_no_longer_count_against_the_limit() -> None:
     scenario = a_scenario(most_open_jobs_per_principal=2)
     done, cancelled = scenario.running(), scenario.submit("cancelled")
     scenario.world.cluster.finish_pods(done.job_id, 1)
@@ -138,6 +138,6 @@ def test_racing_submissions_stay_within_the_limit() -> None:
     assert len(scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING").rows) == 2
 
 
-def test_shipped_limits_are_the_policys_defaults() -> None:
+def test_shipped_limits_are_the_policy_defaults() -> None:
     shipped = Policy().scheduling
     assert (shipped.most_open_jobs_per_principal, shipped.most_open_jobs_per_team) == (500, 2000)

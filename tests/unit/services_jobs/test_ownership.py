@@ -47,11 +47,11 @@ def test_step_of_a_service_is_run_by_that_service_alone(step: str, service: str)
 
 
 @pytest.mark.parametrize(("row", "table"), [("job_row", JOB_WRITERS), ("attempt_row", ATTEMPT_WRITERS)])
-def test_only_the_writers_of_the_table_write(row: str, table: Mapping[str, Any]) -> None:
+def test_only_listed_writers_write_states(row: str, table: Mapping[str, Any]) -> None:
     assert writers_of(row) == set(table)
 
 
-def test_only_a_pass_creates_charges() -> None:
+def test_only_schedule_jobs_creates_charges() -> None:
     assert writers_of("charge_row") == {"schedule_jobs"}
 
 
@@ -114,7 +114,7 @@ def calling_service() -> str:
 
 @pytest.mark.parametrize("tale", TALES)
 @pytest.mark.parametrize("aborts", [False, True])
-def test_every_write_of_a_jobs_life_is_its_writers_own(tale: str, aborts: bool) -> None:
+def test_every_state_change_of_a_job_is_its_writers(tale: str, aborts: bool) -> None:
     for at in (0, 5, 9):
         play = CrashReplay(CrashPlan(at), TALES[tale], aborts=aborts)
         audited = AuditedLedger(play.scenario.ledger)
@@ -125,7 +125,7 @@ def test_every_write_of_a_jobs_life_is_its_writers_own(tale: str, aborts: bool) 
         assert ("META", "PENDING", "STARTING") in audited.seen
 
 
-def test_a_writer_out_of_turn_is_refused() -> None:
+def test_unlisted_writer_is_refused() -> None:
     play = CrashReplay(CrashPlan(), TALES["succeeds"])
     job = play.scenario.submit()
     audited = AuditedLedger(play.scenario.ledger)
@@ -157,7 +157,7 @@ _ANY_STATE = ("protect_jobs", "plan_resume")
 
 
 @pytest.mark.parametrize("table", [ATTEMPT_WRITERS, JOB_WRITERS], ids=["attempts", "jobs"])
-def test_the_docs_draw_the_same_table(table: Mapping[str, Any]) -> None:
+def test_documented_writers_are_those_of_the_code(table: Mapping[str, Any]) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
 
     assert "\n".join(drawn(table)) in text

@@ -40,13 +40,13 @@ def test_a_queue_is_listed_alone() -> None:
     assert listed(*jobs, queue="red") == ["job-1"]
 
 
-def test_who_lost_its_place_stands_where_it_came_back() -> None:
+def test_requeued_job_is_ordered_by_its_new_time() -> None:
     jobs = (queued(1, queue="red", queued_at=NOW + timedelta(seconds=9)), queued(2, queue="red"))
 
     assert listed(*jobs, queue="red") == ["job-2", "job-1"]
 
 
-def test_the_place_in_a_queue_ends_with_the_wait() -> None:
+def test_started_job_leaves_its_queue() -> None:
     row = rows.job_row(queued(1, queue="red", priority=3).but(state=JobState.RUNNING), 0)
 
     assert row.state == ("JOB#RUNNING", f"{rfc3339(NOW)}#job-1")

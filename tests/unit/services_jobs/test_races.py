@@ -43,7 +43,7 @@ def at_once(scenario: JobScenario, key: str, act: Callable[[], Any]) -> list[Any
         return [future.result(90) for future in [threads.submit(act) for _ in range(RIVALS)]]
 
 
-def test_the_same_submission_at_once_is_one_job() -> None:
+def test_concurrent_equal_submissions_create_one_job() -> None:
     scenario = JobScenario()
 
     outcomes = at_once(scenario, "IDEM#", scenario.submission)
@@ -64,7 +64,7 @@ def test_workflow_and_sweeper_settle_one_attempt_once() -> None:
     assert (scenario.usage(), scenario.charges(), scenario.job(job.job_id).application_failures) == (0, [], 1)
 
 
-def test_a_cancel_and_a_settlement_at_once_end_the_job_one_way() -> None:
+def test_concurrent_cancel_and_settlement_have_one_result() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.cluster.fail_pods(job.job_id, 1)
@@ -79,7 +79,7 @@ def test_a_cancel_and_a_settlement_at_once_end_the_job_one_way() -> None:
     assert scenario.usage() == 0
 
 
-def test_one_cancel_of_many_at_once_is_recorded() -> None:
+def test_one_of_many_concurrent_cancels_is_recorded() -> None:
     scenario = JobScenario()
     job = scenario.submit()
 
@@ -89,7 +89,7 @@ def test_one_cancel_of_many_at_once_is_recorded() -> None:
     assert scenario.timeline(job.job_id).count("cancelled") == 1
 
 
-def test_launches_at_once_create_one_job_under_one_pin() -> None:
+def test_concurrent_launches_create_one_job_and_one_pin() -> None:
     scenario = JobScenario()
     job = scenario.started()
 

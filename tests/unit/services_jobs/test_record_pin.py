@@ -51,7 +51,7 @@ def record(scenario: JobScenario, job_id: str, number: int = 2) -> bool:
     return record_pin.run(found, scenario.context())
 
 
-def test_what_rank_0_pinned_is_recorded_once() -> None:
+def test_pin_of_rank_0_is_recorded_once() -> None:
     scenario, job_id = mounted(f"loading\n{REPORT}\nstep 11\n")
 
     assert [record(scenario, job_id) for _ in range(2)] == [True, False]
@@ -75,14 +75,14 @@ def test_what_rank_0_pinned_is_recorded_once() -> None:
         f"said {REPORT}",
     ],
 )
-def test_what_makes_no_sense_is_not_recorded(log: str) -> None:
+def test_invalid_pin_is_not_recorded(log: str) -> None:
     scenario, job_id = mounted(log)
 
     assert not record(scenario, job_id)
     assert not scenario.attempt(job_id, 2).is_pinned
 
 
-def test_a_beginning_at_the_beginning_is_an_answer_too() -> None:
+def test_start_without_checkpoint_is_a_valid_pin() -> None:
     scenario, job_id = mounted(report(2, ResumeChoice(None, "NONE", "There is no checkpoint yet.")))
 
     assert record(scenario, job_id)
@@ -90,7 +90,7 @@ def test_a_beginning_at_the_beginning_is_an_answer_too() -> None:
 
 
 @pytest.mark.parametrize("error", [NotFound("no pod"), Refused("it waits to start"), Unreachable("its node is gone")])
-def test_an_end_does_not_wait_for_a_log(error: EvenkeelError, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settlement_does_not_wait_for_a_log(error: EvenkeelError, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario, job_id = mounted("")
 
     def logs(*_: Any) -> str:
@@ -102,7 +102,7 @@ def test_an_end_does_not_wait_for_a_log(error: EvenkeelError, monkeypatch: pytes
     assert scenario.settle(job_id, 2).outcome == "JOB_SUCCEEDED"
 
 
-def test_the_sweep_reads_it_while_the_attempt_runs_and_the_settlement_at_its_end() -> None:
+def test_sweep_and_settlement_both_read_the_pin() -> None:
     swept, job_id = mounted(REPORT)
     swept.sweep()
     assert swept.attempt(job_id, 2).is_pinned
@@ -113,7 +113,7 @@ def test_the_sweep_reads_it_while_the_attempt_runs_and_the_settlement_at_its_end
     assert settled.attempt(job_id, 2).is_pinned
 
 
-def test_a_job_on_s3_is_never_asked() -> None:
+def test_pin_of_an_s3_job_is_not_read_from_logs() -> None:
     scenario = JobScenario()
     job_id = scenario.running().job_id
     scenario.world.cluster.text[f"{job_id}-a1-0"] = REPORT
@@ -122,7 +122,7 @@ def test_a_job_on_s3_is_never_asked() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_crash_at_the_write_and_a_retry_record_it_once(when: str) -> None:
+def test_pin_is_recorded_once_after_a_crash(when: str) -> None:
     plan = CrashPlan()
     scenario, job_id = mounted(REPORT, plan)
     plan.at, plan.when = len(plan.effects) + 1, when

@@ -38,7 +38,7 @@ def refuse(scenario: JobScenario, *jobs: str, **more: Any) -> RefusingLedger:
     return ledger
 
 
-def test_one_refused_admission_leaves_the_others_admitted() -> None:
+def test_refused_admission_does_not_stop_other_admissions() -> None:
     scenario = JobScenario(size=24)
     jobs = [scenario.submit(f"key-{n}", nodes=1).job_id for n in range(20)]
     refuse(scenario, jobs[7])
@@ -50,7 +50,7 @@ def test_one_refused_admission_leaves_the_others_admitted() -> None:
     assert all(scenario.job(each).state is JobState.STARTING for each in jobs if each != jobs[7])
 
 
-def test_a_refused_job_is_told_why_and_counted() -> None:
+def test_refused_job_shows_the_reason_and_is_counted() -> None:
     scenario = JobScenario()
     job = scenario.submit().job_id
     refuse(scenario, job)
@@ -62,7 +62,7 @@ def test_a_refused_job_is_told_why_and_counted() -> None:
     assert scenario.world.telemetry.totals["WritesRejected"] == 1
 
 
-def test_a_refused_job_holds_no_nodes_back() -> None:
+def test_refused_job_reserves_no_nodes() -> None:
     scenario = JobScenario(size=2)
     first, second = scenario.submit("first").job_id, scenario.submit("second").job_id
     refuse(scenario, first)
@@ -72,7 +72,7 @@ def test_a_refused_job_holds_no_nodes_back() -> None:
     assert [scenario.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.STARTING]
 
 
-def test_a_job_whose_every_write_is_refused_holds_nothing_back() -> None:
+def test_job_with_only_refused_writes_reserves_nothing() -> None:
     scenario = JobScenario(size=2)
     first, second = scenario.submit("first").job_id, scenario.submit("second").job_id
     refuse(scenario, first, states=("STARTING", "PENDING"))
@@ -83,7 +83,7 @@ def test_a_job_whose_every_write_is_refused_holds_nothing_back() -> None:
     assert [scenario.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.STARTING]
 
 
-def test_a_refused_job_is_tried_again_later() -> None:
+def test_refused_job_is_retried_later() -> None:
     scenario = JobScenario()
     job = scenario.submit().job_id
     ledger = refuse(scenario, job)
@@ -99,7 +99,7 @@ def test_a_refused_job_is_tried_again_later() -> None:
     assert scenario.job(job).state is JobState.STARTING
 
 
-def test_a_refused_reason_leaves_the_others_told() -> None:
+def test_refused_reason_does_not_stop_other_reasons() -> None:
     scenario = JobScenario(size=1)
     jobs = [scenario.submit(f"key-{n}", nodes=2).job_id for n in range(6)]
     refuse(scenario, jobs[0], states=("PENDING",))
@@ -112,7 +112,7 @@ def test_a_refused_reason_leaves_the_others_told() -> None:
     assert scenario.world.telemetry.totals["WritesRejected"] == 1
 
 
-def test_a_refused_preemption_leaves_other_jobs_admitted() -> None:
+def test_refused_preemption_does_not_stop_other_admissions() -> None:
     scenario = a_shared_scenario(size=4, red=32)
     low = [scenario.running(team="red", priority_class="low", nodes=2).job_id for _ in range(2)]
     high = scenario.submit("high", team="red", priority_class="high", nodes=2).job_id
@@ -156,14 +156,14 @@ def test_batches_stay_below_three_megabytes_and_a_hundred_writes() -> None:
     assert len(found) <= 9
 
 
-def test_a_part_too_large_for_a_batch_is_one_alone() -> None:
+def test_write_group_above_the_batch_limit_is_sent_alone() -> None:
     parts = [batches.WriteGroup("job-1", tuple(part.writes[0] for part in parts_of(*[390_000] * 9))), *parts_of(1)]
 
     assert [len(some) for some in batches.cut(parts)] == [1, 1]
 
 
 @pytest.mark.parametrize("offenders", [(), (0,), (3, 4), (0, 1, 2, 3, 4, 5, 6)])
-def test_only_the_refused_parts_are_set_aside(offenders: tuple[int, ...]) -> None:
+def test_only_refused_write_groups_are_skipped(offenders: tuple[int, ...]) -> None:
     parts = parts_of(*[1] * 7)
     bad = {parts[n].subject for n in offenders}
     done: list[str] = []

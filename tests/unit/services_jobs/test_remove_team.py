@@ -41,7 +41,7 @@ class ConcurrentAdmissionLedger:
         self._story.world.ledger.commit(*writes, token=token)
 
 
-def test_it_raises_the_tree_and_asks_for_a_pass() -> None:
+def test_removal_raises_the_tree_version_and_requests_a_cycle() -> None:
     scenario = shared()
     before, asked = tree_version(scenario), len(scenario.world.passes.reasons)
 
@@ -53,7 +53,7 @@ def test_it_raises_the_tree_and_asks_for_a_pass() -> None:
     assert [team.name for team in read_setup.run(scenario.world.ledger).setup.teams] == ["red"]
 
 
-def test_what_is_admitted_between_the_look_and_the_commit_keeps_the_team() -> None:
+def test_concurrent_admission_prevents_the_removal() -> None:
     scenario = shared()
 
     with pytest.raises(TeamInUse, match="still holds quota"):
@@ -63,7 +63,7 @@ def test_what_is_admitted_between_the_look_and_the_commit_keeps_the_team() -> No
 
 
 @pytest.mark.parametrize("when", [CrashTiming.BEFORE, CrashTiming.AFTER])
-def test_a_crash_around_the_commit_leaves_the_team_or_removes_it_whole(when: CrashTiming) -> None:
+def test_crash_removes_the_team_completely_or_not_at_all(when: CrashTiming) -> None:
     scenario = shared()
 
     with pytest.raises(Crash):
@@ -74,7 +74,7 @@ def test_a_crash_around_the_commit_leaves_the_team_or_removes_it_whole(when: Cra
     assert "blue" not in read_setup.run(scenario.world.ledger).setup.by_name
 
 
-def test_its_spending_is_known_when_it_comes_again() -> None:
+def test_recreated_team_keeps_its_spending() -> None:
     scenario = shared()
     key = rows.spent_key("blue", "2026-11")
     scenario.world.ledger.commit(Add(key, {"gpuSeconds": 5}))
@@ -86,7 +86,7 @@ def test_its_spending_is_known_when_it_comes_again() -> None:
     assert row.doc["gpuSeconds"] == 5
 
 
-def test_somebody_else_keeping_the_set_up_busy_is_a_conflict() -> None:
+def test_removal_during_other_changes_is_a_conflict() -> None:
     scenario = shared()
 
     class Busy:

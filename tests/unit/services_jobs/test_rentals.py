@@ -262,7 +262,7 @@ class RentalScenario:
         return first, self.scenario.job(second.job_id)
 
 
-def test_every_waiting_job_is_weighed_for_rent_in_turn() -> None:
+def test_every_pending_job_is_considered_for_rent_in_order() -> None:
     scenario = JobScenario()
     jobs = [scenario.submit(f"key-{number}") for number in range(75)]
     policy, now = a_policy(), scenario.world.clock.now()
@@ -274,7 +274,7 @@ def test_every_waiting_job_is_weighed_for_rent_in_turn() -> None:
     assert jobs_to_place(jobs, Policy(), now) == []
 
 
-def test_a_job_that_cannot_wait_is_rented_for_and_starts_on_all_its_nodes_at_once() -> None:
+def test_urgent_job_starts_once_all_its_rented_nodes_are_ready() -> None:
     market = RentalScenario()
 
     _, second = market.rented()
@@ -298,7 +298,7 @@ def test_nothing_is_rented_as_shipped() -> None:
     assert market.records("PLACEMENT") == []
 
 
-def test_what_is_rented_for_a_job_is_nobody_elses() -> None:
+def test_rented_nodes_are_reserved_for_their_job() -> None:
     market = RentalScenario()
     _, second = market.full_fleet()
     market.scenario.run_pass()
@@ -317,7 +317,7 @@ SPOT_TAINT = "spot=true:NoSchedule"
 
 
 @pytest.mark.parametrize("tolerates", [True, False])
-def test_a_pool_with_a_taint_is_rented_from_for_those_who_tolerate_it(tolerates: bool) -> None:
+def test_tainted_pool_is_rented_only_for_tolerating_jobs(tolerates: bool) -> None:
     market = RentalScenario(policy=a_policy(pools=(a_pool(SPOT, Market.SPOT, taints=(SPOT_TAINT,)),)))
     tolerations = [{"key": "spot", "value": "true", "effect": "NoSchedule"}] if tolerates else []
     _, second = market.full_fleet(tolerations=tolerations)
@@ -334,7 +334,7 @@ def test_a_pool_with_a_taint_is_rented_from_for_those_who_tolerate_it(tolerates:
     assert tolerates or f"{SPOT}: Its pods do not tolerate {SPOT_TAINT}." in job.reason
 
 
-def test_a_cap_holds_whatever_is_asked_for() -> None:
+def test_rental_cap_holds_for_any_request() -> None:
     market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
     market.full_fleet()
     others = [market.scenario.submit(f"more-{number}").job_id for number in range(3)]
@@ -347,7 +347,7 @@ def test_a_cap_holds_whatever_is_asked_for() -> None:
         assert "the fleet spends $40.00 of $40.00 an hour" in str(market.scenario.job(name).placement), name
 
 
-def test_two_passes_at_once_rent_no_more_than_one_may() -> None:
+def test_concurrent_cycles_rent_no_more_than_one_may() -> None:
     market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
     market.full_fleet()
     market.scenario.submit("third")
@@ -357,7 +357,7 @@ def test_two_passes_at_once_rent_no_more_than_one_may() -> None:
     assert market.holds() == 1
 
 
-def test_an_observed_rental_is_told_and_not_done() -> None:
+def test_observe_mode_records_a_rental_without_renting() -> None:
     market = RentalScenario()
     _, second = market.full_fleet()
     market.scenario.mode = Mode.OBSERVE
@@ -372,7 +372,7 @@ def test_an_observed_rental_is_told_and_not_done() -> None:
     assert len(market.records("PLACEMENT")) == 1
 
 
-def test_what_a_job_is_told_is_written_once_while_nothing_changes() -> None:
+def test_unchanged_pending_reason_is_written_once() -> None:
     market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=0))
     _, second = market.full_fleet()
     market.scenario.run_pass()
@@ -388,7 +388,7 @@ def test_what_a_job_is_told_is_written_once_while_nothing_changes() -> None:
     assert [write for writes in market.world.ledger.commits[commits:] for write in writes if "JOB#" in str(write)] == []
 
 
-def test_placements_and_stays_replay() -> None:
+def test_placement_and_migration_decisions_replay() -> None:
     market = RentalScenario()
     first, _ = market.rented()
     market.world.cluster.finish_pods(first.job_id, 1)
@@ -401,7 +401,7 @@ def test_placements_and_stays_replay() -> None:
     assert [replay(record, market.policy).differs_from(record) for record in records] == [""] * len(records)
 
 
-def test_a_job_goes_home_when_committed_room_is_free_and_its_nodes_go_back() -> None:
+def test_job_migrates_to_free_committed_nodes_and_returns_rented_ones() -> None:
     market = RentalScenario()
     first, second = market.rented()
     market.world.cluster.finish_pods(first.job_id, 1)
@@ -424,7 +424,7 @@ def test_a_job_goes_home_when_committed_room_is_free_and_its_nodes_go_back() -> 
     assert market.left() == []
 
 
-def test_nobody_goes_home_before_those_who_wait_for_that_room() -> None:
+def test_pending_jobs_get_committed_nodes_before_migrations() -> None:
     market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
     first, second = market.rented()
     third = market.scenario.submit("third")
@@ -437,7 +437,7 @@ def test_nobody_goes_home_before_those_who_wait_for_that_room() -> None:
     assert market.scenario.job(second.job_id).stop_request is None
 
 
-def test_a_refused_market_is_left_for_the_next_and_remembered_for_all() -> None:
+def test_refused_market_is_skipped_for_every_job() -> None:
     market = RentalScenario(has_capacity={ON_DEMAND})
     _, second = market.full_fleet()
     market.scenario.run_pass()
@@ -459,7 +459,7 @@ def test_a_refused_market_is_left_for_the_next_and_remembered_for_all() -> None:
     assert [entry.market for entry in rows.read(row, Shortages).entries] == [Market.SPOT]
 
 
-def test_a_run_after_a_crash_does_not_ask_a_pool_again_that_was_given_up() -> None:
+def test_run_after_a_crash_skips_a_pool_given_up() -> None:
     market = RentalScenario(has_capacity={ON_DEMAND})
     _, second = market.full_fleet()
     market.scenario.run_pass()
@@ -475,7 +475,7 @@ def test_a_run_after_a_crash_does_not_ask_a_pool_again_that_was_given_up() -> No
     assert market.world.cluster.capacity == {}
 
 
-def test_nodes_of_another_rental_are_no_sign_that_ones_own_came_and_hide_no_refusal() -> None:
+def test_nodes_of_another_rental_neither_satisfy_nor_hide_a_refusal() -> None:
     market = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
     market.rented()
     third = market.scenario.submit("third")
@@ -488,7 +488,7 @@ def test_nodes_of_another_rental_are_no_sign_that_ones_own_came_and_hide_no_refu
     assert answer == "REFUSED"
 
 
-def test_no_capacity_anywhere_leaves_nothing_behind_and_a_reason() -> None:
+def test_rental_without_any_capacity_ends_with_a_reason() -> None:
     market = RentalScenario(has_capacity=set())
     _, second = market.full_fleet()
     market.scenario.run_pass()
@@ -516,7 +516,7 @@ def test_nodes_rented_for_a_gang_have_efa() -> None:
     assert [(spec.nodes, spec.efa) for spec in market.world.cluster.capacity.values()] == [(2, 32)]
 
 
-def test_a_part_of_a_gang_is_given_back_after_the_deadline_and_paid_for() -> None:
+def test_incomplete_gang_is_returned_after_the_deadline_and_billed() -> None:
     market = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
     _, second = market.full_fleet()
     market.scenario.run_pass()
@@ -537,7 +537,7 @@ def test_a_part_of_a_gang_is_given_back_after_the_deadline_and_paid_for() -> Non
     assert market.left() == []
 
 
-def test_a_rental_ends_that_had_nodes_of_two_pools() -> None:
+def test_rental_with_nodes_of_two_pools_ends() -> None:
     market = RentalScenario(has_capacity={ON_DEMAND})
     _, second = market.full_fleet()
     market.scenario.run_pass()
@@ -558,7 +558,7 @@ def test_a_rental_ends_that_had_nodes_of_two_pools() -> None:
     assert market.left() == []
 
 
-def test_the_bill_is_price_times_begun_seconds_times_nodes() -> None:
+def test_bill_is_price_times_started_seconds_times_nodes() -> None:
     market = RentalScenario()
     _, second = market.rented()
     market.world.clock.advance(100.5)
@@ -572,7 +572,7 @@ def test_the_bill_is_price_times_begun_seconds_times_nodes() -> None:
     assert market.left() == []
 
 
-def test_caps_stay_taken_until_the_last_node_is_gone() -> None:
+def test_caps_count_a_rental_until_its_last_node_ends() -> None:
     market = RentalScenario()
     market.world.cluster.slow_to_go = True
     _, second = market.rented()
@@ -598,7 +598,7 @@ def test_a_pool_without_limits_is_refused() -> None:
     assert market.world.cluster.claimed == {}
 
 
-def test_a_reclaimed_spot_node_ends_the_rental_and_the_next_is_on_demand() -> None:
+def test_reclaimed_spot_node_is_replaced_on_demand() -> None:
     market = RentalScenario()
     _, second = market.rented()
     gone = market.rental(second.job_id).node_names[0]
@@ -634,7 +634,7 @@ def test_a_cancelled_job_leaves_no_rental() -> None:
     assert market.left() == []
 
 
-def test_the_sweeper_starts_a_rental_whose_workflow_never_began_or_failed() -> None:
+def test_sweeper_restarts_a_rental_without_a_running_workflow() -> None:
     market = RentalScenario()
     _, second = market.full_fleet()
     market.scenario.run_pass()
@@ -650,7 +650,7 @@ def test_the_sweeper_starts_a_rental_whose_workflow_never_began_or_failed() -> N
 
 
 @pytest.mark.parametrize("when", SIDES)
-def test_a_crash_at_any_effect_ends_the_same(when: str) -> None:
+def test_rental_ends_the_same_after_any_crash(when: str) -> None:
     undisturbed = _play(CrashPlan())
     assert undisturbed.left() == []
     effects = len(undisturbed.plan.effects)
@@ -712,7 +712,7 @@ def a_team_with(*groups: dict[str, dict[str, int]]) -> Team:
 
 
 @pytest.mark.parametrize("rented", [0, 8, 16])
-def test_a_team_is_rented_for_as_far_as_its_quota_of_that_type_goes(rented: int) -> None:
+def test_rental_is_limited_by_team_quota_of_the_type(rented: int) -> None:
     market = RentalScenario()
     quota = {"ml.p5.48xlarge": {"nvidia.com/gpu": 32}, "p5.48xlarge": {"nvidia.com/gpu": rented}}
     set_up(market.scenario, a_team_with(quota))

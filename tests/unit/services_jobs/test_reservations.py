@@ -64,7 +64,7 @@ def stays(market: RentalScenario) -> list[Decision]:
     return market.records("STAY")
 
 
-def test_a_job_is_asked_to_leave_just_in_time_for_its_last_save_and_once() -> None:
+def test_job_is_stopped_once_in_time_for_its_last_save() -> None:
     market = RentalScenario(policy=POLICY)
     job = a_job_at_work(market)
 
@@ -85,7 +85,7 @@ def test_a_job_is_asked_to_leave_just_in_time_for_its_last_save_and_once() -> No
     assert replay(stays(market)[0], POLICY).differs_from(stays(market)[0]) == ""
 
 
-def test_who_left_goes_on_where_machines_stay() -> None:
+def test_drained_job_resumes_on_nodes_that_stay() -> None:
     market = RentalScenario(policy=POLICY)
     job = a_job_at_work(market)
     at_second(market, SAVES_AT)
@@ -100,7 +100,7 @@ def test_who_left_goes_on_where_machines_stay() -> None:
     assert market.scenario.job(job.job_id).application_failures == 0
 
 
-def test_who_is_rented_for_does_not_go_home_to_machines_that_go() -> None:
+def test_job_does_not_migrate_to_expiring_nodes() -> None:
     market = RentalScenario(policy=POLICY)
     first, second = market.rented()
     at_second(market, LAST_START + 1)
@@ -122,7 +122,9 @@ def test_who_is_rented_for_does_not_go_home_to_machines_that_go() -> None:
     ],
     ids=["it can save there once", "it cannot any more", "it keeps nothing, and would not be done"],
 )
-def test_nothing_is_let_on_that_would_not_last(seconds: float, change: dict[str, Any], state: JobState) -> None:
+def test_job_is_not_admitted_to_nodes_that_expire_first(
+    seconds: float, change: dict[str, Any], state: JobState
+) -> None:
     market = RentalScenario(policy=POLICY.but(burst=Policy().burst))
     market.world.clock.advance(seconds)
     job = market.scenario.submit("late", **change)
@@ -135,7 +137,7 @@ def test_nothing_is_let_on_that_would_not_last(seconds: float, change: dict[str,
 
 
 @pytest.mark.parametrize("has_teams", [False, True])
-def test_who_needs_machines_for_longer_holds_up_nobody_who_does_not(*, has_teams: bool) -> None:
+def test_job_too_long_for_a_reservation_blocks_no_shorter_job(*, has_teams: bool) -> None:
     scenario = JobScenario(size=2, policy=POLICY.but(burst=Policy().burst))
     team = {"team": "red"} if has_teams else {}
     if has_teams:
@@ -149,7 +151,7 @@ def test_who_needs_machines_for_longer_holds_up_nobody_who_does_not(*, has_teams
     assert scenario.job(short.job_id).state is JobState.STARTING
 
 
-def test_a_job_that_would_be_cut_off_is_rented_for() -> None:
+def test_rental_serves_a_job_that_a_reservation_would_cut_off() -> None:
     market = RentalScenario(policy=POLICY)
     market.world.clock.advance(LAST_START + 1)
 
@@ -165,7 +167,7 @@ def test_a_job_that_would_be_cut_off_is_rented_for() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "grows"), [(0, True), (LAST_START + 1, False)])
-def test_an_elastic_job_grows_onto_machines_only_while_they_stay(seconds: float, *, grows: bool) -> None:
+def test_elastic_job_does_not_grow_onto_expiring_nodes(seconds: float, *, grows: bool) -> None:
     market = RentalScenario(policy=POLICY.but(burst=Policy().burst))
     job = a_job_at_work(market, nodes=1, elastic={"min_nodes": 1, "max_nodes": 2})
     market.scenario.submit("keeps nothing, and so waits for no machine of these", nodes=1, checkpoint_uri="")
@@ -176,7 +178,7 @@ def test_an_elastic_job_grows_onto_machines_only_while_they_stay(seconds: float,
     assert (market.scenario.job(job.job_id).resize is not None) == grows
 
 
-def test_in_observe_mode_nobody_is_asked() -> None:
+def test_observe_mode_drains_no_job() -> None:
     market = RentalScenario(policy=POLICY)
     job = a_job_at_work(market)
     market.scenario.mode = Mode.OBSERVE
@@ -186,7 +188,7 @@ def test_in_observe_mode_nobody_is_asked() -> None:
     assert market.scenario.job(job.job_id).stop_request is None
 
 
-def test_however_many_are_asked_in_one_pass_and_once_whatever_comes_between() -> None:
+def test_one_cycle_drains_each_job_once_despite_races() -> None:
     scenario = JobScenario(size=40, policy=POLICY)
     jobs = [scenario.submit(f"small-{number}", nodes=1) for number in range(40)]
     for _ in range(2):
@@ -212,6 +214,6 @@ def test_however_many_are_asked_in_one_pass_and_once_whatever_comes_between() ->
     assert len(stays) == len(jobs)
 
 
-def test_a_pool_ends_once() -> None:
+def test_pool_has_one_reservation() -> None:
     with pytest.raises(ValueError, match="two reservations of the same pool"):
         SchedulingPolicy(reservations=(a_plan(), a_plan()))

@@ -53,7 +53,7 @@ def test_the_first_launch_raises_the_fence_and_creates_the_job() -> None:
     assert (attempt.state, attempt.workload_uid, attempt.is_pinned) == (AttemptState.LAUNCHED, "uid-1", True)
 
 
-def test_launching_twice_is_launching_once() -> None:
+def test_second_launch_changes_nothing() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.launch(job.job_id)
@@ -64,7 +64,7 @@ def test_launching_twice_is_launching_once() -> None:
     assert [call[0] for call in scenario.world.cluster.calls] == ["launch"]
 
 
-def test_an_attempt_resumes_from_the_newest_checkpoint_that_holds() -> None:
+def test_attempt_resumes_from_the_newest_valid_checkpoint() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.save(job.job_id, 1, 10)
@@ -91,7 +91,7 @@ def test_an_attempt_resumes_from_the_newest_checkpoint_that_holds() -> None:
         ("manifest.json", None, "MANIFEST_MISSING"),
     ],
 )
-def test_a_broken_checkpoint_is_passed_over_and_named(name: str, body: bytes | None, code: str) -> None:
+def test_broken_checkpoint_is_rejected_and_named(name: str, body: bytes | None, code: str) -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.save(job.job_id, 1, 10)
@@ -113,7 +113,7 @@ def spoil(scenario: JobScenario, job: Job, manifest: str, name: str, body: bytes
         scenario.world.checkpoints.put(job.spec.checkpoint_uri, key, body)
 
 
-def test_a_save_that_was_cut_off_before_any_was_finished_begins_again() -> None:
+def test_attempt_without_a_finished_checkpoint_starts_from_the_beginning() -> None:
     scenario = JobScenario()
     job = scenario.running()
     spoil(scenario, job, scenario.save(job.job_id, 1, 10), "manifest.json", None)
@@ -126,7 +126,7 @@ def test_a_save_that_was_cut_off_before_any_was_finished_begins_again() -> None:
     assert [out["code"] for out in attempt.rejected_checkpoints] == ["MANIFEST_MISSING"]
 
 
-def test_when_every_finished_checkpoint_fails_its_proof_nothing_is_launched_or_disowned() -> None:
+def test_nothing_is_launched_without_a_proved_checkpoint() -> None:
     scenario = JobScenario()
     job = scenario.running()
     spoil(scenario, job, scenario.save(job.job_id, 1, 10), "shard-1-of-2.bin", None)
@@ -153,7 +153,7 @@ def test_when_every_finished_checkpoint_fails_its_proof_nothing_is_launched_or_d
     assert scenario.world.telemetry.totals["LaunchesWithoutCheckpoint"] == 2
 
 
-def test_what_an_attempt_could_not_read_back_is_passed_over_by_the_next() -> None:
+def test_next_attempt_skips_a_checkpoint_reported_unreadable() -> None:
     scenario = JobScenario()
     job = scenario.running()
     older = scenario.save(job.job_id, 1, 10)
@@ -178,7 +178,7 @@ def test_what_an_attempt_could_not_read_back_is_passed_over_by_the_next() -> Non
     assert scenario.job(job.job_id).application_failures == 0
 
 
-def test_a_manifest_too_large_to_be_read_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_manifest_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = JobScenario()
     job = scenario.running()
     older, newer = (scenario.save(job.job_id, 1, step) for step in (10, 20))
@@ -199,7 +199,7 @@ def test_a_manifest_too_large_to_be_read_is_passed_over(monkeypatch: pytest.Monk
     assert [(out["step"], out["code"]) for out in second.rejected_checkpoints] == [(20, "MANIFEST_UNREADABLE")]
 
 
-def test_when_all_that_is_left_is_damaged_nothing_is_begun_over() -> None:
+def test_damaged_checkpoints_never_restart_training_from_the_beginning() -> None:
     scenario = JobScenario()
     job = scenario.running()
     only = scenario.save(job.job_id, 1, 20)
@@ -216,7 +216,7 @@ def test_when_all_that_is_left_is_damaged_nothing_is_begun_over() -> None:
     assert "step 20 of attempt 1 (DAMAGED)" in outcome.reason
 
 
-def test_an_unproved_job_resumes_when_its_checkpoint_is_brought_back() -> None:
+def test_job_resumes_once_its_checkpoint_is_restored() -> None:
     scenario = JobScenario()
     job = scenario.running()
     key = scenario.save(job.job_id, 1, 10)
@@ -237,7 +237,7 @@ def test_an_unproved_job_resumes_when_its_checkpoint_is_brought_back() -> None:
     assert point.manifest == key
 
 
-def test_a_policy_may_begin_again_when_nothing_can_be_proved() -> None:
+def test_policy_may_restart_training_without_a_proved_checkpoint() -> None:
     policy = Policy(jobs=JobPolicy(start_over_when_unproved=True))
     scenario = JobScenario(policy=policy)
     job = scenario.running()
@@ -249,7 +249,7 @@ def test_a_policy_may_begin_again_when_nothing_can_be_proved() -> None:
 
 
 @pytest.mark.parametrize(("is_accepted", "step"), [(True, 30), (False, 10)])
-def test_a_checkpoint_by_convention_is_resumed_from_where_the_policy_takes_it(is_accepted: bool, step: int) -> None:
+def test_checkpoint_by_convention_is_used_if_the_policy_accepts_it(is_accepted: bool, step: int) -> None:
     scenario = JobScenario(policy=Policy(jobs=JobPolicy(convention_accepted_after=("restart",) if is_accepted else ())))
     job = scenario.running()
     scenario.save(job.job_id, 1, 10)
@@ -267,7 +267,7 @@ def test_a_checkpoint_by_convention_is_resumed_from_where_the_policy_takes_it(is
 @pytest.mark.parametrize(
     ("demand", "step"), [(CheckpointRequirement.CONVENTION, 30), (CheckpointRequirement.PROOF, 10)]
 )
-def test_after_a_fault_its_plan_says_whether_convention_will_do(demand: CheckpointRequirement, step: int) -> None:
+def test_resume_plan_decides_whether_convention_is_enough(demand: CheckpointRequirement, step: int) -> None:
     scenario = JobScenario(policy=Policy(jobs=JobPolicy(convention_accepted_after=())))
     job = scenario.running()
     scenario.save(job.job_id, 1, 10)
@@ -290,7 +290,7 @@ def test_after_a_fault_its_plan_says_whether_convention_will_do(demand: Checkpoi
     assert point.step == step
 
 
-def test_after_a_fault_that_time_does_not_bound_each_checkpoint_passed_over_is_recorded_with_its_reason() -> None:
+def test_each_rejected_checkpoint_is_recorded_with_its_reason() -> None:
     scenario = JobScenario()
     job = scenario.running()
     for step in (10, 20, 30):
@@ -317,7 +317,7 @@ def test_after_a_fault_that_time_does_not_bound_each_checkpoint_passed_over_is_r
     assert all(out["detail"] for out in attempt.rejected_checkpoints)
 
 
-def test_one_launch_looks_at_so_many_checkpoints_and_then_asks_a_person() -> None:
+def test_launch_examines_a_bounded_number_of_checkpoints() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.save(job.job_id, 1, 1)
@@ -332,7 +332,7 @@ def test_one_launch_looks_at_so_many_checkpoints_and_then_asks_a_person() -> Non
     assert codes == ["SHARD_MISSING"] * MOST_LOOKS + ["NOT_EXAMINED"]
 
 
-def test_checkpoints_that_no_function_can_read_are_left_to_rank_0() -> None:
+def test_rank_0_chooses_checkpoints_that_functions_cannot_read() -> None:
     scenario = JobScenario()
     job = scenario.running(checkpoint_uri="file:///fsx/llama", checkpoint_claim="fsx")
     plan = ResumePlan(
@@ -360,7 +360,7 @@ def test_checkpoints_that_no_function_can_read_are_left_to_rank_0() -> None:
     assert scenario.world.checkpoints.objects == {}
 
 
-def test_an_attempt_that_proved_nothing_in_the_cluster_uses_up_a_restart_and_says_so() -> None:
+def test_attempt_without_a_proved_checkpoint_uses_a_restart() -> None:
     scenario = JobScenario()
     job = scenario.running(checkpoint_uri="file:///fsx/llama", checkpoint_claim="fsx")
     scenario.world.cluster.fail_pods(job.job_id, 1, exit_code=65)
@@ -372,7 +372,7 @@ def test_an_attempt_that_proved_nothing_in_the_cluster_uses_up_a_restart_and_say
     assert "could verify none" in waiting.reason
 
 
-def test_a_checkpoint_saved_late_by_a_fenced_attempt_is_never_resumed_from() -> None:
+def test_late_checkpoint_of_a_fenced_attempt_is_never_used() -> None:
     scenario = JobScenario()
     job = scenario.running()
     pinned = scenario.save(job.job_id, 1, 20)
@@ -393,7 +393,7 @@ def test_a_checkpoint_saved_late_by_a_fenced_attempt_is_never_resumed_from() -> 
     assert (attempt.resume_from.manifest, attempt.rejected_checkpoints[0]["code"]) == (pinned, "FENCED")
 
 
-def test_a_distrusted_checkpoint_is_passed_over() -> None:
+def test_distrusted_checkpoint_is_rejected() -> None:
     scenario = JobScenario()
     job = scenario.running()
     trusted = scenario.save(job.job_id, 1, 10, seconds=-100)
@@ -415,7 +415,7 @@ def test_a_distrusted_checkpoint_is_passed_over() -> None:
     assert (attempt.resume_from.manifest, attempt.rejected_checkpoints[0]["code"]) == (trusted, "DISTRUSTED")
 
 
-def test_a_launch_waits_while_a_pod_of_the_last_attempt_can_be_reached() -> None:
+def test_launch_waits_for_reachable_pods_of_the_last_attempt() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.cluster.lose_node(scenario.attempt(job.job_id).node_names[0])
@@ -432,7 +432,7 @@ def test_a_launch_waits_while_a_pod_of_the_last_attempt_can_be_reached() -> None
     assert late.outcome is LaunchOutcome.LAUNCHED
 
 
-def test_a_launch_ends_what_a_crash_let_run() -> None:
+def test_launch_deletes_pods_that_a_crash_left() -> None:
     scenario = JobScenario()
     job = scenario.running()
     stop = scenario.world.cluster.stop
@@ -449,7 +449,7 @@ def test_a_launch_ends_what_a_crash_let_run() -> None:
     assert ("stop", f"{job.job_id}-a1", 30) in scenario.world.cluster.calls
 
 
-def test_an_attempt_that_never_ran_does_not_hide_the_pods_of_the_one_before() -> None:
+def test_unstarted_attempt_does_not_hide_pods_of_the_previous_attempt() -> None:
     scenario = JobScenario()
     job = scenario.running(nodes=1)
     scenario.world.cluster.lose_node(scenario.attempt(job.job_id).node_names[0])
@@ -467,7 +467,7 @@ def test_an_attempt_that_never_ran_does_not_hide_the_pods_of_the_one_before() ->
     assert ("force_delete_pods", f"{job.job_id}-a1") in [call[:2] for call in scenario.world.cluster.calls]
 
 
-def test_a_fence_that_is_raised_by_another_meanwhile_is_looked_at_again() -> None:
+def test_concurrently_raised_fence_is_read_again() -> None:
     scenario = JobScenario()
     job = scenario.started()
     raise_fence = scenario.world.checkpoints.raise_fence
@@ -484,7 +484,7 @@ def test_a_fence_that_is_raised_by_another_meanwhile_is_looked_at_again() -> Non
     assert not scenario.world.cluster.calls
 
 
-def test_pods_behind_a_lost_node_are_fenced_out_and_forgotten() -> None:
+def test_pods_on_a_lost_node_are_fenced_and_ignored() -> None:
     scenario = JobScenario()
     job = scenario.running()
     name = lost(scenario, job)
@@ -518,7 +518,7 @@ def test_a_settled_attempt_is_stale() -> None:
     assert scenario.mark_running(job.job_id).outcome is RunningOutcome.STALE
 
 
-def test_in_observe_mode_nothing_is_launched_and_the_job_goes_back() -> None:
+def test_observe_mode_requeues_the_job_without_launching() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.mode = Mode.OBSERVE
@@ -532,7 +532,7 @@ def test_in_observe_mode_nothing_is_launched_and_the_job_goes_back() -> None:
     assert (fence(scenario, job), scenario.world.cluster.calls) == (None, [])
 
 
-def test_a_launch_that_takes_too_long_is_given_up() -> None:
+def test_launch_past_its_deadline_is_given_up() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.world.clock.advance(901)
@@ -541,7 +541,7 @@ def test_a_launch_that_takes_too_long_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_what_a_lost_reply_left_running_is_stopped_before_it_is_settled(*, is_late: bool) -> None:
+def test_job_created_by_a_lost_reply_is_stopped_before_settlement(*, is_late: bool) -> None:
     scenario = JobScenario(runs_at_once=True)
     job = scenario.started()
     scenario.plan.effects.clear()
@@ -569,7 +569,7 @@ def test_a_cancelled_job_is_not_launched() -> None:
     assert not scenario.world.cluster.calls
 
 
-def test_a_manifest_that_the_cluster_refuses_fails_the_job_with_its_words() -> None:
+def test_refused_manifest_fails_the_job_with_the_cluster_message() -> None:
     scenario = JobScenario()
     job = scenario.started()
 
@@ -584,7 +584,7 @@ def test_a_manifest_that_the_cluster_refuses_fails_the_job_with_its_words() -> N
 
 
 @pytest.mark.parametrize("error", [NotAllowed("exceeded quota: gpus"), NotFound('namespaces "red" not found')])
-def test_what_a_namespace_does_not_take_now_is_tried_again_after_a_pause_and_in_its_words(error: Exception) -> None:
+def test_temporarily_refused_manifest_is_retried_after_a_pause(error: Exception) -> None:
     scenario = JobScenario()
     job = scenario.started()
 
@@ -601,7 +601,7 @@ def test_what_a_namespace_does_not_take_now_is_tried_again_after_a_pause_and_in_
     assert waiting.application_failures == 0
 
 
-def test_a_namespace_that_becomes_kueues_between_pass_and_launch_fails_the_job_and_leaves_nothing() -> None:
+def test_launch_into_a_new_kueue_namespace_fails_the_job() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.world.cluster.of_kueue[job.namespace] = "its LocalQueue default"
@@ -626,7 +626,7 @@ def test_a_bucket_that_was_never_reachable_fails_the_job() -> None:
     assert scenario.settle(job.job_id).outcome is SettleOutcome.JOB_FAILED
 
 
-def test_a_fence_that_cannot_be_read_is_never_taken_for_none() -> None:
+def test_unreadable_fence_never_counts_as_no_fence() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.world.checkpoints.put(job.spec.checkpoint_uri, "_fence", b'{"schemaVersion": 9}')
@@ -635,7 +635,7 @@ def test_a_fence_that_cannot_be_read_is_never_taken_for_none() -> None:
     assert not scenario.world.cluster.calls
 
 
-def test_a_job_without_checkpoints_starts_again_from_nothing() -> None:
+def test_job_without_checkpoints_restarts_from_the_beginning() -> None:
     scenario = JobScenario()
     job = scenario.running(checkpoint_uri="")
     lost(scenario, job)
@@ -681,7 +681,7 @@ def test_a_stop_uses_the_grace_of_the_request() -> None:
     assert scenario.settle(job.job_id).outcome is SettleOutcome.JOB_CANCELLED
 
 
-def test_a_start_deadline_says_why_before_the_pods_are_gone() -> None:
+def test_start_deadline_records_its_reason_before_the_pods_end() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.launch(job.job_id)
@@ -698,7 +698,7 @@ def test_a_start_deadline_says_why_before_the_pods_are_gone() -> None:
 # ---------------------------------------------------------------- settle
 
 
-def test_success_gives_the_charge_back_and_keeps_the_logs() -> None:
+def test_success_releases_the_charge_and_keeps_the_logs() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.cluster.finish_pods(job.job_id, 1)
@@ -710,7 +710,7 @@ def test_success_gives_the_charge_back_and_keeps_the_logs() -> None:
     assert "stop" not in [call[0] for call in scenario.world.cluster.calls]
 
 
-def test_settling_twice_gives_the_charge_back_once() -> None:
+def test_settling_twice_releases_the_charge_once() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.cluster.fail_pods(job.job_id, 1)
@@ -724,7 +724,7 @@ def test_settling_twice_gives_the_charge_back_once() -> None:
     assert scenario.usage() == 0
 
 
-def test_an_open_incident_takes_the_blame() -> None:
+def test_failure_is_attributed_to_an_open_incident() -> None:
     from evenkeel.ports import Put
     from evenkeel.services.storage import rows
 
@@ -744,7 +744,7 @@ def test_an_open_incident_takes_the_blame() -> None:
     [{"labels": {HEALTH_STATUS: "UnschedulablePendingReplacement"}}, {"is_cordoned": True, "incident_id": "inc-1"}],
     ids=["by HyperPod's agent", "by a recovery"],
 )
-def test_a_marked_node_takes_the_blame_before_its_incident_is_known(marks: dict[str, Any]) -> None:
+def test_failure_is_attributed_to_a_marked_node_before_its_incident(marks: dict[str, Any]) -> None:
     scenario = JobScenario()
     job = scenario.running(max_restarts=0)
     scenario.world.cluster.set_node(scenario.attempt(job.job_id).node_names[1], **marks)
@@ -756,7 +756,7 @@ def test_a_marked_node_takes_the_blame_before_its_incident_is_known(marks: dict[
     assert scenario.attempt(job.job_id).state is AttemptState.LOST
 
 
-def test_what_the_wait_saw_counts_where_nothing_is_left_to_see() -> None:
+def test_wait_answer_counts_if_the_pods_are_gone() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.cluster.jobs.clear()
@@ -771,7 +771,7 @@ def test_what_the_wait_saw_counts_where_nothing_is_left_to_see() -> None:
     assert (scenario.attempt(job.job_id).exit_codes, scenario.job(job.job_id).application_failures) == ({"pod": 3}, 1)
 
 
-def test_an_answer_that_saw_no_end_is_passed_over() -> None:
+def test_wait_answer_without_an_end_is_ignored() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.cluster.finish_pods(job.job_id, 1)
@@ -781,7 +781,7 @@ def test_an_answer_that_saw_no_end_is_passed_over() -> None:
     assert outcome.outcome is SettleOutcome.JOB_SUCCEEDED
 
 
-def test_a_failed_workflow_stops_what_still_runs_and_gives_the_job_back() -> None:
+def test_failed_workflow_stops_the_pods_and_requeues_the_job() -> None:
     scenario = JobScenario()
     job = scenario.running()
 
@@ -791,7 +791,7 @@ def test_a_failed_workflow_stops_what_still_runs_and_gives_the_job_back() -> Non
     assert scenario.world.cluster.calls[-1][0] == "stop"
 
 
-def test_a_job_has_a_story() -> None:
+def test_timeline_shows_the_whole_life_of_a_job() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.cluster.finish_pods(job.job_id, 1)

@@ -30,7 +30,7 @@ def test_cycle_that_succeeds_is_reported() -> None:
     assert (cycle_report(scenario).error, cycle_report(scenario).seen_at) == ("", scenario.world.clock.now())
 
 
-def test_cycle_that_reads_no_cluster_fails_and_says_so() -> None:
+def test_cycle_without_a_readable_cluster_fails_and_is_reported() -> None:
     scenario = JobScenario()
     job = scenario.submit()
     scenario.world.cluster.blind[CLUSTER] = {"*"}
@@ -61,7 +61,7 @@ def test_an_admission_is_one_commit_and_one_execution() -> None:
     assert (scenario.usage(), len(scenario.charges())) == (16, 1)
 
 
-def test_a_pass_with_nothing_to_do_does_nothing() -> None:
+def test_cycle_without_work_writes_nothing() -> None:
     scenario = JobScenario()
     scenario.started()
     before = scenario.world.ledger.contents()
@@ -71,7 +71,7 @@ def test_a_pass_with_nothing_to_do_does_nothing() -> None:
     assert len(scenario.world.workflows.executions) == 1
 
 
-def test_a_charged_node_is_not_given_twice_before_its_pods_are_there() -> None:
+def test_charged_node_is_not_assigned_twice_before_its_pods_exist() -> None:
     scenario = JobScenario(size=3)
     first, second = scenario.submit("a"), scenario.submit("b")
 
@@ -83,7 +83,7 @@ def test_a_charged_node_is_not_given_twice_before_its_pods_are_there() -> None:
     assert "p5-workers has 1 of them (2 in use)" in scenario.job(second.job_id).reason
 
 
-def test_why_a_job_waits_is_written_once_and_replays() -> None:
+def test_pending_reason_is_written_once_and_replays() -> None:
     scenario = JobScenario(size=1)
     job = scenario.submit()
     scenario.run_pass()
@@ -98,7 +98,7 @@ def test_why_a_job_waits_is_written_once_and_replays() -> None:
     assert decide(AdmissionFacts.model_validate(record.facts)).reason == scenario.job(job.job_id).reason
 
 
-def test_nobody_is_started_where_kueue_admits_until_it_no_longer_does() -> None:
+def test_no_job_starts_in_a_namespace_that_kueue_admits() -> None:
     scenario = JobScenario()
     job = scenario.submit()
     scenario.world.cluster.of_kueue[job.namespace] = "its LocalQueue default"
@@ -118,7 +118,7 @@ def test_nobody_is_started_where_kueue_admits_until_it_no_longer_does() -> None:
     assert then.admitted == (f"{job.job_id}-a1",)
 
 
-def test_who_is_held_back_beside_kueue_is_in_nobodys_way_and_its_record_replays() -> None:
+def test_job_held_in_a_kueue_namespace_blocks_no_other_job() -> None:
     scenario = JobScenario(size=4)
     held, free = scenario.submit("a"), scenario.submit("b")
     row = scenario.world.ledger.get(rows.job_key(held.job_id))
@@ -151,7 +151,7 @@ def test_in_observe_mode_the_decision_is_recorded_and_nothing_starts() -> None:
     assert (row.doc["action"], row.doc["mode"]) == ("ADMIT", "observe")
 
 
-def test_a_job_that_a_recovery_brings_back_takes_the_spare_and_goes_first() -> None:
+def test_interrupted_job_takes_the_spare_before_other_jobs() -> None:
     scenario = JobScenario(size=3, policy=Policy(scheduling=SchedulingPolicy(spare_nodes={"p5-workers": 1})))
     affected = scenario.running()
     waiting = scenario.submit("later", nodes=1)
@@ -174,7 +174,7 @@ def test_a_job_that_a_recovery_brings_back_takes_the_spare_and_goes_first() -> N
     assert scenario.job(waiting.job_id).state is JobState.PENDING
 
 
-def test_concurrent_passes_admit_each_job_once_and_overcommit_nothing() -> None:
+def test_concurrent_cycles_admit_each_job_once_without_overcommit() -> None:
     scenario = JobScenario(size=4)
     jobs = [scenario.submit(f"key-{number}", nodes=1) for number in range(7)]
     scenario.world.ids = _locked(scenario.world.ids)
@@ -193,7 +193,7 @@ def test_concurrent_passes_admit_each_job_once_and_overcommit_nothing() -> None:
     assert len(scenario.world.workflows.executions) == 4
 
 
-def test_a_second_pass_on_an_old_look_commits_nothing() -> None:
+def test_cycle_on_an_old_snapshot_commits_nothing() -> None:
     scenario = JobScenario(size=2)
     first, second = scenario.submit("a"), scenario.submit("b")
     inner = scenario.world.provider.nodes
@@ -222,7 +222,7 @@ def test_a_second_pass_on_an_old_look_commits_nothing() -> None:
     assert scenario.usage() == 16
 
 
-def test_a_workflow_that_cannot_be_started_leaves_the_rest_of_the_pass_alone() -> None:
+def test_failed_workflow_start_does_not_stop_the_cycle() -> None:
     scenario = JobScenario()
     first, second = scenario.submit("a"), scenario.submit("b")
     start = scenario.world.workflows.start
@@ -240,7 +240,7 @@ def test_a_workflow_that_cannot_be_started_leaves_the_rest_of_the_pass_alone() -
     assert scenario.world.workflows.names(WorkflowName.RUN_JOB) == [f"{second.job_id}-a1"]
 
 
-def test_a_pass_that_cannot_see_the_fleet_fails_and_is_repeated() -> None:
+def test_cycle_without_the_fleet_fails_and_is_retried() -> None:
     scenario = JobScenario()
     job = scenario.submit()
 
@@ -254,7 +254,7 @@ def test_a_pass_that_cannot_see_the_fleet_fails_and_is_repeated() -> None:
     assert scenario.job(job.job_id).state is JobState.PENDING
 
 
-def test_a_full_head_of_the_queue_is_followed_by_the_rest() -> None:
+def test_job_beyond_a_blocked_head_is_reached() -> None:
     scenario = JobScenario(policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=2)))
     jobs = [scenario.submit(f"key-{number}", nodes=1) for number in range(4)]
 
@@ -277,7 +277,7 @@ def _locked(ids: Any) -> Any:
 
 
 @pytest.mark.parametrize(("mode", "is_back"), [(Mode.RECOMMEND, True), (Mode.OBSERVE, False)])
-def test_what_an_approved_recovery_stopped_comes_back_and_nothing_else_starts(mode: Mode, is_back: bool) -> None:
+def test_only_jobs_of_an_approved_recovery_resume_in_recommend_mode(mode: Mode, is_back: bool) -> None:
     scenario = JobScenario(size=4)
     affected = scenario.running()
     waiting = scenario.submit("later", nodes=1)
@@ -297,7 +297,7 @@ def test_what_an_approved_recovery_stopped_comes_back_and_nothing_else_starts(mo
         assert scenario.launch(affected.job_id, 2).outcome is LaunchOutcome.LAUNCHED
 
 
-def test_an_attempt_without_a_plan_is_not_launched_where_the_mode_was_set_back() -> None:
+def test_attempt_without_a_plan_is_not_launched_after_mode_change() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.mode = Mode.RECOMMEND

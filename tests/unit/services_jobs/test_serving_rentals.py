@@ -203,7 +203,7 @@ class ServingSpike(RentalScenario):
         return note.text if note else ""
 
 
-def test_a_spike_beyond_what_is_committed_is_rented_for_and_what_was_rented_goes_back() -> None:
+def test_spike_beyond_committed_nodes_rents_and_returns_nodes() -> None:
     market = ServingSpike()
     market.spike(replicas=2)
 
@@ -225,7 +225,7 @@ def test_a_spike_beyond_what_is_committed_is_rented_for_and_what_was_rented_goes
     assert market.scenario.job(market.first).state is JobState.RUNNING
 
 
-def test_nodes_go_back_one_by_one_as_replicas_leave_them() -> None:
+def test_each_node_is_returned_once_no_replica_runs_there() -> None:
     market = ServingSpike()
     market.spike(replicas=2)
     market.turns(3)
@@ -239,7 +239,7 @@ def test_nodes_go_back_one_by_one_as_replicas_leave_them() -> None:
     assert market.world.cluster.limits[CLUSTER, SERVING] == (1, 8)
 
 
-def test_a_node_is_kept_for_the_quiet_period_and_a_replica_that_comes_back_finds_it() -> None:
+def test_node_waits_for_a_returning_replica_in_the_quiet_period() -> None:
     market = ServingSpike()
     market.spike(replicas=1)
     market.turns(3)
@@ -255,7 +255,7 @@ def test_a_node_is_kept_for_the_quiet_period_and_a_replica_that_comes_back_finds
     assert rental.idle_since is None
 
 
-def test_replicas_share_a_node_as_far_as_it_goes() -> None:
+def test_replicas_share_a_rented_node() -> None:
     market = ServingSpike(per_replica=4)
     market.spike(replicas=3)
 
@@ -265,7 +265,7 @@ def test_replicas_share_a_node_as_far_as_it_goes() -> None:
     assert len(market.placed()) == 3
 
 
-def test_as_shipped_and_where_no_pool_is_its_own_nothing_is_rented() -> None:
+def test_nothing_is_rented_without_a_pool_for_the_deployment() -> None:
     for policy in (Policy(), a_serving_policy(CHAT.but(rents_from=()))):
         market = ServingSpike(policy=policy)
         market.spike()
@@ -276,7 +276,7 @@ def test_as_shipped_and_where_no_pool_is_its_own_nothing_is_rented() -> None:
         assert market.world.ledger.get(rows.serving_key(CHAT_ID)) is None
 
 
-def test_a_replica_that_has_just_come_is_not_rented_for_yet() -> None:
+def test_new_pending_replica_is_not_rented_for_yet() -> None:
     market = ServingSpike()
     market.spike(replicas=1)
     market.scale(0)
@@ -290,7 +290,7 @@ def test_a_replica_that_has_just_come_is_not_rented_for_yet() -> None:
     assert (before, market.holds()) == (0, 1)
 
 
-def test_an_elastic_job_that_can_shrink_does_and_nothing_is_rented() -> None:
+def test_elastic_job_shrinks_instead_of_a_rental() -> None:
     market = ServingSpike()
     market.scenario.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
     market.scenario.run_pass()
@@ -308,7 +308,7 @@ def test_an_elastic_job_that_can_shrink_does_and_nothing_is_rented() -> None:
     assert "Committed nodes can run its replicas" in market.notes()
 
 
-def test_what_shrinking_cannot_give_is_rented() -> None:
+def test_nodes_that_shrinking_cannot_free_are_rented() -> None:
     market = ServingSpike()
     market.scenario.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
     market.scenario.run_pass()
@@ -325,7 +325,7 @@ def test_what_shrinking_cannot_give_is_rented() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
-def test_an_observed_spike_is_told_once_and_nothing_is_rented(mode: Mode) -> None:
+def test_observe_mode_reports_a_spike_once_without_renting(mode: Mode) -> None:
     market = ServingSpike()
     market.spike()
     market.mode = market.scenario.mode = mode
@@ -339,7 +339,7 @@ def test_an_observed_spike_is_told_once_and_nothing_is_rented(mode: Mode) -> Non
     assert len(market.records("PLACEMENT")) == 1
 
 
-def test_every_record_of_a_spike_replays_and_names_what_was_weighed() -> None:
+def test_serving_decisions_replay_and_list_their_alternatives() -> None:
     market = ServingSpike(has_capacity={ON_DEMAND, DEARER})
     market.spike()
     market.turns(6)
@@ -351,7 +351,7 @@ def test_every_record_of_a_spike_replays_and_names_what_was_weighed() -> None:
     assert {each.option for each in records[0].alternatives} == {"p5-workers", "the end of the spike", DEARER}
 
 
-def test_a_replica_whose_delay_is_worth_less_than_the_rent_waits_and_is_told_so_once() -> None:
+def test_replica_waits_if_its_delay_costs_less_than_rent() -> None:
     market = ServingSpike(policy=a_serving_policy(delay_micros_per_hour={"critical": MICROS}))
     market.spike()
 
@@ -362,7 +362,7 @@ def test_a_replica_whose_delay_is_worth_less_than_the_rent_waits_and_is_told_so_
     assert len(market.records("PLACEMENT")) == 1
 
 
-def test_the_caps_of_its_team_and_of_the_fleet_hold() -> None:
+def test_team_and_fleet_caps_limit_serving_rentals() -> None:
     for caps in ({"team_caps_micros_per_hour": {"chat": MICROS}}, {"fleet_cap_micros_per_hour": MICROS}):
         market = ServingSpike(policy=a_serving_policy(**caps))
         market.spike(replicas=3)
@@ -374,7 +374,7 @@ def test_the_caps_of_its_team_and_of_the_fleet_hold() -> None:
         assert len(market.placed()) == 1
 
 
-def test_one_pass_rents_no_more_for_jobs_and_replicas_together_than_may_be() -> None:
+def test_jobs_and_replicas_share_the_rental_limit_of_a_cycle() -> None:
     market = ServingSpike(policy=a_serving_policy(fleet_cap_micros_per_hour=2 * MICROS + 50_000_000))
     market.spike(replicas=2)
     market.scenario.submit("second", nodes=2)
@@ -387,7 +387,7 @@ def test_one_pass_rents_no_more_for_jobs_and_replicas_together_than_may_be() -> 
     ]
 
 
-def test_two_passes_at_once_rent_a_node_once() -> None:
+def test_concurrent_cycles_rent_a_node_once() -> None:
     market = ServingSpike()
     market.spike(replicas=1)
 
@@ -396,7 +396,7 @@ def test_two_passes_at_once_rent_a_node_once() -> None:
     assert market.holds() == 1
 
 
-def test_what_is_a_deployments_is_offered_to_no_job() -> None:
+def test_node_of_a_deployment_is_offered_to_no_job() -> None:
     market = ServingSpike(policy=a_serving_policy(pools=(a_serving_pool(), a_serving_pool(DEARER))))
     market.spike(replicas=1)
     market.turns(3)
@@ -409,7 +409,7 @@ def test_what_is_a_deployments_is_offered_to_no_job() -> None:
     assert market.scenario.job(second.job_id).rentals == 0
 
 
-def test_pods_that_do_not_tolerate_the_pool_are_not_rented_for_and_the_reason_says_so() -> None:
+def test_missing_toleration_prevents_a_rental_and_is_the_reason() -> None:
     market = ServingSpike()
     market.spike(tolerations=())
 
@@ -419,7 +419,7 @@ def test_pods_that_do_not_tolerate_the_pool_are_not_rented_for_and_the_reason_sa
     assert f"Its pods do not tolerate {TAINT}." in market.notes()
 
 
-def test_pods_that_select_what_nobody_says_of_the_pool_are_not_rented_for() -> None:
+def test_unknown_node_selector_prevents_a_rental() -> None:
     market = ServingSpike()
     market.spike(selector={"disk": "nvme"})
 
@@ -429,7 +429,7 @@ def test_pods_that_select_what_nobody_says_of_the_pool_are_not_rented_for() -> N
     assert "Its pods select disk=nvme, and the policy does not give nodes of" in market.notes()
 
 
-def test_after_a_node_that_no_replica_came_to_none_is_rented_for_a_while() -> None:
+def test_unused_rented_node_pauses_further_rentals() -> None:
     market = ServingSpike()
     market.bind = lambda: None  # type: ignore[method-assign]
     market.spike(replicas=1)
@@ -446,7 +446,7 @@ def test_after_a_node_that_no_replica_came_to_none_is_rented_for_a_while() -> No
     assert len(market.rentals()) == 2
 
 
-def test_a_refused_pool_is_left_for_its_next_one_and_remembered_for_all() -> None:
+def test_refused_pool_is_skipped_for_every_deployment() -> None:
     market = ServingSpike(has_capacity={ON_DEMAND, DEARER})
     market.spike(replicas=1)
 
@@ -460,7 +460,7 @@ def test_a_refused_pool_is_left_for_its_next_one_and_remembered_for_all() -> Non
     assert [entry.zone for entry in rows.read(row, Shortages).entries] == ["us-west-2a"]
 
 
-def test_no_capacity_anywhere_leaves_nothing_behind_and_a_reason() -> None:
+def test_serving_rental_without_any_capacity_ends_with_a_reason() -> None:
     market = ServingSpike(has_capacity=set())
     market.spike(replicas=1)
 
@@ -471,7 +471,7 @@ def test_no_capacity_anywhere_leaves_nothing_behind_and_a_reason() -> None:
     assert market.left() == []
 
 
-def test_a_spike_that_is_over_before_its_node_came_leaves_nothing() -> None:
+def test_spike_that_ends_before_its_node_arrives_leaves_nothing() -> None:
     market = ServingSpike()
     market.spike(replicas=1)
     market.scenario.run_pass()
@@ -486,7 +486,7 @@ def test_a_spike_that_is_over_before_its_node_came_leaves_nothing() -> None:
     assert market.notes() == ""
 
 
-def test_a_node_too_many_is_given_back_when_it_comes() -> None:
+def test_surplus_node_is_returned_on_arrival() -> None:
     market = ServingSpike()
     market.spike(replicas=2)
     market.scenario.run_pass()
@@ -500,7 +500,7 @@ def test_a_node_too_many_is_given_back_when_it_comes() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_node_on_which_a_replica_stands_before_it_is_handed_over_is_handed_over(replicas: int) -> None:
+def test_node_with_a_replica_is_handed_over(replicas: int) -> None:
     market = ServingSpike(lands_first=True)
     market.spike(replicas=replicas)
     market.scenario.run_pass()
@@ -517,7 +517,7 @@ def test_a_node_on_which_a_replica_stands_before_it_is_handed_over_is_handed_ove
     assert market.left() == []
 
 
-def test_a_node_that_is_taken_back_ends_its_rental_and_another_is_rented() -> None:
+def test_reclaimed_node_ends_its_rental_and_is_replaced() -> None:
     market = ServingSpike()
     market.spike(replicas=1)
     market.turns(3)
@@ -533,7 +533,7 @@ def test_a_node_that_is_taken_back_ends_its_rental_and_another_is_rented() -> No
     assert len(market.placed()) == 1
 
 
-def test_a_node_on_which_a_replica_serves_is_given_back_by_its_time_box_alone() -> None:
+def test_node_with_a_replica_is_returned_only_after_its_time() -> None:
     market = ServingSpike(policy=a_serving_policy(CHAT.but(rented_seconds=3600)))
     market.spike(replicas=1)
     market.turns(3)
@@ -548,7 +548,7 @@ def test_a_node_on_which_a_replica_serves_is_given_back_by_its_time_box_alone() 
     assert market.rentals()[0].reason.startswith("The rental's time limit is")
 
 
-def test_a_replica_that_comes_in_the_last_second_keeps_its_node() -> None:
+def test_late_replica_keeps_its_node() -> None:
     market = ServingSpike()
     market.spike(replicas=1)
     market.turns(3)
@@ -560,7 +560,7 @@ def test_a_replica_that_comes_in_the_last_second_keeps_its_node() -> None:
     assert told.reason == "Replicas of serving/chat run on these nodes."
 
 
-def test_the_bill_is_its_teams_and_ends_when_the_machine_is_gone() -> None:
+def test_team_pays_until_the_instance_is_gone() -> None:
     market = ServingSpike()
     market.world.cluster.slow_to_go = True
     market.spike(replicas=1)
@@ -578,7 +578,7 @@ def test_the_bill_is_its_teams_and_ends_when_the_machine_is_gone() -> None:
     assert {bill.team for bill in rental.bills()} == {"chat"}
 
 
-def test_the_sweeper_starts_what_was_begun_and_has_no_workflow() -> None:
+def test_sweeper_starts_a_serving_rental_without_a_workflow() -> None:
     market = ServingSpike()
     market.spike(replicas=1)
     market.scenario.run_pass()
@@ -610,7 +610,7 @@ def test_a_wait_that_is_opened_twice_or_answered_late_changes_nothing() -> None:
     assert market.world.ledger.get(rows.wait_key(CHAT_ID, wait_name(ConditionKind.RENTAL_ENDED, 1))) is None
 
 
-def test_each_step_done_twice_rents_and_gives_back_the_same() -> None:
+def test_repeated_steps_rent_and_return_once() -> None:
     market = ServingSpike(does_twice=True)
     market.spike(replicas=2)
     market.turns(3)
@@ -629,7 +629,7 @@ def test_each_step_done_twice_rents_and_gives_back_the_same() -> None:
     ("when", "lands_first"),
     [*(pytest.param(when, False, marks=marks) for when, marks in MARKS.items()), (CrashTiming.AFTER, True)],
 )
-def test_a_crash_at_any_effect_of_a_spike_ends_the_same(when: str, lands_first: bool) -> None:
+def test_spike_ends_the_same_after_any_crash(when: str, lands_first: bool) -> None:
     undisturbed = _play(CrashPlan(), lands_first=lands_first)
     assert (undisturbed.left(), undisturbed.most, len(undisturbed.rentals())) == ([], 2, 2)
     effects = len(undisturbed.plan.effects)
@@ -685,14 +685,14 @@ def _play(plan: CrashPlan, *, lands_first: bool) -> Any:
         ({"rents_from": (ON_DEMAND,)}, "needs a taint"),
     ],
 )
-def test_a_registration_that_rents_names_pools_of_its_own(changes: dict[str, Any], why: str) -> None:
+def test_registration_that_rents_needs_its_own_pools(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         Policy.model_validate(
             a_serving_policy().to_json() | {"scheduling": {"serving": [CHAT.but(**changes).to_json()]}}
         )
 
 
-def test_a_pool_is_one_deployments() -> None:
+def test_pool_belongs_to_one_deployment() -> None:
     other = CHAT.but(name="search", rents_from=(DEARER,))
     document = a_serving_policy().to_json() | {"scheduling": {"serving": [CHAT.to_json(), other.to_json()]}}
 

@@ -20,7 +20,7 @@ def tree_version(world: FakeWorld) -> int:
     return row.version if row else 0
 
 
-def test_what_is_set_up_is_read_back_with_its_version() -> None:
+def test_stored_setup_is_read_with_its_version() -> None:
     world = FakeWorld()
     put(world, a_team("vision"))
     put(world, a_team("nlp"))
@@ -36,14 +36,14 @@ def test_what_is_set_up_is_read_back_with_its_version() -> None:
     assert found.version == 4
 
 
-def test_nothing_set_up_is_no_team_and_no_limit() -> None:
+def test_empty_setup_has_no_teams_and_no_limits() -> None:
     found = read_setup.run(FakeWorld().ledger)
 
     assert not found.setup.has_teams
     assert found.version_of("nlp") == 0
 
 
-def test_every_change_raises_the_tree_and_asks_for_a_pass() -> None:
+def test_every_change_raises_the_tree_version_and_requests_a_cycle() -> None:
     world = FakeWorld()
     before = tree_version(world)
 
@@ -65,7 +65,7 @@ def test_the_same_change_twice_is_made_once() -> None:
     assert tree_version(world) == version
 
 
-def test_a_change_of_another_version_is_refused() -> None:
+def test_change_with_an_old_version_is_refused() -> None:
     world = FakeWorld()
     put(world, a_team())
 
@@ -74,7 +74,7 @@ def test_a_change_of_another_version_is_refused() -> None:
             put(world, a_team(namespace="other"), expected)
 
 
-def test_faults_are_named_and_nothing_is_written() -> None:
+def test_invalid_setup_is_explained_and_not_written() -> None:
     world = FakeWorld()
     put(world, a_team("vision", namespace="shared"))
 
@@ -104,7 +104,7 @@ class ConcurrentWriterLedger:
         self._ledger.commit(*writes, token=token)
 
 
-def test_two_changes_at_once_are_checked_together() -> None:
+def test_concurrent_changes_are_checked_together() -> None:
     world = FakeWorld()
     ledger = ConcurrentWriterLedger(world.ledger, lambda: put(world, a_team("vision", namespace="shared")))
 
@@ -112,7 +112,7 @@ def test_two_changes_at_once_are_checked_together() -> None:
         put(world, a_team("nlp", namespace="shared"), ledger=ledger)
 
 
-def test_of_two_teams_that_name_one_namespace_at_once_one_is_refused() -> None:
+def test_second_team_of_a_namespace_is_refused() -> None:
     world = FakeWorld()
     put(world, a_team("nlp"))
     put(world, a_team("vision"))
@@ -134,7 +134,7 @@ def test_no_team_has_a_namespace_of_the_stack() -> None:
     assert not read_setup.run(world.ledger).setup.has_teams
 
 
-def test_a_pass_on_the_older_set_up_fails_whole() -> None:
+def test_cycle_on_an_older_setup_fails_completely() -> None:
     world = FakeWorld()
     put(world, a_team())
     version = tree_version(world)
@@ -144,7 +144,7 @@ def test_a_pass_on_the_older_set_up_fails_whole() -> None:
         world.ledger.commit(ConditionCheck(rows.tree_key(), version))
 
 
-def test_flavors_keep_the_order_in_which_they_are_written() -> None:
+def test_flavors_keep_their_declared_order() -> None:
     world = FakeWorld()
     group = {name: {"nvidia.com/gpu": 8} for name in ("ml.p5.48xlarge", "ml.g5.48xlarge", "ml.p4d.24xlarge")}
 

@@ -14,7 +14,7 @@ from tests.unit.services_jobs.job_scenario import JobScenario
 MOUNTED = {"checkpoint_uri": "file:///fsx/llama", "checkpoint_claim": "fsx"}
 
 
-def test_a_submitted_job_waits_in_the_queue_and_asks_for_a_pass() -> None:
+def test_submitted_job_is_queued_and_requests_a_cycle() -> None:
     scenario = JobScenario()
 
     job = scenario.submit()
@@ -57,7 +57,7 @@ def test_a_key_is_free_again_after_a_day() -> None:
     assert scenario.submit(nodes=4, checkpoint_uri="s3://checkpoints/another").job_id != first.job_id
 
 
-def test_a_job_that_cannot_be_leaves_no_trace() -> None:
+def test_invalid_job_leaves_no_rows() -> None:
     scenario = JobScenario()
 
     with pytest.raises(Invalid) as refused:
@@ -78,7 +78,7 @@ def test_a_pending_job_is_cancelled_at_once() -> None:
     assert scenario.job(job.job_id).ended_at
 
 
-def test_a_live_job_is_asked_to_stop() -> None:
+def test_live_job_gets_a_stop_request() -> None:
     scenario = JobScenario()
     job = scenario.running(grace_seconds=77)
 
@@ -91,7 +91,7 @@ def test_a_live_job_is_asked_to_stop() -> None:
 
 
 @pytest.mark.parametrize("exit_code", [143, 1])
-def test_a_cancelled_job_still_says_by_whom_and_why_when_its_pods_have_ended(exit_code: int) -> None:
+def test_cancelled_job_keeps_its_author_and_reason(exit_code: int) -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.cancel(job.job_id, "wrong data")
@@ -103,7 +103,7 @@ def test_a_cancelled_job_still_says_by_whom_and_why_when_its_pods_have_ended(exi
     assert (ended.state, ended.reason) == (JobState.CANCELLED, "Cancelled by ana: wrong data.")
 
 
-def test_cancelling_twice_is_cancelling_once() -> None:
+def test_second_cancel_changes_nothing() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.cancel(job.job_id)
@@ -122,7 +122,7 @@ def test_a_job_that_ended_cannot_be_cancelled() -> None:
     assert scenario.cancel(job.job_id).outcome is CancelOutcome.ALREADY_ENDED
 
 
-def test_nothing_is_cancelled_that_is_not_there() -> None:
+def test_unknown_job_cannot_be_cancelled() -> None:
     with pytest.raises(NotFound):
         JobScenario().cancel("job-0")
 
@@ -156,7 +156,7 @@ def test_the_key_is_put_with_the_job() -> None:
         (MOUNTED, {**MOUNTED, "checkpoint_uri": "file:///data/llama-2"}, False),
     ],
 )
-def test_a_path_holds_the_checkpoints_of_one_job(first: dict[str, Any], second: dict[str, Any], is_taken: bool) -> None:
+def test_checkpoint_path_belongs_to_one_job(first: dict[str, Any], second: dict[str, Any], is_taken: bool) -> None:
     scenario = JobScenario()
     owner = scenario.submit("key-1", **first)
 
@@ -187,7 +187,7 @@ class QueuePositionRaceLedger:
         self.inner.commit(*writes, token=token)
 
 
-def test_of_two_jobs_that_claim_one_place_at_once_one_is_refused() -> None:
+def test_second_job_of_a_checkpoint_path_is_refused() -> None:
     scenario, other = JobScenario(), JobScenario()
     other.ledger = scenario.ledger
     other.world.ids = scenario.world.ids
@@ -202,7 +202,7 @@ def test_of_two_jobs_that_claim_one_place_at_once_one_is_refused() -> None:
     assert len(scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING").rows) == 1
 
 
-def test_a_place_is_free_once_its_job_ended_before_it_ran() -> None:
+def test_checkpoint_path_is_free_if_its_job_never_ran() -> None:
     scenario = JobScenario()
     place = {"checkpoint_uri": "s3://bucket/llama"}
     scenario.cancel(scenario.submit("key-1", **place).job_id)
@@ -214,7 +214,7 @@ def test_a_place_is_free_once_its_job_ended_before_it_ran() -> None:
     assert scenario.job(second.job_id).spec.checkpoint_uri == "s3://bucket/llama"
 
 
-def test_a_place_is_free_once_its_job_is_gone() -> None:
+def test_checkpoint_path_is_free_once_its_job_expired() -> None:
     scenario = JobScenario()
     place = {"checkpoint_uri": "s3://bucket/llama"}
     row = scenario.world.ledger.get(rows.job_key(scenario.submit("key-1", **place).job_id))
@@ -224,7 +224,7 @@ def test_a_place_is_free_once_its_job_is_gone() -> None:
     assert scenario.submit("key-2", **place).state is JobState.PENDING
 
 
-def test_a_place_where_a_job_ran_stays_its_own() -> None:
+def test_checkpoint_path_stays_reserved_once_its_job_ran() -> None:
     scenario = JobScenario()
     place = {"checkpoint_uri": "s3://bucket/llama"}
     job = scenario.running(**place)
@@ -237,18 +237,18 @@ def test_a_place_where_a_job_ran_stays_its_own() -> None:
 
 
 @pytest.mark.parametrize("part", ["attempt=1", "step=000000001", "_fence", "manifest.json"])
-def test_no_place_has_a_name_of_the_layout(part: str) -> None:
+def test_checkpoint_path_uses_no_reserved_name(part: str) -> None:
     with pytest.raises(Invalid):
         JobScenario().submit(checkpoint_uri=f"s3://bucket/llama/{part}/x")
 
 
 @pytest.mark.parametrize("bucket", ["team-a-ap-x7k2-s3alias", "team-a-x7k2--ol-s3", "mfzwi23gnjvgw.mrap"])
-def test_alias_of_a_bucket_is_no_checkpoint_place(bucket: str) -> None:
+def test_access_point_alias_is_no_checkpoint_path(bucket: str) -> None:
     with pytest.raises(Invalid) as refused:
         JobScenario().submit(checkpoint_uri=f"s3://{bucket}/llama")
 
     assert [field for field, _ in refused.value.faults] == ["checkpoint.uri"]
 
 
-def test_bucket_that_only_looks_like_an_alias_is_taken() -> None:
+def test_bucket_name_similar_to_an_alias_is_accepted() -> None:
     assert JobScenario().submit(checkpoint_uri="s3://s3alias-data/llama-s3alias").job_id

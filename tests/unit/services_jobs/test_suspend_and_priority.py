@@ -53,7 +53,7 @@ def submit(scenario: JobScenario, requester: Requester = ASKER, **changes: Any) 
     ).job
 
 
-def test_a_waiting_job_is_suspended_at_once_and_no_pass_takes_it() -> None:
+def test_pending_job_is_suspended_and_not_admitted() -> None:
     scenario = JobScenario()
     job = scenario.submit()
 
@@ -64,7 +64,7 @@ def test_a_waiting_job_is_suspended_at_once_and_no_pass_takes_it() -> None:
     assert scenario.job(job.job_id).state is JobState.SUSPENDED
 
 
-def test_a_resumed_job_waits_in_its_old_place() -> None:
+def test_resumed_job_keeps_its_queue_position() -> None:
     scenario = JobScenario()
     job = scenario.submit()
     before = scenario.world.ledger.get(rows.job_key(job.job_id))
@@ -79,7 +79,7 @@ def test_a_resumed_job_waits_in_its_old_place() -> None:
     assert after.state == before.state
 
 
-def test_a_running_job_is_stopped_with_grace_and_rests_until_it_is_resumed() -> None:
+def test_running_job_is_stopped_with_grace_and_suspended() -> None:
     scenario = JobScenario()
     job = scenario.running()
 
@@ -99,7 +99,7 @@ def test_a_running_job_is_stopped_with_grace_and_rests_until_it_is_resumed() -> 
     assert scenario.job(job.job_id).current_attempt == 2
 
 
-def test_a_job_that_is_resumed_while_it_stops_waits_again() -> None:
+def test_job_resumed_while_stopping_is_pending_again() -> None:
     scenario = JobScenario()
     job = scenario.running()
     suspend(scenario, job)
@@ -111,7 +111,7 @@ def test_a_job_that_is_resumed_while_it_stops_waits_again() -> None:
     assert scenario.job(job.job_id).state is JobState.PENDING
 
 
-def test_a_suspended_job_can_be_cancelled_and_is_then_over() -> None:
+def test_suspended_job_can_be_cancelled() -> None:
     scenario = JobScenario()
     job = scenario.submit()
     suspend(scenario, job)
@@ -125,7 +125,7 @@ def test_a_suspended_job_can_be_cancelled_and_is_then_over() -> None:
         rank(scenario, job, "high")
 
 
-def test_a_job_gets_what_its_team_has() -> None:
+def test_job_gets_the_settings_of_its_team() -> None:
     scenario = JobScenario()
     set_up(scenario)
 
@@ -135,7 +135,7 @@ def test_a_job_gets_what_its_team_has() -> None:
     assert (job.priority, job.owner, job.submitted_by) == (100, "role/Ana", "role/Ana (ana)")
 
 
-def test_a_stranger_can_do_nothing_with_a_teams_job() -> None:
+def test_caller_outside_the_team_cannot_change_its_job() -> None:
     scenario = JobScenario()
     set_up(scenario)
     job = submit(scenario)
@@ -166,7 +166,7 @@ def test_a_job_of_an_unknown_team_is_refused_by_field() -> None:
     assert [field for field, _ in refused.value.faults] == ["team"]
 
 
-def test_the_first_answer_is_given_again_whoever_has_left_the_team_since() -> None:
+def test_repeated_request_gets_the_first_answer_after_membership_ended() -> None:
     scenario = JobScenario()
     job = submit(scenario)
     set_up(scenario)
@@ -174,7 +174,7 @@ def test_the_first_answer_is_given_again_whoever_has_left_the_team_since() -> No
     assert submit(scenario).job_id == job.job_id
 
 
-def test_another_class_is_another_place_in_the_queue() -> None:
+def test_new_priority_class_changes_the_queue_position() -> None:
     scenario = JobScenario()
     set_up(scenario)
     job = submit(scenario)
@@ -187,7 +187,7 @@ def test_another_class_is_another_place_in_the_queue() -> None:
     assert row.state == ("JOB#PENDING", rows.queue_order(ranked[0]))
 
 
-def test_a_class_is_given_to_the_job_as_it_was_seen() -> None:
+def test_priority_change_needs_the_version_that_was_read() -> None:
     scenario = JobScenario()
     set_up(scenario)
     job = submit(scenario)

@@ -66,7 +66,7 @@ def later(scenario: JobScenario, seconds: float = 60) -> None:
 # ---------------------------------------------------------------- nothing amiss
 
 
-def test_a_sweep_over_a_sound_fleet_mends_nothing() -> None:
+def test_sweep_of_a_healthy_fleet_corrects_nothing() -> None:
     scenario = JobScenario()
     scenario.running()
     later(scenario)
@@ -94,14 +94,14 @@ def test_a_second_sweep_writes_only_its_lock_and_heartbeat() -> None:
     }
 
 
-def test_only_one_sweeps() -> None:
+def test_one_sweeper_runs_at_a_time() -> None:
     scenario = JobScenario()
     assert locks.take(scenario.world.ledger, "sweep", "op-other", seconds=60, now=scenario.world.clock.now())
 
     assert scenario.sweep().outcome == "HELD_BY_ANOTHER"
 
 
-def test_a_step_that_fails_leaves_the_others_alone() -> None:
+def test_failed_step_does_not_stop_the_other_steps() -> None:
     scenario = JobScenario()
     job = scenario.submit()
     scenario.world.workflows.start = _refuse  # type: ignore[method-assign]
@@ -125,7 +125,7 @@ def _refuse(*_: Any, **__: Any) -> Any:
 # ---------------------------------------------------------------- the fleet's memory
 
 
-def test_every_machine_is_remembered() -> None:
+def test_every_node_is_recorded() -> None:
     scenario = JobScenario(size=2)
     scenario.running(nodes=1)
 
@@ -138,7 +138,7 @@ def test_every_machine_is_remembered() -> None:
     assert (first.accelerators, first.accelerators_in_use) == (8, 8)
 
 
-def test_a_machine_that_left_is_marked_gone_and_expires() -> None:
+def test_removed_node_is_marked_gone_and_expires() -> None:
     scenario = JobScenario(size=2)
     scenario.sweep()
     scenario.world.cluster.remove_node(a_node(2).name)
@@ -152,7 +152,7 @@ def test_a_machine_that_left_is_marked_gone_and_expires() -> None:
     assert row.expires_at
 
 
-def test_a_provider_that_does_not_answer_makes_no_machine_gone() -> None:
+def test_silent_provider_marks_no_node_gone() -> None:
     scenario = JobScenario(size=2)
     scenario.sweep()
     scenario.world.provider.nodes = _refuse  # type: ignore[method-assign]
@@ -162,7 +162,7 @@ def test_a_provider_that_does_not_answer_makes_no_machine_gone() -> None:
     assert not any(node.is_gone for node in fleet(scenario).values())
 
 
-def test_a_long_list_is_taken_up_where_it_was_left() -> None:
+def test_long_list_continues_in_the_next_sweep() -> None:
     scenario = JobScenario(size=250, policy=Policy(watch=WatchPolicy(sweep_page_budget=1)))
     scenario.sweep()
     for number in range(1, 251):
@@ -177,7 +177,7 @@ def test_a_long_list_is_taken_up_where_it_was_left() -> None:
 # ---------------------------------------------------------------- incidents
 
 
-def test_an_incident_whose_workflow_never_began_is_started() -> None:
+def test_sweeper_starts_an_incident_without_a_workflow() -> None:
     scenario = JobScenario()
     an_incident(scenario)
     later(scenario)
@@ -187,7 +187,7 @@ def test_an_incident_whose_workflow_never_began_is_started() -> None:
     assert scenario.world.workflows.names(WorkflowName.RECOVER_NODE) == ["inc-1-r1"]
 
 
-def test_a_fresh_incident_is_left_to_whoever_opened_it() -> None:
+def test_sweeper_leaves_a_fresh_incident_alone() -> None:
     scenario = JobScenario()
     an_incident(scenario)
 
@@ -197,7 +197,7 @@ def test_a_fresh_incident_is_left_to_whoever_opened_it() -> None:
 
 
 @pytest.mark.parametrize("ended", [ExecutionState.FAILED, ExecutionState.SUCCEEDED])
-def test_an_incident_that_its_workflow_left_open_goes_on_in_the_next_run(ended: ExecutionState) -> None:
+def test_open_incident_after_a_failed_run_gets_another_run(ended: ExecutionState) -> None:
     scenario = JobScenario()
     incident = an_incident(scenario, state=IncidentState.RECOVERING)
     scenario.world.workflows.start(WorkflowName.RECOVER_NODE, incident.execution_name, {})
@@ -215,7 +215,7 @@ def test_an_incident_that_its_workflow_left_open_goes_on_in_the_next_run(ended: 
     }
 
 
-def test_a_crash_between_the_next_runs_number_and_its_start_is_mended() -> None:
+def test_crash_before_the_start_of_a_run_is_repaired() -> None:
     scenario = JobScenario()
     an_incident(scenario, state=IncidentState.RECOVERING, run=2)
     scenario.world.workflows.start(WorkflowName.RECOVER_NODE, "inc-1-r1", {})
@@ -227,7 +227,7 @@ def test_a_crash_between_the_next_runs_number_and_its_start_is_mended() -> None:
     assert scenario.world.workflows.names(WorkflowName.RECOVER_NODE) == ["inc-1-r1", "inc-1-r2"]
 
 
-def test_a_run_that_failed_is_followed_by_another_one_after_a_pause_that_doubles() -> None:
+def test_failed_run_is_repeated_after_a_doubling_pause() -> None:
     scenario = JobScenario()
     failed_at = scenario.world.clock.now()
     incident = an_incident(scenario, state=IncidentState.RECOVERING, run=2, failed_at=failed_at)
@@ -248,7 +248,7 @@ def test_a_run_that_failed_is_followed_by_another_one_after_a_pause_that_doubles
     assert rows.read(row, Incident).failed_at is None
 
 
-def test_a_recovery_that_ends_again_and_again_calls_a_person() -> None:
+def test_repeatedly_failed_recovery_pages_a_person() -> None:
     scenario = JobScenario()
     incident = an_incident(scenario, run=5)
     scenario.world.workflows.start(WorkflowName.RECOVER_NODE, incident.execution_name, {})
@@ -269,7 +269,7 @@ def test_a_settled_incident_is_left_alone() -> None:
     assert scenario.sweep().corrections == {}
 
 
-def test_a_ghost_is_closed_and_an_open_incident_is_not() -> None:
+def test_incident_of_a_vanished_node_is_closed() -> None:
     scenario = JobScenario()
     ghost = an_incident(scenario, 1, incident_id="inc-1", state=IncidentState.RECOVERED)
     scenario.put(rows.open_row(ghost.life, "inc-1"))
@@ -285,7 +285,7 @@ def test_a_ghost_is_closed_and_an_open_incident_is_not() -> None:
 # ---------------------------------------------------------------- attempts
 
 
-def test_an_attempt_that_was_asked_to_stop_and_let_run_is_stopped() -> None:
+def test_unfinished_stop_of_an_attempt_is_repeated() -> None:
     scenario = JobScenario()
     job = scenario.running(grace_seconds=44)
     scenario.cancel(job.job_id)
@@ -339,7 +339,7 @@ def test_an_attempt_that_its_workflow_never_launched_goes_back_to_the_queue() ->
     assert (scenario.usage(), scenario.charges()) == (0, [])
 
 
-def test_what_a_settled_attempt_left_running_is_ended() -> None:
+def test_pods_of_a_settled_attempt_are_deleted() -> None:
     scenario = JobScenario()
     job = scenario.running()
     stop = scenario.world.cluster.stop
@@ -391,14 +391,14 @@ def asked(scenario: JobScenario) -> int:
     return len(scenario.world.wait_answers.requests)
 
 
-def test_a_wait_that_nobody_watches_is_answered_at_once() -> None:
+def test_due_wait_without_a_watcher_is_answered_at_once() -> None:
     scenario = JobScenario()
     a_due_wait(scenario)
 
     assert (scenario.sweep().corrections, asked(scenario)) == ({"waits": 1}, 1)
 
 
-def test_a_wait_that_has_just_fallen_due_is_the_watchs() -> None:
+def test_newly_due_wait_is_left_to_the_watcher() -> None:
     scenario = JobScenario()
     a_due_wait(scenario)
     assert locks.take(scenario.world.ledger, "watch", "op-watch", seconds=600, now=scenario.world.clock.now())
@@ -412,7 +412,7 @@ def test_a_wait_that_has_just_fallen_due_is_the_watchs() -> None:
     assert [first, second, third] == [({}, 0), ({}, 0), ({"waits": 1}, 1)]
 
 
-def test_an_answer_that_was_recorded_and_not_delivered_is_delivered() -> None:
+def test_recorded_answer_is_delivered_by_the_sweep() -> None:
     scenario = JobScenario()
     job_id = a_due_wait(scenario)
     row = scenario.world.ledger.get(rows.wait_key(job_id, "attempt-1-running"))
@@ -443,7 +443,7 @@ def is_tainted(scenario: JobScenario, name: str) -> bool:
     return node.is_awaiting_validation
 
 
-def test_a_sound_arrival_is_released_and_the_queue_is_asked() -> None:
+def test_healthy_new_node_is_released_and_a_cycle_requested() -> None:
     scenario = JobScenario()
     name = arrive(scenario)
 
@@ -456,7 +456,7 @@ def test_a_sound_arrival_is_released_and_the_queue_is_asked() -> None:
     assert (row.doc["kind"], row.doc["action"]) == ("VALIDATION", "RELEASE")
 
 
-def test_in_observe_mode_an_arrival_is_decided_once_and_stays() -> None:
+def test_observe_mode_decides_once_and_keeps_the_taint() -> None:
     scenario = JobScenario(mode=Mode.OBSERVE)
     name = arrive(scenario)
 
@@ -478,7 +478,7 @@ def test_in_observe_mode_an_arrival_is_decided_once_and_stays() -> None:
         {"is_cordoned": True},
     ],
 )
-def test_an_unsound_arrival_stays_out(changes: dict[str, Any]) -> None:
+def test_faulty_new_node_stays_tainted(changes: dict[str, Any]) -> None:
     scenario = JobScenario()
     name = arrive(scenario, **changes)
 
@@ -487,7 +487,7 @@ def test_an_unsound_arrival_stays_out(changes: dict[str, Any]) -> None:
     assert is_tainted(scenario, name)
 
 
-def test_a_replacement_is_validated_by_its_incident_and_not_by_the_sweeper() -> None:
+def test_replacement_node_is_validated_by_its_incident() -> None:
     scenario = JobScenario()
     an_incident(scenario, 1, slot=f"{CLUSTER}/seat-9")
     name = arrive(scenario)
@@ -497,7 +497,7 @@ def test_a_replacement_is_validated_by_its_incident_and_not_by_the_sweeper() -> 
     assert is_tainted(scenario, name)
 
 
-def test_without_seats_any_open_incident_of_the_pool_keeps_arrivals() -> None:
+def test_new_node_waits_for_any_incident_without_node_slots() -> None:
     scenario = JobScenario()
     incident = an_incident(scenario, 1)
     scenario.put(rows.incident_row(incident.but(slot=incident.life.key), 0))
@@ -511,7 +511,7 @@ def test_without_seats_any_open_incident_of_the_pool_keeps_arrivals() -> None:
 # ---------------------------------------------------------------- signals, figures
 
 
-def test_a_sick_node_that_the_watch_missed_opens_its_incident() -> None:
+def test_sweep_opens_an_incident_that_the_watch_missed() -> None:
     scenario = JobScenario()
     scenario.sweep()
     scenario.world.cluster.lose_node(a_node(1).name)
@@ -522,7 +522,7 @@ def test_a_sick_node_that_the_watch_missed_opens_its_incident() -> None:
     assert len(scenario.world.workflows.names(WorkflowName.RECOVER_NODE)) == 1
 
 
-def test_gauges_count_what_there_is() -> None:
+def test_gauges_show_the_current_counts() -> None:
     scenario = JobScenario(size=2)
     scenario.running(nodes=1)
     scenario.submit("later", nodes=2)
@@ -535,7 +535,7 @@ def test_gauges_count_what_there_is() -> None:
     assert (totals["NodesReady"], totals["NodesNotReady"]) == (1, 1)
 
 
-def test_rounds_that_come_quickly_count_once_a_minute() -> None:
+def test_frequent_sweeps_count_once_per_minute() -> None:
     scenario = JobScenario()
     for _ in range(3):
         scenario.sweep()
@@ -549,7 +549,7 @@ def test_rounds_that_come_quickly_count_once_a_minute() -> None:
     assert [metric.name for metric in scenario.world.telemetry.metrics].count("NodesReady") == 2
 
 
-def test_a_queue_is_looked_at_even_if_every_request_was_lost() -> None:
+def test_sweep_requests_a_cycle_after_lost_requests() -> None:
     scenario = JobScenario()
     scenario.submit()
     scenario.world.passes.reasons.clear()
@@ -563,7 +563,7 @@ def test_a_queue_is_looked_at_even_if_every_request_was_lost() -> None:
 
 
 @pytest.mark.parametrize("is_drill", [False, True])
-def test_the_end_of_a_reservation_sickens_the_machines_that_hold_it_once(*, is_drill: bool) -> None:
+def test_expiring_reservation_opens_one_incident_per_node(*, is_drill: bool) -> None:
     scenario = JobScenario()
     now = scenario.world.clock.now()
     goes_at = now + timedelta(minutes=40)
@@ -589,7 +589,7 @@ def test_the_end_of_a_reservation_sickens_the_machines_that_hold_it_once(*, is_d
     assert [(each.evidence_count, each.is_drill) for each in incidents] == [(1, is_drill)]
 
 
-def test_a_condition_that_is_stuck_is_counted_and_no_sickness() -> None:
+def test_stale_condition_is_counted_and_no_fault() -> None:
     scenario = JobScenario()
     since = scenario.world.clock.now() - timedelta(days=3)
     stuck = NodeCondition(type="AcceleratedHardwareReady", status="False", reason="NvidiaXID79Error", changed_at=since)
@@ -601,7 +601,7 @@ def test_a_condition_that_is_stuck_is_counted_and_no_sickness() -> None:
     assert scenario.world.telemetry.totals["ConditionsStale"] == 1
 
 
-def test_a_lemon_is_shown_and_counted_until_its_window_is_over() -> None:
+def test_lemon_is_counted_until_its_window_ends() -> None:
     scenario = JobScenario(policy=Policy(repair=RepairPolicy(lemon_returns=1, flap_window_hours=1)))
     scenario.sweep()
     node = next(
@@ -628,7 +628,7 @@ def test_a_lemon_is_shown_and_counted_until_its_window_is_over() -> None:
 # ---------------------------------------------------------------- work that is not ours
 
 
-def test_others_work_is_remembered_where_it_is_and_forgotten_when_it_ends() -> None:
+def test_unmanaged_workloads_are_recorded_while_they_run() -> None:
     scenario = JobScenario(size=2)
     pod = UnmanagedPod(
         namespace="research",
@@ -672,7 +672,7 @@ def say_too_early(scenario: JobScenario) -> None:
     assert said.outcome == "OTHER_FLEET"
 
 
-def test_a_notice_about_a_machine_that_no_sweep_has_seen_yet_is_taken_in_once_one_has() -> None:
+def test_notice_about_an_unseen_instance_is_ingested_after_a_sweep() -> None:
     scenario = JobScenario()
     say_too_early(scenario)
     assert not scenario.world.workflows.names(WorkflowName.RECOVER_NODE)
@@ -685,7 +685,7 @@ def test_a_notice_about_a_machine_that_no_sweep_has_seen_yet_is_taken_in_once_on
     assert "early" not in scenario.sweep().corrections
 
 
-def test_a_notice_is_kept_while_sweeps_see_its_machine_and_cannot_write_it_down() -> None:
+def test_notice_is_kept_while_its_node_cannot_be_recorded() -> None:
     scenario = JobScenario()
     say_too_early(scenario)
     commit = scenario.world.ledger.commit
@@ -702,7 +702,7 @@ def test_a_notice_is_kept_while_sweeps_see_its_machine_and_cannot_write_it_down(
     assert scenario.sweep().corrections["early"] == 1
 
 
-def test_a_notice_is_taken_in_of_a_machine_that_a_sweep_wrote_down_before_it_died_and_that_is_gone_by_now() -> None:
+def test_notice_is_ingested_for_a_node_that_has_since_gone() -> None:
     scenario = JobScenario()
     say_too_early(scenario)
     by_state = scenario.world.ledger.by_state
@@ -752,7 +752,7 @@ def test_sweep_reports_every_source_it_read() -> None:
 
 
 @pytest.mark.parametrize("lists", ["*", "nodes", "workloads", "accelerators_in_use", "pods"])
-def test_machines_of_a_blind_cluster_are_not_gone(lists: str) -> None:
+def test_nodes_of_an_unreadable_cluster_are_not_gone(lists: str) -> None:
     scenario = JobScenario()
     scenario.sweep()
     before = fleet(scenario)
@@ -766,7 +766,7 @@ def test_machines_of_a_blind_cluster_are_not_gone(lists: str) -> None:
 
 
 @pytest.mark.parametrize("blind", [CLUSTER, BURST])
-def test_blind_cluster_does_not_hide_the_other(blind: str) -> None:
+def test_unreadable_cluster_does_not_hide_the_other(blind: str) -> None:
     scenario = JobScenario()
     scenario.world.cluster.add_node(a_burst_node())
     scenario.sweep(CLUSTER, BURST)
@@ -786,7 +786,7 @@ def test_blind_cluster_does_not_hide_the_other(blind: str) -> None:
     assert found[f"kubernetes-list/{seen}"] is SourceState.CURRENT
 
 
-def test_attempt_on_a_blind_cluster_is_neither_settled_nor_stopped() -> None:
+def test_attempt_on_an_unreadable_cluster_is_left_alone() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
@@ -800,7 +800,7 @@ def test_attempt_on_a_blind_cluster_is_neither_settled_nor_stopped() -> None:
     assert scenario.world.cluster.calls[calls:] == []
 
 
-def test_cordon_on_a_blind_cluster_keeps_its_place() -> None:
+def test_cordon_on_an_unreadable_cluster_keeps_its_guardrail_entry() -> None:
     scenario = JobScenario()
     incident = an_incident(scenario, state=IncidentState.RECOVERED)
     entry = RegisterEntry(incident_id=incident.incident_id, life=incident.life.key, pool="p5-workers", since=A_MOMENT)
@@ -836,7 +836,7 @@ def _throttle(*_: Any, **__: Any) -> Any:
     raise Throttled("Rate exceeded")
 
 
-def test_nodes_of_a_blind_fleet_are_not_counted() -> None:
+def test_nodes_of_an_unreadable_fleet_are_not_counted() -> None:
     scenario = JobScenario()
     scenario.world.cluster.blind[CLUSTER] = {"*"}
 
@@ -845,7 +845,7 @@ def test_nodes_of_a_blind_fleet_are_not_counted() -> None:
     assert not [metric for metric in scenario.world.telemetry.metrics if metric.name.startswith("Nodes")]
 
 
-def test_pool_sizes_of_a_blind_fleet_stay() -> None:
+def test_pool_sizes_of_an_unreadable_fleet_are_kept() -> None:
     scenario = JobScenario()
     scenario.sweep()
     before = scenario.world.ledger.get(rows.pools_row({}, 0).key)
@@ -858,7 +858,7 @@ def test_pool_sizes_of_a_blind_fleet_stay() -> None:
     assert scenario.world.ledger.get(before.key) == before
 
 
-def test_kueue_that_cannot_be_read_is_reported_alone() -> None:
+def test_unreadable_kueue_is_reported_separately() -> None:
     scenario = JobScenario()
     scenario.sweep()
     scenario.world.cluster.blind[CLUSTER] = {"kueue_namespaces"}
@@ -871,7 +871,7 @@ def test_kueue_that_cannot_be_read_is_reported_alone() -> None:
     assert {name for name, state in found.items() if state is SourceState.STALE} == {f"kueue/{CLUSTER}"}
 
 
-def test_step_that_fails_for_one_item_goes_on_with_the_others() -> None:
+def test_failed_item_does_not_stop_the_step() -> None:
     scenario = JobScenario()
     first, second = scenario.started(nodes=1), scenario.started(nodes=1)
     for job in (first, second):
@@ -908,7 +908,7 @@ def test_stale_sources_are_counted_by_kind() -> None:
     assert ages["kubernetes-list"] == 600
 
 
-def test_events_that_nobody_handles_are_reported() -> None:
+def test_unhandled_events_are_reported() -> None:
     scenario = JobScenario()
     scenario.sweep()
     scenario.world.inbox.backlog = 12

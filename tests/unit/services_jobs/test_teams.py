@@ -60,7 +60,7 @@ def records(scenario: JobScenario, job_id: str) -> list[Decision]:
     return [rows.read(row, Decision) for row in scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows]
 
 
-def test_a_job_takes_its_teams_quota_until_it_is_settled() -> None:
+def test_job_uses_team_quota_until_it_is_settled() -> None:
     scenario = shared()
     job = scenario.submit(team="red")
 
@@ -75,7 +75,7 @@ def test_a_job_takes_its_teams_quota_until_it_is_settled() -> None:
     assert scenario.usage("red") == 0
 
 
-def test_a_job_beyond_what_its_team_can_have_waits_and_says_why() -> None:
+def test_job_beyond_team_quota_waits_with_a_reason() -> None:
     scenario = shared(red=8, blue=8)
     job = scenario.submit(team="red", nodes=3)
 
@@ -87,7 +87,7 @@ def test_a_job_beyond_what_its_team_can_have_waits_and_says_why() -> None:
     )
 
 
-def test_a_higher_class_has_a_lower_one_of_its_team_stopped_and_that_one_comes_back_later() -> None:
+def test_higher_class_preempts_a_lower_class_which_resumes_later() -> None:
     scenario = shared(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
     scenario.save(low.job_id, 1, step=40)
@@ -120,7 +120,7 @@ def test_a_higher_class_has_a_lower_one_of_its_team_stopped_and_that_one_comes_b
     assert (resumed.attempt, resumed.step) == (1, 40)
 
 
-def test_a_running_job_that_was_ranked_higher_is_worth_more_from_the_next_pass_on() -> None:
+def test_raised_priority_of_a_running_job_counts_next_cycle() -> None:
     scenario = shared(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
     found = scenario.world.ledger.get(rows.job_key(low.job_id))
@@ -135,7 +135,7 @@ def test_a_running_job_that_was_ranked_higher_is_worth_more_from_the_next_pass_o
     assert scenario.job(high.job_id).state is JobState.PENDING
 
 
-def test_a_team_whose_namespace_is_kueues_starts_nobody_and_nobody_has_to_stop_for_it() -> None:
+def test_team_in_a_kueue_namespace_starts_and_preempts_nothing() -> None:
     scenario = shared(size=2, red=8, blue=8)
     set_up(scenario, a_team("red", 8, members=MEMBERS, namespace="red"), a_team("blue", 8, members=MEMBERS))
     low = scenario.submit("a", team="blue", nodes=1, priority_class="low")
@@ -166,7 +166,7 @@ def test_only_classes_of_the_policy_reach_kubernetes() -> None:
     assert classes == ["", "high", ""]
 
 
-def test_a_class_that_the_policy_took_away_reaches_nothing() -> None:
+def test_removed_priority_class_is_not_sent_to_kubernetes() -> None:
     scenario = JobScenario(policy=Policy(jobs=JobPolicy(priority_classes=("high",))))
     job = scenario.started(priority_class="high")
     scenario.policy = Policy()
@@ -176,7 +176,7 @@ def test_a_class_that_the_policy_took_away_reaches_nothing() -> None:
     assert scenario.world.cluster.launched(job.job_id, 1).spec.job.priority_class == ""
 
 
-def test_a_job_waits_whose_namespace_became_another_teams() -> None:
+def test_job_waits_if_its_namespace_belongs_to_another_team() -> None:
     scenario = shared()
     job = scenario.submit(team="red")
     # An older release let a team leave its namespace while it had jobs there.
@@ -211,7 +211,7 @@ def test_a_team_keeps_its_namespace_while_it_has_jobs() -> None:
     assert setup_of(scenario).by_name["red"].namespace == "rouge"
 
 
-def test_who_has_to_stop_is_asked_once() -> None:
+def test_preempted_job_gets_one_stop_request() -> None:
     scenario = shared(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
     scenario.submit("high", team="red", priority_class="high")
@@ -238,7 +238,7 @@ def test_a_preemption_is_one_commit() -> None:
     assert [together <= keys for keys in touched].count(True) == 1
 
 
-def test_a_job_that_is_being_cancelled_is_not_asked_again_and_counts_as_leaving() -> None:
+def test_job_being_cancelled_counts_as_leaving() -> None:
     scenario = shared(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low", nodes=1)
     other = scenario.running(team="red", priority_class="low", nodes=1)
@@ -251,7 +251,7 @@ def test_a_job_that_is_being_cancelled_is_not_asked_again_and_counts_as_leaving(
     assert scenario.job(high.job_id).reason == f"Waits until {low.job_id} has stopped."
 
 
-def test_in_observe_mode_nobody_is_asked_to_stop() -> None:
+def test_observe_mode_preempts_no_job() -> None:
     scenario = shared(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
     high = scenario.submit("high", team="red", priority_class="high")
@@ -284,7 +284,7 @@ def test_every_record_replays() -> None:
         assert replay(record, scenario.policy).differs_from(record) == ""
 
 
-def test_why_names_the_smallest_changes_that_would_let_a_job_in_and_they_do() -> None:
+def test_why_names_the_smallest_changes_that_admit_a_job() -> None:
     scenario = shared(red=8, blue=8)
     waiting = scenario.submit("a", team="red", nodes=3)
     behind = scenario.submit("b", team="red", nodes=3)
@@ -299,7 +299,7 @@ def test_why_names_the_smallest_changes_that_would_let_a_job_in_and_they_do() ->
     assert scenario.job(waiting.job_id).state is JobState.STARTING
 
 
-def test_a_drained_queue_has_its_jobs_stopped_once() -> None:
+def test_drained_queue_stops_its_jobs_once() -> None:
     scenario = shared()
     job = scenario.running(team="red")
     set_up(scenario, a_team("red", members=MEMBERS, queue={"stop": "HoldAndDrain"}))
@@ -329,7 +329,7 @@ def test_jobs_older_than_the_teams_move_into_their_queues() -> None:
     assert scenario.job(running.job_id).state is JobState.RUNNING
 
 
-def test_one_that_fits_behind_many_that_do_not_is_found() -> None:
+def test_fitting_job_behind_unfit_jobs_is_admitted() -> None:
     scenario = shared(policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=2)))
     large = [
         scenario.submit(f"key-{number}", team="red", nodes=3 + number % 2, priority_class="high") for number in range(5)
@@ -343,7 +343,7 @@ def test_one_that_fits_behind_many_that_do_not_is_found() -> None:
     assert {scenario.job(job.job_id).state for job in large} == {JobState.PENDING}
 
 
-def test_a_team_that_has_spent_its_budget_starts_nobody() -> None:
+def test_team_without_budget_starts_no_job() -> None:
     scenario = shared()
     set_up(scenario, a_team("red", members=MEMBERS, budgets=[{"period": "month", "gpuHours": 4}]))
     first = scenario.running(team="red")
@@ -371,7 +371,7 @@ def worked_off(scenario: JobScenario, job_id: str, seconds: float) -> None:
     scenario.settle(job_id)
 
 
-def test_in_a_queue_that_goes_by_use_who_used_least_of_late_goes_first() -> None:
+def test_job_of_the_least_recent_use_starts_first() -> None:
     scenario = shared(size=2, red=16, blue=0)
     set_up(scenario, a_team("red", members=MEMBERS, queue={"byUse": True}))
     first = scenario.started(team="red")
@@ -386,7 +386,7 @@ def test_in_a_queue_that_goes_by_use_who_used_least_of_late_goes_first() -> None
     assert scenario.job(of_ana.job_id).state is JobState.PENDING
 
 
-def test_what_was_used_of_late_is_counted_once_and_fades() -> None:
+def test_recent_use_is_counted_once_and_decays() -> None:
     scenario = shared()
     set_up(scenario, a_team("red", members=MEMBERS, queue={"byUse": True}))
     first = scenario.started(team="red")
@@ -401,7 +401,7 @@ def test_what_was_used_of_late_is_counted_once_and_fades() -> None:
     assert week_later["red"]["role/ana"] == pytest.approx(4)
 
 
-def test_any_number_of_submitters_leave_use_behind() -> None:
+def test_recent_use_of_thousands_of_submitters_is_kept() -> None:
     scenario = shared()
     set_up(scenario, a_team("red", members=MEMBERS, queue={"byUse": True}))
     first = scenario.started(team="red")
@@ -419,7 +419,7 @@ def test_any_number_of_submitters_leave_use_behind() -> None:
     assert used["role/ana"] > 0
 
 
-def test_of_equals_who_loses_less_work_has_to_go_though_it_came_first() -> None:
+def test_equal_job_that_loses_less_work_is_preempted() -> None:
     scenario = shared(size=4, red=32, blue=0)
     saves = scenario.running(team="red", nodes=2, priority_class="low")
     scenario.world.clock.advance(60)
@@ -480,7 +480,7 @@ def busy(plan: CrashPlan) -> tuple[JobScenario, list[str]]:
 
 
 @pytest.mark.parametrize("when", list(CrashTiming))
-def test_a_pass_that_dies_at_any_effect_breaks_no_limit_and_loses_nobody(when: CrashTiming) -> None:
+def test_crash_in_a_cycle_breaks_no_limit_and_keeps_jobs(when: CrashTiming) -> None:
     plan = CrashPlan()
     scenario, jobs = busy(plan)
     began = len(plan.effects)
@@ -498,7 +498,7 @@ def test_a_pass_that_dies_at_any_effect_breaks_no_limit_and_loses_nobody(when: C
         assert list(admission_audit.faults(scenario.world.ledger.commits, setup_of(scenario), 8)) == []
 
 
-def test_four_passes_and_fifty_submitters_at_once_break_no_limit_and_lose_nobody() -> None:
+def test_concurrent_cycles_and_submissions_break_no_limit() -> None:
     scenario = shared(size=8, red=32, blue=24)
     scenario.world.ids = _LockedIds(scenario.world.ids)  # type: ignore[assignment]  # the same, for several threads
     jobs: list[str] = []
@@ -553,7 +553,7 @@ class _LockedIds:
             return str(self._inner.new(kind))
 
 
-def test_largest_budgets_leave_admission_at_work() -> None:
+def test_admission_works_with_the_largest_budgets() -> None:
     scenario = shared(red=16)
     budgets = [{"usd": MOST_USD, "gpuHours": MOST_GPU_HOURS, "period": period} for period in ("day", "week", "month")]
     team = a_team("red", 16, members=MEMBERS)
@@ -567,7 +567,7 @@ def test_largest_budgets_leave_admission_at_work() -> None:
     assert left["red"] > 0
 
 
-def test_job_keeps_its_place_where_the_next_node_is_lost_too() -> None:
+def test_job_keeps_its_queue_position_after_another_node_loss() -> None:
     scenario = JobScenario(size=4)
     set_up(scenario, a_team("red", 16, members=MEMBERS, queue={"cohort": ""}))
     older = scenario.running(team="red", nodes=1)

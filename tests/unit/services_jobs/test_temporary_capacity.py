@@ -58,7 +58,7 @@ def leave(market: RentalScenario, job: Job) -> None:
     market.advance()
 
 
-def test_what_a_recovery_rents_is_on_loan_and_on_the_quota_of_its_team() -> None:
+def test_recovery_rental_is_temporary_capacity_on_team_quota() -> None:
     town = market()
     _, second = lent(town)
 
@@ -76,14 +76,14 @@ def test_what_a_recovery_rents_is_on_loan_and_on_the_quota_of_its_team() -> None
     assert [text for text in told if "The nodes are temporary capacity for inc-1, until 03 Nov 12:" in text]
 
 
-def test_a_rental_for_a_job_that_lost_nothing_is_no_loan() -> None:
+def test_rental_without_a_lost_node_is_no_temporary_capacity() -> None:
     town = market()
     _, second = town.rented()
 
     assert temporary_capacity_of(town.rental(second.job_id)) is None
 
 
-def test_a_loan_goes_back_when_what_it_stands_in_for_is_there_though_no_saving_pays_for_the_move() -> None:
+def test_temporary_capacity_is_returned_once_the_lost_node_is_back() -> None:
     borrowed, rented = market(), market()
     first, second = lent(borrowed)
     free(borrowed, first)
@@ -102,7 +102,7 @@ def test_a_loan_goes_back_when_what_it_stands_in_for_is_there_though_no_saving_p
     assert borrowed.left() == []
 
 
-def test_a_loan_is_kept_while_what_it_stands_in_for_is_not_back() -> None:
+def test_temporary_capacity_is_kept_until_the_lost_node_is_back() -> None:
     town = market()
     _, second = lent(town)
     town.world.clock.advance(3600)
@@ -112,7 +112,7 @@ def test_a_loan_is_kept_while_what_it_stands_in_for_is_not_back() -> None:
     assert town.scenario.job(second.job_id).stop_request is None
 
 
-def test_a_loan_ends_with_its_time_whatever_else_holds_and_the_job_waits() -> None:
+def test_temporary_capacity_always_ends_with_its_time() -> None:
     town = market(rentals_per_cycle=1)
     _, second = lent(town)
     due_at = town.rental(second.job_id).due_at
@@ -130,7 +130,7 @@ def test_a_loan_ends_with_its_time_whatever_else_holds_and_the_job_waits() -> No
     assert town.scenario.job(second.job_id).state is JobState.PENDING
 
 
-def test_what_becomes_of_loans_replays() -> None:
+def test_temporary_capacity_decisions_replay() -> None:
     town = market()
     first, _ = lent(town)
     free(town, first)
@@ -144,7 +144,7 @@ def test_what_becomes_of_loans_replays() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(temporary_seconds=st.integers(120, 20_000), looks=st.lists(st.integers(1, 4000), min_size=1, max_size=8))
-def test_no_loan_is_left_without_notice_past_its_time(temporary_seconds: int, looks: list[int]) -> None:
+def test_expired_temporary_capacity_is_always_reported(temporary_seconds: int, looks: list[int]) -> None:
     town = market(temporary_seconds=temporary_seconds)
     _, second = lent(town)
     due_at = town.rental(second.job_id).due_at
@@ -159,7 +159,7 @@ def test_no_loan_is_left_without_notice_past_its_time(temporary_seconds: int, lo
 
 
 @pytest.mark.parametrize("hours", [1, 2])
-def test_a_loan_costs_its_team_what_any_rental_does(hours: int) -> None:
+def test_temporary_capacity_is_billed_like_any_rental(hours: int) -> None:
     town = market()
     first, second = lent(town)
     town.world.clock.advance(hours * 1800)

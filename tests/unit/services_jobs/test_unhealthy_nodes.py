@@ -68,7 +68,7 @@ def test_job_waits_rather_than_start_on_unhealthy_node(make_unhealthy: Any) -> N
     assert "unhealthy" in scenario.job(job.job_id).reason
 
 
-def test_job_starts_on_the_healthy_nodes_alone() -> None:
+def test_job_starts_only_on_healthy_nodes() -> None:
     scenario = JobScenario(size=3)
     leave(scenario)
 
@@ -89,7 +89,7 @@ def test_plan_counts_no_free_gpus_on_unhealthy_node(make_unhealthy: Any) -> None
     assert "unhealthy" in planned(scenario, 2)["decision"]["reason"]
 
 
-def test_node_without_its_mark_is_usable_at_once() -> None:
+def test_node_without_fault_labels_is_usable_at_once() -> None:
     scenario = JobScenario(size=2)
     mark(scenario)
     job = scenario.submit(nodes=2)
@@ -101,7 +101,7 @@ def test_node_without_its_mark_is_usable_at_once() -> None:
     assert scenario.job(job.job_id).state is JobState.STARTING
 
 
-def test_row_that_ended_closes_no_node_though_listed() -> None:
+def test_ended_incident_row_excludes_no_node() -> None:
     scenario = JobScenario(size=2)
     row = leave(scenario)
     job = scenario.submit(nodes=2)

@@ -66,7 +66,7 @@ def test_unreadable_cluster_stops_no_admission_on_the_other(dead: str, alive: st
     assert replay(record_of(scenario, held.job_id), scenario.policy).reason == held.reason
 
 
-def test_job_of_a_cluster_that_answers_again_is_admitted() -> None:
+def test_job_is_admitted_once_its_cluster_answers_again() -> None:
     scenario = two_clusters()
     job = submit_on(scenario, BURST, "a")
     blind(scenario, BURST)
@@ -83,7 +83,7 @@ def test_job_of_a_cluster_that_answers_again_is_admitted() -> None:
 
 
 @pytest.mark.parametrize("error", [Unreachable("no answer"), NotAllowed("403")])
-def test_hyperpod_that_fails_holds_its_own_cluster_alone(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_hyperpod_holds_only_its_own_cluster(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = two_clusters()
     home, burst = submit_on(scenario, CLUSTER, "a"), submit_on(scenario, BURST, "b")
 

@@ -33,7 +33,7 @@ def outcomes(requests: list[WaitRequest]) -> set[tuple[str, str, str]]:
     return {(each.subject, each.name, each.answer["outcome"]) for each in requests}
 
 
-def test_a_change_has_the_wait_answered() -> None:
+def test_cluster_change_answers_a_due_wait() -> None:
     scenario = JobScenario(policy=LOCAL)
     job = scenario.started()
     scenario.launch(job.job_id)
@@ -46,7 +46,7 @@ def test_a_change_has_the_wait_answered() -> None:
     assert outcomes(scenario.world.wait_answers.requests) == {(job.job_id, "attempt-1-running", "RUNNING")}
 
 
-def test_an_answer_is_asked_for_once_and_again_only_when_it_stays_out() -> None:
+def test_missing_answer_is_requested_again_after_a_pause() -> None:
     scenario = JobScenario(policy=LOCAL)
     job = scenario.started()
     scenario.launch(job.job_id)
@@ -59,7 +59,7 @@ def test_an_answer_is_asked_for_once_and_again_only_when_it_stays_out() -> None:
     assert outcome.answered == len(scenario.world.wait_answers.requests) == 2  # 20 s, and one ask lasts 10 s
 
 
-def test_a_cancel_is_seen_by_time_alone() -> None:
+def test_cancel_is_noticed_without_a_cluster_change() -> None:
     scenario = JobScenario(policy=LOCAL)
     job = scenario.running()
     a_wait(scenario, job.job_id, ConditionKind.ATTEMPT_ENDED)
@@ -71,14 +71,14 @@ def test_a_cancel_is_seen_by_time_alone() -> None:
     assert outcomes(scenario.world.wait_answers.requests) == {(job.job_id, "attempt-1-running", "STOP_REQUESTED")}
 
 
-def test_changes_that_come_together_are_one_look() -> None:
+def test_simultaneous_changes_need_one_snapshot() -> None:
     scenario = JobScenario(policy=LOCAL.but(watch=WatchPolicy(watch_seconds=1, tick_seconds=60)))
     scenario.world.cluster.changes.extend(["pod"] * 40)
 
     assert scenario.watch().snapshots <= 2
 
 
-def test_a_node_that_stays_away_opens_an_incident_though_nothing_changes() -> None:
+def test_not_ready_node_opens_an_incident_without_further_changes() -> None:
     scenario = JobScenario(policy=LOCAL)
     scenario.world.cluster.lose_node(scenario.world.cluster.nodes("research-eks")[0].name)
     scenario.world.cluster.changes.clear()
@@ -89,7 +89,7 @@ def test_a_node_that_stays_away_opens_an_incident_though_nothing_changes() -> No
     assert len(scenario.world.workflows.names(WorkflowName.RECOVER_NODE)) == 1
 
 
-def test_only_one_watches() -> None:
+def test_one_watcher_runs_at_a_time() -> None:
     scenario = JobScenario(policy=LOCAL)
     now = scenario.world.clock.now()
     assert locks.take(scenario.world.ledger, "watch", "op-other", seconds=15, now=now)
@@ -97,7 +97,7 @@ def test_only_one_watches() -> None:
     assert scenario.watch().outcome == "HELD_BY_ANOTHER"
 
 
-def test_the_lock_of_a_watcher_that_died_runs_out() -> None:
+def test_lock_of_a_dead_watcher_expires() -> None:
     scenario = JobScenario(policy=LOCAL)
     assert locks.take(scenario.world.ledger, "watch", "op-dead", seconds=15, now=scenario.world.clock.now())
     scenario.world.clock.advance(15)
@@ -105,7 +105,7 @@ def test_the_lock_of_a_watcher_that_died_runs_out() -> None:
     assert scenario.watch().outcome == "WATCHED"
 
 
-def test_a_watcher_whose_lock_was_taken_ends() -> None:
+def test_watcher_without_its_lock_ends() -> None:
     scenario = JobScenario(policy=LOCAL)
     cluster_watch = scenario.world.cluster.watch
 
@@ -122,13 +122,13 @@ def test_a_watcher_whose_lock_was_taken_ends() -> None:
     assert (scenario.world.clock.now() - JobScenario().world.clock.now()).total_seconds() < 20
 
 
-def test_the_lock_is_free_again_afterwards() -> None:
+def test_watcher_releases_its_lock() -> None:
     scenario = JobScenario(policy=LOCAL)
 
     assert [scenario.watch().outcome, scenario.watch().outcome] == ["WATCHED", "WATCHED"]
 
 
-def test_a_watch_that_breaks_is_taken_up_again() -> None:
+def test_broken_watch_is_resumed() -> None:
     scenario = JobScenario(policy=LOCAL)
     cluster_watch = scenario.world.cluster.watch
     broken = iter([True, True])
@@ -144,7 +144,7 @@ def test_a_watch_that_breaks_is_taken_up_again() -> None:
     assert scenario.world.telemetry.totals["WatchesLost"] == 2
 
 
-def test_a_look_that_fails_does_not_end_the_watch() -> None:
+def test_failed_snapshot_does_not_end_the_watch() -> None:
     scenario = JobScenario(policy=LOCAL)
     job = scenario.started()
     scenario.launch(job.job_id)
@@ -165,7 +165,7 @@ def test_a_look_that_fails_does_not_end_the_watch() -> None:
     assert outcomes(scenario.world.wait_answers.requests) == {(job.job_id, "attempt-1-running", "RUNNING")}
 
 
-def test_the_watch_leaves_a_heartbeat() -> None:
+def test_watch_writes_a_heartbeat() -> None:
     scenario = JobScenario(policy=LOCAL)
 
     scenario.watch()
@@ -182,7 +182,7 @@ def reports(scenario: JobScenario) -> dict[str, str]:
     return {name: report.error for name, report in heartbeats.load(scenario.world.ledger).items()}
 
 
-def test_watch_that_answers_is_reported() -> None:
+def test_answering_watch_is_reported() -> None:
     scenario = JobScenario(policy=LOCAL)
 
     scenario.watch()

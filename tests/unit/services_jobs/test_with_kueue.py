@@ -73,7 +73,7 @@ def running(scenario: JobScenario) -> Job:
 # ---------------------------------------------------------------- handing over
 
 
-def test_a_pass_hands_every_job_to_its_teams_local_queue_and_weighs_nothing() -> None:
+def test_cycle_hands_every_job_to_its_local_queue() -> None:
     scenario = a_scenario(size=0)
 
     jobs = [scenario.submit(f"key-{number}") for number in range(3)]
@@ -85,7 +85,7 @@ def test_a_pass_hands_every_job_to_its_teams_local_queue_and_weighs_nothing() ->
     assert scenario.run_pass().admitted == ()
 
 
-def test_the_record_of_a_hand_over_replays() -> None:
+def test_handover_decision_replays() -> None:
     scenario = a_scenario()
     job = scenario.started()
 
@@ -101,9 +101,7 @@ def test_the_record_of_a_hand_over_replays() -> None:
 
 @pytest.mark.parametrize("when", list(CrashTiming))
 @pytest.mark.parametrize("at", range(1, 9))
-def test_a_crash_anywhere_between_hand_over_and_requeue_leaves_one_attempt_at_a_time(
-    at: int, when: CrashTiming
-) -> None:
+def test_crash_during_handover_leaves_one_attempt(at: int, when: CrashTiming) -> None:
     scenario = a_scenario(plan=CrashPlan())
     job = running(scenario)
     scenario.world.clock.advance(60)
@@ -158,7 +156,7 @@ def test_a_launch_raises_the_fence_and_names_no_nodes() -> None:
     assert scenario.launch(job.job_id).outcome is LaunchOutcome.QUEUED
 
 
-def test_the_attempt_after_a_recovery_keeps_off_the_machines_to_be_avoided() -> None:
+def test_attempt_after_a_recovery_avoids_the_faulty_nodes() -> None:
     scenario = a_scenario()
     job = scenario.submit()
     faulty = NodeLife(cluster="research-eks", instance_id=instance_id(2), launched_at=scenario.world.clock.now())
@@ -182,7 +180,7 @@ def test_the_attempt_after_a_recovery_keeps_off_the_machines_to_be_avoided() -> 
 # ---------------------------------------------------------------- waiting
 
 
-def test_a_job_waits_for_kueue_without_a_deadline_and_says_why() -> None:
+def test_job_waits_for_kueue_without_a_deadline() -> None:
     scenario = a_scenario()
     job = handed_over(scenario)
     message = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu, 8 more needed"
@@ -202,7 +200,7 @@ def test_a_job_waits_for_kueue_without_a_deadline_and_says_why() -> None:
     assert (shown["reason"], shown["queue"]) == (said, {"position": 2, "estimate": None})
 
 
-def test_each_step_of_kueue_is_told_once() -> None:
+def test_each_kueue_step_is_recorded_once() -> None:
     scenario = a_scenario()
     job = handed_over(scenario)
     await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
@@ -221,7 +219,7 @@ def test_each_step_of_kueue_is_told_once() -> None:
     assert waiting(scenario, job.job_id).kueue_status.endswith("2 more needed.")
 
 
-def test_once_admitted_it_goes_on() -> None:
+def test_admitted_job_continues() -> None:
     scenario = a_scenario()
     job = handed_over(scenario)
     await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
@@ -236,7 +234,7 @@ def test_once_admitted_it_goes_on() -> None:
     assert told == ["Kueue admitted the job by quota of h100 in ClusterQueue research."]
 
 
-def test_where_it_runs_is_recorded_once_it_runs() -> None:
+def test_nodes_are_recorded_once_the_job_runs() -> None:
     scenario = a_scenario()
 
     job = running(scenario)
@@ -248,7 +246,7 @@ def test_where_it_runs_is_recorded_once_it_runs() -> None:
     assert job.reason == "Attempt 1 runs where Kueue let it in, by LocalQueue default."
 
 
-def test_the_sweeper_records_it_where_a_crash_left_that_out() -> None:
+def test_sweeper_records_nodes_after_a_crash() -> None:
     scenario = a_scenario()
     job = handed_over(scenario)
     scenario.world.cluster.kueue_admits(job.job_id, 1, a_node(1).name, a_node(2).name)
@@ -262,7 +260,7 @@ def test_the_sweeper_records_it_where_a_crash_left_that_out() -> None:
 # ---------------------------------------------------------------- evictions
 
 
-def test_an_eviction_ends_the_attempt_without_blame_and_the_next_one_queues_again() -> None:
+def test_eviction_requeues_the_job_without_using_a_restart() -> None:
     scenario = a_scenario()
     job = running(scenario)
     scenario.world.clock.advance(60)
@@ -288,7 +286,7 @@ def test_an_eviction_ends_the_attempt_without_blame_and_the_next_one_queues_agai
     assert fence["attempt"] == 2
 
 
-def test_an_attempt_that_kueue_let_in_again_is_stopped_all_the_same() -> None:
+def test_attempt_readmitted_by_kueue_is_still_stopped() -> None:
     scenario = a_scenario()
     job = running(scenario)
     scenario.world.cluster.kueue_admits(job.job_id, 1, a_node(3).name, a_node(4).name, was_admitted=True)
@@ -302,7 +300,7 @@ def test_an_attempt_that_kueue_let_in_again_is_stopped_all_the_same() -> None:
     assert scenario.job(job.job_id).application_failures == 0
 
 
-def test_one_that_lost_its_quota_before_it_was_admitted_keeps_its_place() -> None:
+def test_attempt_evicted_before_admission_keeps_waiting() -> None:
     scenario = a_scenario()
     job = handed_over(scenario)
     evicted = KueueCondition(type="Evicted", is_true=True, reason="AdmissionCheck", message="retry")
@@ -314,7 +312,7 @@ def test_one_that_lost_its_quota_before_it_was_admitted_keeps_its_place() -> Non
     assert "Kueue evicted the job before (AdmissionCheck)." in waiting(scenario, job.job_id).kueue_status
 
 
-def test_pods_that_were_never_ready_in_time_pause_longer_each_time() -> None:
+def test_pods_never_ready_increase_the_pause() -> None:
     scenario = a_scenario()
     job = handed_over(scenario)
     scenario.world.cluster.kueue_evicts(job.job_id, 1, "PodsReadyTimeout", "Exceeded the PodsReady timeout")
@@ -327,7 +325,7 @@ def test_pods_that_were_never_ready_in_time_pause_longer_each_time() -> None:
     assert (again.state, again.application_failures, again.launch_failures) == (JobState.PENDING, 0, 1)
 
 
-def test_a_failure_of_the_application_counts_whatever_kueue_does_then() -> None:
+def test_application_failure_counts_despite_a_kueue_eviction() -> None:
     scenario = a_scenario()
     job = running(scenario)
     scenario.world.cluster.fail_pods(job.job_id, 1, 0, exit_code=1)
@@ -338,7 +336,7 @@ def test_a_failure_of_the_application_counts_whatever_kueue_does_then() -> None:
     assert scenario.job(job.job_id).application_failures == 1
 
 
-def test_a_cancel_while_it_waits_ends_it() -> None:
+def test_cancel_ends_a_job_that_waits_for_kueue() -> None:
     scenario = a_scenario()
     job = handed_over(scenario)
     await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
@@ -350,7 +348,7 @@ def test_a_cancel_while_it_waits_ends_it() -> None:
     assert scenario.settle(job.job_id).outcome is SettleOutcome.JOB_CANCELLED
 
 
-def test_what_waited_for_kueue_is_not_spent() -> None:
+def test_time_waiting_for_kueue_is_not_charged() -> None:
     scenario = a_scenario()
     job = handed_over(scenario)
     scenario.world.clock.advance(86_400)
@@ -365,7 +363,7 @@ def test_what_waited_for_kueue_is_not_spent() -> None:
 # ---------------------------------------------------------------- beside Kueue
 
 
-def test_a_submission_into_a_namespace_that_is_known_to_be_kueues_is_refused_at_once() -> None:
+def test_submission_into_a_kueue_namespace_is_refused() -> None:
     scenario = JobScenario()
     scenario.world.cluster.of_kueue[NAMESPACE] = "its LocalQueue default"
     scenario.sweep()
@@ -380,7 +378,7 @@ def test_a_submission_into_a_namespace_that_is_known_to_be_kueues_is_refused_at_
     assert scenario.submit("key-2").state is JobState.PENDING
 
 
-def test_where_kueue_admits_nothing_is_refused_for_that() -> None:
+def test_kueue_admission_refuses_no_kueue_namespace() -> None:
     scenario = a_scenario()
     scenario.world.cluster.of_kueue[NAMESPACE] = "its LocalQueue default"
     scenario.sweep()
@@ -390,7 +388,7 @@ def test_where_kueue_admits_nothing_is_refused_for_that() -> None:
     assert scenario.run_pass().admitted == (f"{job.job_id}-a1",)
 
 
-def test_a_teams_jobs_go_to_its_local_queue_whatever_its_quota_says() -> None:
+def test_jobs_reach_their_local_queue_despite_quota() -> None:
     scenario = a_scenario(size=0)
     set_up(scenario, a_team("red", 0, members=MEMBERS, local_queue="gpu-queue"))
 
@@ -409,7 +407,7 @@ def planned(scenario: JobScenario) -> dict[str, Any]:
     )
 
 
-def test_a_plan_says_who_decides() -> None:
+def test_plan_says_that_kueue_decides() -> None:
     beside, followed = JobScenario(), a_scenario()
     for scenario in (beside, followed):
         scenario.world.cluster.of_kueue[NAMESPACE] = "its LocalQueue default"

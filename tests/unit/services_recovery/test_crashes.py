@@ -46,7 +46,7 @@ def effects() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("scenario", "number", "when"), list(effects()))
-def test_a_crash_at_any_effect_and_a_retry_end_the_same(scenario: str, number: int, when: CrashTiming) -> None:
+def test_recovery_ends_the_same_after_any_crash(scenario: str, number: int, when: CrashTiming) -> None:
     plan = CrashPlan(at=number, when=when)
 
     recovery = play(scenario, plan)

@@ -61,7 +61,7 @@ def evicted(recovery: RecoveryScenario) -> list[str]:
 # ---------------------------------------------------------------- our jobs
 
 
-def test_how_long_a_job_got_is_recorded_once_and_replays() -> None:
+def test_grace_of_a_job_is_recorded_once_and_replays() -> None:
     recovery = drained(spec={"grace_seconds": 600})
     recovery.state("", protect_jobs)
 
@@ -73,7 +73,7 @@ def test_how_long_a_job_got_is_recorded_once_and_replays() -> None:
     assert replay(record, SAVES).differs_from(record) == ""
 
 
-def test_where_the_sick_node_cannot_save_the_other_ranks_get_their_time_all_the_same() -> None:
+def test_other_ranks_get_grace_if_the_faulty_node_cannot_save() -> None:
     recovery = drained("xid:79", fact={"source": "kubernetes.node"}, spec={"grace_seconds": 600})
 
     stop = recovery.job.stop_of(1)
@@ -82,7 +82,7 @@ def test_where_the_sick_node_cannot_save_the_other_ranks_get_their_time_all_the_
     assert recovery.world.cluster.ended_at_once == {f"{recovery.job_id}-a1-0"}
 
 
-def test_a_save_is_done_thirty_seconds_before_a_spot_machine_goes() -> None:
+def test_save_ends_thirty_seconds_before_a_spot_instance_ends() -> None:
     recovery = drained(
         "ec2:spot_interruption",
         spec={"grace_seconds": 3600},
@@ -94,7 +94,7 @@ def test_a_save_is_done_thirty_seconds_before_a_spot_machine_goes() -> None:
     assert (stop.requested_at, stop.grace_seconds) == (recovery.incident.opened_at, 90)
 
 
-def test_the_story_says_what_the_drain_saved() -> None:
+def test_timeline_shows_what_the_drain_saved() -> None:
     def launched(saves: bool) -> str:
         recovery = drained(spec={"grace_seconds": 60, "checkpoint_uri": "s3://checkpoints/one"})
         recovery.scenario.save(recovery.job_id, 1, 10, seconds=5 if saves else -60)
@@ -108,7 +108,7 @@ def test_the_story_says_what_the_drain_saved() -> None:
     assert "No usable checkpoint was saved while attempt 1 was stopped." in launched(saves=False)
 
 
-def test_a_job_that_asks_for_it_runs_on_beside_the_cordon_and_the_repair_waits() -> None:
+def test_repair_waits_for_a_job_that_may_finish() -> None:
     recovery = drained("hp:NvidiaErrorReboot", spec={"on_node_fault": OnNodeFault.FINISH})
 
     assert recovery.job.stop_request is None
@@ -122,7 +122,7 @@ def test_a_job_that_asks_for_it_runs_on_beside_the_cordon_and_the_repair_waits()
     )
 
 
-def test_when_its_time_is_over_it_is_stopped_all_the_same() -> None:
+def test_job_is_stopped_once_its_finishing_time_is_over() -> None:
     recovery = drained("hp:NvidiaErrorReboot", spec={"on_node_fault": OnNodeFault.FINISH})
     recovery.world.clock.advance(SAVES.jobs.finish_seconds + 1)
 
@@ -141,9 +141,7 @@ def test_when_its_time_is_over_it_is_stopped_all_the_same() -> None:
         (JobAction.STOP, "train:exit_do_not_requeue", JobState.FAILED, 0),
     ],
 )
-def test_only_the_applications_own_faults_use_up_its_restarts_and_the_last_word_is_final(
-    act: JobAction, fault_key: str, state: JobState, failures: int
-) -> None:
+def test_only_application_failures_use_restarts(act: JobAction, fault_key: str, state: JobState, failures: int) -> None:
     recovery = RecoveryScenario()
     recovery.sicken()
     recovery.state("", plan_recovery)
@@ -161,7 +159,7 @@ def test_only_the_applications_own_faults_use_up_its_restarts_and_the_last_word_
 # ---------------------------------------------------------------- work that is not ours
 
 
-def test_only_what_its_label_allows_is_moved_at_once() -> None:
+def test_only_workloads_that_allow_it_are_evicted_at_once() -> None:
     recovery = drained(
         with_job=False,
         pods=[
@@ -180,7 +178,7 @@ def test_only_what_its_label_allows_is_moved_at_once() -> None:
     assert why["evidence"]["unmanagedWorkloads"] == ["PyTorchJob research/allowed"]
 
 
-def test_others_work_with_accelerators_is_named_in_the_incident_once() -> None:
+def test_unmanaged_workloads_are_named_in_the_incident_once() -> None:
     recovery = drained(with_job=False, pods=[a_pod("silent", accelerators=8)])
 
     recovery.state("ProtectJobs", protect_jobs)
@@ -192,7 +190,7 @@ def test_others_work_with_accelerators_is_named_in_the_incident_once() -> None:
     ]
 
 
-def test_before_a_repair_the_others_are_evicted_and_a_budget_is_respected_until_the_drain_is_over() -> None:
+def test_unmanaged_pods_are_evicted_within_their_disruption_budget() -> None:
     recovery = drained(with_job=False, pods=[a_pod("silent"), a_pod("kept")])
     recovery.world.cluster.budgeted.add("kept")
 
@@ -219,7 +217,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_no_answer_to_one_eviction_ends_the_drain(answer: EvictionAnswer) -> None:
+def test_unanswered_eviction_does_not_end_the_drain(answer: EvictionAnswer) -> None:
     recovery = drained(with_job=False, pods=[a_pod("kept"), a_pod("other"), a_pod("third")])
     recovery.world.cluster.evictions["kept"] = answer
 
@@ -234,7 +232,7 @@ def test_no_answer_to_one_eviction_ends_the_drain(answer: EvictionAnswer) -> Non
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_repair_goes_on_where_the_policy_ends_what_stays(answer: EvictionAnswer) -> None:
+def test_repair_continues_if_the_policy_deletes_remaining_pods(answer: EvictionAnswer) -> None:
     policy = SAVES.but(repair=SAVES.repair.but(ends_unmanaged_pods=True))
     recovery = drained(with_job=False, policy=policy, pods=[a_pod("kept")])
     recovery.world.cluster.evictions["kept"] = answer
@@ -245,7 +243,7 @@ def test_repair_goes_on_where_the_policy_ends_what_stays(answer: EvictionAnswer)
     assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
 
 
-def test_refused_eviction_is_told_once_with_pod_and_reason() -> None:
+def test_refused_eviction_is_reported_once_with_pod_and_reason() -> None:
     recovery = drained(with_job=False, pods=[a_pod("kept")])
     recovery.world.cluster.evictions["kept"] = ANSWERS[1]
 
@@ -258,7 +256,7 @@ def test_refused_eviction_is_told_once_with_pod_and_reason() -> None:
     assert told == [f"research/kept was not evicted: {ANSWERS[1].why}."]
 
 
-def test_silent_server_is_asked_for_a_few_pods_a_visit_in_turn() -> None:
+def test_silent_server_gets_few_evictions_per_visit() -> None:
     recovery = drained(with_job=False, pods=[a_pod(f"pod-{number:02d}") for number in range(10)])
     for number in range(9):
         recovery.world.cluster.evictions[f"pod-{number:02d}"] = EvictionAnswer(EvictionStatus.NO_ANSWER, "no answer")
@@ -290,7 +288,7 @@ def test_job_whose_pods_cannot_be_deleted_does_not_end_the_recovery() -> None:
     assert recovery.job.stop_of(1) is not None
 
 
-def test_what_is_still_there_after_the_drain_is_a_persons_to_decide_unless_the_policy_does() -> None:
+def test_person_decides_about_pods_that_remain_after_the_drain() -> None:
     def after_the_drain(**repair: Any) -> str:
         policy = SAVES.but(repair=RepairPolicy.model_validate({**SAVES.repair.model_dump(), **repair}))
         recovery = drained(with_job=False, policy=policy, pods=[a_pod("bare", PodRecreation.NEVER)])
@@ -301,7 +299,7 @@ def test_what_is_still_there_after_the_drain_is_a_persons_to_decide_unless_the_p
     assert after_the_drain(ends_unmanaged_pods=True) == "ASKED"
 
 
-def test_nothing_of_others_is_touched_where_nothing_may_be_done() -> None:
+def test_unmanaged_pods_stay_in_observe_mode() -> None:
     recovery = RecoveryScenario(with_job=False, policy=SAVES, drills_may_act=False)
     recovery.world.cluster.unmanaged.append(a_pod("allowed", may_move=True))
     recovery.sicken(is_drill=True)
@@ -311,7 +309,7 @@ def test_nothing_of_others_is_touched_where_nothing_may_be_done() -> None:
     assert evicted(recovery) == []
 
 
-def test_nothing_of_others_is_moved_under_a_hold() -> None:
+def test_unmanaged_pods_stay_under_a_hold() -> None:
     recovery = RecoveryScenario(with_job=False, policy=SAVES)
     recovery.world.cluster.unmanaged.append(a_pod("allowed", may_move=True))
     recovery.hold()
@@ -323,7 +321,7 @@ def test_nothing_of_others_is_moved_under_a_hold() -> None:
     assert recovery.incident.unmanaged_workloads == ("PyTorchJob research/allowed",)
 
 
-def test_a_pod_is_evicted_once_however_often_the_node_is_protected() -> None:
+def test_pod_is_evicted_once_over_repeated_drains() -> None:
     recovery = drained(pods=[a_pod("allowed", may_move=True)])
 
     recovery.state("ProtectJobs", protect_jobs)
@@ -332,7 +330,7 @@ def test_a_pod_is_evicted_once_however_often_the_node_is_protected() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_crash_at_an_eviction_and_a_retry_evict_it_once(when: str) -> None:
+def test_pod_is_evicted_once_after_a_crash(when: str) -> None:
     pods = [a_pod("allowed", may_move=True), a_pod("silent")]
     effects = drained(with_job=False, pods=pods).plan.effects
     plan = CrashPlan(at=effects.index("evict") + 1, when=when)
@@ -342,7 +340,7 @@ def test_a_crash_at_an_eviction_and_a_retry_evict_it_once(when: str) -> None:
     assert (recovery.crashes, evicted(recovery)) == (1, ["allowed"])
 
 
-def test_a_drain_of_a_day_is_waited_for_in_no_more_rounds_than_a_workflow_has() -> None:
+def test_day_long_drain_fits_the_loops_of_a_workflow() -> None:
     policy = SAVES.but(repair=SAVES.repair.but(retry_seconds=30))
     recovery = drained("xid:63", with_job=False, policy=policy, pods=[a_pod("kept")])
     recovery.mark(instance_id(1), "NvidiaErrorReboot")

@@ -234,7 +234,7 @@ DRILLS = st.dictionaries(
 @pytest.mark.parametrize("examples", [6, pytest.param(40, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("drills_may_act", [False, True])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_real_recovery_is_the_same_whatever_drills_come(
+def test_drills_never_change_a_real_recovery(
     scenario: Callable[[RecoveryScenario], None], *, drills_may_act: bool, examples: int
 ) -> None:
     alone = RecoveryWithDrills(drills_may_act=drills_may_act)
@@ -271,7 +271,7 @@ def test_drill_of_the_same_fact_hides_no_real_one(*, is_first: bool, drills_may_
     assert real_incident(recovery).evidence_count == 1
 
 
-def test_drill_that_comes_between_plan_and_settle_leaves_the_end_alone() -> None:
+def test_drill_between_plan_and_settlement_keeps_the_end() -> None:
     recovery = RecoveryScenario(with_job=False)
     recovery.sicken(fault_key="gpu:slow_throttle_thermal")
     recovery.state("PlanRecovery", plan_recovery)
@@ -313,7 +313,7 @@ def test_real_unresolved_fact_is_retried_before_any_drill(*, drills_may_act: boo
     assert [each.outcome for each in outcomes] == ["OPEN"]
 
 
-def test_every_unresolved_fact_is_retried_within_as_many_calls_as_pages() -> None:
+def test_every_unresolved_fact_is_retried_within_one_call_per_page() -> None:
     recovery = RecoveryScenario()
     for number in range(100, 160):
         recovery.ingest(unknown(number))
@@ -325,7 +325,7 @@ def test_every_unresolved_fact_is_retried_within_as_many_calls_as_pages() -> Non
     assert [each.outcome for found in outcomes for each in found] == ["OPEN"]
 
 
-def test_unresolved_facts_of_drills_have_their_turn_too() -> None:
+def test_unresolved_drill_facts_are_retried_too() -> None:
     recovery = RecoveryScenario(drills_may_act=True)
     recovery.ingest(unknown(78, is_drill=True))
     recovery.world.provider.by_id[instance_id(78)] = a_provider_node(78)
@@ -355,7 +355,7 @@ def test_real_recovery_takes_over_the_node_that_a_drill_cordoned() -> None:
     assert not any(node.is_cordoned for node in recovery.world.cluster.by_name.values())
 
 
-def test_drills_wait_behind_real_recoveries_and_take_no_place_from_them() -> None:
+def test_drills_use_no_limit_of_real_recoveries() -> None:
     recovery = RecoveryScenario(drills_may_act=True)
     recovery.sicken(2, is_drill=True, fault_key="hp:NvidiaErrorTerminate")
     recovery.recover()

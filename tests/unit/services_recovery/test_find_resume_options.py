@@ -19,17 +19,17 @@ def waiting(*kept: str, **changes: str) -> list[str]:
     ]
 
 
-def test_job_behind_the_first_page_is_not_weighed() -> None:
+def test_job_beyond_the_first_page_is_not_considered() -> None:
     assert waiting() == ["job-0000000011"]
 
 
-def test_job_that_waits_for_evictions_is_weighed_behind_the_page() -> None:
+def test_job_awaiting_evictions_is_considered_beyond_the_page() -> None:
     assert waiting("job-0000000013") == ["job-0000000011", "job-0000000013"]
 
 
-def test_job_on_the_page_is_weighed_once() -> None:
+def test_job_on_the_page_is_considered_once() -> None:
     assert waiting("job-0000000011") == ["job-0000000011"]
 
 
-def test_job_that_no_longer_waits_is_not_weighed() -> None:
+def test_job_that_is_no_longer_pending_is_not_considered() -> None:
     assert waiting("job-0000000013", state="RUNNING") == ["job-0000000011"]

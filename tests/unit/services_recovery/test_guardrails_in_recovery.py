@@ -92,7 +92,7 @@ def lives(recovery: RecoveryScenario, which: RegisterName) -> list[str]:
 # ---------------------------------------------------------------- limits, races, crashes
 
 
-def test_the_second_repair_of_a_pool_waits_and_goes_when_the_first_is_back() -> None:
+def test_second_repair_of_a_pool_waits_for_the_first() -> None:
     recovery = fleet(policy=guarded(pool_repairs=1))
     first, second = at_repair(recovery, 1), at_repair(recovery, 2)
 
@@ -119,7 +119,7 @@ def test_the_second_repair_of_a_pool_waits_and_goes_when_the_first_is_back() -> 
     assert lives(recovery, RegisterName.REPAIRS) == [instance_id(2)]
 
 
-def test_a_repair_that_is_barred_again_and_again_is_told_and_counted_once() -> None:
+def test_repeatedly_barred_repair_is_reported_once() -> None:
     recovery = fleet(policy=guarded(pool_repairs=1))
     first, second = at_repair(recovery, 1), at_repair(recovery, 2)
     repair(recovery, first)
@@ -149,7 +149,7 @@ class ConcurrentWriter:
         self._ledger.commit(*writes, token=token)
 
 
-def test_of_two_repairs_that_race_for_the_last_place_one_is_made() -> None:
+def test_one_of_two_racing_repairs_is_made() -> None:
     recovery = fleet(policy=guarded(pool_repairs=1))
     first, second = at_repair(recovery, 1), at_repair(recovery, 2)
     own = recovery.ledger
@@ -167,7 +167,7 @@ def test_of_two_repairs_that_race_for_the_last_place_one_is_made() -> None:
     assert recovery.world.provider.asked == [("reboot", instance_id(2))]
 
 
-def test_of_two_cordons_that_race_for_the_last_place_one_is_made() -> None:
+def test_one_of_two_racing_cordons_is_made() -> None:
     recovery = fleet(policy=guarded(pool_cordons=1))
     first, second = recovery.sicken(1), recovery.sicken(2)
     for each in (first, second):
@@ -188,7 +188,7 @@ def test_of_two_cordons_that_race_for_the_last_place_one_is_made() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_a_crash_around_the_ask_leaves_one_entry_and_one_call(at: int, when: str) -> None:
+def test_crash_around_the_request_leaves_one_entry_and_one_call(at: int, when: str) -> None:
     recovery = fleet()
     faulty = at_repair(recovery, 1)
     recovery.plan.effects.clear()
@@ -203,7 +203,7 @@ def test_a_crash_around_the_ask_leaves_one_entry_and_one_call(at: int, when: str
     assert lives(recovery, RegisterName.REPAIRS) == [instance_id(1)]
 
 
-def test_a_settled_incident_is_in_repair_no_more() -> None:
+def test_settled_incident_leaves_the_repair_register() -> None:
     recovery = fleet()
     faulty = at_repair(recovery, 1)
     repair(recovery, faulty)
@@ -215,7 +215,7 @@ def test_a_settled_incident_is_in_repair_no_more() -> None:
     assert lives(recovery, RegisterName.CORDONS) == [instance_id(1)], "it carries our cordon still"
 
 
-def test_a_machine_counts_for_as_long_as_its_repair_takes() -> None:
+def test_node_counts_during_its_whole_repair() -> None:
     recovery = fleet(policy=guarded(pool_repairs=1))
     first, second = at_repair(recovery, 1), at_repair(recovery, 2)
     repair(recovery, first)
@@ -224,7 +224,7 @@ def test_a_machine_counts_for_as_long_as_its_repair_takes() -> None:
     assert repair(recovery, second).outcome == "BLOCKED"
 
 
-def test_the_register_forgets_what_is_over_and_a_change_in_between_is_left() -> None:
+def test_register_drops_ended_entries_and_keeps_concurrent_changes() -> None:
     recovery = fleet()
     ledger: InMemoryLedger = recovery.world.ledger
     for number in (1, 2):
@@ -246,7 +246,7 @@ def enter(recovery: RecoveryScenario, life: str, incident_id: str) -> None:
     recovery.ledger.commit(guardrail_registers.entering(RegisterName.CORDONS, register, version, entry, asks=False))
 
 
-def test_who_enters_a_register_while_it_is_judged_stays_in() -> None:
+def test_entry_added_during_the_check_is_kept() -> None:
     recovery = fleet()
     enter(recovery, "c/i-1/0", "inc-1")
 
@@ -258,7 +258,7 @@ def test_who_enters_a_register_while_it_is_judged_stays_in() -> None:
     assert lives(recovery, RegisterName.CORDONS) == ["i-1"]
 
 
-def test_what_an_earlier_incident_left_in_the_register_is_no_place_of_the_next() -> None:
+def test_register_entry_of_an_earlier_incident_is_not_reused() -> None:
     recovery = fleet()
     faulty = recovery.sicken(1)
     recovery.state("Plan", plan_recovery)
@@ -285,7 +285,7 @@ def barred_cordon(**settings: Any) -> tuple[RecoveryScenario, str]:
     return recovery, faulty
 
 
-def test_where_the_cordon_is_barred_the_jobs_run_on_and_nothing_is_repaired() -> None:
+def test_barred_cordon_keeps_the_jobs_running() -> None:
     recovery, faulty = barred_cordon()
 
     cordoned = recovery.state("Cordon", cordon_node)
@@ -298,7 +298,7 @@ def test_where_the_cordon_is_barred_the_jobs_run_on_and_nothing_is_repaired() ->
     assert recovery.world.provider.asked == []
 
 
-def test_a_machine_that_is_gone_waits_for_no_place_to_be_cordoned_in() -> None:
+def test_removed_node_does_not_wait_for_a_cordon() -> None:
     recovery, faulty = barred_cordon()
     recovery.state("Cordon", cordon_node)
     recovery.world.cluster.remove_node(f"hyperpod-{instance_id(1)}", CLUSTER)
@@ -308,7 +308,7 @@ def test_a_machine_that_is_gone_waits_for_no_place_to_be_cordoned_in() -> None:
     assert lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
 
 
-def test_who_waits_for_such_a_place_when_its_machine_goes_waits_no_longer() -> None:
+def test_cordon_wait_ends_when_the_node_is_removed() -> None:
     recovery, faulty = barred_cordon()
     recovery.state("Cordon", cordon_node)
     repair(recovery, faulty)
@@ -322,7 +322,7 @@ def test_who_waits_for_such_a_place_when_its_machine_goes_waits_no_longer() -> N
     assert lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
 
 
-def test_jobs_of_a_dead_node_are_stopped_though_its_cordon_is_barred() -> None:
+def test_jobs_of_a_dead_node_stop_despite_a_barred_cordon() -> None:
     recovery, _ = barred_cordon()
     recovery.state("Cordon", cordon_node)
     recovery.world.cluster.kill_node(f"hyperpod-{instance_id(1)}", CLUSTER)
@@ -333,7 +333,7 @@ def test_jobs_of_a_dead_node_are_stopped_though_its_cordon_is_barred() -> None:
     assert recovery.job.stop_request
 
 
-def test_a_cordon_that_waited_comes_before_the_repair() -> None:
+def test_delayed_cordon_precedes_the_repair() -> None:
     recovery, faulty = barred_cordon()
     recovery.state("Cordon", cordon_node)
     repair(recovery, faulty)
@@ -364,7 +364,7 @@ TIGHT = guarded(fleet_repairs=1, pool_repairs=1, fleet_cordons=1, pool_cordons=1
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("is_held", [False, True])
-def test_un_cordon_is_never_barred(mode: Mode, *, is_held: bool) -> None:
+def test_uncordon_is_never_barred(mode: Mode, *, is_held: bool) -> None:
     recovery = fleet(policy=TIGHT)
     faulty = at_repair(recovery, 1)
     repair(recovery, faulty)
@@ -381,7 +381,7 @@ def test_un_cordon_is_never_barred(mode: Mode, *, is_held: bool) -> None:
 
 
 @pytest.mark.parametrize("is_held", [False, True])
-def test_an_operator_takes_our_cordon_off_under_any_hold_and_twice_is_once(*, is_held: bool) -> None:
+def test_operator_uncordons_under_any_hold_once(*, is_held: bool) -> None:
     recovery = fleet(policy=TIGHT)
     faulty = at_repair(recovery, 1)
     if is_held:
@@ -396,7 +396,7 @@ def test_an_operator_takes_our_cordon_off_under_any_hold_and_twice_is_once(*, is
     assert repair(recovery, faulty).outcome == "STAND_DOWN", "a person opted this node out of automation"
 
 
-def test_cordon_from_elsewhere_is_not_taken_off() -> None:
+def test_cordon_from_outside_evenkeel_is_kept() -> None:
     recovery = fleet()
     node = recovery.world.cluster.by_name[CLUSTER, f"hyperpod-{instance_id(1)}"]
     recovery.world.cluster.set_node(node.name, is_cordoned=True)
@@ -410,7 +410,7 @@ def test_cordon_from_elsewhere_is_not_taken_off() -> None:
 # ---------------------------------------------------------------- shared causes, old evidence
 
 
-def test_a_wave_in_one_zone_is_stopped_and_pages_once() -> None:
+def test_wave_in_one_zone_stops_repairs_and_pages_once() -> None:
     recovery = fleet(policy=guarded(shared_cause_count=3))
     faulty = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
 
@@ -452,7 +452,7 @@ def test_cause_pages_once_while_it_lasts_and_again_after_its_end() -> None:
     assert [page.key for page in pages] == ["shared-cause-zone/us-west-2a"] * 2
 
 
-def test_a_crash_between_the_claim_and_the_page_still_pages() -> None:
+def test_page_is_sent_after_a_crash_before_it() -> None:
     recovery = fleet(policy=guarded(shared_cause_count=3))
     faulty = [at_repair(recovery, number) for number in (1, 2, 3)]
     recovery.plan.effects.clear()
@@ -511,7 +511,7 @@ def test_shared_cause_outlasts_its_window_while_machines_are_unhealthy(seconds: 
     assert len(recovery.world.pager.pages) == 1
 
 
-def test_shared_cause_behind_a_hold_is_paged_once_the_hold_ends() -> None:
+def test_shared_cause_under_a_hold_is_paged_after_it() -> None:
     recovery = fleet(8, policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300))
     recovery.hold(seconds=60)
     faulty = [at_repair(recovery, number) for number in (1, 2, 3)]
@@ -535,7 +535,7 @@ def test_shared_cause_ends_when_too_few_machines_are_unhealthy() -> None:
     assert repair(recovery, faulty[2]).outcome == "ASKED"
 
 
-def test_person_ends_a_shared_cause_and_few_go_at_once() -> None:
+def test_ended_shared_cause_releases_few_repairs_at_once() -> None:
     recovery, faulty = blocked_wave(pool_repairs=2)
     recovery.world.clock.advance(301)
     answer = end_cause(recovery)
@@ -557,7 +557,7 @@ def test_end_of_an_unknown_or_unexplained_cause_is_refused(changes: dict[str, An
 
 
 @pytest.mark.parametrize(("is_drill", "outcome"), [(True, "BLOCKED"), (False, "ASKED")])
-def test_a_wave_of_drills_bars_drills_alone(outcome: str, *, is_drill: bool) -> None:
+def test_wave_of_drills_bars_only_drills(outcome: str, *, is_drill: bool) -> None:
     recovery = fleet(policy=guarded(shared_cause_count=3), drills_may_act=True)
     for number in (2, 3):
         at_repair(recovery, number, is_drill=True)
@@ -566,9 +566,7 @@ def test_a_wave_of_drills_bars_drills_alone(outcome: str, *, is_drill: bool) -> 
 
 
 @pytest.mark.parametrize(("is_drill", "outcome"), [(True, "ASKED"), (False, "BLOCKED")])
-def test_what_a_drill_says_of_a_group_bars_no_real_repair_and_lets_go_who_waited(
-    outcome: str, *, is_drill: bool
-) -> None:
+def test_group_fact_of_a_drill_bars_no_real_repair(outcome: str, *, is_drill: bool) -> None:
     recovery = fleet()
     faulty = at_repair(recovery, 1, fault_key="hp:NvidiaErrorTerminate")
     trouble = GroupFact(
@@ -587,7 +585,7 @@ def test_what_a_drill_says_of_a_group_bars_no_real_repair_and_lets_go_who_waited
     assert repair(recovery, faulty).outcome == outcome
 
 
-def test_planned_maintenance_is_no_wave() -> None:
+def test_planned_maintenance_is_no_shared_cause() -> None:
     recovery = fleet(policy=guarded(shared_cause_count=3))
     for number in (2, 3):
         at_repair(recovery, number)
@@ -596,7 +594,7 @@ def test_planned_maintenance_is_no_wave() -> None:
     assert repair(recovery, at_repair(recovery, 1)).outcome == "ASKED"
 
 
-def test_what_looks_well_after_a_long_hold_is_validated_and_not_repaired() -> None:
+def test_healthy_node_after_a_long_hold_is_only_validated() -> None:
     recovery = fleet(policy=guarded(stale_after_seconds=600))
     faulty = at_repair(recovery, 1)
     recovery.hold(seconds=900)
@@ -613,7 +611,7 @@ def test_what_looks_well_after_a_long_hold_is_validated_and_not_repaired() -> No
     assert recovery.world.provider.asked == []
 
 
-def test_what_is_ill_still_after_a_long_hold_is_repaired() -> None:
+def test_faulty_node_after_a_long_hold_is_repaired() -> None:
     recovery = fleet(policy=guarded(stale_after_seconds=600))
     faulty = at_repair(recovery, 1)
     recovery.hold(seconds=900)
@@ -649,7 +647,7 @@ def hold(recovery: RecoveryScenario, **scope: str) -> None:
         ({"instance_id": instance_id(2)}, "ASKED"),
     ],
 )
-def test_a_hold_bars_what_it_covers(scope: dict[str, str], outcome: str) -> None:
+def test_hold_bars_its_scope(scope: dict[str, str], outcome: str) -> None:
     recovery = fleet()
     faulty = at_repair(recovery, 1)
     hold(recovery, **scope)
@@ -657,7 +655,7 @@ def test_a_hold_bars_what_it_covers(scope: dict[str, str], outcome: str) -> None
     assert repair(recovery, faulty).outcome == outcome
 
 
-def test_releasing_one_scope_leaves_the_others() -> None:
+def test_release_of_one_scope_keeps_the_others() -> None:
     recovery = fleet()
     hold(recovery)
     hold(recovery, pool=P5)
@@ -673,7 +671,7 @@ def test_releasing_one_scope_leaves_the_others() -> None:
 # ---------------------------------------------------------------- modes and approval
 
 
-def test_nothing_is_touched_until_a_person_approves_and_then_everything_is_done() -> None:
+def test_recovery_acts_only_after_approval() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
     touched: list[int] = []
 
@@ -691,7 +689,7 @@ def test_nothing_is_touched_until_a_person_approves_and_then_everything_is_done(
     assert "approved" in recovery.kinds()
 
 
-def test_what_is_declined_is_settled_as_observed() -> None:
+def test_declined_plan_is_settled_as_observed() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
 
     def meanwhile() -> None:
@@ -705,7 +703,7 @@ def test_what_is_declined_is_settled_as_observed() -> None:
     assert recovery.world.cluster.calls == []
 
 
-def test_silence_is_a_no() -> None:
+def test_unanswered_plan_counts_as_declined() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
     recovery.sicken(1)
 
@@ -713,7 +711,7 @@ def test_silence_is_a_no() -> None:
     assert "AwaitApproval: DEADLINE_PASSED" in recovery.visited
 
 
-def test_the_first_answer_stands_and_the_second_person_is_told_whose_it_was() -> None:
+def test_second_answer_is_refused_with_the_author_of_the_first() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
     recovery.sicken(1)
     recovery.state("Plan", plan_recovery)
@@ -745,7 +743,7 @@ def test_an_answer_for_an_older_episode_is_refused() -> None:
         say(recovery)
 
 
-def test_where_nothing_asks_an_answer_is_refused() -> None:
+def test_answer_without_a_pending_approval_is_refused() -> None:
     recovery = fleet()
     recovery.sicken(1)
     recovery.state("Plan", plan_recovery)
@@ -754,7 +752,7 @@ def test_where_nothing_asks_an_answer_is_refused() -> None:
         say(recovery)
 
 
-def test_a_worse_fault_is_planned_and_asked_for_anew() -> None:
+def test_worse_fault_needs_a_new_approval() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
     recovery.sicken(1)
     first = recovery.state("Plan", plan_recovery)
@@ -772,7 +770,7 @@ def test_a_worse_fault_is_planned_and_asked_for_anew() -> None:
     assert recovery.state("Cordon", cordon_node).outcome == "HELD", "the old approval is worth nothing"
 
 
-def test_what_is_approved_is_weighed_anew_when_it_is_done() -> None:
+def test_approved_action_is_checked_again_before_it() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
     faulty = recovery.sicken(1)
     recovery.state("Plan", plan_recovery)
@@ -784,7 +782,7 @@ def test_what_is_approved_is_weighed_anew_when_it_is_done() -> None:
 
 
 @pytest.mark.parametrize("service", [cordon_node, protect_jobs, repair_node])
-def test_a_stack_set_back_to_observe_stops_what_was_approved(service: Any) -> None:
+def test_return_to_observe_stops_an_approved_plan(service: Any) -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
     recovery.sicken(1)
     recovery.state("Plan", plan_recovery)
@@ -797,7 +795,7 @@ def test_a_stack_set_back_to_observe_stops_what_was_approved(service: Any) -> No
     assert recovery.world.provider.asked == []
 
 
-def test_a_rule_of_the_policy_is_less_daring_for_its_pool_alone() -> None:
+def test_mode_rule_lowers_the_mode_of_its_pool_only() -> None:
     policy = guarded().but(modes=(ModeRule(pool=P5, mode=Mode.OBSERVE),))
     recovery = fleet(policy=policy)
     recovery.sicken(1)
@@ -818,7 +816,7 @@ def approved(rungs: str, worse: str) -> tuple[RecoveryScenario, str]:
     return recovery, faulty
 
 
-def test_an_approval_goes_no_further_than_the_plan_that_it_names() -> None:
+def test_approval_covers_only_the_named_plan() -> None:
     recovery, faulty = approved("health:instance_reboot", "xid:79")
 
     stands = repair(recovery, faulty)
@@ -835,13 +833,13 @@ def test_an_approval_goes_no_further_than_the_plan_that_it_names() -> None:
     assert recovery.look() == []
 
 
-def test_an_approval_counts_for_a_worse_fault_whose_rungs_it_named() -> None:
+def test_approval_covers_a_worse_fault_with_the_same_rungs() -> None:
     recovery, faulty = approved("hp:NvidiaErrorReboot", "xid:79")
 
     assert repair(recovery, faulty).outcome == "ASKED"
 
 
-def test_an_approval_at_the_very_deadline_is_not_lost() -> None:
+def test_approval_at_the_deadline_counts() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
     recovery.sicken(1)
     recovery.state("Plan", plan_recovery)
@@ -860,7 +858,7 @@ def test_an_approval_at_the_very_deadline_is_not_lost() -> None:
     assert recovery.look() == ["APPROVED"], "and need not be given again"
 
 
-def test_a_run_that_failed_keeps_no_place_in_the_line() -> None:
+def test_failed_run_leaves_the_guardrail_queue() -> None:
     recovery = fleet(policy=guarded(pool_repairs=1))
     first, second, third = (at_repair(recovery, number) for number in (1, 2, 3))
     repair(recovery, first)

@@ -58,7 +58,7 @@ def deliver(*bodies: str) -> dict[str, Any]:
     return answer
 
 
-def test_a_recovery_through_the_handlers(fake: FakeWorld) -> None:
+def test_handlers_complete_a_recovery(fake: FakeWorld) -> None:
     assert deliver(an_event("hyperpod-node-unhealthy.json")) == {"batchItemFailures": []}
     [execution] = fake.workflows.names(WorkflowName.RECOVER_NODE)
     subject = {"incidentId": execution.removesuffix("-r1"), "run": 1}
@@ -96,7 +96,7 @@ def test_a_recovery_through_the_handlers(fake: FakeWorld) -> None:
     assert settled == {"outcome": "RECOVERED", "reason": "Back. Runs."}
 
 
-def test_hostile_events_are_kept_and_dead_lettered_and_the_next_good_one_is_unaffected(fake: FakeWorld) -> None:
+def test_hostile_events_are_dead_lettered_and_the_next_is_handled(fake: FakeWorld) -> None:
     hostile = [path.read_text() for path in sorted((EVENTS / "bad").glob("*.json"))]
 
     assert deliver(*hostile, an_event("hyperpod-node-unhealthy.json")) == {"batchItemFailures": []}
@@ -115,7 +115,7 @@ def test_hostile_events_are_kept_and_dead_lettered_and_the_next_good_one_is_unaf
     assert len(fake.workflows.names(WorkflowName.RECOVER_NODE)) == 1
 
 
-def test_only_what_may_succeed_later_goes_back_to_the_queue(fake: FakeWorld) -> None:
+def test_only_retryable_events_return_to_the_queue(fake: FakeWorld) -> None:
     def broken(instance_id: str) -> Any:
         raise Unreachable("no provider")
 
@@ -139,7 +139,7 @@ def test_only_what_may_succeed_later_goes_back_to_the_queue(fake: FakeWorld) -> 
         "settle_incident",
     ],
 )
-def test_an_unknown_incident_is_a_permanent_error_under_its_two_names(fake: FakeWorld, name: str) -> None:
+def test_unknown_incident_is_a_permanent_error(fake: FakeWorld, name: str) -> None:
     with pytest.raises(PermanentError, match="NotFound") as raised:
         call(name, incidentId="inc-nobody", run=1)
 
@@ -153,7 +153,7 @@ def test_a_wait_that_cannot_be_opened_fails_its_task(fake: FakeWorld) -> None:
     assert "token-1" in fake.tokens.failures
 
 
-def test_a_conflict_leaves_under_the_name_that_the_workflow_retries(fake: FakeWorld) -> None:
+def test_conflict_leaves_as_a_transient_error(fake: FakeWorld) -> None:
     from evenkeel.ports import Conflict
 
     deliver(an_event("hyperpod-node-unhealthy.json"))

@@ -26,7 +26,7 @@ def stops(recovery: RecoveryScenario) -> list[str]:
     return [call[0] for call in recovery.world.cluster.calls if call[0] == "stop"]
 
 
-def test_a_restart_that_a_hold_puts_off_is_made_when_it_is_over() -> None:
+def test_restart_delayed_by_a_hold_follows_its_end() -> None:
     recovery = held()
     recovery.sicken(fault_key=RESTARTS_JOB)
 
@@ -36,7 +36,7 @@ def test_a_restart_that_a_hold_puts_off_is_made_when_it_is_over() -> None:
     assert recovery.kinds().count("held") == 1
 
 
-def test_what_waits_for_leave_to_stop_is_shown_as_blocked_by_the_hold() -> None:
+def test_incident_that_waits_for_a_hold_is_shown_as_blocked() -> None:
     recovery = held()
     recovery.sicken(fault_key=RESTARTS_JOB)
     recovery.state("PlanRecovery", plan_recovery)
@@ -58,7 +58,7 @@ def test_what_waits_for_leave_to_stop_is_shown_as_blocked_by_the_hold() -> None:
     assert stops(recovery) == ["stop"]
 
 
-def test_a_machine_that_nobody_repairs_is_cleared_when_the_hold_is_over() -> None:
+def test_unrepaired_node_is_drained_after_the_hold() -> None:
     recovery = held()
     recovery.sicken(fault_key="ec2:spot_interruption")
 
@@ -69,7 +69,7 @@ def test_a_machine_that_nobody_repairs_is_cleared_when_the_hold_is_over() -> Non
 
 @pytest.mark.parametrize("when", SIDES)
 @pytest.mark.parametrize("at", range(1, 12))
-def test_a_crash_anywhere_around_the_hold_ends_the_same(at: int, when: str) -> None:
+def test_hold_ends_the_same_after_any_crash(at: int, when: str) -> None:
     undisturbed, crashed = held(), held()
     crashed.plan.at, crashed.plan.when = at, when
     for recovery in (undisturbed, crashed):
@@ -80,7 +80,7 @@ def test_a_crash_anywhere_around_the_hold_ends_the_same(at: int, when: str) -> N
     assert crashed.end() == undisturbed.end()
 
 
-def test_nothing_is_stopped_in_observe_and_nobody_waits_for_leave() -> None:
+def test_observe_mode_stops_nothing_and_waits_for_no_hold() -> None:
     recovery = held(mode=Mode.OBSERVE)
     recovery.sicken(fault_key=RESTARTS_JOB)
 

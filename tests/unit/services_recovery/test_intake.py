@@ -34,7 +34,7 @@ COPIES = [
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_three_copies_in_any_order_make_one_incident_and_one_execution(order: tuple[int, ...]) -> None:
+def test_three_copies_in_any_order_open_one_incident(order: tuple[int, ...]) -> None:
     world = FakeWorld()
 
     outcomes = [ingest(world, COPIES[place]).outcome for place in order]
@@ -44,7 +44,7 @@ def test_three_copies_in_any_order_make_one_incident_and_one_execution(order: tu
 
 
 @pytest.mark.parametrize("_attempt", range(5))
-def test_copies_and_other_signals_at_once_make_one_incident_and_one_execution(_attempt: int) -> None:
+def test_concurrent_signals_open_one_incident_and_one_execution(_attempt: int) -> None:
     world = FakeWorld()
     others = [
         a_fact(source="kubernetes.node", fault_key="node:not_ready", envelope_id="k8s"),
@@ -68,7 +68,7 @@ def test_copies_and_other_signals_at_once_make_one_incident_and_one_execution(_a
     assert len(world.ledger.partition(Table.INCIDENTS, incidents(world)[0], "EVIDENCE#")) == 3
 
 
-def test_a_copy_starts_the_execution_that_a_crash_left_unstarted() -> None:
+def test_copy_starts_the_execution_after_a_crash() -> None:
     world = FakeWorld()
     ingest(world, COPIES[0])
     world.workflows.executions.clear()
@@ -77,7 +77,7 @@ def test_a_copy_starts_the_execution_that_a_crash_left_unstarted() -> None:
     assert len(world.workflows.executions) == 1
 
 
-def test_evidence_says_what_opened_and_what_joined() -> None:
+def test_evidence_shows_opening_and_joined_signals() -> None:
     world = FakeWorld()
     ingest(world, a_fact())
     ingest(world, a_fact(source="kubernetes.node", fault_key="node:not_ready", envelope_id="k8s"))
@@ -94,7 +94,7 @@ def test_evidence_says_what_opened_and_what_joined() -> None:
 # ---------------------------------------------------------------- which machine
 
 
-def test_the_life_comes_from_the_provider_and_is_never_guessed() -> None:
+def test_node_life_comes_from_the_provider() -> None:
     world = FakeWorld()
 
     outcome = ingest(world, a_fact(number=77))
@@ -104,7 +104,7 @@ def test_the_life_comes_from_the_provider_and_is_never_guessed() -> None:
     assert world.workflows.executions == {}
 
 
-def test_a_machine_that_shows_up_later_gets_its_incident_by_the_sweep() -> None:
+def test_sweep_opens_the_incident_of_a_late_node() -> None:
     world = FakeWorld()
     ingest(world, a_fact(number=77))
     ingest(world, a_fact(number=77, envelope_id="copy"))
@@ -118,7 +118,7 @@ def test_a_machine_that_shows_up_later_gets_its_incident_by_the_sweep() -> None:
     assert len(incidents(world)) == 1
 
 
-def test_a_machine_that_nobody_ever_knew_is_given_up() -> None:
+def test_fact_about_an_unknown_node_expires() -> None:
     world = FakeWorld()
     ingest(world, a_fact(number=77))
 
@@ -129,7 +129,7 @@ def test_a_machine_that_nobody_ever_knew_is_given_up() -> None:
     assert world.telemetry.totals["FactsDropped"] == 1
 
 
-def test_the_fleets_memory_is_asked_before_the_provider() -> None:
+def test_fleet_table_is_read_before_the_provider() -> None:
     world = FakeWorld()
     remembered = {
         "life": {"cluster": CLUSTER, "instanceId": instance_id(50), "launchedAt": "2026-11-01T00:00:00Z"},
@@ -173,7 +173,7 @@ def test_the_same_fault_after_the_return_opens_a_second_incident() -> None:
     assert recovery.incident.repairs == ("replace",)
 
 
-def test_late_news_of_a_replaced_machine_opens_nothing() -> None:
+def test_late_signal_of_a_replaced_node_opens_no_incident() -> None:
     recovery = RecoveryScenario()
     recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
     recovery.recover()
@@ -207,7 +207,7 @@ class CrashingIntakeLedger:
 
 
 @pytest.mark.parametrize("after", range(1, 6))
-def test_a_signal_that_is_read_while_the_incident_is_settled_opens_no_second_one(after: int) -> None:
+def test_signal_during_settlement_opens_no_second_incident(after: int) -> None:
     recovery = RecoveryScenario()
     recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
     late = a_fact(fault_key="hp:NvidiaErrorTerminate", observed_at="2026-11-03T10:16:00Z", envelope_id="late")
@@ -219,7 +219,7 @@ def test_a_signal_that_is_read_while_the_incident_is_settled_opens_no_second_one
     assert len(recovery.incidents()) == 1
 
 
-def test_healthy_again_before_anything_was_done_ends_the_incident_quietly() -> None:
+def test_recovery_before_any_action_ends_the_incident() -> None:
     recovery = RecoveryScenario()
     recovery.sicken()
     recovery.ingest(
@@ -230,7 +230,7 @@ def test_healthy_again_before_anything_was_done_ends_the_incident_quietly() -> N
     assert recovery.world.cluster.calls.count(("cordon", "hyperpod-" + instance_id(1), recovery.incident_id)) == 0
 
 
-def test_a_fault_on_a_machine_with_hundreds_of_jobs_is_taken_in() -> None:
+def test_fault_on_a_node_with_hundreds_of_jobs_is_ingested() -> None:
     world = FakeWorld()
     fact = a_fact(fault_key="xid:43")
     ingest(world, a_fact(fault_key="xid:43", envelope_id="earlier", observed_at="2026-11-03T09:00:00Z"))

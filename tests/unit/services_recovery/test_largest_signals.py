@@ -85,7 +85,7 @@ def largest(document: Any, character: str) -> Any:
 
 @pytest.mark.parametrize("character", CHARACTERS)
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_largest_event_of_each_kind_is_taken_in(name: str, character: str) -> None:
+def test_largest_event_of_each_kind_is_ingested(name: str, character: str) -> None:
     recovery = RecoveryScenario(with_job=False)
     document = largest(SAMPLES[name], character)
     said = read(document)
@@ -119,7 +119,7 @@ def test_a_text_beyond_its_limit_makes_an_event_malformed(field: str) -> None:
     assert said.reason.startswith(f"detail.faults[0].{field}: ")
 
 
-def test_a_node_about_which_everything_is_said_recovers() -> None:
+def test_node_with_the_most_signals_recovers() -> None:
     recovery = RecoveryScenario(size=4)
     recovery.sicken()
     for detector in range(12):

@@ -56,9 +56,7 @@ def decision(recovery: RecoveryScenario) -> Decision:
         ((100, 140), 120, 2),
     ],
 )
-def test_repairs_are_expected_to_take_as_long_as_the_last_ones_did(
-    durations: tuple[int, ...], seconds: float, samples: int
-) -> None:
+def test_expected_repair_time_follows_past_repairs(durations: tuple[int, ...], seconds: float, samples: int) -> None:
     facts = ResumeFacts.model_validate(decision(planned(*durations)).facts)
 
     assert (facts.delays.repair.seconds, facts.delays.repair.samples) == (seconds, samples)
@@ -75,7 +73,7 @@ def test_the_record_replays_to_the_same_answer() -> None:
     assert (again.expected_seconds, again.usd) == (record.chosen.expected_seconds, record.chosen.usd)
 
 
-def test_why_shows_every_option_with_its_figures_or_why_it_is_not_to_be_had() -> None:
+def test_why_shows_every_option_with_figures_or_a_reason() -> None:
     recovery = planned(size=2)
 
     table = explain.why_job(recovery.world.context(), recovery.job_id, Reader())["considered"]
@@ -87,7 +85,7 @@ def test_why_shows_every_option_with_its_figures_or_why_it_is_not_to_be_had() ->
     assert all(each["whyNot"] for each in others)
 
 
-def test_an_attempt_that_ran_long_is_expected_to_lose_half_a_checkpoint_interval_and_what_is_poisoned() -> None:
+def test_expected_lost_work_includes_the_distrusted_window() -> None:
     def lost(fault_key: str) -> float:
         recovery = RecoveryScenario()
         recovery.scenario.set_job(recovery.job.but(spec=recovery.job.spec.but(checkpoint_uri="s3://checkpoints/one")))
@@ -106,9 +104,7 @@ def test_an_attempt_that_ran_long_is_expected_to_lose_half_a_checkpoint_interval
     ("fault_key", "option"), [("train:hang", "FREE_NODE"), ("hp:NvidiaErrorTerminate", "WAIT_FOR_REPAIR")]
 )
 @pytest.mark.parametrize("mode", [Mode.ACT, Mode.RECOMMEND])
-def test_where_only_the_job_is_blamed_its_machine_is_as_good_as_any_other(
-    fault_key: str, option: str, mode: Mode
-) -> None:
+def test_job_may_resume_on_a_node_that_is_not_blamed(fault_key: str, option: str, mode: Mode) -> None:
     recovery = RecoveryScenario(size=2, mode=mode)
     recovery.sicken(fault_key=fault_key, source="site:role/Detector")
     recovery.state("", plan_recovery)
@@ -123,7 +119,7 @@ def test_where_only_the_job_is_blamed_its_machine_is_as_good_as_any_other(
 
 
 @pytest.mark.parametrize(("offered", "option"), [(32, "FREE_NODE"), (0, "WAIT_FOR_REPAIR")])
-def test_a_free_node_without_efa_brings_no_gang_back(offered: int, option: str) -> None:
+def test_free_node_without_efa_does_not_resume_a_gang(offered: int, option: str) -> None:
     recovery = RecoveryScenario(size=3)
     recovery.sicken(fault_key="hp:NvidiaErrorTerminate")
     used, by_name = recovery.scenario.attempt(recovery.job_id).node_names, recovery.world.cluster.by_name
@@ -135,7 +131,7 @@ def test_a_free_node_without_efa_brings_no_gang_back(offered: int, option: str) 
     assert decision(recovery).action == option
 
 
-def test_an_elastic_job_that_loses_a_node_is_planned_to_go_on_with_fewer_and_the_record_replays() -> None:
+def test_elastic_job_that_lost_a_node_is_planned_smaller() -> None:
     recovery = RecoveryScenario(
         size=2, policy=WITH_ITS_OWN_PRICE.but(economy=WITH_ITS_OWN_PRICE.economy.but(expected_reboot_seconds=3600))
     )

@@ -93,7 +93,7 @@ def decisions(recovery: RecoveryScenario) -> list[Decision]:
 # ---------------------------------------------------------------- rented nodes
 
 
-def test_a_job_that_loses_less_on_rented_nodes_is_planned_there_and_the_record_replays() -> None:
+def test_job_that_loses_less_on_rented_nodes_is_planned_there() -> None:
     recovery = planned(burst())
 
     found = record(recovery)
@@ -108,7 +108,7 @@ def test_a_job_that_loses_less_on_rented_nodes_is_planned_there_and_the_record_r
     assert replay(found, recovery.policy).differs_from(found) == ""
 
 
-def test_what_is_rented_costs_what_a_pass_would_pay_for_it() -> None:
+def test_recovery_and_cycle_compute_the_same_rent() -> None:
     recovery = planned(burst())
 
     facts = ResumeFacts.model_validate(record(recovery).facts)
@@ -124,7 +124,7 @@ def test_what_is_rented_costs_what_a_pass_would_pay_for_it() -> None:
     assert usd == pytest.approx(rent + lost / HOUR * (16 * 5 + 500), rel=0.1)
 
 
-def test_the_pass_rents_what_the_recovery_chose_though_it_would_have_waited_itself() -> None:
+def test_cycle_rents_the_pool_that_the_recovery_chose() -> None:
     def reluctant(recovery: RecoveryScenario) -> None:
         """Let passes believe that the machine is back at once."""
         recovery.scenario.policy = recovery.policy.but(
@@ -151,7 +151,7 @@ def test_the_pass_rents_what_the_recovery_chose_though_it_would_have_waited_itse
     assert placements
 
 
-def test_the_job_runs_elsewhere_while_its_machine_is_still_being_repaired() -> None:
+def test_job_resumes_elsewhere_during_the_repair() -> None:
     recovery = planned(burst())
     market = RentalScenario(policy=recovery.policy)
     recovery.world.cluster.limits = dict(market.world.cluster.limits)
@@ -198,9 +198,7 @@ def test_the_job_runs_elsewhere_while_its_machine_is_still_being_repaired() -> N
         (burst(pools=(a_pool(SPOT, Market.SPOT),)), {"checkpoint_uri": ""}, "the job keeps no checkpoints"),
     ],
 )
-def test_what_cannot_be_rented_is_no_option_and_the_table_says_why(
-    policy: Policy, spec: dict[str, Any], why_not: str
-) -> None:
+def test_unavailable_rental_is_excluded_with_a_reason(policy: Policy, spec: dict[str, Any], why_not: str) -> None:
     recovery = planned(policy, **spec)
 
     found = weighed(recovery, "BURST")
@@ -212,7 +210,7 @@ def test_what_cannot_be_rented_is_no_option_and_the_table_says_why(
     assert recovery.job.resume_plan.max_rent_parts is None
 
 
-def test_where_nodes_are_free_nothing_is_asked_of_others() -> None:
+def test_free_nodes_are_used_before_preemption() -> None:
     recovery = planned(burst(), size=3)
 
     assert record(recovery).action == "FREE_NODE"
@@ -220,7 +218,7 @@ def test_where_nodes_are_free_nothing_is_asked_of_others() -> None:
         assert weighed(recovery, option).why_not == "not checked: existing nodes can run the job now"
 
 
-def test_a_spot_pool_that_is_too_risky_leaves_the_dearer_one() -> None:
+def test_risky_spot_pool_loses_to_the_costlier_pool() -> None:
     risky = a_pool(SPOT, Market.SPOT, interruptions_per_node_hour=0.5)
     recovery = planned(burst(pools=(risky, a_pool(ON_DEMAND, Market.ON_DEMAND))))
 
@@ -236,7 +234,7 @@ def test_a_spot_pool_that_is_too_risky_leaves_the_dearer_one() -> None:
         (1, "after its deadline, and the policy sets no price on the delay of its class"),
     ],
 )
-def test_a_class_without_a_price_is_rented_for_only_where_its_deadline_needs_it(minutes: int, why_not: str) -> None:
+def test_class_without_a_price_rents_only_for_its_deadline(minutes: int, why_not: str) -> None:
     """Two hours of work are left: done in 145 minutes on rented nodes, and in 160 on the machine that comes back."""
     recovery = planned(
         burst(other_delay_micros_per_hour=0), deadline_at=RecoveryScenario().now + timedelta(minutes=120 + minutes)
@@ -258,9 +256,7 @@ def test_a_class_without_a_price_is_rented_for_only_where_its_deadline_needs_it(
         (16, (), ""),
     ],
 )
-def test_it_is_rented_for_as_far_as_its_teams_quota_and_budget_go(
-    rented: int, budgets: tuple[Any, ...], why_not: str
-) -> None:
+def test_recovery_rental_respects_team_quota_and_budget(rented: int, budgets: tuple[Any, ...], why_not: str) -> None:
     recovery = RecoveryScenario(size=2, policy=burst(), with_job=False)
     team = a_team_with({"ml.p5.48xlarge": {GPU: 16}, "p5.48xlarge": {GPU: rented}})
     set_up(recovery.scenario, team)
@@ -274,7 +270,7 @@ def test_it_is_rented_for_as_far_as_its_teams_quota_and_budget_go(
     assert why_not in weighed(recovery, "BURST").why_not
 
 
-def test_a_record_from_before_others_could_be_asked_replays_to_its_answer() -> None:
+def test_record_from_before_preemption_replays() -> None:
     found = record(planned(QUICK))
     refused = [
         {"option": "SHRINK", "whyNot": "not available: the job is not elastic"},
@@ -289,7 +285,7 @@ def test_a_record_from_before_others_could_be_asked_replays_to_its_answer() -> N
     assert replay(found.but(facts=facts, alternatives=table), QUICK).differs_from(found.but(alternatives=table)) == ""
 
 
-def test_where_kueue_admits_nothing_is_rented_and_nobody_stopped() -> None:
+def test_kueue_admission_prevents_renting_and_preemption() -> None:
     recovery = RecoveryScenario(size=2, policy=burst())
     recovery.scenario.set_job(recovery.job.but(local_queue="red"))
     plan(recovery)
@@ -298,7 +294,7 @@ def test_where_kueue_admits_nothing_is_rented_and_nobody_stopped() -> None:
     assert weighed(recovery, "PREEMPT").why_not.startswith("Kueue admits jobs here")
 
 
-def test_an_approved_recovery_rents_in_recommend_and_nothing_else_does() -> None:
+def test_only_an_approved_recovery_rents_in_recommend_mode() -> None:
     recovery = planned(burst())
     stop(recovery)
     recovery.scenario.run_pass()
@@ -322,7 +318,7 @@ def test_an_approved_recovery_rents_in_recommend_and_nothing_else_does() -> None
     delay=st.integers(0, 900),
     repair=st.integers(60, 4 * HOUR),
 )
-def test_no_cap_is_ever_passed_and_the_least_expected_loss_is_taken(
+def test_least_expected_loss_is_chosen_within_the_caps(
     fleet_cap: int, team_cap: int, held: int, delay: int, repair: int
 ) -> None:
     policy = burst(
@@ -381,7 +377,7 @@ def teams(*, blue_borrows: bool, **blue: Any) -> tuple[RecoveryScenario, str]:
     return plan(recovery), other
 
 
-def test_who_borrows_gives_way_to_a_hurt_job_where_its_wait_costs_less() -> None:
+def test_borrowing_job_is_preempted_if_its_delay_costs_less() -> None:
     recovery, other = teams(blue_borrows=True)
 
     found = record(recovery)
@@ -400,7 +396,7 @@ def test_who_borrows_gives_way_to_a_hurt_job_where_its_wait_costs_less() -> None
     assert replay(found, recovery.policy).differs_from(found) == ""
 
 
-def test_what_was_chosen_the_pass_does_and_its_record_replays() -> None:
+def test_cycle_carries_out_the_chosen_preemption() -> None:
     recovery, other = teams(blue_borrows=True)
     scenario = recovery.scenario
     stop(recovery)
@@ -423,7 +419,7 @@ def test_what_was_chosen_the_pass_does_and_its_record_replays() -> None:
     assert [differs for each in admissions if (differs := replay(each, recovery.policy).differs_from(each))] == []
 
 
-def test_who_is_within_its_own_quota_gives_way_to_nobody() -> None:
+def test_job_within_its_own_quota_is_not_preempted() -> None:
     recovery, other = teams(blue_borrows=False)
     stop(recovery)
     recovery.scenario.run_pass()
@@ -435,7 +431,7 @@ def test_who_is_within_its_own_quota_gives_way_to_nobody() -> None:
     assert recovery.scenario.job(other).stop_request is None
 
 
-def test_nobody_is_stopped_for_a_recovery_that_waits_for_the_repair() -> None:
+def test_waiting_for_the_repair_preempts_no_job() -> None:
     recovery, other = teams(blue_borrows=True)
     plan = recovery.job.resume_plan
     assert plan
@@ -448,7 +444,7 @@ def test_nobody_is_stopped_for_a_recovery_that_waits_for_the_repair() -> None:
     assert recovery.job.reason.startswith("The job's quota is available. The job waits for 2 nodes")
 
 
-def test_a_job_whose_delay_is_dear_is_not_stopped_for_one_that_can_wait() -> None:
+def test_job_with_a_costly_delay_is_not_preempted() -> None:
     recovery, _ = teams(blue_borrows=True)
     facts = ResumeFacts.model_validate(record(recovery).facts)
     dear = facts.but(

@@ -40,7 +40,7 @@ def sicken_again(recovery: RecoveryScenario, **changes: Any) -> None:
     recovery.sicken(observed_at=LATER, envelope_id="again", **changes)
 
 
-def test_the_second_time_the_machine_is_not_rebooted_but_replaced() -> None:
+def test_second_fault_replaces_the_node_instead_of_rebooting() -> None:
     recovery = RecoveryScenario()
     recovery.sicken()
     assert recovery.recover() == IncidentState.RECOVERED
@@ -53,7 +53,7 @@ def test_the_second_time_the_machine_is_not_rebooted_but_replaced() -> None:
     assert len(history(recovery).occurrences) == 2
 
 
-def test_what_is_said_twice_is_remembered_once() -> None:
+def test_duplicate_signal_is_counted_once() -> None:
     recovery = RecoveryScenario()
     recovery.sicken()
     before = history(recovery)
@@ -65,7 +65,7 @@ def test_what_is_said_twice_is_remembered_once() -> None:
 
 
 @pytest.mark.parametrize("when", list(CrashTiming))
-def test_a_function_that_dies_at_its_write_has_remembered_all_or_nothing(when: CrashTiming) -> None:
+def test_crash_at_the_write_records_all_or_nothing(when: CrashTiming) -> None:
     recovery = RecoveryScenario(with_job=False, plan=CrashPlan(at=1, when=when))
 
     recovery.sicken()
@@ -76,7 +76,7 @@ def test_a_function_that_dies_at_its_write_has_remembered_all_or_nothing(when: C
     assert incident_of(recovery).state is IncidentState.OPEN
 
 
-def test_the_sweep_tells_which_jobs_are_on_a_machine() -> None:
+def test_sweep_records_the_jobs_of_a_node() -> None:
     recovery = RecoveryScenario()
 
     recovery.scenario.sweep()
@@ -86,7 +86,7 @@ def test_the_sweep_tells_which_jobs_are_on_a_machine() -> None:
     assert rows.read(row, FleetNode).job_ids == (recovery.job_id,)
 
 
-def test_a_hang_of_the_same_job_on_another_machine_is_the_second_one() -> None:
+def test_second_hang_of_a_job_counts_on_another_node() -> None:
     recovery = RecoveryScenario()
     for number, at in ((1, "2026-11-03T10:15:00Z"), (2, "2026-11-03T12:15:00Z")):
         fact = a_fact(number, fault_key="train:hang", source="site:watcher", job_id=recovery.job_id, observed_at=at)
@@ -109,7 +109,7 @@ def test_a_hang_of_the_same_job_on_another_machine_is_the_second_one() -> None:
         ({"hp:NvidiaErrorReboot": {"actsAlone": False}}, []),
     ],
 )
-def test_a_site_has_its_own_ladder_climbed(faults: dict[str, Any], asked: list[str]) -> None:
+def test_site_ladder_is_used(faults: dict[str, Any], asked: list[str]) -> None:
     recovery = RecoveryScenario(policy=changed(QUICK, {"faults": faults}))
     recovery.sicken()
 
@@ -118,7 +118,7 @@ def test_a_site_has_its_own_ladder_climbed(faults: dict[str, Any], asked: list[s
     assert [rung for rung, _ in recovery.world.provider.asked] == asked
 
 
-def test_every_decision_names_the_catalogue_that_it_rests_on() -> None:
+def test_every_decision_names_its_catalogue() -> None:
     policy = changed(QUICK, {"faults": {"hp:NvidiaErrorReboot": {"severity": "minor"}}})
     recovery = RecoveryScenario(policy=policy)
     recovery.sicken()
@@ -140,7 +140,7 @@ def settled(recovery: RecoveryScenario, plan: plan_recovery.Outcome) -> settle_i
     return outcome
 
 
-def test_a_worse_fault_that_joins_after_the_plan_is_not_closed_over() -> None:
+def test_worse_fault_after_the_plan_keeps_the_incident_open() -> None:
     recovery = RecoveryScenario()
     recovery.sicken(fault_key="sxid:11012")
     plan = recovery.state("PlanRecovery", plan_recovery)
@@ -156,7 +156,7 @@ def test_a_worse_fault_that_joins_after_the_plan_is_not_closed_over() -> None:
     assert [rung for rung, _ in recovery.world.provider.asked] == ["reboot"]
 
 
-def test_the_next_run_is_started_by_the_next_signal_or_the_sweep() -> None:
+def test_next_signal_or_sweep_starts_the_next_run() -> None:
     recovery = RecoveryScenario()
     recovery.sicken(fault_key="sxid:11012")
     plan = recovery.state("PlanRecovery", plan_recovery)
@@ -170,7 +170,7 @@ def test_the_next_run_is_started_by_the_next_signal_or_the_sweep() -> None:
     assert f"{recovery.incident_id}-r2" in names
 
 
-def test_what_is_answered_already_is_closed() -> None:
+def test_incident_with_an_answered_fault_is_closed() -> None:
     recovery = RecoveryScenario()
     recovery.sicken(fault_key="sxid:11012")
     plan = recovery.state("PlanRecovery", plan_recovery)

@@ -49,7 +49,7 @@ def resumed_step(recovery: RecoveryScenario) -> int | None:
     return point.step if point else None
 
 
-def test_a_job_that_resumed_in_the_poisoned_window_is_stopped_and_resumes_from_before_it() -> None:
+def test_job_from_a_distrusted_checkpoint_resumes_from_an_earlier_one() -> None:
     recovery = moved()
     assert (recovery.job.state, recovery.job.current_attempt, resumed_step(recovery)) == (JobState.RUNNING, 2, 20)
 
@@ -69,7 +69,7 @@ def test_a_job_that_resumed_in_the_poisoned_window_is_stopped_and_resumes_from_b
     assert replay(record, QUICK).differs_from(record) == ""
 
 
-def test_without_such_a_signal_nothing_is_taken_back() -> None:
+def test_other_signals_roll_nothing_back() -> None:
     recovery = moved()
 
     sweep(recovery)
@@ -78,7 +78,7 @@ def test_without_such_a_signal_nothing_is_taken_back() -> None:
     assert (recovery.job.rollbacks, recovery.job.stop_request) == (0, None)
 
 
-def test_a_job_that_was_taken_back_too_often_is_left_to_a_person() -> None:
+def test_job_rolled_back_too_often_waits_for_a_person() -> None:
     recovery = moved(policy=QUICK.but(jobs=QUICK.jobs.but(max_rollbacks=0)))
     learn_that_it_corrupts(recovery)
 
@@ -101,7 +101,7 @@ def rollbacks(recovery: RecoveryScenario) -> list[Decision]:
     return [record for row in page.rows if (record := rows.read(row, Decision)).kind == "ROLLBACK"]
 
 
-def test_a_fault_heard_after_the_job_has_moved_reaches_it_by_an_incident_of_its_own() -> None:
+def test_late_fault_rolls_back_a_moved_job() -> None:
     recovery = moved()
     scenario = recovery.scenario
     ended_at = scenario.attempt(recovery.job_id, 1).ended_at
@@ -117,7 +117,7 @@ def test_a_fault_heard_after_the_job_has_moved_reaches_it_by_an_incident_of_its_
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_crash_at_the_write_and_a_retry_take_it_back_once(when: str) -> None:
+def test_job_is_rolled_back_once_after_a_crash(when: str) -> None:
     plan = CrashPlan()
     recovery = moved(plan)
     learn_that_it_corrupts(recovery)
@@ -131,7 +131,7 @@ def test_a_crash_at_the_write_and_a_retry_take_it_back_once(when: str) -> None:
     assert recovery.scenario.timeline(recovery.job_id).count("rolled back") == 1
 
 
-def test_under_a_hold_no_job_is_taken_back_and_after_it_it_is() -> None:
+def test_hold_delays_a_rollback() -> None:
     recovery = moved()
     recovery.hold(seconds=60)
     learn_that_it_corrupts(recovery)
@@ -146,7 +146,7 @@ def test_under_a_hold_no_job_is_taken_back_and_after_it_it_is() -> None:
 
 
 @pytest.mark.parametrize(("is_pinned", "through"), [(True, 0), (False, 2)])
-def test_a_suspicion_counts_until_a_pin_has_honoured_it(is_pinned: bool, through: int) -> None:
+def test_suspicion_counts_until_a_pin_respects_it(is_pinned: bool, through: int) -> None:
     recovery = moved()
     scenario, doubted_from = recovery.scenario, recovery.now - timedelta(hours=1)
     scenario.set_job(recovery.job.but(distrust_after=doubted_from, distrust_through_attempt=1))

@@ -65,7 +65,7 @@ def progress_fact(number: int, code: str = "replacement_started", **changes: Any
 FANNED = [a_fact(number, source="site:role/Detector", fault_key="xid:79") for number in (1, 2, 3)]
 
 
-def test_one_event_about_three_machines_opens_three_incidents() -> None:
+def test_event_about_three_nodes_opens_three_incidents() -> None:
     world = FakeWorld()
 
     assert ingest(world, *FANNED) == ["OPEN", "OPEN", "OPEN"]
@@ -83,7 +83,7 @@ def test_the_same_event_again_changes_nothing() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("at", range(1, 7))
-def test_a_process_that_dies_anywhere_in_the_middle_loses_nothing_and_makes_no_twin(at: int, when: str) -> None:
+def test_crash_during_intake_loses_and_duplicates_nothing(at: int, when: str) -> None:
     world = FakeWorld()
     plan = CrashPlan(at, when)
     ports: dict[str, Any] = {
@@ -99,7 +99,7 @@ def test_a_process_that_dies_anywhere_in_the_middle_loses_nothing_and_makes_no_t
     assert {incident.evidence_count for incident in incidents(world)} == {1}
 
 
-def test_a_fact_that_fails_keeps_none_of_the_others_out_and_the_event_comes_again() -> None:
+def test_failed_fact_stops_no_other_and_is_retried() -> None:
     world = FakeWorld()
 
     class Deaf:
@@ -117,7 +117,7 @@ def test_a_fact_that_fails_keeps_none_of_the_others_out_and_the_event_comes_agai
     assert ingest(world, *FANNED) == ["DUPLICATE", "OPEN", "DUPLICATE"]
 
 
-def test_two_faults_of_one_machine_in_one_envelope_are_two_pieces_of_evidence() -> None:
+def test_two_faults_of_one_envelope_are_two_evidence_entries() -> None:
     world = FakeWorld()
 
     assert ingest(world, a_fact(fault_key="xid:79"), a_fact(fault_key="hp:XidHardwareFailure")) == ["OPEN", "JOIN"]
@@ -129,7 +129,7 @@ def test_two_faults_of_one_machine_in_one_envelope_are_two_pieces_of_evidence() 
 
 
 @pytest.mark.parametrize("fact", [a_notice(77), a_plan(77)])
-def test_notices_about_machines_of_others_are_counted_and_kept_in_case(fact: NodeFact) -> None:
+def test_notices_about_unknown_instances_are_counted_and_kept(fact: NodeFact) -> None:
     world = FakeWorld()
 
     assert ingest(world, fact, fact) == ["OTHER_FLEET", "OTHER_FLEET"]
@@ -139,7 +139,7 @@ def test_notices_about_machines_of_others_are_counted_and_kept_in_case(fact: Nod
 
 
 @pytest.mark.parametrize("fact", [a_notice(1), a_plan(1)])
-def test_hyperpod_is_not_asked_about_what_concerns_a_whole_account(fact: NodeFact) -> None:
+def test_account_wide_notices_do_not_call_hyperpod(fact: NodeFact) -> None:
     class Asked:
         def node(self, machine: str) -> Any:
             raise AssertionError(f"asked about {machine}")
@@ -147,7 +147,7 @@ def test_hyperpod_is_not_asked_about_what_concerns_a_whole_account(fact: NodeFac
     assert ingest(FakeWorld(), fact, provider=Asked()) == ["OTHER_FLEET"]
 
 
-def test_one_plan_about_many_machines_opens_those_that_are_ours() -> None:
+def test_plan_about_many_instances_opens_incidents_for_known_nodes() -> None:
     world = FakeWorld()
     remember(world, 1, f"{CLUSTER}/seat-1")
     remember(world, 2, f"{CLUSTER}/seat-2")
@@ -155,7 +155,7 @@ def test_one_plan_about_many_machines_opens_those_that_are_ours() -> None:
     assert ingest(world, a_plan(1), a_plan(2), a_plan(77)) == ["OPEN", "OPEN", "OTHER_FLEET"]
 
 
-def test_a_notice_about_a_machine_that_the_fleet_remembers_opens() -> None:
+def test_notice_about_a_recorded_node_opens_an_incident() -> None:
     world = FakeWorld()
     remember(world, 77, f"{CLUSTER}/burst-77")
     goes_at = A_MOMENT + timedelta(minutes=2)
@@ -178,11 +178,11 @@ OTHER_ARN = CLUSTER_ARN.replace("k3v9x2m7q1ab", "zzzzzzzzzzzz")
         (CLUSTER_ARN.replace("k3v9x2m7q1ab", "research-train"), CLUSTER_ARN, "OPEN"),
     ],
 )
-def test_only_our_own_cluster_is_listened_to(said: str, ours: str, outcome: str) -> None:
+def test_events_of_other_clusters_are_ignored(said: str, ours: str, outcome: str) -> None:
     assert ingest(FakeWorld(), a_fact(cluster_arn=said), cluster_arn=ours) == [outcome]
 
 
-def test_what_is_said_of_another_clusters_group_is_dropped() -> None:
+def test_group_facts_of_other_clusters_are_dropped() -> None:
     world = FakeWorld()
     fact = a_group_fact(cluster_arn=OTHER_ARN)
 
@@ -202,7 +202,7 @@ def a_group_fact(**changes: Any) -> GroupFact:
     return GroupFact.model_validate({**facts, **changes})
 
 
-def test_facts_of_machines_and_of_groups_come_in_one_event() -> None:
+def test_event_may_contain_node_and_group_facts() -> None:
     world = FakeWorld()
 
     assert ingest(world, progress_fact(1, "insufficient_capacity"), a_group_fact()) == ["IGNORED", "NOTED"]
@@ -216,7 +216,7 @@ def progress(world: FakeWorld) -> list[str]:
     return [each.code for incident in incidents(world) for each in incident.progress]
 
 
-def test_news_about_the_machine_itself_joins_its_incident() -> None:
+def test_progress_of_the_node_joins_its_incident() -> None:
     world = FakeWorld()
     remember(world, 1, f"{CLUSTER}/seat-1")
     ingest(world, a_fact(1))
@@ -228,7 +228,7 @@ def test_news_about_the_machine_itself_joins_its_incident() -> None:
     assert progress(world) == ["reboot_in_progress"]
 
 
-def test_news_about_the_successor_joins_the_incident_of_the_seat() -> None:
+def test_progress_of_the_replacement_joins_the_incident_of_the_slot() -> None:
     world = FakeWorld()
     remember(world, 1, f"{CLUSTER}/seat-1")
     ingest(world, a_fact(1))
@@ -240,14 +240,14 @@ def test_news_about_the_successor_joins_the_incident_of_the_seat() -> None:
 
 
 @pytest.mark.parametrize("fact", [progress_fact(9), progress_fact(9, logical_id="seat-2"), progress_fact(1)])
-def test_news_without_an_incident_opens_and_keeps_nothing(fact: NodeFact) -> None:
+def test_progress_without_an_incident_is_dropped(fact: NodeFact) -> None:
     world = FakeWorld()
 
     assert ingest(world, fact) == ["IGNORED"]
     assert world.ledger.rows == {}
 
 
-def test_news_after_the_incident_was_settled_changes_nothing() -> None:
+def test_progress_after_settlement_changes_nothing() -> None:
     world = FakeWorld()
     remember(world, 1, f"{CLUSTER}/seat-1")
     ingest(world, a_fact(1))
@@ -262,7 +262,7 @@ def test_news_after_the_incident_was_settled_changes_nothing() -> None:
 # ---------------------------------------------------------------- lines of a new format
 
 
-def test_a_line_that_cannot_be_read_is_kept_and_counted_once() -> None:
+def test_unreadable_line_is_kept_and_counted_once() -> None:
     world = FakeWorld()
     unread = a_fact(fault_key="xid:*", code="xid_unparsed", detail="Xid of tomorrow: 79")
 
@@ -273,7 +273,7 @@ def test_a_line_that_cannot_be_read_is_kept_and_counted_once() -> None:
 # ---------------------------------------------------------------- times
 
 
-def test_a_fact_from_the_future_is_held_to_the_present_and_stays_one_fact() -> None:
+def test_future_fact_is_limited_to_the_present() -> None:
     world = FakeWorld()
     ahead = a_fact(observed_at=A_MOMENT + timedelta(days=400))
 
@@ -284,7 +284,7 @@ def test_a_fact_from_the_future_is_held_to_the_present_and_stays_one_fact() -> N
     assert incident.first_signal_at == incident.last_signal_at == A_MOMENT
 
 
-def test_clocks_may_differ_a_little() -> None:
+def test_small_clock_difference_is_accepted() -> None:
     world = FakeWorld()
     a_little = A_MOMENT + timedelta(minutes=4)
 

@@ -47,7 +47,7 @@ def effects(recovery: RecoveryScenario) -> list[str]:
 # ---------------------------------------------------------------- twice
 
 
-def test_every_task_twice_gives_the_same_answer_and_one_effect() -> None:
+def test_repeated_task_has_one_effect() -> None:
     recovery = faulty()
     states: list[tuple[str, Any]] = [
         ("PlanRecovery", plan_recovery),
@@ -66,7 +66,7 @@ def test_every_task_twice_gives_the_same_answer_and_one_effect() -> None:
     assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
 
 
-def test_a_return_and_a_settlement_twice_are_one_each() -> None:
+def test_repeated_return_and_settlement_have_one_effect() -> None:
     recovery = faulty()
     recovery.recover()
     before = (effects(recovery), recovery.kinds(), recovery.incident)
@@ -92,7 +92,7 @@ def test_a_person_is_paged_once() -> None:
 FAILURE = {"Error": "PermanentError", "Cause": "NotAllowed: patch node: 403"}
 
 
-def test_a_run_that_failed_through_us_leaves_the_incident_open_and_calls_nobody() -> None:
+def test_failed_run_leaves_the_incident_open_without_a_page() -> None:
     recovery = faulty()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("RepairNode", repair_node)
@@ -107,7 +107,7 @@ def test_a_run_that_failed_through_us_leaves_the_incident_open_and_calls_nobody(
     assert recovery.lease.incident_id == recovery.incident_id
 
 
-def test_the_next_run_of_a_failed_recovery_goes_on_and_ends_well() -> None:
+def test_next_run_of_a_failed_recovery_succeeds() -> None:
     recovery = faulty()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("RepairNode", repair_node)
@@ -121,7 +121,7 @@ def test_the_next_run_of_a_failed_recovery_goes_on_and_ends_well() -> None:
     assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
 
 
-def test_the_last_run_that_fails_closes_the_incident_and_calls_a_person() -> None:
+def test_last_failed_run_closes_the_incident_and_pages() -> None:
     recovery = faulty(policy=QUICK.but(watch=QUICK.watch.but(max_runs=1)))
     recovery.state("PlanRecovery", plan_recovery)
 
@@ -131,7 +131,7 @@ def test_the_last_run_that_fails_closes_the_incident_and_calls_a_person() -> Non
     assert [page.key for page in recovery.world.pager.pages] == [f"{recovery.incident_id}-FAILED"]
 
 
-def test_what_our_own_reboot_does_to_a_node_is_remembered_and_is_no_evidence() -> None:
+def test_effects_of_our_reboot_are_no_evidence() -> None:
     recovery = faulty()
     for name, service in (("PlanRecovery", plan_recovery), ("RepairNode", repair_node)):
         recovery.state(name, service)
@@ -153,7 +153,7 @@ def test_what_our_own_reboot_does_to_a_node_is_remembered_and_is_no_evidence() -
     [{"mode": Mode.OBSERVE}, {"fact": {"is_drill": True}}],
     ids=["observe", "a drill that may not act"],
 )
-def test_decided_and_recorded_and_nothing_touched(changes: dict[str, Any]) -> None:
+def test_observe_mode_records_and_changes_nothing(changes: dict[str, Any]) -> None:
     recovery = faulty(**changes)
     outcome = recovery.recover()
 
@@ -164,14 +164,14 @@ def test_decided_and_recorded_and_nothing_touched(changes: dict[str, Any]) -> No
     assert (decision.action, decision.simulated) == ("ACT", True)
 
 
-def test_a_drill_acts_where_drills_may() -> None:
+def test_drill_acts_if_drills_are_allowed() -> None:
     recovery = faulty(drills_may_act=True, fact={"is_drill": True})
 
     assert recovery.recover() == IncidentState.RECOVERED
 
 
 @pytest.mark.parametrize("service", [cordon_node, protect_jobs, plan_resume, repair_node])
-def test_a_mode_switched_back_in_mid_recovery_stops_every_state(service: Any) -> None:
+def test_return_to_observe_stops_every_state(service: Any) -> None:
     recovery = faulty()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.mode = Mode.OBSERVE
@@ -182,7 +182,7 @@ def test_a_mode_switched_back_in_mid_recovery_stops_every_state(service: Any) ->
     assert "observe" in outcome.reason
 
 
-def test_the_observe_decision_is_the_one_that_act_would_take() -> None:
+def test_observe_records_the_decision_of_act() -> None:
     acted, observed = faulty(), faulty(mode=Mode.OBSERVE)
     acted.recover()
     observed.recover()
@@ -194,7 +194,7 @@ def test_the_observe_decision_is_the_one_that_act_would_take() -> None:
 # ---------------------------------------------------------------- hold
 
 
-def test_a_hold_lets_cordon_through_and_holds_stops_and_repairs() -> None:
+def test_hold_allows_cordons_and_delays_stops_and_repairs() -> None:
     recovery = faulty()
     recovery.hold(seconds=60)
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("ProtectJobs", protect_jobs)):
@@ -207,7 +207,7 @@ def test_a_hold_lets_cordon_through_and_holds_stops_and_repairs() -> None:
     assert recovery.kinds().count("held") == 1
 
 
-def test_a_recovery_under_a_hold_goes_on_when_it_is_over() -> None:
+def test_recovery_continues_after_a_hold() -> None:
     recovery = faulty()
     recovery.hold(seconds=60)
 
@@ -216,7 +216,7 @@ def test_a_recovery_under_a_hold_goes_on_when_it_is_over() -> None:
     assert recovery.job.current_attempt == 2
 
 
-def test_a_job_that_a_hold_lets_run_on_is_not_late_until_it_was_stopped() -> None:
+def test_job_kept_running_by_a_hold_is_not_overdue() -> None:
     recovery = faulty(size=2)
     allowed = recovery.policy.jobs.resume_deadline_seconds
     recovery.hold(seconds=10 * allowed)
@@ -244,7 +244,7 @@ def test_a_job_that_a_hold_lets_run_on_is_not_late_until_it_was_stopped() -> Non
     assert recovery.look() == ["DEADLINE_PASSED"]
 
 
-def test_under_a_hold_a_persons_cordon_keeps_the_node_and_the_release_moves_its_jobs() -> None:
+def test_release_of_a_hold_moves_jobs_off_a_cordoned_node() -> None:
     recovery = RecoveryScenario()
     recovery.world.cluster.set_node(NODE, is_cordoned=True)
     recovery.hold(seconds=60)
@@ -259,9 +259,7 @@ def test_under_a_hold_a_persons_cordon_keeps_the_node_and_the_release_moves_its_
 @pytest.mark.parametrize(
     ("fault_key", "outcome"), [("hp:NvidiaErrorReboot", "INVALID"), ("hp:NvidiaErrorTerminate", "VALID")]
 )
-def test_a_late_signal_about_a_replaced_machine_says_nothing_against_its_successor(
-    fault_key: str, outcome: str
-) -> None:
+def test_late_signal_of_a_replaced_node_spares_its_replacement(fault_key: str, outcome: str) -> None:
     recovery = faulty(fact={"fault_key": fault_key})
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("RepairNode", repair_node)):
         recovery.state(name, service)
@@ -294,7 +292,7 @@ def back_from_reboot(policy: Policy) -> RecoveryScenario:
     return recovery
 
 
-def test_a_deep_check_is_asked_for_once_and_vouches_for_the_machine_when_it_has_passed() -> None:
+def test_deep_check_runs_once_and_validates_the_node() -> None:
     recovery = back_from_reboot(DEEP)
     outcomes = [recovery.state("CheckNode", check_node).outcome for _ in range(2)]
     recovery.open(ConditionKind.NODE_VALID)
@@ -309,7 +307,7 @@ def test_a_deep_check_is_asked_for_once_and_vouches_for_the_machine_when_it_has_
     assert decision.action == "DEEP"
 
 
-def test_a_machine_that_fails_its_deep_check_is_left_to_hyperpod_which_repairs_it() -> None:
+def test_hyperpod_repairs_a_node_after_a_failed_deep_check() -> None:
     recovery = back_from_reboot(DEEP)
     recovery.state("CheckNode", check_node)
     recovery.open(ConditionKind.NODE_VALID)
@@ -326,7 +324,7 @@ def test_a_machine_that_fails_its_deep_check_is_left_to_hyperpod_which_repairs_i
     assert recovery.lease.requests[-1].rung == "owner"
 
 
-def test_a_deep_check_that_hyperpod_declines_leaves_what_the_control_planes_show() -> None:
+def test_declined_deep_check_falls_back_to_a_basic_check() -> None:
     recovery = back_from_reboot(DEEP)
     recovery.world.provider.by_id[instance_id(1)] = recovery.world.provider.by_id[instance_id(1)].but(status="Failure")
 
@@ -334,7 +332,7 @@ def test_a_deep_check_that_hyperpod_declines_leaves_what_the_control_planes_show
 
 
 @pytest.mark.parametrize(("result", "outcome"), [(CheckResult.PASSED, "VALID"), (CheckResult.FAILED, "INVALID")])
-def test_a_test_job_on_the_node_decides(result: CheckResult, outcome: str) -> None:
+def test_validation_job_decides_about_the_node(result: CheckResult, outcome: str) -> None:
     recovery = back_from_reboot(TESTED)
     recovery.world.cluster.every_check = CheckResult.PENDING
     outcomes = [recovery.state("CheckNode", check_node).outcome for _ in range(2)]
@@ -348,7 +346,7 @@ def test_a_test_job_on_the_node_decides(result: CheckResult, outcome: str) -> No
     assert (during, recovery.look()) == ([], [outcome])
 
 
-def test_each_failed_validation_is_followed_by_a_check_of_its_own() -> None:
+def test_each_failed_validation_gets_its_own_check() -> None:
     recovery = back_from_reboot(TESTED)
     recovery.state("CheckNode", check_node)
     recovery.world.cluster.every_check = CheckResult.FAILED
@@ -365,7 +363,7 @@ def test_each_failed_validation_is_followed_by_a_check_of_its_own() -> None:
 # ---------------------------------------------------------------- machines that keep coming back
 
 
-def test_a_machine_that_keeps_coming_back_is_watched_for_longer_and_then_replaced_though_it_looks_well() -> None:
+def test_lemon_is_watched_longer_and_then_replaced() -> None:
     policy = QUICK.but(repair=QUICK.repair.but(lemon_returns=2, flap_margin_factor=3))
     recovery = RecoveryScenario(policy=policy, with_job=False)
     took, lemons = [], []
@@ -386,7 +384,7 @@ def test_a_machine_that_keeps_coming_back_is_watched_for_longer_and_then_replace
     assert recovery.world.provider.accepted == [("replace", instance_id(1))]
 
 
-def test_a_lemon_that_comes_back_well_by_itself_is_not_believed() -> None:
+def test_lemon_that_recovers_by_itself_is_still_replaced() -> None:
     recovery = RecoveryScenario(policy=QUICK.but(repair=QUICK.repair.but(lemon_returns=0)), with_job=False)
     recovery.sicken(fault_key="node:not_ready", source="kubernetes.node")
 
@@ -398,7 +396,7 @@ def test_a_lemon_that_comes_back_well_by_itself_is_not_believed() -> None:
 # ---------------------------------------------------------------- people and other owners
 
 
-def test_a_persons_cordon_is_left_and_the_jobs_are_moved() -> None:
+def test_cordon_of_a_person_stays_and_its_jobs_move() -> None:
     recovery = RecoveryScenario()
     recovery.world.cluster.set_node(NODE, is_cordoned=True)
     recovery.sicken()
@@ -411,7 +409,7 @@ def test_a_persons_cordon_is_left_and_the_jobs_are_moved() -> None:
     assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
 
 
-def test_with_automatic_recovery_hyperpod_repairs_and_evenkeel_watches() -> None:
+def test_hyperpod_repairs_under_automatic_node_recovery() -> None:
     recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
     recovery.sicken()
@@ -425,7 +423,7 @@ def test_with_automatic_recovery_hyperpod_repairs_and_evenkeel_watches() -> None
     assert recovery.incident.repairs == ()
 
 
-def test_an_owner_that_does_nothing_is_relieved_after_its_time_with_the_lease() -> None:
+def test_evenkeel_takes_over_from_an_idle_owner() -> None:
     recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
     recovery.sicken()
@@ -442,7 +440,7 @@ def test_an_owner_that_does_nothing_is_relieved_after_its_time_with_the_lease() 
     assert (called.requested_at - marked.requested_at).total_seconds() >= QUICK.repair.takeover_seconds
 
 
-def test_an_owner_that_began_before_we_looked_is_seen_to_have_ended() -> None:
+def test_end_of_an_earlier_provider_repair_is_noticed() -> None:
     recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
     recovery.sicken()
@@ -459,7 +457,7 @@ def test_an_owner_that_began_before_we_looked_is_seen_to_have_ended() -> None:
     assert recovery.world.provider.asked == []
 
 
-def test_an_owner_at_work_is_never_crossed() -> None:
+def test_active_provider_repair_is_never_interrupted() -> None:
     recovery = RecoveryScenario(is_stuck=True)
     recovery.world.provider.settings = recovery.world.provider.settings.but(repairs_by_itself=True)
     recovery.sicken()
@@ -470,7 +468,7 @@ def test_an_owner_at_work_is_never_crossed() -> None:
     assert recovery.world.provider.asked == []
 
 
-def test_while_hyperpod_works_on_the_cluster_hands_are_off_and_then_it_is_looked_at_again() -> None:
+def test_recovery_waits_while_hyperpod_updates_the_cluster() -> None:
     recovery = RecoveryScenario()
     updating = recovery.world.provider.settings.but(status="SystemUpdating")
     recovery.world.provider.settings = updating
@@ -486,7 +484,7 @@ def test_while_hyperpod_works_on_the_cluster_hands_are_off_and_then_it_is_looked
     assert recovery.recover() == IncidentState.RECOVERED
 
 
-def test_an_update_that_begins_in_the_middle_keeps_the_next_rung_waiting() -> None:
+def test_cluster_update_delays_the_next_rung() -> None:
     recovery = faulty()
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node)):
         recovery.state(name, service)
@@ -499,7 +497,7 @@ def test_an_update_that_begins_in_the_middle_keeps_the_next_rung_waiting() -> No
     assert recovery.kinds().count("waits") == 1
 
 
-def test_work_may_come_to_its_end_before_a_fault_that_can_wait_is_repaired() -> None:
+def test_job_finishes_before_the_repair_of_a_minor_fault() -> None:
     recovery = RecoveryScenario(policy=QUICK.but(repair=QUICK.repair.but(drain_scale=0.001)))
     recovery.sicken(fault_key="xid:63")
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("ProtectJobs", protect_jobs)):
@@ -515,7 +513,7 @@ def test_work_may_come_to_its_end_before_a_fault_that_can_wait_is_repaired() -> 
     assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
 
 
-def test_work_that_does_not_end_in_time_is_stopped_before_the_repair() -> None:
+def test_job_past_its_finishing_time_is_stopped_before_the_repair() -> None:
     recovery = RecoveryScenario(policy=QUICK.but(repair=QUICK.repair.but(drain_scale=0.001)))
     recovery.sicken(fault_key="xid:63")
 
@@ -528,7 +526,7 @@ def test_work_that_does_not_end_in_time_is_stopped_before_the_repair() -> None:
 
 @pytest.mark.parametrize("kind", [ConditionKind.NODE_BACK, ConditionKind.NODE_VALID, ConditionKind.RELEASED])
 @pytest.mark.parametrize("how", ["label", "uncordon"])
-def test_a_persons_no_in_the_middle_ends_every_wait_and_cancels_the_recovery(kind: ConditionKind, how: str) -> None:
+def test_opt_out_by_a_person_cancels_the_recovery(kind: ConditionKind, how: str) -> None:
     recovery = faulty()
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("ProtectJobs", protect_jobs)):
         recovery.state(name, service)
@@ -552,7 +550,7 @@ def test_a_persons_no_in_the_middle_ends_every_wait_and_cancels_the_recovery(kin
     assert recovery.incident.invalid_at is None
 
 
-def test_a_pool_that_is_opted_out_is_left_alone_even_when_the_node_is_gone() -> None:
+def test_opted_out_pool_is_left_alone() -> None:
     recovery = RecoveryScenario(with_job=False)
     for node in list(recovery.world.cluster.by_name.values()):
         recovery.world.cluster.set_node(node.name, labels={**node.labels, "evenkeel.io/automation": "OFF"})
@@ -563,7 +561,7 @@ def test_a_pool_that_is_opted_out_is_left_alone_even_when_the_node_is_gone() -> 
     assert effects(recovery) == []
 
 
-def test_a_node_object_younger_than_our_cordon_was_not_uncordoned_by_anybody() -> None:
+def test_recreated_node_object_is_not_an_uncordon() -> None:
     recovery = faulty()
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node)):
         recovery.state(name, service)
@@ -573,7 +571,7 @@ def test_a_node_object_younger_than_our_cordon_was_not_uncordoned_by_anybody() -
     assert recovery.state("RepairNode", repair_node).outcome == "ASKED"
 
 
-def test_a_machine_that_was_replaced_before_anybody_planned_has_its_jobs_moved_with_distrust() -> None:
+def test_jobs_of_an_already_replaced_node_move_with_distrust() -> None:
     recovery = faulty(fact={"fault_key": "xid:48", "source": "hyperpod.node-labels"})
     recovery.world.provider.replace(instance_id(1))
     recovery.world.provider.finish(instance_id(1))
@@ -587,7 +585,7 @@ def test_a_machine_that_was_replaced_before_anybody_planned_has_its_jobs_moved_w
     assert [node.name for node in recovery.world.cluster.by_name.values() if node.is_awaiting_validation] == []
 
 
-def test_a_machine_of_karpenters_is_drained_and_given_back_once() -> None:
+def test_karpenter_node_is_drained_and_terminated_once() -> None:
     recovery = RecoveryScenario()
     machine = recovery.world.cluster.node(CLUSTER, NODE)
     assert machine
@@ -607,7 +605,7 @@ def test_a_machine_of_karpenters_is_drained_and_given_back_once() -> None:
     assert recovery.job.current_attempt == 2
 
 
-def test_another_open_incident_on_the_seat_keeps_its_lease() -> None:
+def test_other_incident_of_the_slot_keeps_its_lease() -> None:
     recovery = faulty()
     for name, service in (("PlanRecovery", plan_recovery), ("RepairNode", repair_node)):
         recovery.state(name, service)
@@ -622,7 +620,7 @@ def test_another_open_incident_on_the_seat_keeps_its_lease() -> None:
     assert (outcome.outcome, first in outcome.reason) == ("STAND_DOWN", True)
 
 
-def test_a_run_that_was_taken_over_does_nothing_more() -> None:
+def test_superseded_run_changes_nothing() -> None:
     recovery = faulty()
     recovery.run = 2
     recovery.state("PlanRecovery", plan_recovery)
@@ -636,7 +634,7 @@ def test_a_run_that_was_taken_over_does_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("rung", ["reboot", "replace"])
-def test_a_second_run_goes_on_where_the_first_broke_off(rung: str) -> None:
+def test_second_run_continues_after_the_first(rung: str) -> None:
     recovery = faulty(fact={"fault_key": "hp:NvidiaErrorReboot" if rung == "reboot" else "hp:NvidiaErrorTerminate"})
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("CordonNode", cordon_node)
@@ -651,7 +649,7 @@ def test_a_second_run_goes_on_where_the_first_broke_off(rung: str) -> None:
 # ---------------------------------------------------------------- jobs
 
 
-def test_a_hurt_job_is_stopped_with_the_grace_that_its_fault_allows() -> None:
+def test_affected_job_is_stopped_with_the_grace_of_the_fault() -> None:
     policy = QUICK.but(repair=QUICK.repair.but(drain_scale=0.05))
     recovery = faulty(policy=policy)
     recovery.state("PlanRecovery", plan_recovery)
@@ -662,7 +660,7 @@ def test_a_hurt_job_is_stopped_with_the_grace_that_its_fault_allows() -> None:
     assert (request.attempt, request.outcome, request.grace_seconds) == (1, AttemptState.LOST, 15)
 
 
-def test_a_repair_waits_until_the_pods_have_had_their_grace() -> None:
+def test_repair_waits_for_the_grace_of_the_pods() -> None:
     policy = QUICK.but(repair=QUICK.repair.but(drain_scale=0.05))
     recovery = faulty(policy=policy)
     recovery.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # its pods take their time to save
@@ -678,7 +676,7 @@ def test_a_repair_waits_until_the_pods_have_had_their_grace() -> None:
     assert late.outcome == "ASKED"
 
 
-def test_a_job_that_ended_with_its_node_is_followed_until_it_runs() -> None:
+def test_job_that_ended_with_its_node_is_followed() -> None:
     recovery = RecoveryScenario()
     recovery.scenario.world.cluster.fail_pods(recovery.job_id, 1, exit_code=1)
     recovery.mark(instance_id(1), "NvidiaErrorReboot")
@@ -692,7 +690,7 @@ def test_a_job_that_ended_with_its_node_is_followed_until_it_runs() -> None:
     assert recovery.incident.stages.jobs_resumed_at
 
 
-def test_a_job_that_went_with_its_node_pods_and_all_is_hurt() -> None:
+def test_job_whose_pods_vanished_with_the_node_is_affected() -> None:
     recovery = RecoveryScenario()
     recovery.mark(instance_id(1), "NvidiaErrorReboot")
     recovery.scenario.world.cluster.fail_pods(recovery.job_id, 1, exit_code=134)
@@ -709,7 +707,7 @@ def test_a_job_that_went_with_its_node_pods_and_all_is_hurt() -> None:
     ]
 
 
-def test_an_attempt_that_ended_on_the_node_well_before_the_fault_is_not_hurt() -> None:
+def test_attempt_that_ended_before_the_fault_is_not_affected() -> None:
     recovery = RecoveryScenario()
     recovery.scenario.world.cluster.fail_pods(recovery.job_id, 1, exit_code=1)
     recovery.scenario.settle(recovery.job_id, 1)
@@ -722,7 +720,7 @@ def test_an_attempt_that_ended_on_the_node_well_before_the_fault_is_not_hurt() -
     assert recovery.incident.affected_jobs == ()
 
 
-def test_a_failure_laid_on_the_application_is_taken_back_once_its_node_is_known_to_be_sick() -> None:
+def test_application_failure_is_reattributed_to_a_faulty_node() -> None:
     recovery = RecoveryScenario()
     recovery.scenario.world.cluster.fail_pods(recovery.job_id, 1, exit_code=134)
     recovery.scenario.settle(recovery.job_id, 1)
@@ -740,7 +738,7 @@ def test_a_failure_laid_on_the_application_is_taken_back_once_its_node_is_known_
     assert recovery.scenario.timeline(recovery.job_id).count("forgiven") == 1
 
 
-def test_a_machine_that_never_came_up_is_named_to_the_person() -> None:
+def test_page_names_a_node_that_never_started() -> None:
     recovery = faulty(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("RepairNode", repair_node)
@@ -767,14 +765,14 @@ def test_checkpoints_near_a_corrupting_fault_are_distrusted() -> None:
     assert recovery.job.resume_plan.avoid == (recovery.incident.life.key,)
 
 
-def test_a_node_without_a_job_is_repaired_all_the_same() -> None:
+def test_node_without_a_job_is_repaired() -> None:
     recovery = faulty(with_job=False)
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert "PlanResume: NO_JOBS" in recovery.visited
 
 
-def test_a_job_that_never_comes_back_pages_somebody() -> None:
+def test_job_that_never_resumes_pages_a_person() -> None:
     recovery = faulty(size=2)
     recovery.run_jobs = lambda: None  # type: ignore[method-assign]  # nobody schedules
 
@@ -817,7 +815,7 @@ def test_every_decision_of_the_ladder_replays_from_its_record() -> None:
     crash=st.integers(0, 60),
     when=st.sampled_from(["before", "after"]),
 )
-def test_whatever_happens_a_life_is_replaced_once_at_most_and_the_recovery_ends(
+def test_node_is_replaced_at_most_once_and_the_recovery_ends(
     answers: list[RepairAnswer], lost: int, is_stuck: bool, comes_back_sick: bool, fault: str, crash: int, when: str
 ) -> None:
     recovery = RecoveryScenario(is_stuck=is_stuck, comes_back_sick=comes_back_sick, plan=CrashPlan(at=crash, when=when))
@@ -835,7 +833,7 @@ def test_whatever_happens_a_life_is_replaced_once_at_most_and_the_recovery_ends(
     assert recovery.end()["holder"] == ""
 
 
-def test_a_fact_that_joins_late_raises_the_rung_before_it_is_taken() -> None:
+def test_late_fact_raises_the_rung_before_it_runs() -> None:
     recovery = faulty()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(fault_key="hp:NvidiaErrorTerminate", envelope_id="worse"))

@@ -109,7 +109,7 @@ def test_unrepaired_node_is_unhealthy_and_its_gpus_are_not_free(end: Callable[[]
     assert node["marks"] == ["sagemaker.amazonaws.com/fault-types=NvidiaErrorReboot"]
 
 
-def test_marked_node_is_unhealthy_before_any_incident() -> None:
+def test_node_with_fault_labels_is_unhealthy_before_any_incident() -> None:
     recovery = RecoveryScenario(with_job=False)
     recovery.mark(instance_id(1), "NvidiaErrorReboot")
     sweep(recovery)
@@ -117,7 +117,7 @@ def test_marked_node_is_unhealthy_before_any_incident() -> None:
     assert status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
 
 
-def test_fault_without_a_mark_leaves_its_node_unhealthy() -> None:
+def test_fault_without_a_label_makes_its_node_unhealthy() -> None:
     recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
     recovery.sicken(fault_key="xid:79", source="site:prober")
     recovery.recover()
@@ -126,7 +126,7 @@ def test_fault_without_a_mark_leaves_its_node_unhealthy() -> None:
     assert status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
 
 
-def test_fault_that_needs_no_repair_leaves_its_node_in_service() -> None:
+def test_fault_without_a_repair_keeps_its_node_in_service() -> None:
     recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
     recovery.sicken(fault_key="xid:31")
     recovery.recover()
@@ -140,7 +140,7 @@ def test_fault_that_needs_no_repair_leaves_its_node_in_service() -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_back_in_act_the_node_is_repaired(end: Callable[[], RecoveryScenario]) -> None:
+def test_node_is_repaired_after_the_return_to_act(end: Callable[[], RecoveryScenario]) -> None:
     recovery = end()
     before = recovery.incident
     recovery.mode = Mode.ACT
@@ -155,7 +155,7 @@ def test_back_in_act_the_node_is_repaired(end: Callable[[], RecoveryScenario]) -
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_nothing_is_resumed_while_nothing_changes(end: Callable[[], RecoveryScenario]) -> None:
+def test_unchanged_incident_is_not_resumed(end: Callable[[], RecoveryScenario]) -> None:
     recovery = end()
 
     resumed = []
@@ -168,7 +168,7 @@ def test_nothing_is_resumed_while_nothing_changes(end: Callable[[], RecoveryScen
 
 
 @pytest.mark.parametrize("end", [declined, unanswered])
-def test_plan_is_approved_after_its_end_and_carried_out(end: Callable[[], RecoveryScenario]) -> None:
+def test_plan_approved_after_its_end_is_carried_out(end: Callable[[], RecoveryScenario]) -> None:
     recovery = end()
     plan = recovery.incident.plan
     say(recovery, by="role/Op (bo)")
@@ -198,7 +198,7 @@ def test_second_decline_after_the_end_is_refused() -> None:
         say(recovery, approves=False, by="role/Op (bo)")
 
 
-def test_observe_then_recommend_asks_a_person() -> None:
+def test_change_to_recommend_requests_approval() -> None:
     recovery = only_observed()
     recovery.mode = Mode.RECOMMEND
     recovery.meanwhile = lambda: answer_once(recovery)
@@ -206,7 +206,7 @@ def test_observe_then_recommend_asks_a_person() -> None:
     assert go_on(recovery) == IncidentState.RECOVERED
 
 
-def test_policy_that_lets_the_class_act_resumes_work() -> None:
+def test_policy_that_allows_the_class_resumes_the_recovery() -> None:
     watched = QUICK.but(modes=(ModeRule(mode=Mode.OBSERVE),))
     recovery = RecoveryScenario(with_job=False, policy=watched)
     recovery.sicken()
@@ -217,7 +217,7 @@ def test_policy_that_lets_the_class_act_resumes_work() -> None:
     assert go_on(recovery) == IncidentState.RECOVERED
 
 
-def test_lifted_veto_resumes_work() -> None:
+def test_removed_opt_out_resumes_the_recovery() -> None:
     recovery = RecoveryScenario(with_job=False)
     recovery.sicken()
     node = next(each for each in recovery.world.cluster.by_name.values() if each.name == name_of(recovery))
@@ -229,7 +229,7 @@ def test_lifted_veto_resumes_work() -> None:
     assert go_on(recovery) == IncidentState.RECOVERED
 
 
-def test_recovery_that_the_mode_stopped_midway_goes_on() -> None:
+def test_recovery_stopped_by_the_mode_continues() -> None:
     recovery = RecoveryScenario(with_job=False)
     recovery.sicken()
     recovery.state("PlanRecovery", plan_recovery)
@@ -266,7 +266,7 @@ def uncordon(recovery: RecoveryScenario) -> None:
     operator_cordon.uncordon(request, recovery.world.context())
 
 
-def test_healthy_again_ends_it() -> None:
+def test_recovery_signals_end_the_unhealthy_state() -> None:
     recovery = declined()
     recovery.mark(instance_id(1))
     recovery.ingest(
@@ -276,7 +276,7 @@ def test_healthy_again_ends_it() -> None:
     assert left(recovery) is None
 
 
-def test_half_a_cure_does_not_end_it() -> None:
+def test_partial_recovery_keeps_the_unhealthy_state() -> None:
     recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
     recovery.sicken()
     recovery.ingest(a_fact(source="site:prober", fault_key="xid:79", envelope_id="other"))
@@ -289,7 +289,7 @@ def test_half_a_cure_does_not_end_it() -> None:
     assert left(recovery) is None
 
 
-def test_reboot_by_a_person_ends_it() -> None:
+def test_reboot_by_a_person_ends_the_unhealthy_state() -> None:
     recovery = declined()
     recovery.mark(instance_id(1))
     recovery.world.cluster.set_node(name_of(recovery), boot_id="another-boot")
@@ -298,7 +298,7 @@ def test_reboot_by_a_person_ends_it() -> None:
     assert left(recovery) is None
 
 
-def test_machine_that_is_gone_ends_it() -> None:
+def test_removed_node_ends_the_unhealthy_state() -> None:
     recovery = declined()
     recovery.world.cluster.by_name.pop((CLUSTER, name_of(recovery)))
     del recovery.world.provider.by_id[instance_id(1)]
@@ -307,7 +307,7 @@ def test_machine_that_is_gone_ends_it() -> None:
     assert left(recovery) is None
 
 
-def test_uncordon_by_a_person_ends_it() -> None:
+def test_uncordon_by_a_person_ends_the_unhealthy_state() -> None:
     recovery = declined()
     sweep(recovery)
     uncordon(recovery)
@@ -318,7 +318,7 @@ def test_uncordon_by_a_person_ends_it() -> None:
 # ---------------------------------------------------------------- what a plan that asks says
 
 
-def test_plan_that_asks_says_its_deadline_and_what_silence_means() -> None:
+def test_pending_approval_shows_its_deadline_and_default() -> None:
     recovery = RecoveryScenario(mode=Mode.RECOMMEND)
     recovery.sicken()
     recovery.state("PlanRecovery", plan_recovery)
@@ -329,7 +329,7 @@ def test_plan_that_asks_says_its_deadline_and_what_silence_means() -> None:
     assert asked["ifUnanswered"].startswith(f"No answer by {by:%H:%M}Z: nothing is done; the node stays unhealthy and ")
 
 
-def test_unanswered_plan_says_what_silence_meant() -> None:
+def test_expired_approval_shows_its_default() -> None:
     recovery = RecoveryScenario(mode=Mode.RECOMMEND)
     recovery.sicken()
     recovery.state("PlanRecovery", plan_recovery)
@@ -341,7 +341,7 @@ def test_unanswered_plan_says_what_silence_meant() -> None:
     assert f"evenkeel incidents approve {recovery.incident_id}" in said
 
 
-def test_plan_that_asks_names_the_jobs_on_its_node() -> None:
+def test_pending_approval_names_the_jobs_of_the_node() -> None:
     recovery = RecoveryScenario(mode=Mode.RECOMMEND)
     recovery.sicken()
     recovery.state("PlanRecovery", plan_recovery)
@@ -351,7 +351,7 @@ def test_plan_that_asks_names_the_jobs_on_its_node() -> None:
     assert [(lane["jobId"], lane["phase"]) for lane in lanes] == [(recovery.job_id, "runs on the unhealthy node")]
 
 
-def test_fault_after_a_persons_word_makes_the_node_unhealthy_again() -> None:
+def test_new_fault_after_an_uncordon_makes_the_node_unhealthy() -> None:
     recovery = declined()
     sweep(recovery)
     uncordon(recovery)

@@ -95,7 +95,7 @@ def waits() -> Waits:
 # ---------------------------------------------------------------- open
 
 
-def test_what_came_first_is_answered_at_once(waits: Waits) -> None:
+def test_condition_met_before_the_wait_is_answered_at_once(waits: Waits) -> None:
     outcome = waits.open(K.ATTEMPT_RUNNING)
 
     assert "RUNNING" in outcome.reason
@@ -104,7 +104,7 @@ def test_what_came_first_is_answered_at_once(waits: Waits) -> None:
     assert waits.rows() == []
 
 
-def test_what_has_not_come_stays_open_until_it_does(waits: Waits) -> None:
+def test_wait_stays_open_until_its_condition_is_met(waits: Waits) -> None:
     waits.open()
 
     assert waits.look() == []
@@ -114,7 +114,7 @@ def test_what_has_not_come_stays_open_until_it_does(waits: Waits) -> None:
     assert waits.world.tokens.answers["token-1"]["facts"]["state"] == "SUCCEEDED"
 
 
-def test_a_retried_state_takes_the_wait_over_and_the_older_answer_is_stale(waits: Waits) -> None:
+def test_retried_state_takes_over_the_wait(waits: Waits) -> None:
     waits.open(token="token-1")
     waits.world.cluster.finish_pods(waits.job_id, 1)
     waits.look()
@@ -125,7 +125,7 @@ def test_a_retried_state_takes_the_wait_over_and_the_older_answer_is_stale(waits
     assert waits.answers == {"token-2": "ENDED"}
 
 
-def test_an_answer_to_a_wait_that_is_gone_never_fits_the_next_of_its_name(waits: Waits) -> None:
+def test_answer_to_an_ended_wait_never_fits_the_next(waits: Waits) -> None:
     waits.open(K.ATTEMPT_RUNNING, token="token-1")
     waits.resolve()
     waits.world.clock.advance(1)
@@ -135,7 +135,7 @@ def test_an_answer_to_a_wait_that_is_gone_never_fits_the_next_of_its_name(waits:
     assert waits.resolve(place=1) == "ANSWERED"
 
 
-def test_an_answer_that_stood_still_leaves_the_wait_that_was_opened_meanwhile(waits: Waits) -> None:
+def test_delayed_answer_keeps_a_newer_wait_open(waits: Waits) -> None:
     waits.open(K.ATTEMPT_RUNNING, token="token-1")
 
     def meanwhile() -> None:
@@ -150,7 +150,7 @@ def test_an_answer_that_stood_still_leaves_the_wait_that_was_opened_meanwhile(wa
     assert waits.answers == {"token-1": "RUNNING", "token-2": "RUNNING"}
 
 
-def test_a_wait_of_nobody_is_refused(waits: Waits) -> None:
+def test_wait_without_a_subject_is_refused(waits: Waits) -> None:
     with pytest.raises(Refused):
         open_wait.run(open_wait.Request(kind=K.RELEASED, token="t"), waits.context())
 
@@ -158,7 +158,7 @@ def test_a_wait_of_nobody_is_refused(waits: Waits) -> None:
 # ---------------------------------------------------------------- resolve
 
 
-def test_twice_answered_is_sent_once(waits: Waits) -> None:
+def test_second_answer_of_a_wait_is_not_sent(waits: Waits) -> None:
     waits.open(K.ATTEMPT_RUNNING)
 
     assert [waits.resolve(), waits.resolve()] == ["ANSWERED", "STALE"]
@@ -176,7 +176,7 @@ def test_the_first_recorded_answer_is_the_one_that_is_sent(waits: Waits) -> None
     assert waits.answers == {"token-1": "DEADLINE_PASSED"}
 
 
-def test_a_task_that_is_over_counts_as_answered(waits: Waits) -> None:
+def test_answer_to_an_ended_task_counts_as_sent(waits: Waits) -> None:
     waits.open(K.ATTEMPT_RUNNING)
     waits.world.tokens.over.add("token-1")
 
@@ -184,7 +184,7 @@ def test_a_task_that_is_over_counts_as_answered(waits: Waits) -> None:
     assert waits.rows() == []
 
 
-def test_an_answer_that_was_recorded_and_never_sent_is_asked_for_again_by_the_sweep(waits: Waits) -> None:
+def test_sweep_requests_an_unsent_answer_again(waits: Waits) -> None:
     waits.open(K.ATTEMPT_RUNNING)
     [wait] = waits.rows()
     row = waits.world.ledger.get(rows.wait_key(wait.subject, wait.name))
@@ -211,7 +211,7 @@ def test_the_deadline_ends_a_wait(waits: Waits) -> None:
 
 
 @pytest.mark.parametrize("kind", [K.ATTEMPT_RUNNING, K.ATTEMPT_ENDED])
-def test_a_stop_request_is_heard(waits: Waits, kind: ConditionKind) -> None:
+def test_stop_request_ends_the_wait(waits: Waits, kind: ConditionKind) -> None:
     waits.stop()
     waits.open(kind)
 
@@ -230,7 +230,7 @@ def test_success_counts_before_a_stop_request(waits: Waits) -> None:
     assert waits.answers == {"token-1": "ENDED"}
 
 
-def test_stopped_when_no_pod_is_left(waits: Waits) -> None:
+def test_attempt_is_stopped_once_no_pod_is_left(waits: Waits) -> None:
     waits.stop()
     waits.open(K.ATTEMPT_STOPPED)
     assert waits.look() == []
@@ -240,7 +240,7 @@ def test_stopped_when_no_pod_is_left(waits: Waits) -> None:
     assert waits.look() == ["STOPPED"]
 
 
-def test_pods_behind_a_lost_node_are_not_waited_for(waits: Waits) -> None:
+def test_pods_on_a_lost_node_are_not_awaited(waits: Waits) -> None:
     node = f"hyperpod-{instance_id(1)}"
     waits.stop()
     waits.open(K.ATTEMPT_STOPPED)
@@ -263,7 +263,7 @@ def test_a_settled_attempt_ends_its_waits(waits: Waits) -> None:
 # ---------------------------------------------------------------- who is to blame
 
 
-def test_the_application_is_blamed_only_after_a_while(waits: Waits) -> None:
+def test_application_is_blamed_only_after_a_delay(waits: Waits) -> None:
     waits.world.cluster.fail_pods(waits.job_id, 1)
     waits.open()
 
@@ -275,7 +275,7 @@ def test_the_application_is_blamed_only_after_a_while(waits: Waits) -> None:
     assert waits.world.wait_answers.requests[-1].answer["facts"]["state"] == "FAILED"
 
 
-def test_a_node_that_shows_its_fault_meanwhile_takes_the_blame(waits: Waits) -> None:
+def test_node_fault_during_the_delay_takes_the_blame(waits: Waits) -> None:
     waits.world.cluster.fail_pods(waits.job_id, 1)
     waits.open()
     waits.world.clock.advance(1)
@@ -286,7 +286,7 @@ def test_a_node_that_shows_its_fault_meanwhile_takes_the_blame(waits: Waits) -> 
     assert waits.world.wait_answers.requests[-1].answer["facts"]["state"] == AttemptState.LOST
 
 
-def test_where_policy_gives_no_time_for_doubt_the_answer_comes_at_once() -> None:
+def test_attribution_without_a_delay_is_immediate() -> None:
     waits = Waits(attribution_delay_seconds=0)
     waits.world.cluster.fail_pods(waits.job_id, 1)
 
@@ -296,7 +296,7 @@ def test_where_policy_gives_no_time_for_doubt_the_answer_comes_at_once() -> None
 # ---------------------------------------------------------------- many at once
 
 
-def test_one_wait_that_cannot_be_judged_does_not_hold_up_the_others() -> None:
+def test_failed_wait_does_not_delay_the_others() -> None:
     recovery = RecoveryScenario()
     recovery.sicken()
     for kind in (K.NODE_BACK, K.RELEASED):
@@ -315,7 +315,7 @@ def test_one_wait_that_cannot_be_judged_does_not_hold_up_the_others() -> None:
     assert [each.split("/")[1].split(":")[:2] for each in found.failed] == [["node-back", " Unreachable"]]
 
 
-def test_one_subject_can_be_looked_at_alone(waits: Waits) -> None:
+def test_waits_of_one_subject_can_be_evaluated_separately(waits: Waits) -> None:
     waits.open()
     waits.world.cluster.finish_pods(waits.job_id, 1)
 
@@ -323,7 +323,7 @@ def test_one_subject_can_be_looked_at_alone(waits: Waits) -> None:
     assert waits.look(subject=waits.job_id) == ["ENDED"]
 
 
-def test_a_held_recovery_outwaits_the_longest_hold() -> None:
+def test_held_recovery_waits_longer_than_the_longest_hold() -> None:
     recovery = RecoveryScenario()
     recovery.sicken()
     recovery.hold(seconds=120)
@@ -337,5 +337,5 @@ def test_a_held_recovery_outwaits_the_longest_hold() -> None:
     assert recovery.world.cluster.nodes(CLUSTER)
 
 
-def test_every_kind_of_wait_has_its_words() -> None:
+def test_every_kind_of_wait_has_a_message() -> None:
     assert set(evaluate_waits.UNMET_TEXT) == set(ConditionKind)
