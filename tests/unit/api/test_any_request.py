@@ -82,7 +82,7 @@ def requests(draw: st.DrawFn) -> tuple[str, str, str | None]:
 
 @settings(max_examples=400, deadline=None)
 @given(requests(), st.none() | TEXT | st.uuids().map(str), st.sampled_from(["application/json", "text/plain", ""]))
-def test_any_request_has_an_answer(request: tuple[str, str, str | None], key: str | None, content_type: str) -> None:
+def test_any_request_gets_an_answer(request: tuple[str, str, str | None], key: str | None, content_type: str) -> None:
     method, target, body = request
 
     answer = GATEWAY.call(method, target, body, key=key, headers={"Content-Type": content_type})
@@ -97,7 +97,7 @@ def test_any_request_has_an_answer(request: tuple[str, str, str | None], key: st
 
 
 @pytest.mark.parametrize("body", ["[" * 50_000, '{"a":' * 9000])
-def test_a_body_nested_without_end_is_refused(gateway: Gateway, body: str) -> None:
+def test_deeply_nested_body_is_refused(gateway: Gateway, body: str) -> None:
     answer = gateway.post("/v1/jobs", body)
 
     assert (answer.status, answer.document["code"]) == (400, "NOT_JSON")
@@ -115,14 +115,14 @@ def test_a_body_nested_without_end_is_refused(gateway: Gateway, body: str) -> No
         0,
     ],
 )
-def test_a_hold_ends_within_days(gateway: Gateway, until: Any) -> None:
+def test_hold_has_a_maximum_length(gateway: Gateway, until: Any) -> None:
     answer = gateway.post(f"/v1/clusters/{FLEET}/automation/hold", {"reason": "x", "until": until})
 
     assert (answer.status, answer.document["errors"][0]["field"]) == (400, "until")
     assert gateway.fakes.ledger.commits == []
 
 
-def test_a_repeated_hold_is_answered_though_its_end_is_past(gateway: Gateway) -> None:
+def test_repeated_hold_is_answered_after_its_end(gateway: Gateway) -> None:
     body = {"reason": "x", "until": rfc3339(gateway.fakes.clock.now())}
     gateway.fakes.clock.advance(-60)
     first = gateway.post(f"/v1/clusters/{FLEET}/automation/hold", body)
@@ -143,7 +143,7 @@ def test_a_reason_cannot_mislead_a_terminal(gateway: Gateway, target: str, reaso
 
 @pytest.mark.parametrize("value", ['"\\ud800"', '{"a\\udfff": 1}', "Infinity", "-Infinity", "NaN", "1e999", "-1e999"])
 @pytest.mark.parametrize("field", ["changes", "reason", "colour"])
-def test_what_could_not_be_given_out_again_is_not_taken_in(gateway: Gateway, field: str, value: str) -> None:
+def test_value_that_json_cannot_return_is_refused(gateway: Gateway, field: str, value: str) -> None:
     answer = gateway.post(f"/v1/clusters/{FLEET}/policy", f'{{"changes": {{}}, "reason": "x", "{field}": {value}}}')
 
     assert (answer.status, answer.document["code"]) == (400, "NOT_JSON")

@@ -52,7 +52,7 @@ def reported(gateway: Gateway) -> list[NodeFact]:
     return facts
 
 
-def test_a_report_becomes_facts_of_one_witness(fleet: Gateway) -> None:
+def test_report_becomes_facts_of_one_source(fleet: Gateway) -> None:
     answer = report(fleet, a_fault(detail="our own probe", gpu="GPU-5d1f7c0a"), a_fault(2, code="dcgm_diag_failed"))
 
     assert (answer.status, answer.headers["Location"]) == (202, "/v1/incidents")
@@ -81,7 +81,7 @@ def test_a_report_opens_an_incident(fleet: Gateway) -> None:
     }
 
 
-def test_two_callers_are_two_witnesses_and_two_sessions_of_one_role_are_one(fleet: Gateway) -> None:
+def test_each_caller_role_is_one_source(fleet: Gateway) -> None:
     role = "arn:aws:sts::000000000000:assumed-role/Detector/"
     for session in ("a", "b"):
         report(fleet, a_fault(), caller=role + session, key=f"key-{session}")
@@ -91,7 +91,7 @@ def test_two_callers_are_two_witnesses_and_two_sessions_of_one_role_are_one(flee
 
 
 @pytest.mark.parametrize("name", [f"hyperpod-{instance_id(1)}", "ip-10-0-0-2.ec2.internal"])
-def test_a_machine_may_be_named_by_its_node(fleet: Gateway, name: str) -> None:
+def test_node_name_identifies_the_instance(fleet: Gateway, name: str) -> None:
     assert report(fleet, a_fault(instanceId=None, nodeName=name)).status == 202
     assert reported(fleet)[0].instance_id in (instance_id(1), instance_id(2))
 
@@ -104,16 +104,14 @@ def test_a_machine_may_be_named_by_its_node(fleet: Gateway, name: str) -> None:
         {"instanceId": None, "nodeName": "hyperpod-i-00000000000000404"},
     ],
 )
-def test_a_machine_that_nobody_knows_is_not_found_and_nothing_is_taken_in(
-    fleet: Gateway, named: dict[str, Any]
-) -> None:
+def test_unknown_instance_is_not_found_and_nothing_is_recorded(fleet: Gateway, named: dict[str, Any]) -> None:
     answer = report(fleet, a_fault(), a_fault(**named))
 
     assert (answer.status, answer.document["code"]) == (404, "NOT_FOUND")
     assert fleet.fakes.inbox.queued == []
 
 
-def test_a_machine_that_is_gone_is_not_found(gateway: Gateway) -> None:
+def test_removed_instance_is_not_found(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, a_fleet_node(1, is_gone=True))
 
     assert report(gateway, a_fault()).status == 404
@@ -132,7 +130,7 @@ def test_a_machine_that_is_gone_is_not_found(gateway: Gateway) -> None:
         ("Xid 79 in a format of tomorrow", ["xid:*"]),
     ],
 )
-def test_a_line_says_which_fault_it_is(fleet: Gateway, line: str, keys: list[str]) -> None:
+def test_fault_is_read_from_a_log_line(fleet: Gateway, line: str, keys: list[str]) -> None:
     answer = report(fleet, a_fault(code=None, line=line))
 
     assert answer.document["accepted"] == len(keys)
@@ -141,7 +139,7 @@ def test_a_line_says_which_fault_it_is(fleet: Gateway, line: str, keys: list[str
 
 
 @pytest.mark.parametrize("line", ["NVRM: Xid (PCI:0000:b9:00): 45, cleanup", "all is well"])
-def test_a_line_without_evidence_is_passed_over_and_said_so(fleet: Gateway, line: str) -> None:
+def test_line_without_a_fault_is_ignored_and_reported(fleet: Gateway, line: str) -> None:
     answer = report(fleet, a_fault(code=None, line=line))
 
     assert (answer.status, answer.document) == (202, {"accepted": 0, "passedOver": 1, "envelopeId": None})
@@ -172,7 +170,7 @@ def test_a_line_without_evidence_is_passed_over_and_said_so(fleet: Gateway, line
         ({"severity": "critical"}, "faults[0].severity"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_field(fleet: Gateway, changes: dict[str, Any], field: str) -> None:
+def test_invalid_field_is_named(fleet: Gateway, changes: dict[str, Any], field: str) -> None:
     answer = report(fleet, a_fault(**changes))
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
@@ -185,7 +183,7 @@ def test_a_batch_has_one_to_a_hundred_faults(fleet: Gateway, count: int) -> None
     assert report(fleet, *[a_fault()] * count).status == 400
 
 
-def test_a_full_batch_of_long_texts_is_refused_or_can_be_read(fleet: Gateway) -> None:
+def test_accepted_batch_of_long_texts_can_be_parsed(fleet: Gateway) -> None:
     wide = report(fleet, *[a_fault(detail="\U0001f600" * 400)] * 100)
     plain = report(fleet, *[a_fault(detail="x" * 400)] * 100, key="key-2")
 
@@ -196,7 +194,7 @@ def test_a_full_batch_of_long_texts_is_refused_or_can_be_read(fleet: Gateway) ->
 # ---------------------------------------------------------------- twice
 
 
-def test_the_same_request_again_is_answered_alike_and_queues_nothing(fleet: Gateway) -> None:
+def test_repeated_request_gets_the_same_answer_and_queues_nothing(fleet: Gateway) -> None:
     first = report(fleet, a_fault())
     fleet.fakes.clock.advance(3600)
 
@@ -210,9 +208,7 @@ def test_the_same_key_for_another_report_is_refused(fleet: Gateway) -> None:
     assert report(fleet, a_fault(code="xid:48")).document["code"] == "IDEMPOTENCY_KEY_REUSED"
 
 
-def test_after_a_crash_behind_the_queue_the_same_envelope_comes_again(
-    fleet: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retry_after_a_crash_queues_the_same_envelope(fleet: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(*_writes: Any, **_options: Any) -> None:
         raise Unreachable("gone")
 
@@ -225,7 +221,7 @@ def test_after_a_crash_behind_the_queue_the_same_envelope_comes_again(
     assert first == second
 
 
-def test_a_key_is_asked_for(fleet: Gateway) -> None:
+def test_report_needs_an_idempotency_key(fleet: Gateway) -> None:
     assert report(fleet, a_fault(), key=None).document["code"] == "IDEMPOTENCY_KEY_MISSING"
 
 
@@ -245,13 +241,13 @@ def in_job(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("rank", "number"), [(None, 1), (1, 2)])
-def test_a_fault_seen_in_a_job_is_laid_on_the_ranks_machine(training: Gateway, rank: int | None, number: int) -> None:
+def test_fault_of_a_job_is_attributed_to_the_ranks_node(training: Gateway, rank: int | None, number: int) -> None:
     assert report(training, in_job(rank=rank)).status == 202
 
     assert [(fact.instance_id, fact.fault_key) for fact in reported(training)] == [(instance_id(number), "train:hang")]
 
 
-def test_a_hang_after_a_machines_own_fault_joins_it(training: Gateway) -> None:
+def test_hang_after_a_node_fault_joins_its_incident(training: Gateway) -> None:
     faulty = an_incident(2, last_signal_at=A_MOMENT - timedelta(minutes=9))
     stored(training.fakes.ledger, faulty)
 
@@ -274,7 +270,7 @@ def test_a_hang_after_a_machines_own_fault_joins_it(training: Gateway) -> None:
         ({"rank": -1}, 400),
     ],
 )
-def test_a_job_that_cannot_be_meant_is_refused(training: Gateway, changes: dict[str, Any], status: int) -> None:
+def test_job_without_a_matching_attempt_is_refused(training: Gateway, changes: dict[str, Any], status: int) -> None:
     fault = {name: value for name, value in {**in_job(), **changes}.items() if value is not None}
 
     assert report(training, fault).status == status
@@ -287,7 +283,7 @@ AGENT_LINE = {"details": {"reason": "NvidiaErrorTerminate"}, "HealthMonitoringAg
 NOT_A_DETECTORS = sorted(key for key in default_catalogue() if not ReporterRole.DETECTOR.may_report(key))
 
 
-def test_only_detectors_families_are_open() -> None:
+def test_detectors_may_report_only_their_fault_families() -> None:
     families = {key.partition(":")[0] for key in NOT_A_DETECTORS}
 
     assert families == {"person", "hp", "ec2", "health", "eks", "node"}
@@ -296,7 +292,7 @@ def test_only_detectors_families_are_open() -> None:
 
 @pytest.mark.parametrize("field", ["code", "faultKey"])
 @pytest.mark.parametrize("key", NOT_A_DETECTORS)
-def test_detector_cannot_speak_for_providers_or_people(fleet: Gateway, key: str, field: str) -> None:
+def test_detector_cannot_report_provider_or_operator_faults(fleet: Gateway, key: str, field: str) -> None:
     answer = report(fleet, a_fault(2), a_fault(1, **{"code": None, field: key}))
 
     assert (answer.status, [each["field"] for each in answer.document["errors"]]) == (400, [f"faults[1].{field}"])
@@ -310,7 +306,7 @@ def test_other_spellings_of_reserved_faults_are_refused(fleet: Gateway, code: st
     assert fleet.fakes.inbox.queued == []
 
 
-def test_agents_verdict_in_a_line_is_refused(fleet: Gateway) -> None:
+def test_agent_verdict_in_a_reported_line_is_refused(fleet: Gateway) -> None:
     answer = report(fleet, a_fault(code=None, line=json.dumps(AGENT_LINE)))
 
     assert (answer.status, answer.document["errors"][0]["field"]) == (400, "faults[0].line")
@@ -331,7 +327,7 @@ def test_forged_envelope_is_refused(fleet: Gateway, reporter_role: dict[str, str
     assert heard.code == "EVENT_NOT_ITS_FAULT"
 
 
-def test_operators_order_is_recorded_under_the_session(fleet: Gateway) -> None:
+def test_operator_request_is_recorded_under_the_session(fleet: Gateway) -> None:
     operator = "arn:aws:sts::000000000000:assumed-role/Operator/ana.smith"
     answer = fleet.post(
         f"/v1/nodes/{instance_id(1)}/replace", {"reason": "It smells.", "code": "xid:79"}, caller=operator

@@ -68,7 +68,7 @@ def test_the_values_of_a_jobs_environment_are_not_shown(gateway: Gateway) -> Non
     assert "s3cret" not in answer.text
 
 
-def test_a_pending_job_is_cancelled_at_once_and_twice_is_the_same(gateway: Gateway) -> None:
+def test_repeated_cancel_of_a_pending_job_gets_the_same_answer(gateway: Gateway) -> None:
     job_id = gateway.post("/v1/jobs", A_JOB).document["jobId"]
 
     answers = [gateway.post(f"/v1/jobs/{job_id}/cancel", {"reason": "not needed"}) for _ in range(2)]
@@ -89,7 +89,7 @@ def test_cancelling_an_unknown_job_is_a_404(gateway: Gateway) -> None:
     assert gateway.post("/v1/jobs/job-0000000404/cancel").status == 404
 
 
-def test_a_hold_is_in_force_until_its_end(gateway: Gateway) -> None:
+def test_hold_applies_until_its_end(gateway: Gateway) -> None:
     answer = gateway.post(HOLD, {"reason": "network work", "forSeconds": 600})
     held = gateway.get("/v1/clusters/laptop/automation").document
     gateway.fakes.clock.advance(600)
@@ -113,14 +113,14 @@ def test_a_repeated_hold_keeps_its_first_end(gateway: Gateway) -> None:
     assert len(gateway.fakes.ledger.commits) == 1
 
 
-def test_the_key_of_a_hold_is_not_that_of_another(gateway: Gateway) -> None:
+def test_key_of_a_hold_cannot_be_reused(gateway: Gateway) -> None:
     gateway.post(HOLD, {"reason": "x", "forSeconds": 600})
     answers = [gateway.post(HOLD, {"reason": "y", "forSeconds": 600}), gateway.post(RELEASE)]
 
     assert [(answer.status, answer.document["code"]) for answer in answers] == [(422, "IDEMPOTENCY_KEY_REUSED")] * 2
 
 
-def test_a_key_is_free_again_when_it_is_a_day_old(gateway: Gateway) -> None:
+def test_idempotency_key_expires_after_a_day(gateway: Gateway) -> None:
     gateway.post(HOLD, {"reason": "x", "forSeconds": 600})
     gateway.fakes.clock.set(A_MOMENT + timedelta(days=2))
     answer = gateway.post(HOLD, {"reason": "y", "forSeconds": 600})
@@ -128,7 +128,7 @@ def test_a_key_is_free_again_when_it_is_a_day_old(gateway: Gateway) -> None:
     assert (answer.status, answer.document["reason"]) == (200, "y")
 
 
-def test_a_release_ends_the_hold_and_twice_is_the_same(gateway: Gateway) -> None:
+def test_repeated_release_gets_the_same_answer(gateway: Gateway) -> None:
     gateway.post(HOLD, {"reason": "x", "forSeconds": 600}, key="hold")
     answers = [gateway.post(RELEASE, {"reason": "done"}, key="release") for _ in range(2)]
 

@@ -36,7 +36,7 @@ def shown(site: Gateway, answer: ApiResponse) -> dict[str, Any]:
     return found
 
 
-def test_a_name_is_enough_where_types_are_set_up(site: Gateway) -> None:
+def test_job_type_alone_is_a_valid_submission(site: Gateway) -> None:
     job = shown(site, submitted(site))
 
     assert (job["jobType"], job["image"], job["command"], job["nodes"], job["gpusPerNode"]) == (
@@ -48,7 +48,7 @@ def test_a_name_is_enough_where_types_are_set_up(site: Gateway) -> None:
     )
 
 
-def test_what_the_body_says_wins(site: Gateway) -> None:
+def test_body_overrides_the_job_type(site: Gateway) -> None:
     job = shown(
         site, submitted(site, jobType="production", gpusPerNode=4, requires={"gpuMemoryGib": 80, "gpuModels": ["H100"]})
     )
@@ -58,14 +58,14 @@ def test_what_the_body_says_wins(site: Gateway) -> None:
     assert (job["requires"]["gpuMemoryGib"], job["requires"]["gpuModels"]) == (80, ["h100"])
 
 
-def test_a_type_that_is_not_known_is_refused_by_field(site: Gateway) -> None:
+def test_unknown_job_type_is_refused_by_field(site: Gateway) -> None:
     answer = submitted(site, jobType="prodution")
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
     assert answer.document["errors"][0]["field"] == "jobType"
 
 
-def test_a_repeat_gets_the_first_answer_though_the_type_has_changed_since(site: Gateway) -> None:
+def test_repeated_submission_ignores_a_changed_job_type(site: Gateway) -> None:
     first = submitted(site)
     path = f"/v1/clusters/{FLEET}/policy"
     site.post(path, {"changes": {}, "reason": "Without."}, key="none")
@@ -77,7 +77,7 @@ def test_a_repeat_gets_the_first_answer_though_the_type_has_changed_since(site: 
     assert shown(site, again)["jobType"] == "research"
 
 
-def test_without_types_image_and_command_are_asked_for(gateway: Gateway) -> None:
+def test_image_and_command_are_required_without_job_types(gateway: Gateway) -> None:
     answer = gateway.post("/v1/jobs", {"name": "a"}, key="k1")
 
     assert (answer.status, {each["field"] for each in answer.document["errors"]}) == (400, {"image", "command"})

@@ -30,7 +30,7 @@ def answer_to(gateway: Gateway, verb: str, body: dict[str, Any], **options: Any)
     return gateway.post(f"/v1/incidents/inc-0000000001/{verb}", body, **options)
 
 
-def test_a_plan_that_asks_is_shown_and_approved_by_its_decision(asking: Gateway) -> None:
+def test_pending_approval_is_shown_and_approved_by_decision_id(asking: Gateway) -> None:
     before = asking.get("/v1/incidents/inc-0000000001").document
     answer = answer_to(asking, "approve", YES)
 
@@ -52,7 +52,7 @@ def test_a_plan_that_asks_is_shown_and_approved_by_its_decision(asking: Gateway)
     }
 
 
-def test_the_second_approver_loses_politely(asking: Gateway) -> None:
+def test_second_approver_gets_a_conflict_with_the_author(asking: Gateway) -> None:
     answer_to(asking, "approve", YES)
     second = answer_to(asking, "decline", YES, caller=BO, key="k2")
 
@@ -61,7 +61,7 @@ def test_the_second_approver_loses_politely(asking: Gateway) -> None:
 
 
 @pytest.mark.parametrize("body", [{"decisionId": "dec-0000000009"}, {"decisionId": "dec-0000000001"}])
-def test_an_answer_to_what_does_not_ask_is_refused(gateway: Gateway, body: dict[str, Any]) -> None:
+def test_answer_without_a_pending_approval_is_refused(gateway: Gateway, body: dict[str, Any]) -> None:
     plan = ASKS.but(outcome="ACT") if body["decisionId"] == ASKS.decision_id else ASKS
     stored(gateway.fakes.ledger, an_incident(1, plan=plan))
 
@@ -75,14 +75,14 @@ def test_an_answer_that_names_no_plan_is_refused(asking: Gateway, body: dict[str
     assert answer_to(asking, "approve", body).document["code"] == "VALIDATION_FAILED"
 
 
-def test_why_says_that_it_waits_for_approval_and_how_to_give_it(asking: Gateway) -> None:
+def test_why_explains_a_pending_approval(asking: Gateway) -> None:
     found = asking.get("/v1/incidents/inc-0000000001/why").document
 
     assert "Waits for approval. Plan: replace" in found["sentence"]
     assert found["next"] == "evenkeel incidents approve inc-0000000001"
 
 
-def test_a_guardrail_is_shown_next_to_the_node_and_the_incident(gateway: Gateway) -> None:
+def test_blocking_guardrail_is_shown_with_node_and_incident(gateway: Gateway) -> None:
     block = Block(rule="POOL_REPAIRS", reason="2 of 8 are in repair.", since=ago(minutes=5), act="reboot")
     stored(gateway.fakes.ledger, an_incident(1, state="BLOCKED", block=block), a_fleet_node(1), a_fleet_node(2))
 
@@ -106,7 +106,7 @@ def test_a_guardrail_is_shown_next_to_the_node_and_the_incident(gateway: Gateway
 # ---------------------------------------------------------------- nodes
 
 
-def test_our_cordon_is_taken_off_and_twice_is_the_same(gateway: Gateway) -> None:
+def test_repeated_uncordon_gets_the_same_answer(gateway: Gateway) -> None:
     name = f"hyperpod-{NODE}"
     stored(gateway.fakes.ledger, an_incident(1), a_fleet_node(1, node_name=name))
     gateway.fakes.cluster.cordon(CLUSTER, name, "inc-0000000001")
@@ -122,7 +122,7 @@ def test_our_cordon_is_taken_off_and_twice_is_the_same(gateway: Gateway) -> None
     assert [row.doc["text"] for row in scenario] == [f"role/Researcher (ana) un-cordoned {name}: it is well"]
 
 
-def test_a_cordon_from_outside_evenkeel_stays(gateway: Gateway) -> None:
+def test_cordon_from_outside_evenkeel_is_kept(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, a_fleet_node(1))
     gateway.fakes.cluster.cordon(CLUSTER, f"hyperpod-{NODE}", None)
     cordoned = gateway.post(f"/v1/nodes/{NODE}/cordon", {})
@@ -160,7 +160,7 @@ def test_cordon_shows_its_author_and_reason_everywhere(gateway: Gateway) -> None
     assert (told["instanceId"], told["by"], told["reason"]) == (NODE, shown["by"], shown["reason"])
 
 
-def test_cordon_taken_off_elsewhere_is_forgotten(gateway: Gateway) -> None:
+def test_cordon_removed_elsewhere_is_dropped(gateway: Gateway) -> None:
     fakes = gateway.fakes
     stored(fakes.ledger, a_fleet_node(1), a_fleet_node(2))
     gateway.post(f"/v1/nodes/{NODE}/cordon", {"reason": "fan noise"})
@@ -173,7 +173,7 @@ def test_cordon_taken_off_elsewhere_is_forgotten(gateway: Gateway) -> None:
     assert (early, late, list(person_cordons.load(fakes.ledger))) == (0, 1, [a_life(2).key])
 
 
-def test_no_more_cordons_are_remembered_than_fit_a_row(gateway: Gateway) -> None:
+def test_number_of_recorded_cordons_fits_a_row(gateway: Gateway) -> None:
     known = PersonCordons()
     for number in range(MAX_PERSON_CORDONS + 5):
         known = known.with_cordon(PersonCordon(life=f"l{number}", by="b" * 200, reason="\U0001f600" * 300, at=ago()))
@@ -183,7 +183,7 @@ def test_no_more_cordons_are_remembered_than_fit_a_row(gateway: Gateway) -> None
     assert len(json.dumps(known.to_json(), ensure_ascii=False).encode()) < 400_000
 
 
-def test_a_recoverys_cordon_is_not_passed_off_as_a_persons(gateway: Gateway) -> None:
+def test_recovery_cordon_never_becomes_an_operator_cordon(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, an_incident(1), a_fleet_node(1))
     gateway.fakes.cluster.cordon(CLUSTER, f"hyperpod-{NODE}", "inc-0000000001")
 
@@ -201,14 +201,14 @@ def test_a_recoverys_cordon_is_not_passed_off_as_a_persons(gateway: Gateway) -> 
 
 
 @pytest.mark.parametrize("verb", ["cordon", "uncordon"])
-def test_a_node_that_nobody_knows_is_not_found(gateway: Gateway, verb: str) -> None:
+def test_unknown_node_is_not_found(gateway: Gateway, verb: str) -> None:
     assert gateway.post(f"/v1/nodes/{NODE}/{verb}", {}).status == 404
 
 
 # ---------------------------------------------------------------- holds of a part of the fleet
 
 
-def test_holds_of_a_pool_and_a_machine_stand_side_by_side(gateway: Gateway) -> None:
+def test_holds_of_a_pool_and_a_node_coexist(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, a_fleet_node(1))
     hold = "/v1/clusters/laptop/automation/hold"
     for number, scope in enumerate(({}, {"pool": "p5-workers"}, {"instanceId": NODE})):
@@ -221,12 +221,12 @@ def test_holds_of_a_pool_and_a_machine_stand_side_by_side(gateway: Gateway) -> N
 
 
 @pytest.mark.parametrize("scope", [{"pool": "a b"}, {"instanceId": "node-1"}])
-def test_a_scope_that_cannot_be_is_refused(gateway: Gateway, scope: dict[str, str]) -> None:
+def test_invalid_scope_is_refused(gateway: Gateway, scope: dict[str, str]) -> None:
     body = {"reason": "x", "forSeconds": 600, **scope}
     assert gateway.post("/v1/clusters/laptop/automation/hold", body).document["code"] == "VALIDATION_FAILED"
 
 
-def test_person_ends_a_shared_cause_and_the_record_names_them(gateway: Gateway) -> None:
+def test_ended_shared_cause_names_its_operator(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     ledger.commit(Put(Row(rows.cause_key("zone/usw2-az2"), {})))
     body = {"cause": "zone/usw2-az2", "reason": "power is back"}
@@ -239,7 +239,7 @@ def test_person_ends_a_shared_cause_and_the_record_names_them(gateway: Gateway) 
 
 
 @pytest.mark.parametrize("body", [{"cause": "zone/nowhere", "reason": "x"}, {"cause": "rack/a", "reason": "x"}])
-def test_cause_that_bars_nothing_is_refused(gateway: Gateway, body: dict[str, str]) -> None:
+def test_end_of_an_inactive_cause_is_refused(gateway: Gateway, body: dict[str, str]) -> None:
     answer = gateway.post("/v1/clusters/laptop/automation/release", body)
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")

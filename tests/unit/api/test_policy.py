@@ -56,7 +56,7 @@ def stored(site: Gateway, table: Table = Table.INCIDENTS) -> PolicyChange | None
     return rows.read(row, PolicyChange) if row else None
 
 
-def test_what_is_given_is_in_force_and_shown_with_its_giver(site: Gateway) -> None:
+def test_policy_change_applies_and_shows_its_author(site: Gateway) -> None:
     given = give(site)
     site.fakes.clock.advance(31)
     shown = site.get(PATH).document
@@ -69,7 +69,7 @@ def test_what_is_given_is_in_force_and_shown_with_its_giver(site: Gateway) -> No
     assert shown["catalogueHash"] != site.fakes.policy.catalogue.hash
 
 
-def test_it_lies_where_every_function_reads_it(site: Gateway) -> None:
+def test_policy_is_stored_in_both_tables(site: Gateway) -> None:
     give(site)
     give(site, {}, key="k2")
 
@@ -77,7 +77,7 @@ def test_it_lies_where_every_function_reads_it(site: Gateway) -> None:
     assert stored(site)
 
 
-def test_a_late_repeat_undoes_nothing(site: Gateway) -> None:
+def test_late_repeat_does_not_undo_a_newer_change(site: Gateway) -> None:
     first = give(site)
     give(site, {"repair": {"maxAttempts": 1}}, key="k2")
 
@@ -90,7 +90,7 @@ def test_a_late_repeat_undoes_nothing(site: Gateway) -> None:
     assert change.before == OURS
 
 
-def test_a_key_is_for_one_request(site: Gateway) -> None:
+def test_idempotency_key_belongs_to_one_request(site: Gateway) -> None:
     give(site)
 
     assert code(give(site, {"repair": {"maxAttempts": 1}})) == (422, "IDEMPOTENCY_KEY_REUSED")
@@ -103,9 +103,7 @@ def test_a_key_is_for_one_request(site: Gateway) -> None:
         ({"faults": {"xid:9999": {}}}, "there is no fault 'xid:9999'"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_field_and_changes_nothing(
-    site: Gateway, changes: dict[str, Any], said: str
-) -> None:
+def test_invalid_policy_is_refused_by_field(site: Gateway, changes: dict[str, Any], said: str) -> None:
     refused = give(site, changes)
 
     assert code(refused) == (400, "VALIDATION_FAILED")
@@ -113,7 +111,7 @@ def test_what_cannot_be_used_is_refused_by_field_and_changes_nothing(
     assert stored(site) is None
 
 
-def test_what_was_written_for_another_policy_is_refused(site: Gateway) -> None:
+def test_change_for_an_older_policy_is_refused(site: Gateway) -> None:
     give(site)
 
     stale = give(site, {}, key="k2", basedOn=site.fakes.policy.hash)
@@ -156,7 +154,7 @@ def tried(site: Gateway, changes: Any, **more: Any) -> ApiResponse:
     return site.call("POST", f"{PATH}/test", {"changes": changes, **more})
 
 
-def test_a_policy_is_tried_on_what_was_decided(site: Gateway) -> None:
+def test_policy_is_tried_on_recorded_decisions(site: Gateway) -> None:
     keep(site.fakes.ledger, an_incident(), a_rollback(1), a_rollback(2))
     commits = len(site.fakes.ledger.commits)
 
@@ -226,7 +224,7 @@ def a_repair(number: int, subject: str, **changes: Any) -> Decision:
         ({"mode": "act"}, ""),
     ],
 )
-def test_modes_of_a_policy_are_tried(site: Gateway, rule: dict[str, str], after: str) -> None:
+def test_modes_of_a_policy_are_tried_on_decisions(site: Gateway, rule: dict[str, str], after: str) -> None:
     keep(site.fakes.ledger, an_incident(), a_plan(1, "inc-0000000001"))
 
     found = tried(site, {"modes": [rule]}).document
@@ -238,7 +236,7 @@ def test_modes_of_a_policy_are_tried(site: Gateway, rule: dict[str, str], after:
     assert found["cannot"] == 0
 
 
-def test_modes_taken_away_are_tried(site: Gateway) -> None:
+def test_removed_mode_rules_are_tried(site: Gateway) -> None:
     give(site, {"modes": [{"mode": "observe"}]})
     site.fakes.clock.advance(31)
     keep(site.fakes.ledger, an_incident(mode="observe"), a_plan(1, "inc-0000000001", Mode.OBSERVE))
@@ -264,7 +262,7 @@ def test_a_repair_is_tried_in_other_modes_and_limits(site: Gateway) -> None:
     ]
 
 
-def test_what_cannot_be_decided_again_is_counted_and_what_is_too_old_left_out(site: Gateway) -> None:
+def test_undecidable_records_are_counted_and_old_ones_skipped(site: Gateway) -> None:
     keep(site.fakes.ledger, an_incident(), a_decision(1, "inc-0000000001", engine_version="0"))
     keep(site.fakes.ledger, a_decision(2, "inc-0000000001", kind="ROLLBACK"))
 
@@ -274,7 +272,7 @@ def test_what_cannot_be_decided_again_is_counted_and_what_is_too_old_left_out(si
     assert tried(site, {}, since="2030-01-01T00:00:00Z").document["examined"] == 0
 
 
-def test_a_policy_that_cannot_be_used_is_not_tried(site: Gateway) -> None:
+def test_invalid_policy_is_not_tried(site: Gateway) -> None:
     assert code(tried(site, {"jobs": {"maxRollbaks": 2}})) == (400, "VALIDATION_FAILED")
     assert code(tried(site, {}, since="2026-11-03T10:15:00")) == (400, "VALIDATION_FAILED")
 
@@ -282,7 +280,7 @@ def test_a_policy_that_cannot_be_used_is_not_tried(site: Gateway) -> None:
 @pytest.mark.parametrize(
     "since", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1793700840", "2026-11-03", 1793700840]
 )
-def test_a_policy_is_tried_since_an_instant_that_can_be(site: Gateway, since: Any) -> None:
+def test_trial_start_must_be_a_valid_time(site: Gateway, since: Any) -> None:
     refused = tried(site, {}, since=since)
 
     assert code(refused) == (400, "VALIDATION_FAILED")
@@ -374,13 +372,13 @@ def with_number(way: tuple[str | int, ...], value: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", list(numbers(WHOLE)), ids=lambda way: ".".join(map(str, way)))
-def test_no_number_of_the_policy_is_without_bounds(way: tuple[str | int, ...]) -> None:
+def test_every_number_of_the_policy_has_bounds(way: tuple[str | int, ...]) -> None:
     for value in (-(10**18), 10**18, math.inf, -math.inf, math.nan):
         with pytest.raises(PolicyError):
             changed(Policy(), with_number(way, value))
 
 
-def test_no_section_has_a_field_without_bounds() -> None:
+def test_every_field_of_a_section_has_bounds() -> None:
     schema = Policy.model_json_schema()
     sections = {each.__name__ for each in Section.__subclasses__()}
 
@@ -406,7 +404,7 @@ def test_no_section_has_a_field_without_bounds() -> None:
 
 
 @pytest.mark.parametrize("heads", [0, -1, 100_000])
-def test_a_pass_weighs_at_least_one_job_and_no_endless_many(site: Gateway, heads: int) -> None:
+def test_heads_per_cycle_has_bounds(site: Gateway, heads: int) -> None:
     refused = give(site, {"scheduling": {"headsPerCycle": heads}})
 
     assert code(refused) == (400, "VALIDATION_FAILED")
@@ -422,7 +420,7 @@ def test_a_pass_weighs_at_least_one_job_and_no_endless_many(site: Gateway, heads
         {"scheduling": {"elastic": {"resizeSeconds": math.inf}}},
     ],
 )
-def test_what_would_be_kept_as_null_is_no_change(site: Gateway, changes: dict[str, Any]) -> None:
+def test_null_value_is_no_policy_change(site: Gateway, changes: dict[str, Any]) -> None:
     request = change_policy.Request(changes=changes, by="role/Admin", reason="x", request_id="r", fingerprint="f")
 
     with pytest.raises(Invalid):
@@ -430,14 +428,14 @@ def test_what_would_be_kept_as_null_is_no_change(site: Gateway, changes: dict[st
     assert stored(site) is None
 
 
-def test_margins_that_would_outlast_the_calendar_are_refused() -> None:
+def test_margins_beyond_the_calendar_are_refused() -> None:
     with pytest.raises(PolicyError, match="must not exceed a year"):
         changed(Policy(), {"repair": {"flapMarginFactor": 10, "lemonReturns": 1000}})
     with pytest.raises(PolicyError, match="p90Seconds may be at most a day"):
         changed(Policy(), {"burst": {"pools": [POOL | {"launch": {"p50Seconds": 1e-9, "p90Seconds": 600}}]}})
 
 
-def test_a_change_that_this_release_cannot_use_is_shown_with_the_one_that_counts(site: Gateway) -> None:
+def test_unusable_change_is_shown_with_the_policy_in_force(site: Gateway) -> None:
     give(site)
     give(site, {"repair": {"maxAttempts": 1}}, key="k2")
     change = stored(site)
@@ -475,13 +473,13 @@ def test_mode_rule_for_an_unknown_fault_class_is_refused() -> None:
         lambda text: {"modes": [{"mode": "act", "pool": text}]},
     ],
 )
-def test_texts_of_a_policy_are_one_plain_line(gateway: Gateway, changes: Any, text: str) -> None:
+def test_policy_texts_are_single_printable_lines(gateway: Gateway, changes: Any, text: str) -> None:
     answer = gateway.post("/v1/clusters/laptop/policy/test", {"changes": changes(text)})
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
 
 
-def test_classes_of_kubernetes_have_no_price(gateway: Gateway) -> None:
+def test_kubernetes_priority_classes_have_no_price(gateway: Gateway) -> None:
     changes = {"burst": {"expectedRunSeconds": {"system-node-critical": 60}}}
 
     assert gateway.post("/v1/clusters/laptop/policy/test", {"changes": changes}).status == 400

@@ -59,7 +59,7 @@ def placed(gateway: Gateway, **fields: Any) -> dict[str, Any]:
     return found
 
 
-def test_an_urgent_job_would_be_rented_for_and_each_other_pool_says_why_not(gateway: Gateway) -> None:
+def test_plan_of_an_urgent_job_explains_every_pool(gateway: Gateway) -> None:
     site = at_work(gateway)
     commits = len(site.fakes.ledger.commits)
 
@@ -79,7 +79,7 @@ def test_an_urgent_job_would_be_rented_for_and_each_other_pool_says_why_not(gate
     assert len(site.fakes.ledger.commits) == commits
 
 
-def test_what_stands_free_and_paid_for_is_chosen(gateway: Gateway) -> None:
+def test_free_committed_nodes_are_chosen(gateway: Gateway) -> None:
     site = at_work(gateway)
     stored(site.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=0) for number in (3, 4)))
 
@@ -88,7 +88,7 @@ def test_what_stands_free_and_paid_for_is_chosen(gateway: Gateway) -> None:
     assert (found["action"], found["pool"], found["pools"][0]["usd"]["rent"]) == ("START", "p5-workers", 0)
 
 
-def test_a_cap_is_told_in_dollars(gateway: Gateway) -> None:
+def test_exceeded_cap_is_shown_in_dollars(gateway: Gateway) -> None:
     found = placed(at_work(gateway, fleetCapMicrosPerHour=60_000_000))
 
     why = next(row["whyNot"] for row in found["pools"] if row["pool"] == "burst-od")
@@ -96,7 +96,7 @@ def test_a_cap_is_told_in_dollars(gateway: Gateway) -> None:
     assert why == "Renting costs $110.08 an hour, which exceeds the limit: the fleet spends $0.00 of $60.00 an hour."
 
 
-def test_nothing_is_rented_for_a_class_whose_delay_costs_nothing(gateway: Gateway) -> None:
+def test_class_without_delay_cost_rents_nothing(gateway: Gateway) -> None:
     found = placed(at_work(gateway, otherDelayMicrosPerHour=0))
 
     assert found["action"] == "WAIT"
@@ -105,7 +105,7 @@ def test_nothing_is_rented_for_a_class_whose_delay_costs_nothing(gateway: Gatewa
     }
 
 
-def test_where_it_could_not_run_the_same_is_told_before_it_is_placed(gateway: Gateway) -> None:
+def test_incompatible_pools_are_explained_before_placement(gateway: Gateway) -> None:
     small = DEMAND | {"name": "small", "instanceType": "p4d.24xlarge"}
     found = placed(at_work(gateway, pools=[small]), requires={"gpuMemoryGib": 80})
 
@@ -114,7 +114,7 @@ def test_where_it_could_not_run_the_same_is_told_before_it_is_placed(gateway: Ga
     assert row["whyNot"] == row["differences"][0]
 
 
-def test_without_pools_to_rent_from_the_table_has_what_is_paid_for(gateway: Gateway) -> None:
+def test_table_without_rental_pools_shows_committed_nodes(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))
 
     found = placed(gateway)
@@ -125,7 +125,7 @@ def test_without_pools_to_rent_from_the_table_has_what_is_paid_for(gateway: Gate
 # ---------------------------------------------------------------- deadlines
 
 
-def test_a_deadline_is_in_the_table_of_places_and_on_the_job(gateway: Gateway) -> None:
+def test_deadline_is_shown_in_plan_and_job(gateway: Gateway) -> None:
     site = at_work(gateway, otherDelayMicrosPerHour=0)
     deadline = rfc3339(site.fakes.clock.now() + timedelta(hours=3))
 
@@ -153,7 +153,7 @@ def test_a_deadline_is_in_the_table_of_places_and_on_the_job(gateway: Gateway) -
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/plan"])
-def test_a_deadline_that_is_no_instant_to_come_is_refused_by_name(gateway: Gateway, path: str, deadline: Any) -> None:
+def test_past_or_invalid_deadline_is_refused_by_field(gateway: Gateway, path: str, deadline: Any) -> None:
     answer = gateway.post(path, BODY | {"deadline": deadline}, key="k1")
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
@@ -167,7 +167,7 @@ def test_a_job_without_a_deadline_shows_none(gateway: Gateway) -> None:
     assert gateway.get(f"/v1/jobs/{taken.document['jobId']}").document["deadline"] is None
 
 
-def test_where_kueue_admits_a_plan_has_the_same_fields_and_no_places(gateway: Gateway) -> None:
+def test_plan_with_kueue_admission_has_no_pools(gateway: Gateway) -> None:
     with_kueue = Gateway(environment={"EVENKEEL_ADMISSION": "kueue"})
 
     own, handed = (each.post("/v1/jobs/plan", BODY) for each in (gateway, with_kueue))

@@ -84,7 +84,7 @@ def test_a_wrong_parameter_is_named(gateway: Gateway, target: str, field: str | 
 
 @pytest.mark.parametrize("token", ["nonsense", "e30", "bnVsbA", "WzFd", "%00", "eyJ2IjoxfQ", "W1tb" * 1500])
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/incidents", "/v1/nodes"])
-def test_a_page_token_that_no_list_gave_out_is_refused(gateway: Gateway, path: str, token: str) -> None:
+def test_forged_page_token_is_refused(gateway: Gateway, path: str, token: str) -> None:
     answer = gateway.get(f"{path}?nextPageToken={token}")
 
     assert (answer.status, answer.document["code"]) == (400, "BAD_PAGE_TOKEN")
@@ -192,7 +192,7 @@ class FailingLedger:
         (RuntimeError("stack, trace and secrets"), 500, "INTERNAL"),
     ],
 )
-def test_a_failure_inside_keeps_its_words_inside(gateway: Gateway, error: Exception, status: int, code: str) -> None:
+def test_internal_error_text_is_not_returned(gateway: Gateway, error: Exception, status: int, code: str) -> None:
     ledger: Ledger = FailingLedger(error)  # type: ignore[assignment]  # reads only, and they all fail
     fakes = gateway.fakes
     gateway.world = wiring.World(gateway.settings, ledger=ledger, clock=fakes.clock, telemetry=fakes.telemetry)

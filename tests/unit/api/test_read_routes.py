@@ -58,7 +58,7 @@ def test_jobs_are_listed_newest_first_over_all_states(gateway: Gateway) -> None:
     assert answer["nextPageToken"] is None
 
 
-def test_a_filter_by_states_keeps_only_those(gateway: Gateway) -> None:
+def test_state_filter_returns_only_those_states(gateway: Gateway) -> None:
     states = ["PENDING", "RUNNING", "SUCCEEDED"]
     stored(gateway.fakes.ledger, *(a_job(n, state=state) for n, state in enumerate(states, 1)))
 
@@ -66,14 +66,14 @@ def test_a_filter_by_states_keeps_only_those(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("states", ["PENDING,PENDING", "PENDING,RUNNING,PENDING"])
-def test_a_state_that_is_named_twice_gives_no_job_twice(gateway: Gateway, states: str) -> None:
+def test_repeated_state_filter_returns_no_job_twice(gateway: Gateway, states: str) -> None:
     stored(gateway.fakes.ledger, *(a_job(n) for n in (1, 2, 3)))
 
     assert sorted(job_ids(gateway.get(f"/v1/jobs?state={states}").document)) == [f"job-{n:010d}" for n in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 200])
-def test_pages_put_together_are_the_whole_list_once(gateway: Gateway, size: int) -> None:
+def test_all_pages_contain_each_job_once(gateway: Gateway, size: int) -> None:
     states = ["PENDING", "RUNNING", "SUCCEEDED", "FAILED"]
     stored(gateway.fakes.ledger, *(a_job(n, state=states[n % 4]) for n in range(1, 21)))
 
@@ -89,7 +89,7 @@ def test_pages_put_together_are_the_whole_list_once(gateway: Gateway, size: int)
     assert seen == [f"job-{n:010d}" for n in range(20, 0, -1)]
 
 
-def test_a_job_that_changes_its_state_between_two_pages_is_neither_lost_nor_doubled(gateway: Gateway) -> None:
+def test_state_change_between_pages_loses_and_repeats_no_job(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     stored(ledger, *(a_job(n, state="PENDING") for n in range(1, 7)))
     first = gateway.get("/v1/jobs?pageSize=3").document
@@ -105,7 +105,7 @@ def test_a_job_that_changes_its_state_between_two_pages_is_neither_lost_nor_doub
     assert job_ids(second) == ["job-0000000003", "job-0000000002", "job-0000000001"]
 
 
-def test_the_token_of_one_list_does_not_open_another(gateway: Gateway) -> None:
+def test_page_token_fits_only_its_list(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, *(a_job(n) for n in range(1, 4)))
     token = gateway.get("/v1/jobs?pageSize=1").document["nextPageToken"]
 
@@ -146,7 +146,7 @@ def test_logs_of_the_latest_attempt_come_from_the_cluster(gateway: Gateway) -> N
     assert (early.status, early.document["detail"]) == (404, f"{job.job_id} has not started yet, so it has no log.")
 
 
-def test_a_rank_that_the_job_does_not_have_is_refused(gateway: Gateway) -> None:
+def test_unknown_rank_is_refused(gateway: Gateway) -> None:
     job = a_job(1, state="RUNNING", current_attempt=1)
     stored(gateway.fakes.ledger, job, an_attempt(job))
 
@@ -156,7 +156,7 @@ def test_a_rank_that_the_job_does_not_have_is_refused(gateway: Gateway) -> None:
     assert "ranks are 0 to 1" in answer.document["detail"]
 
 
-def test_an_incident_is_shown_with_both_lanes_evidence_and_stage_times(gateway: Gateway) -> None:
+def test_incident_shows_both_branches_evidence_and_times(gateway: Gateway) -> None:
     job = a_job(1, state="RUNNING", current_attempt=2)
     stages = StageTimes(
         detected_at=ago(minutes=12),
@@ -181,7 +181,7 @@ def test_an_incident_is_shown_with_both_lanes_evidence_and_stage_times(gateway: 
     assert [decision["decisionId"] for decision in shown["decisions"]] == ["dec-0000000001"]
 
 
-def test_a_node_whose_jobs_alone_are_to_blame_is_shown_as_left_in_service(gateway: Gateway) -> None:
+def test_node_blamed_by_no_incident_is_shown_in_service(gateway: Gateway) -> None:
     plan = {
         "run": 1,
         "outcome": "ACT",
@@ -202,7 +202,7 @@ def test_a_node_whose_jobs_alone_are_to_blame_is_shown_as_left_in_service(gatewa
     assert "stays in service" in why["sentence"]
 
 
-def test_a_timeline_is_told_in_the_order_of_time(gateway: Gateway) -> None:
+def test_timeline_is_in_time_order(gateway: Gateway) -> None:
     incident = an_incident(1)
     stored(gateway.fakes.ledger, incident)
     an_event(
@@ -217,7 +217,7 @@ def test_a_timeline_is_told_in_the_order_of_time(gateway: Gateway) -> None:
     assert [entry["kind"] for entry in entries] == ["sickened", "decided"]
 
 
-def test_why_of_a_recovering_job_names_the_resume_decision_and_what_was_weighed(gateway: Gateway) -> None:
+def test_why_of_a_recovering_job_shows_the_resume_decision(gateway: Gateway) -> None:
     plan = ResumePlan(
         incident_id="inc-0000000001",
         after_attempt=1,
@@ -248,7 +248,7 @@ def test_why_of_a_recovering_job_names_the_resume_decision_and_what_was_weighed(
 
 
 @pytest.mark.parametrize("state", ["PENDING", "STARTING", "RUNNING", "STOPPING", "SUCCEEDED", "FAILED", "CANCELLED"])
-def test_every_state_of_a_job_has_a_sentence(gateway: Gateway, state: str) -> None:
+def test_every_job_state_has_a_sentence(gateway: Gateway, state: str) -> None:
     stored(gateway.fakes.ledger, a_job(1, state=state, reason="Because."))
 
     why = gateway.get("/v1/jobs/job-0000000001/why").document
@@ -307,7 +307,7 @@ def a_stop(by: str, reason: str, **more: Any) -> StopRequest:
         ),
     ],
 )
-def test_why_of_a_job_that_is_being_stopped_says_so_and_what_follows(
+def test_why_of_a_stopping_job_names_the_next_state(
     gateway: Gateway, job: dict[str, Any], said: str, following: str
 ) -> None:
     stored(gateway.fakes.ledger, a_job(1, state="RUNNING", current_attempt=2, reason="Runs on 2 nodes.", **job))
@@ -319,7 +319,7 @@ def test_why_of_a_job_that_is_being_stopped_says_so_and_what_follows(
     assert why["next"] == f"evenkeel jobs {following} job-0000000001"
 
 
-def test_a_stop_of_an_attempt_that_is_over_is_not_told_of_the_one_that_runs(gateway: Gateway) -> None:
+def test_stop_of_an_ended_attempt_is_not_shown_later(gateway: Gateway) -> None:
     job = a_job(1, state="RUNNING", current_attempt=3, stop_request=a_stop("recover_node/inc-1", "Its node is sick."))
     stored(gateway.fakes.ledger, job)
 
@@ -345,7 +345,7 @@ def admission(number: int, action: str, **before: float) -> Decision:
     return a_decision(number, job_id, kind="ADMISSION", action=action, reason=said, decided_at=at, facts=facts)
 
 
-def test_pending_job_heads_with_why_it_waits_now(gateway: Gateway) -> None:
+def test_why_of_a_pending_job_starts_with_its_current_reason(gateway: Gateway) -> None:
     found = requeued(
         gateway,
         admission(1, "NO_ROOM", minutes=25),
@@ -358,7 +358,7 @@ def test_pending_job_heads_with_why_it_waits_now(gateway: Gateway) -> None:
     assert [each["decisionId"] for each in found["earlier"]] == ["dec-0000000003", "dec-0000000002", "dec-0000000001"]
 
 
-def test_pending_job_never_heads_with_an_old_admission(gateway: Gateway) -> None:
+def test_why_of_a_pending_job_omits_an_old_admission(gateway: Gateway) -> None:
     found = requeued(gateway, admission(1, "NO_ROOM", minutes=25))
 
     assert (found["decision"], found["considered"], found["changes"]) == (None, [], [])
@@ -366,7 +366,7 @@ def test_pending_job_never_heads_with_an_old_admission(gateway: Gateway) -> None
     assert "waits for capacity to resume" in found["sentence"]
 
 
-def test_pending_job_heads_with_its_resume_plan_until_a_cycle_decides(gateway: Gateway) -> None:
+def test_why_of_a_pending_job_starts_with_its_resume_plan(gateway: Gateway) -> None:
     plan = ResumePlan(
         incident_id="inc-0000000001",
         after_attempt=1,
@@ -385,7 +385,7 @@ def test_pending_job_heads_with_its_resume_plan_until_a_cycle_decides(gateway: G
 
 
 @pytest.mark.parametrize("state", list(IncidentState))
-def test_every_state_of_an_incident_has_a_sentence(gateway: Gateway, state: IncidentState) -> None:
+def test_every_incident_state_has_a_sentence(gateway: Gateway, state: IncidentState) -> None:
     incident = an_incident(1, state=state, outcome="That was it")
     detail = a_decision(2, incident.incident_id, kind="DRAIN", reason="Its pods get 30 s to save, as the job requests.")
     stored(gateway.fakes.ledger, incident, a_decision(1, incident.incident_id), detail)
@@ -397,7 +397,7 @@ def test_every_state_of_an_incident_has_a_sentence(gateway: Gateway, state: Inci
     assert [each["reason"] for each in why["earlier"]] == [detail.reason]
 
 
-def test_a_decision_is_given_whole(gateway: Gateway) -> None:
+def test_decision_is_returned_completely(gateway: Gateway) -> None:
     decision = a_decision(1, "inc-0000000001", facts={"rungs": ["replace"]})
     stored(gateway.fakes.ledger, decision)
 
@@ -419,7 +419,7 @@ def test_a_decision_is_given_whole(gateway: Gateway) -> None:
         ({"is_gone": True}, "GONE"),
     ],
 )
-def test_a_node_is_judged_by_what_was_seen_of_it(gateway: Gateway, changes: dict[str, object], state: str) -> None:
+def test_node_health_follows_its_observations(gateway: Gateway, changes: dict[str, object], state: str) -> None:
     stored(gateway.fakes.ledger, a_fleet_node(1, **changes))
 
     shown = gateway.get(f"/v1/nodes/{a_life(1).instance_id}").document
@@ -488,7 +488,7 @@ def test_a_quiet_fleet_is_ok(gateway: Gateway) -> None:
     ]
 
 
-def test_what_is_rented_for_a_deployment_is_on_the_overview(gateway: Gateway) -> None:
+def test_status_shows_rentals_of_deployments(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     rental = a_rental(1)
     note = PlacementNote(key="RENT", text="1 node of chat-burst is rented for the job.", decision_id=rental.decision_id)
@@ -509,7 +509,7 @@ def test_what_is_rented_for_a_deployment_is_on_the_overview(gateway: Gateway) ->
     ]
 
 
-def test_a_recovery_at_work_degrades_the_fleet(gateway: Gateway) -> None:
+def test_running_recovery_degrades_the_fleet(gateway: Gateway) -> None:
     heartbeats(gateway.fakes.ledger)
     stored(gateway.fakes.ledger, a_fleet_node(1, is_cordoned=True), an_incident(1))
 
@@ -519,7 +519,7 @@ def test_a_recovery_at_work_degrades_the_fleet(gateway: Gateway) -> None:
     assert (status["incidents"]["working"], status["incidents"]["needYou"]) == (1, 0)
 
 
-def test_silence_of_a_scheduled_function_is_critical(gateway: Gateway) -> None:
+def test_missing_heartbeat_of_a_scheduled_function_is_critical(gateway: Gateway) -> None:
     heartbeats(gateway.fakes.ledger, A_MOMENT - timedelta(minutes=11))
 
     status = gateway.get("/v1/status").document
@@ -528,7 +528,7 @@ def test_silence_of_a_scheduled_function_is_critical(gateway: Gateway) -> None:
     assert "no heartbeat from schedule_jobs, sweep_fleet, watch_cluster" in status["reasons"][0]
 
 
-def test_an_incident_that_waits_for_a_person_needs_one_until_its_node_is_back(gateway: Gateway) -> None:
+def test_incident_waits_for_a_person_until_its_node_is_back(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     heartbeats(ledger)
     incident = an_incident(1, state="WAITING_FOR_PERSON", outcome="Every rung was used.")
@@ -542,7 +542,7 @@ def test_an_incident_that_waits_for_a_person_needs_one_until_its_node_is_back(ga
     assert (after["health"], after["incidents"]["needYou"]) == ("OK", 0)
 
 
-def test_a_replacement_that_takes_work_ends_the_wait_for_a_person(gateway: Gateway) -> None:
+def test_replacement_in_service_ends_the_wait_for_a_person(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     heartbeats(ledger)
     incident = an_incident(1, state="WAITING_FOR_PERSON")
@@ -557,7 +557,7 @@ def test_a_replacement_that_takes_work_ends_the_wait_for_a_person(gateway: Gatew
     assert [seen["incidents"]["needYou"] for seen in (empty, coming, back)] == [1, 1, 0]
 
 
-def test_an_incident_whose_job_is_not_back_needs_a_person(gateway: Gateway) -> None:
+def test_incident_with_an_unresumed_job_needs_a_person(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     heartbeats(ledger)
     job = a_job(1, state="PENDING", current_attempt=1)
@@ -566,7 +566,7 @@ def test_an_incident_whose_job_is_not_back_needs_a_person(gateway: Gateway) -> N
     assert gateway.get("/v1/status").document["incidents"]["needYou"] == 1
 
 
-def test_a_plan_that_asks_needs_a_person_and_next_is_the_answer(gateway: Gateway) -> None:
+def test_pending_approval_needs_a_person_and_names_the_command(gateway: Gateway) -> None:
     heartbeats(gateway.fakes.ledger)
     at_work = an_incident(2)
     stored(gateway.fakes.ledger, an_incident(1, plan=ASKS), at_work, a_fleet_node(1), a_fleet_node(2))
@@ -580,7 +580,7 @@ def test_a_plan_that_asks_needs_a_person_and_next_is_the_answer(gateway: Gateway
     assert status["nodes"]["pools"][0]["states"] == {"REPAIRING": 1, "WAITING": 1}
 
 
-def test_an_old_incident_that_needs_a_person_is_seen_behind_any_number_of_newer_ones(gateway: Gateway) -> None:
+def test_old_incident_that_needs_a_person_is_always_shown(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     heartbeats(ledger)
     forgotten = an_incident(1, state="FAILED", opened_at=ago(days=9))
@@ -605,7 +605,7 @@ def test_an_old_incident_that_needs_a_person_is_seen_behind_any_number_of_newer_
     assert (incidents["needYou"], incidents["isLowerBound"]) == (2, False)
 
 
-def test_more_open_incidents_than_are_shown_are_counted_and_their_nodes_judged(gateway: Gateway) -> None:
+def test_open_incidents_beyond_the_list_are_counted(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     heartbeats(ledger)
     stored(ledger, *(an_incident(n) for n in range(1, 71)), *(a_fleet_node(n) for n in range(1, 71)))
@@ -619,7 +619,7 @@ def test_more_open_incidents_than_are_shown_are_counted_and_their_nodes_judged(g
     assert {node["state"] for node in nodes} == {"REPAIRING"}
 
 
-def test_what_was_not_counted_to_its_end_says_so(gateway: Gateway) -> None:
+def test_incomplete_count_is_shown_as_lower_bound(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     heartbeats(ledger)
     stored(ledger, *(an_incident(n) for n in range(1, 1002)))
@@ -631,7 +631,7 @@ def test_what_was_not_counted_to_its_end_says_so(gateway: Gateway) -> None:
     assert status["reasons"][:2] == ["100+ incidents need a person", "1000+ incidents working"]
 
 
-def test_machines_that_are_gone_do_not_stand_before_those_that_are_there(gateway: Gateway) -> None:
+def test_removed_nodes_are_listed_last(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     stored(ledger, *(a_fleet_node(n, is_gone=True, pool="z") for n in range(1, 31)), a_fleet_node(99))
 
@@ -645,7 +645,7 @@ def test_machines_that_are_gone_do_not_stand_before_those_that_are_there(gateway
     assert ([row.doc["life"]["instanceId"] for row in kept], more) == ([a_life(99).instance_id], False)
 
 
-def test_a_held_fleet_says_so(gateway: Gateway) -> None:
+def test_held_fleet_is_shown(gateway: Gateway) -> None:
     heartbeats(gateway.fakes.ledger)
     gateway.post("/v1/clusters/laptop/automation/hold", {"reason": "network work", "forSeconds": 60})
 
@@ -660,7 +660,7 @@ def test_the_policy_in_force_is_shown_with_its_hash(gateway: Gateway) -> None:
     assert (shown["hash"], shown["policy"]["name"]) == (gateway.fakes.policy.hash, "production")
 
 
-def test_the_overview_of_a_thousand_nodes_and_ten_thousand_jobs_is_small(gateway: Gateway) -> None:
+def test_status_of_a_large_fleet_is_small(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     heartbeats(ledger)
     stored(ledger, *(a_fleet_node(n, slot=f"research-eks/n{n}") for n in range(1, 1001)))
@@ -681,7 +681,7 @@ def test_the_overview_of_a_thousand_nodes_and_ten_thousand_jobs_is_small(gateway
     assert len(answer.text) < 200_000
 
 
-def test_the_work_that_is_not_ours_is_listed_with_what_happens_to_it(gateway: Gateway) -> None:
+def test_unmanaged_workloads_are_listed_with_their_treatment(gateway: Gateway) -> None:
     workload = UnmanagedWorkload(
         cluster=CLUSTER,
         namespace="research",
@@ -702,7 +702,7 @@ def test_the_work_that_is_not_ours_is_listed_with_what_happens_to_it(gateway: Ga
     assert gateway.get("/v1/jobs?unmanaged=perhaps").status == 400
 
 
-def test_who_gave_way_who_is_held_back_and_what_is_not_ours_are_told_apart(gateway: Gateway) -> None:
+def test_preempted_held_and_unmanaged_are_distinguished(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     stored(
         ledger,
@@ -786,7 +786,7 @@ def test_every_list_says_what_is_stale(gateway: Gateway, path: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SourceKind)
-def test_no_kind_of_source_is_stale_under_ok(gateway: Gateway, kind: SourceKind) -> None:
+def test_any_stale_source_degrades_the_status(gateway: Gateway, kind: SourceKind) -> None:
     heartbeats(gateway.fakes.ledger, A_MOMENT - timedelta(minutes=9))
     row = gateway.fakes.ledger.rows[rows.heartbeat_key("sweep_fleet")]
     fresh = SourceReport.after(None, "", A_MOMENT).to_json()

@@ -41,7 +41,7 @@ def recorded(gateway: Gateway, decision_id: str) -> Decision:
     return rows.read(row, Decision)
 
 
-def test_a_dry_run_records_the_decision_and_leaves_everything_as_it_was(fleet: Gateway) -> None:
+def test_dry_run_records_the_decision_and_changes_nothing(fleet: Gateway) -> None:
     fakes = fleet.fakes
     before, calls = dict(fakes.ledger.rows), list(fakes.cluster.calls)
 
@@ -62,7 +62,7 @@ def test_a_dry_run_records_the_decision_and_leaves_everything_as_it_was(fleet: G
     assert not [metric for metric in fakes.telemetry.metrics if metric.name.startswith(("Incidents", "Recoveries"))]
 
 
-def test_without_it_the_wish_goes_the_way_of_every_fault_and_comes_to_the_same(fleet: Gateway) -> None:
+def test_replacement_request_follows_the_fault_path(fleet: Gateway) -> None:
     planned = rehearse(fleet, key="dry", code="79")
     answer = ask(fleet, code="79")
     (queued,) = fleet.fakes.inbox.queued
@@ -83,7 +83,7 @@ def test_without_it_the_wish_goes_the_way_of_every_fault_and_comes_to_the_same(f
     assert (incident.doc["faultKey"], incident.doc["sources"]) == ("xid:79", ["person:role/Researcher (ana)"])
 
 
-def test_the_same_request_again_queues_nothing_and_another_under_its_key_is_refused(fleet: Gateway) -> None:
+def test_repeated_replacement_request_queues_nothing(fleet: Gateway) -> None:
     first, again = ask(fleet), ask(fleet)
     other = ask(fleet, code="79")
 
@@ -92,21 +92,21 @@ def test_the_same_request_again_queues_nothing_and_another_under_its_key_is_refu
     assert other.document["code"] == "IDEMPOTENCY_KEY_REUSED"
 
 
-def test_nothing_gentler_than_a_replacement_is_planned_whatever_else_is_wrong(fleet: Gateway) -> None:
+def test_replacement_request_never_plans_a_weaker_repair(fleet: Gateway) -> None:
     alone = rehearse(fleet, code="NvidiaErrorReboot")
 
     assert "replace, and move the jobs" in alone["reason"]
     assert recorded(fleet, alone["decisionId"]).facts["ladder"] == ["replace"]
 
 
-def test_a_dry_run_says_what_is_in_the_way(fleet: Gateway) -> None:
+def test_dry_run_names_the_blocking_guardrail(fleet: Gateway) -> None:
     fleet.fakes.provider.settings = fleet.fakes.provider.settings.but(status="SystemUpdating")
     busy = rehearse(fleet)
 
     assert (busy["outcome"], "leaves the node alone" in busy["reason"]) == ("LATER", True)
 
 
-def test_a_dry_run_in_a_stack_that_only_observes_says_so() -> None:
+def test_dry_run_in_observe_mode_says_so() -> None:
     gateway = Gateway(environment={"EVENKEEL_MODE": "observe"})
     stored(gateway.fakes.ledger, a_fleet_node(1))
 
@@ -116,7 +116,7 @@ def test_a_dry_run_in_a_stack_that_only_observes_says_so() -> None:
     assert recorded(gateway, planned["decisionId"]).action == "ACT"
 
 
-def test_where_an_incident_is_open_the_wish_would_join_it_and_is_planned_anew(fleet: Gateway) -> None:
+def test_replacement_request_joins_an_open_incident(fleet: Gateway) -> None:
     incident = an_incident(1, fault_key="hp:NvidiaErrorReboot")
     stored(fleet.fakes.ledger, incident)
 
@@ -129,7 +129,7 @@ def test_where_an_incident_is_open_the_wish_would_join_it_and_is_planned_anew(fl
 
 
 @pytest.mark.parametrize("is_dry", [True, False])
-def test_a_machine_or_a_code_that_nobody_knows_is_refused(fleet: Gateway, is_dry: bool) -> None:
+def test_unknown_node_or_code_is_refused(fleet: Gateway, is_dry: bool) -> None:
     unknown = ask(fleet, instance_id(9), dryRun=is_dry)
     wrong = ask(fleet, code="no-such-fault", dryRun=is_dry, key="k2")
     without = fleet.post(f"/v1/nodes/{NODE}/replace", {"dryRun": is_dry}, key="k3")

@@ -21,7 +21,7 @@ def routes_of(function: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_the_template_sends_a_function_exactly_the_routes_that_it_has(function: str) -> None:
+def test_template_routes_match_those_of_each_function(function: str) -> None:
     sent = {
         (route.method, re.sub(r"\{\w+\}", "{}", route.path))
         for route in template_routes()
@@ -31,7 +31,7 @@ def test_the_template_sends_a_function_exactly_the_routes_that_it_has(function: 
     assert routes_of(function) == sent
 
 
-def test_the_document_lists_every_route() -> None:
+def test_api_page_lists_every_route() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     listed = {
         (method, re.sub(r"\{\w+\}", "{}", path))
@@ -41,7 +41,7 @@ def test_the_document_lists_every_route() -> None:
     assert listed == set().union(*(routes_of(function) for function in FUNCTIONS))
 
 
-def test_the_openapi_description_is_what_the_functions_say() -> None:
+def test_openapi_description_matches_the_functions() -> None:
     assert openapi.TARGET.read_text(encoding="utf-8") == openapi.text(), "run `make generate`"
 
 
@@ -53,7 +53,7 @@ def test_the_openapi_description_has_the_routes_of_the_template() -> None:
     assert described == {(route.method, route.path) for route in template_routes()}
 
 
-def test_the_document_lists_every_problem_code() -> None:
+def test_api_page_lists_every_problem_code() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     listed = {(code, int(status)) for status, code in re.findall(r"^\| (\d{3}) \| `([A-Z_]+)`", text, re.MULTILINE)}
 
@@ -68,13 +68,13 @@ def test_every_problem_has_a_title_and_a_hint(code: str) -> None:
     assert kind.hint.endswith((".", ")"))
 
 
-def test_the_description_asks_for_what_a_query_must_have() -> None:
+def test_openapi_marks_required_query_parameters() -> None:
     parameters = openapi.document()["paths"]["/v1/teams/{team}"]["delete"]["parameters"]
 
     assert [each["name"] for each in parameters if each["in"] == "query" and each.get("required")] == ["reason"]
 
 
-def test_only_routes_that_remember_keys_say_that_one_may_be_another_requests() -> None:
+def test_only_idempotent_routes_document_a_key_conflict() -> None:
     described = openapi.document()["paths"]
     remember = {path.removeprefix("/v1/clusters/{cluster}") for path in described if "422" in _answers(described[path])}
 

@@ -94,13 +94,13 @@ SCHEMA.app = wsgi
 OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations() if isinstance(found, Ok)]
 
 
-def test_every_route_is_drawn_from() -> None:
+def test_requests_are_generated_for_every_route() -> None:
     assert len(OPERATIONS) == len(template_routes())
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.label)
 @pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda each: each.value)
-def test_every_answer_is_one_that_is_described(operation: Any, mode: schemathesis.GenerationMode) -> None:
+def test_every_answer_matches_the_openapi_description(operation: Any, mode: schemathesis.GenerationMode) -> None:
     @seed(SEED)
     @settings(
         max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=False

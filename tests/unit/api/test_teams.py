@@ -64,7 +64,7 @@ def test_a_team_is_set_up_and_read_with_its_version(gateway: Gateway) -> None:
     assert read.headers["ETag"].startswith('"1-')
 
 
-def test_the_fleets_part_can_be_read_before_it_is_set_up(gateway: Gateway) -> None:
+def test_fleet_quotas_can_be_read_before_the_setup(gateway: Gateway) -> None:
     answer = gateway.get(QUOTAS)
 
     assert (answer.status, answer.document["version"], answer.document["quotas"]["fairSharing"]) == (200, 0, True)
@@ -105,21 +105,21 @@ def test_another_change_under_an_old_etag_is_refused(site: Gateway) -> None:
         (a_team(mostAcceleratorsPerUser=10**40), "team.mostAcceleratorsPerUser"),
     ],
 )
-def test_what_is_wrong_with_a_team_is_named_by_field(gateway: Gateway, body: dict[str, Any], field: str) -> None:
+def test_invalid_team_field_is_named(gateway: Gateway, body: dict[str, Any], field: str) -> None:
     answer = gateway.call("PUT", TEAM, body, headers=NEW)
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
     assert answer.document["errors"][0]["field"].startswith(field)
 
 
-def test_a_team_bears_the_name_of_its_path(gateway: Gateway) -> None:
+def test_team_name_must_match_its_path(gateway: Gateway) -> None:
     answer = gateway.call("PUT", "/v1/teams/vision/quota", a_team(), headers=NEW)
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
     assert gateway.get("/v1/teams/vision/quota").status == 404
 
 
-def test_a_member_submits_and_the_team_says_where_and_as_whom(site: Gateway) -> None:
+def test_team_sets_namespace_and_service_account(site: Gateway) -> None:
     answer = submitted(site, priorityClass="high")
 
     job = site.get(f"/v1/jobs/{answer.document['jobId']}", caller=session("Nlp")).document
@@ -127,14 +127,14 @@ def test_a_member_submits_and_the_team_says_where_and_as_whom(site: Gateway) -> 
 
 
 @pytest.mark.parametrize("caller", [session("Guest"), session("Other"), session("Other", "Nlp"), role("Other")])
-def test_nobody_else_submits_in_a_teams_name(site: Gateway, caller: str) -> None:
+def test_only_members_submit_for_a_team(site: Gateway, caller: str) -> None:
     answer = submitted(site, caller, team="nlp")
 
     assert (answer.status, answer.document["code"]) == (403, "NOT_YOUR_TEAM")
     assert site.get("/v1/jobs").document["items"] == []
 
 
-def test_a_role_of_the_same_name_in_another_account_is_another(site: Gateway) -> None:
+def test_same_role_name_in_another_account_differs(site: Gateway) -> None:
     answer = submitted(site, "arn:aws:sts::999988887777:assumed-role/Nlp/ana", team="nlp")
 
     assert (answer.status, answer.document["code"]) == (403, "NOT_YOUR_TEAM")
@@ -153,7 +153,7 @@ def test_a_role_of_the_same_name_in_another_account_is_another(site: Gateway) ->
         ({"serviceAccount": "admin"}, "serviceAccount"),
     ],
 )
-def test_what_a_job_may_not_have_is_named_by_field(site: Gateway, changes: dict[str, Any], field: str) -> None:
+def test_forbidden_job_field_is_named(site: Gateway, changes: dict[str, Any], field: str) -> None:
     answer = submitted(site, **changes)
 
     assert (answer.status, [error["field"] for error in answer.document["errors"]]) == (400, [field])
@@ -188,7 +188,7 @@ def test_a_job_is_suspended_and_resumed(site: Gateway) -> None:
     assert states == ["SUSPENDED", "SUSPENDED", "PENDING", "PENDING"]
 
 
-def test_a_job_is_re_ranked_as_it_was_read(site: Gateway) -> None:
+def test_priority_change_needs_the_etag(site: Gateway) -> None:
     job_id = submitted(site).document["jobId"]
     tag = site.get(f"/v1/jobs/{job_id}").headers["ETag"]
     body = {"priorityClass": "high"}
@@ -202,7 +202,7 @@ def test_a_job_is_re_ranked_as_it_was_read(site: Gateway) -> None:
     assert ranked({"If-Match": tag}).status == 200  # a lost answer is asked for again
 
 
-def test_a_job_that_has_ended_is_not_changed(site: Gateway) -> None:
+def test_ended_job_is_not_changed(site: Gateway) -> None:
     job_id = submitted(site).document["jobId"]
     site.post(f"/v1/jobs/{job_id}/cancel", {}, caller=session("Nlp"))
 
@@ -231,7 +231,7 @@ def test_jobs_are_listed_by_team_and_class(site: Gateway) -> None:
     assert listed("state=PENDING&team=nlp") == [first, third, second]
 
 
-def test_a_filtered_list_is_whole_over_its_pages(site: Gateway) -> None:
+def test_filtered_list_is_complete_over_its_pages(site: Gateway) -> None:
     wanted = [submitted(site, key=f"h{n}", priorityClass="high").document["jobId"] for n in range(5)]
     for n in range(5):
         submitted(site, key=f"l{n}")
@@ -247,7 +247,7 @@ def test_a_filtered_list_is_whole_over_its_pages(site: Gateway) -> None:
         assert sorted(found) == sorted(wanted)
 
 
-def test_the_table_of_teams_says_who_holds_uses_borrows_and_lends(site: Gateway) -> None:
+def test_team_table_shows_quota_use_borrowing_and_lending(site: Gateway) -> None:
     site.call("PUT", "/v1/teams/vision/quota", {"team": a_team()["team"] | _VISION, "reason": "x"}, headers=NEW)
     charged(site, "job-1", "nlp", 16)
     charged(site, "job-2", "nlp", 8)
@@ -280,7 +280,7 @@ def test_the_table_of_teams_says_who_holds_uses_borrows_and_lends(site: Gateway)
     assert [team["team"] for team in site.get("/v1/status").document["teams"]] == ["nlp", "vision"]
 
 
-def test_without_teams_the_table_says_who_uses_accelerators(gateway: Gateway) -> None:
+def test_table_without_teams_shows_accelerator_use(gateway: Gateway) -> None:
     charged(gateway, "job-1", "default", 8)
 
     (line,) = gateway.get("/v1/teams").document["items"]
@@ -307,7 +307,7 @@ def planned(site: Gateway, caller: str = session("Nlp"), **changes: Any) -> ApiR
     return site.post("/v1/jobs/plan", A_JOB | {"nodes": 2} | changes, caller=caller)
 
 
-def test_a_plan_says_where_a_job_would_start_and_nothing_is_recorded(site: Gateway) -> None:
+def test_plan_shows_where_a_job_would_start(site: Gateway) -> None:
     machines(site)
     commits = len(site.fakes.ledger.commits)
 
@@ -320,7 +320,7 @@ def test_a_plan_says_where_a_job_would_start_and_nothing_is_recorded(site: Gatew
     assert site.get("/v1/jobs").document["items"] == []
 
 
-def test_a_plan_says_what_stands_in_the_way(site: Gateway) -> None:
+def test_plan_shows_what_blocks_a_job(site: Gateway) -> None:
     machines(site, 4)
     charged(site, "job-1", "nlp", 16)
 
@@ -331,20 +331,20 @@ def test_a_plan_says_what_stands_in_the_way(site: Gateway) -> None:
     assert (never.status, never.document["errors"][0]["field"]) == (400, "nodes")
 
 
-def test_a_plan_is_held_to_what_a_submission_is_held_to(site: Gateway) -> None:
+def test_plan_has_the_checks_of_a_submission(site: Gateway) -> None:
     assert planned(site, session("Other"), team="nlp").document["code"] == "NOT_YOUR_TEAM"
     assert planned(site, image="elsewhere/x").document["errors"][0]["field"] == "image"
     assert planned(site, nodes=0).document["errors"][0]["field"] == "nodes"
 
 
-def test_without_teams_a_plan_goes_by_the_machines(gateway: Gateway) -> None:
+def test_plan_without_teams_follows_the_nodes(gateway: Gateway) -> None:
     machines(gateway)
 
     assert planned(gateway).document["decision"]["action"] == "ADMIT"
     assert planned(gateway, nodes=3).document["errors"][0]["field"] == "nodes"
 
 
-def test_a_plan_says_at_which_size_an_elastic_job_would_start(gateway: Gateway) -> None:
+def test_plan_shows_the_starting_size_of_an_elastic_job(gateway: Gateway) -> None:
     machines(gateway)
     place = {"uri": "s3://checkpoints/elastic"}
     sizes = {"minNodes": 1, "maxNodes": 4}
@@ -357,7 +357,7 @@ def test_a_plan_says_at_which_size_an_elastic_job_would_start(gateway: Gateway) 
     assert refused["errors"][0]["field"] == "elastic.step"
 
 
-def test_a_waiting_job_knows_its_place_and_when_it_may_start(site: Gateway) -> None:
+def test_pending_job_shows_its_position_and_estimated_start(site: Gateway) -> None:
     machines(site)
     for number in range(5):
         ran = {"started_at": ago(minutes=60), "ended_at": ago(minutes=60 - 10 * (number + 1))}
@@ -376,7 +376,7 @@ def test_a_waiting_job_knows_its_place_and_when_it_may_start(site: Gateway) -> N
     assert places[1]["estimate"]["samples"] == 5
 
 
-def test_without_enough_runs_there_is_a_place_and_no_estimate(site: Gateway) -> None:
+def test_position_is_shown_without_an_estimate_at_first(site: Gateway) -> None:
     job_id = submitted(site).document["jobId"]
 
     assert site.get(f"/v1/jobs/{job_id}").document["queue"] == {"position": 1, "estimate": None}
@@ -390,7 +390,7 @@ GONE = "/v1/teams/nlp?reason=Merged."
 AS_READ = {"If-Match": '"1"'}
 
 
-def test_a_team_without_anything_is_removed_once(site: Gateway) -> None:
+def test_empty_team_is_removed_once(site: Gateway) -> None:
     first = site.call("DELETE", GONE, headers=AS_READ)
     again = site.call("DELETE", GONE, headers=AS_READ)
 
@@ -407,7 +407,7 @@ def test_a_team_without_anything_is_removed_once(site: Gateway) -> None:
         ("/v1/teams/nlp", AS_READ, 400, "VALIDATION_FAILED"),
     ],
 )
-def test_a_removal_names_what_it_was_read_with_and_why(
+def test_removal_needs_an_etag_and_a_reason(
     site: Gateway, target: str, headers: dict[str, str], status: int, code: str
 ) -> None:
     answer = site.call("DELETE", target, headers=headers)
@@ -430,7 +430,7 @@ def test_a_team_with_jobs_is_not_removed(site: Gateway, state: str) -> None:
     assert site.call("DELETE", GONE, headers=AS_READ).status == 200
 
 
-def test_a_team_that_holds_machines_is_not_removed(site: Gateway) -> None:
+def test_team_with_nodes_is_not_removed(site: Gateway) -> None:
     held = an_attempt(team="nlp")
     site.fakes.ledger.commit(Put(rows.charge_row(held)))
 
@@ -439,7 +439,7 @@ def test_a_team_that_holds_machines_is_not_removed(site: Gateway) -> None:
     assert answer.document["detail"] == "Team nlp cannot be removed: job-1 still holds quota."
 
 
-def test_a_team_whose_quota_others_use_is_not_removed(site: Gateway) -> None:
+def test_team_with_borrowed_quota_is_not_removed(site: Gateway) -> None:
     vision = {"name": "vision", "namespace": "vision", "serviceAccount": "v", "members": []}
     queue = {"cohort": "research", "groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": 0}}]}
     body = {"team": a_team()["team"] | vision | {"queue": queue}, "reason": "x"}

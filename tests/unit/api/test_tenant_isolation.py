@@ -280,7 +280,7 @@ def test_pending_reason_is_public_without_the_failure(site: Gateway, reason: str
 
 
 @pytest.mark.parametrize(("caller", "named"), [("Nlp", True), ("Vision", False)])
-def test_taken_checkpoint_path_names_no_other_teams_job(site: Gateway, caller: str, named: bool) -> None:
+def test_checkpoint_conflict_does_not_name_another_teams_job(site: Gateway, caller: str, named: bool) -> None:
     site.fakes.ids.new("job")  # the first id is taken by the job that every test has
     place = {"checkpoint": {"uri": "s3://checkpoints/shared"}}
     body = {"name": "a", "image": "registry/a:1", "command": ["a"]} | place
@@ -291,7 +291,7 @@ def test_taken_checkpoint_path_names_no_other_teams_job(site: Gateway, caller: s
     assert (refused.status, first in refused.text) == (400, named)
 
 
-def test_job_older_than_its_team_stays_its_submitters(site: Gateway) -> None:
+def test_job_older_than_its_team_belongs_to_its_submitter(site: Gateway) -> None:
     job = secret_job()
     stored(site.fakes.ledger, job.but(job_id="job-0000000007", spec=job.spec.but(team="speech"), owner="role/Stranger"))
 
@@ -308,7 +308,7 @@ def test_submitter_who_left_the_team_reads_no_more(site: Gateway) -> None:
     assert SECRET not in site.get("/v1/jobs/job-0000000001", caller=session("Nlp")).text
 
 
-def test_words_of_who_resumed_a_job_stay_in_the_team(site: Gateway) -> None:
+def test_author_of_a_resume_is_visible_only_to_the_team(site: Gateway) -> None:
     held = a_job(2, state="SUSPENDED", is_suspended=True, owner="role/NlpLead")
     stored(site.fakes.ledger, held.but(spec=held.spec.but(team="nlp")))
     body = {"reason": f"{SECRET} is fixed"}

@@ -47,19 +47,19 @@ def test_hold_of_an_unknown_node_is_refused(fleet: Gateway) -> None:
 
 
 @pytest.mark.parametrize("scope", [{"pool": POOL}, {"instanceId": NODE}, {}])
-def test_hold_of_what_is_there_is_taken(fleet: Gateway, scope: dict[str, str]) -> None:
+def test_hold_of_an_existing_pool_or_node_is_accepted(fleet: Gateway, scope: dict[str, str]) -> None:
     assert hold(fleet, **scope).status == 200
 
 
 @pytest.mark.parametrize("scope", [{"pool": "p6-workers"}, {"instanceId": NEAR}])
-def test_what_is_to_come_can_be_held(fleet: Gateway, scope: dict[str, str]) -> None:
+def test_future_pool_or_node_can_be_held(fleet: Gateway, scope: dict[str, str]) -> None:
     held = hold(fleet, allowUnknown=True, **scope)
     released = fleet.post(RELEASE, scope, key="k2")
 
     assert (held.status, released.document["wasHeld"]) == (200, True)
 
 
-def test_before_a_sweep_nobody_can_tell(gateway: Gateway) -> None:
+def test_hold_before_the_first_sweep_is_refused(gateway: Gateway) -> None:
     answer = hold(gateway, pool=POOL)
 
     assert answer.status == 400
@@ -84,7 +84,7 @@ def test_release_of_an_unknown_name_is_refused(fleet: Gateway, scope: dict[str, 
     assert (answer.status, answer.document["errors"][0]["field"]) == (400, field)
 
 
-def test_release_of_what_is_not_held_is_no_error(fleet: Gateway) -> None:
+def test_release_without_a_hold_is_no_error(fleet: Gateway) -> None:
     assert fleet.post(RELEASE, {"pool": POOL}).document["wasHeld"] is False
 
 

@@ -85,14 +85,14 @@ def test_job_within_the_fleet_is_accepted(site: Gateway, path: str, changes: dic
         {"is_gone": True},
     ],
 )
-def test_machines_that_may_come_back_count(gateway: Gateway, state: dict[str, Any]) -> None:
+def test_temporarily_missing_nodes_count(gateway: Gateway, state: dict[str, Any]) -> None:
     stored(gateway.fakes.ledger, *(a_fleet_node(number, **state) for number in range(1, 5)))
 
     assert asked(gateway, "/v1/jobs/plan", nodes=5).status == 400
     assert asked(gateway, "/v1/jobs", nodes=4).status == 202
 
 
-def test_two_machines_of_one_seat_count_once(site: Gateway) -> None:
+def test_two_nodes_of_one_slot_count_once(site: Gateway) -> None:
     stored(site.fakes.ledger, a_fleet_node(5, slot=a_fleet_node(4).slot))
 
     assert asked(site, "/v1/jobs/plan", nodes=4).status == 200
@@ -115,7 +115,7 @@ def why(site: Gateway, nodes: int, setup: TeamSetup, policy: Policy, **more: Any
     return check_fit.why_never(job, fleet, setup, policy, A_MOMENT)
 
 
-def test_spares_are_no_room_for_a_submission(site: Gateway) -> None:
+def test_spare_nodes_do_not_count_for_a_submission(site: Gateway) -> None:
     spares = changed(Policy(), {"scheduling": {"spareNodes": {a_fleet_node().pool: 1}}})
 
     assert why(site, 3, TeamSetup(), spares) is None
@@ -140,7 +140,7 @@ def test_stopped_queue_and_removed_team_refuse_nothing(site: Gateway) -> None:
     assert why(site, 64, a_setup(a_team("other", 16)), Policy(), team="nlp") is None
 
 
-def test_pool_to_rent_from_counts_up_to_its_limit(site: Gateway) -> None:
+def test_rental_pool_counts_up_to_its_limit(site: Gateway) -> None:
     policy = changed(Policy(), {"burst": BURST})
     most = max(pool.most_nodes for pool in policy.burst.pools)
     kind = max(policy.burst.pools, key=lambda pool: pool.most_nodes)

@@ -54,7 +54,7 @@ def test_a_job_is_submitted_from_a_file(served: CliFixture) -> None:
     assert the_job(served)["command"] == ["python", "train.py"]
 
 
-def test_options_win_over_the_file_and_a_command_over_both(served: CliFixture) -> None:
+def test_options_override_the_file_and_a_command_overrides_both(served: CliFixture) -> None:
     body = json.dumps({**A_JOB, "args": ["--x"], "env": {"A": "1"}})
     words = ["--nodes", "3", "--checkpoint-uri", "s3://bucket/p", "--env", "B=2=3", "-", "--", "python", "-m", "other"]
 
@@ -82,7 +82,7 @@ FOLDER, OTHER = "file:///data/llama", "file:///data/other"
         ([], {"uri": FOLDER, "claim": "slow"}),
     ],
 )
-def test_options_replace_only_that_of_the_files_checkpoints_which_they_name(
+def test_options_replace_only_the_named_checkpoint_settings(
     served: CliFixture, verb: str, options: list[str], checkpoint: dict[str, str]
 ) -> None:
     body = json.dumps({**A_JOB, "checkpoint": {"uri": FOLDER, "claim": "slow"}})
@@ -95,9 +95,7 @@ def test_options_replace_only_that_of_the_files_checkpoints_which_they_name(
 @pytest.mark.parametrize(
     "options", [["--env", "A=b"], ["--checkpoint-uri", OTHER], ["--min-nodes", "1"]], ids=lambda options: options[0]
 )
-def test_options_fill_what_a_file_leaves_empty_and_refuse_what_is_no_object(
-    served: CliFixture, options: list[str]
-) -> None:
+def test_options_fill_empty_sections_and_refuse_non_objects(served: CliFixture, options: list[str]) -> None:
     def submitted(value: object) -> CliResult:
         body = json.dumps({**A_JOB, "env": value, "checkpoint": value, "elastic": value})
         return served.run("jobs", "plan", *options, "-", stdin=body)
@@ -111,7 +109,7 @@ def test_options_fill_what_a_file_leaves_empty_and_refuse_what_is_no_object(
     )
 
 
-def test_a_job_of_several_sizes_says_which_will_do(served: CliFixture) -> None:
+def test_elastic_job_shows_its_allowed_sizes(served: CliFixture) -> None:
     words = ["--nodes", "2", "--min-nodes", "1", "--max-nodes", "4", "--checkpoint-uri", "s3://bucket/p", "-"]
 
     said = served.run("jobs", "submit", *words, stdin=json.dumps(A_JOB), terminal=True)
@@ -123,7 +121,7 @@ def test_a_job_of_several_sizes_says_which_will_do(served: CliFixture) -> None:
         assert "elastic.maxNodes" in refused.err
 
 
-def test_a_deadline_is_said_on_submission_and_shown(served: CliFixture) -> None:
+def test_deadline_is_submitted_and_shown(served: CliFixture) -> None:
     said = served.run("jobs", "submit", "--deadline", "2030-01-02T10:15:00+01:00", "-", stdin=json.dumps(A_JOB))
     assert said.err == ""
 
@@ -134,7 +132,7 @@ def test_a_deadline_is_said_on_submission_and_shown(served: CliFixture) -> None:
 
 
 @pytest.mark.parametrize("placement", [{}, {"placement": None}], ids=["left out", "none"])
-def test_a_plan_says_what_there_is_where_another_places_jobs(served: CliFixture, placement: dict[str, None]) -> None:
+def test_plan_with_kueue_admission_shows_the_local_queue(served: CliFixture, placement: dict[str, None]) -> None:
     served.gateway = Gateway(environment={"EVENKEEL_ADMISSION": "kueue"})
     given = served.gateway.post("/v1/jobs/plan", A_JOB).document
     answer = {name: value for name, value in given.items() if name != "placement"} | placement
@@ -187,7 +185,7 @@ def test_a_job_that_cannot_be_submitted_exits_2(served: CliFixture, words: list[
 
 
 @pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 3), ("CANCELLED", 3)])
-def test_waiting_ends_as_the_job_does(served: CliFixture, state: str, code: int) -> None:
+def test_wait_exits_with_the_end_of_the_job(served: CliFixture, state: str, code: int) -> None:
     stored(served.gateway.fakes.ledger, a_job(1, state=state, reason="So it went."))
 
     said = served.run("jobs", "wait", "llama-1")
@@ -196,7 +194,7 @@ def test_waiting_ends_as_the_job_does(served: CliFixture, state: str, code: int)
     assert said.out.endswith(f"{state.lower()}  So it went.\n")
 
 
-def test_waiting_past_the_timeout_exits_124(served: CliFixture) -> None:
+def test_wait_past_the_timeout_exits_124(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1))
 
     said = served.run("jobs", "wait", "llama-1", "--timeout", "0")
@@ -214,7 +212,7 @@ def test_a_job_is_cancelled_with_a_reason(served: CliFixture) -> None:
     assert "not needed" in the_job(served)["reason"]
 
 
-def test_cancelling_what_has_ended_exits_5(served: CliFixture) -> None:
+def test_cancel_of_an_ended_job_exits_5(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1, state="FAILED"))
 
     said = served.run("jobs", "cancel", "llama-1")
@@ -233,11 +231,11 @@ def test_cancelling_what_has_ended_exits_5(served: CliFixture) -> None:
         ("a\nb", "a\nbc\n", "c\n"),
     ],
 )
-def test_following_prints_what_was_added(seen: str, now: str, new: str) -> None:
+def test_follow_prints_new_lines(seen: str, now: str, new: str) -> None:
     assert new_log_text(seen, now) == new
 
 
-def test_the_work_of_others_is_a_list_of_its_own(served: CliFixture) -> None:
+def test_unmanaged_workloads_have_their_own_list(served: CliFixture) -> None:
     pods = [
         UnmanagedPod(
             namespace="research",
@@ -263,7 +261,7 @@ def test_the_work_of_others_is_a_list_of_its_own(served: CliFixture) -> None:
     assert served.run("jobs", "ls", "--unmanaged", "-o", "name").out == "llama\n"
 
 
-def test_the_work_of_others_stands_with_the_node_it_is_on(served: CliFixture) -> None:
+def test_node_list_shows_unmanaged_workloads(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1, unmanaged_workloads=("PyTorchJob research/llama",)))
 
     assert "PyTorchJob research/llama" in served.run("nodes", "ls", "-o", "wide").out
@@ -288,7 +286,7 @@ def test_the_work_of_others_stands_with_the_node_it_is_on(served: CliFixture) ->
         ("automation show", "/v1/clusters/laptop/automation"),
     ],
 )
-def test_json_is_the_apis_object_unchanged(served: CliFixture, words: str, path: str) -> None:
+def test_json_output_is_the_api_answer(served: CliFixture, words: str, path: str) -> None:
     recovery_at_work(served.gateway)
 
     said = served.run(*words.split(), "-o", "json")
@@ -297,7 +295,7 @@ def test_json_is_the_apis_object_unchanged(served: CliFixture, words: str, path:
 
 
 @pytest.mark.parametrize("noun", ["jobs", "incidents", "nodes"])
-def test_lists_have_all_their_forms(served: CliFixture, noun: str) -> None:
+def test_lists_have_all_output_formats(served: CliFixture, noun: str) -> None:
     recovery_at_work(served.gateway)
     document = json.loads(served.run(noun, "ls", "-o", "json").out)
     names = served.run(noun, "ls", "-o", "name").out.split()
@@ -308,7 +306,7 @@ def test_lists_have_all_their_forms(served: CliFixture, noun: str) -> None:
     assert len(wide) == len(names) + 1
 
 
-def test_a_list_longer_than_a_page_is_read_to_its_end(served: CliFixture) -> None:
+def test_list_reads_all_pages(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, *(a_job(n) for n in range(1, 251)))
 
     said = served.run("jobs", "ls", "--limit", "240", "-o", "name")
@@ -321,7 +319,7 @@ MORE = "Listed the first 2 items. There may be more: --limit accepts up to 1000.
 
 @pytest.mark.parametrize("noun", ["jobs", "incidents", "nodes"])
 @pytest.mark.parametrize("form", ["table", "wide", "json", "name"])
-def test_a_list_that_ends_before_its_end_says_so(served: CliFixture, noun: str, form: str) -> None:
+def test_truncated_list_is_reported(served: CliFixture, noun: str, form: str) -> None:
     for number in (1, 2, 3):
         stored(served.gateway.fakes.ledger, a_job(number), an_incident(number), a_fleet_node(number))
 
@@ -336,13 +334,13 @@ def test_a_list_that_ends_before_its_end_says_so(served: CliFixture, noun: str, 
 
 
 @pytest.mark.parametrize(("state", "code"), [("RECOVERING", 20), ("RECOVERED", 0), ("WAITING_FOR_PERSON", 21)])
-def test_status_check_tells_cron(served: CliFixture, state: str, code: int) -> None:
+def test_status_check_sets_the_exit_code(served: CliFixture, state: str, code: int) -> None:
     stored(served.gateway.fakes.ledger, an_incident(1, state=state))
 
     assert served.run("status", "--check").exit_code == code
 
 
-def test_status_names_the_answer_that_a_plan_waits_for(served: CliFixture) -> None:
+def test_status_names_the_pending_approval(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, an_incident(1, plan=ASKS))
 
     said = served.run("status", terminal=True).out
@@ -351,7 +349,7 @@ def test_status_names_the_answer_that_a_plan_waits_for(served: CliFixture) -> No
     assert said.endswith("NEXT    evenkeel incidents approve inc-0000000001\n")
 
 
-def test_a_policy_that_cannot_be_used_is_shown_with_the_one_that_counts(served: CliFixture) -> None:
+def test_unusable_policy_is_shown_with_the_policy_in_force(served: CliFixture) -> None:
     change = {"number": 3, "at": "2026-01-01T00:00:00Z", "by": "ana", "reason": "x", "changes": {"a": 1}}
     shown = {"hash": "h", "catalogueHash": "c", "policy": {"name": "default"}, "change": change}
     document = shown | {"refused": "change 3 by ana: a: there is no such field", "inForce": 2}
@@ -366,7 +364,7 @@ def test_a_policy_that_cannot_be_used_is_shown_with_the_one_that_counts(served: 
 # ---------------------------------------------------------------- finding things
 
 
-def test_ids_names_and_unique_beginnings_find_a_job(served: CliFixture) -> None:
+def test_ids_names_and_unique_prefixes_find_a_job(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1), a_job(12))
 
     found = {
@@ -393,7 +391,7 @@ def test_ids_names_and_unique_beginnings_find_a_job(served: CliFixture) -> None:
     ],
     ids=" ".join,
 )
-def test_a_variable_that_is_not_set_names_nothing(served: CliFixture, words: list[str]) -> None:
+def test_empty_argument_is_a_usage_error(served: CliFixture, words: list[str]) -> None:
     stored(served.gateway.fakes.ledger, a_job(1), a_fleet_node(1), an_incident(1))
 
     said = served.run(*words)
@@ -403,7 +401,7 @@ def test_a_variable_that_is_not_set_names_nothing(served: CliFixture, words: lis
     assert {method for method, _, _ in served.requests} <= {"GET"}
 
 
-def test_an_ambiguous_beginning_exits_2_and_names_the_candidates(served: CliFixture) -> None:
+def test_ambiguous_prefix_exits_2_and_names_the_candidates(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1), a_job(2))
 
     said = served.run("jobs", "show", "llama-")
@@ -415,7 +413,7 @@ def test_an_ambiguous_beginning_exits_2_and_names_the_candidates(served: CliFixt
 
 @pytest.mark.parametrize("typed", ["i-00000000000000001", "hyperpod-i-00000000000000001", "hyperpod-i-"])
 @pytest.mark.parametrize("state", ["RECOVERING", "RECOVERED"])
-def test_why_of_a_node_tells_of_its_open_incident_or_its_last(served: CliFixture, typed: str, state: str) -> None:
+def test_why_of_a_node_shows_its_latest_incident(served: CliFixture, typed: str, state: str) -> None:
     earlier, now = an_incident(1, state="RECOVERED", opened_at=ago(days=1)), an_incident(2, state=state)
     stored(served.gateway.fakes.ledger, a_job(1), a_fleet_node(1), earlier, now.but(life=earlier.life))
 
@@ -424,13 +422,13 @@ def test_why_of_a_node_tells_of_its_open_incident_or_its_last(served: CliFixture
     assert json.loads(said.out) == served.gateway.get("/v1/incidents/inc-0000000002/why").document
 
 
-def test_why_of_a_node_that_was_replaced_tells_of_its_incident(served: CliFixture) -> None:
+def test_why_of_a_replaced_node_shows_its_incident(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, an_incident(1, state="RECOVERED"))
 
     assert served.run("why", "i-00000000000000001").out.startswith("● inc-0000000001  recovered\n")
 
 
-def test_why_of_a_node_to_which_nothing_happened_names_the_way_to_see_it(served: CliFixture) -> None:
+def test_why_of_a_healthy_node_names_the_next_command(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1), an_incident(2))
 
     said = served.run("why", "hyperpod-i-00000000000000001")
@@ -441,7 +439,7 @@ def test_why_of_a_node_to_which_nothing_happened_names_the_way_to_see_it(served:
     )
 
 
-def test_why_of_what_is_neither_job_nor_node_says_so(served: CliFixture) -> None:
+def test_why_of_an_unknown_name_is_refused(served: CliFixture) -> None:
     said = served.run("why", "nope")
 
     assert (said.exit_code, "There is no job 'nope'. [NOT_FOUND]" in said.err) == (4, True)
@@ -453,7 +451,7 @@ def namesakes(served: CliFixture, *states: str) -> None:
     stored(served.gateway.fakes.ledger, *(job.but(spec=job.spec.but(name="llama")) for job in jobs))
 
 
-def test_of_jobs_with_one_name_the_newest_is_shown(served: CliFixture) -> None:
+def test_newest_of_several_jobs_with_one_name_is_shown(served: CliFixture) -> None:
     namesakes(served, "PENDING", "RUNNING", "SUCCEEDED")
 
     shown = [served.run(*words.split(), "-o", "json").out for words in ("jobs show llama", "jobs show @latest")]
@@ -462,7 +460,7 @@ def test_of_jobs_with_one_name_the_newest_is_shown(served: CliFixture) -> None:
 
 
 @pytest.mark.parametrize(("typed", "number"), [("llama-700", 700), ("@latest", 701)])
-def test_jobs_that_run_are_found_behind_a_long_queue(served: CliFixture, typed: str, number: int) -> None:
+def test_running_jobs_are_found_behind_a_long_queue(served: CliFixture, typed: str, number: int) -> None:
     waiting = (a_job(n, queue="research") for n in range(1, 610))
     stored(served.gateway.fakes.ledger, *waiting, a_job(700, state="RUNNING"), a_job(701, state="RUNNING"))
 
@@ -473,7 +471,7 @@ def test_jobs_that_run_are_found_behind_a_long_queue(served: CliFixture, typed: 
 
 
 @pytest.mark.parametrize("words", ["cancel llama", "suspend llama", "resume llama", "priority llama high"])
-def test_no_job_of_several_with_one_name_is_changed(served: CliFixture, words: str) -> None:
+def test_ambiguous_job_name_changes_no_job(served: CliFixture, words: str) -> None:
     namesakes(served, "PENDING", "RUNNING", "SUCCEEDED")
 
     said = served.run("jobs", *words.split())
@@ -486,7 +484,7 @@ def test_no_job_of_several_with_one_name_is_changed(served: CliFixture, words: s
 @pytest.mark.parametrize(
     "words", ["jobs show nope", "incidents show @latest", "nodes show i-1", "why inc-0000000404", "why dec-0000000404"]
 )
-def test_what_does_not_exist_exits_4(served: CliFixture, words: str) -> None:
+def test_missing_object_exits_4(served: CliFixture, words: str) -> None:
     said = served.run(*words.split())
 
     assert (said.exit_code, said.out) == (4, "")
@@ -506,7 +504,7 @@ def test_automation_is_held_and_released(served: CliFixture) -> None:
     assert released.out.startswith("● released\n")
 
 
-def test_a_hold_of_a_pool_says_so_and_how_to_end_it(served: CliFixture) -> None:
+def test_hold_of_a_pool_shows_how_to_release_it(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1))
     unknown = served.run("automation", "hold", "--reason", "x", "--pool", "p5-worker")
     held = served.run("automation", "hold", "--reason", "new switch", "--pool", "p5-workers")
@@ -536,7 +534,7 @@ def asking(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, an_incident(1, plan=plan), a_fleet_node(1))
 
 
-def test_a_plan_is_approved_and_a_second_answer_is_told_whose_it_was(served: CliFixture) -> None:
+def test_second_approval_shows_the_author_of_the_first(served: CliFixture) -> None:
     asking(served)
 
     shown = served.run("incidents", "show", "inc-0000000001")
@@ -548,7 +546,7 @@ def test_a_plan_is_approved_and_a_second_answer_is_told_whose_it_was(served: Cli
     assert (second.exit_code, "approved it. [PLAN_SUPERSEDED]" in second.err) == (5, True)
 
 
-def test_a_script_is_not_asked_and_has_to_say_yes(served: CliFixture) -> None:
+def test_script_must_pass_yes_instead_of_a_prompt(served: CliFixture) -> None:
     asking(served)
 
     said = served.run("incidents", "approve", "inc-0000000001")
@@ -557,7 +555,7 @@ def test_a_script_is_not_asked_and_has_to_say_yes(served: CliFixture) -> None:
     assert served.gateway.get("/v1/incidents/inc-0000000001").document["approval"] is None
 
 
-def test_a_node_is_cordoned_and_our_cordon_taken_off(served: CliFixture) -> None:
+def test_node_is_cordoned_and_uncordoned(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2), an_incident(2))
     served.gateway.fakes.cluster.cordon(CLUSTER, a_fleet_node(2).node_name, "inc-0000000002")
 
@@ -569,7 +567,7 @@ def test_a_node_is_cordoned_and_our_cordon_taken_off(served: CliFixture) -> None
     assert freed.out.startswith(f"● {a_fleet_node(2).life.instance_id}  released\n")
 
 
-def test_a_replacement_is_planned_first_and_asked_for_once_it_is_agreed_to(served: CliFixture) -> None:
+def test_replacement_is_planned_before_it_is_requested(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1))
     node, queued = a_fleet_node(1).life.instance_id, served.gateway.fakes.inbox.queued
 
@@ -585,7 +583,7 @@ def test_a_replacement_is_planned_first_and_asked_for_once_it_is_agreed_to(serve
     assert len(queued) == 1
 
 
-def test_the_rule_stands_next_to_the_node_that_waits(served: CliFixture) -> None:
+def test_node_list_shows_the_blocking_guardrail(served: CliFixture) -> None:
     block = {
         "rule": "POOL_REPAIRS",
         "reason": "2 of 8 are in repair.",
@@ -600,12 +598,12 @@ def test_the_rule_stands_next_to_the_node_that_waits(served: CliFixture) -> None
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86_400)])
-def test_a_length_of_time_is_read(text: str, seconds: int) -> None:
+def test_durations_are_parsed(text: str, seconds: int) -> None:
     assert seconds_of(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "5", "m", "-1h", "1h30m", "1y"])
-def test_another_length_of_time_is_refused(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(CommandFailed) as caught:
         seconds_of(text)
 
@@ -638,7 +636,7 @@ def test_each_problem_has_its_exit_code(served: CliFixture, status: int, code: s
     assert said.err.splitlines()[:2] == [f"✖ What happened. [{code}]", "  Do that."]
 
 
-def test_a_gateways_own_refusal_is_said_plainly(served: CliFixture) -> None:
+def test_gateway_refusal_has_a_plain_message(served: CliFixture) -> None:
     served.next_answers = [ApiResponse(403, {}, '{"message": "Forbidden"}')]
 
     said = served.run("status")
@@ -647,13 +645,13 @@ def test_a_gateways_own_refusal_is_said_plainly(served: CliFixture) -> None:
     assert said.err.startswith("✖ Forbidden [HTTP_403]\n  Your AWS identity does not have permission")
 
 
-def test_a_short_throttle_is_not_noticed(served: CliFixture) -> None:
+def test_short_throttling_is_retried(served: CliFixture) -> None:
     served.next_answers = [ApiResponse(429, {}, '{"code": "THROTTLED"}')]
 
     assert served.run("jobs", "ls", "-o", "json").exit_code == 0
 
 
-def test_a_long_throttle_exits_8(served: CliFixture) -> None:
+def test_long_throttling_exits_8(served: CliFixture) -> None:
     served.next_answers = [ApiResponse(503, {}, '{"code": "UNAVAILABLE", "detail": "Not now."}')] * 3
 
     assert served.run("status").exit_code == 8
@@ -662,7 +660,7 @@ def test_a_long_throttle_exits_8(served: CliFixture) -> None:
 @pytest.mark.parametrize(
     ("words", "status"), [("jobs submit --name x --image i:1 -- train", 503), ("nodes cordon i-00000000000000001", 500)]
 )
-def test_a_change_whose_answer_was_lost_can_be_repeated_as_itself(served: CliFixture, words: str, status: int) -> None:
+def test_lost_answer_of_a_change_names_the_key_to_repeat(served: CliFixture, words: str, status: int) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1))
     served.next_answers = [ApiResponse(status, {}, '{"code": "LOST", "detail": "Nobody knows.", "hint": "Look."}')] * 3
 
@@ -674,7 +672,7 @@ def test_a_change_whose_answer_was_lost_can_be_repeated_as_itself(served: CliFix
     assert "  Look.\n" in said.err
 
 
-def test_a_report_whose_answer_was_lost_is_repeated_with_its_instant(served: CliFixture) -> None:
+def test_repeated_fault_report_keeps_its_time(served: CliFixture) -> None:
     served.next_answers = [ApiResponse(500, {}, '{"code": "LOST", "detail": "Nobody knows."}')]
 
     said = served.run("faults", "report", "i-00000000000000001", "xid:79")
@@ -685,7 +683,7 @@ def test_a_report_whose_answer_was_lost_is_repeated_with_its_instant(served: Cli
 @pytest.mark.parametrize(
     "words", ["jobs plan --name x --image i:1 -- train", "nodes replace i-00000000000000001 --reason old"]
 )
-def test_what_only_asks_names_no_key_where_its_answer_was_lost(served: CliFixture, words: str) -> None:
+def test_lost_answer_of_a_read_names_no_key(served: CliFixture, words: str) -> None:
     served.next_answers = [ApiResponse(500, {}, '{"code": "LOST", "detail": "Nobody knows."}')]
 
     said = served.run(*words.split())
@@ -693,7 +691,7 @@ def test_what_only_asks_names_no_key_where_its_answer_was_lost(served: CliFixtur
     assert (said.exit_code, said.err) == (1, "✖ Nobody knows. [LOST]\n")
 
 
-def test_something_else_on_that_address_is_told_apart(served: CliFixture) -> None:
+def test_answer_of_another_service_is_recognised(served: CliFixture) -> None:
     served.next_answers = [ApiResponse(200, {}, "<html>")]
 
     said = served.run("status")
@@ -701,7 +699,7 @@ def test_something_else_on_that_address_is_told_apart(served: CliFixture) -> Non
     assert (said.exit_code, "[NOT_EVENKEEL]" in said.err) == (1, True)
 
 
-def test_an_api_that_is_not_there_exits_8(served: CliFixture) -> None:
+def test_unreachable_api_exits_8(served: CliFixture) -> None:
     served.write_context({**served.context, "url": "http://127.0.0.1:9/v1"})
 
     said = served.run("status")
@@ -717,7 +715,7 @@ def test_an_api_that_is_not_there_exits_8(served: CliFixture) -> None:
         ([], "BAD_CONTEXT"),
     ],
 )
-def test_a_context_that_cannot_be_used_exits_2(served: CliFixture, document: object, code: str) -> None:
+def test_unusable_context_exits_2(served: CliFixture, document: object, code: str) -> None:
     served.write_context(document)
 
     said = served.run("status")
@@ -735,7 +733,7 @@ def test_a_context_that_cannot_be_used_exits_2(served: CliFixture, document: obj
         ("AKIA", "credentials must be a JSON object"),
     ],
 )
-def test_what_credentials_of_a_context_lack_is_named(served: CliFixture, credentials: object, missing: str) -> None:
+def test_missing_part_of_credentials_is_named(served: CliFixture, credentials: object, missing: str) -> None:
     served.write_context({**served.context, "credentials": credentials})
 
     said = served.run("status")
@@ -744,7 +742,7 @@ def test_what_credentials_of_a_context_lack_is_named(served: CliFixture, credent
     assert f"cannot be used: {missing}. [BAD_CONTEXT]" in said.err
 
 
-def test_without_a_context_the_way_to_one_is_named(served: CliFixture) -> None:
+def test_missing_context_names_the_command_to_create_one(served: CliFixture) -> None:
     (served.folder / ".evenkeel" / "context.json").unlink()
 
     said = served.run("status")
@@ -752,9 +750,7 @@ def test_without_a_context_the_way_to_one_is_named(served: CliFixture) -> None:
     assert (said.exit_code, "EVENKEEL_URL" in said.err) == (2, True)
 
 
-def test_the_environment_names_an_api_and_the_callers_own_credentials_sign(
-    served: CliFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_api_uses_the_callers_credentials(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     (served.folder / ".evenkeel" / "context.json").unlink()
     monkeypatch.setenv("EVENKEEL_URL", served.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAANA")
@@ -770,7 +766,7 @@ def test_the_environment_names_an_api_and_the_callers_own_credentials_sign(
     assert headers["X-Amz-Security-Token"] == "token-of-ana"
 
 
-def test_without_credentials_the_way_to_them_is_named(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_name_the_next_step(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     served.write_context({key: value for key, value in served.context.items() if key != "credentials"})
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
@@ -780,7 +776,7 @@ def test_without_credentials_the_way_to_them_is_named(served: CliFixture, monkey
     assert (said.exit_code, "aws sso login" in said.err) == (6, True)
 
 
-def test_drills_exist_on_the_local_data_centre_only(served: CliFixture) -> None:
+def test_drills_need_the_local_data_centre(served: CliFixture) -> None:
     said = served.run("drill", "inject", "gpu-xid79")
 
     assert (said.exit_code, "[NOT_LOCAL]" in said.err) == (6, True)
@@ -792,13 +788,13 @@ def test_the_drills_are_listed_without_a_data_centre(served: CliFixture) -> None
     assert (said.exit_code, "storm" in said.out.splitlines()) == (0, True)
 
 
-def test_a_drill_that_there_is_not_is_named(served: CliFixture) -> None:
+def test_unknown_drill_is_named(served: CliFixture) -> None:
     said = served.run("drill", "run", "earthquake")
 
     assert (said.exit_code, "[NO_SUCH_DRILL]" in said.err) == (4, True)
 
 
-def test_a_fault_strikes_the_current_attempt_of_a_job(served: CliFixture) -> None:
+def test_fault_is_injected_into_the_current_attempt(served: CliFixture) -> None:
     recovery_at_work(served.gateway)
     served.write_context({**served.context, "controlUrl": served.url.removesuffix("/v1")})
     injected = {"faultId": "fault-1", "fault": "gpu-xid79", "node": "hyperpod-i-1", "cleared": False}
@@ -813,7 +809,7 @@ def test_a_fault_strikes_the_current_attempt_of_a_job(served: CliFixture) -> Non
 
 
 @pytest.mark.parametrize("words", ["", "--help", "jobs", *(f"{noun} --help" for noun in NOUNS)])
-def test_help_is_an_answer(served: CliFixture, words: str) -> None:
+def test_help_exits_0(served: CliFixture, words: str) -> None:
     said = served.run(*words.split())
 
     assert (said.exit_code, said.err) == (0, "")
@@ -821,7 +817,7 @@ def test_help_is_an_answer(served: CliFixture, words: str) -> None:
     assert max(len(line) for line in said.out.splitlines()) <= 80
 
 
-def test_the_overview_shows_what_is_rented_for_a_deployment(served: CliFixture) -> None:
+def test_status_shows_rentals_of_a_deployment(served: CliFixture) -> None:
     text = "1 node of chat-burst is rented for the job."
     memory = ServingState.of(CHAT).but(rentals=1, last_note=PlacementNote(key="RENT", text=text))
     served.gateway.fakes.ledger.commit(Put(rows.serving_row(memory, 0)), Put(rows.rental_row(serving_rental(1), 0)))
@@ -836,7 +832,7 @@ def test_the_overview_shows_what_is_rented_for_a_deployment(served: CliFixture) 
 
 
 @pytest.mark.parametrize("words", ["nonsense", "jobs nonsense", "jobs show", "jobs ls --limit many", "status -o yaml"])
-def test_misuse_exits_2_with_a_way_on(served: CliFixture, words: str) -> None:
+def test_usage_error_exits_2_with_the_next_step(served: CliFixture, words: str) -> None:
     said = served.run(*words.split())
 
     assert (said.exit_code, said.out) == (2, "")
@@ -862,7 +858,7 @@ def test_durations_are_written_in_two_units(seconds: float, exact: str, coarse: 
     assert (duration(seconds), age(seconds)) == (exact, coarse)
 
 
-def test_help_takes_little_more_of_a_processor_than_its_library_does() -> None:
+def test_help_costs_little_more_than_its_library() -> None:
     def seconds_of(*arguments: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *arguments], check=True, capture_output=True, cwd=ROOT, timeout=30)
@@ -879,7 +875,7 @@ def test_help_takes_little_more_of_a_processor_than_its_library_does() -> None:
 @pytest.mark.parametrize(
     ("words", "code"), [("faults ls -o json", 0), ("version", 0), ("--help", 0), ("jobs nonsense", 2)]
 )
-def test_a_reader_that_had_enough_is_no_failure(tmp_path: Path, words: str, code: int) -> None:
+def test_closed_pipe_is_no_failure(tmp_path: Path, words: str, code: int) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     environment = {**os.environ, "HOME": str(tmp_path)}
@@ -910,7 +906,7 @@ def test_help_loads_neither_botocore_nor_rich(tmp_path: Path) -> None:
     assert done.stderr.strip() == "[]"
 
 
-def test_a_job_shows_what_was_rented_for_it_and_what_that_cost(served: CliFixture) -> None:
+def test_job_shows_its_rental_and_cost(served: CliFixture) -> None:
     job = a_job(1, state="FAILED")
     offer = RentalOffer(
         pool="burst-spot",
@@ -947,7 +943,7 @@ def test_a_job_shows_what_was_rented_for_it_and_what_that_cost(served: CliFixtur
     assert "$1.122222" in said.out
 
 
-def test_another_teams_job_is_shown_in_part(served: CliFixture) -> None:
+def test_job_of_another_team_is_shown_partly(served: CliFixture) -> None:
     team = {"name": "nlp", "namespace": "nlp", "members": []}
     new = {"If-None-Match": "*"}
     assert served.gateway.call("PUT", "/v1/teams/nlp/quota", {"team": team, "reason": "x"}, headers=new).status == 200
@@ -1014,7 +1010,7 @@ def test_job_is_never_shown_running_without_its_age(served: CliFixture) -> None:
     assert ["running, last seen 12m ago" in each.splitlines()[0] for each in said] == [True, True]
 
 
-def test_incident_that_asks_names_the_answer_as_next_step(served: CliFixture) -> None:
+def test_incident_with_pending_approval_names_the_next_command(served: CliFixture) -> None:
     asking(served)
 
     said = served.run("incidents", "show", "inc-0000000001").out
@@ -1048,7 +1044,7 @@ def test_wide_status_names_every_source(served: CliFixture) -> None:
     assert "Sweep step rentals answered" in said
 
 
-def test_a_cordons_author_and_reason_are_shown(served: CliFixture) -> None:
+def test_cordon_shows_its_author_and_reason(served: CliFixture) -> None:
     node = a_fleet_node(1).life.instance_id
     stored(served.gateway.fakes.ledger, a_fleet_node(1))
     served.run("nodes", "cordon", node, "--reason", "fan noise")

@@ -42,7 +42,7 @@ def test_context_of_a_parent_folder_is_not_used(tmp_path: Path, depth: int) -> N
     assert refused(below) == "NO_CONTEXT"
 
 
-def test_parents_context_does_not_hide_the_users_own(tmp_path: Path) -> None:
+def test_context_of_a_parent_does_not_hide_the_users(tmp_path: Path) -> None:
     put(tmp_path, GOOD | {"name": "planted"})
     below, home = tmp_path / "work", tmp_path / "home"
     below.mkdir()
@@ -53,7 +53,7 @@ def test_parents_context_does_not_hide_the_users_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["", ".evenkeel", ".evenkeel/context.json"])
-def test_context_that_everybody_can_write_is_refused(tmp_path: Path, place: str) -> None:
+def test_world_writable_context_is_refused(tmp_path: Path, place: str) -> None:
     put(tmp_path)
     (tmp_path / place).chmod(0o777)
 
@@ -62,7 +62,7 @@ def test_context_that_everybody_can_write_is_refused(tmp_path: Path, place: str)
 
 @pytest.mark.parametrize("place", ["", ".evenkeel", ".evenkeel/context.json"])
 @pytest.mark.parametrize(("group", "code"), [(1, "UNSAFE_CONTEXT"), (0, "")])
-def test_context_that_another_group_can_write_is_refused(
+def test_context_writable_by_another_group_is_refused(
     tmp_path: Path, place: str, group: int, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path)
@@ -132,7 +132,7 @@ def test_named_context_is_used_wherever_it_is(tmp_path: Path) -> None:
         "https:\\\\host/v1",
     ],
 )
-def test_endpoint_that_names_another_host_is_refused(url: str) -> None:
+def test_endpoint_of_another_host_is_refused(url: str) -> None:
     with pytest.raises(CommandFailed) as failed:
         context.read({"url": url, "region": "us-west-2"}, "a test", {})
 
@@ -142,7 +142,7 @@ def test_endpoint_that_names_another_host_is_refused(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["https://evenkeel.example/v1", "http://127.0.0.1:4566/a/v1", "http://localhost/v1", "http://[::1]:80/v1"]
 )
-def test_plain_endpoints_are_taken(url: str) -> None:
+def test_plain_endpoints_are_accepted(url: str) -> None:
     assert context.read({"url": url, "region": "us-west-2"}, "a test", {}).url == url
 
 
@@ -152,7 +152,7 @@ def test_control_address_is_on_this_machine(url: str) -> None:
         context.read(GOOD | {"controlUrl": url}, "a test", {})
 
 
-def test_region_comes_from_aws_hosts_alone() -> None:
+def test_region_comes_only_from_aws_hosts() -> None:
     forged = {"url": "https://abc.execute-api.eu-west-1.amazonaws.com.attacker.example/v1"}
 
     assert context.read(GOOD, "a test", {}).region == "us-west-2"

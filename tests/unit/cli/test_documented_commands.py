@@ -62,19 +62,19 @@ def wrong_in(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
-def test_every_command_on_a_page_is_there(page: Path) -> None:
+def test_every_documented_command_exists(page: Path) -> None:
     code = "\n".join(_IN_CODE.findall(page.read_text("utf-8")))
 
     assert wrong_in(code) == []
 
 
-def test_every_command_that_a_message_names_is_there() -> None:
+def test_every_command_in_a_message_exists() -> None:
     wrong = {path.relative_to(PROJECT): found for path in SOURCES if (found := wrong_in(path.read_text("utf-8")))}
 
     assert wrong == {}
 
 
-def test_a_command_or_an_option_that_is_not_there_is_seen() -> None:
+def test_missing_command_or_option_is_found() -> None:
     text = "evenkeel incidents list\nevenkeel uncordon x\nevenkeel why x --loudly; evenkeel jobs ls --state FAILED"
 
     assert wrong_in(text) == ["incidents list", "uncordon", "why --loudly"]

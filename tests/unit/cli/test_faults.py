@@ -31,13 +31,13 @@ def test_a_fault_is_reported_without_reading_anything(fleet: CliFixture) -> None
     assert [method for method, _, _ in fleet.requests] == ["POST"]
 
 
-def test_a_node_is_named_by_its_whole_name_and_a_line_tells_the_fault(fleet: CliFixture) -> None:
+def test_fault_of_a_line_is_reported_for_a_node_name(fleet: CliFixture) -> None:
     fleet.run("faults", "report", "ip-10-0-0-2.ec2.internal", "-", "--line", XID, *AT)
 
     assert reported(fleet) == [(instance_id(2), "xid:79", "0000:b9:00")]
 
 
-def test_a_line_that_says_nothing_is_said_to_say_nothing(fleet: CliFixture) -> None:
+def test_line_without_a_fault_is_reported(fleet: CliFixture) -> None:
     said = fleet.run("faults", "report", instance_id(1), "-", "--line", "all is well", *AT, terminal=True)
 
     assert "the log line names no fault of the node" in said.out
@@ -53,14 +53,14 @@ def test_a_line_that_says_nothing_is_said_to_say_nothing(fleet: CliFixture) -> N
         ([instance_id(1), "79", "--at", "yesterday"], 2),
     ],
 )
-def test_what_cannot_be_reported_ends_with_its_exit_code(fleet: CliFixture, words: list[str], exit_code: int) -> None:
+def test_refused_report_sets_the_exit_code(fleet: CliFixture, words: list[str], exit_code: int) -> None:
     at = [] if "--at" in words else AT
 
     assert fleet.run("faults", "report", *words, *at).exit_code == exit_code
     assert reported(fleet) == []
 
 
-def test_a_repeat_under_its_first_key_is_one_report(fleet: CliFixture) -> None:
+def test_repeated_key_is_one_report(fleet: CliFixture) -> None:
     for _ in range(2):
         assert fleet.run("faults", "report", instance_id(1), "79", "--idempotency-key", "k1", *AT).exit_code == 0
 

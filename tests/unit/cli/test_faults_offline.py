@@ -60,14 +60,14 @@ def written(served: CliFixture, document: object) -> str:
 # ---------------------------------------------------------------- faults
 
 
-def test_a_person_sees_what_a_fault_leads_to(served: CliFixture) -> None:
+def test_explain_shows_the_recovery_of_a_fault(served: CliFixture) -> None:
     said = served.run("faults", "explain", "gpu:driver_hang", terminal=True)
 
     assert said.out == EXPLAINED
     assert served.requests == []
 
 
-def test_a_script_gets_the_plan_the_steps_and_the_sources(served: CliFixture) -> None:
+def test_explain_json_has_plan_steps_and_sources(served: CliFixture) -> None:
     found = json.loads(served.run("faults", "explain", "79", "-o", "json").out)
 
     assert found["fault"]["key"] == "xid:79"
@@ -77,7 +77,7 @@ def test_a_script_gets_the_plan_the_steps_and_the_sources(served: CliFixture) ->
     assert "https://docs.nvidia.com/deploy/xid-errors/index.html" in [source["url"] for source in found["sources"]]
 
 
-def test_a_site_sees_its_own_plan(served: CliFixture) -> None:
+def test_explain_uses_the_site_policy(served: CliFixture) -> None:
     file = written(served, {"faults": {"xid:79": {"ladder": ["replace"]}}, "repair": {"replaceDeadlineSeconds": 60}})
 
     found = json.loads(served.run("faults", "explain", "79", "--policy", file, "-o", "json").out)
@@ -87,7 +87,7 @@ def test_a_site_sees_its_own_plan(served: CliFixture) -> None:
     assert "hardware, critical, changed by this policy" in said.out
 
 
-def test_an_unknown_code_names_what_looks_like_it_and_ends_with_two(served: CliFixture) -> None:
+def test_unknown_code_suggests_similar_codes_and_exits_2(served: CliFixture) -> None:
     said = served.run("faults", "explain", "NvidiaErorReboot", terminal=True)
 
     assert said.exit_code == 2
@@ -96,7 +96,7 @@ def test_an_unknown_code_names_what_looks_like_it_and_ends_with_two(served: CliF
     assert "similar: hp:NvidiaErrorReboot" in said.err
 
 
-def test_every_fault_can_be_explained_to_a_person(served: CliFixture) -> None:
+def test_every_fault_can_be_explained(served: CliFixture) -> None:
     for key in default_catalogue():
         said = served.run("faults", "explain", key, terminal=True)
 
@@ -116,7 +116,7 @@ def test_a_family_is_listed_and_the_whole_catalogue_too(served: CliFixture) -> N
 # ---------------------------------------------------------------- a policy
 
 
-def test_a_good_policy_is_told_with_what_it_changes(served: CliFixture) -> None:
+def test_valid_policy_is_shown_with_its_changes(served: CliFixture) -> None:
     file = written(served, {"repair": {"maxAttempts": 2}, "faults": {"xid:94": {"severity": "major"}}})
 
     said = served.run("policy", "check", file, terminal=True)
@@ -143,7 +143,7 @@ def test_a_good_policy_is_told_with_what_it_changes(served: CliFixture) -> None:
         ("[]", "is not a JSON object"),
     ],
 )
-def test_a_bad_policy_is_refused_by_field_and_ends_with_two(served: CliFixture, document: object, told: str) -> None:
+def test_invalid_policy_is_refused_by_field_and_exits_2(served: CliFixture, document: object, told: str) -> None:
     said = served.run("policy", "check", written(served, document), terminal=True)
 
     assert said.exit_code == 2
@@ -151,12 +151,12 @@ def test_a_bad_policy_is_refused_by_field_and_ends_with_two(served: CliFixture, 
     assert said.out == ""
 
 
-def test_a_policy_that_is_not_there_ends_with_two(served: CliFixture) -> None:
+def test_missing_policy_file_exits_2(served: CliFixture) -> None:
     assert served.run("policy", "check", "nowhere.json").exit_code == 2
     assert served.run("policy", "check", written(served, {}), "--base", "gremlins").exit_code == 2
 
 
-def test_neither_needs_anything_of_aws(tmp_path: Path) -> None:
+def test_offline_commands_load_no_aws_library(tmp_path: Path) -> None:
     program = (
         "import sys; from evenkeel_cli.main import main; code = main(['faults', 'explain', '79', '-o', 'json']);"
         "print(code, [name for name in sys.modules if name.startswith(('boto', 'aws_lambda'))], file=sys.stderr)"

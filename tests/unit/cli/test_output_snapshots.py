@@ -129,7 +129,7 @@ WHY = """\
     ],
     ids=lambda value: value.partition("\n")[0] if "\n" not in value else "",
 )
-def test_a_person_sees(served: CliFixture, words: str, picture: str) -> None:
+def test_terminal_output_matches_its_snapshot(served: CliFixture, words: str, picture: str) -> None:
     recovery_at_work(served.gateway)
 
     said = served.run(*words.split(), terminal=True)
@@ -149,7 +149,7 @@ OVERNIGHT = """\
 """
 
 
-def test_a_story_of_several_days_names_each_day_once(served: CliFixture) -> None:
+def test_timeline_of_several_days_names_each_day_once(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1))
     an_event(
         served.gateway.fakes.ledger,
@@ -176,7 +176,7 @@ def test_an_incident_of_another_day_fits_the_screen(served: CliFixture, monkeypa
     assert max(len(line) for text in shown for line in text.splitlines()) <= 80
 
 
-def test_a_pipe_gets_instants_and_whole_texts(served: CliFixture) -> None:
+def test_pipe_gets_full_times_and_texts(served: CliFixture) -> None:
     recovery_at_work(served.gateway)
 
     said = served.run("incidents", "timeline", "@latest")
@@ -187,7 +187,7 @@ def test_a_pipe_gets_instants_and_whole_texts(served: CliFixture) -> None:
     )
 
 
-def test_colour_is_added_to_words_and_never_alone(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colour_never_replaces_words(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     recovery_at_work(served.gateway)
     plain = served.run("jobs", "ls", terminal=True).out
     monkeypatch.setenv("TERM", "xterm")
@@ -216,7 +216,7 @@ def test_a_terminal_without_unicode_gets_ascii(served: CliFixture) -> None:
     assert raw.getvalue() == b"~ replacing~ 2 ? 8 - so\n"
 
 
-def test_text_from_elsewhere_cannot_drive_the_terminal(served: CliFixture) -> None:
+def test_external_text_cannot_control_the_terminal(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1, reason="a\x1b[2Jb\x07c\rd\x9b31m"))
 
     said = served.run("jobs", "show", "llama-1", terminal=True)
@@ -224,7 +224,7 @@ def test_text_from_elsewhere_cannot_drive_the_terminal(served: CliFixture) -> No
     assert not any(character in said.out for character in "\x1b\x07\r\x9b")
 
 
-def test_an_empty_fleet_says_so_plainly(served: CliFixture) -> None:
+def test_empty_fleet_has_a_message(served: CliFixture) -> None:
     served.gateway.fakes.ledger.rows.clear()
 
     said = served.run("status", terminal=True)

@@ -147,7 +147,7 @@ def test_x2_borrowing_on_the_first_flavor_ends_the_search() -> None:
     assert decision["podSets"][0]["flavors"]["gpu"] == {"flavor": "hp", "mode": "Fit", "level": 1, "tried": 0}
 
 
-def test_x3_reclaim_gives_back_who_was_not_needed_and_admits_once_the_pods_are_gone() -> None:
+def test_x3_reclaim_preempts_the_fewest_jobs() -> None:
     found = example(3, "--events", str(EXAMPLES / "x3-events.yaml"))
 
     assert victims(first(found)["new"]) == {"b3": "InCohortReclamation"}
@@ -155,7 +155,7 @@ def test_x3_reclaim_gives_back_who_was_not_needed_and_admits_once_the_pods_are_g
     assert next(each for each in found["end"]["admitted"] if each["job"] == "new")["at"] == 100
 
 
-def test_x4_fair_sharing_takes_by_the_final_share_then_by_the_initial_one() -> None:
+def test_x4_fair_sharing_compares_final_then_initial_shares() -> None:
     found = example(4, "--config", str(EXAMPLES / "x4-config.yaml"))
 
     assert victims(first(found)["new"]) == {"b4": "InCohortFairSharing", "b3": "InCohortFairSharing"}
@@ -171,7 +171,7 @@ def test_x5_partial_admission_finds_the_largest_size() -> None:
     assert decision["usage"] == [{"flavor": "hp", "resource": "gpu", "amount": "13"}]
 
 
-def test_x6_a_head_without_candidates_keeps_its_room_for_the_cycle() -> None:
+def test_x6_head_without_candidates_keeps_its_quota_this_cycle() -> None:
     found = first(example(6))
 
     assert found["big"]["reserved"] == [{"flavor": "hp", "resource": "gpu", "amount": "6"}]
@@ -182,7 +182,7 @@ def test_x6_a_head_without_candidates_keeps_its_room_for_the_cycle() -> None:
 # ---------------------------------------------------------------- Kueue's documents
 
 
-def test_a_workload_is_counted_as_its_pods_ask(files: Files) -> None:
+def test_workload_usage_is_the_sum_of_pod_requests(files: Files) -> None:
     init = {"name": "i", "resources": {"requests": {"cpu": 5}}}
     sidecar = {"name": "s", "restartPolicy": "Always", "resources": {"limits": {"cpu": "250m"}}}
     found = files.plan(workload("a", initContainers=[sidecar, init], overhead={"memory": "64Mi"}))
@@ -199,7 +199,7 @@ def test_a_priority_class_is_looked_up(files: Files) -> None:
     assert [each["decisions"][0]["job"] for each in found["cycles"][:2]] == ["lab/high", "lab/low"]
 
 
-def test_an_admitted_workload_holds_what_was_recorded_less_what_it_gave_back(files: Files) -> None:
+def test_admitted_workload_uses_its_recorded_quota_minus_reclaimable_pods(files: Files) -> None:
     flavors = {"cpu": "p5", "nvidia.com/gpu": "p5"}
     given = {"name": "main", "count": 4, "flavors": flavors, "resourceUsage": {"cpu": 8, "nvidia.com/gpu": 4}}
     status = {
@@ -213,7 +213,7 @@ def test_an_admitted_workload_holds_what_was_recorded_less_what_it_gave_back(fil
     assert usage == {"cpu": "6", "nvidia.com/gpu": "3"}
 
 
-def test_a_namespace_that_does_not_match_is_not_taken_and_blocks_nobody(files: Files) -> None:
+def test_workload_of_an_unmatched_namespace_blocks_no_other(files: Files) -> None:
     strict = QUEUE.replace("  cohort: fleet", "  cohort: fleet\n  queueingStrategy: StrictFIFO")
     stranger = workload("a", {"priority": 100})
     stranger["metadata"]["namespace"] = "other"
@@ -225,7 +225,7 @@ def test_a_namespace_that_does_not_match_is_not_taken_and_blocks_nobody(files: F
     assert [each["job"] for each in found["end"]["admitted"]] == ["lab/b"]
 
 
-def test_a_queue_that_is_stopped_is_no_candidate_and_still_counts(files: Files) -> None:
+def test_stopped_queue_gives_no_candidates_but_counts(files: Files) -> None:
     quota = {
         "queues": [
             {"name": "a", "cohort": "c", "groups": [{"f": {"gpu": 4}}], "preemption": {"reclaim": "Any"}},
@@ -268,7 +268,7 @@ def job(name: str, gpus: int = 4, **rest: Any) -> Json:
     return {"name": name, "queue": "q", "requests": {"gpu": gpus}, **rest}
 
 
-def test_what_happens_in_one_instant_happens_before_the_cycle(files: Files) -> None:
+def test_events_of_one_instant_precede_the_cycle(files: Files) -> None:
     events = [
         {"at": 1, "type": "submit", "jobs": [job("a"), job("b", priority=1)]},
         {"at": 5, "type": "finish", "job": "b"},
@@ -278,7 +278,7 @@ def test_what_happens_in_one_instant_happens_before_the_cycle(files: Files) -> N
     assert [(each["at"], each["decisions"][0]["job"]) for each in found["cycles"]] == [(1, "b"), (1, "a"), (5, "a")]
 
 
-def test_time_begins_at_the_latest_admission_and_null_is_as_good_as_nothing(files: Files) -> None:
+def test_time_starts_at_the_latest_admission(files: Files) -> None:
     quota = "{queues: [{name: q, cohort: null, groups: [{f: {gpu: 4}}], preemption: {within: LowerPriority}}]}"
     jobs = (
         job("known", 2, admitted={"at": 50, "flavors": {"gpu": "f"}}),
@@ -292,14 +292,14 @@ def test_time_begins_at_the_latest_admission_and_null_is_as_good_as_nothing(file
     assert list(victims(first(files.plan(*jobs, quota=quota, options="--now 60"))["new"])) == ["unknown"]
 
 
-def test_cycles_run_only_where_they_are_said_to(files: Files) -> None:
+def test_cycles_run_only_at_declared_times(files: Files) -> None:
     found = files.plan(job("a", 1), job("b", 1), quota=SMALL, events=[{"at": 0, "type": "cycle"}])
 
     assert len(found["cycles"]) == 1
     assert found["end"]["queues"][0]["active"] == ["b"]
 
 
-def test_a_ready_timeout_costs_the_place_and_backs_off(files: Files) -> None:
+def test_pods_ready_timeout_requeues_with_backoff(files: Files) -> None:
     events = [
         {"at": 10, "type": "notReady", "job": "a"},
         {"at": 20, "type": "finish", "job": "b"},
@@ -326,7 +326,7 @@ def test_a_ready_timeout_costs_the_place_and_backs_off(files: Files) -> None:
         ({"requeueAt": "2026-11-03T11:00:00Z"}, "2026-11-03T12:00:00Z"),  # it is over when time begins
     ],
 )
-def test_who_is_backed_off_is_tried_once_its_time_is_over(files: Files, state: Json, told_again_at: str | None) -> None:
+def test_workload_is_retried_after_its_backoff(files: Files, state: Json, told_again_at: str | None) -> None:
     not_yet = {"type": "Requeued", "status": "False", "reason": "PodsReadyTimeout"}
     waits = workload("waits", status={"conditions": [not_yet], "requeueState": state})
     events: list[Json] = [{"type": "submit", "at": "2026-11-03T13:00:00Z", "jobs": []}]
@@ -336,7 +336,7 @@ def test_who_is_backed_off_is_tried_once_its_time_is_over(files: Files, state: J
     assert when == ([] if told_again_at is None else [datetime.fromisoformat(told_again_at).timestamp()])
 
 
-def test_a_ready_timeout_counts_those_that_were_missed_before(files: Files) -> None:
+def test_pods_ready_timeout_counts_earlier_timeouts(files: Files) -> None:
     waits = workload("waits", status={"requeueState": {"count": 3}})
     events: list[Json] = [
         {"type": "notReady", "at": "2026-11-03T12:00:00Z", "job": "lab/waits"},
@@ -350,7 +350,7 @@ def test_a_ready_timeout_counts_those_that_were_missed_before(files: Files) -> N
     ]
 
 
-def test_growing_takes_the_difference_and_ends_the_smaller_slice(files: Files) -> None:
+def test_growing_uses_the_difference_and_ends_the_old_slice(files: Files) -> None:
     events = [{"at": 1, "type": "resize", "job": "a", "counts": [4]}]
     found = files.plan(job("a", 1, count=2), quota=SMALL, events=events)
 
@@ -360,7 +360,7 @@ def test_growing_takes_the_difference_and_ends_the_smaller_slice(files: Files) -
     assert [each["job"] for each in found["end"]["admitted"]] == ["a-2"]
 
 
-def test_shrinking_frees_quota_at_once_and_wakes_the_tree(files: Files) -> None:
+def test_shrinking_frees_quota_and_requeues_the_tree(files: Files) -> None:
     events = [{"at": 1, "type": "shrink", "job": "a", "counts": [2]}]
     found = files.plan(job("a", 1, count=4), job("b", 2, createdAt=1), quota=SMALL, events=events)
 
@@ -368,9 +368,7 @@ def test_shrinking_frees_quota_at_once_and_wakes_the_tree(files: Files) -> None:
 
 
 @pytest.mark.parametrize(("lower_by", "victims"), [(0, set()), (1, {"a"})])
-def test_who_waits_is_tried_again_once_a_running_job_has_a_lower_priority(
-    files: Files, lower_by: int, victims: set[str]
-) -> None:
+def test_pending_job_is_retried_after_a_priority_drop(files: Files, lower_by: int, victims: set[str]) -> None:
     declared = yaml.safe_load(SMALL)
     declared["queues"][0]["preemption"] = {"within": "LowerPriority"}
     events = [{"type": "priority", "at": 5, "job": "a", "priority": 2 - lower_by}]
@@ -380,7 +378,7 @@ def test_who_waits_is_tried_again_once_a_running_job_has_a_lower_priority(
     assert {each["job"] for cycle in found["cycles"] for each in cycle["decisions"][0]["victims"]} == victims
 
 
-def test_a_cut_of_quota_evicts_nobody_and_lets_nobody_in(files: Files) -> None:
+def test_reduced_quota_evicts_and_admits_no_workload(files: Files) -> None:
     less = {"queues": [{"name": "q", "groups": [{"f": {"gpu": 1}}]}]}
     events: list[Json] = [
         {"at": 1, "type": "quota", "documents": [less]},
@@ -429,7 +427,7 @@ def test_evicted_jobs_hold_their_quota_unless_they_are_released(files: Files) ->
         ),
     ],
 )
-def test_a_bad_file_is_named_with_the_field(files: Files, quota: str, words: str) -> None:
+def test_invalid_file_is_named_with_the_field(files: Files, quota: str, words: str) -> None:
     code, out, error = files.run(quota=quota)
 
     assert (code, out) == (2, "")
@@ -438,7 +436,7 @@ def test_a_bad_file_is_named_with_the_field(files: Files, quota: str, words: str
 
 @pytest.mark.parametrize("field", ["usageHalfLifeTime", "usageSamplingInterval"])
 @pytest.mark.parametrize("written", ["soon", "-5m", "2026-11-03T12:00:00Z", "7"])
-def test_a_bad_duration_is_named_with_the_field(files: Files, field: str, written: str) -> None:
+def test_invalid_duration_is_named_with_the_field(files: Files, field: str, written: str) -> None:
     config = files.folder / "c.yaml"
     config.write_text(yaml.safe_dump({"admissionFairSharing": {field: written}}))
     code, _, error = files.run(options=f"--config {config}")
@@ -447,7 +445,7 @@ def test_a_bad_duration_is_named_with_the_field(files: Files, field: str, writte
     assert f"admissionFairSharing.{field}: '{written}' is not a duration" in error
 
 
-def test_a_bad_event_is_named_by_its_number(files: Files) -> None:
+def test_invalid_event_is_named_by_its_number(files: Files) -> None:
     code, _, error = files.run(quota=SMALL, events=[{"at": 1, "type": "finish", "job": "nobody"}])
 
     assert code == 2
@@ -462,7 +460,7 @@ def test_an_admission_of_another_number_of_pod_sets_is_refused(files: Files, adm
     assert "must have one entry for each pod set" in error
 
 
-def test_what_is_not_known_is_told_and_nothing_else(files: Files) -> None:
+def test_only_unknown_fields_are_warned_about(files: Files) -> None:
     odd = workload("a", {"colour": "blue"}, schedulerName="x", nodeSelektor={})
     code, _, error = files.run(odd, quota=QUEUE.replace("cohort: fleet", "cohort: fleet\n  admissionChecks: []"))
 
@@ -529,9 +527,7 @@ DOZENS = [amount(f"r{number}") for number in range(60)]
         ("Cohort", {"parent": "c", "resourceGroups": [a_group(["f"], amount(lendingLimit="9"))]}, ""),
     ],
 )
-def test_what_kueues_webhook_would_refuse_is_told_and_computed(
-    files: Files, kind: str, spec: Json, said_of_it: str
-) -> None:
+def test_webhook_violation_is_warned_about_and_computed(files: Files, kind: str, spec: Json, said_of_it: str) -> None:
     selects: Json = {"namespaceSelector": {}} if kind == "ClusterQueue" else {}
     odd = {"kind": kind, "metadata": {"name": "odd"}, "spec": {**selects, **spec}}
     found = files.plan(quota=QUEUE.replace("cohort: fleet", "cohort: odd") + "---\n" + yaml.safe_dump(odd))
@@ -542,7 +538,7 @@ def test_what_kueues_webhook_would_refuse_is_told_and_computed(
     )
 
 
-def test_a_missing_namespace_selector_is_taken_as_every_namespace_and_said(files: Files) -> None:
+def test_missing_namespace_selector_matches_all_with_a_warning(files: Files) -> None:
     quota = QUEUE.replace("  namespaceSelector: {matchLabels: {team: research}}\n", "")
     code, out, error = files.run(workload("a"), quota=quota)
 
@@ -550,13 +546,13 @@ def test_a_missing_namespace_selector_is_taken_as_every_namespace_and_said(files
     assert "Kueue would admit no job" in error
 
 
-def test_a_selector_of_nothing_takes_nobody(files: Files) -> None:
+def test_empty_match_selects_no_namespace(files: Files) -> None:
     quota = QUEUE.replace("{matchLabels: {team: research}}", "null")
 
     assert first(files.plan(workload("a"), quota=quota))["lab/a"]["result"] == "Inadmissible"
 
 
-def test_no_aws_is_imported() -> None:
+def test_plan_imports_no_aws_library() -> None:
     words = ["plan", "--quota", str(EXAMPLES / "x3-quota.yaml"), "--jobs", str(EXAMPLES / "x3-jobs.yaml")]
     code = (
         f"import sys; from evenkeel_cli.main import main; main({words}); "
@@ -568,7 +564,7 @@ def test_no_aws_is_imported() -> None:
 # ---------------------------------------------------------------- the schemas
 
 
-def test_the_schemas_are_those_of_the_types() -> None:
+def test_schemas_match_the_types() -> None:
     stale = [
         name
         for name, each in schemas().items()
@@ -577,7 +573,7 @@ def test_the_schemas_are_those_of_the_types() -> None:
     assert stale == [], "run `make generate`"
 
 
-def test_examples_and_answers_satisfy_their_schemas(files: Files) -> None:
+def test_examples_and_answers_match_their_schemas(files: Files) -> None:
     found = schemas()
     check = {name: jsonschema.Draft202012Validator(each) for name, each in found.items()}
     for path in sorted(EXAMPLES.glob("*.yaml")):
@@ -624,14 +620,14 @@ def test_why_names_the_smallest_changes_and_they_work(files: Files) -> None:
     assert victims(first(files.plan(*raised, quota=yaml.safe_dump(quota)))["new"]) == {"a": "InClusterQueue"}
 
 
-def test_why_of_a_job_in_no_queue_says_so(files: Files) -> None:
+def test_why_of_a_job_without_a_queue_is_explained(files: Files) -> None:
     code, _, error = files.run({"name": "x", "queue": "none"}, quota=SMALL, options="--why x")
 
     assert code == 4
     assert "there is no queue none" in error
 
 
-def test_quota_files_are_written_in_another_spelling_and_what_is_lost_is_said(files: Files, tmp_path: Path) -> None:
+def test_converted_quota_file_reports_lost_settings(files: Files, tmp_path: Path) -> None:
     (tmp_path / "q.yaml").write_text(QUEUE)
     code, out, error = output("quota", "import", str(tmp_path / "q.yaml"))
     (tmp_path / "short.json").write_text(out)
@@ -671,7 +667,7 @@ def evicted(found: Json) -> dict[str, bool]:
     ],
 )
 @pytest.mark.parametrize("of", ["ClusterQueue", "LocalQueue"])
-def test_a_hold_lets_go_who_has_only_its_quota_and_a_drain_everybody(
+def test_hold_evicts_reserved_jobs_and_drain_evicts_all(
     files: Files, of: str, policy: str, expected: dict[str, bool]
 ) -> None:
     jobs = (reserved("runs", HAS_QUOTA), reserved("waits", HAS_QUOTA, NOT_YET))
@@ -683,7 +679,7 @@ def test_a_hold_lets_go_who_has_only_its_quota_and_a_drain_everybody(
     assert evicted(files.plan(*jobs, quota=quota)) == expected
 
 
-def test_a_queue_that_appears_takes_who_waited_for_it_and_one_that_stops_lets_them_go(files: Files) -> None:
+def test_new_queue_takes_its_jobs_and_a_stopped_one_releases(files: Files) -> None:
     local = {
         "kind": "LocalQueue",
         "metadata": {"name": "main", "namespace": "lab"},
@@ -706,9 +702,7 @@ def test_a_queue_that_appears_takes_who_waited_for_it_and_one_that_stops_lets_th
 
 
 @pytest.mark.parametrize("policy", ["Hold", "HoldAndDrain"])
-def test_a_local_queue_that_is_stopped_later_drains_and_its_jobs_come_back_once_it_goes_on(
-    files: Files, policy: str
-) -> None:
+def test_stopped_local_queue_drains_and_resumes(files: Files, policy: str) -> None:
     local: Json = {"kind": "LocalQueue", "metadata": {"name": "main", "namespace": "lab"}}
     stopped = {**local, "spec": {"clusterQueue": "research", "stopPolicy": policy}}
     events: list[Json] = [{"type": "quota", "at": "2026-11-03T12:00:00Z", "documents": [stopped]}]
@@ -727,7 +721,7 @@ def test_a_local_queue_that_is_stopped_later_drains_and_its_jobs_come_back_once_
     assert found["cycles"][-1]["at"] == 1793714400.0  # 14:00: it was admitted anew
 
 
-def test_pods_that_are_done_are_not_asked_for_when_a_job_waits_again(files: Files) -> None:
+def test_requeued_job_requests_only_unfinished_pods(files: Files) -> None:
     runs = reserved("runs", HAS_QUOTA)
     runs["status"]["reclaimablePods"] = [{"name": "main", "count": 3}]
     at = "2026-11-03T12:00:00Z"
@@ -737,7 +731,7 @@ def test_pods_that_are_done_are_not_asked_for_when_a_job_waits_again(files: File
     assert [each["count"] for each in found["cycles"][0]["decisions"][0]["podSets"]] == [1]
 
 
-def test_another_weight_of_a_local_queue_counts_from_when_it_is_said(files: Files) -> None:
+def test_new_weight_of_a_local_queue_applies_from_its_event(files: Files) -> None:
     quota = QUEUE.replace("cohort: fleet", "admissionScope: {admissionMode: UsageBasedAdmissionFairSharing}")
     used = {"consumedResources": {"cpu": "6"}, "lastUpdate": "2026-11-03T12:00:00Z"}
     status = {"fairSharing": {"admissionFairSharingStatus": used}}
@@ -765,7 +759,7 @@ def test_another_weight_of_a_local_queue_counts_from_when_it_is_said(files: File
     assert files.plan(*jobs, quota=quota, events=raised, options=options)["cycles"][0]["decisions"][0]["job"] == "lab/a"
 
 
-def test_who_waits_in_a_queue_that_is_removed_waits_again_once_it_is_back(files: Files) -> None:
+def test_jobs_of_a_removed_queue_wait_for_its_return(files: Files) -> None:
     (queue,) = (each for each in yaml.safe_load_all(QUEUE) if each["kind"] == "ClusterQueue")
     gone: Json = {"type": "quota", "at": 2, "remove": ["research"]}
     events: list[Json] = [{"type": "stopPolicy", "at": 0, "queue": "research", "policy": "Hold"}]
@@ -785,7 +779,7 @@ def test_who_waits_in_a_queue_that_is_removed_waits_again_once_it_is_back(files:
     assert back["end"]["unqueued"] == []
 
 
-def test_a_queue_whose_quota_is_held_cannot_be_removed(files: Files) -> None:
+def test_queue_in_use_cannot_be_removed(files: Files) -> None:
     gone: Json = {"type": "quota", "at": 2, "remove": ["research"]}
     code, _, error = files.run(workload("a"), events=[gone])
 
@@ -793,7 +787,7 @@ def test_a_queue_whose_quota_is_held_cannot_be_removed(files: Files) -> None:
     assert "queue research has jobs that hold quota: lab/a" in error
 
 
-def test_who_is_not_taken_is_told_each_by_itself_and_once(files: Files) -> None:
+def test_each_inadmissible_workload_is_reported_once(files: Files) -> None:
     quota = QUEUE.replace("labels: {team: research}", "labels: {team: other}")
     ends = [{"type": "quota", "at": 5, "documents": []}]
     found = files.plan(workload("a"), workload("b"), quota=quota, events=ends)
@@ -802,7 +796,7 @@ def test_who_is_not_taken_is_told_each_by_itself_and_once(files: Files) -> None:
     assert results == [("lab/a", "Inadmissible"), ("lab/b", "Inadmissible")]
 
 
-def test_who_failed_its_checks_is_not_taken(files: Files) -> None:
+def test_workload_with_failed_checks_is_inadmissible(files: Files) -> None:
     checks = {"admissionChecks": [{"name": "budget", "state": "Rejected", "message": "too dear"}]}
     (decision,) = files.plan(workload("a", status=checks))["cycles"][0]["decisions"]
 
@@ -820,7 +814,7 @@ GREEDY = {"requests": {"cpu": "300m"}, "limits": {"cpu": "200m"}}
         {"containers": [], "resources": GREEDY},
     ],
 )
-def test_pods_that_ask_for_more_than_their_limits_are_not_taken(files: Files, pods: Json) -> None:
+def test_pods_with_requests_above_limits_are_inadmissible(files: Files, pods: Json) -> None:
     (decision,) = files.plan(workload("a", **pods))["cycles"][0]["decisions"]
 
     assert (decision["result"], decision["requeue"]) == ("Inadmissible", "parked")
@@ -835,7 +829,7 @@ def test_pods_that_ask_for_more_than_their_limits_are_not_taken(files: Files, po
         ({}, "other", []),  # of a wrong namespace: it blocks nobody
     ],
 )
-def test_a_strict_queue_waits_behind_who_is_not_taken_unless_its_namespace_is_wrong(
+def test_strict_queue_waits_behind_an_inadmissible_head(
     files: Files, of_the_first: Json, labels: str, left: list[str]
 ) -> None:
     quota = QUEUE.replace("cohort: fleet", "cohort: fleet\n  queueingStrategy: StrictFIFO")
@@ -859,7 +853,7 @@ def test_one_file_may_hold_queues_and_jobs(files: Files) -> None:
 
 @pytest.mark.parametrize("of_the_queue", ["", "default"])
 @pytest.mark.parametrize("of_the_job", ["", "default"])
-def test_where_no_namespace_is_written_default_is_meant(files: Files, of_the_queue: str, of_the_job: str) -> None:
+def test_missing_namespace_means_default(files: Files, of_the_queue: str, of_the_job: str) -> None:
     quota = QUEUE.replace("namespace: lab}", f'namespace: "{of_the_queue}"}}').replace("name: lab,", "name: default,")
     asks = workload("a")
     asks["metadata"]["namespace"] = of_the_job
@@ -868,7 +862,7 @@ def test_where_no_namespace_is_written_default_is_meant(files: Files, of_the_que
     assert [each["job"] for each in found["end"]["admitted"]] == [f"{of_the_job}/a".lstrip("/")]
 
 
-def test_what_is_wrong_in_hyperpods_json_is_told_with_the_name_of_the_object(files: Files) -> None:
+def test_invalid_hyperpod_json_names_the_object(files: Files) -> None:
     quota = files.folder / "quota.json"
     team: Json = {"Name": "vision", "ComputeQuotaTarget": {"TeamName": "v"}, "Colour": "red"}
     policy: Json = {"Name": "fleet", "SchedulerConfig": {"PriorityClasses": [{"Name": "low"}]}}
@@ -882,7 +876,7 @@ def test_what_is_wrong_in_hyperpods_json_is_told_with_the_name_of_the_object(fil
     assert (code, "ComputeQuota/vision: Colour is not known" in error) == (0, True)
 
 
-def test_other_objects_of_kubernetes_are_passed_over_in_both_files_and_told(files: Files) -> None:
+def test_other_kubernetes_objects_are_skipped_with_a_warning(files: Files) -> None:
     other = "{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}}"
     batch: Json = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "raw"}}
     found = files.plan(workload("a"), batch, quota=QUEUE + "---\n" + other)
@@ -892,7 +886,7 @@ def test_other_objects_of_kubernetes_are_passed_over_in_both_files_and_told(file
     assert any("document 2: Job is not a job" in each for each in found["warnings"])
 
 
-def test_kueues_admission_fair_sharing_orders_by_what_local_queues_used(files: Files) -> None:
+def test_admission_fair_sharing_orders_by_local_queue_usage(files: Files) -> None:
     quota = QUEUE.replace("cohort: fleet", "admissionScope: {admissionMode: UsageBasedAdmissionFairSharing}")
     local = {
         "kind": "LocalQueue",
@@ -914,7 +908,7 @@ def test_kueues_admission_fair_sharing_orders_by_what_local_queues_used(files: F
     assert [each["job"] for cycle in found["cycles"] for each in cycle["decisions"]] == ["lab/urgent", "lab/waits"]
 
 
-def test_what_a_local_queue_says_it_consumed_is_where_its_use_begins(files: Files) -> None:
+def test_local_queue_status_sets_the_initial_usage(files: Files) -> None:
     quota = QUEUE.replace("cohort: fleet", "admissionScope: {admissionMode: UsageBasedAdmissionFairSharing}")
     for name, consumed in (("greedy", "6"), ("modest", "500m")):
         status = {"consumedResources": {"cpu": consumed}, "lastUpdate": "2026-11-03T19:59:00Z"}
@@ -941,9 +935,7 @@ def test_what_a_local_queue_says_it_consumed_is_where_its_use_begins(files: File
         ("-9", {"cpu": "8", "credit": "8"}),  # it is used up, and what is asked for by name stays
     ],
 )
-def test_a_transformation_may_take_from_what_others_make_and_from_nothing_else(
-    files: Files, allowance: str, charged: Json
-) -> None:
+def test_transformation_may_use_outputs_of_other_transformations(files: Files, allowance: str, charged: Json) -> None:
     quota = QUEUE.replace("nvidia.com/gpu", "credit")
     asked = {"cpu": "4", "credit": "4", "voucher": "3"}
     job = workload(
@@ -981,7 +973,7 @@ def test_a_transformation_may_take_from_what_others_make_and_from_nothing_else(
         ("", "{name: a, queue: research, minCount: -1}", "minCount: must be at least 0, not -1"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(files: Files, quota: str, jobs: str, said_of_it: str) -> None:
+def test_contradictory_input_is_refused_by_name(files: Files, quota: str, jobs: str, said_of_it: str) -> None:
     (files.folder / "q.yaml").write_text(QUEUE + "---\n" + quota)
     (files.folder / "j.yaml").write_text(jobs)
     words = ("plan", "--quota", str(files.folder / "q.yaml"), "--jobs", str(files.folder / "j.yaml"))
@@ -1037,7 +1029,7 @@ def test_later_events_happen_after_a_loop(files: Files) -> None:
     assert [each["job"] for each in found["end"]["admitted"]] == ["held", "large"]
 
 
-def test_held_evictions_come_to_rest(files: Files) -> None:
+def test_held_evictions_do_not_loop(files: Files) -> None:
     assert files.plan(*ENDLESS_JOBS, quota=ENDLESS, options="--profile kueue")["loops"] == []
 
 
@@ -1066,7 +1058,7 @@ def test_workload_admitted_without_a_flavor_is_refused(files: Files, flavors: Js
     assert "nvidia.com/gpu" in error
 
 
-def test_undeclared_resources_need_no_flavor_where_ignored(files: Files) -> None:
+def test_ignored_resources_need_no_flavor(files: Files) -> None:
     config = files.folder / "c.yaml"
     config.write_text("resources: {quotaCheckStrategy: IgnoreUndeclared}")
     admitted = {"flavors": {"gpu": "f"}}

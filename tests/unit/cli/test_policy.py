@@ -32,7 +32,7 @@ def test_without_a_change_the_policy_is_as_shipped(site: CliFixture) -> None:
     assert "as shipped" in site.run("policy", "show", terminal=True).out
 
 
-def test_what_the_service_refuses_ends_with_two_and_says_why(site: CliFixture) -> None:
+def test_refused_policy_exits_2_with_the_reason(site: CliFixture) -> None:
     (site.folder / "ours.json").write_text('{"repair": {"maxAtempts": 2}}', encoding="utf-8")
 
     refused = site.run("policy", "apply", "ours.json", "--reason", "Ours.", terminal=True)
@@ -41,7 +41,7 @@ def test_what_the_service_refuses_ends_with_two_and_says_why(site: CliFixture) -
     assert "repair.maxAtempts: there is no such field" in refused.err
 
 
-def test_a_policy_written_for_another_ends_with_conflict(site: CliFixture) -> None:
+def test_policy_for_an_older_version_is_a_conflict(site: CliFixture) -> None:
     words = ["policy", "apply", "ours.json", "--reason", "Ours.", "--based-on", "0123456789ab"]
 
     assert site.run(*words).exit_code == 5

@@ -77,7 +77,7 @@ def test_a_quota_file_changes_queues_and_keeps_people(served: CliFixture) -> Non
     assert team["members"][0]["role"] == "lead"
 
 
-def test_what_was_imported_from_hyperpod_is_applied(served: CliFixture) -> None:
+def test_imported_hyperpod_quotas_are_applied(served: CliFixture) -> None:
     source = a_file(served, json.dumps(HYPERPOD), "hyperpod.json")
     imported = a_file(served, served.run("quota", "import", source).out, "imported.json")
 
@@ -97,7 +97,7 @@ def test_a_dry_run_changes_nothing(served: CliFixture) -> None:
     assert served.gateway.get("/v1/teams/nlp/quota").status == 404
 
 
-def test_what_was_read_at_another_version_is_refused(served: CliFixture) -> None:
+def test_file_of_an_older_version_is_refused(served: CliFixture) -> None:
     applied(served, a_file(served, TEAM))
     read = json.loads(served.run("teams", "show", "nlp", "-o", "json").out)
     applied(served, a_file(served, QUOTAS, "quotas.yaml"))
@@ -117,7 +117,7 @@ def test_what_was_read_at_another_version_is_refused(served: CliFixture) -> None
         "name: nlp\nqueue: {}\nnamespace: a\n---\nname: vision\nqueue: {}",
     ],
 )
-def test_a_file_that_cannot_be_used_exits_2(served: CliFixture, text: str) -> None:
+def test_unusable_file_exits_2(served: CliFixture, text: str) -> None:
     said = served.run("teams", "apply", "-f", a_file(served, text), "--reason", "x", "--dry-run")
 
     assert said.exit_code == 2
@@ -131,7 +131,7 @@ def test_a_team_is_removed_with_a_reason(served: CliFixture) -> None:
     assert (said.out, said.exit_code, again.exit_code) == ("● vision  removed\n", 0, 4)
 
 
-def test_the_table_of_teams(served: CliFixture) -> None:
+def test_team_table_shows_use_and_quota(served: CliFixture) -> None:
     applied(served, a_file(served, TEAM), a_file(served, QUOTAS.replace("24", "16"), "quotas.yaml"))
     charged(served.gateway, "job-1", "nlp", 20)
 
@@ -149,7 +149,7 @@ def test_the_table_of_teams(served: CliFixture) -> None:
     assert served.run("teams", "quota", "speech").exit_code == 4
 
 
-def test_a_job_is_held_back_let_go_on_and_re_ranked(served: CliFixture) -> None:
+def test_job_is_suspended_resumed_and_reprioritised(served: CliFixture) -> None:
     applied(served, a_file(served, TEAM), a_file(served, QUOTAS, "quotas.yaml"))
     flags = ["--name", "x", "--image", "i:1", "--", "train"]
     job_id = served.run("jobs", "submit", "-o", "name", *flags).out.strip()
@@ -167,7 +167,7 @@ def test_a_job_is_held_back_let_go_on_and_re_ranked(served: CliFixture) -> None:
     assert served.run("jobs", "ls", "--class", "(unset)", "-o", "name").out == ""
 
 
-def test_a_plan_is_told_and_nothing_submitted(served: CliFixture) -> None:
+def test_plan_is_shown_without_a_submission(served: CliFixture) -> None:
     machines(served.gateway, 2)
     flags = ["--name", "x", "--image", "i:1", "--nodes", "2", "--", "train"]
 
@@ -181,13 +181,13 @@ def test_a_plan_is_told_and_nothing_submitted(served: CliFixture) -> None:
     assert json.loads(served.run("jobs", "ls", "-o", "json").out)["items"] == []
 
 
-def test_a_file_that_there_is_not_is_named(served: CliFixture, tmp_path: Path) -> None:
+def test_missing_file_is_named(served: CliFixture, tmp_path: Path) -> None:
     said = served.run("teams", "apply", "-f", str(tmp_path / "none.yaml"), "--reason", "x")
 
     assert (said.exit_code, "none.yaml" in said.err) == (2, True)
 
 
-def test_the_readmes_teams_and_jobs_are_taken(served: CliFixture) -> None:
+def test_readme_teams_and_jobs_are_accepted(served: CliFixture) -> None:
     examples = ROOT / "docs" / "examples" / "teams"
 
     items = applied(served, str(examples / "teams.yaml"))

@@ -27,7 +27,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_only_the_page_writes() -> None:
+def test_only_the_printer_writes_to_the_terminal() -> None:
     """Every other way to print would pass the one function that neutralises text."""
     found = []
     for path in sorted(CLI.rglob("*.py")):
@@ -59,7 +59,7 @@ def test_lines_tables_and_logs_neutralise_everything() -> None:
     assert "one\ntwo\nthree " in stream.getvalue()
 
 
-def test_text_cannot_borrow_our_styles() -> None:
+def test_external_text_cannot_use_our_styles() -> None:
     stream = Terminal()
     page = Printer(stream, {}, columns=80)
 
@@ -78,7 +78,7 @@ def test_json_is_escaped_and_means_the_same() -> None:
 
 
 @pytest.mark.parametrize("follow", [(), ("-f",)])
-def test_logs_are_neutralised_unless_raw_is_asked_for(served: CliFixture, follow: tuple[str, ...]) -> None:
+def test_logs_are_neutralised_unless_raw_is_requested(served: CliFixture, follow: tuple[str, ...]) -> None:
     job = a_job(1, state="SUCCEEDED", current_attempt=1)
     attempt = an_attempt(job, 1, ended_at=job.submitted_at)
     stored(served.gateway.fakes.ledger, job, attempt)
@@ -107,7 +107,7 @@ def test_wrong_usage_is_neutralised(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(capsys.readouterr().err) & ACTED_ON == set()
 
 
-def test_tabs_and_lines_stay() -> None:
+def test_tabs_and_line_ends_are_kept() -> None:
     assert escape_control_characters("a\tb\nc é 日本 ●") == "a\tb\nc é 日本 ●"
 
 

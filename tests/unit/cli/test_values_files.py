@@ -21,7 +21,7 @@ def with_values(served: CliFixture, **changes: Any) -> str:
     return "values.yaml"
 
 
-def test_lint_names_every_trap_and_ends_with_one_where_something_cannot_work(served: CliFixture) -> None:
+def test_lint_names_every_problem_and_exits_1_on_errors(served: CliFixture) -> None:
     said = served.run("policy", "lint", str(FILE), "-o", "json")
 
     found = json.loads(said.out)
@@ -31,7 +31,7 @@ def test_lint_names_every_trap_and_ends_with_one_where_something_cannot_work(ser
     assert (refused["trap"], refused["field"]) == ("T0-2", "env.CUDA_VISIBLE_DEVICES")
 
 
-def test_lint_reads_the_file_of_this_folder_and_tells_it_to_people(served: CliFixture) -> None:
+def test_lint_reads_the_file_of_the_current_folder(served: CliFixture) -> None:
     with_values(served, env={"NCCL_DEBUG": "INFO"})
 
     said = served.run("policy", "lint", terminal=True)
@@ -41,7 +41,7 @@ def test_lint_reads_the_file_of_this_folder_and_tells_it_to_people(served: CliFi
     assert "20 findings: 5 changed, 5 note, 10 warning" in said.out
 
 
-def test_a_file_that_cannot_be_read_ends_with_one_and_names_the_field(served: CliFixture) -> None:
+def test_unreadable_file_exits_1_and_names_the_field(served: CliFixture) -> None:
     name = with_values(served, jobType="prodution")
 
     for verb in ("lint", "import"):
@@ -49,7 +49,7 @@ def test_a_file_that_cannot_be_read_ends_with_one_and_names_the_field(served: Cl
         assert (said.exit_code, "jobType: there is no template 'prodution'" in said.err) == (1, True)
 
 
-def test_import_writes_what_apply_takes(served: CliFixture) -> None:
+def test_import_writes_a_file_that_apply_accepts(served: CliFixture) -> None:
     said = served.run("policy", "import", str(FILE), "--into", "ours", terminal=True)
     checked = served.run("policy", "check", "ours/policy.json")
 
@@ -68,7 +68,7 @@ def test_import_writes_what_apply_takes(served: CliFixture) -> None:
     assert "lost: training-data-pvc" in said.err
 
 
-def test_a_type_tolerates_the_taints_of_the_pools_behind_its_first(served: CliFixture) -> None:
+def test_imported_type_tolerates_the_taints_of_its_pools(served: CliFixture) -> None:
     found = json.loads(served.run("policy", "import", str(FILE), "-o", "json").out)
 
     types = found["policy"]["jobTypes"]["types"]
@@ -77,7 +77,7 @@ def test_a_type_tolerates_the_taints_of_the_pools_behind_its_first(served: CliFi
     assert not (served.folder / "policy.json").exists()
 
 
-def test_nothing_is_written_over_and_other_fields_of_a_policy_stay(served: CliFixture) -> None:
+def test_import_overwrites_no_other_policy_field(served: CliFixture) -> None:
     (served.folder / "policy.json").write_text('{"repair": {"maxAttempts": 2}}', encoding="utf-8")
 
     refused = served.run("policy", "import", str(FILE))
@@ -88,7 +88,7 @@ def test_nothing_is_written_over_and_other_fields_of_a_policy_stay(served: CliFi
     assert (policy["repair"], sorted(policy)) == ({"maxAttempts": 2}, ["jobTypes", "repair"])
 
 
-def test_a_template_that_would_run_nowhere_is_refused(served: CliFixture) -> None:
+def test_template_without_a_matching_pool_is_refused(served: CliFixture) -> None:
     pools = {"spot": {"enabled": False, "labels": {"node-type": "eks-spot"}}}
     template = {"priorityClassName": "low", "nodeSelector": {"node-type": "eks-spot"}}
     name = with_values(served, nodeSelectors=pools, jobTemplates={"development": template})

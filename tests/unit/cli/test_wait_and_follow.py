@@ -54,9 +54,7 @@ def signed_by_leases(served: CliFixture, monkeypatch: pytest.MonkeyPatch, *, at_
     monkeypatch.setenv("EVENKEEL_PROFILE", "site")
 
 
-def test_credentials_that_are_about_to_end_are_fetched_anew(
-    served: CliFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_expiring_credentials_are_refreshed(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     signed_by_leases(served, monkeypatch, at_most=10)
     stored(served.gateway.fakes.ledger, a_job(1))
 
@@ -66,9 +64,7 @@ def test_credentials_that_are_about_to_end_are_fetched_anew(
     assert (said.exit_code, len(keys), len(set(keys))) == (0, 2, 2)
 
 
-def test_credentials_that_cannot_be_fetched_anew_end_the_command_plainly(
-    served: CliFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_refresh_of_credentials_ends_the_command(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     signed_by_leases(served, monkeypatch, at_most=2)
     stored(served.gateway.fakes.ledger, a_job(1))
 
@@ -80,7 +76,7 @@ def test_credentials_that_cannot_be_fetched_anew_end_the_command_plainly(
 # ---------------------------------------------------------------- waiting
 
 
-def test_waiting_outlasts_an_api_that_is_away(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_survives_an_unreachable_api(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     there_is(served, "RUNNING")
     away, again = (lambda: served.next_answers.extend(NOT_NOW), lambda: there_is(served, "SUCCEEDED"))
     meanwhile(monkeypatch, away, away, again)
@@ -94,7 +90,7 @@ def test_waiting_outlasts_an_api_that_is_away(served: CliFixture, monkeypatch: p
     ]
 
 
-def test_waiting_for_an_api_that_stays_away_ends_at_its_timeout(served: CliFixture) -> None:
+def test_wait_for_an_unreachable_api_ends_at_its_timeout(served: CliFixture) -> None:
     served.next_answers = [*NOT_NOW]
 
     said = served.run("jobs", "wait", "job-0000000001", "--timeout", "0")
@@ -106,9 +102,7 @@ def test_waiting_for_an_api_that_stays_away_ends_at_its_timeout(served: CliFixtu
 # ---------------------------------------------------------------- logs
 
 
-def test_following_goes_on_with_the_next_attempt_from_its_beginning(
-    served: CliFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_follow_continues_with_the_next_attempt(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     there_is(served, "RUNNING", 1, log="0\na\nb")
     meanwhile(
         monkeypatch,
@@ -127,7 +121,7 @@ def test_following_goes_on_with_the_next_attempt_from_its_beginning(
     ]
 
 
-def test_following_waits_for_the_first_attempt(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_waits_for_the_first_attempt(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     there_is(served, "PENDING", 0)
     meanwhile(
         monkeypatch,
@@ -144,7 +138,7 @@ def test_following_waits_for_the_first_attempt(served: CliFixture, monkeypatch: 
     )
 
 
-def test_following_one_attempt_ends_with_it(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_of_one_attempt_ends_with_it(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     there_is(served, "RUNNING", log="a")
     meanwhile(monkeypatch, lambda: there_is(served, "STARTING", 2, ended=1))
 
