@@ -4,7 +4,6 @@ from evenkeel.domain.admission.decide import Action, AdmissionDecision
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.policy import Policy
 from tests.unit.scheduling.builders import a_node_capacity, a_request, at
