@@ -24,7 +24,7 @@ P4 = "ml.p4d.24xlarge"
 TEAMS = ("red", "blue", "green")
 
 
-def random_snapshot(dice: random.Random) -> TeamCycleSnapshot:
+def random_snapshot(dice: random.Random) -> QueueSnapshot:
     """Return a fleet that exceeds no limit yet."""
     setup = a_setup(
         *(

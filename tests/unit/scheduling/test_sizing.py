@@ -4,6 +4,7 @@ from evenkeel.domain.admission.decide import Action, AdmissionDecision
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.policy import Policy
 from tests.unit.scheduling.builders import a_node_capacity, a_request, at
@@ -15,11 +16,8 @@ NOW = at(1000)
 def sized(
     capacities: list[NodeCapacity], *pending: AdmissionRequest, whole: frozenset[str] = frozenset()
 ) -> dict[str, AdmissionDecision]:
-    def decide(pending: tuple[AdmissionRequest, ...]) -> tuple[AdmissionDecision, ...]:
-        return admit(QueueSnapshot(capacities=tuple(capacities), pending=pending), POLICY, NOW)
-
-    decisions = fit_sizes(pending, decide(pending), decide, NOW, whole)
-    return {each.job_id: each for each in decisions}
+    snapshot = QueueSnapshot(capacities=tuple(capacities), pending=pending)
+    return {each.job_id: each for each in decide_with_sizes(snapshot, POLICY, NOW, whole)}
 
 
 def sizes(found: dict[str, AdmissionDecision]) -> dict[str, int]:
