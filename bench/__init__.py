@@ -1,1 +1,1 @@
-"""Benchmarks: what the product adds to what the engine costs anyway, as ratios taken in one run."""
+"""Benchmarks: the overhead of the product over the bare engine, as ratios measured in one run."""

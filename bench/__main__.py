@@ -77,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def table(report: LatencyReport, baseline: dict[str, float]) -> list[str]:
-    """Return what a person reads: ratios first, then where the time went on this machine."""
+    """Return the report as lines: ratios first, then the time of each stage on this machine."""
     lines = ["", "EVENT → NODE UNSCHEDULABLE, one run, one engine", ""]
     lines.append(f"  {'ratio':<36}{'p50':>7}  {'95 % interval':>14}{'p99':>8}{'baseline p50':>15}")
     for name, seen in report.comparisons().items():
@@ -104,11 +104,13 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench", description="From a node-health event to a cordoned node, against two yardsticks."
     )
-    parser.add_argument("--rounds", type=int, default=40, help="events a lane that count (default 40)")
-    parser.add_argument("--warm-up", type=int, default=3, help="rounds before them (default 3)")
-    parser.add_argument("--cold-rounds", type=int, default=5, help="events a lane with no function up (default 5)")
+    parser.add_argument("--rounds", type=int, default=40, help="measured events per lane (default 40)")
+    parser.add_argument("--warm-up", type=int, default=3, help="unmeasured rounds before them (default 3)")
+    parser.add_argument(
+        "--cold-rounds", type=int, default=5, help="events per lane with every function cold (default 5)"
+    )
     parser.add_argument("--update", action="store_true", help="write the ratios as the new baseline")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="where the samples go, as JSON")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="file to write the samples to, as JSON")
     return parser.parse_args(words)
 
 

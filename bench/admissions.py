@@ -1,11 +1,11 @@
-"""`python -m bench.admissions`: durable admissions a second, as a ratio to a bare loop of the same transactions.
+"""`python -m bench.admissions`: durable admissions per second, as a ratio to a bare loop of the same transactions.
 
-    pass    schedule_jobs.run until every job is in: it reads, decides, and commits each admission with its whole record
-    bare    TransactWriteItems alone: the same items, sizes and conditions, put together beforehand
+    cycle   schedule_jobs.run until every job is admitted: it reads, decides, and commits each admission with its record
+    bare    TransactWriteItems alone: the same items, sizes and conditions, prepared beforehand
 
-The tables are DynamoDB's on the local engine, with IAM; machines and workflows are twins in memory. Each writer is a
-process of its own. Both lanes hold every commit to the version of the one row of the tree: whoever loses reads it and
-tries again, which for a pass means that it decides again. The lanes take turns, in changing order, on tables made anew.
+The tables are in DynamoDB on the local engine, with IAM; nodes and workflows are in-memory fakes. Each writer is a
+process of its own. Every commit of both lanes requires the current version of the quota-tree row. If that version
+changed, the bare loop reads it and writes again; a cycle also decides again. The lanes alternate, on new tables.
 """
 
 from __future__ import annotations
@@ -49,40 +49,41 @@ AIM: Final = 0.5
 TEAMS: Final = ("red", "blue", "green")
 GPUS: Final = 8
 WRITERS: Final = (1, 4)
-LANES: Final = ("pass", "bare")
-_PATIENCE_SECONDS: Final = 120.0
+LANES: Final = ("cycle", "bare")
+_START_TIMEOUT_SECONDS: Final = 120.0
 
 
 class AdmissionReport(Value):
-    """What one number of writers came to."""
+    """Result of one number of writers."""
 
     writers: int
     admissions: int
-    """A round and lane."""
+    """Per round and lane."""
     transactions: int
     items: int
-    """Of all of a lane's transactions."""
+    """Number of items in all transactions of a lane."""
     bytes: int
-    """Of what they hold, as JSON."""
+    """Size of these items, as JSON."""
     seconds: dict[str, tuple[float, ...]]
-    """By lane, one a round."""
+    """By lane, a value per round."""
     others: float = 0.0
+    """Share of all processors that other programs used."""
 
     def per_second(self, lane: str) -> float:
-        """Return admissions a second, at the median."""
+        """Return admissions per second, at the median."""
         return self.admissions / statistics.median(self.seconds[lane])
 
     def figures(self) -> dict[str, Any]:
-        """Return the pass's rate over the bare loop's: above 1 the pass would be quicker."""
-        # Both lanes admit as many: rates are as the inverse of seconds.
-        seen = ratio(self.seconds["bare"], self.seconds["pass"])
+        """Return the figures, with the cycle's rate divided by that of the bare loop: above 1 the cycle is faster."""
+        # Both lanes admit the same number of jobs, so the ratio of rates is the inverse ratio of seconds.
+        seen = ratio(self.seconds["bare"], self.seconds["cycle"])
         return {
             "writers": self.writers,
             "admissions": self.admissions,
             "transactions": self.transactions,
             "items": self.items,
             "kilobytes": round(self.bytes / 1000),
-            "rounds": len(self.seconds["pass"]),
+            "rounds": len(self.seconds["cycle"]),
             "ratio": round(seen.p50, 3),
             "low": round(seen.p50_low, 3),
             "high": round(seen.p50_high, 3),
@@ -90,12 +91,12 @@ class AdmissionReport(Value):
         }
 
 
-# ---------------------------------------------------------------- one writer, in a process of its own
+# ---------------------------------------------------------------- a writer, in its own process
 
 
 @dataclass
 class _Recorder:
-    """A client of DynamoDB that remembers the transactions in which somebody is admitted."""
+    """A DynamoDB client that records the transactions that admit a job."""
 
     client: Any
     seen: list[list[dict[str, Any]]] = field(default_factory=list)
@@ -119,8 +120,8 @@ def _is_charge(item: dict[str, Any]) -> bool:
 _START: Barrier
 
 
-def _meet(barrier: Barrier) -> None:
-    global _START  # noqa: PLW0603 - a process of the pool has one, handed over when it begins
+def _set_start_barrier(barrier: Barrier) -> None:
+    global _START  # noqa: PLW0603 - each process of the pool receives its barrier when it starts
     _START = barrier
 
 
@@ -136,8 +137,8 @@ def _names(prefix: str) -> dict[Table, str]:
     return {table: f"{prefix}-{table.lower()}" for table in Table}
 
 
-def _pass(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
-    """Run passes until nobody waits; return when it began, when its last admission was in, and what it committed."""
+def _run_cycles(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
+    """Run cycles until no job is pending; return the start, the time of the last admission, and the transactions."""
     client = _Recorder(task.credentials.client("dynamodb", config=aws.READS_AND_IDEMPOTENT_WRITES))
     scenario = JobScenario(size=task.nodes)
     world = scenario.world
@@ -154,8 +155,8 @@ def _pass(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
             )
         )
 
-    client.get_item(TableName=_names(task.prefix)[Table.QUOTAS], Key=_tree())  # the connection stands
-    _START.wait(_PATIENCE_SECONDS)
+    client.get_item(TableName=_names(task.prefix)[Table.QUOTAS], Key=_tree())  # opens the connection
+    _START.wait(_START_TIMEOUT_SECONDS)
     began = time.monotonic()
     while ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows:
         run()
@@ -167,8 +168,8 @@ def _tree() -> dict[str, Any]:
     return {"pk": {"S": key.pk}, "sk": {"S": key.sk}}
 
 
-def _bare(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
-    """Send transactions one after the other, each held to the version of the tree."""
+def _run_bare_loop(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
+    """Send the transactions in order; each requires the current version of the quota tree."""
     client = task.credentials.client("dynamodb", config=aws.READS_AND_IDEMPOTENT_WRITES)
     quotas = _names(task.prefix)[Table.QUOTAS]
 
@@ -177,7 +178,7 @@ def _bare(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
         return int(found["Item"]["version"]["N"])
 
     at = version()
-    _START.wait(_PATIENCE_SECONDS)
+    _START.wait(_START_TIMEOUT_SECONDS)
     began = time.monotonic()
     for transaction in task.transactions:
         while True:
@@ -186,7 +187,7 @@ def _bare(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
             except ClientError as error:
                 if aws.code_of(error) != "TransactionCanceledException":
                     raise
-                at = version()  # somebody was first
+                at = version()  # another writer committed first
             else:
                 at += 1
                 break
@@ -194,7 +195,7 @@ def _bare(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]]]:
 
 
 def held_to(transaction: Sequence[dict[str, Any]], version: int) -> list[dict[str, Any]]:
-    """Return a transaction whose row of the tree is held to a version, and raises it."""
+    """Return a transaction that requires this version of the quota-tree row, and raises it."""
     tree = _tree()
     found = []
     for item in transaction:
@@ -220,7 +221,7 @@ def moved(transaction: Sequence[dict[str, Any]], prefix: str) -> list[dict[str, 
 
 
 def _a_queue(credentials: Credentials, prefix: str, jobs: int) -> int:
-    """Set up teams and their waiting jobs on tables of their own; return how many nodes the fleet has."""
+    """Create teams and their pending jobs on new tables; return the number of nodes of the fleet."""
     ledger = make_tables(credentials.client("dynamodb"), prefix)
     nodes = jobs * 2
     scenario = JobScenario(size=nodes)
@@ -245,7 +246,7 @@ def _a_queue(credentials: Credentials, prefix: str, jobs: int) -> int:
         for part in parts:
             request = set_quotas.Request(part=part, expected=0, by="role/Platform", reason="A benchmark.")
             set_quotas.run(request, scenario.context(ledger=where, now=now))
-    # Submission is none of a pass's work: jobs are submitted in memory, and their rows stored a hundred at a time.
+    # A cycle submits no jobs: they are submitted in memory, and their rows are stored a hundred at a time.
     waiting = [
         scenario.submit(
             f"key-{number}",
@@ -266,33 +267,38 @@ class _AdmissionBench:
     jobs: int
     pools: dict[int, ProcessPoolExecutor]
     recorded: list[list[dict[str, Any]]] = field(default_factory=list)
-    """The transactions of one writer's passes: what the bare loop sends."""
+    """The transactions of one writer's cycles; the bare loop sends them."""
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def take(self, lane: str, writers: int) -> float:
-        """Run one lane once; return the seconds from the first look or write to the last admission that is in."""
+        """Run one lane once; return the seconds from its first read or write to its last admission."""
         prefix = f"round{next(self.numbers)}"
         nodes = _a_queue(self.credentials, prefix, self.jobs)
-        if lane == "pass":
+        if lane == "cycle":
             tasks = [_Task(self.credentials, prefix, nodes)] * writers
-            ran = list(self.pools[writers].map(_pass, tasks))
+            ran = list(self.pools[writers].map(_run_cycles, tasks))
             self.recorded = self.recorded or [each for _, _, seen in ran for each in seen]
         else:
             mine = [moved(each, prefix) for each in self.recorded]
             tasks = [_Task(self.credentials, prefix, 0, mine[first::writers]) for first in range(writers)]
-            ran = list(self.pools[writers].map(_bare, tasks))
+            ran = list(self.pools[writers].map(_run_bare_loop, tasks))
         self._check(prefix)
         return max(ended for _, ended, _ in ran) - min(began for began, _, _ in ran)
 
     def _check(self, prefix: str) -> None:
-        """All were admitted, once each: or the figure would be of something else."""
+        """Check that every job was admitted exactly once; otherwise the figure measures something else.
+
+        Raises:
+            RuntimeError: A job has no charge, or is still pending.
+        """
         ledger = DynamoLedger(_names(prefix), self.credentials.client("dynamodb"))
         tree = rows.tree_key()
         charges = len(ledger.partition(tree.table, tree.pk, "CHARGE#"))
         waiting = ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows
         if charges != self.jobs or waiting:
             raise RuntimeError(
-                f"{charges} of {self.jobs} jobs hold a charge, {'some wait' if waiting else 'none waits'}"
+                f"{charges} of {self.jobs} jobs have a charge, and {'some are' if waiting else 'none is'} pending; "
+                "every job must have one charge and none be pending"
             )
 
 
@@ -300,7 +306,7 @@ class _AdmissionBench:
 def _pools() -> Iterator[dict[int, ProcessPoolExecutor]]:
     spawn = multiprocessing.get_context("spawn")
     pools = {
-        writers: ProcessPoolExecutor(writers, spawn, initializer=_meet, initargs=(spawn.Barrier(writers),))
+        writers: ProcessPoolExecutor(writers, spawn, initializer=_set_start_barrier, initargs=(spawn.Barrier(writers),))
         for writers in WRITERS
     }
     try:
@@ -311,18 +317,18 @@ def _pools() -> Iterator[dict[int, ProcessPoolExecutor]]:
 
 
 def run(rounds: int, jobs: int) -> list[AdmissionReport]:
-    """Measure all lanes with each number of writers, in turn."""
+    """Measure each lane with each number of writers, alternately."""
     with tempfile.TemporaryDirectory() as folder, Engine.start(Path(folder)) as engine, _pools() as pools:
         statement = {"Effect": "Allow", "Action": "dynamodb:*", "Resource": "*"}
         bench = _AdmissionBench(make_user(bootstrap(engine), "bench", [statement]), jobs, pools)
-        turns = [(lane, writers) for writers in WRITERS for lane in LANES]
-        for lane, writers in turns:  # processes are up, code is warm, and what is to be sent is known
+        runs = [(lane, writers) for writers in WRITERS for lane in LANES]
+        for lane, writers in runs:  # starts the processes, warms the code and records the transactions
             bench.take(lane, writers)
-        seconds: dict[tuple[str, int], list[float]] = {turn: [] for turn in turns}
+        seconds: dict[tuple[str, int], list[float]] = {each: [] for each in runs}
         before = Usage.now()
         for number in range(rounds):
-            for turn in turns[number % len(turns) :] + turns[: number % len(turns)]:
-                seconds[turn].append(bench.take(*turn))
+            for each in runs[number % len(runs) :] + runs[: number % len(runs)]:
+                seconds[each].append(bench.take(*each))
             print(f"  round {number + 1} of {rounds}", file=sys.stderr, flush=True)
         others = Usage.now().others_since(before)
     return [
@@ -345,41 +351,41 @@ def run(rounds: int, jobs: int) -> list[AdmissionReport]:
 def main(words: Sequence[str] | None = None) -> int:
     """Measure and print; write the figures as JSON. Return 0 if the aim is met, else 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.admissions", description="Durable admissions a second, against a bare loop of the same."
+        prog="python -m bench.admissions", description="Durable admissions per second, against a bare loop of the same."
     )
-    parser.add_argument("--rounds", type=int, default=8, help="of every lane, that count (default 8)")
-    parser.add_argument("--jobs", type=int, default=120, help="admitted in a round and lane (default 120)")
-    parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
+    parser.add_argument("--rounds", type=int, default=8, help="measured rounds of every lane (default 8)")
+    parser.add_argument("--jobs", type=int, default=120, help="jobs per round and lane (default 120)")
+    parser.add_argument("--output", type=Path, help="file to write the figures to, as JSON")
     asked = parser.parse_args(words)
     reports = run(asked.rounds, asked.jobs)
     figures = [report.figures() for report in reports]
     print("\n".join(table(figures)))
     print(f"\nOther programs used {reports[0].others:.0%} of the processors meanwhile.")
     if asked.output:
-        told = {"aim": AIM, "othersShare": reports[0].others, "lanes": figures}
-        asked.output.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        document = {"aim": AIM, "othersShare": reports[0].others, "lanes": figures}
+        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0 if all(each["ratio"] >= AIM for each in figures) else 1
 
 
 def table(figures: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what a person reads."""
+    """Return the report as lines."""
     first = figures[0]
-    told = (
+    title = (
         f"DURABLE ADMISSIONS, {first['rounds']} rounds of {first['admissions']} each: "
         f"{first['transactions']} transactions, {first['items']} items, {first['kilobytes']} kB"
     )
     lines = [
         "",
-        told,
+        title,
         "",
-        f"  {'writers':>7}{'pass / bare':>13}{'95 % interval':>17}{'pass/s':>9}{'bare/s':>9}{'aim':>8}",
+        f"  {'writers':>7}{'cycle / bare':>13}{'95 % interval':>17}{'cycle/s':>9}{'bare/s':>9}{'aim':>8}",
     ]
     for each in figures:
         met = "met" if each["ratio"] >= AIM else "MISSED"
         interval = f"{each['low']:.2f} – {each['high']:.2f}"
         lines.append(
             f"  {each['writers']:>7}{each['ratio']:>13.2f}{interval:>17}"
-            f"{each['perSecond']['pass']:>9.1f}{each['perSecond']['bare']:>9.1f}{met:>8}"
+            f"{each['perSecond']['cycle']:>9.1f}{each['perSecond']['bare']:>9.1f}{met:>8}"
         )
     return lines
 

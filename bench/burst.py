@@ -1,11 +1,11 @@
-"""Burst and placement in virtual time: what the placement rules save on a real trace, against three simpler ways.
+"""Burst and placement in virtual time: the cost of the placement rules on a real trace, against three simpler policies.
 
-    python -m bench.burst                     the whole: tuning, measuring, frontier (some minutes; see --help)
-    python -m bench.burst --seeds 2 --quick   a look
+    python -m bench.burst                     tuning, measurement and frontier (some minutes; see --help)
+    python -m bench.burst --seeds 2 --quick   a short run
 
-Everything given is in `bench/setups/burst.json`, which was fixed before the first run. The decisions are those of the
-service: `choose_pool`, `decide_migration`, `expected_starts`, `Shortages`. The world around them is simulated: nodes,
-markets and jobs. Every policy runs in the same world, with the same luck.
+All inputs are in `bench/setups/burst.json`, which was fixed before the first run. The decisions are those of the
+service: `choose_pool`, `decide_migration`, `expected_starts`, `Shortages`. Nodes, markets and jobs are simulated.
+A seed gives every policy the same jobs, capacity and interruptions.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _RESAMPLES = 2000
 
 
 def load_setup() -> Json:
-    """Read what was fixed before the first run."""
+    """Return the inputs that were fixed before the first run."""
     found: Json = json.loads((HERE / "setups" / "burst.json").read_text(encoding="utf-8"))
     return found
 
 
 def setup_hash() -> str:
-    """Return the SHA-256 of what was fixed, so that figures say to what they belong."""
+    """Return the SHA-256 of the setup; figures carry it."""
     return hashlib.sha256((HERE / "setups" / "burst.json").read_bytes()).hexdigest()
 
 
@@ -73,7 +73,7 @@ def setup_hash() -> str:
 
 @dataclass(slots=True)
 class TraceJob:
-    """One job of the trace, and what has become of it."""
+    """A job of the trace and its progress."""
 
     name: str
     team: str
@@ -96,7 +96,7 @@ class TraceJob:
 
     @property
     def guess(self) -> float:
-        """How much longer it is expected to take."""
+        """Expected remaining seconds."""
         return remaining_seconds(self.estimate, self.done)
 
 
@@ -112,13 +112,13 @@ def _trace() -> tuple[dict[str, list[tuple[float, int]]], list[float]]:
 
 
 def jobs_of(setup: Json, seed: int, sigma: float) -> list[TraceJob]:
-    """Draw one month of jobs, in the order in which they arrive."""
+    """Draw one month of jobs, in order of arrival."""
     rng = random.Random(f"{seed}/jobs")
-    told = setup["jobs"]
+    law = setup["jobs"]
     arrivals, lengths = _trace()
-    window = told["days"] * 86_400
-    kinds = list(told["classes"])
-    weights = [told["classes"][kind]["share"] for kind in kinds]
+    window = law["days"] * 86_400
+    kinds = list(law["classes"])
+    weights = [law["classes"][kind]["share"] for kind in kinds]
     found = []
     for vc in sorted(arrivals):
         span = arrivals[vc][-1][0]
@@ -130,14 +130,14 @@ def jobs_of(setup: Json, seed: int, sigma: float) -> list[TraceJob]:
             place_in = rng.random() * (len(lengths) - 1)
             low = int(place_in)
             run = lengths[low] + (place_in - low) * (lengths[low + 1] - lengths[low])
-            run = min(max(run, 1.0), told["mostRunSeconds"])
+            run = min(max(run, 1.0), law["mostRunSeconds"])
             kind = rng.choices(kinds, weights)[0]
             wrong = math.exp(rng.gauss(0, 1) * sigma)
-            saves = rng.random() < told["classes"][kind]["checkpoints"]
+            saves = rng.random() < law["classes"][kind]["checkpoints"]
             if moment >= window:
                 continue
             nodes = max(1, -(-gpus // 8))
-            value = round(told["classes"][kind]["usdPerHourOfDelay"] * money.MICROS)
+            value = round(law["classes"][kind]["usdPerHourOfDelay"] * money.MICROS)
             found.append(
                 TraceJob(
                     "", vc, kind, moment, nodes, gpus if nodes == 1 else 8, run, max(60.0, run * wrong), saves, value
@@ -153,14 +153,14 @@ def jobs_of(setup: Json, seed: int, sigma: float) -> list[TraceJob]:
 
 
 class CapacityMarket:
-    """Which (type, zone, kind) has capacity when: open and closed in turn, the same for every policy of one seed."""
+    """Capacity of each (type, zone, kind): open and closed intervals, the same for every policy of a seed."""
 
     def __init__(self, setup: Json, seed: int) -> None:
         self.setup, self.seed = setup["market"], seed
         self.switches: dict[tuple[str, str, Market], tuple[random.Random, list[float]]] = {}
 
     def is_open(self, instance_type: str, zone: str, market: Market, now: float) -> bool:
-        """Whether a request would be served."""
+        """Return whether a request would be granted."""
         key = (instance_type, zone, market)
         law = self.setup["spot" if market is Market.SPOT else "onDemand"]
         if key not in self.switches:
@@ -182,13 +182,13 @@ class CapacityMarket:
         return low % 2 == 1
 
     def launch_seconds(self, job: TraceJob) -> float:
-        """Draw how long this start of this job takes until its last node is Ready."""
+        """Draw the seconds until the last node of this start is Ready."""
         rng = random.Random(f"{self.seed}/launch/{job.name}/{job.starts}")
         law = self.setup["launch"]
         return max(math.exp(math.log(law["medianSeconds"]) + law["sigma"] * rng.gauss(0, 1)) for _ in range(job.nodes))
 
     def interrupted_after(self, job: TraceJob) -> float:
-        """Draw when the first of this start's spot nodes is taken back."""
+        """Draw the seconds until the first spot node of this start is reclaimed."""
         rng = random.Random(f"{self.seed}/reclaim/{job.name}/{job.starts}")
         return rng.expovariate(self.setup["spot"]["interruptionsPerNodeHour"] * job.nodes / HOUR)
 
@@ -198,19 +198,19 @@ class CapacityMarket:
 
 @dataclass(frozen=True)
 class BaselinePolicy:
-    """One policy with its knobs."""
+    """A policy with its knobs."""
 
     name: str
     order: str
     patience_hours: float = math.inf
-    """After so long a job that waits is rented for; infinite: never. Not for `evenkeel`, which weighs."""
+    """Hours in the queue after which the policy rents for a job; infinite: never. `evenkeel` ignores it."""
     spot: bool = False
     most_gpus: int = 64
     value_factor: float = 1.0
-    """`evenkeel` only: how many times the price of delay it believes in, for the frontier."""
+    """`evenkeel` only: factor on the price of delay, for the frontier."""
 
     def key(self, job: TraceJob) -> tuple[float, float, str]:
-        """Return the job's place in the queue."""
+        """Return the job's sort key in the queue."""
         if self.order == "class":
             return (-job.value, job.at, job.name)
         if self.order == "value":
@@ -219,11 +219,11 @@ class BaselinePolicy:
 
 
 def baselines(setup: Json) -> dict[str, list[BaselinePolicy]]:
-    """Return every knob of the three baselines, as the setup lists them."""
-    told = setup["baselines"]
-    always, greedy = told["always"], told["greedy"]
+    """Return every policy of the three baselines, as listed in the setup."""
+    knobs = setup["baselines"]
+    always, greedy = knobs["always"], knobs["greedy"]
     return {
-        "committed": [BaselinePolicy("committed", order) for order in told["committed"]["orders"]],
+        "committed": [BaselinePolicy("committed", order) for order in knobs["committed"]["orders"]],
         "always": [
             BaselinePolicy("always", *each)
             for each in itertools.product(always["orders"], [0.0], always["spot"], always["mostGpus"])
@@ -240,7 +240,7 @@ def baselines(setup: Json) -> dict[str, list[BaselinePolicy]]:
 
 @dataclass(slots=True)
 class TraceJobRun:
-    """One start of one job."""
+    """A start of a job."""
 
     job: TraceJob
     token: int
@@ -248,17 +248,17 @@ class TraceJobRun:
     trains_at: float
     ends_at: float
     expected_at: float
-    """When it should end, by the estimate; one that outruns it is reckoned as in `starts.remaining_seconds`."""
+    """Estimated end; after it, `start_estimates.remaining_seconds` applies."""
     slots: tuple[tuple[int, int], ...] = ()
-    """Committed: (node, GPUs)."""
+    """(node, GPUs) on committed nodes; empty on rented nodes."""
     pool: Pool | None = None
-    """Rented."""
+    """Pool of the rented nodes; None on committed nodes."""
     zone: str = ""
 
 
 @dataclass
 class BurstOutcome:
-    """What one policy came to in one world."""
+    """Result of one policy on one seed."""
 
     rent_parts: int = 0
     delay_parts: int = 0
@@ -269,7 +269,7 @@ class BurstOutcome:
     most_fleet_rate: int = 0
     most_team_rate: int = 0
     idle_share: float = 0.0
-    """Committed GPU-hours of the window that nothing ran on."""
+    """Share of the committed GPU-hours of the window that no job used."""
     cpu_seconds: float = 0.0
 
     @property
@@ -278,10 +278,10 @@ class BurstOutcome:
 
 
 class BurstSimulation:
-    """One month, one policy."""
+    """Simulates one month under one policy."""
 
-    def __init__(self, setup: Json, way: BaselinePolicy, seed: int, sigma: float | None = None) -> None:
-        self.setup, self.way = setup, way
+    def __init__(self, setup: Json, policy: BaselinePolicy, seed: int, sigma: float | None = None) -> None:
+        self.setup, self.policy = setup, policy
         self.market = CapacityMarket(setup, seed)
         self.jobs = jobs_of(setup, seed, setup["jobs"]["estimate"]["sigma"] if sigma is None else sigma)
         self.sigma = setup["jobs"]["estimate"]["sigma"] if sigma is None else sigma
@@ -292,7 +292,7 @@ class BurstSimulation:
         self.leaving: dict[int, TraceJobRun] = {}
         self.events: list[tuple[float, int, int, int]] = []
         self.numbers = itertools.count()
-        self.memory = Shortages()
+        self.shortages = Shortages()
         self.rates: dict[str, int] = {}
         self.fleet_rate = 0
         self.caps = [round(setup["caps"][cap] * money.MICROS) for cap in ("teamUsdPerHour", "fleetUsdPerHour")]
@@ -305,7 +305,7 @@ class BurstSimulation:
     # ------------------------------------------------ the clock
 
     def play(self) -> BurstOutcome:
-        """Play the month, and on until the last job has ended."""
+        """Simulate the month and the time until the last job ends."""
         began = time.process_time()
         for number, job in enumerate(self.jobs):
             heapq.heappush(self.events, (job.at, next(self.numbers), 0, number))
@@ -318,7 +318,7 @@ class BurstSimulation:
             if kind == 0:
                 self._arrive(self.jobs[what], now)
             elif kind == 1:
-                self._pass(now)
+                self._run_cycle(now)
                 heapq.heappush(self.events, (now + step, next(self.numbers), 1, 0))
             elif kind == 4:
                 self._pay(self.leaving.pop(what), now)
@@ -333,29 +333,29 @@ class BurstSimulation:
         return self.out
 
     def _note(self, now: float) -> None:
-        """Keep how often committed capacity was wanted by more than it holds, by a half-life of a day."""
+        """Update the share of time with a queue for committed capacity; its half-life is a day."""
         if now > self.seen_at:
             fades = 0.5 ** ((now - self.seen_at) / 86_400)
             self.share_full = self.share_full * fades + (1 - fades) * bool(self.queue)
             self.seen_at = now
 
     def _arrive(self, job: TraceJob, now: float) -> None:
-        if not (self.way.order == "arrival" and self.queue) and self._take_slots(job, now):
+        if not (self.policy.order == "arrival" and self.queue) and self._take_slots(job, now):
             return
-        insort(self.queue, (self.way.key(job), job))
-        if self.way.name == "evenkeel":
+        insort(self.queue, (self.policy.key(job), job))
+        if self.policy.name == "evenkeel":
             self._weigh_queue(now, [job])
-        elif self.way.patience_hours <= 0:
+        elif self.policy.patience_hours <= 0:
             self._rent_as_decided(job, now)
 
-    def _pass(self, now: float) -> None:
+    def _run_cycle(self, now: float) -> None:
         self._fill(now)
-        if self.way.name == "evenkeel":
+        if self.policy.name == "evenkeel":
             self._weigh_queue(now, [job for _, job in self.queue])
             self._migrate_back(now)
-        elif self.way.patience_hours < math.inf:
+        elif self.policy.patience_hours < math.inf:
             for _, job in list(self.queue):
-                if now - job.at >= self.way.patience_hours * HOUR:
+                if now - job.at >= self.policy.patience_hours * HOUR:
                     self._rent_as_decided(job, now)
 
     def _fill(self, now: float) -> None:
@@ -368,7 +368,7 @@ class BurstSimulation:
                 whole, most = self.free.count(8), max(self.free)
                 continue
             kept.append(entry)
-            if self.way.order == "arrival" or not most:
+            if self.policy.order == "arrival" or not most:
                 kept += self.queue[place_in + 1 :]
                 break
         self.queue = kept
@@ -404,7 +404,7 @@ class BurstSimulation:
         return run
 
     def _leave(self, run: TraceJobRun, now: float, *, is_done: bool) -> int:
-        """Take a run off its nodes; what it has done by now is kept where the job saves. Returns jobs ended."""
+        """End a run and free its nodes; a job that saves keeps its progress. Return the number of completed jobs."""
         job = run.job
         for node, gpus in run.slots:
             self.free[node] += gpus
@@ -421,13 +421,13 @@ class BurstSimulation:
             return 1
         job.done = min(job.run, job.done + max(0.0, now - run.trains_at)) if job.saves else 0.0
         self.out.interruptions += 1
-        assert run.pool is not None  # only what is rented is taken back
-        self.memory = self.memory.with_refusal(run.pool.instance_type, run.zone, run.pool.market, _at(now))
+        assert run.pool is not None  # only rented nodes are reclaimed
+        self.shortages = self.shortages.with_refusal(run.pool.instance_type, run.zone, run.pool.market, _at(now))
         self._arrive(job, now)
         return 0
 
     def _pay(self, run: TraceJobRun, now: float) -> None:
-        assert run.pool is not None  # the caller asked
+        assert run.pool is not None  # the caller checked
         self.rented.discard(run.token)
         rate = run.pool.micros_per_node_hour * run.job.nodes
         self.rates[run.job.team] -= rate
@@ -446,11 +446,11 @@ class BurstSimulation:
     # ------------------------------------------------ renting
 
     def _rent(self, job: TraceJob, pool: Pool, now: float, waited: float) -> bool:
-        """Ask for nodes. False where the market is closed, which is remembered."""
+        """Request nodes; return False and record the refusal if there is no capacity."""
         if not self.market.is_open(pool.instance_type, pool.zone, pool.market, now + waited):
-            self.memory = self.memory.with_refusal(pool.instance_type, pool.zone, pool.market, _at(now))
+            self.shortages = self.shortages.with_refusal(pool.instance_type, pool.zone, pool.market, _at(now))
             return False
-        self.memory = self.memory.with_success(pool.instance_type, pool.zone, pool.market)
+        self.shortages = self.shortages.with_success(pool.instance_type, pool.zone, pool.market)
         after = self.market.interrupted_after(job) if pool.market is Market.SPOT else math.inf
         run = self._begin(job, now, waited + self.market.launch_seconds(job), pool=pool, zone=pool.zone)
         self.rented.add(run.token)
@@ -465,17 +465,17 @@ class BurstSimulation:
         return True
 
     def _rent_as_decided(self, job: TraceJob, now: float) -> None:
-        """Rent as the baselines do: the cheapest kind first, within the caps, where nothing was refused lately."""
-        if job.gpus > self.way.most_gpus:
+        """Rent as the baselines do: the cheapest pool within the caps that did not refuse recently."""
+        if job.gpus > self.policy.most_gpus:
             return
         waited = 0.0
         for pool in self.pools[_size(job)]:
-            if pool.market is Market.SPOT and not (self.way.spot and job.saves):
+            if pool.market is Market.SPOT and not (self.policy.spot and job.saves):
                 continue
             rate = pool.micros_per_node_hour * job.nodes
             if self.rates.get(job.team, 0) + rate > self.caps[0] or self.fleet_rate + rate > self.caps[1]:
                 continue
-            if self.memory.barred_until(pool.instance_type, pool.zone, pool.market, _at(now)):
+            if self.shortages.barred_until(pool.instance_type, pool.zone, pool.market, _at(now)):
                 continue
             if self._rent(job, pool, now, waited):
                 self._unqueue(job)
@@ -503,19 +503,19 @@ class BurstSimulation:
             job.name: expected_wait(forecast, 0.0 if job.starts else now - job.at)
             for job, forecast in zip(ordered, starts, strict=True)
         }
-        queue_price = sum(job.value for job in ordered) * self.way.value_factor
+        queue_price = sum(job.value for job in ordered) * self.policy.value_factor
         for job in jobs:
             shadow = self._shadow(job, round(queue_price))
             if self._may_pay(job, waits[job.name], shadow):
                 self._weigh(job, now, waits[job.name], shadow)
 
     def _may_pay(self, job: TraceJob, wait: float, shadow: int) -> bool:
-        """Whether renting could pay at all: if not, the job need not be weighed pool by pool.
+        """Return whether renting could pay at all. If not, `choose_pool` need not compare the pools.
 
-        No rental costs less than the cheapest node for the bare run, and none gains more than the whole wait.
+        Every rental costs at least the cheapest node for the run alone, and saves at most the whole wait.
         """
         cheapest = min(pool.micros_per_node_hour for pool in self.pools[_size(job)])
-        gain = job.value * self.way.value_factor * (wait + self.setup["committed"]["launchSeconds"])
+        gain = job.value * self.policy.value_factor * (wait + self.setup["committed"]["launchSeconds"])
         return bool(gain + shadow * job.gpus * job.guess > cheapest * job.nodes * job.guess)
 
     def _shadow(self, job: TraceJob, queue_price: int) -> int:
@@ -536,8 +536,8 @@ class BurstSimulation:
 
     def _facts(self, job: TraceJob, now: float, wait: float, shadow: int) -> PlacementFacts:
         moment = _at(now)
-        chances = [
-            # It does not fit now, or it would not be asked about.
+        candidates = [
+            # The job does not fit on committed nodes now: otherwise it would have started.
             CandidatePool(
                 pool=self.home_pool,
                 accelerators_left=0,
@@ -546,16 +546,16 @@ class BurstSimulation:
             )
         ]
         for pool in self.pools[_size(job)]:
-            barred = self.memory.barred_until(pool.instance_type, pool.zone, pool.market, moment)
+            barred = self.shortages.barred_until(pool.instance_type, pool.zone, pool.market, moment)
             left = pool.most_nodes * pool.accelerators_per_node
-            chances.append(CandidatePool(pool=pool, accelerators_left=left, barred_until=barred))
+            candidates.append(CandidatePool(pool=pool, accelerators_left=left, barred_until=barred))
         waiting = JobDemand(
             job_id=job.name,
             team=job.team,
             job_class=job.kind,
             nodes=job.nodes,
             accelerators_per_node=job.per_node,
-            micros_per_hour_of_delay=round(job.value * self.way.value_factor),
+            micros_per_hour_of_delay=round(job.value * self.policy.value_factor),
             run_seconds=job.guess,
             p90_run_seconds=job.guess * math.exp(1.2816 * self.sigma),
             checkpoint_seconds=self.setup["jobs"]["checkpointSeconds"] if job.saves else None,
@@ -569,21 +569,21 @@ class BurstSimulation:
             team_cap_micros_per_hour=self.caps[0],
             fleet_cap_micros_per_hour=self.caps[1],
         )
-        return PlacementFacts(job=waiting, candidates=tuple(chances), spending=spending, terms=TERMS, now=moment)
+        return PlacementFacts(job=waiting, candidates=tuple(candidates), spending=spending, terms=TERMS, now=moment)
 
     def _migrate_back(self, now: float) -> None:
-        """Take guests home to what the queue has left over."""
+        """Migrate jobs from rented to free committed nodes, the dearest rentals first."""
         if not self.rented or not any(self.free):
             return
-        guests = [(self.runs[token].pool, token) for token in self.rented]
-        dearest = sorted((-pool.micros_per_node_hour, token) for pool, token in guests if pool is not None)
-        queue_price = round(sum(job.value for _, job in self.queue) * self.way.value_factor)
+        rented = [(self.runs[token].pool, token) for token in self.rented]
+        dearest = sorted((-pool.micros_per_node_hour, token) for pool, token in rented if pool is not None)
+        queue_price = round(sum(job.value for _, job in self.queue) * self.policy.value_factor)
         for _, token in dearest:
             run = self.runs[token]
             job = run.job
             if now < run.trains_at or not self._free_slots(job):
                 continue
-            assert run.pool is not None  # it is rented
+            assert run.pool is not None  # the run is in `rented`
             facts = MigrationFacts(
                 candidate=self._migration_candidate(run, now),
                 pool=run.pool,
@@ -596,7 +596,7 @@ class BurstSimulation:
             )
             if decide_migration(facts).action is not MigrationAction.MIGRATE:
                 continue
-            # It saves, and the rent runs on meanwhile; the seats are kept for it.
+            # The job saves first: its rent continues until then, and its committed slots are reserved.
             del self.runs[token]
             self.rented.discard(token)
             self.leaving[token] = run
@@ -612,7 +612,7 @@ class BurstSimulation:
             team=job.team,
             nodes=job.nodes,
             accelerators_per_node=job.per_node,
-            micros_per_hour_of_delay=round(job.value * self.way.value_factor),
+            micros_per_hour_of_delay=round(job.value * self.policy.value_factor),
             left_seconds=remaining_seconds(job.estimate, job.done + trained),
             since_checkpoint_seconds=trained % self.setup["jobs"]["checkpointSeconds"],
             checkpoint_seconds=self.setup["jobs"]["checkpointSeconds"] if job.saves else None,
@@ -638,22 +638,22 @@ def _size(job: TraceJob) -> str:
 
 
 def _committed(setup: Json) -> Pool:
-    told = setup["committed"]
-    launch = LaunchDelay(p50_seconds=told["launchSeconds"], p90_seconds=told["launchSeconds"])
+    fleet = setup["committed"]
+    launch = LaunchDelay(p50_seconds=fleet["launchSeconds"], p90_seconds=fleet["launchSeconds"])
     return Pool(
         name="committed",
         cluster="hyperpod",
         market=Market.COMMITTED,
-        instance_type=told["instanceType"],
+        instance_type=fleet["instanceType"],
         accelerators_per_node=8,
-        most_nodes=told["nodes"],
+        most_nodes=fleet["nodes"],
         launch=launch,
         place=PoolEnvironment(),
     )
 
 
 def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
-    """Return by type what can be rented, the cheapest first."""
+    """Return the rentable pools by instance type, the cheapest first."""
     market = setup["market"]
     median, sigma = market["launch"]["medianSeconds"], market["launch"]["sigma"]
     launch = LaunchDelay(p50_seconds=median, p90_seconds=median * math.exp(1.2815515655446004 * sigma))
@@ -687,24 +687,29 @@ def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
 
 
 def tuned(
-    setup: Json, ways: Sequence[BaselinePolicy], seeds: Sequence[int]
+    setup: Json, policies: Sequence[BaselinePolicy], seeds: Sequence[int]
 ) -> tuple[BaselinePolicy, list[tuple[float, BaselinePolicy]]]:
-    """Return the best knobs: all on one seed, the best quarter on three, the best four on every tuning seed."""
-    kept, seen = list(ways), dict[tuple[BaselinePolicy, int], float]()
+    """Return the best policy and the final ranking.
+
+    All policies run on one seed, the best quarter on three, and the best four on every tuning seed.
+    """
+    kept, seen = list(policies), dict[tuple[BaselinePolicy, int], float]()
     for count, least in ((1, len(kept) // 4), (3, 4)):
-        ranked = sorted(((_mean(setup, way, seeds[:count], seen), way) for way in kept), key=lambda pair: pair[0])
-        kept = [way for _, way in ranked[: max(4, least)]]
-    final = sorted(((_mean(setup, way, seeds, seen), way) for way in kept), key=lambda pair: pair[0])
+        ranked = sorted(
+            ((_mean(setup, policy, seeds[:count], seen), policy) for policy in kept), key=lambda pair: pair[0]
+        )
+        kept = [policy for _, policy in ranked[: max(4, least)]]
+    final = sorted(((_mean(setup, policy, seeds, seen), policy) for policy in kept), key=lambda pair: pair[0])
     return final[0][1], final
 
 
 def _mean(
-    setup: Json, way: BaselinePolicy, seeds: Sequence[int], seen: dict[tuple[BaselinePolicy, int], float]
+    setup: Json, policy: BaselinePolicy, seeds: Sequence[int], seen: dict[tuple[BaselinePolicy, int], float]
 ) -> float:
     for seed in seeds:
-        if (way, seed) not in seen:
-            seen[way, seed] = BurstSimulation(setup, way, seed).play().usd
-    return statistics.fmean(seen[way, seed] for seed in seeds)
+        if (policy, seed) not in seen:
+            seen[policy, seed] = BurstSimulation(setup, policy, seed).play().usd
+    return statistics.fmean(seen[policy, seed] for seed in seeds)
 
 
 def interval(ratios: Sequence[tuple[float, float]], seed: int = 1) -> tuple[float, float, float]:
@@ -739,37 +744,39 @@ def described(outcomes: Mapping[int, BurstOutcome]) -> Json:
     }
 
 
-def _shown(way: BaselinePolicy) -> Json:
+def _shown(policy: BaselinePolicy) -> Json:
     return {
-        "order": way.order,
-        "spot": way.spot,
-        "patienceHours": None if way.patience_hours == math.inf else way.patience_hours,
-        "mostGpus": way.most_gpus,
-        "valueFactor": way.value_factor,
+        "order": policy.order,
+        "spot": policy.spot,
+        "patienceHours": None if policy.patience_hours == math.inf else policy.patience_hours,
+        "mostGpus": policy.most_gpus,
+        "valueFactor": policy.value_factor,
     }
 
 
 def _frontier(setup: Json, best: Mapping[str, BaselinePolicy], seeds: Sequence[int]) -> Iterator[Json]:
-    """Yield (cost, wait) of each policy over its own knob: what it believes delay is worth, or its patience."""
-    ways = [replace(best["evenkeel"], value_factor=factor) for factor in setup["frontier"]["valueFactors"]]
-    ways += [replace(best["greedy"], patience_hours=hours) for hours in setup["baselines"]["greedy"]["patienceHours"]]
-    ways += [replace(best["always"], most_gpus=most) for most in setup["baselines"]["always"]["mostGpus"]]
-    ways.append(best["committed"])
-    for way in ways:
-        told = described({seed: BurstSimulation(setup, way, seed).play() for seed in seeds})
+    """Yield cost and wait of each policy for each value of its knob: the factor on the price of delay, or patience."""
+    policies = [replace(best["evenkeel"], value_factor=factor) for factor in setup["frontier"]["valueFactors"]]
+    policies += [
+        replace(best["greedy"], patience_hours=hours) for hours in setup["baselines"]["greedy"]["patienceHours"]
+    ]
+    policies += [replace(best["always"], most_gpus=most) for most in setup["baselines"]["always"]["mostGpus"]]
+    policies.append(best["committed"])
+    for policy in policies:
+        figures = described({seed: BurstSimulation(setup, policy, seed).play() for seed in seeds})
         yield {
-            "policy": way.name,
-            **_shown(way),
-            **{name: told[name] for name in ("rentUsd", "delayUsd", "meanDelayHours")},
+            "policy": policy.name,
+            **_shown(policy),
+            **{name: figures[name] for name in ("rentUsd", "delayUsd", "meanDelayHours")},
         }
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Tune, measure, print; write the figures as JSON."""
     parser = argparse.ArgumentParser(prog="python -m bench.burst", description="Burst in virtual time.")
-    parser.add_argument("--seeds", type=int, help="only the first so many measured seeds")
+    parser.add_argument("--seeds", type=int, help="number of measured seeds (default all)")
     parser.add_argument("--quick", action="store_true", help="tune on one seed, leave out frontier and other estimates")
-    parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
+    parser.add_argument("--output", type=Path, help="file to write the figures to, as JSON")
     asked = parser.parse_args(words)
     setup = load_setup()
     tuning = setup["seeds"]["tuning"][: 1 if asked.quick else None]
@@ -780,17 +787,19 @@ def main(words: Sequence[str] | None = None) -> int:
         **baselines(setup),
         "evenkeel": [BaselinePolicy("evenkeel", order) for order in ("backfill", "class", "value")],
     }
-    for name, ways in groups.items():
-        best[name], ranking = tuned(setup, ways, tuning)
-        found["tuned"][name] = {"tried": len(ways), **_shown(best[name]), "usd": round(ranking[0][0])}
+    for name, policies in groups.items():
+        best[name], ranking = tuned(setup, policies, tuning)
+        found["tuned"][name] = {"tried": len(policies), **_shown(best[name]), "usd": round(ranking[0][0])}
         print(f"  tuned {name:<10} {found['tuned'][name]}", flush=True)
-    outcomes = {name: {seed: BurstSimulation(setup, way, seed).play() for seed in seeds} for name, way in best.items()}
+    outcomes = {
+        name: {seed: BurstSimulation(setup, policy, seed).play() for seed in seeds} for name, policy in best.items()
+    }
     print(f"\n  {'policy':<10}{'$':>8}{'rent $':>9}{'delay $':>9}{'mean h':>8}{'90 % h':>8}{'rentals':>9}{'idle':>7}")
     for name, each in outcomes.items():
-        told = found["policies"][name] = described(each)
+        shown = found["policies"][name] = described(each)
         print(
-            f"  {name:<10}{told['usd']:>8}{told['rentUsd']:>9}{told['delayUsd']:>9}{told['meanDelayHours']:>8.2f}"
-            f"{told['p90DelayHours']:>8.2f}{told['rentals']:>9}{told['idleShare']:>7.1%}"
+            f"  {name:<10}{shown['usd']:>8}{shown['rentUsd']:>9}{shown['delayUsd']:>9}{shown['meanDelayHours']:>8.2f}"
+            f"{shown['p90DelayHours']:>8.2f}{shown['rentals']:>9}{shown['idleShare']:>7.1%}"
         )
     rivals = [name for name in outcomes if name != "evenkeel"]
     found["ratios"] = {
@@ -819,7 +828,7 @@ def _write(output: Path | None, found: Json) -> None:
 
 
 def _more(setup: Json, best: Mapping[str, BaselinePolicy], rival: str, seeds: Sequence[int], found: Json) -> None:
-    """Add the frontier, and what better and worse estimates of run times would change; fewer seeds each."""
+    """Add the frontier, and the results with better and worse estimates of run times; on fewer seeds."""
     found["frontier"] = list(_frontier(setup, best, seeds[:_FRONTIER_SEEDS]))
     print(f"\n  frontier, {_FRONTIER_SEEDS} seeds: rent $ and mean delay h")
     for row in found["frontier"]:

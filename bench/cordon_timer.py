@@ -1,4 +1,4 @@
-"""The three ways from an event on the bus to a node that is unschedulable, and how each is made whole again."""
+"""Times one event from the bus to an unschedulable node, in each of three lanes, and restores the node."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ HEALTH_EVENT: Final = "SageMaker HyperPod Cluster Node Health Event"
 STACK: Final = "bench"
 TEMPLATE: Final = Path(__file__).parent / "yardsticks" / "template.yaml"
 CORDON_SECONDS: Final = 30.0
-WHOLE_SECONDS: Final = 60.0
+RESTORED_SECONDS: Final = 60.0
 EXECUTION_SECONDS: Final = 60.0
-_LOOK_SECONDS: Final = 0.05
+_POLL_SECONDS: Final = 0.05
 _CLOCK_GRAIN_SECONDS: Final = 0.002
 """The engine writes instants in whole milliseconds."""
 
 
 class BenchFailed(Exception):
-    """A measurement could not be made. The message says what was awaited."""
+    """A measurement failed. The message names the awaited state."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One event, from the bus to the node."""
+    """Times of one event, from the bus to the node."""
 
     lane: str
     node: str
     event_id: str
     sent_at: float
-    """Wall clock, when the event was handed to the bus."""
+    """Wall clock when the event was sent to the bus."""
     accept_seconds: float
-    """Until the bus said that it had it."""
+    """Until the bus accepted the event."""
     seconds: float
     """From the same moment until a watcher of the Kubernetes API saw the node unschedulable."""
     execution: str = ""
-    """Name of the workflow's execution; empty in the lane that has none."""
+    """Name of the workflow's execution; empty in a lane without a workflow."""
     marks: Mapping[str, float] = field(default_factory=dict)
     """Seconds after `sent_at` at which the workflow began, and entered and left each state that cordons."""
 
     @property
     def pause_seconds(self) -> float:
-        """How long the engine let the workflow stand before its first state: a fixed pause, no work of anybody's."""
+        """Fixed pause of the engine between the start of the workflow and its first state."""
         return self.marks["entered PlanRecovery"] - self.marks["started"] if self.marks else 0.0
 
     @property
     def moving_seconds(self) -> float:
-        """The way without that pause."""
+        """Seconds without that pause."""
         return self.seconds - self.pause_seconds
 
 
 @dataclass(frozen=True)
 class BenchNode:
-    """A node that takes work."""
+    """A schedulable node."""
 
     name: str
     instance_id: str
 
 
 class CordonTimer:
-    """The fleet that all lanes share, and the bus that their events go to."""
+    """Times the lanes on one fleet and one event bus."""
 
     def __init__(self, centre: DataCentre, watch: NodeWatch) -> None:
         self.centre = centre
@@ -77,10 +77,10 @@ class CordonTimer:
         self._bus = make_user(centre.deployer, "aws-bench", sender).client("events")
         self._states = centre.deployer.client("stepfunctions")
         self._functions = centre.deployer.client("lambda")
-        self._turn = 0
+        self._timed = 0
 
     def deploy_yardsticks(self, say: Say) -> Outputs:
-        """Deploy the lanes that have no product in them to the same engine."""
+        """Deploy the lanes without the product to the same engine."""
         centre = self.centre
         layers = [arn for name, arn in stack_resources(centre.deployer).items() if name.startswith("EvenkeelLayer")]
         outputs = deploy(
@@ -100,16 +100,16 @@ class CordonTimer:
         return outputs
 
     def next_node(self) -> BenchNode:
-        """Return the next node in turn, once the whole fleet takes work and no workflow runs."""
-        nodes = self._await_whole()
-        self._turn += 1
-        return nodes[self._turn % len(nodes)]
+        """Wait until every node is schedulable and no workflow runs; return the next node of the cyclic order."""
+        nodes = self._await_restored()
+        self._timed += 1
+        return nodes[self._timed % len(nodes)]
 
     def time_cordon(self, lane: str, source: str, node: BenchNode) -> Sample:
-        """Put one node-health event on the bus and wait until the node is unschedulable.
+        """Send one node-health event to the bus and wait until the node is unschedulable.
 
         Raises:
-            BenchFailed: it did not become so in time.
+            BenchFailed: The node did not become unschedulable in time.
         """
         cluster = self.centre.cluster
         detail = {
@@ -138,10 +138,10 @@ class CordonTimer:
         return Sample(lane, node.name, answer["Entries"][0]["EventId"], wall, accepted - began, seen - began)
 
     def with_execution(self, sample: Sample, machine_arn: str) -> Sample:
-        """Wait until the workflow that an event started has ended; return the sample with what its history says.
+        """Wait for the end of the workflow that an event started; return the sample with the marks of its history.
 
         Raises:
-            BenchFailed: it failed, or did not end in time.
+            BenchFailed: The workflow failed, or did not end in time.
         """
 
         def ended() -> dict[str, Any] | None:
@@ -157,7 +157,7 @@ class CordonTimer:
         return replace(sample, execution=execution["name"], marks=marks)
 
     def chill(self, functions: Iterable[str]) -> None:
-        """Make the next call of each function a cold start: the engine ends its workers when a setting is set anew."""
+        """Make the next call of each function a cold start: the engine ends its workers when a setting is written."""
         for name in functions:
             timeout = self._functions.get_function_configuration(FunctionName=name)["Timeout"]
             self._functions.update_function_configuration(FunctionName=name, Timeout=timeout)
@@ -165,13 +165,13 @@ class CordonTimer:
     def uncordon(self, node: BenchNode) -> None:
         self._admin.patch(f"/api/v1/nodes/{node.name}", {"spec": {"unschedulable": None}})
 
-    def _await_whole(self) -> list[BenchNode]:
-        def whole() -> list[BenchNode] | None:
+    def _await_restored(self) -> list[BenchNode]:
+        def restored() -> list[BenchNode] | None:
             listed = self.centre.cluster.nodes()
-            fit = [node for node in listed if _takes_work(node)]
+            fit = [node for node in listed if _is_schedulable(node)]
             return [BenchNode(node["name"], node["instanceId"]) for node in fit] if len(fit) == len(listed) else None
 
-        nodes: list[BenchNode] = await_true("a whole fleet", WHOLE_SECONDS, whole)
+        nodes: list[BenchNode] = await_true("every node to be schedulable", RESTORED_SECONDS, restored)
         return sorted(nodes, key=lambda node: node.name)
 
 
@@ -185,19 +185,19 @@ def _marks(history: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
                 yield f"{kind} {event[details]['name']}", at
 
 
-def await_true(what: str, seconds: float, look: Callable[[], Any]) -> Any:
-    """Look until there is something to see; return it.
+def await_true(what: str, seconds: float, probe: Callable[[], Any]) -> Any:
+    """Call the probe until it returns a true value; return that value.
 
     Raises:
-        BenchFailed: there was nothing in time.
+        BenchFailed: The probe returned no true value in time.
     """
     deadline = time.monotonic() + seconds
-    while not (seen := look()):
+    while not (seen := probe()):
         if time.monotonic() > deadline:
             raise BenchFailed(f"waited {seconds:.0f} s for {what}")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return seen
 
 
-def _takes_work(node: dict[str, Any]) -> bool:
+def _is_schedulable(node: dict[str, Any]) -> bool:
     return node["ready"] == "True" and not node["unschedulable"] and not node["taints"] and node["status"] == "Running"

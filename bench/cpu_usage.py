@@ -1,4 +1,4 @@
-"""How much of the machine others used while we measured. Linux only, as the local data centre is."""
+"""Measures the processor share of other programs during a benchmark. Linux only, like the local data centre."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Usage:
     all_ticks: int
     busy_ticks: int
     own_ticks: int
-    """Of this process and all that descend from it."""
+    """Ticks of this process and all its descendants."""
 
     @classmethod
     def now(cls) -> Usage:
@@ -29,9 +29,9 @@ class Usage:
         return cls(sum(ticks), sum(ticks) - idle, _ticks_of_tree(os.getpid()))
 
     def others_since(self, before: Usage) -> float:
-        """Return the share of all processors that processes of others used since then, 0 to 1."""
+        """Return the share of all processors that other programs used since then, 0 to 1."""
         busy, own = self.busy_ticks - before.busy_ticks, self.own_ticks - before.own_ticks
-        # A process that died unreaped takes its ticks along: never less than nothing.
+        # The ticks of a process that died unreaped are lost, so the difference can be negative.
         return max(0.0, (busy - own) / max(1, self.all_ticks - before.all_ticks))
 
 

@@ -1,10 +1,10 @@
-"""A day on which inference leaves accelerators idle: how much of that an elastic job recovers, without foresight.
+"""A day on which inference leaves GPUs idle: the share of them that an elastic job uses, without foresight.
 
     python -m bench.elastic
 
-256 GPUs, of which a training job holds 160 for certain and inference leaves up to 96 over; a resize stops the whole job
-for 150 s (`bench/setups/burst.json`). The decisions are those of the service (`plan_growth`, `plan_shrink`). The
-bound is the best that anybody could do who knew the day beforehand and paid the same for each resize.
+There are 256 GPUs. A training job always has 160 of them; inference leaves up to 96 idle. A resize stops the whole job
+for 150 s (`bench/setups/burst.json`). The decisions are those of the service (`plan_growth`, `plan_shrink`). The bound
+is the best result with perfect knowledge of the day, at the same cost per resize.
 
     recovered = (GPU-seconds trained on idle GPUs - GPU-seconds stood still for resizes) / idle GPU-seconds
 """
@@ -33,7 +33,7 @@ DAY = 86_400
 
 @dataclass(frozen=True)
 class ElasticDay:
-    """What came of one day, in shares of its idle GPU-seconds."""
+    """Result of one day, in shares of its idle GPU-seconds."""
 
     idle_gpu_hours: float
     recovered: float
@@ -43,7 +43,7 @@ class ElasticDay:
 
 
 def shapes(setting: dict[str, Any], name: str, seed: int = 0) -> list[int]:
-    """Return how many steps of GPUs are idle at each tick of a day."""
+    """Return the number of idle GPU steps at each tick of a day."""
     ticks, most = DAY // setting["tickSeconds"], setting["idle"] // setting["step"]
     if name == "all-day":
         return [most] * ticks
@@ -62,7 +62,7 @@ def shapes(setting: dict[str, Any], name: str, seed: int = 0) -> list[int]:
 
 
 def play(setting: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
-    """Return the GPU-seconds recovered by the service's rules, and how often it resized."""
+    """Return the GPU-seconds recovered by the service's rules, and the number of resizes."""
     step, tick_seconds, cost = setting["step"], setting["tickSeconds"], setting["resizeSeconds"]
     base = (setting["gpus"] - setting["idle"]) // step
     sizes = Sizes(least=base, most=setting["gpus"] // step)
@@ -85,7 +85,7 @@ def play(setting: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
             job, since = job.but(nodes=size, resized_at=now), []
             gained, resizes = gained - cost * size * step, resizes + 1
         else:
-            # Those that stood idle longest are the last that inference takes again.
+            # Inference takes the longest idle GPUs last.
             since = since[: free - extra] + [seconds] * (free - extra - len(since))
             stood = sum(seconds - each for each in since)
             facts = GrowFacts(jobs=(job,), idle=IdleNodes(nodes=free - extra, idle_node_seconds=stood), now=now)
@@ -98,7 +98,7 @@ def play(setting: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
 
 
 def best(setting: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
-    """Return the most that could be recovered with foresight, by going through every size at every tick."""
+    """Return the best possible result with foresight, by trying every size at every tick."""
     step, tick_seconds, cost = setting["step"], setting["tickSeconds"], setting["resizeSeconds"]
     base = (setting["gpus"] - setting["idle"]) // step
     worst = (-math.inf, 0)

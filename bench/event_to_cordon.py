@@ -1,11 +1,11 @@
-"""From a node-health event to a node that is unschedulable: the product against two yardsticks, in one run.
+"""From a node-health event to an unschedulable node: the product against two yardsticks, in one run.
 
     evenkeel   rule → queue → receive_event → recover_node: PlanRecovery → CordonNode          all of it real
     empty      rule → queue → a function    → recover_node: the same, functions only answer     the PATCH is real
     bare       rule →         a function                                                        the PATCH is real
 
-The lanes take turns, one event each a round, in changing order, on one engine with one fleet: what disturbs the machine
-disturbs all three. Before each event the whole fleet takes work and no recovery runs.
+The lanes alternate on one engine with one fleet, so a disturbance of the machine affects all three. A round has one
+event per lane, in changing order. Before each event every node is schedulable and no recovery runs.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ EMPTY: Final = "empty"
 BARE: Final = "bare"
 LANES: Final = (EVENKEEL, EMPTY, BARE)
 AIMED: Final = f"{EVENKEEL}/{EMPTY}"
-"""The comparison that has an aim."""
+"""The comparison with an aim."""
 AIM: Final = 1.5
-"""At the median."""
+"""Highest ratio at the median."""
 SOURCES: Final = {EVENKEEL: "aws.sagemaker", EMPTY: "evenkeel.bench.empty", BARE: "evenkeel.bench.bare"}
 FUNCTIONS: Final = ("receive_event", "plan_recovery", "cordon_node")
-ON_THE_WAY: Final = {
+FUNCTIONS_OF_LANE: Final = {
     EVENKEEL: tuple(f"{STACK_NAME}-{function}" for function in FUNCTIONS),
     EMPTY: tuple(f"{YARDSTICKS}-{function}" for function in FUNCTIONS),
     BARE: (f"{YARDSTICKS}-cordon_at_once",),
 }
-"""The functions that each lane passes, by name."""
+"""Names of the functions that each lane invokes."""
 NODES: Final = 4
 
-# A replacement takes minutes in life and is not what is measured here: it only makes the node whole for the next event.
+# A replacement takes minutes on AWS. It is not measured here: it only restores the node for the next event.
 _FLEET: Final = FleetShape(
     nodes=NODES,
     duplicate_events=False,
@@ -61,7 +61,7 @@ _FLEET: Final = FleetShape(
 
 @dataclass(frozen=True)
 class LatencyStage:
-    """One stretch of the way: seconds at the median, in the two lanes that have it."""
+    """Seconds of a stage at the median, in the two lanes with a workflow."""
 
     name: str
     evenkeel: float
@@ -73,17 +73,17 @@ Samples = Mapping[str, Sequence[Sample]]
 
 @dataclass(frozen=True)
 class LatencyReport:
-    """What a run saw."""
+    """Samples and figures of one run."""
 
     warm: Samples
-    """By lane: every function on the way was up."""
+    """By lane, with every function warm."""
     cold: Samples
-    """By lane: none was."""
+    """By lane, with every function cold."""
     stages: tuple[LatencyStage, ...]
     own: Mapping[str, tuple[float, ...]]
-    """Seconds that each function of the product spent on an event, as it logged them itself; warm."""
+    """Seconds that each function of the product logged for an event; warm."""
     others: float
-    """Share of the machine's processors that other programs used meanwhile."""
+    """Share of all processors that other programs used."""
 
     def comparisons(self) -> dict[str, Ratio]:
         """Return every comparison of the product with a yardstick, by name."""
@@ -100,17 +100,17 @@ class LatencyReport:
         return named
 
     def ratios(self) -> dict[str, float]:
-        """Return the figures that a baseline keeps: ratios alone."""
+        """Return the figures of a baseline: only ratios."""
         return {
             f"{name}, {share}": round(getattr(seen, share), 3)
             for name, seen in self.comparisons().items()
             for share in ("p50", "p99")
-            # The worst of a handful says nothing.
+            # There are too few cold samples for a p99.
             if share == "p50" or not name.endswith("cold")
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it, samples included, as a file holds it."""
+        """Return the whole report as JSON, samples included."""
         return {
             "ratios": self.ratios(),
             "othersShare": round(self.others, 3),
@@ -125,21 +125,21 @@ class LatencyReport:
 
 
 def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say) -> LatencyReport:
-    """Bring up a data centre with the real stack, deploy the yardsticks beside it, and measure.
+    """Start a data centre with the real stack, deploy the yardsticks beside it, and measure.
 
     Args:
         run_dir: Folder for logs and state; emptied first.
-        rounds: Events a lane that count, with every function up.
-        warm_up: Rounds before them, which do not count: functions start, clients connect.
-        cold_rounds: Events a lane after them, each with no function up.
-        say: Is told in a few words what happens next.
+        rounds: Measured events per lane, with every function warm.
+        warm_up: Unmeasured rounds before them: functions start, clients connect.
+        cold_rounds: Measured events per lane after them, with every function cold.
+        say: Called with a short text about the next step.
 
     Raises:
-        BenchFailed: something that was awaited did not happen.
+        BenchFailed: An awaited state was not reached in time.
     """
     with DataCentre.start(run_dir, fleet=_FLEET, say=say) as centre, NodeWatch(admin_api(centre.cluster)) as watch:
-        track = CordonTimer(centre, watch)
-        yardsticks = track.deploy_yardsticks(say)
+        timer = CordonTimer(centre, watch)
+        yardsticks = timer.deploy_yardsticks(say)
         machines = {EVENKEEL: centre.outputs["RecoverNodeArn"], EMPTY: yardsticks["RecoverNodeArn"]}
 
         def measure(what: str, count: int, *, is_cold: bool = False) -> dict[str, list[Sample]]:
@@ -148,7 +148,7 @@ def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say)
                 if number % 10 == 0:
                     say(f"{what}: round {number + 1} of {count}")
                 for lane in LANES[number % 3 :] + LANES[: number % 3]:
-                    taken[lane].append(_one(track, lane, machines.get(lane), is_cold=is_cold))
+                    taken[lane].append(_time_event(timer, lane, machines.get(lane), is_cold=is_cold))
             return taken
 
         measure("warming up", warm_up)
@@ -160,15 +160,15 @@ def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say)
     return LatencyReport(warm, cold, tuple(_stages(warm)), own, others)
 
 
-def _one(track: CordonTimer, lane: str, machine: str | None, *, is_cold: bool) -> Sample:
-    node = track.next_node()
+def _time_event(timer: CordonTimer, lane: str, machine: str | None, *, is_cold: bool) -> Sample:
+    node = timer.next_node()
     if is_cold:
-        track.chill(ON_THE_WAY[lane])
-    sample = track.time_cordon(lane, SOURCES[lane], node)
+        timer.chill(FUNCTIONS_OF_LANE[lane])
+    sample = timer.time_cordon(lane, SOURCES[lane], node)
     if machine is not None:
-        sample = track.with_execution(sample, machine)
+        sample = timer.with_execution(sample, machine)
     if lane != EVENKEEL:
-        track.uncordon(node)  # the product returns its node itself
+        timer.uncordon(node)  # the product uncordons its node itself
     return sample
 
 
@@ -177,11 +177,11 @@ def _as_json(sample: Sample) -> dict[str, Any]:
 
 
 def _stages(taken: Samples) -> Iterable[LatencyStage]:
-    """Cut the way at the marks that both workflows leave in their histories."""
+    """Yield the stages between the marks in the histories of both workflows."""
     cuts = (
-        ("received: the event has started a workflow", None, "started"),
+        ("received: the event started a workflow", None, "started"),
         ("the engine's pause before the first state", "started", "entered PlanRecovery"),
-        ("planned: PlanRecovery has answered", "entered PlanRecovery", "entered CordonNode"),
+        ("planned: PlanRecovery returned", "entered PlanRecovery", "entered CordonNode"),
         ("cordoned: the node is unschedulable", "entered CordonNode", None),
     )
     for name, since, until in cuts:
@@ -197,7 +197,7 @@ def _stages(taken: Samples) -> Iterable[LatencyStage]:
 
 
 def _own_seconds(centre: DataCentre, incidents: set[str]) -> dict[str, tuple[float, ...]]:
-    """Read what each function logged about the measured incidents: from its first line of code to its last."""
+    """Return the seconds that each function logged for the measured incidents, from its first to its last line."""
     logs = centre.deployer.client("logs")
     spent: dict[str, tuple[float, ...]] = {}
     for function in FUNCTIONS:

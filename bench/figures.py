@@ -1,4 +1,4 @@
-"""Figures from samples: quantiles, ratios of lanes with how sure they are, and the comparison with a baseline. Pure."""
+"""Figures from samples: quantiles, ratios of lanes with intervals, and the comparison with a baseline. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def quantile(samples: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One lane divided by another, of the same run on the same engine."""
+    """Seconds of a lane divided by those of another lane, from the same run on the same engine."""
 
     p50: float
     p50_low: float
@@ -29,17 +29,17 @@ class Ratio:
 
 
 def ratio(lane: Sequence[float], yardstick: Sequence[float], *, seed: int = 1) -> Ratio:
-    """Return the ratio of two lanes whose samples were taken in turn, round by round.
+    """Return the ratio of two lanes, measured alternately.
 
-    The interval comes from drawing whole rounds again (a bootstrap): what disturbed one round disturbed both lanes.
+    The interval is a bootstrap over whole rounds, because a disturbance of a round affects both lanes.
 
     Args:
-        lane: Seconds, one sample a round.
-        yardstick: Seconds, of the same rounds.
-        seed: Of the draws, so that the same samples give the same figures.
+        lane: Seconds, a sample per round.
+        yardstick: Seconds of the same rounds.
+        seed: Seed of the bootstrap: the same samples give the same figures.
     """
     if len(lane) != len(yardstick):
-        raise ValueError(f"{len(lane)} samples against {len(yardstick)}: lanes are compared round by round")
+        raise ValueError(f"{len(lane)} samples against {len(yardstick)}: both lanes need a sample for every round")
     dice = random.Random(seed)
     rounds = list(zip(lane, yardstick, strict=True))
     drawn = [dice.choices(rounds, k=len(rounds)) for _ in range(_RESAMPLES)]
@@ -56,11 +56,11 @@ def ratio(lane: Sequence[float], yardstick: Sequence[float], *, seed: int = 1) -
 
 @dataclass(frozen=True)
 class RegressionLimit:
-    """How far a ratio may rise above its baseline before it counts as a regression."""
+    """Tolerance of a ratio: a ratio above it is a regression."""
 
     baseline: float
     tolerance: float
-    """As a share of the baseline: 0.25 allows a quarter more."""
+    """Share of the baseline: 0.25 allows a ratio 25 % above it."""
 
     @property
     def highest(self) -> float:
@@ -68,7 +68,7 @@ class RegressionLimit:
 
 
 def regressions(seen: Mapping[str, float], limits: Mapping[str, RegressionLimit]) -> list[str]:
-    """Return what got worse, one sentence each; a ratio without a baseline is no regression."""
+    """Return a sentence for each regression; a ratio without a baseline is never a regression."""
     return [
         f"{name} is {seen[name]:.2f}, more than {limit.tolerance:.0%} above the baseline of {limit.baseline:.2f}"
         for name, limit in limits.items()

@@ -1,4 +1,4 @@
-"""Sees the moment in which a node becomes unschedulable: a watch on the Kubernetes API, as the cluster's admin."""
+"""Records when a node becomes unschedulable: a watch on the Kubernetes API, as the cluster's admin."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _WATCH_SECONDS = 600
 
 
 def admin_api(cluster: ClusterHandle) -> KubernetesApi:
-    """Return a client of the cluster's API server that holds the admin's token."""
+    """Return a client of the cluster's API server with the admin's token."""
     return KubernetesApi("bench", cluster.kubernetes_url, cluster.ca_pem, lambda _fresh: cluster.admin_token)
 
 
 class NodeWatch:
-    """Follows all nodes on a thread of its own. Use it as a context manager."""
+    """Watches all nodes on its own thread. Use it as a context manager."""
 
     def __init__(self, api: KubernetesApi) -> None:
         self._api = api
@@ -32,7 +32,7 @@ class NodeWatch:
         self._thread = threading.Thread(target=self._follow, name="node-watch", daemon=True)
 
     def cordoned_at(self, node: str, seconds: float) -> float | None:
-        """Wait until a node is unschedulable; return since when (`time.perf_counter`), None if never."""
+        """Wait until a node is unschedulable; return that instant (`time.perf_counter`), or None if the wait ends."""
         with self._changed:
             self._changed.wait_for(lambda: node in self._cordoned_at, seconds)
             return self._cordoned_at.get(node)

@@ -1,9 +1,9 @@
-"""How long `evenkeel plan` takes: 2,000 jobs in 50 queues, and the start of the command.
+"""The time of `evenkeel plan`: 2,000 jobs in 50 queues, and the start of the command.
 
     python -m bench.plan [--rounds 5]
 
-Prints processor seconds (user and system) of whole processes, with median and spread, beside those of a process that
-only imports what every such command imports. The ratio says more than the seconds: those are this machine's.
+Prints processor seconds (user and system) of whole processes, with median and range. It compares them with a process
+that only imports the command's libraries. The ratio is comparable across machines; the seconds are not.
 """
 
 import argparse
@@ -22,7 +22,7 @@ _EMPTY = "import typer, pydantic, yaml"
 
 
 def main() -> int:
-    """Measure each lane in turn, so that a busy moment meets all of them."""
+    """Measure the lanes alternately, so that a busy moment affects all of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds

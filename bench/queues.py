@@ -1,10 +1,10 @@
-"""`python -m bench.queues`: the queue scheduler in virtual time. How fast it decides, and what waiting comes of it.
+"""`python -m bench.queues`: the queue scheduler in virtual time: decisions per second and waiting times.
 
-    nominations   so many jobs wait in 100 teams' queues: verdicts a second, each with its whole record
-    generators    the workloads by which Kueue measures itself: makespan against the bound that capacity sets
-    philly        a trace of a real cluster: waits by team, with sharing and without
+    nominations   jobs wait in the queues of 100 teams: decisions per second, each with its whole record
+    generators    the workloads of Kueue's own benchmark: makespan against the bound set by capacity
+    philly        a trace of a real cluster: waits by team, with and without sharing
 
-Only the processor's time of this process counts, so that other programs disturb less; they still do through caches.
+Times are processor time of this process. Other programs affect it only through the caches.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ COHORTS: Final = 10
 
 @dataclass
 class QueueThroughput:
-    """One lane of nominations."""
+    """Speed of the decisions with one number of queued jobs."""
 
     queued: int
     fair: bool
@@ -63,10 +63,10 @@ class QueueThroughput:
     nominations: int = 0
     admissions: int = 0
     shape_parked: int = 0
-    """Jobs that were parked with one of their shape and got no verdict of their own: they count for nothing above."""
+    """Jobs that were parked because a job of the same shape was; they have no decision and count in no other figure."""
     seconds: float = 0.0
     cold_nominations: int = 0
-    """Of a scheduler that was just filled: nothing is remembered yet, and the fleet is empty."""
+    """Decisions of a newly filled scheduler: its caches and the fleet are empty."""
     cold_seconds: float = 0.0
 
     @property
@@ -98,7 +98,7 @@ def a_fleet(*, fair: bool) -> Scheduler:
 
 
 def nominations(queued: int, wanted: int, *, fair: bool) -> QueueThroughput:
-    """Measure verdicts on the heads of queues that hold so many jobs, while jobs end and others move up."""
+    """Measure decisions on the queue heads, while jobs end and the next jobs become heads."""
     rng = random.Random(queued)
     scheduler, speed = a_fleet(fair=fair), QueueThroughput(queued, fair)
     jobs = [
@@ -168,7 +168,7 @@ class Arrival:
 
 @dataclass
 class ReplayResult:
-    """What became of all jobs."""
+    """Result of a replay."""
 
     makespan: float = 0.0
     waits: dict[str, list[float]] = field(default_factory=dict)
@@ -179,7 +179,7 @@ class ReplayResult:
 
 
 def run(scheduler: Scheduler, arrivals: Iterable[Arrival]) -> ReplayResult:
-    """Let every job arrive, run and end. Deciding takes no virtual time; an evicted job begins again from nothing."""
+    """Run every job of the trace. Decisions take no virtual time; an evicted job restarts from the beginning."""
     ran, clock = ReplayResult(), time.process_time()
     coming = {each.workload.workload_id: each for each in arrivals}
     agenda = [(each.at, 0, each.workload.workload_id) for each in coming.values()]
@@ -191,7 +191,7 @@ def run(scheduler: Scheduler, arrivals: Iterable[Arrival]) -> ReplayResult:
             at, is_end, name = heapq.heappop(agenda)
             if not is_end:
                 scheduler.submit(coming[name].workload)
-            elif ends.get(name) == at:  # else it was evicted meanwhile
+            elif ends.get(name) == at:  # otherwise the job was evicted in between
                 scheduler.release(name)
                 del ends[name]
                 ran.makespan = at
@@ -214,8 +214,8 @@ def _carry_out(
     agenda: list[tuple[float, int, str]],
     ran: ReplayResult,
 ) -> bool:
-    """Start who was admitted, stop who has to go; return whether another cycle could change anything."""
-    goes_on = False
+    """Start the admitted jobs and stop the victims; return whether another cycle could change anything."""
+    may_change = False
     for decision in decisions:
         name = decision.workload.workload_id
         if decision.result is Result.ADMITTED:
@@ -225,8 +225,8 @@ def _carry_out(
             ran.evictions += 1
             ends.pop(victim.workload_id, None)
             scheduler.requeue_evicted(victim.workload_id)
-        goes_on = goes_on or decision.result is not Result.NO_CANDIDATES
-    return goes_on
+        may_change = may_change or decision.result is not Result.NO_CANDIDATES
+    return may_change
 
 
 # ---------------------------------------------------------------- Kueue's generators
@@ -321,14 +321,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.queues", description="The queue scheduler in virtual time.")
     parser.add_argument("lanes", nargs="*", choices=["nominations", "generators", "philly"], default=[])
     parser.add_argument("--most", type=int, default=1_000_000, help="largest number of queued jobs")
-    parser.add_argument("--verdicts", type=int, default=20_000, help="nominations a lane")
+    parser.add_argument("--decisions", type=int, default=20_000, help="decisions per number of queued jobs")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each nominations lane; the best counts")
     parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
     asked = parser.parse_args(words)
     lanes = asked.lanes or ["nominations", "generators", "philly"]
     before, found = Usage.now(), dict[str, Any]()
     if "nominations" in lanes:
-        found["nominations"] = _print_nominations(asked.most, asked.verdicts, asked.repeats)
+        found["nominations"] = _print_nominations(asked.most, asked.decisions, asked.repeats)
     if "generators" in lanes:
         found["generators"] = _print_generators()
     if "philly" in lanes:
@@ -343,7 +343,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _print_nominations(most: int, wanted: int, repeats: int) -> list[dict[str, Any]]:
     print(f"\nNOMINATIONS, {TEAMS} teams, two flavors, three resources, one process, best of {repeats}\n")
     print(
-        f"  {'queued':>9}  {'rules':<9}{'verdicts/s':>11}{'cold':>9}{'admissions/s':>14}{'submits/s':>11}"
+        f"  {'queued':>9}  {'rules':<9}{'decide/s':>11}{'cold':>9}{'admissions/s':>14}{'submits/s':>11}"
         f"{'shape-parked':>14}"
     )
     found = []
@@ -362,9 +362,9 @@ def _print_nominations(most: int, wanted: int, repeats: int) -> list[dict[str, A
 
 
 def _print_generators() -> dict[str, Any]:
-    print("\nKUEUE'S GENERATORS, virtual time, an evicted job begins again\n")
+    print("\nKUEUE'S GENERATORS, virtual time; an evicted job restarts from the beginning\n")
     print(
-        f"  {'':<13}{'jobs':>6}{'makespan':>10}{'bound':>7}{'ratio':>7}{'evicted':>9}{'verdicts':>10}{'cpu s':>7}"
+        f"  {'':<13}{'jobs':>6}{'makespan':>10}{'bound':>7}{'ratio':>7}{'evicted':>9}{'decided':>10}{'cpu s':>7}"
         "  mean wait s"
     )
     found = {}
@@ -377,14 +377,14 @@ def _print_generators() -> dict[str, Any]:
             "makespan": round(ran.makespan, 2),
             "bound": round(bound, 2),
             "evictions": ran.evictions,
-            "verdicts": ran.nominations,
+            "decisions": ran.nominations,
             "cpuSeconds": round(ran.cpu_seconds, 1),
             "meanWaits": {kind: round(each, 2) for kind, each in waits.items()},
         }
-        told = "  ".join(f"{kind} {each:.1f}" for kind, each in waits.items())
+        mean_waits = "  ".join(f"{kind} {each:.1f}" for kind, each in waits.items())
         print(
             f"  {name:<13}{len(arrivals):>6}{ran.makespan:>10.1f}{bound:>7.1f}{ran.makespan / bound:>7.2f}"
-            f"{ran.evictions:>9}{ran.nominations:>10}{ran.cpu_seconds:>7.1f}  {told}",
+            f"{ran.evictions:>9}{ran.nominations:>10}{ran.cpu_seconds:>7.1f}  {mean_waits}",
             flush=True,
         )
     return found

@@ -1,4 +1,4 @@
-"""`python -m bench.queues_plot FIGURES.json [BEFORE.json] > plot.svg`: verdicts a second over jobs that wait."""
+"""`python -m bench.queues_plot FIGURES.json [BEFORE.json] > plot.svg`: decisions per second over pending jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINES = ((False, "classical", "#1f6feb"), (True, "fair sharing", "#d1571f"))
 
 
 def svg(now: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> str:
-    """Draw both rules, and dashed what they were before."""
+    """Draw both rules; dashed lines show the earlier figures."""
     most = 2000 * math.ceil(max(each["nominationsPerSecond"] for each in (*now, *before)) / 2000)
     return "\n".join(
         (
@@ -46,7 +46,7 @@ def _axes(most: int) -> Iterator[str]:
         yield f'<text x="{_x(10**power):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{10**power:,}</text>'
     middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
     yield f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">jobs that wait in 100 queues</text>'
-    yield f'<text x="{LEFT}" y="{TOP - 6}">verdicts a second, one core</text>'
+    yield f'<text x="{LEFT}" y="{TOP - 6}">decisions per second, one core</text>'
 
 
 def _lines(figures: Sequence[dict[str, Any]], most: int, style: str) -> Iterator[str]:
@@ -58,9 +58,9 @@ def _lines(figures: Sequence[dict[str, Any]], most: int, style: str) -> Iterator
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{style}/>'
         yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places)
-        said = f"{name}, before" if style else name
+        label = f"{name}, before" if style else name
         x, y = places[-1][0] + 8, places[-1][1] + (15 if style else -1)
-        yield f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}">{said}</text>'
+        yield f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}">{label}</text>'
 
 
 def main(words: Sequence[str]) -> int:

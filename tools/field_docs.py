@@ -1,7 +1,7 @@
-"""Docstrings under the fields of pydantic models, as descriptions in JSON schemas.
+"""Descriptions in JSON schemas, from the docstrings under the fields of pydantic models.
 
-The tools that write schemas read the source once. The functions themselves do not: pydantic's
-`use_attribute_docstrings` would read it at every cold start.
+Only the tools that write schemas read the source. pydantic's `use_attribute_docstrings` would read it at every cold
+start of a function.
 """
 
 import ast
@@ -18,7 +18,7 @@ from evenkeel.runtime.api import Body
 
 
 class DescribedSchema(GenerateJsonSchema):
-    """Generates JSON schemas whose fields are described by the docstrings under them."""
+    """Generates JSON schemas with the docstrings under the fields as descriptions."""
 
     def model_schema(self, schema: Any) -> JsonSchemaValue:
         """Return the schema of a model, with the descriptions of its fields."""
@@ -33,7 +33,7 @@ class DescribedSchema(GenerateJsonSchema):
 
 
 def field_doc(model: type[BaseModel], name: str) -> str:
-    """Return the docstring under a field on one line, from the class that declares the field; empty if it has none."""
+    """Return the docstring under a field on one line, from the class that declares the field; empty without one."""
     if issubclass(model, Body) and name in model.sources:
         model, name = model.sources[name]
     for kind in model.__mro__:

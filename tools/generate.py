@@ -1,4 +1,4 @@
-"""Write every file that is derived from the code, or compare it: `make generate` writes them, a test compares them."""
+"""Write or compare every file that is generated from the code: `make generate` writes them, a test compares them."""
 
 import sys
 from pathlib import Path
@@ -12,12 +12,12 @@ def files() -> dict[Path, str]:
 
 
 def stale() -> list[Path]:
-    """Return the files that differ from what the code says."""
+    """Return the files that differ from the generated content."""
     return [path for path, text in files().items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
 
 
 def main() -> int:
-    """Write the files, or with `--check` only name those that are stale."""
+    """Write the stale files; with `--check`, only print their names."""
     wanted = files()
     for path in stale():
         if "--check" not in sys.argv[1:]:

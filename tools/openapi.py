@@ -1,6 +1,6 @@
-"""openapi.json, from the routes of the API functions and the types that they read.
+"""Generate openapi.json from the routes of the API functions and their types.
 
-The routes, parameters and bodies are taken from the handlers' own source, so there is no second list to keep in step.
+The handlers' own source defines the routes, parameters and bodies, so there is no second list.
 """
 
 import ast
@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class ApiOperation:
-    """One route as its handler has it."""
+    """A route, as declared in its handler."""
 
     function: str
     name: str
@@ -45,7 +45,7 @@ class ApiOperation:
 
     @property
     def problems(self) -> Iterator[int]:
-        """The statuses of the problems that it may answer with."""
+        """Yield the statuses of its possible problem responses."""
         yield from (400, 403, 404, 429, 500, 503, 504)
         if self.method != "get":
             yield from (409, 413)
@@ -91,7 +91,7 @@ def _operation(function: str, node: ast.FunctionDef, method: str, path: str) -> 
         body=_model(calls.get("body")),
         is_accepted="accepted" in calls,
         needs_key=bool(calls.keys() & {"idempotency_key", "request_id"}),
-        # A service that remembers a key is given it by this name, or with what tells one request from another.
+        # A service that stores the key has a parameter of one of these names.
         remembers_key=bool(named & {"idempotency_key", "fingerprint"}),
         needs_version="expected_version" in calls,
     )
@@ -106,7 +106,7 @@ def _model(arguments: list[ast.expr] | None) -> type[Body] | None:
 
 
 def document() -> Json:
-    """Return the whole description."""
+    """Return the whole OpenAPI document."""
     found = list(operations())
     models: list[type[BaseModel]] = [operation.body for operation in found if operation.body]
     names, definitions = models_json_schema(
@@ -160,7 +160,7 @@ def _described(operation: ApiOperation, bodies: dict[str, Json]) -> Json:
     if operation.query:
         schema = operation.query.model_json_schema(schema_generator=DescribedSchema)
         parameters += [
-            # Several values stand in one parameter with commas between.
+            # A parameter holds several values, separated by commas.
             {"name": name, "in": "query", "style": "form", "explode": False, "schema": part}
             | ({"required": True} if name in schema.get("required", ()) else {})
             for name, part in _untitled(_inlined(schema.get("properties", {}), schema.get("$defs", {}))).items()
@@ -169,9 +169,9 @@ def _described(operation: ApiOperation, bodies: dict[str, Json]) -> Json:
         key = {"type": "string", "pattern": r"^[\x21-\x7e]{1,128}$"}
         parameters.append({"name": "Idempotency-Key", "in": "header", "required": True, "schema": key})
     if operation.needs_version:
-        said = "The ETag that the change was written for; If-None-Match: * instead, for what is not there yet."
+        text = "ETag of the version that the change replaces. To create, send If-None-Match: * instead."
         tag = {"type": "string", "pattern": r'^"[0-9]{1,9}(-[0-9a-f]{16})?"$'}
-        parameters.append({"name": "If-Match", "in": "header", "description": said, "schema": tag})
+        parameters.append({"name": "If-Match", "in": "header", "description": text, "schema": tag})
     described: Json = {
         "operationId": _camel(operation.name),
         "tags": [FUNCTIONS[operation.function]],
@@ -233,7 +233,7 @@ def _camel(name: str) -> str:
 
 _SOURCE_AGE: Json = {
     "type": "object",
-    "description": "One source of facts: when it last answered, and whether its facts can be trusted.",
+    "description": "A source of facts: the time of its last answer, and whether its facts are current.",
     "required": [
         "name",
         "source",
@@ -272,7 +272,7 @@ _MAY_BE_STALE: Json = {
         "stale": {
             "type": "array",
             "items": {"type": "string"},
-            "description": "One sentence for each source whose facts cannot be trusted now.",
+            "description": "A sentence for each source that has no current facts.",
         }
     },
 }

@@ -1,11 +1,11 @@
 """Check the English of docs, docstrings, comments and messages: short sentences, named subjects, present terms.
 
-    python tools/prose.py               what `make lint` runs: fails on a file with more findings than its debt
+    python tools/prose.py               fail on a file with more findings than its debt (`make lint`)
     python tools/prose.py README.md     list the findings of some files
-    python tools/prose.py --lower       write the debt of files that became better
+    python tools/prose.py --lower       write the lower debt of improved files
 
 `tools/prose_debt.json` holds the number of findings that each file still has. It only goes down: a file that is not in
-it has none. docs/decisions/0026-a-prose-checker-of-our-own.md says why no published linter is used.
+the file has none. docs/decisions/0026-a-prose-checker-of-our-own.md explains why no published linter is used.
 """
 
 import ast
@@ -22,11 +22,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 DEBT = ROOT / "tools" / "prose_debt.json"
 MOST_WORDS = 25
-"""Of one sentence. The aim is 20."""
+"""Longest sentence. The aim is 20."""
 MOST_PASSIVE = 0.4
-"""Share of the sentences of one page that may be passive; pages of fewer than 10 sentences are not judged."""
+"""Largest share of passive sentences of a page; a page of fewer than 10 sentences is exempt."""
 _CHECKED = (".md", ".py", ".json")
-_LEFT_OUT = ("CHANGELOG.md", "docs/decisions/", "tests/", "requirements/", "docs/schemas/", "openapi.json", "bench/")
+_LEFT_OUT = ("CHANGELOG.md", "docs/decisions/", "tests/", "requirements/", "docs/schemas/", "openapi.json")
 
 RETIRED = (
     *("whoever", "whomever", "somebody", "nobody", "anybody", "everybody", "hurt", "seat", "seats", "loan", "lent out"),
@@ -35,7 +35,7 @@ RETIRED = (
     *("one that", "one who", "those who", "that of others", "by others", "of others", "for others"),
     *("whom it", "who it", "the turn"),
 )
-"""Words and phrases that vocabulary rules out, or that hide who acts."""
+"""Words and phrases that the vocabulary retired, or that hide the acting subject."""
 _RETIRED = re.compile(rf"\b({'|'.join(re.escape(each) for each in RETIRED)})\b", re.IGNORECASE)
 _NOUN = re.compile(r"^(Who|What|One|Others|Whose|Whom|Of \w+ with|Where one|That one)\b(?![^.]*\?$)")
 _PASSIVE = re.compile(
@@ -45,14 +45,14 @@ _SENTENCE = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z`*\[(\"])")
 
 
 class Text(NamedTuple):
-    """One paragraph, docstring, comment or message."""
+    """A paragraph, docstring, comment or message."""
 
     line: int
     words: str
 
 
 class Finding(NamedTuple):
-    """One sentence that needs a writer."""
+    """A sentence to rewrite."""
 
     path: str
     line: int
@@ -63,11 +63,11 @@ class Finding(NamedTuple):
         return f"{self.path}:{self.line}: {self.rule}: {self.sentence[:160]}"
 
 
-# ---------------------------------------------------------------- where text stands
+# ---------------------------------------------------------------- texts
 
 
 def texts_of(path: str, source: str) -> Iterator[Text]:
-    """Yield the texts for people in one file."""
+    """Yield the texts of a file that people read."""
     if path.endswith(".md"):
         yield from _of_markdown(source)
     elif path.endswith(".py"):
@@ -85,17 +85,25 @@ def _of_markdown(source: str) -> Iterator[Text]:
         is_fence = raw.lstrip().startswith("```")
         is_code ^= is_fence
         line = "" if is_fence else raw
-        starts_new = not line.strip() or re.match(r"\s*([-*]|\d+\.)\s|\s*[|#<]", line)
+        starts_new = not line.strip() or re.match(r"\s*([-*]|\d+\.)\s|\s*[|#<>]", line)
         if starts_new and lines:
             yield Text(begin, " ".join(lines))
             lines = []
-        if is_code or not line.strip() or re.match(r"\s*[|:-]+$", line) or line.startswith(("#", "<")):
+        if is_code or not line.strip() or re.match(r"\s*[|:-]+$", line) or line.lstrip().startswith(("#", "<", ">")):
             continue
         if line.lstrip().startswith("|"):
             yield from (Text(number, cell.strip()) for cell in line.strip().strip("|").split("|"))
             continue
         begin = begin if lines else number
         lines.append(re.sub(r"^\s*([-*]|\d+\.)\s+", "", line).strip())
+
+
+def _is_code(text: str) -> bool:
+    """Return whether a string of several lines is a Python program."""
+    try:
+        return "\n" in text and len(ast.parse(text).body) > 1
+    except SyntaxError:
+        return False
 
 
 def _of_python(source: str) -> Iterator[Text]:
@@ -105,9 +113,17 @@ def _of_python(source: str) -> Iterator[Text]:
         if id(node) in parts_of_texts:
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value.split()) > 4:
-            if "\n    |" not in node.value and not node.value.lstrip().startswith(("{", "<")):
-                for paragraph in re.split(r"\n\s*\n|\n\s*(?=\w+: )|\n\s*[-*] ", node.value):
-                    yield Text(node.lineno, " ".join(paragraph.split()))
+            if (
+                "\n    |" not in node.value
+                and not node.value.lstrip().startswith(("{", "<"))
+                and not _is_code(node.value)
+            ):
+                margin = " " * (node.col_offset + 4)
+                for block in re.split(r"\n[ \t]*\n", node.value):
+                    if all(line.startswith(margin) for line in block.splitlines()):
+                        continue  # a diagram, a list or a command
+                    for paragraph in re.split(r"\n\s*(?=\w+: )|\n\s*[-*] ", block):
+                        yield Text(node.lineno, " ".join(paragraph.split()))
         elif isinstance(node, ast.JoinedStr):
             parts = (each.value if isinstance(each, ast.Constant) else "it" for each in node.values)
             text = "".join(str(part) for part in parts)
@@ -130,7 +146,7 @@ def _of_python(source: str) -> Iterator[Text]:
 
 
 def sentences_of(text: str) -> list[str]:
-    """Return the sentences of a text, code and links reduced to one word each."""
+    """Return the sentences of a text; each piece of code and each link counts as one word."""
     plain = re.sub(r"`[^`]*`", "Code", text)
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", plain)
     plain = re.sub(r"https?://\S+|\*\*|noqa.*|type: ignore.*", "", plain)
@@ -138,7 +154,7 @@ def sentences_of(text: str) -> list[str]:
 
 
 def judge(path: str, source: str) -> list[Finding]:
-    """Return the findings of one file, in the order of its lines."""
+    """Return the findings of a file, in line order."""
     found, count, passive = [], 0, 0
     for text in texts_of(path, source):
         for sentence in sentences_of(text.words):
@@ -159,20 +175,20 @@ def judge(path: str, source: str) -> list[Finding]:
 
 
 def checked_files() -> list[str]:
-    """Return the files of the project that are checked."""
+    """Return the checked files of the project."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
     names = listed.stdout.decode().splitlines()
     return [name for name in names if name.endswith(_CHECKED) and not name.startswith(_LEFT_OUT)]
 
 
 def findings_by_file(names: Iterable[str]) -> dict[str, list[Finding]]:
-    """Return the findings of each file that has some."""
+    """Return the findings by file, without the files that have none."""
     found = {name: judge(name, (ROOT / name).read_text(encoding="utf-8")) for name in names if (ROOT / name).is_file()}
     return {name: each for name, each in found.items() if each}
 
 
 def main(arguments: list[str]) -> int:
-    """Check all files, list some, or lower the debt."""
+    """Check all files, list the findings of named files, or lower the debt."""
     names = [each for each in arguments if not each.startswith("-")]
     if names:
         for each in findings_by_file(names).values():

@@ -1,11 +1,11 @@
-"""Write the table by which the local cluster reads Kubernetes' protobuf, from the Go types it is generated from.
+"""Write the table for reading Kubernetes' protobuf in the local cluster, from the Go types.
 
     .venv/bin/python tools/protobuf_fields.py <checkout of kubernetes/api> <checkout of kubernetes/apimachinery>
 
-A line of the table is one message: its name, then `field=number:type` for each field. A type is `s` (string), `i`
-(integer), `b` (boolean), `y` (bytes), one of the leaves in `LEAVES`, or a message; before it `[]` for a list, `{}` for
-a map of strings, `^` where JSON writes the message's fields in place of the message. A `?` after it says that JSON
-leaves the field out when it has its zero value: Go's protobuf writes such a field all the same.
+A line of the table is a message: its name, then `field=number:type` for each field. A type is `s` (string), `i`
+(integer), `b` (boolean), `y` (bytes), a leaf of `LEAVES`, or the name of a message. The prefix `[]` means a list, and
+`{}` a map of strings. With the prefix `^`, JSON writes the message's fields in place of the message. With the suffix
+`?`, JSON omits the field at its zero value; Go's protobuf writes it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ALIASES = {"v1": "core", "apiv1": "core", "corev1": "core", "metav1": "meta", "t
 
 
 class Types:
-    """The Go types of the packages: structs by qualified name, and what other names stand for."""
+    """The Go types of the packages: structs and aliases by qualified name."""
 
     def __init__(self, sources: dict[str, str]) -> None:
         self.names = {"types/UID": "string"}

@@ -1,10 +1,10 @@
-"""Run every level of the tests, side by side: what needs the whole data centre, and everything below it.
+"""Run all test levels in parallel lanes.
 
-    python tools/test_lanes.py          what CI runs: all but the drills and the exhaustive tests
+    python tools/test_lanes.py          all tests but the drills and the exhaustive tests, as in CI
     python tools/test_lanes.py --all    every test, before a release
 
-Each lane is a pytest of its own; its lines are printed as they come, with the lane's name before them. A failure is
-told where it happens and again at the end. Exit code 0 only if every lane passed.
+Each lane is its own pytest process. Its output is printed at once, each line with the lane's name. A failure is shown
+when it happens and again at the end. The exit code is 0 only if every lane passed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 
 
 class Lane(threading.Thread):
-    """One pytest, and what it counted."""
+    """A pytest process and its counts."""
 
     def __init__(self, name: str, arguments: list[str], printing: threading.Lock) -> None:
         super().__init__(name=name)
@@ -61,12 +61,12 @@ class Lane(threading.Thread):
                     print(f"{self.name:5} {line}", end="", flush=True)
         self.exit_code = pytest.returncode
         self.seconds = time.monotonic() - started
-        for count, what in _COUNTS.findall(self.title[-1] if self.title else ""):
-            self.counts[what.removesuffix("s") if what.startswith("error") else what] = int(count)
+        for count, result in _COUNTS.findall(self.title[-1] if self.title else ""):
+            self.counts[result.removesuffix("s") if result.startswith("error") else result] = int(count)
 
 
 def main() -> int:
-    """Run the lanes and sum them up."""
+    """Run the lanes and print their totals."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     options.add_argument("--all", action="store_true", help="the drills and the exhaustive tests too")
     chosen = [] if options.parse_args().all else EACH_TIME
@@ -77,7 +77,8 @@ def main() -> int:
     for lane in running:
         lane.join()
     total = {
-        what: sum(lane.counts.get(what, 0) for lane in running) for what in ("passed", "failed", "error", "skipped")
+        result: sum(lane.counts.get(result, 0) for lane in running)
+        for result in ("passed", "failed", "error", "skipped")
     }
     for lane in running:
         for line in lane.title:

@@ -1,11 +1,13 @@
-"""`evenkeel dev`: a supervised data centre in a process of its own, described by files.
+"""`evenkeel dev`: a supervised data centre in its own process.
 
-.evenkeel/dev.pid        the supervisor process
-.evenkeel/context.json   the context of the command line: the API's address and the operator's key
-.evenkeel/kubeconfig     the administrator's kubeconfig
-.evenkeel/dev/           logs and files of the data centre
-.evenkeel/dev/state.json addresses, process ids and restarts
-.evenkeel/dev-lost/      logs and files of the previous data centre, if its engine died
+Its files are in `.evenkeel` of the current folder:
+
+    dev.pid         the supervisor process
+    context.json    the context of the command line: the API's address and the operator's key
+    kubeconfig      the administrator's kubeconfig
+    dev/            logs and files of the data centre
+    dev/state.json  addresses, process ids and restarts
+    dev-lost/       logs and files of the previous data centre, if its engine died
 """
 
 from __future__ import annotations

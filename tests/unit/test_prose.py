@@ -1,4 +1,4 @@
-"""The prose checker finds what it should, and nothing in plain sentences."""
+"""The prose checker reports long and retired wording, and accepts plain sentences."""
 
 import pytest
 
@@ -19,6 +19,11 @@ LONG = "The job " + "waits and " * 13 + "starts."
         ("a.py", '"""Return what nobody else may have, whoever asks."""\n', ["retired: nobody"]),
         ("a.py", "# Somebody else was first here.\nx = 1\n", ["retired: somebody"]),
         ("a.py", 'def f(n):\n    return f"{n} jobs that nobody may stop"\n', ["retired: nobody"]),
+        (
+            "a.py",
+            f'"""Draw it.\n\n    node ── whoever reads this sees a diagram\n\n{LONG}\n"""\n',
+            ["more than 25 words"],
+        ),
         ("a.asl.json", '{\n "Comment": "Whoever is first answers the wait."\n}', ["retired: whoever"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""A state of the workflow that does nothing: the answer it always gives is in its environment."""
+"""A workflow state without work: it returns the constant answer of its environment."""
 
 import json
 import os
@@ -8,6 +8,6 @@ ANSWER: dict[str, Any] = json.loads(os.environ["ANSWER"])
 
 
 def handler(_event: dict[str, Any], _context: object) -> dict[str, Any]:
-    # One line, as the product's own functions write: the engine answers later for a function that says nothing.
+    # The product's functions log a line too: the engine returns later for a function that logs nothing.
     print(json.dumps({"message": "TaskDone"}))
     return ANSWER

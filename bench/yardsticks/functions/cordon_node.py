@@ -1,4 +1,4 @@
-"""The one act that every lane ends in: PATCH the node, by the product's own client."""
+"""The last step of every lane: PATCH the node with the product's own client."""
 
 import json
 import os

@@ -12,7 +12,7 @@ STATES = aws.client("stepfunctions")
 def handler(batch: dict[str, Any], _context: object) -> dict[str, Any]:
     for record in batch["Records"]:
         envelope = json.loads(record["body"])
-        # The workflow hands its incident id to every state, so here the id is the node's name.
+        # The workflow passes its incident id to every state, so here the node's name is the id.
         document = {"schemaVersion": 1, "incidentId": envelope["detail"]["NodeName"], "run": 1}
         STATES.start_execution(
             stateMachineArn=os.environ["RECOVER_NODE_ARN"], name=envelope["id"], input=json.dumps(document)

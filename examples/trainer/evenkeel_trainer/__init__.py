@@ -1,1 +1,1 @@
-"""An example trainer: a small network that really learns, on several ranks, and shows how a script adopts Evenkeel."""
+"""An example trainer: a small network that learns on several ranks. It shows how a script adopts Evenkeel."""

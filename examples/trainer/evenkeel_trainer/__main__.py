@@ -1,15 +1,13 @@
-"""Train: `python -m evenkeel_trainer`, once a rank, in the environment that Evenkeel gives a job's pods.
+"""Train: `python -m evenkeel_trainer` for each rank, in the environment that Evenkeel gives a job's pods.
 
 It prints JSON lines and ends with an exit code:
 
-| code | |
-|---|---|
-| 0 | done; rank 0 has written `result/attempt=<n>.json` |
-| 65 | checkpoints are there and none holds; nothing was begun |
-| 66 | the checkpoint to resume from is damaged |
-| 75 | fenced: a later attempt has taken over |
-| 76 | a peer is gone |
-| 143 | asked to stop; the step in hand was finished and saved |
+    0     done; rank 0 wrote `result/attempt=<n>.json`
+    65    checkpoints exist, but no checkpoint passed its checks; training did not start
+    66    the checkpoint to resume from is damaged
+    75    fenced: a later attempt took over
+    76    a peer ended or is silent
+    143   stopped on request; the current step was finished and saved
 """
 
 import argparse
@@ -111,7 +109,7 @@ def _begin(run: training.Run, seed: int, say: "_Speaker") -> tuple[ModelState, i
 
 
 def _step(run: training.Run, group: RankGroup, state: ModelState, seed: int, step: int) -> tuple[float, bool]:
-    """Take one step together. One rank's wish to stop stops all, at the same step."""
+    """Take one step on all ranks. If a rank was asked to stop, all ranks stop after this step."""
     mine = range(run.rank, MICRO_SHARDS, run.world_size)
     pieces = b"".join(piece_of(state.weights, seed, step, number).to_bytes() for number in mine)
     received = group.gather((_STOP if run.should_stop() else _GO_ON) + pieces)
@@ -121,7 +119,7 @@ def _step(run: training.Run, group: RankGroup, state: ModelState, seed: int, ste
 
 
 def _in_order(received: Sequence[bytes], world_size: int) -> bytes:
-    """Lay every rank's pieces out by their number, whoever computed them; on a rank that was told nothing, nothing."""
+    """Join the pieces of all ranks in the order of their numbers; no pieces on ranks other than 0."""
     pieces = [
         _cut(received[number % world_size], number // world_size) for number in range(MICRO_SHARDS if received else 0)
     ]
@@ -138,7 +136,7 @@ def _pace(run: training.Run, until: float) -> None:
 
 
 def _after_peer_lost(run: training.Run, lost: PeerLostError, say: "_Speaker") -> int:
-    """Say why the attempt ends: when it was fenced or asked to stop, the lost peer is only the consequence."""
+    """Report why the attempt ends: a fence or a stop request explains a lost peer."""
     try:
         run.check_fence()
     except training.Fenced as fenced:
@@ -152,7 +150,7 @@ def _after_peer_lost(run: training.Run, lost: PeerLostError, say: "_Speaker") ->
 
 
 class _Speaker:
-    """Prints JSON lines, each flushed: whoever follows the log sees them as they happen."""
+    """Prints JSON lines and flushes each, so that the log shows them at once."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -171,13 +169,13 @@ def _options(environ: Mapping[str, str]) -> argparse.Namespace:
             f"--{name}", type=kind, default=environ.get(variable, default), help=f"{about} ({variable}, {default})"
         )
 
-    option("steps", int, "200", "steps to take in all")
+    option("steps", int, "200", "number of steps of the whole training")
     option("checkpoint-every", int, "10", "steps between checkpoints")
-    option("step-seconds", float, "0", "least time a step takes, so that a demonstration lasts")
-    option("paced-attempts", int, "0", "attempts that take that time, so that later ones catch up; 0 = all")
-    option("seed", int, "7", "of weights and data")
-    option("peer-seconds", float, "30", "how long a peer may be silent")
-    option("rendezvous-seconds", float, "120", "how long to wait for all ranks")
+    option("step-seconds", float, "0", "shortest duration of a step; slows a demonstration down")
+    option("paced-attempts", int, "0", "number of attempts that keep to it; later attempts run faster; 0 = all")
+    option("seed", int, "7", "seed of weights and data")
+    option("peer-seconds", float, "30", "longest silence of a peer")
+    option("rendezvous-seconds", float, "120", "longest wait for all ranks")
     options = parser.parse_args()
     if options.steps < 1 or options.checkpoint_every < 1:
         parser.error("--steps and --checkpoint-every must be at least 1")

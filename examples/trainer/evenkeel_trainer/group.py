@@ -1,8 +1,7 @@
-"""The ranks of one attempt, joined by TCP: rank 0 listens, the others connect.
+"""The ranks of one attempt, joined by TCP: rank 0 listens, every other rank connects to it.
 
-A message is a length and that many bytes. A star is enough for an example; what matters is how it fails: a peer that is
-gone is noticed at once when its socket closes, and after `patience_seconds` when it merely falls silent, and either way
-the attempt ends instead of hanging.
+A message is a length and that many bytes. A lost peer ends the attempt; it never hangs. A closed socket shows the loss
+at once; a silent peer counts as lost after `patience_seconds`.
 """
 
 import contextlib
@@ -20,32 +19,32 @@ _TICK_SECONDS = 0.2
 
 
 class PeerLostError(Exception):
-    """Another rank is gone, or silent for too long."""
+    """Another rank ended, or was silent for too long."""
 
 
 class StoppedError(Exception):
-    """The rank was asked to stop while the others had not joined yet."""
+    """The rank was asked to stop before all ranks joined."""
 
 
 class RankGroup:
-    """All ranks of one attempt. With one rank it needs no network at all."""
+    """All ranks of one attempt. A single rank uses no network."""
 
     def __init__(self, rank: int, world_size: int, sockets: Sequence[socket.socket], patience_seconds: float) -> None:
         self.rank = rank
         self.world_size = world_size
         self._sockets = sockets
-        """On rank 0 one a peer, in rank order; elsewhere the one to rank 0."""
+        """On rank 0, one socket per peer, in rank order; on another rank, the socket to rank 0."""
         self._patience_seconds = patience_seconds
 
     def gather(self, mine: bytes) -> list[bytes]:
-        """Collect every rank's bytes on rank 0, in rank order; empty elsewhere."""
+        """Collect the bytes of all ranks on rank 0, in rank order; return an empty list on other ranks."""
         if self.rank != 0:
             _send(self._sockets[0], mine)
             return []
         return [mine, *(_receive(peer, self._patience_seconds) for peer in self._sockets)]
 
     def spread(self, content: bytes) -> bytes:
-        """Give every rank what rank 0 holds; elsewhere the argument is ignored."""
+        """Send the content of rank 0 to every rank and return it; other ranks' arguments are ignored."""
         if self.rank != 0:
             return _receive(self._sockets[0], self._patience_seconds)
         for peer in self._sockets:
@@ -53,7 +52,7 @@ class RankGroup:
         return content
 
     def gather_json(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
-        """Collect every rank's JSON object on rank 0: what `Run.save` takes as its `gather`."""
+        """Collect the JSON objects of all ranks on rank 0; `Run.save` accepts this as its `gather`."""
         return [json.loads(theirs) for theirs in self.gather(json.dumps(mine).encode())]
 
     def close(self) -> None:
@@ -73,20 +72,20 @@ def join(
     patience_seconds: float,
     should_stop: Callable[[], bool],
 ) -> RankGroup:
-    """Meet the other ranks of the attempt called `name`.
+    """Connect the ranks of the attempt called `name`.
 
     Args:
-        name: Whoever connects with another name belongs to another attempt and is turned away.
-        rank: This process.
-        world_size: How many there are.
-        bind_address: Where rank 0 listens: its pod's own address, so that another attempt can use the same port.
-        master: Host and port of rank 0, as the others reach it.
-        rendezvous_seconds: How long to wait for everybody.
-        patience_seconds: How long a peer may be silent afterwards.
-        should_stop: Asked while waiting.
+        name: Name of the attempt. A process of another attempt is refused.
+        rank: Rank of this process.
+        world_size: Number of ranks.
+        bind_address: Address on which rank 0 listens: that of its own pod, so another attempt can use the same port.
+        master: Host and port at which the other ranks reach rank 0.
+        rendezvous_seconds: Longest wait for all ranks.
+        patience_seconds: Longest silence of a peer after that.
+        should_stop: Called while waiting; true ends the wait.
 
     Raises:
-        PeerLostError: Not everybody came in time.
+        PeerLostError: A rank did not join in time.
         StoppedError: The rank was asked to stop first.
     """
     deadline = time.monotonic() + rendezvous_seconds
@@ -107,7 +106,7 @@ def _listen(address: str, port: int, deadline: float, should_stop: Callable[[], 
         try:
             return socket.create_server((address, port))
         except OSError as error:
-            # The port may still be held by an attempt that is just ending, or the pod's name not resolve yet.
+            # An attempt that is ending may still hold the port, or the pod's name does not resolve yet.
             _pause_or_give_up(deadline, should_stop, f"rank 0 cannot listen on {address}:{port}: {error}")
 
 
@@ -123,8 +122,8 @@ def _accept_all(
         while missing := expected - peers.keys():
             readable, _, _ = select.select([listener], [], [], _TICK_SECONDS)
             if not readable:
-                what = f"ranks {sorted(missing)} did not come"
-                _pause_or_give_up(deadline, should_stop, what, pause_seconds=0)
+                reason = f"ranks {sorted(missing)} did not join in time"
+                _pause_or_give_up(deadline, should_stop, reason, pause_seconds=0)
                 continue
             caller = unless_complete.enter_context(listener.accept()[0])
             rank = _rank_of(caller, hello)
@@ -132,14 +131,14 @@ def _accept_all(
                 caller.close()
                 continue
             if rank in peers:
-                peers[rank].close()  # it connected again: the first connection is dead
+                peers[rank].close()  # the rank connected again: its first connection is dead
             peers[rank] = caller
         unless_complete.pop_all()
     return [peers[rank] for rank in sorted(peers)]
 
 
 def _rank_of(caller: socket.socket, hello: dict[str, Any]) -> int:
-    """Read which rank calls; -1 for one of another attempt, or none at all."""
+    """Return the rank of a caller; -1 if it is of another attempt or no rank."""
     try:
         theirs = json.loads(_receive(caller, 5.0))
     except (PeerLostError, ValueError):
@@ -156,37 +155,37 @@ def _connect(
 ) -> socket.socket:
     while True:
         try:
-            return _knock(master, hello, deadline, should_stop)
+            return _connect_once(master, hello, deadline, should_stop)
         except (OSError, PeerLostError) as error:
             _pause_or_give_up(deadline, should_stop, f"rank 0 at {master[0]}:{master[1]} does not answer: {error}")
 
 
-def _knock(
+def _connect_once(
     master: tuple[str, int],
     hello: dict[str, Any],
     deadline: float,
     should_stop: Callable[[], bool],
 ) -> socket.socket:
     with contextlib.ExitStack() as unless_welcome:
-        knocking = unless_welcome.enter_context(socket.create_connection(master, timeout=2.0))
-        knocking.setblocking(True)
-        _send(knocking, json.dumps(hello).encode())
-        if _receive(knocking, max(0.0, deadline - time.monotonic()), should_stop) != b"welcome":
-            raise PeerLostError("what answers there is no rank 0")
+        connection = unless_welcome.enter_context(socket.create_connection(master, timeout=2.0))
+        connection.setblocking(True)
+        _send(connection, json.dumps(hello).encode())
+        if _receive(connection, max(0.0, deadline - time.monotonic()), should_stop) != b"welcome":
+            raise PeerLostError("another program than rank 0 answers at its address")
         unless_welcome.pop_all()
-        return knocking
+        return connection
 
 
 def _pause_or_give_up(
     deadline: float,
     should_stop: Callable[[], bool],
-    what: str,
+    reason: str,
     pause_seconds: float = _TICK_SECONDS,
 ) -> None:
     if should_stop():
         raise StoppedError
     if time.monotonic() >= deadline:
-        raise PeerLostError(what)
+        raise PeerLostError(reason)
     time.sleep(pause_seconds)
 
 
@@ -194,14 +193,14 @@ def _send(peer: socket.socket, content: bytes) -> None:
     try:
         peer.sendall(_LENGTH.pack(len(content)) + content)
     except OSError as error:
-        raise PeerLostError(f"a peer's connection broke: {error}") from error
+        raise PeerLostError(f"the connection to a peer broke: {error}") from error
 
 
 def _receive(peer: socket.socket, patience_seconds: float, should_stop: Callable[[], bool] | None = None) -> bytes:
     deadline = time.monotonic() + patience_seconds
     (length,) = _LENGTH.unpack(_read(peer, _LENGTH.size, deadline, should_stop))
     if length > _LONGEST:
-        raise PeerLostError("what came is no message of a peer")
+        raise PeerLostError(f"a peer announced {length} bytes, more than the longest message of {_LONGEST}")
     return _read(peer, length, deadline, should_stop)
 
 
@@ -218,8 +217,8 @@ def _read(peer: socket.socket, wanted: int, deadline: float, should_stop: Callab
         try:
             some = peer.recv(wanted - len(content))
         except OSError as error:
-            raise PeerLostError(f"a peer's connection broke: {error}") from error
+            raise PeerLostError(f"the connection to a peer broke: {error}") from error
         if not some:
-            raise PeerLostError("a peer is gone")
+            raise PeerLostError("a peer ended")
         content += some
     return bytes(content)

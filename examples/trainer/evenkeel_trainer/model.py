@@ -1,8 +1,8 @@
 """The network and its data: tell three rings apart from the coordinates of a point.
 
-Everything is plain floating-point arithmetic in one fixed order, so that the same seed gives the same weights to the
-last bit, whatever the number of ranks: the batch of a step is cut into `MICRO_SHARDS` pieces, each piece's gradient is
-computed alone, and the pieces are summed in their order, never in the order in which they arrive.
+The same seed gives the same weights to the last bit, for any number of ranks: all arithmetic runs in one fixed order.
+A step cuts its batch into `MICRO_SHARDS` pieces and computes the gradient of each piece alone. It adds the pieces in
+the order of their numbers, never in the order of their arrival.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ CLASSES = 3
 LEARNING_RATE = 0.15
 MOMENTUM = 0.9
 
-# One flat vector: hidden weights (2 inputs and a bias each), then output weights (HIDDEN inputs and a bias each).
+# The weights are a flat vector: hidden units (2 inputs and a bias each), then outputs (HIDDEN inputs and a bias each).
 _OUTPUT_AT = HIDDEN * 3
 PARAMETERS = _OUTPUT_AT + CLASSES * (HIDDEN + 1)
 
@@ -45,7 +45,7 @@ class MicroShardResult:
 
 @dataclass
 class ModelState:
-    """What training has reached: weights and their momentum."""
+    """State of the training: weights and their momentum."""
 
     weights: list[float]
     velocity: list[float]
@@ -78,7 +78,7 @@ class ModelState:
 
     @classmethod
     def joined(cls, shards: Sequence[bytes]) -> "ModelState":
-        """Put the slices of every rank together again."""
+        """Join the slices of all ranks."""
         content = b"".join(shards)
         values = list(struct.unpack(f"<{2 * PARAMETERS}d", content))
         return cls(values[:PARAMETERS], values[PARAMETERS:])
@@ -91,9 +91,9 @@ def piece_of(weights: Sequence[float], seed: int, step: int, micro_shard: int) -
     gradient = [0.0] * PARAMETERS
     for _ in range(SAMPLES_A_MICRO_SHARD):
         x, y, ring = _sample(source)
-        hidden, chances = _forward(weights, x, y)
-        loss -= math.log(max(chances[ring], 1e-300))
-        _backward(weights, (x, y), hidden, [p - (k == ring) for k, p in enumerate(chances)], gradient)
+        hidden, probabilities = _forward(weights, x, y)
+        loss -= math.log(max(probabilities[ring], 1e-300))
+        _backward(weights, (x, y), hidden, [p - (k == ring) for k, p in enumerate(probabilities)], gradient)
     return MicroShardResult(loss, tuple(gradient))
 
 
@@ -103,8 +103,8 @@ def accuracy(weights: Sequence[float], seed: int, samples: int = 300) -> float:
     right = 0
     for _ in range(samples):
         x, y, ring = _sample(source)
-        _, chances = _forward(weights, x, y)
-        right += chances.index(max(chances)) == ring
+        _, probabilities = _forward(weights, x, y)
+        right += probabilities.index(max(probabilities)) == ring
     return right / samples
 
 

@@ -1,4 +1,4 @@
-"""Rates of the two lanes, and the bare loop's transactions: those of the passes, on other tables and versions."""
+"""Rates of the two lanes; the bare loop sends the cycles' transactions to other tables and versions."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def a_report(**seconds: tuple[float, ...]) -> AdmissionReport:
 
 
 def a_transaction(version: int) -> list[dict[str, Any]]:
-    """Return what the ledger sends for one admission's row and the tree's."""
+    """Return the items that the ledger sends for an admission and the quota tree."""
 
     class Client:
         def transact_write_items(self, **request: Any) -> None:
@@ -30,21 +30,21 @@ def a_transaction(version: int) -> list[dict[str, Any]]:
 
 
 def test_cycle_of_twice_the_time_has_half_the_rate() -> None:
-    found = a_report(**{"pass": (2.0, 4.0, 3.0), "bare": (1.0, 2.0, 1.5)}).figures()
+    found = a_report(cycle=(2.0, 4.0, 3.0), bare=(1.0, 2.0, 1.5)).figures()
 
     assert (found["ratio"], found["low"], found["high"]) == (0.5, 0.5, 0.5)
-    assert found["perSecond"] == {"pass": 40.0, "bare": 80.0}
+    assert found["perSecond"] == {"cycle": 40.0, "bare": 80.0}
 
 
 def test_cycle_as_fast_as_the_loop_has_ratio_one() -> None:
-    assert a_report(**{"pass": (1.5, 2.5), "bare": (1.5, 2.5)}).figures()["ratio"] == 1.0
+    assert a_report(cycle=(1.5, 2.5), bare=(1.5, 2.5)).figures()["ratio"] == 1.0
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(2.0, "met"), (2.1, "MISSED")])
-def test_table_shows_whether_half_the_rate_was_reached(seconds: float, said: str) -> None:
-    report = a_report(**{"pass": (seconds,), "bare": (1.0,)})
+@pytest.mark.parametrize(("seconds", "shown"), [(2.0, "met"), (2.1, "MISSED")])
+def test_table_shows_whether_half_the_rate_was_reached(seconds: float, shown: str) -> None:
+    report = a_report(cycle=(seconds,), bare=(1.0,))
 
-    assert table([report.figures()])[-1].endswith(said)
+    assert table([report.figures()])[-1].endswith(shown)
 
 
 def test_bare_transaction_equals_that_of_a_cycle() -> None:

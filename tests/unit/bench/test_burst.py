@@ -23,7 +23,7 @@ from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics import money
 
 PROJECT = Path(__file__).resolve().parents[3]
-WAYS = [
+POLICIES = [
     BaselinePolicy("committed", "arrival"),
     BaselinePolicy("always", "value", 0.0, spot=True),
     BaselinePolicy("greedy", "class", 1.0, spot=True, most_gpus=8),
@@ -32,7 +32,7 @@ WAYS = [
 
 
 def a_setup(**changes: Any) -> dict[str, Any]:
-    """A crowded two days: two committed nodes, and caps that bind."""
+    """Return the setup of two busy days with few committed nodes and low caps."""
     setup = copy.deepcopy(load_setup())
     setup["jobs"]["days"] = 2
     setup["committed"]["nodes"] = 8
@@ -42,10 +42,10 @@ def a_setup(**changes: Any) -> dict[str, Any]:
     return setup
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_every_job_ends_and_no_cap_is_exceeded(way: BaselinePolicy) -> None:
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_every_job_ends_and_no_cap_is_exceeded(policy: BaselinePolicy) -> None:
     setup = a_setup(caps__teamUsdPerHour=30, caps__fleetUsdPerHour=45)
-    world = BurstSimulation(setup, way, 7)
+    world = BurstSimulation(setup, policy, 7)
 
     found = world.play()
 
@@ -56,18 +56,18 @@ def test_every_job_ends_and_no_cap_is_exceeded(way: BaselinePolicy) -> None:
     assert set(world.rates.values()) <= {0}
     assert found.most_team_rate <= 30 * money.MICROS
     assert found.most_fleet_rate <= 45 * money.MICROS
-    assert (found.rent_parts > 0) == (way.name != "committed")
+    assert (found.rent_parts > 0) == (policy.name != "committed")
 
 
 def test_same_seed_gives_the_same_figures() -> None:
-    first, again = (BurstSimulation(a_setup(), WAYS[-1], 3).play() for _ in range(2))
+    first, again = (BurstSimulation(a_setup(), POLICIES[-1], 3).play() for _ in range(2))
 
     assert first.usd == again.usd
     assert first.delays == again.delays
 
 
-class UnhurriedSimulation(BurstSimulation):
-    """Weighs every job pool by pool, where the benchmark first looks whether that can lead to anything."""
+class ExhaustiveSimulation(BurstSimulation):
+    """Compares all pools for every job; the benchmark skips jobs for which renting cannot pay."""
 
     def _may_pay(self, job: TraceJob, wait: float, shadow: int) -> bool:
         return True
@@ -75,31 +75,32 @@ class UnhurriedSimulation(BurstSimulation):
 
 def test_skipping_idle_cycles_changes_no_decision() -> None:
     assert (
-        UnhurriedSimulation(a_setup(), WAYS[-1], 3).play().delays
-        == BurstSimulation(a_setup(), WAYS[-1], 3).play().delays
+        ExhaustiveSimulation(a_setup(), POLICIES[-1], 3).play().delays
+        == BurstSimulation(a_setup(), POLICIES[-1], 3).play().delays
     )
 
 
-class RecordingSimulation(BurstSimulation):
-    """Looks, after each pass, at whether anything stands idle that somebody here could have."""
+class CheckedSimulation(BurstSimulation):
+    """Checks after each cycle that no job of the queue fits on free nodes."""
 
-    passes = 0
+    cycles = 0
 
-    def _pass(self, now: float) -> None:
-        super()._pass(now)
-        self.passes += 1
-        assert not [job.name for _, job in self.queue if self._free_slots(job)]
+    def _run_cycle(self, now: float) -> None:
+        super()._run_cycle(now)
+        self.cycles += 1
+        fitting = [job.name for _, job in self.queue if self._free_slots(job)]
+        assert not fitting, f"pending jobs fit on free nodes after a cycle; expected them to start: {fitting}"
         before = self.out.moves
         self._migrate_back(now)
         assert self.out.moves == before
 
 
 def test_no_paid_node_is_idle_while_a_fitting_job_waits() -> None:
-    world = RecordingSimulation(a_setup(), WAYS[-1], 5)
+    world = CheckedSimulation(a_setup(), POLICIES[-1], 5)
 
     found = world.play()
 
-    assert world.passes > 500
+    assert world.cycles > 500
     assert found.moves > 0
 
 
@@ -152,20 +153,20 @@ def test_result_never_exceeds_the_bound_with_foresight(seed: int) -> None:
 
 
 def test_bound_equals_the_best_of_all_schedules() -> None:
-    told = {**DAY, "gpus": 24, "idle": 16, "resizeSeconds": 100}
+    setting = {**DAY, "gpus": 24, "idle": 16, "resizeSeconds": 100}
     idle = [2, 2, 0, 1, 2, 2, 2, 0]
-    ways: list[tuple[list[int], float]] = [([], 0.0)]
+    schedules: list[tuple[list[int], float]] = [([], 0.0)]
     for free in idle:
-        ways = [
+        schedules = [
             (
                 [*sizes, size],
                 gained + size * 8 * 60 - (100 * (1 + size) * 8 if size != (sizes[-1] if sizes else 0) else 0),
             )
-            for sizes, gained in ways
+            for sizes, gained in schedules
             for size in range(free + 1)
         ]
 
-    assert math.isclose(elastic.best(told, idle)[0], max(gained for _, gained in ways))
+    assert math.isclose(elastic.best(setting, idle)[0], max(gained for _, gained in schedules))
 
 
 # ---------------------------------------------------------------- the figures that are kept

@@ -1,4 +1,4 @@
-"""What a run saw becomes ratios, a table and a file; the baseline holds ratios alone."""
+"""A run is reported as ratios, a table and a file; a baseline holds only ratios."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Ratios are of lanes taken in turn, and only a rise beyond the tolerance is a regression."""
+"""Ratios compare lanes round by round; only a rise beyond the tolerance is a regression."""
 
 import pytest
 from hypothesis import given
@@ -50,7 +50,7 @@ def test_same_samples_give_the_same_figures(rounds: list[tuple[float, float]]) -
 
 
 def test_lanes_of_different_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match="round by round"):
+    with pytest.raises(ValueError, match="every round"):
         ratio([0.1, 0.2], [0.1])
 
 

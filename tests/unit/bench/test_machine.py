@@ -1,4 +1,4 @@
-"""The share of others is what is busy and not ours."""
+"""The load of other programs is the busy time without that of this process and its children."""
 
 from bench.cpu_usage import Usage
 

@@ -29,11 +29,14 @@ DNS_POLICIES = ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None")
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 LONGEST_DEADLINE = 2**31 - 1
 NODE_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
-CHANGEABLE = (
-    "pod updates may not change fields other than `spec.containers[*].image`,"
-    "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing "
-    "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
+_CHANGEABLE_FIELDS = (
+    "`spec.containers[*].image`",
+    "`spec.initContainers[*].image`",
+    "`spec.activeDeadlineSeconds`",
+    "`spec.tolerations` (only additions to existing tolerations)",
+    "`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)",
 )
+CHANGEABLE = f"pod updates may not change fields other than {','.join(_CHANGEABLE_FIELDS)}"
 
 
 def check_pod(obj: Obj) -> Iterator[Cause]:
