@@ -93,6 +93,29 @@ class FleetShape:
         }
 
 
+@dataclass(frozen=True)
+class StackSettings:
+    """How a data centre deploys Evenkeel."""
+
+    mode: str = "act"
+    """`observe`, `recommend` or `act`."""
+    policy: str = "local"
+    """`local` (seconds) or `production`."""
+    admission: str = "evenkeel"
+    """`evenkeel` or `kueue`; Kueue itself is not installed."""
+    drills_may_act: bool = True
+    """Whether drill events (`evenkeel.drill`) are accepted and may lead to actions."""
+
+    def parameters(self) -> dict[str, str]:
+        """Return the parameters of the stack that these settings decide."""
+        return {
+            "Mode": self.mode,
+            "Admission": self.admission,
+            "DrillsMayAct": str(self.drills_may_act).lower(),
+            "Policy": self.policy,
+        }
+
+
 class DataCentre:
     """A running data centre. Use it as a context manager, or call `stop()`."""
 
@@ -116,10 +139,7 @@ class DataCentre:
         run_dir: Path,
         *,
         fleet: FleetShape | None = None,
-        mode: str = "act",
-        policy: str = "local",
-        drills_may_act: bool = True,
-        admission: str = "evenkeel",
+        stack: StackSettings | None = None,
         ticks: bool = True,
         keeps_cluster: bool = False,
         say: Say = lambda _text: None,
@@ -129,10 +149,7 @@ class DataCentre:
         Args:
             run_dir: Folder for logs, state and the pods' files. Emptied first.
             fleet: The hardware.
-            mode: `observe` or `act`.
-            policy: `local` (seconds) or `production`.
-            admission: `evenkeel` or `kueue`; Kueue itself is not installed.
-            drills_may_act: Whether drill events (`evenkeel.drill`) are accepted and may lead to actions.
+            stack: How Evenkeel is deployed.
             keeps_cluster: Whether the GPU cluster saves its state, so that it can restart.
             ticks: Whether the scheduled functions run each second; otherwise they run only if a test invokes them.
             say: Receives progress messages.
@@ -142,9 +159,10 @@ class DataCentre:
         centre = cls(run_dir)
         centre._cluster_data = run_dir / "gpu-cluster-state" if keeps_cluster else None
         try:
-            centre._bring_up(
-                fleet or FleetShape(), mode, policy, drills_may_act=drills_may_act, admission=admission, say=say
-            )
+            centre._start_engine(say)
+            centre._start_gpu_cluster(fleet or FleetShape(), say)
+            centre._deploy(stack or StackSettings(), say)
+            centre._grant_access(say)
             if ticks:
                 centre._start_ticking()
         except BaseException:
@@ -152,14 +170,14 @@ class DataCentre:
             raise
         return centre
 
-    def _bring_up(
-        self, fleet: FleetShape, mode: str, policy: str, *, drills_may_act: bool, admission: str, say: Say
-    ) -> None:
+    def _start_engine(self, say: Say) -> None:
         say("starting the AWS emulator, with IAM enforced")
         self.engine = self._open.enter_context(Engine.start(self.run_dir / "engine"))
         self.deployer = bootstrap(self.engine)
         place = {"LocationConstraint": REGION}
         self.deployer.client("s3").create_bucket(Bucket=CHECKPOINTS_BUCKET, CreateBucketConfiguration=place)
+
+    def _start_gpu_cluster(self, fleet: FleetShape, say: Say) -> None:
         self.node_count = fleet.nodes
         say(f"starting the GPU cluster ({fleet.nodes} nodes, {fleet.instance_type})")
         identity = make_user(self.deployer, SERVICES_USER, _CLUSTER_STATEMENTS)
@@ -173,6 +191,8 @@ class DataCentre:
         )
         self.cluster = self._start_cluster()
         self._open.callback(self._stop_cluster)
+
+    def _deploy(self, stack: StackSettings, say: Say) -> None:
         users = f"arn:aws:iam::{self.engine.account_id}:user"
         self.outputs = deploy(
             self.engine,
@@ -181,10 +201,7 @@ class DataCentre:
                 "FleetName": FLEET,
                 "HyperPodClusterArn": self.cluster.cluster_arn,
                 "KubernetesClusters": self.cluster.eks_cluster_name,
-                "Mode": mode,
-                "Admission": admission,
-                "DrillsMayAct": str(drills_may_act).lower(),
-                "Policy": policy,
+                **stack.parameters(),
                 "SageMakerEndpoint": self.cluster.sagemaker_url,
                 "EksEndpoint": self.cluster.eks_url,
                 "CheckpointBuckets": f"arn:aws:s3:::{CHECKPOINTS_BUCKET}",
@@ -195,6 +212,9 @@ class DataCentre:
             run_dir=self.run_dir,
             progress=say,
         )
+
+    def _grant_access(self, say: Say) -> None:
+        """Grant what pods, pages, the deployed functions and the operator may do."""
         say("granting Kubernetes access")
         self._grant_kubernetes_access()
         self._put_pod_identity(NAMESPACE, "trainer")

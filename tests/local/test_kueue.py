@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from evenkeel.adapters.kubernetes import KubernetesApi
-from evenkeel_local.data_centre import NAMESPACE, DataCentre, FleetShape
+from evenkeel_local.data_centre import NAMESPACE, DataCentre, FleetShape, StackSettings
 from evenkeel_local.drills import TrainingWork
 from evenkeel_local.drills.decision_replay import replay_mismatches
 from tests.fake_kueue import FakeKueue, local_queue
@@ -21,7 +21,9 @@ LONG = TrainingWork(nodes=2, steps=320, checkpoint_every=4, step_seconds=0.15)
 
 @pytest.fixture(scope="module")
 def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
-    with DataCentre.start(tmp_path_factory.mktemp("kueue"), fleet=FLEET, admission="kueue") as running:
+    with DataCentre.start(
+        tmp_path_factory.mktemp("kueue"), fleet=FLEET, stack=StackSettings(admission="kueue")
+    ) as running:
         yield running
         assert replay_mismatches(running) == []
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel_client.errors import ApiRequestFailed
-from evenkeel_local.data_centre import DataCentre, FleetShape
+from evenkeel_local.data_centre import DataCentre, FleetShape, StackSettings
 from evenkeel_local.deployment import STACK_NAME, deploy
 from evenkeel_local.drills import TrainingWork, await_all_nodes_ready
 from tests.local import signals
@@ -249,7 +249,7 @@ def test_a_job_in_the_queue_starts_when_there_is_room(data_centre: DataCentre) -
 def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
     """A second, small data centre in mode `act` where drills may not act."""
     run_dir = tmp_path_factory.mktemp("careful")
-    with DataCentre.start(run_dir, fleet=FleetShape(nodes=2), drills_may_act=False) as running:
+    with DataCentre.start(run_dir, fleet=FleetShape(nodes=2), stack=StackSettings(drills_may_act=False)) as running:
         await_all_nodes_ready(running.client(), running)
         yield running
 

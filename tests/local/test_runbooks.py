@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from evenkeel_local import PROJECT, dev_data_centre
-from evenkeel_local.data_centre import DataCentre
+from evenkeel_local.data_centre import DataCentre, StackSettings
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
@@ -111,7 +111,7 @@ class RunbookShell:
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunbookShell]:
     root = tmp_path_factory.mktemp("runbooks")
-    with DataCentre.start(root / ".evenkeel" / "dev", mode="observe", ticks=False) as centre:
+    with DataCentre.start(root / ".evenkeel" / "dev", stack=StackSettings(mode="observe"), ticks=False) as centre:
         # A command of a runbook invokes the watch, which takes as long as the policy says.
         client, changes = centre.client(), {"watch": {"watchSeconds": 2}}
         client.post(f"/clusters/{client.fleet}/policy", {"changes": changes, "reason": "a test waits for the watch"})

@@ -727,10 +727,10 @@ class ApiServer:
         task = asyncio.current_task()
         if task is not None:
             self._watches.add(task)
-        encode = _Encoder(self, http, rt)
+        watch = _Watch(http, rt, call, namespace, predicate, since, _Encoder(self, http, rt))
         try:
             async with asyncio.timeout(seconds):
-                await self._send_changes(http, response, encode, rt, namespace, predicate, since, call)
+                await self._send_changes(watch, response)
         except (TimeoutError, ConnectionError):
             pass
         except asyncio.CancelledError:
@@ -744,56 +744,41 @@ class ApiServer:
                 self._watches.discard(task)
         return response
 
-    async def _send_changes(
-        self,
-        http: web.Request,
-        response: web.StreamResponse,
-        encode: _Encoder,
-        rt: ResourceType,
-        namespace: str | None,
-        predicate: Predicate | None,
-        since: int,
-        call: ApiCall,
-    ) -> None:
-        initial = _flag(http, "sendInitialEvents")
-        if initial or since == 0:
+    async def _send_changes(self, watch: _Watch, response: web.StreamResponse) -> None:
+        """Send the existing objects if the client needs them, and then each change until the connection ends."""
+        since = watch.since
+        if watch.sends_existing:
             since = self._store.revision
-            chosen = [obj for obj in self._store.all(rt.key, namespace) if predicate is None or predicate(obj)]
-            lines = [encode.event("ADDED", obj) for obj in chosen]
-            if initial:
-                lines.append(encode.bookmark(since, initial_end=True))
-            if lines:
+            if lines := watch.lines_of_existing(self._store.all(watch.rt.key, watch.namespace), since):
                 await response.write(b"".join(lines))
         beats = 0
         try:
-            if self._drop_watch(http, call):
+            if self._drop_watch(watch):
                 return
-            async for batch in self._store.watch(rt.key, since, BEAT_SECONDS):
-                if self._drop_watch(http, call):
+            async for batch in self._store.watch(watch.rt.key, since, BEAT_SECONDS):
+                if self._drop_watch(watch):
                     return
-                lines = []
-                for change in batch:
-                    seen = _filter_change(change, namespace, predicate)
-                    if seen is not None:
-                        lines.append(encode.event(*seen))
-                    since = change.revision
-                beats = beats + 1 if not batch else beats
-                if beats >= BOOKMARK_EVERY_BEATS and _flag(http, "allowWatchBookmarks"):
-                    lines.append(encode.bookmark(max(since, self._store.revision) if not batch else since))
+                lines = watch.lines_of(batch)
+                if batch:
+                    since = batch[-1].revision
+                else:
+                    beats += 1
+                if beats >= BOOKMARK_EVERY_BEATS and watch.wants_bookmarks:
+                    lines.append(watch.encode.bookmark(since if batch else max(since, self._store.revision)))
                     beats = 0
                 if lines:
                     await response.write(b"".join(lines))
-                elif http.transport is None or http.transport.is_closing():
+                elif watch.is_closing:
                     return
         except ApiError as expired:
             await response.write(json.dumps({"type": "ERROR", "object": expired.status()}).encode() + b"\n")
 
-    def _drop_watch(self, http: web.Request, call: ApiCall) -> bool:
+    def _drop_watch(self, watch: _Watch) -> bool:
         """Drop the connection if a rule drops this watch."""
-        if not self._faults.drops_watch(call):
+        if not self._faults.drops_watch(watch.call):
             return False
-        if http.transport is not None:
-            http.transport.abort()
+        if watch.http.transport is not None:
+            watch.http.transport.abort()
         return True
 
     # Access reviews
@@ -857,17 +842,55 @@ class _Encoder:
         return json.dumps({"type": "BOOKMARK", "object": obj}).encode() + b"\n"
 
 
-def _filter_change(change: StoreChange, namespace: str | None, predicate: Predicate | None) -> tuple[str, Obj] | None:
-    """Return a change as a watch with a selector sees it; None if the watch does not see it."""
-    if namespace is not None and change.new["metadata"].get("namespace") != namespace:
-        return None
-    if predicate is None:
-        return change.kind, change.new
-    now = change.kind != "DELETED" and predicate(change.new)
-    before = change.old is not None and predicate(change.old)
-    if now:
-        return ("MODIFIED" if before else "ADDED"), change.new
-    return ("DELETED", change.new) if before else None
+@dataclass(frozen=True)
+class _Watch:
+    """One watch request: the objects that its client sees, and how they are encoded."""
+
+    http: web.Request
+    rt: ResourceType
+    call: ApiCall
+    namespace: str | None
+    """None = all namespaces."""
+    predicate: Predicate | None
+    since: int
+    """Revision after which the client wants changes; 0 = it also wants the existing objects."""
+    encode: _Encoder
+
+    @property
+    def sends_existing(self) -> bool:
+        return self.since == 0 or _flag(self.http, "sendInitialEvents")
+
+    @property
+    def wants_bookmarks(self) -> bool:
+        return _flag(self.http, "allowWatchBookmarks")
+
+    @property
+    def is_closing(self) -> bool:
+        return self.http.transport is None or self.http.transport.is_closing()
+
+    def lines_of_existing(self, objects: Iterable[Obj], revision: int) -> list[bytes]:
+        """Encode the existing objects, with a bookmark at the end if the client asked for initial events."""
+        lines = [self.encode.event("ADDED", obj) for obj in objects if self.predicate is None or self.predicate(obj)]
+        if _flag(self.http, "sendInitialEvents"):
+            lines.append(self.encode.bookmark(revision, initial_end=True))
+        return lines
+
+    def lines_of(self, changes: Iterable[StoreChange]) -> list[bytes]:
+        """Encode those of the changes that the client sees."""
+        seen = (self._filter(change) for change in changes)
+        return [self.encode.event(*each) for each in seen if each is not None]
+
+    def _filter(self, change: StoreChange) -> tuple[str, Obj] | None:
+        """Return a change as a watch with a selector sees it; None if the watch does not see it."""
+        if self.namespace is not None and change.new["metadata"].get("namespace") != self.namespace:
+            return None
+        if self.predicate is None:
+            return change.kind, change.new
+        now = change.kind != "DELETED" and self.predicate(change.new)
+        before = change.old is not None and self.predicate(change.old)
+        if now:
+            return ("MODIFIED" if before else "ADDED"), change.new
+        return ("DELETED", change.new) if before else None
 
 
 def _check_names(request: RequestInfo, metadata: Obj) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from evenkeel_local.gpu_cluster.hyperpod import HyperPod
 from evenkeel_local.gpu_cluster.job_controller import JobController
 from evenkeel_local.gpu_cluster.karpenter import Karpenter
 from evenkeel_local.gpu_cluster.kube_auth import EksAuthenticator, StaticAuthenticator
-from evenkeel_local.gpu_cluster.kubelet import ExecRunner, KubeletDirectory, LogReader
+from evenkeel_local.gpu_cluster.kubelet import ExecRunner, Kubelet, KubeletDirectory, LogReader
 from evenkeel_local.gpu_cluster.machines import MachineFleet
 from evenkeel_local.gpu_cluster.metrics import Metrics
 from evenkeel_local.gpu_cluster.node_controller import NodeController
@@ -47,6 +48,15 @@ _log = logging.getLogger(__name__)
 RESTART_SECONDS = 0.2
 
 
+@dataclass(frozen=True)
+class ApiAccess:
+    """How a client reaches the Kubernetes API of the cluster."""
+
+    url: str
+    ca_pem: str
+    admin_token: str
+
+
 class GpuCluster:
     """A set of objects, controllers and machines; a reset creates a new one."""
 
@@ -57,9 +67,7 @@ class GpuCluster:
         guard: ProcessGuard,
         mark: str,
         engine: EngineClient | None,
-        admin_token: str,
-        kubernetes_url: str,
-        ca_pem: str,
+        access: ApiAccess,
     ) -> None:
         self.config = config
         self.store = Store(config.watch_history)
@@ -70,13 +78,15 @@ class GpuCluster:
         self.pod_identities: list[PodIdentity] = list(config.pod_identities)
         self.bus = EventBus(config, engine)
         self._mark = mark
-        self._kubernetes_url = kubernetes_url
+        self._guard = guard
+        self._run_dir = run_dir
+        self._kubernetes_url = access.url
         self._next_address = 0
         self._tasks: list[asyncio.Task[Any]] = []
         self.registry.new_address = self._new_address
         self.events = ClusterEvents(config, self.bus)
-        self.directory = KubeletDirectory()
-        self.fleet = MachineFleet(config, self.registry, guard, run_dir, self._variables, self.directory)
+        self.directory = KubeletDirectory(self._new_kubelet)
+        self.fleet = MachineFleet(config, self.registry, self.directory)
         self.fleet.events = self.events
         self.agent = HealthAgent(self.fleet, self.registry, self.bus)
         self.fleet.on_rebooted = self.agent.rebooted
@@ -92,15 +102,16 @@ class GpuCluster:
         self.disruption = DisruptionController(self.registry)
         self.garbage = GarbageCollector(self.registry, delays.pod_gc)
         aws_auth: AwsAuth = NoAuth()
-        authenticator: Authenticator = StaticAuthenticator(admin_token, open_to_all=engine is None)
+        authenticator: Authenticator = StaticAuthenticator(access.admin_token, open_to_all=engine is None)
         if engine is not None:
             callers = EngineAuth(engine, config.account, config.region, config.auth_cache_seconds)
             aws_auth = callers
-            authenticator = EksAuthenticator(admin_token, engine, callers, config.eks_cluster_name, self.access_entries)
+            authenticator = EksAuthenticator(
+                access.admin_token, engine, callers, config.eks_cluster_name, self.access_entries
+            )
         self.karpenter: Karpenter | None = None
         if config.karpenter is not None:
-            parts = (self.registry, self.directory, guard, run_dir, self._variables, self.bus)
-            self.karpenter = Karpenter(config, config.karpenter, *parts)
+            self.karpenter = Karpenter(config, config.karpenter, self.registry, self.directory, self.bus)
         self.faults = FaultInjector(self.fleet, self.store, self.agent, self.bus, self.karpenter)
         logs = LogReader(self.directory.of_pod, self.store, run_dir)
         executor = ExecRunner(self.directory.of_pod)
@@ -109,7 +120,7 @@ class GpuCluster:
         self.api_server = ApiServer(
             self.registry, authenticator, authorizer, logs, executor, measured, self.call_faults
         )
-        self.aws_api = AwsApi(config, self.hyperpod, aws_auth, self.call_faults, kubernetes_url, ca_pem)
+        self.aws_api = AwsApi(config, self.hyperpod, aws_auth, self.call_faults, access.url, access.ca_pem)
         self.store.listen(self._notify_kubelet)
         self.store.listen(self._create_service_account)
 
@@ -191,6 +202,18 @@ class GpuCluster:
 
     def _is_taken(self, address: str) -> bool:
         return any(pod["status"].get("podIP") == address for pod in self.store.each(catalogue.PODS.key))
+
+    def _new_kubelet(self, node: str) -> Kubelet:
+        delays = self.config.delays
+        return Kubelet(
+            node,
+            self.registry,
+            self._guard,
+            self._run_dir,
+            delays.heartbeat,
+            delays.restart_backoff,
+            self._variables,
+        )
 
     def _variables(self, pod: Obj) -> dict[str, str]:
         host, _, port = self._kubernetes_url.removeprefix("https://").partition(":")

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from evenkeel_local.gpu_cluster import snapshots
 from evenkeel_local.gpu_cluster.api_server import tls_context
-from evenkeel_local.gpu_cluster.cluster import GpuCluster
+from evenkeel_local.gpu_cluster.cluster import ApiAccess, GpuCluster
 from evenkeel_local.gpu_cluster.config import ClusterConfig
 from evenkeel_local.gpu_cluster.control import Control
 from evenkeel_local.gpu_cluster.engine import EngineClient
@@ -171,9 +171,7 @@ class Host:
             self._guard,
             self._mark,
             self._engine,
-            self._admin_token,
-            self._urls["kubernetesUrl"],
-            self._ca_pem,
+            ApiAccess(self._urls["kubernetesUrl"], self._ca_pem, self._admin_token),
         )
         cluster.store.continue_after(after_revision)
         return cluster

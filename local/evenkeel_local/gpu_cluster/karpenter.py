@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 from evenkeel_local.gpu_cluster import catalogue
@@ -28,7 +27,7 @@ from evenkeel_local.gpu_cluster.admission import random_suffix
 from evenkeel_local.gpu_cluster.cluster_events import EventPublisher
 from evenkeel_local.gpu_cluster.config import ClusterConfig, KarpenterSettings
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.kubelet import Kubelet, KubeletDirectory, Variables
+from evenkeel_local.gpu_cluster.kubelet import Kubelet, KubeletDirectory
 from evenkeel_local.gpu_cluster.machines import EFA, PODS_PER_NODE, node_status, shape_of
 from evenkeel_local.gpu_cluster.objects import (
     annotations_of,
@@ -41,7 +40,6 @@ from evenkeel_local.gpu_cluster.objects import (
     remove_finalizer,
 )
 from evenkeel_local.gpu_cluster.pod_topology import Amounts, NodeCapacityView, amounts_of
-from evenkeel_local.gpu_cluster.processes import ProcessGuard
 from evenkeel_local.gpu_cluster.quantities import quantity
 from evenkeel_local.gpu_cluster.registry import Registry, set_condition
 from evenkeel_local.gpu_cluster.scheduler import refusal, requests_of
@@ -164,9 +162,6 @@ class Karpenter:
         settings: KarpenterSettings,
         registry: Registry,
         directory: KubeletDirectory,
-        guard: ProcessGuard,
-        run_dir: Path,
-        variables: Variables,
         bus: EventPublisher,
     ) -> None:
         self._config = config
@@ -174,9 +169,6 @@ class Karpenter:
         self._registry = registry
         self._store: Store = registry.store
         self._directory = directory
-        self._guard = guard
-        self._run_dir = run_dir
-        self._variables = variables
         self._bus = bus
         self._instances: dict[str, Instance] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -401,17 +393,7 @@ class Karpenter:
             self._join(instance, claim, provider, address)
 
     def _join(self, instance: Instance, claim: Obj, provider: str, address: str) -> None:
-        delays = self._config.delays
-        instance.kubelet = Kubelet(
-            instance.node_name,
-            self._registry,
-            self._guard,
-            self._run_dir,
-            delays.heartbeat,
-            delays.restart_backoff,
-            self._variables,
-        )
-        self._directory.add(instance.kubelet)
+        instance.kubelet = self._directory.create(instance.node_name)
         taints = [*(claim["spec"].get("taints") or ()), *(claim["spec"].get("startupTaints") or ())]
         instance.kubelet.boot(
             {

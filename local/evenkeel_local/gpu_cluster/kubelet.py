@@ -306,12 +306,14 @@ class Kubelet:
 class KubeletDirectory:
     """The kubelets of all nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_kubelet: Callable[[str], Kubelet]) -> None:
+        self._new_kubelet = new_kubelet
         self._kubelets: dict[str, Kubelet] = {}
 
-    def add(self, kubelet: Kubelet) -> None:
-        """Add a node's kubelet."""
-        self._kubelets[kubelet.name] = kubelet
+    def create(self, node: str) -> Kubelet:
+        """Create and add the kubelet of a node."""
+        kubelet = self._kubelets[node] = self._new_kubelet(node)
+        return kubelet
 
     def remove(self, node: str) -> None:
         """Remove a node's kubelet."""

@@ -13,14 +13,12 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.config import ClusterConfig, InstanceGroupConfig
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
-from evenkeel_local.gpu_cluster.kubelet import Kubelet, KubeletDirectory, Variables
-from evenkeel_local.gpu_cluster.processes import ProcessGuard
+from evenkeel_local.gpu_cluster.kubelet import Kubelet, KubeletDirectory
 from evenkeel_local.gpu_cluster.registry import Registry
 
 PREFIX = "sagemaker.amazonaws.com/"
@@ -190,9 +188,6 @@ class MachineFleet:
         self,
         config: ClusterConfig,
         registry: Registry,
-        guard: ProcessGuard,
-        run_dir: Path,
-        variables: Variables,
         directory: KubeletDirectory,
     ) -> None:
         self.config = config
@@ -220,9 +215,6 @@ class MachineFleet:
         self.failing_boots: dict[str, FailingBoots] = {}
         """Groups whose new machines fail."""
         self._registry = registry
-        self._guard = guard
-        self._run_dir = run_dir
-        self._variables = variables
         self._tasks: set[asyncio.Task[None]] = set()
         self._unstuck = asyncio.Event()
         self._restored: list[Machine] = []
@@ -329,16 +321,7 @@ class MachineFleet:
 
     def _power_on(self, machine: Machine) -> None:
         if machine.kubelet is None:
-            machine.kubelet = Kubelet(
-                machine.node_name,
-                self._registry,
-                self._guard,
-                self._run_dir,
-                self.config.delays.heartbeat,
-                self.config.delays.restart_backoff,
-                self._variables,
-            )
-            self._directory.add(machine.kubelet)
+            machine.kubelet = self._directory.create(machine.node_name)
         machine.kubelet.boot(self.node_object(machine))
         machine.status, machine.operation = "Running", None
 

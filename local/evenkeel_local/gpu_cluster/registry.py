@@ -82,14 +82,38 @@ class Registry:
             ApiError: 404 without the namespace, 409 if the name is taken, 422 if the object is invalid.
         """
         obj = clone(obj) if trusted or rt.custom else object_schemas.without_nulls(obj)
-        metadata = obj.setdefault("metadata", {})
+        obj.setdefault("metadata", {})
         object_schemas.check(rt, obj)
         self._check_identity(rt, namespace, obj)
-        if rt.namespaced:
-            metadata["namespace"] = namespace
-            self._check_namespace(rt, namespace, obj)
-        else:
-            metadata.pop("namespace", None)
+        self._set_namespace(rt, namespace, obj)
+        self._set_identity(rt, obj)
+        if rt.has_status and not trusted and rt.key != catalogue.NODES.key:  # a kubelet sends its node's first status
+            obj.pop("status", None)
+        if rt.custom:
+            obj = self._apply_schema(rt, obj)
+        self._fill_defaults(rt, obj)
+        self._admit(rt, obj, trusted=trusted)
+        if rt.key == catalogue.PODS.key and self.new_address is not None and not dry_run:
+            # A pod has its address from creation on, so that the other pods of its job can resolve its name.
+            address = self.new_address()
+            obj["status"].update(podIP=address, podIPs=[{"ip": address}])
+        self._validate(rt, obj, is_new=True)
+        if not dry_run:
+            return self.store.create(rt, obj)
+        if self.store.find(rt.key, namespace_of(obj), name_of(obj)) is not None:
+            raise errors.already_exists(rt.group, rt.plural, name_of(obj))
+        return obj
+
+    def _set_namespace(self, rt: ResourceType, namespace: str, obj: Obj) -> None:
+        if not rt.namespaced:
+            obj["metadata"].pop("namespace", None)
+            return
+        obj["metadata"]["namespace"] = namespace
+        self._check_namespace(rt, namespace, obj)
+
+    def _set_identity(self, rt: ResourceType, obj: Obj) -> None:
+        """Set the fields of a new object's metadata that only the server sets, and generate its name if it has none."""
+        metadata = obj["metadata"]
         for field in SERVER_FIELDS:
             metadata.pop(field, None)
         if not metadata.get("name"):
@@ -98,35 +122,24 @@ class Registry:
             metadata["name"] = admission.generated_name(metadata["generateName"])
         metadata["uid"] = str(uuid.uuid4())
         metadata["creationTimestamp"] = timestamp()
-        if rt.has_status and not trusted and rt.key != catalogue.NODES.key:  # a kubelet sends its node's first status
-            obj.pop("status", None)
-        if rt.key in admission.NEEDS_SPEC:
-            obj.setdefault("spec", {})
         if rt.key in admission.WITH_GENERATION or rt.custom:
             metadata["generation"] = 1
-        if rt.custom:
-            obj = self._apply_schema(rt, obj)
-            metadata = obj["metadata"]
+
+    def _fill_defaults(self, rt: ResourceType, obj: Obj) -> None:
+        if rt.key in admission.NEEDS_SPEC:
+            obj.setdefault("spec", {})
         if (fill := admission.DEFAULTS.get(rt.key)) is not None:
             fill(obj)
-        admit = admission.ADMISSION.get(rt.key)
+
+    def _admit(self, rt: ResourceType, obj: Obj, *, trusted: bool) -> None:
+        """Let the admission plugins of a kind change a new object. A trusted caller's status stays."""
         kept = obj.get("status")
-        if admit is not None:
+        if (admit := admission.ADMISSION.get(rt.key)) is not None:
             admit(obj, self.store)
         if trusted and kept is not None:
             obj["status"] = kept
-        if rt.key == catalogue.PODS.key and self.new_address is not None and not dry_run:
-            # A pod has its address from creation on, so that the other pods of its job can resolve its name.
-            address = self.new_address()
-            obj["status"].update(podIP=address, podIPs=[{"ip": address}])
         if rt.key == catalogue.NODES.key and not trusted:
             admission.taint_new_node(obj)
-        self._validate(rt, obj, is_new=True)
-        if dry_run:
-            if self.store.find(rt.key, namespace_of(obj), name_of(obj)) is not None:
-                raise errors.already_exists(rt.group, rt.plural, name_of(obj))
-            return obj
-        return self.store.create(rt, obj)
 
     def _check_identity(self, rt: ResourceType, namespace: str, obj: Obj) -> None:
         if obj.get("kind") not in (None, "", rt.kind) or obj.get("apiVersion") not in (None, "", rt.api_version):
@@ -201,34 +214,33 @@ class Registry:
         new["apiVersion"], new["kind"] = old["apiVersion"], old["kind"]
         if rt.custom:
             new = self._apply_schema(rt, new)
-        metadata, before = new["metadata"], old["metadata"]
-        for field in (*SERVER_FIELDS, "deletionGracePeriodSeconds"):
-            if field in before:
-                metadata[field] = before[field]
-            else:
-                metadata.pop(field, None)
+        _keep_fields(new["metadata"], old["metadata"], (*SERVER_FIELDS, "deletionGracePeriodSeconds"))
         if subresource == "status":
-            kept = clone(old)
-            kept["status"] = new.get("status") or {}
-            put(kept["metadata"], "managedFields", metadata.get("managedFields") or before.get("managedFields"))
-            if rt.key in (catalogue.NODES.key, catalogue.PODS.key):
-                # The server lets a status write of these kinds change labels and annotations: kubelets rely on it.
-                for field in ("labels", "annotations"):
-                    if field in metadata:
-                        kept["metadata"][field] = metadata[field]
-            new = kept
+            new = self._with_new_status(rt, new, old)
         elif rt.has_status:
-            if "status" in old:
-                new["status"] = old["status"]
-            else:
-                new.pop("status", None)
+            _keep_fields(new, old, ("status",))
         if subresource == "":
             self._settle(rt, new, old)
-        elif subresource == "status" and (check := validation.STATUS_CHECKS.get(rt.key)) is not None:
-            self._refuse(rt, new, check(new))
-        if dry_run:
-            return new
-        return self._write(rt, new, old)
+        return new if dry_run else self._write(rt, new, old)
+
+    def _with_new_status(self, rt: ResourceType, new: Obj, old: Obj) -> Obj:
+        """Return the old object with the status of the new one.
+
+        Raises:
+            ApiError: 422 if the status is invalid.
+        """
+        metadata, before = new["metadata"], old["metadata"]
+        kept: Obj = clone(old)
+        kept["status"] = new.get("status") or {}
+        put(kept["metadata"], "managedFields", metadata.get("managedFields") or before.get("managedFields"))
+        if rt.key in (catalogue.NODES.key, catalogue.PODS.key):
+            # The server lets a status write of these kinds change labels and annotations: kubelets rely on it.
+            for field in ("labels", "annotations"):
+                if field in metadata:
+                    kept["metadata"][field] = metadata[field]
+        if (check := validation.STATUS_CHECKS.get(rt.key)) is not None:
+            self._refuse(rt, kept, check(kept))
+        return kept
 
     def _settle(self, rt: ResourceType, new: Obj, old: Obj) -> None:
         """Set defaults and the generation of a new version of an object, and validate it.
@@ -236,10 +248,7 @@ class Registry:
         Raises:
             ApiError: 422 if the object or the change is invalid.
         """
-        if rt.key in admission.NEEDS_SPEC:
-            new.setdefault("spec", {})
-        if (fill := admission.DEFAULTS.get(rt.key)) is not None:
-            fill(new)
+        self._fill_defaults(rt, new)
         if (keep := admission.KEPT.get(rt.key)) is not None:
             keep(new, old)
         self._validate(rt, new)
@@ -532,6 +541,15 @@ class Registry:
         self.types.define(change.new)
         if condition_of(change.new, "Established") is None:
             self.change(change.new, _establish)
+
+
+def _keep_fields(new: Obj, old: Obj, fields: Iterable[str]) -> None:
+    """Give the new version of a part the old version's fields, whether they are set or absent."""
+    for field in fields:
+        if field in old:
+            new[field] = old[field]
+        else:
+            new.pop(field, None)
 
 
 def _establish(definition: Obj) -> None:

@@ -68,17 +68,10 @@ def prune(schema: Obj, value: Any, path: str = "", dropped: list[str] | None = N
 def check(schema: Obj, value: Any, path: str = "") -> Iterator[Cause]:
     """Yield what is wrong with a value."""
     at = path or "<nil>"
-    if value is None:
-        if not schema.get("nullable") and schema.get("type"):
-            yield _wrong_type(at, '"null"', f'{at} in body must be of type {schema["type"]}: "null"')
+    if type_error := _find_type_error(schema, value, at):
+        yield type_error
         return
-    kind = schema.get("type")
-    if schema.get(INT_OR_STRING):
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            yield _wrong_type(at, json.dumps(value), "must be an integer or a string")
-        return
-    if kind and not _is(kind, value):
-        yield _wrong_type(at, json.dumps(value), f'{at} in body must be of type {kind}: "{_name_of(value)}"')
+    if value is None or schema.get(INT_OR_STRING):
         return
     choices = schema.get("enum")
     if choices and value not in choices:
@@ -96,6 +89,22 @@ def check(schema: Obj, value: Any, path: str = "") -> Iterator[Cause]:
             yield _invalid(at, json.dumps(value), f"match '{pattern}'")
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield from _check_number(schema, value, at)
+
+
+def _find_type_error(schema: Obj, value: Any, at: str) -> Cause | None:
+    """Return the error if a value does not have the type of its schema; None if it has."""
+    kind = schema.get("type")
+    if value is None:
+        if schema.get("nullable") or not kind:
+            return None
+        return _wrong_type(at, '"null"', f'{at} in body must be of type {kind}: "null"')
+    if schema.get(INT_OR_STRING):
+        if isinstance(value, int | str) and not isinstance(value, bool):
+            return None
+        return _wrong_type(at, json.dumps(value), "must be an integer or a string")
+    if kind and not _is(kind, value):
+        return _wrong_type(at, json.dumps(value), f'{at} in body must be of type {kind}: "{_name_of(value)}"')
+    return None
 
 
 def _wrong_type(at: str, shown: str, rule: str) -> Cause:

@@ -85,12 +85,30 @@ def _check_job_spec(spec: Obj) -> Iterator[Cause]:
     per_index, failed_indexes = spec.get("backoffLimitPerIndex"), spec.get("maxFailedIndexes")
     if failed_indexes is not None and per_index is None:
         yield required("spec.backoffLimitPerIndex", "when maxFailedIndexes is specified")
-    if (manager := spec.get("managedBy")) is not None:
-        if not PREFIXED.match(manager):
-            yield invalid("spec.managedBy", manager, 'must be a domain-prefixed path (such as "acme.io/foo")')
-        if len(manager) > 63:
-            yield too_long("spec.managedBy", 63)
-    mode = spec.get("completionMode") or "NonIndexed"
+    yield from _check_managed_by(spec)
+    yield from _check_completion_mode(spec)
+    if spec.get("podFailurePolicy") is not None:
+        yield from _check_failure_policy(spec)
+    if spec.get("successPolicy") is not None:
+        yield from _check_success_policy(spec)
+    replacement = ("Failed",) if spec.get("podFailurePolicy") is not None else ("Failed", "TerminatingOrFailed")
+    yield from one_of("spec.podReplacementPolicy", spec.get("podReplacementPolicy"), replacement)
+    yield from check_pod_template(spec["template"], "spec.template")
+    yield from _check_restart_policy(spec)
+
+
+def _check_managed_by(spec: Obj) -> Iterator[Cause]:
+    manager = spec.get("managedBy")
+    if manager is None:
+        return
+    if not PREFIXED.match(manager):
+        yield invalid("spec.managedBy", manager, 'must be a domain-prefixed path (such as "acme.io/foo")')
+    if len(manager) > 63:
+        yield too_long("spec.managedBy", 63)
+
+
+def _check_completion_mode(spec: Obj) -> Iterator[Cause]:
+    mode = _completion_mode(spec)
     yield from one_of("spec.completionMode", mode, ("NonIndexed", "Indexed"), sort=False)
     if mode == "Indexed":
         yield from _check_indexed(spec)
@@ -98,17 +116,10 @@ def _check_job_spec(spec: Obj) -> Iterator[Cause]:
         for field in ("backoffLimitPerIndex", "maxFailedIndexes"):
             if spec.get(field) is not None:
                 yield invalid(f"spec.{field}", spec[field], "requires indexed completion mode")
-    if spec.get("podFailurePolicy") is not None:
-        yield from _check_failure_policy(spec)
-    if spec.get("successPolicy") is not None:
-        if mode != "Indexed":
-            yield invalid("spec.successPolicy", spec["successPolicy"], "requires indexed completion mode")
-        else:
-            yield from _check_success_policy(spec)
-    replacement = ("Failed",) if spec.get("podFailurePolicy") is not None else ("Failed", "TerminatingOrFailed")
-    yield from one_of("spec.podReplacementPolicy", spec.get("podReplacementPolicy"), replacement)
-    yield from check_pod_template(spec["template"], "spec.template")
-    yield from _check_restart_policy(spec)
+
+
+def _completion_mode(spec: Obj) -> str:
+    return spec.get("completionMode") or "NonIndexed"
 
 
 def _check_indexed(spec: Obj) -> Iterator[Cause]:
@@ -204,6 +215,9 @@ def _check_patterns(patterns: list[Obj], path: str) -> Iterator[Cause]:
 
 
 def _check_success_policy(spec: Obj) -> Iterator[Cause]:
+    if _completion_mode(spec) != "Indexed":
+        yield invalid("spec.successPolicy", spec["successPolicy"], "requires indexed completion mode")
+        return
     rules, path = spec["successPolicy"].get("rules") or [], "spec.successPolicy.rules"
     if not rules:
         yield required(path, "at least one rules must be specified when the successPolicy is specified")
