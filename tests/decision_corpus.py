@@ -9,7 +9,7 @@ import functools
 import gzip
 import json
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -23,7 +23,14 @@ from pydantic.alias_generators import to_camel
 
 from evenkeel.domain.admission import decide, fifo, request_facts, resize_facts, team_cycle
 from evenkeel.domain.capacity import compatibility, start_estimates
-from evenkeel.domain.checkpoints import fence, proof
+from evenkeel.domain.checkpoints import (
+    CheckpointContents,
+    CheckpointRef,
+    CheckpointRules,
+    Distrust,
+    fence,
+    proof,
+)
 from evenkeel.domain.checkpoints import resume as checkpoint_resume
 from evenkeel.domain.economics import forecasts, money
 from evenkeel.domain.elastic import grow_shrink
@@ -101,6 +108,22 @@ def preview_of(key: str, policy: Policy) -> Preview:
     return preview(policy.catalogue.look_up(key), policy)
 
 
+def choose_resume_point(  # noqa: PLR0913 - the arguments that the corpus recorded
+    attempt: int,
+    fence: fence.Fence | None,
+    found: Collection[CheckpointRef],
+    evidence: Mapping[CheckpointRef, CheckpointContents],
+    distrust: tuple[Distrust, ...] = (),
+    *,
+    accepts_convention: bool = False,
+    damaged: Collection[CheckpointRef] = (),
+    max_reads: int | None = None,
+) -> fence.ResumeChoice | checkpoint_resume.ContentsNeeded:
+    """Return the resume point of an attempt, or the checkpoint to read first."""
+    rules = CheckpointRules(distrust=distrust, accepts_convention=accepts_convention, damaged=frozenset(damaged))
+    return checkpoint_resume.choose_resume_point(attempt, fence, found, evidence, rules, max_reads=max_reads)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "admission.admit": fifo.admit,
     "admission.decide": decide.decide,
@@ -122,7 +145,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "blame.blame": attribution.attribute_fault,
     "burst.judge_loan": migration.decide_temporary_capacity,
     "burst.judge_stay": migration.decide_migration,
-    "checkpoints.choose_resume_point": checkpoint_resume.choose_resume_point,
+    "checkpoints.choose_resume_point": choose_resume_point,
     "checkpoints.prove": proof.prove,
     "checkpoints.raised": fence.raised,
     "checkpoints.refusal": fence.refusal,
@@ -218,27 +241,40 @@ _SHIPPED = "shipped"
 """Stands for the shipped fault catalogue."""
 
 
+def _encode_catalogue(catalogue: FaultCatalogue) -> Json:
+    if catalogue.hash != default_catalogue().hash:
+        raise CannotEncodeError("a fault catalogue with changes of a site")
+    return _SHIPPED
+
+
+def _unchanged(value: Json) -> Json:
+    return value
+
+
+_ENCODINGS: Mapping[type, Callable[[Any], Json]] = {
+    Enum: lambda value: value.value,  # first: a `StrEnum` is also a string
+    bool: _unchanged,
+    int: _unchanged,
+    float: _unchanged,
+    str: _unchanged,
+    datetime: rfc3339,
+    timedelta: timedelta.total_seconds,
+    Decimal: str,
+    bytes: bytes.decode,
+    BaseModel: lambda value: value.model_dump(mode="json", by_alias=True),
+    FaultCatalogue: _encode_catalogue,
+}
+"""The JSON form of each type that contains no other values to encode."""
+
+
 def encode(value: Any) -> Json:
     """Return the JSON form of a value, the same on each run: sets are sorted."""
+    if value is None:
+        return None
+    for kind, encoding in _ENCODINGS.items():
+        if isinstance(value, kind):
+            return encoding(value)
     match value:
-        case Enum():
-            return value.value
-        case None | bool() | int() | float() | str():
-            return value
-        case datetime():
-            return rfc3339(value)
-        case timedelta():
-            return value.total_seconds()
-        case Decimal():
-            return str(value)
-        case bytes():
-            return value.decode()
-        case BaseModel():
-            return value.model_dump(mode="json", by_alias=True)
-        case FaultCatalogue():
-            if value.hash != default_catalogue().hash:
-                raise CannotEncodeError("a fault catalogue with changes of a site")
-            return _SHIPPED
         case Mapping():
             if all(isinstance(key, str) for key in value):
                 return {encode(key): encode(each) for key, each in value.items()}

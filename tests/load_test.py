@@ -109,42 +109,48 @@ class LoadTestResult:
     seconds: float
 
 
-def run(
-    ledger: Ledger,
-    *,
-    jobs: int,
-    submitters: int = 50,
-    passes: int = 4,
-    workers: int = 3,
-    nodes: int = 12,
-    deaths: float = 0.01,
-    seed: int = 1,
-    pace: float = 0.1,
-    patience_seconds: float = 300,
-) -> LoadTestResult:
-    """Let a crowd work everything off."""
+@dataclass(frozen=True)
+class Load:
+    """The size of a load test."""
+
+    jobs: int
+    submitters: int = 50
+    cycles: int = 4
+    """Number of threads that run scheduling cycles."""
+    workers: int = 3
+    nodes: int = 12
+    deaths: float = 0.01
+    """Share of the commits that end in a crash."""
+    seed: int = 1
+    pace_seconds: float = 0.1
+    """Longest pause between two submissions of one thread."""
+    patience_seconds: float = 300
+
+
+def run(ledger: Ledger, load: Load) -> LoadTestResult:
+    """Submit the jobs from many threads, and run them until all have ended."""
     began = time.monotonic()
-    scenario = JobScenario(size=nodes)
+    scenario = JobScenario(size=load.nodes)
     world = scenario.world
-    witness = CommitRecorder(ledger, 0.0, random.Random(seed))
+    witness = CommitRecorder(ledger, 0.0, random.Random(load.seed))
     shared = cast("Any", witness)
     scenario.ledger = world.ledger = shared
     scenario.cluster = world.cluster = _LockedPort(world.cluster)  # type: ignore[assignment]  # the same, one at a time
     world.ids, world.telemetry = cast("Any", _LockedPort(world.ids)), cast("Any", _LockedPort(world.telemetry))
     scenario.workflows = world.workflows = cast("Any", _LockedPort(world.workflows))
-    setup = _set_up(scenario, nodes)
-    witness.deaths = deaths
-    crowd = _LoadTest(scenario, jobs, submitters, seed, pace, time.monotonic() + patience_seconds)
+    setup = _set_up(scenario, load.nodes)
+    witness.deaths = load.deaths
+    crowd = _LoadTest(scenario, load)
     threads = [
-        *(threading.Thread(target=crowd.guarded, args=(crowd.submit, number)) for number in range(submitters)),
-        *(threading.Thread(target=crowd.guarded, args=(crowd.schedule, number)) for number in range(passes)),
-        *(threading.Thread(target=crowd.guarded, args=(crowd.work, number, workers)) for number in range(workers)),
+        *(threading.Thread(target=crowd.guarded, args=(crowd.submit, number)) for number in range(load.submitters)),
+        *(threading.Thread(target=crowd.guarded, args=(crowd.schedule, number)) for number in range(load.cycles)),
+        *(threading.Thread(target=crowd.guarded, args=(crowd.work, number)) for number in range(load.workers)),
     ]
-    random.Random(seed).shuffle(threads)
+    random.Random(load.seed).shuffle(threads)
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(patience_seconds + 30)
+        thread.join(load.patience_seconds + 30)
     commits = witness.commits
     ended = crowd.read(crowd.jobs).values()
     return LoadTestResult(
@@ -190,12 +196,12 @@ def _set_up(scenario: JobScenario, nodes: int) -> TeamSetup:
 
 
 class _LoadTest:
-    def __init__(self, scenario: JobScenario, jobs: int, submitters: int, seed: int, pace: float, until: float) -> None:
-        self.scenario, self.count, self.submitters, self.seed, self.until = scenario, jobs, submitters, seed, until
-        self.pace = pace
+    def __init__(self, scenario: JobScenario, load: Load) -> None:
+        self.scenario, self.load = scenario, load
+        self.until = time.monotonic() + load.patience_seconds
         self.jobs: list[str] = []
         self.errors: list[BaseException] = []
-        self.left = submitters
+        self.left = load.submitters
         self.lock = threading.Lock()
         self.at_rest = False
 
@@ -210,8 +216,8 @@ class _LoadTest:
         return self.at_rest or time.monotonic() > self.until
 
     def submit(self, number: int) -> None:
-        dice = random.Random(self.seed * 1000 + number)
-        for turn in range(self.count // self.submitters):
+        dice = random.Random(self.load.seed * 1000 + number)
+        for turn in range(self.load.jobs // self.load.submitters):
             facts = {
                 "team": dice.choice(TEAMS),
                 "nodes": dice.choice((1, 1, 2)),
@@ -220,7 +226,7 @@ class _LoadTest:
             job = _again(lambda facts=facts, turn=turn: self.scenario.submit(f"key-{number}-{turn}", **facts))  # type: ignore[misc]
             with self.lock:
                 self.jobs.append(job.job_id)
-            time.sleep(dice.random() * self.pace)
+            time.sleep(dice.random() * self.load.pace_seconds)
         with self.lock:
             self.left -= 1
 
@@ -230,19 +236,19 @@ class _LoadTest:
             began = time.monotonic()
             _once(self.scenario.run_pass)
             # They share one interpreter with everybody: half of the time is for those whom they admit.
-            time.sleep(max(dice.random() * self.pace * 4, time.monotonic() - began))
+            time.sleep(max(dice.random() * self.load.pace_seconds * 4, time.monotonic() - began))
 
-    def work(self, number: int, workers: int) -> None:
+    def work(self, number: int) -> None:
         dice = random.Random(number)
         while not self.is_over:
             live = self.scenario.ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", limit=200).rows
-            mine = [rows.read(row, Attempt) for row in live if hash(row.key.pk) % workers == number]
+            mine = [rows.read(row, Attempt) for row in live if hash(row.key.pk) % self.load.workers == number]
             jobs = self.read(attempt.job_id for attempt in mine)
             for attempt in mine:
                 _once(functools.partial(self._move, jobs[attempt.job_id], attempt, dice))
             if not live and not self.left and not self.waits():
                 self.at_rest = all(job.state.has_ended for job in self.read(self.jobs).values())
-            time.sleep(dice.random() * self.pace)
+            time.sleep(dice.random() * self.load.pace_seconds)
 
     def waits(self) -> bool:
         """Whether anybody still waits: one look, where to read all jobs is many."""
@@ -309,7 +315,8 @@ def main() -> int:
     options.add_argument("--minutes", type=float, default=60, help="after which it is given up (60)")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder, Engine.start(Path(folder)) as engine:
-        found = run(ledger_of(engine), jobs=given.jobs, nodes=24, seed=given.seed, patience_seconds=given.minutes * 60)
+        load = Load(given.jobs, nodes=24, seed=given.seed, patience_seconds=given.minutes * 60)
+        found = run(ledger_of(engine), load)
     lost = len(found.jobs) != given.jobs or found.states != {JobState.SUCCEEDED}
     again = found.admissions != found.attempts
     for fault in (*found.faults, *map(repr, found.errors)):

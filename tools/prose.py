@@ -107,28 +107,36 @@ def _is_code(text: str) -> bool:
 
 
 def _of_python(source: str) -> Iterator[Text]:
-    tree = ast.parse(source)
+    yield from _of_strings(ast.parse(source))
+    yield from _of_comments(source)
+
+
+def _of_strings(tree: ast.Module) -> Iterator[Text]:
     parts_of_texts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         if id(node) in parts_of_texts:
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value.split()) > 4:
-            if (
-                "\n    |" not in node.value
-                and not node.value.lstrip().startswith(("{", "<"))
-                and not _is_code(node.value)
-            ):
-                margin = " " * (node.col_offset + 4)
-                for block in re.split(r"\n[ \t]*\n", node.value):
-                    if all(line.startswith(margin) for line in block.splitlines()):
-                        continue  # a diagram, a list or a command
-                    for paragraph in re.split(r"\n\s*(?=\w+: )|\n\s*[-*] ", block):
-                        yield Text(node.lineno, " ".join(paragraph.split()))
+            yield from (Text(node.lineno, each) for each in _paragraphs(node.value, " " * (node.col_offset + 4)))
         elif isinstance(node, ast.JoinedStr):
             parts = (each.value if isinstance(each, ast.Constant) else "it" for each in node.values)
             text = "".join(str(part) for part in parts)
             if len(text.split()) > 4:
                 yield Text(node.lineno, " ".join(text.split()))
+
+
+def _paragraphs(text: str, margin: str) -> Iterator[str]:
+    """Yield the paragraphs of a string, without programs, tables and blocks that begin with the margin."""
+    if "\n    |" in text or text.lstrip().startswith(("{", "<")) or _is_code(text):
+        return
+    for block in re.split(r"\n[ \t]*\n", text):
+        if all(line.startswith(margin) for line in block.splitlines()):
+            continue  # a diagram, a list or a command
+        for paragraph in re.split(r"\n\s*(?=\w+: )|\n\s*[-*] ", block):
+            yield " ".join(paragraph.split())
+
+
+def _of_comments(source: str) -> Iterator[Text]:
     comment: list[str] = []
     first = last = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

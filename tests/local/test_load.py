@@ -21,7 +21,9 @@ def test_every_version_of_the_tree_is_within_its_limits_and_nobody_is_lost_or_st
 ) -> None:
     with Engine.start(tmp_path) as engine:  # its own: the fleet's sweeps and passes would be beside it
         ledger = load_test.ledger_of(engine)
-        outcome = load_test.run(ledger, jobs=jobs, submitters=submitters, deaths=deaths, patience_seconds=500)
+        outcome = load_test.run(
+            ledger, load_test.Load(jobs, submitters=submitters, deaths=deaths, patience_seconds=500)
+        )
 
     assert outcome.errors == []
     assert outcome.faults == []

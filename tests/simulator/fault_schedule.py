@@ -3,6 +3,7 @@
 import functools
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from evenkeel.domain.jobs.attempt import ObservedPod, ObservedWorkload, PodPhase
@@ -155,67 +156,89 @@ def _control_plane_outages(world: "Simulation", lasts: float) -> None:
         world.loop.after(chance.uniform(begins, lasts), functools.partial(world.update_cluster, is_busy=False))
 
 
-def _fault(world: "Simulation") -> Callable[[], None]:
-    """Choose one thing that goes wrong with a machine or a job."""
-    chance = world.chance
-    number, kind = chance.randrange(100), chance.randrange(10)
-    seconds, fault, soon = chance.uniform(5, 90), chance.choice(FAULTS), chance.choice((2.0, 2.0, 30.0))
+@dataclass(frozen=True)
+class _Fault:
+    """One thing that goes wrong with a machine or a job, with the chances that decide its course."""
 
-    def marked() -> None:
-        machine = world.machine(number)
-        world.sicken(machine, fault, marked=True, heard=True)
-        if kind == 1:  # a burst: the second sign is worse, or another witness
-            world.loop.after(soon, lambda: world.sicken(machine, "NvidiaErrorTerminate", marked=True, heard=True))
-        if kind == 2:  # it flaps
-            world.loop.after(seconds, lambda: _clear_fault(world, machine))
+    world: "Simulation"
+    number: int
+    """Chooses the machine, job or workflow."""
+    kind: int
+    seconds: float
+    fault: str
+    soon: float
 
-    def without_health_labels() -> None:
-        world.sicken(world.machine(number), fault, marked=False, heard=True)
+    def marked(self) -> None:
+        world, machine = self.world, self.world.machine(self.number)
+        world.sicken(machine, self.fault, marked=True, heard=True)
+        if self.kind == 1:  # a burst: the second sign is worse, or another witness
+            world.loop.after(self.soon, lambda: world.sicken(machine, "NvidiaErrorTerminate", marked=True, heard=True))
+        if self.kind == 2:  # it flaps
+            world.loop.after(self.seconds, lambda: _clear_fault(world, machine))
 
-    def cut_off() -> None:
-        node = world.node_of(world.machine(number))
+    def without_health_labels(self) -> None:
+        self.world.sicken(self.world.machine(self.number), self.fault, marked=False, heard=True)
+
+    def cut_off(self) -> None:
+        world = self.world
+        node = world.node_of(world.machine(self.number))
         if node is None or not node.is_ready:
             return
         world.tell(f"{node.instance_id} is cut off")
         world.cluster.lose_node(node.name)
-        if kind == 6:
-            world.loop.after(seconds, lambda: _reconnect(world, node.name))
-        elif number % 2:
-            world.loop.after(20 + seconds / 3, broken)  # what took its place fails before it has saved anything
+        if self.kind == 6:
+            world.loop.after(self.seconds, lambda: _reconnect(world, node.name))
+        elif self.number % 2:
+            world.loop.after(20 + self.seconds / 3, self.broken)  # its replacement fails before it has saved anything
 
-    def dead() -> None:
-        node = world.node_of(world.machine(number))
+    def dead(self) -> None:
+        node = self.world.node_of(self.world.machine(self.number))
         if node is not None and node.is_ready:
-            world.tell(f"{node.instance_id} is dead")
-            world.cluster.kill_node(node.name)
+            self.world.tell(f"{node.instance_id} is dead")
+            self.world.cluster.kill_node(node.name)
 
-    def broken() -> None:
-        running = [one for one in world.cluster.running() if one.is_there and one.pods]
+    def broken(self) -> None:
+        running = [one for one in self.world.cluster.running() if one.is_there and one.pods]
         if running:
-            attempt = running[number % len(running)].spec.attempt
-            world.tell(f"{attempt.workload_name} fails by itself")
-            world.cluster.fail_pods(attempt.job_id, attempt.attempt, 0)
+            attempt = running[self.number % len(running)].spec.attempt
+            self.world.tell(f"{attempt.workload_name} fails by itself")
+            self.world.cluster.fail_pods(attempt.job_id, attempt.attempt, 0)
 
-    def aborted() -> None:
-        alive = [one for one in world.engine.executions.values() if one.status == "RUNNING"]
+    def aborted(self) -> None:
+        alive = [one for one in self.world.engine.executions.values() if one.status == "RUNNING"]
         if alive:
-            execution = alive[number % len(alive)]
-            world.tell(f"{execution.name} is aborted")
-            world.engine.abort(execution)
+            execution = alive[self.number % len(alive)]
+            self.world.tell(f"{execution.name} is aborted")
+            self.world.engine.abort(execution)
 
-    hurts = (
-        marked,
-        marked,
-        marked,
-        without_health_labels,
-        without_health_labels,
-        cut_off,
-        cut_off,
-        dead,
-        broken,
-        aborted,
-    )[kind]
-    return world.counted_as("fault", hurts.__name__, hurts)
+
+_KINDS = (
+    _Fault.marked,
+    _Fault.marked,
+    _Fault.marked,
+    _Fault.without_health_labels,
+    _Fault.without_health_labels,
+    _Fault.cut_off,
+    _Fault.cut_off,
+    _Fault.dead,
+    _Fault.broken,
+    _Fault.aborted,
+)
+
+
+def _fault(world: "Simulation") -> Callable[[], None]:
+    """Choose one thing that goes wrong with a machine or a job."""
+    chance = world.chance
+    fault = _Fault(
+        world,
+        number=chance.randrange(100),
+        kind=chance.randrange(len(_KINDS)),
+        seconds=chance.uniform(5, 90),
+        fault=chance.choice(FAULTS),
+        soon=chance.choice((2.0, 2.0, 30.0)),
+    )
+    happens = _KINDS[fault.kind]
+    return world.counted_as("fault", happens.__name__, functools.partial(happens, fault))
 
 
 def _simultaneous_faults(world: "Simulation") -> Callable[[], None]:
@@ -259,52 +282,64 @@ def _reconnect(world: "Simulation", name: str) -> None:
         world.watched.returned[name] = world.loop.seconds
 
 
-def _choose_person_action(world: "Simulation") -> Callable[[], None]:
-    """Choose one thing that a person does."""
-    chance = world.chance
-    number, seconds = chance.randrange(100), chance.uniform(20, 120)
+@dataclass(frozen=True)
+class _PersonAction:
+    """One thing that a person does, with the chances that decide its course."""
 
-    def cordon() -> None:
-        node = world.node_of(world.machine(number))
+    world: "Simulation"
+    number: int
+    """Chooses the machine, node or job."""
+    seconds: float
+
+    def cordon(self) -> None:
+        world = self.world
+        node = world.node_of(world.machine(self.number))
         if node is not None and not node.is_cordoned:
             world.tell(f"bo cordons {node.instance_id}")
             world.cluster.set_node(node.name, is_cordoned=True)
             world.watched.persons[node.name] = world.loop.seconds
 
-    def uncordon() -> None:
+    def uncordon(self) -> None:
+        world = self.world
         ours = [node for node in world.cluster.by_name.values() if node.is_cordoned]
         if ours:
-            node = ours[number % len(ours)]
+            node = ours[self.number % len(ours)]
             world.tell(f"bo un-cordons {node.instance_id}")
             world.watched.persons.pop(node.name, None)
             world.cluster.set_node(node.name, is_cordoned=False, incident_id=None)
 
-    def adopt() -> None:
+    def adopt(self) -> None:
+        world = self.world
         ours = [node for node in world.cluster.by_name.values() if node.is_cordoned and node.incident_id]
         if ours:
-            node = ours[number % len(ours)]
+            node = ours[self.number % len(ours)]
             world.tell(f"bo keeps {node.instance_id} for himself, cordoned")
             world.cluster.set_node(node.name, incident_id=None)
             world.watched.persons[node.name] = world.loop.seconds
 
-    def hold() -> None:
-        world.hold_automation(seconds)
+    def hold(self) -> None:
+        self.world.hold_automation(self.seconds)
 
-    def mend() -> None:
-        machine, lasts = world.machine(number), seconds + 60
-        world.sicken(machine, FAULTS[number % 4], marked=True, heard=True)
+    def mend(self) -> None:
+        world, machine, lasts = self.world, self.world.machine(self.number), self.seconds + 60
+        world.sicken(machine, FAULTS[self.number % 4], marked=True, heard=True)
         world.hold_automation(lasts)
         world.loop.after(lasts * 0.7, lambda: world.mend(machine))
 
-    def cancel() -> None:
-        world.cancel(number % 3)
+    def cancel(self) -> None:
+        self.world.cancel(self.number % 3)
 
-    def answer() -> None:
-        world.answer_plans(approves=bool(number % 3))
+    def answer(self) -> None:
+        self.world.answer_plans(approves=bool(self.number % 3))
 
+
+def _choose_person_action(world: "Simulation") -> Callable[[], None]:
+    """Choose one thing that a person does."""
+    chance = world.chance
+    person = _PersonAction(world, number=chance.randrange(100), seconds=chance.uniform(20, 120))
     if world.mode == "recommend" and chance.random() < 0.6:
-        return world.counted_as("deed", "answer", answer)
+        return world.counted_as("deed", "answer", person.answer)
     if chance.random() < 0.15:
-        return mend
-    deed = chance.choice((cordon, uncordon, adopt, hold, hold, cancel))
+        return person.mend
+    deed = chance.choice((person.cordon, person.uncordon, person.adopt, person.hold, person.hold, person.cancel))
     return world.counted_as("deed", deed.__name__, deed)

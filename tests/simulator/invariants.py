@@ -773,7 +773,13 @@ def comes_to_rest(world: "Simulation") -> Iterator[str]:
 
 
 def _unfinished_work(world: "Simulation") -> Iterator[str]:
-    """What is still to be done."""
+    """Yield what has not ended yet."""
+    yield from _unfinished_recoveries(world)
+    yield from _unfinished_jobs(world)
+
+
+def _unfinished_recoveries(world: "Simulation") -> Iterator[str]:
+    """Yield the incidents, workflows and waits that have not ended, except those that wait for people."""
     blocked = {doc["incidentId"] for doc in _incidents(world) if _is_out_of_places(world, doc)}
     for doc in _incidents(world):
         if _is_open(doc) and doc["incidentId"] not in blocked:
@@ -781,12 +787,16 @@ def _unfinished_work(world: "Simulation") -> Iterator[str]:
     for name, execution in world.engine.executions.items():
         if execution.status is ExecutionState.RUNNING and execution.document.get("incidentId") not in blocked:
             yield f"{name[1]} runs still, since {(execution.entered or ['its start'])[-1]}"
-    for job in _jobs(world):
-        if not job.state.is_at_rest and job.state is not JobState.PENDING:
-            yield f"{job.job_id} is {job.state}"
     for key in world.ledger.rows:
         if key.sk.startswith("WAIT#") and key.pk.removeprefix("INC#") not in blocked:
             yield f"{key.pk} {key.sk} is open"
+
+
+def _unfinished_jobs(world: "Simulation") -> Iterator[str]:
+    """Yield the jobs and rentals that have not ended, and the jobs that could start."""
+    for job in _jobs(world):
+        if not job.state.is_at_rest and job.state is not JobState.PENDING:
+            yield f"{job.job_id} is {job.state}"
     for row in world.ledger.of("RENTAL", "JOB#"):
         if row.doc["state"] != "ENDED":
             yield f"rental {row.doc['number']} of {row.doc['jobId']} is {row.doc['state']}"

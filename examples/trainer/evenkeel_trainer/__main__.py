@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evenkeel import training
-from evenkeel_trainer.group import PeerLostError, RankGroup, StoppedError, join
+from evenkeel_trainer.group import PeerLostError, RankGroup, Rendezvous, StoppedError, join
 from evenkeel_trainer.model import MICRO_SHARDS, PIECE_BYTES, MicroShardResult, ModelState, accuracy, piece_of
 
 EXIT_PEER_LOST = 76
@@ -87,12 +87,15 @@ def _train(run: training.Run, options: argparse.Namespace, say: "_Speaker") -> i
 
 def _join(run: training.Run, options: argparse.Namespace) -> RankGroup:
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    return join(
-        f"{run.job_id}/{run.attempt}",
-        run.rank,
-        run.world_size,
+    rendezvous = Rendezvous(
+        name=f"{run.job_id}/{run.attempt}",
+        world_size=run.world_size,
         bind_address=os.environ.get("POD_IP") or host,
         master=(host, int(os.environ.get("MASTER_PORT") or "29500")),
+    )
+    return join(
+        run.rank,
+        rendezvous,
         rendezvous_seconds=options.rendezvous_seconds,
         patience_seconds=options.peer_seconds + options.step_seconds,
         should_stop=run.should_stop,

@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 _LENGTH = struct.Struct("!I")
@@ -61,25 +62,33 @@ class RankGroup:
                 joined.close()
 
 
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of one attempt meet."""
+
+    name: str
+    """Name of the attempt. Rank 0 refuses a process of another attempt."""
+    world_size: int
+    """Number of ranks."""
+    bind_address: str
+    """Address on which rank 0 listens: that of its own pod, so another attempt can use the same port."""
+    master: tuple[str, int]
+    """Host and port at which the other ranks reach rank 0."""
+
+
 def join(
-    name: str,
     rank: int,
-    world_size: int,
+    rendezvous: Rendezvous,
     *,
-    bind_address: str,
-    master: tuple[str, int],
     rendezvous_seconds: float,
     patience_seconds: float,
     should_stop: Callable[[], bool],
 ) -> RankGroup:
-    """Connect the ranks of the attempt called `name`.
+    """Connect the ranks of one attempt.
 
     Args:
-        name: Name of the attempt. A process of another attempt is refused.
         rank: Rank of this process.
-        world_size: Number of ranks.
-        bind_address: Address on which rank 0 listens: that of its own pod, so another attempt can use the same port.
-        master: Host and port at which the other ranks reach rank 0.
+        rendezvous: Where the ranks meet.
         rendezvous_seconds: Longest wait for all ranks.
         patience_seconds: Longest silence of a peer after that.
         should_stop: Called while waiting; true ends the wait.
@@ -89,12 +98,13 @@ def join(
         StoppedError: The rank was asked to stop first.
     """
     deadline = time.monotonic() + rendezvous_seconds
+    world_size, master = rendezvous.world_size, rendezvous.master
     if world_size == 1:
         return RankGroup(rank, world_size, [], patience_seconds)
-    hello = {"name": name, "rank": rank, "worldSize": world_size}
+    hello = {"name": rendezvous.name, "rank": rank, "worldSize": world_size}
     if rank != 0:
         return RankGroup(rank, world_size, [_connect(master, hello, deadline, should_stop)], patience_seconds)
-    with _listen(bind_address, master[1], deadline, should_stop) as listener:
+    with _listen(rendezvous.bind_address, master[1], deadline, should_stop) as listener:
         peers = _accept_all(listener, hello, deadline, should_stop)
     for peer in peers:
         _send(peer, b"welcome")

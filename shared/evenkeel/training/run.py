@@ -172,7 +172,7 @@ class Resume:
 class Run:
     """One rank of one attempt. Call `attach` to create it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only: one argument for each variable that `attach` reads
         self,
         storage: Storage,
         *,

@@ -136,11 +136,10 @@ class ServiceSide:
                 after=doubt, through_attempt=attempt, demand=service_side.CheckpointRequirement(demand)
             ),
         )
+        rules = service_side.CheckpointRules(distrust=distrust, accepts_convention=convention)
         evidence: dict[service_side.CheckpointRef, service_side.CheckpointContents] = {}
         while True:
-            answer = service_side.choose_resume_point(
-                attempt, self._fence(world), found, evidence, distrust, accepts_convention=convention
-            )
+            answer = service_side.choose_resume_point(attempt, self._fence(world), found, evidence, rules)
             if isinstance(answer, service_side.ResumeChoice):
                 return answer
             assert answer.ref not in evidence

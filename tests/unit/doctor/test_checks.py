@@ -86,39 +86,42 @@ class FakeAws:
         return self._answer(name, parameters)
 
     def _answer(self, name: str, parameters: Json) -> Json:
-        match name:
-            case "sts:get_caller_identity":
-                return {"Arn": "arn:aws:sts::111122223333:assumed-role/OnCall/ana"}
-            case "cloudformation:describe_stacks":
-                return {"Stacks": [a_stack()]}
-            case "cloudformation:list_stack_resources":
-                ids = [{"LogicalResourceId": one, "PhysicalResourceId": f"evenkeel-{one}-1X"} for one in checks.RULES]
-                return {"StackResourceSummaries": ids}
-            case "apigateway:get_account":
-                return {"cloudwatchRoleArn": "arn:aws:iam::111122223333:role/api-logs"}
-            case "sagemaker:describe_cluster":
-                return a_hyperpod()
-            case "eks:describe_cluster":
-                return {"cluster": {"status": "ACTIVE"}}
-            case "lambda:invoke":
-                function = str(parameters["FunctionName"]).removeprefix("evenkeel-")
-                answer = self.tests.get(function, self_test(function))
-                if isinstance(answer, Exception):
-                    raise answer
-                return {"Payload": json.dumps(answer).encode()}
-            case "lambda:get_account_settings":
-                return {"AccountLimit": {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": 1000}}
-            case "sqs:get_queue_attributes":
-                return messages(0)
-            case "scheduler:get_schedule" | "events:describe_rule":
-                return {"State": "ENABLED"}
-            case "cloudwatch:get_metric_statistics":
-                return {
-                    "Datapoints": [{parameters["Statistics"][0]: 0.0 if "Failed" in parameters["MetricName"] else 3.0}]
-                }
-            case "sns:list_subscriptions_by_topic":
-                return {"Subscriptions": [{"SubscriptionArn": "arn:aws:sns:us-west-2:111122223333:pages:1"}]}
-        raise AssertionError(name)
+        if name == "lambda:invoke":
+            return self._self_test(str(parameters["FunctionName"]).removeprefix("evenkeel-"))
+        if name == "cloudwatch:get_metric_statistics":
+            count = 0.0 if "Failed" in parameters["MetricName"] else 3.0
+            return {"Datapoints": [{parameters["Statistics"][0]: count}]}
+        answers = _healthy_answers()
+        assert name in answers, name
+        return answers[name]
+
+    def _self_test(self, function: str) -> Json:
+        answer = self.tests.get(function, self_test(function))
+        if isinstance(answer, Exception):
+            raise answer
+        return {"Payload": json.dumps(answer).encode()}
+
+
+def _healthy_answers() -> dict[str, Json]:
+    """Return the answers to those calls whose answer does not depend on their arguments."""
+    ids = [{"LogicalResourceId": one, "PhysicalResourceId": f"evenkeel-{one}-1X"} for one in checks.RULES]
+    return {
+        "sts:get_caller_identity": {"Arn": "arn:aws:sts::111122223333:assumed-role/OnCall/ana"},
+        "cloudformation:describe_stacks": {"Stacks": [a_stack()]},
+        "cloudformation:list_stack_resources": {"StackResourceSummaries": ids},
+        "apigateway:get_account": {"cloudwatchRoleArn": "arn:aws:iam::111122223333:role/api-logs"},
+        "sagemaker:describe_cluster": a_hyperpod(),
+        "eks:describe_cluster": {"cluster": {"status": "ACTIVE"}},
+        "lambda:get_account_settings": {
+            "AccountLimit": {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": 1000}
+        },
+        "sqs:get_queue_attributes": messages(0),
+        "scheduler:get_schedule": {"State": "ENABLED"},
+        "events:describe_rule": {"State": "ENABLED"},
+        "sns:list_subscriptions_by_topic": {
+            "Subscriptions": [{"SubscriptionArn": "arn:aws:sns:us-west-2:111122223333:pages:1"}]
+        },
+    }
 
 
 def a_stack(status: str = "CREATE_COMPLETE", **parameters: str) -> Json:

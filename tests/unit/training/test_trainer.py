@@ -20,7 +20,7 @@ import pytest
 from evenkeel.training.layout import Checkpoint
 from evenkeel.training.resume import pin
 from evenkeel.training.storage import open_storage
-from evenkeel_trainer.group import PeerLostError, RankGroup, StoppedError, join
+from evenkeel_trainer.group import PeerLostError, RankGroup, Rendezvous, StoppedError, join
 from evenkeel_trainer.model import MICRO_SHARDS, PARAMETERS, ModelState, piece_of
 
 STEPS = 40
@@ -255,11 +255,8 @@ def joined() -> Iterator[Callable[..., RankGroup]]:
 
     def join_as(name: str, rank: int, world_size: int = 2, rendezvous_seconds: float = 20) -> RankGroup:
         group = join(
-            name,
             rank,
-            world_size,
-            bind_address="127.0.0.1",
-            master=("127.0.0.1", port),
+            Rendezvous(name, world_size, bind_address="127.0.0.1", master=("127.0.0.1", port)),
             rendezvous_seconds=rendezvous_seconds,
             patience_seconds=5,
             should_stop=stop.is_set,
@@ -308,11 +305,8 @@ def test_momentum_is_part_of_the_state() -> None:
 def test_stop_is_heard_while_connecting() -> None:
     with pytest.raises(StoppedError):
         join(
-            "job-rings/1",
             1,
-            2,
-            bind_address="127.0.0.1",
-            master=("127.0.0.1", free_port()),
+            Rendezvous("job-rings/1", 2, bind_address="127.0.0.1", master=("127.0.0.1", free_port())),
             rendezvous_seconds=20,
             patience_seconds=5,
             should_stop=lambda: True,

@@ -16,15 +16,30 @@ class ContentsNeeded(Value):
     ref: CheckpointRef
 
 
+class CheckpointRules(Value):
+    """What a job requires of a checkpoint that it resumes from."""
+
+    distrust: tuple[Distrust, ...] = ()
+    """Distrust of earlier faults. A covered checkpoint is rejected; all others must meet its requirement."""
+    accepts_convention: bool = False
+    """Whether `COMPLETE_BY_CONVENTION` is enough if no fault requires more."""
+    damaged: frozenset[CheckpointRef] = frozenset()
+    """Checkpoints that an earlier attempt could not read. Without checksums, only this shows the damage."""
+
+    def requirement_of(self, ref: CheckpointRef) -> CheckpointRequirement:
+        """Return the strictest requirement that concerns a checkpoint."""
+        least = CheckpointRequirement.CONVENTION if self.accepts_convention else CheckpointRequirement.PROOF
+        demands = (each.demand for each in self.distrust if ref.attempt <= each.through_attempt)
+        return max((least, *demands), key=lambda demand: demand.rank)
+
+
 def choose_resume_point(
     attempt: int,
     fence: Fence | None,
     found: Collection[CheckpointRef],
     evidence: Mapping[CheckpointRef, CheckpointContents],
-    distrust: tuple[Distrust, ...] = (),
+    rules: CheckpointRules | None = None,
     *,
-    accepts_convention: bool = False,
-    damaged: Collection[CheckpointRef] = (),
     max_reads: int | None = None,
 ) -> ResumeChoice | ContentsNeeded:
     """Choose the resume point of `attempt`: the newest valid checkpoint, from the newest step backwards.
@@ -37,18 +52,17 @@ def choose_resume_point(
         fence: The stored fence, with the pins of all earlier attempts.
         found: Every checkpoint folder under the URI, finished or not.
         evidence: The contents of the checkpoints that were read so far.
-        distrust: Distrust of earlier faults. A covered checkpoint is rejected; all others must meet its requirement.
-        accepts_convention: Whether `COMPLETE_BY_CONVENTION` is enough if no fault requires more.
-        damaged: Checkpoints that an earlier attempt could not read. Without checksums, only this shows the damage.
+        rules: What the job requires of a checkpoint; None = proof, without distrust.
         max_reads: Maximum number of checkpoints to read. The next one is `NOT_EXAMINED`, and none is chosen.
     """
+    rules = rules or CheckpointRules()
     rejected: list[Rejection] = []
     for ref in sorted(found, key=lambda ref: (ref.step, ref.attempt), reverse=True):
         refused = refusal(fence, attempt, ref)
         if refused is not None:
             rejected.append(refused)
             continue
-        if ref in damaged:
+        if ref in rules.damaged:
             detail = "An earlier attempt could not resume from it: its bytes differ from its manifest."
             rejected.append(rejection(ref, RejectionCode.DAMAGED, detail))
             continue
@@ -58,10 +72,9 @@ def choose_resume_point(
                 rejected.append(rejection(ref, RejectionCode.NOT_EXAMINED, detail))
                 break
             return ContentsNeeded(ref=ref)
-        verdict = verify(ref, evidence[ref], distrust)
+        verdict = verify(ref, evidence[ref], rules.distrust)
         if isinstance(verdict, Proof):
-            base = CheckpointRequirement.CONVENTION if accepts_convention else CheckpointRequirement.PROOF
-            verdict = _missing_evidence(_demanded(ref, base, distrust), ref, verdict, evidence) or verdict
+            verdict = _missing_evidence(rules.requirement_of(ref), ref, verdict, evidence) or verdict
         if isinstance(verdict, Rejection):
             rejected.append(verdict)
         else:
@@ -73,11 +86,6 @@ def choose_resume_point(
                 reason=_reason(ref, verdict, rejected),
             )
     return ResumeChoice(resume_from=None, grade=Grade.NONE, rejected=tuple(rejected), reason=_no_reason(rejected))
-
-
-def _demanded(ref: CheckpointRef, base: CheckpointRequirement, distrust: tuple[Distrust, ...]) -> CheckpointRequirement:
-    demands = (each.demand for each in distrust if ref.attempt <= each.through_attempt)
-    return max((base, *demands), key=lambda demand: demand.rank)
 
 
 def _missing_evidence(

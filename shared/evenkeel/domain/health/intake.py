@@ -88,7 +88,7 @@ class IntakeDecision(Value):
     """The changed fault histories to store, by history key."""
 
 
-def join_or_open(
+def join_or_open(  # noqa: PLR0913 - keyword-only facts
     fact: NodeFact,
     affected: AffectedNode,
     *,

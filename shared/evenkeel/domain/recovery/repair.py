@@ -158,14 +158,9 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
 
 
 def _choose(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
-    if facts.not_allowed:
-        return _decided(Repair.STAND_DOWN, facts.not_allowed)
-    if facts.lease_holder:
-        return _decided(Repair.STAND_DOWN, f"{facts.lease_holder} already repairs this node slot.")
-    if facts.opt_out_reason:
-        return _decided(Repair.STAND_DOWN, facts.opt_out_reason)
-    if facts.is_person_cordon:
-        return _decided(Repair.STAND_DOWN, "A person cordoned this node, so Evenkeel leaves it alone.").but(drains=True)
+    refused = _stand_down(facts)
+    if refused is not None:
+        return refused
     last = facts.requests[-1] if facts.requests and facts.requests[-1].requested_at >= facts.opened_at else None
     if facts.slot_state.replacement is not None:
         return _with_replacement(facts, last, policy)
@@ -176,6 +171,24 @@ def _choose(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
         return _after_request(facts, last, policy)
     if not facts.slot_state.original.is_there:
         return _without_node(facts, facts.opened_at, policy)
+    return _before_request(facts, policy)
+
+
+def _stand_down(facts: RepairFacts) -> RepairDecision | None:
+    """Return the decision to leave the node alone; None if Evenkeel may repair it."""
+    if facts.not_allowed:
+        return _decided(Repair.STAND_DOWN, facts.not_allowed)
+    if facts.lease_holder:
+        return _decided(Repair.STAND_DOWN, f"{facts.lease_holder} already repairs this node slot.")
+    if facts.opt_out_reason:
+        return _decided(Repair.STAND_DOWN, facts.opt_out_reason)
+    if facts.is_person_cordon:
+        return _decided(Repair.STAND_DOWN, "A person cordoned this node, so Evenkeel leaves it alone.").but(drains=True)
+    return None
+
+
+def _before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
+    """Decide while the node is there and this incident has made no request."""
     pending = _pending_request(facts, policy)
     if pending is not None:
         left = max(1, round((deadline_of(pending, policy) - facts.now).total_seconds()))
@@ -184,6 +197,16 @@ def _choose(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
         return RepairDecision(action=Repair.PAUSE, reason=reason, wait_seconds=min(left, policy.retry_seconds))
     if _recovered_by_itself(facts, policy):
         return _decided(Repair.HEALTHY, "The node is Ready again and shows no other fault: it only needs validation.")
+    awaited = _leave_to_owner(facts, policy)
+    if awaited is not None:
+        return awaited
+    if facts.has_work and facts.work_may_run_until is not None and facts.now < facts.work_may_run_until:
+        return _decided(Repair.LATER, f"Its jobs may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
+    return _next_rung(facts, policy, failed="")
+
+
+def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision | None:
+    """Return the decision if the node's owner repairs it first, or if it has no owner; None if Evenkeel repairs it."""
     if facts.owner is Owner.NOBODY:
         reason = "Neither HyperPod nor Karpenter manages this node: it stays out of service until a person acts."
         return _decided(Repair.ASK_PERSON, reason).but(drains=True)
@@ -195,9 +218,7 @@ def _choose(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     if facts.owner is Owner.KARPENTER and policy.karpenter_repairs:
         reason = "Karpenter repairs this node itself: Evenkeel waits."
         return _decided(Repair.AWAIT, reason).but(awaited_owner=KARPENTER)
-    if facts.has_work and facts.work_may_run_until is not None and facts.now < facts.work_may_run_until:
-        return _decided(Repair.LATER, f"Its jobs may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
-    return _next_rung(facts, policy, failed="")
+    return None
 
 
 def deadline_of(
@@ -297,22 +318,9 @@ def _after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
     if facts.owner is Owner.KARPENTER and not facts.slot_state.original.is_there:
         return _decided(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if last.rung == REBOOT and _has_rebooted(facts, last):
-        has_failed = facts.invalid_at is not None and facts.invalid_at >= last.requested_at
-        if facts.validity.is_valid and not has_failed:
-            return _decided(Repair.HEALTHY, "The node rebooted and is Ready.")
-        if facts.now < deadline_of(last.but(answer=ACCEPTED), policy) and not has_failed:
-            return _decided(Repair.AWAIT, "The node rebooted and is starting.")
-        return _next_rung(facts, policy, failed=f"The reboot did not clear the fault: {facts.validity.reason}")
+        return _after_reboot(facts, last, policy)
     if last.answer in ("", UNKNOWN):
-        evidence = took_effect(last, facts.slot_state, facts.progress)
-        if evidence:
-            accepted = last.but(answer=ACCEPTED)
-            if facts.now < deadline_of(accepted, policy):
-                return _decided(Repair.AWAIT, f"The {last.rung} request got no reply but took effect: {evidence}.")
-            return _next_rung(facts, policy, failed=f"The {last.rung} request got no reply; the node is not back.")
-        if facts.now < deadline_of(last, policy):
-            return _decided(Repair.AWAIT, f"The {last.rung} request got no reply: Evenkeel waits for evidence first.")
-        return _next_rung(facts, policy, failed=f"The {last.rung} request got no reply and had no visible effect.")
+        return _without_reply(facts, last, policy)
     if last.answer in _ACCEPTED_ANSWERS:
         if facts.now < deadline_of(last, policy):
             return _decided(Repair.AWAIT, f"The {last.rung} is in progress.")
@@ -322,6 +330,29 @@ def _after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
     if last.answer == NOT_NOW:
         return _next_rung(facts, policy, failed="The provider was not ready for the request.", after=last)
     return _next_rung(facts, policy, failed="The request failed at the provider.", after=last)
+
+
+def _after_reboot(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
+    """Decide after the node rebooted, as this incident requested."""
+    has_failed = facts.invalid_at is not None and facts.invalid_at >= last.requested_at
+    if facts.validity.is_valid and not has_failed:
+        return _decided(Repair.HEALTHY, "The node rebooted and is Ready.")
+    if facts.now < deadline_of(last.but(answer=ACCEPTED), policy) and not has_failed:
+        return _decided(Repair.AWAIT, "The node rebooted and is starting.")
+    return _next_rung(facts, policy, failed=f"The reboot did not clear the fault: {facts.validity.reason}")
+
+
+def _without_reply(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
+    """Decide after a request without a reply: wait for its effect, and then as long as for an accepted request."""
+    evidence = took_effect(last, facts.slot_state, facts.progress)
+    if evidence:
+        accepted = last.but(answer=ACCEPTED)
+        if facts.now < deadline_of(accepted, policy):
+            return _decided(Repair.AWAIT, f"The {last.rung} request got no reply but took effect: {evidence}.")
+        return _next_rung(facts, policy, failed=f"The {last.rung} request got no reply; the node is not back.")
+    if facts.now < deadline_of(last, policy):
+        return _decided(Repair.AWAIT, f"The {last.rung} request got no reply: Evenkeel waits for evidence first.")
+    return _next_rung(facts, policy, failed=f"The {last.rung} request got no reply and had no visible effect.")
 
 
 def _pending_request(facts: RepairFacts, policy: RepairPolicy) -> RepairRequest | None:
@@ -425,6 +456,27 @@ def _next_rung(
         after: The last request, if the provider refused it.
     """
     prefix = f"{failed} " if failed else ""
+    exhausted = _end_of_ladder(facts, policy, prefix)
+    if exhausted is not None:
+        return exhausted
+    rung, skipped = _first_open_rung(facts, policy)
+    if not rung:
+        return _decided(Repair.ASK_PERSON, f"{prefix}No rung is left for {facts.terms.name}.", *skipped)
+    if after is not None and rung == after.rung:
+        ready_at = after.requested_at + timedelta(seconds=policy.retry_seconds)
+        if facts.now < ready_at:
+            pause = max(1, round((ready_at - facts.now).total_seconds()))
+            return RepairDecision(
+                action=Repair.PAUSE, reason=f"{prefix}Evenkeel asks again in {pause} s.", wait_seconds=pause
+            )
+    blocked = _blocked_rung(facts, policy, rung, prefix)
+    if blocked is not None:
+        return blocked
+    return _decided(Repair(rung.upper()), f"{prefix}{_rung_reason(facts, rung)}", *skipped).but(drains=True)
+
+
+def _end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> RepairDecision | None:
+    """Return the decision if no further request may be made, whichever rung is next; None if one may be made."""
     ours = [each for each in facts.requests if each.requested_at >= facts.opened_at and each.rung not in OWNERS]
     calls = [each for each in ours if each.answer != NOT_NOW]
     if any(
@@ -442,16 +494,11 @@ def _next_rung(
         return _decided(Repair.ASK_PERSON, f"{prefix}Evenkeel made {len(calls)} repair requests, which is the limit.")
     if len(ours) - len(calls) >= _MAX_REFUSALS:
         return _decided(Repair.ASK_PERSON, f"{prefix}The provider deferred the request {_MAX_REFUSALS} times.")
-    rung, skipped = _first_open_rung(facts, policy)
-    if not rung:
-        return _decided(Repair.ASK_PERSON, f"{prefix}No rung is left for {facts.terms.name}.", *skipped)
-    if after is not None and rung == after.rung:
-        ready_at = after.requested_at + timedelta(seconds=policy.retry_seconds)
-        if facts.now < ready_at:
-            pause = max(1, round((ready_at - facts.now).total_seconds()))
-            return RepairDecision(
-                action=Repair.PAUSE, reason=f"{prefix}Evenkeel asks again in {pause} s.", wait_seconds=pause
-            )
+    return None
+
+
+def _blocked_rung(facts: RepairFacts, policy: RepairPolicy, rung: str, prefix: str) -> RepairDecision | None:
+    """Return the decision if the provider, a hold or a guardrail blocks the rung now; None if it may be requested."""
     if facts.provider_busy:
         return _decided(Repair.LATER, f"{prefix}{facts.provider_busy}")
     if facts.hold is not None:
@@ -465,7 +512,7 @@ def _next_rung(
         return _decided(Repair.HEALTHY, f"{prefix}{verdict.reason}", (rung, "its evidence is stale"))
     if not verdict.allowed:
         return _decided(Repair.BLOCKED, f"{prefix}{verdict.reason}", (rung, f"guardrail {verdict.rule}"))
-    return _decided(Repair(rung.upper()), f"{prefix}{_rung_reason(facts, rung)}", *skipped).but(drains=True)
+    return None
 
 
 def _hold_text(hold: Hold) -> str:

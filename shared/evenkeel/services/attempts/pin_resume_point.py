@@ -14,6 +14,7 @@ from typing import NamedTuple
 from evenkeel.domain.checkpoints import (
     CheckpointContents,
     CheckpointRef,
+    CheckpointRules,
     ContentsNeeded,
     Distrust,
     Fence,
@@ -157,22 +158,17 @@ def _choose(
 ) -> ResumeChoice:
     uri = job.spec.checkpoint_uri
     refs = [ref for folder in checkpoints.folders(uri) if (ref := ref_of_folder(folder))]
-    doubts = distrusts(job)
+    rules = CheckpointRules(
+        distrust=distrusts(job),
+        accepts_convention=_accepts_convention(job, attempt, policy),
+        damaged=frozenset(CheckpointRef(attempt=one.attempt, step=one.step) for one in job.damaged_checkpoints),
+    )
     evidence: dict[CheckpointRef, CheckpointContents] = {}
     while True:
-        answer = choose_resume_point(
-            attempt.attempt,
-            fence,
-            refs,
-            evidence,
-            doubts,
-            accepts_convention=_accepts_convention(job, attempt, policy),
-            damaged=[CheckpointRef(attempt=point.attempt, step=point.step) for point in job.damaged_checkpoints],
-            max_reads=MOST_LOOKS,
-        )
+        answer = choose_resume_point(attempt.attempt, fence, refs, evidence, rules, max_reads=MOST_LOOKS)
         if not isinstance(answer, ContentsNeeded):
             return answer
-        evidence[answer.ref] = _examine(uri, answer.ref, checkpoints, doubts)
+        evidence[answer.ref] = _examine(uri, answer.ref, checkpoints, rules.distrust)
 
 
 def _examine(

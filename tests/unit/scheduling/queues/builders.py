@@ -34,7 +34,7 @@ def a_group(flavors: Mapping[str, Amount], resource: str = GPU) -> ResourceGroup
     return ResourceGroup((resource,), tuple(FlavorQuotas(name, {resource: quota}) for name, quota in given.items()))
 
 
-def a_queue(
+def a_queue(  # noqa: PLR0913 - a builder: a test states only the arguments that matter
     name: str,
     nominal: Amount | Mapping[str, Amount] = 0,
     cohort: str = "fleet",
