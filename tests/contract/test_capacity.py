@@ -16,6 +16,7 @@ from evenkeel.domain.external.policy import ServingWorkload
 from evenkeel.domain.external.serving import holder_id
 from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.renting.rental import RentalState
+from evenkeel.domain.resources import NONE
 from evenkeel.ports import CapacitySpec, Cluster, LimitResult
 from evenkeel_local.gpu_cluster import ClusterHandle, start
 from tests.contract.clusters_under_test import CLUSTER, CONFIG, FLEET, NAMESPACE
@@ -135,7 +136,7 @@ def test_capacity_pods_rent_whole_nodes_and_leave_nothing(handle: ClusterHandle)
         lambda: [node for node in cluster.nodes(CLUSTER) if node.pool == BOUNDED and node.is_ready][1:],
         "two nodes of the pool",
     )
-    until(lambda: cluster.accelerators_in_use(CLUSTER).get(there[0].name) == 8, "a capacity pod on it")
+    until(lambda: cluster.resources_in_use(CLUSTER).get(there[0].name, NONE).accelerators == 8, "a capacity pod on it")
     names = {claim.node_name for claim in cluster.claims(CLUSTER, BOUNDED)}
     assert there[0].name in names
     assert len(names) == 2
@@ -186,7 +187,7 @@ def test_rental_runs_from_request_to_bill_on_real_pods(untouched: ClusterHandle)
     market.advance()
     until(lambda: is_now(RentalState.READY), "the nodes to be ready")
     held = until(
-        lambda: found if len(found := cluster.accelerators_in_use(CLUSTER)) == 2 else None,
+        lambda: found if len(found := cluster.resources_in_use(CLUSTER)) == 2 else None,
         "the capacity pods to be bound to the ready nodes",
     )
     market.scenario.run_pass()

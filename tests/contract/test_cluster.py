@@ -12,6 +12,7 @@ from evenkeel.domain.external.unmanaged_workloads import PodRecreation, Unmanage
 from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT
 from evenkeel.domain.recovery.validation import CheckResult
+from evenkeel.domain.resources import NONE
 from evenkeel.ports import (
     CheckSpec,
     CordonResult,
@@ -231,7 +232,8 @@ def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bed: ClusterUnderTest) -> No
     assert (found.uid, found.has_completed, found.has_failed, found.is_deleting) == (uid, False, False, False)
     assert {pod.node_name for pod in found.pods} == {node.name for node in nodes}
     assert found in bed.cluster.workloads(CLUSTER)
-    assert {name: count for name, count in bed.cluster.accelerators_in_use(CLUSTER).items() if count} == {
+    in_use = bed.cluster.resources_in_use(CLUSTER)
+    assert {name: amounts.accelerators for name, amounts in in_use.items() if amounts.accelerators} == {
         node.name: 8 for node in nodes
     }
 
@@ -357,7 +359,7 @@ def test_succeeded_attempt_is_completed(bed: ClusterUnderTest) -> None:
     (pod,) = seen(bed, spec).pods
     assert (pod.phase, pod.exit_code) == (PodPhase.SUCCEEDED, 0)
     assert seen(bed, spec).has_failed is False
-    assert bed.cluster.accelerators_in_use(CLUSTER).get(pod.node_name, 0) == 0
+    assert bed.cluster.resources_in_use(CLUSTER).get(pod.node_name, NONE) == NONE
 
 
 def test_failed_attempt_shows_its_exit_code(bed: ClusterUnderTest) -> None:
@@ -417,7 +419,7 @@ def test_stopped_attempt_frees_its_accelerators(bed: ClusterUnderTest) -> None:
         bed.cluster.stop(attempt, 1)
 
     bed.eventually(lambda: seen(bed, spec).pods == () and seen(bed, spec).uid == "", "the pods to be gone")
-    assert bed.cluster.accelerators_in_use(CLUSTER) == {}
+    assert bed.cluster.resources_in_use(CLUSTER) == {}
     assert bed.cluster.workloads(CLUSTER) == ()
 
 
@@ -578,7 +580,7 @@ def test_unmanaged_pods_show_owner_and_recreation(bed: ClusterUnderTest) -> None
         ("hyperpod-0", "HyperPodPyTorchJob", "llama", PodRecreation.BY_HYPERPOD, True, False),
     }
     assert {(pod.namespace, pod.node_name, pod.accelerators) for pod in found} == {("default", node.name, 2)}
-    assert bed.cluster.accelerators_in_use(CLUSTER)[node.name] == 6
+    assert bed.cluster.resources_in_use(CLUSTER)[node.name].accelerators == 6
 
 
 def test_unmanaged_pods_are_listed_by_node(bed: ClusterUnderTest) -> None:

@@ -102,7 +102,7 @@ def test_readers_read_and_change_nothing(
     name = cluster.nodes(CLUSTER)[0].name
 
     assert cluster.workloads(CLUSTER) == ()
-    assert cluster.accelerators_in_use(CLUSTER) == {}
+    assert cluster.resources_in_use(CLUSTER) == {}
     assert cluster.kueue_namespaces(CLUSTER) == {}
     cluster.watch(CLUSTER, lambda _: None, until=iter([False, True]).__next__)
     with pytest.raises(NotAllowed):

@@ -32,6 +32,7 @@ from evenkeel.adapters.kubernetes import (
     ServerFailed,
 )
 from evenkeel.domain.recovery.validation import CheckResult
+from evenkeel.domain.resources import Resources
 from evenkeel.ports import (
     CapacitySpec,
     Conflict,
@@ -380,7 +381,7 @@ def test_quantities_are_read_as_api_servers_write_them(script: Script, api: Kube
     script.on("GET", f"{NODES}/n1", (200, a_node_object("1") | {"status": {"allocatable": {"nvidia.com/gpu": "1k"}}}))
     cluster = KubernetesCluster(OneApi(api), fleet="f")
 
-    assert cluster.accelerators_in_use("c") == {"n1": 9}
+    assert cluster.resources_in_use("c") == {"n1": Resources(accelerators=9)}
     assert {pod.name: pod.accelerators for pod in cluster.pods("c")} == {"typo": 1000, "one": 8, "odd": 0}
     node = cluster.node("c", "n1")
     assert node is not None

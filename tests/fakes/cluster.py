@@ -11,6 +11,7 @@ from evenkeel.domain.external.unmanaged_workloads import ManagedKind, OwnershipC
 from evenkeel.domain.jobs.attempt import Attempt, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
+from evenkeel.domain.resources import Resources, sum_by_place
 from evenkeel.ports import (
     CheckSpec,
     CordonResult,
@@ -245,17 +246,25 @@ class FakeCluster(FakeCapacity):
         own = (_seen(found) for _, found in sorted(self.jobs.get(cluster, {}).items()))
         return (*self.forged, *own)
 
-    def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
-        self._answer(cluster, "accelerators_in_use")
-        used = dict(self.foreign_accelerators)
-        for foreign in self.unmanaged_pods(cluster):
-            if foreign.accelerators:
-                used[foreign.node_name] = used.get(foreign.node_name, 0) + foreign.accelerators
-        for workload in self.jobs.get(cluster, {}).values():
-            for pod in workload.pods:
-                if pod.node_name and pod.phase in _ALIVE:
-                    used[pod.node_name] = used.get(pod.node_name, 0) + workload.spec.job.accelerators_per_node
-        return used
+    def resources_in_use(self, cluster: str) -> Mapping[str, Resources]:
+        self._answer(cluster, "resources_in_use")
+        return self.requested(cluster)
+
+    def requested(self, cluster: str) -> dict[str, Resources]:
+        """Return what live pods request, by node name."""
+        unmanaged = ((pod.node_name, Resources(accelerators=pod.accelerators)) for pod in self.unmanaged_pods(cluster))
+        own = (
+            (pod.node_name, workload.spec.attempt.per_node)
+            for workload in self.jobs.get(cluster, {}).values()
+            for pod in workload.pods
+            if pod.node_name and pod.phase in _ALIVE
+        )
+        foreign = ((name, Resources(accelerators=count)) for name, count in self.foreign_accelerators.items())
+        return sum_by_place(itertools.chain(foreign, unmanaged, own))
+
+    def accelerators_in_use(self, cluster: str) -> dict[str, int]:
+        """Return the accelerators that live pods request, by node name."""
+        return {name: amounts.accelerators for name, amounts in self.requested(cluster).items()}
 
     def pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
         self._answer(cluster, "pods")

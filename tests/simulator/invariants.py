@@ -20,7 +20,7 @@ from evenkeel.domain.health.faults import NODE_RUNGS
 from evenkeel.domain.health.incidents import IncidentState, NodeFact
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.attempt_end import is_lost
-from evenkeel.domain.jobs.charge import Charge, accelerators_taken
+from evenkeel.domain.jobs.charge import Charge, resources_taken
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode, join_nodes
 from evenkeel.domain.policy_base import Mode
@@ -824,12 +824,12 @@ def pass_of(world: "Simulation") -> Iterator[Any]:
     if not pending or world.mode != "act":
         return
     nodes = join_nodes(world.cluster.nodes(CLUSTER), world.provider.nodes(), CLUSTER)
-    in_use = {(CLUSTER, name): count for name, count in world.cluster.accelerators_in_use(CLUSTER).items()}
+    in_use = {(CLUSTER, name): count for name, count in world.cluster.resources_in_use(CLUSTER).items()}
     charges = held_charges(world)
     seen = [(CLUSTER, one) for one in world.cluster.workloads(CLUSTER)]
     now = world.loop.now()
     unhealthy = unhealthy_nodes.unhealthy_among(world.cluster.nodes(CLUSTER), world.observer_context())
-    capacities = node_capacity(nodes, accelerators_taken(in_use, charges, seen), unhealthy)
+    capacities = node_capacity(nodes, resources_taken(in_use, charges, seen), unhealthy)
     if world.renting:
         # What is rented is its job's; who waits for nodes of its own is told so, and does not wait for others.
         rented = rentals.load(world.ledger)

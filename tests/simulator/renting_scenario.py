@@ -8,7 +8,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
+from evenkeel.domain.resources import Resources, sum_by_place
 from evenkeel.ports import CapacitySpec, LaunchResult, LaunchSpec, LimitResult, NodeClaim, RepairAnswer
 from tests.fakes.cluster import CLUSTER, GPUS, FakeCluster, a_node
 from tests.simulator.data_centre import SimulatedCluster
@@ -342,11 +343,11 @@ class RentingCluster(SimulatedCluster):
             machine.usable_until = None if is_usable else machine.usable_until or self.loop.seconds
         return node
 
-    def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
-        used = dict(super().accelerators_in_use(cluster))
-        for (name, _), node in self.stands.items():
-            used[node] = used.get(node, 0) + self.capacity[name].accelerators
-        return used
+    def requested(self, cluster: str) -> dict[str, Resources]:
+        capacity_pods = (
+            (node, Resources(accelerators=self.capacity[name].accelerators)) for (name, _), node in self.stands.items()
+        )
+        return sum_by_place(itertools.chain(super().requested(cluster).items(), capacity_pods))
 
     def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
         result = FakeCluster.launch(self, spec)

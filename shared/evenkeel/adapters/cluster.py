@@ -3,7 +3,6 @@
 import contextlib
 import queue
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -26,6 +25,7 @@ from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, INCIDENT_ANNOTATION, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
+from evenkeel.domain.resources import Resources, sum_by_place
 from evenkeel.ports import (
     CheckSpec,
     Conflict,
@@ -171,11 +171,9 @@ class KubernetesCluster(KubernetesCapacity):
 
         return _retry_on_conflict(once)
 
-    def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
-        used: defaultdict[str, int] = defaultdict(int)
-        for pod in self._list_trimmed(cluster, _PODS, workloads.trim_gpu_pod, {"fieldSelector": _LIVE_PODS_SELECTOR}):
-            used[pod["spec"]["nodeName"]] += workloads.accelerators_requested(pod)
-        return dict(used)
+    def resources_in_use(self, cluster: str) -> Mapping[str, Resources]:
+        pods = self._list_trimmed(cluster, _PODS, workloads.trim_placed_pod, {"fieldSelector": _LIVE_PODS_SELECTOR})
+        return sum_by_place((pod["spec"]["nodeName"], workloads.resources_requested(pod)) for pod in pods)
 
     def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
         api = self._api(cluster)

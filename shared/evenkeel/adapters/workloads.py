@@ -20,6 +20,7 @@ from evenkeel.domain.jobs.attempt import Attempt, ObservedPod, ObservedWorkload,
 from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.jobs.validation import RESERVED_ENV
 from evenkeel.domain.kueue.quantities import amount
+from evenkeel.domain.kueue.quantities import text as quantity_text
 from evenkeel.domain.nodes import (
     AWAITING_VALIDATION_TAINT,
     INCIDENT_ANNOTATION,
@@ -28,6 +29,7 @@ from evenkeel.domain.nodes import (
     NodeCondition,
     parse_provider_id,
 )
+from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import CapacitySpec, CheckSpec, KubernetesPermission, LaunchSpec, LogTail
 
@@ -223,18 +225,25 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
 
 
 def _resources(spec: LaunchSpec, accelerator_resource: str) -> Json:
-    """Return the resources of one pod: accelerators, and with EFA also interfaces and huge pages."""
-    count, network = spec.job.accelerators_per_node, spec.network
+    """Return the resources of one pod: accelerators, CPU and memory, and with EFA also interfaces and huge pages.
+
+    CPU and memory are requests without limits: a pod may use what is idle on its node.
+    """
+    wanted, network = spec.attempt.per_node, spec.network
+    count = spec.job.accelerators_per_node
     limits = {
         **({accelerator_resource: str(count)} if count else {}),
         **({EFA: str(network.interfaces)} if network.interfaces else {}),
         **({_HUGE_PAGES: f"{network.huge_pages_mib}Mi"} if network.huge_pages_mib else {}),
     }
-    # Kubernetes accepts huge pages only for a container that also requests memory or CPU.
-    return {
-        **({"limits": limits} if limits else {}),
-        **({"requests": {"cpu": "1"}} if network.huge_pages_mib else {}),
+    requests = {
+        **({"cpu": quantity_text("cpu", wanted.cpu_millis)} if wanted.cpu_millis else {}),
+        **({"memory": f"{wanted.memory_mib}Mi"} if wanted.memory_mib else {}),
     }
+    if network.huge_pages_mib and not requests:
+        # Kubernetes accepts huge pages only for a container that also requests memory or CPU.
+        requests = {"cpu": "1"}
+    return {**({"limits": limits} if limits else {}), **({"requests": requests} if requests else {})}
 
 
 def _placement(spec: LaunchSpec) -> list[Json]:
@@ -673,6 +682,8 @@ def read_node(cluster: str, node: Mapping[str, Any]) -> KubernetesNode:
         taints=tuple(f"{taint['key']}={taint.get('value') or ''}:{taint['effect']}" for taint in taints),
         accelerators=count,
         accelerator_resource=resource,
+        cpu_millis=_parse_quantity("cpu", allocatable.get("cpu", 0)),
+        memory_mib=_parse_quantity("memory", allocatable.get("memory", 0)) // _MIB,
         efa=_parse_quantity(EFA, allocatable.get(EFA, 0)),
         huge_pages_mib=_parse_quantity(_HUGE_PAGES, allocatable.get(_HUGE_PAGES, 0)) // _MIB,
         labels=found,
@@ -744,22 +755,27 @@ def trim_unmanaged_pod(pod: Json) -> Json | None:
         "metadata": {name: source_metadata[name] for name in metadata if name in source_metadata},
         "spec": {
             **{name: spec[name] for name in ("nodeName", "tolerations", "nodeSelector") if name in spec},
-            "containers": _container_requests(spec),
+            **_pod_requests(spec),
         },
     }
 
 
-def trim_gpu_pod(pod: Json) -> Json | None:
-    """Reduce a pod to its node and its resources; None if it uses no accelerators of a node."""
+def trim_placed_pod(pod: Json) -> Json | None:
+    """Reduce a pod to its node and its resources; None if it is on no node."""
     spec = pod.get("spec") or {}
-    if not spec.get("nodeName") or not accelerators_requested(pod):
+    if not spec.get("nodeName"):
         return None
     metadata = {name: pod["metadata"][name] for name in ("namespace", "name")}
-    return {"metadata": metadata, "spec": {"nodeName": spec["nodeName"], "containers": _container_requests(spec)}}
+    return {"metadata": metadata, "spec": {"nodeName": spec["nodeName"], **_pod_requests(spec)}}
 
 
-def _container_requests(spec: Mapping[str, Any]) -> list[Json]:
-    return [{"resources": each.get("resources")} for each in spec.get("containers") or ()]
+def _pod_requests(spec: Mapping[str, Any]) -> Json:
+    containers = {
+        kind: [{name: each[name] for name in ("resources", "restartPolicy") if name in each} for each in spec[kind]]
+        for kind in ("containers", "initContainers")
+        if spec.get(kind)
+    }
+    return {**containers, **({"overhead": spec["overhead"]} if spec.get("overhead") else {})}
 
 
 def read_unmanaged_pod(
@@ -788,7 +804,7 @@ def read_unmanaged_pod(
         name=metadata["name"],
         uid=metadata["uid"],
         node_name=(pod.get("spec") or {}).get("nodeName") or "",
-        accelerators=accelerators_requested(pod),
+        accelerators=resources_requested(pod).accelerators,
         kind=kind,
         workload=name or metadata["name"],
         recreation=recreation,
@@ -822,13 +838,38 @@ def _job_restarts(job: Mapping[str, Any] | None) -> bool:
     return int((job.get("status") or {}).get("failed") or 0) < int(limit)
 
 
-def accelerators_requested(pod: Mapping[str, Any]) -> int:
-    """Return the accelerators that a pod's containers request. For extended resources, request and limit are equal."""
-    total = 0
-    for container in (pod.get("spec") or {}).get("containers") or ():
-        resources = container.get("resources") or {}
-        total += _accelerators({**(resources.get("requests") or {}), **(resources.get("limits") or {})})[1]
-    return total
+def resources_requested(pod: Mapping[str, Any]) -> Resources:
+    """Return what the scheduler reserves for a pod.
+
+    Source: https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers.
+    Containers and sidecars run side by side; other init containers run alone, one after the other, before them.
+    """
+    spec = pod.get("spec") or {}
+    sidecars, largest = NONE, NONE
+    for container in spec.get("initContainers") or ():
+        amounts = _amounts_requested(container)
+        if container.get("restartPolicy") == "Always":
+            sidecars += amounts
+        else:
+            largest = largest.at_least(sidecars + amounts)
+    total = sidecars
+    for container in spec.get("containers") or ():
+        total += _amounts_requested(container)
+    return total.at_least(largest) + _amounts(spec.get("overhead") or {})
+
+
+def _amounts_requested(container: Mapping[str, Any]) -> Resources:
+    """Return the requests of a container. A resource with a limit alone is requested up to that limit."""
+    resources = container.get("resources") or {}
+    return _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def _amounts(quantities: Mapping[str, Any]) -> Resources:
+    return Resources(
+        accelerators=_accelerators(quantities)[1],
+        cpu_millis=_parse_quantity("cpu", quantities.get("cpu", 0)),
+        memory_mib=-(-_parse_quantity("memory", quantities.get("memory", 0)) // _MIB),
+    )
 
 
 def _accelerators(quantities: Mapping[str, Any]) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.values import Instant, Value
 
 INCIDENT_ANNOTATION = "evenkeel.io/incident"
@@ -127,6 +128,10 @@ class KubernetesNode(Value):
     """Allocatable GPUs or Neuron devices."""
     accelerator_resource: str = ""
     """`nvidia.com/gpu`, `aws.amazon.com/neuron`, or empty."""
+    cpu_millis: int = 0
+    """Allocatable CPU in thousandths of a vCPU; 0 if the node object states none."""
+    memory_mib: int = 0
+    """Allocatable memory; 0 if the node object states none."""
     efa: int = 0
     """Allocatable EFA interfaces."""
     huge_pages_mib: int = 0
@@ -136,6 +141,11 @@ class KubernetesNode(Value):
     """HyperPod's annotation `fault-details`, unchanged."""
     conditions: tuple[NodeCondition, ...] = ()
     """Conditions that agents set. The kubelet's own conditions are left out."""
+
+    @property
+    def allocatable(self) -> Resources:
+        """The amounts that pods can request."""
+        return Resources(accelerators=self.accelerators, cpu_millis=self.cpu_millis, memory_mib=self.memory_mib)
 
     @property
     def is_schedulable(self) -> bool:
@@ -234,7 +244,15 @@ class FleetNode(Value):
     taints: tuple[str, ...] = ()
     """The taints that block pods, as `key=value:Effect`."""
     accelerators: int = 0
+    cpu_millis: int = 0
+    """Allocatable CPU in thousandths of a vCPU; 0 if the node object states none."""
+    memory_mib: int = 0
+    """Allocatable memory; 0 if the node object states none."""
     accelerators_in_use: int = 0
+    cpu_millis_in_use: int = 0
+    """Requested by live pods, pods of DaemonSets included."""
+    memory_mib_in_use: int = 0
+    """Requested by live pods, pods of DaemonSets included."""
     marks: tuple[str, ...] = ()
     """Marks of a fault: labels and taints of the provider, and conditions of agents."""
     unmanaged_workloads: tuple[str, ...] = ()
@@ -252,7 +270,7 @@ class FleetNode(Value):
     def seen(
         cls,
         node: Node,
-        accelerators_in_use: int,
+        in_use: Resources,
         now: datetime,
         *,
         is_lemon: bool = False,
@@ -262,6 +280,7 @@ class FleetNode(Value):
     ) -> "FleetNode":
         """Return the row for a node as both control planes show it now."""
         node_object = node.kubernetes
+        allocatable = node_object.allocatable if node_object else NONE
         return cls(
             life=node.life,
             slot=node.slot,
@@ -282,13 +301,31 @@ class FleetNode(Value):
             is_awaiting_validation=node_object.is_awaiting_validation if node_object else False,
             labels=_own_labels(node_object.labels) if node_object else {},
             taints=node_object.blocking_taints if node_object else (),
-            accelerators=node_object.accelerators if node_object else 0,
-            accelerators_in_use=accelerators_in_use,
+            accelerators=allocatable.accelerators,
+            cpu_millis=allocatable.cpu_millis,
+            memory_mib=allocatable.memory_mib,
+            accelerators_in_use=in_use.accelerators,
+            cpu_millis_in_use=in_use.cpu_millis,
+            memory_mib_in_use=in_use.memory_mib,
             is_lemon=is_lemon,
             marks=marks,
             unmanaged_workloads=unmanaged_workloads,
             job_ids=job_ids,
             changed_at=now,
+        )
+
+    @property
+    def allocatable(self) -> Resources:
+        """The amounts that pods can request."""
+        return Resources(accelerators=self.accelerators, cpu_millis=self.cpu_millis, memory_mib=self.memory_mib)
+
+    @property
+    def in_use(self) -> Resources:
+        """The amounts that live pods request."""
+        return Resources(
+            accelerators=self.accelerators_in_use,
+            cpu_millis=self.cpu_millis_in_use,
+            memory_mib=self.memory_mib_in_use,
         )
 
     @property

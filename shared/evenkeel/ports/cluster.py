@@ -13,6 +13,7 @@ from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload, ResumePoint
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
+from evenkeel.domain.resources import Resources
 from evenkeel.ports.provider import RepairAnswer
 from evenkeel.ports.rented_capacity import RentedCapacity
 
@@ -218,8 +219,8 @@ class Cluster(RentedCapacity, Protocol):
         """
         ...
 
-    def accelerators_in_use(self, cluster: str) -> Mapping[str, int]:
-        """Return the accelerators that live pods request, by node name. Pods outside Evenkeel count too."""
+    def resources_in_use(self, cluster: str) -> Mapping[str, Resources]:
+        """Return what live pods request, by node name. Pods outside Evenkeel and pods of DaemonSets count too."""
         ...
 
     def pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:

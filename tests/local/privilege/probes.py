@@ -40,6 +40,7 @@ from evenkeel.domain.recovery.unhealthy import UnhealthyNode
 from evenkeel.domain.renting.cost import JobDemand, SpendLimits
 from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState
+from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition
 from evenkeel.ports import CapacitySpec, LaunchSpec, Row, Table
@@ -1151,7 +1152,7 @@ def things_to_read(stage: PermissionBench) -> dict[str, str]:
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
     incident = planned(stage, affected_jobs=(AffectedJob(job_id=job.job_id, attempt=attempt.attempt),))
     machine = stage.nodes[1]
-    node = FleetNode.seen(machine, 8, now())
+    node = FleetNode.seen(machine, Resources(accelerators=8), now())
     decision = Decision(
         decision_id=stage.ids.new("dec"),
         kind="RECOVERY",
@@ -1218,7 +1219,7 @@ def submits(_stage: PermissionBench) -> Json:
 @probe("api_submit", comes_through=answered)
 def plans_a_job(stage: PermissionBench) -> Json:
     healthy = stage.nodes[1]
-    node = FleetNode.seen(healthy, 8, now())
+    node = FleetNode.seen(healthy, Resources(accelerators=8), now())
     stage.put(
         rows.node_row(healthy.life.cluster, healthy.life.instance_id, node.to_json(), 0, None),
         rows.unhealthy_row(left_unhealthy(stage), 0),
@@ -1262,7 +1263,7 @@ def takes_our_cordon_off(stage: PermissionBench) -> Json:
     incident = planned(stage)
     stage.cordon(1, incident.incident_id)
     machine = stage.nodes[1]
-    seen = FleetNode.seen(machine, 0, now())
+    seen = FleetNode.seen(machine, NONE, now())
     stage.put(rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
     return a_request("POST", f"/v1/nodes/{machine.life.instance_id}/uncordon", {"reason": "A probe."})
 
@@ -1271,7 +1272,7 @@ def takes_our_cordon_off(stage: PermissionBench) -> Json:
 def plans_a_replacement(stage: PermissionBench) -> Json:
     stage.free(1)
     machine = stage.nodes[1]
-    seen = FleetNode.seen(machine, 0, now())
+    seen = FleetNode.seen(machine, NONE, now())
     stage.put(rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
     # A fault that can wait for the work on its machine has that looked for.
     body = {"reason": "A probe.", "code": "health:instance_retirement", "dryRun": True}
@@ -1282,7 +1283,7 @@ def plans_a_replacement(stage: PermissionBench) -> Json:
 def reports_a_fault_of_a_node_by_its_name(stage: PermissionBench) -> Json:
     machine = stage.nodes[0]
     name = stage.ids.new("node")
-    seen = FleetNode.seen(machine, 0, now()).but(node_name=name)
+    seen = FleetNode.seen(machine, NONE, now()).but(node_name=name)
     stage.put(rows.node_row(machine.life.cluster, machine.life.instance_id, seen.to_json(), 0, None))
     fault = {"nodeName": name, "code": "79", "observedAt": rfc3339(now())}
     return a_request("POST", "/v1/faults", {"faults": [fault]})

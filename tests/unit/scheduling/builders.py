@@ -9,6 +9,7 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedPod, Obs
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.resources import Resources
 
 NOW = datetime(2026, 11, 3, 10, 15, 2, tzinfo=UTC)
 CLUSTER = "research-eks"
@@ -22,15 +23,16 @@ def a_life(number: int = 1) -> NodeLife:
     return NodeLife(cluster=CLUSTER, instance_id=f"i-{number:017x}", launched_at=NOW - timedelta(days=1))
 
 
-def a_node_capacity(number: int = 1, **changes: Any) -> NodeCapacity:
+def a_node_capacity(number: int = 1, *, accelerators: int = 8, free: int = 8, **changes: Any) -> NodeCapacity:
+    """Return a node that offers accelerators, and whose CPU and memory are unknown unless `changes` state them."""
     facts: dict[str, Any] = {
         "life": a_life(number),
         "node_name": f"node-{number}",
         "cluster": CLUSTER,
         "pool": "workers",
         "instance_type": "ml.p5.48xlarge",
-        "accelerators": 8,
-        "free": 8,
+        "offered": Resources(accelerators=accelerators),
+        "free": Resources(accelerators=free),
     }
     return NodeCapacity.model_validate({**facts, **changes})
 

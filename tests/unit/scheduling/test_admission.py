@@ -12,9 +12,10 @@ from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity
 from evenkeel.domain.jobs.attempt import PodPhase
-from evenkeel.domain.jobs.charge import Charge, accelerators_taken
+from evenkeel.domain.jobs.charge import Charge, resources_taken
 from evenkeel.domain.jobs.job import ResumeOption, ResumePlan
 from evenkeel.domain.nodes import KubernetesNode, Node, ProviderNode, join_nodes
+from evenkeel.domain.resources import Resources
 from tests.unit.scheduling.builders import (
     CLUSTER,
     NOW,
@@ -191,11 +192,12 @@ def a_node(number: int = 1, **changes: Any) -> Node:
     return Node(life=a_life(number), kubernetes=KubernetesNode.model_validate({**seen, **changes}))
 
 
-def free(*, in_use: dict[tuple[str, str], int], charges: list[Charge], pods: bool) -> list[int]:
+def free(*, in_use: dict[tuple[str, str], Resources], charges: list[Charge], pods: bool) -> list[int]:
     workload = a_workload(a_pod(0), a_pod(1))
     seen = [(CLUSTER, workload)] if pods else []
     return [
-        capacity.free for capacity in node_capacity([a_node(1), a_node(2)], accelerators_taken(in_use, charges, seen))
+        capacity.free.accelerators
+        for capacity in node_capacity([a_node(1), a_node(2)], resources_taken(in_use, charges, seen))
     ]
 
 
@@ -204,7 +206,8 @@ def test_attempt_without_pods_yet_is_charged() -> None:
 
 
 def test_attempt_with_pods_is_not_counted_twice() -> None:
-    in_use = {(CLUSTER, "node-1"): 4, (CLUSTER, "node-2"): 4}
+    four = Resources(accelerators=4)
+    in_use = {(CLUSTER, "node-1"): four, (CLUSTER, "node-2"): four}
 
     assert free(in_use=in_use, charges=[Charge.of(an_attempt(accelerators=8))], pods=True) == [4, 4]
 
@@ -213,10 +216,10 @@ def test_ended_attempt_holds_its_nodes_until_settled() -> None:
     ended = a_workload(a_pod(0, PodPhase.FAILED, 1), a_pod(1, PodPhase.FAILED, 1))
 
     capacities = node_capacity(
-        [a_node(1), a_node(2)], accelerators_taken({}, [Charge.of(an_attempt())], [(CLUSTER, ended)])
+        [a_node(1), a_node(2)], resources_taken({}, [Charge.of(an_attempt())], [(CLUSTER, ended)])
     )
 
-    assert [capacity.free for capacity in capacities] == [0, 0]
+    assert [capacity.free.accelerators for capacity in capacities] == [0, 0]
 
 
 def test_pod_end_between_reads_frees_nothing_before_settlement() -> None:
@@ -341,7 +344,7 @@ def test_no_node_is_overcommitted(snapshot: QueueSnapshot, policy: SchedulingPol
             assert len(set(answer.nodes)) == requests[answer.job_id].nodes
             taken.update({life.key: requests[answer.job_id].accelerators_per_node for life in answer.nodes})
 
-    assert all(taken[capacity.life.key] <= capacity.free for capacity in snapshot.capacities)
+    assert all(taken[capacity.life.key] <= capacity.free.accelerators for capacity in snapshot.capacities)
     closed = {capacity.life.key for capacity in snapshot.capacities if capacity.unschedulable_reason}
     assert not closed & set(taken)
 

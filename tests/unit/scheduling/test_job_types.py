@@ -15,6 +15,7 @@ from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.types import JobTypes, check_type, with_defaults
 from evenkeel.domain.policy import Policy, PolicyError, changed
+from evenkeel.domain.resources import NONE
 from tests.unit.scheduling.builders import NOW, a_node_capacity, a_request
 
 DEDICATED = {"key": "dedicated", "operator": "Equal", "value": "hyperpod", "effect": "NoSchedule"}
@@ -140,7 +141,7 @@ def test_preferred_pool_is_used_despite_a_tighter_one() -> None:
 
 
 def test_job_uses_its_next_pool_when_the_first_is_full() -> None:
-    capacities = (ROOMS[0].but(free=0), *ROOMS[1:])
+    capacities = (ROOMS[0].but(free=NONE), *ROOMS[1:])
 
     assert decided(a_request(pools=(HYPERPOD, DEMAND)), *capacities).pool == "burst"
     decision = decided(a_request(pools=(HYPERPOD,)), *capacities)

@@ -12,6 +12,7 @@ from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.quotas.teams import TeamSetup
+from evenkeel.domain.resources import NONE
 from tests.unit.scheduling.builders import a_request, at
 from tests.unit.scheduling.test_sharing import a_charge, a_setup, a_team, capacities, passed
 
@@ -27,7 +28,7 @@ def setup(*, fair: bool = True) -> TeamSetup:
 
 def fleet(count: int, *down: int, used: tuple[int, ...] = ()) -> tuple[NodeCapacity, ...]:
     return tuple(
-        capacity.but(unschedulable_reason="not ready", free=0) if number in down else capacity
+        capacity.but(unschedulable_reason="not ready", free=NONE) if number in down else capacity
         for number, capacity in enumerate(capacities(count, *used), start=1)
     )
 

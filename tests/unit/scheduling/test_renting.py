@@ -30,6 +30,7 @@ from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
 from evenkeel.domain.renting.placement import PlacementAction, choose_pool
 from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalOffer, RentalState, ended
+from evenkeel.domain.resources import Resources
 from tests.fakes import a_node
 
 START = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
@@ -94,15 +95,17 @@ def rented_node(number: int, **changes: Any) -> KubernetesNode:
     return a_node(number, name=f"ip-{number}", pool="burst", hyperpod_cluster_id=None, **changes)
 
 
-def a_node_capacity(number: int, pool: str = "burst", **changes: Any) -> NodeCapacity:
+def a_node_capacity(
+    number: int, pool: str = "burst", *, accelerators: int = 8, free: int = 0, **changes: Any
+) -> NodeCapacity:
     facts: dict[str, Any] = {
         "life": NodeLife(cluster="research-eks", instance_id=f"i-{number:017x}", launched_at=START),
         "node_name": f"ip-{number}",
         "cluster": "research-eks",
         "pool": pool,
         "instance_type": "p5.48xlarge",
-        "accelerators": 8,
-        "free": 0,
+        "offered": Resources(accelerators=accelerators),
+        "free": Resources(accelerators=free),
     }
     return NodeCapacity.model_validate({**facts, **changes})
 
@@ -133,7 +136,7 @@ def test_rented_node_is_reserved_for_its_job() -> None:
         (POOL,),
     )
 
-    assert [(capacity.reserved_for, capacity.free) for capacity in capacities] == [
+    assert [(capacity.reserved_for, capacity.free.accelerators) for capacity in capacities] == [
         ("job-a", 8),
         ("job-a", 8),
         (UNASSIGNED, 0),

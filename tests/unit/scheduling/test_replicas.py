@@ -35,6 +35,7 @@ from evenkeel.domain.renting.serving import (
     replicas_on,
     why_not_schedulable,
 )
+from evenkeel.domain.resources import Resources
 from tests.fakes import a_node
 
 START = datetime(2026, 11, 3, 10, 15, tzinfo=UTC)
@@ -96,8 +97,8 @@ def a_node_capacity(number: int, free: int = 0, **changes: Any) -> NodeCapacity:
         "cluster": CLUSTER,
         "pool": "p5-workers",
         "instance_type": "ml.p5.48xlarge",
-        "accelerators": 8,
-        "free": free,
+        "offered": Resources(accelerators=8),
+        "free": Resources(accelerators=free),
     }
     return NodeCapacity.model_validate({**facts, **changes})
 
@@ -140,9 +141,7 @@ def rented_node(number: int = 1, **changes: Any) -> KubernetesNode:
 
 
 def seen(*capacities: NodeCapacity, **changes: Any) -> PlacementContext:
-    charges = tuple(
-        a_charge(number) for number, capacity in enumerate(capacities, 1) if capacity.free < capacity.accelerators
-    )
+    charges = tuple(a_charge(number) for number, capacity in enumerate(capacities, 1) if not capacity.is_unused)
     return PlacementContext(START, capacities, charges)._replace(**changes)
 
 
@@ -442,7 +441,7 @@ def test_committed_node_is_reserved_for_a_fitting_replica(changes: dict[str, Any
 
     (capacity,) = reserve_for_replicas(demands, (a_node_capacity(1, free=8, **changes),), SchedulingPolicy())
 
-    assert (capacity.free == 0) is fits
+    assert (capacity.free.accelerators == 0) is fits
 
 
 def test_replica_that_selects_other_nodes_reserves_none() -> None:

@@ -63,8 +63,11 @@ def random_snapshot(dice: random.Random) -> QueueSnapshot:
         )
         taken = dice.random() < 0.6 and not list(_over(setup, [*charges, charge]))
         charges += [charge] if taken else []
-        facts = {"pool": kind[3:5], "instance_type": kind, "free": 0 if taken else 8, "unschedulable_reason": closed}
-        capacities.append(a_node_capacity(number, **facts))
+        capacities.append(
+            a_node_capacity(
+                number, free=0 if taken else 8, pool=kind[3:5], instance_type=kind, unschedulable_reason=closed
+            )
+        )
     stopping = [charge.job_id for charge in charges if dice.random() < 0.2]
     pending = [_request(dice, number) for number in range(20, 20 + dice.randint(0, 8))]
     memory = SchedulerState()
@@ -129,6 +132,6 @@ def test_every_decision_is_safe_and_replays_alone(seed: int) -> None:
             admitted.append(a_charge(0, request.team, use=answer.use, job_id=answer.job_id))
         assert answer.reason
         assert {victim.job_id for victim in answer.victims} <= {charge.job_id for charge in snapshot.charges}
-    assert all(taken[capacity.life.key] <= capacity.free for capacity in snapshot.capacities)
+    assert all(taken[capacity.life.key] <= capacity.free.accelerators for capacity in snapshot.capacities)
     assert not {capacity.life.key for capacity in snapshot.capacities if capacity.unschedulable_reason} & set(taken)
     assert _over(snapshot.setup, admitted) == []

@@ -751,7 +751,7 @@ def test_sweep_reports_every_source_it_read() -> None:
     assert read == set(found) - {f"kubernetes-watch/{CLUSTER}", "scheduling-cycle"}
 
 
-@pytest.mark.parametrize("lists", ["*", "nodes", "workloads", "accelerators_in_use", "pods"])
+@pytest.mark.parametrize("lists", ["*", "nodes", "workloads", "resources_in_use", "pods"])
 def test_nodes_of_an_unreadable_cluster_are_not_gone(lists: str) -> None:
     scenario = JobScenario()
     scenario.sweep()

@@ -18,7 +18,7 @@ from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up
 
 BURST = "burst-eks"
-LISTS = ["*", "nodes", "workloads", "accelerators_in_use", "kueue_namespaces"]
+LISTS = ["*", "nodes", "workloads", "resources_in_use", "kueue_namespaces"]
 
 
 def a_burst_node(number: int) -> KubernetesNode:

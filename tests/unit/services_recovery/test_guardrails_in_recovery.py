@@ -14,6 +14,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode, ModeRule
 from evenkeel.domain.recovery.guardrails import RegisterEntry, Rule
 from evenkeel.domain.recovery.policy import GuardrailPolicy
+from evenkeel.domain.resources import NONE
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Conflict, Invalid, Ledger, Put, Table, Write
 from evenkeel.services.incidents import approve_recovery, note_group_fact, settle_incident
@@ -55,7 +56,7 @@ def remember(recovery: RecoveryScenario, number: int, **changes: Any) -> None:
     there = next(node for node in recovery.world.cluster.by_name.values() if node.instance_id == machine)
     record = recovery.world.provider.by_id[machine]
     life = NodeLife(cluster=CLUSTER, instance_id=machine, launched_at=record.launched_at)
-    seen = FleetNode.seen(Node(life=life, kubernetes=there, provider=record), 0, recovery.now).but(**changes)
+    seen = FleetNode.seen(Node(life=life, kubernetes=there, provider=record), NONE, recovery.now).but(**changes)
     row = recovery.world.ledger.get(rows.node_key(CLUSTER, machine))
     fresh = rows.node_row(CLUSTER, machine, seen.to_json(), row.version if row else 0, None)
     recovery.world.ledger.commit(Put(fresh))

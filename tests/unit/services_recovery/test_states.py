@@ -16,6 +16,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Mode
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
 from evenkeel.domain.recovery.validation import CheckResult
+from evenkeel.domain.resources import Resources
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Put, RepairAnswer, Table
 from evenkeel.services.incidents import settle_incident
@@ -594,7 +595,7 @@ def test_karpenter_node_is_drained_and_terminated_once() -> None:
     born = recovery.now
     seen = recovery.world.cluster.set_node(NODE, labels=labels, hyperpod_cluster_id=None, created_at=born)
     life = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=born)
-    stored = FleetNode.seen(Node(life=life, kubernetes=seen), 8, born)
+    stored = FleetNode.seen(Node(life=life, kubernetes=seen), Resources(accelerators=8), born)
     recovery.world.ledger.commit(Put(rows.node_row(CLUSTER, instance_id(1), stored.to_json(), 0, None)))
     recovery.sicken(source="kubernetes.node", fault_key="node:not_ready", observed_at=recovery.now)
     recovery.mark(instance_id(1), "NvidiaErrorReboot")

@@ -87,7 +87,7 @@ def subtract_assigned(
     """Return the node capacities after a job has taken its nodes."""
     taken = {life.instance_id: life for life in lives}
     return tuple(
-        capacity.model_copy(update={"free": capacity.free - request.accelerators_per_node})
+        capacity.with_free(capacity.free.minus(request.per_node))
         if taken.get(capacity.life.instance_id) == capacity.life
         else capacity
         for capacity in capacities
@@ -128,6 +128,7 @@ def pool_fits(
     """
     kinds: dict[tuple[str, str], list[NodeCapacity]] = defaultdict(list)
     choices: dict[tuple[str, str], int] = {}
+    wanted = request.per_node
     is_choosy = bool(request.pools) or request.requires != _NOTHING
     for capacity in _reserved_or_shared(request, capacities):
         if is_meant is not None and not is_meant(capacity):
@@ -137,7 +138,7 @@ def pool_fits(
             continue
         fits_kind = not request.instance_types or capacity.instance_type in request.instance_types
         is_unknown = not capacity.accelerators and not capacity.is_open
-        large_enough = is_unknown or capacity.accelerators >= request.accelerators_per_node
+        large_enough = is_unknown or capacity.is_large_enough(wanted)
         if capacity.cluster == request.cluster and fits_kind and large_enough:
             kind = (capacity.pool, capacity.instance_type)
             kinds[kind].append(capacity)
@@ -159,7 +160,7 @@ def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapa
         capacity
         for capacity in own
         if is_schedulable_for(request, capacity)
-        and capacity.free >= request.accelerators_per_node
+        and not capacity.why_too_small(request.per_node)
         and capacity.life.key not in request.avoid
     ]
     if own and len(fitting) >= request.nodes:
@@ -224,6 +225,7 @@ def _pool_fit(
     closed: Counter[str] = Counter()
     fits: list[NodeCapacity] = []
     leaving = 0
+    wanted = request.per_node
     for capacity in capacities:
         lasts = stays_long_enough(request, capacity) if capacity.usable_until else True
         leaving += not lasts
@@ -233,14 +235,14 @@ def _pool_fit(
             closed[f"usable only until {capacity.usable_until:%d %b %H:%M} UTC"] += 1
         elif request.avoid and capacity.life.key in request.avoid:
             closed["excluded by the resume plan"] += 1
-        elif capacity.free < request.accelerators_per_node:
-            closed["in use"] += 1
+        elif too_small := capacity.why_too_small(wanted):
+            closed[too_small] += 1
         elif lacking := missing_efa(request, capacity, policy):
             closed[lacking] += 1
         else:
             fits.append(capacity)
     # The fullest node that still fits comes first, so that completely free nodes stay free for gangs that need them.
-    fits.sort(key=lambda capacity: (capacity.free, capacity.node_name))
+    fits.sort(key=lambda capacity: (capacity.free.accelerators, capacity.free.cpu_millis, capacity.node_name))
     best = fits[: request.nodes] if len(fits) >= request.nodes else []
     return PoolFit(
         pool=pool,
@@ -259,10 +261,17 @@ def _pool_fit(
 
 
 def describe_request(request: AdmissionRequest) -> str:
-    nodes = count_of(request.nodes, "node")
-    if not request.accelerators_per_node:
+    """Return in words what a job waits for: its nodes, and what must be free on each."""
+    nodes, wanted = count_of(request.nodes, "node"), []
+    if request.accelerators_per_node:
+        wanted.append(count_of(request.accelerators_per_node, "free accelerator"))
+    if request.names_cpu_or_memory:
+        wanted.append(f"{request.cpu_millis_per_node / 1000:g} vCPU")
+        wanted.append(f"{request.memory_mib_per_node / 1024:g} GiB")
+    if not wanted:
         return nodes
-    return f"{nodes} with {count_of(request.accelerators_per_node, 'free accelerator')} each"
+    *front, last = wanted
+    return f"{nodes} with {', '.join(front)} and {last} each" if front else f"{nodes} with {last} each"
 
 
 def count_of(number: int, noun: str) -> str:

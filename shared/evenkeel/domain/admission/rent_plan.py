@@ -142,9 +142,9 @@ def _requests_of(
 def capacity_left(
     capacities: Iterable[NodeCapacity], decisions: Iterable[AdmissionDecision]
 ) -> tuple[NodeCapacity, ...]:
-    """Return the capacities without the accelerators that the admitted jobs take."""
+    """Return the capacities without the amounts that the admitted jobs take."""
     taken = {
-        life.key: each.facts.request.accelerators_per_node
+        life.key: each.facts.request.per_node
         for each in decisions
         if each.action is Action.ADMIT
         for life in each.nodes
@@ -236,7 +236,7 @@ def _committed_left(
 
 
 def _has_free_node(capacities: Iterable[NodeCapacity]) -> bool:
-    return any(capacity.is_open and capacity.free for capacity in capacities)
+    return any(capacity.is_open and capacity.free.accelerators for capacity in capacities)
 
 
 def _may_leave(job: Job, rental: Rental, charges: Iterable[Charge]) -> bool:

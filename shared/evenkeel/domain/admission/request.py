@@ -5,6 +5,7 @@ from datetime import datetime
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.jobs.job import Job, ResumeOption
+from evenkeel.domain.resources import Resources
 from evenkeel.domain.values import Instant, Value
 
 
@@ -16,6 +17,12 @@ class AdmissionRequest(Value):
     cluster: str
     nodes: int
     accelerators_per_node: int
+    cpu_millis_per_node: int = 0
+    """CPU that each pod requests, in thousandths of a vCPU."""
+    memory_mib_per_node: int = 0
+    """Memory that each pod requests."""
+    names_cpu_or_memory: bool = False
+    """Whether the job names its CPU or its memory. Else both are its accelerators' share of a machine."""
     instance_types: tuple[str, ...] = ()
     not_before: Instant | None = None
     attempts: int = 0
@@ -74,6 +81,9 @@ class AdmissionRequest(Value):
             resumes_by_preemption=comes_back and plan is not None and plan.option is ResumeOption.PREEMPT,
             is_resize=resize is not None and not plan,
             accelerators_per_node=job.spec.accelerators_per_node,
+            cpu_millis_per_node=job.spec.per_node.cpu_millis,
+            memory_mib_per_node=job.spec.per_node.memory_mib,
+            names_cpu_or_memory=bool(job.spec.per_node.cpu_millis or job.spec.per_node.memory_mib),
             instance_types=job.spec.instance_types,
             not_before=job.not_before,
             attempts=job.current_attempt,
@@ -86,6 +96,25 @@ class AdmissionRequest(Value):
             pools=job.spec.pools,
             tolerations=job.spec.tolerations,
             requires=job.spec.requires,
+        )
+
+    @property
+    def per_node(self) -> Resources:
+        """The amounts that each pod requests."""
+        return Resources(
+            accelerators=self.accelerators_per_node,
+            cpu_millis=self.cpu_millis_per_node,
+            memory_mib=self.memory_mib_per_node,
+        )
+
+    def requesting(self, per_node: Resources) -> "AdmissionRequest":
+        """Return the same request with these amounts for each pod."""
+        return self.model_copy(
+            update={
+                "accelerators_per_node": per_node.accelerators,
+                "cpu_millis_per_node": per_node.cpu_millis,
+                "memory_mib_per_node": per_node.memory_mib,
+            }
         )
 
     @property

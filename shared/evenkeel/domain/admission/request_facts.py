@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.capacity.pod_shares import MachineShares
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.cost import RiskLimits
@@ -27,6 +28,11 @@ def with_reservation_ends(capacities: Iterable[NodeCapacity], policy: Policy) ->
         else capacity
         for capacity in capacities
     )
+
+
+def with_open_amounts(request: AdmissionRequest, shares: MachineShares) -> AdmissionRequest:
+    """Return the request with the CPU and the memory that its job leaves open."""
+    return request.requesting(shares.request_of(request.per_node, request.cluster, request.instance_types))
 
 
 def admission_request(job: Job, policy: Policy, now: datetime) -> AdmissionRequest:

@@ -29,12 +29,14 @@ from evenkeel.domain.admission.resize_facts import (
 )
 from evenkeel.domain.admission.scheduler_state import ElasticState
 from evenkeel.domain.admission.serving_demand import reserve_for_replicas
+from evenkeel.domain.capacity.node_capacity import NodePlace, with_freed
 from evenkeel.domain.elastic.grow_shrink import GrowFacts, IdleNodes, plan_growth, plan_shrink
 from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.objects import PreemptionPolicy
 from evenkeel.domain.policy import Policy
+from evenkeel.domain.resources import Resources, sum_by_place
 
 _MAX_HELPED = 3
 """Waiting jobs, each with another request, for which one cycle frees nodes. Each costs several queue decisions."""
@@ -362,25 +364,15 @@ class _Planner:
     def _fleet_after(self, left: Mapping[str, int]) -> QueueSnapshot:
         """Return the queue after all jobs freed the nodes that they do not keep."""
         keeps, fleet = {**self.left, **left}, self.fleet
-        freed: dict[tuple[str, str], int] = {}
+        freed: list[tuple[NodePlace, Resources]] = []
         charges: list[Charge] = []
         for charge in fleet.charges:
             kept = keeps.get(charge.job_id, len(charge.node_names))
             held = self._schedulable_first(charge) if kept < len(charge.node_names) else charge
-            if charge.node_names:
-                each = charge.accelerators // len(charge.node_names)
-                for name in held.node_names[kept:]:
-                    freed[charge.cluster, name] = freed.get((charge.cluster, name), 0) + each
+            freed += [((charge.cluster, name), charge.per_node) for name in held.node_names[kept:]]
             if kept or not charge.node_names:
                 charges.append(_shrunk_charge(held, kept))
-        capacities = tuple(
-            capacity.model_copy(
-                update={"free": min(capacity.accelerators, capacity.free + freed[capacity.cluster, capacity.node_name])}
-            )
-            if (capacity.cluster, capacity.node_name) in freed
-            else capacity
-            for capacity in fleet.capacities
-        )
+        capacities = with_freed(fleet.capacities, sum_by_place(freed))
         return fleet._replace(capacities=capacities, charges=tuple(charges), stopping=fleet.stopping - keeps.keys())
 
     def _unschedulable_nodes(self, charge: Charge) -> set[str]:

@@ -85,7 +85,7 @@ def reserve_for_replicas(
             if (capacity.cluster, capacity.pool, capacity.instance_type)
             == (demand.cluster, best.pool, best.instance_type)
             and is_schedulable_for(demand, capacity)
-            and capacity.free >= demand.accelerators_per_node
+            and not capacity.why_too_small(demand.per_node)
         ]
         capacities = subtract_assigned(capacities, demand, fits[: demand.nodes])
     return capacities

@@ -38,16 +38,14 @@ from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity import instance_types
-from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_freed
 from evenkeel.domain.economics.policy import EconomyPolicy
-from evenkeel.domain.jobs.charge import Charge
+from evenkeel.domain.jobs.charge import Charge, charged_resources
 from evenkeel.domain.kueue import own
 from evenkeel.domain.kueue.assignment import Assignment
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
-from evenkeel.domain.kueue.hyperpod import INSTANCE_TYPE_LABEL
 from evenkeel.domain.kueue.objects import Amounts, QueueingStrategy, Workload
 from evenkeel.domain.kueue.preemption import Demand, Victim, preemptable_victims
-from evenkeel.domain.kueue.queue_manifests import Expression
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import Declared, Profile
 from evenkeel.domain.nodes import NodeLife
@@ -254,15 +252,13 @@ class _TeamCycle:
 
     def _job(self, request: AdmissionRequest) -> own.OwnJob:
         queue = self.queues[request.team]
-        types = Expression(key=INSTANCE_TYPE_LABEL, operator="In", values=request.instance_types)
         resource = flavor_matching.resource_of(request.instance_types, queue, self.catalogue)
-        each = request.accelerators_per_node
         pods = own.OwnPodSet(
             name="workers",
             count=request.nodes,
-            requests={resource: each} if each else {},
+            requests=flavor_matching.requests_of(request.per_node, resource, queue),
             selector={flavor_matching.CLUSTER_LABEL: request.cluster},
-            affinity=((types,),) if request.instance_types else (),
+            affinity=flavor_matching.affinity_to_types(request.instance_types),
         )
         return own.OwnJob(
             name=request.job_id,
@@ -333,20 +329,8 @@ class _TeamCycle:
 
     def _capacity_without(self, gone: Collection[str]) -> tuple[NodeCapacity, ...]:
         """Return the node capacities after some jobs have stopped."""
-        freed: dict[tuple[str, str], int] = {}
-        for charge in self.snapshot.charges:
-            for name in charge.node_names if charge.job_id in gone else ():
-                place = (charge.cluster, name)
-                freed[place] = freed.get(place, 0) + charge.accelerators // len(charge.node_names)
-        return tuple(
-            capacity.model_copy(
-                update={
-                    "free": min(
-                        capacity.accelerators, capacity.free + freed.get((capacity.cluster, capacity.node_name), 0)
-                    )
-                }
-            )
-            for capacity in self.capacities
+        return with_freed(
+            self.capacities, charged_resources(charge for charge in self.snapshot.charges if charge.job_id in gone)
         )
 
     # ------------------------------------------------------------ cycles
@@ -435,7 +419,7 @@ class _TeamCycle:
             and capacity.cluster == request.cluster
             and capacity.is_open
             and stays_long_enough(request, capacity)
-            and capacity.free >= request.accelerators_per_node
+            and not capacity.why_too_small(request.per_node)
             and capacity.life.key not in request.avoid
             and not missing_efa(request, capacity, self.policy)
         ]
@@ -499,9 +483,7 @@ class _TeamCycle:
 
         def offers_without(gone: Iterable[str]) -> tuple[PoolFit, ...]:
             capacities = (
-                capacity.model_copy(update={"free": capacity.free + request.accelerators_per_node})
-                if capacity.life.key in reserved
-                else capacity
+                capacity.with_free(capacity.free + request.per_node) if capacity.life.key in reserved else capacity
                 for capacity in self._capacity_without({*gone, *stopping})
             )
             return pool_fits(request, capacities, self.policy, is_in_flavors)

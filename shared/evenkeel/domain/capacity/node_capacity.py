@@ -1,4 +1,4 @@
-"""Free accelerators of each node: what it offers, less what pods use and what attempts are charged for.
+"""Free accelerators, CPU and memory of each node: what it offers, less what pods and charges of attempts take.
 
     taken = max(used by live pods + charged to attempts whose pod is not there yet, charged to all attempts)
     free  = offered - taken
@@ -9,6 +9,7 @@ The second part of `taken` counts because a pod may end between the two reads.
 from collections.abc import Collection, Iterable, Mapping
 
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, Node, NodeLife
+from evenkeel.domain.resources import NONE, Resources, why_too_small
 from evenkeel.domain.values import Instant, Value
 
 TAINTED = "tainted"
@@ -28,10 +29,10 @@ class NodeCapacity(Value):
     cluster: str
     pool: str
     instance_type: str
-    accelerators: int
+    offered: Resources
     """Allocatable when the node is in service; 0 if no node object states it yet."""
-    free: int
-    """Accelerators that neither a pod nor an attempt's charge uses."""
+    free: Resources
+    """Amounts that neither a pod nor an attempt's charge takes."""
     unschedulable_reason: str = ""
     """Why no pod may start on it now; empty if pods may."""
     labels: dict[str, str] = {}
@@ -46,46 +47,65 @@ class NodeCapacity(Value):
     """When jobs must have left the node; None if no end is known."""
 
     @property
+    def accelerators(self) -> int:
+        """Allocatable accelerators; 0 if no node object states them yet."""
+        return self.offered.accelerators
+
+    @property
+    def place(self) -> NodePlace:
+        return (self.cluster, self.node_name)
+
+    def why_too_small(self, wanted: Resources) -> str:
+        """Return in a few words what is not free for a pod now; empty if the pod fits."""
+        return why_too_small(wanted, self.free, self.offered)
+
+    def is_large_enough(self, wanted: Resources) -> bool:
+        """Whether a pod would fit if the node were unused."""
+        return not why_too_small(wanted, self.offered, self.offered)
+
+    def with_free(self, free: Resources) -> "NodeCapacity":
+        return self.model_copy(update={"free": free})
+
+    @property
     def is_open(self) -> bool:
         """Whether a pod may start on it now."""
         return not self.unschedulable_reason
 
     @property
     def is_unused(self) -> bool:
-        """Whether no workload uses it."""
-        return self.is_open and self.free == self.accelerators
+        """Whether no workload uses accelerators of it."""
+        return self.is_open and self.free.accelerators == self.offered.accelerators
 
 
 def node_capacity(
-    nodes: Iterable[Node], taken: Mapping[NodePlace, int], unhealthy: Collection[NodePlace] = ()
+    nodes: Iterable[Node], taken: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace] = ()
 ) -> tuple[NodeCapacity, ...]:
     """Return the capacity of the nodes as the control planes show them, ordered by node life.
 
     Args:
         nodes: Of the fleet.
-        taken: Accelerators that are not free, by node.
+        taken: Amounts that are not free, by node.
         unhealthy: Nodes that need a repair and get none.
     """
     return tuple(_capacity_of(node, taken, unhealthy) for node in sorted(nodes, key=lambda each: each.life.key))
 
 
 def stored_capacity(
-    nodes: Iterable[FleetNode], charged: Mapping[NodePlace, int], unhealthy: Collection[NodePlace] = ()
+    nodes: Iterable[FleetNode], charged: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace] = ()
 ) -> tuple[NodeCapacity, ...]:
     """Return the capacity of the nodes as the last sweep stored them, ordered by node life.
 
     Args:
         nodes: Of the fleet.
-        charged: Accelerators that attempts are charged for, by node.
+        charged: Amounts that attempts are charged for, by node.
         unhealthy: Nodes that need a repair and get none.
     """
     listed = sorted(nodes, key=lambda each: each.life.key)
-    in_use = {_place(node): node.accelerators_in_use for node in listed}
-    taken = taken_accelerators(in_use, charged)
+    taken = taken_resources({_place(node): node.in_use for node in listed}, charged)
     return tuple(_stored_capacity_of(node, taken, unhealthy) for node in listed)
 
 
-def idle_capacity(node: FleetNode, accelerators: int) -> NodeCapacity:
+def idle_capacity(node: FleetNode, offered: Resources) -> NodeCapacity:
     """Return the capacity of a stored node as if it were in service and unused."""
     return NodeCapacity(
         life=node.life,
@@ -93,18 +113,18 @@ def idle_capacity(node: FleetNode, accelerators: int) -> NodeCapacity:
         cluster=node.life.cluster,
         pool=node.pool,
         instance_type=node.instance_type,
-        accelerators=accelerators,
-        free=accelerators,
+        offered=offered,
+        free=offered,
         labels=node.labels,
     )
 
 
-def taken_accelerators(
-    in_use: Mapping[NodePlace, int],
-    charged: Mapping[NodePlace, int],
-    not_started: Mapping[NodePlace, int] | None = None,
-) -> dict[NodePlace, int]:
-    """Return the accelerators of each node that are not free.
+def taken_resources(
+    in_use: Mapping[NodePlace, Resources],
+    charged: Mapping[NodePlace, Resources],
+    not_started: Mapping[NodePlace, Resources] | None = None,
+) -> dict[NodePlace, Resources]:
+    """Return the amounts of each node that are not free.
 
     Args:
         in_use: Requests of live pods, unmanaged pods included.
@@ -113,44 +133,42 @@ def taken_accelerators(
     """
     starting = not_started or {}
     return {
-        place: max(in_use.get(place, 0) + starting.get(place, 0), charged.get(place, 0))
+        place: (in_use.get(place, NONE) + starting.get(place, NONE)).at_least(charged.get(place, NONE))
         for place in {*in_use, *charged, *starting}
     }
 
 
-def with_freed(capacities: Iterable[NodeCapacity], freed: Mapping[NodePlace, int]) -> tuple[NodeCapacity, ...]:
-    """Return the capacities once these accelerators are free."""
+def with_freed(capacities: Iterable[NodeCapacity], freed: Mapping[NodePlace, Resources]) -> tuple[NodeCapacity, ...]:
+    """Return the capacities once these amounts are free."""
     return tuple(
-        capacity.model_copy(update={"free": min(capacity.accelerators, capacity.free + more)})
-        if (more := freed.get((capacity.cluster, capacity.node_name)))
+        capacity.with_free((capacity.free + more).at_most(capacity.offered))
+        if (more := freed.get(capacity.place))
         else capacity
         for capacity in capacities
     )
 
 
-def with_taken(capacities: Iterable[NodeCapacity], taken: Mapping[str, int]) -> tuple[NodeCapacity, ...]:
-    """Return the capacities once these accelerators are taken, by the key of the node life."""
+def with_taken(capacities: Iterable[NodeCapacity], taken: Mapping[str, Resources]) -> tuple[NodeCapacity, ...]:
+    """Return the capacities once these amounts are taken, by the key of the node life."""
     return tuple(
-        capacity.model_copy(update={"free": max(0, capacity.free - less)})
-        if (less := taken.get(capacity.life.key))
-        else capacity
+        capacity.with_free(capacity.free.minus(less)) if (less := taken.get(capacity.life.key)) else capacity
         for capacity in capacities
     )
 
 
-def _capacity_of(node: Node, taken: Mapping[NodePlace, int], unhealthy: Collection[NodePlace]) -> NodeCapacity:
+def _capacity_of(node: Node, taken: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace]) -> NodeCapacity:
     seen = node.kubernetes
     name = seen.name if seen else ""
     place = (node.life.cluster, name)
-    accelerators = seen.accelerators if seen else 0
+    offered = seen.allocatable if seen else NONE
     return NodeCapacity(
         life=node.life,
         node_name=name,
         cluster=node.life.cluster,
         pool=node.pool,
         instance_type=node.provider.instance_type if node.provider else (seen.instance_type if seen else ""),
-        accelerators=accelerators,
-        free=max(0, accelerators - taken.get(place, 0)),
+        offered=offered,
+        free=offered.minus(taken.get(place, NONE)),
         efa=seen.efa if seen else None,
         unschedulable_reason=_closed_because(seen, seen.blocking_taints if seen else (), place in unhealthy),
         labels=seen.labels if seen else {},
@@ -159,14 +177,14 @@ def _capacity_of(node: Node, taken: Mapping[NodePlace, int], unhealthy: Collecti
 
 
 def _stored_capacity_of(
-    node: FleetNode, taken: Mapping[NodePlace, int], unhealthy: Collection[NodePlace]
+    node: FleetNode, taken: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace]
 ) -> NodeCapacity:
     place = _place(node)
     reason = _closed_because(node if node.node_name else None, node.taints, place in unhealthy)
-    return idle_capacity(node, node.accelerators).model_copy(
+    return idle_capacity(node, node.allocatable).model_copy(
         update={
             "node_name": node.node_name,
-            "free": max(0, node.accelerators - taken.get(place, 0)),
+            "free": node.allocatable.minus(taken.get(place, NONE)),
             "unschedulable_reason": reason,
             "taints": node.taints,
         }

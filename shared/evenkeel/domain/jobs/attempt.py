@@ -8,6 +8,7 @@ from typing import Any
 from evenkeel.domain.external.kueue_status import KueueStatus
 from evenkeel.domain.jobs.spec import DEFAULT_TEAM
 from evenkeel.domain.nodes import NodeLife
+from evenkeel.domain.resources import Resources
 from evenkeel.domain.values import Instant, Sentence, Value
 
 
@@ -63,6 +64,10 @@ class Attempt(Value):
     """Pods of its gang, one for each node; 0 in an attempt older than elastic jobs (see `ranks`)."""
     accelerators: int
     """Accelerators charged over all nodes."""
+    cpu_millis: int = 0
+    """CPU that its pods request over all nodes, in thousandths of a vCPU."""
+    memory_mib: int = 0
+    """Memory that its pods request over all nodes."""
     instance_type: str = ""
     """Instance type of all its nodes."""
     is_rented: bool = False
@@ -115,6 +120,16 @@ class Attempt(Value):
         """Return the Kubernetes Job and pods of this attempt; an empty workload if there are none."""
         missing = ObservedWorkload(job_id=self.job_id, attempt=self.attempt, namespace=self.namespace)
         return next(filter(self.owns, listed), missing)
+
+    @property
+    def per_node(self) -> Resources:
+        """The amounts that each of its pods requests."""
+        ranks = max(1, self.ranks)
+        return Resources(
+            accelerators=self.accelerators // ranks,
+            cpu_millis=self.cpu_millis // ranks,
+            memory_mib=self.memory_mib // ranks,
+        )
 
     @property
     def workload_name(self) -> str:

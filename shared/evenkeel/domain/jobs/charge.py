@@ -2,9 +2,10 @@
 
 from collections.abc import Container, Iterable, Mapping
 
-from evenkeel.domain.capacity.node_capacity import NodePlace, taken_accelerators
+from evenkeel.domain.capacity.node_capacity import NodePlace, taken_resources
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.resources import Resources, sum_by_place
 from evenkeel.domain.values import Instant, Value
 
 
@@ -21,6 +22,10 @@ class Charge(Value):
     node_names: tuple[str, ...]
     accelerators: int
     """Accelerators over all nodes."""
+    cpu_millis: int = 0
+    """Requested CPU over all nodes, in thousandths of a vCPU."""
+    memory_mib: int = 0
+    """Requested memory over all nodes."""
     instance_type: str = ""
     pool: str = ""
     admitted_at: Instant | None = None
@@ -45,6 +50,16 @@ class Charge(Value):
         """Whether its attempt is live. A released charge uses no quota and no nodes."""
         return self.released_at is None
 
+    @property
+    def per_node(self) -> Resources:
+        """The amounts on each of its nodes."""
+        nodes = max(1, len(self.node_names))
+        return Resources(
+            accelerators=self.accelerators // nodes,
+            cpu_millis=self.cpu_millis // nodes,
+            memory_mib=self.memory_mib // nodes,
+        )
+
     @classmethod
     def of(
         cls, attempt: Attempt, job: Job | None = None, use: Mapping[str, Mapping[str, int]] | None = None
@@ -57,6 +72,8 @@ class Charge(Value):
             cluster=attempt.cluster,
             node_names=attempt.node_names,
             accelerators=attempt.accelerators,
+            cpu_millis=attempt.cpu_millis,
+            memory_mib=attempt.memory_mib,
             instance_type=attempt.instance_type,
             pool=attempt.pool,
             admitted_at=attempt.admitted_at,
@@ -70,28 +87,27 @@ class Charge(Value):
         )
 
 
-def charged_accelerators(
+def charged_resources(
     charges: Iterable[Charge], started: Container[tuple[str, str, str, int]] = ()
-) -> dict[NodePlace, int]:
-    """Return the accelerators of each node that attempts are charged for.
+) -> dict[NodePlace, Resources]:
+    """Return the amounts of each node that attempts are charged for.
 
     Args:
         charges: Of the attempts.
         started: Pods to leave out, by cluster, node name, job and attempt.
     """
-    found: dict[NodePlace, int] = {}
-    for charge in charges:
-        for name in charge.node_names:
-            if (charge.cluster, name, charge.job_id, charge.attempt) not in started:
-                place = (charge.cluster, name)
-                found[place] = found.get(place, 0) + charge.accelerators // len(charge.node_names)
-    return found
+    return sum_by_place(
+        ((charge.cluster, name), charge.per_node)
+        for charge in charges
+        for name in charge.node_names
+        if (charge.cluster, name, charge.job_id, charge.attempt) not in started
+    )
 
 
-def accelerators_taken(
-    in_use: Mapping[NodePlace, int], charges: Iterable[Charge], workloads: Iterable[tuple[str, ObservedWorkload]]
-) -> dict[NodePlace, int]:
-    """Return the accelerators of each node that are not free, while pods of some attempts are not there yet.
+def resources_taken(
+    in_use: Mapping[NodePlace, Resources], charges: Iterable[Charge], workloads: Iterable[tuple[str, ObservedWorkload]]
+) -> dict[NodePlace, Resources]:
+    """Return the amounts of each node that are not free, while pods of some attempts are not there yet.
 
     Args:
         in_use: Requests of live pods, unmanaged pods included.
@@ -105,4 +121,4 @@ def accelerators_taken(
         for pod in seen.pods
         if pod.node_name and not pod.has_ended
     }
-    return taken_accelerators(in_use, charged_accelerators(held), charged_accelerators(held, started))
+    return taken_resources(in_use, charged_resources(held), charged_resources(held, started))

@@ -6,12 +6,15 @@ from typing import Annotated
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.elastic.sizes import Sizes
+from evenkeel.domain.resources import Resources
 from evenkeel.domain.submitted import Submitted
 from evenkeel.domain.values import Instant, Value
 
 DEFAULT_TEAM = "default"
 MAX_NODES = 1024
 MAX_ACCELERATORS_PER_NODE = 128
+MAX_CPU_PER_NODE = 1024
+MAX_MEMORY_GIB_PER_NODE = 32_768
 MAX_GRACE_SECONDS = 3600
 MAX_RESTARTS = 100
 MAX_ENV = 200
@@ -116,6 +119,18 @@ class JobSpec(Value):
         ),
     ] = 8
     """Accelerators on each node."""
+    cpu_per_node: Annotated[
+        int | None,
+        Submitted(option="--cpu-per-node", limits=(1, MAX_CPU_PER_NODE), unit="vCPU per node", is_public=True),
+    ] = None
+    """vCPU that each pod requests. Null: the share of the machine that its accelerators are."""
+    memory_gib_per_node: Annotated[
+        int | None,
+        Submitted(
+            option="--memory-gib-per-node", limits=(1, MAX_MEMORY_GIB_PER_NODE), unit="GiB per node", is_public=True
+        ),
+    ] = None
+    """Memory that each pod requests, in GiB. Null: the share of the machine that its accelerators are."""
     instance_types: Annotated[
         tuple[str, ...],
         Submitted(
@@ -152,6 +167,15 @@ class JobSpec(Value):
     """Pools where the job may run, in order of preference, from its job type; empty = any pool."""
     tolerations: tuple[Toleration, ...] = ()
     """Tolerations from the job type."""
+
+    @property
+    def per_node(self) -> Resources:
+        """The amounts that each pod requests, as the job names them; 0 = not named."""
+        return Resources(
+            accelerators=self.accelerators_per_node,
+            cpu_millis=1000 * (self.cpu_per_node or 0),
+            memory_mib=1024 * (self.memory_gib_per_node or 0),
+        )
 
     @property
     def keeps_checkpoints_in_cluster(self) -> bool:

@@ -1,32 +1,89 @@
 """Flavors and nodes: which nodes a flavor of quota stands for, and how much quota a job requests.
 
 A flavor with labels stands for the nodes with these labels. A flavor without labels stands for the instance type of its
-name. A job's pods request only accelerators, so it uses quota of accelerators, and of `pods` if the quota counts them.
+name (`ml.p5.48xlarge`), or for the instance family (`ml.p5`). A job uses quota of each resource that its queue covers:
+accelerators, CPU, memory and `pods`.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from evenkeel.domain.capacity.instance_types import GPU, NEURON, InstanceTypes
+from evenkeel.domain.capacity.instance_types import GPU, NEURON, InstanceTypes, shipped
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.hyperpod import INSTANCE_TYPE_LABEL
 from evenkeel.domain.kueue.objects import Flavor, Queue
+from evenkeel.domain.kueue.queue_manifests import Expression
+from evenkeel.domain.resources import Resources
 
 POOL_LABELS = ("sagemaker.amazonaws.com/instance-group-name", "karpenter.sh/nodepool")
 """Labels with which a flavor can name a pool."""
+FAMILY_LABEL = "evenkeel.io/instance-family"
+"""Label with which a flavor can name an instance family: `p5`. Evenkeel derives it; nodes do not need it."""
+MODEL_LABEL = "evenkeel.io/accelerator-model"
+"""Label with which a flavor can name an accelerator model: `h100`. Evenkeel derives it; nodes do not need it."""
 CLUSTER_LABEL = "evenkeel.io/cluster"
 """Label of a job's cluster. No flavor has it; it only keeps the shapes of jobs in different clusters apart."""
 
 
 def with_labels(flavor: Flavor) -> Flavor:
     """Return a flavor with the labels of the nodes that it stands for."""
-    return flavor if flavor.labels else replace(flavor, labels={INSTANCE_TYPE_LABEL: flavor.name})
+    if flavor.labels:
+        return flavor
+    is_family = "." not in flavor.name.removeprefix("ml.")
+    labels = {FAMILY_LABEL: flavor.name.removeprefix("ml.")} if is_family else {INSTANCE_TYPE_LABEL: flavor.name}
+    return replace(flavor, labels=labels)
 
 
 def matches_node(flavor: Flavor, instance_type: str, pool: str, labels: Mapping[str, str]) -> bool:
     """Whether a flavor stands for a node."""
-    node_labels = {**labels, INSTANCE_TYPE_LABEL: instance_type, **dict.fromkeys(POOL_LABELS, pool)}
+    node_labels = {**labels, **labels_of_type(instance_type), **dict.fromkeys(POOL_LABELS, pool)}
     return all(node_labels.get(name) == value for name, value in with_labels(flavor).labels.items())
+
+
+@functools.lru_cache(maxsize=1024)
+def labels_of_type(instance_type: str) -> Mapping[str, str]:
+    """Return the labels with which flavors can name an instance type: the type, its family and its accelerator."""
+    known = shipped().of(instance_type)
+    return {
+        INSTANCE_TYPE_LABEL: instance_type,
+        FAMILY_LABEL: instance_type.removeprefix("ml.").partition(".")[0],
+        **({MODEL_LABEL: known.model} if known and known.model else {}),
+    }
+
+
+def affinity_to_types(instance_types: Iterable[str]) -> tuple[tuple[Expression, ...], ...]:
+    """Return the node affinity of a job that may run on these instance types only; empty if it may run on any.
+
+    Kueue considers of a term only the keys that the flavors of its group have as labels.
+    """
+    values: dict[str, list[str]] = {}
+    for name in instance_types:
+        for label, value in labels_of_type(name).items():
+            values.setdefault(label, []).append(value)
+    if not values:
+        return ()
+    return (
+        tuple(
+            Expression(key=label, operator="In", values=tuple(dict.fromkeys(found))) for label, found in values.items()
+        ),
+    )
+
+
+def requests_of(per_node: Resources, accelerator: str, queue: Queue) -> dict[str, str | int]:
+    """Return the quota that each pod requests: its accelerators, and CPU and memory if the queue covers them.
+
+    Args:
+        per_node: The amounts that each pod requests.
+        accelerator: Name of the resource of its accelerators.
+        queue: The queue of the job.
+    """
+    covered = {resource for group in queue.groups for resource in group.resources}
+    return {
+        **({accelerator: per_node.accelerators} if per_node.accelerators else {}),
+        **({"cpu": f"{per_node.cpu_millis}m"} if "cpu" in covered and per_node.cpu_millis else {}),
+        **({"memory": f"{per_node.memory_mib}Mi"} if "memory" in covered and per_node.memory_mib else {}),
+    }
 
 
 def resource_of(instance_types: Iterable[str], queue: Queue, catalogue: InstanceTypes) -> str:

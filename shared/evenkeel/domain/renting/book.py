@@ -114,7 +114,7 @@ def reserve_rented_nodes(
         if (capacity.cluster, capacity.pool) not in rented:
             return capacity
         owner = owners.get((capacity.cluster, capacity.node_name), UNASSIGNED)
-        free = capacity.free if owner == UNASSIGNED else capacity.accelerators
+        free = capacity.free if owner == UNASSIGNED else capacity.offered
         return capacity.but(reserved_for=owner, free=free)
 
     return tuple(map(reserved, capacities))

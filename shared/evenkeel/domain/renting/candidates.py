@@ -8,6 +8,7 @@ from evenkeel.domain.capacity import compatibility
 from evenkeel.domain.capacity.compatibility import PoolEnvironment, Storage, differences, needs_of
 from evenkeel.domain.capacity.instance_types import InstanceTypes, shipped
 from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
+from evenkeel.domain.capacity.pod_shares import expected_offer
 from evenkeel.domain.capacity.pool_choices import Toleration, all_tolerated
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.capacity.shortages import Shortages
@@ -121,6 +122,7 @@ def jobs_to_place(pending: Iterable[Job], policy: Policy, now: datetime) -> list
 
 def nodes_to_rent(job: Job, pool: RentedPool, now: datetime) -> tuple[NodeCapacity, ...]:
     """Return the nodes that a rental from a pool would add for a job."""
+    offered = expected_offer(pool.instance_type, pool.accelerators_per_node)
     return tuple(
         NodeCapacity(
             life=NodeLife(cluster=pool.cluster, instance_id=f"to-be-rented-{number}", launched_at=now),
@@ -128,8 +130,8 @@ def nodes_to_rent(job: Job, pool: RentedPool, now: datetime) -> tuple[NodeCapaci
             cluster=pool.cluster,
             pool=pool.name,
             instance_type=pool.instance_type,
-            accelerators=pool.accelerators_per_node,
-            free=pool.accelerators_per_node,
+            offered=offered,
+            free=offered,
             labels={KARPENTER_LABEL: pool.name, "karpenter.sh/capacity-type": str(pool.market)},
             unschedulable_reason=TAINTED if pool.taints else "",
             taints=pool.taints,
@@ -290,7 +292,9 @@ def forecast_starts(
             for capacity in own
             if not capacity.is_open
         ]
-    free = sum(capacity.free for capacity in own if capacity.is_open and capacity.free >= least_free)
+    free = sum(
+        capacity.free.accelerators for capacity in own if capacity.is_open and capacity.free.accelerators >= least_free
+    )
     return expected_starts(free, held, queue)
 
 

@@ -12,10 +12,11 @@ from typing import NamedTuple
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.request_facts import with_open_amounts
 from evenkeel.domain.admission.start_size import decide_with_sizes
-from evenkeel.domain.capacity import instance_types
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, idle_capacity
+from evenkeel.domain.capacity.pod_shares import MachineShares, machine_of
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.validation import SpecError
@@ -24,6 +25,7 @@ from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.candidates import nodes_to_rent
+from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.storage import heartbeats, pagination, rows
@@ -60,11 +62,12 @@ def _unread(cluster: str, ledger: Ledger) -> bool:
 
 
 def _idle(node: FleetNode) -> NodeCapacity:
-    known = instance_types.shipped().of(node.instance_type)
-    accelerators = max(node.accelerators, known.accelerators if known else 0)
-    if not accelerators and known is None:
-        accelerators = _UNKNOWN_ACCELERATORS
-    return idle_capacity(node, accelerators)
+    machine = machine_of(node.instance_type, node.allocatable)
+    # A node without a node object may offer whatever its instance type has.
+    offered = node.allocatable.at_least(machine.but(cpu_millis=0, memory_mib=0))
+    if machine == NONE:
+        offered = Resources(accelerators=_UNKNOWN_ACCELERATORS)
+    return idle_capacity(node, offered)
 
 
 def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy, now: datetime) -> SpecError | None:
@@ -105,18 +108,24 @@ def _with_one_requirement_removed(spec: JobSpec) -> Iterable[tuple[str, JobSpec]
         yield "requires", spec.but(requires=Requirements())
     if spec.pools:
         yield "jobType", spec.but(pools=())
+    if spec.cpu_per_node:
+        yield "cpuPerNode", spec.but(cpu_per_node=1)
+    if spec.memory_gib_per_node:
+        yield "memoryGibPerNode", spec.but(memory_gib_per_node=1)
     if spec.accelerators_per_node > 1:
         yield "gpusPerNode", spec.but(accelerators_per_node=1)
 
 
 def _decided(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy, now: datetime) -> AdmissionDecision:
-    request = AdmissionRequest.of(job).model_copy(update={"not_before": None})
+    shares = MachineShares(fleet.capacities, policy.burst.pools)
+    asked = AdmissionRequest.of(job).model_copy(update={"not_before": None})
     rented = {pool.name for pool in policy.burst.pools}
     home = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented)
-    found = _weighed(request, home, setup, policy, now)
+    found = _weighed(with_open_amounts(asked, shares), home, setup, policy, now)
     for pool in policy.burst.pools if found.action is not Action.ADMIT else ():
         capacities = (*home, *nodes_to_rent(job, pool, now))
-        there = _weighed(request.model_copy(update={"cluster": pool.cluster}), capacities, setup, policy, now)
+        request = with_open_amounts(asked.model_copy(update={"cluster": pool.cluster}), shares)
+        there = _weighed(request, capacities, setup, policy, now)
         if there.action is Action.ADMIT and job.spec.nodes <= pool.most_nodes:
             return there
     return found

@@ -12,7 +12,7 @@ from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, stored_capacity
 from evenkeel.domain.capacity.start_estimates import BASIS, estimate_start
-from evenkeel.domain.jobs.charge import Charge, charged_accelerators
+from evenkeel.domain.jobs.charge import Charge, charged_resources
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.kueue.capacity import Tree
@@ -84,7 +84,7 @@ def _estimate(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
     if check_fit.why_never(job, check_fit.read_fleet(job.cluster, context.ledger), setup, context.policy, context.now):
         return None
     capacities = reserve_rented_nodes(_node_capacity(context.ledger, charges), (), context.policy.burst.pools)
-    free = sum(each.free for each in capacities if each.is_open and not each.reserved_for)
+    free = sum(each.free.accelerators for each in capacities if each.is_open and not each.reserved_for)
     if job.queue in setup.by_name:
         free = min(free, _free_quota(job.queue, setup, charges))
         charges = tuple(each for each in charges if (each.queue or each.team) == job.queue)
@@ -230,7 +230,7 @@ def _node_capacity(ledger: Ledger, charges: Iterable[Charge]) -> tuple[NodeCapac
     nodes = [rows.read(row, FleetNode) for row in seen]
     left = unhealthy_nodes.load(ledger)
     unhealthy = {(node.life.cluster, node.node_name) for node in nodes if unhealthy_nodes.is_unhealthy_node(node, left)}
-    return stored_capacity(nodes, charged_accelerators(charges), unhealthy)
+    return stored_capacity(nodes, charged_resources(charges), unhealthy)
 
 
 def is_present(row: Row) -> bool:

@@ -20,6 +20,7 @@ from evenkeel.domain.recovery.plan import (
     RecoveryPlan,
     plan_recovery,
 )
+from evenkeel.domain.resources import NONE
 from evenkeel.domain.values import Value
 from evenkeel.ports import NotFound, Provider, Put, Write
 from evenkeel.services.context import Context
@@ -212,7 +213,7 @@ def _facts(
     recovered = incident.recovered_at
     # Only a fault that can wait for its node's work asks whether there is any: it costs a list of all pods.
     can_wait = fault.drain_seconds >= CAN_WAIT_SECONDS and node is not None
-    in_use = context.cluster.accelerators_in_use(incident.life.cluster) if can_wait else {}
+    in_use = context.cluster.resources_in_use(incident.life.cluster) if can_wait else {}
     return PlanFacts(
         fault_key=incident.fault_key,
         fault=FaultTerms.of(fault),
@@ -233,7 +234,7 @@ def _facts(
         node_status=slot_state.original.record.status if slot_state.original.record else "",
         is_person_cordon=node is not None and node.is_cordoned and node.incident_id is None,
         opt_out_reason=opt_out_reason(incident, node, nodes),
-        is_busy=bool(node and in_use.get(node.name, 0)),
+        is_busy=bool(node and in_use.get(node.name, NONE).accelerators),
         opened_at=incident.opened_at,
         deadline_at=incident.deadline_at,
     )

@@ -35,6 +35,7 @@ from evenkeel.domain.recovery.repair import (
     took_effect,
 )
 from evenkeel.domain.recovery.validation import CheckKind, expected_accelerators, judge_node
+from evenkeel.domain.resources import NONE
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     Ledger,
@@ -196,7 +197,9 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
     status = slot_state.original.record.status if slot_state.original.record else ""
     until = incident.plan.work_may_run_until if incident.plan else None
     has_work = bool(
-        until and own_node and context.cluster.accelerators_in_use(incident.life.cluster).get(own_node.name)
+        until
+        and own_node
+        and context.cluster.resources_in_use(incident.life.cluster).get(own_node.name, NONE).accelerators
     )
     window = timedelta(hours=context.policy.repair.flap_window_hours)
     return RepairFacts(

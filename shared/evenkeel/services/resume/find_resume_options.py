@@ -14,9 +14,9 @@ from evenkeel.domain.admission.decide import Action, AdmissionDecision
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.rent_plan import why_rental_would_not_help
 from evenkeel.domain.admission.start_size import decide_with_sizes
-from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity, taken_accelerators
+from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity, taken_resources
 from evenkeel.domain.jobs.attempt import Attempt, run_seconds
-from evenkeel.domain.jobs.charge import Charge, charged_accelerators
+from evenkeel.domain.jobs.charge import Charge, charged_resources
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife
 from evenkeel.domain.policy import Policy
@@ -27,6 +27,7 @@ from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.renting.candidates import PlacementContext, nodes_to_rent, placement_facts
 from evenkeel.domain.renting.placement import PlacementAction, cheapest_rental_in_time, choose_pool
 from evenkeel.domain.renting.rental import RentalState
+from evenkeel.domain.resources import NONE, Resources
 from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
@@ -58,7 +59,7 @@ class InterruptedJob(NamedTuple):
 
 
 def run(
-    interrupted: InterruptedJob, nodes: Iterable[KubernetesNode], in_use: Mapping[str, int], context: Context
+    interrupted: InterruptedJob, nodes: Iterable[KubernetesNode], in_use: Mapping[str, Resources], context: Context
 ) -> ResumeOffers:
     """Ask the rules of a pass what renting, or stopping others, would do for an interrupted job.
 
@@ -115,7 +116,7 @@ def _decide(jobs: Iterable[Job], queue: QueueSnapshot, policy: Policy, now: date
 def _load_fleet(
     interrupted: InterruptedJob,
     nodes: Iterable[KubernetesNode],
-    in_use: Mapping[str, int],
+    in_use: Mapping[str, Resources],
     setup: TeamSetup,
     context: Context,
 ) -> _Fleet:
@@ -177,23 +178,26 @@ def _remaining_rentals(interrupted: InterruptedJob, rented: RentalBook) -> Renta
 def _node_capacity(
     interrupted: InterruptedJob,
     nodes: Iterable[KubernetesNode],
-    in_use: Mapping[str, int],
+    in_use: Mapping[str, Resources],
     charges: Sequence[Charge],
     now: datetime,
 ) -> tuple[NodeCapacity, ...]:
     """Return the machines as the job will find them. A machine's life is not asked for: nobody is admitted to it."""
     names, seen = interrupted.attempt.node_names, tuple(nodes)
-    own = interrupted.attempt.accelerators // max(1, len(names))
+    own = interrupted.attempt.per_node
     # The job's own pods may be gone or not.
     others_in_use = {
-        (node.cluster, node.name): in_use.get(node.name, 0) - (own if node.name in names else 0) for node in seen
+        (node.cluster, node.name): in_use.get(node.name, NONE).minus(own if node.name in names else NONE)
+        for node in seen
     }
     found = node_capacity(
         (Node(life=_placeholder_life(node, now), kubernetes=node) for node in seen),
-        taken_accelerators(others_in_use, charged_accelerators(charges)),
+        taken_resources(others_in_use, charged_resources(charges)),
     )
     return tuple(
-        capacity.but(unschedulable_reason="sick", free=0) if capacity.node_name == interrupted.faulty_node else capacity
+        capacity.but(unschedulable_reason="sick", free=NONE)
+        if capacity.node_name == interrupted.faulty_node
+        else capacity
         for capacity in found
     )
 

@@ -36,6 +36,7 @@ from evenkeel.domain.recovery.resume import (
     plan_resume,
 )
 from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
+from evenkeel.domain.resources import NONE, Resources, why_too_small
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, Put, Table, Write, every, get_all
 from evenkeel.services.context import Context
@@ -116,7 +117,7 @@ class _Observed(NamedTuple):
 
     nodes: tuple[KubernetesNode, ...]
     """Healthy ones of the incident's cluster and of the jobs' own clusters, and the incident's own node."""
-    in_use: Mapping[str, int]
+    in_use: Mapping[str, Resources]
     past: tuple[Incident, ...]
     """Recoveries that ended well."""
 
@@ -133,7 +134,7 @@ def _observe(incident: Incident, context: Context) -> _Observed:
             for node in nodes
             if (node.cluster, node.name) not in unhealthy or node.instance_id == incident.life.instance_id
         ),
-        {node: count for name in names for node, count in context.cluster.accelerators_in_use(name).items()},
+        {node: amounts for name in names for node, amounts in context.cluster.resources_in_use(name).items()},
         _past_incidents(context.ledger, is_drill=incident.is_drill),
     )
 
@@ -483,10 +484,10 @@ def _pool_capacities(
         is_elsewhere = node.cluster != job.cluster or (node.cluster, node.pool) in rented
         if is_elsewhere and not (is_own and keeps_rented):
             continue
-        free = node.accelerators - (0 if is_own else seen.in_use.get(node.name, 0))
+        free = node.allocatable.minus(NONE if is_own else seen.in_use.get(node.name, NONE))
         own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
         has_efa = node.efa >= efa.interfaces_per_pod(efa.EfaNode.of(node), attempt.ranks, own, by_pool)
-        if free >= own and has_efa:
+        if not why_too_small(attempt.per_node, free, node.allocatable) and has_efa:
             usable[node.pool] = usable.get(node.pool, 0) + 1
     spares = policy.scheduling.spare_nodes
     # The pool it ran in first: its data and its peers are near.

@@ -19,7 +19,7 @@ from evenkeel.domain.admission.scheduler_state import ElasticState
 from evenkeel.domain.capacity.node_capacity import node_capacity
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import ObservedWorkload
-from evenkeel.domain.jobs.charge import Charge, accelerators_taken
+from evenkeel.domain.jobs.charge import Charge, resources_taken
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import KubernetesNode, ProviderNode, join_nodes
 from evenkeel.domain.policy import Policy
@@ -27,6 +27,7 @@ from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.recovery.resume import lost_seconds
 from evenkeel.domain.renting.book import RentalBook
+from evenkeel.domain.resources import Resources
 from evenkeel.ports import EvenkeelError, Key, Ledger, Row, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
@@ -307,7 +308,7 @@ class _ClusterFacts(NamedTuple):
     """The facts that were read of one cluster."""
 
     workloads: tuple[ObservedWorkload, ...]
-    in_use: Mapping[str, int]
+    in_use: Mapping[str, Resources]
     nodes: tuple[KubernetesNode, ...]
     kueue_namespaces: Mapping[str, str]
     provider_nodes: Sequence[ProviderNode]
@@ -321,11 +322,11 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, context: Context) ->
     seen, errors = _read_clusters(serves, context)
     listed = [(name, each) for name, facts in seen.items() for each in facts.workloads]
     workloads = [(attempt.cluster, each) for attempt, each in attempt_rows.owned(context.ledger, listed)]
-    in_use = {(name, node): count for name, facts in seen.items() for node, count in facts.in_use.items()}
+    in_use = {(name, node): amounts for name, facts in seen.items() for node, amounts in facts.in_use.items()}
     nodes = [node for name in names if name in seen for node in seen[name].nodes]
     provider_nodes = seen[names[0]].provider_nodes if names[0] in seen else ()
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
-    taken = accelerators_taken(in_use, snapshot.held, workloads)
+    taken = resources_taken(in_use, snapshot.held, workloads)
     capacities = node_capacity(join_nodes(nodes, provider_nodes, names[0]), taken, unhealthy)
     capacities = rented.capacities(capacities, snapshot.pending.values(), policy.burst.pools)
     return loaded._replace(
@@ -361,7 +362,7 @@ def _read_clusters(
         try:
             seen[name] = _ClusterFacts(
                 cluster.workloads(name),
-                cluster.accelerators_in_use(name),
+                cluster.resources_in_use(name),
                 cluster.nodes(name),
                 cluster.kueue_namespaces(name),
                 context.provider.nodes() if name == names[0] else (),

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod, unmanaged_workloads
 from evenkeel.domain.nodes import FleetNode, Node
+from evenkeel.domain.resources import NONE
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table
@@ -25,14 +26,14 @@ def refresh_fleet(sweep: SweepRun) -> int:
     The rows of a cluster that could not be read completely stay as they are: its machines are not seen, and not gone.
     """
     ledger = sweep.context.ledger
-    in_use_of = sweep.read_each_cluster("pods", sweep.context.cluster.accelerators_in_use)
-    in_use = {(cluster, name): count for cluster, counts in in_use_of.items() for name, count in counts.items()}
+    in_use_of = sweep.read_each_cluster("pods", sweep.context.cluster.resources_in_use)
+    in_use = {(cluster, name): amounts for cluster, nodes in in_use_of.items() for name, amounts in nodes.items()}
     others, jobs = _record_unmanaged_workloads(sweep), _jobs_on_nodes(sweep)
     read = _complete_clusters(sweep)
     seen = {
         (node.life.cluster, node.life.instance_id): FleetNode.seen(
             node,
-            in_use.get((node.life.cluster, node.kubernetes.name), 0) if node.kubernetes else 0,
+            in_use.get((node.life.cluster, node.kubernetes.name), NONE) if node.kubernetes else NONE,
             sweep.context.now,
             is_lemon=node.life.key in sweep.lemons,
             marks=_marks(sweep, node),

@@ -44,6 +44,7 @@ from evenkeel.domain.renting.awaiting import (
 )
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, replicas_seen
 from evenkeel.domain.renting.serving import replicas_on
+from evenkeel.domain.resources import NONE
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState
 from evenkeel.ports import (
@@ -201,8 +202,8 @@ class Observation:
 
     def has_work(self, node: KubernetesNode) -> bool:
         """Whether a pod with accelerators runs on a node."""
-        in_use = self._ask(node.cluster, lambda: self.context.cluster.accelerators_in_use(node.cluster))
-        return in_use.get(node.name, 0) > 0
+        in_use = self._ask(node.cluster, lambda: self.context.cluster.resources_in_use(node.cluster))
+        return in_use.get(node.name, NONE).accelerators > 0
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
         """Return an attempt's Job and pods."""

@@ -1,0 +1,166 @@
+"""The share of a machine that a pod requests if its job names no CPU or memory."""
+
+from collections.abc import Iterable
+from fractions import Fraction
+
+from evenkeel.domain.capacity.instance_types import InstanceType, shipped
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.capacity.pools import Pool
+from evenkeel.domain.resources import NONE, Resources
+
+_MIB_PER_GIB = 1024
+_CPU_BANDS = ((1, Fraction(30, 100)), (1, Fraction(15, 100)), (1, Fraction(10, 100)), (1, Fraction(10, 100)))
+_CPU_BASE, _CPU_REST = Fraction(10, 100), Fraction(6, 100)
+_MEMORY_BANDS = ((4, Fraction(30, 100)), (4, Fraction(25, 100)), (8, Fraction(20, 100)), (112, Fraction(17, 100)))
+_MEMORY_BASE, _MEMORY_REST = Fraction(1, 2), Fraction(7, 100)
+_WITHOUT_ACCELERATORS = Resources(cpu_millis=1000, memory_mib=4096)
+"""Request of a pod whose job names no accelerators, no CPU and no memory."""
+
+
+def whole_machine(instance_type: InstanceType) -> Resources:
+    """Return everything that an instance of a type has."""
+    return Resources(
+        accelerators=instance_type.accelerators,
+        cpu_millis=instance_type.vcpu * 1000,
+        memory_mib=int(instance_type.memory_gib * _MIB_PER_GIB),
+    )
+
+
+def available_to_pods(machine: Resources) -> Resources:
+    """Return what the pods of users can request of a machine, after what the node's own software takes.
+
+    The same allowance as in the HyperPod command line: of 192 vCPU it leaves 179.97, of 2,048 GiB 1,890.26.
+    """
+    cpu = Fraction(machine.cpu_millis, 1000)
+    memory = Fraction(machine.memory_mib, _MIB_PER_GIB)
+    cpu_left = cpu - _allowance(cpu, _CPU_BASE, _CPU_BANDS, _CPU_REST)
+    memory_left = memory - _allowance(memory, _MEMORY_BASE, _MEMORY_BANDS, _MEMORY_REST)
+    return Resources(
+        accelerators=machine.accelerators,
+        cpu_millis=max(0, int(cpu_left * 1000)),
+        memory_mib=max(0, int(memory_left * _MIB_PER_GIB)),
+    )
+
+
+def _allowance(
+    whole: Fraction, base: Fraction, bands: tuple[tuple[int, Fraction], ...], of_the_rest: Fraction
+) -> Fraction:
+    """Return a base, plus a fraction of each band of an amount."""
+    found, left = base, whole
+    for size, fraction in bands:
+        part = min(left, Fraction(size))
+        found += part * fraction
+        left -= part
+    return found + left * of_the_rest
+
+
+def complete_request(wanted: Resources, machine: Resources) -> Resources:
+    """Return a pod's request on a machine, with the CPU and the memory that it leaves open.
+
+    An open amount follows from the largest share that the request names, as in HyperPod task governance. A request
+    for all accelerators leaves room for the node's own software.
+
+    Args:
+        wanted: The request. 0 CPU or memory = open.
+        machine: Everything that the machine has.
+    """
+    if not (wanted.accelerators or wanted.cpu_millis or wanted.memory_mib):
+        return _WITHOUT_ACCELERATORS.at_most(available_to_pods(machine))
+    usable = available_to_pods(machine)
+    share = max(
+        _share(wanted.accelerators, machine.accelerators),
+        _share(wanted.cpu_millis, machine.cpu_millis),
+        _share(wanted.memory_mib, machine.memory_mib),
+    )
+    return Resources(
+        accelerators=wanted.accelerators,
+        cpu_millis=wanted.cpu_millis or int(share * usable.cpu_millis),
+        memory_mib=wanted.memory_mib or int(share * usable.memory_mib),
+    )
+
+
+def _share(part: int, whole: int) -> Fraction:
+    return min(Fraction(1), Fraction(part, whole)) if whole else Fraction(0)
+
+
+def smallest_request(wanted: Resources, machines: Iterable[Resources]) -> Resources:
+    """Return the request that a pod makes wherever it runs: the smallest of its requests on the machines that fit.
+
+    Requests are no limits: on a larger machine the pod may use idle CPU and memory beyond its request.
+    """
+    found = [complete_request(wanted, each) for each in machines if _is_large_enough(each, wanted)]
+    if not found:
+        return wanted
+    smallest = found[0]
+    for each in found[1:]:
+        smallest = smallest.at_most(each)
+    return smallest
+
+
+def _is_large_enough(machine: Resources, wanted: Resources) -> bool:
+    return (
+        machine.accelerators >= wanted.accelerators
+        and machine.cpu_millis >= wanted.cpu_millis
+        and machine.memory_mib >= wanted.memory_mib
+    )
+
+
+class MachineShares:
+    """The CPU and memory that pods request on the machines of a fleet, wherever their jobs leave them open."""
+
+    def __init__(self, capacities: Iterable[NodeCapacity], pools: Iterable[Pool] = ()) -> None:
+        """Take the machines of the nodes, and those of pools without a node.
+
+        Args:
+            capacities: Nodes of the fleet.
+            pools: Pools whose nodes may be rented.
+        """
+        self._machines: dict[tuple[str, str], Resources] = {}
+        """(cluster, instance type) → everything that such a machine has."""
+        self._found: dict[tuple[str, tuple[str, ...], Resources], Resources] = {}
+        for capacity in capacities:
+            kind = (capacity.cluster, capacity.instance_type)
+            stated = self._machines.get(kind, NONE).at_least(capacity.offered)
+            self._machines[kind] = machine_of(capacity.instance_type, stated)
+        for pool in pools:
+            kind = (pool.cluster, pool.instance_type)
+            if kind not in self._machines:
+                self._machines[kind] = machine_of(
+                    pool.instance_type, Resources(accelerators=pool.accelerators_per_node)
+                )
+
+    def request_of(self, wanted: Resources, cluster: str, instance_types: tuple[str, ...] = ()) -> Resources:
+        """Return the request of a pod, with the CPU and the memory that its job leaves open.
+
+        Args:
+            wanted: The amounts that the job names; 0 = open.
+            cluster: Cluster of the job.
+            instance_types: The types that the job may run on; empty = any.
+        """
+        key = (cluster, instance_types, wanted)
+        if key not in self._found:
+            machines = (
+                machine
+                for (place, instance_type), machine in self._machines.items()
+                if place == cluster and (not instance_types or instance_type in instance_types)
+            )
+            self._found[key] = smallest_request(wanted, machines)
+        return self._found[key]
+
+
+def machine_of(instance_type: str, stated: Resources) -> Resources:
+    """Return everything that a machine has: by the catalogue, else as its node object states.
+
+    Args:
+        instance_type: With or without `ml.`.
+        stated: The allocatable amounts of its node object.
+    """
+    known = shipped().of(instance_type)
+    return whole_machine(known) if known else stated
+
+
+def expected_offer(instance_type: str, accelerators: int) -> Resources:
+    """Return what a node that does not exist yet will offer pods. CPU and memory of an unknown type are left open."""
+    known = shipped().of(instance_type)
+    usable = available_to_pods(whole_machine(known)) if known else NONE
+    return usable.model_copy(update={"accelerators": accelerators})

@@ -1,0 +1,77 @@
+"""Accelerators, CPU and memory: amounts that nodes offer, and that pods request."""
+
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
+
+from evenkeel.domain.values import Value
+
+_Place = TypeVar("_Place", bound=Hashable)
+
+
+class Resources(Value):
+    """Accelerators, CPU and memory of a node, or of one pod or several."""
+
+    accelerators: int = 0
+    """GPUs or Neuron devices."""
+    cpu_millis: int = 0
+    """Thousandths of a vCPU."""
+    memory_mib: int = 0
+
+    def __add__(self, other: "Resources") -> "Resources":
+        return Resources(
+            accelerators=self.accelerators + other.accelerators,
+            cpu_millis=self.cpu_millis + other.cpu_millis,
+            memory_mib=self.memory_mib + other.memory_mib,
+        )
+
+    def minus(self, other: "Resources") -> "Resources":
+        """Return what is left of each amount, at least 0."""
+        return Resources(
+            accelerators=max(0, self.accelerators - other.accelerators),
+            cpu_millis=max(0, self.cpu_millis - other.cpu_millis),
+            memory_mib=max(0, self.memory_mib - other.memory_mib),
+        )
+
+    def at_most(self, other: "Resources") -> "Resources":
+        """Return the smaller amount of each resource."""
+        return Resources(
+            accelerators=min(self.accelerators, other.accelerators),
+            cpu_millis=min(self.cpu_millis, other.cpu_millis),
+            memory_mib=min(self.memory_mib, other.memory_mib),
+        )
+
+    def at_least(self, other: "Resources") -> "Resources":
+        """Return the larger amount of each resource."""
+        return Resources(
+            accelerators=max(self.accelerators, other.accelerators),
+            cpu_millis=max(self.cpu_millis, other.cpu_millis),
+            memory_mib=max(self.memory_mib, other.memory_mib),
+        )
+
+
+NONE = Resources()
+
+
+def why_too_small(wanted: Resources, free: Resources, offered: Resources) -> str:
+    """Return in a few words what is not free on a node for a pod; empty if the pod fits.
+
+    Args:
+        wanted: The amounts that the pod requests.
+        free: The free amounts of the node.
+        offered: The allocatable amounts of the node. CPU or memory of 0 is not stated, and limits no pod.
+    """
+    if free.accelerators < wanted.accelerators:
+        return "in use"
+    if offered.cpu_millis and free.cpu_millis < wanted.cpu_millis:
+        return "short of CPU"
+    if offered.memory_mib and free.memory_mib < wanted.memory_mib:
+        return "short of memory"
+    return ""
+
+
+def sum_by_place(parts: Iterable[tuple[_Place, Resources]]) -> dict[_Place, Resources]:
+    """Return the sum of the amounts at each place."""
+    found: dict[_Place, Resources] = {}
+    for place, amounts in parts:
+        found[place] = found[place] + amounts if place in found else amounts
+    return found
