@@ -22,7 +22,9 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.alias_generators import to_camel
 
 from evenkeel.domain.admission import decide, fifo, request_facts, resize_facts, team_cycle
+from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity import compatibility, start_estimates
+from evenkeel.domain.capacity.pod_shares import MachineShares
 from evenkeel.domain.checkpoints import (
     CheckpointContents,
     CheckpointRef,
@@ -40,6 +42,7 @@ from evenkeel.domain.health import assessment, intake
 from evenkeel.domain.health.faults import Fault, FaultCatalogue, default_catalogue
 from evenkeel.domain.jobs import attempt_end, lifecycle, settlement
 from evenkeel.domain.jobs import awaiting as attempt_waits
+from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_base import Section
 from evenkeel.domain.quotas import spending
@@ -63,6 +66,7 @@ from evenkeel.domain.recovery import (
 )
 from evenkeel.domain.renting import awaiting as rental_waits
 from evenkeel.domain.renting import candidates, cost, migration, placement
+from evenkeel.domain.resources import Resources
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, kubernetes_node
 
@@ -124,10 +128,21 @@ def choose_resume_point(  # noqa: PLR0913 - the arguments that the corpus record
     return checkpoint_resume.choose_resume_point(attempt, fence, found, evidence, rules, max_reads=max_reads)
 
 
+class _NamedAmounts(MachineShares):
+    """Leaves CPU and memory open: the corpus is older than these amounts."""
+
+    def request_of(self, wanted: Resources, cluster: str, instance_types: tuple[str, ...] = ()) -> Resources:
+        return wanted
+
+
+def _admission_request(job: Job, policy: Policy, now: datetime) -> AdmissionRequest:
+    return request_facts.admission_request(job, _NamedAmounts(()), policy, now)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "admission.admit": fifo.admit,
     "admission.decide": decide.decide,
-    "admission.request_of": request_facts.admission_request,
+    "admission.request_of": _admission_request,
     "admission.with_ends": request_facts.with_reservation_ends,
     "approval.answer": approval.answer,
     "approval.beyond": approval.beyond_approval,
@@ -518,10 +533,12 @@ class Translation:
 def _translated(renames: list[Rename], document: Json, path: str) -> Json:
     if isinstance(document, dict):
         below = {key: f"{path}.{key}" if path else key for key in document}
-        return {
-            _renamed(renames, key, below[key], of_keys=True): _translated(renames, each, below[key])
-            for key, each in document.items()
-        }
+        return _with_resources(
+            {
+                _renamed(renames, key, below[key], of_keys=True): _translated(renames, each, below[key])
+                for key, each in document.items()
+            }
+        )
     if isinstance(document, list):
         return [_translated(renames, each, f"{path}.{index}") for index, each in enumerate(document)]
     if not isinstance(document, str):
@@ -531,6 +548,14 @@ def _translated(renames: list[Rename], document: Json, path: str) -> Json:
         if with_json is not None:
             return with_json
     return _renamed(renames, document, path, of_keys=False)
+
+
+def _with_resources(document: dict[str, Json]) -> dict[str, Json]:
+    """Return the capacity of a node in its present shape: the corpus is older than the amounts of CPU and memory."""
+    if not {"life", "nodeName", "accelerators", "free"} <= document.keys():
+        return document
+    offered, free = document.pop("accelerators"), document.pop("free")
+    return {**document, "offered": {"accelerators": offered}, "free": {"accelerators": free}}
 
 
 def _translated_json(renames: list[Rename], text: str, path: str) -> str | None:

@@ -283,7 +283,18 @@ def test_what_a_room_may_reach_is_let_through(place: str, source: str) -> None:
 # Bottom to top: a package imports only from those before it. A section of the policy stands apart from its package:
 # `policy` assembles the sections, and most packages decide from the whole of it.
 DOMAIN_PACKAGES = (
-    *("values", "names", "submitted", "nodes", "waiting", "decisions", "metrics", "kept_logs", "wrong_fields"),
+    *(
+        "values",
+        "resources",
+        "names",
+        "submitted",
+        "nodes",
+        "waiting",
+        "decisions",
+        "metrics",
+        "kept_logs",
+        "wrong_fields",
+    ),
     *("policy_base", "health.policy", "sources", "health", "capacity", "capacity.policy", "kueue"),
     *("external.policy", "external", "elastic", "admission.policy", "jobs.policy", "jobs"),
     *("economics.policy", "economics", "recovery.policy", "renting.policy", "policy"),

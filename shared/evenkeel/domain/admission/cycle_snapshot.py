@@ -8,7 +8,7 @@ from evenkeel.domain.admission.fifo import AdmissionAuthority
 from evenkeel.domain.admission.queue_cursors import QueueCursors
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.admission.request_facts import admission_request, with_open_amounts
+from evenkeel.domain.admission.request_facts import admission_request
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.start_size import with_spare_wait
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
@@ -109,7 +109,7 @@ class CycleSnapshot(NamedTuple):
         shares = MachineShares(self.capacities, policy.burst.pools)
         return tuple(
             with_spare_wait(
-                with_open_amounts(admission_request(self.rented.in_rented_cluster(job), policy, now), shares),
+                admission_request(self.rented.in_rented_cluster(job), shares, policy, now),
                 job.lost_at,
                 policy.scheduling.elastic,
             )

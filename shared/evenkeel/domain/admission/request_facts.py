@@ -35,13 +35,13 @@ def with_open_amounts(request: AdmissionRequest, shares: MachineShares) -> Admis
     return request.requesting(shares.request_of(request.per_node, request.cluster, request.instance_types))
 
 
-def admission_request(job: Job, policy: Policy, now: datetime) -> AdmissionRequest:
-    """Return the request of a job, with the facts that depend on the time.
+def admission_request(job: Job, shares: MachineShares, policy: Policy, now: datetime) -> AdmissionRequest:
+    """Return the request of a job, with the facts that depend on the fleet and on the time.
 
-    These are whether nodes are reserved for the job, and how long a node must stay to be of use to it. The estimate is
-    the one of `renting/placement.py`.
+    These are the CPU and memory that the job leaves open, whether nodes are reserved for the job, and how long a node
+    must stay to be of use to it. The estimate is the one of `renting/placement.py`.
     """
-    asked = AdmissionRequest.of(job)
+    asked = with_open_amounts(AdmissionRequest.of(job), shares)
     if job.lost_at is not None and not job.is_preempted:
         replaced_by = job.lost_at + timedelta(seconds=policy.repair.replace_deadline_seconds)
         asked = asked.model_copy(update={"is_interrupted": now < replaced_by})

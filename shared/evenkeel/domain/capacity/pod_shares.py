@@ -139,12 +139,14 @@ class MachineShares:
         """
         key = (cluster, instance_types, wanted)
         if key not in self._found:
-            machines = (
+            machines = [
                 machine
                 for (place, instance_type), machine in self._machines.items()
                 if place == cluster and (not instance_types or instance_type in instance_types)
-            )
-            self._found[key] = smallest_request(wanted, machines)
+            ]
+            # A job may name types of which the fleet shows no machine yet, for example where Kueue admits.
+            named = machines or [machine_of(each, NONE) for each in instance_types]
+            self._found[key] = smallest_request(wanted, named)
         return self._found[key]
 
 

@@ -8,6 +8,8 @@ from evenkeel.domain.jobs.templates import JobTemplate, JobTemplates, TemplatePo
 from evenkeel.domain.jobs.types import JobTypes
 from evenkeel.domain.values import Value
 
+_GIB = 2**30
+
 
 class ImportedTypes(Value):
     """The documents of an imported values file."""
@@ -86,6 +88,8 @@ def _type(template: JobTemplate, read: JobTemplates) -> dict[str, Any]:
         "args": read.args,
         "env": read.env,
         "acceleratorsPerNode": template.accelerators,
+        "cpuPerNode": -(-template.cpu_millis // 1000) or None,
+        "memoryGibPerNode": -(-template.memory_bytes // _GIB) or None,
         "maxRestarts": read.retries,
         "pools": template.pools,
         "tolerations": [*map(_toleration_fields, template.tolerations), *_tolerations_of_later_pools(template, read)],
@@ -116,8 +120,9 @@ def _additions(read: JobTemplates) -> Iterator[str]:
 
 
 def _losses(read: JobTemplates) -> Iterator[str]:
-    if any(template.cpu_millis or template.memory_bytes for template in read.templates):
-        yield "resources.cpu, resources.memory: pods request only accelerators, and share the rest of the node"
+    for template in read.templates:
+        if template.cpu_millis % 1000 or template.memory_bytes % _GIB:
+            yield f"jobTemplates.{template.name}.resources: CPU and memory are rounded up to whole vCPU and GiB"
     if read.keep_seconds:
         yield "ttlSecondsAfterFinished: the policy decides how long ended pods stay (jobs.keepWorkloadSeconds)"
     for use, claim in read.claims.items():

@@ -28,6 +28,10 @@ class JobType(Value):
     env: dict[Word, ProgramText] = {}
     nodes: int | None = Field(None, ge=1)
     accelerators_per_node: int | None = Field(None, ge=0)
+    cpu_per_node: int | None = Field(None, ge=1)
+    """vCPU that each pod requests."""
+    memory_gib_per_node: int | None = Field(None, ge=1)
+    """Memory that each pod requests, in GiB."""
     instance_types: tuple[Word, ...] = ()
     max_restarts: int | None = Field(None, ge=0)
     grace_seconds: int | None = Field(None, ge=0)
