@@ -38,8 +38,8 @@ def with_open_amounts(request: AdmissionRequest, shares: MachineShares) -> Admis
 def admission_request(job: Job, shares: MachineShares, policy: Policy, now: datetime) -> AdmissionRequest:
     """Return the request of a job, with the facts that depend on the fleet and on the time.
 
-    These are the CPU and memory that the job leaves open, whether nodes are reserved for the job, and how long a node
-    must stay to be of use to it. The estimate is the one of `renting/placement.py`.
+    These are the CPU and memory that the job leaves open, and whether nodes are reserved for the job. If reservations
+    end, they include how long a node must stay to be of use. The estimate is the one of `renting/placement.py`.
     """
     asked = with_open_amounts(AdmissionRequest.of(job), shares)
     if job.lost_at is not None and not job.is_preempted:
